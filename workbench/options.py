@@ -1,0 +1,91 @@
+"""What each command can be told: one dataclass a command, which is its Python API too.
+
+    from twell.workbench.options import CaptureOptions
+    from twell.workbench.capture import capture
+    run = capture(CaptureOptions(model="path/to/model", text=("book.txt",), out=Path("runs/book")))
+
+The command line builds its signatures from these fields (see `cli.py`). Nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Device = Literal["auto", "cpu", "cuda"]
+Kernel = Literal["auto", "reference", "cpu", "cuda", "hopper"]
+
+
+def option(default: Any = MISSING, *, help: str, unit: str = "", argument: bool = False) -> Any:
+    """A dataclass field that is also a command-line option, or an argument by position."""
+    return field(default=default, metadata={"help": help, "unit": unit, "argument": argument})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureOptions:
+    """Run a model over text and record which FFN neurons fire."""
+
+    model: str = option(help="a local folder or a hub id", argument=True)
+    text: tuple[str, ...] = option(help="a .txt, .txt.zst or .jsonl file, builtin:passages or builtin:python-docs")
+    out: Path = option(help="the run's folder; it must not hold a run already")
+    tokens: int | None = option(None, help="stop after this many", unit="tokens")
+    seq_len: int | None = option(None, help="longest sequence; default: the model's context, at most 2048", unit="tokens")
+    batch_tokens: int = option(8192, help="padded size of a batch", unit="tokens")
+    device: Device = option("auto", help="where to run")
+    kernel: Kernel = option("auto", help="which FFN kernel; auto picks one and records why")
+    timings: int = option(16, help="time every layer, sparse and dense, each so many batches; 0: never", unit="batches")
+    loss: bool = option(True, help="record the next token's loss")
+    probes: Literal["counts", "neurons"] = option("neurons", help="counts per token alone, or neuron sums as well")
+    revision: str | None = option(None, help="branch, tag or commit of a hub model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """Capture the bundled model on the bundled text and open the dashboard."""
+
+    out: Path = option(Path("runs/demo"), help="the run's folder; a complete demo run there is used again")
+    app: bool = option(True, help="open the dashboard afterwards")
+    port: int = option(8501, help="the dashboard's port")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummarizeOptions:
+    """Build the summaries that tables and pages are read from."""
+
+    runs: tuple[Path, ...] = option(help="run folders", argument=True)
+    summary_only: Path | None = option(None, help="write a copy there that keeps no row of single tokens (one run)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Write a run's tables to files that other tools read."""
+
+    run: Path = option(help="a run's folder", argument=True)
+    table: tuple[str, ...] = option((), help="by_layer, by_token, …, or a table of the run; default: every analysis table")
+    format: Literal["parquet", "csv"] = option("parquet", help="file format")
+    out: Path = option(help="a file for one table, a folder for several")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppOptions:
+    """Open the dashboard over a folder of runs."""
+
+    runs: Path = option(Path("runs"), help="a folder of runs, or one run", argument=True)
+    port: int = option(8501, help="port")
+    host: str = option("127.0.0.1", help="address to listen on; the default is reachable from this machine only")
+    browser: bool = option(True, help="open a browser window")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """Say what this machine has, and which kernel would run and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Train a sparse model: ReLU gate, a little L1 on the FFN's activations."""
+
+    config: str = option(help="a named recipe (demo, h200-8x2048) or a .toml/.json file of one")
+    text: tuple[str, ...] = option(help="what to train on: the sources of `twell capture`")
+    out: Path = option(help="the model's folder; a checkpoint of the same recipe there is continued")

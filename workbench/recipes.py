@@ -1,0 +1,136 @@
+"""Training recipes: every number that decides what a run of `twell train` makes, as data.
+
+A recipe is one frozen dataclass. Two are named here; any other is a TOML or JSON file with the same field names:
+
+    twell train --config demo --text corpus.txt.zst --out models/demo
+    twell train --config my-recipe.toml --text corpus.txt.zst --out models/mine
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twell.workbench.errors import UserError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A Llama with a ReLU gate, what it is trained on a step, and how its rates run over the steps."""
+
+    name: str = "custom"
+    # model
+    layers: int = 8
+    d_model: int = 256
+    d_ff: int = 768
+    head_size: int = 64
+    kv_heads: int = 2
+    vocab: int = 6144
+    seq_len: int = 512  # tokens a row; also the longest context the model is told of
+    # length: exactly one of the three is set
+    tokens: int | None = None
+    steps: int | None = None
+    minutes: float | None = None  # of the loop, compilation included; turned into steps by a measured step time
+    # optimisation
+    rows: int = 64  # rows of seq_len tokens a step
+    rate: float = 3e-3  # peak learning rate
+    warmup: int = 100  # steps of linear rise to it
+    schedule: str = "wsd"  # "wsd": constant, then linear to zero over the last `decay` of the steps; or "cosine"
+    decay: float = 0.4
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1  # on matrices, not on norms
+    clip: float = 1.0  # greatest gradient norm
+    l1: float = 1e-4  # coefficient of: mean over layers of the mean over tokens of sum |h|
+    l1_warmup: int = 200  # steps of linear rise to it
+    # bookkeeping
+    seed: int = 0
+    log_every: int = 20  # steps a row of the log
+    evaluations: int = 12  # held-out losses over the run
+    bpe_megabytes: float = 20.0  # text that the tokenizer is trained on, spread over the training text
+
+    def __post_init__(self) -> None:
+        lengths = [name for name in ("tokens", "steps", "minutes") if getattr(self, name) is not None]
+        if len(lengths) != 1:
+            got = " and ".join(lengths) or "none of them"
+            raise UserError(f"A recipe sets exactly one of tokens, steps and minutes, but this one sets {got}.")
+        heads, rest = divmod(self.d_model, self.head_size)
+        if rest or heads % self.kv_heads:
+            raise UserError(
+                f"d_model must be whole heads and those a multiple of kv_heads, but d_model is {self.d_model}, "
+                f"head_size {self.head_size} and kv_heads {self.kv_heads}; change one of them."
+            )
+        if self.schedule not in ("wsd", "cosine"):
+            raise UserError(f"schedule is 'wsd' or 'cosine', but came as {self.schedule!r}.")
+        least = {"vocab": 257, "seq_len": 2, "layers": 1, "rows": 1, "log_every": 1, "evaluations": 1}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise UserError(f"{name} must be at least {bound}, but is {getattr(self, name)}.")
+
+    @property
+    def step_tokens(self) -> int:
+        return self.rows * self.seq_len
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON's view of the recipe: what checkpoints and model cards hold."""
+        return {**dataclasses.asdict(self), "betas": list(self.betas)}
+
+    def override(self, **changes: Any) -> Recipe:
+        """The recipe with every change that is not None; a new length replaces the old one."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        if given.keys() & {"tokens", "steps", "minutes"}:
+            given = {"tokens": None, "steps": None, "minutes": None, **given}
+        return dataclasses.replace(self, **given)
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(name="demo", tokens=500_000_000, l1_warmup=1000, warmup=200, log_every=100),
+        Recipe(
+            name="h200-8x2048",
+            d_model=2048,
+            d_ff=5632,
+            kv_heads=32,
+            vocab=16_384,
+            seq_len=1024,
+            tokens=50_000_000,
+            rows=48,
+            rate=1e-3,
+        ),
+    )
+}
+
+
+def load_recipe(name_or_file: str) -> Recipe:
+    """A named recipe, or the one that a .toml or .json file holds."""
+    if name_or_file in RECIPES:
+        return RECIPES[name_or_file]
+    path = Path(name_or_file)
+    if path.suffix not in (".toml", ".json"):
+        known = ", ".join(RECIPES)
+        raise UserError(f"A recipe is one of {known}, or a .toml or .json file, but came as {name_or_file!r}.")
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise UserError(f"The recipe {path} could not be read ({error}); correct the file.") from error
+    return from_dict({"name": path.stem, **values}, str(path))
+
+
+def from_dict(values: dict[str, Any], origin: str) -> Recipe:
+    """Back from `as_dict`, or from a file; unknown names and wrong types are refused with the field."""
+    fields = {field.name: field for field in dataclasses.fields(Recipe)}
+    for name, value in values.items():
+        if name not in fields:
+            raise UserError(f"{origin}: a recipe has no field {name!r}; it has {', '.join(fields)}.")
+        expected = str(fields[name].type).split(" | ")
+        kinds = {"str": str, "int": int, "float": (int, float), "tuple[float, float]": (list, tuple), "None": type(None)}
+        if isinstance(value, bool) or not any(isinstance(value, kinds[kind]) for kind in expected):
+            raise UserError(f"{origin}: {name} must be {fields[name].type}, but is {value!r}.")
+    if "betas" in values:
+        values = {**values, "betas": tuple(values["betas"])}
+    return Recipe(**values)

@@ -1,0 +1,195 @@
+"""Every table and column of a run, declared once, as data.
+
+A run is a folder of Parquet tables and one manifest (`run.json`). What each column is called, its type, its unit
+and what it means stands here and nowhere else: the writer builds its Arrow schemas from these declarations, the
+readers look columns up in them, and the column dictionary in `data/README.md` is generated from them
+(`python -m twell.workbench.schema` prints it). This module imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA_VERSION = 1
+
+# Bits of activity.flags. Statistics leave every row with flags != 0 out unless they are asked for it.
+FLAG_SPECIAL, FLAG_FIRST, FLAG_NOT_FINITE = 1, 2, 4
+
+# activity.phase
+PREFILL, DECODE = 0, 1
+
+# neurons.value_sum counts in units of 2^-20: integer sums come out the same in any order.
+VALUE_SCALE = 2**20
+
+# Marks of a neuron that never fired, in the columns that would otherwise name a token or a sequence.
+NEVER_SEQUENCE, NEVER_TOKEN_MIN, NEVER_TOKEN_MAX = -1, 2**31 - 1, -1
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. `type` is an Arrow type name; `per_layer` columns are written once a layer, as `name_LL`."""
+
+    name: str
+    type: str
+    unit: str
+    meaning: str
+    nullable: bool = False
+    per_layer: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table. `grain` says what a row is; `adds_up` whether rows of several parts may be summed."""
+
+    name: str
+    grain: str
+    columns: tuple[Column, ...]
+    adds_up: bool = True
+    in_summary_only: bool = True
+    single_file: bool = False
+
+    def column(self, name: str) -> Column:
+        """The declaration of a column; KeyError if the table has none of that name."""
+        for column in self.columns:
+            if column.name == name or (column.per_layer and name.startswith(column.name + "_")):
+                return column
+        raise KeyError(f"table {self.name!r} has no column {name!r}")
+
+
+_SEQUENCE = Column("sequence", "int32", "", "number of the sequence in this run, from 0")
+_LAYER = Column("layer", "int32", "", "decoder layer, from 0")
+_NEURON = Column("neuron", "int32", "", "index of the FFN neuron in its layer, from 0")
+_TOKEN_ID = Column("token_id", "int32", "", "the token's id in the model's vocabulary")
+
+ACTIVITY = Table(
+    "activity",
+    "a token of the text, as the model read it",
+    (
+        _SEQUENCE,
+        Column("position", "int32", "tokens", "place in the sequence, from 0"),
+        _TOKEN_ID,
+        Column("phase", "uint8", "", "0 prefill, 1 decode"),
+        Column("flags", "uint8", "bits", "1 special token, 2 first of its sequence, 4 a pre-activation was not finite"),
+        Column("loss", "float16", "nats", "of the next token as predicted here; null at a sequence's end", True),
+        Column("nnz", "uint16", "neurons", "how many FFN neurons the token fires in layer LL", per_layer=True),
+    ),
+    adds_up=False,
+    in_summary_only=False,
+)
+
+NEURONS = Table(
+    "neurons",
+    "a neuron that fired in the part; those that never fired in it have no row",
+    (
+        _LAYER,
+        _NEURON,
+        Column("fires", "int64", "tokens", "tokens on which the neuron fired"),
+        Column("value_sum", "int64", "2^-20", "sum of its values, in fixed point"),
+        Column("value_max", "float32", "", "its largest value"),
+        Column("token_min", "int32", "", "least token id that fired it"),
+        Column("token_max", "int32", "", "greatest token id that fired it; equal to the least: it answers to one token"),
+        Column("first_sequence", "int32", "", "first sequence in which it fired"),
+        Column("tokens", "int64", "tokens", "unflagged tokens in the part: what fires is counted out of"),
+    ),
+)
+
+SEQUENCES = Table(
+    "sequences",
+    "a sequence: one forward context",
+    (
+        _SEQUENCE,
+        Column("document", "int32", "", "number of its document in the source, from 0"),
+        Column("start", "int64", "tokens", "place of its first token in the document"),
+        Column("source", "string", "", "the text source it came from"),
+        Column("tokens", "int32", "tokens", "its length"),
+    ),
+    adds_up=False,
+    in_summary_only=False,
+)
+
+TIMINGS = Table(
+    "timings",
+    "one timed operation on one batch",
+    (
+        Column("batch", "int32", "", "number of the batch whose input was timed"),
+        Column("layer", "int32", "", "decoder layer, or -1 for the whole model"),
+        Column("op", "string", "", "ffn_dense, ffn_sparse, gate, up_down, attention, model_dense, model_sparse"),
+        Column("phase", "uint8", "", "0 prefill, 1 decode"),
+        Column("tokens", "int32", "rows", "rows in the batch, padding included"),
+        Column("nnz_mean", "float32", "neurons", "mean nnz of the batch's rows in that layer", True),
+        Column("microseconds", "float64", "µs", "median over repetitions on that input"),
+        Column("kernel", "string", "", "the kernel that ran: dense, reference, cpu, cuda, hopper"),
+        Column("sm_mhz", "float32", "MHz", "the GPU's clock, where it reports one", True),
+        Column("watts", "float32", "W", "the GPU's power, where it reports it", True),
+    ),
+    adds_up=False,
+)
+
+VOCAB = Table(
+    "vocab",
+    "a token of the vocabulary",
+    (
+        _TOKEN_ID,
+        Column("bytes", "binary", "", "exactly what the token adds to the text"),
+        Column("text", "string", "", "for display: undecodable bytes shown as �, control characters escaped"),
+        Column("special", "bool", "", "whether the tokenizer calls it special"),
+    ),
+    adds_up=False,
+    single_file=True,
+)
+
+TABLES: dict[str, Table] = {t.name: t for t in (ACTIVITY, NEURONS, SEQUENCES, TIMINGS, VOCAB)}
+
+
+@dataclass(frozen=True)
+class Summaries:
+    """The tables that analysis derives from the parts, under `summary/`, and the version that they are of."""
+
+    version: int
+    tables: dict[str, Table]
+
+
+SUMMARIES = Summaries(1, {})
+
+
+def nnz_columns(layers: int) -> list[str]:
+    """The activity columns of the layers, in order: nnz_00, nnz_01, …"""
+    width = max(2, len(str(max(layers - 1, 0))))
+    return [f"nnz_{layer:0{width}d}" for layer in range(layers)]
+
+
+def nnz_type(d_ff: int) -> str:
+    """The Arrow type that holds every count a layer of `d_ff` neurons can give."""
+    return "uint16" if d_ff <= 65535 else "uint32"
+
+
+def expand(table: Table, layers: int, d_ff: int) -> list[Column]:
+    """The table's columns as they stand on disk for a model of this size: per-layer columns written out."""
+    columns: list[Column] = []
+    for column in table.columns:
+        if column.per_layer:
+            kind = nnz_type(d_ff) if column.name == "nnz" else column.type
+            names = nnz_columns(layers) if column.name == "nnz" else []
+            columns += [Column(name, kind, column.unit, column.meaning) for name in names]
+        else:
+            columns.append(column)
+    return columns
+
+
+def dictionary() -> str:
+    """The column dictionary of every table, as Markdown."""
+    lines: list[str] = []
+    for table in (*TABLES.values(), *SUMMARIES.tables.values()):
+        folder = "summary/" if table.name in SUMMARIES.tables else ""
+        where = f"{folder}{table.name}.parquet" if folder or table.single_file else f"{table.name}/part-NNNNN.parquet"
+        lines += [f"### {folder}{table.name}", "", f"`{where}`: a row is {table.grain}.", ""]
+        lines += ["| column | type | unit | meaning |", "|---|---|---|---|"]
+        for column in table.columns:
+            name = f"{column.name}_LL" if column.per_layer else column.name
+            lines.append(f"| `{name}` | {column.type} | {column.unit} | {column.meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(dictionary())

@@ -1,0 +1,180 @@
+"""Reading a run: `run = open_run("runs/demo")`.
+
+A run is read part by part from the files that its manifest lists, so a run that is still being recorded can be
+opened at any moment, and opened again for what has come since. Everything comes back as Arrow or as a DataFrame;
+`sql` runs DuckDB over the run's tables where DuckDB is installed. No torch here, and none is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twell.workbench import manifest as manifests
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.manifest import Manifest
+from twell.workbench.schema import SUMMARIES, TABLES, nnz_columns
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run on disk, as its manifest stood when it was opened."""
+
+    path: Path
+    manifest: Manifest = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The folder's name: what the dashboard and the command line call the run."""
+        return self.path.name
+
+    @property
+    def layers(self) -> int:
+        return self.manifest.layers
+
+    @property
+    def d_ff(self) -> int:
+        return self.manifest.d_ff
+
+    def has(self, table: str) -> bool:
+        """Whether the run holds any part of a table."""
+        return any(part.table == table for part in self.manifest.parts)
+
+    def parts(self, table: str) -> list[Path]:
+        """The files of a table, in the order they were written. Missing if the run has none."""
+        if table not in TABLES:
+            raise UserError(f"Expected a table of {', '.join(TABLES)}, got {table!r}.")
+        if not self.has(table):
+            raise Missing(f"{self.name} holds no {table} table{self._why(table)}.")
+        return [self.path / part.file for part in self.manifest.parts if part.table == table]
+
+    def arrow(self, table: str = "activity", columns: Sequence[str] | None = None) -> pa.Table:
+        """A table as Arrow, every part joined; `columns` names those wanted."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pieces = []
+        for path in self.parts(table):
+            try:
+                pieces.append(pq.read_table(path, columns=list(columns) if columns is not None else None))
+            except (OSError, pa.ArrowException) as error:
+                raise UserError(
+                    f"Expected a readable part at {path}, got {_first_line(error)}: copy it again from where it was "
+                    "recorded, or capture anew."
+                ) from None
+        return pa.concat_tables(pieces)
+
+    def frame(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """A table as a DataFrame."""
+        return self.arrow(table, columns).to_pandas()
+
+    def activity(
+        self, tidy: bool = False, layers: Sequence[int] | None = None, flagged: bool = True
+    ) -> pd.DataFrame:
+        """The counts, a row a token (columns nnz_LL) or, with `tidy`, a row a token and layer (layer, nnz).
+
+        `layers` keeps those layers only; `flagged=False` drops special, first and non-finite tokens.
+        """
+        every = nnz_columns(self.layers)
+        wanted = list(range(self.layers)) if layers is None else list(layers)
+        unknown = [layer for layer in wanted if not 0 <= layer < self.layers]
+        if unknown:
+            raise UserError(f"Expected layers from 0 to {self.layers - 1}, got {unknown[0]}.")
+        keys = ["sequence", "position", "token_id", "phase", "flags", "loss"]
+        frame = self.frame("activity", keys + [every[layer] for layer in wanted])
+        if not flagged:
+            frame = frame[frame["flags"] == 0].reset_index(drop=True)
+        if not tidy:
+            return frame
+        long = frame.rename(columns={every[layer]: layer for layer in wanted})
+        return long.melt(id_vars=keys, value_vars=wanted, var_name="layer", value_name="nnz").astype({"layer": "int32"})
+
+    def sql(self, query: str) -> pd.DataFrame:
+        """The answer to a DuckDB query over the run's tables, called by their names: activity, neurons, …"""
+        try:
+            import duckdb
+        except ImportError:
+            raise UserError(
+                "Expected DuckDB for run.sql, it is not installed: pip install 'twell-workbench[dashboard]'."
+            ) from None
+        with duckdb.connect() as connection:
+            for name in TABLES:
+                if self.has(name):
+                    files = [str(path) for path in self.parts(name)]
+                    connection.read_parquet(files).create_view(name)  # type: ignore[arg-type]
+            try:
+                return connection.sql(query).df()
+            except duckdb.Error as error:
+                raise UserError(f"Expected a DuckDB query over this run's tables: {_first_line(error)}") from None
+
+    def summary_path(self, name: str) -> Path:
+        """Where the summary of that name lies, or will lie once it is built."""
+        return self.path / "summary" / f"v{SUMMARIES.version}" / f"{name}.parquet"
+
+    @cached_property
+    def vocab(self) -> pd.DataFrame:
+        """The vocabulary by token id: bytes, text, special."""
+        return self.frame("vocab").set_index("token_id").sort_index()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text that tokens stand for: their bytes joined, then decoded."""
+        pieces = self.vocab["bytes"].reindex(token_ids)
+        return b"".join(piece for piece in pieces if isinstance(piece, bytes)).decode("utf-8", errors="replace")
+
+    def damaged(self) -> list[str]:
+        """A sentence for each file that is missing or differs from its checksum in the manifest."""
+        found = []
+        for part in self.manifest.parts:
+            path = self.path / part.file
+            if not path.exists():
+                found.append(f"{part.file} is missing.")
+            elif path.stat().st_size != part.bytes or _sha256(path) != part.sha256:
+                found.append(f"{part.file} differs from its checksum in the manifest.")
+        return found
+
+    def _why(self, table: str) -> str:
+        if self.manifest.summary_only and not TABLES[table].in_summary_only:
+            return ": it is a summary-only run, which keeps no row of single tokens"
+        if self.manifest.status == manifests.RECORDING:
+            return " yet: it is still being recorded"
+        return ""
+
+
+def open_run(path: str | Path) -> Run:
+    """Open a run folder. UserError where it holds no run, a broken one, or one from a newer version."""
+    folder = Path(path)
+    return Run(folder, manifests.read(folder))
+
+
+def list_runs(folder: str | Path) -> tuple[list[Run], dict[str, str]]:
+    """The runs in a folder (or the folder itself, if it is a run), newest first, and why others cannot be read."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return [], {}
+    candidates = [folder] if (folder / manifests.FILE).exists() else sorted(folder.iterdir())
+    runs: list[Run] = []
+    broken: dict[str, str] = {}
+    for candidate in candidates:
+        if (candidate / manifests.FILE).exists():
+            try:
+                runs.append(open_run(candidate))
+            except UserError as error:
+                broken[candidate.name] = str(error)
+    return sorted(runs, key=lambda run: run.manifest.created, reverse=True), broken
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
