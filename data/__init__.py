@@ -1,0 +1,1 @@
+"""What ships with the package: the demo model, its passages, a recorded run. Reached through importlib.resources."""

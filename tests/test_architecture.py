@@ -1,0 +1,179 @@
+"""The house: which folder may import which, what must not be loaded, and how fast `twell --help` answers.
+
+Each guard is a function over a tree of files, so that a test can hand it a tree that breaks the rule and see it fail.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# folder -> what it may import of the others. "workbench.schema" allows that module alone.
+READERS = {"workbench.schema", "workbench.store", "workbench.errors"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "kernels": set(),
+    "workbench": {"kernels"},
+    "analysis": READERS,
+    "app": {"analysis"} | READERS,
+}
+NEVER: dict[str, set[str]] = {
+    "kernels": {"duckdb", "ibis", "streamlit", "plotly", "transformers", "pyarrow", "pandas"},
+    "workbench": {"ibis", "streamlit", "plotly"},
+    "analysis": {"torch", "transformers", "streamlit"},
+    "app": {"torch", "transformers", "duckdb", "ibis"},
+}
+# The command line may import any folder, inside a command's function, by the names in its table.
+FREE = {"workbench/cli.py"}
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file imports, at its top or inside a function."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import; modules here are imported as twell.…"
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def violations(root: Path) -> list[str]:
+    """A sentence for each import that goes against the directions above."""
+    found: list[str] = []
+    for folder, allowed in MAY_IMPORT.items():
+        for path in sorted((root / folder).rglob("*.py")):
+            where = path.relative_to(root).as_posix()
+            if where in FREE:
+                continue
+            for name in sorted(imported(path)):
+                top = name.split(".")[0]
+                if top in NEVER[folder]:
+                    found.append(f"{where} imports {name}")
+                if top == "twell" and name.count(".") >= 1:
+                    target = name.removeprefix("twell.")
+                    parts = target.split(".")
+                    fine = parts[0] == folder or any(
+                        target == a or target.startswith(a + ".") or a.startswith(target + ".") for a in allowed
+                    )
+                    if not fine:
+                        found.append(f"{where} imports {name}")
+    return found
+
+
+def test_import_directions() -> None:
+    assert violations(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("kernels/x.py", "from twell.workbench import store"),
+        ("workbench/x.py", "import twell.analysis"),
+        ("workbench/x.py", "def f():\n    import streamlit"),
+        ("analysis/x.py", "from twell.workbench.capture import capture"),
+        ("analysis/x.py", "from twell.workbench import models"),
+        ("analysis/x.py", "import torch.nn"),
+        ("app/x.py", "from twell.kernels import ops"),
+        ("app/pages/x.py", "import torch"),
+    ],
+)
+def test_import_directions_can_fail(tmp_path: Path, file: str, line: str) -> None:
+    for folder in MAY_IMPORT:
+        (tmp_path / folder).mkdir()
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(line + "\n")
+    assert len(violations(tmp_path)) >= 1
+
+
+def test_schema_is_a_leaf() -> None:
+    names = imported(ROOT / "workbench" / "schema.py")
+    assert not [n for n in names if n.split(".")[0] not in sys.stdlib_module_names]
+
+
+def python(code: str, **environment: str) -> str:
+    """The output of a fresh interpreter started at the repository root."""
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_transformers_imports_from_the_repository_root() -> None:
+    """A top-level package called `kernels` would be taken for the hub's: there is none, and this would fail."""
+    python("import sys; sys.path.insert(0, '.'); import transformers; from transformers import LlamaForCausalLM")
+
+
+BLOCK = """
+import sys, importlib, pkgutil
+banned = {banned!r}
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in banned:
+            raise ImportError('not installed here: ' + name)
+sys.meta_path.insert(0, Refuse())
+from pathlib import Path
+for folder in {folders!r}:
+    for path in sorted(Path(folder).glob('*.py')):
+        if path.stem not in ('__main__', '__init__'):
+            importlib.import_module('twell.' + folder + '.' + path.stem)
+print('ok')
+"""
+
+
+@pytest.mark.parametrize(
+    ("folders", "banned"),
+    [
+        (["kernels", "workbench"], ["duckdb", "ibis", "streamlit", "plotly"]),
+        (["analysis"], ["torch", "transformers", "streamlit"]),
+        (["app"], ["torch", "transformers"]),
+    ],
+)
+def test_each_half_imports_without_the_other(folders: list[str], banned: list[str]) -> None:
+    assert python(BLOCK.format(folders=folders, banned=banned)).strip().endswith("ok")
+
+
+def test_blocked_imports_are_really_blocked() -> None:
+    with pytest.raises(AssertionError, match="not installed here: torch"):
+        python(BLOCK.format(folders=["kernels"], banned=["torch"]))
+
+
+def test_open_run_brings_nothing_heavy() -> None:
+    loaded = python("import sys; from twell.workbench import open_run; print(' '.join(sys.modules))").split()
+    assert not {"torch", "transformers", "duckdb", "ibis", "pandas", "streamlit"} & set(loaded)
+
+
+def cpu_seconds(*command: str) -> float:
+    """User and system time of the fastest of five runs."""
+    times = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(times)
+
+
+def test_help_is_quick() -> None:
+    bare = cpu_seconds(sys.executable, "-c", "pass")
+    assert cpu_seconds(sys.executable, "-m", "twell.workbench", "--help") - bare < 0.3
+
+
+def test_top_level_is_the_design() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    top = {line.split("/")[0] for line in listed.stdout.splitlines()}
+    folders = {"kernels", "workbench", "analysis", "app", "tests", "data"}
+    assert {t for t in top if not t.startswith(".")} == folders | {"pyproject.toml", "README.md", "Makefile", "LICENSE"}
+    assert {t for t in top if t.startswith(".")} <= {".ci", ".github", ".gitignore", ".streamlit"}
+    assert not (ROOT / "kernels" / "__init__.py").exists()
