@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 PIECE = 1 << 16  # characters: the most a document hands out at a time
 BATCH = 1 << 19  # characters given to the tokenizer at a time
 
-# Where a piece may end, best first: between two lines of text, before a word, after any line break. Byte-level
+# Where a piece may end, best first: between two lines of text, before a word, after a line break. Byte-level
 # tokenizers split at the first two anyway, so a cut there changes no token. Greedy: the last such place.
 _BORDERS = [re.compile(p, re.DOTALL) for p in (r".*\S\n(?=\S)", r".*\S(?= [^\W\d_])", r".*\n")]
 
@@ -100,11 +99,11 @@ def _pieces(chunks: Iterable[str]) -> Iterator[str]:
 def sequences(
     documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast, seq_len: int
 ) -> Iterator[Sequence]:
-    """Each document tokenised and cut into sequences of `seq_len` tokens without overlap; the last may be short.
+    """Each document tokenised and cut into sequences of `seq_len` tokens without overlap; the last is shorter.
 
     A document in one piece has exactly the ids of `tokenizer(text)`, special tokens included. Of a longer one
     each piece is tokenised by itself, with the special tokens once, so ids can differ from those of the whole
-    text at piece borders, and only there. With byte-level BPE they do not where the text has words or lines; a
+    text at piece borders, and only there. With byte-level BPE they do not where it has words or lines; a
     metaspace tokenizer (Llama 2) adds its leading space to each piece. Documents without a token of text are
     left out. Raises UserError for a `seq_len` below 1.
     """
@@ -124,15 +123,11 @@ def _tokenised(
     documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[tuple[Document, list[int]]]:
     """Pieces with their ids, special tokens not yet added; pieces without ids are left out."""
-    encode = partial(
-        tokenizer,
-        add_special_tokens=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
     for batch in _batches(documents):
-        ids = encode([piece.text for piece in batch])["input_ids"]
+        texts = [piece.text for piece in batch]
+        ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)[
+            "input_ids"
+        ]
         yield from (pair for pair in zip(batch, ids, strict=True) if pair[1])
 
 
