@@ -1,0 +1,215 @@
+"""One call of the FFN op: what every kernel is handed, checked, and what every kernel hands back.
+
+A plain FFN is a call without `w_up`. `Call` is checked once, here, on the host, in one order (device, dtype, rank, shape,
+contiguity); kernels take it as it is. `Stats` carries the counts and, when asked, sums over rows that add up to the same
+bits in any order, because everything in them is an integer or an extreme.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from twell.kernels.layout import Layout, TwELL
+
+PROBES = ("none", "counts", "neurons")
+SPARSE_ACTIVATIONS = ("relu", "relu2")
+ACTIVATIONS = (*SPARSE_ACTIVATIONS, "silu", "gelu", "gelu_tanh")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+FIXED_POINT = 2.0**20  # value sums count in steps of 2^-20
+VALUE_CAP = 2.0**20  # a single value enters its sum as at most this, so that 2^22 of them fit an int64
+NO_TOKEN = torch.iinfo(torch.int32).max
+
+
+@dataclass
+class NeuronSums:
+    """Sums and extremes a neuron, over the counted rows (rows != 0, and finite).
+
+    fires:          int64 [d_ff], rows on which it fired
+    value_sum:      int64 [d_ff], its values as the hidden state holds them, in steps of 2^-20, each at most 2^20
+    value_max:      float32 [d_ff], 0 where it never fired
+    token_min/_max: int32 [d_ff], least and greatest token id that fired it; 2^31 - 1 and -1 where it never fired
+    first_sequence: int32 [d_ff], least sequence in which it fired; -1: never
+    """
+
+    fires: Tensor
+    value_sum: Tensor
+    value_max: Tensor
+    token_min: Tensor
+    token_max: Tensor
+    first_sequence: Tensor
+
+    @classmethod
+    def empty(cls, d_ff: int, device: torch.device | str = "cpu") -> NeuronSums:
+        """The sums of no rows: what `merge` starts from."""
+
+        def full(fill: float, dtype: torch.dtype) -> Tensor:
+            return torch.full((d_ff,), fill, dtype=dtype, device=device)
+
+        return cls(
+            full(0, torch.int64),
+            full(0, torch.int64),
+            full(0, torch.float32),
+            full(NO_TOKEN, torch.int32),
+            full(-1, torch.int32),
+            full(-1, torch.int32),
+        )
+
+    def merge(self, other: NeuronSums) -> None:
+        """Adds the sums of other rows, in place. Any order of merging gives the same bits."""
+        self.fires += other.fires
+        self.value_sum += other.value_sum
+        torch.maximum(self.value_max, other.value_max, out=self.value_max)
+        torch.minimum(self.token_min, other.token_min, out=self.token_min)
+        torch.maximum(self.token_max, other.token_max, out=self.token_max)
+        # As unsigned numbers, "never" (-1) is the greatest sequence of all.
+        never = torch.full_like(self.first_sequence, NO_TOKEN)
+        mine = torch.where(self.first_sequence < 0, never, self.first_sequence)
+        theirs = torch.where(other.first_sequence < 0, never, other.first_sequence)
+        least = torch.minimum(mine, theirs)
+        self.first_sequence.copy_(torch.where(least == NO_TOKEN, -1, least))
+
+
+@dataclass
+class TileCounts:
+    """Histograms of how full tiles are, over the counted rows, for one layout.
+
+    pairs: int64 [tile + 1], how many (row, tile) pairs hold this many fired neurons
+    rows:  int64 [tile + 1], how many rows have a fullest tile that holds this many
+    """
+
+    layout: Layout
+    pairs: Tensor
+    rows: Tensor
+
+    def merge(self, other: TileCounts) -> None:
+        """Adds the counts of other rows, in place; refuses another layout."""
+        if other.layout != self.layout:
+            raise ValueError(f"layout: expected {self.layout}, got {other.layout}")
+        self.pairs += other.pairs
+        self.rows += other.rows
+
+
+@dataclass
+class Stats:
+    """What a call counted, on the device of its input. n: its rows.
+
+    nnz:      int32 [n], fired neurons a row, whatever `rows` says; 0 in rows that are not finite; [0] with probes="none"
+    finite:   bool [n], False where a pre-activation of the gate, or a hidden value, is not finite: y is NaN there
+    nnz_used: int32 [n] with up_relu, the products that are not zero; else None
+    tiles:    with a layout and probes; else None
+    neurons:  with probes="neurons"; else None
+    packed:   with want_packed; else None
+    """
+
+    nnz: Tensor
+    finite: Tensor
+    nnz_used: Tensor | None = None
+    tiles: TileCounts | None = None
+    neurons: NeuronSums | None = None
+    packed: TwELL | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call: x [..., d_model], which `checked` makes [n, d_model]; weights as nn.Linear holds them, w_up None in a plain FFN."""
+
+    x: Tensor
+    w_gate: Tensor
+    w_up: Tensor | None
+    w_down: Tensor
+    b_gate: Tensor | None
+    b_up: Tensor | None
+    b_down: Tensor | None
+    rows: Tensor | None
+    tokens: Tensor | None
+    sequences: Tensor | None
+    activation: str
+    up_relu: bool
+    threshold: float | None
+    probes: str
+    layout: Layout | None
+    want_packed: bool
+
+    def checked(self) -> Call:
+        """This call with x as [n, d_model].
+
+        Raises TypeError or ValueError that names the argument, what was expected and what came.
+        """
+        _check_options(self)
+        _check_tensors(self)
+        return replace(self, x=self.x.view(-1, self.x.shape[-1]))
+
+
+def _check_options(call: Call) -> None:
+    for name, got, expected in (
+        ("activation", call.activation, ACTIVATIONS),
+        ("probes", call.probes, PROBES),
+    ):
+        if got not in expected:
+            raise ValueError(f"{name}: expected one of {', '.join(expected)}, got {got!r}")
+    if call.threshold is None and call.activation not in SPARSE_ACTIVATIONS:
+        raise ValueError(
+            f"threshold: expected a number with activation {call.activation!r}, which has no zeros to count, got None"
+        )
+    if call.threshold is not None and not (math.isfinite(call.threshold) and call.threshold >= 0):
+        raise ValueError(f"threshold: expected a finite number of at least 0, got {call.threshold!r}")
+    if call.probes == "neurons":
+        for name in ("tokens", "sequences"):
+            if getattr(call, name) is None:
+                raise ValueError(f'{name}: expected an int32 tensor with probes="neurons", got None')
+
+
+def _check_tensors(call: Call) -> None:
+    plain = call.w_up is None
+    renamed = {"w_gate": "w_in", "w_down": "w_out", "b_gate": "b_in", "b_down": "b_out"} if plain else {}
+    own, info = call.x.dtype, {"rows": torch.uint8, "tokens": torch.int32, "sequences": torch.int32}
+    names = ("x", "w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down", *info)
+    tensors = [(renamed.get(name, name), name, getattr(call, name)) for name in names]
+    tensors = [entry for entry in tensors if entry[2] is not None]
+
+    for shown, _, tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{shown}: expected a tensor, got {type(tensor).__name__}")
+    for shown, _, tensor in tensors:
+        if tensor.device != call.x.device:
+            raise ValueError(f"{shown}: expected device {call.x.device}, that of x, got {tensor.device}")
+    if own not in DTYPES:
+        raise TypeError(f"x: expected one of {', '.join(map(str, DTYPES))}, got {own}")
+    for shown, name, tensor in tensors:
+        if tensor.dtype != info.get(name, own):
+            raise TypeError(f"{shown}: expected {info.get(name, own)}, got {tensor.dtype}")
+    for shown, name, tensor in tensors:
+        rank = 2 if name.startswith("w_") else 1
+        if tensor.dim() != rank and (name != "x" or tensor.dim() == 0):
+            expected = "at least 1 dimension" if name == "x" else f"{rank} dimension{'s' * (rank > 1)}"
+            raise ValueError(f"{shown}: expected {expected}, got {tensor.dim()}")
+    d_model, d_ff = call.x.shape[-1], call.w_gate.shape[0]
+    n = math.prod(call.x.shape[:-1])
+    for name, size in (("d_model", d_model), ("d_ff", d_ff)):
+        if size == 0 or size % 8:
+            raise ValueError(f"{name}: expected a positive multiple of 8, got {size}")
+    shapes = {
+        "x": tuple(call.x.shape),
+        "w_gate": (d_ff, d_model),
+        "w_up": (d_ff, d_model),
+        "w_down": (d_model, d_ff),
+    }
+    shapes |= {"b_gate": (d_ff,), "b_up": (d_ff,), "b_down": (d_model,)}
+    for shown, name, tensor in tensors:
+        expected = shapes.get(name, (n,))
+        if tuple(tensor.shape) != expected:
+            raise ValueError(f"{shown}: expected shape {list(expected)}, got {list(tensor.shape)}")
+    for shown, _, tensor in tensors:
+        if not tensor.is_contiguous():
+            raise ValueError(f"{shown}: expected a contiguous tensor, got strides {list(tensor.stride())}")
+    if torch.is_grad_enabled():
+        for shown, _, tensor in tensors:
+            if tensor.requires_grad:
+                raise ValueError(
+                    f"{shown}: expected no gradient to follow, as the op is for inference, "
+                    "got requires_grad=True; call it under torch.inference_mode()"
+                )

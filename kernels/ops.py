@@ -1,0 +1,164 @@
+"""The FFN op: gated `down(act(x Wg) * (x Wu))` and plain `down(act(x W1))`, with the counts of the neurons that fired.
+
+One signature, whichever kernel runs; `choose` says which one and why, from device, dtype and shape alone. A kernel joins
+by standing in KERNELS, in order of preference, with a function that says why it cannot take a shape.
+
+    y, stats = gated_ffn(x, w_gate, w_up, w_down, probes="counts")
+    stats.nnz  # int32 [rows]: neurons whose gate pre-activation is > 0 in float32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twell.kernels import reference
+from twell.kernels.call import Call, NeuronSums, Stats, TileCounts
+from twell.kernels.layout import Layout
+
+__all__ = ["Choice", "Kernel", "NeuronSums", "Stats", "TileCounts", "choose", "gated_ffn", "plain_ffn"]
+
+PLANNED = ("cpu", "cuda", "hopper")  # names that a caller may know, though this build has no such kernel
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kernel that takes a call, and the reason, for the manifest."""
+
+    kernel: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A way to run the op. `refuses(device, dtype, d_model, d_ff, n)` gives the reason it cannot, or None."""
+
+    run: Callable[[Call], tuple[Tensor, Stats]]
+    refuses: Callable[[torch.device, torch.dtype, int, int, int], str | None]
+    reason: str
+
+
+KERNELS: dict[str, Kernel] = {  # fastest first; the last one takes everything
+    "reference": Kernel(
+        reference.run, lambda *_: None, "it runs in torch on any device and takes every shape"
+    ),
+}
+
+
+def choose(
+    device: torch.device | str,
+    dtype: torch.dtype,
+    d_model: int,
+    d_ff: int,
+    n: int,
+    kernel: str = "auto",
+) -> Choice:
+    """The kernel for n rows of this shape. A named kernel that refuses the shape gives way, and the reason says so.
+
+    Raises ValueError for a name that this build does not have.
+    """
+    names = ", ".join(("auto", *KERNELS))
+    if kernel in PLANNED and kernel not in KERNELS:
+        raise ValueError(
+            f"kernel: expected one of {names}, got {kernel!r}, which is not available in this build"
+        )
+    if kernel != "auto" and kernel not in KERNELS:
+        raise ValueError(f"kernel: expected one of {names}, got {kernel!r}")
+    wanted = list(KERNELS) if kernel == "auto" else [kernel, *(name for name in KERNELS if name != kernel)]
+    refusals = []
+    for name in wanted:
+        refusal = KERNELS[name].refuses(torch.device(device), dtype, d_model, d_ff, n)
+        if refusal is None:
+            break
+        refusals.append(f"{name}: {refusal}")
+    if name == kernel:
+        return Choice(name, "asked for by name")
+    if len(KERNELS) == 1:
+        refusals.append("no faster kernel is in this build")
+    return Choice(name, "; ".join([KERNELS[name].reason, *refusals]))
+
+
+def gated_ffn(
+    x: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    b_gate: Tensor | None = None,
+    b_up: Tensor | None = None,
+    b_down: Tensor | None = None,
+    *,
+    rows: Tensor | None = None,
+    tokens: Tensor | None = None,
+    sequences: Tensor | None = None,
+    activation: str = "relu",
+    up_relu: bool = False,
+    threshold: float | None = None,
+    probes: str = "counts",
+    layout: Layout | None = None,
+    want_packed: bool = False,
+    kernel: str = "auto",
+) -> tuple[Tensor, Stats]:
+    """y [..., d_model] = act(x Wg + bg) * (x Wu + bu) Wd + bd, and its counts.
+
+    x: [..., d_model] of bfloat16, float16, float32 or float64, n rows in all, n from 0 up, contiguous
+    w_gate, w_up: [d_ff, d_model]; w_down: [d_model, d_ff], as nn.Linear holds them; d_model, d_ff multiples of 8
+    b_gate, b_up: [d_ff]; b_down: [d_model]
+    rows: uint8 [n]; a row with 0 is computed, and counted in its own nnz, but in no other statistic
+    tokens, sequences: int32 [n], token id and sequence number (from 0 up); read by probes="neurons" alone
+    activation: relu | relu2 (ReLU squared); silu | gelu | gelu_tanh need a threshold
+    up_relu: a ReLU on the up branch too; stats.nnz_used then counts the products that are not zero
+    threshold: run densely, and count a neuron as fired where |hidden| > threshold
+    probes: none | counts | neurons; layout: asks for the tile histogram, and is the layout of `packed`
+    want_packed: stats.packed holds the values in TwELL (default Layout() if none is given)
+    kernel: auto, or the name of one
+
+    A neuron fires where its gate pre-activation is > 0 in the product's float32 accumulator (float64 for float64), before
+    any conversion; what did not fire is left out of the hidden state, never multiplied by zero. A row whose gate
+    pre-activations or hidden values are not all finite comes out NaN throughout, is False in stats.finite, has nnz 0, and
+    is in no other statistic. Raises TypeError or ValueError, before anything runs, naming argument, expected and got.
+    """
+    call = Call(
+        x, w_gate, w_up, w_down, b_gate, b_up, b_down, rows, tokens, sequences,
+        activation, up_relu, threshold, probes, layout, want_packed,
+    )  # fmt: skip
+    return _run(call, kernel)
+
+
+def plain_ffn(
+    x: Tensor,
+    w_in: Tensor,
+    w_out: Tensor,
+    b_in: Tensor | None = None,
+    b_out: Tensor | None = None,
+    *,
+    rows: Tensor | None = None,
+    tokens: Tensor | None = None,
+    sequences: Tensor | None = None,
+    activation: str = "relu",
+    threshold: float | None = None,
+    probes: str = "counts",
+    layout: Layout | None = None,
+    want_packed: bool = False,
+    kernel: str = "auto",
+) -> tuple[Tensor, Stats]:
+    """y [..., d_model] = act(x W1 + b1) W2 + b2, and its counts; w_in [d_ff, d_model], w_out [d_model, d_ff].
+
+    Everything else is as in `gated_ffn`, with the hidden pre-activation in the gate's place.
+    """
+    call = Call(
+        x, w_in, None, w_out, b_in, None, b_out, rows, tokens, sequences,
+        activation, False, threshold, probes, layout, want_packed,
+    )  # fmt: skip
+    return _run(call, kernel)
+
+
+def _run(call: Call, kernel: str) -> tuple[Tensor, Stats]:
+    shape = call.x.shape
+    call = call.checked()
+    n, d_model = call.x.shape
+    choice = choose(call.x.device, call.x.dtype, d_model, call.w_gate.shape[0], n, kernel)
+    y, stats = KERNELS[choice.kernel].run(call)
+    return y.view(shape), stats
