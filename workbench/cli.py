@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import time
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
@@ -21,7 +22,7 @@ from twell.workbench import options
 from twell.workbench.errors import UserError
 
 COMMANDS: dict[str, tuple[type, str]] = {
-    "demo": (options.DemoOptions, "twell.workbench.demo:demo"),
+    "demo": (options.DemoOptions, "twell.workbench.cli:demo"),
     "doctor": (options.DoctorOptions, "twell.workbench.doctor:doctor"),
     "capture": (options.CaptureOptions, "twell.workbench.capture:capture"),
     "summarize": (options.SummarizeOptions, "twell.analysis.summary:summarize"),
@@ -29,6 +30,9 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "export": (options.ExportOptions, "twell.analysis.export:export"),
     "train": (options.TrainOptions, "twell.workbench.train:train"),
 }
+
+# Every passage and enough of the Python documentation for rankings to mean something; about a minute on two cores.
+DEMO_TOKENS = 160_000
 
 cli = typer.Typer(
     name="twell",
@@ -70,6 +74,39 @@ def command(dataclass: type, target: str) -> Callable[..., None]:
     )
     run.__doc__ = dataclass.__doc__
     return run
+
+
+def demo(chosen: options.DemoOptions) -> None:
+    """Capture, summarise, show: the whole path on what ships with the package, without a network."""
+    from importlib.resources import files
+
+    from twell.analysis.summary import summarize
+    from twell.workbench import manifest as manifests
+    from twell.workbench.capture import capture
+    from twell.workbench.store import open_run
+
+    if (chosen.out / manifests.FILE).exists():
+        found = open_run(chosen.out).manifest
+        if found.status == manifests.COMPLETE:
+            print(f"Using the demo run that is in {chosen.out} already (remove the folder to capture it anew).")
+        else:
+            aside = chosen.out.with_name(f"{chosen.out.name}-{found.status}-{int(time.time())}")
+            chosen.out.rename(aside)
+            print(f"Moved the {found.status} run in {chosen.out} to {aside}.")
+    if not (chosen.out / manifests.FILE).exists():
+        capture(
+            options.CaptureOptions(
+                model=str(files("twell.data") / "demo-model"),
+                text=("builtin:passages", "builtin:python-docs"),
+                out=chosen.out,
+                tokens=DEMO_TOKENS,
+            )
+        )
+    summarize(options.SummarizeOptions(runs=(chosen.out,)))
+    if chosen.app:
+        from twell.app.launch import launch
+
+        launch(options.AppOptions(runs=chosen.out.parent, port=chosen.port))
 
 
 for _name, (_options, _target) in COMMANDS.items():

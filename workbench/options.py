@@ -30,7 +30,9 @@ class CaptureOptions:
     text: tuple[str, ...] = option(help="a .txt, .txt.zst or .jsonl file, builtin:passages or builtin:python-docs")
     out: Path = option(help="the run's folder; it must not hold a run already")
     tokens: int | None = option(None, help="stop after this many", unit="tokens")
-    seq_len: int | None = option(None, help="longest sequence; default: the model's context, at most 2048", unit="tokens")
+    seq_len: int | None = option(
+        None, help="longest sequence; default: the model's context, at most 2048", unit="tokens"
+    )
     batch_tokens: int = option(8192, help="padded size of a batch", unit="tokens")
     device: Device = option("auto", help="where to run")
     kernel: Kernel = option("auto", help="which FFN kernel; auto picks one and records why")
@@ -62,7 +64,9 @@ class ExportOptions:
     """Write a run's tables to files that other tools read."""
 
     run: Path = option(help="a run's folder", argument=True)
-    table: tuple[str, ...] = option((), help="by_layer, by_token, …, or a table of the run; default: every analysis table")
+    table: tuple[str, ...] = option(
+        (), help="by_layer, by_token, …, or a table of the run; default: every analysis table"
+    )
     format: Literal["parquet", "csv"] = option("parquet", help="file format")
     out: Path = option(help="a file for one table, a folder for several")
 
@@ -89,3 +93,17 @@ class TrainOptions:
     config: str = option(help="a named recipe (demo, h200-8x2048) or a .toml/.json file of one")
     text: tuple[str, ...] = option(help="what to train on: the sources of `twell capture`")
     out: Path = option(help="the model's folder; a checkpoint of the same recipe there is continued")
+    valid: tuple[str, ...] = option((), help="other text to measure the finished model on")
+    holdout: float = option(0.02, help="share at the end of each text that is never trained on", unit="share")
+    licences: str = option("", help="licences of the text, for the model card")
+    tokens: int | None = option(None, help="train on this many instead of the recipe's length", unit="tokens")
+    steps: int | None = option(None, help="train this long instead", unit="steps")
+    minutes: float | None = option(None, help="train this long instead, compilation included", unit="minutes")
+    l1: float | None = option(None, help="the recipe's L1 coefficient, replaced")
+    rate: float | None = option(None, help="the recipe's peak learning rate, replaced")
+    rows: int | None = option(None, help="the recipe's rows a step, replaced", unit="rows")
+    seed: int | None = option(None, help="the recipe's seed, replaced")
+    device: Device = option("auto", help="where to train")
+    compile: bool = option(True, help="compile the model (on CUDA)")
+    prepared: Path | None = option(None, help="keep tokenizer and token ids here, for further runs on the same text")
+    checkpoint_minutes: float = option(5.0, help="time between checkpoints", unit="minutes")

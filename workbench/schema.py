@@ -87,7 +87,9 @@ NEURONS = Table(
         Column("value_sum", "int64", "2^-20", "sum of its values, in fixed point"),
         Column("value_max", "float32", "", "its largest value"),
         Column("token_min", "int32", "", "least token id that fired it"),
-        Column("token_max", "int32", "", "greatest token id that fired it; equal to the least: it answers to one token"),
+        Column(
+            "token_max", "int32", "", "greatest token id that fired it; equal to the least: it answers to one token"
+        ),
         Column("first_sequence", "int32", "", "first sequence in which it fired"),
         Column("tokens", "int64", "tokens", "unflagged tokens in the part: what fires is counted out of"),
     ),

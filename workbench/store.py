@@ -76,9 +76,7 @@ class Run:
         """A table as a DataFrame."""
         return self.arrow(table, columns).to_pandas()
 
-    def activity(
-        self, tidy: bool = False, layers: Sequence[int] | None = None, flagged: bool = True
-    ) -> pd.DataFrame:
+    def activity(self, tidy: bool = False, layers: Sequence[int] | None = None, flagged: bool = True) -> pd.DataFrame:
         """The counts, a row a token (columns nnz_LL) or, with `tidy`, a row a token and layer (layer, nnz).
 
         `layers` keeps those layers only; `flagged=False` drops special, first and non-finite tokens.

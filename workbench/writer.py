@@ -68,7 +68,9 @@ def disk_error(path: Path, error: OSError) -> UserError:
             f"Expected room for {path.name} in {path.parent}, the disk is full: free some space and capture again; "
             "the parts already written stay readable."
         )
-    return UserError(f"Expected to write {path}, got {error.strerror or error}: choose a folder that can be written to.")
+    return UserError(
+        f"Expected to write {path}, got {error.strerror or error}: choose a folder that can be written to."
+    )
 
 
 class RunWriter:
@@ -109,9 +111,7 @@ class RunWriter:
     @property
     def due(self) -> bool:
         """Whether the open part has reached its size or its age. Ask at the end of a sequence."""
-        return self._tokens >= PART_TOKENS or (
-            self._tokens > 0 and time.monotonic() - self._opened >= PART_SECONDS
-        )
+        return self._tokens >= PART_TOKENS or (self._tokens > 0 and time.monotonic() - self._opened >= PART_SECONDS)
 
     def close_part(self) -> None:
         """Hand what was added since the last part to the writing thread.

@@ -1,0 +1,57 @@
+"""What tests of several folders share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from twell.workbench.manifest import Manifest
+
+
+def made_manifest(layers: int = 3, d_ff: int = 64, **fields: Any) -> Manifest:
+    """A manifest of a small made model; keywords replace its fields, `layers` and `d_ff` the model's."""
+    model = {"name": "made", "revision": "", "family": "llama", "layers": layers, "d_model": 16, "d_ff": d_ff}
+    given: dict[str, Any] = {
+        "name": "made",
+        "model": {**model, "vocab_size": 100, "parameters": 1000},
+        "tokenizer": {"name": "made", "vocab_size": 100},
+        "nnz_definition": "gate pre-activation > 0",
+        "dtype": "float32",
+        "device": "cpu",
+        "driver": "",
+        "kernel": {"name": "reference", "reason": "made"},
+        "layout": {"tile": 256, "compression": 8, "slots": 31},
+        "created": "2026-01-01T00:00:00+00:00",
+    }
+    return Manifest(**{**given, **fields})
+
+
+def made_activity(sequences: int, length: int, layers: int = 3, first: int = 0, seed: int = 0) -> dict[str, Any]:
+    """Activity rows of `sequences` sequences of `length` tokens with random counts below 64."""
+    rng = np.random.default_rng(seed + first)
+    n = sequences * length
+    position = np.tile(np.arange(length, dtype=np.int32), sequences)
+    columns: dict[str, Any] = {
+        "sequence": np.repeat(np.arange(first, first + sequences, dtype=np.int32), length),
+        "position": position,
+        "token_id": rng.integers(0, 100, n, dtype=np.int32),
+        "phase": np.zeros(n, np.uint8),
+        "flags": np.where(position == 0, 2, 0).astype(np.uint8),
+        "loss": np.ma.MaskedArray(rng.gamma(2, 1.5, n).astype(np.float16), mask=position == length - 1),
+    }
+    for layer in range(layers):
+        columns[f"nnz_{layer:02d}"] = rng.integers(0, 64, n, dtype=np.uint16)
+    return columns
+
+
+@pytest.fixture
+def make_manifest() -> Callable[..., Manifest]:
+    return made_manifest
+
+
+@pytest.fixture
+def make_activity() -> Callable[..., dict[str, Any]]:
+    return made_activity

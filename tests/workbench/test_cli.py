@@ -1,0 +1,101 @@
+"""The command line: every option of the dataclasses is there, and every error is one sentence with its exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+
+from twell.workbench import cli, options, schema
+from twell.workbench.errors import UserError
+
+
+def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "twell.workbench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+
+
+def test_help_names_every_command() -> None:
+    shown = run("--help").stdout
+    for name in cli.COMMANDS:
+        assert f"  {name} " in shown
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_help_of_a_command_names_every_option_with_its_unit(name: str) -> None:
+    shown = " ".join(run(name, "--help").stdout.split())
+    for item in fields(cli.COMMANDS[name][0]):
+        assert item.metadata["argument"] or "--" + item.name.replace("_", "-") in shown
+        assert item.metadata["help"].split()[0] in shown
+        if item.metadata["unit"]:
+            assert f"[{item.metadata['unit']}]" in shown
+
+
+def test_options_reach_the_function_as_the_dataclass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    target: Any = SimpleNamespace(work=seen.append)
+    monkeypatch.setitem(sys.modules, "made_target", target)
+    made = typer.Typer()
+    made.command()(cli.command(options.CaptureOptions, "made_target:work"))
+    made(["model", "--text", "a.txt", "--text", "b.txt", "--out", str(tmp_path), "--no-loss"], standalone_mode=False)
+    expected = options.CaptureOptions(model="model", text=("a.txt", "b.txt"), out=tmp_path, loss=False)
+    assert seen == [expected]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UserError("Expected this, got that: do so."), 2, "twell: Expected this, got that: do so.\n"),
+        (KeyboardInterrupt(), 130, "twell: Stopped.\n"),
+    ],
+)
+def test_errors_are_one_sentence(
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "cli", fail)
+    monkeypatch.setattr(sys, "argv", ["twell", "capture"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == code
+    assert capsys.readouterr().err == said
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise UserError("one sentence")
+
+    monkeypatch.setattr(cli, "cli", fail)
+    monkeypatch.setattr(sys, "argv", ["twell", "capture", "--debug"])
+    with pytest.raises(UserError):
+        cli.main()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["capture"], "Missing argument"),
+        (["capture", "m", "--out", "x"], "--text"),
+        (["capture", "m", "--text", "t", "--out", "x", "--kernel", "magic"], "'magic' is not one of"),
+        (["nonsense"], "No such command"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_wrong(arguments: list[str], said: str, tmp_path: Path) -> None:
+    result = run(*arguments, folder=tmp_path)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_column_dictionary_is_the_schema() -> None:
+    """data/README.md holds the generated dictionary: `python -m twell.workbench.schema` prints it anew."""
+    page = (Path(__file__).parents[2] / "data" / "README.md").read_text(encoding="utf-8")
+    assert schema.dictionary().strip() in page
