@@ -29,7 +29,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.text import documents
 
 END_OF_TEXT = "<|endoftext|>"  # opens every document; also end of sequence and padding
-PIECE = 1 << 16  # characters handed to one thread of the tokenizer
+BATCH = 256  # pieces of text tokenised together, in parallel
 Piece = tuple[bool, str]  # (opens a document, text)
 
 
@@ -57,14 +57,13 @@ def prepare(sources: tuple[str, ...], folder: Path, *, vocab: int, holdout: floa
         "holdout": holdout,
         "bpe_megabytes": bpe_megabytes,
         "sources": [
-            {"source": _name(source), "sha256": _sha256(texts[source]), "bytes": _size(texts[source]), "heldout_from": at}
+            {"source": source_name(source), "sha256": _sha256(texts[source]), "bytes": _size(texts[source]), "heldout_from": at}
             for source, (_, _, at) in splits.items()
         ],
     }
-    if not _same(folder, record):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "corpus.json").unlink(missing_ok=True)
+    if not _holds(folder, record):
         tokenizer = train_bpe(training, vocab, bpe_megabytes)
+        folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(str(folder / "tokenizer.json"))
         np.save(folder / "train.npy", encode(tokenizer, training))
         np.save(folder / "heldout.npy", encode(tokenizer, [piece for _, held, _ in splits.values() for piece in held]))
@@ -112,7 +111,7 @@ def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> np.ndarray:
     mark = tokenizer.token_to_id(END_OF_TEXT)
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
     parts: list[np.ndarray] = []
-    for batch in itertools.batched(pieces, 1024) if hasattr(itertools, "batched") else _batched(pieces, 1024):
+    for batch in _batched(pieces):
         encodings = tokenizer.encode_batch_fast([text for _, text in batch], add_special_tokens=False)
         for (opens, _), encoding in zip(batch, encodings, strict=True):
             parts.append(np.array(([mark] if opens else []) + encoding.ids, dtype))
@@ -167,14 +166,11 @@ def unigram_loss(train: np.ndarray, heldout: np.ndarray, vocab: int) -> float:
 
 
 def _pieces(source: str) -> Iterator[Piece]:
-    """A source's text in pieces of at most about PIECE characters, cut after line breaks."""
+    """A source's text, in pieces that are cut at ends of lines where that can be."""
     number = None
-    for document in documents(source):
-        text, start = document.text, 0
-        while start < len(text):
-            end = text.find("\n", start + PIECE) + 1 or len(text)
-            yield document.number != number, text[start:end]
-            number, start = document.number, end
+    for document in documents([source]):
+        yield document.number != number, document.text
+        number = document.number
 
 
 def _cut(pieces: list[Piece], holdout: float) -> tuple[list[Piece], list[Piece], int]:
@@ -191,9 +187,9 @@ def _cut(pieces: list[Piece], holdout: float) -> tuple[list[Piece], list[Piece],
     return pieces, [], seen
 
 
-def _batched(pieces: Iterable[Piece], size: int) -> Iterator[tuple[Piece, ...]]:
+def _batched(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, ...]]:
     iterator = iter(pieces)
-    while batch := tuple(itertools.islice(iterator, size)):
+    while batch := tuple(itertools.islice(iterator, BATCH)):
         yield batch
 
 
@@ -208,12 +204,18 @@ def _sha256(pieces: list[Piece]) -> str:
     return digest.hexdigest()
 
 
-def _name(source: str) -> str:
+def source_name(source: str) -> str:
+    """A source as records call it: a file by its name alone, without the machine's folders."""
     return source if source.startswith("builtin:") else Path(source).name
 
 
-def _same(folder: Path, record: dict[str, Any]) -> bool:
-    try:
-        return json.loads((folder / "corpus.json").read_text()) == record
-    except (OSError, ValueError):
+def _holds(folder: Path, record: dict[str, Any]) -> bool:
+    """Whether the folder holds this very corpus; one that holds another is refused."""
+    path = folder / "corpus.json"
+    if not path.exists():
         return False
+    held = json.loads(path.read_text())
+    for name, value in record.items():
+        if held.get(name) != value:
+            raise UserError(f"{folder} holds a corpus with {name} {held.get(name)}, not {value}; name another folder.")
+    return True

@@ -1,0 +1,125 @@
+"""A trained model's card, written from its record and its log: nothing in it is typed by hand.
+
+    model_card(json.loads(Path("models/demo/training.json").read_text()), rows_of_the_log) -> Markdown
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+ROWS = 13  # of the table of curves
+
+UNITS = {
+    "layers": "",
+    "d_model": "",
+    "d_ff": "",
+    "head_size": "",
+    "kv_heads": "",
+    "vocab": "entries, byte-level BPE",
+    "seq_len": "tokens",
+    "rows": "rows of seq_len tokens a step",
+    "rate": "peak, AdamW",
+    "warmup": "steps",
+    "schedule": "",
+    "decay": "of the steps, at the end",
+    "betas": "",
+    "weight_decay": "on matrices, not on norms",
+    "clip": "gradient norm",
+    "l1": "× mean over layers of the mean over tokens of Σ|h|, h = relu(gate) · up",
+    "l1_warmup": "steps",
+    "seed": "",
+}
+
+
+def model_card(record: dict[str, Any], log: list[dict[str, Any]]) -> str:
+    """Markdown: what the model is, what it was measured to do, how it was trained, on what."""
+    recipe, heldout, corpus = record["recipe"], record["heldout"], record["corpus"]
+    nnz, d_ff = sum(heldout["nnz"]) / len(heldout["nnz"]), recipe["d_ff"]
+    cosine = recipe["schedule"] == "cosine"
+    rows = [(name, recipe[name], unit) for name, unit in UNITS.items() if not (cosine and name == "decay")]
+    parts = [
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
+        f"# {recipe['name']}",
+        f"A Llama with a ReLU gate, trained so that few of its FFN neurons fire: {record['parameters']:,} parameters, "
+        f"bf16. On {heldout['tokens']:,} held-out tokens its loss is **{heldout['loss']:.3f} nats a token** (guessing by "
+        f"training frequency alone, the unigram loss, is {record['unigram_loss']:.3f}), and a token fires "
+        f"**{nnz:.1f} of {d_ff} neurons a layer: sparsity {1 - nnz / d_ff:.2%}**. The weights that were measured are "
+        "the weights in the file, rounded to bf16.",
+        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")\n'
+        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n```',
+        "It is small and saw little text: made to study sparse activity on, not to be believed.",
+        "## By layer",
+        f"nnz: neurons a token fires (gate > 0), mean. Dead: no firing in these {heldout['tokens']:,} tokens.",
+        _table(
+            ["layer", "nnz", "sparsity", "dead"],
+            [
+                [layer, f"{n:.2f}", f"{1 - n / d_ff:.2%}", f"{dead:.1%}"]
+                for layer, (n, dead) in enumerate(zip(heldout["nnz"], heldout["dead"], strict=True))
+            ],
+        ),
+        *_other_text(record),
+        "## Training",
+        f"```\n{record['command']}\n```",
+        f"{record['steps']:,} steps, {record['tokens']:,} tokens ({record['epochs']:.1f} times the training text), "
+        f"{record['minutes']:.1f} minutes on one {record['device']}.",
+        _table(["setting", "value", ""], [[f"`{name}`", _plain(value), unit] for name, value, unit in rows]),
+        "## Curves",
+        "From `train-log.parquet`; loss, L1 term, nnz and dead share are means over layers and over the steps since the "
+        "log's previous row, dead: fired on none of the tokens of those steps. Held-out: the first 131,072 tokens.",
+        _table(
+            ["step", "tokens", "loss", "held-out", "L1 term", "nnz", "dead", "rate", "tokens/s"],
+            [_curve(row) for row in _chosen(log)],
+        ),
+        "## Text",
+        f"The last {corpus['holdout']:.0%} of each source, from the byte given, was left out of training, of the "
+        f"tokenizer's too: {corpus['train_tokens']:,} tokens to train on, {corpus['heldout_tokens']:,} held out.",
+        _table(
+            ["source", "bytes", "held out from byte", "sha256"],
+            [[s["source"], f"{s['bytes']:,}", f"{s['heldout_from']:,}", f"`{s['sha256'][:16]}…`"] for s in corpus["sources"]],
+        ),
+        f"Licences of the text: {record['licences'] or 'not stated'}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _other_text(record: dict[str, Any]) -> list[str]:
+    if not record["valid"]:
+        return []
+    rows = [
+        [source, f"{found['tokens']:,}", f"{found['loss']:.3f}", f"{found['unigram_loss']:.3f}"]
+        for source, found in record["valid"].items()
+    ]
+    return ["## On other text", _table(["source", "tokens", "loss", "unigram loss"], rows)]
+
+
+def _chosen(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The log's first row and those with a held-out loss, thinned to ROWS."""
+    rows = [row for index, row in enumerate(log) if index == 0 or row.get("heldout_loss") is not None]
+    places = range(len(rows)) if len(rows) <= ROWS else [i * (len(rows) - 1) // (ROWS - 1) for i in range(ROWS)]
+    return [rows[place] for place in places]
+
+
+def _curve(row: dict[str, Any]) -> list[Any]:
+    heldout = row.get("heldout_loss")
+    nnz, dead = ([value for name, value in row.items() if name.startswith(prefix)] for prefix in ("nnz_", "dead_"))
+    return [
+        f"{row['step']:,}",
+        f"{row['tokens']:,}",
+        f"{row['loss']:.3f}",
+        "" if heldout is None else f"{heldout:.3f}",
+        f"{row['l1']:.2f}",
+        f"{sum(nnz) / len(nnz):.1f}",
+        f"{sum(dead) / len(dead):.1%}",
+        f"{row['rate']:.1e}",
+        f"{row['tokens_per_second']:,.0f}",
+    ]
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _table(header: list[str], rows: list[list[Any]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

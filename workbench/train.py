@@ -1,0 +1,334 @@
+"""Train a sparse language model: a Llama whose gate is a ReLU, and a little L1 on what passes it.
+
+The idea: with h = relu(gate) * up, the loss of a step is
+
+    cross-entropy + l1 * mean over layers (mean over tokens (sum |h|))
+
+and that is all it takes: within some hundred steps most of h is exactly zero. The rest is common practice: AdamW,
+a linear warm-up of the rate and of l1, a constant rate, a linear decay to zero. `recipes.py` holds the numbers.
+
+Cost: penalty and counts are two reductions over tensors that the step has at hand, little beside its products. On one
+H200 the recipe `h200-8x2048` (445 M parameters, 50 M tokens) takes about 4.5 minutes.
+
+    twell train --config demo --text corpus.txt.zst --out models/demo
+    AutoModelForCausalLM.from_pretrained("models/demo")     # plain transformers, nothing of ours
+
+A run that was killed continues when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from twell.workbench.corpus import Corpus, Rows, encode_source, in_order, prepare, source_name, unigram_loss
+from twell.workbench.errors import UserError
+from twell.workbench.options import TrainOptions
+from twell.workbench.recipes import Recipe, load_recipe
+from twell.workbench.training_folder import Row, TrainingFolder
+
+PACE = (10, 30)  # steps: with a limit in minutes, the step time is measured from the first to the second
+EVALUATION_TOKENS = 131_072  # held-out tokens of the log's losses; the final figures are over all of them
+
+
+# ---- the recipe
+
+
+class PenalizedFFN(nn.Module):
+    """A Llama layer's FFN that also keeps, of its last forward pass, the mean sum |h| and the firings per neuron."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, seq_len, d_model] -> the same; `l1` is a scalar, `fires` int64 [d_ff]."""
+        gate = F.relu(self.gate_proj(x))
+        hidden = gate * self.up_proj(x)
+        self.l1 = hidden.abs().sum(dtype=torch.float32) / (x.shape[0] * x.shape[1])
+        self.fires = (gate > 0).sum(dim=(0, 1))
+        return self.down_proj(hidden)
+
+
+def build(recipe: Recipe, mark: int, device: torch.device) -> LlamaForCausalLM:
+    """The model with fresh float32 weights, and PenalizedFFN in place of its FFNs; its parameters keep their names."""
+    config = LlamaConfig(
+        vocab_size=recipe.vocab,
+        hidden_size=recipe.d_model,
+        intermediate_size=recipe.d_ff,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.d_model // recipe.head_size,
+        num_key_value_heads=recipe.kv_heads,
+        head_dim=recipe.head_size,
+        hidden_act="relu",
+        max_position_embeddings=recipe.seq_len,
+        tie_word_embeddings=True,
+        bos_token_id=mark,
+        eos_token_id=mark,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(recipe.seed)  # the only draw of torch's generator: nothing after it is random
+    with device:
+        model = LlamaForCausalLM(config).float()
+    for layer in model.model.layers:
+        layer.mlp = PenalizedFFN(layer.mlp)
+    return model.train()
+
+
+def forward(model: LlamaForCausalLM, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy (nats a token), L1 term, and firings int64 [layers, d_ff] of rows [n, seq_len + 1].
+
+    The layers are called one by one, without a mask (attention is causal, rows have no padding), so that the whole
+    compiles to one graph.
+    """
+    inputs, targets = rows[:, :-1], rows[:, 1:]
+    llama = model.model
+    with torch.autocast(rows.device.type, torch.bfloat16, enabled=rows.is_cuda):
+        hidden = llama.embed_tokens(inputs)
+        positions = torch.arange(inputs.shape[1], device=rows.device)[None]
+        rotary = llama.rotary_emb(hidden, position_ids=positions)
+        for layer in llama.layers:
+            hidden = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=rotary)
+        logits = model.lm_head(llama.norm(hidden))
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    l1 = torch.stack([layer.mlp.l1 for layer in llama.layers]).mean()
+    return loss, l1, torch.stack([layer.mlp.fires for layer in llama.layers])
+
+
+def rate_factor(recipe: Recipe, step: int, total: int | None) -> float:
+    """The share of the peak rate at a step; while the total is not known yet, only the warm-up shapes it."""
+    rise = min(1.0, (step + 1) / max(1, recipe.warmup))
+    if total is None:
+        return rise
+    if recipe.schedule == "cosine":
+        return rise * 0.5 * (1 + math.cos(math.pi * step / total))
+    return rise * min(1.0, (total - step) / max(1.0, recipe.decay * total))
+
+
+def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.AdamW:
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    norms = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": norms, "weight_decay": 0.0}]
+    fused = next(model.parameters()).is_cuda
+    return torch.optim.AdamW(groups, lr=recipe.rate, betas=recipe.betas, fused=fused)
+
+
+@torch.no_grad()
+def evaluate(model: LlamaForCausalLM, batches: Iterable[Tensor]) -> dict[str, object]:
+    """Mean loss, nnz per layer, dead share per layer, and tokens, over batches of rows [n, seq_len + 1]."""
+    device, count, total, fires = model.device, 0, 0.0, None
+    for rows in batches:
+        loss, _, fired = forward(model, rows.to(device))
+        tokens = rows.shape[0] * (rows.shape[1] - 1)
+        count, total = count + tokens, total + loss.double() * tokens
+        fires = fired if fires is None else fires + fired
+    if fires is None:
+        return {"loss": None, "tokens": 0}
+    return {
+        "loss": float(total / count),
+        "tokens": count,
+        "nnz": (fires.sum(1) / count).tolist(),
+        "dead": (fires == 0).double().mean(1).tolist(),
+    }
+
+
+# ---- the loop
+
+
+class Training:
+    """One run of a recipe: its model, its place, and the sums of the log's current window."""
+
+    def __init__(self, recipe: Recipe, corpus: Corpus, device: torch.device, compiled: bool) -> None:
+        self.recipe, self.corpus, self.device = recipe, corpus, device
+        self.model = build(recipe, corpus.mark, device)
+        self.optimizer = make_optimizer(recipe, self.model)
+        self.rows = Rows(corpus.train, recipe.seq_len, recipe.rows, recipe.seed, corpus.mark)
+        self.forward: Callable = torch.compile(forward, fullgraph=True, dynamic=False) if compiled else forward
+        self.step, self.seconds = 0, 0.0
+        self.total = recipe.steps or (math.ceil(recipe.tokens / recipe.step_tokens) if recipe.tokens else None)
+        self._began, self._paced = time.monotonic(), (0.0, 0)  # of the loop; of the pace: seconds and step
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, l1 term, gradient norm
+        self._fires = torch.zeros(self.recipe.layers, self.recipe.d_ff, dtype=torch.int64, device=self.device)
+        self._window = 0
+
+    def one_step(self) -> None:
+        """One optimizer step; nothing here waits for the device."""
+        recipe = self.recipe
+        step, rise = self.step, min(1.0, (self.step + 1) / max(1, recipe.l1_warmup))
+        rate, coefficient = recipe.rate * rate_factor(recipe, step, self.total), recipe.l1 * rise
+        rows = self.rows.batch(step)
+        if self.device.type == "cuda":
+            rows = rows.pin_memory().to(self.device, non_blocking=True)
+        loss, l1, fires = self.forward(self.model, rows)
+        (loss + coefficient * l1).backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._sums += torch.stack([loss.detach(), l1.detach(), norm.detach()])
+        self._fires += fires
+        self._window, self._used, self.step = self._window + 1, (rate, coefficient), step + 1
+
+    def log_row(self) -> Row:
+        """The window's means, and a fresh window; this waits for the device."""
+        loss, l1, norm = (self._sums / self._window).tolist()
+        tokens = self._window * self.recipe.step_tokens
+        nnz, dead = (self._fires.sum(1) / tokens).tolist(), (self._fires == 0).double().mean(1).tolist()
+        row = {
+            "step": self.step,
+            "tokens": self.step * self.recipe.step_tokens,
+            "loss": loss,
+            "l1": l1,
+            "gradient_norm": norm,
+            "rate": self._used[0],
+            "l1_coefficient": self._used[1],
+        }
+        self._clear()
+        return row | {f"nnz_{i:02}": n for i, n in enumerate(nnz)} | {f"dead_{i:02}": d for i, d in enumerate(dead)}
+
+    def plan(self, ran: int, at_row: bool) -> None:
+        """With a limit in minutes: the number of steps that fills it, from the pace so far, until the decay begins."""
+        recipe = self.recipe
+        if recipe.minutes is None or not (ran in PACE or (at_row and ran > PACE[1])):
+            return
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        now = time.monotonic()
+        if ran == PACE[0]:
+            self._paced = (now, self.step)
+        elif self.total is None or (recipe.schedule == "wsd" and self.step < (1 - recipe.decay) * self.total):
+            pace = (now - self._paced[0]) / (self.step - self._paced[1])
+            left = 60 * recipe.minutes - (now - self._began)
+            self.total = self.step + max(1, int(left / pace))
+
+    def run(self, folder: TrainingFolder, checkpoint_minutes: float) -> None:
+        """All steps that are left, with the log and the checkpoints."""
+        recipe, ran, saved = self.recipe, 0, time.monotonic()
+        self._began = saved - self.seconds
+        window = (self.seconds, self.step)
+        with folder.progress() as show:
+            while self.total is None or self.step < self.total:
+                self.one_step()
+                ran += 1
+                at_row = self.step % recipe.log_every == 0 or self.step == self.total
+                self.plan(ran, at_row)
+                if not at_row:
+                    continue
+                row = self.log_row()
+                self.seconds = time.monotonic() - self._began
+                speed = (self.step - window[1]) * recipe.step_tokens / (self.seconds - window[0])
+                row |= {"seconds": self.seconds, "tokens_per_second": speed, "total_steps": self.total}
+                if not math.isfinite(row["loss"]):
+                    raise UserError(f"The loss is {row['loss']} at step {self.step}; lower the rate and start again.")
+                if self.total and recipe.evaluations * self.step >= (folder.evaluations + 1) * self.total:
+                    row["heldout_loss"] = evaluate(self.model, self.heldout(EVALUATION_TOKENS))["loss"]
+                folder.append(row)
+                show(row)
+                self.seconds = time.monotonic() - self._began
+                window = (self.seconds, self.step)
+                if time.monotonic() - saved >= 60 * checkpoint_minutes and self.step != self.total:
+                    folder.save(self)
+                    saved = time.monotonic()
+
+    def heldout(self, tokens: int | None = None) -> Iterable[Tensor]:
+        return in_order(self.corpus.heldout, self.recipe.seq_len, self.recipe.rows, tokens)
+
+
+def train(options: TrainOptions) -> Path:
+    """Train, or continue, as the options say; returns the model's folder. Raises UserError."""
+    names = ("tokens", "steps", "minutes", "l1", "rate", "rows", "seed")
+    recipe = load_recipe(options.config).override(**{name: getattr(options, name) for name in names})
+    device = pick_device(options.device)
+    if not 0 < options.holdout < 1:
+        raise UserError(f"holdout must be a share between 0 and 1, but is {options.holdout}.")
+    folder = TrainingFolder(options.out)
+    folder.claim(recipe=recipe.as_dict(), holdout=options.holdout)
+    if folder.complete:
+        folder.say(f"{options.out} holds this model, complete; nothing to do.")
+        return options.out
+    with folder.console.status("Reading and tokenising the text"):
+        corpus = prepare(
+            options.text,
+            options.prepared or folder.work / "corpus",
+            vocab=recipe.vocab,
+            holdout=options.holdout,
+            bpe_megabytes=recipe.bpe_megabytes,
+        )
+    folder.claim(corpus=corpus.record)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    training = Training(recipe, corpus, device, compiled=options.compile and device.type == "cuda")
+    folder.restore(training)
+    size = sum(p.numel() for p in training.model.parameters())
+    folder.say(f"{size:,} parameters, {len(corpus.train):,} training tokens, {recipe.step_tokens:,} a step, on {device}.")
+    training.run(folder, options.checkpoint_minutes)
+    finish(training, folder, options)
+    return options.out
+
+
+def finish(training: Training, folder: TrainingFolder, options: TrainOptions) -> None:
+    """Measure the model as it is saved (weights rounded to bf16), save it, and write what was measured beside it."""
+    recipe, corpus, model = training.recipe, training.corpus, training.model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    heldout = evaluate(model, training.heldout())
+    valid = {}
+    for source in options.valid:
+        ids = encode_source(corpus.tokenizer, source)
+        valid[source_name(source)] = evaluate(model, in_order(ids, recipe.seq_len, recipe.rows)) | {
+            "unigram_loss": unigram_loss(corpus.train, ids, recipe.vocab)
+        }
+    model.to(torch.bfloat16).config.dtype = torch.bfloat16
+    folder.finish(
+        training,
+        {
+            "status": "complete",
+            "steps": training.step,
+            "tokens": training.step * recipe.step_tokens,
+            "epochs": training.step / training.rows.steps,
+            "minutes": training.seconds / 60,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "device": torch.cuda.get_device_name() if training.device.type == "cuda" else "CPU",
+            "heldout": heldout,
+            "unigram_loss": unigram_loss(corpus.train, corpus.heldout, recipe.vocab),
+            "valid": valid,
+            "licences": options.licences,
+            "command": command(options),
+        },
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("Expected a CUDA device, but torch finds none; use --device cpu.")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def command(options: TrainOptions) -> str:
+    """The command line that gives these options, with files by their names alone."""
+    words = ["twell", "train"]
+    for field in dataclasses.fields(options):
+        value, flag = getattr(options, field.name), "--" + field.name.replace("_", "-")
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            words.append("--no-" + flag[2:] if not value else flag)
+            continue
+        for item in value if isinstance(value, tuple) else (value,):
+            plain = isinstance(item, Path) or field.name in ("config", "text", "valid")
+            words += [flag, source_name(str(item)) if plain else str(item)]
+    return shlex.join(words)
