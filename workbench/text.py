@@ -99,7 +99,7 @@ def _pieces(chunks: Iterable[str]) -> Iterator[str]:
 def sequences(
     documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast, seq_len: int
 ) -> Iterator[Sequence]:
-    """Each document tokenised and cut into sequences of `seq_len` tokens without overlap; the last is shorter.
+    """Each document tokenised and cut into sequences of `seq_len` tokens without overlap, the last shorter.
 
     A document in one piece has exactly the ids of `tokenizer(text)`, special tokens included. Of a longer one
     each piece is tokenised by itself, with the special tokens once, so ids can differ from those of the whole
