@@ -1,0 +1,217 @@
+"""One batch through the model: what goes in, and what the layers counted.
+
+The idea: whole sequences, one after another in text order, padded on the right to the longest of the batch. Attention is
+causal, so no real token sees the padding and no mask is needed. The kernels compute the padded rows too, but `rows` keeps
+them out of every statistic, and their counts are dropped on the device. Counts of all layers are stacked there and come
+back in one copy that does not block; on a GPU the host works on one batch while the device runs the next.
+
+Cost: that of the forward pass, the probes, and one cross-entropy over the vocabulary, in chunks of rows so that no
+[tokens, vocabulary] matrix ever stands in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Many
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from twell.kernels.call import NeuronSums, Stats
+from twell.kernels.module import Probe
+from twell.workbench.models import LoadedModel
+from twell.workbench.schema import FLAG_FIRST, FLAG_SPECIAL
+from twell.workbench.text import Sequence
+
+LOGITS = {"cpu": 2**22, "cuda": 2**27}  # logits at a time, in elements
+OnLayer = Callable[[int, Tensor, Stats], None]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Whole sequences, numbered as in the run. Token arrays hold the real tokens, sequence after sequence."""
+
+    number: int
+    first: int  # the run's number of its first sequence
+    sequences: tuple[Sequence, ...]
+    special: np.ndarray  # int32: the tokenizer's special ids
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.array([len(sequence.ids) for sequence in self.sequences])
+
+    @property
+    def longest(self) -> int:
+        return int(self.lengths.max())
+
+    @property
+    def padded(self) -> int:
+        """Rows that the model computes: sequences times the longest."""
+        return len(self.sequences) * self.longest
+
+    @property
+    def token_id(self) -> np.ndarray:  # int32 [tokens]
+        return np.concatenate([sequence.ids for sequence in self.sequences])
+
+    @property
+    def position(self) -> np.ndarray:  # int32 [tokens]
+        return np.concatenate([np.arange(length, dtype=np.int32) for length in self.lengths])
+
+    @property
+    def sequence(self) -> np.ndarray:  # int32 [tokens]
+        return np.repeat(np.arange(self.first, self.first + len(self.sequences), dtype=np.int32), self.lengths)
+
+    @property
+    def flags(self) -> np.ndarray:
+        """uint8 [tokens]: special and first tokens, as ids and sequences say."""
+        special = np.isin(self.token_id, self.special).astype(np.uint8) * FLAG_SPECIAL
+        return special | (self.position == 0).astype(np.uint8) * FLAG_FIRST
+
+    @property
+    def predicts(self) -> np.ndarray:
+        """bool [tokens]: those with a next token in their sequence."""
+        return self.position + 1 < np.repeat(self.lengths, self.lengths)
+
+    @property
+    def place(self) -> np.ndarray:
+        """int32 [tokens]: each token's row in the padded batch."""
+        return (self.sequence - self.first) * np.int32(self.longest) + self.position
+
+    def head(self, tokens: int) -> Batch:
+        """The batch of its first sequences, as many as stay within so many padded tokens; one at least."""
+        wide = np.maximum.accumulate(self.lengths) * np.arange(1, len(self.sequences) + 1)
+        kept = max(1, int((wide <= tokens).sum()))
+        return Batch(self.number, self.first, self.sequences[:kept], self.special)
+
+
+def batches(sequences: Iterable[Sequence], tokens: int, special: Iterable[int]) -> Iterator[Batch]:
+    """Consecutive sequences in batches of at most `tokens` padded tokens, or of one sequence that is longer."""
+    marks = np.array(sorted(special), dtype=np.int32)
+    number = first = longest = 0
+    held: list[Sequence] = []
+    for sequence in sequences:
+        wide = max(longest, len(sequence.ids))
+        if held and wide * (len(held) + 1) > tokens:
+            yield Batch(number, first, tuple(held), marks)
+            number, first, held, wide = number + 1, first + len(held), [], len(sequence.ids)
+        held.append(sequence)
+        longest = wide
+    if held:
+        yield Batch(number, first, tuple(held), marks)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a forward pass counted, on its way to the host; `wait` before reading the host's tensors.
+
+    nnz int32 [layers, tokens], finite bool [tokens], loss float32 [tokens that predict] or None: on the host
+    neurons: the batch's sums over unflagged tokens, fields [layers, d_ff], on the device; None without that probe
+    """
+
+    nnz: Tensor
+    finite: Tensor
+    loss: Tensor | None
+    neurons: NeuronSums | None
+    done: torch.cuda.Event | None
+
+    def wait(self) -> None:
+        if self.done is not None:
+            self.done.synchronize()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A batch on the device; n: its padded rows."""
+
+    ids: Tensor  # int32 [n]
+    rows: Tensor  # uint8 [n], 1 for real tokens without a flag
+    sequence: Tensor  # int32 [n], the run's number
+    place: Tensor  # int32 [tokens], rows of the real tokens
+    predicts: Tensor  # int32 [m], rows of the real tokens with a next one
+    longest: int
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device, flags: np.ndarray | None = None) -> Inputs:
+        """`flags`: uint8 [tokens], default the batch's own; tokens with one are left out of every sum."""
+        place = batch.place
+        ids, rows, sequence = (np.zeros(batch.padded, dtype=np.int32) for _ in range(3))
+        rows[place] = (batch.flags if flags is None else flags) == 0
+        ids[place], sequence[place] = batch.token_id, batch.sequence
+        arrays = (ids, rows, sequence, place, place[batch.predicts])
+        joined = torch.from_numpy(np.concatenate(arrays))
+        if device.type == "cuda":
+            joined = joined.pin_memory()  # so that the one copy does not wait
+        ids_, rows_, *others = joined.to(device, non_blocking=True).split([len(array) for array in arrays])
+        return cls(ids_, rows_.to(torch.uint8), *others, longest=batch.longest)
+
+
+@torch.inference_mode()
+def forward(
+    loaded: LoadedModel, inputs: Inputs, *, probes: str = "none", loss: bool = True, on_layer: OnLayer | None = None
+) -> Counted:
+    """Run a batch through the model and count. Returns once the device has been given its work.
+
+    probes: none | counts | neurons; loss: compute the next token's cross-entropy too, in float32
+    on_layer(layer, x, stats): told of each layer as it runs, padding included
+    """
+    stats: list[Stats] = []
+
+    def hear(layer: int, x: Tensor, counted: Stats) -> None:
+        stats.append(counted)
+        if on_layer is not None:
+            on_layer(layer, x, counted)
+
+    asked = Probe(probes, rows=inputs.rows, tokens=inputs.ids, sequences=inputs.sequence, on_stats=hear)
+    with probing(loaded.probe, Probe() if probes == "none" else asked):
+        hidden = loaded.body(input_ids=inputs.ids.view(-1, inputs.longest), use_cache=False).last_hidden_state
+    losses = next_token_loss(loaded, hidden.flatten(0, 1), inputs) if loss else None
+    return _gather(stats, inputs.place, losses)
+
+
+@contextmanager
+def probing(probe: Probe, other: Probe) -> Iterator[None]:
+    """A model's probe asks what `other` asks, for a while."""
+    before = {item.name: getattr(probe, item.name) for item in fields(Probe)}
+    probe.__dict__.update({name: getattr(other, name) for name in before})
+    try:
+        yield
+    finally:
+        probe.__dict__.update(before)
+
+
+def next_token_loss(loaded: LoadedModel, hidden: Tensor, inputs: Inputs) -> Tensor:
+    """Cross-entropy in nats, float32 [m], of the token after each row that predicts; hidden [n, d_model]."""
+    head, ids = loaded.head, inputs.ids.long()
+    step = max(1, LOGITS[hidden.device.type] // head.weight.shape[0])
+    pieces = [
+        cross_entropy(head(hidden[rows]).float(), ids[rows + 1], reduction="none")
+        for rows in inputs.predicts.split(step)
+    ]
+    return torch.cat(pieces)
+
+
+def _gather(stats: Many[Stats], place: Tensor, loss: Tensor | None) -> Counted:
+    """The counts of all layers, stacked on the device and sent to the host."""
+    if stats:
+        nnz = torch.stack([layer.nnz for layer in stats])[:, place]
+        finite = torch.stack([layer.finite for layer in stats]).all(0)[place]
+    else:
+        nnz, finite = place.new_zeros((0, len(place))), torch.ones_like(place, dtype=torch.bool)
+    neurons = stack([layer.neurons for layer in stats if layer.neurons is not None])
+    nnz, finite = (tensor.to("cpu", non_blocking=True) for tensor in (nnz, finite))
+    loss = None if loss is None else loss.to("cpu", non_blocking=True)
+    done = torch.cuda.Event() if place.is_cuda else None
+    if done is not None:
+        done.record()
+    return Counted(nnz, finite, loss, neurons, done)
+
+
+def stack(sums: list[NeuronSums]) -> NeuronSums | None:
+    """The sums of all layers as one, fields [layers, d_ff]."""
+    if not sums:
+        return None
+    return NeuronSums(*(torch.stack([getattr(layer, item.name) for layer in sums]) for item in fields(NeuronSums)))
