@@ -98,7 +98,7 @@ class TrainOptions:
     licences: str = option("", help="licences of the text, for the model card")
     tokens: int | None = option(None, help="train on this many instead of the recipe's length", unit="tokens")
     steps: int | None = option(None, help="train this long instead", unit="steps")
-    minutes: float | None = option(None, help="train this long instead, compilation included", unit="minutes")
+    minutes: float | None = option(None, help="train this long instead, compilation not counted", unit="minutes")
     l1: float | None = option(None, help="the recipe's L1 coefficient, replaced")
     rate: float | None = option(None, help="the recipe's peak learning rate, replaced")
     rows: int | None = option(None, help="the recipe's rows a step, replaced", unit="rows")

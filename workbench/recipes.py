@@ -34,7 +34,7 @@ class Recipe:
     # length: exactly one of the three is set
     tokens: int | None = None
     steps: int | None = None
-    minutes: float | None = None  # of the loop, compilation included; turned into steps by a measured step time
+    minutes: float | None = None  # of the loop, after compilation; turned into steps by the measured pace
     # optimisation
     rows: int = 64  # rows of seq_len tokens a step
     rate: float = 3e-3  # peak learning rate

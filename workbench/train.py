@@ -148,7 +148,7 @@ class Training:
     """One run of a recipe: its model, its place, and the sums of the log's current window."""
 
     def __init__(self, recipe: Recipe, corpus: Corpus, device: torch.device, compiled: bool) -> None:
-        self.recipe, self.corpus, self.device = recipe, corpus, device
+        self.recipe, self.corpus, self.device, self.compiled = recipe, corpus, device, compiled
         self.model = build(recipe, corpus.mark, device)
         self.optimizer = make_optimizer(recipe, self.model)
         self.rows = Rows(corpus.train, recipe.seq_len, recipe.rows, recipe.seed, corpus.mark)
@@ -199,6 +199,14 @@ class Training:
         self._clear()
         return row | {f"nnz_{i:02}": n for i, n in enumerate(nnz)} | {f"dead_{i:02}": d for i, d in enumerate(dead)}
 
+    def warm_up(self) -> None:
+        """Compile, on a batch that changes nothing, so that the clock sees training alone."""
+        loss, l1, _ = self.forward(self.model, self.rows.batch(self.step).to(self.device))
+        (loss + l1).backward()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
     def plan(self, ran: int, at_row: bool) -> None:
         """With a limit in minutes: the number of steps that fills it, from the pace so far, until the decay begins."""
         recipe = self.recipe
@@ -216,7 +224,11 @@ class Training:
 
     def run(self, folder: TrainingFolder, checkpoint_minutes: float) -> None:
         """All steps that are left, with the log and the checkpoints."""
-        recipe, ran, saved = self.recipe, 0, time.monotonic()
+        recipe, ran = self.recipe, 0
+        if self.compiled:
+            folder.say("Compiling.")
+            self.warm_up()
+        saved = time.monotonic()
         self._began = saved - self.seconds
         window = (self.seconds, self.step)
         with folder.progress() as show:

@@ -40,7 +40,7 @@ Row = dict[str, Any]
 COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "step": (pa.int64(), "optimizer steps done"),
     "tokens": (pa.int64(), "tokens trained on so far"),
-    "seconds": (pa.float64(), "seconds of the loop so far, compilation and evaluations included"),
+    "seconds": (pa.float64(), "seconds of the loop so far, evaluations and checkpoints included, compilation not"),
     "tokens_per_second": (pa.float64(), "training tokens a second since the previous row"),
     "total_steps": (pa.int64(), "steps the run was planned to take at this row; null before a time limit is planned"),
     "loss": (pa.float64(), "mean training cross-entropy, nats a token"),
