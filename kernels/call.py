@@ -1,8 +1,8 @@
 """One call of the FFN op: what every kernel is handed, checked, and what every kernel hands back.
 
-A plain FFN is a call without `w_up`. `Call` is checked once, here, on the host, in one order (device, dtype, rank, shape,
-contiguity); kernels take it as it is. `Stats` carries the counts and, when asked, sums over rows that add up to the same
-bits in any order, because everything in them is an integer or an extreme.
+A plain FFN is a call without `w_up`. A call is checked once, here, on the host, in one order (device, dtype,
+rank, shape, contiguity); kernels take it as it is. `Stats` carries the counts and, when asked, sums over rows
+that add up to the same bits in any order, because everything in them is an integer or an extreme.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class NeuronSums:
     """Sums and extremes a neuron, over the counted rows (rows != 0, and finite).
 
     fires:          int64 [d_ff], rows on which it fired
-    value_sum:      int64 [d_ff], its values as the hidden state holds them, in steps of 2^-20, each at most 2^20
+    value_sum:      int64 [d_ff], its values, rounded to the dtype of x, in steps of 2^-20, each at most 2^20
     value_max:      float32 [d_ff], 0 where it never fired
-    token_min/_max: int32 [d_ff], least and greatest token id that fired it; 2^31 - 1 and -1 where it never fired
+    token_min, token_max: int32 [d_ff], least and greatest token id that fired it; 2^31 - 1 and -1: never
     first_sequence: int32 [d_ff], least sequence in which it fired; -1: never
     """
 
@@ -65,12 +65,10 @@ class NeuronSums:
         torch.maximum(self.value_max, other.value_max, out=self.value_max)
         torch.minimum(self.token_min, other.token_min, out=self.token_min)
         torch.maximum(self.token_max, other.token_max, out=self.token_max)
-        # As unsigned numbers, "never" (-1) is the greatest sequence of all.
-        never = torch.full_like(self.first_sequence, NO_TOKEN)
-        mine = torch.where(self.first_sequence < 0, never, self.first_sequence)
-        theirs = torch.where(other.first_sequence < 0, never, other.first_sequence)
-        least = torch.minimum(mine, theirs)
-        self.first_sequence.copy_(torch.where(least == NO_TOKEN, -1, least))
+        mine, theirs = self.first_sequence, other.first_sequence
+        both = (mine >= 0) & (theirs >= 0)
+        either = torch.maximum(mine, theirs)  # -1, never, gives way to a sequence
+        mine.copy_(torch.where(both, torch.minimum(mine, theirs), either))
 
 
 @dataclass
@@ -97,8 +95,9 @@ class TileCounts:
 class Stats:
     """What a call counted, on the device of its input. n: its rows.
 
-    nnz:      int32 [n], fired neurons a row, whatever `rows` says; 0 in rows that are not finite; [0] with probes="none"
-    finite:   bool [n], False where a pre-activation of the gate, or a hidden value, is not finite: y is NaN there
+    nnz:      int32 [n], neurons that fired, whatever `rows` says; 0 in a row that is not finite; int32 [0] with
+              probes="none"
+    finite:   bool [n], False where a gate pre-activation or a hidden value is inf or nan: y is NaN there
     nnz_used: int32 [n] with up_relu, the products that are not zero; else None
     tiles:    with a layout and probes; else None
     neurons:  with probes="neurons"; else None
@@ -115,7 +114,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Call:
-    """A call: x [..., d_model], which `checked` makes [n, d_model]; weights as nn.Linear holds them, w_up None in a plain FFN."""
+    """The arguments of `gated_ffn`; those of `plain_ffn` with w_up None, w_in as w_gate and w_out as w_down."""
 
     x: Tensor
     w_gate: Tensor
@@ -153,10 +152,12 @@ def _check_options(call: Call) -> None:
             raise ValueError(f"{name}: expected one of {', '.join(expected)}, got {got!r}")
     if call.threshold is None and call.activation not in SPARSE_ACTIVATIONS:
         raise ValueError(
-            f"threshold: expected a number with activation {call.activation!r}, which has no zeros to count, got None"
+            f"threshold: expected a number, as {call.activation} has no zeros to leave uncounted, got None"
         )
     if call.threshold is not None and not (math.isfinite(call.threshold) and call.threshold >= 0):
         raise ValueError(f"threshold: expected a finite number of at least 0, got {call.threshold!r}")
+    if call.layout is not None and not isinstance(call.layout, Layout):
+        raise TypeError(f"layout: expected a Layout, got {type(call.layout).__name__}")
     if call.probes == "neurons":
         for name in ("tokens", "sequences"):
             if getattr(call, name) is None:
@@ -200,9 +201,9 @@ def _check_tensors(call: Call) -> None:
     }
     shapes |= {"b_gate": (d_ff,), "b_up": (d_ff,), "b_down": (d_model,)}
     for shown, name, tensor in tensors:
-        expected = shapes.get(name, (n,))
-        if tuple(tensor.shape) != expected:
-            raise ValueError(f"{shown}: expected shape {list(expected)}, got {list(tensor.shape)}")
+        shape = shapes.get(name, (n,))
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{shown}: expected shape {list(shape)}, got {list(tensor.shape)}")
     for shown, _, tensor in tensors:
         if not tensor.is_contiguous():
             raise ValueError(f"{shown}: expected a contiguous tensor, got strides {list(tensor.stride())}")

@@ -1,15 +1,18 @@
 """TwELL, the tile-wise ELLPACK form of a sparse hidden state, and the way in and out of it.
 
-A row of `d_ff` columns is cut into tiles of `tile` columns. Each tile owns `tile // compression` 32-bit words: word 0 is
-the tile's true count, also where that is more than the slots; the words after it are slots, one for each fired neuron in
-ascending order: the low 16 bits are the column within the tile, the high 16 bits the value in bfloat16 or float16. Wider
-values stand beside the words in `values`, and the high halves are 0. Slots past the count are 0.
+A row of `d_ff` columns is cut into tiles of `tile` columns. Each tile owns `tile // compression` 32-bit words:
+word 0 is the tile's true count, also where that is more than the slots; the words after it are slots, one for
+each fired neuron in ascending order: the low 16 bits are the column within the tile, the high 16 bits the value
+in bfloat16 or float16. Wider values stand beside the words, in `values`, and the high halves are 0. Slots past
+the count are 0.
 
-A tile that overflows (count > slots) keeps its first entries in the slots and is stored whole, dense, in `spill`, so that
-`unpack` is exact for any input. The layout bounds neither rows nor d_ff: a column is counted within its tile.
+A tile that overflows (count > slots) keeps its first entries in the slots and is stored whole, dense, in
+`spill`, so that `unpack` is exact for any input. The layout bounds neither rows nor d_ff, since a column is
+counted within its tile.
 
-Cost: `pack` reads the mask twice and touches values only where it is set; memory is rows * tiles * (tile / compression)
-words and the spilled tiles.
+Cost: `pack` reads the mask twice and touches values only where it is set; memory is
+rows * tiles * (tile / compression) words and the tiles that overflow. On a GPU it waits for the host once or
+twice, as the number of values is data.
 
     twell = pack(hidden, hidden > 0, Layout(tile=256, compression=8))
     assert torch.equal(unpack(twell), hidden)
@@ -22,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TILES = (64, 128, 256, 512)
+TILES = (32, 64, 128, 256, 512)
 COMPRESSIONS = (2, 4, 8, 16)
 INDEX_MASK = 0xFFFF
 
@@ -91,9 +94,7 @@ class TwELL:
             first.d_ff,
             first.dtype,
             torch.cat([part.words for part in parts]),
-            None
-            if first.values is None
-            else torch.cat([part.values for part in parts if part.values is not None]),
+            None if first.values is None else torch.cat([part.values for part in parts if part.values is not None]),
             torch.cat([part.spill_index for part in parts]),
             torch.cat([part.spill for part in parts]),
         )
@@ -111,8 +112,8 @@ def tile_view(dense: Tensor, layout: Layout) -> Tensor:
 def pack(hidden: Tensor, fired: Tensor, layout: Layout) -> TwELL:
     """Packs the values of the fired neurons of a hidden state.
 
-    hidden: [rows, d_ff] of bfloat16, float16, float32 or float64; fired: bool [rows, d_ff]. What stands in `hidden` where
-    `fired` is False is not read. A fired neuron whose value is 0 keeps its slot and its count.
+    hidden: [rows, d_ff] of bfloat16, float16, float32 or float64; fired: bool [rows, d_ff]. What stands in
+    `hidden` where `fired` is False is not read. A fired neuron whose value is 0 keeps its slot and its count.
     """
     rows, d_ff = hidden.shape
     tiles, slots = layout.tiles(d_ff), layout.slots
@@ -145,22 +146,20 @@ def pack(hidden: Tensor, fired: Tensor, layout: Layout) -> TwELL:
     spill = torch.where(
         in_tiles[at], tile_view(hidden, layout)[at], torch.zeros((), dtype=hidden.dtype, device=hidden.device)
     )
-    return TwELL(layout, d_ff, hidden.dtype, words.view(rows, tiles, -1), values, spill_index, spill)
+    return TwELL(layout, d_ff, hidden.dtype, words.view(rows, tiles, layout.words), values, spill_index, spill)
 
 
 def unpack(twell: TwELL) -> Tensor:
-    """The dense hidden state [rows, d_ff]: zero where no neuron fired, exact also in tiles that overflowed."""
+    """The dense hidden state [rows, d_ff]: zero where no neuron fired, exact also under overflow."""
     words, layout = twell.words, twell.layout
     rows, tiles, _ = words.shape
     dense = torch.zeros(rows, tiles, layout.tile, dtype=twell.dtype, device=words.device)
     slot = torch.arange(layout.slots, device=words.device)
     row, tile, at = (slot < twell.counts[:, :, None]).nonzero(as_tuple=True)
     word = words[row, tile, at + 1]
-    if twell.values is None:
-        value = (word >> 16).to(torch.int16).view(twell.dtype)
-    else:
-        value = twell.values[row, tile, at]
+    narrow = (word >> 16).to(torch.int16)
+    value = narrow.view(twell.dtype) if twell.values is None else twell.values[row, tile, at]
     dense[row, tile, (word & INDEX_MASK).long()] = value
     over = twell.spill_index >= 0
     dense[over] = twell.spill[twell.spill_index[over].long()]
-    return dense.view(rows, -1)[:, : twell.d_ff]
+    return dense.view(rows, tiles * layout.tile)[:, : twell.d_ff]

@@ -1,8 +1,8 @@
 """The FFN of one layer as a module that counts what fires, in place of a model's own.
 
-It shares the weights it is made from (no copy), and computes what they computed. All layers of a model share one Probe:
-whoever runs the model sets the probe's row information before a forward pass and gets each layer's input and Stats from
-its callback, in the order the layers run.
+It shares the weights it is made from (no copy), and computes what they computed. All layers of a model share one
+Probe: whoever runs the model sets the probe's row information before a forward pass and gets each layer's input
+and Stats from its callback, in the order the layers run. A probe that counts nothing costs nothing.
 
     probe = Probe(probes="counts", on_stats=lambda layer, x, stats: counts.append(stats.nnz))
     block.mlp = SparseFFN.gated(mlp.gate_proj, mlp.up_proj, mlp.down_proj, layer=3, probe=probe)
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from twell.kernels.call import Stats
@@ -45,6 +45,13 @@ class Probe:
 class SparseFFN(nn.Module):
     """A gated (`w_up` given) or plain FFN that runs through the sparse op."""
 
+    w_gate: Tensor
+    w_up: Tensor | None
+    w_down: Tensor
+    b_gate: Tensor | None
+    b_up: Tensor | None
+    b_down: Tensor | None
+
     def __init__(
         self,
         w_gate: Tensor,
@@ -63,7 +70,7 @@ class SparseFFN(nn.Module):
     ) -> None:
         """Weights as nn.Linear holds them: w_gate, w_up [d_ff, d_model], w_down [d_model, d_ff].
 
-        Raises ValueError for a weight that is not finite throughout, or a kernel that this build does not have.
+        Raises ValueError for a weight with inf or nan in it, and for a kernel that this build does not have.
         """
         super().__init__()
         tensors = {
@@ -86,16 +93,16 @@ class SparseFFN(nn.Module):
         self.threshold = threshold
         self.kernel = kernel
         self.probe = Probe() if probe is None else probe
-        self.choice(1)
+        self.choice(1)  # an unknown kernel is refused here, not in the first forward pass
 
     @classmethod
-    def gated(cls, gate: Linear, up: Linear, down: Linear, **options) -> SparseFFN:
+    def gated(cls, gate: Linear, up: Linear, down: Linear, **options: Any) -> SparseFFN:
         """From three linear modules with their biases, or three weights; options as in the constructor."""
         (w_gate, b_gate), (w_up, b_up), (w_down, b_down) = map(_weight_and_bias, (gate, up, down))
         return cls(w_gate, w_up, w_down, b_gate, b_up, b_down, **options)
 
     @classmethod
-    def plain(cls, inner: Linear, outer: Linear, **options) -> SparseFFN:
+    def plain(cls, inner: Linear, outer: Linear, **options: Any) -> SparseFFN:
         """From two linear modules with their biases, or two weights; options as in the constructor."""
         (w_in, b_in), (w_out, b_out) = map(_weight_and_bias, (inner, outer))
         return cls(w_in, None, w_out, b_in, None, b_out, **options)
@@ -117,7 +124,7 @@ class SparseFFN(nn.Module):
         """y [..., d_model] for x [..., d_model]; the probe's callback gets the Stats."""
         probe = self.probe
         x = x.contiguous()
-        options = dict(
+        options: dict[str, Any] = dict(
             rows=probe.rows,
             tokens=probe.tokens,
             sequences=probe.sequences,
@@ -138,7 +145,7 @@ class SparseFFN(nn.Module):
         return y
 
     def dense(self, x: Tensor) -> Tensor:
-        """The same FFN through F.linear, as a model would run it: the baseline of timings. It counts nothing."""
+        """The same FFN as a model runs it, through F.linear: the baseline of timings. It counts nothing."""
         linear = nn.functional.linear
         hidden = ACTIVATION[self.activation](linear(x, self.w_gate, self.b_gate))
         if self.w_up is not None:

@@ -1,7 +1,7 @@
-"""The FFN op: gated `down(act(x Wg) * (x Wu))` and plain `down(act(x W1))`, with the counts of the neurons that fired.
+"""The FFN op: gated `down(act(x Wg) * (x Wu))`, plain `down(act(x W1))`, and the counts of what fired.
 
-One signature, whichever kernel runs; `choose` says which one and why, from device, dtype and shape alone. A kernel joins
-by standing in KERNELS, in order of preference, with a function that says why it cannot take a shape.
+One signature, whichever kernel runs; `choose` says which one and why, from device, dtype and shape alone. A
+kernel joins by standing in KERNELS, in order of preference, with a function that says which shapes it refuses.
 
     y, stats = gated_ffn(x, w_gate, w_up, w_down, probes="counts")
     stats.nnz  # int32 [rows]: neurons whose gate pre-activation is > 0 in float32
@@ -42,9 +42,7 @@ class Kernel:
 
 
 KERNELS: dict[str, Kernel] = {  # fastest first; the last one takes everything
-    "reference": Kernel(
-        reference.run, lambda *_: None, "it runs in torch on any device and takes every shape"
-    ),
+    "reference": Kernel(reference.run, lambda *_: None, "it runs in torch on any device and takes every shape"),
 }
 
 
@@ -56,15 +54,13 @@ def choose(
     n: int,
     kernel: str = "auto",
 ) -> Choice:
-    """The kernel for n rows of this shape. A named kernel that refuses the shape gives way, and the reason says so.
+    """The kernel for n rows of this shape; a named one that refuses it gives way, and the reason says so.
 
     Raises ValueError for a name that this build does not have.
     """
     names = ", ".join(("auto", *KERNELS))
     if kernel in PLANNED and kernel not in KERNELS:
-        raise ValueError(
-            f"kernel: expected one of {names}, got {kernel!r}, which is not available in this build"
-        )
+        raise ValueError(f"kernel: expected one of {names}, got {kernel!r}, which is not available in this build")
     if kernel != "auto" and kernel not in KERNELS:
         raise ValueError(f"kernel: expected one of {names}, got {kernel!r}")
     wanted = list(KERNELS) if kernel == "auto" else [kernel, *(name for name in KERNELS if name != kernel)]
@@ -104,7 +100,7 @@ def gated_ffn(
     """y [..., d_model] = act(x Wg + bg) * (x Wu + bu) Wd + bd, and its counts.
 
     x: [..., d_model] of bfloat16, float16, float32 or float64, n rows in all, n from 0 up, contiguous
-    w_gate, w_up: [d_ff, d_model]; w_down: [d_model, d_ff], as nn.Linear holds them; d_model, d_ff multiples of 8
+    w_gate, w_up: [d_ff, d_model]; w_down: [d_model, d_ff], as nn.Linear has them; both sizes multiples of 8
     b_gate, b_up: [d_ff]; b_down: [d_model]
     rows: uint8 [n]; a row with 0 is computed, and counted in its own nnz, but in no other statistic
     tokens, sequences: int32 [n], token id and sequence number (from 0 up); read by probes="neurons" alone
@@ -115,10 +111,11 @@ def gated_ffn(
     want_packed: stats.packed holds the values in TwELL (default Layout() if none is given)
     kernel: auto, or the name of one
 
-    A neuron fires where its gate pre-activation is > 0 in the product's float32 accumulator (float64 for float64), before
-    any conversion; what did not fire is left out of the hidden state, never multiplied by zero. A row whose gate
-    pre-activations or hidden values are not all finite comes out NaN throughout, is False in stats.finite, has nnz 0, and
-    is in no other statistic. Raises TypeError or ValueError, before anything runs, naming argument, expected and got.
+    A neuron fires where its gate pre-activation is > 0 in the product's float32 accumulator (float64 for
+    float64), before any conversion; what did not fire is left out of the hidden state, never multiplied by zero.
+    A row with inf or nan among its gate pre-activations or hidden values comes out NaN throughout, is False in
+    stats.finite, has nnz 0, and is in no other statistic. Everything is for inference: no gradient is followed.
+    Raises TypeError or ValueError, before anything runs, that names the argument, what was expected, what came.
     """
     call = Call(
         x, w_gate, w_up, w_down, b_gate, b_up, b_down, rows, tokens, sequences,
