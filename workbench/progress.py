@@ -1,4 +1,4 @@
-"""What a person sees of a capture while it runs, and how it is stopped.
+"""What a person sees of a capture before, while and after it runs, and how it is stopped.
 
 On a terminal a bar with rate, estimate and current mean nnz; elsewhere a plain line now and then. SIGINT and SIGTERM are
 noted and answered at the end of a batch, so that what was counted is kept whole; a second one stops at once.
@@ -24,8 +24,58 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
+from transformers import PreTrainedTokenizerFast
 
+from twell.workbench.doctor import device_name
+from twell.workbench.manifest import COMPLETE
+from twell.workbench.models import LoadedModel
+from twell.workbench.options import CaptureOptions
+from twell.workbench.sources import Source
+from twell.workbench.store import Run
+from twell.workbench.text import documents
+
+SAMPLE = 2**16  # characters whose tokens are counted, to tell how many a file has
+BYTES_PER_COUNT = 1.2  # on disk, a token and layer
+BYTES_PER_TOKEN = 6  # on disk, a token, whatever the layers
 LINE_SECONDS = 15.0  # between two lines where there is no terminal
+
+
+def expected_tokens(tokenizer: PreTrainedTokenizerFast, sources: list[Source], limit: int | None) -> int | None:
+    """About how many tokens will be read, judged by the beginning of each file; None where sizes are not known."""
+    total = 0.0
+    for source in sources:
+        if source.size is None or source.name.endswith(".zst"):
+            return limit
+        piece = next(documents([Source(source.name)])).text[:SAMPLE]
+        total += source.size * len(tokenizer(piece)["input_ids"]) / len(piece.encode())
+    return round(total) if limit is None else min(limit, round(total))
+
+
+def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> str:
+    """One line on what is about to run, and what it will take on disk."""
+    choice = loaded.choice(options.batch_tokens)
+    size = loaded.layers * BYTES_PER_COUNT + BYTES_PER_TOKEN  # bytes a token
+    amount = (
+        f"about {tokens:,} tokens, {tokens * size / 1e6:,.1f} MB on disk"
+        if tokens
+        else f"all of the text, {size / 10:,.1f} MB on disk per 100,000 tokens"
+    )
+    return (
+        f"{loaded.name} ({loaded.family}, {loaded.layers} layers of {loaded.d_model} × {loaded.d_ff}, {loaded.dtype}) "
+        f"on {device_name(loaded.device)}; kernel {choice.kernel}: {choice.reason}; {amount}."
+    )
+
+
+def outcome(run: Run, nnz_mean: float) -> str:
+    """One line on what was recorded and where it is."""
+    manifest = run.manifest
+    loss = "" if manifest.loss is None else f", loss {manifest.loss:.3f} nats"
+    state = "" if manifest.status == COMPLETE else f" ({manifest.status})"
+    rate = manifest.tokens / max(manifest.seconds, 1e-9)
+    return (
+        f"{run.path}{state}: {manifest.tokens:,} tokens in {manifest.seconds:.1f} s ({rate:,.0f} tokens/s), "
+        f"mean nnz {nnz_mean:.1f} of {run.d_ff:,} (sparsity {1 - nnz_mean / run.d_ff:.2%}){loss}."
+    )
 
 
 class Bar:
@@ -88,7 +138,7 @@ class Interrupt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

@@ -1,0 +1,106 @@
+"""What this machine has: devices, compilers, libraries, and the kernel that would run on each device and why.
+
+    twell doctor
+
+Cost: importing torch, and asking two compilers for their version.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from twell.kernels.ops import choose
+from twell.workbench.options import DoctorOptions
+
+LIBRARIES = ("twell-workbench", "torch", "transformers", "tokenizers", "safetensors", "pyarrow")
+VECTOR_UNITS = ("sse4_2", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
+SHAPE = (2048, 5632, 8192)  # d_model, d_ff and rows of the question which kernel would run
+
+
+def doctor(options: DoctorOptions) -> None:
+    """Print one short table."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in findings():
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def findings() -> list[tuple[str, str]]:
+    """What was found, as pairs of what and which."""
+    rows = [("CPU", f"{cpu()}, {torch.get_num_threads()} threads, {', '.join(vector_units()) or 'vector units unknown'}")]
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        memory = torch.cuda.get_device_properties(index).total_memory / 2**30
+        rows.append((f"GPU {index}", f"{torch.cuda.get_device_name(index)}, sm_{major}{minor}, {memory:.0f} GiB"))
+    if not torch.cuda.is_available():
+        rows.append(("GPU", "none that PyTorch sees"))
+    rows += [(name, compiler(name)) for name in ("g++", "nvcc")]
+    rows.append(("Python", platform.python_version()))
+    rows += list(versions().items())
+    d_model, d_ff, n = SHAPE
+    for device, dtype in [("cuda", torch.bfloat16)] * torch.cuda.is_available() + [("cpu", torch.float32)]:
+        choice = choose(device, dtype, d_model, d_ff, n)
+        rows.append((f"kernel on {device}", f"{choice.kernel}: {choice.reason}"))
+    return rows
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries that a capture depends on."""
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found | {"torch": torch.__version__}  # with its build: +cpu, +cu130
+
+
+def device_name(device: torch.device) -> str:
+    """The device's name, as the manifest gives it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu()}, {torch.get_num_threads()} threads"
+
+
+def driver(device: torch.device) -> str:
+    """The GPU's driver and CUDA version; for a CPU the system."""
+    if device.type != "cuda":
+        return f"{platform.system()} {platform.machine()}"
+    version = Path("/sys/module/nvidia/version")  # where the kernel module tells it
+    return f"NVIDIA {version.read_text().strip() if version.exists() else 'driver'}, CUDA {torch.version.cuda}"
+
+
+def cpu() -> str:
+    """The processor's name."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def vector_units() -> list[str]:
+    """The vector instructions that kernels could use."""
+    flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
+    return [unit for unit in VECTOR_UNITS if unit in flags]
+
+
+def compiler(name: str) -> str:
+    """The compiler's version, or that it is not there."""
+    path = shutil.which(name)
+    if path is None:
+        return "not found"
+    shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
+    return next((line for line in shown if "release" in line), shown[0] if shown else path).strip()
+
+
+def _cpuinfo(field: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == field), "")
