@@ -23,6 +23,22 @@ FIXED_POINT = 2.0**20  # value sums count in steps of 2^-20
 VALUE_CAP = 2.0**20  # a single value enters its sum as at most this, so that 2^22 of them fit an int64
 NO_TOKEN = torch.iinfo(torch.int32).max
 
+AXES = {  # of every tensor of a call; x may have more before its last
+    "x": ("n", "d_model"),
+    "w_gate": ("d_ff", "d_model"),
+    "w_up": ("d_ff", "d_model"),
+    "w_down": ("d_model", "d_ff"),
+    "b_gate": ("d_ff",),
+    "b_up": ("d_ff",),
+    "b_down": ("d_model",),
+    "rows": ("n",),
+    "tokens": ("n",),
+    "sequences": ("n",),
+}
+REQUIRED = ("x", "w_gate", "w_down")
+PLAIN_NAMES = {"w_gate": "w_in", "w_down": "w_out", "b_gate": "b_in", "b_down": "b_out"}
+INFO_DTYPES = {"rows": torch.uint8, "tokens": torch.int32, "sequences": torch.int32}
+
 
 @dataclass
 class NeuronSums:
@@ -165,52 +181,45 @@ def _check_options(call: Call) -> None:
 
 
 def _check_tensors(call: Call) -> None:
-    plain = call.w_up is None
-    renamed = {"w_gate": "w_in", "w_down": "w_out", "b_gate": "b_in", "b_down": "b_out"} if plain else {}
-    own, info = call.x.dtype, {"rows": torch.uint8, "tokens": torch.int32, "sequences": torch.int32}
-    names = ("x", "w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down", *info)
-    tensors = [(renamed.get(name, name), name, getattr(call, name)) for name in names]
-    tensors = [entry for entry in tensors if entry[2] is not None]
-
-    for shown, _, tensor in tensors:
+    plain = {} if call.w_up is not None else PLAIN_NAMES
+    own: dict[str, Tensor] = {}  # by the name the caller knows
+    axes: dict[str, tuple[str, ...]] = {}
+    for field, axis in AXES.items():
+        tensor, name = getattr(call, field), plain.get(field, field)
+        if tensor is None and field not in REQUIRED:
+            continue
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{shown}: expected a tensor, got {type(tensor).__name__}")
-    for shown, _, tensor in tensors:
-        if tensor.device != call.x.device:
-            raise ValueError(f"{shown}: expected device {call.x.device}, that of x, got {tensor.device}")
-    if own not in DTYPES:
-        raise TypeError(f"x: expected one of {', '.join(map(str, DTYPES))}, got {own}")
-    for shown, name, tensor in tensors:
-        if tensor.dtype != info.get(name, own):
-            raise TypeError(f"{shown}: expected {info.get(name, own)}, got {tensor.dtype}")
-    for shown, name, tensor in tensors:
-        rank = 2 if name.startswith("w_") else 1
-        if tensor.dim() != rank and (name != "x" or tensor.dim() == 0):
-            expected = "at least 1 dimension" if name == "x" else f"{rank} dimension{'s' * (rank > 1)}"
-            raise ValueError(f"{shown}: expected {expected}, got {tensor.dim()}")
-    d_model, d_ff = call.x.shape[-1], call.w_gate.shape[0]
-    n = math.prod(call.x.shape[:-1])
-    for name, size in (("d_model", d_model), ("d_ff", d_ff)):
-        if size == 0 or size % 8:
-            raise ValueError(f"{name}: expected a positive multiple of 8, got {size}")
-    shapes = {
-        "x": tuple(call.x.shape),
-        "w_gate": (d_ff, d_model),
-        "w_up": (d_ff, d_model),
-        "w_down": (d_model, d_ff),
-    }
-    shapes |= {"b_gate": (d_ff,), "b_up": (d_ff,), "b_down": (d_model,)}
-    for shown, name, tensor in tensors:
-        shape = shapes.get(name, (n,))
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{shown}: expected shape {list(shape)}, got {list(tensor.shape)}")
-    for shown, _, tensor in tensors:
+            raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        own[name], axes[name] = tensor, axis
+    x = call.x
+    for name, tensor in own.items():
+        if tensor.device != x.device:
+            raise ValueError(f"{name}: expected device {x.device}, that of x, got {tensor.device}")
+    if x.dtype not in DTYPES:
+        raise TypeError(f"x: expected one of {', '.join(map(str, DTYPES))}, got {x.dtype}")
+    for name, tensor in own.items():
+        dtype = INFO_DTYPES.get(name, x.dtype)
+        if tensor.dtype != dtype:
+            raise TypeError(f"{name}: expected {dtype}, got {tensor.dtype}")
+    if x.dim() == 0:
+        raise ValueError("x: expected at least 1 dimension, got 0")
+    for name, tensor in own.items():
+        if name != "x" and tensor.dim() != len(axes[name]):
+            raise ValueError(f"{name}: expected {len(axes[name])} dimensions, got {tensor.dim()}")
+    sizes = {"n": math.prod(x.shape[:-1]), "d_model": x.shape[-1], "d_ff": call.w_gate.shape[0]}
+    for axis_name in ("d_model", "d_ff"):
+        if sizes[axis_name] == 0 or sizes[axis_name] % 8:
+            raise ValueError(f"{axis_name}: expected a positive multiple of 8, got {sizes[axis_name]}")
+    for name, tensor in own.items():
+        shape = [sizes[axis_name] for axis_name in axes[name]]
+        if name != "x" and list(tensor.shape) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {list(tensor.shape)}")
+    for name, tensor in own.items():
         if not tensor.is_contiguous():
-            raise ValueError(f"{shown}: expected a contiguous tensor, got strides {list(tensor.stride())}")
-    if torch.is_grad_enabled():
-        for shown, _, tensor in tensors:
-            if tensor.requires_grad:
-                raise ValueError(
-                    f"{shown}: expected no gradient to follow, as the op is for inference, "
-                    "got requires_grad=True; call it under torch.inference_mode()"
-                )
+            raise ValueError(f"{name}: expected a contiguous tensor, got strides {list(tensor.stride())}")
+    for name, tensor in own.items():
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{name}: expected no gradient to follow, as the op is for inference, "
+                "got requires_grad=True; call it under torch.inference_mode()"
+            )

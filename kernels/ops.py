@@ -117,6 +117,8 @@ def gated_ffn(
     stats.finite, has nnz 0, and is in no other statistic. Everything is for inference: no gradient is followed.
     Raises TypeError or ValueError, before anything runs, that names the argument, what was expected, what came.
     """
+    if w_up is None:  # in a Call, the mark of a plain FFN
+        raise TypeError("w_up: expected a tensor, got NoneType")
     call = Call(
         x, w_gate, w_up, w_down, b_gate, b_up, b_down, rows, tokens, sequences,
         activation, up_relu, threshold, probes, layout, want_packed,
@@ -153,9 +155,8 @@ def plain_ffn(
 
 
 def _run(call: Call, kernel: str) -> tuple[Tensor, Stats]:
-    shape = call.x.shape
-    call = call.checked()
+    x, call = call.x, call.checked()
     n, d_model = call.x.shape
     choice = choose(call.x.device, call.x.dtype, d_model, call.w_gate.shape[0], n, kernel)
     y, stats = KERNELS[choice.kernel].run(call)
-    return y.view(shape), stats
+    return y.view(x.shape), stats
