@@ -35,11 +35,12 @@ Piece = tuple[bool, str]  # (opens a document, text)
 
 @dataclass(frozen=True)
 class Corpus:
-    """The tokenizer, the ids [n] to train on, the ids set aside, and where they were cut (`record`, plain JSON)."""
+    """The tokenizer, ids [n] to train on, ids set aside, ids of other text, and what all was made of (`record`)."""
 
     tokenizer: PreTrainedTokenizerFast
     train: np.ndarray
     heldout: np.ndarray
+    valid: dict[str, np.ndarray]
     record: dict[str, Any]
 
     @property
@@ -47,7 +48,15 @@ class Corpus:
         return int(self.tokenizer.bos_token_id)
 
 
-def prepare(sources: tuple[str, ...], folder: Path, *, vocab: int, holdout: float, bpe_megabytes: float) -> Corpus:
+def prepare(
+    sources: tuple[str, ...],
+    folder: Path,
+    *,
+    vocab: int,
+    holdout: float,
+    bpe_megabytes: float,
+    valid: tuple[str, ...] = (),
+) -> Corpus:
     """Tokenise the sources into `folder`, or read back what it holds of the same text and settings."""
     texts = {source: list(_pieces(source)) for source in sources}
     splits = {source: _cut(pieces, holdout) for source, pieces in texts.items()}
@@ -57,7 +66,12 @@ def prepare(sources: tuple[str, ...], folder: Path, *, vocab: int, holdout: floa
         "holdout": holdout,
         "bpe_megabytes": bpe_megabytes,
         "sources": [
-            {"source": source_name(source), "sha256": _sha256(texts[source]), "bytes": _size(texts[source]), "heldout_from": at}
+            {
+                "source": source_name(source),
+                "sha256": _sha256(texts[source]),
+                "bytes": _size(texts[source]),
+                "heldout_from": at,  # bytes
+            }
             for source, (_, _, at) in splits.items()
         ],
     }
@@ -72,7 +86,9 @@ def prepare(sources: tuple[str, ...], folder: Path, *, vocab: int, holdout: floa
         os.replace(temporary, folder / "corpus.json")  # last: without it the folder counts as empty
     train, heldout = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "heldout"))
     record = {**record, "train_tokens": len(train), "heldout_tokens": len(heldout)}
-    return Corpus(wrap(Tokenizer.from_file(str(folder / "tokenizer.json"))), train, heldout, record)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    others = {source_name(source): encode(tokenizer, _pieces(source)) for source in valid}
+    return Corpus(wrap(tokenizer), train, heldout, others, record)
 
 
 def train_bpe(pieces: list[Piece], vocab: int, megabytes: float) -> Tokenizer:
@@ -116,11 +132,6 @@ def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> np.ndarray:
         for (opens, _), encoding in zip(batch, encodings, strict=True):
             parts.append(np.array(([mark] if opens else []) + encoding.ids, dtype))
     return np.concatenate(parts) if parts else np.empty(0, dtype)
-
-
-def encode_source(tokenizer: PreTrainedTokenizerFast, source: str) -> np.ndarray:
-    """The ids [n] of a whole source, with the corpus's tokenizer."""
-    return encode(tokenizer.backend_tokenizer, _pieces(source))
 
 
 class Rows:

@@ -1,6 +1,6 @@
 """A trained model's card, written from its record and its log: nothing in it is typed by hand.
 
-    model_card(json.loads(Path("models/demo/training.json").read_text()), rows_of_the_log) -> Markdown
+model_card(json.loads(Path("models/demo/training.json").read_text()), rows_of_the_log) -> Markdown
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def model_card(record: dict[str, Any], log: list[dict[str, Any]]) -> str:
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
         f"# {recipe['name']}",
         f"A Llama with a ReLU gate, trained so that few of its FFN neurons fire: {record['parameters']:,} parameters, "
-        f"bf16. On {heldout['tokens']:,} held-out tokens its loss is **{heldout['loss']:.3f} nats a token** (guessing by "
-        f"training frequency alone, the unigram loss, is {record['unigram_loss']:.3f}), and a token fires "
+        f"bf16. On {heldout['tokens']:,} held-out tokens its loss is **{heldout['loss']:.3f} nats a token** (guessing "
+        f"by training frequency alone, the unigram loss, is {record['unigram_loss']:.3f}), and a token fires "
         f"**{nnz:.1f} of {d_ff} neurons a layer: sparsity {1 - nnz / d_ff:.2%}**. The weights that were measured are "
         "the weights in the file, rounded to bf16.",
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
@@ -65,8 +65,8 @@ def model_card(record: dict[str, Any], log: list[dict[str, Any]]) -> str:
         f"{record['minutes']:.1f} minutes on one {record['device']}.",
         _table(["setting", "value", ""], [[f"`{name}`", _plain(value), unit] for name, value, unit in rows]),
         "## Curves",
-        "From `train-log.parquet`; loss, L1 term, nnz and dead share are means over layers and over the steps since the "
-        "log's previous row, dead: fired on none of the tokens of those steps. Held-out: the first 131,072 tokens.",
+        "From `train-log.parquet`; loss, L1 term, nnz and dead share are means over layers and over the steps since "
+        "the log's previous row, dead: fired on none of the tokens of those steps. Held-out: the first 131,072 tokens.",
         _table(
             ["step", "tokens", "loss", "held-out", "L1 term", "nnz", "dead", "rate", "tokens/s"],
             [_curve(row) for row in _chosen(log)],
@@ -76,7 +76,10 @@ def model_card(record: dict[str, Any], log: list[dict[str, Any]]) -> str:
         f"tokenizer's too: {corpus['train_tokens']:,} tokens to train on, {corpus['heldout_tokens']:,} held out.",
         _table(
             ["source", "bytes", "held out from byte", "sha256"],
-            [[s["source"], f"{s['bytes']:,}", f"{s['heldout_from']:,}", f"`{s['sha256'][:16]}…`"] for s in corpus["sources"]],
+            [
+                [s["source"], f"{s['bytes']:,}", f"{s['heldout_from']:,}", f"`{s['sha256'][:16]}…`"]
+                for s in corpus["sources"]
+            ],
         ),
         f"Licences of the text: {record['licences'] or 'not stated'}.",
     ]

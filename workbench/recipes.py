@@ -121,6 +121,16 @@ def load_recipe(name_or_file: str) -> Recipe:
     return from_dict({"name": path.stem, **values}, str(path))
 
 
+# The types that Recipe's fields are declared with, and what JSON and TOML give for them.
+KINDS: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "tuple[float, float]": (list, tuple),
+    "None": type(None),
+}
+
+
 def from_dict(values: dict[str, Any], origin: str) -> Recipe:
     """Back from `as_dict`, or from a file; unknown names and wrong types are refused with the field."""
     fields = {field.name: field for field in dataclasses.fields(Recipe)}
@@ -128,8 +138,7 @@ def from_dict(values: dict[str, Any], origin: str) -> Recipe:
         if name not in fields:
             raise UserError(f"{origin}: a recipe has no field {name!r}; it has {', '.join(fields)}.")
         expected = str(fields[name].type).split(" | ")
-        kinds = {"str": str, "int": int, "float": (int, float), "tuple[float, float]": (list, tuple), "None": type(None)}
-        if isinstance(value, bool) or not any(isinstance(value, kinds[kind]) for kind in expected):
+        if isinstance(value, bool) or not any(isinstance(value, KINDS[kind]) for kind in expected):
             raise UserError(f"{origin}: {name} must be {fields[name].type}, but is {value!r}.")
     if "betas" in values:
         values = {**values, "betas": tuple(values["betas"])}

@@ -1,14 +1,11 @@
 """Train a sparse language model: a Llama whose gate is a ReLU, and a little L1 on what passes it.
 
-The idea: with h = relu(gate) * up, the loss of a step is
+The idea: the loss is cross-entropy plus a small multiple of sum |h|, and that is all it takes: within some hundred
+steps most of h is exactly zero. `sparse_llama.py` holds the model and that loss, `recipes.py` the numbers, this
+file the rest, which is common practice: AdamW, a linear warm-up of the rate and of the coefficient, a constant rate,
+a linear decay to zero, float32 weights under bf16 autocast.
 
-    cross-entropy + l1 * mean over layers (mean over tokens (sum |h|))
-
-and that is all it takes: within some hundred steps most of h is exactly zero. The rest is common practice: AdamW,
-a linear warm-up of the rate and of l1, a constant rate, a linear decay to zero. `recipes.py` holds the numbers.
-
-Cost: penalty and counts are two reductions over tensors that the step has at hand, little beside its products. On one
-H200 the recipe `h200-8x2048` (445 M parameters, 50 M tokens) takes about 4.5 minutes.
+Cost: on one H200 the recipe `h200-8x2048` (445 M parameters, 50 M tokens) takes about 4.5 minutes.
 
     twell train --config demo --text corpus.txt.zst --out models/demo
     AutoModelForCausalLM.from_pretrained("models/demo")     # plain transformers, nothing of ours
@@ -27,81 +24,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from twell.workbench.corpus import Corpus, Rows, encode_source, in_order, prepare, source_name, unigram_loss
+from twell.workbench.corpus import Corpus, Rows, in_order, prepare, source_name, unigram_loss
 from twell.workbench.errors import UserError
 from twell.workbench.options import TrainOptions
 from twell.workbench.recipes import Recipe, load_recipe
-from twell.workbench.training_folder import Row, TrainingFolder
+from twell.workbench.sparse_llama import build, evaluate, forward
+from twell.workbench.training_folder import Row, TrainingFolder, writing
 
 PACE = (10, 30)  # steps: with a limit in minutes, the step time is measured from the first to the second
 EVALUATION_TOKENS = 131_072  # held-out tokens of the log's losses; the final figures are over all of them
-
-
-# ---- the recipe
-
-
-class PenalizedFFN(nn.Module):
-    """A Llama layer's FFN that also keeps, of its last forward pass, the mean sum |h| and the firings per neuron."""
-
-    def __init__(self, mlp: nn.Module) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[rows, seq_len, d_model] -> the same; `l1` is a scalar, `fires` int64 [d_ff]."""
-        gate = F.relu(self.gate_proj(x))
-        hidden = gate * self.up_proj(x)
-        self.l1 = hidden.abs().sum(dtype=torch.float32) / (x.shape[0] * x.shape[1])
-        self.fires = (gate > 0).sum(dim=(0, 1))
-        return self.down_proj(hidden)
-
-
-def build(recipe: Recipe, mark: int, device: torch.device) -> LlamaForCausalLM:
-    """The model with fresh float32 weights, and PenalizedFFN in place of its FFNs; its parameters keep their names."""
-    config = LlamaConfig(
-        vocab_size=recipe.vocab,
-        hidden_size=recipe.d_model,
-        intermediate_size=recipe.d_ff,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.d_model // recipe.head_size,
-        num_key_value_heads=recipe.kv_heads,
-        head_dim=recipe.head_size,
-        hidden_act="relu",
-        max_position_embeddings=recipe.seq_len,
-        tie_word_embeddings=True,
-        bos_token_id=mark,
-        eos_token_id=mark,
-        attn_implementation="sdpa",
-    )
-    torch.manual_seed(recipe.seed)  # the only draw of torch's generator: nothing after it is random
-    with device:
-        model = LlamaForCausalLM(config).float()
-    for layer in model.model.layers:
-        layer.mlp = PenalizedFFN(layer.mlp)
-    return model.train()
-
-
-def forward(model: LlamaForCausalLM, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy (nats a token), L1 term, and firings int64 [layers, d_ff] of rows [n, seq_len + 1].
-
-    The layers are called one by one, without a mask (attention is causal, rows have no padding), so that the whole
-    compiles to one graph.
-    """
-    inputs, targets = rows[:, :-1], rows[:, 1:]
-    llama = model.model
-    with torch.autocast(rows.device.type, torch.bfloat16, enabled=rows.is_cuda):
-        hidden = llama.embed_tokens(inputs)
-        positions = torch.arange(inputs.shape[1], device=rows.device)[None]
-        rotary = llama.rotary_emb(hidden, position_ids=positions)
-        for layer in llama.layers:
-            hidden = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=rotary)
-        logits = model.lm_head(llama.norm(hidden))
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-    l1 = torch.stack([layer.mlp.l1 for layer in llama.layers]).mean()
-    return loss, l1, torch.stack([layer.mlp.fires for layer in llama.layers])
 
 
 def rate_factor(recipe: Recipe, step: int, total: int | None) -> float:
@@ -122,25 +54,6 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=recipe.rate, betas=recipe.betas, fused=fused)
 
 
-@torch.no_grad()
-def evaluate(model: LlamaForCausalLM, batches: Iterable[Tensor]) -> dict[str, object]:
-    """Mean loss, nnz per layer, dead share per layer, and tokens, over batches of rows [n, seq_len + 1]."""
-    device, count, total, fires = model.device, 0, 0.0, None
-    for rows in batches:
-        loss, _, fired = forward(model, rows.to(device))
-        tokens = rows.shape[0] * (rows.shape[1] - 1)
-        count, total = count + tokens, total + loss.double() * tokens
-        fires = fired if fires is None else fires + fired
-    if fires is None:
-        return {"loss": None, "tokens": 0}
-    return {
-        "loss": float(total / count),
-        "tokens": count,
-        "nnz": (fires.sum(1) / count).tolist(),
-        "dead": (fires == 0).double().mean(1).tolist(),
-    }
-
-
 # ---- the loop
 
 
@@ -151,6 +64,11 @@ class Training:
         self.recipe, self.corpus, self.device, self.compiled = recipe, corpus, device, compiled
         self.model = build(recipe, corpus.mark, device)
         self.optimizer = make_optimizer(recipe, self.model)
+        for name, ids in {"held-out text": corpus.heldout, **corpus.valid}.items():
+            if len(ids) <= recipe.seq_len:
+                raise UserError(
+                    f"The {name} must fill a row of {recipe.seq_len} tokens, but has {len(ids)}; give more."
+                )
         self.rows = Rows(corpus.train, recipe.seq_len, recipe.rows, recipe.seed, corpus.mark)
         self.forward: Callable = torch.compile(forward, fullgraph=True, dynamic=False) if compiled else forward
         self.step, self.seconds = 0, 0.0
@@ -252,7 +170,8 @@ class Training:
                 self.seconds = time.monotonic() - self._began
                 window = (self.seconds, self.step)
                 if time.monotonic() - saved >= 60 * checkpoint_minutes and self.step != self.total:
-                    folder.save(self)
+                    with writing(folder.out):
+                        folder.save(self)
                     saved = time.monotonic()
 
     def heldout(self, tokens: int | None = None) -> Iterable[Tensor]:
@@ -278,6 +197,7 @@ def train(options: TrainOptions) -> Path:
             vocab=recipe.vocab,
             holdout=options.holdout,
             bpe_megabytes=recipe.bpe_megabytes,
+            valid=options.valid,
         )
     folder.claim(corpus=corpus.record)
     if device.type == "cuda":
@@ -285,9 +205,11 @@ def train(options: TrainOptions) -> Path:
     training = Training(recipe, corpus, device, compiled=options.compile and device.type == "cuda")
     folder.restore(training)
     size = sum(p.numel() for p in training.model.parameters())
-    folder.say(f"{size:,} parameters, {len(corpus.train):,} training tokens, {recipe.step_tokens:,} a step, on {device}.")
+    seen = f"{len(corpus.train):,} training tokens, {recipe.step_tokens:,} a step"
+    folder.say(f"{size:,} parameters, {seen}, on {device}.")
     training.run(folder, options.checkpoint_minutes)
-    finish(training, folder, options)
+    with writing(options.out):
+        finish(training, folder, options)
     return options.out
 
 
@@ -298,13 +220,12 @@ def finish(training: Training, folder: TrainingFolder, options: TrainOptions) ->
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
     heldout = evaluate(model, training.heldout())
-    valid = {}
-    for source in options.valid:
-        ids = encode_source(corpus.tokenizer, source)
-        valid[source_name(source)] = evaluate(model, in_order(ids, recipe.seq_len, recipe.rows)) | {
-            "unigram_loss": unigram_loss(corpus.train, ids, recipe.vocab)
-        }
-    model.to(torch.bfloat16).config.dtype = torch.bfloat16
+    valid = {
+        name: evaluate(model, in_order(ids, recipe.seq_len, recipe.rows))
+        | {"unigram_loss": unigram_loss(corpus.train, ids, recipe.vocab)}
+        for name, ids in corpus.valid.items()
+    }
+    model.bfloat16().config.dtype = torch.bfloat16
     folder.finish(
         training,
         {

@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from transformers.utils.logging import disable_progress_bar
 
 from twell.workbench.errors import UserError
 from twell.workbench.model_card import model_card
@@ -63,6 +65,15 @@ def log_schema(layers: int) -> pa.Schema:
     return pa.schema([pa.field(name, kind, metadata={"meaning": meaning}) for name, (kind, meaning) in names.items()])
 
 
+@contextlib.contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """A full or forbidden disk, in a sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{out} could not be written ({error}); make room and give the same command again.") from error
+
+
 class TrainingFolder:
     """`training.json` is the claim: it is written before the first step and decides what may continue here."""
 
@@ -74,7 +85,7 @@ class TrainingFolder:
         if path.exists():
             self.record: dict[str, Any] = json.loads(path.read_text())
         elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-            raise UserError(f"{self.out} must be new, empty, or a training run, but holds something else; name another.")
+            raise UserError(f"{self.out} must be new, empty or a training run, but is something else; name another.")
         else:
             self.record = {}
 
@@ -100,14 +111,14 @@ class TrainingFolder:
             self._write_json()
 
     def say(self, line: str) -> None:
-        self.console.print(line, highlight=False)
+        self.console.print(line, highlight=False, soft_wrap=True)
 
     # ---- checkpoints
 
     def save(self, training: Training) -> None:
         """The log so far, then the checkpoint: whole or not at all."""
         self.write_log(training.recipe.layers)
-        tensors = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name, parameter in training.model.named_parameters():
             state = training.optimizer.state[parameter]
             tensors |= {f"weight {name}": parameter.detach(), **{f"{m} {name}": state[m] for m in MOMENTS}}
@@ -165,7 +176,7 @@ class TrainingFolder:
                 progress.update(task, description=text, completed=row["step"], total=row["total_steps"])
                 if row.get("heldout_loss") is not None:
                     text = f"{text} · held-out {row['heldout_loss']:.3f} · {row['seconds']:.0f} s"
-                    progress.console.print(f"{text} · of {row['total_steps']} steps", highlight=False)
+                    self.say(f"{text} · of {row['total_steps']} steps")
 
             yield show
 
@@ -174,7 +185,9 @@ class TrainingFolder:
     def finish(self, training: Training, results: dict[str, Any]) -> None:
         """Model, tokenizer, log and card; `training.json` last, which makes the run complete."""
         self.write_log(training.recipe.layers)
+        disable_progress_bar()
         training.model.save_pretrained(self.out, max_shard_size="100GB")
+        (self.out / "model.safetensors").chmod(0o644)  # written for the owner alone
         training.corpus.tokenizer.save_pretrained(self.out)
         self.record = {**self.record, **results}
         (self.out / "README.md").write_text(model_card(self.record, self.log), encoding="utf-8")
