@@ -30,7 +30,7 @@ BATCH = 1 << 19  # characters given to the tokenizer at a time
 
 # Where a piece may end, best first: between two lines of text, before a word, after a line break. Byte-level
 # tokenizers split at the first two anyway, so a cut there changes no token. Greedy: the last such place.
-_BORDERS = [re.compile(p, re.DOTALL) for p in (r".*\S\n(?=\S)", r".*\S(?= [^\W\d_])", r".*\n")]
+_BORDERS = [re.compile(p, re.DOTALL) for p in (r".*\S\n(?=\S)", r".*(?= [^\W\d_])", r".*\n")]
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,7 @@ def _pieces(chunks: Iterable[str]) -> Iterator[str]:
         yield held
 
 
-def sequences(
-    documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast, seq_len: int
-) -> Iterator[Sequence]:
+def sequences(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> Iterator[Sequence]:
     """Each document tokenised and cut into sequences of `seq_len` tokens without overlap, the last shorter.
 
     A document in one piece has exactly the ids of `tokenizer(text)`, special tokens included. Of a longer one
@@ -125,9 +123,7 @@ def _tokenised(
     """Pieces with their ids, special tokens not yet added; pieces without ids are left out."""
     for batch in _batches(documents):
         texts = [piece.text for piece in batch]
-        ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)[
-            "input_ids"
-        ]
+        ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
         yield from (pair for pair in zip(batch, ids, strict=True) if pair[1])
 
 
