@@ -1,0 +1,41 @@
+"""One question a module, over a run's tables; each answer a DataFrame (or a dict) with documented columns.
+
+    from twell.workbench import open_run
+    from twell.analysis import by_layer
+    by_layer(open_run("runs/demo"))
+
+Each leaves flagged tokens out unless told `flagged=True`, says in `attrs` what it counted and what it left out, and
+raises `Missing` with one sentence where the run lacks what it needs. Summaries are built by the first question asked of
+a run; a query engine is loaded only then.
+"""
+
+from twell.analysis.contexts import contexts
+from twell.analysis.export import export
+from twell.analysis.layers import by_layer, layer_histogram
+from twell.analysis.neurons import by_neuron
+from twell.analysis.overview import overview
+from twell.analysis.positions import by_position, position_blocks
+from twell.analysis.speedup import speedup, speedup_correlation, timings_by_batch
+from twell.analysis.summary import ensure, summarize
+from twell.analysis.surprisal import surprisal, surprisal_correlation
+from twell.analysis.tokens import by_token, token_profile
+
+__all__ = [
+    "by_layer",
+    "by_neuron",
+    "by_position",
+    "by_token",
+    "contexts",
+    "ensure",
+    "export",
+    "layer_histogram",
+    "overview",
+    "position_blocks",
+    "speedup",
+    "speedup_correlation",
+    "summarize",
+    "surprisal",
+    "surprisal_correlation",
+    "timings_by_batch",
+    "token_profile",
+]

@@ -1,0 +1,121 @@
+"""Building summaries: parts in, Arrow tables out, a chunk at a time. The queries are in `sums`, the files in `summary`.
+
+Cost: a chunk is held in memory (75 bytes a token at 28 layers) while its sums are taken. A second reading of every
+part, for z, follows once the layers' means are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from twell.analysis import sums
+from twell.analysis.engine import Engine
+from twell.analysis.layers import moments
+from twell.workbench.schema import SUMMARIES, nnz_columns
+from twell.workbench.store import Run
+
+CHUNK_TOKENS = 2**21
+SOURCES = ("activity", "neurons")
+# What makes a row of each summary; every other column adds up, but for those in EXTREMES.
+KEYS = {
+    "layers": ("layer", "flagged", "nnz"),
+    "positions": ("layer", "flagged", "position"),
+    "tokens": ("token_id", "flagged"),
+    "token_layers": ("layer", "flagged", "token_id"),
+    "token_scores": ("token_id", "flagged"),
+    "surprisal": ("layer", "replicate", "loss_bin"),
+    "surprisal_ranks": ("layer", "nnz_class", "loss_class", "replicate"),
+    "neurons": ("layer", "neuron"),
+}
+EXTREMES = {"value_max": "max", "token_min": "min", "token_max": "max", "first_sequence": "min"}
+
+Tables = dict[str, pa.Table]
+Parts = list[Any]  # entries of the manifest: table, file, rows
+Tick = Callable[[int], None]
+
+
+def build(run: Run, files: set[str], tables: Tables, tick: Tick) -> Tables:
+    """Every summary of the run, from the sums there are already and those of the parts named.
+
+    `tick` is called with the number of tokens read since the last call.
+    """
+    with Engine() as engine:
+        for chunk in chunks(run, files):
+            tables = merge(tables, take(engine, run, chunk))
+            tick(sum(part.rows for part in chunk if part.table == "activity"))
+        tables = {**tables, "token_scores": scores(engine, run, tables["layers"])}
+    return {name: table.sort_by([(key, "ascending") for key in KEYS[name]]) for name, table in tables.items()}
+
+
+def chunks(run: Run, files: set[str]) -> Iterator[Parts]:
+    """The parts named, a few at a time: whole parts up to CHUNK_TOKENS tokens, or one larger."""
+    chunk: Parts = []
+    rows = 0
+    for part in run.manifest.parts:
+        if part.file not in files:
+            continue
+        if part.table == "activity":
+            if chunk and rows + part.rows > CHUNK_TOKENS:
+                yield chunk
+                chunk, rows = [], 0
+            rows += part.rows
+        chunk.append(part)
+    if chunk:
+        yield chunk
+
+
+def take(engine: Engine, run: Run, chunk: Parts) -> Tables:
+    """Every additive summary of some parts."""
+    files = {table: [run.path / part.file for part in chunk if part.table == table] for table in SOURCES}
+    found: Tables = {}
+    if files["neurons"]:
+        found["neurons"] = engine.arrow(sums.neurons(engine.read(files["neurons"])))
+    if not files["activity"]:
+        return found
+    with sums.chunk(engine, engine.read(files["activity"]), nnz_columns(run.layers)) as this:
+        with engine.keep(sums.cells(this)) as counted:
+            found["layers"] = engine.arrow(sums.layers(counted))
+            found["surprisal"] = engine.arrow(sums.surprisal(counted))
+            found["surprisal_ranks"] = engine.arrow(sums.surprisal_ranks(counted))
+        with engine.keep(sums.position_sums(this)) as wide:
+            found["positions"] = engine.arrow(sums.positions(this, wide))
+        with engine.keep(sums.token_sums(this)) as wide:
+            found["tokens"] = engine.arrow(sums.tokens(this, wide))
+            found["token_layers"] = engine.arrow(sums.token_layers(this, wide))
+    return {name: _typed(name, table) for name, table in found.items()}
+
+
+def scores(engine: Engine, run: Run, layers: pa.Table) -> pa.Table:
+    """z by token needs the layers' means over the whole run, so it is taken last, over every part."""
+    mean, sd = moments(layers.to_pandas(), run.layers)
+    found: Tables = {}
+    for chunk in chunks(run, {part.file for part in run.manifest.parts if part.table == "activity"}):
+        activity = engine.read([run.path / part.file for part in chunk])
+        piece = engine.arrow(sums.scores(activity, nnz_columns(run.layers), mean, sd))
+        found = merge(found, {"token_scores": _typed("token_scores", piece)})
+    return found["token_scores"]
+
+
+def _typed(name: str, table: pa.Table) -> pa.Table:
+    """The rows with their columns as declared."""
+    columns = SUMMARIES.tables[name].columns
+    schema = pa.schema([(c.name, pa.bool_() if c.type == "bool" else pa.type_for_alias(c.type)) for c in columns])
+    return table.select(schema.names).cast(schema)
+
+
+def merge(old: Tables, new: Tables) -> Tables:
+    """Add summaries up."""
+    merged = dict(old)
+    for name, table in new.items():
+        merged[name] = _typed(name, _added(name, pa.concat_tables([old[name], table]))) if name in old else table
+    return merged
+
+
+def _added(name: str, rows: pa.Table) -> pa.Table:
+    keys = KEYS[name]
+    how = [(c.name, EXTREMES.get(c.name, "sum")) for c in SUMMARIES.tables[name].columns if c.name not in keys]
+    grouped = rows.group_by(list(keys)).aggregate(how)
+    return grouped.rename_columns({f"{column}_{function}": column for column, function in how})

@@ -1,0 +1,133 @@
+"""Export: a run's tables as files that other tools read.
+
+    twell export runs/demo --out tables                          every analysis table, Parquet, in a folder
+    twell export runs/demo --table by_token --format csv --out tokens.csv
+
+Analysis tables are those of the API with its defaults. Tables of the run itself are copied part by part, so memory does
+not grow with them; CSV has no bytes and no half floats, so it gets hexadecimal digits and floats. A file that is there
+already is replaced, whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from twell.analysis.layers import by_layer, layer_histogram
+from twell.analysis.neurons import by_neuron
+from twell.analysis.positions import by_position, position_blocks
+from twell.analysis.speedup import speedup, timings_by_batch
+from twell.analysis.surprisal import surprisal, surprisal_correlation
+from twell.analysis.tokens import by_token
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.options import ExportOptions
+from twell.workbench.schema import TABLES
+from twell.workbench.store import Run, open_run
+
+ANALYSIS: dict[str, Callable[[Run], pd.DataFrame]] = {
+    "by_layer": by_layer,
+    "layer_histogram": layer_histogram,
+    "by_position": by_position,
+    "position_blocks": position_blocks,
+    "by_token": by_token,
+    "by_neuron": by_neuron,
+    "surprisal": surprisal,
+    "surprisal_correlation": surprisal_correlation,
+    "speedup": speedup,
+    "timings_by_batch": timings_by_batch,
+}
+
+
+def export(options: ExportOptions) -> list[Path]:
+    """Write the tables asked for, or every analysis table that the run can give; says what was written.
+
+    One table goes to the file `out` (or into it, where it is a folder), several into the folder `out`.
+    """
+    run = open_run(options.run)
+    unknown = [name for name in options.table if name not in ANALYSIS and name not in TABLES]
+    if unknown:
+        raise UserError(
+            f"Expected a table of {', '.join(ANALYSIS)}, or of the run itself ({', '.join(TABLES)}), "
+            f"got {unknown[0]!r}."
+        )
+    names = options.table or tuple(ANALYSIS)
+    one = len(options.table) == 1 and not options.out.is_dir()
+    written = []
+    for name in names:
+        path = options.out if one else options.out / f"{name}.{options.format}"
+        try:
+            rows = _write(run, name, options.format, path)
+        except Missing as reason:
+            if options.table:
+                raise
+            print(f"{name}: left out. {reason}")
+            continue
+        print(f"{path}: {rows:,} rows")
+        written.append(path)
+    return written
+
+
+def _write(run: Run, name: str, format: str, path: Path) -> int:
+    """Write one table whole or not at all. Returns its rows."""
+    pieces = _pieces(run, name, format)
+    first = next(pieces)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = 0
+        with _writer(temporary, first.schema, format) as writer:
+            for piece in (first, *pieces) if name in ANALYSIS else _chain(first, pieces):
+                writer.write_table(piece)
+                rows += piece.num_rows
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(
+            f"Expected to write {path}, got {error.strerror or error}: choose a place that can be written to."
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return rows
+
+
+def _chain(first: pa.Table, rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    yield first
+    yield from rest
+
+
+def _writer(path: Path, schema: pa.Schema, format: str) -> pq.ParquetWriter | pa.csv.CSVWriter:
+    if format == "csv":
+        return pa.csv.CSVWriter(path, schema)
+    return pq.ParquetWriter(path, schema, compression="zstd")
+
+
+def _pieces(run: Run, name: str, format: str) -> Iterator[pa.Table]:
+    """The table, in one piece or part by part. Missing or UserError comes before the first piece."""
+    if name in ANALYSIS:
+        yield pa.Table.from_pandas(ANALYSIS[name](run), preserve_index=False)
+        return
+    for path in run.parts(name):
+        try:
+            piece = pq.read_table(path)
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(
+                f"Expected a readable part at {path}, got {str(error).splitlines()[0]}: copy it again from where it "
+                "was recorded, or capture anew."
+            ) from None
+        yield _plain(piece) if format == "csv" else piece
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """The columns as CSV can hold them."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_float16(field.type):
+            table = table.set_column(index, field.name, table.column(index).cast(pa.float32()))
+        elif pa.types.is_binary(field.type):
+            digits = [None if value is None else value.hex() for value in table.column(index).to_pylist()]
+            table = table.set_column(index, field.name, pa.array(digits, pa.string()))
+    return table

@@ -1,0 +1,91 @@
+"""Layers: how many neurons fire in each, how that spreads over tokens, and how many never do.
+
+    by_layer(run)          a row a layer
+    layer_histogram(run)   a row a layer and count: what every quantile is exact from
+
+Cost: a few milliseconds, from the summaries `layers` and `neurons`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from twell.analysis import summary
+from twell.analysis.statistics import quantiles
+from twell.workbench.errors import Missing
+from twell.workbench.store import Run
+
+QUANTILES = {"p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
+DEAD_BOUND = 3.0  # with no firing in N tokens, 3/N is the 95 % upper bound of a neuron's density (rule of three)
+
+
+def layer_histogram(run: Run, flagged: bool = False) -> pd.DataFrame:
+    """Columns: layer, nnz, tokens (how many have that count). Flagged tokens are left out unless asked for."""
+    rows = histogram(run, flagged)
+    return rows[rows["layer"] >= 0].reset_index(drop=True)
+
+
+def histogram(run: Run, flagged: bool = False) -> pd.DataFrame:
+    """As layer_histogram, with the sum over all layers as layer -1. Missing where no token is left to count."""
+    rows = summary.read(run, "layers")
+    rows = rows if flagged else rows[~rows["flagged"]]
+    if rows.empty:
+        raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
+    return rows.groupby(["layer", "nnz"], as_index=False)["tokens"].sum()
+
+
+def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
+    """Columns, nnz in neurons a token:
+
+    layer; tokens; mean; sd (over tokens, divisor N); p10, p50, p90, p99 (exact: the least count that at least so many
+    tokens do not exceed); max; sparsity (1 - mean / d_ff); share (of the nnz of all layers); dead (neurons that did
+    not fire in any unflagged token of the run); dead_share; dead_upper (95 % upper bound of a dead neuron's density:
+    3 / tokens). The dead columns are empty where the run keeps no neuron sums.
+    """
+    counted = layer_histogram(run, flagged)
+    rows = []
+    for layer, group in counted.groupby("layer"):
+        nnz, tokens = group["nnz"].to_numpy(), group["tokens"].to_numpy()
+        n = int(tokens.sum())
+        mean = float((nnz * tokens).sum() / n)
+        sd = float(np.sqrt((tokens * (nnz - mean) ** 2).sum() / n))
+        found = dict(zip(QUANTILES, quantiles(nnz, tokens, list(QUANTILES.values())), strict=True))
+        rows.append({"layer": layer, "tokens": n, "mean": mean, "sd": sd, **found, "max": int(nnz.max())})
+    frame = pd.DataFrame(rows)
+    frame["sparsity"] = 1 - frame["mean"] / run.d_ff
+    total = float((frame["mean"] * frame["tokens"]).sum())
+    frame["share"] = frame["mean"] * frame["tokens"] / total if total else np.nan
+    tokens = unflagged_tokens(run)
+    try:
+        alive = summary.read(run, "neurons").groupby("layer").size().reindex(frame["layer"], fill_value=0).to_numpy()
+        frame["dead"] = pd.array(run.d_ff - alive, dtype="Int64")
+    except Missing:
+        frame["dead"] = pd.array([None] * len(frame), dtype="Int64")
+    frame["dead_share"] = frame["dead"].astype("Float64").to_numpy(float, na_value=np.nan) / run.d_ff
+    frame["dead_upper"] = np.where(frame["dead"].isna(), np.nan, DEAD_BOUND / tokens)
+    frame.attrs = {
+        "definition": run.manifest.nnz_definition,
+        "tokens": int(frame["tokens"].iloc[0]),
+        "sequences": run.manifest.sequences,
+        "note": f"dead: no firing in {tokens:,} unflagged tokens of {run.manifest.sequences:,} sequences; the density "
+        f"of such a neuron is below {DEAD_BOUND / tokens:.2g} with 95 % confidence",
+    }
+    return frame
+
+
+def unflagged_tokens(run: Run) -> int:
+    """How many tokens the statistics count by default."""
+    rows = summary.read(run, "layers", layer=0, flagged=False)
+    return int(rows["tokens"].sum())
+
+
+def moments(counted: pd.DataFrame, layers: int) -> tuple[NDArray, NDArray]:
+    """Mean and sd of nnz by layer over unflagged tokens, from the rows of the summary `layers`."""
+    used = counted[~counted["flagged"] & (counted["layer"] >= 0)]
+    layer, nnz, tokens = (used[name].to_numpy() for name in ("layer", "nnz", "tokens"))
+    n = np.bincount(layer, tokens, minlength=layers)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.bincount(layer, tokens * nnz, minlength=layers) / n
+        return mean, np.sqrt(np.bincount(layer, tokens * (nnz - mean[layer]) ** 2, minlength=layers) / n)

@@ -1,0 +1,124 @@
+"""Overview: a run in a few numbers, each with what it was counted over.
+
+    overview(run)
+
+Cost: 50 ms. What the run cannot tell is None, with the reason in `missing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twell.analysis.layers import by_layer, layer_histogram
+from twell.analysis.positions import by_position
+from twell.analysis.speedup import speedup, speedup_correlation
+from twell.analysis.surprisal import surprisal_correlation
+from twell.analysis.tokens import by_token
+from twell.workbench.errors import Missing
+from twell.workbench.store import Run
+
+
+def overview(run: Run) -> dict[str, Any]:
+    """The headline numbers.
+
+    status; nnz_definition; layers; d_ff; tokens; flagged_tokens; sequences; loss (nats), loss_tokens; nnz_mean (a
+    layer, mean over layers); sparsity; densest_layer, sparsest_layer and their means densest_nnz, sparsest_nnz; dead,
+    dead_share (of all neurons), dead_upper (95 % bound of a dead neuron's density); first_ratio (mean nnz of position 0
+    over that of all later ones), first_tokens; loudest, quietest (dicts: token_id, text, z, z_se, count) among tokens
+    that occur 20 times; spearman (nnz and the next token's loss, median over layers), spearman_tokens; speedup (sum of
+    dense over sum of sparse FFN times; None where the reference ran), speedup_repeats, kernel, comparable; pearson (nnz
+    and speedup over layers), pearson_layers; missing (dict: what is None, and why).
+    """
+    manifest = run.manifest
+    found: dict[str, Any] = {
+        "status": manifest.status,
+        "nnz_definition": manifest.nnz_definition,
+        "layers": run.layers,
+        "d_ff": run.d_ff,
+        "sequences": manifest.sequences,
+        "loss": manifest.loss,
+        "loss_tokens": manifest.loss_tokens,
+        "missing": {},
+    }
+    for names, answer in QUESTIONS.items():
+        try:
+            found |= answer(run)
+        except Missing as reason:
+            found |= dict.fromkeys(names)
+            found["missing"] |= dict.fromkeys(names, str(reason))
+    return found
+
+
+def _activity(run: Run) -> dict[str, Any]:
+    layers = by_layer(run)
+    counted = layer_histogram(run, flagged=True)
+    every = int(counted.loc[counted["layer"] == 0, "tokens"].sum())
+    densest, sparsest = layers.loc[layers["mean"].idxmax()], layers.loc[layers["mean"].idxmin()]
+    dead = None if layers["dead"].isna().any() else int(layers["dead"].sum())
+    return {
+        "tokens": int(layers["tokens"].iloc[0]),
+        "flagged_tokens": every - int(layers["tokens"].iloc[0]),
+        "nnz_mean": float(layers["mean"].mean()),
+        "sparsity": float(layers["sparsity"].mean()),
+        "densest_layer": int(densest["layer"]),
+        "densest_nnz": float(densest["mean"]),
+        "sparsest_layer": int(sparsest["layer"]),
+        "sparsest_nnz": float(sparsest["mean"]),
+        "dead": dead,
+        "dead_share": None if dead is None else dead / (run.layers * run.d_ff),
+        "dead_upper": None if dead is None else float(layers["dead_upper"].iloc[0]),
+    }
+
+
+def _first(run: Run) -> dict[str, Any]:
+    rows = by_position(run, total=True)
+    first, later = rows[rows["first"]], rows[~rows["first"]]
+    if first.empty or later.empty:
+        raise Missing(f"{run.name} holds no unflagged token at position 0, or none after it, to compare.")
+    rest = float((later["mean"] * later["tokens"]).sum() / later["tokens"].sum())
+    ratio = float(first["mean"].iloc[0]) / rest if rest else None
+    return {"first_ratio": ratio, "first_tokens": int(first["tokens"].iloc[0])}
+
+
+def _extremes(run: Run) -> dict[str, Any]:
+    rows = by_token(run)[["token_id", "text", "z", "z_se", "count"]]
+    loudest, quietest = rows.iloc[0].to_dict(), rows.iloc[-1].to_dict()
+    return {"loudest": loudest, "quietest": quietest}
+
+
+def _surprisal(run: Run) -> dict[str, Any]:
+    rows = surprisal_correlation(run)
+    return {"spearman": float(rows["spearman"].median()), "spearman_tokens": int(rows["n"].iloc[0])}
+
+
+def _speedup(run: Run) -> dict[str, Any]:
+    rows = speedup(run)
+    comparable = bool(rows.attrs["comparable"])
+    return {
+        "speedup": float(rows["dense_us"].sum() / rows["sparse_us"].sum()) if comparable else None,
+        "speedup_repeats": int(rows["repeats"].min()),
+        "kernel": ", ".join(sorted(set(rows["kernel"]))),
+        "comparable": comparable,
+    }
+
+
+def _pearson(run: Run) -> dict[str, Any]:
+    found = speedup_correlation(run)
+    if not found["comparable"]:
+        raise Missing(f"{found['note'][0].upper()}{found['note'][1:]}.")
+    return {"pearson": found["pearson"], "pearson_layers": found["n"]}
+
+
+_ACTIVITY = (
+    "tokens flagged_tokens nnz_mean sparsity densest_layer densest_nnz sparsest_layer sparsest_nnz dead dead_share "
+    "dead_upper"
+)
+QUESTIONS: dict[tuple[str, ...], Callable[[Run], dict[str, Any]]] = {
+    tuple(_ACTIVITY.split()): _activity,
+    ("first_ratio", "first_tokens"): _first,
+    ("loudest", "quietest"): _extremes,
+    ("spearman", "spearman_tokens"): _surprisal,
+    ("speedup", "speedup_repeats", "kernel", "comparable"): _speedup,
+    ("pearson", "pearson_layers"): _pearson,
+}

@@ -1,0 +1,89 @@
+"""Tokens: which fire many neurons and which few.
+
+    by_token(run)                 a row a token of the vocabulary, loudest first
+    token_profile(run, token_id)  one token, layer by layer
+
+Ranked by z, nnz standardised within each layer, so that a busy layer does not outvote the others; the raw mean stands
+beside it. Cost: 20 ms for a vocabulary of 50 000, from the summaries `tokens`, `token_scores`, `token_layers`.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from twell.analysis import summary
+from twell.analysis.layers import moments
+from twell.analysis.statistics import ratio_error
+from twell.workbench.errors import Missing
+from twell.workbench.store import Run
+
+LOSS_UNIT = 2.0**24  # sums of losses are kept in units of 2^-24 nats
+DEFINITION = (
+    "z: (nnz - layer mean) / layer sd, mean over layers, layer means and sds being those of unflagged tokens; "
+    "standard errors are clustered by sequence"
+)
+
+
+def by_token(run: Run, min_count: int = 20, flagged: bool = False) -> pd.DataFrame:
+    """Tokens that occur at least `min_count` times, loudest (greatest z) first. Columns:
+
+    token_id; text; count; sequences (it occurs in); z, z_se (in sd); mean, mean_se (nnz a layer, mean over layers);
+    loss_mean (nats, of the predictions made at the token); surprisal_mean (nats, of the token itself, as predicted one
+    position earlier). Standard errors: `statistics.ratio_error`, clusters are sequences; empty for one sequence. z_se
+    takes the layers' means and sds as known. Missing where no token occurs that often.
+    """
+    keys = ["token_id", "flagged"]
+    rows = summary.read(run, "tokens").merge(summary.read(run, "token_scores"), on=keys)
+    rows = rows if flagged else rows[~rows["flagged"]]
+    rows = rows.drop(columns="flagged").groupby("token_id", as_index=False).sum()
+    kept = rows[rows["tokens"] >= min_count].reset_index(drop=True)
+    if kept.empty:
+        most = int(rows["tokens"].max()) if len(rows) else 0
+        raise Missing(
+            f"No token of {run.name} occurs {min_count} times, the most frequent one {most} times: ask for a lower "
+            "minimum count."
+        )
+    n, n2, g = kept["tokens"], kept["tokens_square"], kept["sequences"]
+    frame = pd.DataFrame({"token_id": kept["token_id"], "text": token_text(run, kept["token_id"])})
+    frame["count"], frame["sequences"] = n, g
+    frame["z"] = kept["z_sum"] / n
+    frame["z_se"] = ratio_error(n, n2, kept["z_sum"], kept["z_square"], kept["z_cross"], g)
+    frame["mean"] = kept["nnz_sum"] / n / run.layers
+    frame["mean_se"] = ratio_error(n, n2, kept["nnz_sum"], kept["nnz_square"], kept["nnz_cross"], g) / run.layers
+    frame["loss_mean"] = kept["loss_sum"] / LOSS_UNIT / kept["loss_tokens"].where(kept["loss_tokens"] > 0)
+    own = kept["surprisal_tokens"].where(kept["surprisal_tokens"] > 0)
+    frame["surprisal_mean"] = kept["surprisal_sum"] / LOSS_UNIT / own
+    frame = frame.sort_values(["z", "token_id"], ascending=[False, True], ignore_index=True)
+    frame.attrs = {
+        "definition": DEFINITION,
+        "tokens": int(n.sum()),
+        "note": f"left out: {len(rows) - len(kept):,} of {len(rows):,} tokens, which occur fewer than {min_count} times",
+    }
+    return frame
+
+
+def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFrame:
+    """One token in each layer. Columns: layer; count; mean (nnz); z; z_se (as in by_token, within the layer)."""
+    counts = summary.read(run, "tokens", token_id=token_id)
+    counts = counts if flagged else counts[~counts["flagged"]]
+    if counts["tokens"].sum() == 0:
+        raise Missing(f"Token {token_id} does not occur in {run.name}{'' if flagged else ' unflagged'}.")
+    n, n2, g = (int(counts[name].sum()) for name in ("tokens", "tokens_square", "sequences"))
+    rows = summary.read(run, "token_layers", token_id=token_id)
+    rows = rows if flagged else rows[~rows["flagged"]]
+    sums = rows.groupby("layer", as_index=False)[["nnz_sum", "nnz_square", "nnz_cross"]].sum()
+    layer_mean, layer_sd = moments(summary.read(run, "layers"), run.layers)
+    centre, spread = layer_mean[sums["layer"].to_numpy()], pd.Series(layer_sd[sums["layer"].to_numpy()])
+    spread = spread.where(spread > 0)
+    frame = pd.DataFrame({"layer": sums["layer"], "count": n, "mean": sums["nnz_sum"] / n})
+    frame["z"] = (frame["mean"] - centre) / spread
+    frame["z_se"] = ratio_error(n, n2, sums["nnz_sum"], sums["nnz_square"], sums["nnz_cross"], g) / spread
+    frame.attrs = {"definition": DEFINITION, "token_id": token_id, "sequences": g}
+    return frame
+
+
+def token_text(run: Run, token_ids: pd.Series) -> list[str]:
+    """The tokens as the vocabulary displays them; an id that it lacks as <id>."""
+    text = run.vocab["text"] if run.has("vocab") else pd.Series(dtype=str)
+    shown = text.reindex(token_ids.to_numpy())
+    return [piece if isinstance(piece, str) else f"<{i}>" for piece, i in zip(shown, token_ids, strict=True)]
