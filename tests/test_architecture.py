@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 # folder -> what it may import of the others. "workbench.schema" allows that module alone.
-READERS = {"workbench.schema", "workbench.store", "workbench.errors"}
+READERS = {"workbench.schema", "workbench.store", "workbench.errors", "workbench.options"}
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "workbench": {"kernels"},

@@ -8,6 +8,7 @@ opened at any moment, and opened again for what has come since. Everything comes
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -124,7 +125,7 @@ class Run:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text that tokens stand for: their bytes joined, then decoded."""
-        pieces = self.vocab["bytes"].reindex(token_ids)
+        pieces = self.vocab["bytes"].reindex(list(token_ids))
         return b"".join(piece for piece in pieces if isinstance(piece, bytes)).decode("utf-8", errors="replace")
 
     def damaged(self) -> list[str]:
@@ -167,6 +168,40 @@ def list_runs(folder: str | Path) -> tuple[list[Run], dict[str, str]]:
             except UserError as error:
                 broken[candidate.name] = str(error)
     return sorted(runs, key=lambda run: run.manifest.created, reverse=True), broken
+
+
+def refuse_existing(folder: Path) -> None:
+    """UserError if a run, or anything else, is in the folder already."""
+    if (folder / manifests.FILE).exists():
+        raise UserError(
+            f"Expected an empty output folder, {folder} already holds a run: choose another --out or remove it first."
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"Expected an empty output folder, {folder} holds other files: choose another --out.")
+
+
+def copy_without_activity(source: Path, target: Path) -> None:
+    """Copy a summarised run as a summary-only run: what is left spells out none of its text.
+
+    The manifest goes last, so a copy that was cut short is not taken for a run.
+    """
+    refuse_existing(target)
+    manifest = manifests.read(source)
+    manifest.parts = [part for part in manifest.parts if TABLES[part.table].in_summary_only]
+    manifest.summary_only = True
+    summary = Path("summary") / f"v{SUMMARIES.version}"
+    files = [Path(part.file) for part in manifest.parts]
+    files += [path.relative_to(source) for path in sorted((source / summary).glob("*")) if path.suffix != ".tmp"]
+    try:
+        for file in files:
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / file, target / file)
+        manifests.write(target, manifest)
+    except OSError as error:
+        raise UserError(
+            f"Expected to copy {source} to {target}, got {error.strerror or error}: free some space or choose a folder "
+            "that can be written to, and remove what was begun."
+        ) from None
 
 
 def _sha256(path: Path) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +25,7 @@ from twell.workbench import manifest as manifests
 from twell.workbench.errors import UserError
 from twell.workbench.manifest import Manifest, Part
 from twell.workbench.schema import TABLES, expand
+from twell.workbench.store import refuse_existing
 
 PART_TOKENS = 2**20
 PART_SECONDS = 10.0
@@ -168,29 +168,6 @@ class RunWriter:
             manifests.write(self.folder, self.manifest)
         except OSError as error:
             raise disk_error(self.folder / manifests.FILE, error) from error
-
-
-def refuse_existing(folder: Path) -> None:
-    """UserError if a run, or anything else, is in the folder already."""
-    if (folder / manifests.FILE).exists():
-        raise UserError(
-            f"Expected an empty output folder, {folder} already holds a run: choose another --out or remove it first."
-        )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"Expected an empty output folder, {folder} holds other files: choose another --out.")
-
-
-def copy_without_activity(source: Path, target: Path) -> None:
-    """Copy a summarised run as a summary-only run: what is left spells out none of its text."""
-    refuse_existing(target)
-    manifest = manifests.read(source)
-    manifest.parts = [part for part in manifest.parts if TABLES[part.table].in_summary_only]
-    manifest.summary_only = True
-    for part in manifest.parts:
-        (target / part.file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / part.file, target / part.file)
-    shutil.copytree(source / "summary", target / "summary")
-    manifests.write(target, manifest)
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
