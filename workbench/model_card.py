@@ -33,13 +33,25 @@ UNITS = {
 
 def model_card(record: dict[str, Any], log: list[dict[str, Any]]) -> str:
     """Markdown: what the model is, what it was measured to do, how it was trained, on what."""
-    recipe, heldout, corpus = record["recipe"], record["heldout"], record["corpus"]
-    nnz, d_ff = sum(heldout["nnz"]) / len(heldout["nnz"]), recipe["d_ff"]
-    cosine = recipe["schedule"] == "cosine"
-    rows = [(name, recipe[name], unit) for name, unit in UNITS.items() if not (cosine and name == "decay")]
     parts = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
-        f"# {recipe['name']}",
+        *_what_it_is(record),
+        *_other_text(record),
+        *_training(record, log),
+        *_text(record),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _what_it_is(record: dict[str, Any]) -> list[str]:
+    heldout, d_ff = record["heldout"], record["recipe"]["d_ff"]
+    nnz = sum(heldout["nnz"]) / len(heldout["nnz"])
+    layers = [
+        [layer, f"{n:.2f}", f"{1 - n / d_ff:.2%}", f"{dead:.1%}"]
+        for layer, (n, dead) in enumerate(zip(heldout["nnz"], heldout["dead"], strict=True))
+    ]
+    return [
+        f"# {record['recipe']['name']}",
         f"A Llama with a ReLU gate, trained so that few of its FFN neurons fire: {record['parameters']:,} parameters, "
         f"bf16. On {heldout['tokens']:,} held-out tokens its loss is **{heldout['loss']:.3f} nats a token** (guessing "
         f"by training frequency alone, the unigram loss, is {record['unigram_loss']:.3f}), and a token fires "
@@ -51,39 +63,8 @@ def model_card(record: dict[str, Any], log: list[dict[str, Any]]) -> str:
         "It is small and saw little text: made to study sparse activity on, not to be believed.",
         "## By layer",
         f"nnz: neurons a token fires (gate > 0), mean. Dead: no firing in these {heldout['tokens']:,} tokens.",
-        _table(
-            ["layer", "nnz", "sparsity", "dead"],
-            [
-                [layer, f"{n:.2f}", f"{1 - n / d_ff:.2%}", f"{dead:.1%}"]
-                for layer, (n, dead) in enumerate(zip(heldout["nnz"], heldout["dead"], strict=True))
-            ],
-        ),
-        *_other_text(record),
-        "## Training",
-        f"```\n{record['command']}\n```",
-        f"{record['steps']:,} steps, {record['tokens']:,} tokens ({record['epochs']:.1f} times the training text), "
-        f"{record['minutes']:.1f} minutes on one {record['device']}.",
-        _table(["setting", "value", ""], [[f"`{name}`", _plain(value), unit] for name, value, unit in rows]),
-        "## Curves",
-        "From `train-log.parquet`; loss, L1 term, nnz and dead share are means over layers and over the steps since "
-        "the log's previous row, dead: fired on none of the tokens of those steps. Held-out: the first 131,072 tokens.",
-        _table(
-            ["step", "tokens", "loss", "held-out", "L1 term", "nnz", "dead", "rate", "tokens/s"],
-            [_curve(row) for row in _chosen(log)],
-        ),
-        "## Text",
-        f"The last {corpus['holdout']:.0%} of each source, from the byte given, was left out of training, of the "
-        f"tokenizer's too: {corpus['train_tokens']:,} tokens to train on, {corpus['heldout_tokens']:,} held out.",
-        _table(
-            ["source", "bytes", "held out from byte", "sha256"],
-            [
-                [s["source"], f"{s['bytes']:,}", f"{s['heldout_from']:,}", f"`{s['sha256'][:16]}…`"]
-                for s in corpus["sources"]
-            ],
-        ),
-        f"Licences of the text: {record['licences'] or 'not stated'}.",
+        _table(["layer", "nnz", "sparsity", "dead"], layers),
     ]
-    return "\n\n".join(parts) + "\n"
 
 
 def _other_text(record: dict[str, Any]) -> list[str]:
@@ -94,6 +75,39 @@ def _other_text(record: dict[str, Any]) -> list[str]:
         for source, found in record["valid"].items()
     ]
     return ["## On other text", _table(["source", "tokens", "loss", "unigram loss"], rows)]
+
+
+def _training(record: dict[str, Any], log: list[dict[str, Any]]) -> list[str]:
+    recipe = record["recipe"]
+    left_out = {"decay"} if recipe["schedule"] == "cosine" else set()
+    settings = [[f"`{name}`", _plain(recipe[name]), unit] for name, unit in UNITS.items() if name not in left_out]
+    columns = ["step", "tokens", "loss", "held-out", "L1 term", "nnz", "dead", "rate", "tokens/s"]
+    return [
+        "## Training",
+        f"```\n{record['command']}\n```",
+        f"{record['steps']:,} steps, {record['tokens']:,} tokens ({record['epochs']:.1f} times the training text), "
+        f"{record['minutes']:.1f} minutes on one {record['device']}.",
+        _table(["setting", "value", ""], settings),
+        "## Curves",
+        "From `train-log.parquet`; loss, L1 term, nnz and dead share are means over layers and over the steps since "
+        "the log's previous row, dead: fired on none of the tokens of those steps. Held-out: the first 131,072 tokens.",
+        _table(columns, [_curve(row) for row in _chosen(log)]),
+    ]
+
+
+def _text(record: dict[str, Any]) -> list[str]:
+    corpus = record["corpus"]
+    sources = [
+        [found["source"], f"{found['bytes']:,}", f"{found['heldout_from']:,}", f"`{found['sha256'][:16]}…`"]
+        for found in corpus["sources"]
+    ]
+    return [
+        "## Text",
+        f"The last {corpus['holdout']:.0%} of each source, from the byte given, was left out of training, of the "
+        f"tokenizer's too: {corpus['train_tokens']:,} tokens to train on, {corpus['heldout_tokens']:,} held out.",
+        _table(["source", "bytes", "held out from byte", "sha256"], sources),
+        f"Licences of the text: {record['licences'] or 'not stated'}.",
+    ]
 
 
 def _chosen(log: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -260,7 +260,8 @@ def test_a_killed_run_continues_to_the_same_bits(home: Path, sparse: Path, capsy
     assert checkpoint.exists()
     train(wanted)
     said = re.search(r"Continuing .*killed from step (\d+)\.", capsys.readouterr().out)
-    assert said and 0 < int(said[1]) < TINY.steps
+    assert said
+    assert 0 < int(said[1]) < TINY.steps
     assert (wanted.out / "model.safetensors").read_bytes() == (sparse / "model.safetensors").read_bytes()
     clock = ("seconds", "tokens_per_second")
     assert [{k: v for k, v in row.items() if k not in clock} for row in log(wanted.out)] == [
