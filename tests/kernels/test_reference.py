@@ -182,6 +182,20 @@ def test_a_row_that_is_not_finite_stays_alone(dtype, poison, gated, device, make
     assert torch.equal(stats.tiles.rows, clean.tiles.rows)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_sum_past_float32_flags_its_row(sign) -> None:
+    """Also where it is -inf, in a neuron that does not fire."""
+    x, gate, ones = torch.ones(2, 8), torch.ones(8, 8), torch.ones(8, 8)
+    x[0] = 0
+    x[0, 0], gate[:, 0] = 3e38, 0.0
+    gate[6, 0] = sign * 2.0
+    y, stats = gated_ffn(x, gate, ones * 1e-38, ones)
+    assert stats.finite.tolist() == [False, True]
+    assert stats.nnz[0] == 0
+    assert y[0].isnan().all()
+    assert y[1].isfinite().all()
+
+
 def test_a_hidden_value_past_float16_flags_its_row() -> None:
     eye = torch.eye(8, dtype=torch.float16)
     x = torch.zeros(2, 8, dtype=torch.float16)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from twell.kernels.call import NO_TOKEN, NeuronSums
+from twell.kernels.call import NO_TOKEN, VALUE_CAP, NeuronSums
 from twell.kernels.layout import Layout
 from twell.kernels.ops import gated_ffn, plain_ffn
-from twell.kernels.reference import neuron_sums
+from twell.kernels.reference import MAX_ROWS, neuron_sums
 
 D_MODEL, D_FF = 40, 136
 FIELDS = ("fires", "value_sum", "value_max", "token_min", "token_max", "first_sequence")
@@ -102,13 +102,35 @@ def test_values_round_to_even_steps_and_are_capped() -> None:
         assert stats.neurons.value_max[0] == torch.tensor(value)
 
 
-def test_sixteen_bit_values_are_summed_as_twell_holds_them() -> None:
+@pytest.mark.parametrize("options", [{}, {"activation": "silu", "threshold": 1.0}])
+def test_sixteen_bit_values_are_those_twell_holds(options) -> None:
     numbers = torch.zeros(1, dtype=torch.int32)
     x, weight = torch.ones(1, 8, dtype=torch.bfloat16), torch.zeros(8, 8, dtype=torch.bfloat16)
     weight[0, :2] = torch.tensor([256.0, 1.0])  # 257 in float32, 256 in bfloat16
-    stats = plain_ffn(x, weight, weight, probes="neurons", tokens=numbers, sequences=numbers)[1]
+    stats = plain_ffn(x, weight, weight, probes="neurons", tokens=numbers, sequences=numbers, **options)[1]
     assert stats.neurons.value_sum[0] == 256 * 2**20
     assert stats.neurons.value_max[0] == 256
+
+
+def test_up_multiplies_the_value_that_twell_holds() -> None:
+    x, gate = torch.ones(1, 8, dtype=torch.bfloat16), torch.zeros(8, 8, dtype=torch.bfloat16)
+    up, down = torch.zeros_like(gate), torch.zeros_like(gate)
+    gate[0, :2], up[0, 0], down[0, 0] = torch.tensor([256.0, 1.0]), 3.0, 1.0
+    assert gated_ffn(x, gate, up, down)[0][0, 0] == 256 * 3, "257 * 3 would come out as 772"
+
+
+def test_the_most_rows_at_once_still_sum_exactly() -> None:
+    fired = torch.zeros(MAX_ROWS, 3)
+    fired[:, 0] = 1.0
+    fired[8190, 1] = 1.0
+    value = torch.full((MAX_ROWS, 3), VALUE_CAP)
+    value[0, 0] = 2.0**-20
+    numbers = torch.arange(MAX_ROWS, dtype=torch.int32)
+    sums = neuron_sums(fired, value, numbers, numbers)
+    assert sums.value_sum.tolist() == [2**40 * (MAX_ROWS - 1) + 1, 2**40, 0]
+    assert sums.token_min.tolist() == [0, 8190, NO_TOKEN]
+    assert sums.token_max.tolist() == [MAX_ROWS - 1, 8190, -1]
+    assert sums.first_sequence.tolist() == [0, 8190, -1]
 
 
 @pytest.mark.parametrize("layout", [Layout(32, 8), Layout(64, 16), Layout(128, 2), Layout()])
