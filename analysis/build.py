@@ -76,10 +76,10 @@ def take(engine: Engine, run: Run, chunk: Parts) -> Tables:
     if not files["activity"]:
         return found
     with sums.chunk(engine, engine.read(files["activity"]), nnz_columns(run.layers)) as this:
-        with engine.keep(sums.cells(this)) as counted:
-            found["layers"] = engine.arrow(sums.layers(counted))
-            found["surprisal"] = engine.arrow(sums.surprisal(counted))
-            found["surprisal_ranks"] = engine.arrow(sums.surprisal_ranks(counted))
+        found["layers"] = engine.arrow(sums.layers(this))
+        found["surprisal_ranks"] = engine.arrow(sums.surprisal_ranks(this))
+        with engine.keep(sums.surprisal_sums(this)) as wide:
+            found["surprisal"] = engine.arrow(sums.surprisal(this, wide))
         with engine.keep(sums.position_sums(this)) as wide:
             found["positions"] = engine.arrow(sums.positions(this, wide))
         with engine.keep(sums.token_sums(this)) as wide:

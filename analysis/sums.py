@@ -34,21 +34,27 @@ EXACT_COUNTS = 8
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some parts of a run's activity, held in memory."""
+    """Some parts of a run's activity, held in memory: with `total`, `loss` where it is finite, its band, replicates."""
 
     activity: ir.Table
     counts: Sequence[str]  # names of the nnz columns, in the order of layers
 
     @property
-    def total(self) -> ir.IntegerValue:
-        """A token's nnz over all layers."""
-        return sum_of([self.activity[name].cast("int64") for name in self.counts])
+    def names(self) -> dict[int, str]:
+        """The columns of counts by the layer number that they go under."""
+        return {**dict(enumerate(self.counts)), TOTAL: "total"}
 
 
 @contextmanager
 def chunk(engine: Engine, activity: ir.Table, counts: Sequence[str]) -> Iterator[Chunk]:
     """Hold a chunk while its sums are taken."""
-    with engine.keep(activity.drop("phase")) as held:
+    rows = activity.drop("phase").mutate(
+        total=sum_of([activity[name].cast("int64") for name in counts]),
+        loss=finite_loss(activity.loss),
+        replicate=(activity.sequence % REPLICATES).cast("int32"),
+    )
+    rows = rows.mutate(loss_bin=(rows.loss.sqrt() * LOSS_SCALE).floor().cast("int32"))
+    with engine.keep(rows) as held:
         yield Chunk(held, counts)
 
 
@@ -72,56 +78,62 @@ def finite_loss(loss: ir.FloatingColumn) -> ir.FloatingValue:
     return ibis.ifelse(wide.isnan() | wide.isinf(), ibis.null("float64"), wide)
 
 
-def cells(this: Chunk) -> ir.Table:
-    """Tokens by layer, flagged, replicate, band of loss and nnz: what the three tables below are summed from."""
-    base = this.activity.select(
-        *this.counts,
-        flagged=_.flags != 0,
-        replicate=(_.sequence % REPLICATES).cast("int32"),
-        loss_bin=(finite_loss(_.loss).sqrt() * LOSS_SCALE).floor().cast("int32"),
-        **{"total": this.total},
-    )
-    names = {**dict(enumerate(this.counts)), TOTAL: "total"}
+def tidy(layer: int) -> ir.IntegerScalar:
+    """The layer's number as a column."""
+    return ibis.literal(layer, "int32").name("layer")
+
+
+def layers(this: Chunk) -> ir.Table:
+    """The histogram of nnz in each layer."""
+    rows = this.activity
     return stack(
         [
-            base.group_by("flagged", "replicate", "loss_bin", nnz=base[name].cast("int32"))
+            rows.group_by(flagged=rows.flags != 0, nnz=rows[name].cast("int32"))
             .agg(tokens=_.count())
-            .select(ibis.literal(layer, "int32").name("layer"), "flagged", "replicate", "loss_bin", "nnz", "tokens")
-            for layer, name in names.items()
+            .select(tidy(layer), "flagged", "nnz", "tokens")
+            for layer, name in this.names.items()
         ]
     )
 
 
-def layers(counted: ir.Table) -> ir.Table:
-    """The histogram of nnz in each layer, from `cells`."""
-    return counted.group_by("layer", "flagged", "nnz").agg(tokens=_.tokens.sum())
+def surprisal_sums(this: Chunk) -> ir.Table:
+    """nnz by band of the next token's loss and replicate, a column a layer."""
+    rows = _predicted(this)
+    sums = {name: rows[name].cast("int64").sum() for name in this.counts}
+    return rows.group_by("replicate", "loss_bin").agg(tokens=_.count(), **sums)
 
 
-def surprisal(counted: ir.Table) -> ir.Table:
-    """nnz by band of the next token's loss, from `cells`."""
-    return (
-        _predicted(counted)
-        .group_by("layer", "replicate", "loss_bin")
-        .agg(tokens=_.tokens.sum(), nnz_sum=(_.nnz.cast("int64") * _.tokens).sum())
+def surprisal(this: Chunk, wide: ir.Table) -> ir.Table:
+    """A row a layer, replicate and band, from `surprisal_sums`."""
+    return stack(
+        [
+            wide.select(tidy(layer), "replicate", "loss_bin", "tokens", nnz_sum=wide[name])
+            for layer, name in enumerate(this.counts)
+        ]
     )
 
 
-def surprisal_ranks(counted: ir.Table) -> ir.Table:
-    """Tokens by class of loss and class of nnz, from `cells`: both fine enough that a rank correlation keeps."""
-    rough = (_.nnz.cast("float64") * EXACT_COUNTS).sqrt().floor().cast("int32")
-    return (
-        _predicted(counted)
-        .mutate(
-            loss_class=(_.loss_bin.cast("float64") / LOSS_BINS_A_CLASS).floor().cast("int32"),
-            nnz_class=ibis.ifelse(_.nnz < EXACT_COUNTS, _.nnz, rough),
-        )
-        .group_by("layer", "replicate", "loss_class", "nnz_class")
-        .agg(tokens=_.tokens.sum())
+def surprisal_ranks(this: Chunk) -> ir.Table:
+    """Tokens by class of loss and class of nnz: both fine enough to keep a rank correlation."""
+    rows = _predicted(this)
+    rows = rows.mutate(loss_class=(rows.loss.sqrt() * LOSS_SCALE / LOSS_BINS_A_CLASS).floor().cast("int32"))
+    return stack(
+        [
+            rows.group_by("replicate", "loss_class", nnz_class=_count_class(rows[name]))
+            .agg(tokens=_.count())
+            .select(tidy(layer), "replicate", "loss_class", "nnz_class", "tokens")
+            for layer, name in enumerate(this.counts)
+        ]
     )
 
 
-def _predicted(counted: ir.Table) -> ir.Table:
-    return counted.filter(~_.flagged, _.loss_bin.notnull(), _.layer != TOTAL)
+def _count_class(nnz: ir.IntegerValue) -> ir.IntegerValue:
+    rough = (nnz.cast("float64") * EXACT_COUNTS).sqrt().floor().cast("int32")
+    return ibis.ifelse(nnz < EXACT_COUNTS, nnz.cast("int32"), rough)
+
+
+def _predicted(this: Chunk) -> ir.Table:
+    return this.activity.filter(_.flags == 0, _.loss_bin.notnull())
 
 
 def position_sums(this: Chunk) -> ir.Table:
@@ -130,10 +142,9 @@ def position_sums(this: Chunk) -> ir.Table:
     A sequence has one token at a position, so clustering by sequence changes nothing there. Position 0 is always
     flagged, and counts as unflagged here unless it is not finite: it stands apart by its number.
     """
-    rows = this.activity.mutate(total=this.total)
-    names = {**dict(enumerate(this.counts)), TOTAL: "total"}
+    rows = this.activity
     sums = {}
-    for layer, name in names.items():
+    for layer, name in this.names.items():
         sums[f"s{layer}"] = rows[name].cast("int64").sum()
         sums[f"q{layer}"] = (rows[name].cast("int64") * rows[name].cast("int64")).sum()
     finite = (rows.flags.cast("int32") & FLAG_NOT_FINITE) == 0
@@ -148,12 +159,12 @@ def positions(this: Chunk, wide: ir.Table) -> ir.Table:
             wide.select(
                 "position",
                 "flagged",
-                ibis.literal(layer, "int32").name("layer"),
+                tidy(layer),
                 "tokens",
                 nnz_sum=wide[f"s{layer}"],
                 nnz_square=wide[f"q{layer}"],
             )
-            for layer in (*range(len(this.counts)), TOTAL)
+            for layer in this.names
         ]
     )
 
@@ -202,12 +213,12 @@ def token_sums(this: Chunk) -> ir.Table:
     """`clustered` for every layer (columns lN_…) and for the total: what the two tables below are taken from."""
     rows = this.activity
     values = {f"l{layer}": rows[name] for layer, name in enumerate(this.counts)}
-    return clustered(rows, {**values, "nnz": this.total}, "int64")
+    return clustered(rows, {**values, "nnz": rows.total}, "int64")
 
 
 def tokens(this: Chunk, sums: ir.Table) -> ir.Table:
     """A row a token: occurrences, sequences, total nnz, and the losses at it and of it."""
-    rows = this.activity.select("sequence", "position", "token_id", "flags", loss=finite_loss(this.activity.loss))
+    rows = this.activity.select("sequence", "position", "token_id", "flags", "loss")
     order = ibis.window(group_by="sequence", order_by="position")
     rows = rows.mutate(before=_.loss.lag().over(order), came_from=_.position.lag().over(order))
     own = ibis.ifelse(rows.came_from == rows.position - 1, rows.before, ibis.null("float64"))
@@ -231,7 +242,7 @@ def token_layers(this: Chunk, sums: ir.Table) -> ir.Table:
             sums.select(
                 "token_id",
                 "flagged",
-                ibis.literal(layer, "int32").name("layer"),
+                tidy(layer),
                 nnz_sum=sums[f"l{layer}_sum"],
                 nnz_square=sums[f"l{layer}_square"],
                 nnz_cross=sums[f"l{layer}_cross"],

@@ -57,7 +57,7 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False) -> pd.DataFra
     frame.attrs = {
         "definition": DEFINITION,
         "tokens": int(n.sum()),
-        "note": f"left out: {len(rows) - len(kept):,} of {len(rows):,} tokens, which occur fewer than {min_count} times",
+        "note": f"left out: {len(rows) - len(kept):,} of {len(rows):,} tokens, which occur under {min_count} times",
     }
     return frame
 
