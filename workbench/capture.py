@@ -1,12 +1,12 @@
 """Capture: a model reads text, and what its FFN neurons do goes to disk while it reads.
 
-The idea: text is tokenised ahead in a thread of its own, batches of whole sequences run one after another, and while the
-device works on one the host writes the one before. Counts are reduced on the device; a token costs a few bytes of copy
-and of disk. Neuron sums stay on the device until their part of the run closes.
+The idea: text is tokenised ahead in a thread of its own, batches of whole sequences run one after another, and while
+the device works on one the host writes the one before. Counts are reduced on the device; a token costs a few bytes of
+copy and of disk. Neuron sums stay on the device until their part of the run closes.
 
-A batch in which a value was not finite runs once more with those tokens left out of the neuron sums, so that every table
-covers the same tokens. Ctrl-C and SIGTERM stop at the end of a batch: what was counted is kept and the run is marked
-`interrupted`. Whatever else goes wrong once the folder is made ends the same way.
+A batch in which a value was not finite runs once more with those tokens left out of the neuron sums, so that every
+table covers the same tokens. Ctrl-C and SIGTERM stop at the end of a batch: what was counted is kept and the run is
+marked `interrupted`. So does text that cannot be read further, and a full disk keeps the parts that are whole.
 
     twell capture data/demo-model --text builtin:passages --out runs/passages
 """
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -43,6 +43,7 @@ from twell.workbench.vocabulary import special_ids, vocabulary
 from twell.workbench.writer import RunWriter, refuse_existing
 
 T = TypeVar("T")
+Texts = Generator[Batch, None, None]
 AHEAD = 4  # batches tokenised before they are needed
 
 
@@ -63,16 +64,19 @@ def capture(options: CaptureOptions) -> Run:
 
 def record(loaded: LoadedModel, options: CaptureOptions, sources: list[Source]) -> Run:
     """`capture` with a model that is loaded already."""
-    options = replace(options, seq_len=_sequence_length(loaded, options.seq_len))
+    with closing(read_batches(loaded, options, sources)) as texts:
+        first = next(texts, None)
+        if first is None:
+            raise UserError(f"Expected a token of text in {', '.join(options.text)}, got none: give other text.")
+        return _record(loaded, options, sources, first, texts)
+
+
+def _record(loaded: LoadedModel, options: CaptureOptions, sources: list[Source], first: Batch, texts: Texts) -> Run:
     unreadable: list[UserError] = []
-    texts = _batches(loaded, options, sources)
-    first = next(texts, None)
-    if first is None:
-        raise UserError(f"Expected a token of text in {', '.join(options.text)}, got none: give other text.")
     console = Console(highlight=False, soft_wrap=True)
     total = expected_tokens(loaded.tokenizer, sources, options.tokens)
     console.print(plan(loaded, options, total))
-    recorder = Recorder(loaded, RunWriter(options.out, _manifest(loaded, options)), options)
+    recorder = Recorder(loaded, RunWriter(options.out, new_manifest(loaded, options)), options)
     try:
         with Interrupt() as interrupt, Bar(total, console) as bar:
             for batch in chain([first], _until_unreadable(texts, unreadable)):
@@ -80,6 +84,7 @@ def record(loaded: LoadedModel, options: CaptureOptions, sources: list[Source]) 
                 bar.advance(recorder.fresh_tokens, recorder.nnz_mean)
                 if interrupt.asked:
                     break
+            texts.close()  # nobody reads the sources any more
             recorder.finish(INTERRUPTED if interrupt.asked or unreadable else COMPLETE, sources)
     except BaseException:
         recorder.rescue()
@@ -118,9 +123,7 @@ class Recorder:
         timed = self.timings.wants(batch)
         on_layer = self.timings.layer(batch) if timed else None
         inputs = Inputs.of(batch, self.loaded.device)
-        counted = forward(
-            self.loaded, inputs, probes=self.options.probes, loss=self.options.loss, on_layer=on_layer
-        )
+        counted = forward(self.loaded, inputs, probes=self.options.probes, loss=self.options.loss, on_layer=on_layer)
         if timed:
             self.timings.close(batch)
         before, self._in_flight = self._in_flight, (batch, counted)
@@ -217,14 +220,14 @@ class Recorder:
         self._neurons, self._part_tokens, self.timings.rows = None, 0, []
 
 
-def _manifest(loaded: LoadedModel, options: CaptureOptions) -> Manifest:
+def new_manifest(loaded: LoadedModel, options: CaptureOptions) -> Manifest:
     """What is known of the run before it begins. It names no path but those that were typed to name the text."""
     choice = loaded.choice(options.batch_tokens)
     layout = loaded.layout
     return Manifest(
         name=options.out.name,
         model=loaded.describe(),
-        tokenizer={"name": type(loaded.tokenizer).__name__, "vocab_size": len(loaded.tokenizer)},
+        tokenizer={"name": loaded.name, "vocab_size": len(loaded.tokenizer)},
         nnz_definition=loaded.nnz_definition,
         dtype=loaded.dtype,
         device=doctor.device_name(loaded.device),
@@ -233,12 +236,14 @@ def _manifest(loaded: LoadedModel, options: CaptureOptions) -> Manifest:
         layout={"tile": layout.tile, "compression": layout.compression, "slots": layout.slots},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         text=[{"source": name} for name in options.text],
-        options={name: value for name, value in asdict(options).items() if name != "out"} | {"model": loaded.name},
+        options={name: value for name, value in asdict(options).items() if name != "out"}
+        | {"model": loaded.name, "seq_len": sequence_length(loaded, options.seq_len)},
         versions=doctor.versions(),
     )
 
 
-def _sequence_length(loaded: LoadedModel, asked: int | None) -> int:
+def sequence_length(loaded: LoadedModel, asked: int | None) -> int:
+    """Tokens of the longest sequence: as asked, or the model's context, at most CONTEXT."""
     if asked is not None and asked > loaded.context:
         raise UserError(
             f"Expected --seq-len of at most {loaded.context}, the context of {loaded.name} (max_position_embeddings), "
@@ -247,9 +252,9 @@ def _sequence_length(loaded: LoadedModel, asked: int | None) -> int:
     return asked or min(loaded.context, CONTEXT)
 
 
-def _batches(loaded: LoadedModel, options: CaptureOptions, sources: list[Source]) -> Iterator[Batch]:
-    assert options.seq_len is not None  # set by `record`
-    texts = sequences(documents(sources), loaded.tokenizer, options.seq_len)
+def read_batches(loaded: LoadedModel, options: CaptureOptions, sources: list[Source]) -> Texts:
+    """The text in batches, tokenised ahead."""
+    texts = sequences(documents(sources), loaded.tokenizer, sequence_length(loaded, options.seq_len))
     if options.tokens is not None:
         texts = _first(texts, options.tokens)
     return _ahead(batches(texts, options.batch_tokens, special_ids(loaded.tokenizer)))
@@ -264,7 +269,7 @@ def _first(texts: Iterator[Sequence], tokens: int) -> Iterator[Sequence]:
             return
 
 
-def _ahead(items: Iterator[T]) -> Iterator[T]:
+def _ahead(items: Iterator[T]) -> Generator[T, None, None]:
     """The same items, made in another thread some time before they are asked for."""
     with ThreadPoolExecutor(1, thread_name_prefix="twell-text") as pool:
         made = deque(pool.submit(next, items, None) for _ in range(AHEAD))

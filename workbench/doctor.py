@@ -37,7 +37,8 @@ def doctor(options: DoctorOptions) -> None:
 
 def findings() -> list[tuple[str, str]]:
     """What was found, as pairs of what and which."""
-    rows = [("CPU", f"{cpu()}, {torch.get_num_threads()} threads, {', '.join(vector_units()) or 'vector units unknown'}")]
+    units = ", ".join(vector_units()) or "vector units unknown"
+    rows = [("CPU", f"{processor()}, {units}")]
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
         memory = torch.cuda.get_device_properties(index).total_memory / 2**30
@@ -67,7 +68,7 @@ def versions() -> dict[str, str]:
 
 def device_name(device: torch.device) -> str:
     """The device's name, as the manifest gives it."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu()}, {torch.get_num_threads()} threads"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
 
 
 def driver(device: torch.device) -> str:
@@ -78,9 +79,10 @@ def driver(device: torch.device) -> str:
     return f"NVIDIA {version.read_text().strip() if version.exists() else 'driver'}, CUDA {torch.version.cuda}"
 
 
-def cpu() -> str:
-    """The processor's name."""
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
+def processor() -> str:
+    """The processor's name, and the threads that torch gives work to."""
+    name = _cpuinfo("model name") or platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} threads"
 
 
 def vector_units() -> list[str]:

@@ -1,9 +1,9 @@
 """One batch through the model: what goes in, and what the layers counted.
 
-The idea: whole sequences, one after another in text order, padded on the right to the longest of the batch. Attention is
-causal, so no real token sees the padding and no mask is needed. The kernels compute the padded rows too, but `rows` keeps
-them out of every statistic, and their counts are dropped on the device. Counts of all layers are stacked there and come
-back in one copy that does not block; on a GPU the host works on one batch while the device runs the next.
+The idea: whole sequences, one after another in text order, padded on the right to the longest of the batch. Attention
+is causal, so no real token sees the padding and no mask is needed. The kernels compute the padded rows too, but `rows`
+keeps them out of every statistic, and their counts are dropped on the device. Counts of all layers are stacked there
+and come back in one copy that does not block; on a GPU the host works on one batch while the device runs the next.
 
 Cost: that of the forward pass, the probes, and one cross-entropy over the vocabulary, in chunks of rows so that no
 [tokens, vocabulary] matrix ever stands in memory.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -82,10 +82,9 @@ class Batch:
         return (self.sequence - self.first) * np.int32(self.longest) + self.position
 
     def head(self, tokens: int) -> Batch:
-        """The batch of its first sequences, as many as stay within so many padded tokens; one at least."""
+        """The batch of its first sequences, as few as come to so many padded tokens, or all."""
         wide = np.maximum.accumulate(self.lengths) * np.arange(1, len(self.sequences) + 1)
-        kept = max(1, int((wide <= tokens).sum()))
-        return Batch(self.number, self.first, self.sequences[:kept], self.special)
+        return replace(self, sequences=self.sequences[: int((wide < tokens).sum()) + 1])
 
 
 def batches(sequences: Iterable[Sequence], tokens: int, special: Iterable[int]) -> Iterator[Batch]:
@@ -145,8 +144,8 @@ class Inputs:
         joined = torch.from_numpy(np.concatenate(arrays))
         if device.type == "cuda":
             joined = joined.pin_memory()  # so that the one copy does not wait
-        ids_, rows_, *others = joined.to(device, non_blocking=True).split([len(array) for array in arrays])
-        return cls(ids_, rows_.to(torch.uint8), *others, longest=batch.longest)
+        ids_, rows_, sequence_, place_, predicts = joined.to(device, non_blocking=True).split([*map(len, arrays)])
+        return cls(ids_, rows_.to(torch.uint8), sequence_, place_, predicts, batch.longest)
 
 
 @torch.inference_mode()

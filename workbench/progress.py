@@ -1,7 +1,7 @@
 """What a person sees of a capture before, while and after it runs, and how it is stopped.
 
-On a terminal a bar with rate, estimate and current mean nnz; elsewhere a plain line now and then. SIGINT and SIGTERM are
-noted and answered at the end of a batch, so that what was counted is kept whole; a second one stops at once.
+On a terminal a bar with rate, estimate and current mean nnz; elsewhere a plain line now and then. SIGINT and SIGTERM
+are noted and answered at the end of a batch, so that what was counted is kept whole; a second one stops at once.
 """
 
 from __future__ import annotations

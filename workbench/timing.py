@@ -1,8 +1,8 @@
 """How long each layer's FFN takes, sparse and dense, on the input that the capture just gave it.
 
-The idea: every so many batches, each layer is timed where it stands in the forward pass: the sparse and the dense FFN in
-turns on the same input, medians over repetitions, with device events on a GPU. Now and then the whole model is timed in
-the same way, so that the FFN's share in it can be told. Timed calls run with probes off and are heard by nobody, so
+The idea: every so many batches, each layer is timed where it stands in the forward pass: the sparse and the dense FFN
+in turns on the same input, medians over repetitions, with device events on a GPU. Now and then the whole model is timed
+in the same way, so that the FFN's share in it can be told. Timed calls run with probes off and are heard by nobody, so
 they change no count.
 
 Cost: at most SHARE of the capture's time. The first batch is always timed; after that, one is passed over when timing
@@ -88,9 +88,9 @@ class Timings:
         mhz, watts = self._gauge.read()
         for op, microseconds in took.items():
             kernel = "dense" if op.endswith("dense") else self.loaded.choice(rows).kernel
-            values = (batch.number, layer, op, PREFILL, rows, nnz_mean, microseconds, kernel, mhz, watts)
-            names = "batch layer op phase tokens nnz_mean microseconds kernel sm_mhz watts".split()
-            self.rows.append(dict(zip(names, values, strict=True)))
+            about = {"batch": batch.number, "layer": layer, "op": op, "phase": PREFILL, "tokens": rows}
+            found = {"nnz_mean": nnz_mean, "microseconds": microseconds, "kernel": kernel}
+            self.rows.append(about | found | {"sm_mhz": mhz, "watts": watts})
 
 
 def medians(operations: dict[str, Callable[[], Any]], device: torch.device, repeats: int) -> dict[str, float]:

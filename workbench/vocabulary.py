@@ -1,9 +1,9 @@
 """What each token adds to the text, as bytes.
 
-The idea: a run's text is shown by joining the bytes of its tokens and decoding the whole, so a character that two tokens
-share comes out right. Tokenizers store pieces in one of two alphabets: byte-level BPE writes each byte as one printable
-character, SentencePiece writes a space as ▁ and single bytes as <0xNN>. Which one it is, the tokenizer's own decoder
-says. Special tokens add nothing to the text. Cost: 0.1 s for 100 000 tokens.
+The idea: a run's text is shown by joining the bytes of its tokens and decoding the whole, so a character that two
+tokens share comes out right. Tokenizers store pieces in one of two alphabets: byte-level BPE writes each byte as one
+printable character, SentencePiece writes a space as ▁ and single bytes as <0xNN>. Which one it is, the tokenizer's own
+decoder says. Special tokens add nothing to the text. Cost: a second for 500 000 tokens.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _reader(tokenizer: PreTrainedTokenizerFast) -> Callable[[str, int], bytes]:
         return lambda piece, _: bytes(alphabet[mark] for mark in piece)
     if kinds & {"Metaspace", "ByteFallback"}:
         return lambda piece, _: _sentencepiece(piece)
-    return lambda _, number: tokenizer.decode([number]).encode()
+    return lambda _, number: str(tokenizer.decode([number])).encode()
 
 
 def _sentencepiece(piece: str) -> bytes:
