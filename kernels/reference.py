@@ -80,17 +80,23 @@ def _run_chunk(
     finite = _finite(gate) & _finite(narrow)
     y = down_map(narrow).to(x.dtype).masked_fill_(~finite[:, None], torch.nan)
     stats = Stats(torch.empty(0, dtype=torch.int32, device=x.device), finite)
-    if call.probes == "none" and not call.want_packed:
-        return y, stats
+    if call.probes != "none" or call.want_packed:
+        _count(call, chunk, stats, gate, up, hidden, value)
+    return y, stats
 
+
+def _count(
+    call: Call, chunk: slice, stats: Stats, gate: Tensor, up: Tensor | None, hidden: Tensor, value: Tensor
+) -> None:
+    """Fills in what the call asks for besides `finite`."""
     # 1.0 where a neuron fired, else 0.0: torch compares and sums floats faster than bools.
     compared, bound = (gate, 0.0) if call.threshold is None else (hidden.abs(), call.threshold)
-    fired = torch.gt(compared, bound, out=torch.empty_like(gate)).mul_(finite[:, None])
+    fired = torch.gt(compared, bound, out=torch.empty_like(gate)).mul_(stats.finite[:, None])
     if call.want_packed:
-        stats.packed = pack(value.to(x.dtype), fired > 0, call.layout or Layout())
+        stats.packed = pack(value.to(call.x.dtype), fired > 0, call.layout or Layout())
     if call.probes == "none":
-        return y, stats
-    counted = finite if call.rows is None else finite & (call.rows[chunk] != 0)
+        return
+    counted = stats.finite if call.rows is None else stats.finite & (call.rows[chunk] != 0)
     if call.layout is None:
         stats.nnz = fired.sum(1).int()
     else:
@@ -101,9 +107,8 @@ def _run_chunk(
         stats.nnz_used = torch.gt(up, 0, out=torch.empty_like(up)).mul_(fired).sum(1).int()
     if call.probes == "neurons" and call.tokens is not None and call.sequences is not None:
         fired.mul_(counted[:, None])
-        value = value.to(x.dtype).to(fired.dtype)
-        stats.neurons = neuron_sums(fired, value, call.tokens[chunk], call.sequences[chunk])
-    return y, stats
+        rounded = value.to(call.x.dtype).to(fired.dtype)
+        stats.neurons = neuron_sums(fired, rounded, call.tokens[chunk], call.sequences[chunk])
 
 
 def _hidden(call: Call, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
