@@ -89,7 +89,7 @@ class Recipe:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe(name="demo", tokens=500_000_000, l1_warmup=1000, warmup=200, log_every=100),
+        Recipe(name="demo", tokens=330_000_000, l1=0.012, l1_warmup=1000, warmup=200, log_every=100),
         Recipe(
             name="h200-8x2048",
             d_model=2048,
