@@ -119,7 +119,8 @@ def main() -> None:
     if debug:
         sys.argv.remove("--debug")
     try:
-        cli(standalone_mode=False)
+        if cli(standalone_mode=False) == 130:  # newer typer turns Ctrl-C into this exit code, and returns it
+            raise KeyboardInterrupt
     except KeyboardInterrupt:
         _stop("Stopped.", 130, debug)
     except UserError as error:
