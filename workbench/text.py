@@ -30,7 +30,7 @@ BATCH = 1 << 19  # characters given to the tokenizer at a time
 
 # Where a piece may end, best first: between two lines of text, before a word, after a line break. Byte-level
 # tokenizers split at the first two anyway, so a cut there changes no token. Greedy: the last such place.
-_BORDERS = [re.compile(p, re.DOTALL) for p in (r".*\S\n(?=\S)", r".*(?= [^\W\d_])", r".*\n")]
+_BORDERS = [re.compile(p, re.DOTALL) for p in (r".*\S\n(?=\S)", r".+(?= [^\W\d_])", r".*\n")]
 
 
 @dataclass(frozen=True)
