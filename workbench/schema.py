@@ -308,7 +308,7 @@ def dictionary() -> str:
     """The column dictionary of every table, as Markdown."""
     lines: list[str] = []
     for table in (*TABLES.values(), *SUMMARIES.tables.values()):
-        folder = "summary/" if table is SUMMARIES.tables.get(table.name) else ""
+        folder = f"summary/v{SUMMARIES.version}/" if table is SUMMARIES.tables.get(table.name) else ""
         where = f"{folder}{table.name}.parquet" if folder or table.single_file else f"{table.name}/part-NNNNN.parquet"
         lines += [f"### {folder}{table.name}", "", f"`{where}`: a row is {table.grain}.", ""]
         lines += ["| column | type | unit | meaning |", "|---|---|---|---|"]
