@@ -107,6 +107,13 @@ def test_the_pieces_of_a_document_are_the_whole_of_it(tmp_path: Path, content: s
 
 
 @pytest.mark.usefixtures("small_steps")
+def test_pieces_end_with_a_line_where_there_is_one(tmp_path: Path) -> None:
+    pieces = list(documents([write(tmp_path / "lines.txt", "a line of some words\n" * 20)]))
+    assert len(pieces) == 5
+    assert all(piece.text.endswith("\n") for piece in pieces)
+
+
+@pytest.mark.usefixtures("small_steps")
 def test_where_pieces_end_does_not_depend_on_how_the_file_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
