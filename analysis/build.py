@@ -78,14 +78,32 @@ def take(engine: Engine, run: Run, chunk: Parts) -> Tables:
     with sums.chunk(engine, engine.read(files["activity"]), nnz_columns(run.layers)) as this:
         found["layers"] = engine.arrow(sums.layers(this))
         found["surprisal_ranks"] = engine.arrow(sums.surprisal_ranks(this))
-        with engine.keep(sums.surprisal_sums(this)) as wide:
-            found["surprisal"] = engine.arrow(sums.surprisal(this, wide))
-        with engine.keep(sums.position_sums(this)) as wide:
-            found["positions"] = engine.arrow(sums.positions(this, wide))
-        with engine.keep(sums.token_sums(this)) as wide:
-            found["tokens"] = engine.arrow(sums.tokens(this, wide))
-            found["token_layers"] = engine.arrow(sums.token_layers(this, wide))
+        bands = engine.arrow(sums.surprisal(this))
+        places = engine.arrow(sums.positions(this))
+        wide = engine.arrow(sums.tokens(this))
+        losses = engine.arrow(sums.losses(this))
+    layers = list(range(run.layers))
+    found["surprisal"] = tidy(bands, ["replicate", "loss_bin", "tokens"], layers, {"nnz_sum": "s{}"})
+    positions = {"nnz_sum": "s{}", "nnz_square": "q{}"}
+    found["positions"] = tidy(places, ["position", "flagged", "tokens"], [*layers, sums.TOTAL], positions)
+    parts = {f"nnz_{part}": f"{{}}_{part}" for part in ("sum", "square", "cross")}
+    found["token_layers"] = tidy(wide, ["token_id", "flagged"], layers, parts)
+    found["tokens"] = wide.drop([name for name in wide.schema.names if name[0].isdigit()]).join(
+        losses, ["token_id", "flagged"]
+    )
     return {name: _typed(name, table) for name, table in found.items()}
+
+
+def tidy(wide: pa.Table, keys: list[str], layers: list[int], columns: dict[str, str]) -> pa.Table:
+    """A row a layer from columns a layer; `columns` maps each new name to the old one, {} standing for the layer."""
+    return pa.concat_tables(
+        pa.table(
+            {name: wide[name] for name in keys}
+            | {"layer": pa.repeat(pa.scalar(layer, pa.int32()), wide.num_rows)}
+            | {name: wide[source.format(layer)] for name, source in columns.items()}
+        )
+        for layer in layers
+    )
 
 
 def scores(engine: Engine, run: Run, layers: pa.Table) -> pa.Table:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -57,6 +58,8 @@ def export(options: ExportOptions) -> list[Path]:
             f"got {unknown[0]!r}."
         )
     names = options.table or tuple(ANALYSIS)
+    if len(names) > 1 and options.out.exists() and not options.out.is_dir():
+        raise UserError(f"Expected a folder for {len(names)} tables, {options.out} is a file: choose another --out.")
     one = len(options.table) == 1 and not options.out.is_dir()
     written = []
     for name in names:
@@ -82,7 +85,7 @@ def _write(run: Run, name: str, format: str, path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         rows = 0
         with _writer(temporary, first.schema, format) as writer:
-            for piece in (first, *pieces) if name in ANALYSIS else _chain(first, pieces):
+            for piece in chain([first], pieces):
                 writer.write_table(piece)
                 rows += piece.num_rows
         os.replace(temporary, path)
@@ -93,11 +96,6 @@ def _write(run: Run, name: str, format: str, path: Path) -> int:
     finally:
         temporary.unlink(missing_ok=True)
     return rows
-
-
-def _chain(first: pa.Table, rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    yield first
-    yield from rest
 
 
 def _writer(path: Path, schema: pa.Schema, format: str) -> pq.ParquetWriter | pa.csv.CSVWriter:

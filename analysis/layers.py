@@ -64,13 +64,14 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     except Missing:
         frame["dead"] = pd.array([None] * len(frame), dtype="Int64")
     frame["dead_share"] = frame["dead"].astype("Float64").to_numpy(float, na_value=np.nan) / run.d_ff
-    frame["dead_upper"] = np.where(frame["dead"].isna(), np.nan, DEAD_BOUND / tokens)
+    bound = DEAD_BOUND / tokens if tokens else np.nan
+    frame["dead_upper"] = np.where(frame["dead"].isna(), np.nan, bound)
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "tokens": int(frame["tokens"].iloc[0]),
         "sequences": run.manifest.sequences,
         "note": f"dead: no firing in {tokens:,} unflagged tokens of {run.manifest.sequences:,} sequences; the density "
-        f"of such a neuron is below {DEAD_BOUND / tokens:.2g} with 95 % confidence",
+        f"of such a neuron is below {bound:.2g} with 95 % confidence",
     }
     return frame
 

@@ -14,7 +14,7 @@ import pandas as pd
 from twell.analysis import summary
 from twell.analysis.layers import unflagged_tokens
 from twell.analysis.tokens import token_text
-from twell.workbench.errors import UserError
+from twell.workbench.errors import Missing, UserError
 from twell.workbench.schema import NEVER_SEQUENCE, NEVER_TOKEN_MAX, NEVER_TOKEN_MIN, VALUE_SCALE
 from twell.workbench.store import Run
 
@@ -42,6 +42,8 @@ def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
     rows = rows.set_index(["layer", "neuron"]).reindex(every)
     rows = rows.fillna(NEVER).astype(dict.fromkeys(NEVER, "int64")).reset_index()
     tokens = unflagged_tokens(run)
+    if not tokens:
+        raise Missing(f"{run.name} holds no unflagged token, and neurons are counted over those alone.")
     frame = rows[["layer", "neuron", "fires"]].copy()
     names = [f"L{i}/N{j}" for i, j in zip(frame["layer"].tolist(), frame["neuron"].tolist(), strict=True)]
     frame.insert(0, "label", names)

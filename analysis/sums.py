@@ -78,11 +78,6 @@ def finite_loss(loss: ir.FloatingColumn) -> ir.FloatingValue:
     return ibis.ifelse(wide.isnan() | wide.isinf(), ibis.null("float64"), wide)
 
 
-def tidy(layer: int) -> ir.IntegerScalar:
-    """The layer's number as a column."""
-    return ibis.literal(layer, "int32").name("layer")
-
-
 def layers(this: Chunk) -> ir.Table:
     """The histogram of nnz in each layer."""
     rows = this.activity
@@ -90,27 +85,17 @@ def layers(this: Chunk) -> ir.Table:
         [
             rows.group_by(flagged=rows.flags != 0, nnz=rows[name].cast("int32"))
             .agg(tokens=_.count())
-            .select(tidy(layer), "flagged", "nnz", "tokens")
+            .mutate(layer=layer)
             for layer, name in this.names.items()
         ]
     )
 
 
-def surprisal_sums(this: Chunk) -> ir.Table:
-    """nnz by band of the next token's loss and replicate, a column a layer."""
+def surprisal(this: Chunk) -> ir.Table:
+    """nnz by band of the next token's loss and replicate: tokens, and s0, s1, … a layer."""
     rows = _predicted(this)
-    sums = {name: rows[name].cast("int64").sum() for name in this.counts}
+    sums = {f"s{layer}": rows[name].cast("int64").sum() for layer, name in enumerate(this.counts)}
     return rows.group_by("replicate", "loss_bin").agg(tokens=_.count(), **sums)
-
-
-def surprisal(this: Chunk, wide: ir.Table) -> ir.Table:
-    """A row a layer, replicate and band, from `surprisal_sums`."""
-    return stack(
-        [
-            wide.select(tidy(layer), "replicate", "loss_bin", "tokens", nnz_sum=wide[name])
-            for layer, name in enumerate(this.counts)
-        ]
-    )
 
 
 def surprisal_ranks(this: Chunk) -> ir.Table:
@@ -121,7 +106,7 @@ def surprisal_ranks(this: Chunk) -> ir.Table:
         [
             rows.group_by("replicate", "loss_class", nnz_class=_count_class(rows[name]))
             .agg(tokens=_.count())
-            .select(tidy(layer), "replicate", "loss_class", "nnz_class", "tokens")
+            .mutate(layer=layer)
             for layer, name in enumerate(this.counts)
         ]
     )
@@ -136,8 +121,8 @@ def _predicted(this: Chunk) -> ir.Table:
     return this.activity.filter(_.flags == 0, _.loss_bin.notnull())
 
 
-def position_sums(this: Chunk) -> ir.Table:
-    """Sums of nnz and of its square by position, a pair of columns a layer.
+def positions(this: Chunk) -> ir.Table:
+    """By position: tokens, and a layer's sum of nnz (s0, s1, …; s-1 the total) and of its square (q0, q1, …).
 
     A sequence has one token at a position, so clustering by sequence changes nothing there. Position 0 is always
     flagged, and counts as unflagged here unless it is not finite: it stands apart by its number.
@@ -145,28 +130,11 @@ def position_sums(this: Chunk) -> ir.Table:
     rows = this.activity
     sums = {}
     for layer, name in this.names.items():
-        sums[f"s{layer}"] = rows[name].cast("int64").sum()
-        sums[f"q{layer}"] = (rows[name].cast("int64") * rows[name].cast("int64")).sum()
+        wide = rows[name].cast("int64")
+        sums |= {f"s{layer}": wide.sum(), f"q{layer}": (wide * wide).sum()}
     finite = (rows.flags.cast("int32") & FLAG_NOT_FINITE) == 0
     counted = (rows.flags == 0) | ((rows.position == 0) & finite)
     return rows.group_by("position", flagged=~counted).agg(tokens=_.count(), **sums)
-
-
-def positions(this: Chunk, wide: ir.Table) -> ir.Table:
-    """A row a position and layer, from `position_sums`."""
-    return stack(
-        [
-            wide.select(
-                "position",
-                "flagged",
-                tidy(layer),
-                "tokens",
-                nnz_sum=wide[f"s{layer}"],
-                nnz_square=wide[f"q{layer}"],
-            )
-            for layer in this.names
-        ]
-    )
 
 
 def clustered(rows: ir.Table, values: Mapping[str, ir.NumericValue], kind: str) -> ir.Table:
@@ -209,46 +177,23 @@ def _added(plain: ir.Table, values: Mapping[str, ir.NumericValue], kind: str) ->
     return g.group_by("token_id").agg(**added).mutate(flagged=ibis.literal(True))
 
 
-def token_sums(this: Chunk) -> ir.Table:
-    """`clustered` for every layer (columns lN_…) and for the total: what the two tables below are taken from."""
-    rows = this.activity
-    values = {f"l{layer}": rows[name] for layer, name in enumerate(this.counts)}
-    return clustered(rows, {**values, "nnz": rows.total}, "int64")
+def tokens(this: Chunk) -> ir.Table:
+    """`clustered` for every layer (0_sum, 0_square, 0_cross, …) and for the total (nnz_sum, …)."""
+    values = {str(layer): this.activity[name] for layer, name in enumerate(this.counts)}
+    return clustered(this.activity, {**values, "nnz": this.activity.total}, "int64")
 
 
-def tokens(this: Chunk, sums: ir.Table) -> ir.Table:
-    """A row a token: occurrences, sequences, total nnz, and the losses at it and of it."""
+def losses(this: Chunk) -> ir.Table:
+    """By token: the sum and number of the losses of predictions made at it, and of its own, one position earlier."""
     rows = this.activity.select("sequence", "position", "token_id", "flags", "loss")
     order = ibis.window(group_by="sequence", order_by="position")
     rows = rows.mutate(before=_.loss.lag().over(order), came_from=_.position.lag().over(order))
     own = ibis.ifelse(rows.came_from == rows.position - 1, rows.before, ibis.null("float64"))
-    losses = rows.group_by("token_id", flagged=rows.flags != 0).agg(
-        loss_sum=(_.loss * LOSS_UNIT).cast("int64").sum(),
+    return rows.group_by("token_id", flagged=rows.flags != 0).agg(
+        loss_sum=ibis.coalesce((_.loss * LOSS_UNIT).cast("int64").sum(), 0),
         loss_tokens=_.loss.count(),
-        surprisal_sum=(own * LOSS_UNIT).cast("int64").sum(),
+        surprisal_sum=ibis.coalesce((own * LOSS_UNIT).cast("int64").sum(), 0),
         surprisal_tokens=own.count(),
-    )
-    counted = sums.select(
-        "token_id", "flagged", "tokens", "sequences", "tokens_square", "nnz_sum", "nnz_square", "nnz_cross"
-    )
-    joined = counted.inner_join(losses, ["token_id", "flagged"])
-    return joined.mutate(loss_sum=_.loss_sum.fill_null(0), surprisal_sum=_.surprisal_sum.fill_null(0))
-
-
-def token_layers(this: Chunk, sums: ir.Table) -> ir.Table:
-    """A row a token and layer."""
-    return stack(
-        [
-            sums.select(
-                "token_id",
-                "flagged",
-                tidy(layer),
-                nnz_sum=sums[f"l{layer}_sum"],
-                nnz_square=sums[f"l{layer}_square"],
-                nnz_cross=sums[f"l{layer}_cross"],
-            )
-            for layer in range(len(this.counts))
-        ]
     )
 
 

@@ -128,10 +128,13 @@ class Run:
         pieces = self.vocab["bytes"].reindex(list(token_ids))
         return b"".join(piece for piece in pieces if isinstance(piece, bytes)).decode("utf-8", errors="replace")
 
-    def damaged(self) -> list[str]:
-        """A sentence for each file that is missing or differs from its checksum in the manifest."""
+    def damaged(self, *tables: str) -> list[str]:
+        """A sentence for each file that is missing or differs from its checksum in the manifest; of some tables only,
+        where they are named."""
         found = []
         for part in self.manifest.parts:
+            if tables and part.table not in tables:
+                continue
             path = self.path / part.file
             if not path.exists():
                 found.append(f"{part.file} is missing.")

@@ -1,0 +1,63 @@
+"""Made runs for every test here: written once, by the real writer."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from twell.workbench.store import Run
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"analysis_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def made() -> ModuleType:
+    return _load("made")
+
+
+@pytest.fixture(scope="session")
+def run(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Four layers, three parts, first tokens flagged, a few not finite. Read it, never change it."""
+    return made.make(tmp_path_factory.mktemp("runs") / "made")
+
+
+@pytest.fixture(scope="session")
+def bos_run(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Eight layers; the first token of each sequence is special."""
+    path = tmp_path_factory.mktemp("runs") / "made-bos"
+    return made.make(path, layers=8, sequences=40, parts=1, bos=True, seed=3)
+
+
+@pytest.fixture(scope="session")
+def rows(run: Run) -> pd.DataFrame:
+    """The made run's rows as plain numbers: columns 0, 1, … are the layers' counts."""
+    frame = run.frame("activity")
+    names = [name for name in frame if name.startswith("nnz_")]
+    frame = frame.rename(columns={name: layer for layer, name in enumerate(names)})
+    frame["loss"] = frame["loss"].astype(np.float64)
+    return frame.astype(dict.fromkeys(range(len(names)), np.float64))
+
+
+@pytest.fixture(params=[False, True], ids=["unflagged", "flagged"])
+def flagged(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture
+def used(rows: pd.DataFrame, flagged: bool) -> pd.DataFrame:
+    """The rows that a statistic is over."""
+    return rows if flagged else rows[rows["flags"] == 0]

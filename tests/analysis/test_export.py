@@ -1,0 +1,110 @@
+"""Export: every table as files, read back and compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from twell.analysis import by_layer, by_token
+from twell.analysis.export import ANALYSIS, export
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.options import ExportOptions
+from twell.workbench.schema import TABLES
+from twell.workbench.store import Run
+
+
+def test_every_analysis_table(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    written = export(ExportOptions(run=run.path, out=tmp_path / "tables"))
+    assert [path.name for path in written] == [f"{name}.parquet" for name in ANALYSIS]
+    said = capsys.readouterr().out
+    for name, question in ANALYSIS.items():
+        expected, path = question(run), tmp_path / "tables" / f"{name}.parquet"
+        pd.testing.assert_frame_equal(pd.read_parquet(path), expected, check_dtype=False, obj=name)
+        assert f"{path}: {len(expected):,} rows" in said
+    assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == sorted(path.name for path in written)
+
+
+@pytest.mark.parametrize("table", list(ANALYSIS))
+def test_csv(run: Run, tmp_path: Path, table: str) -> None:
+    path = tmp_path / "one.csv"
+    assert export(ExportOptions(run=run.path, table=(table,), format="csv", out=path)) == [path]
+    found = pd.read_csv(path, keep_default_na=False, na_values=[""])
+    expected = ANALYSIS[table](run)
+    assert list(found.columns) == list(expected.columns)
+    for name in expected.select_dtypes("number"):
+        there = found[name].astype(expected[name].dtype)  # as many digits as the type has
+        np.testing.assert_array_equal(there, expected[name], err_msg=name)
+    for name in expected.select_dtypes(["object", "str"]):
+        assert found[name].fillna("").tolist() == expected[name].tolist(), name
+
+
+@pytest.mark.parametrize("table", list(TABLES))
+def test_tables_of_the_run_part_by_part(run: Run, tmp_path: Path, table: str) -> None:
+    path = tmp_path / f"{table}.parquet"
+    export(ExportOptions(run=run.path, table=(table,), out=path))
+    assert pq.read_table(path).equals(run.arrow(table))
+    export(ExportOptions(run=run.path, table=(table,), format="csv", out=tmp_path / "x.csv"))
+    assert len(pd.read_csv(tmp_path / "x.csv")) == len(run.frame(table))
+
+
+def test_csv_of_bytes_and_half_floats(run: Run, tmp_path: Path) -> None:
+    export(ExportOptions(run=run.path, table=("vocab", "activity"), format="csv", out=tmp_path))
+    vocab = pd.read_csv(tmp_path / "vocab.csv", keep_default_na=False, dtype=str)
+    assert [bytes.fromhex(digits) for digits in vocab["bytes"]] == run.frame("vocab")["bytes"].tolist()
+    loss = pd.read_csv(tmp_path / "activity.csv")["loss"]
+    np.testing.assert_allclose(loss, run.frame("activity")["loss"].astype(float), rtol=1e-6)
+
+
+def test_one_table_into_a_folder_that_is_there(run: Run, tmp_path: Path) -> None:
+    written = export(ExportOptions(run=run.path, table=("by_layer",), format="csv", out=tmp_path))
+    assert written == [tmp_path / "by_layer.csv"]
+
+
+def test_a_file_there_is_replaced(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "layers.parquet"
+    path.write_text("old")
+    export(ExportOptions(run=run.path, table=("by_layer",), out=path))
+    assert len(pd.read_parquet(path)) == run.layers
+
+
+def test_several_tables_over_a_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("mine")
+    with pytest.raises(UserError, match="Expected a folder"):
+        export(ExportOptions(run=run.path, out=path))
+    assert path.read_text() == "mine"
+
+
+def test_unknown_table(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"by_layer, .*activity, .*got 'by_leyer'"):
+        export(ExportOptions(run=run.path, table=("by_leyer",), out=tmp_path / "x"))
+
+
+def test_what_the_run_lacks(made: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    run = made.make(tmp_path / "poor", sequences=10, parts=1, neurons=False, timings=0)
+    written = export(ExportOptions(run=run.path, out=tmp_path / "tables"))
+    assert {path.stem for path in written} == set(ANALYSIS) - {"by_neuron", "speedup", "timings_by_batch"}
+    assert "by_neuron: left out." in capsys.readouterr().out
+    with pytest.raises(Missing, match="--probes counts"):
+        export(ExportOptions(run=run.path, table=("by_neuron",), out=tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
+
+
+def test_damaged_part(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "damaged", sequences=10, parts=2)
+    path = run.parts("activity")[1]
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"readable part at .*part-00001\.parquet"):
+        export(ExportOptions(run=run.path, table=("activity",), out=tmp_path / "rows.parquet"))
+    assert not list(tmp_path.glob("rows*"))
+
+
+def test_notes_travel_with_parquet(run: Run, tmp_path: Path) -> None:
+    export(ExportOptions(run=run.path, table=("by_token", "by_layer"), out=tmp_path / "t"))
+    assert pd.read_parquet(tmp_path / "t" / "by_token.parquet").attrs == by_token(run).attrs
+    assert pd.read_parquet(tmp_path / "t" / "by_layer.parquet").attrs == by_layer(run).attrs

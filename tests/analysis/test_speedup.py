@@ -1,0 +1,129 @@
+"""Speedup against numpy on the timings as written."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from twell.analysis import by_layer, overview, speedup, speedup_correlation, timings_by_batch
+from twell.workbench.errors import Missing
+from twell.workbench.store import Run
+
+
+def test_speedup(run: Run) -> None:
+    table = speedup(run)
+    timings = run.frame("timings")
+    assert list(table["layer"]) == list(range(run.layers))
+    for row in table.itertuples():
+        there = timings[timings["layer"] == row.layer].set_index("batch")
+        dense = there.loc[there["op"] == "ffn_dense", "microseconds"]
+        sparse = there.loc[there["op"] == "ffn_sparse", "microseconds"]
+        assert row.dense_us == pytest.approx(np.median(dense), rel=1e-12)
+        assert row.sparse_us == pytest.approx(np.median(sparse), rel=1e-12)
+        assert row.speedup == pytest.approx(np.median(dense / sparse), rel=1e-12)
+        assert row.nnz_mean == pytest.approx(there["nnz_mean"].astype(float).mean(), rel=1e-9)
+        assert row.repeats == 5
+        assert row.kernel == "cpu"
+    assert table["gate_us"].isna().all()
+    assert table.attrs["comparable"] is True
+
+
+def test_correlation(bos_run: Run) -> None:
+    table, found = speedup(bos_run), speedup_correlation(bos_run)
+    pearson = stats.pearsonr(table["nnz_mean"], table["speedup"])
+    assert found["n"] == 8
+    assert found["pearson"] == pytest.approx(pearson.statistic, rel=1e-9)
+    assert found["spearman"] == pytest.approx(stats.spearmanr(table["nnz_mean"], table["speedup"]).statistic, rel=1e-9)
+    interval = pearson.confidence_interval(0.95)
+    assert (found["low"], found["high"]) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    orders = np.array(list(permutations(range(8))))
+    x, y = (values - values.mean() for values in (table["nnz_mean"].to_numpy(), table["speedup"].to_numpy()))
+    assert found["p"] == pytest.approx(np.mean(np.abs(y[orders] @ x) >= abs(x @ y) - 1e-9), rel=1e-12)
+    assert found["method"] == "exact over all pairings"
+    assert found["pearson"] < -0.8
+
+
+def test_many_layers_use_students_t(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "deep", layers=13, sequences=10, parts=1, neurons=False)
+    table, found = speedup(run), speedup_correlation(run)
+    assert found["method"] == "Student's t"
+    assert found["p"] == pytest.approx(stats.pearsonr(table["nnz_mean"], table["speedup"]).pvalue, rel=1e-9)
+
+
+def test_the_reference_claims_no_speedup(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "slow", kernel="reference", sequences=10, parts=1)
+    sentence = "the reference kernel is an oracle, not a fast kernel: no speedup is claimed from it"
+    table = speedup(run)
+    assert table.attrs["comparable"] is False
+    assert table.attrs["note"] == sentence
+    found = speedup_correlation(run)
+    assert (found["comparable"], found["note"]) == (False, sentence)
+    numbers = overview(run)
+    assert numbers["speedup"] is None
+    assert numbers["pearson"] is None
+    assert numbers["missing"]["speedup"].lower().startswith(sentence[:20])
+
+
+def test_few_layers(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "one", layers=1, sequences=10, parts=1)
+    assert len(speedup(run)) == 1
+    with pytest.raises(Missing, match="at least 4"):
+        speedup_correlation(run)
+
+
+def test_without_timings(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "untimed", timings=0, sequences=10, parts=1)
+    for question in (speedup, speedup_correlation, timings_by_batch):
+        with pytest.raises(Missing, match="timings"):
+            question(run)
+
+
+def rewritten(made: ModuleType, path: Path, change) -> Run:
+    """A made run whose timings are changed before they are written."""
+    shape = made.Shape(sequences=10, parts=1)
+    rng = np.random.default_rng(1)
+    columns = made.draw(shape)
+    table = change({name: np.ma.asarray(values) for name, values in made.timings(shape, columns, rng).items()})
+    writer = made.RunWriter(path, made.manifest(shape))
+    writer.add("timings", table)
+    made.add_part(writer, shape, columns, rng)
+    writer.finish()
+    return made.open_run(path)
+
+
+def test_dense_alone_is_no_speedup(made: ModuleType, tmp_path: Path) -> None:
+    def dense(table):
+        return {name: values[table["op"] == "ffn_dense"] for name, values in table.items()}
+
+    with pytest.raises(Missing, match="both dense and sparse"):
+        speedup(rewritten(made, tmp_path / "dense", dense))
+
+
+def test_timings_without_nnz_take_the_runs(made: ModuleType, tmp_path: Path) -> None:
+    def forget(table):
+        return {**table, "nnz_mean": np.ma.masked_all(len(table["layer"]), np.float32)}
+
+    run = rewritten(made, tmp_path / "forgot", forget)
+    np.testing.assert_allclose(speedup(run)["nnz_mean"], by_layer(run)["mean"], rtol=1e-12)
+
+
+def test_decode_is_not_mixed_in(made: ModuleType, tmp_path: Path) -> None:
+    def decode(table):
+        phase = np.where(table["batch"] == 0, 1, 0)
+        slow = np.where(phase == 1, 1e6, table["microseconds"])
+        return {**table, "phase": phase.astype(np.uint8), "microseconds": slow}
+
+    table = speedup(rewritten(made, tmp_path / "decode", decode))
+    assert (table["repeats"] == 4).all()
+    assert table["dense_us"].max() < 1000
+
+
+def test_timings_by_batch(run: Run) -> None:
+    table = timings_by_batch(run)
+    assert list(table.columns) == ["batch", "layer", "op", "microseconds", "nnz_mean", "kernel"]
+    assert len(table) == 5 * run.layers * 2

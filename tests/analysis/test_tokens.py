@@ -1,0 +1,110 @@
+"""Tokens against loops over sequences, and against what was planted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from twell.analysis import by_token, token_profile
+from twell.workbench.errors import Missing
+from twell.workbench.store import Run
+
+
+def clustered_error(values: pd.Series, sequences: pd.Series) -> float:
+    """The standard error of a mean by its definition: a residual a sequence, squared, summed."""
+    mean, n = values.mean(), len(values)
+    residuals = [(group - mean).sum() for _, group in values.groupby(sequences)]
+    g = len(residuals)
+    return float(np.sqrt(g / (g - 1) * np.sum(np.square(residuals))) / n) if g > 1 else np.nan
+
+
+@pytest.fixture
+def scored(rows: pd.DataFrame, used: pd.DataFrame, run: Run) -> pd.DataFrame:
+    """Used rows with z by layer (z0, z1, …), z, the mean over layers, and the token's own loss."""
+    layers = list(range(run.layers))
+    plain = rows.loc[rows["flags"] == 0, layers]
+    z = (used[layers] - plain.mean()) / plain.std(ddof=0)
+    own = rows.groupby("sequence")["loss"].shift(1)
+    frame = used.assign(z=z.mean(axis=1), mean=used[layers].mean(axis=1), own=own.loc[used.index])
+    return frame.join(z.rename(columns={layer: f"z{layer}" for layer in layers}))
+
+
+def test_by_token(run: Run, scored: pd.DataFrame, flagged: bool) -> None:
+    table = by_token(run, min_count=20, flagged=flagged)
+    sizes = scored.groupby("token_id").size()
+    assert set(table["token_id"]) == set(sizes[sizes >= 20].index)
+    assert table["z"].is_monotonic_decreasing
+    groups = dict(list(scored.groupby("token_id")))
+    for row in table.itertuples():
+        there = groups[row.token_id]
+        assert row.count == len(there)
+        assert row.sequences == there["sequence"].nunique()
+        expected = {
+            "z": there["z"].mean(),
+            "z_se": clustered_error(there["z"], there["sequence"]),
+            "mean": there["mean"].mean(),
+            "mean_se": clustered_error(there["mean"], there["sequence"]),
+            "loss_mean": there["loss"].mean(),
+            "surprisal_mean": there["own"].mean(),
+        }
+        for name, value in expected.items():
+            assert getattr(row, name) == pytest.approx(value, rel=1e-9, abs=1e-11), (row.token_id, name)
+    missing = (sizes < 20).sum()
+    assert table.attrs["note"].startswith(f"left out: {missing} of {len(sizes)} tokens")
+
+
+def test_some_token_is_flagged_in_a_sequence_where_it_also_stands_unflagged(rows: pd.DataFrame) -> None:
+    """Else the sums that flagged tokens add would never be more than plain ones."""
+    mixed = rows.groupby(["sequence", "token_id"])["flags"].agg(lambda flags: (flags > 0).any() and (flags == 0).any())
+    assert mixed.sum() > 10
+
+
+def test_planted_tokens(made: ModuleType, run: Run) -> None:
+    table = by_token(run)
+    assert table["token_id"].iloc[0] == made.LOUD
+    assert table["token_id"].iloc[-1] == made.QUIET
+    assert table["text"].iloc[0] == " formaldehyde"
+
+
+def test_token_profile(run: Run, scored: pd.DataFrame, flagged: bool, made: ModuleType) -> None:
+    for token in (made.LOUD, made.QUIET, 1):
+        table = token_profile(run, token, flagged=flagged)
+        there = scored[scored["token_id"] == token]
+        assert list(table["layer"]) == list(range(run.layers))
+        assert (table["count"] == len(there)).all()
+        for row in table.itertuples():
+            z = there[f"z{row.layer}"]
+            assert row.mean == pytest.approx(there[row.layer].mean(), rel=1e-9)
+            assert row.z == pytest.approx(z.mean(), rel=1e-9)
+            assert row.z_se == pytest.approx(clustered_error(z, there["sequence"]), rel=1e-9)
+
+
+def test_flagged_special_token_appears_only_when_asked(bos_run: Run) -> None:
+    assert 0 not in set(by_token(bos_run)["token_id"])
+    table = by_token(bos_run, flagged=True).set_index("token_id")
+    assert table.loc[0, "count"] == 40
+    assert table.loc[0, "text"] == "<s>"
+    assert np.isnan(table.loc[0, "surprisal_mean"])
+
+
+def test_fewer_tokens_than_the_minimum(run: Run) -> None:
+    most = int(by_token(run, min_count=1)["count"].max())
+    with pytest.raises(Missing, match=f"the most frequent one {most} times"):
+        by_token(run, min_count=most + 1)
+
+
+def test_a_token_in_one_sequence_has_no_error(made: ModuleType, tmp_path: Path) -> None:
+    table = by_token(made.make(tmp_path / "few", sequences=6, parts=1), min_count=1)
+    one = table[table["sequences"] == 1]
+    assert len(one)
+    assert one["z_se"].isna().all()
+    assert table[table["sequences"] > 1]["z_se"].notna().all()
+
+
+def test_unknown_token(run: Run) -> None:
+    with pytest.raises(Missing, match="Token 99999 does not occur"):
+        token_profile(run, 99999)
