@@ -156,7 +156,7 @@ _FLAGGED = Column("flagged", "bool", "", "false: over unflagged tokens; true: wh
 _REPLICATE = Column("replicate", "int32", "", "sequence modulo 20: the groups that intervals are jackknifed over")
 _NNZ_SUM = Column("nnz_sum", "int64", "neurons", "sum of nnz")
 _NNZ_SQUARE = Column("nnz_square", "int64", "neurons²", "sum over sequences of the token's nnz there, squared")
-_NNZ_CROSS = Column("nnz_cross", "int64", "neurons·tokens", "sum over sequences of its nnz there times its tokens there")
+_NNZ_CROSS = Column("nnz_cross", "int64", "neurons·tokens", "sum over sequences of nnz there times tokens there")
 
 
 def _tokens(meaning: str = "tokens counted") -> Column:

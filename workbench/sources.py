@@ -47,9 +47,7 @@ class Source:
     def __init__(self, name: str) -> None:
         self.name = str(name)
         self._read = _kind(self.name)
-        self.size = (
-            None if self.name.startswith(BUILTIN) else _file_size(Path(self.name))
-        )  # bytes, where known
+        self.size = None if self.name.startswith(BUILTIN) else _file_size(Path(self.name))  # bytes, where known
         self.bytes = 0  # read so far
         self._sha256 = hashlib.sha256()
 
