@@ -97,7 +97,7 @@ def _fields(folder: Path, name: str) -> dict[str, Any]:
     try:
         fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{wanted}, found none: is it a model's folder?") from None
+        raise UserError(f"{wanted}, found none: give the folder that save_pretrained wrote.") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{wanted} that can be read, got {error}: copy the model again.") from None
     if not isinstance(fields, dict):

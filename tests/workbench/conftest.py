@@ -1,0 +1,128 @@
+"""Small models with random weights, and an independent count of what fires in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+END = "<|endoftext|>"
+TEXT = [
+    "The harbour lay quiet in the morning, and nobody couldn't hear the gulls.",
+    "def count(rows):\n    return sum(1 for row in rows if row > 0)  # naïve, but right\n",
+    "Ten metres.",
+    "Formaldehyde, CH₂O, is a gas; see https://example.org/a?b=c. " * 5,
+    "日本語 and emoji 🎈 split into bytes.\tTabs too.",
+    "x",
+]
+
+
+def save_tokenizer(folder: Path, vocab: int = 320) -> PreTrainedTokenizerFast:
+    """A byte-level BPE that puts one special token before each text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    mark = tokenizer.token_to_id(END)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, mark)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=END)
+    fast.save_pretrained(folder)
+    return fast
+
+
+def save_model(folder: Path, family: str = "llama", **fields: Any) -> Path:
+    """A model of the real configuration class with random weights; neuron 5 of layer 1 never fires."""
+    size = {"hidden_size": 32, "intermediate_size": 264, "num_hidden_layers": 3, "num_attention_heads": 2}
+    given = {"vocab_size": 320, "max_position_embeddings": 128, "hidden_act": "relu", "num_key_value_heads": 1}
+    config = CONFIG_MAPPING[family](**{**size, **given, "initializer_range": 0.2, **fields})
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.layers[1].mlp.gate_proj.weight[5] = 0
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama; tests that change its files copy it first."""
+    return save_model(tmp_path_factory.mktemp("tiny") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., Path]:
+    return save_model
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Text files of very different lengths."""
+    folder = tmp_path_factory.mktemp("texts")
+    for number, text in enumerate(TEXT):
+        (folder / f"{number}.txt").write_text(text, encoding="utf-8")
+    return tuple(str(folder / f"{number}.txt") for number in range(len(TEXT)))
+
+
+@dataclass
+class Plain:
+    """What a plain transformers model does with sequences, one after another and without padding.
+
+    nnz int64, near bool: [tokens of all sequences, layers]; near: a gate pre-activation within 1e-5 of its row's root
+    mean square from zero. gates: by sequence, by layer, [tokens, d_ff]; logits: by sequence, [tokens, vocabulary].
+    """
+
+    nnz: np.ndarray
+    near: np.ndarray
+    gates: list[list[np.ndarray]]
+    logits: list[torch.Tensor]
+
+
+def run_plain(folder: Path, sequences: list[np.ndarray], dtype: torch.dtype, keep: bool = True) -> Plain:
+    """`keep=False`: without gates and logits, for a model and a text that are not tiny."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    nnz: list[torch.Tensor] = []
+    near: list[torch.Tensor] = []
+    gates: list[np.ndarray] = []
+
+    def hear(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        gate = output[0]
+        nnz.append((gate > 0).sum(-1))
+        near.append(gate.abs().amin(-1) < 1e-5 * gate.square().mean(-1).sqrt())
+        if keep:
+            gates.append(gate.numpy().copy())
+
+    for layer in model.model.layers:
+        layer.mlp.gate_proj.register_forward_hook(hear)
+    logits: list[torch.Tensor] = []
+    with torch.inference_mode():
+        for ids in sequences:
+            whole = torch.from_numpy(ids.astype(np.int64))[None]
+            if keep:
+                logits.append(model(input_ids=whole).logits[0])
+            else:
+                model.model(input_ids=whole)
+    layers = len(model.model.layers)
+
+    def joined(heard: list[torch.Tensor]) -> np.ndarray:
+        return np.concatenate([torch.stack(heard[at : at + layers], 1) for at in range(0, len(heard), layers)])
+
+    by_sequence = [gates[at : at + layers] for at in range(0, len(gates), layers)]
+    return Plain(joined(nnz), joined(near), by_sequence, logits)
+
+
+@pytest.fixture(scope="session")
+def plain() -> Callable[..., Plain]:
+    return run_plain

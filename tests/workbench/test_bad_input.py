@@ -1,0 +1,311 @@
+"""What can go wrong with a capture: one sentence, exit code 2 and nothing on disk changed when it cannot begin; a
+readable run marked `interrupted` when it is stopped. Cost: 20 s.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from twell.workbench import writer
+from twell.workbench.capture import Recorder, capture
+from twell.workbench.cli import main
+from twell.workbench.errors import UserError
+from twell.workbench.options import CaptureOptions
+from twell.workbench.store import Run, open_run
+
+Twell = Callable[..., str]
+
+
+@pytest.fixture
+def refused(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> Callable[..., str]:
+    """Runs `twell capture` with one thing wrong; gives the sentence, after seeing that nothing was written."""
+
+    def run(*options: str, model: Path | str = tiny, text: Path | str = texts[0], out: Path = tmp_path / "run") -> str:
+        before = files(out)
+        words = ["twell", "capture", str(model), "--text", str(text), "--out", str(out), *options]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        said = capsys.readouterr().err.strip()
+        assert stopped.value.code == 2, said
+        assert files(out) == before
+        assert said.startswith("twell: "), said
+        assert said.count("\n") == 0, said
+        assert said.endswith("."), said
+        return said
+
+    return run
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def copied(tiny: Path, tmp_path: Path) -> Path:
+    """A model folder to spoil."""
+    return Path(shutil.copytree(tiny, tmp_path / "copied"))
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("missing.txt", None, "Expected a text file at"),
+        ("empty.txt", b"", "got an empty file"),
+        ("blank.txt", b" \n\n \t", "got no document that has any"),
+        ("latin.txt", "caf\u00e9".encode("latin-1"), "Expected UTF-8 in"),
+        ("no_text.jsonl", b'{"text": "fine"}\n{"body": "not"}\n', 'a string field "text" on line 2'),
+        ("words.docx", b"PK", "Expected a text file that ends in"),
+    ],
+)
+def test_text(name: str, content: bytes | None, sentence: str, tmp_path: Path, refused: Twell) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    said = refused(text=path)
+    assert sentence in said
+    assert name in said
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"hidden_act": "silu"}, 'hidden_act: "silu"'),
+        ({"hidden_act": "gelu"}, 'hidden_act: "gelu"'),
+        ({"hidden_act": None}, "hidden_act: null"),
+        ({"model_type": "llama_sparse_relu"}, 'model_type: "llama_sparse_relu"'),
+        ({"model_type": "gpt2"}, 'model_type: "gpt2"'),
+        ({"sparsity_twell_tile": 256}, "sparsity_twell_tile: 256"),
+        ({"num_local_experts": 8}, "num_local_experts: 8"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: "),
+        ({"auto_map": {"AutoModel": "model.Mine"}}, "auto_map: "),
+        ({"intermediate_size": 260}, "intermediate_size: 260"),
+        ({"num_attention_heads": "two"}, "num_attention_heads"),
+    ],
+)
+def test_a_model_that_is_not_understood(fields: dict[str, Any], sentence: str, copied: Path, refused: Twell) -> None:
+    change_config(copied, **fields)
+    said = refused(model=copied)
+    assert sentence in said
+    assert "model_type llama, mistral or qwen2" in said  # what is supported
+
+
+def test_a_silu_model_is_told_what_comes(copied: Path, refused: Twell) -> None:
+    change_config(copied, hidden_act="silu")
+    assert "counting by a threshold for such models is coming" in refused(model=copied)
+    path = copied / "config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "hidden_act"}))
+    assert 'hidden_act: "silu"' in refused(model=copied)  # what all three families take it to be
+
+
+def test_a_config_that_is_not_one(copied: Path, refused: Twell) -> None:
+    (copied / "config.json").write_text("{")
+    assert "config.json" in refused(model=copied)
+    (copied / "config.json").write_text("[]")
+    assert "got a list" in refused(model=copied)
+    (copied / "config.json").unlink()
+    assert "found none" in refused(model=copied)
+
+
+def test_weights(copied: Path, refused: Twell) -> None:
+    path = copied / "model.safetensors"
+    whole = load_file(path)
+    gate = "model.layers.1.mlp.gate_proj.weight"
+
+    def spoil(**changed: torch.Tensor) -> str:
+        kept = {name: tensor for name, tensor in {**whole, **changed}.items() if len(tensor)}
+        save_file(kept, path, metadata={"format": "pt"})
+        return refused(model=copied)
+
+    assert f"missing {gate}" in spoil(**{gate: torch.zeros(0)})
+    assert "unexpected model.layers.0.mlp.gate_proj.bias" in spoil(
+        **{"model.layers.0.mlp.gate_proj.bias": torch.ones(264)}
+    )
+    assert f"mismatched {gate}" in spoil(**{gate: torch.zeros(264, 16)})
+    assert "w_gate: expected finite weights, got 1 inf or nan in layer 1" in spoil(
+        **{gate: torch.where(whole[gate] == whole[gate][7, 7], torch.nan, whole[gate])}
+    )
+    path.write_bytes(path.read_bytes()[:1000])
+    assert "Expected weights that load" in refused(model=copied)
+    path.rename(copied / "pytorch_model.bin")
+    assert "only pytorch_model.bin, a pickle" in refused(model=copied)
+    (copied / "pytorch_model.bin").unlink()
+    assert "Expected weights in safetensors in copied, got none" in refused(model=copied)
+
+
+def test_tokenizer(copied: Path, refused: Twell) -> None:
+    path = copied / "tokenizer.json"
+    path.write_text("{}")
+    assert "tokenizer.json" in refused(model=copied)
+    path.unlink()
+    (copied / "tokenizer_config.json").unlink()
+    assert "tokenizer.json" in refused(model=copied)
+
+
+def test_a_tokenizer_too_large(tmp_path: Path, make_model: Callable[..., Path], refused: Twell) -> None:
+    said = refused(model=make_model(tmp_path / "narrow", vocab_size=300))
+    assert "at most 300 tokens" in said
+    assert "got one of 320" in said
+
+
+def test_no_such_model(tmp_path: Path, refused: Twell, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "got nothing there" in refused(model=tmp_path / "nowhere")
+    assert "got a file" in refused(model=__file__)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    said = refused(model="nobody/no-such-model")
+    assert "no such folder here, and the hub cannot be reached" in said
+    assert "leave --revision out" in refused("--revision", "main")
+
+
+def test_options(refused: Twell) -> None:
+    assert "--tokens of at least 1, got 0" in refused("--tokens", "0")
+    assert "--batch-tokens of at least 1, got -5" in refused("--batch-tokens", "-5")
+    assert "--seq-len of at most 128" in refused("--seq-len", "129")
+    assert "'hopper'" in refused("--kernel", "hopper", "--device", "cpu")
+    if not torch.cuda.is_available():
+        assert "--device cpu" in refused("--device", "cuda")
+
+
+def test_a_folder_that_holds_a_run(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], refused: Twell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    monkeypatch.setattr(sys, "argv", ["twell", "capture", str(tiny), "--text", texts[0], "--out", str(out)])
+    main()
+    assert len(files(out)) > 3
+    assert "already holds a run" in refused(out=out)
+    assert "already holds a run" in refused(out=out, model="nobody/asked-for-this-first")
+
+
+# ---- runs that end before their text does
+
+
+def run_capture(folder: Path, out: Path, text: tuple[str, ...], **given: Any) -> Run:
+    """A capture of a model folder on the CPU; small batches and short sequences unless told otherwise."""
+    fields = {"batch_tokens": 64, "seq_len": 24, "timings": 0, "device": "cpu", **given}
+    return capture(CaptureOptions(model=str(folder), text=text, out=out, **fields))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_was_counted(
+    number: signal.Signals, tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Recorder.step
+
+    def stopping(self: Recorder, batch: Any) -> None:
+        step(self, batch)
+        if batch.number == 2:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Recorder, "step", stopping)
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        run_capture(tiny, tmp_path / "run", texts)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    monkeypatch.setattr(Recorder, "step", step)
+    run, whole = open_run(tmp_path / "run"), run_capture(tiny, tmp_path / "whole", texts)
+    assert run.manifest.status == "interrupted"
+    assert 0 < run.manifest.tokens < whole.manifest.tokens
+    assert run.arrow("activity").equals(whole.arrow("activity").slice(0, run.manifest.tokens))
+    assert run.frame("sequences")["tokens"].sum() == run.manifest.tokens
+    assert run.damaged() == []
+
+
+def test_text_that_breaks_off_keeps_what_was_counted(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twell.workbench.text.BATCH", 1)  # characters tokenised at a time: no reading ahead
+    path = tmp_path / "broken.txt"
+    path.write_bytes(Path(texts[3]).read_bytes() * 1000 + b"\xff")  # longer than what is read at a time
+    with pytest.raises(UserError, match="Expected UTF-8"):
+        run_capture(tiny, tmp_path / "run", (str(path),), probes="counts", loss=False, batch_tokens=4096)
+    run = open_run(tmp_path / "run")
+    assert run.manifest.status == "interrupted"
+    assert len(run.activity()) == run.manifest.tokens > 0
+
+
+def test_a_full_disk_keeps_whole_parts(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PART_TOKENS", 100)
+    write = pq.write_table
+
+    def full(table: Any, path: Path, **given: Any) -> None:
+        if "part-00002" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(table, path, **given)
+
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        run_capture(tiny, tmp_path / "run", texts)
+    run = open_run(tmp_path / "run")
+    assert run.manifest.status == "interrupted"
+    assert len(run.parts("activity")) == 2
+    assert len(run.activity()) == run.manifest.tokens > 0
+    assert run.damaged() == []
+
+
+def start(folder: Path, out: Path, seconds: float) -> subprocess.Popen[str]:
+    """A capture of much text by the real command line, in a process of its own, with parts of so many seconds."""
+    patched = f"from twell.workbench import writer; writer.PART_SECONDS = {seconds}; "
+    code = patched + "from twell.workbench.cli import main; main()"
+    command = [sys.executable, "-c", code, "capture", str(folder), "--text", "builtin:python-docs", "--out", str(out)]
+    return subprocess.Popen([*command, "--device", "cpu"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, "the capture ended too soon"
+        assert time.monotonic() < deadline, "the capture never began"
+        time.sleep(0.05)
+
+
+def test_ctrl_c(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with start(tiny, out, 10) as process:
+        wait_for((out / "run.json").exists, process)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    run = open_run(out)
+    assert run.manifest.status == "interrupted"
+    assert len(run.activity()) == run.manifest.tokens > 0
+    assert run.damaged() == []
+
+
+def test_kill_9_loses_the_part_in_flight_only(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with start(tiny, out, 0.1) as process:
+        wait_for(lambda: (out / "run.json").exists() and len(list(out.glob("activity/*.parquet"))) > 2, process)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    run = open_run(out)
+    assert run.manifest.status == "recording"
+    assert len(run.parts("activity")) >= 2
+    assert len(run.activity()) == run.manifest.tokens == run.frame("sequences")["tokens"].sum()
+    assert run.damaged() == []

@@ -1,0 +1,84 @@
+"""Loading: outputs unchanged in every family, and the vocabulary's exact bytes. Cost: 5 s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from twell.kernels.module import SparseFFN
+from twell.workbench.doctor import findings
+from twell.workbench.models import load
+from twell.workbench.vocabulary import display, vocabulary
+
+FAMILIES = {
+    "llama": {"mlp_bias": True, "tie_word_embeddings": True},
+    "mistral": {"sliding_window": 12},
+    "qwen2": {},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_outputs_unchanged(family: str, tmp_path: Path, make_model: Callable[..., Path]) -> None:
+    folder = make_model(tmp_path / family, family, **FAMILIES[family])
+    ids = torch.arange(1, 91).view(3, 30)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        loaded = load(str(folder), device="cpu", dtype=dtype)
+        original = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        with torch.inference_mode():
+            ours, theirs = loaded.model(input_ids=ids).logits, original(input_ids=ids).logits
+        assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+        assert theirs.std() > 0.1  # a model that says something
+    assert all(isinstance(layer.mlp, SparseFFN) for layer in loaded.body.layers)
+    about = loaded.describe()
+    assert about["parameters"] == sum(p.numel() for p in original.parameters())
+    assert (about["family"], about["layers"], about["d_model"], about["d_ff"]) == (family, 3, 32, 264)
+    assert about["name"] == family  # the folder's name, and nothing of where it lies
+    assert about["revision"] is None
+
+
+def test_default_dtype_on_a_cpu_is_float32(tmp_path: Path, make_model: Callable[..., Path]) -> None:
+    folder = make_model(tmp_path / "half")
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    assert load(str(folder), device="cpu").dtype == "float32"
+    assert load(str(folder), device="cpu", dtype=torch.bfloat16).dtype == "bfloat16"
+
+
+def test_vocabulary_joins_to_the_text(tiny: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    table = vocabulary(tokenizer).to_pydict()
+    assert table["token_id"] == list(range(320))
+    text = "naïve 🎈 日本語,\n\tline\x00 two's  end"
+    ids = tokenizer(text)["input_ids"]
+    assert b"".join(table["bytes"][number] for number in ids).decode() == text
+    assert [number for number, special in zip(table["token_id"], table["special"], strict=True) if special] == [0]
+    assert (table["bytes"][0], table["text"][0]) == (b"", "<|endoftext|>")
+    assert {bytes([byte]) for byte in range(256)} <= set(table["bytes"])
+
+
+def test_vocabulary_of_sentencepiece() -> None:
+    pieces = {"<unk>": 0, "<0x0A>": 1, "<0xE2>": 2, "▁the": 3, "a▁b": 4, "é": 5, "<s>": 6}
+    backend = Tokenizer(models.BPE(vocab=pieces, merges=[], unk_token="<unk>", byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", unk_token="<unk>")
+    table = vocabulary(tokenizer).to_pydict()
+    assert table["bytes"] == [b"", b"\n", b"\xe2", b" the", b"a b", "é".encode(), b""]
+    assert table["special"] == [True, False, False, False, False, False, True]
+
+
+def test_display_is_one_line() -> None:
+    assert display(b"a\n\t\x1b[0m") == "a\\n\\t\\x1b[0m"
+    assert display("…é".encode()) == "…é"
+    assert display(b"\xe2\x80") == "�"
+
+
+def test_doctor_names_the_kernel() -> None:
+    found = dict(findings())
+    assert found["torch"] == torch.__version__
+    assert found["kernel on cpu"].split(":")[0] in {"reference", "cpu"}
+    assert np.all([value for value in found.values()])
