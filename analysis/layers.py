@@ -33,7 +33,7 @@ def histogram(run: Run, flagged: bool = False) -> pd.DataFrame:
     rows = rows if flagged else rows[~rows["flagged"]]
     if rows.empty:
         raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
-    return rows.groupby(["layer", "nnz"], as_index=False)["tokens"].sum()
+    return rows.groupby(["layer", "nnz"])["tokens"].sum().reset_index()
 
 
 def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
@@ -57,21 +57,21 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     frame["sparsity"] = 1 - frame["mean"] / run.d_ff
     total = float((frame["mean"] * frame["tokens"]).sum())
     frame["share"] = frame["mean"] * frame["tokens"] / total if total else np.nan
-    tokens = unflagged_tokens(run)
+    counted_out_of = unflagged_tokens(run)
     try:
         alive = summary.read(run, "neurons").groupby("layer").size().reindex(frame["layer"], fill_value=0).to_numpy()
         frame["dead"] = pd.array(run.d_ff - alive, dtype="Int64")
     except Missing:
         frame["dead"] = pd.array([None] * len(frame), dtype="Int64")
-    frame["dead_share"] = frame["dead"].astype("Float64").to_numpy(float, na_value=np.nan) / run.d_ff
-    bound = DEAD_BOUND / tokens if tokens else np.nan
+    frame["dead_share"] = frame["dead"].to_numpy(float, na_value=np.nan) / run.d_ff
+    bound = DEAD_BOUND / counted_out_of if counted_out_of else np.nan
     frame["dead_upper"] = np.where(frame["dead"].isna(), np.nan, bound)
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "tokens": int(frame["tokens"].iloc[0]),
         "sequences": run.manifest.sequences,
-        "note": f"dead: no firing in {tokens:,} unflagged tokens of {run.manifest.sequences:,} sequences; the density "
-        f"of such a neuron is below {bound:.2g} with 95 % confidence",
+        "note": f"dead: no firing in {counted_out_of:,} unflagged tokens of {run.manifest.sequences:,} sequences; "
+        f"the density of such a neuron is below {bound:.2g} with 95 % confidence",
     }
     return frame
 

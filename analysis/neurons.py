@@ -45,8 +45,8 @@ def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
     if not tokens:
         raise Missing(f"{run.name} holds no unflagged token, and neurons are counted over those alone.")
     frame = rows[["layer", "neuron", "fires"]].copy()
-    names = [f"L{i}/N{j}" for i, j in zip(frame["layer"].tolist(), frame["neuron"].tolist(), strict=True)]
-    frame.insert(0, "label", names)
+    tails = [f"/N{neuron}" for neuron in range(run.d_ff)]
+    frame.insert(0, "label", [f"L{number}" + tail for number in layers for tail in tails])
     frame["tokens"] = tokens
     frame["density"] = frame["fires"] / tokens
     fired = frame["fires"] > 0

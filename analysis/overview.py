@@ -54,7 +54,7 @@ def _activity(run: Run) -> dict[str, Any]:
     layers = by_layer(run)
     counted = layer_histogram(run, flagged=True)
     every = int(counted.loc[counted["layer"] == 0, "tokens"].sum())
-    densest, sparsest = layers.loc[layers["mean"].idxmax()], layers.loc[layers["mean"].idxmin()]
+    densest, sparsest = layers.iloc[layers["mean"].argmax()], layers.iloc[layers["mean"].argmin()]
     dead = None if layers["dead"].isna().any() else int(layers["dead"].sum())
     return {
         "tokens": int(layers["tokens"].iloc[0]),

@@ -67,7 +67,7 @@ def table_spearman(counts: NDArray) -> NDArray:
     counts = np.asarray(counts, dtype=float)
     rows, columns = counts.sum(axis=-1), counts.sum(axis=-2)
     a, b = _centred_ranks(rows), _centred_ranks(columns)
-    joint = np.einsum("...ab,...a,...b->...", counts, a, b)
+    joint = (a * (counts @ b[..., None])[..., 0]).sum(axis=-1)
     spread = (rows * a**2).sum(axis=-1) * (columns * b**2).sum(axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(spread > 0, joint / np.sqrt(spread), np.nan)

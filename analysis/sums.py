@@ -128,7 +128,7 @@ def positions(this: Chunk) -> ir.Table:
     flagged, and counts as unflagged here unless it is not finite: it stands apart by its number.
     """
     rows = this.activity
-    sums = {}
+    sums: dict[str, ir.IntegerScalar] = {}
     for layer, name in this.names.items():
         wide = rows[name].cast("int64")
         sums |= {f"s{layer}": wide.sum(), f"q{layer}": (wide * wide).sum()}

@@ -68,7 +68,7 @@ def surprisal_correlation(run: Run) -> pd.DataFrame:
     shape = (run.layers, len(replicates), int(rows["loss_class"].max()) + 1, int(rows["nnz_class"].max()) + 1)
     counts = np.zeros(shape)
     place = (rows["layer"], np.searchsorted(replicates, rows["replicate"]), rows["loss_class"], rows["nnz_class"])
-    np.add.at(counts, place, rows["tokens"])
+    counts[place] = rows["tokens"]  # a class is one row
     whole = counts.sum(axis=1)
     estimate = table_spearman(whole)
     without = table_spearman(whole[:, None] - counts)
