@@ -1,0 +1,131 @@
+"""Building: once, for several processes too, and one sentence about what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from twell.kernels import build
+from twell.kernels.build import BuildError, Library, Source
+
+GOOD = """
+#include <torch/csrc/stable/library.h>
+int64_t answer() { return FIRST; }
+STABLE_TORCH_LIBRARY_FRAGMENT(twell_test, m) { m.def("OP() -> int"); }
+STABLE_TORCH_LIBRARY_IMPL(twell_test, CompositeExplicitAutograd, m) { m.impl("OP", TORCH_BOX(&answer)); }
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache, with a space in its name."""
+    folder = tmp_path / "a cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "twell/kernels"
+
+
+def library(folder: Path, text: str, *flags: str) -> Library:
+    source = folder / "one source.cpp"
+    source.write_text(text)
+    return Library("test", (Source(str(source), flags),))
+
+
+def test_flags_and_sources_name_the_library_and_it_loads(tmp_path, cache, capfd) -> None:
+    import torch
+
+    first = library(tmp_path, GOOD.replace("OP", "op_a"), "-DFIRST=7")
+    assert build.failure(first) is None
+    assert torch.ops.twell_test.op_a() == 7
+    assert capfd.readouterr().err == "Compiling the test kernel once, about 20 s …\n"
+    assert not list(cache.rglob("*.part")) + list(cache.rglob("*.log"))
+    built = build.build(first)
+    stamp = built.stat().st_mtime_ns
+    assert build.build(first) == built
+    assert built.stat().st_mtime_ns == stamp, "a second build is none"
+    again = library(tmp_path, GOOD.replace("OP", "op_b"), "-DFIRST=8")
+    assert build.build(again) != built
+    assert len(list(cache.glob("objects/*.o"))) == 2
+
+
+def test_a_second_load_is_quick_and_quiet(tmp_path) -> None:
+    text = GOOD.replace("OP", "op_c")
+    build.build(library(tmp_path, text, "-DFIRST=1"))
+    program = (
+        "import time, torch\nfrom twell.kernels import build\n"
+        f"one = build.Library('test', (build.Source({str(tmp_path / 'one source.cpp')!r}, ('-DFIRST=1',)),))\n"
+        "begin = time.perf_counter()\nassert build.failure(one) is None\nprint(time.perf_counter() - begin)\n"
+        "assert torch.ops.twell_test.op_c() == 1"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert float(done.stdout) < 0.1
+
+
+def test_processes_take_turns(tmp_path, cache) -> None:
+    """Two at once: both get the library, and one of them compiled it."""
+    source = tmp_path / "slow.cpp"
+    source.write_text(GOOD.replace("OP", "op_d"))
+    program = (
+        "import torch\nfrom twell.kernels import build\n"
+        f"assert build.failure(build.Library('slow', (build.Source({str(source)!r}, ('-DFIRST=3',)),))) is None\n"
+        "print(torch.ops.twell_test.op_d())"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", program], stdout=-1, stderr=-1, text=True) for _ in range(2)]
+    out = [process.communicate(timeout=120) for process in both]
+    assert [stdout for stdout, _ in out] == ["3\n", "3\n"], out
+    assert sum("Compiling" in stderr for _, stderr in out) == 1
+    assert len(list(cache.glob("slow-*"))) == 1
+
+
+def test_a_broken_source_is_one_sentence(tmp_path, cache) -> None:
+    broken = library(tmp_path, "int twell( { return 1; }")
+    told = build.failure(broken)
+    assert told is not None
+    assert told.startswith("its sources do not compile: ")
+    assert "one source.cpp:1:" in told
+    assert "error: " in told
+    assert "\n" not in told
+    (log,) = cache.glob("*.log")
+    assert str(log) in told
+    assert not list(cache.glob("objects/*")) + list(cache.glob("*.so"))
+    assert build.failure(broken) is told, "asked once a process"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "variables", "told"),
+    [
+        (False, {"PATH": ""}, r"expected a C\+\+ compiler \(c\+\+, g\+\+, clang\+\+\) on PATH, found none"),
+        (False, {"CXX": "no-such-compiler"}, r"expected a C\+\+ compiler \(no-such-compiler\) on PATH, found none"),
+        (True, {"PATH": "", "CUDA_HOME": "/nowhere"}, "expected CUDA's compiler, nvcc, under CUDA_HOME or on PATH"),
+    ],
+)
+def test_a_missing_compiler_is_named(tmp_path, monkeypatch, cuda, variables, told) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BuildError, match=told):
+        build.build(Library("test", (Source(__file__),), cuda=cuda))
+
+
+def test_missing_headers_and_ninja_are_named(tmp_path, monkeypatch) -> None:
+    one = library(tmp_path, GOOD.replace("OP", "op_e"), "-DFIRST=1")
+    with monkeypatch.context() as changed:
+        changed.setattr(build, "TORCH", tmp_path)
+        with pytest.raises(BuildError, match=r"expected torch 2\.10 or newer with its stable headers, got 2\."):
+            build.build(one)
+    with monkeypatch.context() as changed:
+        changed.setitem(sys.modules, "ninja", None)
+        changed.setattr(build, "find_compiler", lambda cuda: sys.executable)
+        changed.setenv("PATH", "")
+        with pytest.raises(BuildError, match="expected ninja to drive the compiler, found none; install"):
+            build.build(one)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(BuildError, match=r"expected to write to its cache folder, got: .*; set XDG_CACHE_HOME"):
+        build.build(library(tmp_path, GOOD, "-DFIRST=1"))
