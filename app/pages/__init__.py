@@ -1,0 +1,1 @@
+"""One page a file, one question a page."""

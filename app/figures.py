@@ -1,0 +1,212 @@
+"""What all figures share, the heat map and the panels by layer: a frame of `twell.analysis` in, a figure out.
+
+No figure draws more than a few thousand marks, whatever the run's size: the frames are summaries. Titles, units and n
+stand in the page above each figure; inside it stand axis names, direct labels and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from twell.app.theme import AMBER, BLUE, GREY, GRID, SCALE
+from twell.app.words import number, whole
+
+CONFIG = {"displaylogo": False, "displayModeBar": False, "scrollZoom": False, "responsive": True}
+ZERO = 0.5  # where a logarithmic axis shows 0
+
+
+def finish(
+    figure: go.Figure, height: int, left: int = 56, right: int = 16, top: int = 24, bottom: int = 44
+) -> go.Figure:
+    """The look that all figures share: thin grid, no frame, hover near the pointer."""
+    figure.update_layout(
+        height=height,
+        margin={"l": left, "r": right, "t": top, "b": bottom},
+        showlegend=False,
+        dragmode=False,
+        hovermode="closest",
+        plot_bgcolor="rgba(0,0,0,0)",
+        paper_bgcolor="rgba(0,0,0,0)",
+    )
+    figure.update_xaxes(gridcolor=GRID, gridwidth=1, zeroline=False, title_standoff=6, ticks="", fixedrange=True)
+    figure.update_yaxes(gridcolor=GRID, gridwidth=1, zeroline=False, title_standoff=6, ticks="", fixedrange=True)
+    return figure
+
+
+def layer_names(layers: pd.Series | np.ndarray | list[int]) -> list[str]:
+    """L0, L1, …"""
+    return [f"L{int(layer)}" for layer in layers]
+
+
+def layer_axis(figure: go.Figure, layers: list[int], **where: Any) -> None:
+    """Layers down the y axis, the first on top; many layers are named every second or fourth."""
+    step = 1 if len(layers) <= 32 else 2 if len(layers) <= 64 else 4
+    named = layers[::step]
+    figure.update_yaxes(
+        tickvals=named, ticktext=layer_names(named), range=[max(layers) + 0.75, min(layers) - 0.95], **where
+    )
+
+
+def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
+    """Ticks of a logarithmic axis at 1, 3, 10, 30, … between two values, or at powers of ten where those are many."""
+    steps = (1, 3) if math.log10(max(high, 1) / max(low, 1e-9)) <= 3 else (1,)
+    first, last = math.floor(math.log10(max(low, 1e-9))), math.ceil(math.log10(max(high, 1e-9)))
+    ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+    return ticks, [number(tick, 1) for tick in ticks]
+
+
+def zero_log_axis(figure: go.Figure, high: float, title: str, **where: Any) -> None:
+    """A logarithmic x axis over counts, with a place for 0 at its left."""
+    ticks, text = log_ticks(1, high)
+    figure.update_xaxes(
+        type="log",
+        title=title,
+        tickvals=[ZERO, *ticks],
+        ticktext=["0", *text],
+        range=[math.log10(ZERO * 0.8), math.log10(max(high, 2) * 1.15)],
+        **where,
+    )
+
+
+def heat_map(blocks: pd.DataFrame) -> go.Figure:
+    """Mean nnz by layer and position, colours logarithmic (position_blocks)."""
+    frame = blocks.sort_values(["layer", "position_from"])
+    table = frame.pivot(index="layer", columns="position_from", values="mean")
+    relative = frame.pivot(index="layer", columns="position_from", values="relative")
+    spans = frame.drop_duplicates("position_from").set_index("position_from")["position_to"]
+    names = [whole(a) if a == spans[a] else f"{whole(a)}–{whole(spans[a])}" for a in table.columns]
+    layers = [int(layer) for layer in table.index]
+    values = table.to_numpy(float)
+    shown = np.log10(np.maximum(values, 1e-3))
+    low, high = float(np.nanmin(shown)), float(np.nanmax(shown))
+    ticks, text = log_ticks(10**low, 10**high)
+    few = len(layers) <= 16 and len(names) <= 16
+    words = [[number(v, 2) if v < 100 else whole(v) for v in row] for row in values]
+    hover = np.dstack([values, relative.to_numpy(float)])
+    figure = go.Figure(
+        go.Heatmap(
+            z=shown,
+            x=list(range(len(names))),
+            y=layers,
+            colorscale=SCALE,
+            zmin=low,
+            zmax=high,
+            xgap=1,
+            ygap=1,
+            text=words if few else None,
+            texttemplate="%{text}" if few else None,
+            textfont={"size": 11},
+            customdata=hover,
+            hovertext=[names] * len(layers),
+            hovertemplate="layer %{y}, position %{hovertext}<br>mean nnz %{customdata[0]:.3g}<br>"
+            "%{customdata[1]:.2f} × the layer's mean<extra></extra>",
+            colorbar={
+                "tickvals": [math.log10(t) for t in ticks],
+                "ticktext": text,
+                "thickness": 8,
+                "outlinewidth": 0,
+                "title": {"text": "mean nnz", "side": "right"},
+                "len": 0.9,
+            },
+        )
+    )
+    finish(figure, 90 + max(22, 30 if few else 20) * len(layers))
+    layer_axis(figure, layers, showgrid=False)
+    figure.update_yaxes(range=[max(layers) + 0.5, min(layers) - 0.5])
+    every = max(1, math.ceil(len(names) / 16))
+    figure.update_xaxes(
+        tickvals=list(range(0, len(names), every)),
+        ticktext=names[::every],
+        showgrid=False,
+        tickangle=0,
+        title="position in the sequence, tokens",
+    )
+    return figure
+
+
+def small_multiples(
+    frame: pd.DataFrame, x: str, columns: int, titles: dict[int, str], x_title: str, y_title: str, log: bool = False
+) -> go.Figure:
+    """A panel a layer: `relative` with its interval `low` to `high` against `x`; rows marked `first` stand apart."""
+    layers = sorted(frame["layer"].unique())
+    rows = math.ceil(len(layers) / columns)
+    figure = make_subplots(
+        rows=rows,
+        cols=columns,
+        shared_xaxes="all",
+        shared_yaxes="all",
+        horizontal_spacing=0.02,
+        vertical_spacing=min(0.3 / rows, 0.14),
+        subplot_titles=[titles[int(layer)] for layer in layers],
+    )
+    for place, layer in enumerate(layers):
+        here = {"row": place // columns + 1, "col": place % columns + 1}
+        part = frame[frame["layer"] == layer].sort_values(x)
+        apart = part["first"] if "first" in part else pd.Series(False, index=part.index)
+        _band(figure, part[~apart], x, here)
+        if apart.any():
+            one = part[apart]
+            figure.add_scatter(
+                x=[ZERO],
+                y=one["relative"],
+                mode="markers",
+                marker={"color": AMBER, "size": 7},
+                text=one["hover"],
+                error_y={
+                    "type": "data",
+                    "array": one["high"] - one["relative"],
+                    "arrayminus": one["relative"] - one["low"],
+                    "thickness": 1.2,
+                    "width": 0,
+                },
+                hovertemplate="%{text}<extra></extra>",
+                **here,
+            )
+        figure.add_hline(y=1, line={"color": GREY, "width": 1, "dash": "dot"}, **here)
+    finish(figure, 60 + (190 if rows <= 3 else 150) * rows, top=26, bottom=50)
+    figure.update_annotations(font={"size": 12})
+    if log:
+        last, apart = float(frame[x].max()), bool(frame["first"].any())
+        powers = [10.0**k for k in range(math.ceil(math.log10(last)))]
+        figure.update_xaxes(
+            type="log",
+            tickvals=[ZERO] * apart + powers,
+            ticktext=["first"] * apart + [whole(power) for power in powers],
+            range=[math.log10(ZERO * 0.7 if apart else 0.85), math.log10(last * 1.2)],
+        )
+    figure.update_xaxes(title=x_title, row=rows)
+    low, high = min(float(frame["low"].min()), 0.9), max(float(frame["high"].max()), 1.1)
+    figure.update_yaxes(range=[max(0.0, low - 0.08 * (high - low)), high + 0.08 * (high - low)])
+    figure.update_yaxes(title=y_title, row=(rows + 1) // 2, col=1)
+    return figure
+
+
+def _band(figure: go.Figure, part: pd.DataFrame, x: str, here: dict[str, int]) -> None:
+    """A line over its interval."""
+    outline = pd.concat([part[x], part[x][::-1]]), pd.concat([part["high"], part["low"][::-1]])
+    figure.add_scatter(
+        x=outline[0],
+        y=outline[1],
+        fill="toself",
+        fillcolor="rgba(47, 126, 216, 0.2)",
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        **here,
+    )
+    figure.add_scatter(
+        x=part[x],
+        y=part["relative"],
+        mode="lines",
+        line={"color": BLUE, "width": 1.6},
+        text=part["hover"],
+        hovertemplate="%{text}<extra></extra>",
+        **here,
+    )

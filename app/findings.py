@@ -1,0 +1,123 @@
+"""What is worth a look in a run: a sentence for each thing that stands out, computed, with the page that shows it.
+
+A sentence is HTML and safe: every token in it has gone through `token_html`. What a run lacks is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twell.app.state import ask
+from twell.app.words import SPACE, number, percent, plural, signed, times, token_html, whole
+from twell.workbench.errors import Missing
+from twell.workbench.store import Run
+
+LATE = 64  # positions from here on count as late in a sequence
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence, as HTML, and the page that shows what it is about."""
+
+    page: str
+    sentence: str
+
+
+def findings(run: Run) -> list[Finding]:
+    """The sentences for a run, in the order of the pages."""
+    found: list[Finding] = []
+    for page, look in LOOKS:
+        try:
+            sentence = look(run)
+        except Missing:
+            continue
+        if sentence:
+            found.append(Finding(page, sentence))
+    return found
+
+
+def _tokens(run: Run) -> str:
+    frame = ask(run, "by_token", min_count=20).dropna(subset=["z_se"])
+    if len(frame) < 4:
+        return ""
+
+    def named(rows: object) -> str:
+        return ", ".join(f"{token_html(r.text)} ({signed(r.z, 2)})" for r in rows.itertuples())  # type: ignore[attr-defined]
+
+    return (
+        f"Loudest of the {plural(len(frame), 'token')} seen at least 20 times: {named(frame.head(3))}. "
+        f"Quietest: {named(frame.tail(3)[::-1])}. In standard deviations from the layers' means."
+    )
+
+
+def _layers(run: Run) -> str:
+    frame = ask(run, "by_layer")
+    high, low = frame.loc[frame["mean"].idxmax()], frame.loc[frame["mean"].idxmin()]
+    return (
+        f"Layer {high['layer']:.0f} fires the most neurons, {number(high['mean'])} a token, and carries "
+        f"{percent(high['share'])} of the model's nnz; layer {low['layer']:.0f} fires the fewest, {number(low['mean'])}."
+    )
+
+
+def _dead(run: Run) -> str:
+    frame = ask(run, "by_layer")
+    if "dead_share" not in frame or not frame["dead_share"].notna().any():
+        return ""
+    worst = frame.loc[frame["dead_share"].idxmax()]
+    if worst["dead"] == 0:
+        return f"Every neuron fired at least once in {whole(worst['tokens'])} tokens."
+    return (
+        f"In layer {worst['layer']:.0f}, {percent(worst['dead_share'])} of the neurons never fired in "
+        f"{whole(worst['tokens'])} tokens of {plural(run.manifest.sequences, 'sequence')}."
+    )
+
+
+def _positions(run: Run) -> str:
+    frame = ask(run, "by_position")
+    first = frame[frame["first"]].set_index("layer")["mean"]
+    late = frame[~frame["first"] & (frame["position"] >= LATE)]
+    if not len(first) or not len(late):
+        return ""
+    weighted = (late["mean"] * late["tokens"]).groupby(late["layer"]).sum() / late.groupby("layer")["tokens"].sum()
+    ratio = (first / weighted).replace(float("inf"), float("nan")).dropna()
+    if not len(ratio):
+        return ""
+    return (
+        f"The first position of a sequence fires {number(ratio.min(), 2)} to {number(ratio.max(), 2)}{SPACE}× the neurons of "
+        f"positions from {LATE} on, by layer; {number(ratio.median(), 2)}{SPACE}× in the middle one."
+    )
+
+
+def _surprisal(run: Run) -> str:
+    frame = ask(run, "surprisal_correlation")
+    strongest = frame.loc[frame["spearman"].abs().idxmax()]
+    return (
+        f"nnz against the loss of the prediction made there: Spearman {signed(frame['spearman'].min(), 2)} to "
+        f"{signed(frame['spearman'].max(), 2)} by layer, strongest in layer {strongest['layer']:.0f} "
+        f"(95 % {signed(strongest['low'], 2)} to {signed(strongest['high'], 2)}, n = {whole(strongest['n'])})."
+    )
+
+
+def _kernels(run: Run) -> str:
+    frame = ask(run, "speedup")
+    if (frame["kernel"] == "reference").all():
+        return (
+            "The sparse timings are the reference kernel's, an oracle and not meant to be fast: no speedup is claimed."
+        )
+    best, worst = frame.loc[frame["speedup"].idxmax()], frame.loc[frame["speedup"].idxmin()]
+    return (
+        f"Sparse against dense, layer {best['layer']:.0f} gains most, {times(best['speedup'])}, at mean nnz "
+        f"{number(best['nnz_mean'])}; layer {worst['layer']:.0f} least, {times(worst['speedup'])}, at "
+        f"{number(worst['nnz_mean'])}."
+    )
+
+
+LOOKS: tuple[tuple[str, Callable[[Run], str]], ...] = (
+    ("tokens", _tokens),
+    ("layers", _layers),
+    ("layers", _dead),
+    ("layers", _surprisal),
+    ("positions", _positions),
+    ("kernels", _kernels),
+)

@@ -1,0 +1,122 @@
+"""The figure of the Layers page: how nnz spreads over tokens, and what each layer carries, in one row a layer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from twell.app.figures import ZERO, finish, layer_axis, zero_log_axis
+from twell.app.theme import BLUE, GREY
+from twell.app.words import number, percent
+
+
+def ridges(histogram: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
+    """Each layer's distribution of nnz, its share of the model's nnz, and its dead neurons, in one row a layer."""
+    layers = [int(layer) for layer in by_layer["layer"]]
+    figure = make_subplots(rows=1, cols=3, shared_yaxes=True, column_widths=[0.62, 0.19, 0.19], horizontal_spacing=0.03)
+    high = float(histogram["nnz"].max())
+    curves = {layer: _density(histogram[histogram["layer"] == layer], high) for layer in layers}
+    peak = max((float(y.max()) for _, y, _ in curves.values() if len(y)), default=1.0) or 1.0
+    for layer in layers:
+        x, y, spans = curves[layer]
+        top = layer - 1.5 * y / peak
+        figure.add_scatter(
+            x=x, y=np.full(len(x), layer), mode="lines", line={"width": 0}, hoverinfo="skip", row=1, col=1
+        )
+        figure.add_scatter(
+            x=x,
+            y=top,
+            mode="lines",
+            line={"color": BLUE, "width": 1.2},
+            fill="tonexty",
+            fillcolor="rgba(47, 126, 216, 0.22)",
+            text=spans,
+            hovertemplate=f"layer {layer}<br>%{{text}}<extra></extra>",
+            row=1,
+            col=1,
+        )
+    _means(figure, by_layer)
+    said = [f"{number(m)} · {percent(s)}" for m, s in zip(by_layer["mean"], by_layer["share"], strict=True)]
+    _bars(figure, 2, layers, by_layer["mean"], said, BLUE)
+    _bars(figure, 3, layers, by_layer["dead_share"], [percent(v) for v in by_layer["dead_share"]], GREY)
+    finish(figure, 100 + max(18, min(46, 900 // len(layers))) * len(layers), top=36, left=40)
+    zero_log_axis(figure, high, "nnz of a token, neurons", row=1, col=1)
+    layer_axis(figure, layers)
+    figure.update_yaxes(range=[max(layers) + 0.6, min(layers) - 1.6])
+    figure.update_yaxes(showgrid=False, col=2)
+    figure.update_yaxes(showgrid=False, col=3)
+    names = ("distribution over tokens, ● mean", "mean nnz · share", "dead neurons")
+    for column, name in enumerate(names, start=1):
+        where = f"x{column if column > 1 else ''} domain"
+        figure.add_annotation(
+            text=name,
+            xref=where,
+            yref="paper",
+            x=0,
+            y=1,
+            yshift=26,
+            xanchor="left",
+            showarrow=False,
+            font={"size": 12, "color": GREY},
+        )
+    return figure
+
+
+def _bars(figure: go.Figure, column: int, layers: list[int], values: pd.Series, said: list[str], color: str) -> None:
+    """A bar a layer, its value written at the end."""
+    lengths = values.fillna(0).to_numpy(float)
+    figure.add_bar(
+        y=layers,
+        x=lengths,
+        orientation="h",
+        marker={"color": color, "opacity": 0.75},
+        width=0.5,
+        text=said,
+        textposition="outside",
+        cliponaxis=False,
+        hovertemplate="layer %{y}: %{text}<extra></extra>",
+        row=1,
+        col=column,
+    )
+    room = [0, max(lengths.max(), 1e-9) * (2.0 if column == 2 else 1.5)]
+    figure.update_xaxes(range=room, showticklabels=False, showgrid=False, row=1, col=column)
+
+
+def _means(figure: go.Figure, by_layer: pd.DataFrame) -> None:
+    """A dot at each layer's mean; its quantiles under the pointer."""
+    figure.add_scatter(
+        x=np.maximum(by_layer["mean"], ZERO),
+        y=by_layer["layer"],
+        mode="markers",
+        marker={"color": BLUE, "size": 7},
+        customdata=by_layer[["sd", "p10", "p50", "p90", "p99", "max"]],
+        hovertemplate="layer %{y:.0f}: mean %{x:.4g}, sd %{customdata[0]:.3g}<br>p10 %{customdata[1]:.0f} · "
+        "p50 %{customdata[2]:.0f} · p90 %{customdata[3]:.0f} · p99 %{customdata[4]:.0f} · max %{customdata[5]:.0f}"
+        "<extra></extra>",
+        row=1,
+        col=1,
+    )
+
+
+def _density(histogram: pd.DataFrame, high: float) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Share of tokens per unit of log nnz, in geometric bins of whole counts; 0 is a bin of its own at `ZERO`."""
+    edges = np.unique(np.round(np.geomspace(1, high + 2, 44)).astype(int))
+    nnz, tokens = histogram["nnz"].to_numpy(), histogram["tokens"].to_numpy(float)
+    total = tokens.sum()
+    if not total:
+        return np.array([]), np.array([]), []
+    inside = np.histogram(nnz, bins=edges, weights=tokens)[0]
+    widths = np.log(edges[1:] / edges[:-1])
+    zero = tokens[nnz == 0].sum()
+    x = np.concatenate([[ZERO * 0.82, ZERO], np.sqrt(edges[:-1] * (edges[1:] - 1.0).clip(min=1))])
+    y = np.concatenate([[0, zero / math.log(2)], inside / widths]) / total
+    spans = ["", f"nnz 0: {percent(zero / total)} of tokens"] + [
+        f"nnz {a if a == b - 1 else f'{a}–{b - 1}'}: {percent(n / total)} of tokens"
+        for a, b, n in zip(edges[:-1], edges[1:], inside, strict=True)
+    ]
+    last = np.flatnonzero(y)[-1] + 2  # nothing is drawn past the largest count
+    return x[:last], y[:last], spans[:last]

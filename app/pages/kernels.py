@@ -1,0 +1,101 @@
+"""Kernels: what the sparsity buys, each layer's sparse time beside its dense time on the same input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from twell.app import parts
+from twell.app.state import ask, bound, shown
+from twell.app.timing_figures import dense_and_sparse, over_batches, speedup_by_nnz
+from twell.app.words import number, plural, signed, whole
+from twell.workbench.errors import Missing
+from twell.workbench.store import Run
+
+
+def oracle(run: Run) -> None:
+    """Say that the timings are the reference's."""
+    reason = run.manifest.kernel.get("reason", "").rstrip(".")
+    st.info(
+        "The sparse side of this run is the reference kernel: the oracle that other kernels are tested against, written "
+        "to be right and not fast. Its times show what was run; no speedup is claimed from them."
+        + (parts.plain(f" Why it ran: {reason}.") if reason else "")
+    )
+
+
+def layers(run: Run, frame: pd.DataFrame) -> None:
+    """Dense and sparse time a layer."""
+    comparable = frame.attrs["comparable"]
+    said = (
+        f"FFN of one batch, median over {whole(frame['repeats'].min())} timed batches, the same input for both; "
+        f"{', '.join(sorted(set(frame['kernel'])))} kernel on {run.manifest.device}, {run.manifest.dtype}. "
+        f"{'At the right: dense / sparse.' if comparable else ''}"
+    )
+    parts.heading("Time by layer", said, frame, run, "analysis.speedup(run)")
+    parts.draw(dense_and_sparse(frame, comparable), "layer-times", "Dense and sparse time by layer")
+
+
+def against_activity(run: Run, frame: pd.DataFrame) -> None:
+    """Speedup against mean nnz, with both correlations or the reason why there is none."""
+    try:
+        said = correlation(ask(run, "speedup_correlation"))
+    except Missing as error:
+        said = str(error)
+    parts.heading("Speedup and activity", f"A dot a layer. {said}", frame, run, "analysis.speedup_correlation(run)")
+    if (frame["nnz_mean"] > 0).any():
+        parts.draw(speedup_by_nnz(frame), "speedup", "Speedup against mean nnz")
+
+
+def correlation(found: dict[str, Any]) -> str:
+    """Both correlations in a sentence."""
+    return (
+        f"Pearson {signed(found['pearson'], 2)} (95 % {signed(found['low'], 2)} to {signed(found['high'], 2)}), "
+        f"Spearman {signed(found['spearman'], 2)}; {plural(found['n'], 'layer')}, p = {number(found['p'], 1)}, "
+        f"{found['method']}."
+    )
+
+
+def batches(run: Run) -> None:
+    """Times as the capture went along."""
+    frame = ask(run, "timings_by_batch")
+    frame = frame[frame["op"].isin(["ffn_dense", "ffn_sparse"]) & (frame["layer"] >= 0)]
+    if frame.empty:
+        return
+    parts.heading(
+        "Over the capture",
+        "FFN time of each timed batch, in the order they ran: drift and outliers show here, and not in the medians above.",
+        frame,
+        run,
+        "analysis.timings_by_batch(run)",
+    )
+    names = ["all layers", *[f"L{layer}" for layer in sorted(frame["layer"].unique())]]
+    tie = bound("layer", names[0], lambda text: text if text in names else None)
+    which = st.selectbox("Layer", names, width=160, label_visibility="collapsed", **tie)
+    part = frame if which == names[0] else frame[frame["layer"] == int(which[1:])]
+    sums = part.groupby(["batch", "op"], as_index=False)["microseconds"].sum()
+    sums["op"] = sums["op"].str.removeprefix("ffn_")
+    parts.draw(over_batches(sums), "batches", "Sparse and dense time by batch")
+
+
+def page(run: Run) -> None:
+    """Times, speedup against activity, and times over the capture."""
+    frame = ask(run, "speedup")
+    if not frame.attrs["comparable"]:
+        oracle(run)
+        layers(run, frame)
+    else:
+        with st.container(key="pair"):
+            left, right = st.columns(2, gap="large")
+        with left:
+            layers(run, frame)
+        with right:
+            against_activity(run, frame)
+    with parts.told():
+        batches(run)
+
+
+parts.title("What does the sparsity buy?")
+with parts.told():
+    page(shown())

@@ -1,0 +1,99 @@
+"""The dashboard's entry: the run chooser, the pages, and what is said when there is nothing to show.
+
+`twell app RUNS` starts it; `streamlit run app/pages/main.py -- RUNS` does too, with the settings of
+`.streamlit/config.toml`. It lies among the pages and not above them, because a folder called `pages` beside the entry
+is what Streamlit takes for an older kind of app until the entry has run once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from twell.app import parts, state, theme
+from twell.workbench.errors import UserError
+
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="3" fill="#2f7ed8"/>'
+    '<g fill="#fff"><rect x="3" y="3" width="4" height="2"/><rect x="3" y="7" width="2" height="2"/>'
+    '<rect x="3" y="11" width="7" height="2"/></g></svg>'
+)
+PAGES = {
+    "overview": "Overview",
+    "tokens": "Tokens",
+    "layers": "Layers",
+    "positions": "Positions",
+    "kernels": "Kernels",
+}
+
+
+def address(found: state.Shelf) -> str:
+    """The name of the run in the address, whether there is one or not; else of the run shown last, or the newest.
+    From then on the address has it."""
+    name = state.parameter("run") or st.session_state.get("run") or next(iter(found.runs), "")
+    if state.parameter("run") != name:
+        st.query_params["run"] = name
+    st.session_state["run"] = name
+    st.session_state["chooser"] = name if name in found.runs else None
+    return name
+
+
+def switch() -> None:
+    """Show the run that was chosen."""
+    st.query_params["run"] = st.session_state["chooser"]
+
+
+def bar(found: state.Shelf, links: dict[str, Any], name: str) -> None:
+    """The pages, as links that keep the run, and the run chooser; under them what was run on what."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="small", key="bar"):
+        with st.container(horizontal=True, gap="xsmall", width="stretch", key="nav"):
+            for title, page in links.items():
+                st.page_link(page, label=title, query_params={"run": name})
+        st.selectbox(
+            "Run",
+            list(found.runs),
+            index=None,
+            key="chooser",
+            on_change=switch,
+            width=300,
+            required=True,
+            format_func=lambda name: parts.run_label(name, found),
+            label_visibility="collapsed",
+            placeholder="Choose a run",
+        )
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        if name in found.runs:
+            parts.facts(found.runs[name])
+            parts.definition(found.runs[name])
+        if found.broken:
+            parts.unreadable_folders(found)
+
+
+def main() -> None:
+    """Draw the frame around every page, then the page."""
+    st.set_page_config(page_title="TwELL workbench", page_icon=ICON, layout="wide", menu_items={"About": theme.ABOUT})
+    st.html(theme.CSS)
+    links = {t: st.Page(f"{n}.py", title=t, url_path=n, default=n == "overview") for n, t in PAGES.items()}
+    token = st.Page("token.py", title="Token", url_path="token")
+    page = st.navigation([*links.values(), token], position="hidden")
+    found = state.shelf()
+    if not found.runs and not found.broken:
+        parts.no_runs(found)
+        return
+    name = address(found)
+    bar(found, links, name)
+    if name not in found.runs:
+        parts.not_found(found, name)
+        return
+    run = found.runs[name]
+    st.session_state["shown"] = run
+    parts.status(run)
+    try:
+        parts.summarise(run)
+        page.run()
+    except (UserError, OSError) as error:
+        parts.unreadable(run, error)
+
+
+main()

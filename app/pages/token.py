@@ -1,0 +1,111 @@
+"""Token: one token's activity over the layers, and every place in the text where it stands."""
+
+from __future__ import annotations
+
+import html
+
+import pandas as pd
+import streamlit as st
+
+from twell.app import parts
+from twell.app.state import ask, bound, filters, parameter, shown, whole_number
+from twell.app.token_figures import profile
+from twell.app.words import number, plural, running, signed, token_html, visible, whole
+from twell.workbench.store import Run
+
+PLACES = 50
+ORDERS = {"loudest": "Loudest first", "quietest": "Quietest first", "text": "In text order"}
+
+
+def facts(run: Run, row: pd.Series) -> None:
+    """The token's numbers, each with what it is of."""
+    parts.numbers(
+        (
+            ("z", f"{signed(row['z'])} ± {number(row['z_se'], 2)}", "mean over layers ± standard error"),
+            ("nnz per layer", f"{number(row['mean'])} ± {number(row['mean_se'], 2)}", f"of {whole(run.d_ff)} neurons"),
+            ("Count", whole(row["count"]), f"in {plural(row['sequences'], 'sequence')}"),
+            ("Its own surprisal", parts.nats(row["surprisal_mean"]), "loss of the token, as predicted before it"),
+            ("Loss at it", parts.nats(row["loss_mean"]), "loss of what follows, as predicted here"),
+        )
+    )
+
+
+def layers(run: Run, token: int) -> None:
+    """The token's profile over layers."""
+    frame = ask(run, "token_profile", token_id=token)
+    said = "Standard deviations from each layer's mean nnz, with 95 % intervals clustered by sequence."
+    parts.heading("Over the layers", said, frame, run, f"analysis.token_profile(run, token_id={token})")
+    parts.draw(profile(frame), "profile", "The token's z by layer")
+
+
+def places(run: Run, token: int, count: int) -> None:
+    """Where the token stands, a line a place, shaded by nnz."""
+    above = st.container()
+    order = st.segmented_control(
+        "Order",
+        list(ORDERS),
+        format_func=lambda o: ORDERS[o],
+        label_visibility="collapsed",
+        required=True,
+        **bound("order", "loudest", lambda text: text if text in ORDERS else None),
+    )
+    frame = ask(run, "contexts", token_id=token, limit=PLACES, order=order)
+    said = (
+        f"{whole(len(frame))} of {plural(count, 'place')}. nnz is the sum over layers, z the mean; the shade is the "
+        "percentile of nnz among all tokens of the run."
+    )
+    with above:
+        code = f'analysis.contexts(run, {token}, limit={PLACES}, order="{order}")'
+        parts.heading("In the text", said, frame, run, code)
+    st.html(lines(frame))
+
+
+def lines(frame: pd.DataFrame) -> str:
+    """The places as HTML, a grid with the token in its middle."""
+    head = ("sequence:position", "", "", "", "nnz", "z", "loss")
+    marks = ("where", "before", "token", "after", "number", "number", "number loss")
+    out = ['<div class="tw-places"><div class="tw-place names">']
+    out += [f'<span class="{mark}">{text}</span>' for mark, text in zip(marks, head, strict=True)]
+    out.append("</div>")
+    for row in frame.itertuples():
+        shade = 0.04 + 0.6 * float(row.percentile) / 100
+        loss = "–" if pd.isna(row.loss) else f"{row.loss:.2f}"
+        cells = (
+            f"{row.sequence}:{row.position}",
+            f"<span>{html.escape(running(row.before[-90:]))}</span>",
+            html.escape(visible(row.token)),
+            html.escape(running(row.after[:90])),
+            whole(row.nnz),
+            f"{row.z:+.2f}".replace("-", "−"),
+            loss,
+        )
+        title = html.escape(f"{row.source}, document {row.document}; percentile {row.percentile:.0f}", quote=True)
+        out.append(f'<div class="tw-place" title="{title}">')
+        for mark, cell in zip(marks, cells, strict=True):
+            style = f' style="background: rgba(47,126,216,{shade:.2f})"' if mark == "token" else ""
+            out.append(f'<span class="{mark}"{style}>{cell}</span>')
+        out.append("</div>")
+    return "".join([*out, "</div>"])
+
+
+def page(run: Run) -> None:
+    """The token that the address names."""
+    parts.linked("tokens.py", "← All tokens", **filters())
+    token = whole_number(parameter("token"))
+    frame = ask(run, "by_token", min_count=1)
+    rows = frame[frame["token_id"] == token]
+    if rows.empty:
+        st.html('<h1 class="tw-title">No such token</h1>')
+        st.info("The text of this run holds no unflagged token of that id. Choose one from the list of all tokens.")
+        return
+    row = rows.iloc[0]
+    st.html(f'<h1 class="tw-title">{token_html(row["text"])} <span class="tw-note">token {token}</span></h1>')
+    facts(run, row)
+    with parts.told():
+        layers(run, int(row["token_id"]))
+    with parts.told():
+        places(run, int(row["token_id"]), int(row["count"]))
+
+
+with parts.told():
+    page(shown())

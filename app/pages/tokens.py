@@ -1,0 +1,134 @@
+"""Tokens: which tokens fire the most neurons, and which the fewest."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from twell.app import parts
+from twell.app.state import ask, bound, filters, open_page, shown, whole_number
+from twell.app.token_figures import ranking
+from twell.app.words import plural, visible, whole
+from twell.workbench.store import Run
+
+EACH = 15  # tokens at each end of the ranking
+MOST = 1_000_000  # the largest minimum count
+ROWS = 5000  # rows of the table that go to the browser
+
+
+def chosen_filters() -> tuple[int, str]:
+    """Minimum count and search text, carried by the address."""
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        search = st.text_input(
+            "Search",
+            placeholder="part of a token; ␣ stands for a space",
+            width=300,
+            max_chars=100,
+            **bound("find", "", lambda text: text[:100]),
+        )
+        least = st.number_input(
+            "Seen at least",
+            1,
+            MOST,
+            step=10,
+            width=150,
+            help="Tokens seen fewer times are left out: their means say little.",
+            **bound("least", 20, lambda text: min(max(whole_number(text) or 20, 1), MOST)),
+        )
+    return int(least), search
+
+
+def go_to(token: int) -> None:
+    """Open a token's page. Its address keeps the filters, for the way back."""
+    open_page("token", run=st.session_state["run"], token=int(token), **filters())
+
+
+def table(run: Run, frame: pd.DataFrame, least: int) -> None:
+    """Every token that the filters leave; a click on a row opens the token's page."""
+    cut = f", the {whole(ROWS)} loudest shown" if len(frame) > ROWS else ""
+    said = f"{plural(len(frame), 'token')}{cut}. Choose a row to see where in the text the token stands."
+    parts.heading("Every token", said, frame, run, f"analysis.by_token(run, min_count={least})")
+    rows = frame.head(ROWS).assign(text=frame["text"].map(visible))
+    event = st.dataframe(
+        rows,
+        hide_index=True,
+        height=420,
+        on_select="rerun",
+        selection_mode="single-row",
+        key="token-table",
+        column_order=[
+            "text",
+            "token_id",
+            "count",
+            "sequences",
+            "z",
+            "z_se",
+            "mean",
+            "mean_se",
+            "surprisal_mean",
+            "loss_mean",
+        ],
+        column_config={
+            "text": st.column_config.TextColumn("token", width="medium"),
+            "token_id": st.column_config.NumberColumn("id", format="%d"),
+            "count": st.column_config.NumberColumn("count", format="%d", help="times the token stands in the text"),
+            "sequences": st.column_config.NumberColumn("sequences", format="%d", help="sequences that hold it"),
+            "z": st.column_config.NumberColumn(
+                "z", format="%+.2f", help="nnz in standard deviations from its layer's mean, averaged over layers"
+            ),
+            "z_se": st.column_config.NumberColumn(
+                "± se", format="%.2f", help="standard error of z, clustered by sequence"
+            ),
+            "mean": st.column_config.NumberColumn(
+                "mean nnz", format="%.1f", help="neurons a layer, averaged over layers"
+            ),
+            "mean_se": st.column_config.NumberColumn(
+                "± se", format="%.1f", help="standard error of the mean, clustered by sequence"
+            ),
+            "surprisal_mean": st.column_config.NumberColumn(
+                "its surprisal", format="%.2f", help="loss of the token itself, nats"
+            ),
+            "loss_mean": st.column_config.NumberColumn(
+                "loss at it", format="%.2f", help="loss of the prediction made at the token, nats"
+            ),
+        },
+    )
+    if event.selection.rows:
+        go_to(rows.iloc[event.selection.rows[0]]["token_id"])
+
+
+def page(run: Run) -> None:
+    """The filters, the two ends of the ranking, and the table."""
+    st.query_params.pop("token", None)  # where the way back from a token's page has left one
+    least, search = chosen_filters()
+    frame = ask(run, "by_token", min_count=least)
+    if search:
+        wanted = visible(search).replace("◌", "").lower()
+        frame = frame[[wanted in visible(text).lower() for text in frame["text"]]]
+    if frame.empty:
+        st.info("No token is left: shorten the search, or lower the minimum count.")
+        return
+    each = min(EACH, -(-len(frame) // 2))
+    loud, quiet = frame.head(each), frame[each:].tail(each)[::-1]
+    said = (
+        f"Mean z over layers with 95 % intervals, clustered by sequence, of {plural(len(frame), 'token')} seen at least "
+        f"{plural(least, 'time')}. Choose a dot to see where in the text the token stands."
+    )
+    both = pd.concat([loud, quiet])
+    parts.heading("Loudest and quietest", said, both, run, f"analysis.by_token(run, min_count={least})")
+    event = parts.draw(
+        ranking(loud, quiet),
+        "ranking",
+        "Loudest and quietest tokens by z",
+        on_select="rerun",
+        selection_mode="points",
+    )
+    for point in event.selection.points:
+        chosen = (loud, quiet)[point["curve_number"]].iloc[point["point_index"]]
+        go_to(chosen["token_id"])
+    table(run, frame, least)
+
+
+parts.title("Which tokens fire the most neurons?")
+with parts.told():
+    page(shown())

@@ -1,0 +1,240 @@
+"""What the pages are made of: the run's head, a figure with its heading, data and code, and the empty states."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from twell import analysis
+from twell.app.figures import CONFIG
+from twell.app.state import RECORDED, Shelf, digest
+from twell.app.words import number, plural, seconds_ago, whole
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.store import Run, open_run
+
+STALE = 60.0  # seconds without a new part before a recording run is said to be silent; a part closes after 10
+
+
+def note(markup: str) -> None:
+    """A quiet line of HTML."""
+    st.html(f'<p class="tw-note">{markup}</p>')
+
+
+def title(question: str) -> None:
+    """The page's question."""
+    st.html(f'<h1 class="tw-title">{html.escape(question)}</h1>')
+
+
+def heading(
+    name: str, said: str = "", data: pd.DataFrame | None = None, run: Run | None = None, code: str = ""
+) -> None:
+    """The title of a figure or table; under it units, n and how to read it; beside it what it draws, as a table to look
+    at or to save, and the lines that make that table in a notebook."""
+    key = name.lower().replace(" ", "-")
+    with st.container(horizontal=True, wrap=False, vertical_alignment="bottom", gap="small"):
+        note = f'<p class="tw-note">{html.escape(said)}</p>' if said else ""
+        st.html(f'<div class="tw-figure"><h3>{html.escape(name)}</h3>{note}</div>', width="stretch")
+        if data is None or run is None:
+            return
+        with st.popover("Data", type="tertiary", key=f"{key}-data", on_change="rerun") as popover:
+            if popover.open:
+                st.dataframe(data, hide_index=True, height=280)
+                file = f"{run.name}-{key}.csv"
+                st.download_button("Save as CSV", data.to_csv(index=False), file, "text/csv", key=f"{key}-csv")
+        with st.popover("Code", type="tertiary", key=f"{key}-code"):
+            opened = f"run = open_run({str(run.path)!r})"
+            st.code(f"from twell import analysis\nfrom twell.workbench import open_run\n\n{opened}\n{code}", "python")
+
+
+def draw(figure: go.Figure, key: str, alt: str, **options: Any) -> Any:
+    """A figure, said in words for those who do not see it. Returns what was chosen in it, where `on_select` is given."""
+    return st.plotly_chart(figure, key=key, config=CONFIG, alt=alt, **options)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Say what a run lacks, or what cannot be read, in place of what would have been shown."""
+    try:
+        yield
+    except Missing as error:
+        st.info(plain(str(error)))
+    except UserError as error:
+        st.warning(plain(str(error)))
+
+
+def plain(text: str) -> str:
+    """Text for a place that reads Markdown, with nothing left to read in it."""
+    return "".join("\\" + c if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)
+
+
+def facts(run: Run) -> None:
+    """What was run on what, in one line."""
+    manifest = run.manifest
+    said = [
+        f"{run.layers} layers × {whole(manifest.model['d_model'])}, d_ff {whole(run.d_ff)}",
+        f"{plural(manifest.tokens, 'token')} in {plural(manifest.sequences, 'sequence')}",
+        f"{manifest.dtype} on {manifest.device}",
+        f"{manifest.kernel['name']} kernel",
+    ]
+    line = f"<b>{html.escape(str(manifest.model['name']))}</b>"
+    st.html(
+        f'<div class="tw-head">{line}{"".join(f"<span>{html.escape(s)}</span>" for s in said)}</div>', width="stretch"
+    )
+
+
+def definition(run: Run) -> None:
+    """The rule by which neurons were counted, and the terms that rest on it."""
+    with st.popover("What is nnz?", type="tertiary", key="definition"):
+        terms = {
+            "nnz": f"how many of a layer's {whole(run.d_ff)} FFN neurons a token fires. Here a neuron fires when: "
+            + run.manifest.nnz_definition.rstrip(".")
+            + ".",
+            "sparsity": "1 − mean nnz / d_ff.",
+            "z": "nnz in standard deviations from its layer's mean, averaged over layers.",
+            "dead": "never fired in the tokens of this run. That does not prove that a neuron never fires: with "
+            f"{whole(run.manifest.tokens)} tokens its density is under 3 / tokens with 95 % confidence.",
+            "left out": "special tokens, the first token of each sequence and tokens with a non-finite value, except "
+            "where the first position is shown by itself.",
+        }
+        st.html(
+            '<dl class="tw-facts">'
+            + "".join(f"<dt>{k}</dt><dd>{html.escape(v)}</dd>" for k, v in terms.items())
+            + "</dl>"
+        )
+
+
+def status(run: Run) -> None:
+    """What is missing from a run that is not whole, in words."""
+    if run.manifest.status == "recording":
+        follow(str(run.path), digest(run))
+    elif run.manifest.status == "interrupted":
+        note(
+            f'<span class="tw-mark">interrupted</span> The capture stopped before its end. What is shown covers the '
+            f"{plural(run.manifest.tokens, 'token')} recorded until then, and only those."
+        )
+    if run.manifest.summary_only:
+        note(
+            '<span class="tw-mark">summary only</span> This run keeps sums, counts and timings, and no row of single '
+            "tokens: it cannot show where in the text a token stands."
+        )
+
+
+@st.fragment(run_every=1.0)
+def follow(path: str, seen: str) -> None:
+    """The state of a run that is being recorded, every second; a new part draws the page anew."""
+    try:
+        run = open_run(path)
+        age = time.time() - (Path(path) / "run.json").stat().st_mtime
+    except (UserError, OSError):
+        st.rerun()
+    if digest(run) != seen:
+        st.rerun()
+    if age > STALE:
+        said = f"last part {seconds_ago(age)}: was the capture killed? What it wrote is shown."
+        mark = '<span class="tw-mark">recording</span>'
+    else:
+        said = f"last part {seconds_ago(age)}; the page follows."
+        mark = '<span class="tw-mark live">recording</span>'
+    note(f"{mark} {plural(run.manifest.tokens, 'token')} so far, {said}")
+
+
+def summarise(run: Run) -> None:
+    """Bring the run's summaries up to date, with a bar where that takes a while. Nothing where there is nothing yet."""
+    place, done, began = st.empty(), 0, time.monotonic()
+
+    def tick(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        if time.monotonic() - began > 0.5:
+            share = min(done / max(run.manifest.tokens, 1), 1.0)
+            place.progress(share, f"Summarising {plural(run.manifest.tokens, 'token')}, once for this run")
+
+    try:
+        analysis.ensure(run, tick)
+    except Missing:
+        pass  # each figure says for itself what the run lacks
+    finally:
+        place.empty()
+
+
+def no_runs(found: Shelf) -> None:
+    """The page of a folder that holds no run."""
+    folder = html.escape(str(found.folder))
+    st.html(
+        f"""<div class="tw-empty"><h1 class="tw-title">No runs yet</h1>
+        <p>A run is what <code>twell capture</code> writes: which neurons each token of a text fired, layer by layer.
+        None was found in <code>{html.escape(str(found.folder.absolute()))}</code>.</p>
+        <p>The bundled model over the bundled text, in a few minutes:</p>
+        <pre>twell demo --no-app --out {folder}/demo</pre>
+        <p>A model and a text of your own:</p>
+        <pre>twell capture MODEL --text FILE --out {folder}/NAME</pre>
+        <p>Then reload this page.</p></div>"""
+    )
+
+
+def not_found(found: Shelf, wanted: str) -> None:
+    """The page of an address whose run is not there."""
+    reason = found.broken.get(wanted)
+    said = (
+        html.escape(reason)
+        if reason
+        else (
+            f"The address names the run <b>{html.escape(wanted)}</b>, and "
+            f"<code>{html.escape(str(found.folder.absolute()))}</code> holds none of that name. It may have been moved, "
+            "renamed or deleted."
+        )
+    )
+    title = "This run cannot be read" if reason else "This run is gone"
+    st.html(f'<div class="tw-empty"><h1 class="tw-title">{title}</h1><p>{said}</p><p>Choose another above.</p></div>')
+
+
+def unreadable_folders(found: Shelf) -> None:
+    """Which folders look like runs and cannot be read, and why."""
+    with st.popover(f"{len(found.broken)} unreadable", type="tertiary", key="broken"):
+        rows = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in found.broken.items())
+        st.html(f'<dl class="tw-facts">{rows}</dl>')
+
+
+def unreadable(run: Run, error: Exception) -> None:
+    """In place of a page whose files went away, or broke, while it was being drawn."""
+    said = str(error) if isinstance(error, UserError) else f"A file of {run.name} could not be read ({error})."
+    st.warning(plain(said))
+
+
+def run_label(name: str, found: Shelf) -> str:
+    """A run in the list of runs."""
+    run = found.runs.get(name)
+    if run is None:
+        return name
+    state = "" if run.manifest.status == "complete" else f" · {run.manifest.status}"
+    state += " · summary only" if run.manifest.summary_only else ""
+    return (f"{run.name} (recorded with the package)" if name.startswith(RECORDED) else run.name) + state
+
+
+def linked(page: Any, label: str, **parameters: Any) -> None:
+    """A link to a page about the same run."""
+    query = {"run": st.session_state["run"], **{k: str(v) for k, v in parameters.items()}}
+    st.page_link(page, label=label, query_params=query)
+
+
+def numbers(values: Sequence[tuple[str, str, str]]) -> None:
+    """Numbers in a row: what each is called, its value, and what it is of."""
+    cells = "".join(
+        f"<div><dt>{html.escape(name)}</dt><dd><b>{html.escape(value)}</b><span>{html.escape(said)}</span></dd></div>"
+        for name, value, said in values
+    )
+    st.html(f'<dl class="tw-numbers">{cells}</dl>')
+
+
+def nats(value: float) -> str:
+    """A loss with its unit."""
+    said = number(value)
+    return said if said == "–" else f"{said} nats"

@@ -1,0 +1,128 @@
+"""What is shown: the runs to choose from, the chosen run, and the address that carries every choice.
+
+A run is looked up by its name among the runs that were found, never by joining a path, so an address cannot leave
+the runs folder. Answers are cached by the run's path and the digest of its parts: a new part is a new key, and what
+stands is never computed twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from twell import analysis
+from twell.workbench.errors import UserError
+from twell.workbench.store import Run, list_runs, open_run
+
+RECORDED = "recorded/"
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The runs found, by the name that the address carries, and a sentence for each folder that is no readable run."""
+
+    folder: Path
+    runs: dict[str, Run]
+    broken: dict[str, str]
+
+
+def runs_folder() -> Path:
+    """The folder that the dashboard was started on: its one argument, `runs` without one."""
+    return Path(sys.argv[1] if len(sys.argv) > 1 else "runs")
+
+
+def recorded_folder() -> Path | None:
+    """Where the package keeps recorded runs, if it came with any."""
+    try:
+        folder = Path(str(resources.files("twell.data") / "recorded"))
+    except ModuleNotFoundError:
+        return None
+    return folder if folder.is_dir() else None
+
+
+def shelf() -> Shelf:
+    """The runs of the folder, newest first, then the recorded runs of the package."""
+    folder = runs_folder()
+    runs, broken = list_runs(folder)
+    found = {run.name: run for run in runs}
+    recorded = recorded_folder()
+    if recorded is not None and recorded.resolve() != folder.resolve():
+        more, worse = list_runs(recorded)
+        found |= {RECORDED + run.name: run for run in more}
+        broken |= {RECORDED + name: reason for name, reason in worse.items()}
+    return Shelf(folder, found, broken)
+
+
+def digest(run: Run) -> str:
+    """Changes with every part that the run gains, and with its status."""
+    parts = "".join(part.sha256 for part in run.manifest.parts)
+    return hashlib.sha256(f"{run.manifest.status} {run.manifest.created} {parts}".encode()).hexdigest()[:16]
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def _answer(path: str, parts: str, question: str, arguments: dict[str, Any]) -> Any:
+    return getattr(analysis, question)(open_run(path), **arguments)
+
+
+def ask(run: Run, question: str, **arguments: Any) -> Any:
+    """What `twell.analysis` answers about the run, cached until the run changes.
+
+    Raises Missing where the run lacks what the question needs, UserError where a file of it cannot be read.
+    """
+    try:
+        return _answer(str(run.path), digest(run), question, arguments)
+    except OSError as error:
+        raise UserError(
+            f"Expected the files of {run.name} to stay in place, got {error.strerror or error}: was the run moved or "
+            "deleted? Choose another, or reload the page."
+        ) from None
+
+
+def parameter(name: str) -> str | None:
+    """A query parameter of the address, or None."""
+    return st.query_params.get(name)
+
+
+def whole_number(text: str | None) -> int | None:
+    """What is written as a whole number in ASCII digits, or None."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def bound(key: str, default: Any, read: Callable[[str], Any]) -> dict[str, Any]:
+    """Arguments that tie a widget to the address: its value is the query parameter `key`, read by `read` (None: not
+    valid), or else the default, which the address leaves out. So links, and back and forward, restore it."""
+
+    def write() -> None:
+        value = st.session_state[key]
+        if value in (default, None, ""):
+            st.query_params.pop(key, None)
+        else:
+            st.query_params[key] = str(value)
+
+    text = parameter(key)
+    value = read(text) if text is not None else None
+    st.session_state[key] = default if value is None else value
+    return {"key": key, "on_change": write}
+
+
+def filters() -> dict[str, str]:
+    """What of the address filters the list of tokens."""
+    return {name: text for name in ("find", "least") if (text := parameter(name))}
+
+
+def shown() -> Run:
+    """The run that the page is about; the entry script has put it here."""
+    run: Run = st.session_state["shown"]
+    return run
+
+
+def open_page(name: str, **parameters: Any) -> None:
+    """Go to another page; the address carries the parameters."""
+    st.switch_page(f"{name}.py", query_params={key: str(value) for key, value in parameters.items()})

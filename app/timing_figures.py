@@ -1,0 +1,163 @@
+"""The figures of the Kernels page: time a layer, speedup against activity, timings over batches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from twell.app.figures import finish, layer_axis, layer_names, log_ticks
+from twell.app.theme import BLUE, GREY
+from twell.app.words import times
+
+
+def time_unit(most: float) -> tuple[str, float]:
+    """The unit that the longest of some times reads best in, and what a microsecond is in it."""
+    return ("µs", 1.0) if most < 10_000 else ("ms", 1e-3) if most < 10_000_000 else ("s", 1e-6)
+
+
+def height(layers: int) -> int:
+    """Of both figures that stand side by side, in pixels."""
+    return 110 + max(20, min(34, 800 // max(layers, 1))) * max(layers, 6)
+
+
+def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
+    """Two dots a layer, dense and sparse, joined; with `ratios`, dense / sparse at the right."""
+    layers = [int(layer) for layer in frame["layer"]]
+    unit, scale = time_unit(float(frame[["dense_us", "sparse_us"]].max().max()))
+    frame = frame.assign(dense=frame["dense_us"] * scale, sparse=frame["sparse_us"] * scale)
+    figure = go.Figure()
+    for row in frame.itertuples():
+        figure.add_scatter(
+            x=[row.dense, row.sparse],
+            y=[row.layer] * 2,
+            mode="lines",
+            line={"color": GREY, "width": 1.5},
+            opacity=0.6,
+            hoverinfo="skip",
+        )
+    looks: dict[str, dict[str, Any]] = {
+        "dense": {"color": GREY, "size": 12, "symbol": "circle-open", "line": {"width": 2}},
+        "sparse": {"color": BLUE, "size": 8},
+    }
+    for name, marker in looks.items():
+        figure.add_scatter(
+            x=frame[name],
+            y=layers,
+            mode="markers",
+            marker=marker,
+            hovertemplate=f"layer %{{y}}, {name}: %{{x:,.4g}} {unit}<extra></extra>",
+        )
+    high, low = (
+        float(edge) for edge in (frame[["dense", "sparse"]].max().max(), frame[["dense", "sparse"]].min().min())
+    )
+    log = high > 20 * max(low, 1e-9)
+    finish(figure, height(len(layers)), right=70 if ratios else 16, left=44, top=36)
+    layer_axis(figure, layers)
+    figure.add_annotation(
+        text=f'<span style="color:{GREY}">○</span> dense   <span style="color:{BLUE}">●</span> sparse',
+        xref="paper",
+        yref="paper",
+        x=0,
+        y=1,
+        yshift=22,
+        xanchor="left",
+        showarrow=False,
+        font={"size": 12},
+    )
+    for row in frame.itertuples() if ratios else ():
+        figure.add_annotation(
+            text=times(row.speedup),
+            xref="paper",
+            x=1,
+            xshift=8,
+            xanchor="left",
+            y=row.layer,
+            showarrow=False,
+            font={"size": 12},
+        )
+    if log:
+        ticks, text = log_ticks(low, high)
+        figure.update_xaxes(type="log", tickvals=ticks, ticktext=text)
+    else:
+        figure.update_xaxes(range=[0, high * 1.06])
+    figure.update_xaxes(title=f"{unit} for one batch, median")
+    return figure
+
+
+def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
+    """A dot a layer: mean nnz of the timed batches against dense time / sparse time."""
+    frame = speedup[speedup["nnz_mean"] > 0].sort_values("nnz_mean")
+    near = frame["nnz_mean"].pct_change() < 0.08  # labels of close neighbours go to both sides
+    below = near & (near.groupby((~near).cumsum()).cumsum() % 2 == 1)
+    figure = go.Figure(
+        go.Scatter(
+            x=frame["nnz_mean"],
+            y=frame["speedup"],
+            mode="markers+text",
+            marker={"color": BLUE, "size": 8},
+            text=layer_names(frame["layer"]),
+            textposition=["bottom center" if b else "top center" for b in below],
+            textfont={"size": 11},
+            hovertemplate="%{text}: mean nnz %{x:.3g}, %{y:.3g} × dense<extra></extra>",
+        )
+    )
+    finish(figure, height(len(frame)), top=36)
+    figure.add_hline(y=1, line={"color": GREY, "width": 1, "dash": "dot"})
+    figure.add_annotation(
+        text="as fast as dense",
+        xref="paper",
+        x=0,
+        xanchor="left",
+        y=1,
+        yanchor="bottom",
+        showarrow=False,
+        font={"size": 11, "color": GREY},
+    )
+    low, high = float(frame["nnz_mean"].min()), float(frame["nnz_mean"].max())
+    ticks, text = log_ticks(low / 2, high * 2)
+    figure.update_xaxes(
+        type="log",
+        title="mean nnz of the timed batches, neurons",
+        tickvals=ticks,
+        ticktext=text,
+        range=[math.log10(low / 1.4), math.log10(high * 1.4)],
+    )
+    figure.update_yaxes(title="speedup, × dense", range=[0, max(1.15, float(frame["speedup"].max()) * 1.15)])
+    return figure
+
+
+def over_batches(timings: pd.DataFrame) -> go.Figure:
+    """Sparse and dense time by batch number; `timings` has batch, op, microseconds."""
+    figure = go.Figure()
+    unit, scale = time_unit(float(timings["microseconds"].max()))
+    timings = timings.assign(time=timings["microseconds"] * scale)
+    last = timings["batch"].max()
+    for op, color in (("dense", GREY), ("sparse", BLUE)):
+        part = timings[timings["op"] == op].sort_values("batch")
+        if not len(part):
+            continue
+        figure.add_scatter(
+            x=part["batch"],
+            y=part["time"],
+            mode="lines+markers",
+            line={"color": color, "width": 1.5},
+            marker={"size": 5},
+            hovertemplate=f"batch %{{x}}, {op}: %{{y:,.4g}} {unit}<extra></extra>",
+        )
+        figure.add_annotation(
+            text=op,
+            x=part["batch"].iloc[-1],
+            y=part["time"].iloc[-1],
+            xanchor="left",
+            xshift=8,
+            showarrow=False,
+            font={"color": color, "size": 12},
+        )
+    finish(figure, 260, right=64)
+    figure.update_xaxes(title="batch", range=[-0.5, float(np.nan_to_num(last)) * 1.02 + 0.5], showgrid=False)
+    figure.update_yaxes(title=f"{unit} for one batch", rangemode="tozero")
+    return figure

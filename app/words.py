@@ -1,0 +1,95 @@
+"""Numbers, tokens and sentences as they are shown.
+
+Token text comes from a model's vocabulary and may be anything: a tag, Markdown, a link, marks that turn the writing
+direction. `visible` makes every character seen; `token_html` and `plot_label` make what is seen safe in HTML and in
+plotly, which reads a few tags of its own. Streamlit's labels read Markdown, so token text never goes into one.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import unicodedata
+
+SPACE = "\u202f"
+_NAMED = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+_UNSEEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"}
+
+
+def visible(text: str) -> str:
+    """A token's text with spaces, line ends and characters that draw nothing made visible."""
+    if not text:
+        return "⟨empty⟩"
+    return "".join(_NAMED.get(c) or _seen(c) for c in ("◌" + text if unicodedata.combining(text[0]) else text))
+
+
+def running(text: str) -> str:
+    """Text around a token, in one line: spaces stay, line ends and unseen characters are shown."""
+    return "".join(c if c == " " else _NAMED.get(c) or _seen(c) for c in text)
+
+
+def _seen(char: str) -> str:
+    return f"⟨U+{ord(char):04X}⟩" if unicodedata.category(char) in _UNSEEN else char
+
+
+def token_html(text: str) -> str:
+    """A token as an inline HTML element."""
+    return f'<bdi class="tw-token">{html.escape(visible(text))}</bdi>'
+
+
+def plot_label(text: str, width: int = 18) -> str:
+    """A token as a plotly label, cut to `width` characters."""
+    shown = visible(text)
+    shown = shown if len(shown) <= width else shown[: width - 1] + "…"
+    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number to so many significant digits: 0.0123, 7.45, 1 048 576; a dash for nothing."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{places}f}".replace(",", SPACE).replace("-", "−")
+
+
+def times(ratio: float | None) -> str:
+    """A ratio: 1.61 ×."""
+    said = number(ratio)
+    return said if said == "–" else f"{said}{SPACE}×"
+
+
+def whole(value: float) -> str:
+    """A count with every digit: 1 048 576."""
+    return f"{round(value):,}".replace(",", SPACE)
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage; close to 100 % with the digits that tell it from 100."""
+    if share is None or not math.isfinite(share):
+        return "–"
+    if share in (0, 1):
+        return f"{share:.0%}".replace("%", SPACE + "%")
+    distance = min(abs(share), abs(1 - share))
+    places = 0 if distance >= 0.1 else 1 if distance >= 0.01 else 2 if distance >= 0.001 else 3
+    return f"{share * 100:.{places}f}{SPACE}%"
+
+
+def signed(value: float, digits: int = 3) -> str:
+    """A number with its sign: +2.13, −0.4."""
+    return ("+" if value > 0 else "") + number(value, digits)
+
+
+def plural(count: float, noun: str) -> str:
+    """`3 sequences`, `1 sequence`."""
+    return f"{whole(count)} {noun}{'' if round(count) == 1 else 's'}"
+
+
+def seconds_ago(seconds: float) -> str:
+    """`12 s ago`, `4 min ago`, `3 h ago`, `2 days ago`."""
+    for unit, size in (("day", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            value = int(seconds // size)
+            return f"{value} {unit}{'s' if unit == 'day' and value > 1 else ''} ago"
+    return f"{int(seconds)} s ago"

@@ -1,0 +1,63 @@
+"""Starting the dashboard: its flags, and one sentence where it cannot start."""
+
+from __future__ import annotations
+
+import socket
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from twell.app.launch import command, launch
+from twell.app.theme import SETTINGS
+from twell.workbench.errors import UserError
+from twell.workbench.options import AppOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"Expected port {port} to be free.*--port"):
+            launch(AppOptions(runs=tmp_path, port=port, browser=False))
+
+
+def test_an_address_of_another_machine_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Expected an address of this machine, got 192\.0\.2\.1 port 8501"):
+        launch(AppOptions(runs=tmp_path, host="192.0.2.1", browser=False))
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Expected a folder of runs at .*gone.*twell capture"):
+        launch(AppOptions(runs=tmp_path / "gone", browser=False))
+
+
+def test_flags_bind_to_this_machine_and_send_no_statistics(tmp_path: Path) -> None:
+    line = command(AppOptions(runs=tmp_path, port=1234))
+    for flag in (
+        "--server.address=127.0.0.1",
+        "--server.port=1234",
+        "--browser.gatherUsageStats=false",
+        "--client.toolbarMode=minimal",
+        "--server.fileWatcherType=none",
+        "--server.headless=true",
+    ):
+        assert flag in line
+    assert line[-2:] == ["--", str(tmp_path)]
+
+
+def test_the_config_file_repeats_the_flags() -> None:
+    """A bare `streamlit run` in the repository must behave as `twell app` does."""
+    config = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
+    assert config["server"].pop("address") == "127.0.0.1"
+    found = {}
+    for section, values in config.items():
+        for name, value in values.items():
+            if isinstance(value, dict):
+                found |= {f"{section}.{name}.{inner}": v for inner, v in value.items()}
+            else:
+                found[f"{section}.{name}"] = value
+    assert found == SETTINGS

@@ -1,0 +1,74 @@
+"""What is shown of numbers and tokens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from twell.app.words import number, percent, plot_label, plural, running, seconds_ago, signed, token_html, visible, whole
+
+THIN = "\u202f"
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (" the", "␣the"),
+        ("a\n\tb", "a⏎⇥b"),
+        ("\u202eabc", "⟨U+202E⟩abc"),
+        ("\u200d", "⟨U+200D⟩"),
+        ("\u00a0", "⟨U+00A0⟩"),
+        ("\u0301", "◌\u0301"),
+        ("", "⟨empty⟩"),
+        ("<script>", "<script>"),
+        ("日本", "日本"),
+    ],
+)
+def test_every_character_of_a_token_is_seen(text: str, seen: str) -> None:
+    assert visible(text) == seen
+
+
+def test_running_text_keeps_its_spaces_and_stays_in_one_line() -> None:
+    assert running("a b\nc\u2066d") == "a b⏎c⟨U+2066⟩d"
+
+
+def test_tokens_are_escaped_for_html_and_for_plotly() -> None:
+    assert "<script>" not in token_html("<script>")
+    assert "&lt;script&gt;" in token_html("<script>")
+    assert plot_label("</b>&") == "&lt;/b&gt;&amp;"
+    assert plot_label("x" * 50, 10) == "x" * 9 + "…"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0.012345, "0.0123"),
+        (7.4512, "7.45"),
+        (53.0, "53.0"),
+        (1048576, f"1{THIN}048{THIN}576"),
+        (0, "0"),
+        (-2.5, "−2.50"),
+        (None, "–"),
+        (math.nan, "–"),
+    ],
+)
+def test_numbers_to_three_significant_digits(value: float | None, said: str) -> None:
+    assert number(value) == said
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.9912, "99.12"), (0.99998, "99.998"), (0.5, "50"), (0.043, "4.3"), (0.0004, "0.040"), (1.0, "100"), (0.0, "0")],
+)
+def test_percentages_keep_the_digits_that_tell_them_from_100(share: float, said: str) -> None:
+    assert percent(share) == f"{said}{THIN}%"
+
+
+def test_small_words() -> None:
+    assert plural(1, "token") == "1 token"
+    assert plural(2000, "token") == f"2{THIN}000 tokens"
+    assert signed(1.5) == "+1.50"
+    assert signed(-1.5) == "−1.50"
+    assert whole(12.6) == "13"
+    assert [seconds_ago(s) for s in (5, 90, 7300, 200000)] == ["5 s ago", "1 min ago", "2 h ago", "2 days ago"]
