@@ -149,6 +149,11 @@ class Call:
     layout: Layout | None
     want_packed: bool
 
+    @property
+    def down_by_neuron(self) -> Tensor:
+        """w_down as [d_ff, d_model], contiguous: a neuron a row. A copy, unless that is how it is held."""
+        return self.w_down.t().contiguous()
+
     def checked(self) -> Call:
         """This call with x as [n, d_model].
 
@@ -215,7 +220,8 @@ def _check_tensors(call: Call) -> None:
         if name != "x" and list(tensor.shape) != shape:
             raise ValueError(f"{name}: expected shape {shape}, got {list(tensor.shape)}")
     for name, tensor in own.items():
-        if not tensor.is_contiguous():
+        by_neuron = name in ("w_down", "w_out") and tensor.t().is_contiguous()
+        if not (tensor.is_contiguous() or by_neuron):
             raise ValueError(f"{name}: expected a contiguous tensor, got strides {list(tensor.stride())}")
     for name, tensor in own.items():
         if tensor.requires_grad and torch.is_grad_enabled():

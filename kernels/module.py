@@ -1,6 +1,8 @@
 """The FFN of one layer as a module that counts what fires, in place of a model's own.
 
-It shares the weights it is made from (no copy), and computes what they computed. All layers of a model share one
+It shares the weights it is made from (no copy), and computes what they computed. One may lie differently: where the
+kernel reads w_down by neuron, the module holds that order alone, still as [d_model, d_ff], and
+`module.w_down.contiguous()` gives the original back. All layers of a model share one
 Probe: whoever runs the model sets the probe's row information before a forward pass and gets each layer's input
 and Stats from its callback, in the order the layers run. A probe that counts nothing costs nothing.
 
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 from twell.kernels.call import Stats
 from twell.kernels.layout import Layout
-from twell.kernels.ops import Choice, choose, gated_ffn, plain_ffn
+from twell.kernels.ops import KERNELS, Choice, choose, gated_ffn, plain_ffn
 from twell.kernels.reference import ACTIVATION
 
 Linear = nn.Module | Tensor  # a module with `weight` and perhaps `bias`, or the weight alone
@@ -93,7 +95,10 @@ class SparseFFN(nn.Module):
         self.threshold = threshold
         self.kernel = kernel
         self.probe = Probe() if probe is None else probe
-        self.choice(1)  # an unknown kernel is refused here, not in the first forward pass
+        chosen = self.choice(1).kernel  # an unknown kernel is refused here, not in the first forward pass
+        if KERNELS[chosen].down_by_neuron:
+            by_neuron = self.w_down.t().contiguous().t()  # strides (1, d_model); moves and casts keep them
+            self.w_down = nn.Parameter(by_neuron, requires_grad=False)
 
     @classmethod
     def gated(cls, gate: Linear, up: Linear, down: Linear, **options: Any) -> SparseFFN:

@@ -34,11 +34,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A way to run the op. `refuses(device, dtype, d_model, d_ff, n)` gives the reason it cannot, or None."""
+    """A way to run the op. `refuses(device, dtype, d_model, d_ff, n)` gives the reason it cannot, or None.
+
+    down_by_neuron: it reads the rows of w_down.t(), so modules hold w_down in that order
+    """
 
     run: Callable[[Call], tuple[Tensor, Stats]]
     refuses: Callable[[torch.device, torch.dtype, int, int, int], str | None]
     reason: str
+    down_by_neuron: bool = False
 
 
 KERNELS: dict[str, Kernel] = {  # fastest first; the last one takes everything
@@ -100,7 +104,8 @@ def gated_ffn(
     """y [..., d_model] = act(x Wg + bg) * (x Wu + bu) Wd + bd, and its counts.
 
     x: [..., d_model] of bfloat16, float16, float32 or float64, n rows in all, n from 0 up, contiguous
-    w_gate, w_up: [d_ff, d_model]; w_down: [d_model, d_ff], as nn.Linear has them; both sizes multiples of 8
+    w_gate, w_up: [d_ff, d_model]; w_down: [d_model, d_ff], as nn.Linear has them; both sizes multiples of 8;
+    all contiguous, or w_down the transpose of a contiguous one, which some kernels read without a copy
     b_gate, b_up: [d_ff]; b_down: [d_model]
     rows: uint8 [n]; a row with 0 is computed, and counted in its own nnz, but in no other statistic
     tokens, sequences: int32 [n], token id and sequence number (from 0 up); read by probes="neurons" alone

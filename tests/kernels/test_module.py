@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch.nn import functional
 
 from twell.kernels.layout import Layout
 from twell.kernels.module import Probe, SparseFFN
-from twell.kernels.ops import gated_ffn
+from twell.kernels.ops import KERNELS, Kernel, gated_ffn
 
 D_MODEL, D_FF = 32, 88
 
@@ -37,6 +39,32 @@ def test_it_computes_what_its_modules_did(linears) -> None:
     assert torch.equal(plain.dense(x), down(gate(x).relu()))
     bare = SparseFFN.gated(gate.weight, up.weight, down.weight)
     assert torch.equal(bare(x), functional.linear(functional.linear(x, gate.weight).relu() * up(x), down.weight))
+
+
+@torch.no_grad()
+def test_w_down_is_held_once_in_the_order_that_the_kernel_reads(linears, monkeypatch) -> None:
+    seen = []
+
+    def run(call: Any) -> Any:
+        seen.append(call.down_by_neuron)
+        return KERNELS["reference"].run(call)
+
+    kernels = {"by_neuron": Kernel(run, lambda *_: None, "a test", down_by_neuron=True), **KERNELS}
+    monkeypatch.setattr("twell.kernels.ops.KERNELS", kernels)
+    monkeypatch.setattr("twell.kernels.module.KERNELS", kernels)
+    x, down = torch.randn(5, D_MODEL), linears[2].weight
+    for options, by_neuron in (({}, True), ({"kernel": "reference"}, False)):
+        module = SparseFFN.gated(*linears, **options)
+        torch.testing.assert_close(module(x), module.dense(x))
+        moved = copy.deepcopy(module).to(torch.bfloat16)
+        for held in (module.w_down, moved.w_down, module.state_dict()["w_down"]):
+            assert held.shape == (D_MODEL, D_FF)
+            assert held.t().is_contiguous() == by_neuron
+        assert torch.equal(module.w_down.contiguous(), down), "the original, on request"
+        assert (module.w_down.data_ptr() == down.data_ptr()) != by_neuron
+        if by_neuron:
+            assert seen[-1].shape == (D_FF, D_MODEL)
+            assert seen[-1].data_ptr() == module.w_down.data_ptr(), "read without a copy"
 
 
 @torch.no_grad()
