@@ -50,7 +50,7 @@ class Engine:
 
     def read(self, files: Sequence[Path]) -> ir.Table:
         """Parquet files of one table as one table, read when a query asks."""
-        return self._connection.read_parquet([_literal(str(file)) for file in files])
+        return self._connection.read_parquet([str(file) for file in files])
 
     def keep(self, table: ir.Table) -> ir.Table:
         """Compute a table once and keep it; `with engine.keep(table) as kept` lets it go again."""
@@ -78,11 +78,6 @@ def _readable(error: Exception) -> Exception:
     if isinstance(error, duckdb.IOException | duckdb.InvalidInputException | duckdb.OutOfMemoryException):
         return UserError(f"Expected to read the run's parts, got {str(error).strip().splitlines()[0]}.")
     return error
-
-
-def _literal(path: str) -> str:
-    """The path with nothing in it that DuckDB would take for a pattern."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path)
 
 
 def _machine_memory() -> int:

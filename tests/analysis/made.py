@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +24,9 @@ from twell.workbench.writer import RunWriter
 
 SYLLABLES = [onset + vowel for onset in "bdfghklmnprstvz" for vowel in ("a", "el", "ing", "o")]
 LOUD, QUIET, UNSURE = 40, 41, 42  # token ids with a planted effect; UNSURE ends in the middle of a character
+
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ def draw(shape: Shape) -> dict[str, Any]:
         token[first] = 0
         flags[first] |= FLAG_SPECIAL
     flags[rng.random(rows) < 0.001] |= FLAG_NOT_FINITE
+    flags[first & (sequence % 50 == 7)] |= FLAG_NOT_FINITE
     ends = np.append(first[1:], True)
     loss = rng.gamma(1.5, 2.0, rows).astype(np.float16)
     columns: dict[str, Any] = {
@@ -198,21 +203,30 @@ def add_part(writer: RunWriter, shape: Shape, columns: dict[str, Any], rng: np.r
     writer.close_part()
 
 
-def make(path: Path, shape: Shape | None = None, status: str | None = COMPLETE, **changes: Any) -> Run:
-    """Write a made run and open it. `status=None` leaves it recording, with its writer dropped."""
+def make(
+    path: Path,
+    shape: Shape | None = None,
+    status: str = COMPLETE,
+    change: Change | None = None,
+    change_timings: Change | None = None,
+    **changes: Any,
+) -> Run:
+    """Write a made run and open it. The two functions may change the tables before they are written."""
     shape = Shape(**changes) if shape is None else shape
     rng = np.random.default_rng(shape.seed + 1)
     columns = draw(shape)
+    columns = change(columns) if change else columns
     writer = RunWriter(path, manifest(shape, path.name))
     writer.add("vocab", vocabulary(shape.vocab))
     if shape.timings:
-        writer.add("timings", timings(shape, columns, rng))
-    bounds = np.linspace(0, shape.sequences, shape.parts + 1).astype(int)
+        times = {name: np.ma.asarray(values) for name, values in timings(shape, columns, rng).items()}
+        writer.add("timings", change_timings(times) if change_timings else times)
+    bounds = np.linspace(0, columns["sequence"].max() + 1, shape.parts + 1).astype(int)
     for low, high in pairwise(bounds):
         rows = (columns["sequence"] >= low) & (columns["sequence"] < high)
         add_part(writer, shape, {name: values[rows] for name, values in columns.items()}, rng)
     loss = columns["loss"].astype(np.float64)
-    writer.finish(status or "recording", loss_sum=float(loss.sum() or 0.0), loss_tokens=int(loss.count()))
+    writer.finish(status, loss_sum=float(loss.sum() or 0.0), loss_tokens=int(loss.count()))
     return open_run(path)
 
 

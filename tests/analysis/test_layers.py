@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -71,17 +72,11 @@ def test_a_run_of_flagged_tokens_only(made: ModuleType, tmp_path: Path) -> None:
     assert (rows["flags"] == 0).sum() == 3  # positions 1
     table = by_layer(run)
     assert (table["tokens"] == 3).all()
-    only = _only_first(made, tmp_path / "only")
+
+    def only_first(columns: dict[str, Any]) -> dict[str, Any]:
+        return {name: values[columns["position"] == 0] for name, values in columns.items()}
+
+    only = made.make(tmp_path / "only", sequences=4, parts=1, neurons=False, timings=0, change=only_first)
     with pytest.raises(Missing, match="flagged=True"):
         by_layer(only)
     assert (by_layer(only, flagged=True)["tokens"] == 4).all()
-
-
-def _only_first(made: ModuleType, path: Path) -> Run:
-    shape = made.Shape(sequences=4, parts=1, neurons=False, timings=0)
-    columns = made.draw(shape)
-    first = columns["position"] == 0
-    writer = made.RunWriter(path, made.manifest(shape))
-    writer.add("activity", {name: values[first] for name, values in columns.items()})
-    writer.finish()
-    return made.open_run(path)

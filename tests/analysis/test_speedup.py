@@ -83,32 +83,19 @@ def test_without_timings(made: ModuleType, tmp_path: Path) -> None:
             question(run)
 
 
-def rewritten(made: ModuleType, path: Path, change) -> Run:
-    """A made run whose timings are changed before they are written."""
-    shape = made.Shape(sequences=10, parts=1)
-    rng = np.random.default_rng(1)
-    columns = made.draw(shape)
-    table = change({name: np.ma.asarray(values) for name, values in made.timings(shape, columns, rng).items()})
-    writer = made.RunWriter(path, made.manifest(shape))
-    writer.add("timings", table)
-    made.add_part(writer, shape, columns, rng)
-    writer.finish()
-    return made.open_run(path)
-
-
 def test_dense_alone_is_no_speedup(made: ModuleType, tmp_path: Path) -> None:
     def dense(table):
         return {name: values[table["op"] == "ffn_dense"] for name, values in table.items()}
 
     with pytest.raises(Missing, match="both dense and sparse"):
-        speedup(rewritten(made, tmp_path / "dense", dense))
+        speedup(made.make(tmp_path / "dense", sequences=10, parts=1, change_timings=dense))
 
 
 def test_timings_without_nnz_take_the_runs(made: ModuleType, tmp_path: Path) -> None:
     def forget(table):
         return {**table, "nnz_mean": np.ma.masked_all(len(table["layer"]), np.float32)}
 
-    run = rewritten(made, tmp_path / "forgot", forget)
+    run = made.make(tmp_path / "forgot", sequences=10, parts=1, change_timings=forget)
     np.testing.assert_allclose(speedup(run)["nnz_mean"], by_layer(run)["mean"], rtol=1e-12)
 
 
@@ -118,7 +105,7 @@ def test_decode_is_not_mixed_in(made: ModuleType, tmp_path: Path) -> None:
         slow = np.where(phase == 1, 1e6, table["microseconds"])
         return {**table, "phase": phase.astype(np.uint8), "microseconds": slow}
 
-    table = speedup(rewritten(made, tmp_path / "decode", decode))
+    table = speedup(made.make(tmp_path / "decode", sequences=10, parts=1, change_timings=decode))
     assert (table["repeats"] == 4).all()
     assert table["dense_us"].max() < 1000
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,20 @@ def test_two_processes_at_once(small: Run) -> None:
     built = json.loads((small.summary_path("any").parent / "built.json").read_text())
     assert len(built["parts"]) == 6
     assert len(by_layer(small)) == small.layers
+
+
+def test_one_builder_waits_for_another(small: Run) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    (small.path / "summary").mkdir()
+    thread = threading.Thread(target=ensure, args=(small,))
+    with open(small.path / "summary" / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread.start()
+        thread.join(0.7)
+        assert thread.is_alive()
+        assert not small.summary_path("layers").exists()
+    thread.join(60)
+    assert small.summary_path("layers").exists()
 
 
 def test_summary_only_copy_gives_the_same_tables(small: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -84,6 +85,18 @@ def test_without_loss(made: ModuleType, tmp_path: Path) -> None:
     for question in (surprisal, surprisal_correlation):
         with pytest.raises(Missing, match="--no-loss"):
             question(run)
+
+
+def test_fewer_sequences_than_groups(made: ModuleType, tmp_path: Path) -> None:
+    def spread(columns: dict[str, Any]) -> dict[str, Any]:
+        return {**columns, "sequence": columns["sequence"] * 2}
+
+    run = made.make(tmp_path / "seven", sequences=7, parts=1, layers=1, change=spread)
+    rows = run.activity(flagged=False).dropna(subset="loss")
+    error = jackknife(rows["sequence"], lambda rows: rows["nnz_00"].mean(), rows)
+    table = surprisal(run, bins=1)
+    assert table["nnz_se"].item() == pytest.approx(error, rel=1e-9)
+    assert "from 7 groups" in table.attrs["note"]
 
 
 def test_one_sequence_has_no_interval(made: ModuleType, tmp_path: Path) -> None:

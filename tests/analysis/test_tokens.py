@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from twell.analysis import by_token, token_profile
+from twell.analysis import by_layer, by_token, surprisal_correlation, token_profile
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -108,3 +109,22 @@ def test_a_token_in_one_sequence_has_no_error(made: ModuleType, tmp_path: Path) 
 def test_unknown_token(run: Run) -> None:
     with pytest.raises(Missing, match="Token 99999 does not occur"):
         token_profile(run, 99999)
+
+
+def test_a_layer_where_every_token_fires_alike(made: ModuleType, tmp_path: Path) -> None:
+    """It has no spread to measure by: z leaves it out, and its rank correlation is empty."""
+
+    def level(columns: dict[str, Any]) -> dict[str, Any]:
+        return {**columns, "nnz_01": np.full_like(columns["nnz_01"], 7)}
+
+    run = made.make(tmp_path / "level", sequences=40, parts=1, layers=3, change=level)
+    rows = run.activity(flagged=False)
+    others = rows[["nnz_00", "nnz_02"]]
+    z = ((others - others.mean()) / others.std(ddof=0)).mean(axis=1)
+    table = by_token(run).set_index("token_id")
+    expected = z.groupby(rows["token_id"]).mean()
+    np.testing.assert_allclose(table["z"], expected[table.index], rtol=1e-9, atol=1e-12)
+    profile = token_profile(run, int(table.index[0])).set_index("layer")
+    assert profile[["z", "z_se"]].isna().all(axis=1).tolist() == [False, True, False]
+    assert surprisal_correlation(run)["spearman"].isna().tolist() == [False, True, False]
+    assert by_layer(run)["sd"].tolist()[1] == 0
