@@ -31,6 +31,7 @@ from twell.workbench.schema import SUMMARIES
 from twell.workbench.store import Run, copy_without_activity, open_run
 
 BUILT = "built.json"
+PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}  # paths as they are
 
 Tick = Callable[[int], None]
 
@@ -45,11 +46,11 @@ def summarize(options: SummarizeOptions) -> list[Run]:
         with _progress(console, run) as tick:
             ensure(run, tick)
         size = sum(file.stat().st_size for file in _folder(run).iterdir())
-        console.print(f"{run.path}: summaries of {run.manifest.tokens:,} tokens, {size / 1e6:.1f} MB", highlight=False)
+        console.print(f"{run.path}: summaries of {run.manifest.tokens:,} tokens, {size / 1e6:.1f} MB", **PLAIN)
     if options.summary_only is not None:
         copy_without_activity(runs[0].path, options.summary_only)
         runs = [open_run(options.summary_only)]
-        console.print(f"{runs[0].path}: a copy without rows of single tokens", highlight=False)
+        console.print(f"{runs[0].path}: a copy without rows of single tokens", **PLAIN)
     return runs
 
 

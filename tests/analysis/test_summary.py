@@ -202,7 +202,7 @@ def test_summary_only_copy_gives_the_same_tables(small: Run, tmp_path: Path, cap
     assert not copy.has("sequences")
     same(copy, small)
     assert analysis.overview(copy) == analysis.overview(small)
-    said = capsys.readouterr().out.replace("\n", "")
+    said = capsys.readouterr().out
     assert "summaries of" in said
     assert str(copy.path) in said
     assert copy.damaged() == []
