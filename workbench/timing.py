@@ -29,7 +29,7 @@ from twell.workbench.schema import PREFILL
 
 SHARE = 0.15
 ROWS = {"cpu": 1024, "cuda": 2**31}  # rows of a batch that are timed
-REPEATS = {"cpu": 3, "cuda": 5}
+REPEATS = 5
 MODEL_EVERY = 4  # timed batches between two timings of the whole model
 
 
@@ -82,7 +82,7 @@ class Timings:
         self._spent, self._timed = self._spent + self._cost, self._timed + 1
 
     def _take(self, operations: dict[str, Callable[[], Any]]) -> dict[str, float]:
-        return medians(operations, self.loaded.device, REPEATS[self._kind])
+        return medians(operations, self.loaded.device, REPEATS)
 
     def _add(self, batch: Batch, layer: int, rows: int, nnz_mean: float | None, took: dict[str, float]) -> None:
         mhz, watts = self._gauge.read()
