@@ -3,12 +3,16 @@
 A run is a folder of Parquet tables and one manifest (`run.json`). What each column is called, its type, its unit
 and what it means stands here and nowhere else: the writer builds its Arrow schemas from these declarations, the
 readers look columns up in them, and the column dictionary in `data/README.md` is generated from them
-(`python -m twell.workbench.schema` prints it). This module imports nothing but the standard library.
+(`python -m twell.workbench.schema` prints it). `columns.py` has what tables are declared
+with, `summaries.py` the tables of `summary/`. All three are leaves: the standard library is enough for them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from twell.workbench.columns import LAYER, NEURON, NEURON_SUMS, SEQUENCE, TOKEN_ID, Column, Table
+from twell.workbench.summaries import SUMMARIES, Summaries
+
+__all__ = ["SUMMARIES", "TABLES", "Column", "Summaries", "Table", "dictionary", "expand", "nnz_columns", "nnz_type"]
 
 SCHEMA_VERSION = 1
 
@@ -25,52 +29,22 @@ VALUE_SCALE = 2**20
 NEVER_SEQUENCE, NEVER_TOKEN_MIN, NEVER_TOKEN_MAX = -1, 2**31 - 1, -1
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column. `type` is an Arrow type name; `per_layer` columns are written once a layer, as `name_LL`."""
-
-    name: str
-    type: str
-    unit: str
-    meaning: str
-    nullable: bool = False
-    per_layer: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table. `grain` says what a row is; `adds_up` whether rows of several parts may be summed."""
-
-    name: str
-    grain: str
-    columns: tuple[Column, ...]
-    adds_up: bool = True
-    in_summary_only: bool = True
-    single_file: bool = False
-
-    def column(self, name: str) -> Column:
-        """The declaration of a column; KeyError if the table has none of that name."""
-        for column in self.columns:
-            if column.name == name or (column.per_layer and name.startswith(column.name + "_")):
-                return column
-        raise KeyError(f"table {self.name!r} has no column {name!r}")
-
-
-_SEQUENCE = Column("sequence", "int32", "", "number of the sequence in this run, from 0")
-_LAYER = Column("layer", "int32", "", "decoder layer, from 0")
-_NEURON = Column("neuron", "int32", "", "index of the FFN neuron in its layer, from 0")
-_TOKEN_ID = Column("token_id", "int32", "", "the token's id in the model's vocabulary")
-
 ACTIVITY = Table(
     "activity",
     "a token of the text, as the model read it",
     (
-        _SEQUENCE,
+        SEQUENCE,
         Column("position", "int32", "tokens", "place in the sequence, from 0"),
-        _TOKEN_ID,
+        TOKEN_ID,
         Column("phase", "uint8", "", "0 prefill, 1 decode"),
         Column("flags", "uint8", "bits", "1 special token, 2 first of its sequence, 4 a pre-activation was not finite"),
-        Column("loss", "float16", "nats", "of the next token as predicted here; null at a sequence's end", True),
+        Column(
+            "loss",
+            "float16",
+            "nats",
+            "of the next token as predicted here; null at a sequence's end, where not finite, and with --no-loss",
+            True,
+        ),
         Column("nnz", "uint16", "neurons", "how many FFN neurons the token fires in layer LL", per_layer=True),
     ),
     adds_up=False,
@@ -81,16 +55,7 @@ NEURONS = Table(
     "neurons",
     "a neuron that fired in the part; those that never fired in it have no row",
     (
-        _LAYER,
-        _NEURON,
-        Column("fires", "int64", "tokens", "tokens on which the neuron fired"),
-        Column("value_sum", "int64", "2^-20", "sum of its values, in fixed point"),
-        Column("value_max", "float32", "", "its largest value"),
-        Column("token_min", "int32", "", "least token id that fired it"),
-        Column(
-            "token_max", "int32", "", "greatest token id that fired it; equal to the least: it answers to one token"
-        ),
-        Column("first_sequence", "int32", "", "first sequence in which it fired"),
+        *NEURON_SUMS,
         Column("tokens", "int64", "tokens", "unflagged tokens in the part: what fires is counted out of"),
     ),
 )
@@ -99,7 +64,7 @@ SEQUENCES = Table(
     "sequences",
     "a sequence: one forward context",
     (
-        _SEQUENCE,
+        SEQUENCE,
         Column("document", "int32", "", "number of its document in the source, from 0"),
         Column("start", "int64", "tokens", "place of its first token in the document"),
         Column("source", "string", "", "the text source it came from"),
@@ -131,7 +96,7 @@ VOCAB = Table(
     "vocab",
     "a token of the vocabulary",
     (
-        _TOKEN_ID,
+        TOKEN_ID,
         Column("bytes", "binary", "", "exactly what the token adds to the text"),
         Column("text", "string", "", "for display: undecodable bytes shown as �, control characters escaped"),
         Column("special", "bool", "", "whether the tokenizer calls it special"),
@@ -140,144 +105,63 @@ VOCAB = Table(
     single_file=True,
 )
 
-TABLES: dict[str, Table] = {t.name: t for t in (ACTIVITY, NEURONS, SEQUENCES, TIMINGS, VOCAB)}
-
-
-@dataclass(frozen=True)
-class Summaries:
-    """The tables that analysis derives from the parts, under `summary/`, and the version that they are of."""
-
-    version: int
-    tables: dict[str, Table]
-
-
-# In every summary, rows with `flagged` hold what the flagged tokens add to each sum: leave them out, or sum over both.
-_FLAGGED = Column("flagged", "bool", "", "false: over unflagged tokens; true: what flagged tokens add to each sum")
-_REPLICATE = Column("replicate", "int32", "", "sequence modulo 20: the groups that intervals are jackknifed over")
-_NNZ_SUM = Column("nnz_sum", "int64", "neurons", "sum of nnz")
-_NNZ_SQUARE = Column("nnz_square", "int64", "neurons²", "sum over sequences of the token's nnz there, squared")
-_NNZ_CROSS = Column("nnz_cross", "int64", "neurons·tokens", "sum over sequences of nnz there times tokens there")
-
-
-def _tokens(meaning: str = "tokens counted") -> Column:
-    return Column("tokens", "int64", "tokens", meaning)
-
-
-_LAYERS = Table(
-    "layers",
-    "a count that occurs in a layer",
+TILES = Table(
+    "tiles",
+    "a number of neurons fired in one tile, in a layer, for one tile size; over unflagged tokens",
     (
-        Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
-        _FLAGGED,
-        Column("nnz", "int32", "neurons", "the count"),
-        _tokens("tokens that have it"),
+        LAYER,
+        Column("tile", "int32", "neurons", "T, the neurons of a tile"),
+        Column("occupancy", "int32", "neurons", "fired in the tile"),
+        Column("pairs", "int64", "token × tile", "pairs of a token and a tile with that occupancy"),
+        Column("rows", "int64", "tokens", "tokens whose fullest tile has that occupancy"),
     ),
 )
 
-_POSITIONS = Table(
-    "positions",
-    "a position and layer",
+UNIONS = Table(
+    "unions",
+    "a number of different neurons fired in a block of consecutive tokens of one sequence, in a layer",
     (
+        LAYER,
+        Column("block", "int32", "tokens", "tokens in a block: 16, 64 or 128"),
+        Column("neurons", "int32", "neurons", "different neurons fired in the block"),
+        Column("blocks", "int64", "", "blocks with that many"),
+    ),
+)
+
+EXAMPLES = Table(
+    "examples",
+    "a token that fired a neuron, kept to be looked at (--examples)",
+    (
+        LAYER,
+        NEURON,
+        Column("kind", "string", "", "top: among its largest values; sample: drawn at random from all its firings"),
+        Column("value", "float32", "", "the neuron's value there"),
+        SEQUENCE,
         Column("position", "int32", "tokens", "place in the sequence, from 0"),
-        Column("flagged", "bool", "", "as elsewhere, but position 0 counts as unflagged unless it is not finite"),
-        Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
-        _tokens(),
-        _NNZ_SUM,
-        Column("nnz_square", "int64", "neurons²", "sum of squared nnz"),
-    ),
-)
-
-_TOKENS = Table(
-    "tokens",
-    "a token of the vocabulary that occurs",
-    (
-        _TOKEN_ID,
-        _FLAGGED,
-        _tokens("its occurrences n"),
-        Column("sequences", "int64", "", "sequences it occurs in"),
-        Column("tokens_square", "int64", "tokens²", "sum over sequences of its occurrences there, squared"),
-        Column("nnz_sum", "int64", "neurons", "sum of its nnz, over all layers"),
-        _NNZ_SQUARE,
-        _NNZ_CROSS,
-        Column("loss_sum", "int64", "2^-24 nats", "sum of the losses of the predictions made at it"),
-        Column("loss_tokens", "int64", "tokens", "occurrences with such a loss"),
-        Column("surprisal_sum", "int64", "2^-24 nats", "sum of its own losses, as predicted one position earlier"),
-        Column("surprisal_tokens", "int64", "tokens", "occurrences with such a loss"),
-    ),
-)
-
-_TOKEN_LAYERS = Table(
-    "token_layers",
-    "a token of the vocabulary that occurs, and a layer",
-    (
-        _TOKEN_ID,
-        _FLAGGED,
-        _LAYER,
-        _NNZ_SUM,
-        _NNZ_SQUARE,
-        _NNZ_CROSS,
-    ),
-)
-
-_TOKEN_SCORES = Table(
-    "token_scores",
-    "a token of the vocabulary that occurs",
-    (
-        _TOKEN_ID,
-        _FLAGGED,
-        Column("z_sum", "double", "sd", "sum of z: nnz less its layer's mean over its layer's sd, mean over layers"),
-        Column("z_square", "double", "sd²", "sum over sequences of its z there, squared"),
-        Column("z_cross", "double", "sd·tokens", "sum over sequences of its z there times its occurrences there"),
+        Column("draw", "float64", "", "the random key of a sample; samples merge by the least. 0 for top"),
+        Column("window", "list<float32>", "", "its values from 16 tokens before to 16 after; NaN outside the sequence"),
     ),
     adds_up=False,
+    in_summary_only=False,
 )
 
-_SURPRISAL = Table(
-    "surprisal",
-    "a band of the next token's loss, in a layer and replicate, over unflagged tokens",
+FIRED = Table(
+    "fired",
+    "a token of the stated sample, and a layer: the sparse activations themselves (--fired)",
     (
-        _LAYER,
-        _REPLICATE,
-        Column("loss_bin", "int32", "", "floor(24·√loss): from (k/24)² to ((k+1)/24)² nats"),
-        _tokens(),
-        _NNZ_SUM,
+        SEQUENCE,
+        Column("position", "int32", "tokens", "place in the sequence, from 0"),
+        LAYER,
+        Column("neuron", "list<uint16>", "", "the neurons that fired, ascending"),
+        Column("value", "list<float16>", "", "their values"),
     ),
+    adds_up=False,
+    in_summary_only=False,
 )
 
-_SURPRISAL_RANKS = Table(
-    "surprisal_ranks",
-    "a class of loss and of nnz, in a layer and replicate, over unflagged tokens",
-    (
-        _LAYER,
-        _REPLICATE,
-        Column("loss_class", "int32", "", "loss_bin // 4"),
-        Column("nnz_class", "int32", "", "nnz below 8, then floor(√(8·nnz))"),
-        _tokens(),
-    ),
-)
-
-_NEURON_SUMS = Table(
-    "neurons",
-    "a neuron that fired in the run",
-    tuple(column for column in NEURONS.columns if column.name != "tokens"),
-)
-
-SUMMARIES = Summaries(
-    1,
-    {
-        t.name: t
-        for t in (
-            _LAYERS,
-            _POSITIONS,
-            _TOKENS,
-            _TOKEN_LAYERS,
-            _TOKEN_SCORES,
-            _SURPRISAL,
-            _SURPRISAL_RANKS,
-            _NEURON_SUMS,
-        )
-    },
-)
+TABLES: dict[str, Table] = {
+    t.name: t for t in (ACTIVITY, NEURONS, SEQUENCES, TIMINGS, VOCAB, TILES, UNIONS, EXAMPLES, FIRED)
+}
 
 
 def nnz_columns(layers: int) -> list[str]:

@@ -31,7 +31,12 @@ PART_TOKENS = 2**20
 PART_SECONDS = 10.0
 COMPRESSION, COMPRESSION_LEVEL = "zstd", 3
 
-_TYPES = {"list<float32>": pa.list_(pa.float32()), "list<uint16>": pa.list_(pa.uint16()), "bool": pa.bool_()}
+_TYPES = {
+    "list<float32>": pa.list_(pa.float32()),
+    "list<uint16>": pa.list_(pa.uint16()),
+    "list<float16>": pa.list_(pa.float16()),
+    "bool": pa.bool_(),
+}
 
 
 def arrow_schema(table: str, layers: int, d_ff: int) -> pa.Schema:

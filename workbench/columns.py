@@ -1,0 +1,53 @@
+"""What a table is declared with: a column, a table, and the columns that several tables share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. `type` is an Arrow type name; `per_layer` columns are written once a layer, as `name_LL`."""
+
+    name: str
+    type: str
+    unit: str
+    meaning: str
+    nullable: bool = False
+    per_layer: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table. `grain` says what a row is; `adds_up` whether rows of several parts may be summed."""
+
+    name: str
+    grain: str
+    columns: tuple[Column, ...]
+    adds_up: bool = True
+    in_summary_only: bool = True
+    single_file: bool = False
+
+    def column(self, name: str) -> Column:
+        """The declaration of a column; KeyError if the table has none of that name."""
+        for column in self.columns:
+            if column.name == name or (column.per_layer and name.startswith(column.name + "_")):
+                return column
+        raise KeyError(f"table {self.name!r} has no column {name!r}")
+
+
+SEQUENCE = Column("sequence", "int32", "", "number of the sequence in this run, from 0")
+LAYER = Column("layer", "int32", "", "decoder layer, from 0")
+NEURON = Column("neuron", "int32", "", "index of the FFN neuron in its layer, from 0")
+TOKEN_ID = Column("token_id", "int32", "", "the token's id in the model's vocabulary")
+
+NEURON_SUMS = (
+    LAYER,
+    NEURON,
+    Column("fires", "int64", "tokens", "tokens on which the neuron fired"),
+    Column("value_sum", "int64", "2^-20", "sum of its values, in fixed point"),
+    Column("value_max", "float32", "", "its largest value"),
+    Column("token_min", "int32", "", "least token id that fired it"),
+    Column("token_max", "int32", "", "greatest token id that fired it; equal to the least: it answers to one token"),
+    Column("first_sequence", "int32", "", "first sequence in which it fired"),
+)

@@ -1,0 +1,147 @@
+"""The tables that analysis derives from a run's parts, declared as the run's own are (`schema.py`).
+
+All but `token_scores` hold integer sums that add up across parts, ranks and runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twell.workbench.columns import LAYER, NEURON_SUMS, TOKEN_ID, Column, Table
+
+
+@dataclass(frozen=True)
+class Summaries:
+    """The tables that analysis derives from the parts, under `summary/`, and the version that they are of."""
+
+    version: int
+    tables: dict[str, Table]
+
+
+# In every summary, rows with `flagged` hold what the flagged tokens add to each sum: leave them out, or sum over both.
+_FLAGGED = Column("flagged", "bool", "", "false: over unflagged tokens; true: what flagged tokens add to each sum")
+_REPLICATE = Column("replicate", "int32", "", "sequence modulo 20: the groups that intervals are jackknifed over")
+_NNZ_SUM = Column("nnz_sum", "int64", "neurons", "sum of nnz")
+_NNZ_SQUARE = Column("nnz_square", "int64", "neurons²", "sum over sequences of the token's nnz there, squared")
+_NNZ_CROSS = Column("nnz_cross", "int64", "neurons·tokens", "sum over sequences of nnz there times tokens there")
+
+
+def _tokens(meaning: str = "tokens counted") -> Column:
+    return Column("tokens", "int64", "tokens", meaning)
+
+
+_LAYERS = Table(
+    "layers",
+    "a count that occurs in a layer",
+    (
+        Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
+        _FLAGGED,
+        Column("nnz", "int32", "neurons", "the count"),
+        _tokens("tokens that have it"),
+    ),
+)
+
+_POSITIONS = Table(
+    "positions",
+    "a position and layer",
+    (
+        Column("position", "int32", "tokens", "place in the sequence, from 0"),
+        Column("flagged", "bool", "", "as elsewhere, but position 0 counts as unflagged unless it is not finite"),
+        Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
+        _tokens(),
+        _NNZ_SUM,
+        Column("nnz_square", "int64", "neurons²", "sum of squared nnz"),
+    ),
+)
+
+_TOKENS = Table(
+    "tokens",
+    "a token of the vocabulary that occurs",
+    (
+        TOKEN_ID,
+        _FLAGGED,
+        _tokens("its occurrences n"),
+        Column("sequences", "int64", "", "sequences it occurs in"),
+        Column("tokens_square", "int64", "tokens²", "sum over sequences of its occurrences there, squared"),
+        Column("nnz_sum", "int64", "neurons", "sum of its nnz, over all layers"),
+        _NNZ_SQUARE,
+        _NNZ_CROSS,
+        Column("loss_sum", "int64", "2^-24 nats", "sum of the losses of the predictions made at it"),
+        Column("loss_tokens", "int64", "tokens", "occurrences with such a loss"),
+        Column("surprisal_sum", "int64", "2^-24 nats", "sum of its own losses, as predicted one position earlier"),
+        Column("surprisal_tokens", "int64", "tokens", "occurrences with such a loss"),
+    ),
+)
+
+_TOKEN_LAYERS = Table(
+    "token_layers",
+    "a token of the vocabulary that occurs, and a layer",
+    (
+        TOKEN_ID,
+        _FLAGGED,
+        LAYER,
+        _NNZ_SUM,
+        _NNZ_SQUARE,
+        _NNZ_CROSS,
+    ),
+)
+
+_TOKEN_SCORES = Table(
+    "token_scores",
+    "a token of the vocabulary that occurs",
+    (
+        TOKEN_ID,
+        _FLAGGED,
+        Column("z_sum", "double", "sd", "sum of z: nnz less its layer's mean over its layer's sd, mean over layers"),
+        Column("z_square", "double", "sd²", "sum over sequences of its z there, squared"),
+        Column("z_cross", "double", "sd·tokens", "sum over sequences of its z there times its occurrences there"),
+    ),
+    adds_up=False,
+)
+
+_SURPRISAL = Table(
+    "surprisal",
+    "a band of the next token's loss, in a layer and replicate, over unflagged tokens",
+    (
+        LAYER,
+        _REPLICATE,
+        Column("loss_bin", "int32", "", "floor(24·√loss): from (k/24)² to ((k+1)/24)² nats"),
+        _tokens(),
+        _NNZ_SUM,
+    ),
+)
+
+_SURPRISAL_RANKS = Table(
+    "surprisal_ranks",
+    "a class of loss and of nnz, in a layer and replicate, over unflagged tokens",
+    (
+        LAYER,
+        _REPLICATE,
+        Column("loss_class", "int32", "", "loss_bin // 4"),
+        Column("nnz_class", "int32", "", "nnz below 8, then floor(√(8·nnz))"),
+        _tokens(),
+    ),
+)
+
+_NEURON_SUMS = Table(
+    "neurons",
+    "a neuron that fired in the run",
+    NEURON_SUMS,
+)
+
+SUMMARIES = Summaries(
+    1,
+    {
+        t.name: t
+        for t in (
+            _LAYERS,
+            _POSITIONS,
+            _TOKENS,
+            _TOKEN_LAYERS,
+            _TOKEN_SCORES,
+            _SURPRISAL,
+            _SURPRISAL_RANKS,
+            _NEURON_SUMS,
+        )
+    },
+)
