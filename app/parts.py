@@ -127,9 +127,9 @@ def status(run: Run) -> None:
         )
 
 
-@st.fragment(run_every=1.0)
+@st.fragment(run_every=0.5)
 def follow(path: str, seen: str) -> None:
-    """The state of a run that is being recorded, every second; a new part draws the page anew."""
+    """The state of a run that is being recorded, twice a second; a new part draws the page anew."""
     try:
         run = open_run(path)
         age = time.time() - (Path(path) / "run.json").stat().st_mtime

@@ -62,7 +62,7 @@ def bar(found: state.Shelf, links: dict[str, Any], name: str) -> None:
             label_visibility="collapsed",
             placeholder="Choose a run",
         )
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+    with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
         if name in found.runs:
             parts.facts(found.runs[name])
             parts.definition(found.runs[name])
@@ -90,7 +90,8 @@ def main() -> None:
     st.session_state["shown"] = run
     parts.status(run)
     try:
-        parts.summarise(run)
+        if page.url_path != "kernels":  # timings need no summary, and a live run has a new one every part
+            parts.summarise(run)
         page.run()
     except (UserError, OSError) as error:
         parts.unreadable(run, error)

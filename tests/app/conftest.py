@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from twell.analysis import ensure
-from twell.workbench.store import Run
+from twell.workbench.store import Run, copy_without_activity, open_run
 
 MAIN = Path(__file__).resolve().parents[2] / "app" / "pages" / "main.py"
 HOSTILE = {
@@ -42,19 +40,25 @@ def load_made() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def hostile() -> dict[int, str]:
+    """Token ids of the made runs, and what stands there."""
+    return HOSTILE
+
+
+@pytest.fixture(scope="session")
 def made() -> ModuleType:
     """The module that makes runs, its vocabulary replaced by one with tokens that try to be more than text."""
     module = load_made()
     plain: Callable[[int], dict[str, Any]] = module.vocabulary
 
-    def hostile(size: int) -> dict[str, Any]:
+    def replaced(size: int) -> dict[str, Any]:
         columns = plain(size)
         for token, text in HOSTILE.items():
             columns["text"][token] = text
             columns["bytes"][token] = text.encode()
         return columns
 
-    module.vocabulary = hostile
+    module.vocabulary = replaced
     return module
 
 
@@ -67,7 +71,7 @@ def runs(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.make(folder / "interrupted", layers=3, sequences=20, status="interrupted", timings=0)
     made.make(folder / "oracle", layers=3, sequences=20, kernel="reference")
     made.make(folder / "counts", layers=3, sequences=20, neurons=False, loss=False)
-    summary_only(run, folder / "summary")
+    copy_without_activity(run.path, folder / "summary")
     torn = made.make(folder / "torn", layers=3, sequences=20)
     part = torn.parts("activity")[0]
     part.write_bytes(part.read_bytes()[:100])
@@ -76,30 +80,21 @@ def runs(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def summary_only(run: Run, target: Path) -> None:
-    """A copy without rows of single tokens, as `twell summarize --summary-only` makes it."""
-    from twell.workbench.writer import copy_without_activity
-
-    copy_without_activity(run.path, target)
-
-
 @pytest.fixture(scope="session")
 def made_run(runs: Path) -> Run:
     """The complete run."""
-    from twell.workbench.store import open_run
-
     return open_run(runs / "made")
 
 
 @pytest.fixture
 def recording(made: ModuleType, tmp_path: Path) -> Path:
     """A folder with one run that is still being recorded."""
-    made.make(tmp_path / "live", layers=3, sequences=20, status=None)
+    made.make(tmp_path / "live", layers=3, sequences=20, status="recording")
     return tmp_path
 
 
 @pytest.fixture
-def show(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., AppTest]]:
+def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
     """Open a page of the dashboard over a folder: `show(folder, "tokens", run="made")`."""
     monkeypatch.setattr("twell.app.state.recorded_folder", lambda: None)
 
@@ -113,15 +108,4 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., AppTest]]:
             test.switch_page(f"{page}.py").run()
         return test
 
-    yield run
-
-
-def edit_manifest(run: Path, **fields: Any) -> None:
-    """Change fields of a run's manifest."""
-    path = run / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
-def remove(run: Path) -> None:
-    """Delete a run."""
-    shutil.rmtree(run)
+    return run

@@ -6,7 +6,18 @@ import math
 
 import pytest
 
-from twell.app.words import number, percent, plot_label, plural, running, seconds_ago, signed, token_html, visible, whole
+from twell.app.words import (
+    number,
+    percent,
+    plot_label,
+    plural,
+    running,
+    seconds_ago,
+    signed,
+    token_html,
+    visible,
+    whole,
+)
 
 THIN = "\u202f"
 

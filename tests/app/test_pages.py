@@ -1,0 +1,218 @@
+"""Every page on every kind of run, through Streamlit's own test runner."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from twell.analysis import by_layer, by_token, contexts
+from twell.app.words import number, percent, visible, whole
+from twell.workbench.store import Run
+
+PAGES = ("overview", "tokens", "layers", "positions", "kernels")
+Show = Callable[..., AppTest]
+
+
+def markup(test: AppTest) -> str:
+    """All the HTML that a page shows."""
+    return "\n".join(str(element.proto.body) for element in test.get("html"))
+
+
+def notices(test: AppTest) -> str:
+    """What the page's boxes say, without the marks that keep it from being read as Markdown."""
+    return "\n".join(element.value for element in (*test.info, *test.warning)).replace("\\", "")
+
+
+def figures(test: AppTest) -> int:
+    return len(test.get("plotly_chart"))
+
+
+def drawn(test: AppTest, place: int) -> str:
+    """What a figure is made of, as text."""
+    return json.dumps(json.loads(test.get("plotly_chart")[place].proto.spec), ensure_ascii=False)
+
+
+@pytest.mark.parametrize(("page", "count"), list(zip(PAGES, (1, 1, 2, 1, 3), strict=True)))
+def test_every_page_draws_a_whole_run(show: Show, runs: Path, page: str, count: int) -> None:
+    test = show(runs, page, run="made")
+    assert not test.exception
+    assert not test.warning
+    assert not test.info
+    assert figures(test) == count
+    assert test.query_params["run"] == "made"
+
+
+def test_headline_numbers_are_those_of_the_analysis(show: Show, runs: Path, made_run: Run) -> None:
+    shown = markup(show(runs, run="made"))
+    layers = by_layer(made_run)
+    tokens = int(layers["tokens"].iloc[0])
+    mean = float(layers["mean"].mean())
+    for value, said in (
+        (percent(1 - mean / made_run.d_ff), "Sparsity"),
+        (number(mean), f"{whole(tokens)} tokens"),
+        (f"{number(made_run.manifest.loss)} nats", "Next-token loss"),
+        (percent(float(layers["dead"].sum()) / (made_run.layers * made_run.d_ff)), "never fired in"),
+    ):
+        assert f"<b>{value}</b>" in shown
+        assert said in shown
+    assert f"density under {number(3e6 / tokens, 2)} per million (95 %)" in shown
+
+
+def test_the_definition_of_nnz_is_on_every_page(show: Show, runs: Path) -> None:
+    for page in PAGES:
+        assert "gate pre-activation &gt; 0" in markup(show(runs, page, run="made"))
+
+
+def test_tokens_are_filtered_by_the_address_and_by_hand(show: Show, runs: Path, made_run: Run) -> None:
+    test = show(runs, "tokens", run="made", find="␣formal", least="5")
+    assert list(test.dataframe[0].value["text"]) == ["␣formaldehyde"]
+    test.text_input(key="find").set_value("").run()
+    test.number_input(key="least").set_value(30).run()
+    assert len(test.dataframe[0].value) == len(by_token(made_run, min_count=30))
+    assert test.query_params["least"] == "30"
+    assert "find" not in test.query_params
+    test.text_input(key="find").set_value("no such token").run()
+    assert "No token is left" in notices(test)
+
+
+def test_a_token_shows_its_places_and_numbers(show: Show, runs: Path, made_run: Run) -> None:
+    test = show(runs, "token", run="made", token="40")
+    assert not test.exception
+    assert figures(test) == 1
+    shown = markup(test)
+    places = contexts(made_run, 40)
+    assert shown.count('class="tw-place"') == len(places)
+    first = places.iloc[0]
+    assert f'<span class="where">{first["sequence"]}:{first["position"]}</span>' in shown
+    assert f">{whole(first['nnz'])}</span>" in shown
+    quiet = markup(show(runs, "token", run="made", token="40", order="quietest"))
+    last = contexts(made_run, 40, order="quietest").iloc[0]
+    assert re.findall(r'class="where">(\d+:\d+)<', quiet)[0] == f"{last['sequence']}:{last['position']}"
+
+
+def test_a_token_that_is_not_there_is_said(show: Show, runs: Path) -> None:
+    for token in ("99999", "-1", "abc", "１２"):
+        assert "No such token" in markup(show(runs, "token", run="made", token=token))
+
+
+@pytest.mark.parametrize("token", range(50, 57))
+def test_token_text_is_text(show: Show, runs: Path, hostile: dict[int, str], token: int) -> None:
+    """Nothing of a token reaches the page's HTML unescaped, nor any place that reads Markdown."""
+    test = show(runs, "token", run="made", token=str(token))
+    assert not test.exception
+    shown = markup(test)
+    assert html.escape(visible(hostile[token])) in shown
+    assert not re.search(r"<(script|img|/div><b)", shown)
+    for said in (*test.markdown, *test.caption, *test.title, *test.header, *test.subheader):
+        assert hostile[token].strip() not in said.value
+
+
+def test_hostile_tokens_are_escaped_in_figures(show: Show, runs: Path, hostile: dict[int, str]) -> None:
+    test = show(runs, "tokens", run="made", find="script", least="1")
+    assert set(test.dataframe[0].value["text"]) == {visible(hostile[50]), visible(hostile[51])}
+    specification = drawn(test, 0)
+    assert "&lt;script&gt;" in specification
+    assert "<script>" not in specification
+
+
+def test_a_summary_only_run_says_what_it_cannot_show(show: Show, runs: Path) -> None:
+    for page, count in zip(PAGES, (1, 1, 2, 1, 3), strict=True):
+        test = show(runs, page, run="summary")
+        assert not test.exception
+        assert figures(test) == count
+        assert "keeps sums, counts and timings, and no row of single tokens" in markup(test)
+    token = show(runs, "token", run="summary", token="40")
+    assert figures(token) == 1
+    assert "summary-only run" in notices(token)
+
+
+def test_an_interrupted_run_says_what_it_covers(show: Show, runs: Path) -> None:
+    for page in PAGES:
+        test = show(runs, page, run="interrupted")
+        assert not test.exception
+        assert "interrupted</span>" in markup(test)
+    assert "timings" in notices(show(runs, "kernels", run="interrupted"))
+
+
+def test_a_run_without_loss_and_neurons_says_so(show: Show, runs: Path) -> None:
+    test = show(runs, run="counts")
+    assert not test.exception
+    assert "not recorded" in markup(test)
+    layers = show(runs, "layers", run="counts")
+    assert figures(layers) == 1
+    assert "no loss was recorded" in notices(layers)
+
+
+def test_no_speedup_is_claimed_from_the_reference(show: Show, runs: Path) -> None:
+    test = show(runs, "kernels", run="oracle")
+    assert "no speedup is claimed" in notices(test)
+    assert figures(test) == 2
+    assert "×" not in drawn(test, 0)
+    assert "no speedup is claimed" in markup(show(runs, run="oracle"))
+
+
+def test_a_recording_run_is_said_to_be_recording(show: Show, recording: Path) -> None:
+    for page in PAGES:
+        test = show(recording, page)
+        assert not test.exception
+        assert "tokens so far" in markup(test)
+
+
+def test_a_broken_part_is_named_and_breaks_no_page(show: Show, runs: Path) -> None:
+    for page in ("overview", "tokens", "layers", "positions"):
+        test = show(runs, page, run="torn")
+        assert not test.exception
+        assert "activity/part-00000.parquet" in notices(test)
+
+
+def test_a_run_that_cannot_be_read_is_named_with_its_reason(show: Show, runs: Path) -> None:
+    test = show(runs, run="broken")
+    assert not test.exception
+    assert "This run cannot be read" in markup(test)
+    assert "run.json" in markup(test)
+
+
+@pytest.mark.parametrize("name", ["gone", "../made", "..", "/etc", "made/../made", "<script>"])
+def test_an_address_leads_to_a_run_of_the_folder_or_nowhere(show: Show, runs: Path, name: str) -> None:
+    test = show(runs, "layers", run=name)
+    assert not test.exception
+    assert "This run is gone" in markup(test)
+    assert "<script>" not in markup(test)
+    assert not figures(test)
+    test.selectbox(key="chooser").set_value("made").run()
+    assert test.query_params["run"] == "made"
+    assert figures(test)
+
+
+def test_an_empty_folder_says_how_to_record_a_run(show: Show, tmp_path: Path) -> None:
+    test = show(tmp_path)
+    assert not test.exception
+    assert "No runs yet" in markup(test)
+    assert "twell capture" in markup(test)
+
+
+def test_a_run_deleted_under_an_open_page_is_said_to_be_gone(show: Show, runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "made", tmp_path / "copy")
+    shutil.copytree(runs / "oracle", tmp_path / "other")
+    test = show(tmp_path, "layers", run="copy")
+    assert figures(test) == 2
+    shutil.rmtree(tmp_path / "copy")
+    test.run()
+    assert not test.exception
+    assert "This run is gone" in markup(test)
+
+
+def test_a_newer_schema_is_refused_with_both_versions(show: Show, runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "made", tmp_path / "new")
+    manifest = tmp_path / "new" / "run.json"
+    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    shown = markup(show(tmp_path, run="new"))
+    assert "version 99" in shown
+    assert "schema version 1" in shown
