@@ -34,12 +34,12 @@ $(BIN)/python:
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml .ci/constraints.txt
 	@echo "Installing what the demo needs (once, a few minutes) ..."
-	@$(PIP) install -q -c .ci/constraints.txt -e '.[capture,dashboard]'
+	@$(PIP) install -qq -c .ci/constraints.txt -e '.[capture,dashboard]'
 	@touch $@
 
 $(VENV)/.test: $(BIN)/python pyproject.toml .ci/constraints.txt
 	@echo "Installing what the tests need (once, a few minutes) ..."
-	@$(PIP) install -q -c .ci/constraints.txt -e '.[test]'
+	@$(PIP) install -qq -c .ci/constraints.txt -e '.[test]'
 	@touch $@ $(VENV)/.demo
 
 # Type checkers see the namespace `twell` through this link: folder x/ is twell.x.
