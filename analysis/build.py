@@ -14,11 +14,11 @@ import pyarrow as pa
 from twell.analysis import sums
 from twell.analysis.engine import Engine
 from twell.analysis.layers import moments
+from twell.analysis.summary import SOURCES
 from twell.workbench.schema import SUMMARIES, nnz_columns
 from twell.workbench.store import Run
 
 CHUNK_TOKENS = 2**21
-SOURCES = ("activity", "neurons")
 # What makes a row of each summary; every other column adds up, but for those in EXTREMES.
 KEYS = {
     "layers": ("layer", "flagged", "nnz"),
@@ -29,6 +29,8 @@ KEYS = {
     "surprisal": ("layer", "replicate", "loss_bin"),
     "surprisal_ranks": ("layer", "nnz_class", "loss_class", "replicate"),
     "neurons": ("layer", "neuron"),
+    "tiles": ("layer", "tile", "occupancy"),
+    "unions": ("layer", "block", "neurons"),
 }
 EXTREMES = {"value_max": "max", "token_min": "min", "token_max": "max", "first_sequence": "min"}
 
@@ -71,8 +73,10 @@ def take(engine: Engine, run: Run, chunk: Parts) -> Tables:
     """Every additive summary of some parts."""
     files = {table: [run.path / part.file for part in chunk if part.table == table] for table in SOURCES}
     found: Tables = {}
-    if files["neurons"]:
-        found["neurons"] = engine.arrow(sums.neurons(engine.read(files["neurons"])))
+    for name, paths in files.items():
+        if paths and name != "activity":
+            rows = engine.read(paths)
+            found[name] = _typed(name, engine.arrow(sums.added(rows, KEYS[name], _how(name))))
     if not files["activity"]:
         return found
     with sums.chunk(engine, engine.read(files["activity"]), nnz_columns(run.layers)) as this:
@@ -133,7 +137,11 @@ def merge(old: Tables, new: Tables) -> Tables:
 
 
 def _added(name: str, rows: pa.Table) -> pa.Table:
-    keys = KEYS[name]
-    how = [(c.name, EXTREMES.get(c.name, "sum")) for c in SUMMARIES.tables[name].columns if c.name not in keys]
-    grouped = rows.group_by(list(keys)).aggregate(how)
-    return grouped.rename_columns({f"{column}_{function}": column for column, function in how})
+    how = _how(name)
+    grouped = rows.group_by(list(KEYS[name])).aggregate(list(how.items()))
+    return grouped.rename_columns({f"{column}_{function}": column for column, function in how.items()})
+
+
+def _how(name: str) -> dict[str, str]:
+    """How each column of a summary that is no key adds up: sum, min or max."""
+    return {c.name: EXTREMES.get(c.name, "sum") for c in SUMMARIES.tables[name].columns if c.name not in KEYS[name]}

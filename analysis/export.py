@@ -4,12 +4,13 @@
     twell export runs/demo --table by_token --format csv --out tokens.csv
 
 Analysis tables are those of the API with its defaults. Tables of the run itself are copied part by part, so memory does
-not grow with them; CSV has no bytes and no half floats, so it gets hexadecimal digits and floats. A file that is there
-already is replaced, whole or not at all.
+not grow with them; CSV has no bytes, lists or half floats, so it gets hexadecimal digits, JSON and floats. A file that
+is there already is replaced, whole or not at all.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -128,4 +129,7 @@ def _plain(table: pa.Table) -> pa.Table:
         elif pa.types.is_binary(field.type):
             digits = [None if value is None else value.hex() for value in table.column(index).to_pylist()]
             table = table.set_column(index, field.name, pa.array(digits, pa.string()))
+        elif pa.types.is_list(field.type):
+            lists = [json.dumps([float(entry) for entry in row]) for row in table.column(index).to_pylist()]
+            table = table.set_column(index, field.name, pa.array(lists, pa.string()))
     return table

@@ -31,6 +31,7 @@ from twell.workbench.schema import SUMMARIES
 from twell.workbench.store import Run, copy_without_activity, open_run
 
 BUILT = "built.json"
+SOURCES = ("activity", "neurons", "tiles", "unions")  # the tables of a run that summaries are made from
 PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}  # paths as they are
 
 Tick = Callable[[int], None]
@@ -85,6 +86,8 @@ def read(run: Run, name: str, **filters: Any) -> pd.DataFrame:
 
 LACKING = {
     "neurons": "it was captured with --probes counts, which keeps counts per token alone",
+    "tiles": "it was captured without tile counts",
+    "unions": "it was captured without the different neurons of blocks of tokens",
     "surprisal": "no loss was recorded (--no-loss)",
     "surprisal_ranks": "no loss was recorded (--no-loss)",
 }
@@ -95,7 +98,7 @@ def _folder(run: Run) -> Path:
 
 
 def _wanted(run: Run) -> dict[str, str]:
-    return {part.file: part.sha256 for part in run.manifest.parts if part.table in ("activity", "neurons")}
+    return {part.file: part.sha256 for part in run.manifest.parts if part.table in SOURCES}
 
 
 def _built(run: Run) -> dict[str, str]:
@@ -146,7 +149,7 @@ def _build(run: Run, tick: Tick) -> None:
     built, wanted = _built(run), _wanted(run)
     grows = bool(built) and built.items() <= wanted.items()
     new = {file for file in wanted if not grows or file not in built}
-    damaged = run.damaged("activity", "neurons")
+    damaged = run.damaged(*SOURCES)
     if damaged:
         raise UserError(
             f"Expected {run.name} as it was written, got: {damaged[0]} Copy it again from where it was recorded, or "

@@ -212,13 +212,6 @@ def scores(activity: ir.Table, counts: Sequence[str], mean: np.ndarray, sd: np.n
     return sums.select("token_id", "flagged", "z_sum", "z_square", "z_cross")
 
 
-def neurons(parts: ir.Table) -> ir.Table:
-    """A row a neuron that fired."""
-    return parts.group_by("layer", "neuron").agg(
-        fires=_.fires.sum(),
-        value_sum=_.value_sum.sum(),
-        value_max=_.value_max.max(),
-        token_min=_.token_min.min(),
-        token_max=_.token_max.max(),
-        first_sequence=_.first_sequence.min(),
-    )
+def added(parts: ir.Table, keys: Sequence[str], how: Mapping[str, str]) -> ir.Table:
+    """The rows of parts that hold sums already, added up: `how` names sum, min or max for each column."""
+    return parts.group_by(*keys).agg(**{name: getattr(parts[name], function)() for name, function in how.items()})

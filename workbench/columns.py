@@ -51,3 +51,18 @@ NEURON_SUMS = (
     Column("token_max", "int32", "", "greatest token id that fired it; equal to the least: it answers to one token"),
     Column("first_sequence", "int32", "", "first sequence in which it fired"),
 )
+
+TILE_COUNTS = (
+    LAYER,
+    Column("tile", "int32", "neurons", "T, the neurons of a tile"),
+    Column("occupancy", "int32", "neurons", "fired in the tile"),
+    Column("pairs", "int64", "token × tile", "pairs of a token and a tile with that occupancy"),
+    Column("rows", "int64", "tokens", "tokens whose fullest tile has that occupancy"),
+)
+
+UNION_COUNTS = (
+    LAYER,
+    Column("block", "int32", "tokens", "tokens in a block: 16, 64 or 128"),
+    Column("neurons", "int32", "neurons", "different neurons fired in the block"),
+    Column("blocks", "int64", "", "blocks with that many"),
+)

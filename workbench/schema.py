@@ -9,7 +9,17 @@ with, `summaries.py` the tables of `summary/`. All three are leaves: the standar
 
 from __future__ import annotations
 
-from twell.workbench.columns import LAYER, NEURON, NEURON_SUMS, SEQUENCE, TOKEN_ID, Column, Table
+from twell.workbench.columns import (
+    LAYER,
+    NEURON,
+    NEURON_SUMS,
+    SEQUENCE,
+    TILE_COUNTS,
+    TOKEN_ID,
+    UNION_COUNTS,
+    Column,
+    Table,
+)
 from twell.workbench.summaries import SUMMARIES, Summaries
 
 __all__ = ["SUMMARIES", "TABLES", "Column", "Summaries", "Table", "dictionary", "expand", "nnz_columns", "nnz_type"]
@@ -58,6 +68,7 @@ NEURONS = Table(
         *NEURON_SUMS,
         Column("tokens", "int64", "tokens", "unflagged tokens in the part: what fires is counted out of"),
     ),
+    in_summary_only=False,
 )
 
 SEQUENCES = Table(
@@ -108,24 +119,15 @@ VOCAB = Table(
 TILES = Table(
     "tiles",
     "a number of neurons fired in one tile, in a layer, for one tile size; over unflagged tokens",
-    (
-        LAYER,
-        Column("tile", "int32", "neurons", "T, the neurons of a tile"),
-        Column("occupancy", "int32", "neurons", "fired in the tile"),
-        Column("pairs", "int64", "token × tile", "pairs of a token and a tile with that occupancy"),
-        Column("rows", "int64", "tokens", "tokens whose fullest tile has that occupancy"),
-    ),
+    TILE_COUNTS,
+    in_summary_only=False,
 )
 
 UNIONS = Table(
     "unions",
     "a number of different neurons fired in a block of consecutive tokens of one sequence, in a layer",
-    (
-        LAYER,
-        Column("block", "int32", "tokens", "tokens in a block: 16, 64 or 128"),
-        Column("neurons", "int32", "neurons", "different neurons fired in the block"),
-        Column("blocks", "int64", "", "blocks with that many"),
-    ),
+    UNION_COUNTS,
+    in_summary_only=False,
 )
 
 EXAMPLES = Table(

@@ -144,6 +144,8 @@ class Run:
 
     def _why(self, table: str) -> str:
         if self.manifest.summary_only and not TABLES[table].in_summary_only:
+            if table in SUMMARIES.tables:
+                return ": it is a summary-only run, which keeps it added up over the parts, in its summary alone"
             return ": it is a summary-only run, which keeps no row of single tokens"
         if self.manifest.status == manifests.RECORDING:
             return " yet: it is still being recorded"
@@ -186,7 +188,8 @@ def refuse_existing(folder: Path) -> None:
 def copy_without_activity(source: Path, target: Path) -> None:
     """Copy a summarised run as a summary-only run: what is left spells out none of its text.
 
-    The manifest goes last, so a copy that was cut short is not taken for a run.
+    Tables that the summary repeats added up (neurons, tiles, unions) are left out as well: their parts repeat every
+    neuron, and would be most of the copy. The manifest goes last, so a copy that was cut short is not taken for a run.
     """
     refuse_existing(target)
     manifest = manifests.read(source)

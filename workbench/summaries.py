@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twell.workbench.columns import LAYER, NEURON_SUMS, TOKEN_ID, Column, Table
+from twell.workbench.columns import LAYER, NEURON_SUMS, TILE_COUNTS, TOKEN_ID, UNION_COUNTS, Column, Table
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,18 @@ _NEURON_SUMS = Table(
     NEURON_SUMS,
 )
 
+_TILE_COUNTS = Table(
+    "tiles",
+    "a number of neurons fired in one tile that occurs in a layer, for one tile size; over unflagged tokens",
+    TILE_COUNTS,
+)
+
+_UNION_COUNTS = Table(
+    "unions",
+    "a number of different neurons fired in a block of consecutive tokens that occurs in a layer",
+    UNION_COUNTS,
+)
+
 SUMMARIES = Summaries(
     1,
     {
@@ -142,6 +154,8 @@ SUMMARIES = Summaries(
             _SURPRISAL,
             _SURPRISAL_RANKS,
             _NEURON_SUMS,
+            _TILE_COUNTS,
+            _UNION_COUNTS,
         )
     },
 )

@@ -32,7 +32,7 @@ def made() -> ModuleType:
 @pytest.fixture(scope="session")
 def run(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four layers, three parts, first tokens flagged, a few not finite. Read it, never change it."""
-    return made.make(tmp_path_factory.mktemp("runs") / "made")
+    return made.make(tmp_path_factory.mktemp("runs") / "made", fired=True)
 
 
 @pytest.fixture(scope="session")

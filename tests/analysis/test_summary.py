@@ -176,7 +176,7 @@ def test_two_processes_at_once(small: Run) -> None:
     both = [subprocess.Popen([sys.executable, "-c", code, str(small.path)], stderr=subprocess.PIPE) for _ in range(2)]
     assert [process.communicate()[1].decode() for process in both] == ["", ""]
     built = json.loads((small.summary_path("any").parent / "built.json").read_text())
-    assert len(built["parts"]) == 6
+    assert len(built["parts"]) == 3 * len(summary.SOURCES)
     assert len(by_layer(small)) == small.layers
 
 
@@ -200,6 +200,10 @@ def test_summary_only_copy_gives_the_same_tables(small: Run, tmp_path: Path, cap
     assert not copy.has("activity")
     assert not (copy.path / "activity").exists()
     assert not copy.has("sequences")
+    for table in ("neurons", "tiles", "unions"):
+        assert not copy.has(table), "its parts would be most of the copy, and the summary repeats them"
+        with pytest.raises(Missing, match="added up over the parts, in its summary alone"):
+            copy.frame(table)
     same(copy, small)
     assert analysis.overview(copy) == analysis.overview(small)
     said = capsys.readouterr().out
@@ -290,6 +294,27 @@ def test_nothing_is_fetched() -> None:
         for name in ("autoinstall_known_extensions", "autoload_known_extensions"):
             setting = engine._connection.raw_sql(f"select current_setting('{name}')").fetchone()
             assert setting == (False,), name
+
+
+@pytest.mark.parametrize(
+    ("table", "keys", "sums"),
+    [
+        ("tiles", ["layer", "tile", "occupancy"], ["pairs", "rows"]),
+        ("unions", ["layer", "block", "neurons"], ["blocks"]),
+    ],
+)
+def test_counts_of_parts_add_up(small: Run, table: str, keys: list[str], sums: list[str]) -> None:
+    expected = small.frame(table).groupby(keys, as_index=False)[sums].sum()
+    assert len(small.frame(table)) > len(expected), "parts share rows"
+    pd.testing.assert_frame_equal(summary.read(small, table), expected)
+
+
+def test_a_copy_of_a_wide_model_is_small(made: ModuleType, tmp_path: Path) -> None:
+    """8 layers of 5632 and a vocabulary of 16 384: what ships as a recorded run."""
+    shape = made.Shape(layers=8, d_ff=5632, vocab=16_384, sequences=60, length=1024, parts=3)
+    run = made.make(tmp_path / "wide", shape)
+    summarize(SummarizeOptions(runs=(run.path,), summary_only=tmp_path / "copy"))
+    assert sum(path.stat().st_size for path in (tmp_path / "copy").rglob("*") if path.is_file()) < 2.5e6
 
 
 def test_neurons_merge_extremes(small: Run) -> None:
