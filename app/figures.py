@@ -132,10 +132,11 @@ def heat_map(blocks: pd.DataFrame) -> go.Figure:
 
 
 def small_multiples(
-    frame: pd.DataFrame, x: str, columns: int, titles: dict[int, str], x_title: str, y_title: str, log: bool = False
+    frame: pd.DataFrame, x: str, titles: dict[int, str], x_title: str, y_title: str, log: bool = False
 ) -> go.Figure:
     """A panel a layer: `relative` with its interval `low` to `high` against `x`; rows marked `first` stand apart."""
     layers = sorted(frame["layer"].unique())
+    columns = 4 if len(layers) <= 12 else 6
     rows = math.ceil(len(layers) / columns)
     figure = make_subplots(
         rows=rows,
@@ -146,30 +147,12 @@ def small_multiples(
         vertical_spacing=min(0.3 / rows, 0.14),
         subplot_titles=[titles[int(layer)] for layer in layers],
     )
-    for place, layer in enumerate(layers):
-        here = {"row": place // columns + 1, "col": place % columns + 1}
-        part = frame[frame["layer"] == layer].sort_values(x)
-        apart = part["first"] if "first" in part else pd.Series(False, index=part.index)
-        _band(figure, part[~apart], x, here)
-        if apart.any():
-            one = part[apart]
-            figure.add_scatter(
-                x=[ZERO],
-                y=one["relative"],
-                mode="markers",
-                marker={"color": AMBER, "size": 7},
-                text=one["hover"],
-                error_y={
-                    "type": "data",
-                    "array": one["high"] - one["relative"],
-                    "arrayminus": one["relative"] - one["low"],
-                    "thickness": 1.2,
-                    "width": 0,
-                },
-                hovertemplate="%{text}<extra></extra>",
-                **here,
-            )
-        figure.add_hline(y=1, line={"color": GREY, "width": 1, "dash": "dot"}, **here)
+    # Traces and lines go in all at once: one by one, plotly looks through those that are there already.
+    panels = {layer: str(place + 1) if place else "" for place, layer in enumerate(layers)}
+    traces = [trace for layer, n in panels.items() for trace in _panel(frame[frame["layer"] == layer], x, n)]
+    figure.add_traces(traces)
+    level = {"type": "line", "x0": 0, "x1": 1, "y0": 1, "y1": 1, "line": {"color": GREY, "width": 1, "dash": "dot"}}
+    figure.update_layout(shapes=[level | {"xref": f"x{n} domain", "yref": f"y{n}"} for n in panels.values()])
     finish(figure, 60 + (190 if rows <= 3 else 150) * rows, top=26, bottom=50)
     figure.update_annotations(font={"size": 12})
     if log:
@@ -181,32 +164,53 @@ def small_multiples(
             ticktext=["first"] * apart + [whole(power) for power in powers],
             range=[math.log10(ZERO * 0.7 if apart else 0.85), math.log10(last * 1.2)],
         )
-    figure.update_xaxes(title=x_title, row=rows)
+    for n in list(panels.values())[-columns:]:  # the lowest panel of each column
+        figure.layout[f"xaxis{n}"].update(title=x_title, title_standoff=6, showticklabels=True)
     low, high = min(float(frame["low"].min()), 0.9), max(float(frame["high"].max()), 1.1)
     figure.update_yaxes(range=[max(0.0, low - 0.08 * (high - low)), high + 0.08 * (high - low)])
     figure.update_yaxes(title=y_title, row=(rows + 1) // 2, col=1)
     return figure
 
 
-def _band(figure: go.Figure, part: pd.DataFrame, x: str, here: dict[str, int]) -> None:
-    """A line over its interval."""
-    outline = pd.concat([part[x], part[x][::-1]]), pd.concat([part["high"], part["low"][::-1]])
-    figure.add_scatter(
-        x=outline[0],
-        y=outline[1],
-        fill="toself",
-        fillcolor="rgba(47, 126, 216, 0.2)",
-        line={"width": 0},
-        mode="lines",
-        hoverinfo="skip",
-        **here,
-    )
-    figure.add_scatter(
-        x=part[x],
-        y=part["relative"],
-        mode="lines",
-        line={"color": BLUE, "width": 1.6},
-        text=part["hover"],
-        hovertemplate="%{text}<extra></extra>",
-        **here,
-    )
+def _panel(part: pd.DataFrame, x: str, number: str) -> list[dict[str, Any]]:
+    """A line over its interval and, where a row is marked `first`, a dot at the left."""
+    part = part.sort_values(x)
+    apart = part["first"] if "first" in part else pd.Series(False, index=part.index)
+    rest, one = part[~apart], part[apart]
+    common = {"type": "scatter", "xaxis": f"x{number}", "yaxis": f"y{number}"}
+    traces: list[dict[str, Any]] = [
+        common
+        | {
+            "x": [*rest[x], *rest[x][::-1]],
+            "y": [*rest["high"], *rest["low"][::-1]],
+            "mode": "lines",
+            "line": {"width": 0},
+            "fill": "toself",
+            "fillcolor": "rgba(47, 126, 216, 0.2)",
+            "hoverinfo": "skip",
+        },
+        common
+        | {
+            "x": rest[x],
+            "y": rest["relative"],
+            "mode": "lines",
+            "line": {"color": BLUE, "width": 1.6},
+            "text": rest["hover"],
+            "hovertemplate": "%{text}<extra></extra>",
+        },
+    ]
+    if len(one):
+        up, down = one["high"] - one["relative"], one["relative"] - one["low"]
+        traces.append(
+            common
+            | {
+                "x": [ZERO],
+                "y": one["relative"],
+                "mode": "markers",
+                "marker": {"color": AMBER, "size": 7},
+                "error_y": {"type": "data", "array": up, "arrayminus": down, "thickness": 1.2, "width": 0},
+                "text": one["hover"],
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
+    return traces

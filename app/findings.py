@@ -56,7 +56,8 @@ def _layers(run: Run) -> str:
     high, low = frame.loc[frame["mean"].idxmax()], frame.loc[frame["mean"].idxmin()]
     return (
         f"Layer {high['layer']:.0f} fires the most neurons, {number(high['mean'])} a token, and carries "
-        f"{percent(high['share'])} of the model's nnz; layer {low['layer']:.0f} fires the fewest, {number(low['mean'])}."
+        f"{percent(high['share'])} of the model's nnz; layer {low['layer']:.0f} fires the fewest, "
+        f"{number(low['mean'])}."
     )
 
 
@@ -84,8 +85,8 @@ def _positions(run: Run) -> str:
     if not len(ratio):
         return ""
     return (
-        f"The first position of a sequence fires {number(ratio.min(), 2)} to {number(ratio.max(), 2)}{SPACE}× the neurons of "
-        f"positions from {LATE} on, by layer; {number(ratio.median(), 2)}{SPACE}× in the middle one."
+        f"The first position of a sequence fires {number(ratio.min(), 2)} to {number(ratio.max(), 2)}{SPACE}× the "
+        f"neurons of positions from {LATE} on, by layer; {number(ratio.median(), 2)}{SPACE}× in the middle one."
     )
 
 

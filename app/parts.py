@@ -46,7 +46,7 @@ def heading(
             return
         with st.popover("Data", type="tertiary", key=f"{key}-data", on_change="rerun") as popover:
             if popover.open:
-                st.dataframe(data, hide_index=True, height=280)
+                st.dataframe(data, hide_index=True, height=280, width=640)
                 file = f"{run.name}-{key}.csv"
                 st.download_button("Save as CSV", data.to_csv(index=False), file, "text/csv", key=f"{key}-csv")
         with st.popover("Code", type="tertiary", key=f"{key}-code"):
@@ -55,7 +55,7 @@ def heading(
 
 
 def draw(figure: go.Figure, key: str, alt: str, **options: Any) -> Any:
-    """A figure, said in words for those who do not see it. Returns what was chosen in it, where `on_select` is given."""
+    """A figure, with `alt` for those who do not see it. Returns what was chosen in it, where `on_select` is given."""
     return st.plotly_chart(figure, key=key, config=CONFIG, alt=alt, **options)
 
 
@@ -99,8 +99,8 @@ def definition(run: Run) -> None:
             + ".",
             "sparsity": "1 − mean nnz / d_ff.",
             "z": "nnz in standard deviations from its layer's mean, averaged over layers.",
-            "dead": "never fired in the tokens of this run. That does not prove that a neuron never fires: with "
-            f"{whole(run.manifest.tokens)} tokens its density is under 3 / tokens with 95 % confidence.",
+            "dead": "never fired in the tokens counted here. That does not prove that a neuron never fires: it says "
+            "that its density is under 3 / tokens, with 95 % confidence.",
             "left out": "special tokens, the first token of each sequence and tokens with a non-finite value, except "
             "where the first position is shown by itself.",
         }
@@ -188,8 +188,8 @@ def not_found(found: Shelf, wanted: str) -> None:
         if reason
         else (
             f"The address names the run <b>{html.escape(wanted)}</b>, and "
-            f"<code>{html.escape(str(found.folder.absolute()))}</code> holds none of that name. It may have been moved, "
-            "renamed or deleted."
+            f"<code>{html.escape(str(found.folder.absolute()))}</code> holds none of that name. It may have been "
+            "moved, renamed or deleted."
         )
     )
     title = "This run cannot be read" if reason else "This run is gone"
@@ -198,7 +198,7 @@ def not_found(found: Shelf, wanted: str) -> None:
 
 def unreadable_folders(found: Shelf) -> None:
     """Which folders look like runs and cannot be read, and why."""
-    with st.popover(f"{len(found.broken)} unreadable", type="tertiary", key="broken"):
+    with st.popover(f"{len(found.broken)} cannot be read", type="tertiary", key="broken"):
         rows = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in found.broken.items())
         st.html(f'<dl class="tw-facts">{rows}</dl>')
 

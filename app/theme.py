@@ -56,38 +56,53 @@ def flags(settings: dict[str, object]) -> list[str]:
 
 ABOUT = "The TwELL workbench: which neurons of a sparse language model fire, and what that is worth."
 
-# What Streamlit's own elements leave open: headings and notes of figures, the places where a token stands.
+# What Streamlit's own elements leave open. `light-dark` follows the theme that the page is in, also when it changes.
 CSS = """<style>
-.stApp .stMainBlockContainer { padding-top: .8rem; max-width: 1480px; margin-left: 0; padding-left: 1.5rem; padding-right: 1.5rem;
-  padding-bottom: 3rem; }
-.stPlotlyChart :is([class*="tick"], .cbaxis, .cbtitle) text, .stPlotlyChart [class*="title"] { fill: light-dark(#56606c, #aeb7c2) !important; }
-.stPlotlyChart .heatmap-label text { fill: light-dark(#16202b, #eef2f6) !important; }
-.stHtml .tw-numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(11.5rem, 1fr)); gap: .9rem 1.8rem;
-  margin: 0; padding: .3rem 0; }
-.tw-numbers dt { font-size: .85rem; opacity: .72; } .tw-numbers dd { margin: 0; }
-.tw-numbers b { display: block; font-size: 1.65rem; font-weight: 500; line-height: 1.25; letter-spacing: -.01em; }
-.tw-numbers dd span { display: block; font-size: .83rem; line-height: 1.35; opacity: .72; }
+/* the frame: pages and run chooser in one bar, the menu at its right */
+.stApp .stMainBlockContainer { max-width: 1480px; margin-left: 0; padding: .8rem 1.5rem 3rem; }
 [data-testid="stHeader"] { position: absolute; top: .1rem; right: 0; width: auto; background: transparent; }
 .st-key-bar { padding-right: 2.4rem; }
-.st-key-nav [data-testid="stPageLink"] a { padding: .3rem .7rem; }
 [data-testid="stPageLink"] a { padding-left: 0; }
+.st-key-nav [data-testid="stPageLink"] a { padding: .3rem .7rem; }
 .stElementContainer:not(.st-key-nav *) > [data-testid="stPageLink"] a p { color: #2f7ed8; font-weight: 600; }
-.stPlotlyChart { margin-top: -.6rem; }
 @media (max-width: 900px) { .st-key-pair [data-testid="stColumn"] { min-width: 100%; } }
-.tw-figure { margin: .4rem 0 0; }
-.tw-figure h3 { font-size: 1.05rem; font-weight: 600; margin: 0; padding: 0; line-height: 1.35; }
+
+/* words */
+h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; }
 .tw-note { font-size: .87rem; opacity: .72; margin: .1rem 0 0; line-height: 1.4; }
+.tw-said { margin: 0; padding: .12rem 0; line-height: 1.45; }
+.stElementContainer:has(.tw-said) { margin-top: -.8rem; }
 .tw-head { display: flex; flex-wrap: wrap; gap: .25rem .9rem; align-items: baseline; font-size: .87rem; }
 .tw-head span { opacity: .72; }
-.tw-head b { opacity: 1; font-weight: 600; }
-.tw-mark { border: 1px solid currentColor; border-radius: 999px; padding: 0 .55rem; font-size: .8rem; opacity: 1; }
+.tw-mark { border: 1px solid currentColor; border-radius: 999px; padding: 0 .55rem; font-size: .8rem; }
 .tw-mark.live::before { content: "●"; color: #2f7ed8; margin-right: .35rem; }
 .tw-token { font-family: "Source Code Pro", monospace; background: rgba(47,126,216,.14); border-radius: 4px;
   padding: .05em .35em; unicode-bidi: isolate; white-space: pre-wrap; overflow-wrap: anywhere; }
-h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; }
-.stElementContainer:has(.tw-said) { margin-top: -.8rem; }
-.tw-said { margin: 0; padding: .12rem 0; line-height: 1.45; }
 .tw-said .tw-token { font-size: .92em; }
+.stHtml .tw-facts { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; margin: 0; padding: 0;
+  font-size: .9rem; }
+.tw-facts dt { opacity: .72; }
+.tw-facts dd { margin: 0; overflow-wrap: anywhere; }
+.tw-empty { max-width: 46rem; padding: 1.5rem 0; }
+.tw-empty pre { padding: .6rem .9rem; border-radius: 4px; overflow-x: auto; background: rgba(139,149,161,.14); }
+
+/* numbers in a row */
+.stHtml .tw-numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(11.5rem, 1fr)); gap: .9rem 1.8rem;
+  margin: 0; padding: .3rem 0; }
+.tw-numbers dt { font-size: .85rem; opacity: .72; }
+.tw-numbers dd { margin: 0; }
+.tw-numbers b { display: block; font-size: 1.65rem; font-weight: 500; line-height: 1.25; letter-spacing: -.01em; }
+.tw-numbers dd span { display: block; font-size: .83rem; line-height: 1.35; opacity: .72; }
+
+/* figures */
+.tw-figure { margin: .4rem 0 0; }
+.tw-figure h3 { font-size: 1.05rem; font-weight: 600; margin: 0; padding: 0; line-height: 1.35; }
+.stPlotlyChart { margin-top: -.6rem; }
+.stPlotlyChart :is([class*="tick"], .cbaxis, .cbtitle) text, .stPlotlyChart [class*="title"] {
+  fill: light-dark(#56606c, #aeb7c2) !important; }
+.stPlotlyChart .heatmap-label text { fill: light-dark(#16202b, #eef2f6) !important; }
+
+/* the places where a token stands: a grid with the token in its middle */
 .tw-places { font-family: "Source Code Pro", monospace; font-size: .83rem; line-height: 1.5; }
 .tw-place { display: grid; grid-template-columns: 6.6rem minmax(0,1fr) auto minmax(0,1fr) 4.2rem 3.6rem 3.6rem;
   gap: .45rem; padding: .2rem 0; border-bottom: 1px solid rgba(139,149,161,.22); align-items: baseline; }
@@ -98,10 +113,8 @@ h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; 
 .tw-place .before span { unicode-bidi: isolate; }
 .tw-place .token { border-radius: 3px; padding: 0 .25rem; max-width: 16rem; text-overflow: ellipsis; }
 .tw-place.names > * { font-family: "Source Sans", sans-serif; opacity: .72; }
-.tw-facts { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; font-size: .9rem; }
-.tw-facts dt { opacity: .72; } .tw-facts dd { margin: 0; overflow-wrap: anywhere; }
-.tw-empty { max-width: 46rem; padding: 1.5rem 0; }
-.tw-empty pre { padding: .6rem .9rem; border-radius: 4px; overflow-x: auto; background: rgba(139,149,161,.14); }
-@media (max-width: 900px) { .tw-place { grid-template-columns: minmax(0,1fr) auto minmax(0,1fr) 3.4rem 3rem; }
-  .tw-place .where, .tw-place .loss { display: none; } }
+@media (max-width: 900px) {
+  .tw-place { grid-template-columns: minmax(0,1fr) auto minmax(0,1fr) 3.4rem 3rem; }
+  .tw-place .where, .tw-place .loss { display: none; }
+}
 </style>"""

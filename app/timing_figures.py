@@ -91,7 +91,9 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
 def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
     """A dot a layer: mean nnz of the timed batches against dense time / sparse time."""
     frame = speedup[speedup["nnz_mean"] > 0].sort_values("nnz_mean")
+    names, few = layer_names(frame["layer"]), len(frame) <= 16
     near = frame["nnz_mean"].pct_change() < 0.08  # labels of close neighbours go to both sides
+    after = near.shift(-1, fill_value=False)
     below = near & (near.groupby((~near).cumsum()).cumsum() % 2 == 1)
     figure = go.Figure(
         go.Scatter(
@@ -99,13 +101,14 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
             y=frame["speedup"],
             mode="markers+text",
             marker={"color": BLUE, "size": 8},
-            text=layer_names(frame["layer"]),
+            text=[name if few or alone else "" for name, alone in zip(names, ~near & ~after, strict=True)],
+            customdata=names,
             textposition=["bottom center" if b else "top center" for b in below],
             textfont={"size": 11},
-            hovertemplate="%{text}: mean nnz %{x:.3g}, %{y:.3g} × dense<extra></extra>",
+            hovertemplate="%{customdata}: mean nnz %{x:.3g}, %{y:.3g} × dense<extra></extra>",
         )
     )
-    finish(figure, height(len(frame)), top=36)
+    finish(figure, min(height(len(frame)), 440), top=36)
     figure.add_hline(y=1, line={"color": GREY, "width": 1, "dash": "dot"})
     figure.add_annotation(
         text="as fast as dense",

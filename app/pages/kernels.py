@@ -19,8 +19,8 @@ def oracle(run: Run) -> None:
     """Say that the timings are the reference's."""
     reason = run.manifest.kernel.get("reason", "").rstrip(".")
     st.info(
-        "The sparse side of this run is the reference kernel: the oracle that other kernels are tested against, written "
-        "to be right and not fast. Its times show what was run; no speedup is claimed from them."
+        "The sparse side of this run is the reference kernel: the oracle that other kernels are tested against, "
+        "written to be right and not fast. Its times show what was run; no speedup is claimed from them."
         + (parts.plain(f" Why it ran: {reason}.") if reason else "")
     )
 
@@ -65,7 +65,7 @@ def batches(run: Run) -> None:
         return
     parts.heading(
         "Over the capture",
-        "FFN time of each timed batch, in the order they ran: drift and outliers show here, and not in the medians above.",
+        "FFN time of each timed batch, in the order they ran. Drift and outliers show here, and not in the medians.",
         frame,
         run,
         "analysis.timings_by_batch(run)",
@@ -81,6 +81,12 @@ def batches(run: Run) -> None:
 
 def page(run: Run) -> None:
     """Times, speedup against activity, and times over the capture."""
+    if not run.has("timings"):
+        yet = " yet" if run.manifest.status == "recording" else ""
+        raise Missing(
+            f"No layer has been timed{yet}. Capture with --timings above 0 to time each layer's FFN every few batches, "
+            "sparse and dense on the same input."
+        )
     frame = ask(run, "speedup")
     if not frame.attrs["comparable"]:
         oracle(run)

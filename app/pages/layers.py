@@ -17,8 +17,8 @@ def distributions(run: Run) -> None:
     tokens = int(frame["tokens"].max())
     parts.heading(
         "Activity by layer",
-        f"Exact counts of {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, logarithmic axis with "
-        "a place for 0. Dead: never fired in these tokens; the density of such a neuron is under "
+        f"Exact counts of {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, logarithmic axis "
+        "with a place for 0. Dead: never fired in these tokens; the density of such a neuron is under "
         f"{number(3e6 / max(tokens, 1), 2)} per million tokens (95 %).",
         frame,
         run,
@@ -54,7 +54,7 @@ def surprisal(run: Run) -> None:
         layer: f"L{layer} · ρ {signed(correlation['spearman'].get(layer, float('nan')), 2)}"
         for layer in frame["layer"].unique()
     }
-    figure = small_multiples(frame, "loss", 4, titles, "loss, nats", "nnz / layer mean")
+    figure = small_multiples(frame, "loss", titles, "loss, nats", "nnz / layer mean")
     parts.draw(figure, "surprisal", "Mean nnz against loss, by layer")
 
 

@@ -74,7 +74,7 @@ def what_was_run(run: Run) -> None:
     """The manifest, for people."""
     m = run.manifest
     text = [
-        f"{t.get('source', '?')} ({', '.join(plural(t[k], k[:-1]) for k in ('documents', 'sequences', 'tokens') if t.get(k))})"
+        f"{t.get('source', '?')} ({', '.join(plural(t[k], k[:-1]) for k in ('documents', 'tokens') if t.get(k))})"
         for t in m.text
     ]
     size = [plural(m.model["parameters"], "parameter")] if m.model.get("parameters") else []

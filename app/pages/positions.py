@@ -73,15 +73,15 @@ def page(run: Run) -> None:
     )
     parts.heading(
         "Mean nnz by position, relative to the layer's mean",
-        f"{plural(sequences, 'sequence')}, up to {whole(frame['position'].max() + 1)} tokens; logarithmic position; bands are "
-        f"95 % intervals. {apart}",
+        f"{plural(sequences, 'sequence')}, up to {whole(frame['position'].max() + 1)} tokens; logarithmic position; "
+        f"bands are 95 % intervals. {apart}",
         frame,
         run,
         "analysis.by_position(run)",
     )
     level = bins.groupby("layer")["layer_mean"].first()
     titles = {int(layer): f"L{layer} · mean {number(mean)}" for layer, mean in level.items()}
-    figure = small_multiples(bins, "position", 4, titles, "position, tokens", "nnz / layer mean", log=True)
+    figure = small_multiples(bins, "position", titles, "position, tokens", "nnz / layer mean", log=True)
     parts.draw(figure, "positions", "Mean nnz by position, a panel a layer")
 
 

@@ -41,6 +41,10 @@ def layers(run: Run, token: int) -> None:
 def places(run: Run, token: int, count: int) -> None:
     """Where the token stands, a line a place, shaded by nnz."""
     above = st.container()
+    if run.manifest.summary_only:
+        with above:
+            parts.heading("In the text")
+        run.parts("activity")
     order = st.segmented_control(
         "Order",
         list(ORDERS),

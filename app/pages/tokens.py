@@ -111,8 +111,8 @@ def page(run: Run) -> None:
     each = min(EACH, -(-len(frame) // 2))
     loud, quiet = frame.head(each), frame[each:].tail(each)[::-1]
     said = (
-        f"Mean z over layers with 95 % intervals, clustered by sequence, of {plural(len(frame), 'token')} seen at least "
-        f"{plural(least, 'time')}. Choose a dot to see where in the text the token stands."
+        f"Mean z over layers with 95 % intervals, clustered by sequence, of {plural(len(frame), 'token')} seen at "
+        f"least {plural(least, 'time')}. Choose a dot to see where in the text the token stands."
     )
     both = pd.concat([loud, quiet])
     parts.heading("Loudest and quietest", said, both, run, f"analysis.by_token(run, min_count={least})")

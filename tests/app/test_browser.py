@@ -168,7 +168,8 @@ def test_from_a_token_to_its_places_and_back(watched: Watched, made_run: Run) ->
 
 
 def test_token_text_does_nothing_in_a_browser(watched: Watched, hostile: dict[int, str]) -> None:
-    for token in hostile:
+    for token in (50, 51, 53, 54):
+        assert token in hostile
         watched.open(f"/token?run=made&token={token}", ".tw-places")
     watched.open("/tokens?run=made&least=1&find=script", ".js-plotly-plot .ytick")
     assert "<script>window" in watched.page.locator(".js-plotly-plot .ytick").all_text_contents()[0]
