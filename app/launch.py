@@ -74,6 +74,8 @@ def command(options: AppOptions) -> list[str]:
 
 def _check_address(host: str, port: int) -> None:
     """UserError, in one sentence, where nothing could listen at this address."""
+    if not 1 <= port <= 65535:
+        raise UserError(f"Expected a port from 1 to 65535, got {port}: choose another with --port.")
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -41,6 +41,7 @@ SETTINGS: dict[str, object] = {
     "client.toolbarMode": "minimal",
     "logger.enableRich": False,
     "logger.hideWelcomeMessage": True,
+    "logger.level": "warning",
     "server.fileWatcherType": "none",
     "server.headless": True,
     **{f"theme.{name}": value for name, value in _BOTH.items()},

@@ -25,6 +25,11 @@ def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
             launch(AppOptions(runs=tmp_path, port=port, browser=False))
 
 
+def test_a_port_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Expected a port from 1 to 65535, got 70000"):
+        launch(AppOptions(runs=tmp_path, port=70000, browser=False))
+
+
 def test_an_address_of_another_machine_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Expected an address of this machine, got 192\.0\.2\.1 port 8501"):
         launch(AppOptions(runs=tmp_path, host="192.0.2.1", browser=False))

@@ -191,6 +191,19 @@ def test_an_address_leads_to_a_run_of_the_folder_or_nowhere(show: Show, runs: Pa
     assert figures(test)
 
 
+def test_recorded_runs_of_the_package_stand_beside_those_of_the_folder(
+    show: Show, runs: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twell.app.state.recorded_folder", lambda: runs)
+    test = show(recording, run="recorded/made")
+    assert not test.exception
+    names = test.selectbox(key="chooser").options
+    assert names[0] == "live · recording"
+    assert "made (recorded with the package)" in names
+    assert "summary (recorded with the package) · summary only" in names
+    assert figures(test) == 1
+
+
 def test_an_empty_folder_says_how_to_record_a_run(show: Show, tmp_path: Path) -> None:
     test = show(tmp_path)
     assert not test.exception
