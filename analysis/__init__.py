@@ -10,6 +10,7 @@ a run; a query engine is loaded only then.
 """
 
 from twell.analysis.contexts import contexts
+from twell.analysis.decay import position_fit
 from twell.analysis.export import export
 from twell.analysis.layers import by_layer, layer_histogram
 from twell.analysis.neurons import by_neuron
@@ -31,6 +32,7 @@ __all__ = [
     "layer_histogram",
     "overview",
     "position_blocks",
+    "position_fit",
     "speedup",
     "speedup_correlation",
     "summarize",

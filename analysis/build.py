@@ -23,6 +23,7 @@ CHUNK_TOKENS = 2**21
 KEYS = {
     "layers": ("layer", "flagged", "nnz"),
     "positions": ("layer", "flagged", "position"),
+    "position_bands": ("layer", "replicate", "band"),
     "tokens": ("token_id", "flagged"),
     "token_layers": ("layer", "flagged", "token_id"),
     "token_scores": ("token_id", "flagged"),
@@ -84,12 +85,16 @@ def take(engine: Engine, run: Run, chunk: Parts) -> Tables:
         found["surprisal_ranks"] = engine.arrow(sums.surprisal_ranks(this))
         bands = engine.arrow(sums.surprisal(this))
         places = engine.arrow(sums.positions(this))
+        stretches = engine.arrow(sums.position_bands(this))
         wide = engine.arrow(sums.tokens(this))
         losses = engine.arrow(sums.losses(this))
     layers = list(range(run.layers))
     found["surprisal"] = tidy(bands, ["replicate", "loss_bin", "tokens"], layers, {"nnz_sum": "s{}"})
     positions = {"nnz_sum": "s{}", "nnz_square": "q{}"}
     found["positions"] = tidy(places, ["position", "flagged", "tokens"], [*layers, sums.TOTAL], positions)
+    found["position_bands"] = tidy(
+        stretches, ["replicate", "band", "tokens"], [*layers, sums.TOTAL], {"nnz_sum": "s{}"}
+    )
     parts = {f"nnz_{part}": f"{{}}_{part}" for part in ("sum", "square", "cross")}
     found["token_layers"] = tidy(wide, ["token_id", "flagged"], layers, parts)
     found["tokens"] = wide.drop([name for name in wide.schema.names if name[0].isdigit()]).join(

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from twell.analysis.decay import position_fit
 from twell.analysis.layers import by_layer, layer_histogram
 from twell.analysis.neurons import by_neuron
 from twell.analysis.positions import by_position, position_blocks
@@ -37,6 +38,7 @@ ANALYSIS: dict[str, Callable[[Run], pd.DataFrame]] = {
     "layer_histogram": layer_histogram,
     "by_position": by_position,
     "position_blocks": position_blocks,
+    "position_fit": position_fit,
     "by_token": by_token,
     "by_neuron": by_neuron,
     "surprisal": surprisal,

@@ -104,7 +104,7 @@ def surprisal_ranks(this: Chunk) -> ir.Table:
     rows = rows.mutate(loss_class=(rows.loss.sqrt() * LOSS_SCALE / LOSS_BINS_A_CLASS).floor().cast("int32"))
     return stack(
         [
-            rows.group_by("replicate", "loss_class", nnz_class=_count_class(rows[name]))
+            rows.group_by("replicate", "loss_class", nnz_class=_class(rows[name]))
             .agg(tokens=_.count())
             .mutate(layer=layer)
             for layer, name in enumerate(this.counts)
@@ -112,9 +112,10 @@ def surprisal_ranks(this: Chunk) -> ir.Table:
     )
 
 
-def _count_class(nnz: ir.IntegerValue) -> ir.IntegerValue:
-    rough = (nnz.cast("float64") * EXACT_COUNTS).sqrt().floor().cast("int32")
-    return ibis.ifelse(nnz < EXACT_COUNTS, nnz.cast("int32"), rough)
+def _class(number: ir.IntegerValue) -> ir.IntegerValue:
+    """Whole numbers in classes that widen with the square root: each below 8 its own, then floor(√(8·number))."""
+    rough = (number.cast("float64") * EXACT_COUNTS).sqrt().floor().cast("int32")
+    return ibis.ifelse(number < EXACT_COUNTS, number.cast("int32"), rough)
 
 
 def _predicted(this: Chunk) -> ir.Table:
@@ -135,6 +136,13 @@ def positions(this: Chunk) -> ir.Table:
     finite = (rows.flags.cast("int32") & FLAG_NOT_FINITE) == 0
     counted = (rows.flags == 0) | ((rows.position == 0) & finite)
     return rows.group_by("position", flagged=~counted).agg(tokens=_.count(), **sums)
+
+
+def position_bands(this: Chunk) -> ir.Table:
+    """By band of positions and replicate: tokens, and a layer's sum of nnz (s0, s1, …; s-1 the total)."""
+    rows = this.activity.filter(_.flags == 0, _.position > 0)
+    sums = {f"s{layer}": rows[name].cast("int64").sum() for layer, name in this.names.items()}
+    return rows.group_by("replicate", band=_class(rows.position)).agg(tokens=_.count(), **sums)
 
 
 def clustered(rows: ir.Table, values: Mapping[str, ir.NumericValue], kind: str) -> ir.Table:

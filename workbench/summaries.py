@@ -54,6 +54,18 @@ _POSITIONS = Table(
     ),
 )
 
+_POSITION_BANDS = Table(
+    "position_bands",
+    "a band of positions, in a layer and replicate, over unflagged tokens from position 1 on",
+    (
+        Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
+        _REPLICATE,
+        Column("band", "int32", "", "the position below 8, then floor(√(8·position))"),
+        _tokens(),
+        _NNZ_SUM,
+    ),
+)
+
 _TOKENS = Table(
     "tokens",
     "a token of the vocabulary that occurs",
@@ -142,12 +154,13 @@ _UNION_COUNTS = Table(
 )
 
 SUMMARIES = Summaries(
-    1,
+    2,
     {
         t.name: t
         for t in (
             _LAYERS,
             _POSITIONS,
+            _POSITION_BANDS,
             _TOKENS,
             _TOKEN_LAYERS,
             _TOKEN_SCORES,

@@ -32,6 +32,7 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
     "layer_histogram": analysis.layer_histogram,
     "by_position": analysis.by_position,
     "position_blocks": analysis.position_blocks,
+    "position_fit": analysis.position_fit,
     "by_token": analysis.by_token,
     "tokens with flagged": lambda run: analysis.by_token(run, flagged=True),
     "token_profile": lambda run: analysis.token_profile(run, 40),
