@@ -21,9 +21,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -50,6 +51,7 @@ class Library:
     headers: patterns under csrc/ of the files that its sources include
     seconds: about what a first build takes, for the line that says it has begun
     cuda:    compiled and linked by nvcc, for CUDA
+    fakes:   for each op that torch.compile shall trace, its name, and a function that makes empty results
     """
 
     name: str
@@ -58,6 +60,7 @@ class Library:
     seconds: int = 20
     cuda: bool = False
     link: tuple[str, ...] = ()
+    fakes: tuple[tuple[str, Callable[..., Any]], ...] = ()
 
 
 class BuildError(RuntimeError):
@@ -73,6 +76,8 @@ def failure(library: Library) -> str | None:
     if library not in _outcomes:
         try:
             torch.ops.load_library(str(build(library)))
+            for name, fake in library.fakes:
+                torch.library.register_fake(name, fake)
             _outcomes[library] = None
         except BuildError as error:
             _outcomes[library] = str(error)
@@ -138,7 +143,7 @@ def find_ninja() -> str:
 def compile_command(source: Source, cuda: bool) -> list[str]:
     """The arguments after the compiler, without input and output."""
     include = TORCH / "include"
-    return [*COMMON_FLAGS, *(NVCC_FLAGS if cuda else CXX_FLAGS), f"-I{CSRC}", f"-isystem{include}", *source.flags]
+    return [*COMMON_FLAGS, *(NVCC_FLAGS if cuda else CXX_FLAGS), f"-I{CSRC}", "-isystem", str(include), *source.flags]
 
 
 def _objects(library: Library, compiler: str, folder: Path) -> Iterator[tuple[Path, Source]]:
@@ -202,5 +207,9 @@ def _escaped(words: Iterable[object]) -> str:
 
 def _first_error(output: str) -> str:
     lines = [line.strip() for line in output.splitlines()]
-    told = [line for line in lines if "error" in line.lower()] or [line for line in lines if line] or ["no message"]
+    told = (
+        [line for line in lines if "error" in line.lower() or "fatal" in line.lower()]
+        or [line for line in lines if line]
+        or ["no message"]
+    )
     return told[0]
