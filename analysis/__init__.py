@@ -12,11 +12,12 @@ a run; a query engine is loaded only then.
 from twell.analysis.contexts import contexts
 from twell.analysis.decay import position_fit
 from twell.analysis.export import export
+from twell.analysis.findings import findings
 from twell.analysis.layers import by_layer, layer_histogram
 from twell.analysis.neurons import by_neuron
 from twell.analysis.overview import overview
 from twell.analysis.positions import by_position, position_blocks
-from twell.analysis.speedup import speedup, speedup_correlation, timings_by_batch
+from twell.analysis.speedup import model_speedup, speedup, speedup_correlation, timings_by_batch
 from twell.analysis.summary import ensure, summarize
 from twell.analysis.surprisal import surprisal, surprisal_correlation
 from twell.analysis.tokens import by_token, token_profile
@@ -29,7 +30,9 @@ __all__ = [
     "contexts",
     "ensure",
     "export",
+    "findings",
     "layer_histogram",
+    "model_speedup",
     "overview",
     "position_blocks",
     "position_fit",

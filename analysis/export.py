@@ -22,6 +22,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from twell.analysis.decay import position_fit
+from twell.analysis.findings import findings
 from twell.analysis.layers import by_layer, layer_histogram
 from twell.analysis.neurons import by_neuron
 from twell.analysis.positions import by_position, position_blocks
@@ -45,6 +46,7 @@ ANALYSIS: dict[str, Callable[[Run], pd.DataFrame]] = {
     "surprisal_correlation": surprisal_correlation,
     "speedup": speedup,
     "timings_by_batch": timings_by_batch,
+    "findings": findings,
 }
 
 

@@ -2,6 +2,7 @@
 
     speedup(run)               a row a layer
     speedup_correlation(run)   Pearson and Spearman over layers, with interval and p
+    model_speedup(run)         the whole forward pass
     timings_by_batch(run)      every timing, as recorded
 
 Dense and sparse ran on the same input in the same batch. Cost: 10 ms (with 11 layers, about a second for the exact p).
@@ -67,6 +68,38 @@ def speedup(run: Run) -> pd.DataFrame:
         else REFERENCE,
     }
     return frame
+
+
+def model_speedup(run: Run) -> dict[str, Any]:
+    """The whole forward pass, dense against sparse on the same batches: dense_us, sparse_us (µs, medians); speedup,
+    low, high (median, least and greatest over batches); energy (sparse over dense, power times time, median;
+    NaN where the device reports no power); repeats (batches); kernel; comparable; note. Missing where it was not timed
+    both ways."""
+    rows = run.frame("timings")
+    rows = rows[(rows["phase"] == PREFILL) & rows["op"].isin(["model_dense", "model_sparse"])]
+    wide = rows.pivot_table(index="batch", columns="op", values=["microseconds", "watts"], dropna=False)
+    if rows["op"].nunique() < 2:
+        raise Missing(f"{run.name} did not time the whole forward pass both dense and sparse.")
+    time = wide["microseconds"].dropna()
+    ratio = time["model_dense"] / time["model_sparse"]
+    kernels = set(rows.loc[rows["op"] == "model_sparse", "kernel"])
+    energy = np.nan
+    if "watts" in wide and len(wide["watts"].dropna()):
+        power = wide["watts"].dropna().astype("float64")
+        energy = float((power["model_sparse"] / power["model_dense"] / ratio).median())
+    comparable = "reference" not in kernels
+    return {
+        "dense_us": float(time["model_dense"].median()),
+        "sparse_us": float(time["model_sparse"].median()),
+        "speedup": float(ratio.median()),
+        "low": float(ratio.min()),
+        "high": float(ratio.max()),
+        "energy": energy,
+        "repeats": len(ratio),
+        "kernel": ", ".join(sorted(kernels)),
+        "comparable": comparable,
+        "note": f"median of {len(ratio)} batches, prefill, {run.manifest.device}" if comparable else REFERENCE,
+    }
 
 
 def speedup_correlation(run: Run) -> dict[str, Any]:

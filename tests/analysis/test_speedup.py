@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from twell.analysis import by_layer, overview, speedup, speedup_correlation, timings_by_batch
+from twell.analysis import by_layer, model_speedup, overview, speedup, speedup_correlation, timings_by_batch
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -114,3 +114,39 @@ def test_timings_by_batch(run: Run) -> None:
     table = timings_by_batch(run)
     assert list(table.columns) == ["batch", "layer", "op", "microseconds", "nnz_mean", "kernel"]
     assert len(table) == 5 * run.layers * 2
+
+
+def test_model_speedup(made: ModuleType, tmp_path: Path) -> None:
+    """Against numpy; batches timed one way only are left out, and so is decode."""
+    rng = np.random.default_rng(0)
+
+    def whole(table):
+        rows = [(batch, op) for batch in range(5) for op in ("model_dense", "model_sparse")][:-1]
+        count = len(rows)
+        added = {
+            "batch": [batch for batch, _ in rows],
+            "layer": [-1] * count,
+            "op": [op for _, op in rows],
+            "microseconds": rng.uniform(50, 100, count),
+            "nnz_mean": [0.0] * count,
+            "kernel": ["dense" if op == "model_dense" else "cpu" for _, op in rows],
+            "phase": [0] * (count - 2) + [1, 0],
+            "tokens": [2048] * count,
+            "watts": rng.uniform(300, 400, count).astype(np.float32),
+        }
+        columns = {name: np.concatenate([np.ma.asarray(table[name]).filled(0), added[name]]) for name in added}
+        return {**columns, "sm_mhz": np.ma.masked_all(len(columns["op"]), np.float32)}
+
+    run = made.make(tmp_path / "whole", sequences=10, parts=1, change_timings=whole)
+    times = run.frame("timings").query("layer == -1 and phase == 0 and batch < 4")
+    dense, sparse = (times[times["op"] == op].set_index("batch") for op in ("model_dense", "model_sparse"))
+    dense = dense.loc[sparse.index]
+    found = model_speedup(run)
+    ratio = dense["microseconds"] / sparse["microseconds"]
+    assert found["repeats"] == len(ratio) == 3
+    assert (found["speedup"], found["low"], found["high"]) == pytest.approx((ratio.median(), ratio.min(), ratio.max()))
+    watts = sparse["watts"].astype(float) / dense["watts"].astype(float)
+    assert found["energy"] == pytest.approx((watts / ratio).median())
+    assert (found["kernel"], found["comparable"]) == ("cpu", True)
+    with pytest.raises(Missing, match="whole forward pass"):
+        model_speedup(made.make(tmp_path / "layers", sequences=10, parts=1))

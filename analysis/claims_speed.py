@@ -1,0 +1,93 @@
+"""Claims about speed and energy, each with the check that settles it on a run's timings. `findings` asks them all.
+
+Only what a fast kernel ran is compared: the reference is an oracle, and no speed is claimed from it.
+"""
+
+from __future__ import annotations
+
+from twell.analysis.claims import Answer, Claim
+from twell.analysis.layers import by_layer
+from twell.analysis.speedup import model_speedup, speedup, speedup_correlation
+from twell.workbench.errors import Missing
+from twell.workbench.store import Run
+
+STRONG = -0.9  # a Pearson correlation that deserves the name "follows"
+NOT_SPARSE = 0.95
+
+
+def _model(run: Run) -> dict[str, float]:
+    found = model_speedup(run)
+    _refuse(found["comparable"], found["note"])
+    return found
+
+
+def _refuse(comparable: bool, note: str) -> None:
+    if not comparable:
+        raise Missing(f"{note[0].upper()}{note[1:]}.")
+
+
+def faster(least: float, text: str) -> Claim:
+    """The claim that the whole forward pass gains at least so much."""
+
+    def check(run: Run) -> Answer:
+        found = _model(run)
+        return Answer(
+            f"the whole forward pass runs {found['speedup']:.2f} times as fast, on {run.manifest.device}",
+            f"median of {found['repeats']} batches, from {found['low']:.2f} to {found['high']:.2f}; kernel "
+            f"{found['kernel']}",
+            found["speedup"] >= 1 + least,
+            f"at least {1 + least:g} times dense",
+        )
+
+    return Claim("speed", text, check)
+
+
+def energy(run: Run) -> Answer:
+    found = _model(run)
+    if found["energy"] != found["energy"]:
+        raise Missing("The device reported no power while the model was timed.")
+    return Answer(
+        f"a token takes {1 - found['energy']:.0%} less energy",
+        f"power times time, sparse over dense, median of {found['repeats']} batches: {found['energy']:.2f}",
+        found["energy"] <= 1 - 0.118,
+        "at least 11.8 % less",
+    )
+
+
+def follows_nnz(run: Run) -> Answer:
+    found = speedup_correlation(run)
+    _refuse(found["comparable"], found["note"])
+    return Answer(
+        f"a layer's FFN speedup against its mean nnz: Pearson {found['pearson']:.3f}, Spearman {found['spearman']:.3f}",
+        f"95 % {found['low']:.3f} to {found['high']:.3f}, n = {found['n']} layers, p = {found['p']:.2g} "
+        f"({found['method']})",
+        found["pearson"] <= STRONG,
+        f"Pearson at or below {STRONG:g}",
+    )
+
+
+def slow_where_dense(run: Run) -> Answer:
+    rows = speedup(run)
+    _refuse(rows.attrs["comparable"], rows.attrs["note"])
+    rows = rows.merge(by_layer(run)[["layer", "sparsity"]], on="layer")
+    full = rows[rows["sparsity"] < NOT_SPARSE]
+    if full.empty:
+        raise Missing(f"Every layer is at least {NOT_SPARSE:.0%} sparse.")
+    worst = full.loc[full["speedup"].idxmin()]
+    return Answer(
+        f"layer {worst['layer']:.0f}, {worst['sparsity']:.1%} sparse, runs {worst['speedup']:.2f} times as fast as "
+        "dense",
+        f"{int((full['speedup'] < 1).sum())} of {len(full)} layers under {NOT_SPARSE:.0%} sparsity are slower than "
+        "dense",
+        bool((full["speedup"] < 1).all()),
+        f"every layer under {NOT_SPARSE:.0%} sparsity is slower than dense",
+    )
+
+
+CLAIMS = (
+    faster(0.17, "The forward pass gains 17 to 20.5 % at 0.5 to 2 B parameters."),
+    faster(0.30, "The forward pass gains up to 30 % at 1.5 B parameters (another report of the same work)."),
+    Claim("speed", "Energy per token falls by 11.8 to 17 %.", energy),
+    Claim("speed", "A layer's gain follows its mean nnz: Pearson -0.996.", follows_nnz),
+    Claim("speed", "In layers that are not sparse the sparse kernels are slower than dense ones.", slow_where_dense),
+)

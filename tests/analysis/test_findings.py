@@ -1,0 +1,201 @@
+"""Each claim on runs where the truth is known to be one way, and the other, and out of reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from twell.analysis import findings
+from twell.analysis.findings import BEYOND, FAILS, HOLDS, UNTOLD, markdown
+from twell.workbench.schema import nnz_columns
+from twell.workbench.store import Run
+
+Columns = dict[str, Any]
+
+
+def found(run: Run) -> pd.Series:
+    return findings(run).set_index("claim")["verdict"]
+
+
+def verdict(run: Run, words: str) -> str:
+    (answer,) = [verdict for claim, verdict in found(run).items() if words in claim]
+    return answer
+
+
+def level(*means: float) -> Callable[[Columns], Columns]:
+    """Counts of these means by layer, the same wherever the token stands and whatever it is."""
+
+    def change(columns: Columns) -> Columns:
+        rng = np.random.default_rng(5)
+        counts = {
+            name: rng.poisson(mean, len(columns["flags"])) for name, mean in zip(nnz_columns(9), means, strict=False)
+        }
+        return {**columns, **{name: count.astype(np.uint16) for name, count in counts.items()}}
+
+    return change
+
+
+def other_order(columns: Columns) -> Columns:
+    """The loss falls where nnz rises; the loud token stands where the quiet one stood."""
+    token, loss = columns["token_id"].copy(), columns["loss"]
+    token[columns["token_id"] == 40], token[columns["token_id"] == 41] = 41, 40
+    return {**columns, "token_id": token, "loss": np.ma.masked_array(30 - loss.data, mask=loss.mask)}
+
+
+def fullest(columns: Columns) -> Columns:
+    """One token of each layer fires 450 neurons, the others about 2."""
+    columns = level(2, 2, 2, 2)(columns)
+    for name in nnz_columns(4):
+        columns[name][100] = 450
+    columns["flags"][100] = 0
+    return columns
+
+
+def whole_model(gain: float, watts: float | None = None) -> Callable[[Columns], Columns]:
+    """Add timings of the whole model: dense 1000 µs at 400 W, sparse so much faster."""
+
+    def change(times: Columns) -> Columns:
+        more: dict[str, list[Any]] = {name: list(values) for name, values in times.items()}
+        power = [np.ma.masked] * len(times["op"])
+        for batch in range(3):
+            for op, time, w in (("model_dense", 1000.0, 400.0), ("model_sparse", 1000.0 / gain, watts)):
+                row = {"batch": batch, "layer": -1, "op": op, "phase": 0, "tokens": 2048, "microseconds": time}
+                row |= {"kernel": "dense" if op == "model_dense" else "cuda"}
+                for name, value in row.items():
+                    more[name].append(value)
+                power.append(np.ma.masked if watts is None else w)
+        rows = len(more["op"])
+        blank = np.ma.masked_all(rows, np.float32)
+        nnz = np.ma.masked_array([*times["nnz_mean"], *[0.0] * 6], mask=[0] * (rows - 6) + [1] * 6)
+        held = np.ma.masked_array([0.0 if w is np.ma.masked else w for w in power], [w is np.ma.masked for w in power])
+        plain = {name: np.ma.asarray(values) for name, values in more.items() if len(values) == rows}
+        return {**plain, "nnz_mean": nnz, "sm_mhz": blank, "watts": held.astype(np.float32)}
+
+    return change
+
+
+def test_every_claim_has_an_answer(run: Run) -> None:
+    table = findings(run)
+    assert set(table["verdict"]) <= {HOLDS, FAILS, UNTOLD}
+    assert table["claim"].is_unique
+    assert (table["reason"] != "").all()
+    told = table["verdict"] != UNTOLD
+    assert (table.loc[told, ["this_run", "statistic"]] != "").all(axis=None)
+    assert (table.loc[~told, "this_run"] == "").all()
+    assert told.sum() >= 11
+    for _, claim, _ in BEYOND:
+        assert table.set_index("claim").loc[claim, "verdict"] == UNTOLD
+
+
+def test_as_made(run: Run) -> None:
+    """What `made` plants."""
+    table = found(run)
+    for words, expected in {
+        "half a percent": FAILS,
+        "More than 30 %": HOLDS,
+        "first two layers": FAILS,
+        "orders of magnitude": FAILS,
+        "first token of a sequence": HOLDS,
+        "exponentially": HOLDS,
+        "doesn": HOLDS,
+        "formaldehyde": HOLDS,
+        "knows what comes next": HOLDS,
+        "two thirds": UNTOLD,
+        "Pearson": HOLDS,
+        "Energy": UNTOLD,
+    }.items():
+        assert [verdict for claim, verdict in table.items() if words in claim] == [expected], words
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "expected"),
+    [
+        (level(2, 2, 2, 2), "half a percent", HOLDS),
+        (level(2, 3, 9, 5), "first two layers", HOLDS),
+        (level(3, 9, 2, 2), "peaks in the early", HOLDS),
+        (level(2, 3, 5, 9), "peaks in the early", FAILS),
+        (level(9, 9, 9, 9), "first token of a sequence", FAILS),
+        (level(9, 9, 9, 9), "exponentially", FAILS),
+        (level(9, 9, 9, 9), "knows what comes next", FAILS),
+        (other_order, "knows what comes next", FAILS),
+        (other_order, "doesn", FAILS),
+        (other_order, "formaldehyde", FAILS),
+        (fullest, "orders of magnitude", HOLDS),
+    ],
+)
+def test_the_other_way(
+    made: ModuleType, tmp_path: Path, change: Callable[[Columns], Columns], words: str, expected: str
+) -> None:
+    assert verdict(made.make(tmp_path / "other", change=change, tiles=False, timings=0), words) == expected
+
+
+@pytest.mark.parametrize(
+    ("gain", "watts", "expected"),
+    [
+        (1.25, 400.0, {"17 to 20.5 %": HOLDS, "30 %": FAILS, "Energy": HOLDS}),
+        (1.4, 560.0, {"17 to 20.5 %": HOLDS, "up to 30 %": HOLDS, "Energy": FAILS}),
+        (0.9, None, {"17 to 20.5 %": FAILS, "up to 30 %": FAILS, "Energy": UNTOLD}),
+    ],
+)
+def test_speed(made: ModuleType, tmp_path: Path, gain: float, watts: float | None, expected: dict[str, str]) -> None:
+    run = made.make(tmp_path / "timed", sequences=12, parts=1, change_timings=whole_model(gain, watts))
+    for words, answer in expected.items():
+        claims = {claim: verdict for claim, verdict in found(run).items() if words in claim and "neurons" not in claim}
+        assert set(claims.values()) == {answer}, words
+
+
+def test_dense_layers_are_slow_or_not(made: ModuleType, tmp_path: Path) -> None:
+    """Made timings cost 20 µs and 6 a non-zero against 400: past 63 non-zeros they are slower than dense."""
+    for name, means, expected in (
+        ("one of two", (9, 9, 40, 100), FAILS),
+        ("none", (9, 9, 9, 9), UNTOLD),
+        ("both", (9, 9, 100, 120), HOLDS),
+    ):
+        run = made.make(tmp_path / name, sequences=12, parts=1, change=level(*means))
+        assert verdict(run, "not sparse") == expected, name
+
+
+def test_bare_runs_say_why(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(
+        tmp_path / "bare", layers=1, vocab=40, sequences=12, neurons=False, tiles=False, loss=False, timings=0, parts=1
+    )
+    table = findings(run).set_index("claim")
+    reasons = {claim: row["reason"] for claim, row in table.iterrows() if row["verdict"] == UNTOLD}
+    for words, reason in {
+        "30 % of the neurons": "--probes counts",
+        "first two layers": "at least 4",
+        "knows what comes next": "--no-loss",
+        "formaldehyde": "single token",
+        "Pearson": "no timings table",
+    }.items():
+        assert any(words in claim and reason in text for claim, text in reasons.items()), words
+
+
+def test_reference_claims_no_speed(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "oracle", kernel="reference", sequences=12, parts=1)
+    table = findings(run).set_index("claim")
+    speed = table[table["topic"] == "speed"]
+    assert set(speed["verdict"]) == {UNTOLD}
+    assert speed["reason"].str.contains("oracle").any()
+
+
+def test_large_models_have_a_share(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "large", sequences=12, parts=1, timings=0)
+    assert verdict(run, "two thirds") == UNTOLD
+    for d_model, expected in ((64, FAILS), (65_000, HOLDS)):  # 3 × 65 000 × 512 × 4 of 500 M
+        run.manifest.model.update(parameters=int(5e8), d_model=d_model)
+        assert verdict(run, "two thirds") == expected
+
+
+def test_markdown(run: Run) -> None:
+    table = findings(run)
+    lines = markdown(run).splitlines()
+    assert len(lines) == 2 + len(table) - len(BEYOND)
+    assert len(markdown(run, beyond=True).splitlines()) == 2 + len(table)
+    assert all(line.count("|") == 5 for line in lines)
