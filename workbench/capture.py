@@ -2,7 +2,7 @@
 
 The idea: text is tokenised ahead in a thread of its own, batches of whole sequences run one after another, and while
 the device works on one the host writes the one before. Counts are reduced on the device; a token costs a few bytes of
-copy and of disk. Neuron sums stay on the device until their part of the run closes.
+copy and of disk. Sums stay on the device until their part of the run closes.
 
 A batch in which a value was not finite runs once more with those tokens left out of the neuron sums, so that every
 table covers the same tokens. Ctrl-C and SIGTERM stop at the end of a batch: what was counted is kept and the run is
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, TypeVar
@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from twell.kernels.call import NeuronSums
 from twell.workbench import doctor, schema
 from twell.workbench.errors import UserError
 from twell.workbench.forward import Batch, Counted, Inputs, batches, forward
@@ -37,6 +36,7 @@ from twell.workbench.options import CaptureOptions
 from twell.workbench.progress import Bar, Interrupt, expected_tokens, outcome, plan
 from twell.workbench.sources import Source
 from twell.workbench.store import Run, open_run
+from twell.workbench.sums import Sums
 from twell.workbench.text import Sequence, documents, sequences
 from twell.workbench.timing import Timings
 from twell.workbench.vocabulary import special_ids, vocabulary
@@ -107,7 +107,7 @@ class Recorder:
         self._text: dict[str, dict[str, Any]] = {}  # by source: documents, sequences, tokens
         self._began = time.monotonic()
         self._in_flight: tuple[Batch, Counted] | None = None
-        self._neurons: NeuronSums | None = None
+        self._sums: Sums | None = None
         self._part_tokens = 0  # unflagged tokens of the open part
         self._nnz_sum = self._tokens = self._unflagged = self._loss_tokens = self.fresh_tokens = 0
         self._loss_sum = 0.0
@@ -168,11 +168,10 @@ class Recorder:
             "activity", keys | {"phase": phase, "flags": flags, "loss": self._losses(batch, counted)} | counts
         )
         self.writer.add("sequences", self._sequences(batch))
-        if counted.neurons is not None:
-            if self._neurons is None:
-                self._neurons = counted.neurons
-            else:
-                self._neurons.merge(counted.neurons)
+        if self._sums is None:
+            self._sums = counted.sums
+        else:
+            self._sums.merge(counted.sums)
         plain = flags == 0
         self._part_tokens += int(plain.sum())
         self._unflagged += int(plain.sum())
@@ -208,16 +207,13 @@ class Recorder:
 
     def _flush(self) -> None:
         """Sums and timings of the open part to the writer."""
-        if self._neurons is not None:
-            sums = {item.name: getattr(self._neurons, item.name).cpu().numpy() for item in fields(NeuronSums)}
-            layer, neuron = np.nonzero(sums["fires"])
-            columns = {name: values[layer, neuron] for name, values in sums.items()}
-            tokens = np.full(len(layer), self._part_tokens, dtype=np.int64)
-            self.writer.add("neurons", {"layer": layer, "neuron": neuron, "tokens": tokens} | columns)
+        if self._sums is not None:
+            for table, columns in self._sums.tables(self._part_tokens):
+                self.writer.add(table, columns)
         if self.timings.rows:
             names = self.timings.rows[0]
             self.writer.add("timings", {name: [row[name] for row in self.timings.rows] for name in names})
-        self._neurons, self._part_tokens, self.timings.rows = None, 0, []
+        self._sums, self._part_tokens, self.timings.rows = None, 0, []
 
 
 def new_manifest(loaded: LoadedModel, options: CaptureOptions) -> Manifest:

@@ -62,7 +62,9 @@ TILE_COUNTS = (
 
 UNION_COUNTS = (
     LAYER,
-    Column("block", "int32", "tokens", "tokens in a block: 16, 64 or 128"),
+    Column(
+        "block", "int32", "tokens", "tokens in a block: 16, 64 or 128; what is left over at a sequence's end is in none"
+    ),
     Column("neurons", "int32", "neurons", "different neurons fired in the block"),
     Column("blocks", "int64", "", "blocks with that many"),
 )

@@ -12,19 +12,20 @@ Cost: that of the forward pass, the probes, and one cross-entropy over the vocab
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from twell.kernels.call import NeuronSums, Stats
+from twell.kernels.call import Stats
 from twell.kernels.module import Probe
 from twell.workbench.models import LoadedModel
 from twell.workbench.schema import FLAG_FIRST, FLAG_SPECIAL
+from twell.workbench.sums import Sums, blocks_of, union_counts
 from twell.workbench.text import Sequence
 
 LOGITS = {"cpu": 2**22, "cuda": 2**27}  # logits at a time, in elements
@@ -108,13 +109,13 @@ class Counted:
     """What a forward pass counted, on its way to the host; `wait` before reading the host's tensors.
 
     nnz int32 [layers, tokens], finite bool [tokens], loss float32 [tokens that predict] or None: on the host
-    neurons: the batch's sums over unflagged tokens, fields [layers, d_ff], on the device; None without that probe
+    sums: the batch's over unflagged tokens, on the device
     """
 
     nnz: Tensor
     finite: Tensor
     loss: Tensor | None
-    neurons: NeuronSums | None
+    sums: Sums
     done: torch.cuda.Event | None
 
     def wait(self) -> None:
@@ -131,6 +132,7 @@ class Inputs:
     sequence: Tensor  # int32 [n], the run's number
     place: Tensor  # int32 [tokens], rows of the real tokens
     predicts: Tensor  # int32 [m], rows of the real tokens with a next one
+    blocks: list[Tensor]  # int32, as `blocks_of` has them
     longest: int
 
     @classmethod
@@ -140,12 +142,16 @@ class Inputs:
         ids, rows, sequence = (np.zeros(batch.padded, dtype=np.int32) for _ in range(3))
         rows[place] = (batch.flags if flags is None else flags) == 0
         ids[place], sequence[place] = batch.token_id, batch.sequence
-        arrays = (ids, rows, sequence, place, place[batch.predicts])
+        blocks = blocks_of(sequence, rows > 0)
+        arrays = (ids, rows, sequence, place, place[batch.predicts], *(block.ravel() for block in blocks))
         joined = torch.from_numpy(np.concatenate(arrays))
         if device.type == "cuda":
             joined = joined.pin_memory()  # so that the one copy does not wait
-        ids_, rows_, sequence_, place_, predicts = joined.to(device, non_blocking=True).split([*map(len, arrays)])
-        return cls(ids_, rows_.to(torch.uint8), sequence_, place_, predicts, batch.longest)
+        ids_, rows_, sequence_, place_, predicts, *flat = joined.to(device, non_blocking=True).split(
+            [*map(len, arrays)]
+        )
+        blocks_ = [entries.view(block.shape) for entries, block in zip(flat, blocks, strict=True)]
+        return cls(ids_, rows_.to(torch.uint8), sequence_, place_, predicts, blocks_, batch.longest)
 
 
 @torch.inference_mode()
@@ -154,21 +160,35 @@ def forward(
 ) -> Counted:
     """Run a batch through the model and count. Returns once the device has been given its work.
 
-    probes: none | counts | neurons; loss: compute the next token's cross-entropy too, in float32
+    probes: none | counts | neurons (sums a neuron and the fullness of tiles too) | all (unions too)
+    loss: compute the next token's cross-entropy too, in float32
     on_layer(layer, x, stats): told of each layer as it runs, padding included
     """
     stats: list[Stats] = []
+    unions: list[Tensor] = []
 
     def hear(layer: int, x: Tensor, counted: Stats) -> None:
+        if counted.packed is not None:  # now: kernels may pack the next layer into the same memory
+            unions.append(union_counts(counted.packed, inputs.blocks))
+            counted.packed = None
         stats.append(counted)
         if on_layer is not None:
             on_layer(layer, x, counted)
 
-    asked = Probe(probes, rows=inputs.rows, tokens=inputs.ids, sequences=inputs.sequence, on_stats=hear)
-    with probing(loaded.probe, Probe() if probes == "none" else asked):
+    with probing(loaded.probe, _asked(loaded, inputs, probes, hear)):
         hidden = loaded.body(input_ids=inputs.ids.view(-1, inputs.longest), use_cache=False).last_hidden_state
     losses = next_token_loss(loaded, hidden.flatten(0, 1), inputs) if loss else None
-    return _gather(stats, inputs.place, losses)
+    return _gather(stats, Sums.stack(stats, unions), inputs.place, losses)
+
+
+def _asked(loaded: LoadedModel, inputs: Inputs, probes: str, hear: OnLayer) -> Probe:
+    """What the layers are asked to count."""
+    if probes == "none":
+        return Probe()
+    about: dict[str, Any] = {"rows": inputs.rows, "tokens": inputs.ids, "sequences": inputs.sequence}
+    if probes == "counts":
+        return Probe(probes, on_stats=hear, **about)
+    return Probe("neurons", layout=loaded.layout, want_packed=probes == "all", on_stats=hear, **about)
 
 
 @contextmanager
@@ -193,24 +213,16 @@ def next_token_loss(loaded: LoadedModel, hidden: Tensor, inputs: Inputs) -> Tens
     return torch.cat(pieces)
 
 
-def _gather(stats: Many[Stats], place: Tensor, loss: Tensor | None) -> Counted:
+def _gather(stats: list[Stats], sums: Sums, place: Tensor, loss: Tensor | None) -> Counted:
     """The counts of all layers, stacked on the device and sent to the host."""
     if stats:
         nnz = torch.stack([layer.nnz for layer in stats])[:, place]
         finite = torch.stack([layer.finite for layer in stats]).all(0)[place]
     else:
         nnz, finite = place.new_zeros((0, len(place))), torch.ones_like(place, dtype=torch.bool)
-    neurons = stack([layer.neurons for layer in stats if layer.neurons is not None])
     nnz, finite = (tensor.to("cpu", non_blocking=True) for tensor in (nnz, finite))
     loss = None if loss is None else loss.to("cpu", non_blocking=True)
     done = torch.cuda.Event() if place.is_cuda else None
     if done is not None:
         done.record()
-    return Counted(nnz, finite, loss, neurons, done)
-
-
-def stack(sums: list[NeuronSums]) -> NeuronSums | None:
-    """The sums of all layers as one, fields [layers, d_ff]."""
-    if not sums:
-        return None
-    return NeuronSums(*(torch.stack([getattr(layer, item.name) for layer in sums]) for item in fields(NeuronSums)))
+    return Counted(nnz, finite, loss, sums, done)

@@ -38,7 +38,9 @@ class CaptureOptions:
     kernel: Kernel = option("auto", help="which FFN kernel; auto picks one and records why")
     timings: int = option(16, help="time every layer, sparse and dense, each so many batches; 0: never", unit="batches")
     loss: bool = option(True, help="record the next token's loss")
-    probes: Literal["counts", "neurons"] = option("neurons", help="counts per token alone, or neuron sums as well")
+    probes: Literal["counts", "neurons", "all"] = option(
+        "all", help="counts per token alone; with sums a neuron and tile as well; or with unions of blocks too"
+    )
     revision: str | None = option(None, help="branch, tag or commit of a hub model")
 
 

@@ -125,7 +125,7 @@ TILES = Table(
 
 UNIONS = Table(
     "unions",
-    "a number of different neurons fired in a block of consecutive tokens of one sequence, in a layer",
+    "a number of different neurons fired in a block of consecutive unflagged tokens of one sequence, in a layer",
     UNION_COUNTS,
     in_summary_only=False,
 )

@@ -14,6 +14,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from twell.workbench.capture import record
+from twell.workbench.models import load
+from twell.workbench.options import CaptureOptions
+from twell.workbench.sources import Source
+from twell.workbench.store import Run
+
 END = "<|endoftext|>"
 TEXT = [
     "The harbour lay quiet in the morning, and nobody couldn't hear the gulls.",
@@ -126,3 +132,28 @@ def run_plain(folder: Path, sequences: list[np.ndarray], dtype: torch.dtype, kee
 @pytest.fixture(scope="session")
 def plain() -> Callable[..., Plain]:
     return run_plain
+
+
+def _run_capture(
+    folder: Path, out: Path, text: tuple[str, ...], dtype: torch.dtype = torch.float32, **given: Any
+) -> Run:
+    """A capture of a model folder on the CPU in a dtype; small batches and short sequences unless told otherwise."""
+    fields = {"batch_tokens": 64, "seq_len": 24, "timings": 0, "device": "cpu", **given}
+    options = CaptureOptions(model=str(folder), text=text, out=out, **fields)
+    return record(load(str(folder), device="cpu", dtype=dtype), options, [Source(name) for name in text])
+
+
+def _sequences_of(run: Run) -> list[np.ndarray]:
+    """The token ids of each sequence, from the activity table."""
+    frame = run.activity()
+    return [group["token_id"].to_numpy() for _, group in frame.groupby("sequence")]
+
+
+@pytest.fixture(scope="session")
+def run_capture() -> Callable[..., Run]:
+    return _run_capture
+
+
+@pytest.fixture(scope="session")
+def sequences_of() -> Callable[[Run], list[np.ndarray]]:
+    return _sequences_of

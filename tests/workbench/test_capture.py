@@ -25,26 +25,19 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 KEYS = ["sequence", "position", "token_id", "phase", "flags", "loss"]
 
 
-def run_capture(
-    folder: Path, out: Path, text: tuple[str, ...], dtype: torch.dtype = torch.float32, **given: Any
-) -> Run:
-    """A capture of a model folder on the CPU in a dtype; small batches and short sequences unless told otherwise."""
-    fields = {"batch_tokens": 64, "seq_len": 24, "timings": 0, "device": "cpu", **given}
-    options = CaptureOptions(model=str(folder), text=text, out=out, **fields)
-    return record(load(str(folder), device="cpu", dtype=dtype), options, [Source(name) for name in text])
-
-
-def sequences_of(run: Run) -> list[np.ndarray]:
-    """The token ids of each sequence, from the activity table."""
-    frame = run.activity()
-    return [group["token_id"].to_numpy() for _, group in frame.groupby("sequence")]
-
-
 def counts(run: Run) -> np.ndarray:
     return run.activity()[nnz_columns(run.layers)].to_numpy().astype(np.int64)
 
 
-def assert_counts(folder: Path, out: Path, text: tuple[str, ...], plain: Callable[..., Any], **given: Any) -> None:
+def assert_counts(
+    run_capture: Callable[..., Any],
+    sequences_of: Callable[..., Any],
+    folder: Path,
+    out: Path,
+    text: tuple[str, ...],
+    plain: Callable[..., Any],
+    **given: Any,
+) -> None:
     """Every (token, layer) cell equal in float64; in float32 but for the few within rounding of zero."""
     exact = run_capture(folder, out / "64", text, torch.float64, loss=False, **given)
     expected = plain(folder, sequences_of(exact), torch.float64, keep=False)
@@ -58,19 +51,43 @@ def assert_counts(folder: Path, out: Path, text: tuple[str, ...], plain: Callabl
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
 def test_counts(
-    family: str, tmp_path: Path, make_model: Callable[..., Path], texts: tuple[str, ...], plain: Callable[..., Any]
+    run_capture: Callable[..., Any],
+    sequences_of: Callable[..., Any],
+    family: str,
+    tmp_path: Path,
+    make_model: Callable[..., Path],
+    texts: tuple[str, ...],
+    plain: Callable[..., Any],
 ) -> None:
     folder = make_model(tmp_path / "model", family, **({"sliding_window": 12} if family == "mistral" else {}))
-    assert_counts(folder, tmp_path, texts, plain)
+    assert_counts(run_capture, sequences_of, folder, tmp_path, texts, plain)
 
 
 @pytest.mark.skipif(not (DATA / "demo-model" / "config.json").exists(), reason="data/demo-model is not trained yet")
-def test_counts_of_the_bundled_model(tmp_path: Path, plain: Callable[..., Any]) -> None:
+def test_counts_of_the_bundled_model(
+    run_capture: Callable[..., Any], sequences_of: Callable[..., Any], tmp_path: Path, plain: Callable[..., Any]
+) -> None:
     text = (str(DATA / "passages.jsonl"),)
-    assert_counts(DATA / "demo-model", tmp_path, text, plain, batch_tokens=2048, seq_len=None, probes="counts")
+    assert_counts(
+        run_capture,
+        sequences_of,
+        DATA / "demo-model",
+        tmp_path,
+        text,
+        plain,
+        batch_tokens=2048,
+        seq_len=None,
+        probes="counts",
+    )
 
 
-def test_rows_are_the_text(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
+def test_rows_are_the_text(
+    run_capture: Callable[..., Any],
+    sequences_of: Callable[..., Any],
+    tiny: Path,
+    tmp_path: Path,
+    texts: tuple[str, ...],
+) -> None:
     run = run_capture(tiny, tmp_path / "run", texts)
     activity, sequences = run.activity(), run.frame("sequences")
     assert len(activity) == run.manifest.tokens == sequences["tokens"].sum() == sum(map(len, sequences_of(run)))
@@ -90,14 +107,16 @@ def test_rows_are_the_text(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -
     assert run.damaged() == []
 
 
-def test_the_number_of_tokens_asked_for(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
+def test_the_number_of_tokens_asked_for(
+    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
+) -> None:
     whole = run_capture(tiny, tmp_path / "whole", texts).activity()
     part = run_capture(tiny, tmp_path / "part", texts, tokens=77).activity()
     assert len(part) == 77
     np.testing.assert_array_equal(part[KEYS[:5]], whole[KEYS[:5]][:77])
 
 
-def test_flags(tiny: Path, tmp_path: Path) -> None:
+def test_flags(run_capture: Callable[..., Any], tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "marked.txt"
     path.write_text("ab<|endoftext|>cd" + "e" * 40)
     flags = run_capture(tiny, tmp_path / "run", (str(path),)).activity().set_index(["sequence", "position"])["flags"]
@@ -107,7 +126,13 @@ def test_flags(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_loss(
-    tiny: Path, tmp_path: Path, texts: tuple[str, ...], plain: Callable[..., Any], dtype: torch.dtype
+    run_capture: Callable[..., Any],
+    sequences_of: Callable[..., Any],
+    tiny: Path,
+    tmp_path: Path,
+    texts: tuple[str, ...],
+    plain: Callable[..., Any],
+    dtype: torch.dtype,
 ) -> None:
     run = run_capture(tiny, tmp_path / "run", texts, dtype)
     ids = sequences_of(run)
@@ -123,7 +148,9 @@ def test_loss(
     assert run.manifest.loss_sum == pytest.approx(sum(map(np.sum, expected)), rel=1e-5)
 
 
-def test_without_loss_and_neurons(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
+def test_without_loss_and_neurons(
+    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
+) -> None:
     full = run_capture(tiny, tmp_path / "full", texts)
     run = run_capture(tiny, tmp_path / "run", texts, loss=False, probes="counts")
     assert run.activity()["loss"].isna().all()
@@ -159,7 +186,13 @@ def assert_neurons(run: Run, gates: list[list[np.ndarray]]) -> None:
 
 
 def test_neurons(
-    tiny: Path, tmp_path: Path, texts: tuple[str, ...], plain: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    run_capture: Callable[..., Any],
+    sequences_of: Callable[..., Any],
+    tiny: Path,
+    tmp_path: Path,
+    texts: tuple[str, ...],
+    plain: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(writer, "PART_TOKENS", 100)
     run = run_capture(tiny, tmp_path / "run", texts, torch.float64)
@@ -169,7 +202,7 @@ def test_neurons(
 
 
 def test_a_value_that_is_not_finite(
-    tiny: Path, tmp_path: Path, texts: tuple[str, ...], plain: Callable[..., Any]
+    sequences_of: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...], plain: Callable[..., Any]
 ) -> None:
     """One row of the last layer: it is flagged, has no loss, and is in no layer's sums."""
     loaded = load(str(tiny), device="cpu", dtype=torch.float64)
@@ -193,7 +226,9 @@ def test_a_value_that_is_not_finite(
     assert_neurons(run, plain(tiny, sequences_of(run), torch.float64).gates)
 
 
-def test_timings_change_no_count(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
+def test_timings_change_no_count(
+    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
+) -> None:
     silent = run_capture(tiny, tmp_path / "silent", texts)
     timed = run_capture(tiny, tmp_path / "timed", texts, timings=1)
     assert not silent.has("timings")
@@ -210,7 +245,9 @@ def test_timings_change_no_count(tiny: Path, tmp_path: Path, texts: tuple[str, .
     assert first.set_index(["layer", "op"]).loc[(1, "ffn_sparse"), "nnz_mean"] == pytest.approx(mean, rel=0.3)
 
 
-def test_batches_change_no_count(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
+def test_batches_change_no_count(
+    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
+) -> None:
     runs = [run_capture(tiny, tmp_path / f"{size}", texts, torch.float64, batch_tokens=size) for size in (1, 64, 4096)]
     for other in runs[1:]:
         np.testing.assert_array_equal(counts(other), counts(runs[0]))
