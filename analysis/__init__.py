@@ -9,7 +9,8 @@ raises `Missing` with one sentence where the run lacks what it needs. Summaries 
 a run; a query engine is loaded only then.
 """
 
-from twell.analysis.contexts import contexts
+from twell.analysis.classes import token_classes
+from twell.analysis.contexts import contexts, loudest, passages
 from twell.analysis.decay import position_fit
 from twell.analysis.export import export
 from twell.analysis.findings import findings
@@ -21,19 +22,23 @@ from twell.analysis.speedup import model_speedup, speedup, speedup_correlation, 
 from twell.analysis.summary import ensure, summarize
 from twell.analysis.surprisal import surprisal, surprisal_correlation
 from twell.analysis.tokens import by_token, token_profile
+from twell.analysis.words import by_word
 
 __all__ = [
     "by_layer",
     "by_neuron",
     "by_position",
     "by_token",
+    "by_word",
     "contexts",
     "ensure",
     "export",
     "findings",
     "layer_histogram",
+    "loudest",
     "model_speedup",
     "overview",
+    "passages",
     "position_blocks",
     "position_fit",
     "speedup",
@@ -42,5 +47,6 @@ __all__ = [
     "surprisal",
     "surprisal_correlation",
     "timings_by_batch",
+    "token_classes",
     "token_profile",
 ]

@@ -51,9 +51,9 @@ def sparse(run: Run) -> Answer:
     mean, share = layers["mean"], layers["sparsity"].mean()
     return Answer(
         f"{mean.mean():.1f} of {run.d_ff} neurons fire, from {mean.min():.1f} to {mean.max():.1f} by layer",
-        f"sparsity {share:.1%}, mean of {run.layers} layers, {layers['tokens'].iloc[0]:,} tokens",
+        f"sparsity {100 * share:.1f} %, mean of {run.layers} layers, {layers['tokens'].iloc[0]:,} tokens",
         share >= SPARSE,
-        f"mean sparsity of at least {SPARSE:.0%}",
+        f"mean sparsity of at least {100 * SPARSE:.0f} %",
     )
 
 
@@ -63,8 +63,8 @@ def dead(run: Run) -> Answer:
         raise Missing("The run keeps no sums by neuron (--probes counts).")
     share = layers["dead_share"].mean()
     return Answer(
-        f"{share:.1%} of all neurons never fired, from {layers['dead_share'].min():.1%} to "
-        f"{layers['dead_share'].max():.1%} by layer",
+        f"{100 * share:.1f} % of all neurons never fired, from {100 * layers['dead_share'].min():.1f} % to "
+        f"{100 * layers['dead_share'].max():.1f} % by layer",
         f"{int(layers['dead'].sum()):,} of {run.layers * run.d_ff:,} neurons, in {layers['tokens'].iloc[0]:,} tokens "
         f"of {run.manifest.sequences:,} sequences; density of each below {layers['dead_upper'].iloc[0]:.1g} (95 %)",
         share > 0.30,
@@ -90,7 +90,7 @@ def early_peak(run: Run) -> Answer:
     depth = peak / (run.layers - 1)
     return Answer(
         f"layer {peak} fires most, {layers['mean'].max():.1f} neurons",
-        f"at {depth:.0%} of the depth, {run.layers} layers",
+        f"at {100 * depth:.0f} % of the depth, {run.layers} layers",
         0.2 <= depth <= 0.5,
         "the layer with the greatest mean nnz lies between 20 % and 50 % of the depth",
     )
@@ -201,9 +201,11 @@ def ffn_share(run: Run) -> Answer:
     ffn = matrices * model["d_model"] * run.d_ff * run.layers
     share = ffn / parameters
     if parameters < LARGE:
-        raise Missing(f"At {parameters:,} parameters, {share:.0%} of them FFN matrices, this is not a large model.")
+        raise Missing(
+            f"At {parameters:,} parameters, {100 * share:.0f} % of them FFN matrices, this is not a large model."
+        )
     return Answer(
-        f"{share:.0%} of this model's {parameters:,} parameters stand in FFN matrices",
+        f"{100 * share:.0f} % of this model's {parameters:,} parameters stand in FFN matrices",
         f"{matrices} × {model['d_model']} × {run.d_ff} × {run.layers} layers; FLOPs depend on attention's shape, which "
         "a run does not record",
         share > 2 / 3,

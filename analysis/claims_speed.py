@@ -47,7 +47,7 @@ def energy(run: Run) -> Answer:
     if found["energy"] != found["energy"]:
         raise Missing("The device reported no power while the model was timed.")
     return Answer(
-        f"a token takes {1 - found['energy']:.0%} less energy",
+        f"a token takes {100 * (1 - found['energy']):.0f} % less energy",
         f"power times time, sparse over dense, median of {found['repeats']} batches: {found['energy']:.2f}",
         found["energy"] <= 1 - 0.118,
         "at least 11.8 % less",
@@ -72,15 +72,15 @@ def slow_where_dense(run: Run) -> Answer:
     rows = rows.merge(by_layer(run)[["layer", "sparsity"]], on="layer")
     full = rows[rows["sparsity"] < NOT_SPARSE]
     if full.empty:
-        raise Missing(f"Every layer is at least {NOT_SPARSE:.0%} sparse.")
+        raise Missing(f"Every layer is at least {100 * NOT_SPARSE:.0f} % sparse.")
     worst = full.loc[full["speedup"].idxmin()]
     return Answer(
-        f"layer {worst['layer']:.0f}, {worst['sparsity']:.1%} sparse, runs {worst['speedup']:.2f} times as fast as "
-        "dense",
-        f"{int((full['speedup'] < 1).sum())} of {len(full)} layers under {NOT_SPARSE:.0%} sparsity are slower than "
-        "dense",
+        f"layer {worst['layer']:.0f}, {100 * worst['sparsity']:.1f} % sparse, runs {worst['speedup']:.2f} times as "
+        "fast as dense",
+        f"{int((full['speedup'] < 1).sum())} of {len(full)} layers under {100 * NOT_SPARSE:.0f} % sparsity are slower "
+        "than dense",
         bool((full["speedup"] < 1).all()),
-        f"every layer under {NOT_SPARSE:.0%} sparsity is slower than dense",
+        f"every layer under {100 * NOT_SPARSE:.0f} % sparsity is slower than dense",
     )
 
 

@@ -2,13 +2,16 @@
 
     contexts(run, token_id)                    its loudest places
     contexts(run, token_id, order="quietest")  or its quietest, or the first in text order
+    loudest(run)                               the loudest places of the whole run, whatever token stands there
+    passages(run, width=32)                    its loudest stretches of text
 
 Reads the rows of single tokens, so a summary-only run cannot answer. Cost: 0.1 s a million tokens.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -19,6 +22,11 @@ from twell.analysis.tokens import token_text
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.schema import nnz_columns
 from twell.workbench.store import Run
+
+if TYPE_CHECKING:
+    import ibis.expr.types as ir
+
+    from twell.analysis.engine import Engine
 
 Order = Literal["loudest", "quietest", "text"]
 
@@ -32,12 +40,51 @@ def contexts(
     layers); z (mean over layers, see by_token); loss (nats, of the next token; empty where there is none); percentile
     (of the run's tokens, those with at most this nnz, in %).
     """
-    if order not in get_args(Order):
-        raise UserError(f"Expected an order of {', '.join(get_args(Order))}, got {order!r}.")
-    run.parts("activity")
     found = _places(run, token_id, limit, order, flagged)
     if found.empty:
         raise Missing(f"Token {token_id} does not occur in {run.name}{'' if flagged else ' unflagged'}.")
+    return _dressed(run, found, width, flagged, {"token_id": token_id, "order": order})
+
+
+def loudest(
+    run: Run, limit: int = 50, order: Order = "loudest", width: int = 16, flagged: bool = False
+) -> pd.DataFrame:
+    """The places of the whole run where most neurons fire, by z, or fewest. Columns: token_id, then as in contexts."""
+    found = _places(run, None, limit, order, flagged)
+    if found.empty:
+        raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
+    return _dressed(run, found, width, flagged, {"order": order})
+
+
+def passages(run: Run, width: int = 32, limit: int = 20, order: Order = "loudest") -> pd.DataFrame:
+    """Stretches of `width` tokens of one sequence by their mean z, cut at multiples of `width`. Columns:
+
+    sequence; position (of the first token); document; source; text; z (mean over its tokens); nnz (mean over its
+    tokens, sum over layers); loss (mean, nats). Stretches with a flagged token are left out.
+    """
+    if width < 2:
+        raise UserError(f"Expected passages of at least 2 tokens, got {width}.")
+    import ibis
+    from ibis import _
+
+    from twell.analysis.engine import Engine
+
+    with Engine() as engine:
+        rows = _scored(engine, run, order).filter(_.flags == 0)
+        rows = rows.mutate(position=(rows.position // width * width).cast("int32"))
+        means = {"n": _.count(), "z": _.z.mean(), "nnz": _.nnz.mean(), "loss": _.loss.mean()}
+        rows = rows.group_by("sequence", "position").agg(**means).filter(_.n == width).drop("n")
+        found = engine.arrow(rows.order_by([*_first(ibis, order), "sequence", "position"]).limit(limit)).to_pandas()
+    if found.empty:
+        raise Missing(f"{run.name} has no {width} consecutive unflagged tokens: ask for shorter passages.")
+    found["text"] = [right for _left, right in _sides(run, found.assign(position=found["position"] - 1), width)]
+    frame = _sourced(run, found)[["sequence", "position", "document", "source", "text", "z", "nnz", "loss"]]
+    frame.attrs = {"definition": run.manifest.nnz_definition, "width": width, "order": order}
+    return frame
+
+
+def _dressed(run: Run, found: pd.DataFrame, width: int, flagged: bool, about: dict[str, object]) -> pd.DataFrame:
+    """Places with percentile, text around, document and source."""
     counted = histogram(run, flagged)
     counted = counted[counted["layer"] == -1]
     up_to = np.cumsum(counted["tokens"].to_numpy())
@@ -45,40 +92,56 @@ def contexts(
     found["percentile"] = 100 * up_to[reached] / up_to[-1]
     sides = _sides(run, found, width)
     found["before"], found["after"] = [left for left, _ in sides], [right for _, right in sides]
-    found["token"] = token_text(run, pd.Series([token_id]))[0]
-    if run.has("sequences"):
-        about = run.frame("sequences", ["sequence", "document", "source"])
-        found = found.merge(about, on="sequence", how="left")
-    else:
-        found["document"], found["source"] = -1, ""
+    found["token"] = token_text(run, found["token_id"])
+    found = _sourced(run, found)
     columns = ["sequence", "position", "document", "source", "before", "token", "after", "nnz", "z", "loss"]
-    frame = found[[*columns, "percentile"]]
-    frame.attrs = {"definition": run.manifest.nnz_definition, "token_id": token_id, "order": order}
+    frame = found[[*([] if "token_id" in about else ["token_id"]), *columns, "percentile"]]
+    frame.attrs = {"definition": run.manifest.nnz_definition, **about}
     return frame
 
 
-def _places(run: Run, token_id: int, limit: int, order: Order, flagged: bool) -> pd.DataFrame:
-    """The first `limit` occurrences in the order asked for: sequence, position, nnz, z, loss."""
+def _sourced(run: Run, found: pd.DataFrame) -> pd.DataFrame:
+    if not run.has("sequences"):
+        return found.assign(document=-1, source="")
+    return found.merge(run.frame("sequences", ["sequence", "document", "source"]), on="sequence", how="left")
+
+
+def _places(run: Run, token_id: int | None, limit: int, order: Order, flagged: bool) -> pd.DataFrame:
+    """The first `limit` occurrences (of a token, or any) in the order asked for: sequence, position, token_id, nnz, z,
+    loss."""
     import ibis
 
-    from twell.analysis import sums
     from twell.analysis.engine import Engine
 
+    with Engine() as engine:
+        rows = _scored(engine, run, order, token_id)
+        rows = (rows if flagged else rows.filter(rows.flags == 0)).drop("flags")
+        return engine.arrow(rows.order_by([*_first(ibis, order), "sequence", "position"]).limit(limit)).to_pandas()
+
+
+def _scored(engine: Engine, run: Run, order: Order, token_id: int | None = None) -> ir.Table:
+    """The run's tokens with nnz and z over layers; the order is refused here if there is none of that name."""
+    from twell.analysis import sums
+
+    if order not in get_args(Order):
+        raise UserError(f"Expected an order of {', '.join(get_args(Order))}, got {order!r}.")
     mean, sd = moments(summary.read(run, "layers"), run.layers)
     names = nnz_columns(run.layers)
-    with Engine() as engine:
-        rows = engine.read(run.parts("activity"))
-        rows = rows.filter(rows.token_id == token_id)
-        rows = rows if flagged else rows.filter(rows.flags == 0)
-        rows = rows.select(
-            "sequence",
-            "position",
-            nnz=sums.sum_of([rows[name].cast("int64") for name in names]),
-            z=sums.standardised(rows, names, mean, sd),
-            loss=sums.finite_loss(rows.loss),
-        )
-        first = {"loudest": [ibis.desc("z")], "quietest": [ibis.asc("z")], "text": []}[order]
-        return engine.arrow(rows.order_by([*first, "sequence", "position"]).limit(limit)).to_pandas()
+    rows = engine.read(run.parts("activity"))
+    rows = rows if token_id is None else rows.filter(rows.token_id == token_id)
+    return rows.select(
+        "sequence",
+        "position",
+        "token_id",
+        "flags",
+        nnz=sums.sum_of([rows[name].cast("int64") for name in names]),
+        z=sums.standardised(rows, names, mean, sd),
+        loss=sums.finite_loss(rows.loss),
+    )
+
+
+def _first(ibis: ModuleType, order: Order) -> list[ir.Value]:
+    return {"loudest": [ibis.desc("z")], "quietest": [ibis.asc("z")], "text": []}[order]
 
 
 def _sides(run: Run, places: pd.DataFrame, width: int) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from twell.analysis.classes import token_classes
 from twell.analysis.decay import position_fit
 from twell.analysis.findings import findings
 from twell.analysis.layers import by_layer, layer_histogram
@@ -29,6 +30,7 @@ from twell.analysis.positions import by_position, position_blocks
 from twell.analysis.speedup import speedup, timings_by_batch
 from twell.analysis.surprisal import surprisal, surprisal_correlation
 from twell.analysis.tokens import by_token
+from twell.analysis.words import by_word
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import ExportOptions
 from twell.workbench.schema import TABLES
@@ -41,6 +43,8 @@ ANALYSIS: dict[str, Callable[[Run], pd.DataFrame]] = {
     "position_blocks": position_blocks,
     "position_fit": position_fit,
     "by_token": by_token,
+    "by_word": by_word,
+    "token_classes": token_classes,
     "by_neuron": by_neuron,
     "surprisal": surprisal,
     "surprisal_correlation": surprisal_correlation,

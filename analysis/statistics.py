@@ -84,6 +84,31 @@ def fisher_interval(r: ArrayLike, error: ArrayLike, degrees: ArrayLike) -> tuple
     return np.tanh(middle - half), np.tanh(middle + half)
 
 
+def shrink(mean: NDArray, error: NDArray) -> tuple[NDArray, NDArray]:
+    """Empirical Bayes, normal-normal: means drawn towards their common mean the more, the larger their standard error.
+
+    With means y_i ~ N(θ_i, s_i²) and θ_i ~ N(μ, τ²): τ² is the root of Σ (y_i - μ)² / (s_i² + τ²) = n - 1, 0 if it has
+    none (Paule and Mandel, 1982), μ the mean weighted by 1 / (s_i² + τ²); returns E θ_i and its posterior sd (Efron and
+    Morris, 1975). The error of μ and τ² is not counted: with many means it is small.
+    """
+    variance = error**2
+
+    def pooled(between: float) -> tuple[float, float]:
+        weight = 1 / (variance + between)
+        centre = float((weight * mean).sum() / weight.sum())
+        return centre, float((weight * (mean - centre) ** 2).sum()) - (len(mean) - 1)
+
+    low, high = 0.0, float(np.ptp(mean) ** 2) + 1e-12
+    if pooled(0.0)[1] <= 0:
+        high = 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if pooled(middle)[1] > 0 else (low, middle)
+    centre, _ = pooled(high)
+    kept = high / (high + variance)
+    return centre + kept * (mean - centre), np.sqrt(kept * variance)
+
+
 def student_p(r: float, n: int) -> float:
     """Two-sided p of a Pearson correlation r of n pairs, from Student's t with n - 2 degrees of freedom."""
     if abs(r) >= 1:

@@ -4,19 +4,22 @@
     token_profile(run, token_id)  one token, layer by layer
 
 Ranked by z, nnz standardised within each layer, so that a busy layer does not outvote the others; the raw mean stands
-beside it. Cost: 20 ms for a vocabulary of 50 000, from the summaries `tokens`, `token_scores`, `token_layers`.
+beside it, and so does z shrunk towards the mean of all tokens, which is the fairer order among rare ones. Cost: 20 ms
+for a vocabulary of 50 000, from the summaries `tokens`, `token_scores`, `token_layers`.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from twell.analysis import summary
 from twell.analysis.layers import moments
-from twell.analysis.statistics import ratio_error
+from twell.analysis.statistics import ratio_error, shrink
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
+PRIOR_SEQUENCES = 10  # what the common variance of z counts for, beside a token's own
 LOSS_UNIT = 2.0**24  # sums of losses are kept in units of 2^-24 nats
 DEFINITION = (
     "z: (nnz - layer mean) / layer sd, mean over layers, layer means and sds being those of unflagged tokens; "
@@ -29,13 +32,16 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False) -> pd.DataFra
 
     token_id; text; count; sequences (it occurs in); z, z_se (in sd); mean, mean_se (nnz a layer, mean over layers);
     loss_mean (nats, of the predictions made at the token); surprisal_mean (nats, of the token itself, as predicted one
-    position earlier). Standard errors: `statistics.ratio_error`, clusters are sequences; empty for one sequence. z_se
-    takes the layers' means and sds as known. Missing where no token occurs that often.
+    position earlier); shrunk, shrunk_se (z by empirical Bayes: `statistics.shrink` over every token that occurs, with
+    variances drawn towards the common one as if by ten more sequences). Standard errors:
+    `statistics.ratio_error`, clusters are sequences; empty for one sequence. z_se takes the layers' means and sds as
+    known. Missing where no token occurs that often.
     """
     keys = ["token_id", "flagged"]
     rows = summary.read(run, "tokens").merge(summary.read(run, "token_scores"), on=keys)
     rows = rows if flagged else rows[~rows["flagged"]]
     rows = rows.drop(columns="flagged").groupby("token_id", as_index=False).sum()
+    rows["shrunk"], rows["shrunk_se"] = _shrunk(rows)
     kept = rows[rows["tokens"] >= min_count].reset_index(drop=True)
     if kept.empty:
         most = int(rows["tokens"].max()) if len(rows) else 0
@@ -53,6 +59,7 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False) -> pd.DataFra
     frame["loss_mean"] = kept["loss_sum"] / LOSS_UNIT / kept["loss_tokens"].where(kept["loss_tokens"] > 0)
     own = kept["surprisal_tokens"].where(kept["surprisal_tokens"] > 0)
     frame["surprisal_mean"] = kept["surprisal_sum"] / LOSS_UNIT / own
+    frame["shrunk"], frame["shrunk_se"] = kept["shrunk"], kept["shrunk_se"]
     frame = frame.sort_values(["z", "token_id"], ascending=[False, True], ignore_index=True)
     frame.attrs = {
         "definition": DEFINITION,
@@ -60,6 +67,20 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False) -> pd.DataFra
         "note": f"left out: {len(rows) - len(kept):,} of {len(rows):,} tokens, which occur under {min_count} times",
     }
     return frame
+
+
+def _shrunk(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """z of every token by empirical Bayes, and its posterior sd; empty where no token tells how much z varies."""
+    n, g = rows["tokens"].to_numpy(float), rows["sequences"].to_numpy(float)
+    z = rows["z_sum"].to_numpy() / n
+    alone = n * ratio_error(n, rows["tokens_square"], rows["z_sum"], rows["z_square"], rows["z_cross"], g) ** 2
+    told = g > 1
+    if told.sum() < 2:
+        return pd.Series(np.nan, rows.index), pd.Series(np.nan, rows.index)
+    common = float((alone[told] * (g[told] - 1)).sum() / (g[told] - 1).sum())
+    mixed = (np.where(told, alone, 0.0) * (g - 1) + common * PRIOR_SEQUENCES) / (g - 1 + PRIOR_SEQUENCES)
+    means, errors = shrink(z, np.sqrt(mixed / n))
+    return pd.Series(means, rows.index), pd.Series(errors, rows.index)
 
 
 def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFrame:

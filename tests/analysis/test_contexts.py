@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twell.analysis import contexts
+from twell.analysis import contexts, loudest, passages
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.store import Run
 
@@ -85,3 +85,54 @@ def test_summary_only(made: ModuleType, tmp_path: Path) -> None:
     copy_without_activity(run.path, tmp_path / "copy")
     with pytest.raises(Missing, match="summary-only"):
         contexts(open_run(tmp_path / "copy"), 1)
+
+
+@pytest.fixture
+def scored(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
+    """Every unflagged token with nnz and z."""
+    layers = list(range(run.layers))
+    plain = rows[rows["flags"] == 0]
+    z = ((plain[layers] - plain[layers].mean()) / plain[layers].std(ddof=0)).mean(axis=1)
+    return plain.assign(nnz=plain[layers].sum(axis=1), z=z)
+
+
+@pytest.mark.parametrize(("order", "sign"), [("loudest", -1), ("quietest", 1)])
+def test_loudest_places(run: Run, scored: pd.DataFrame, order, sign: int) -> None:
+    table = loudest(run, limit=12, order=order)
+    expected = scored.assign(key=sign * scored["z"].round(12)).sort_values(["key", "sequence", "position"]).head(12)
+    np.testing.assert_allclose(table["z"], expected["z"], rtol=1e-9)
+    assert list(table["token_id"]) == list(expected["token_id"])
+    assert list(table["nnz"]) == list(expected["nnz"])
+    assert [run.decode([token]) for token in table["token_id"]] == [
+        text if "�" not in text else run.decode([token])
+        for text, token in zip(table["token"], table["token_id"], strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("order", "sign"), [("loudest", -1), ("quietest", 1)])
+def test_passages(run: Run, rows: pd.DataFrame, scored: pd.DataFrame, order, sign: int) -> None:
+    width = 8
+    table = passages(run, width=width, limit=10, order=order)
+    scored = scored.assign(start=scored["position"] // width * width)
+    means = scored.groupby(["sequence", "start"]).agg(
+        n=("z", "size"), z=("z", "mean"), nnz=("nnz", "mean"), loss=("loss", "mean")
+    )
+    whole = means[means["n"] == width].reset_index()
+    expected = whole.assign(key=sign * whole["z"].round(12)).sort_values(["key", "sequence", "start"]).head(10)
+    assert (table["position"] > 0).all(), "position 0 is flagged"
+    assert list(zip(table["sequence"], table["position"], strict=True)) == list(
+        zip(expected["sequence"], expected["start"], strict=True)
+    )
+    for name in ("z", "nnz", "loss"):
+        np.testing.assert_allclose(table[name], expected[name], rtol=1e-9)
+    row = table.iloc[0]
+    there = rows[(rows["sequence"] == row["sequence"]) & rows["position"].between(row["position"], row["position"] + 7)]
+    assert row["text"] == run.decode(there["token_id"].tolist())
+    assert row["source"] == "made:text"
+
+
+def test_passages_longer_than_any_sequence(run: Run) -> None:
+    with pytest.raises(Missing, match="shorter passages"):
+        passages(run, width=1000)
+    with pytest.raises(UserError, match="at least 2"):
+        passages(run, width=1)

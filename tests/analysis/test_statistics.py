@@ -15,6 +15,7 @@ from twell.analysis.statistics import (
     permutation_p,
     quantiles,
     ratio_error,
+    shrink,
     student_p,
     t_half,
     table_spearman,
@@ -108,3 +109,39 @@ def test_fisher() -> None:
     low, high = fisher_interval(found.statistic, 1 / np.sqrt(17), np.inf)
     expected = found.confidence_interval(0.95)
     assert (float(low), float(high)) == pytest.approx((expected.low, expected.high), rel=1e-9)
+
+
+def test_shrink_against_a_root_finder() -> None:
+    from scipy.optimize import brentq
+
+    rng = np.random.default_rng(3)
+    error = rng.uniform(0.1, 1.0, 80)
+    mean = rng.normal(0.4, 0.5, 80) + rng.normal(0, error)
+
+    def centre(between: float) -> float:
+        return float(np.average(mean, weights=1 / (error**2 + between)))
+
+    between = brentq(lambda t: ((mean - centre(t)) ** 2 / (error**2 + t)).sum() - 79, 1e-9, 10)
+    kept = between / (between + error**2)
+    found, spread = shrink(mean, error)
+    np.testing.assert_allclose(found, kept * mean + (1 - kept) * centre(between), rtol=1e-6)
+    np.testing.assert_allclose(spread, error * np.sqrt(kept), rtol=1e-6)
+
+
+def test_shrunk_means_are_nearer_the_truth_and_their_intervals_hold_it() -> None:
+    rng = np.random.default_rng(4)
+    inside, better = [], 0
+    for _ in range(50):
+        truth, error = rng.normal(0, 0.5, 200), rng.uniform(0.1, 1.5, 200)
+        seen = truth + rng.normal(0, error)
+        found, spread = shrink(seen, error)
+        inside.append(np.mean(np.abs(found - truth) < 1.96 * spread))
+        better += np.mean((found - truth) ** 2) < 0.6 * np.mean((seen - truth) ** 2)
+    assert 0.93 < np.mean(inside) < 0.97
+    assert better == 50
+
+
+def test_shrink_means_that_differ_by_chance_alone() -> None:
+    found, spread = shrink(np.array([1.0, 1.01, 0.99]), np.full(3, 0.5))
+    np.testing.assert_allclose(found, 1.0, atol=1e-6)
+    assert (spread < 1e-3).all()

@@ -35,6 +35,7 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
     "position_fit": analysis.position_fit,
     "by_token": analysis.by_token,
     "tokens with flagged": lambda run: analysis.by_token(run, flagged=True),
+    "token_classes": analysis.token_classes,
     "token_profile": lambda run: analysis.token_profile(run, 40),
     "by_neuron": analysis.by_neuron,
     "surprisal": analysis.surprisal,

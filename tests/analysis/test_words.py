@@ -1,0 +1,162 @@
+"""Words, classes and shrinkage of tokens against the rows, the long way round."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from twell.analysis import by_token, by_word, token_classes
+from twell.analysis.classes import classify
+from twell.workbench.errors import Missing
+from twell.workbench.store import Run
+
+
+@pytest.fixture
+def scored(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
+    """All rows with z, the mean over layers."""
+    layers = list(range(run.layers))
+    plain = rows.loc[rows["flags"] == 0, layers]
+    return rows.assign(
+        z=((rows[layers] - plain.mean()) / plain.std(ddof=0)).mean(axis=1), nnz=rows[layers].mean(axis=1)
+    )
+
+
+def letter(byte: int) -> bool:
+    return byte > 127 or chr(byte).isalpha() or chr(byte).isdigit()
+
+
+def spelt(run: Run, scored: pd.DataFrame) -> dict[bytes, list[tuple[int, list[float], list[float]]]]:
+    """By word: sequence, z and nnz of its pieces, a token at a time."""
+    pieces = run.vocab["bytes"]
+    words: dict[bytes, list[tuple[int, list[float], list[float]]]] = defaultdict(list)
+    for sequence, group in scored.groupby("sequence"):
+        word: list[Any] = []
+
+        def close(word: list[Any], sequence: int) -> None:
+            text = b"".join(pieces[row.token_id] for row in word)
+            if word and not any(row.flags for row in word) and any(map(letter, text)):
+                words[text.strip()].append((sequence, [row.z for row in word], [row.nnz for row in word]))
+
+        for row in group.sort_values("position").itertuples():
+            before, here = pieces[word[-1].token_id] if word else b"", pieces[row.token_id]
+            if not (before and here and letter(before[-1]) and letter(here[0])):
+                close(word, sequence)
+                word = []
+            word.append(row)
+        close(word, sequence)
+    return words
+
+
+def test_by_word(run: Run, scored: pd.DataFrame) -> None:
+    words = spelt(run, scored)
+    table = by_word(run, min_count=3).set_index("word")
+    assert len(table) == sum(len(places) >= 3 for places in words.values()) > 20
+    assert (table["pieces"] > 1).any()
+    assert table["z"].is_monotonic_decreasing
+    for text, places in words.items():
+        if len(places) < 3:
+            continue
+        row = table.loc[text.decode("utf-8", errors="replace")]
+        if isinstance(row, pd.DataFrame):  # broken characters spelt alike
+            continue
+        z = pd.Series([np.mean(piece) for _, piece, _ in places])
+        sequences = pd.Series([sequence for sequence, _, _ in places])
+        assert (row["count"], row["sequences"]) == (len(places), sequences.nunique())
+        assert row["pieces"] == pytest.approx(np.mean([len(piece) for _, piece, _ in places]))
+        assert row["z"] == pytest.approx(z.mean(), rel=1e-9, abs=1e-11)
+        assert row["mean"] == pytest.approx(np.mean([np.mean(nnz) for _, _, nnz in places]), rel=1e-9)
+        residuals = (z - z.mean()).groupby(sequences).sum()
+        if len(residuals) > 1:
+            g = len(residuals)
+            expected = np.sqrt(g / (g - 1) * (residuals**2).sum()) / len(z)
+            assert row["z_se"] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_rare_words(run: Run) -> None:
+    with pytest.raises(Missing, match="No word of made occurs 100000 times"):
+        by_word(run, min_count=100_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (" the", "function word"),
+        ("the", "word-inner piece"),
+        (" Vermont", "name"),
+        (" congen", "word-initial piece"),
+        ("ital", "word-inner piece"),
+        (" 1984", "number"),
+        ("7", "number"),
+        (".", "punctuation"),
+        (" (", "punctuation"),
+        ("https", "URL part"),
+        ("://", "URL part"),
+        ("\\n", "whitespace"),
+        ("   ", "whitespace"),
+        ("n", "word-inner piece"),
+        ("x86", "other"),
+        ("�", "other"),
+        (r"\n\n  ", "whitespace"),
+        (" n", "word-initial piece"),
+    ],
+)
+def test_classify(text: str, expected: str) -> None:
+    assert classify(text) == expected
+
+
+def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
+    used = scored[scored["flags"] == 0]
+    text = run.vocab["text"]
+    used = used.assign(kind=[classify(text[token]) for token in used["token_id"]])
+    table = token_classes(run).set_index("class")
+    assert set(table.index) == set(used["kind"])
+    assert len(table) >= 3
+    assert table["count"].sum() == len(used)
+    by_type = used.groupby("token_id").agg(z=("z", "mean"), kind=("kind", "first"))
+    for kind, row in table.iterrows():
+        here, there = used[used["kind"] == kind], used[used["kind"] != kind]
+        assert (row["tokens"], row["count"]) == (here["token_id"].nunique(), len(here))
+        assert row["share"] == pytest.approx(len(here) / len(used))
+        assert row["z"] == pytest.approx(here["z"].mean(), rel=1e-9)
+        assert row["others"] == pytest.approx(there["z"].mean(), rel=1e-9)
+        assert row["mean"] == pytest.approx(here["nnz"].mean(), rel=1e-9)
+        assert row["loss_mean"] == pytest.approx(here["loss"].mean(), rel=1e-9)
+        a, b = (by_type.loc[inside, "z"] for inside in (by_type["kind"] == kind, by_type["kind"] != kind))
+        if len(a) < 2:
+            assert np.isnan(row["effect"])
+            continue
+        residuals = (here["z"] - row["z"]).groupby(here["token_id"]).sum()
+        expected = np.sqrt(len(a) / (len(a) - 1) * (residuals**2).sum()) / len(here)
+        assert row["z_se"] == pytest.approx(expected, rel=1e-9)
+        pooled = np.sqrt(((len(a) - 1) * a.var() + (len(b) - 1) * b.var()) / (len(a) + len(b) - 2))
+        correction = 1 - 3 / (4 * (len(a) + len(b)) - 9)
+        assert row["effect"] == pytest.approx((a.mean() - b.mean()) / pooled * correction, rel=1e-9)
+
+
+def test_shrunk_tokens(run: Run, made: ModuleType) -> None:
+    """Rare tokens move most; those with many occurrences stay; the planted ones keep their places."""
+    table = by_token(run, min_count=1)
+    moved = (table["shrunk"] - table["z"]).abs()
+    rare, common = table["count"] <= 10, table["count"] >= 100
+    assert rare.sum() > 5
+    assert common.sum() > 3
+    assert moved[common].max() < 0.05
+    assert moved[rare].mean() > 3 * moved[common].mean()
+    assert (table["shrunk_se"] > 0).all()
+    assert table.loc[table["shrunk"].idxmin(), "token_id"] == made.QUIET
+    again = by_token(run, min_count=20).set_index("token_id")["shrunk"]
+    pd.testing.assert_series_equal(
+        again.sort_index(), table.set_index("token_id")["shrunk"].loc[again.index].sort_index()
+    )
+
+
+def test_shrinkage_of_tokens_in_one_sequence_takes_the_common_variance(made: ModuleType, tmp_path: Path) -> None:
+    table = by_token(made.make(tmp_path / "few", sequences=6, parts=1, tiles=False), min_count=1)
+    assert table["z_se"].isna().any()
+    assert table["shrunk"].notna().all()
