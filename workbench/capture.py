@@ -120,12 +120,9 @@ class Recorder:
 
     def step(self, batch: Batch) -> None:
         """Give a batch to the device, then write the one before it."""
-        timed = self.timings.wants(batch)
-        on_layer = self.timings.layer(batch) if timed else None
-        inputs = Inputs.of(batch, self.loaded.device)
-        counted = forward(self.loaded, inputs, probes=self.options.probes, loss=self.options.loss, on_layer=on_layer)
-        if timed:
-            self.timings.close(batch)
+        inputs, options = Inputs.of(batch, self.loaded.device), self.options
+        with self.timings.of(batch) as on_layer:
+            counted = forward(self.loaded, inputs, probes=options.probes, loss=options.loss, on_layer=on_layer)
         before, self._in_flight = self._in_flight, (batch, counted)
         self.fresh_tokens = 0
         if before is not None:

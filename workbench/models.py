@@ -48,6 +48,11 @@ class LoadedModel:
         return self.model.get_decoder()
 
     @property
+    def blocks(self) -> list[nn.Module]:
+        """The decoder layers, in order."""
+        return list(self.model.get_decoder().layers)
+
+    @property
     def head(self) -> nn.Linear:
         return self.model.get_output_embeddings()
 

@@ -91,14 +91,26 @@ TIMINGS = Table(
     (
         Column("batch", "int32", "", "number of the batch whose input was timed"),
         Column("layer", "int32", "", "decoder layer, or -1 for the whole model"),
-        Column("op", "string", "", "ffn_dense, ffn_sparse, gate, up_down, attention, model_dense, model_sparse"),
+        Column(
+            "op",
+            "string",
+            "",
+            "ffn_dense; ffn_sparse; gate: the gate product alone, dense; up_down: ffn_sparse less gate; attention; "
+            "model_dense and model_sparse: the whole forward pass",
+        ),
         Column("phase", "uint8", "", "0 prefill, 1 decode"),
         Column("tokens", "int32", "rows", "rows in the batch, padding included"),
         Column("nnz_mean", "float32", "neurons", "mean nnz of the batch's rows in that layer", True),
         Column("microseconds", "float64", "µs", "median over repetitions on that input"),
         Column("kernel", "string", "", "the kernel that ran: dense, reference, cpu, cuda, hopper"),
         Column("sm_mhz", "float32", "MHz", "the GPU's clock, where it reports one", True),
-        Column("watts", "float32", "W", "the GPU's power, where it reports it", True),
+        Column(
+            "watts",
+            "float32",
+            "W",
+            "the GPU's power, where it reports it; of the whole model: mean of 5 s of that operation alone, once a run",
+            True,
+        ),
     ),
     adds_up=False,
 )

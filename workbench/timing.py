@@ -1,12 +1,15 @@
 """How long each layer's FFN takes, sparse and dense, on the input that the capture just gave it.
 
-The idea: every so many batches, each layer is timed where it stands in the forward pass: the sparse and the dense FFN
-in turns on the same input, medians over repetitions, with device events on a GPU. Now and then the whole model is timed
-in the same way, so that the FFN's share in it can be told. Timed calls run with probes off and are heard by nobody, so
-they change no count.
+The idea: every so many batches, each layer is timed where it stands in the forward pass: its attention, then the dense
+FFN, the sparse FFN and the dense gate product in turns on the same input, medians over repetitions, with device events
+on a GPU. The gate product is what no sparse kernel is spared; `up_down` is what the sparse FFN takes beside it, turn by
+turn. Now and then the whole model is timed in the same way, so that each share in it can be told. Timed calls run with
+probes off and are heard by nobody, so they change no count.
 
-Cost: at most SHARE of the capture's time. The first batch is always timed; after that, one is passed over when timing
-another would spend more. On a CPU the first ROWS rows of a batch are timed, which is enough to fill it.
+Cost: at most SHARE of the capture's time, and on a GPU that reports its power 12 s at the first batch, for the power
+that the whole model draws, dense and sparse. The first batch is always timed; after that, one is passed over when
+timing another would spend more. On a CPU the first ROWS rows of a batch are timed, which is enough to fill it, and of the
+attention's sequences as many as come to that, but one.
 """
 
 from __future__ import annotations
@@ -19,17 +22,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from twell.kernels.call import Stats
 from twell.kernels.module import Probe
-from twell.workbench.forward import Batch, Inputs, forward, probing
+from twell.workbench.forward import Batch, Inputs, OnLayer, forward, probing
+from twell.workbench.gauge import Gauge, Reading
 from twell.workbench.models import LoadedModel
 from twell.workbench.schema import PREFILL
 
 SHARE = 0.15
 ROWS = {"cpu": 1024, "cuda": 2**31}  # rows of a batch that are timed
 REPEATS = 5
+SPARSE = ("ffn_sparse", "up_down", "model_sparse")  # what the sparse kernel runs; the rest is dense
 MODEL_EVERY = 4  # timed batches between two timings of the whole model
 
 
@@ -44,28 +50,55 @@ class Timings:
         self._kind = loaded.device.type
         self._started, self._spent, self._cost, self._timed = time.perf_counter(), 0.0, 0.0, 0
 
-    def wants(self, batch: Batch) -> bool:
+    @contextmanager
+    def of(self, batch: Batch) -> Iterator[OnLayer | None]:
+        """Around the batch's forward pass, which is to tell each layer to what comes out, if anything does."""
+        if not self._wants(batch):
+            yield None
+            return
+        self._cost = 0.0
+        with ExitStack() as stack:
+            for number, layer in enumerate(self.loaded.blocks):
+                attention = getattr(layer, "self_attn", None)
+                if attention is not None:
+                    hear = partial(self._attention, batch, number)
+                    stack.callback(attention.register_forward_pre_hook(hear, with_kwargs=True).remove)
+            yield partial(self._ffn, batch)
+        self._close(batch)
+
+    def _wants(self, batch: Batch) -> bool:
         """Whether this batch is due, and can be afforded."""
         if not self.every or batch.number % self.every:
             return False
         return not self._timed or self._spent + self._cost <= SHARE * (time.perf_counter() - self._started)
 
-    def layer(self, batch: Batch) -> Callable[[int, Tensor, Stats], None]:
-        """What the forward pass of a timed batch tells of each layer."""
+    def _ffn(self, batch: Batch, layer: int, x: Tensor, stats: Stats) -> None:
+        began = time.perf_counter()
+        ffn, x = self.loaded.ffns[layer], x[: ROWS[self._kind]]
+        gate = partial(linear, x, ffn.w_gate, ffn.b_gate)
+        with probing(self.loaded.probe, Probe()):
+            took = self._take({"ffn_dense": partial(ffn.dense, x), "ffn_sparse": partial(ffn, x), "gate": gate})
+        took["up_down"] = [ours - alone for ours, alone in zip(took["ffn_sparse"], took["gate"], strict=True)]
+        mean = float(stats.nnz[: len(x)].double().mean())
+        self._add(batch, layer, len(x), mean, took)
+        self._cost += time.perf_counter() - began
 
-        def on_layer(layer: int, x: Tensor, stats: Stats) -> None:
-            began = time.perf_counter()
-            ffn, x = self.loaded.ffns[layer], x[: ROWS[self._kind]]
-            with probing(self.loaded.probe, Probe()):
-                took = self._take({"ffn_dense": partial(ffn.dense, x), "ffn_sparse": partial(ffn, x)})
-            mean = float(stats.nnz[: len(x)].double().mean())
-            self._add(batch, layer, len(x), mean, took)
-            self._cost += time.perf_counter() - began
+    def _attention(self, batch: Batch, layer: int, module: nn.Module, args: tuple[Any, ...], given: Any) -> None:
+        began = time.perf_counter()
+        hidden = given["hidden_states"] if "hidden_states" in given else args[0]  # [sequences, positions, d_model]
+        held, longest = hidden.shape[:2]
+        kept = min(held, max(1, ROWS[self._kind] // longest))
 
-        self._cost = 0.0
-        return on_layer
+        def cut(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value[:kept] if value.dim() and len(value) == held else value
+            return tuple(map(cut, value)) if isinstance(value, tuple) else value
 
-    def close(self, batch: Batch) -> None:
+        attend = partial(module.forward, *cut(args), **{name: cut(value) for name, value in given.items()})
+        self._add(batch, layer, kept * longest, None, self._take({"attention": attend}))
+        self._cost += time.perf_counter() - began
+
+    def _close(self, batch: Batch) -> None:
         """After the forward pass of a timed batch: the whole model, when it is its turn, and the books."""
         if self._timed % MODEL_EVERY == 0:
             began = time.perf_counter()
@@ -77,31 +110,46 @@ class Timings:
                 with dense(self.loaded):
                     run()
 
-            self._add(batch, -1, part.padded, None, self._take({"model_dense": run_dense, "model_sparse": run}))
+            operations: dict[str, Callable[[], Any]] = {"model_dense": run_dense, "model_sparse": run}
+            took = self._take(operations)
             self._spent += time.perf_counter() - began
+            power = {}  # of the first batch alone, and not counted: a window is long
+            if not self._timed and self._gauge.reads:
+                power = {op: self._gauge.window(operation) for op, operation in operations.items()}
+            self._add(batch, -1, part.padded, None, took, power)
         self._spent, self._timed = self._spent + self._cost, self._timed + 1
 
-    def _take(self, operations: dict[str, Callable[[], Any]]) -> dict[str, float]:
-        return medians(operations, self.loaded.device, REPEATS)
+    def _take(self, operations: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+        return turns(operations, self.loaded.device, REPEATS)
 
-    def _add(self, batch: Batch, layer: int, rows: int, nnz_mean: float | None, took: dict[str, float]) -> None:
-        mhz, watts = self._gauge.read()
-        for op, microseconds in took.items():
-            kernel = "dense" if op.endswith("dense") else self.loaded.choice(rows).kernel
+    def _add(
+        self,
+        batch: Batch,
+        layer: int,
+        rows: int,
+        nnz_mean: float | None,
+        took: dict[str, list[float]],
+        power: dict[str, Reading] | None = None,
+    ) -> None:
+        """`power`: by operation, from windows of it alone; without one, what the device reports now."""
+        now = self._gauge.read()
+        for op, times in took.items():
+            kernel = self.loaded.choice(rows).kernel if op in SPARSE else "dense"
             about = {"batch": batch.number, "layer": layer, "op": op, "phase": PREFILL, "tokens": rows}
-            found = {"nnz_mean": nnz_mean, "microseconds": microseconds, "kernel": kernel}
+            found = {"nnz_mean": nnz_mean, "microseconds": statistics.median(times), "kernel": kernel}
+            mhz, watts = now if power is None else power.get(op, (now[0], None))
             self.rows.append(about | found | {"sm_mhz": mhz, "watts": watts})
 
 
-def medians(operations: dict[str, Callable[[], Any]], device: torch.device, repeats: int) -> dict[str, float]:
-    """Median microseconds of each operation by name, taken in turns after one untimed turn."""
+def turns(operations: dict[str, Callable[[], Any]], device: torch.device, repeats: int) -> dict[str, list[float]]:
+    """Microseconds of each operation by name, turn by turn after one that is not timed."""
     for operation in operations.values():
         operation()
     took: dict[str, list[Callable[[], float]]] = {name: [] for name in operations}
     for _ in range(repeats):
         for name, operation in operations.items():
             took[name].append(_timed(operation, device))
-    return {name: statistics.median(read() for read in reads) for name, reads in took.items()}
+    return {name: [read() for read in reads] for name, reads in took.items()}
 
 
 def _timed(operation: Callable[[], Any], device: torch.device) -> Callable[[], float]:
@@ -131,35 +179,3 @@ def dense(loaded: LoadedModel) -> Iterator[None]:
             ffn.forward = ffn.dense  # type: ignore[method-assign]
             stack.callback(ffn.__dict__.pop, "forward")
         yield
-
-
-class Gauge:
-    """A GPU's clock and power, where NVIDIA's library tells them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._handle = None
-        if device.type == "cuda":
-            try:
-                import pynvml
-
-                pynvml.nvmlInit()
-                uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-                self._handle, self._nvml = pynvml.nvmlDeviceGetHandleByUUID(uuid), pynvml
-            except Exception:  # not installed, not permitted, or a GPU that it does not know: the columns stay empty
-                self._handle = None
-
-    def read(self) -> tuple[float | None, float | None]:
-        """SM clock in MHz and power in W, None where unknown."""
-        if self._handle is None:
-            return None, None
-        nvml = self._nvml
-        found: list[float | None] = []
-        for read in (
-            lambda: float(nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM)),
-            lambda: nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000,
-        ):
-            try:
-                found.append(read())
-            except nvml.NVMLError:
-                found.append(None)
-        return found[0], found[1]

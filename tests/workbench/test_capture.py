@@ -236,9 +236,11 @@ def test_timings_change_no_count(
         assert timed.arrow(table).equals(silent.arrow(table)), table
     frame = timed.frame("timings")
     first = frame[frame["batch"] == 0]
-    pairs = {(layer, op) for layer in range(3) for op in ("ffn_dense", "ffn_sparse")}
+    ops = ("ffn_dense", "ffn_sparse", "gate", "up_down", "attention")
+    pairs = {(layer, op) for layer in range(3) for op in ops}
     assert set(zip(first["layer"], first["op"], strict=True)) == pairs | {(-1, "model_dense"), (-1, "model_sparse")}
-    assert (frame["microseconds"] > 0).all()
+    assert (frame["microseconds"] > 0)[frame["op"] != "up_down"].all()
+    assert len(first) == len(pairs) + 2
     assert set(frame["kernel"]) == {"dense", timed.manifest.kernel["name"]}
     rows = silent.activity()
     mean = rows[rows["sequence"].isin(range(2))]["nnz_01"].mean()  # of the batch's real rows: near, padding aside
