@@ -123,7 +123,8 @@ class SparseFFN(nn.Module):
     def choice(self, n: int) -> Choice:
         """The kernel that n rows of this layer take, and why."""
         weight = self.w_gate
-        return choose(weight.device, weight.dtype, self.d_model, self.d_ff, n, self.kernel)
+        shape = (weight.device, weight.dtype, self.d_model, self.d_ff, n)
+        return choose(*shape, self.kernel, activation=self.activation, threshold=self.threshold)
 
     def forward(self, x: Tensor) -> Tensor:
         """y [..., d_model] for x [..., d_model]; the probe's callback gets the Stats."""

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twell.kernels import reference
-from twell.kernels.call import Call, NeuronSums, Stats, TileCounts
+from twell.kernels import cpu, reference
+from twell.kernels.call import SPARSE_ACTIVATIONS, Call, NeuronSums, Stats, TileCounts
 from twell.kernels.layout import Layout
 
 __all__ = ["Choice", "Kernel", "NeuronSums", "Stats", "TileCounts", "choose", "gated_ffn", "plain_ffn"]
 
-PLANNED = ("cpu", "cuda", "hopper")  # names that a caller may know, though this build has no such kernel
+PLANNED = ("cuda", "hopper")  # names that a caller may know, though this build has no such kernel
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,25 @@ class Choice:
 class Kernel:
     """A way to run the op. `refuses(device, dtype, d_model, d_ff, n)` gives the reason it cannot, or None.
 
+    only_zeros:     it knows the activations that have zeros, and no threshold
     down_by_neuron: it reads the rows of w_down.t(), so modules hold w_down in that order
     """
 
     run: Callable[[Call], tuple[Tensor, Stats]]
     refuses: Callable[[torch.device, torch.dtype, int, int, int], str | None]
     reason: str
+    only_zeros: bool = False
     down_by_neuron: bool = False
 
 
 KERNELS: dict[str, Kernel] = {  # fastest first; the last one takes everything
+    "cpu": Kernel(
+        cpu.run,
+        cpu.refuses,
+        "it computes up and down only where neurons fire, with the processor's vector units",
+        only_zeros=True,
+        down_by_neuron=True,
+    ),
     "reference": Kernel(reference.run, lambda *_: None, "it runs in torch on any device and takes every shape"),
 }
 
@@ -57,9 +66,13 @@ def choose(
     d_ff: int,
     n: int,
     kernel: str = "auto",
+    *,
+    activation: str = "relu",
+    threshold: float | None = None,
 ) -> Choice:
     """The kernel for n rows of this shape; a named one that refuses it gives way, and the reason says so.
 
+    A kernel that is not compiled yet is compiled here, the first time.
     Raises ValueError for a name that this build does not have.
     """
     names = ", ".join(("auto", *KERNELS))
@@ -69,15 +82,18 @@ def choose(
         raise ValueError(f"kernel: expected one of {names}, got {kernel!r}")
     wanted = list(KERNELS) if kernel == "auto" else [kernel, *(name for name in KERNELS if name != kernel)]
     refusals = []
+    zeros = activation in SPARSE_ACTIVATIONS and threshold is None
     for name in wanted:
-        refusal = KERNELS[name].refuses(torch.device(device), dtype, d_model, d_ff, n)
+        if KERNELS[name].only_zeros and not zeros:
+            got = activation if threshold is None else f"{activation} with threshold {threshold}"
+            refusal: str | None = f"expected {' or '.join(SPARSE_ACTIVATIONS)} and no threshold, got {got}"
+        else:
+            refusal = KERNELS[name].refuses(torch.device(device), dtype, d_model, d_ff, n)
         if refusal is None:
             break
         refusals.append(f"{name}: {refusal}")
     if name == kernel:
         return Choice(name, "asked for by name")
-    if len(KERNELS) == 1:
-        refusals.append("no faster kernel is in this build")
     return Choice(name, "; ".join([KERNELS[name].reason, *refusals]))
 
 
@@ -162,6 +178,7 @@ def plain_ffn(
 def _run(call: Call, kernel: str) -> tuple[Tensor, Stats]:
     x, call = call.x, call.checked()
     n, d_model = call.x.shape
-    choice = choose(call.x.device, call.x.dtype, d_model, call.w_gate.shape[0], n, kernel)
+    shape = (call.x.device, call.x.dtype, d_model, call.w_gate.shape[0], n)
+    choice = choose(*shape, kernel, activation=call.activation, threshold=call.threshold)
     y, stats = KERNELS[choice.kernel].run(call)
     return y.view(x.shape), stats

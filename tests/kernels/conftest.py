@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from twell.kernels import ops
+
 Arrays = dict[str, Any]
 ROOT_2 = math.sqrt(2)
 erf = np.vectorize(math.erf)
@@ -82,6 +84,14 @@ def make_ffn() -> Callable[..., Arrays]:
 @pytest.fixture
 def oracle() -> Callable[..., SimpleNamespace]:
     return dense_oracle
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kernel that `auto` prefers in this test; what it refuses goes to the reference."""
+    names = [request.param, "reference"]
+    monkeypatch.setattr(ops, "KERNELS", {name: ops.KERNELS[name] for name in names})
+    return request.param
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -80,8 +80,8 @@ def test_every_tensor_is_checked_by_name(gated) -> None:
         ({"threshold": float("nan")}, "threshold: expected a finite number of at least 0, got nan"),
         ({"probes": "all"}, "probes: expected one of none, counts, neurons, got 'all'"),
         ({"layout": 256}, "layout: expected a Layout, got int"),
-        ({"kernel": "fast"}, "kernel: expected one of auto, reference, got 'fast'"),
-        ({"kernel": "hopper"}, "kernel: expected one of auto, reference, got 'hopper', which is not available in "
+        ({"kernel": "fast"}, "kernel: expected one of auto, cpu, reference, got 'fast'"),
+        ({"kernel": "hopper"}, "kernel: expected one of auto, cpu, reference, got 'hopper', which is not available in "
          "this build"),
         ({"w_up": torch.zeros(24, 16, requires_grad=True)}, "w_up: expected no gradient to follow, as the op is for "
          "inference, got requires_grad=True; call it under torch.inference_mode()"),
@@ -114,10 +114,13 @@ def test_gradients_may_be_off_instead_of_absent() -> None:
 
 
 def test_auto_says_why() -> None:
-    choice = choose("cpu", torch.float32, 16, 24, 6)
+    choice = choose("cpu", torch.float64, 16, 24, 6)
     assert choice.kernel == "reference"
-    assert choice.reason.endswith("no faster kernel is in this build")
+    assert choice.reason.endswith("; cpu: expected float32 or bfloat16, got float64")
     assert choose("cpu", torch.float32, 16, 24, 6, "reference") == Choice("reference", "asked for by name")
+    counted = choose("cpu", torch.float32, 16, 24, 6, activation="silu", threshold=0.1)
+    assert counted.kernel == "reference"
+    assert counted.reason.endswith("; cpu: expected relu or relu2 and no threshold, got silu with threshold 0.1")
 
 
 def test_a_kernel_that_refuses_gives_way(monkeypatch) -> None:
@@ -132,7 +135,7 @@ def test_a_kernel_that_refuses_gives_way(monkeypatch) -> None:
         calls.append(call.x.shape[0])
         return KERNELS["reference"].run(call)
 
-    kernels = {"few": Kernel(run, few_rows, "for few rows"), **KERNELS}
+    kernels = {"few": Kernel(run, few_rows, "for few rows"), "reference": KERNELS["reference"]}
     monkeypatch.setattr("twell.kernels.ops.KERNELS", kernels)
     assert choose("cpu", torch.float32, 16, 24, 4) == Choice("few", "for few rows")
     for name in ("auto", "few"):

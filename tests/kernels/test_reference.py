@@ -1,4 +1,4 @@
-"""Outputs and counts of the reference against numpy float64, on inputs whose sums are exact."""
+"""Outputs and counts against numpy float64, on inputs whose sums are exact: of the reference, and of the CPU kernel."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from twell.kernels import reference
 from twell.kernels.layout import Layout, unpack
 from twell.kernels.ops import gated_ffn, plain_ffn
 
+pytestmark = pytest.mark.usefixtures("kernel")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 D_MODEL = 40
 
@@ -69,7 +70,7 @@ def test_float32_is_the_dense_computation() -> None:
     torch.manual_seed(0)
     x, gate, up, down = torch.randn(200, 64), torch.randn(176, 64), torch.randn(176, 64), torch.randn(64, 176)
     dense = functional.linear(functional.linear(x, gate).relu() * functional.linear(x, up), down)
-    y, stats = gated_ffn(x, gate, up, down)
+    y, stats = gated_ffn(x, gate, up, down, kernel="reference")
     assert torch.equal(y, dense)
     assert torch.equal(stats.nnz, (functional.linear(x, gate) > 0).sum(1).int())
 

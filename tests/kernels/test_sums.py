@@ -13,6 +13,7 @@ from twell.kernels.layout import Layout
 from twell.kernels.ops import gated_ffn, plain_ffn
 from twell.kernels.reference import MAX_ROWS, neuron_sums
 
+pytestmark = pytest.mark.usefixtures("kernel")
 D_MODEL, D_FF = 40, 136
 FIELDS = ("fires", "value_sum", "value_max", "token_min", "token_max", "first_sequence")
 

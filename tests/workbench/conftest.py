@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from twell.kernels.ops import choose
 from twell.workbench.capture import record
 from twell.workbench.models import load
 from twell.workbench.options import CaptureOptions
@@ -29,6 +30,12 @@ TEXT = [
     "日本語 and emoji 🎈 split into bytes.\tTabs too.",
     "x",
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled() -> None:
+    """Kernels compile before the first test, as the line that says so would stand in a command's output."""
+    choose("cpu", torch.float32, 64, 64, 1)
 
 
 def save_tokenizer(folder: Path, vocab: int = 320) -> PreTrainedTokenizerFast:
