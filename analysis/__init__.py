@@ -14,6 +14,7 @@ from twell.analysis.contexts import contexts, loudest, passages
 from twell.analysis.decay import position_fit
 from twell.analysis.export import export
 from twell.analysis.findings import findings
+from twell.analysis.gains import gain_correlations, layer_gains, model_time
 from twell.analysis.layers import by_layer, layer_histogram
 from twell.analysis.neurons import by_neuron
 from twell.analysis.overview import overview
@@ -21,6 +22,7 @@ from twell.analysis.positions import by_position, position_blocks
 from twell.analysis.speedup import model_speedup, speedup, speedup_correlation, timings_by_batch
 from twell.analysis.summary import ensure, summarize
 from twell.analysis.surprisal import surprisal, surprisal_correlation
+from twell.analysis.tiles import peer_audit, tile_audit
 from twell.analysis.tokens import by_token, token_profile
 from twell.analysis.words import by_word
 
@@ -34,11 +36,15 @@ __all__ = [
     "ensure",
     "export",
     "findings",
+    "gain_correlations",
+    "layer_gains",
     "layer_histogram",
     "loudest",
     "model_speedup",
+    "model_time",
     "overview",
     "passages",
+    "peer_audit",
     "position_blocks",
     "position_fit",
     "speedup",
@@ -46,6 +52,7 @@ __all__ = [
     "summarize",
     "surprisal",
     "surprisal_correlation",
+    "tile_audit",
     "timings_by_batch",
     "token_classes",
     "token_profile",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from twell.analysis.classes import token_classes
 from twell.analysis.decay import position_fit
 from twell.analysis.layers import by_layer
 from twell.analysis.positions import by_position
@@ -164,6 +165,23 @@ def named_tokens(words: Sequence[str], sign: int) -> Callable[[Run], Answer]:
     return check
 
 
+def obvious_classes(run: Run) -> Answer:
+    rows = token_classes(run).set_index("class")
+    kinds = [kind for kind in ("function word", "URL part") if kind in rows.index and rows.loc[kind, "tokens"] > 1]
+    if len(kinds) < 2:
+        raise Missing("The text holds too few function words or URL parts that are single tokens.")
+    rows = rows.loc[kinds]
+    return Answer(
+        ", ".join(
+            f"{kind}s: z {row['z']:+.2f}, against {row['others']:+.2f} of the rest" for kind, row in rows.iterrows()
+        ),
+        "95 % "
+        + ", ".join(f"{row['low']:+.2f} to {row['high']:+.2f} (n = {row['count']:,})" for _, row in rows.iterrows()),
+        bool((rows["high"] < rows["others"]).all()),
+        "both classes lie below the rest with 95 % confidence",
+    )
+
+
 def longest_row(run: Run) -> Answer:
     layers = by_layer(run)
     ratio = layers["max"] / layers["mean"]
@@ -231,6 +249,7 @@ CLAIMS = (
         "Rare words of much meaning are loud: Vermont, Greeks, formaldehyde.",
         named_tokens(("Vermont", "Greeks", "formaldehyde"), +1),
     ),
+    Claim("tokens", "Function words and parts of URLs fire little.", obvious_classes),
     Claim("surprisal", "Tokens fire little where the model knows what comes next.", follows_surprisal),
     Claim("model", "FFN layers hold more than two thirds of the parameters of a large model.", ffn_share),
 )

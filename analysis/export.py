@@ -24,11 +24,13 @@ import pyarrow.parquet as pq
 from twell.analysis.classes import token_classes
 from twell.analysis.decay import position_fit
 from twell.analysis.findings import findings
+from twell.analysis.gains import gain_correlations, layer_gains, model_time
 from twell.analysis.layers import by_layer, layer_histogram
 from twell.analysis.neurons import by_neuron
 from twell.analysis.positions import by_position, position_blocks
 from twell.analysis.speedup import speedup, timings_by_batch
 from twell.analysis.surprisal import surprisal, surprisal_correlation
+from twell.analysis.tiles import peer_audit, tile_audit
 from twell.analysis.tokens import by_token
 from twell.analysis.words import by_word
 from twell.workbench.errors import Missing, UserError
@@ -49,7 +51,12 @@ ANALYSIS: dict[str, Callable[[Run], pd.DataFrame]] = {
     "surprisal": surprisal,
     "surprisal_correlation": surprisal_correlation,
     "speedup": speedup,
+    "layer_gains": layer_gains,
+    "gain_correlations": gain_correlations,
+    "model_time": model_time,
     "timings_by_batch": timings_by_batch,
+    "tile_audit": tile_audit,
+    "peer_audit": peer_audit,
     "findings": findings,
 }
 

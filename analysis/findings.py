@@ -46,7 +46,7 @@ def findings(run: Run) -> pd.DataFrame:
     counted = frame["verdict"].value_counts()
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
-        "note": ", ".join(f"{counted.get(verdict, 0)} {verdict}" for verdict in (HOLDS, FAILS, UNTOLD)),
+        "note": ", ".join(f"{verdict}: {counted.get(verdict, 0)}" for verdict in (HOLDS, FAILS, UNTOLD)),
     }
     return frame
 

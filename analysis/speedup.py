@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from twell.analysis import summary
 from twell.analysis.layers import moments
@@ -116,17 +117,21 @@ def speedup_correlation(run: Run) -> dict[str, Any]:
     x, y = frame["nnz_mean"].to_numpy(float), frame["speedup"].to_numpy(float)
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         raise Missing(f"Every layer of {run.name} has the same nnz or the same speedup: there is nothing to correlate.")
+    return {**correlate(x, y), "comparable": frame.attrs["comparable"], "note": frame.attrs["note"]}
+
+
+def correlate(x: NDArray, y: NDArray) -> dict[str, Any]:
+    """Over 4 layers or more that differ: pearson, spearman, low, high (95 % of Pearson's, Fisher's z), n, p, method."""
+    n = len(x)
     pearson = float(np.corrcoef(x, y)[0, 1])
     low, high = fisher_interval(pearson, 1 / np.sqrt(n - 3), np.inf)
     exact = n < EXACT_BELOW
     return {
         "pearson": pearson,
-        "spearman": float(frame["nnz_mean"].rank().corr(frame["speedup"].rank())),
+        "spearman": float(pd.Series(x).rank().corr(pd.Series(y).rank())),
         "low": float(low),
         "high": float(high),
         "n": n,
         "p": permutation_p(x, y) if exact else student_p(pearson, n),
         "method": "exact over all pairings" if exact else "Student's t",
-        "comparable": frame.attrs["comparable"],
-        "note": frame.attrs["note"],
     }

@@ -22,11 +22,13 @@ from twell.workbench.schema import FLAG_FIRST, FLAG_NOT_FINITE, FLAG_SPECIAL, nn
 from twell.workbench.store import Run, open_run
 from twell.workbench.writer import RunWriter
 
+sys.path.append(str(Path(__file__).parent))  # this file is loaded by its path, and so has no package
+import made_probes
+
 SYLLABLES = [onset + vowel for onset in "bdfghklmnprstvz" for vowel in ("a", "el", "ing", "o")]
 LOUD, QUIET, UNSURE = 40, 41, 42  # token ids with a planted effect; UNSURE ends in the middle of a character
 
 
-TILE = 256
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -163,79 +165,6 @@ def neuron_sums(shape: Shape, columns: dict[str, Any], rng: np.random.Generator)
     }
 
 
-def tile_counts(shape: Shape, columns: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """A tiles table that agrees with the counts: each token's neurons fall into tiles of 256 by chance."""
-    used = columns["flags"] == 0
-    pieces = []
-    for layer, name in enumerate(nnz_columns(shape.layers)):
-        left, fullest = columns[name][used].astype(int), np.zeros(used.sum(), int)
-        pairs = np.zeros(TILE + 1, np.int64)
-        for start in range(0, shape.d_ff, TILE):
-            width, after = min(TILE, shape.d_ff - start), max(0, shape.d_ff - start - TILE)
-            here = rng.hypergeometric(width, after, left)
-            pairs += np.bincount(here, minlength=TILE + 1)
-            left, fullest = left - here, np.maximum(fullest, here)
-        rows = np.bincount(fullest, minlength=TILE + 1)
-        there = np.flatnonzero(pairs + rows)
-        pieces.append((np.full(len(there), layer), np.full(len(there), TILE), there, pairs[there], rows[there]))
-    stacked = map(np.concatenate, zip(*pieces, strict=True))
-    return dict(zip(("layer", "tile", "occupancy", "pairs", "rows"), stacked, strict=True))
-
-
-def union_counts(shape: Shape, columns: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """A unions table: whole blocks of each sequence fire at least their fullest token, at most the sum, or d_ff."""
-    rows: dict[str, list[int]] = {name: [] for name in ("layer", "block", "neurons", "blocks")}
-    starts = np.flatnonzero(columns["position"] == 0)
-    lengths = np.diff(np.append(starts, len(columns["position"])))
-    for layer, name in enumerate(nnz_columns(shape.layers)):
-        counts = columns[name].astype(int)
-        for block in (16, 64, 128):
-            each = zip(starts, lengths, strict=True)
-            firsts = np.concatenate([start + np.arange(0, n - block + 1, block) for start, n in each])
-            there = counts[firsts[:, None] + np.arange(block)]
-            low, high = there.max(axis=1), np.minimum(there.sum(axis=1), shape.d_ff)
-            found = np.bincount((low + rng.beta(2, 5, len(low)) * (high - low)).astype(int))
-            for union in np.flatnonzero(found):
-                for column, value in zip(rows, (layer, block, union, found[union]), strict=True):
-                    rows[column].append(int(value))
-    return dict(rows)
-
-
-def fired_rows(shape: Shape, columns: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """A fired table of every fourth unflagged token: as many neurons as it counts; 6 fires wherever 5 does."""
-    rows: dict[str, list[Any]] = {name: [] for name in ("sequence", "position", "layer", "neuron", "value")}
-    for token in np.flatnonzero(columns["flags"] == 0)[::4]:
-        for layer, name in enumerate(nnz_columns(shape.layers)):
-            neurons = rng.choice(shape.d_ff, int(columns[name][token]), replace=False)
-            if 5 in neurons and 6 not in neurons and len(neurons) > 1:
-                neurons[np.flatnonzero(neurons != 5)[0]] = 6
-            rows["sequence"].append(columns["sequence"][token])
-            rows["position"].append(columns["position"][token])
-            rows["layer"].append(layer)
-            rows["neuron"].append(np.sort(neurons).astype(np.uint16))
-            rows["value"].append(rng.gamma(2.0, 0.5, len(neurons)).astype(np.float16))
-    return rows
-
-
-def examples(shape: Shape, columns: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """An examples table: three largest values and three samples of each of ten neurons a layer."""
-    used = np.flatnonzero(columns["flags"] == 0)
-    names = ("layer", "neuron", "kind", "value", "sequence", "position", "draw", "window")
-    rows: dict[str, list[Any]] = {name: [] for name in names}
-    for layer in range(shape.layers):
-        for neuron in range(10):
-            for index, value in enumerate(-np.sort(-rng.gamma(2.0, 1.0, 6))):
-                token = rng.choice(used)
-                around = np.arange(-16, 17) + columns["position"][token]
-                window = np.where(around >= 0, rng.gamma(2.0, 0.1, 33), np.nan)
-                window[16] = value
-                values = (layer, neuron, "top" if index < 3 else "sample", value, columns["sequence"][token])
-                values += (columns["position"][token], 0.0 if index < 3 else rng.random(), window.astype(np.float32))
-                for column, entry in zip(names, values, strict=True):
-                    rows[column].append(entry)
-    return rows
-
-
 def timings(shape: Shape, columns: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """Sparse takes 20 µs + 6 µs a mean non-zero, dense 400 µs, both give or take 2 %."""
     rows: dict[str, list[Any]] = {name: [] for name in ("batch", "layer", "op", "microseconds", "nnz_mean", "kernel")}
@@ -260,6 +189,18 @@ def timings(shape: Shape, columns: dict[str, Any], rng: np.random.Generator) -> 
     }
 
 
+def more_timings(table: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A timings table with rows added: batch, layer, op, microseconds of each; kernel and watts where they matter."""
+    plain = {"phase": 0, "tokens": 2048, "nnz_mean": None, "kernel": "dense", "sm_mhz": None, "watts": None}
+    found = {}
+    for name, values in table.items():
+        every = [*np.ma.asarray(values).tolist(), *[{**plain, **row}[name] for row in rows]]
+        empty = [value is None for value in every]
+        dense = np.array([0.0 if value is None else value for value in every])
+        found[name] = np.ma.masked_array(dense, empty) if any(empty) else dense
+    return found
+
+
 def add_part(writer: RunWriter, shape: Shape, columns: dict[str, Any], rng: np.random.Generator) -> None:
     """Write some whole sequences as one part."""
     writer.add("activity", columns)
@@ -277,11 +218,11 @@ def add_part(writer: RunWriter, shape: Shape, columns: dict[str, Any], rng: np.r
     if shape.neurons:
         writer.add("neurons", neuron_sums(shape, columns, rng))
     if shape.tiles:
-        writer.add("tiles", tile_counts(shape, columns, rng))
-        writer.add("unions", union_counts(shape, columns, rng))
+        writer.add("tiles", made_probes.tile_counts(shape, columns, rng))
+        writer.add("unions", made_probes.union_counts(shape, columns, rng))
     if shape.fired:
-        writer.add("fired", fired_rows(shape, columns, rng))
-        writer.add("examples", examples(shape, columns, rng))
+        writer.add("fired", made_probes.fired_rows(shape, columns, rng))
+        writer.add("examples", made_probes.examples(shape, columns, rng))
     writer.close_part()
 
 

@@ -18,6 +18,17 @@ from twell.workbench.schema import TABLES
 from twell.workbench.store import Run
 
 
+@pytest.fixture(scope="module")
+def run(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that lacks nothing: the whole model timed, and every table recorded."""
+
+    def whole(table):
+        ops = (("model_dense", 5000.0), ("model_sparse", 4000.0))
+        return made.more_timings(table, [{"batch": 0, "layer": -1, "op": op, "microseconds": time} for op, time in ops])
+
+    return made.make(tmp_path_factory.mktemp("export") / "made", sequences=60, fired=True, change_timings=whole)
+
+
 def test_every_analysis_table(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     written = export(ExportOptions(run=run.path, out=tmp_path / "tables"))
     assert [path.name for path in written] == [f"{name}.parquet" for name in ANALYSIS]
@@ -89,7 +100,9 @@ def test_unknown_table(run: Run, tmp_path: Path) -> None:
 def test_what_the_run_lacks(made: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     run = made.make(tmp_path / "poor", sequences=10, parts=1, neurons=False, timings=0)
     written = export(ExportOptions(run=run.path, out=tmp_path / "tables"))
-    assert {path.stem for path in written} == set(ANALYSIS) - {"by_neuron", "speedup", "timings_by_batch"}
+    assert {path.stem for path in written} == set(ANALYSIS) - {
+        *("by_neuron", "speedup", "layer_gains", "gain_correlations", "model_time", "timings_by_batch")
+    }
     assert "by_neuron: left out." in capsys.readouterr().out
     with pytest.raises(Missing, match="--probes counts"):
         export(ExportOptions(run=run.path, table=("by_neuron",), out=tmp_path / "x"))

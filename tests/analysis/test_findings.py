@@ -57,27 +57,11 @@ def fullest(columns: Columns) -> Columns:
     return columns
 
 
-def whole_model(gain: float, watts: float | None = None) -> Callable[[Columns], Columns]:
+def whole_model(made: ModuleType, gain: float, watts: float | None) -> Callable[[Columns], Columns]:
     """Add timings of the whole model: dense 1000 µs at 400 W, sparse so much faster."""
-
-    def change(times: Columns) -> Columns:
-        more: dict[str, list[Any]] = {name: list(values) for name, values in times.items()}
-        power = [np.ma.masked] * len(times["op"])
-        for batch in range(3):
-            for op, time, w in (("model_dense", 1000.0, 400.0), ("model_sparse", 1000.0 / gain, watts)):
-                row = {"batch": batch, "layer": -1, "op": op, "phase": 0, "tokens": 2048, "microseconds": time}
-                row |= {"kernel": "dense" if op == "model_dense" else "cuda"}
-                for name, value in row.items():
-                    more[name].append(value)
-                power.append(np.ma.masked if watts is None else w)
-        rows = len(more["op"])
-        blank = np.ma.masked_all(rows, np.float32)
-        nnz = np.ma.masked_array([*times["nnz_mean"], *[0.0] * 6], mask=[0] * (rows - 6) + [1] * 6)
-        held = np.ma.masked_array([0.0 if w is np.ma.masked else w for w in power], [w is np.ma.masked for w in power])
-        plain = {name: np.ma.asarray(values) for name, values in more.items() if len(values) == rows}
-        return {**plain, "nnz_mean": nnz, "sm_mhz": blank, "watts": held.astype(np.float32)}
-
-    return change
+    dense = {"layer": -1, "op": "model_dense", "microseconds": 1000.0, "watts": watts and 400.0}
+    sparse = {"layer": -1, "op": "model_sparse", "microseconds": 1000.0 / gain, "watts": watts, "kernel": "cuda"}
+    return lambda table: made.more_timings(table, [{"batch": b, **row} for b in range(3) for row in (dense, sparse)])
 
 
 def test_every_claim_has_an_answer(run: Run) -> None:
@@ -144,7 +128,7 @@ def test_the_other_way(
     ],
 )
 def test_speed(made: ModuleType, tmp_path: Path, gain: float, watts: float | None, expected: dict[str, str]) -> None:
-    run = made.make(tmp_path / "timed", sequences=12, parts=1, change_timings=whole_model(gain, watts))
+    run = made.make(tmp_path / "timed", sequences=12, parts=1, change_timings=whole_model(made, gain, watts))
     for words, answer in expected.items():
         claims = {claim: verdict for claim, verdict in found(run).items() if words in claim and "neurons" not in claim}
         assert set(claims.values()) == {answer}, words

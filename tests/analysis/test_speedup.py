@@ -120,25 +120,25 @@ def test_model_speedup(made: ModuleType, tmp_path: Path) -> None:
     """Against numpy; batches timed one way only are left out, and so is decode."""
     rng = np.random.default_rng(0)
 
-    def whole(table):
-        rows = [(batch, op) for batch in range(5) for op in ("model_dense", "model_sparse")][:-1]
-        count = len(rows)
-        added = {
-            "batch": [batch for batch, _ in rows],
-            "layer": [-1] * count,
-            "op": [op for _, op in rows],
-            "microseconds": rng.uniform(50, 100, count),
-            "nnz_mean": [0.0] * count,
-            "kernel": ["dense" if op == "model_dense" else "cpu" for _, op in rows],
-            "phase": [0] * (count - 2) + [1, 0],
-            "tokens": [2048] * count,
-            "watts": rng.uniform(300, 400, count).astype(np.float32),
+    rows = [
+        {
+            "batch": batch,
+            "layer": -1,
+            "op": op,
+            "microseconds": rng.uniform(50, 100),
+            "watts": float(rng.uniform(300, 400)),
+            "kernel": "dense" if op == "model_dense" else "cpu",
+            "phase": int(batch == 3),
         }
-        columns = {name: np.concatenate([np.ma.asarray(table[name]).filled(0), added[name]]) for name in added}
-        return {**columns, "sm_mhz": np.ma.masked_all(len(columns["op"]), np.float32)}
+        for batch in range(5)
+        for op in ("model_dense", "model_sparse")
+    ]
+
+    def whole(table):
+        return made.more_timings(table, rows[:-1])
 
     run = made.make(tmp_path / "whole", sequences=10, parts=1, change_timings=whole)
-    times = run.frame("timings").query("layer == -1 and phase == 0 and batch < 4")
+    times = run.frame("timings").query("layer == -1 and phase == 0 and batch < 3")
     dense, sparse = (times[times["op"] == op].set_index("batch") for op in ("model_dense", "model_sparse"))
     dense = dense.loc[sparse.index]
     found = model_speedup(run)

@@ -41,6 +41,10 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
     "surprisal": analysis.surprisal,
     "surprisal_correlation": analysis.surprisal_correlation,
     "speedup": analysis.speedup,
+    "layer_gains": analysis.layer_gains,
+    "gain_correlations": analysis.gain_correlations,
+    "tile_audit": analysis.tile_audit,
+    "peer_audit": analysis.peer_audit,
     "timings_by_batch": analysis.timings_by_batch,
 }
 

@@ -1,0 +1,160 @@
+"""Gains: what each layer adds to the model's speed, what that follows, and which layers do not follow.
+
+    layer_gains(run)         a row a layer: speedup, contribution, the trend, how far off it, and the likely cause
+    gain_correlations(run)   nnz and union against FFN speedup and against contribution, with interval and p
+    model_time(run)          where the model's time goes, dense and sparse
+
+The trend is a straight line of the FFN's time (sparse over dense) on mean nnz, by the median of slopes (Theil, 1950;
+Sen, 1968), so that single layers do not bend it. Cost: 20 ms (about a second for exact p with 11 layers).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from twell.analysis import summary
+from twell.analysis.layers import by_layer
+from twell.analysis.speedup import correlate, model_speedup, speedup
+from twell.analysis.tiles import tile_audit
+from twell.workbench.errors import Missing
+from twell.workbench.schema import PREFILL
+from twell.workbench.store import Run
+
+BLOCK = 128  # the unions that speed is compared with
+OFF = 0.10  # a speedup further than this from the trend wants a cause
+OVERFLOW = 0.001  # share of tokens past their slots that costs time
+UNEVEN = 20.0  # fullest token over the mean that leaves others waiting
+NEAR = 0.8  # of the ceiling: fixed cost is most of what is left
+
+
+def layer_gains(run: Run) -> pd.DataFrame:
+    """A row a layer. Columns:
+
+    layer; nnz_mean; union (different neurons in 128 consecutive tokens, mean; empty where not recorded);
+    dense_us, sparse_us (µs, medians); speedup; contribution (share of the dense model's time that the layer's FFN
+    saves; empty where the whole model was not timed); ceiling (speedup if all but the gate product were free; empty
+    where the gate was not timed); expected (speedup by the trend over layers; empty under 4 layers); off (speedup /
+    expected - 1); cause (where off is past ±10 %).
+    """
+    frame = speedup(run)
+    notes = dict(frame.attrs)
+    layers = by_layer(run).set_index("layer")
+    frame["union"] = frame["layer"].map(_unions(run))
+    frame["contribution"] = (frame["dense_us"] - frame["sparse_us"]) / _whole(run)
+    frame["ceiling"] = frame["dense_us"] / frame["gate_us"]
+    frame["expected"] = _trend(frame["nnz_mean"].to_numpy(), (frame["sparse_us"] / frame["dense_us"]).to_numpy())
+    frame["off"] = frame["speedup"] / frame["expected"] - 1
+    over = _overflow(run)
+    frame["cause"] = [_cause(row, layers.loc[row["layer"]], over) for row in frame.to_dict("records")]
+    names = "layer nnz_mean union dense_us sparse_us speedup contribution ceiling expected off cause repeats kernel"
+    frame = frame[names.split()]
+    frame.attrs = notes
+    return frame
+
+
+def _unions(run: Run) -> pd.Series:
+    try:
+        rows = summary.read(run, "unions", block=BLOCK)
+    except Missing:
+        return pd.Series(dtype=float)
+    total = (rows["neurons"] * rows["blocks"]).groupby(rows["layer"]).sum()
+    return total / rows.groupby("layer")["blocks"].sum()
+
+
+def _whole(run: Run) -> float:
+    """The dense model's time in µs, NaN where it was not timed."""
+    try:
+        return float(model_speedup(run)["dense_us"])
+    except Missing:
+        return np.nan
+
+
+def _trend(nnz: np.ndarray, ratio: np.ndarray) -> np.ndarray:
+    """The speedup that the line through the layers' times gives each."""
+    if len(nnz) < 4:
+        return np.full(len(nnz), np.nan)
+    i, j = np.triu_indices(len(nnz), 1)
+    apart = nnz[i] != nnz[j]
+    slope = np.median((ratio[i] - ratio[j])[apart] / (nnz[i] - nnz[j])[apart]) if apart.any() else 0.0
+    line = np.median(ratio - slope * nnz) + slope * nnz
+    return np.where(line > 0, 1 / np.where(line > 0, line, 1), np.nan)
+
+
+def _overflow(run: Run) -> pd.Series:
+    try:
+        rows = tile_audit(run)
+    except Missing:
+        return pd.Series(dtype=float)
+    return rows[rows["in_use"]].set_index("layer")["rows_over_share"]
+
+
+def _cause(row: dict[Any, Any], layer: pd.Series, over: pd.Series) -> str:
+    """The likeliest cause of a layer's distance from the trend, of those that the run can show."""
+    if not abs(row["off"]) > OFF:
+        return ""
+    if row["off"] > 0:
+        return "faster than its nnz says" + (": its tokens share neurons" if _shares(row) else "")
+    share = float(over.get(row["layer"], 0.0))
+    if share > OVERFLOW:
+        return f"overflow: {100 * share:.1f} % of tokens exceed the slots of a tile"
+    if layer["max"] > UNEVEN * layer["mean"]:
+        return f"imbalance: the fullest token fires {layer['max'] / layer['mean']:.0f} times the mean"
+    if row["speedup"] > NEAR * row["ceiling"]:
+        return "fixed cost: little is left beside the gate product"
+    if layer["sparsity"] < 0.9:
+        return f"little to skip: {100 * layer['sparsity']:.0f} % sparse"
+    return "none that the run shows"
+
+
+def _shares(row: dict[Any, Any]) -> bool:
+    return bool(row["union"] < 0.25 * BLOCK * row["nnz_mean"])
+
+
+def gain_correlations(run: Run) -> pd.DataFrame:
+    """A row a pair that the run has: of (nnz, union); with (speedup, contribution); pearson, low, high (95 %),
+    spearman, n (layers), p, method. Missing where there is no pair, or fewer than 4 layers."""
+    frame = layer_gains(run)
+    if len(frame) < 4:
+        raise Missing(f"{run.name} timed {len(frame)} layers: a correlation over layers needs at least 4.")
+    rows = []
+    for of, source in (("nnz", "nnz_mean"), ("union", "union")):
+        for gain in ("speedup", "contribution"):
+            pair = frame[[source, gain]].dropna().to_numpy()
+            if len(pair) >= 4 and (np.ptp(pair, axis=0) > 0).all():
+                rows.append({"of": of, "with": gain, **correlate(pair[:, 0], pair[:, 1])})
+    if not rows:
+        raise Missing(f"Every layer of {run.name} has the same nnz or the same speedup: there is nothing to correlate.")
+    found = pd.DataFrame(rows)
+    found.attrs = frame.attrs
+    return found
+
+
+def model_time(run: Run) -> pd.DataFrame:
+    """Where the time of a forward pass goes. Columns: part (ffn, attention, rest, whole); dense_us, sparse_us (µs: sums
+    over layers of medians over batches); dense_share, sparse_share (of the whole); speedup.
+
+    `rest` is the whole less what was timed: norms, embedding, the output product, launches. `attrs["ceiling"]` is the
+    model's speedup if every FFN took its gate product alone (None where the gate was not timed). Missing where the
+    whole model was not timed.
+    """
+    whole, layers = model_speedup(run), speedup(run)
+    rows = run.frame("timings")
+    rows = rows[(rows["phase"] == PREFILL) & (rows["op"] == "attention")]
+    attention = float(rows.groupby("layer")["microseconds"].median().sum()) if len(rows) else np.nan
+    parts = {"ffn": (layers["dense_us"].sum(), layers["sparse_us"].sum()), "attention": (attention, attention)}
+    dense, sparse = whole["dense_us"], whole["sparse_us"]
+    timed = [np.nansum([value[index] for value in parts.values()]) for index in (0, 1)]
+    parts |= {"rest": (dense - timed[0], sparse - timed[1]), "whole": (dense, sparse)}
+    frame = pd.DataFrame([{"part": part, "dense_us": d, "sparse_us": s} for part, (d, s) in parts.items()])
+    frame["dense_share"], frame["sparse_share"] = frame["dense_us"] / dense, frame["sparse_us"] / sparse
+    frame["speedup"] = frame["dense_us"] / frame["sparse_us"]
+    saved = float((layers["dense_us"] - layers["gate_us"]).sum(min_count=len(layers)))
+    frame.attrs = {
+        "comparable": whole["comparable"],
+        "note": whole["note"],
+        "ceiling": dense / (dense - saved) if saved == saved else None,
+    }
+    return frame
