@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,40 @@ def heading(
         with st.popover("Data", type="tertiary", key=f"{key}-data", on_change="rerun") as popover:
             if popover.open:
                 st.dataframe(data, hide_index=True, height=280, width=640)
-                file = f"{run.name}-{key}.csv"
-                st.download_button("Save as CSV", data.to_csv(index=False), file, "text/csv", key=f"{key}-csv")
+                save(data, f"{run.name}-{key}", key)
         with st.popover("Code", type="tertiary", key=f"{key}-code"):
             opened = f"run = open_run({str(run.path)!r})"
             st.code(f"from twell import analysis\nfrom twell.workbench import open_run\n\n{opened}\n{code}", "python")
+
+
+def save(data: pd.DataFrame | Callable[[], pd.DataFrame], file: str, key: str) -> None:
+    """Buttons that save a table, or what a function answers once it is asked, as CSV and as Parquet."""
+
+    def rows() -> pd.DataFrame:
+        return data() if callable(data) else data
+
+    def parquet() -> bytes:
+        table = rows().reset_index(drop=True)
+        table.attrs = {}  # notes for the pages, which Parquet's metadata cannot hold in every case
+        return bytes(table.to_parquet(index=False))
+
+    with st.container(horizontal=True, gap="small"):
+        st.download_button(
+            "Save as CSV",
+            lambda: rows().to_csv(index=False).encode(),
+            f"{file}.csv",
+            "text/csv",
+            key=f"{key}-csv",
+            on_click="ignore",
+        )
+        st.download_button(
+            "Save as Parquet",
+            parquet,
+            f"{file}.parquet",
+            "application/vnd.apache.parquet",
+            key=f"{key}-parquet",
+            on_click="ignore",
+        )
 
 
 def draw(figure: go.Figure, key: str, alt: str, **options: Any) -> Any:

@@ -8,7 +8,13 @@ import threading
 from importlib import import_module
 
 # What the pages import, but for what needs a running server; and what answers about single tokens, while that starts.
-PAGES = ("streamlit", "twell.analysis.overview", "twell.analysis.contexts", "twell.app.layer_figures")
+PAGES = (
+    "streamlit",
+    "twell.analysis.overview",
+    "twell.analysis.contexts",
+    "twell.app.layer_figures",
+    "twell.app.passage",
+)
 LATER = "twell.analysis.engine"
 
 

@@ -11,7 +11,7 @@ import hashlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +67,22 @@ def digest(run: Run) -> str:
 
 
 @st.cache_data(max_entries=256, show_spinner=False)
-def _answer(path: str, parts: str, question: str, arguments: dict[str, Any]) -> Any:
-    return getattr(analysis, question)(open_run(path), **arguments)
+def _answer(path: str, parts: str, module: str, question: str, arguments: dict[str, Any]) -> Any:
+    return getattr(import_module(module), question)(open_run(path), **arguments)
 
 
-def ask(run: Run, question: str, **arguments: Any) -> Any:
-    """What `twell.analysis` answers about the run, cached until the run changes.
+def ask(run: Run, question: str | Callable[..., Any], **arguments: Any) -> Any:
+    """What `twell.analysis` answers about the run, or a function of this package that takes the run first; cached until
+    the run changes.
 
     Raises Missing where the run lacks what the question needs, UserError where a file of it cannot be read.
     """
+    if callable(question):
+        module, name = question.__module__, question.__qualname__
+    else:
+        module, name = analysis.__name__, question
     try:
-        return _answer(str(run.path), digest(run), question, arguments)
+        return _answer(str(run.path), digest(run), module, name, arguments)
     except OSError as error:
         raise UserError(
             f"Expected the files of {run.name} to stay in place, got {error.strerror or error}: was the run moved or "

@@ -11,7 +11,7 @@ from typing import Any
 
 import streamlit as st
 
-from twell.app import parts, state, theme
+from twell.app import parts, state, styles, theme
 from twell.workbench.errors import UserError
 
 ICON = (
@@ -21,6 +21,7 @@ ICON = (
 )
 PAGES = {
     "overview": "Overview",
+    "text": "Text",
     "tokens": "Tokens",
     "layers": "Layers",
     "positions": "Positions",
@@ -73,7 +74,7 @@ def bar(found: state.Shelf, links: dict[str, Any], name: str) -> None:
 def main() -> None:
     """Draw the frame around every page, then the page."""
     st.set_page_config(page_title="TwELL workbench", page_icon=ICON, layout="wide", menu_items={"About": theme.ABOUT})
-    st.html(theme.CSS)
+    st.html(theme.CSS + styles.CSS)
     links = {t: st.Page(f"{n}.py", title=t, url_path=n, default=n == "overview") for n, t in PAGES.items()}
     token = st.Page("token.py", title="Token", url_path="token")
     page = st.navigation([*links.values(), token], position="hidden")

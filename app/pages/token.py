@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from urllib.parse import urlencode
 
 import pandas as pd
 import streamlit as st
@@ -85,7 +86,10 @@ def lines(frame: pd.DataFrame) -> str:
         )
         title = html.escape(f"{row.source}, document {row.document}; percentile {row.percentile:.0f}", quote=True)
         out.append(f'<div class="tw-place" title="{title}">')
-        for mark, cell in zip(marks, cells, strict=True):
+        query = {"run": st.session_state["run"], "sequence": row.sequence, "position": row.position}
+        address = html.escape("text?" + urlencode(query), quote=True)
+        out.append(f'<a class="where" href="{address}">{cells[0]}</a>')
+        for mark, cell in zip(marks[1:], cells[1:], strict=True):
             style = f' style="background: rgba(47,126,216,{shade:.2f})"' if mark == "token" else ""
             out.append(f'<span class="{mark}"{style}>{cell}</span>')
         out.append("</div>")

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import socket
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +22,15 @@ from twell.analysis import ensure
 from twell.workbench.store import Run, copy_without_activity, open_run
 
 MAIN = Path(__file__).resolve().parents[2] / "app" / "pages" / "main.py"
+CHROMIUM = os.environ.get("TWELL_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
 HOSTILE = {
     50: " <script>window.twellHurt=1</script>",
     51: "](javascript:window.twellHurt=1)",
@@ -109,3 +124,97 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
         return test
 
     return run
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
+    """Start `twell app` over a folder, in an empty folder; gives the address once it answers."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(folder: Path) -> str:
+        port = free_port()
+        line = [sys.executable, "-m", "twell.workbench", "app", str(folder), "--port", str(port), "--no-browser"]
+        running.append(subprocess.Popen(line, cwd=tmp_path_factory.mktemp("empty")))
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"{address}/_stcore/health", timeout=2).close()
+                return address
+            except OSError:
+                assert running[-1].poll() is None, "the dashboard ended before it answered"
+                time.sleep(0.1)
+        raise AssertionError("the dashboard did not answer within 30 s")
+
+    yield start
+    for process in running:
+        process.terminate()
+        process.wait(10)
+
+
+class Watched:
+    """A browser page, and what must not happen in it: errors, and requests to any other host."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page, self.address, self.errors, self.hosts = page, address, [], set()
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", self._said)
+        page.on("request", lambda request: self._host(request.url))
+        page.on("websocket", lambda opened: self._host(opened.url))
+
+    def _said(self, message: Any) -> None:
+        # Streamlit looks for its own base path under the page's path first, and finds it one level up.
+        probe = "/_stcore/" in message.location.get("url", "") and "404" in message.text
+        if message.type == "error" and not probe:
+            self.errors.append(f"{message.text} {message.location}")
+
+    def _host(self, url: str) -> None:
+        if not url.startswith(("data:", "blob:")):
+            self.hosts.add(url.split("/")[2])
+
+    def open(self, path: str, until: str) -> None:
+        self.page.goto(self.address + path)
+        self.page.wait_for_selector(until, timeout=30_000)
+        self.settle()
+
+    def settle(self) -> None:
+        self.page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]', timeout=30_000)
+
+    def check(self) -> None:
+        assert self.errors == []
+        assert self.hosts == {self.address.removeprefix("http://")}
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if not Path(CHROMIUM).exists():
+        pytest.skip("no chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def address(serve: Callable[[Path], str], runs: Path) -> str:
+    return serve(runs)
+
+
+@pytest.fixture
+def watched(browser: Any, address: str) -> Iterator[Watched]:
+    """A page of 1440 × 900 on the made runs."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    yield Watched(context.new_page(), address)
+    context.close()
+
+
+@pytest.fixture
+def watch() -> type[Watched]:
+    """What watches a browser page: `watch(page, address)`."""
+    return Watched

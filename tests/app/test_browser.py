@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,19 +15,9 @@ from twell.analysis import contexts
 from twell.workbench.store import Run
 from twell.workbench.writer import RunWriter
 
-playwright = pytest.importorskip("playwright.sync_api")
-
-CHROMIUM = os.environ.get("TWELL_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 PAGES = {
     "": ".tw-numbers",
+    "text": ".tw-passage",
     "tokens": '[data-testid="stDataFrame"]',
     "token": ".tw-places",
     "layers": ".js-plotly-plot",
@@ -44,97 +28,13 @@ PAGES = {
 # Whether the last figure shows so many batches.
 DRAWN = "many => [...document.querySelectorAll('.js-plotly-plot')].at(-1)?._fullData?.[0]?._length === many"
 
-pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="no chromium on this machine")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
-    """Start `twell app` over a folder, in an empty folder; gives the address once it answers."""
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start(folder: Path) -> str:
-        port = free_port()
-        line = [sys.executable, "-m", "twell.workbench", "app", str(folder), "--port", str(port), "--no-browser"]
-        running.append(subprocess.Popen(line, cwd=tmp_path_factory.mktemp("empty")))
-        address = f"http://127.0.0.1:{port}"
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(f"{address}/_stcore/health", timeout=2).close()
-                return address
-            except OSError:
-                assert running[-1].poll() is None, "the dashboard ended before it answered"
-                time.sleep(0.1)
-        raise AssertionError("the dashboard did not answer within 30 s")
-
-    yield start
-    for process in running:
-        process.terminate()
-        process.wait(10)
-
-
-class Watched:
-    """A browser page, and what must not happen in it: errors, and requests to any other host."""
-
-    def __init__(self, page: Any, address: str) -> None:
-        self.page, self.address, self.errors, self.hosts = page, address, [], set()
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", self._said)
-        page.on("request", lambda request: self._host(request.url))
-        page.on("websocket", lambda opened: self._host(opened.url))
-
-    def _said(self, message: Any) -> None:
-        # Streamlit looks for its own base path under the page's path first, and finds it one level up.
-        probe = "/_stcore/" in message.location.get("url", "") and "404" in message.text
-        if message.type == "error" and not probe:
-            self.errors.append(f"{message.text} {message.location}")
-
-    def _host(self, url: str) -> None:
-        if not url.startswith(("data:", "blob:")):
-            self.hosts.add(url.split("/")[2])
-
-    def open(self, path: str, until: str) -> None:
-        self.page.goto(self.address + path)
-        self.page.wait_for_selector(until, timeout=30_000)
-        self.settle()
-
-    def settle(self) -> None:
-        self.page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]', timeout=30_000)
-
-    def check(self) -> None:
-        assert self.errors == []
-        assert self.hosts == {self.address.removeprefix("http://")}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture(scope="module")
-def address(serve: Callable[[Path], str], runs: Path) -> str:
-    return serve(runs)
-
-
-@pytest.fixture
-def watched(browser: Any, address: str) -> Iterator[Watched]:
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    yield Watched(context.new_page(), address)
-    context.close()
-
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (800, "dark")])
-def test_every_page_opens_without_an_error_or_another_host(browser: Any, address: str, width: int, theme: str) -> None:
+def test_every_page_opens_without_an_error_or_another_host(
+    browser: Any, address: str, watch: Any, width: int, theme: str
+) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
-    watched = Watched(context.new_page(), address)
+    watched = watch(context.new_page(), address)
     for path, until in PAGES.items():
         watched.open(f"/{path}?run=made&token=40", until)
         wide = watched.page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth")
@@ -143,7 +43,7 @@ def test_every_page_opens_without_an_error_or_another_host(browser: Any, address
     context.close()
 
 
-def test_from_a_token_to_its_places_and_back(watched: Watched, made_run: Run) -> None:
+def test_from_a_token_to_its_places_and_back(watched: Any, made_run: Run) -> None:
     page = watched.page
     watched.open("/tokens?run=made&find=formal", '[data-testid="stDataFrame"] canvas')
     page.locator(".js-plotly-plot .scatterlayer .point").first.click(force=True)
@@ -167,7 +67,7 @@ def test_from_a_token_to_its_places_and_back(watched: Watched, made_run: Run) ->
     watched.check()
 
 
-def test_token_text_does_nothing_in_a_browser(watched: Watched, hostile: dict[int, str]) -> None:
+def test_token_text_does_nothing_in_a_browser(watched: Any, hostile: dict[int, str]) -> None:
     for token in (50, 51, 53, 54):
         assert token in hostile
         watched.open(f"/token?run=made&token={token}", ".tw-places")
@@ -178,7 +78,7 @@ def test_token_text_does_nothing_in_a_browser(watched: Watched, hostile: dict[in
 
 
 def test_a_new_part_is_on_the_open_page_within_two_seconds(
-    browser: Any, serve: Callable[[Path], str], made: ModuleType, tmp_path: Path
+    browser: Any, serve: Callable[[Path], str], watch: Any, made: ModuleType, tmp_path: Path
 ) -> None:
     """The quickest of three parts counts: a busy machine may hold one up, and not the page."""
     shape = made.Shape(layers=3, sequences=40, timings=1)
@@ -193,7 +93,7 @@ def test_a_new_part_is_on_the_open_page_within_two_seconds(
         made.add_part(writer, shape, {name: values[rows] for name, values in columns.items()}, rng)
 
     part(0)
-    watched = Watched(browser.new_page(), serve(tmp_path))
+    watched = watch(browser.new_page(), serve(tmp_path))
     watched.open("/kernels?run=live", ".tw-mark.live")
     took = []
     for number in (1, 2, 3):

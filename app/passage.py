@@ -1,0 +1,162 @@
+"""The passage of one sequence, token by token, and the scale that shades it.
+
+A shade is one of `all` (nnz summed over the layers), `L3` (nnz in layer 3) and `surprisal` (loss of the token, as
+predicted one position before it). Its scale runs from the 1st to the 99th percentile of the run's unflagged tokens, so
+that two passages of a run are shaded alike. Cost: 10 ms for a sequence; the loudest places read a column of every token
+once for a run.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from twell.analysis.layers import histogram
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.schema import nnz_columns
+from twell.workbench.store import Run
+
+ALL, SURPRISAL = "all", "surprisal"
+SEEN = 12  # loudest places that are listed
+AROUND = 10  # tokens shown to either side of a place
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a shade stands for: its name, its unit, and the values of the faintest and the strongest shade."""
+
+    name: str
+    unit: str
+    low: float
+    high: float
+
+    def share(self, values: np.ndarray) -> np.ndarray:
+        """The values from 0 (low and below) to 1 (high and above); NaN stays."""
+        return np.clip((values - self.low) / max(self.high - self.low, 1e-9), 0, 1)
+
+
+def shades(run: Run) -> list[str]:
+    """Every shade that the run can be shown in."""
+    return [ALL, *(f"L{layer}" for layer in range(run.layers)), *([SURPRISAL] if run.manifest.loss_tokens else [])]
+
+
+def scale(run: Run, shade: str) -> Scale:
+    """The scale of a shade, shared by all passages of the run."""
+    if shade == SURPRISAL:
+        found = run.sql(
+            "select quantile_cont(cast(loss as double), [0.01, 0.99]) as q from activity where flags = 0 and loss < 1e4"
+        )["q"][0]
+        return Scale("surprisal of the token", "nats", float(found[0]), float(found[1]))
+    layer = -1 if shade == ALL else int(shade[1:])
+    counted = histogram(run)
+    counted = counted[counted["layer"] == layer]
+    up_to = np.cumsum(counted["tokens"].to_numpy(float))
+    low, high = (float(counted["nnz"].to_numpy()[np.searchsorted(up_to, share * up_to[-1])]) for share in (0.01, 0.99))
+    return Scale("nnz, sum of all layers" if layer < 0 else f"nnz in layer {layer}", "neurons", low, high)
+
+
+def percentiles(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """The run's values of nnz over all layers, ascending, and the percentage of tokens with at most that many."""
+    counted = histogram(run)
+    counted = counted[counted["layer"] == -1]
+    up_to = np.cumsum(counted["tokens"].to_numpy(float))
+    return counted["nnz"].to_numpy(), 100 * up_to / up_to[-1]
+
+
+def passage(run: Run, sequence: int) -> pd.DataFrame:
+    """The tokens of a sequence in order. Columns: position; token_id; flags; phase; loss (nats, of the next token as
+    predicted here); surprisal (nats, of this token); nnz (sum over layers); nnz_LL."""
+    found = []
+    for path in run.parts("activity"):
+        try:
+            found.append(pq.read_table(path, filters=[("sequence", "=", sequence)]))
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(
+                f"Expected a readable part at {path}, got {str(error).splitlines()[0]}: copy it again from where it "
+                "was recorded, or capture anew."
+            ) from None
+    rows = pa.concat_tables(found).to_pandas().sort_values("position", ignore_index=True)
+    if rows.empty:
+        raise Missing(f"{run.name} holds no sequence {sequence}: it has 0 to {run.manifest.sequences - 1}.")
+    rows["loss"] = rows["loss"].astype("float64")
+    rows["surprisal"] = rows["loss"].shift(1)
+    names = nnz_columns(run.layers)
+    rows["nnz"] = rows[names].sum(axis=1).astype("int64")
+    return rows[["position", "token_id", "flags", "phase", "loss", "surprisal", "nnz", *names]]
+
+
+def values(rows: pd.DataFrame, run: Run, shade: str) -> np.ndarray:
+    """What shades each token."""
+    if shade == SURPRISAL:
+        return rows["surprisal"].to_numpy(float)
+    return rows["nnz" if shade == ALL else nnz_columns(run.layers)[int(shade[1:])]].to_numpy(float)
+
+
+def pieces(found: Iterable[object]) -> list[str]:
+    """What each token adds to the text: a character that several tokens make up is the last one's, and the others add
+    nothing."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return [decoder.decode(piece) if isinstance(piece, bytes) else "" for piece in found]
+
+
+def loudest(run: Run, shade: str) -> pd.DataFrame:
+    """The places of greatest value in the run, each token once. Columns: sequence, position, token_id, value, before,
+    token, after."""
+    if shade == SURPRISAL:
+        value, place = "cast(loss as double)", "position + 1"
+        where = "loss < 1e4"
+        last = "join (select sequence, max(position) as final from activity group by sequence) using (sequence)"
+        where += " and position < final"
+        # The loss of a position is the surprisal of the next, whose token stands in the next row.
+        query = (
+            f"select sequence, {place} as position, {value} as value from activity {last} where {where} "
+            f"order by value desc, sequence, position limit {4 * SEEN}"
+        )
+    else:
+        columns = nnz_columns(run.layers)
+        chosen = columns if shade == ALL else [columns[int(shade[1:])]]
+        total = " + ".join(f"cast({name} as bigint)" for name in chosen)
+        query = (
+            "select -top.s as sequence, -top.p as position, top.v as value from (select token_id, "
+            f"max({{'v': {total}, 's': -sequence, 'p': -position}}) as top from activity where flags = 0 "
+            f"group by token_id) order by value desc, sequence, position limit {SEEN}"
+        )
+    run.parts("activity")
+    found = [_place(run, *place) for place in run.sql(query).itertuples(index=False)]
+    return pd.DataFrame(found).drop_duplicates("token_id").head(SEEN).reset_index(drop=True)
+
+
+def _place(run: Run, sequence: int, position: int, value: float) -> dict[str, object]:
+    """A place with the text around it."""
+    ids = passage(run, int(sequence))["token_id"].to_numpy()
+    at = int(position)
+    return {
+        "sequence": int(sequence),
+        "position": at,
+        "token_id": int(ids[at]),
+        "value": value,
+        "before": run.decode(ids[max(0, at - AROUND) : at].tolist()),
+        "token": run.decode([int(ids[at])]),
+        "after": run.decode(ids[at + 1 : at + 1 + AROUND].tolist()),
+    }
+
+
+def code(run: Run, shade: str) -> str:
+    """The lines that find the loudest places in a notebook."""
+    if shade == ALL:
+        keys = '["sequence", "position", "token_id"]'
+        return f'run.activity(tidy=True, flagged=False).groupby({keys})["nnz"].sum().nlargest({SEEN})'
+    if shade == SURPRISAL:
+        return f'run.activity().nlargest({SEEN}, "loss")  # the next token\'s surprisal'
+    return f'run.activity(flagged=False).nlargest({SEEN}, "{nnz_columns(run.layers)[int(shade[1:])]}")'
+
+
+def sequences(run: Run) -> pd.DataFrame:
+    """The run's sequences, in order. Columns: sequence, document, source, tokens."""
+    return run.frame("sequences", ["sequence", "document", "source", "tokens"]).sort_values("sequence")

@@ -1,0 +1,130 @@
+"""The passage as HTML: every token a link to its page, shaded; under the pointer, or with the keyboard on it, what is
+known of it, always at the same place beside the text. No script: the tokens carry their lines, and CSS shows them.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+import pandas as pd
+
+from twell.app.passage import Scale
+from twell.app.words import SPACE, number, running, visible, whole
+from twell.workbench.schema import DECODE, FLAG_FIRST, FLAG_NOT_FINITE, FLAG_SPECIAL, nnz_columns
+
+FAINT, STRONG = 0.02, 0.72  # opacity of the ends of the scale
+LINE = 16  # strokes in the longest bar
+
+
+def opacity(share: float) -> float:
+    """Of a share of the scale."""
+    return FAINT + (STRONG - FAINT) * share
+
+
+def legend(scale: Scale) -> str:
+    """The scale, its range printed."""
+    unit = "" if scale.unit == "neurons" else f"{SPACE}{scale.unit}"
+    ends = [number(end) + unit for end in (scale.low, scale.high)]
+    return (
+        f'<div class="tw-scale"><span>{html.escape(scale.name)}</span><span>≤{SPACE}{html.escape(ends[0])}</span>'
+        f"<i></i><span>≥{SPACE}{html.escape(ends[1])}</span>"
+        '<span class="tw-quiet">1st to 99th percentile of the run</span></div>'
+    )
+
+
+def bar(share: float) -> str:
+    """A bar of strokes, to half of one."""
+    halves = round(max(0.0, min(share, 1.0)) * LINE * 2)
+    return "━" * (halves // 2) + "╸" * (halves % 2)
+
+
+def lines(row: dict[str, Any], text: str, share: float | None, percentile: float, tops: dict[str, float]) -> str:
+    """What is known of a token, in lines of text."""
+    flags = int(row["flags"])
+    marks = {FLAG_SPECIAL: "special token", FLAG_FIRST: "first of its sequence", FLAG_NOT_FINITE: "not finite"}
+    said = [mark for bit, mark in marks.items() if flags & bit]
+    out = [
+        f"{visible(text)}   id {row['token_id']}",
+        f"position {row['position']}" + (", generated" if row["phase"] == DECODE else ""),
+        f"nnz {whole(row['nnz'])}, percentile {percentile:.0f}",
+        f"surprisal {number(row['surprisal'])}, loss {number(row['loss'])} nats",
+    ]
+    out += [f"{', '.join(said)}: in no statistic"] if said else []
+    out.append("")
+    for layer, (name, top) in enumerate(tops.items()):
+        out.append(f"L{layer:<3}{row[name]:>5} {bar(row[name] / max(top, 1))}")
+    return "\n".join(out)
+
+
+def passage_html(
+    rows: pd.DataFrame,
+    texts: list[str],
+    names: list[str],
+    shares: np.ndarray,
+    ranks: np.ndarray,
+    tops: dict[str, float],
+    run: str,
+    at: int | None,
+) -> str:
+    """The passage and the pane beside it.
+
+    `texts` is what each token adds, `names` the tokens by themselves, `shares` their place on the scale, `ranks` their
+    percentiles, `tops` the greatest common nnz of each layer; `at` is the position that is marked.
+    """
+    spans, resting = [], ""
+    loudest = int(np.nanargmax(shares)) if np.isfinite(shares).any() else 0
+    for place, row in enumerate(rows.to_dict("records")):
+        share = float(shares[place])
+        said = lines(row, names[place], share, float(ranks[place]), tops)
+        here = at is not None and row["position"] == at
+        if here or (at is None and place == loudest) or not resting:
+            resting = said
+        spans.append(_token(row, texts[place], said, share, here, run))
+    return (
+        f'<div class="tw-text"><div class="tw-passage" tabindex="0">{"".join(spans)}</div>'
+        f'<pre class="tw-pane">{html.escape(resting)}</pre></div>'
+    )
+
+
+def _token(row: dict[str, Any], text: str, said: str, share: float, here: bool, run: str) -> str:
+    """One token of the passage; line ends in it break the line."""
+    kind = "t" + (" here" if here else "") + (" out" if row["flags"] else "") + (" bare" if not text else "")
+    kind += " made" if row["phase"] == DECODE else ""
+    shade = "" if np.isnan(share) else f' style="background:rgba(47,126,216,{opacity(share):.3f})"'
+    address = html.escape("token?" + urlencode({"run": run, "token": row["token_id"]}), quote=True)
+    label = html.escape(f"{said}\n", quote=True)
+    return f'<a class="{kind}"{shade} href="{address}" data-said="{label}">{_broken(text)}</a>'
+
+
+def _broken(text: str) -> str:
+    """Text with its line ends shown and kept; nothing in it is left to interpret."""
+    parts = text.replace("\r\n", "\n").split("\n")
+    return '<i class="end">⏎</i>\n'.join(html.escape(running(part)) for part in parts)
+
+
+def jumps(frame: pd.DataFrame, run: str, shade: str, scale: Scale) -> str:
+    """The loudest places, each a link to its place in the text."""
+    out = []
+    for row in frame.itertuples():
+        query = {"run": run, "sequence": row.sequence, "position": row.position}
+        query |= {"shade": shade} if shade != "all" else {}
+        address = html.escape("text?" + urlencode(query), quote=True)
+        tint = opacity(float(scale.share(np.array([row.value]))[0]))
+        out.append(
+            f'<a class="tw-jump" href="{address}"><span class="where">{row.sequence}:{row.position}</span>'
+            f'<span class="before"><span>{html.escape(running(row.before[-60:]))}</span></span>'
+            f'<span class="token" style="background:rgba(47,126,216,{tint:.2f})">'
+            f"{html.escape(visible(row.token))}</span>"
+            f'<span class="after">{html.escape(running(row.after[:60]))}</span>'
+            f'<span class="number">{html.escape(number(row.value))}</span></a>'
+        )
+    return f'<div class="tw-places">{"".join(out)}</div>'
+
+
+def layer_tops(counts: pd.DataFrame, layers: int) -> dict[str, float]:
+    """The 99th percentile of each layer's nnz: the length of a full bar (by_layer)."""
+    tops = counts.set_index("layer")["p99"]
+    return {name: float(tops.get(layer, 1)) for layer, name in enumerate(nnz_columns(layers))}

@@ -1,0 +1,45 @@
+"""How the passage looks, and the other pieces that are HTML of our own (`theme.CSS` has what Streamlit leaves open)."""
+
+from __future__ import annotations
+
+CSS = """<style>
+/* the passage, and beside it what is known of the token under the pointer */
+.tw-text { position: relative; padding-right: 22rem; min-height: 17rem; }
+.tw-passage { font-family: "Source Code Pro", monospace; font-size: .88rem; line-height: 1.75; white-space: pre-wrap;
+  overflow-wrap: anywhere; max-height: 60vh; overflow-y: auto; padding: .2rem .3rem; outline-offset: 2px; }
+.tw-passage a.t { color: inherit !important; text-decoration: none !important; border-radius: 3px; padding: .12em 0; }
+.tw-passage a.bare { padding: .12em .25em; }
+.tw-passage a.out { text-decoration: underline dotted !important; text-underline-offset: .3em; }
+.tw-passage a.made { font-style: italic; }
+.tw-passage a.here { outline: 2px solid #c9821f; scroll-initial-target: nearest; }
+.tw-passage a.t:is(:hover, :focus-visible) { outline: 2px solid #2f7ed8; }
+.tw-passage .end { opacity: .35; font-style: normal; }
+.tw-text .tw-pane, .tw-passage a.t::after { position: absolute; top: 0; right: 0; width: 20.5rem; max-height: 100%;
+  box-sizing: border-box; margin: 0; padding: .1rem 0 .1rem 1rem; border-left: 1px solid rgba(139,149,161,.35);
+  font: .8rem/1.5 "Source Code Pro", monospace; white-space: pre; overflow: hidden; background: none; }
+.tw-passage a.t::after { content: attr(data-said); display: none; }
+.tw-passage a.t:is(:hover, :focus-visible)::after { display: block; }
+.tw-text:has(a.t:is(:hover, :focus-visible)) .tw-pane { visibility: hidden; }
+.tw-scale { display: flex; align-items: center; gap: .6rem; font-size: .83rem; }
+.tw-scale span { opacity: .8; }
+.tw-scale .tw-quiet { opacity: .6; }
+.tw-place a.where { color: #2f7ed8 !important; opacity: 1; }
+.tw-scale i { width: 11rem; height: .7rem; border-radius: 3px; border: 1px solid rgba(139,149,161,.35);
+  background: linear-gradient(to right, rgba(47,126,216,.02), rgba(47,126,216,.72)); }
+@media (max-width: 900px) {
+  .tw-text { padding-right: 0; padding-bottom: 17rem; }
+  .tw-text .tw-pane, .tw-passage a.t::after { top: auto; bottom: 0; right: auto; left: 0; width: 100%;
+    max-height: 16rem; }
+}
+
+/* places that are links */
+a.tw-jump { display: grid; grid-template-columns: 6.6rem minmax(0,1fr) auto minmax(0,1fr) 4.6rem; gap: .45rem;
+  padding: .2rem 0; border-bottom: 1px solid rgba(139,149,161,.22); align-items: baseline; color: inherit !important;
+  text-decoration: none !important; }
+a.tw-jump:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
+a.tw-jump > * { white-space: pre; overflow: hidden; unicode-bidi: isolate; }
+a.tw-jump .where, a.tw-jump .number { opacity: .72; font-variant-numeric: tabular-nums; }
+a.tw-jump .number { text-align: right; }
+a.tw-jump .before { display: flex; justify-content: flex-end; }
+a.tw-jump .token { border-radius: 3px; padding: 0 .25rem; max-width: 16rem; text-overflow: ellipsis; }
+</style>"""

@@ -1,0 +1,172 @@
+"""The Text page: the passage token by token, its shades, and own text that the model reads."""
+
+from __future__ import annotations
+
+import html
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from twell.app.jobs import Desk, model_of
+from twell.app.passage import loudest, passage, pieces, scale
+from twell.workbench.errors import UserError
+from twell.workbench.store import Run, open_run
+
+Show = Callable[..., AppTest]
+BUNDLED = {"name": "demo-model", "layers": 8, "d_model": 256, "d_ff": 768}
+
+
+def markup(test: AppTest) -> str:
+    return "\n".join(str(element.proto.body) for element in test.get("html"))
+
+
+def shades(shown: str) -> list[float]:
+    """The opacity of each token, in order."""
+    tokens = re.findall(r'<a class="t(?: [a-z]+)*"(?: style="background:rgba\(47,126,216,([0-9.]+)\)")?', shown)
+    return [float(shade) if shade else float("nan") for shade in tokens]
+
+
+def test_every_token_of_the_sequence_stands_there_in_order(show: Show, runs: Path, made_run: Run) -> None:
+    shown = markup(show(runs, "text", run="made", sequence="3"))
+    rows = passage(made_run, 3)
+    ids = [int(token) for token in re.findall(r'class="t[^>]*token=(\d+)"', shown)]
+    assert ids == rows["token_id"].tolist()
+    assert "Sequence 3" in shown
+    assert "1st to 99th percentile of the run" in shown
+
+
+@pytest.mark.parametrize("shade", ["all", "L2", "surprisal"])
+def test_the_stronger_shade_is_the_greater_value(show: Show, runs: Path, made_run: Run, shade: str) -> None:
+    test = show(runs, "text", run="made", sequence="1", shade=shade)
+    assert not test.exception
+    rows = passage(made_run, 1)
+    values = rows[{"all": "nnz", "L2": "nnz_02", "surprisal": "surprisal"}[shade]].to_numpy(float)
+    drawn = np.array(shades(markup(test)))
+    assert np.isnan(drawn).tolist() == np.isnan(values).tolist()
+    known = ~np.isnan(values)
+    ends = scale(made_run, shade)
+    inside = known & (values > ends.low) & (values < ends.high)
+    assert np.all(np.diff(drawn[inside][np.argsort(values[inside], kind="stable")]) >= 0)
+    assert drawn[known].max() - drawn[known].min() > 0.3
+
+
+def test_the_loudest_places_are_those_of_the_rows(made_run: Run) -> None:
+    rows = made_run.activity(flagged=False)
+    total = rows.filter(like="nnz_").sum(axis=1)
+    found = loudest(made_run, "all")
+    assert found["value"].iloc[0] == total.max()
+    best = total.groupby(rows["token_id"]).max().sort_values(ascending=False)
+    assert found["value"].tolist() == best.head(len(found)).tolist()
+    assert found["token_id"].is_unique
+    first = loudest(made_run, "surprisal").iloc[0]
+    place = passage(made_run, int(first["sequence"])).iloc[int(first["position"])]
+    assert place["surprisal"] == first["value"]
+    every = made_run.activity()
+    last = every.groupby("sequence")["position"].transform("max")
+    assert first["value"] == every.loc[every["position"] < last, "loss"].max()
+
+
+def test_characters_of_several_tokens_stand_once_whole() -> None:
+    assert pieces([b"a", b"\xc3", b"\xa9", b"\n", b"\xff", None]) == ["a", "", "é", "\n", "�", ""]
+
+
+def test_nothing_of_a_token_is_interpreted(show: Show, runs: Path, made_run: Run, hostile: dict[int, str]) -> None:
+    rows = made_run.activity()
+    for token in (50, 52, 54):
+        sequence = int(rows.loc[rows["token_id"] == token, "sequence"].iloc[0])
+        shown = markup(show(runs, "text", run="made", sequence=str(sequence)))
+        assert html.escape(hostile[token]) in shown
+        assert not re.search(r"<(script|img)|</div><b", shown)
+
+
+def test_the_address_names_sequence_place_and_shade(show: Show, runs: Path) -> None:
+    test = show(runs, "text", run="made", sequence="7", position="20", shade="L1")
+    assert markup(test).count('class="t here') == 1
+    assert test.number_input(key="sequence").value == 7
+    test.number_input(key="sequence").set_value(8).run()
+    assert test.query_params["sequence"] == "8"
+    assert "position" not in test.query_params
+    for nonsense in ("99999", "-4", "x", "<b>"):
+        test = show(runs, "text", run="made", sequence=nonsense, shade=nonsense, position=nonsense)
+        assert not test.exception
+        assert "tw-passage" in markup(test)
+
+
+def test_without_rows_of_tokens_the_page_says_so(show: Show, runs: Path) -> None:
+    test = show(runs, "text", run="summary")
+    assert not test.exception
+    assert "summary-only run" in test.info[0].value.replace("\\", "")
+
+
+def bundled(made: ModuleType, folder: Path) -> Path:
+    """A folder with a run that says it is of the bundled model."""
+    made.make(folder / "tiny", layers=8, d_ff=768, sequences=10)
+    manifest = folder / "tiny" / "run.json"
+    text = manifest.read_text().replace("made-up/sparse", "demo-model").replace('"d_model": 64', '"d_model": 256')
+    manifest.write_text(text)
+    return folder
+
+
+def test_the_model_is_at_hand_only_if_it_is_the_same(made: ModuleType, made_run: Run, tmp_path: Path) -> None:
+    assert model_of(made_run) is None
+    run = open_run(bundled(made, tmp_path) / "tiny")
+    found = model_of(run)
+    assert found is not None
+    assert found[0].endswith("demo-model")
+    run.manifest.model["d_model"] = 128
+    assert model_of(run) is None
+
+
+def test_a_job_that_fails_says_why_and_one_runs_at_a_time(tmp_path: Path) -> None:
+    desk = Desk()
+    job = desk.start("own text", tmp_path / "own", [str(tmp_path / "no-model"), "--text", "own-text.txt"], "words")
+    with pytest.raises(UserError, match="one is running"):
+        desk.start("own text", tmp_path / "two", [], "words")
+    for _ in range(600):
+        if not job.running:
+            break
+        time.sleep(0.1)
+    failure = job.failure()
+    assert failure is not None
+    assert "no-model" in failure
+    assert not (tmp_path / "own").exists()
+    desk.clear()
+    assert desk.job is None
+
+
+def test_own_text_is_read_by_the_model_and_opens(
+    browser: Any, serve: Callable[[Path], str], watch: Any, made: ModuleType, tmp_path: Path
+) -> None:
+    watched = watch(browser.new_page(), serve(bundled(made, tmp_path)))
+    page = watched.page
+    watched.open("/text?run=tiny", ".tw-passage")
+    page.get_by_role("button", name="Your own text").click()
+    page.get_by_label("Text", exact=True).fill("A lichen <script>window.twellHurt=1</script> lives here.\n\nשלום")
+    page.keyboard.press("Tab")
+    page.get_by_role("button", name="Read it").click()
+    page.wait_for_selector(".st-key-job")
+    page.wait_for_url("**run=own-a-lichen-*", timeout=120_000)
+    page.wait_for_selector(".tw-passage:has-text('lichen')")
+    watched.settle()
+    assert "<script>window" in page.locator(".tw-passage").inner_text()
+    assert page.evaluate("window.twellHurt") is None
+    (run,) = [open_run(path) for path in tmp_path.iterdir() if path.name.startswith("own-")]
+    assert run.manifest.status == "complete"
+    assert run.frame("sequences")["source"].tolist() == ["own-text.txt"]
+    watched.check()
+
+
+def test_the_dashboard_never_loads_torch() -> None:
+    """In a process of its own, since other tests of this one may have."""
+    code = "import sys, twell.app.own, twell.app.passage_view; print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "False"
