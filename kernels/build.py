@@ -70,7 +70,6 @@ class BuildError(RuntimeError):
 _outcomes: dict[Library, str | None] = {}  # of this process
 
 
-@torch.compiler.assume_constant_result
 def failure(library: Library) -> str | None:
     """Makes the library's ops known to torch, building it if need be; the reason if that fails, and it stays so."""
     if library not in _outcomes:
@@ -84,6 +83,10 @@ def failure(library: Library) -> str | None:
         except OSError as error:
             _outcomes[library] = f"its library does not load: {str(error).splitlines()[0]}"
     return _outcomes[library]
+
+
+# What torch.compiler.assume_constant_result would set, without the second that its import of dynamo takes.
+failure._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def cache_folder() -> Path:
