@@ -10,8 +10,10 @@ a run; a query engine is loaded only then.
 """
 
 from twell.analysis.classes import token_classes
+from twell.analysis.concentration import concentration, dead_curve, dead_mask, dead_neurons, lorenz
 from twell.analysis.contexts import contexts, loudest, passages
 from twell.analysis.decay import position_fit
+from twell.analysis.examples import examples
 from twell.analysis.export import export
 from twell.analysis.findings import findings
 from twell.analysis.gains import gain_correlations, layer_gains, model_time
@@ -23,7 +25,9 @@ from twell.analysis.speedup import model_speedup, speedup, speedup_correlation, 
 from twell.analysis.summary import ensure, summarize
 from twell.analysis.surprisal import surprisal, surprisal_correlation
 from twell.analysis.tiles import peer_audit, tile_audit
+from twell.analysis.together import fired_csr, together
 from twell.analysis.tokens import by_token, token_profile
+from twell.analysis.unions import union_sizes
 from twell.analysis.words import by_word
 
 __all__ = [
@@ -32,13 +36,20 @@ __all__ = [
     "by_position",
     "by_token",
     "by_word",
+    "concentration",
     "contexts",
+    "dead_curve",
+    "dead_mask",
+    "dead_neurons",
     "ensure",
+    "examples",
     "export",
     "findings",
+    "fired_csr",
     "gain_correlations",
     "layer_gains",
     "layer_histogram",
+    "lorenz",
     "loudest",
     "model_speedup",
     "model_time",
@@ -54,6 +65,8 @@ __all__ = [
     "surprisal_correlation",
     "tile_audit",
     "timings_by_batch",
+    "together",
     "token_classes",
     "token_profile",
+    "union_sizes",
 ]

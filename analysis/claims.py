@@ -176,7 +176,9 @@ def obvious_classes(run: Run) -> Answer:
             f"{kind}s: z {row['z']:+.2f}, against {row['others']:+.2f} of the rest" for kind, row in rows.iterrows()
         ),
         "95 % "
-        + ", ".join(f"{row['low']:+.2f} to {row['high']:+.2f} (n = {row['count']:,})" for _, row in rows.iterrows()),
+        + ", ".join(
+            f"{row['low']:+.2f} to {row['high']:+.2f} (n = {int(row['count']):,})" for _, row in rows.iterrows()
+        ),
         bool((rows["high"] < rows["others"]).all()),
         "both classes lie below the rest with 95 % confidence",
     )

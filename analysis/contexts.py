@@ -77,7 +77,7 @@ def passages(run: Run, width: int = 32, limit: int = 20, order: Order = "loudest
         found = engine.arrow(rows.order_by([*_first(ibis, order), "sequence", "position"]).limit(limit)).to_pandas()
     if found.empty:
         raise Missing(f"{run.name} has no {width} consecutive unflagged tokens: ask for shorter passages.")
-    found["text"] = [right for _left, right in _sides(run, found.assign(position=found["position"] - 1), width)]
+    found["text"] = [right for _left, _token, right in sides(run, found.assign(position=found["position"] - 1), width)]
     frame = _sourced(run, found)[["sequence", "position", "document", "source", "text", "z", "nnz", "loss"]]
     frame.attrs = {"definition": run.manifest.nnz_definition, "width": width, "order": order}
     return frame
@@ -90,8 +90,8 @@ def _dressed(run: Run, found: pd.DataFrame, width: int, flagged: bool, about: di
     up_to = np.cumsum(counted["tokens"].to_numpy())
     reached = np.searchsorted(counted["nnz"].to_numpy(), found["nnz"].to_numpy(), side="right") - 1
     found["percentile"] = 100 * up_to[reached] / up_to[-1]
-    sides = _sides(run, found, width)
-    found["before"], found["after"] = [left for left, _ in sides], [right for _, right in sides]
+    around = sides(run, found, width)
+    found["before"], found["after"] = [left for left, _, _ in around], [right for _, _, right in around]
     found["token"] = token_text(run, found["token_id"])
     found = _sourced(run, found)
     columns = ["sequence", "position", "document", "source", "before", "token", "after", "nnz", "z", "loss"]
@@ -144,8 +144,8 @@ def _first(ibis: ModuleType, order: Order) -> list[ir.Value]:
     return {"loudest": [ibis.desc("z")], "quietest": [ibis.asc("z")], "text": []}[order]
 
 
-def _sides(run: Run, places: pd.DataFrame, width: int) -> list[tuple[str, str]]:
-    """The text before and after each place."""
+def sides(run: Run, places: pd.DataFrame, width: int) -> list[tuple[str, str, str]]:
+    """The text before, at and after each place (columns sequence, position), `width` tokens either side."""
     from twell.analysis.engine import Engine
 
     wanted = sorted(set(places["sequence"].tolist()))
@@ -154,11 +154,11 @@ def _sides(run: Run, places: pd.DataFrame, width: int) -> list[tuple[str, str]]:
         rows = rows.filter(rows.sequence.isin(wanted)).select("sequence", "position", "token_id")
         near = engine.arrow(rows).to_pandas().sort_values(["sequence", "position"])
     by_sequence = {number: group for number, group in near.groupby("sequence")}
-    sides = []
+    found = []
     for sequence, position in zip(places["sequence"], places["position"], strict=True):
         there = by_sequence[sequence]
         offset = there["position"].to_numpy() - position
         ids = there["token_id"].to_numpy()
         left, right = ids[(offset < 0) & (offset >= -width)], ids[(offset > 0) & (offset <= width)]
-        sides.append((run.decode(left.tolist()), run.decode(right.tolist())))
-    return sides
+        found.append((run.decode(left.tolist()), run.decode(ids[offset == 0].tolist()), run.decode(right.tolist())))
+    return found

@@ -22,6 +22,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from twell.analysis.classes import token_classes
+from twell.analysis.concentration import concentration, dead_curve, dead_neurons, lorenz
 from twell.analysis.decay import position_fit
 from twell.analysis.findings import findings
 from twell.analysis.gains import gain_correlations, layer_gains, model_time
@@ -32,6 +33,7 @@ from twell.analysis.speedup import speedup, timings_by_batch
 from twell.analysis.surprisal import surprisal, surprisal_correlation
 from twell.analysis.tiles import peer_audit, tile_audit
 from twell.analysis.tokens import by_token
+from twell.analysis.unions import union_sizes
 from twell.analysis.words import by_word
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import ExportOptions
@@ -48,6 +50,11 @@ ANALYSIS: dict[str, Callable[[Run], pd.DataFrame]] = {
     "by_word": by_word,
     "token_classes": token_classes,
     "by_neuron": by_neuron,
+    "concentration": concentration,
+    "lorenz": lorenz,
+    "dead_curve": dead_curve,
+    "dead_neurons": dead_neurons,
+    "union_sizes": union_sizes,
     "surprisal": surprisal,
     "surprisal_correlation": surprisal_correlation,
     "speedup": speedup,
