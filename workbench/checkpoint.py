@@ -8,6 +8,7 @@ run, and no pickle is opened.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -22,6 +23,7 @@ SUPPORTED = f"a ReLU-gated model of model_type {', '.join(FAMILIES[:-1])} or {FA
 # A field that a family's configuration class does not have, and whose name speaks of the FFN, is another FFN.
 ABOUT_FFN = re.compile(r"spars|expert|moe|mlp|ffn|activation|hidden_act|threshold")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+MIB = 2**20
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
@@ -103,6 +105,19 @@ def _fields(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise UserError(f"{wanted} with an object in it, got a {type(fields).__name__}: copy the model again.")
     return fields
+
+
+def fingerprint(folder: Path) -> str:
+    """What tells checkpoints apart without reading gigabytes: a sha256 over each file's size, first and last MiB."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with open(path, "rb") as file:
+            digest.update(file.read(MIB))
+            file.seek(max(0, size - MIB))
+            digest.update(file.read(MIB))
+    return digest.hexdigest()
 
 
 def first_line(error: Exception) -> str:

@@ -34,6 +34,12 @@ class Part:
     bytes: int
     sha256: str
 
+    @property
+    def number(self) -> int:
+        """Of the part that the file belongs to; -1 for a table of one file."""
+        digits = Path(self.file).stem.rpartition("-")[2]
+        return int(digits) if digits.isdigit() else -1
+
 
 @dataclass
 class Manifest:

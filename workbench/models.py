@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, 
 from twell.kernels.layout import Layout
 from twell.kernels.module import Probe, SparseFFN
 from twell.kernels.ops import Choice
-from twell.workbench.checkpoint import find, first_line, understood
+from twell.workbench.checkpoint import find, fingerprint, first_line, understood
 from twell.workbench.errors import UserError
 
 CONTEXT = 2048  # tokens: the longest sequence unless told otherwise
@@ -41,6 +41,7 @@ class LoadedModel:
     probe: Probe
     ffns: tuple[SparseFFN, ...]
     kernel: str
+    weights: str  # sha256 of the checkpoint's files: sizes, first and last MiB
 
     @property
     def body(self) -> nn.Module:
@@ -104,6 +105,7 @@ class LoadedModel:
         return {
             "name": self.name,
             "revision": self.revision,
+            "weights": self.weights,
             "family": self.family,
             "layers": self.layers,
             "d_model": self.d_model,
@@ -146,7 +148,7 @@ def load(
     ffns = tuple(
         _replace(layer, number, probe, kernel, name) for number, layer in enumerate(network.get_decoder().layers)
     )
-    return LoadedModel(name, revision, network, tokenizer, probe, ffns, kernel)
+    return LoadedModel(name, revision, network, tokenizer, probe, ffns, kernel, fingerprint(folder))
 
 
 def pick_device(device: str) -> torch.device:

@@ -42,6 +42,7 @@ class CaptureOptions:
         "all", help="counts per token alone; with sums a neuron and tile as well; or with unions of blocks too"
     )
     revision: str | None = option(None, help="branch, tag or commit of a hub model")
+    resume: bool = option(False, help="go on with the run in --out where it ends; it begins if there is none")
 
 
 @dataclass(frozen=True, kw_only=True)

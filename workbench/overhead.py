@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
-from twell.workbench.capture import Recorder, new_manifest, read_batches
 from twell.workbench.forward import Batch, Inputs, forward
 from twell.workbench.manifest import COMPLETE
 from twell.workbench.models import LoadedModel
 from twell.workbench.options import CaptureOptions
+from twell.workbench.reading import read_batches
+from twell.workbench.recorder import Recorder, new_manifest
 from twell.workbench.sources import Source
 from twell.workbench.timing import dense
 from twell.workbench.writer import RunWriter

@@ -8,8 +8,8 @@ probes off and are heard by nobody, so they change no count.
 
 Cost: at most SHARE of the capture's time, and on a GPU that reports its power 12 s at the first batch, for the power
 that the whole model draws, dense and sparse. The first batch is always timed; after that, one is passed over when
-timing another would spend more. On a CPU the first ROWS rows of a batch are timed, which is enough to fill it, and of the
-attention's sequences as many as come to that, but one.
+timing another would spend more. On a CPU the first ROWS rows of a batch are timed, which is enough to fill it, and of
+the attention's sequences as many as come to that, but one.
 """
 
 from __future__ import annotations

@@ -81,12 +81,16 @@ def disk_error(path: Path, error: OSError) -> UserError:
 class RunWriter:
     """Records one run. Not for several threads; the thread that writes files is its own.
 
-    `folder` must not hold a run already: UserError, and nothing in it is touched.
+    `folder` must not hold a run already: UserError, and nothing in it is touched. With `resume` it holds the run of
+    this manifest, and what is no part of it is removed: files that a crash left behind.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, resume: bool = False) -> None:
         self.folder, self.manifest = Path(folder), manifest
-        refuse_existing(self.folder)
+        if resume:
+            _remove_strays(self.folder, manifest)
+        else:
+            refuse_existing(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             manifests.write(self.folder, manifest)
@@ -94,7 +98,8 @@ class RunWriter:
             raise disk_error(self.folder / manifests.FILE, error) from error
         self._schemas = {name: arrow_schema(name, manifest.layers, manifest.d_ff) for name in TABLES}
         self._rows: dict[str, list[pa.Table]] = {}
-        self._number, self._tokens, self._opened = 0, 0, time.monotonic()
+        self._number = 1 + max((part.number for part in manifest.parts), default=-1)
+        self._tokens, self._opened = 0, time.monotonic()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="twell-writer")
         self._in_flight: Future[None] | None = None
 
@@ -118,8 +123,8 @@ class RunWriter:
         """Whether the open part has reached its size or its age. Ask at the end of a sequence."""
         return self._tokens >= PART_TOKENS or (self._tokens > 0 and time.monotonic() - self._opened >= PART_SECONDS)
 
-    def close_part(self) -> None:
-        """Hand what was added since the last part to the writing thread.
+    def close_part(self, **updates: Any) -> None:
+        """Hand what was added since the last part to the writing thread, and what the manifest is to say with it.
 
         Waits for the part before it. Raises UserError if that one could not be written.
         """
@@ -128,12 +133,12 @@ class RunWriter:
         number, self._number = self._number, self._number + 1
         self._rows, self._tokens, self._opened = {}, 0, time.monotonic()
         if tables:
-            self._in_flight = self._pool.submit(self._write_part, number, tables)
+            self._in_flight = self._pool.submit(self._write_part, number, tables, updates)
 
     def finish(self, status: str = manifests.COMPLETE, **updates: Any) -> None:
         """Write what is left, wait for it, and set the manifest's status and any other of its fields."""
         try:
-            self.close_part()
+            self.close_part(**updates)
             self._wait()
         finally:
             self._pool.shutdown()
@@ -159,13 +164,15 @@ class RunWriter:
             future, self._in_flight = self._in_flight, None
             future.result()
 
-    def _write_part(self, number: int, tables: dict[str, pa.Table]) -> None:
+    def _write_part(self, number: int, tables: dict[str, pa.Table], updates: Mapping[str, Any]) -> None:
         parts: list[Part] = []
         for name, table in tables.items():
             file = f"{name}.parquet" if TABLES[name].single_file else f"{name}/part-{number:05d}.parquet"
             size, digest = write_parquet(self.folder / file, table)
             parts.append(Part(name, file, table.num_rows, size, digest))
         self.manifest.parts += parts
+        for name, value in updates.items():
+            setattr(self.manifest, name, value)
         if "activity" in tables:
             self.manifest.tokens += tables["activity"].num_rows
             self.manifest.sequences += tables["sequences"].num_rows if "sequences" in tables else 0
@@ -173,6 +180,13 @@ class RunWriter:
             manifests.write(self.folder, self.manifest)
         except OSError as error:
             raise disk_error(self.folder / manifests.FILE, error) from error
+
+
+def _remove_strays(folder: Path, manifest: Manifest) -> None:
+    kept = {folder / part.file for part in manifest.parts}
+    for path in (path for name in TABLES for path in [*(folder / name).glob("*"), *folder.glob(f"{name}.parquet*")]):
+        if path not in kept:
+            path.unlink()
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:

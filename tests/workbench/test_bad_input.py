@@ -22,10 +22,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from twell.workbench import writer
-from twell.workbench.capture import Recorder, capture
+from twell.workbench.capture import capture
 from twell.workbench.cli import main
 from twell.workbench.errors import UserError
 from twell.workbench.options import CaptureOptions
+from twell.workbench.recorder import Recorder
 from twell.workbench.store import Run, open_run
 
 Twell = Callable[..., str]

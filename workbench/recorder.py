@@ -1,0 +1,169 @@
+"""Recording: batches go through the model, and what they counted to the writer, one batch behind the device.
+
+A batch in which a value was not finite runs once more with those tokens left out of the sums, so that every table
+covers the same tokens. A part is closed at the end of a batch, with what the manifest says of the tokens until then.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+
+from twell.workbench import doctor, schema
+from twell.workbench.forward import Batch, Counted, Inputs, forward
+from twell.workbench.manifest import Manifest
+from twell.workbench.models import LoadedModel
+from twell.workbench.options import CaptureOptions
+from twell.workbench.reading import sequence_length
+from twell.workbench.sources import Source
+from twell.workbench.sums import Sums
+from twell.workbench.timing import Timings
+from twell.workbench.vocabulary import vocabulary
+from twell.workbench.writer import RunWriter
+
+NOT_COMPARED = {"out", "resume"}  # options that say nothing of what is recorded
+
+
+class Recorder:
+    """Runs batches through the model and hands what they counted to the writer, one batch behind the device."""
+
+    def __init__(self, loaded: LoadedModel, writer: RunWriter, options: CaptureOptions) -> None:
+        self.loaded, self.writer, self.options = loaded, writer, options
+        self.timings = Timings(loaded, options.timings, options.loss)
+        manifest = writer.manifest  # of a run that goes on: what it says of the tokens so far
+        known = ("documents", "sequences", "tokens")
+        self._text: dict[str, dict[str, Any]] = {
+            one["source"]: {name: one[name] for name in known} for one in manifest.text if "tokens" in one
+        }
+        self._began = time.monotonic() - manifest.seconds
+        self._in_flight: tuple[Batch, Counted] | None = None
+        self._sums: Sums | None = None
+        self._part_tokens = 0  # unflagged tokens of the open part
+        self._nnz_sum = self._unflagged = self.fresh_tokens = 0
+        self._loss_sum, self._loss_tokens = manifest.loss_sum, manifest.loss_tokens
+        if not manifest.parts:
+            writer.add("vocab", vocabulary(loaded.tokenizer))
+
+    @property
+    def nnz_mean(self) -> float:
+        """Over the unflagged tokens since this object was made, and all layers."""
+        return self._nnz_sum / max(1, self._unflagged * self.loaded.layers)
+
+    def step(self, batch: Batch) -> None:
+        """Give a batch to the device, then write the one before it."""
+        inputs, options = Inputs.of(batch, self.loaded.device), self.options
+        with self.timings.of(batch) as on_layer:
+            counted = forward(self.loaded, inputs, probes=options.probes, loss=options.loss, on_layer=on_layer)
+        before, self._in_flight = self._in_flight, (batch, counted)
+        self.fresh_tokens = 0
+        if before is not None:
+            self._write(*before)
+
+    def finish(self, status: str, sources: list[Source]) -> None:
+        """Write what is left, and set what the manifest can only say at the end."""
+        if self._in_flight is not None:
+            self._write(*self._in_flight)
+            self._in_flight = None
+        about = self._flush()
+        read = [source.manifest() | self._text.get(source.name, {}) for source in sources]
+        self.writer.finish(status, **about | {"text": read})
+
+    def rescue(self) -> None:
+        """Mark the run interrupted, with the parts that are whole already; never raises."""
+        with suppress(Exception):
+            self.writer.abandon()
+
+    @torch.inference_mode()
+    def _write(self, batch: Batch, counted: Counted) -> None:
+        counted.wait()
+        flags = batch.flags
+        finite = counted.finite.numpy()
+        if not finite.all():
+            flags = flags | ~finite * np.uint8(schema.FLAG_NOT_FINITE)
+            inputs = Inputs.of(batch, self.loaded.device, flags)
+            counted = forward(self.loaded, inputs, probes=self.options.probes, loss=self.options.loss)
+            counted.wait()
+        nnz = counted.nnz.numpy()
+        counts = dict(zip(schema.nnz_columns(len(nnz)), nnz.astype(schema.nnz_type(self.loaded.d_ff)), strict=True))
+        keys = {"sequence": batch.sequence, "position": batch.position, "token_id": batch.token_id}
+        phase = np.full(len(flags), schema.PREFILL, dtype=np.uint8)
+        self.writer.add(
+            "activity", keys | {"phase": phase, "flags": flags, "loss": self._losses(batch, counted)} | counts
+        )
+        self.writer.add("sequences", self._sequences(batch))
+        if self._sums is None:
+            self._sums = counted.sums
+        else:
+            self._sums.merge(counted.sums)
+        plain = flags == 0
+        self._part_tokens += int(plain.sum())
+        self._unflagged += int(plain.sum())
+        self._nnz_sum += int(nnz[:, plain].sum(dtype=np.int64))
+        self.fresh_tokens = len(flags)
+        if self.writer.due:
+            self.writer.close_part(**self._flush())
+
+    def _losses(self, batch: Batch, counted: Counted) -> np.ma.MaskedArray:
+        """float16 [tokens], masked where there is no next token or no finite loss; adds to the run's sum."""
+        losses = np.full(len(batch.predicts), np.nan, dtype=np.float32)
+        if counted.loss is not None:
+            losses[batch.predicts] = counted.loss.numpy()
+        known = np.isfinite(losses)
+        self._loss_sum += float(losses[known].sum(dtype=np.float64))
+        self._loss_tokens += int(known.sum())
+        return np.ma.MaskedArray(np.where(known, losses, 0).astype(np.float16), mask=~known)
+
+    def _sequences(self, batch: Batch) -> dict[str, Any]:
+        for sequence in batch.sequences:
+            seen = self._text.setdefault(sequence.source, {"documents": 0, "sequences": 0, "tokens": 0})
+            seen["documents"] += sequence.start == 0
+            seen["sequences"] += 1
+            seen["tokens"] += len(sequence.ids)
+        return {
+            "sequence": np.arange(batch.first, batch.first + len(batch.sequences), dtype=np.int32),
+            "document": [sequence.document for sequence in batch.sequences],
+            "start": [sequence.start for sequence in batch.sequences],
+            "source": [sequence.source for sequence in batch.sequences],
+            "tokens": batch.lengths,
+        }
+
+    def _flush(self) -> dict[str, Any]:
+        """Sums and timings of the open part to the writer. Returns what the manifest says of all tokens until now."""
+        if self._sums is not None:
+            for table, columns in self._sums.tables(self._part_tokens):
+                self.writer.add(table, columns)
+        if self.timings.rows:
+            names = self.timings.rows[0]
+            self.writer.add("timings", {name: [row[name] for row in self.timings.rows] for name in names})
+        self._sums, self._part_tokens, self.timings.rows = None, 0, []
+        seconds = time.monotonic() - self._began
+        about = {"seconds": seconds, "loss_sum": self._loss_sum, "loss_tokens": self._loss_tokens}
+        return about | {"text": [{"source": name} | self._text.get(name, {}) for name in self.options.text]}
+
+
+def new_manifest(loaded: LoadedModel, options: CaptureOptions) -> Manifest:
+    """What is known of the run before it begins. It names no path but those that were typed to name the text."""
+    choice = loaded.choice(options.batch_tokens)
+    layout = loaded.layout
+    return Manifest(
+        name=options.out.name,
+        model=loaded.describe(),
+        tokenizer={"name": loaded.name, "vocab_size": len(loaded.tokenizer)},
+        nnz_definition=loaded.nnz_definition,
+        dtype=loaded.dtype,
+        device=doctor.device_name(loaded.device),
+        driver=doctor.driver(loaded.device),
+        kernel={"name": choice.kernel, "reason": choice.reason},
+        layout={"tile": layout.tile, "compression": layout.compression, "slots": layout.slots},
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        text=[{"source": name} for name in options.text],
+        options={name: value for name, value in asdict(options).items() if name not in NOT_COMPARED}
+        | {"model": loaded.name, "seq_len": sequence_length(loaded, options.seq_len)},
+        versions=doctor.versions(),
+    )
