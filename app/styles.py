@@ -23,7 +23,7 @@ CSS = """<style>
 .tw-scale { display: flex; align-items: center; gap: .6rem; font-size: .83rem; }
 .tw-scale span { opacity: .8; }
 .tw-scale .tw-quiet { opacity: .6; }
-.tw-place a.where { color: #2f7ed8 !important; opacity: 1; }
+.tw-place a.where { color: #2f7ed8 !important; opacity: 1; text-decoration: none !important; }
 .tw-scale i { width: 11rem; height: .7rem; border-radius: 3px; border: 1px solid rgba(139,149,161,.35);
   background: linear-gradient(to right, rgba(47,126,216,.02), rgba(47,126,216,.72)); }
 @media (max-width: 900px) {
@@ -42,4 +42,16 @@ a.tw-jump .where, a.tw-jump .number { opacity: .72; font-variant-numeric: tabula
 a.tw-jump .number { text-align: right; }
 a.tw-jump .before { display: flex; justify-content: flex-end; }
 a.tw-jump .token { border-radius: 3px; padding: 0 .25rem; max-width: 16rem; text-overflow: ellipsis; }
+
+.stElementContainer:not(.st-key-nav *) > [data-testid="stPageLink"] a { background: none; }
+
+/* a neuron's examples */
+h4.tw-part { font-size: .9rem; font-weight: 600; margin: .2rem 0; padding: 0; }
+.tw-example { display: grid; grid-template-columns: 6.6rem minmax(0,1fr) 4.6rem; gap: .45rem; padding: .25rem 0;
+  border-bottom: 1px solid rgba(139,149,161,.22); align-items: baseline; }
+.tw-example a.where { color: #2f7ed8 !important; text-decoration: none !important; font-variant-numeric: tabular-nums; }
+.tw-example .words { white-space: pre-wrap; overflow-wrap: anywhere; }
+.tw-example .words span { border-radius: 3px; padding: .1em 0; }
+.tw-example .words .here { outline: 1px solid #c9821f; }
+.tw-example .number { text-align: right; opacity: .72; }
 </style>"""

@@ -25,8 +25,10 @@ PAGES = {
     "tokens": "Tokens",
     "layers": "Layers",
     "positions": "Positions",
+    "neurons": "Neurons",
     "kernels": "Kernels",
 }
+SINGLE = ("token", "neuron")  # pages of one thing, reached from the page of all
 
 
 def address(found: state.Shelf) -> str:
@@ -76,8 +78,8 @@ def main() -> None:
     st.set_page_config(page_title="TwELL workbench", page_icon=ICON, layout="wide", menu_items={"About": theme.ABOUT})
     st.html(theme.CSS + styles.CSS)
     links = {t: st.Page(f"{n}.py", title=t, url_path=n, default=n == "overview") for n, t in PAGES.items()}
-    token = st.Page("token.py", title="Token", url_path="token")
-    page = st.navigation([*links.values(), token], position="hidden")
+    single = [st.Page(f"{name}.py", title=name.capitalize(), url_path=name) for name in SINGLE]
+    page = st.navigation([*links.values(), *single], position="hidden")
     found = state.shelf()
     if not found.runs and not found.broken:
         parts.no_runs(found)

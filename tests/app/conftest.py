@@ -81,7 +81,7 @@ def made() -> ModuleType:
 def runs(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of runs: `made` (complete), `summary`, `interrupted`, `oracle`, `counts`, `broken` and `torn`."""
     folder = tmp_path_factory.mktemp("dashboard") / "runs"
-    run = made.make(folder / "made", layers=5, d_ff=512, sequences=80, length=96)
+    run = made.make(folder / "made", layers=5, d_ff=512, sequences=80, length=96, fired=True)
     ensure(run)
     made.make(folder / "interrupted", layers=3, sequences=20, status="interrupted", timings=0)
     made.make(folder / "oracle", layers=3, sequences=20, kernel="reference")

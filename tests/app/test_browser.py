@@ -22,6 +22,8 @@ PAGES = {
     "token": ".tw-places",
     "layers": ".js-plotly-plot",
     "positions": ".js-plotly-plot",
+    "neurons": '[data-testid="stDataFrame"]',
+    "neuron": ".tw-example",
     "kernels": ".js-plotly-plot",
 }
 
@@ -36,7 +38,7 @@ def test_every_page_opens_without_an_error_or_another_host(
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
     watched = watch(context.new_page(), address)
     for path, until in PAGES.items():
-        watched.open(f"/{path}?run=made&token=40", until)
+        watched.open(f"/{path}?run=made&token=40&neuron=L1/N3", until)
         wide = watched.page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth")
         assert wide <= width, f"/{path} is {wide} px wide in a window of {width}"
     watched.check()

@@ -1,0 +1,75 @@
+"""Neurons as the pages want them: how densities spread in each layer, the neurons at either end, one neuron's place.
+
+All from `analysis.by_neuron`; what is kept for the pages is small, however many neurons the model has.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pandas as pd
+
+from twell import analysis
+from twell.workbench.store import Run
+
+NEVER = "never"
+KINDS = {"hot": "Hottest", "strong": "Strongest", "one": "One token only", "rare": "Rarest", "dead": "Never fired"}
+LISTED = 1000  # neurons of a list that go to the browser
+
+
+def edges(tokens: int) -> list[float]:
+    """Bounds of the densities, 1, 3, 10, … from the least that the run can tell up to always."""
+    low = math.floor(math.log10(1 / max(tokens, 2)))
+    bounds = [step * 10.0**power for power in range(low, 0) for step in (1, 3)]
+    least = max(place for place, bound in enumerate(bounds) if bound <= 1 / max(tokens, 2))
+    return [*bounds[least:], 1.0 + 1e-9]
+
+
+def density_bins(run: Run) -> pd.DataFrame:
+    """How many neurons of each layer have which density. Columns: layer; low, high (0, 0: never fired); neurons; share
+    (of the layer's)."""
+    frame = analysis.by_neuron(run)
+    bounds = edges(int(frame["tokens"].iloc[0]))
+    place = np.searchsorted(bounds, frame["density"], side="right")
+    counted = pd.crosstab(frame["layer"], place).reindex(columns=range(len(bounds)), fill_value=0)
+    found = counted.rename_axis("place", axis=1).stack().rename("neurons").reset_index()
+    ends = [0.0, *bounds]
+    found["low"] = [0.0 if p == 0 else ends[p] for p in found["place"]]
+    found["high"] = [0.0 if p == 0 else min(ends[p + 1], 1.0) for p in found["place"]]
+    found["share"] = found["neurons"] / run.d_ff
+    return found[["layer", "low", "high", "neurons", "share"]]
+
+
+def neuron_list(run: Run, layer: int | None, kind: str) -> tuple[pd.DataFrame, int]:
+    """The neurons of a kind, the foremost first, at most LISTED of them; and how many there are."""
+    frame = analysis.by_neuron(run) if layer is None else analysis.by_neuron(run, layer=layer)
+    fired = frame["fires"] > 0
+    if kind == "dead":
+        found = frame[~fired]
+    elif kind == "one":
+        found = frame[frame["one_token"] & (frame["fires"] > 1)].sort_values("fires", ascending=False, kind="stable")
+    elif kind == "strong":
+        found = frame[fired].sort_values("value_max", ascending=False, kind="stable")
+    else:
+        found = frame[fired].sort_values("density", ascending=kind == "rare", kind="stable")
+    return found.head(LISTED).reset_index(drop=True), len(found)
+
+
+def one_neuron(run: Run, layer: int, neuron: int) -> tuple[dict[str, object], np.ndarray]:
+    """A neuron's row of by_neuron with its rank by density in its layer, and the densities of the layer, descending."""
+    frame = analysis.by_neuron(run, layer=layer)
+    row = dict(frame.iloc[neuron])
+    densities = -np.sort(-frame["density"].to_numpy(float))
+    row["rank"] = int((frame["density"] > row["density"]).sum()) + 1
+    return row, densities
+
+
+def parse(label: str | None, run: Run) -> tuple[int, int] | None:
+    """Layer and neuron of `L7/N1234`, however it is typed; None where the run has no such neuron."""
+    found = re.fullmatch(r"\s*L?(\d{1,4})\s*[/ ,:]\s*N?(\d{1,7})\s*", label or "", flags=re.ASCII | re.IGNORECASE)
+    if found is None:
+        return None
+    layer, neuron = int(found[1]), int(found[2])
+    return (layer, neuron) if layer < run.layers and neuron < run.d_ff else None

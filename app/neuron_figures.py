@@ -1,0 +1,94 @@
+"""The figures of neurons: how densities spread in each layer, and where one neuron stands in its layer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from twell.app.figures import finish, layer_axis, log_ticks
+from twell.app.theme import AMBER, BLUE, SCALE
+from twell.app.words import SPACE, number, percent, whole
+
+CURVE = 600  # points of a curve over neurons
+
+
+def fine(share: float) -> str:
+    """A bound of densities as a percentage, to one digit."""
+    return f"{number(100 * share, 1)}{SPACE}%"
+
+
+def density_map(frame: pd.DataFrame) -> go.Figure:
+    """Share of each layer's neurons by density (density_bins)."""
+    table = frame.pivot(index="layer", columns="low", values="share")
+    counts = frame.pivot(index="layer", columns="low", values="neurons")
+    highs = frame.drop_duplicates("low").set_index("low")["high"]
+    names = ["never" if low == 0 else f"{fine(low)}–{fine(highs[low])}" for low in table.columns]
+    labels = ["never" if low == 0 else f"≥ {fine(low)}" for low in table.columns]
+    layers = [int(layer) for layer in table.index]
+    few = len(layers) <= 20
+    share = table.to_numpy(float)
+    figure = go.Figure(
+        go.Heatmap(
+            z=share,
+            x=list(range(len(names))),
+            y=layers,
+            colorscale=SCALE,
+            zmin=0,
+            zmax=float(share.max()) or 1.0,
+            xgap=1,
+            ygap=1,
+            text=[[percent(v) if v else "" for v in row] for row in share] if few else None,
+            texttemplate="%{text}" if few else None,
+            textfont={"size": 11},
+            customdata=counts.to_numpy(),
+            hovertext=[names] * len(layers),
+            hovertemplate="layer %{y}, density %{hovertext}<br>%{customdata:,} neurons<extra></extra>",
+            showscale=False,
+        )
+    )
+    finish(figure, 90 + max(20, 30 if few else 20) * len(layers))
+    layer_axis(figure, layers, showgrid=False)
+    figure.update_yaxes(range=[max(layers) + 0.5, min(layers) - 0.5])
+    figure.update_xaxes(
+        tickvals=list(range(len(labels))), ticktext=labels, showgrid=False, tickangle=0, title="density of the neuron"
+    )
+    return figure
+
+
+def rank_curve(densities: np.ndarray, rank: int, density: float, label: str) -> go.Figure:
+    """The densities of a layer's neurons, busiest first, and where one of them stands. Those that never fired are not
+    on the logarithmic axis."""
+    alive = densities[densities > 0]
+    places = np.unique(np.geomspace(1, max(len(alive), 1), CURVE).astype(int))[: len(alive)]
+    figure = go.Figure(
+        go.Scatter(
+            x=places,
+            y=alive[places - 1] if len(alive) else [],
+            mode="lines",
+            line={"color": BLUE, "width": 1.6},
+            hovertemplate="rank %{x:,}: density %{y:.3%}<extra></extra>",
+        )
+    )
+    if density > 0:
+        figure.add_scatter(
+            x=[rank],
+            y=[density],
+            mode="markers+text",
+            marker={"color": AMBER, "size": 9},
+            text=[label],
+            textposition="top right" if rank < len(alive) / 30 else "top left",
+            hovertemplate=f"{label}: rank {whole(rank)}, density %{{y:.3%}}<extra></extra>",
+            cliponaxis=False,
+        )
+    finish(figure, 250)
+    figure.update_xaxes(type="log", title=f"rank in the layer, of {whole(len(densities))} neurons")
+    figure.update_yaxes(type="log", title="density")
+    if len(alive):
+        ticks, _ = log_ticks(float(alive[-1]), float(alive[0]))
+        figure.update_yaxes(tickvals=ticks, ticktext=[fine(tick) for tick in ticks])
+        figure.update_yaxes(range=[math.log10(alive[-1]) - 0.15, math.log10(alive[0]) + 0.3])
+        figure.update_xaxes(range=[-0.05, math.log10(len(alive)) + 0.1], dtick=1)
+    return figure

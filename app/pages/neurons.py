@@ -1,0 +1,118 @@
+"""Neurons: how often the neurons of each layer fire, which are hot, which are rare, and which never fire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from twell.app import parts
+from twell.app.neuron_data import KINDS, LISTED, density_bins, neuron_list, parse
+from twell.app.neuron_figures import density_map
+from twell.app.state import ask, bound, open_page, shown
+from twell.app.words import number, plural, visible, whole
+from twell.workbench.store import Run
+
+
+def densities(run: Run) -> None:
+    """The map of densities."""
+    frame = ask(run, density_bins)
+    tokens = int(ask(run, "by_layer")["tokens"].max())
+    parts.heading(
+        "Density by layer",
+        f"Share of a layer's {whole(run.d_ff)} neurons by the share of {plural(tokens, 'token')} that fire them. "
+        f"Never: in none of these tokens, of {plural(run.manifest.sequences, 'sequence')}; the density of such a "
+        f"neuron is under {number(3e6 / max(tokens, 1), 2)} per million (95 %).",
+        frame,
+        run,
+        'analysis.by_neuron(run).groupby("layer")["density"].describe()',
+    )
+    parts.draw(density_map(frame), "densities", "Share of neurons by density in each layer")
+
+
+def go_to(label: str) -> None:
+    """Open a neuron's page."""
+    open_page("neuron", run=st.session_state["run"], neuron=label)
+
+
+def choices(run: Run) -> tuple[str, int | None]:
+    """Kind and layer, carried by the address, and a field that leads to a neuron by its name."""
+    names = ["all layers", *(f"L{layer}" for layer in range(run.layers))]
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        kind = st.segmented_control(
+            "Neurons",
+            list(KINDS),
+            format_func=lambda k: KINDS[k],
+            required=True,
+            **bound("kind", "hot", lambda text: text if text in KINDS else None),
+        )
+        which = st.selectbox(
+            "Layer", names, width=140, **bound("layer", names[0], lambda text: text if text in names else None)
+        )
+        wanted = st.text_input("Go to", placeholder="L3/N42", width=140, key="go", max_chars=20)
+    if wanted:
+        place = parse(wanted, run)
+        if place is not None:
+            go_to(f"L{place[0]}/N{place[1]}")
+        parts.note(f"No such neuron: it takes a name from L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}.")
+    return str(kind), None if which == names[0] else int(which[1:])
+
+
+def table(run: Run, kind: str, layer: int | None) -> None:
+    """The neurons chosen; a click on a row opens the neuron's page."""
+    frame, count = ask(run, neuron_list, layer=layer, kind=kind)
+    where = "of all layers" if layer is None else f"of layer {layer}"
+    cut = f", the first {whole(LISTED)} shown" if count > LISTED else ""
+    code = "analysis.by_neuron(run)" if layer is None else f"analysis.by_neuron(run, layer={layer})"
+    said = f"{plural(count, 'neuron')} {where}{cut}. Choose a row to open the neuron's page."
+    parts.heading(KINDS[kind], said, frame, run, code)
+    if frame.empty:
+        st.info("There is no such neuron here." if kind != "dead" else "Every neuron fired at least once.")
+        return
+    rows = frame.assign(token_text=frame["token_text"].map(lambda text: visible(text) if text else ""))
+    event = st.dataframe(
+        rows,
+        hide_index=True,
+        height=420,
+        on_select="rerun",
+        selection_mode="single-row",
+        key=f"neuron-table-{kind}-{layer}",
+        column_order=["label", "density", "fires", "value_mean", "value_max", "token_text", "first_sequence"],
+        column_config=columns(frame),
+    )
+    if event.selection.rows:
+        go_to(str(rows.iloc[event.selection.rows[0]]["label"]))
+
+
+def columns(frame: pd.DataFrame) -> dict[str, Any]:
+    """The columns of the table."""
+    column = st.column_config
+    return {
+        "label": column.TextColumn("neuron"),
+        "density": column.ProgressColumn(
+            "density",
+            format="percent",
+            min_value=0.0,
+            max_value=max(float(frame["density"].max()), 1e-9),
+            help="share of the tokens that fire it",
+        ),
+        "fires": column.NumberColumn("fires", format="localized", help="tokens that fire it"),
+        "value_mean": column.NumberColumn("mean value", format="%.3g", help="over the tokens that fire it"),
+        "value_max": column.NumberColumn("largest value", format="%.3g"),
+        "token_text": column.TextColumn("one token", help="the token, where only one of the vocabulary fires it"),
+        "first_sequence": column.NumberColumn("first sequence", format="%d", help="in which it fired; -1: never"),
+    }
+
+
+def page(run: Run) -> None:
+    """The map, then the list."""
+    st.query_params.pop("neuron", None)
+    densities(run)
+    kind, layer = choices(run)
+    table(run, kind, layer)
+
+
+parts.title("How often does each neuron fire?")
+with parts.told():
+    page(shown())
