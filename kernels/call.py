@@ -129,6 +129,17 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class Asks:
+    """What a call asks for beside its shape, of which a kernel may lack something. As in `gated_ffn`."""
+
+    activation: str = "relu"
+    up_relu: bool = False
+    threshold: float | None = None
+    layout: Layout | None = None
+    want_packed: bool = False
+
+
+@dataclass(frozen=True)
 class Call:
     """The arguments of `gated_ffn`; those of `plain_ffn` with w_up None, w_in as w_gate and w_out as w_down."""
 
@@ -148,6 +159,10 @@ class Call:
     probes: str
     layout: Layout | None
     want_packed: bool
+
+    @property
+    def asks(self) -> Asks:
+        return Asks(self.activation, self.up_relu, self.threshold, self.layout, self.want_packed)
 
     @property
     def down_by_neuron(self) -> Tensor:

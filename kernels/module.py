@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from twell.kernels.call import Stats
+from twell.kernels.call import Asks, Stats
 from twell.kernels.layout import Layout
 from twell.kernels.ops import KERNELS, Choice, choose, gated_ffn, plain_ffn
 from twell.kernels.reference import ACTIVATION
@@ -124,7 +124,9 @@ class SparseFFN(nn.Module):
         """The kernel that n rows of this layer take, and why."""
         weight = self.w_gate
         shape = (weight.device, weight.dtype, self.d_model, self.d_ff, n)
-        return choose(*shape, self.kernel, activation=self.activation, threshold=self.threshold)
+        probe = self.probe
+        asks = Asks(self.activation, self.up_relu, self.threshold, probe.layout, probe.want_packed)
+        return choose(*shape, self.kernel, asks)
 
     def forward(self, x: Tensor) -> Tensor:
         """y [..., d_model] for x [..., d_model]; the probe's callback gets the Stats."""

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twell.kernels import cpu, reference
-from twell.kernels.call import SPARSE_ACTIVATIONS, Call, NeuronSums, Stats, TileCounts
+from twell.kernels import cpu, hopper, reference
+from twell.kernels.call import Asks, Call, NeuronSums, Stats, TileCounts
 from twell.kernels.layout import Layout
 
 __all__ = ["Choice", "Kernel", "NeuronSums", "Stats", "TileCounts", "choose", "gated_ffn", "plain_ffn"]
 
-PLANNED = ("cuda", "hopper")  # names that a caller may know, though this build has no such kernel
+PLANNED = ("cuda",)  # names that a caller may know, though this build has no such kernel
 
 
 @dataclass(frozen=True)
@@ -36,27 +36,37 @@ class Choice:
 class Kernel:
     """A way to run the op. `refuses(device, dtype, d_model, d_ff, n)` gives the reason it cannot, or None.
 
-    only_zeros:     it knows the activations that have zeros, and no threshold
+    lacks(asks):    what it does not have of what a call asks for beside its shape, or None
     down_by_neuron: it reads the rows of w_down.t(), so modules hold w_down in that order
     """
 
     run: Callable[[Call], tuple[Tensor, Stats]]
     refuses: Callable[[torch.device, torch.dtype, int, int, int], str | None]
     reason: str
-    only_zeros: bool = False
+    lacks: Callable[[Asks], str | None] = lambda _: None
     down_by_neuron: bool = False
 
 
 KERNELS: dict[str, Kernel] = {  # fastest first; the last one takes everything
+    "hopper": Kernel(
+        hopper.run,
+        hopper.refuses,
+        "it multiplies over the neurons that blocks of rows fire, with Hopper's tensor cores",
+        hopper.lacks,
+        down_by_neuron=True,
+    ),
     "cpu": Kernel(
         cpu.run,
         cpu.refuses,
         "it computes up and down only where neurons fire, with the processor's vector units",
-        only_zeros=True,
+        cpu.lacks,
         down_by_neuron=True,
     ),
     "reference": Kernel(reference.run, lambda *_: None, "it runs in torch on any device and takes every shape"),
 }
+
+
+NOTHING = Asks()
 
 
 def choose(
@@ -66,9 +76,7 @@ def choose(
     d_ff: int,
     n: int,
     kernel: str = "auto",
-    *,
-    activation: str = "relu",
-    threshold: float | None = None,
+    asks: Asks = NOTHING,
 ) -> Choice:
     """The kernel for n rows of this shape; a named one that refuses it gives way, and the reason says so.
 
@@ -82,13 +90,9 @@ def choose(
         raise ValueError(f"kernel: expected one of {names}, got {kernel!r}")
     wanted = list(KERNELS) if kernel == "auto" else [kernel, *(name for name in KERNELS if name != kernel)]
     refusals = []
-    zeros = activation in SPARSE_ACTIVATIONS and threshold is None
     for name in wanted:
-        if KERNELS[name].only_zeros and not zeros:
-            got = activation if threshold is None else f"{activation} with threshold {threshold}"
-            refusal: str | None = f"expected {' or '.join(SPARSE_ACTIVATIONS)} and no threshold, got {got}"
-        else:
-            refusal = KERNELS[name].refuses(torch.device(device), dtype, d_model, d_ff, n)
+        candidate = KERNELS[name]
+        refusal = candidate.lacks(asks) or candidate.refuses(torch.device(device), dtype, d_model, d_ff, n)
         if refusal is None:
             break
         refusals.append(f"{name}: {refusal}")
@@ -179,6 +183,6 @@ def _run(call: Call, kernel: str) -> tuple[Tensor, Stats]:
     x, call = call.x, call.checked()
     n, d_model = call.x.shape
     shape = (call.x.device, call.x.dtype, d_model, call.w_gate.shape[0], n)
-    choice = choose(*shape, kernel, activation=call.activation, threshold=call.threshold)
+    choice = choose(*shape, kernel, call.asks)
     y, stats = KERNELS[choice.kernel].run(call)
     return y.view(x.shape), stats

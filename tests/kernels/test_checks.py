@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from twell.kernels.call import Asks
 from twell.kernels.layout import Layout
 from twell.kernels.ops import KERNELS, Choice, Kernel, choose, gated_ffn, plain_ffn
 
@@ -80,9 +81,9 @@ def test_every_tensor_is_checked_by_name(gated) -> None:
         ({"threshold": float("nan")}, "threshold: expected a finite number of at least 0, got nan"),
         ({"probes": "all"}, "probes: expected one of none, counts, neurons, got 'all'"),
         ({"layout": 256}, "layout: expected a Layout, got int"),
-        ({"kernel": "fast"}, "kernel: expected one of auto, cpu, reference, got 'fast'"),
-        ({"kernel": "hopper"}, "kernel: expected one of auto, cpu, reference, got 'hopper', which is not available in "
-         "this build"),
+        ({"kernel": "fast"}, "kernel: expected one of auto, hopper, cpu, reference, got 'fast'"),
+        ({"kernel": "cuda"}, "kernel: expected one of auto, hopper, cpu, reference, got 'cuda', which is not available "
+         "in this build"),
         ({"w_up": torch.zeros(24, 16, requires_grad=True)}, "w_up: expected no gradient to follow, as the op is for "
          "inference, got requires_grad=True; call it under torch.inference_mode()"),
     ],
@@ -118,7 +119,7 @@ def test_auto_says_why() -> None:
     assert choice.kernel == "reference"
     assert choice.reason.endswith("; cpu: expected float32 or bfloat16, got float64")
     assert choose("cpu", torch.float32, 16, 24, 6, "reference") == Choice("reference", "asked for by name")
-    counted = choose("cpu", torch.float32, 16, 24, 6, activation="silu", threshold=0.1)
+    counted = choose("cpu", torch.float32, 16, 24, 6, asks=Asks("silu", threshold=0.1))
     assert counted.kernel == "reference"
     assert counted.reason.endswith("; cpu: expected relu or relu2 and no threshold, got silu with threshold 0.1")
 

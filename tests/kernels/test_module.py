@@ -133,7 +133,7 @@ def test_the_choice_comes_with_its_reason(linears) -> None:
     assert module.choice(7).kernel == "cpu"
     assert module.choice(7).reason
     assert SparseFFN.gated(*linears, activation="silu", threshold=0.1).choice(7).kernel == "reference"
-    with pytest.raises(ValueError, match="kernel: expected one of auto, cpu, reference, got 'cuda', which"):
+    with pytest.raises(ValueError, match="kernel: expected one of auto, hopper, cpu, reference, got 'cuda', which"):
         SparseFFN.gated(*linears, kernel="cuda")
 
 

@@ -1,0 +1,14 @@
+#include "hopper/down.cuh"
+#include "hopper/launch.cuh"
+
+namespace twell::hopper {
+
+template <>
+void launch_down<TWELL_T>(const Ffn& f, cudaStream_t stream) {
+  const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
+  const auto y = tensor_map<TWELL_T>(f.y, f.rows, f.d_model, kTileM / 2);
+  const int tasks = f.blocks * ((f.d_model + kTileN - 1) / kTileN);
+  launch(down<TWELL_T>, std::min(multiprocessors(), tasks), kThreads, kSharedBytes, stream, w, y, f);
+}
+
+}  // namespace twell::hopper

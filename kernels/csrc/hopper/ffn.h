@@ -1,0 +1,64 @@
+// One call of the FFN on Hopper: its sizes, its tensors, its workspace, and the launches that make it up. No torch.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+namespace twell::hopper {
+
+constexpr int kBlockRows = 128;   // consecutive rows that share a union
+constexpr int kPanelColumns = 64; // columns of a hidden panel: [128 rows][64] values, 16 KB, 128-byte swizzled
+constexpr int kTile = 256, kWords = 32, kSlots = kWords - 1;  // TwELL at compression 8
+constexpr int kHead = 8, kTail = kWords - kHead;              // its words, split where most rows end
+
+struct Ffn {
+  int rows, d_model, d_ff;
+  int tiles;   // of 256 columns, the last one partial
+  int panels;  // of 64 columns, likewise: as many as a block's hidden state can have
+  int blocks;  // of 128 rows
+  int chunk;   // panels to a task of the up product: 1, 2 or 4
+
+  const void* x;       // [rows, d_model]
+  const void* w_gate;  // [d_ff, d_model]
+  const void* w_up;    // [d_ff, d_model], null in a plain FFN
+  const void* w_down;  // [d_ff, d_model]: by neuron
+  const void* b_gate;  // [d_ff] or null
+  const void* b_up;    // [d_ff] or null
+  const void* b_down;  // [d_model] or null
+
+  uint32_t* heads;       // [rows, tiles, 8]: the true count, then slots of index | value << 16; past the count, anything
+  uint32_t* tails;       // [rows, tiles, 24]: further slots, touched 8 at a time where they are used
+  void* spill;           // [rows, tiles, 256]: tiles past their slots, dense; others are not touched
+  uint16_t* unions;      // [blocks, panels * 64]: the block's neurons, ascending, filled up to 64 with neuron 0
+  int* union_sizes;      // [blocks]; d_ff: the union is every neuron, and the block runs dense
+  void* hidden;          // [blocks, panels, 128, 64]: gate values over the union, then the hidden state, swizzled
+  int* tasks;            // [1 + blocks * chunks of a block]: how many, then block * chunks + chunk
+  void* y;               // [rows, d_model]
+  uint8_t* finite;       // [rows], ones from the caller; zeroed where a row is not
+
+  int chunks() const { return (panels + chunk - 1) / chunk; }
+};
+
+struct Counts {
+  const uint8_t* counted;   // [rows] or null: all
+  const int* tokens;        // [rows]
+  const int* sequences;     // [rows]
+  int* nnz;                 // [rows]
+  unsigned long long* pairs;  // [257] or null: (row, tile) pairs by their count
+  unsigned long long* fullest;  // [257] or null: rows by the count of their fullest tile
+  unsigned long long* fires;  // [d_ff] or null, and so are the following
+  unsigned long long* value_sum;
+  float* value_max;
+  int* token_min;
+  int* token_max;
+  uint32_t* first_sequence;
+};
+
+// Each throws std::runtime_error where the driver refuses.
+template <typename T> void launch_gate(const Ffn&, cudaStream_t);
+template <typename T> void launch_plan(const Ffn&, cudaStream_t);
+template <typename T> void launch_up(const Ffn&, cudaStream_t);
+template <typename T> void launch_down(const Ffn&, cudaStream_t);
+template <typename T> void launch_counts(const Ffn&, const Counts&, cudaStream_t);
+
+}  // namespace twell::hopper

@@ -1,0 +1,199 @@
+// The gate product, z = x Wg^T + b, whose epilogue is TwELL: nothing dense leaves the chip but tiles past their slots.
+//
+// Clusters of two CTAs take the two row tiles of a pair and the same 256 neurons; each loads half of the weights' tile for both.
+// Consumers round relu(z) into the staging tile and go on; packing warps turn it into words during the next main loop.
+#pragma once
+
+#include "hopper/gemm.cuh"
+
+namespace twell::hopper {
+
+constexpr int kPackWarps = kProducerWarps - 1;
+using Lines = uint32_t[kTileM][kWords + 1];  // words of a tile's rows, a bank apart
+
+// relu, then rounding to nearest. A half stays positive where the float was; a bfloat16 has float's range.
+template <typename T>
+__device__ __forceinline__ uint32_t round_relu(float low, float high) {
+  uint32_t out;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  } else {
+    constexpr float kLeast = 0x1p-24f;  // half's least subnormal
+    low = low > 0.f ? fmaxf(low, kLeast) : low;
+    high = high > 0.f ? fmaxf(high, kLeast) : high;
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  }
+  return out;
+}
+
+__device__ __forceinline__ void store_matrices(void* smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(smem)), "r"(a),
+               "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+// The staging tile here: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither side conflicts.
+__device__ __forceinline__ unsigned char* staged_chunk(unsigned char* staging, int row, int chunk) {
+  return staging + row * (kTileN * 2) + ((chunk ^ (row & 7)) << 4);
+}
+
+// Rounds the accumulator into the staging tile, and marks rows that are not finite.
+template <typename T>
+__device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn& f, int m0, int n0, const Consumer& c) {
+  float low[2] = {0.f, 0.f}, high[2] = {0.f, 0.f};  // of the thread's two rows: greatest of -z and of z; NaN stays
+  const T* bias = static_cast<const T*>(f.b_gate);
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; ++j) {
+    if (bias != nullptr) {
+      const int column = n0 + 8 * j + 2 * (c.lane & 3);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float b = column + e < f.d_ff ? static_cast<float>(bias[column + e]) : 0.f;
+        d[4 * j + e] += b, d[4 * j + 2 + e] += b;
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float z = d[4 * j + 2 * h + e];
+        if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+          high[h] = max_nan(high[h], fabsf(z));  // as good as both: bfloat16 ends where float does
+        } else {
+          high[h] = max_nan(high[h], z), low[h] = max_nan(low[h], -z);
+        }
+      }
+  }
+  const int matrix = c.lane >> 3, row = c.group * 64 + c.warp * 16 + (matrix & 1) * 8 + (c.lane & 7);
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; j += 2)
+    store_matrices(staged_chunk(s.staging, row, j + (matrix >> 1)), round_relu<T>(d[4 * j], d[4 * j + 1]),
+                   round_relu<T>(d[4 * j + 2], d[4 * j + 3]), round_relu<T>(d[4 * j + 4], d[4 * j + 5]),
+                   round_relu<T>(d[4 * j + 6], d[4 * j + 7]));
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    if (!stays_finite<T>(high[h]) || !(low[h] <= 0x1.fffffep127f)) {
+      const int at = m0 + c.row() + 8 * h;
+      if (at < f.rows) f.finite[at] = 0;
+    }
+}
+
+// A bit for each of eight values that is not zero; none is negative.
+__device__ __forceinline__ uint32_t positive(const uint4& v) {
+  const auto signs = [](uint32_t pair) { return (pair + 0x7fff7fffu) & 0x80008000u; };
+  const uint32_t even = signs(v.x) >> 15 | signs(v.y) >> 13 | signs(v.z) >> 11 | signs(v.w) >> 9;
+  return (even | even >> 15) & 0xffu;  // the odd columns' bits stood 16 further on
+}
+
+// A warp turns 32 rows of the staging tile into words. Each lane takes its own row: what fired as 256 bits, without a branch, then
+// a step for each slot, ascending, into shared memory; the warp then writes the words in use, eight at a time. Words past
+// the count are whatever they were.
+template <typename T>
+__device__ __forceinline__ void pack_rows(unsigned char* staging, Lines& lines, const Ffn& f, int row0, int m0, int tile, int lane) {
+  const int row = row0 + lane;
+  uint32_t* line = lines[row];
+  uint32_t mask[8], count = 0;
+#pragma unroll
+  for (int w = 0; w < 8; ++w) {
+    mask[w] = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      mask[w] |= positive(*reinterpret_cast<const uint4*>(staged_chunk(staging, row, 4 * w + i))) << (8 * i);
+  }
+#pragma unroll
+  for (int w = 0; w < 8; ++w) {
+    uint32_t slot = count;
+    for (uint32_t left = mask[w]; left && slot < kSlots; left &= left - 1) {
+      const int column = 32 * w + __ffs(left) - 1;
+      const uint32_t value = *reinterpret_cast<const uint16_t*>(staged_chunk(staging, row, column / 8) + 2 * (column % 8));
+      line[1 + slot++] = column | value << 16;
+    }
+    count += __popc(mask[w]);
+  }
+  line[0] = count;
+  __syncwarp();
+  const int rows = min(32, f.rows - m0 - row0);
+  const int64_t at = static_cast<int64_t>(m0 + row0) * f.tiles + tile;  // of the first row; the next is `tiles` on
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {  // heads: four rows at a time
+    const int r = 4 * i + lane / 8;
+    if (r < rows) f.heads[(at + static_cast<int64_t>(r) * f.tiles) * kHead + lane % 8] = lines[row0 + r][lane % 8];
+  }
+  for (uint32_t more = __ballot_sync(~0u, count > 7 && lane < rows); more; more &= more - 1) {
+    const int r = __ffs(more) - 1;
+    const uint32_t total = __shfl_sync(~0u, count, r);
+    const int64_t to = at + static_cast<int64_t>(r) * f.tiles;
+    if (lane >= kHead && lane < static_cast<int>(min(total + 8, 32u) & ~7u)) f.tails[to * kTail + lane - kHead] = lines[row0 + r][lane];
+    if (total > kSlots)
+      reinterpret_cast<uint4*>(f.spill)[to * (kTile / 8) + lane] = *reinterpret_cast<const uint4*>(staged_chunk(staging, row0 + r, lane));
+  }
+  __syncwarp();
+}
+
+template <typename T>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+    gate(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const Ffn f) {
+  extern __shared__ unsigned char raw[];
+  Shared& s = aligned(raw);
+  __shared__ Lines lines;
+  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const uint32_t rank = cluster_rank();
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
+    barrier_init(&s.staged[0], kConsumers), barrier_init(&s.drained, kPackWarps * 32);
+    fence_barrier_init();
+    if (blockIdx.x == 0) f.tasks[0] = 0;  // the plan, the next launch, counts from here
+  }
+  cluster_sync();
+
+  const int clusters = gridDim.x / 2, first = blockIdx.x / 2;
+  const int pairs = (f.rows + 2 * kTileM - 1) / (2 * kTileM), total = pairs * f.tiles;
+  const int steps = (f.d_model + kTileK - 1) / kTileK;
+
+  if (group == 2) {
+    registers_down<kProducerRegisters>();
+    if (warp == 0) {
+      if (lane == 0) {
+        Ring ring;
+        ring.phase = 1;  // every stage is free at first
+        for (int t = first; t < total; t += clusters) {
+          const int n0 = t % f.tiles * kTileN, m0 = (t / f.tiles * 2 + rank) * kTileM;
+          for (int step = 0; step < steps; ++step, ring.next()) {
+            barrier_wait(&s.empty[ring.stage], ring.phase);
+            barrier_expect(&s.full[ring.stage], kABytes + kBBytes);
+            tma_load_2d(s.a[ring.stage], &x_map, &s.full[ring.stage], step * kTileK, m0);
+            tma_load_2d_multicast(s.b[ring.stage] + rank * (kBBytes / 2), &w_map, &s.full[ring.stage], step * kTileK,
+                                  n0 + rank * (kTileN / 2), 3);
+          }
+        }
+      }
+      __syncwarp();
+    } else {
+      uint32_t phase = 0;
+      for (int t = first; t < total; t += clusters, phase ^= 1) {
+        const int tile = t % f.tiles, m0 = (t / f.tiles * 2 + rank) * kTileM;
+        barrier_wait(&s.staged[0], phase);
+        for (int row0 = 32 * (warp - 1); row0 < min(kTileM, f.rows - m0); row0 += 32 * kPackWarps)
+          pack_rows<T>(s.staging, lines, f, row0, m0, tile, lane);
+        barrier_arrive(&s.drained);
+      }
+    }
+  } else {
+    registers_up<kConsumerRegisters>();
+    const Consumer c{group, warp, lane};
+    Ring ring;
+    uint32_t phase = 1;  // the staging tile is free at first
+    float d[128];
+    for (int t = first; t < total; t += clusters, phase ^= 1) {
+      const int n0 = t % f.tiles * kTileN, m0 = (t / f.tiles * 2 + rank) * kTileM;
+      multiply<T, kTileN, 0, 2>(d, s, ring, steps, c, [] {});
+      barrier_wait(&s.drained, phase);
+      stage_gate<T>(d, s, f, m0, n0, c);
+      barrier_arrive(&s.staged[0]);
+    }
+  }
+  cluster_sync();  // no CTA leaves while the other may still write to it
+}
+
+}  // namespace twell::hopper

@@ -1,0 +1,118 @@
+// The skeleton that the three products share: tiles of 128 x 256, k in steps of 64, three stages of A (16 KB) and B (32 KB) in
+// shared memory, two consumer warpgroups of 64 rows each with one product always in flight, a producer warpgroup that fills
+// stages, and a 64 KB staging tile between a product's epilogue and whoever takes it from there during the next main loop.
+#pragma once
+
+#include "common/wgmma.cuh"
+#include "hopper/ffn.h"
+
+namespace twell::hopper {
+
+using namespace twell::sm90;
+
+constexpr int kTileM = kBlockRows, kTileN = 256, kTileK = 64, kStages = 3;
+constexpr int kABytes = kTileM * kTileK * 2, kBBytes = kTileN * kTileK * 2;
+constexpr int kPanelBytes = kTileM * kPanelColumns * 2;
+constexpr int kConsumers = 256, kProducers = 128, kThreads = kConsumers + kProducers;
+constexpr int kConsumerWarps = kConsumers / 32, kProducerWarps = kProducers / 32;
+constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
+
+struct __align__(1024) Shared {
+  unsigned char a[kStages][kABytes];
+  unsigned char b[kStages][kBBytes];
+  unsigned char staging[kTileM * kTileN * 2];
+  uint64_t full[kStages], empty[kStages];  // stages: filled by the producers, freed by the consumers
+  uint64_t staged[2], drained;             // the staging tile: written (by halves, in `up`), and free again
+};
+constexpr int kSharedBytes = sizeof(Shared) + 1024;  // the start is aligned by hand
+
+__device__ __forceinline__ Shared& aligned(unsigned char* raw) {
+  return *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
+}
+
+// Where a thread stands in the ring of stages.
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) stage = 0, phase ^= 1;
+  }
+};
+
+// Where a thread of a consumer warpgroup stands.
+struct Consumer {
+  int group, warp, lane;  // warpgroup 0 or 1, warp 0..3 in it
+  __device__ __forceinline__ bool leads() const { return warp == 0 && lane == 0; }
+  __device__ __forceinline__ int row() const { return group * 64 + warp * 16 + lane / 4; }  // and 8 further on
+  __device__ __forceinline__ void sync() const { named_sync<128>(1 + group); }
+};
+
+// D[64 x kN] of this warpgroup over `steps` stages; `hook` runs once, early in the loop. Frees each stage, in `kCluster`
+// CTAs, once its products are done.
+template <typename T, int kN, int kTransposeB, int kCluster, typename Hook>
+__device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring, int steps, const Consumer& c, Hook hook) {
+  // K-major: 16 columns of K are 32 bytes on. MN-major: [4 blocks of 64 n][8 groups of 8 k][8][64], 16 of K are 2 KB on.
+  constexpr uint32_t kLead = kTransposeB ? 8192 : 16, kStepB = kTransposeB ? 2048 >> 4 : 32 >> 4;
+  const auto release = [&](int stage) {
+    if constexpr (kCluster == 1) {
+      if (c.lane == 0) barrier_arrive(&s.empty[stage]);
+    } else {
+      if (c.lane < kCluster) barrier_arrive_remote(&s.empty[stage], c.lane);
+    }
+  };
+  const int hook_step = min(2, steps - 1);
+  int last = -1;
+  for (int step = 0; step < steps; ++step) {
+    barrier_wait(&s.full[ring.stage], ring.phase);
+    const uint64_t a = descriptor(s.a[ring.stage] + c.group * (kABytes / 2), 16, 1024);
+    const uint64_t b = descriptor(s.b[ring.stage], kLead, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kTileK / 16; ++k)
+      wgmma<T, kN, kTransposeB>(d, a + k * (32 >> 4), b + k * kStepB, step > 0 || k > 0);
+    wgmma_commit();
+    if (step == hook_step) hook();
+    if (last >= 0) {
+      wgmma_wait<1>();
+      release(last);
+    }
+    last = ring.stage;
+    ring.next();
+  }
+  wgmma_wait<0>();
+  if (last >= 0) release(last);
+}
+
+// Whether a row whose greatest magnitude is `peak` stays finite when rounded to T.
+template <typename T>
+__device__ __forceinline__ bool stays_finite(float peak) {
+  constexpr float kBound = std::is_same_v<T, __nv_bfloat16> ? 0x1.ffp127f : 65520.f;  // the least that rounds to inf
+  return peak < kBound;  // false for NaN
+}
+
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float out;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
+  return out;
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t round_pair(float low, float high) {
+  uint32_t out;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+
+// The value in the low (0) or high (1) half of a word.
+template <typename T>
+__device__ __forceinline__ float half_of(uint32_t pair, int which) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    return __uint_as_float(which ? pair & 0xffff0000u : pair << 16);
+  else
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(which ? pair >> 16 : pair)));
+}
+
+}  // namespace twell::hopper

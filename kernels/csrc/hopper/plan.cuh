@@ -1,0 +1,206 @@
+// The plan: for each block of 128 rows, the union of the neurons that they fire, and the gate values over it as panels.
+//
+// A CTA a block, a thread a tile of a row. It reads the words twice: once for the union, a bit a neuron in shared memory, and
+// once to put each value at its neuron's rank in the union, four panels at a time, which leave by bulk copy. Where nearly
+// every neuron is in the union, or half of all values are, it takes every neuron: a value's place is then its neuron, and
+// the products read whole weight tiles.
+#pragma once
+
+#include "hopper/gemm.cuh"
+
+namespace twell::hopper {
+
+constexpr int kPlanThreads = 512, kPlanWarps = kPlanThreads / 32;
+constexpr int kGroup = 4, kGroupColumns = kGroup * kPanelColumns;  // panels at a time; as many columns as a tile has
+static_assert(kGroupColumns == kTile);
+
+inline int plan_shared_bytes(int tiles) { return kGroup * kPanelBytes + tiles * (kTile / 32) * 2 * 4; }
+
+// A panel's value (row, column 0..63) in bytes: rows of 128 bytes, 16-byte chunks swizzled as the tensor cores read them.
+__device__ __forceinline__ int in_panel(int row, int column) {
+  return row * 128 + (((column >> 3) ^ (row & 7)) << 4) + (column & 7) * 2;
+}
+
+// What the threads of a plan share, and how they go through the words of the block's finite rows.
+struct Plan {
+  const Ffn& f;
+  int m0, rows, thread, warp, lane;
+
+  __device__ __forceinline__ int64_t at(int row, int tile) const { return static_cast<int64_t>(m0 + row) * f.tiles + tile; }
+
+  // Calls tile(row, tile, count) for every row and each of `many` tiles from `first` on; whole warps at a time, with count 0
+  // where there is nothing.
+  template <typename Tile>
+  __device__ __forceinline__ void each_tile(int first, int many, Tile tile) const {
+    for (int i = warp * 32; i < rows * many; i += kPlanThreads) {
+      const int row = (i + lane) / many, which = first + (i + lane) % many;
+      const bool there = row < rows && f.finite[m0 + row];
+      tile(row, which, there ? static_cast<int>(f.heads[at(row, which) * kHead]) : 0);
+    }
+  }
+
+  // Calls one(row, column, value) for the slots of a tile that holds all its neurons.
+  template <typename One>
+  __device__ __forceinline__ void each_slot(int row, int tile, int count, One one) const {
+    const uint4* heads = reinterpret_cast<const uint4*>(f.heads + at(row, tile) * kHead);
+    const uint4* tails = reinterpret_cast<const uint4*>(f.tails + at(row, tile) * kTail);
+    for (int slot = 0; slot <= count && count > 0; slot += 4) {
+      const uint4 v = slot < kHead ? heads[slot / 4] : tails[(slot - kHead) / 4];
+      const uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (slot + i > 0 && slot + i <= count)
+          one(row, tile * kTile + static_cast<int>(word[i] & 0xffffu), static_cast<uint16_t>(word[i] >> 16));
+    }
+  }
+
+  // Calls eight(row, column, values) for every eight columns of the tiles past their slots, the warp together.
+  template <typename Eight>
+  __device__ __forceinline__ void each_spilled(int row, int tile, int count, Eight eight) const {
+    constexpr int kAhead = 4;  // loads in flight
+    for (uint32_t over = __ballot_sync(~0u, count > kSlots); over;) {
+      int r[kAhead], t[kAhead];
+      uint4 v[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i, over &= over - 1) {
+        r[i] = over ? __shfl_sync(~0u, row, __ffs(over) - 1) : -1;
+        t[i] = over ? __shfl_sync(~0u, tile, __ffs(over) - 1) : 0;
+        if (over) v[i] = static_cast<const uint4*>(f.spill)[at(r[i], t[i]) * (kTile / 8) + lane];
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i)
+        if (r[i] >= 0) eight(r[i], t[i] * kTile + 8 * lane, v[i]);
+    }
+  }
+};
+
+// A bit for each of eight values that is not zero.
+__device__ __forceinline__ uint32_t fired(const uint4& v) {
+  const uint32_t pair[4] = {v.x, v.y, v.z, v.w};
+  uint32_t mask = 0;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) mask |= ((pair[e] & 0xffffu) ? 1u << (2 * e) : 0u) | ((pair[e] >> 16) ? 2u << (2 * e) : 0u);
+  return mask;
+}
+
+// How many bits stand before each word of `bits`, by one warp; returns how many there are.
+__device__ __forceinline__ int count_before(const uint32_t* bits, int* before, int words, int lane) {
+  int sum = 0;
+  for (int w0 = 0; w0 < words; w0 += 32) {
+    const int w = w0 + lane, mine = w < words ? __popc(bits[w]) : 0;
+    int upto = mine;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0u, upto, step);
+      if (lane >= step) upto += other;
+    }
+    if (w < words) before[w] = sum + upto - mine;
+    sum += __shfl_sync(~0u, upto, 31);
+  }
+  return sum;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f) {
+  extern __shared__ __align__(128) unsigned char shared[];  // panels [4][128][64]; bits [words]; before [words]
+  const int words = f.tiles * (kTile / 32), block = blockIdx.x, m0 = block * kBlockRows;
+  uint32_t* bits = reinterpret_cast<uint32_t*>(shared + kGroup * kPanelBytes);  // of the union, a bit a neuron
+  int* before = reinterpret_cast<int*>(bits + words);                           // neurons of the union before each word
+  __shared__ int values, spilled, size;
+  const int thread = threadIdx.x, lane = thread % 32;
+  const Plan p{f, m0, min(kBlockRows, f.rows - m0), thread, thread / 32, lane};
+
+  for (int w = thread; w < words; w += kPlanThreads) bits[w] = 0;
+  if (thread == 0) values = spilled = 0;
+  __syncthreads();
+  const auto join = [&](int w, uint32_t more) {
+    if ((reinterpret_cast<volatile uint32_t*>(bits)[w] & more) != more) atomicOr(&bits[w], more);
+  };
+  int mine = 0, over = 0;
+  p.each_tile(0, f.tiles, [&](int row, int tile, int count) {
+    mine += count, over |= count > kSlots;
+    if (count <= kSlots)
+      p.each_slot(row, tile, count, [&](int, int column, uint16_t) { join(column >> 5, 1u << (column & 31)); });
+  });
+  mine = __reduce_add_sync(~0u, mine);
+  if (lane == 0) atomicAdd(&values, mine);
+  if (over) spilled = 1;
+  __syncthreads();
+  const bool half = 2ll * values >= static_cast<int64_t>(p.rows) * f.d_ff;
+  if (spilled && !half)
+    p.each_tile(0, f.tiles, [&](int row, int tile, int count) {
+      p.each_spilled(row, tile, count, [&](int, int column, const uint4& v) {
+        uint32_t mask = fired(v) << (column & 24);
+        mask |= __shfl_xor_sync(~0u, mask, 1);
+        mask |= __shfl_xor_sync(~0u, mask, 2);
+        if ((lane & 3) == 0 && mask) join(column >> 5, mask);
+      });
+    });
+  __syncthreads();
+  if (thread < 32) {
+    const int sum = count_before(bits, before, words, lane);
+    if (lane == 0) size = half || 20ll * sum >= 17ll * f.d_ff ? f.d_ff : sum;
+  }
+  __syncthreads();
+
+  const bool all = size == f.d_ff;
+  const int panels = (size + kPanelColumns - 1) / kPanelColumns;
+  uint16_t* list = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
+  for (int w = thread; w < words; w += kPlanThreads) {
+    int at = all ? 32 * w : before[w];
+    for (uint32_t left = all ? ~0u : bits[w]; left && at < size; left &= left - 1) list[at++] = 32 * w + __ffs(left) - 1;
+  }
+  for (int i = size + thread; i < panels * kPanelColumns; i += kPlanThreads) list[i] = 0;
+  if (thread == 0) {
+    f.union_sizes[block] = size;
+    if (f.w_up != nullptr) {
+      const int whole = (f.panels + f.chunk - 1) / f.chunk, chunks = (panels + f.chunk - 1) / f.chunk;
+      const int base = atomicAdd(f.tasks, chunks);
+      for (int i = 0; i < chunks; ++i) f.tasks[1 + base + i] = block * whole + i;
+    }
+  }
+
+  unsigned char* hidden = static_cast<unsigned char*>(f.hidden) + static_cast<int64_t>(block) * f.panels * kPanelBytes;
+  int low = 0;
+  for (int group = 0; group * kGroup < panels; ++group) {
+    const int first = group * kGroupColumns;  // rank
+    if (all) low = group;
+    while (!all && low + 1 < f.tiles && before[(low + 1) * (kTile / 32)] <= first) ++low;
+    int high = low;
+    while (!all && high + 1 < f.tiles && before[(high + 1) * (kTile / 32)] < first + kGroupColumns) ++high;
+    if (thread == 0) bulk_wait_read<0>();
+    __syncthreads();
+    for (int i = thread; i < kGroup * kPanelBytes / 16; i += kPlanThreads) reinterpret_cast<uint4*>(shared)[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    const auto place = [&](int row, int rank) { return shared + (rank >> 6) * kPanelBytes + in_panel(row, rank & 63); };
+    const auto put = [&](int row, int column, uint16_t value) {
+      const int word = column >> 5, rank = all ? column : before[word] + __popc(bits[word] & ((1u << (column & 31)) - 1));
+      if (static_cast<unsigned>(rank - first) < kGroupColumns) *reinterpret_cast<uint16_t*>(place(row, rank - first)) = value;
+    };
+    p.each_tile(low, high - low + 1, [&](int row, int tile, int count) {
+      if (count <= kSlots) p.each_slot(row, tile, count, put);
+      if (spilled)
+        p.each_spilled(row, tile, count, [&](int r, int column, const uint4& v) {
+          if (all) {
+            *reinterpret_cast<uint4*>(place(r, column - first)) = v;
+            return;
+          }
+          const uint32_t pair[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            const uint16_t value = static_cast<uint16_t>(pair[e / 2] >> (16 * (e & 1)));
+            if (value) put(r, column + e, value);
+          }
+        });
+    });
+    fence_async_proxy();
+    __syncthreads();
+    if (thread == 0) {
+      bulk_store(hidden + static_cast<int64_t>(group) * kGroup * kPanelBytes, shared, min(kGroup, panels - group * kGroup) * kPanelBytes);
+      bulk_commit();
+    }
+  }
+  if (thread == 0) bulk_wait<0>();
+}
+
+}  // namespace twell::hopper

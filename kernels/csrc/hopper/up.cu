@@ -1,0 +1,13 @@
+#include "hopper/launch.cuh"
+#include "hopper/up.cuh"
+
+namespace twell::hopper {
+
+template <>
+void launch_up<TWELL_T>(const Ffn& f, cudaStream_t stream) {
+  const auto x = tensor_map<TWELL_T>(f.x, f.rows, f.d_model, kTileM);
+  const auto w = tensor_map<TWELL_T>(f.w_up, f.d_ff, f.d_model, kTileN);
+  launch(up<TWELL_T>, std::min(multiprocessors(), f.blocks * f.chunks()), kThreads, kSharedBytes, stream, x, w, f);
+}
+
+}  // namespace twell::hopper

@@ -1,0 +1,151 @@
+// The up product over each block's union, and the hidden state: h = g > 0 ? g * (x Wu^T + b) : 0, in place of the gate's panels.
+//
+// A task is a block and up to 256 neurons of its union. The rows of x come by tensor copies, the union's rows of Wu by
+// 16-byte copies that do the swizzle by hand; the gate's panels arrive in the staging tile during the main loop, become the hidden
+// state there, and leave as they came: as the images of shared memory that `down` multiplies.
+#pragma once
+
+#include "hopper/gather.cuh"
+
+namespace twell::hopper {
+
+struct UpTask {
+  int block, panel, panels;  // first panel, and how many
+  bool all;                  // the union is every neuron
+  __device__ __forceinline__ UpTask(const Ffn& f, int t) {
+    const int task = f.tasks[1 + t], whole = (f.panels + f.chunk - 1) / f.chunk;
+    block = task / whole, panel = task % whole * f.chunk;
+    const int size = f.union_sizes[block];
+    all = size == f.d_ff;
+    panels = min(f.chunk, (size + kPanelColumns - 1) / kPanelColumns - panel);
+  }
+  __device__ __forceinline__ const uint16_t* list(const Ffn& f) const {
+    return f.unions + (static_cast<int64_t>(block) * f.panels + panel) * kPanelColumns;
+  }
+};
+
+template <typename T>
+__device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUtensorMap& w_map, const Ffn& f, Shared& s, int total, int steps) {
+  constexpr int kRows = kTileN / (kProducers / 8);  // rows of a stage to a thread: one in 16
+  const int thread = threadIdx.x - kConsumers, first = thread / 8, chunk = thread & 7;
+  const T* w = static_cast<const T*>(f.w_up);
+  const uint32_t place = first * 128 + ((chunk ^ (first & 7)) << 4);
+  Ring ring;
+  ring.phase = 1;
+  Filler filler;
+  for (int t = blockIdx.x; t < total; t += gridDim.x) {
+    const UpTask task(f, t);
+    uint32_t offset[kRows];  // in values
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      offset[i] = i < 4 * task.panels ? static_cast<uint32_t>(task.list(f)[first + 16 * i]) * f.d_model : 0;
+    for (int step = 0; step < steps; ++step, ring.next()) {
+      const int k = step * kTileK + chunk * 8;
+      barrier_wait(&s.empty[ring.stage], ring.phase);
+      if (thread == 0) {
+        uint64_t* full = &s.full[ring.stage];
+        barrier_expect(full, kABytes + (task.all ? kBBytes : 0));
+        tma_load_2d(s.a[ring.stage], &x_map, full, step * kTileK, task.block * kTileM);
+        if (task.all) tma_load_2d(s.b[ring.stage], &w_map, full, step * kTileK, task.panel * kPanelColumns);
+      }
+      if (!task.all) {
+        const uint32_t to = smem_address(s.b[ring.stage]) + place;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i)
+          if (i < 4 * task.panels) async_copy_16(to + i * 2048, w + offset[i] + (k < f.d_model ? k : 0), k < f.d_model);
+      }
+      filler.commit(s, ring.stage);
+    }
+  }
+  filler.arrive<0>(s);
+}
+
+template <typename T, int kPanels>
+__device__ __forceinline__ void finish_up(float (&d)[128], const Ffn& f, Shared& s, const UpTask& task, const Consumer& c) {
+  const T* bias = static_cast<const T*>(f.b_up);
+  unsigned char* row = s.staging + c.row() * 128 + (c.lane & 3) * 4;  // of the first of the thread's two rows
+  float peak[2] = {0.f, 0.f};
+#pragma unroll
+  for (int j = 0; j < 8 * kPanels; ++j) {
+    if (bias != nullptr) {
+      const uint16_t* neuron = task.list(f) + 8 * j + 2 * (c.lane & 3);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float b = static_cast<float>(bias[neuron[e]]);
+        d[4 * j + e] += b, d[4 * j + 2 + e] += b;
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t* at = reinterpret_cast<uint32_t*>(row + (j / 8) * kPanelBytes + h * 8 * 128 + (((j & 7) ^ (c.lane >> 2)) << 4));
+      const uint32_t gates = *at;
+      const float g0 = half_of<T>(gates, 0), g1 = half_of<T>(gates, 1);
+      const float h0 = g0 > 0.f ? g0 * d[4 * j + 2 * h] : 0.f, h1 = g1 > 0.f ? g1 * d[4 * j + 2 * h + 1] : 0.f;
+      peak[h] = max_nan(peak[h], max_nan(fabsf(h0), fabsf(h1)));
+      *at = round_pair<T>(h0, h1);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    if (!stays_finite<T>(peak[h])) {
+      const int at = task.block * kTileM + c.row() + 8 * h;
+      if (at < f.rows) f.finite[at] = 0;
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ void consume_up(const Ffn& f, Shared& s, const Consumer& c, int total, int steps) {
+  Ring ring;
+  uint32_t phase = 0;
+  float d[128];
+  for (int t = blockIdx.x; t < total; t += gridDim.x, phase ^= 1) {
+    const UpTask task(f, t);
+    unsigned char* half = s.staging + c.group * (kPanelBytes / 2);  // this warpgroup's rows of each panel
+    unsigned char* hidden = static_cast<unsigned char*>(f.hidden) +
+                            (static_cast<int64_t>(task.block) * f.panels + task.panel) * kPanelBytes + c.group * (kPanelBytes / 2);
+    const auto fetch = [&] {
+      if (!c.leads()) return;
+      bulk_wait_read<0>();  // the task before has left the staging tile
+      barrier_expect(&s.staged[c.group], task.panels * (kPanelBytes / 2));
+      for (int p = 0; p < task.panels; ++p)
+        bulk_load(half + p * kPanelBytes, hidden + p * kPanelBytes, kPanelBytes / 2, &s.staged[c.group]);
+    };
+    const auto run = [&]<int kPanels>() {
+      multiply<T, 64 * kPanels, 0, 1>(d, s, ring, steps, c, fetch);
+      barrier_wait(&s.staged[c.group], phase);
+      finish_up<T, kPanels>(d, f, s, task, c);
+    };
+    switch (task.panels) {
+      case 1: run.template operator()<1>(); break;
+      case 2: run.template operator()<2>(); break;
+      case 3: run.template operator()<3>(); break;
+      default: run.template operator()<4>();
+    }
+    fence_async_proxy();
+    c.sync();
+    if (c.leads()) {
+      for (int p = 0; p < task.panels; ++p) bulk_store(hidden + p * kPanelBytes, half + p * kPanelBytes, kPanelBytes / 2);
+      bulk_commit();
+    }
+  }
+  if (c.leads()) bulk_wait<0>();
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 1)
+    up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const Ffn f) {
+  extern __shared__ unsigned char raw[];
+  Shared& s = aligned(raw);
+  begin_ring(s);
+  const int total = f.tasks[0], steps = (f.d_model + kTileK - 1) / kTileK;
+  if (threadIdx.x >= kConsumers) {
+    registers_down<kProducerRegisters>();
+    produce_up<T>(x_map, w_map, f, s, total, steps);
+  } else {
+    registers_up<kConsumerRegisters>();
+    const Consumer c{static_cast<int>(threadIdx.x) / 128, static_cast<int>(threadIdx.x) / 32 % 4, static_cast<int>(threadIdx.x) % 32};
+    consume_up<T>(f, s, c, total, steps);
+  }
+}
+
+}  // namespace twell::hopper

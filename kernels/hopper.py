@@ -1,0 +1,163 @@
+"""The `hopper` kernel: the FFN op on tensor cores of sm_90a, dense in the gate and over each block's union afterwards.
+
+Five launches and no wait for the host. The gate product's epilogue emits TwELL. A plan lists, for every 128 consecutive
+rows, the union of the neurons they fire, and lays the gate values out over it. Up and down are products over the
+union, whose weight rows are gathered once a block; where the union is nearly everything they read whole weight tiles
+instead. A last launch counts, if asked. Sums have one order, set by shapes and inputs: same call, same bits.
+
+Cost: the gate product in full, up and down by the size of the unions (a block's union is about 15 times a row's nnz in
+text). Workspace is worst case, from torch's allocator, and touched only where it is used: 25 KB a row at d_ff 5632.
+
+    y, stats = gated_ffn(x, w_gate, w_up, w_down, kernel="hopper")
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from twell.kernels import build
+from twell.kernels.build import Library, Source
+from twell.kernels.call import Asks, Call, NeuronSums, Stats, TileCounts
+from twell.kernels.layout import Layout, TwELL
+
+LAYOUT = Layout(tile=256, compression=8)  # what the gate product emits
+BLOCK, PANEL = 128, 64  # rows that share a union; columns of a hidden panel
+HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
+MAX_WORKSPACE = 4 * 2**30  # bytes; rows past it take another pass
+STAGES = {"gate": 1, "plan": 2, "up": 4, "down": 8, "counts": 16}
+ALL_STAGES = sum(STAGES.values())
+
+_ARCH = "-gencode=arch=compute_90a,code=sm_90a"
+LIBRARY = Library(
+    "hopper",
+    (
+        *(
+            Source(f"hopper/{stage}.cu", (_ARCH, f"-DTWELL_T={value}"))
+            for stage in STAGES
+            for value in ("__nv_bfloat16", "__half")
+        ),
+        Source("hopper/bindings.cpp"),
+    ),
+    headers=("common/*", "hopper/*"),
+    seconds=15,
+    cuda=True,
+    fakes=(("twell::hopper_ffn", lambda *_: None),),
+)
+
+
+def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n: int) -> str | None:
+    """Why this kernel cannot take such a call; builds it to find out, once a process."""
+    if device.type != "cuda":
+        return f"expected device cuda, got {device.type}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"expected bfloat16 or float16, got {str(dtype).removeprefix('torch.')}"
+    if d_ff > 2**16 - 8:
+        return f"expected d_ff up to {2**16 - 8}, as a union holds 16-bit numbers, got {d_ff}"
+    if d_model * d_ff >= 2**32:
+        return f"expected weights of less than 2^32 values, got {d_ff} x {d_model}"
+    if n == 0:
+        return "expected at least 1 row, got 0"
+    return _cannot_run(device)
+
+
+@torch.compiler.assume_constant_result
+def _cannot_run(device: torch.device) -> str | None:
+    """What the machine lacks, or what the build failed of."""
+    if torch.version.hip or not torch.cuda.is_available():
+        return "expected a CUDA device that torch can use, found none"
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return f"expected a GPU of compute capability 9.0, got {torch.cuda.get_device_name(device)}"
+    return build.failure(LIBRARY)
+
+
+def lacks(asks: Asks) -> str | None:
+    """What a call asks for that this kernel does not have."""
+    if asks.activation != "relu" or asks.up_relu or asks.threshold is not None:
+        got = asks.activation + (", and a ReLU on the up branch" if asks.up_relu else "")
+        got += "" if asks.threshold is None else f" with threshold {asks.threshold}"
+        return f"expected relu and no threshold, got {got}"
+    if asks.layout is None or asks.layout == LAYOUT or (asks.layout.tile == LAYOUT.tile and not asks.want_packed):
+        return None
+    return f"expected tiles of {LAYOUT.tile} at compression {LAYOUT.compression}, got {asks.layout}"
+
+
+class Workspace:
+    """What the launches of one pass leave each other. n: rows."""
+
+    def __init__(self, n: int, d_ff: int, dtype: torch.dtype, device: torch.device) -> None:
+        tiles, panels, blocks = LAYOUT.tiles(d_ff), -(-d_ff // PANEL), -(-n // BLOCK)
+
+        def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.heads = empty(n, tiles, HEAD)
+        self.tails = empty(n, tiles, LAYOUT.words - HEAD)
+        self.spill = empty(n, tiles, LAYOUT.tile, dtype=dtype)
+        self.unions = empty(blocks, panels * PANEL, dtype=torch.int16)
+        self.union_sizes = empty(blocks)
+        self.hidden = empty(blocks, panels, BLOCK, PANEL, dtype=dtype)
+        self.tasks = empty(1 + blocks * panels)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.heads, self.tails, self.spill, self.unions, self.union_sizes, self.hidden, self.tasks
+
+    def packed(self, d_ff: int, finite: Tensor) -> TwELL:
+        """The gate's TwELL as the layout module has it. Waits for the host: how many tiles spill is data."""
+        counts = self.heads[:, :, :1] * finite[:, None, None]  # [n, tiles, 1]
+        slot = torch.arange(LAYOUT.words, dtype=torch.int32, device=counts.device)
+        words = torch.where(slot <= counts, torch.cat([self.heads, self.tails], 2), 0)
+        words[:, :, :1] = counts
+        over = counts[:, :, 0] > LAYOUT.slots
+        index = torch.where(over, over.flatten().cumsum(0).view_as(over) - 1, -1).int()
+        return TwELL(LAYOUT, d_ff, self.spill.dtype, words, None, index, self.spill[over])
+
+
+def run(call: Call) -> tuple[Tensor, Stats]:
+    """Runs a checked call: y [n, d_model] and its Stats."""
+    n, d_ff = call.x.shape[0], call.w_gate.shape[0]
+    device = call.x.device
+    y = torch.empty_like(call.x, memory_format=torch.contiguous_format)
+    finite = torch.ones(n, dtype=torch.uint8, device=device)
+    counts = call.probes != "none"
+    stats = Stats(torch.empty(n if counts else 0, dtype=torch.int32, device=device), finite.view(torch.bool))
+    if counts and call.layout is not None:
+        zeros = torch.zeros(2, LAYOUT.tile + 1, dtype=torch.int64, device=device)
+        stats.tiles = TileCounts(call.layout, zeros[0], zeros[1])
+    if call.probes == "neurons":
+        stats.neurons = NeuronSums.empty(d_ff, device)
+    row_bytes = d_ff * 9 // 2  # words, spill and hidden: 1/2, 2 and 2 bytes a neuron
+    step = max(1, MAX_WORKSPACE // row_bytes // (2 * BLOCK)) * (2 * BLOCK)
+    packed = []
+    for at in range(0, n, step):
+        rows = slice(at, at + step)
+        workspace = Workspace(min(step, n - at), d_ff, call.x.dtype, device)
+        launch(call, rows, workspace, y[rows], finite[rows], stats)
+        if call.want_packed:
+            packed.append(workspace.packed(d_ff, stats.finite[rows]))
+    stats.packed = TwELL.cat(packed) if packed else None
+    return y, stats
+
+
+def launch(
+    call: Call, rows: slice, workspace: Workspace, y: Tensor, finite: Tensor, stats: Stats, stages: int = ALL_STAGES
+) -> None:
+    """Launches some stages for some rows on the current stream; the neurons' sums add to those in `stats`."""
+    info = (call.rows, call.tokens, call.sequences) if call.probes == "neurons" else (call.rows, None, None)
+    nnz = stats.nnz[rows] if call.probes != "none" else None
+    histograms = (None, None) if stats.tiles is None else (stats.tiles.pairs, stats.tiles.rows)
+    sums = stats.neurons
+    neurons = [None] * 6 if sums is None else [
+        sums.fires, sums.value_sum, sums.value_max, sums.token_min, sums.token_max, sums.first_sequence,
+    ]  # fmt: skip
+    few = -(-len(y) // BLOCK) * -(-call.w_gate.shape[0] // 256) < 1024
+    torch.ops.twell.hopper_ffn(
+        _aligned(call.x[rows]), _aligned(call.w_gate), call.w_up if call.w_up is None else _aligned(call.w_up),
+        _aligned(call.down_by_neuron), call.b_gate, call.b_up, call.b_down, *workspace.tensors(), y, finite,
+        *(None if part is None else part[rows] for part in info), nnz, *histograms, *neurons, 1 if few else 4, stages,
+    )  # fmt: skip
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor at an address that the copy engine takes; torch.compile's are."""
+    return tensor if torch.compiler.is_compiling() or tensor.data_ptr() % 16 == 0 else tensor.clone()

@@ -1,0 +1,50 @@
+"""Every CUDA source compiles for the architectures that it is for, with nothing left on the stack."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from twell.kernels import build, hopper
+from twell.kernels.build import Source
+
+CUDA = [source for source in hopper.LIBRARY.sources if source.path.endswith(".cu")]
+
+
+def compiled(nvcc: str, source: Source, out: Path) -> tuple[bool, str]:
+    """Whether nvcc takes it, and what it and the assembler say."""
+    command = [nvcc, "-cubin", "-Xptxas=-v", *build.compile_command(source, cuda=True), str(build.CSRC / source.path)]
+    done = subprocess.run([*command, "-o", str(out)], capture_output=True, text=True, check=False)
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def nvcc() -> str:
+    try:
+        return build.find_compiler(cuda=True)
+    except build.BuildError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("source", CUDA, ids=lambda source: f"{Path(source.path).stem} {source.flags[-1]}")
+def test_compiles_without_spills(nvcc: str, source: Source, tmp_path: Path) -> None:
+    fine, said = compiled(nvcc, source, tmp_path / "out.cubin")
+    assert fine, said
+    assert "bytes spill stores" in said
+    assert said.count("bytes spill stores") == said.count(" 0 bytes spill stores"), said
+    assert "serialized" not in said, said  # what ptxas says of products that it cannot keep in flight
+
+
+def test_a_source_with_an_error_does_not(nvcc: str, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.cu"
+    broken.write_text("__global__ void kernel() { return 1; }", encoding="utf-8")
+    fine, said = compiled(nvcc, Source(str(broken), CUDA[0].flags), tmp_path / "out.cubin")
+    assert not fine
+    assert "error" in said
+
+
+def test_every_source_is_in_a_library() -> None:
+    listed = {build.CSRC / source.path for source in hopper.LIBRARY.sources}
+    assert listed == {*build.CSRC.glob("hopper/*.cu"), *build.CSRC.glob("hopper/*.cpp")}
