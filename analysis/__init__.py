@@ -10,6 +10,7 @@ a run; a query engine is loaded only then.
 """
 
 from twell.analysis.classes import token_classes
+from twell.analysis.compare import compare_layers, compare_positions, compare_runs, compare_tokens
 from twell.analysis.concentration import concentration, dead_curve, dead_mask, dead_neurons, lorenz
 from twell.analysis.contexts import contexts, loudest, passages
 from twell.analysis.decay import position_fit
@@ -36,6 +37,10 @@ __all__ = [
     "by_position",
     "by_token",
     "by_word",
+    "compare_layers",
+    "compare_positions",
+    "compare_runs",
+    "compare_tokens",
     "concentration",
     "contexts",
     "dead_curve",

@@ -2,27 +2,34 @@
 
     twell export runs/demo --out tables                          every analysis table, Parquet, in a folder
     twell export runs/demo --table by_token --format csv --out tokens.csv
+    twell export runs/demo --format notebook --out demo.ipynb    or html: the run in one document, see `report`
+    twell export runs/demo --table fired --format npz --out x    a scipy CSR matrix a layer; dead_neurons: a mask
 
 Analysis tables are those of the API with its defaults. Tables of the run itself are copied part by part, so memory does
-not grow with them; CSV has no bytes, lists or half floats, so it gets hexadecimal digits, JSON and floats. A file that
-is there already is replaced, whole or not at all.
+not grow with them; CSV has no bytes, lists or half floats, so it gets hexadecimal digits, JSON and floats; JSON is an
+array of records, with null for what is no number. A file that is there already is replaced, whole or not at all.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+import scipy.sparse
 
 from twell.analysis.classes import token_classes
-from twell.analysis.concentration import concentration, dead_curve, dead_neurons, lorenz
+from twell.analysis.concentration import concentration, dead_curve, dead_mask, dead_neurons, lorenz
 from twell.analysis.decay import position_fit
 from twell.analysis.findings import findings
 from twell.analysis.gains import gain_correlations, layer_gains, model_time
@@ -32,6 +39,7 @@ from twell.analysis.positions import by_position, position_blocks
 from twell.analysis.speedup import speedup, timings_by_batch
 from twell.analysis.surprisal import surprisal, surprisal_correlation
 from twell.analysis.tiles import peer_audit, tile_audit
+from twell.analysis.together import fired_csr
 from twell.analysis.tokens import by_token
 from twell.analysis.unions import union_sizes
 from twell.analysis.words import by_word
@@ -68,12 +76,17 @@ ANALYSIS: dict[str, Callable[[Run], pd.DataFrame]] = {
 }
 
 
+SUFFIX = {"notebook": "ipynb", "html": "html"}
+
+
 def export(options: ExportOptions) -> list[Path]:
     """Write the tables asked for, or every analysis table that the run can give; says what was written.
 
     One table goes to the file `out` (or into it, where it is a folder), several into the folder `out`.
     """
     run = open_run(options.run)
+    if options.format in ("notebook", "html", "npz"):
+        return [_whole(run, options)] if options.format != "npz" else _arrays(run, options)
     unknown = [name for name in options.table if name not in ANALYSIS and name not in TABLES]
     if unknown:
         raise UserError(
@@ -99,29 +112,105 @@ def export(options: ExportOptions) -> list[Path]:
     return written
 
 
-def _write(run: Run, name: str, format: str, path: Path) -> int:
-    """Write one table whole or not at all. Returns its rows."""
-    pieces = _pieces(run, name, format)
-    first = next(pieces)
+def _whole(run: Run, options: ExportOptions) -> Path:
+    """The run in one document."""
+    from twell.analysis import report
+
+    if options.table:
+        raise UserError(
+            f"Expected no --table with --format {options.format}, got {options.table[0]!r}: it has them all."
+        )
+    path = options.out / f"{run.name}.{SUFFIX[options.format]}" if options.out.is_dir() else options.out
     temporary = path.with_name(path.name + ".tmp")
+    with _writing(path, temporary):
+        count = (report.notebook if options.format == "notebook" else report.page)(run, temporary)
+        os.replace(temporary, path)
+    print(f"{path}: {count} {'cells' if options.format == 'notebook' else 'sections'}")
+    return path
+
+
+def _arrays(run: Run, options: ExportOptions) -> list[Path]:
+    """What is an array, not a table: `fired`, a file a layer into the folder `out`, or the mask of dead neurons."""
+    if len(options.table) != 1 or options.table[0] not in ("fired", "dead_neurons"):
+        raise UserError("Expected --table fired or --table dead_neurons with --format npz.")
+    written = []
+    if options.table[0] == "dead_neurons":
+        path = options.out / "dead_neurons.npz" if options.out.is_dir() else options.out
+        mask = dead_mask(run)
+        with _writing(path, path.with_name(path.name + ".tmp.npz")) as temporary:
+            np.savez_compressed(temporary, dead=mask)
+            os.replace(temporary, path)
+        print(f"{path}: {int(mask.sum()):,} of {mask.size:,} neurons")
+        return [path]
+    for layer in sorted(set(run.arrow("fired", ["layer"])["layer"].to_pylist())):
+        matrix, _places = fired_csr(run, layer)
+        path = options.out / f"fired-L{layer}.npz"
+        with _writing(path, path.with_name(path.name + ".tmp.npz")) as temporary:
+            scipy.sparse.save_npz(temporary, matrix)
+            os.replace(temporary, path)
+        print(f"{path}: {matrix.shape[0]:,} tokens × {matrix.shape[1]:,} neurons, {matrix.nnz:,} firings")
+        written.append(path)
+    return written
+
+
+@contextmanager
+def _writing(path: Path, temporary: Path) -> Iterator[Path]:
+    """What a disk refuses, in one sentence; nothing half written stays."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows = 0
-        with _writer(temporary, first.schema, format) as writer:
-            for piece in chain([first], pieces):
-                writer.write_table(piece)
-                rows += piece.num_rows
-        os.replace(temporary, path)
+        yield temporary
     except OSError as error:
         raise UserError(
             f"Expected to write {path}, got {error.strerror or error}: choose a place that can be written to."
         ) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _write(run: Run, name: str, format: str, path: Path) -> int:
+    """Write one table whole or not at all. Returns its rows."""
+    pieces = _pieces(run, name, format)
+    first = next(pieces)
+    rows = 0
+    with _writing(path, path.with_name(path.name + ".tmp")) as temporary:
+        with _writer(temporary, first.schema, format) as writer:
+            for piece in chain([first], pieces):
+                writer.write_table(piece)
+                rows += piece.num_rows
+        os.replace(temporary, path)
     return rows
 
 
-def _writer(path: Path, schema: pa.Schema, format: str) -> pq.ParquetWriter | pa.csv.CSVWriter:
+class JsonWriter:
+    """An array of records, piece by piece."""
+
+    def __init__(self, path: Path) -> None:
+        self.file, self.rows = open(path, "w", encoding="utf-8"), 0  # noqa: SIM115 - closed by __exit__
+
+    def __enter__(self) -> JsonWriter:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.file.write("\n]\n" if self.rows else "[]\n")
+        self.file.close()
+
+    def write_table(self, piece: pa.Table) -> None:
+        for record in piece.to_pylist():
+            self.file.write(",\n" if self.rows else "[\n")
+            self.file.write(json.dumps({name: _json(value) for name, value in record.items()}, ensure_ascii=False))
+            self.rows += 1
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_json(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _writer(path: Path, schema: pa.Schema, format: str) -> pq.ParquetWriter | pa.csv.CSVWriter | JsonWriter:
+    if format == "json":
+        return JsonWriter(path)
     if format == "csv":
         return pa.csv.CSVWriter(path, schema)
     return pq.ParquetWriter(path, schema, compression="zstd")
@@ -140,18 +229,18 @@ def _pieces(run: Run, name: str, format: str) -> Iterator[pa.Table]:
                 f"Expected a readable part at {path}, got {str(error).splitlines()[0]}: copy it again from where it "
                 "was recorded, or capture anew."
             ) from None
-        yield _plain(piece) if format == "csv" else piece
+        yield piece if format == "parquet" else _plain(piece, format)
 
 
-def _plain(table: pa.Table) -> pa.Table:
-    """The columns as CSV can hold them."""
+def _plain(table: pa.Table, format: str) -> pa.Table:
+    """The columns as CSV or JSON can hold them."""
     for index, field in enumerate(table.schema):
         if pa.types.is_float16(field.type):
             table = table.set_column(index, field.name, table.column(index).cast(pa.float32()))
         elif pa.types.is_binary(field.type):
             digits = [None if value is None else value.hex() for value in table.column(index).to_pylist()]
             table = table.set_column(index, field.name, pa.array(digits, pa.string()))
-        elif pa.types.is_list(field.type):
+        elif pa.types.is_list(field.type) and format == "csv":
             lists = [json.dumps([float(entry) for entry in row]) for row in table.column(index).to_pylist()]
             table = table.set_column(index, field.name, pa.array(lists, pa.string()))
     return table

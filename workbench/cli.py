@@ -28,11 +28,13 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "summarize": (options.SummarizeOptions, "twell.analysis.summary:summarize"),
     "app": (options.AppOptions, "twell.app.launch:launch"),
     "export": (options.ExportOptions, "twell.analysis.export:export"),
+    "compare": (options.CompareOptions, "twell.analysis.compare:compare"),
     "train": (options.TrainOptions, "twell.workbench.train:train"),
 }
 
 # Every passage and enough of the Python documentation for rankings to mean something; about a minute on two cores.
 DEMO_TOKENS = 160_000
+DEMO_EXAMPLES = 8  # of each neuron and kind
 
 cli = typer.Typer(
     name="twell",
@@ -100,6 +102,7 @@ def demo(chosen: options.DemoOptions) -> None:
                 text=("builtin:passages", "builtin:python-docs"),
                 out=chosen.out,
                 tokens=DEMO_TOKENS,
+                examples=DEMO_EXAMPLES,
             )
         )
     summarize(options.SummarizeOptions(runs=(chosen.out,)))

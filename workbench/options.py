@@ -41,6 +41,10 @@ class CaptureOptions:
     probes: Literal["counts", "neurons", "all"] = option(
         "all", help="counts per token alone; with sums a neuron and tile as well; or with unions of blocks too"
     )
+    examples: int = option(0, help="keep so many of each neuron's largest values, and as many drawn at random")
+    fired: str | None = option(
+        None, help="keep the activations themselves: LAYERS[:SHARE of tokens], as in 0,3-5:0.01 or all"
+    )
     revision: str | None = option(None, help="branch, tag or commit of a hub model")
     resume: bool = option(False, help="go on with the run in --out where it ends; it begins if there is none")
 
@@ -70,8 +74,18 @@ class ExportOptions:
     table: tuple[str, ...] = option(
         (), help="by_layer, by_token, …, or a table of the run; default: every analysis table"
     )
-    format: Literal["parquet", "csv"] = option("parquet", help="file format")
+    format: Literal["parquet", "csv", "json", "npz", "notebook", "html"] = option(
+        "parquet",
+        help="tables as parquet, csv or json; fired or dead_neurons as npz; the whole run as notebook or html page",
+    )
     out: Path = option(help="a file for one table, a folder for several")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Set runs side by side: loss, nnz and speed, and the differences by layer."""
+
+    runs: tuple[Path, ...] = option(help="run folders; differences are to the first", argument=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,184 @@
+"""Compare: two runs or more, with another L1, model, text or kernel.
+
+    twell compare runs/a runs/b runs/c
+    compare_runs([a, b, c])      a row a run: loss, nnz, speed, and which runs no other beats
+    compare_layers([a, b])       differences by layer to the first run, with intervals
+    compare_positions([a, b])    by band of positions
+    compare_tokens([a, b])       by token, those that differ most surely first
+
+Runs over the same sequences are compared in pairs, which makes the intervals narrower; others as independent. Layers of
+models of different depth are compared by number, as far as both go. Cost: 0.1 s a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from twell.analysis import summary
+from twell.analysis.layers import by_layer
+from twell.analysis.speedup import model_speedup, speedup
+from twell.analysis.statistics import jackknife_error, t_half
+from twell.analysis.tokens import by_token
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.options import CompareOptions
+from twell.workbench.store import Run, open_run
+
+
+def compare(options: CompareOptions) -> pd.DataFrame:
+    """Print the runs side by side, then the differences by layer; returns the first table."""
+    runs = [open_run(path) for path in options.runs]
+    table = compare_runs(runs)
+    print(_text(table))
+    print(f"\nBy layer, against {runs[0].name}:\n{_text(compare_layers(runs))}")
+    return table
+
+
+def _text(frame: pd.DataFrame) -> str:
+    return frame.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="–")
+
+
+def _several(runs: Sequence[Run]) -> None:
+    if len(runs) < 2:
+        raise UserError(f"Expected two runs or more to compare, got {len(runs)}.")
+
+
+def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
+    """A row a run, in the order given. Columns:
+
+    run; model; tokens; loss (nats); nnz_mean (mean over layers); sparsity; dead_share; ffn_speedup, model_speedup
+    (empty where not timed or where the reference ran); best (no other run is as good in loss and in the share of
+    neurons firing, and better in one; empty without a loss). Losses compare only over the same text and vocabulary:
+    attrs["note"] says if not.
+    """
+    _several(runs)
+    rows = []
+    for run in runs:
+        layers = by_layer(run)
+        row = {"run": run.name, "model": run.manifest.model["name"], "tokens": int(layers["tokens"].iloc[0])}
+        row |= {"loss": np.nan if run.manifest.loss is None else run.manifest.loss, "nnz_mean": layers["mean"].mean()}
+        row |= {"sparsity": layers["sparsity"].mean(), "dead_share": layers["dead_share"].mean()}
+        rows.append({**row, **_speed(run)})
+    frame = pd.DataFrame(rows)
+    loss, firing = frame["loss"].to_numpy(), 1 - frame["sparsity"].to_numpy()
+    behind = (loss[:, None] >= loss) & (firing[:, None] >= firing)
+    beaten = (behind & ((loss[:, None] > loss) | (firing[:, None] > firing))).any(axis=1)
+    frame["best"] = pd.array(np.where(np.isnan(loss), None, ~beaten), dtype="boolean")
+    texts = {tuple(text["sha256"] for text in run.manifest.text) for run in runs}
+    words = {run.manifest.tokenizer["vocab_size"] for run in runs}
+    alike = len(texts) == len(words) == 1
+    frame.attrs = {"note": "the same text" if alike else "texts or vocabularies differ, so losses do not compare"}
+    return frame
+
+
+def _speed(run: Run) -> dict[str, float]:
+    found = {"ffn_speedup": np.nan, "model_speedup": np.nan}
+    try:
+        rows = speedup(run)
+        if rows.attrs["comparable"]:
+            found["ffn_speedup"] = float(rows["dense_us"].sum() / rows["sparse_us"].sum())
+            found["model_speedup"] = model_speedup(run)["speedup"]
+    except Missing:
+        pass
+    return found
+
+
+def compare_layers(runs: Sequence[Run]) -> pd.DataFrame:
+    """A row a layer and run after the first. Columns: run; layer; mean, first (mean nnz here and in the first run);
+    difference, low, high (95 %); ratio; paired."""
+    return _against(runs, ["layer"])
+
+
+def compare_positions(runs: Sequence[Run]) -> pd.DataFrame:
+    """As compare_layers by band of positions too (columns layer, band): a position below 8 each, then floor(√(8·p))."""
+    return _against(runs, ["layer", "band"])
+
+
+def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
+    _several(runs)
+    first = _sums(runs[0], keys)
+    pieces = []
+    for run in runs[1:]:
+        paired = _same_sequences(runs[0], run)
+        here = _sums(run, keys)
+        shared = here.index.intersection(first.index)
+        a, b = _means(first.loc[shared]), _means(here.loc[shared])
+        difference = b[0] - a[0]
+        if paired:
+            error = jackknife_error(difference, (b[1] - a[1]).T)
+        else:
+            error = np.hypot(jackknife_error(a[0], a[1].T), jackknife_error(b[0], b[1].T))
+        half = float(t_half(min(a[1].shape[1], b[1].shape[1]) - 1)) * error
+        piece = shared.to_frame(index=False)
+        piece.insert(0, "run", run.name)
+        piece = piece.assign(
+            mean=b[0], first=a[0], difference=difference, low=difference - half, high=difference + half
+        )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            pieces.append(piece.assign(ratio=b[0] / a[0], paired=paired))
+    frame = pd.concat(pieces, ignore_index=True)
+    frame.attrs = {"note": f"against {runs[0].name}; intervals from groups of sequences, each left out once"}
+    return frame
+
+
+def _sums(run: Run, keys: list[str]) -> pd.DataFrame:
+    """Tokens and nnz by key, a column pair a replicate; 0 where a replicate has no token there."""
+    rows = summary.read(run, "position_bands")
+    rows = rows[rows["layer"] >= 0]
+    sums = rows.groupby([*keys, "replicate"])[["tokens", "nnz_sum"]].sum().unstack("replicate", fill_value=0)
+    return sums.astype(float)
+
+
+def _means(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Mean nnz, and the means without each replicate [key, replicate]."""
+    n, y = sums["tokens"].to_numpy(), sums["nnz_sum"].to_numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = y.sum(axis=1) / n.sum(axis=1)
+        without = (y.sum(axis=1, keepdims=True) - y) / (n.sum(axis=1, keepdims=True) - n)
+    return mean, np.where(np.isfinite(without), without, mean[:, None])
+
+
+def _same_sequences(a: Run, b: Run) -> bool:
+    """Whether two runs cut the same text into the same sequences."""
+
+    def told(run: Run) -> list[Any]:
+        text = [(entry["sha256"], entry.get("sequences")) for entry in run.manifest.text]
+        return [text, run.manifest.tokens, run.manifest.sequences, run.manifest.tokenizer["vocab_size"]]
+
+    return told(a) == told(b)
+
+
+def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
+    """A row a token and run after the first, those that differ most surely first. Columns: run; token_id; text; count,
+    first_count; z, first_z; difference, low, high (95 %, clustered by sequence, taken as independent). Missing where
+    the vocabularies are of different size or no token occurs often enough in both."""
+    _several(runs)
+    first = by_token(runs[0], min_count).set_index("token_id")
+    pieces = []
+    for run in runs[1:]:
+        if run.manifest.tokenizer["vocab_size"] != runs[0].manifest.tokenizer["vocab_size"]:
+            raise Missing(f"{run.name} has another vocabulary than {runs[0].name}: their tokens do not compare.")
+        both = by_token(run, min_count).set_index("token_id").join(first, rsuffix="_first", how="inner")
+        error = np.hypot(both["z_se"], both["z_se_first"])
+        degrees = np.minimum(both["sequences"], both["sequences_first"]) - 1
+        difference, half = both["z"] - both["z_first"], t_half(degrees) * error
+        piece = pd.DataFrame({"run": run.name, "token_id": both.index, "text": both["text"].to_numpy()})
+        columns = {
+            "count": both["count"],
+            "first_count": both["count_first"],
+            "z": both["z"],
+            "first_z": both["z_first"],
+        }
+        columns |= {"difference": difference, "low": difference - half, "high": difference + half}
+        for name, values in columns.items():
+            piece[name] = np.asarray(values)
+        pieces.append(piece.assign(sure=(difference.abs() / error).to_numpy()))
+    frame = pd.concat(pieces, ignore_index=True)
+    if frame.empty:
+        raise Missing(f"No token occurs {min_count} times in both runs: ask for a lower minimum count.")
+    frame = frame.sort_values(["sure", "token_id"], ascending=[False, True], ignore_index=True).drop(columns="sure")
+    frame.attrs = {"note": f"against {runs[0].name}"}
+    return frame

@@ -1,0 +1,140 @@
+"""Comparisons against the rows, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from twell.analysis import (
+    by_layer,
+    by_token,
+    compare_layers,
+    compare_positions,
+    compare_runs,
+    compare_tokens,
+    speedup,
+)
+from twell.analysis.compare import compare
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.options import CompareOptions
+from twell.workbench.schema import nnz_columns
+from twell.workbench.store import Run
+
+
+@pytest.fixture(scope="module")
+def sparser(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """As the made run, the same text, but layers 0 to 2 fire four fifths of it and layer 3 the same."""
+
+    def change(columns):
+        rng = np.random.default_rng(2)
+        for name in nnz_columns(3):
+            columns[name] = rng.binomial(columns[name], 0.8).astype(np.uint16)
+        return columns
+
+    return made.make(tmp_path_factory.mktemp("other") / "sparser", change=change)
+
+
+@pytest.fixture(scope="module")
+def other_text(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return made.make(tmp_path_factory.mktemp("text") / "other", seed=5, sequences=90)
+
+
+def test_compare_runs(run: Run, sparser: Run, other_text: Run) -> None:
+    table = compare_runs([run, sparser, other_text])
+    assert table["run"].tolist() == ["made", "sparser", "other"]
+    for one, row in zip((run, sparser, other_text), table.itertuples(), strict=True):
+        layers, rows = by_layer(one), speedup(one)
+        assert row.loss == pytest.approx(one.frame("activity")["loss"].astype(float).mean())
+        assert row.nnz_mean == pytest.approx(layers["mean"].mean())
+        assert row.dead_share == pytest.approx(layers["dead_share"].mean())
+        assert row.ffn_speedup == pytest.approx(rows["dense_us"].sum() / rows["sparse_us"].sum())
+        assert np.isnan(row.model_speedup)
+    loss, firing = table["loss"].to_numpy(), 1 - table["sparsity"].to_numpy()
+    for i, best in enumerate(table["best"]):
+        ahead = [j for j in range(3) if loss[j] <= loss[i] and firing[j] <= firing[i]]
+        assert best == all((loss[j], firing[j]) == (loss[i], firing[i]) for j in ahead)
+    assert table["best"].tolist()[:2] == [False, True], "the same loss, fewer neurons"
+
+
+def jackknife(values: np.ndarray, groups: np.ndarray) -> float:
+    """By its definition, one refit a group."""
+    kept = [values[groups != group].mean() for group in np.unique(groups)]
+    r = len(kept)
+    return float(np.sqrt((r - 1) / r * np.sum((np.array(kept) - values.mean()) ** 2)))
+
+
+def test_layers_of_the_same_text_are_compared_in_pairs(run: Run, sparser: Run) -> None:
+    table = compare_layers([run, sparser]).set_index("layer")
+    assert table["paired"].all()
+    a, b = (one.activity(flagged=False) for one in (run, sparser))
+    groups = a["sequence"].to_numpy() % 20
+    for layer, name in enumerate(nnz_columns(4)):
+        row, difference = table.loc[layer], b[name].astype(float).to_numpy() - a[name].astype(float).to_numpy()
+        assert row["difference"] == pytest.approx(difference.mean(), rel=1e-9, abs=1e-9)
+        assert row["ratio"] == pytest.approx(b[name].mean() / a[name].mean())
+        half = 2.0930240544 * jackknife(difference, groups)  # Student's t, 19 degrees of freedom
+        assert row["high"] - row["difference"] == pytest.approx(half, rel=1e-6, abs=1e-9)
+    assert (table["high"][:3] < 0).all()
+    assert table.loc[3, "low"] <= 0 <= table.loc[3, "high"]
+
+
+def test_other_text_is_independent(run: Run, other_text: Run) -> None:
+    table = compare_layers([run, other_text]).set_index("layer")
+    assert not table["paired"].any()
+    a, b = (one.activity(flagged=False) for one in (run, other_text))
+    for layer, name in enumerate(nnz_columns(4)):
+        errors = [jackknife(one[name].astype(float).to_numpy(), one["sequence"].to_numpy() % 20) for one in (a, b)]
+        half = 2.0930240544 * np.hypot(*errors)
+        assert table.loc[layer, "high"] - table.loc[layer, "difference"] == pytest.approx(half, rel=1e-6)
+
+
+def test_compare_positions(run: Run, sparser: Run) -> None:
+    table = compare_positions([run, sparser]).set_index(["layer", "band"])
+    a, b = (one.activity(flagged=False) for one in (run, sparser))
+    band = np.where(a["position"] < 8, a["position"], np.floor(np.sqrt(8.0 * a["position"]))).astype(int)
+    assert set(table.index.get_level_values("band")) == set(band)
+    for number in (1, 5, 12):
+        expected = b["nnz_01"][band == number].mean() - a["nnz_01"][band == number].mean()
+        assert table.loc[(1, number), "difference"] == pytest.approx(expected)
+
+
+def test_compare_tokens(run: Run, other_text: Run, made: ModuleType) -> None:
+    table = compare_tokens([run, other_text]).set_index("token_id")
+    a, b = (by_token(one).set_index("token_id") for one in (run, other_text))
+    assert set(table.index) == set(a.index) & set(b.index)
+    for token in table.index[:20]:
+        row = table.loc[token]
+        assert row["difference"] == pytest.approx(b.loc[token, "z"] - a.loc[token, "z"])
+        assert row["low"] < row["difference"] < row["high"]
+        assert (row["count"], row["first_count"]) == (b.loc[token, "count"], a.loc[token, "count"])
+    sure = (table["difference"] / (table["high"] - table["difference"])).abs()
+    assert sure.iloc[0] > sure.iloc[-1]
+    loud = table.loc[made.LOUD]
+    assert loud["low"] <= 0 <= loud["high"], "loud in both"
+
+
+def test_what_cannot_be_compared(run: Run, made: ModuleType, tmp_path: Path) -> None:
+    for question in (compare_runs, compare_layers, compare_positions, compare_tokens):
+        with pytest.raises(UserError, match="two runs or more"):
+            question([run])
+    other = made.make(tmp_path / "words", vocab=150, sequences=12, parts=1, layers=2, loss=False)
+    with pytest.raises(Missing, match="another vocabulary"):
+        compare_tokens([run, other])
+    with pytest.raises(Missing, match="occurs 100000 times"):
+        compare_tokens([run, run], min_count=100_000)
+    assert sorted(compare_layers([run, other])["layer"]) == [0, 1], "as far as both go"
+    table = compare_runs([run, other])
+    assert "do not compare" in table.attrs["note"]
+    assert pd.isna(table["best"].iloc[1])
+
+
+def test_the_command(run: Run, sparser: Run, capsys: pytest.CaptureFixture) -> None:
+    table = compare(CompareOptions(runs=(run.path, sparser.path)))
+    said = capsys.readouterr().out
+    assert "sparser" in said
+    assert "By layer, against made" in said
+    assert said.count("\n") == 3 + len(table) + 1 + run.layers
