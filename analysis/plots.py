@@ -41,8 +41,8 @@ def positions(table: pd.DataFrame) -> Figure:
     last = table.groupby("position_from")["position_to"].max()
     names = [str(a) if a == b else f"{a}–{b}" for a, b in last.items()]
     figure = _figure("position", "layer", xaxis_type="category")
-    bar = {"title": "× layer mean"}
-    figure.add_heatmap(z=wide.to_numpy(), x=names, y=wide.index, colorscale="RdBu_r", zmid=1, colorbar=bar)
+    bar = {"title": "× layer mean,<br>2 and more"}
+    figure.add_heatmap(z=wide.to_numpy(), x=names, y=wide.index, colorscale="RdBu_r", zmin=0, zmax=2, colorbar=bar)
     return figure
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twell.analysis import findings
+from twell.analysis import findings, layer_gains
 from twell.analysis.findings import BEYOND, FAILS, HOLDS, UNTOLD, markdown
 from twell.workbench.schema import nnz_columns
 from twell.workbench.store import Run
@@ -132,6 +132,16 @@ def test_speed(made: ModuleType, tmp_path: Path, gain: float, watts: float | Non
     for words, answer in expected.items():
         claims = {claim: verdict for claim, verdict in found(run).items() if words in claim and "neurons" not in claim}
         assert set(claims.values()) == {answer}, words
+
+
+def test_contribution_is_preferred_where_the_whole_model_was_timed(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "timed", sequences=30, parts=1, change_timings=whole_model(made, 1.25, None))
+    row = findings(run).set_index("topic").loc["speed"].set_index("claim").filter(like="Pearson", axis=0).iloc[0]
+    gains = layer_gains(run)
+    pearson = np.corrcoef(gains["nnz_mean"], gains["contribution"])[0, 1]
+    assert f"what a layer adds to the model's speed: Pearson {pearson:.3f}" in row["this_run"]
+    assert "a layer's FFN speedup: Pearson" in row["this_run"]
+    assert row["verdict"] == HOLDS
 
 
 def test_dense_layers_are_slow_or_not(made: ModuleType, tmp_path: Path) -> None:
