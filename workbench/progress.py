@@ -106,10 +106,10 @@ class Bar:
             self._progress.update(self._task, advance=tokens, description=f"mean nnz {nnz_mean:.1f}")
             return
         now = time.monotonic()
-        if now - self._said >= LINE_SECONDS:
+        if self._done and now - self._said >= LINE_SECONDS:
             self._said = now
             rate = self._done / (now - self._began)
-            left = f", about {max(0, self._total - self._done) / rate:,.0f} s left" if self._total else ""
+            left = f", about {max(0, (self._total or 0) - self._done) / rate:,.0f} s left" if self._total else ""
             self._console.print(f"{self._done:,} tokens, {rate:,.0f} tokens/s{left}, mean nnz {nnz_mean:.1f}")
 
 
