@@ -62,9 +62,9 @@ class Job:
             return 0
 
     def failure(self) -> str | None:
-        """Why it ended without a run, in a sentence; None where it did not."""
+        """Why it ended without what was asked of it, in a sentence; None where it did not."""
         code = self.process.poll()
-        if code is None or (self.out / "run.json").exists():
+        if code is None or (self.done() > 0 and (code == 0 or self.stopped)):
             return None
         if self.stopped:
             return "Stopped before anything was recorded."

@@ -15,7 +15,8 @@ from twell.workbench.errors import UserError
 from twell.workbench.store import Run
 
 LONGEST = 20_000  # characters of own text
-MEASURED = {"8 k tokens": 8192, "32 k tokens": 32_768, "128 k tokens": 131_072}
+MEASURED = {"4 k tokens": 4096, "32 k tokens": 32_768, "128 k tokens": 131_072}
+BATCH = 1024  # tokens: what is timed of a batch on a CPU
 
 
 @st.cache_resource(show_spinner=False)
@@ -50,15 +51,15 @@ def measure(run: Run) -> None:
             parts.note(_far(run))
             return
         parts.note(
-            "Dense against sparse, every layer, every batch, on the same bundled text: in a process of its own, on "
-            "this machine. Times appear here as they are taken. Anything else that runs meanwhile slows both."
+            "Dense against sparse, layer by layer, on the same bundled text: in a process of its own, on this "
+            "machine. Times appear here as they are taken, and more text gives more of them. Anything else that runs "
+            "meanwhile slows both."
         )
-        size = st.segmented_control("Text", list(MEASURED), default="8 k tokens", required=True, key="measure-size")
+        size = st.segmented_control("Text", list(MEASURED), default="4 k tokens", required=True, key="measure-size")
         if st.button("Measure", type="primary", key="measure-start", disabled=desk_is_busy()):
-            tokens = MEASURED[size or "8 k tokens"]
-            batch = min(2048, tokens)
+            tokens = MEASURED[size or "4 k tokens"]
             arguments = [*_model(model), "--text", "builtin:passages", "--text", "builtin:python-docs"]
-            arguments += ["--timings", "1", "--tokens", str(tokens), "--batch-tokens", str(batch)]
+            arguments += ["--timings", "1", "--tokens", str(tokens), "--batch-tokens", str(BATCH)]
             _start("a measurement", "measured", str(run.manifest.model["name"]), arguments, tokens=tokens)
 
 

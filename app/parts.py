@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
@@ -67,7 +69,7 @@ def save(data: pd.DataFrame | Callable[[], pd.DataFrame], file: str, key: str) -
     with st.container(horizontal=True, gap="small"):
         st.download_button(
             "Save as CSV",
-            lambda: rows().to_csv(index=False).encode(),
+            lambda: as_csv(rows()),
             f"{file}.csv",
             "text/csv",
             key=f"{key}-csv",
@@ -81,6 +83,17 @@ def save(data: pd.DataFrame | Callable[[], pd.DataFrame], file: str, key: str) -
             key=f"{key}-parquet",
             on_click="ignore",
         )
+
+
+def as_csv(frame: pd.DataFrame) -> bytes:
+    """A table as CSV that loses nothing: half floats written out as floats, lists as JSON."""
+    columns = {}
+    for name, column in frame.items():
+        if column.dtype == "float16":
+            columns[name] = column.astype("float32")
+        elif len(column) and isinstance(column.iloc[0], list | np.ndarray):
+            columns[name] = column.map(lambda entries: json.dumps([float(entry) for entry in entries]))
+    return frame.assign(**columns).to_csv(index=False).encode()
 
 
 def draw(figure: go.Figure, key: str, alt: str, **options: Any) -> Any:

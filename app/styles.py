@@ -54,4 +54,22 @@ h4.tw-part { font-size: .9rem; font-weight: 600; margin: .2rem 0; padding: 0; }
 .tw-example .words span { border-radius: 3px; padding: .1em 0; }
 .tw-example .words .here { outline: 1px solid #c9821f; }
 .tw-example .number { text-align: right; opacity: .72; }
+
+/* claims and their verdicts */
+.tw-claims { border-top: 1px solid rgba(139,149,161,.22); }
+.tw-claim { display: grid; grid-template-columns: 5fr 6fr 4fr; gap: 1.4rem; padding: .55rem 0; line-height: 1.4;
+  border-bottom: 1px solid rgba(139,149,161,.22); overflow-wrap: anywhere; }
+.tw-claim p { margin: 0; }
+.tw-verdict { border-radius: 999px; padding: .05rem .6rem; font-size: .83rem; border: 1px solid currentColor; }
+.tw-verdict.yes { background: #2f7ed8; border-color: #2f7ed8; color: #fff; }
+@media (max-width: 900px) { .tw-claim { grid-template-columns: 1fr; gap: .3rem; } }
+
+/* two runs side by side */
+.tw-two { max-width: 62rem; }
+.tw-two > div { display: grid; grid-template-columns: 14rem 1fr 1fr; gap: 1.2rem; padding: .3rem 0;
+  border-bottom: 1px solid rgba(139,149,161,.22); font-variant-numeric: tabular-nums; }
+.tw-two.four > div { grid-template-columns: 14rem 1fr 1fr 1fr; }
+.tw-two > div > span { overflow-wrap: anywhere; }
+.tw-two > div > span:first-child { opacity: .8; }
+.tw-two .names { font-weight: 600; }
 </style>"""

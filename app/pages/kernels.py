@@ -7,10 +7,11 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from twell.app import parts
+from twell.app import own, parts
+from twell.app.kernel_figures import audit_map, break_even, time_split
 from twell.app.state import ask, bound, shown
 from twell.app.timing_figures import dense_and_sparse, over_batches, speedup_by_nnz
-from twell.app.words import number, plural, signed, whole
+from twell.app.words import number, percent, plural, signed, whole
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -43,7 +44,13 @@ def against_activity(run: Run, frame: pd.DataFrame) -> None:
         said = correlation(ask(run, "speedup_correlation"))
     except Missing as error:
         said = str(error)
-    parts.heading("Speedup and activity", f"A dot a layer. {said}", frame, run, "analysis.speedup_correlation(run)")
+    parts.heading(
+        "Speedup and activity",
+        f"A dot a layer. {said}{equal_times(run, frame)}",
+        frame,
+        run,
+        "analysis.speedup_correlation(run)",
+    )
     if (frame["nnz_mean"] > 0).any():
         parts.draw(speedup_by_nnz(frame), "speedup", "Speedup against mean nnz")
 
@@ -55,6 +62,57 @@ def correlation(found: dict[str, Any]) -> str:
         f"Spearman {signed(found['spearman'], 2)}; {plural(found['n'], 'layer')}, p = {number(found['p'], 1)}, "
         f"{found['method']}."
     )
+
+
+def equal_times(run: Run, frame: pd.DataFrame) -> str:
+    """Where this machine breaks even, in a sentence; nothing where the layers do not tell."""
+    nnz = break_even(frame)
+    if nnz is None:
+        return ""
+    edge = "" if frame["nnz_mean"].min() <= nnz <= frame["nnz_mean"].max() else ", beyond the layers measured"
+    return (
+        f" By the line through the layers' times, sparse and dense take equally long at about {number(nnz, 2)} of "
+        f"{whole(run.d_ff)} neurons, a sparsity of {percent(1 - nnz / run.d_ff)}{edge}."
+    )
+
+
+def whole_pass(run: Run) -> None:
+    """Where the time of a forward pass goes."""
+    try:
+        frame = ask(run, "model_time")
+    except Missing:
+        return
+    parts.heading(
+        "Where the time goes",
+        f"One forward pass, medians over the timed batches, on {run.manifest.device}. Rest: norms, embedding, output "
+        "product and launches.",
+        frame,
+        run,
+        "analysis.model_time(run)",
+    )
+    parts.draw(time_split(frame), "time-split", "Time of a forward pass by part, dense and sparse")
+
+
+def audit(run: Run) -> None:
+    """What the slots of a tile would hold, at every compression."""
+    try:
+        frame = ask(run, "tile_audit")
+    except Missing:
+        return
+    tile = run.manifest.layout["tile"]
+    part = frame[frame["tile"] == tile]
+    if part.empty:
+        return
+    parts.heading(
+        "Tile audit",
+        f"Share of tokens with a tile of {tile} neurons that fires more than its slots hold, by compression; this run "
+        f"used {run.manifest.layout['compression']}. Here such tiles go to a spill and the result stays exact; a "
+        "kernel without one would drop what does not fit.",
+        frame,
+        run,
+        "analysis.tile_audit(run)",
+    )
+    parts.draw(audit_map(part), "audit", "Share of tokens that overflow a tile, by layer and compression")
 
 
 def batches(run: Run) -> None:
@@ -100,8 +158,16 @@ def page(run: Run) -> None:
             against_activity(run, frame)
     with parts.told():
         batches(run)
+    with parts.told():
+        whole_pass(run)
 
 
-parts.title("What does the sparsity buy?")
+with st.container(horizontal=True, vertical_alignment="center"):
+    parts.title("What does the sparsity buy?")
+    own.measure(shown())
+own.job_status("kernels")
 with parts.told():
     page(shown())
+if shown().manifest.status != "recording":  # the audit is of sums that are read once a run is whole
+    with parts.told():
+        audit(shown())

@@ -27,6 +27,9 @@ PAGES = {
     "positions": "Positions",
     "neurons": "Neurons",
     "kernels": "Kernels",
+    "findings": "Findings",
+    "compare": "Compare",
+    "export": "Export",
 }
 SINGLE = ("token", "neuron")  # pages of one thing, reached from the page of all
 

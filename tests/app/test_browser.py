@@ -25,6 +25,9 @@ PAGES = {
     "neurons": '[data-testid="stDataFrame"]',
     "neuron": ".tw-example",
     "kernels": ".js-plotly-plot",
+    "findings": ".tw-claims",
+    "compare": ".js-plotly-plot",
+    "export": '[data-testid="stDataFrame"]',
 }
 
 # Whether the last figure shows so many batches.

@@ -16,7 +16,8 @@ from twell.analysis import by_layer, by_token, contexts
 from twell.app.words import number, percent, visible, whole
 from twell.workbench.store import Run
 
-PAGES = ("overview", "text", "tokens", "layers", "positions", "neurons", "kernels")
+PAGES = ("overview", "text", "tokens", "layers", "positions", "neurons", "kernels", "findings", "compare", "export")
+COUNTS = (1, 0, 1, 2, 1, 1, 4, 0, 1, 0)  # figures of a whole run
 Show = Callable[..., AppTest]
 
 
@@ -39,7 +40,7 @@ def drawn(test: AppTest, place: int) -> str:
     return json.dumps(json.loads(test.get("plotly_chart")[place].proto.spec), ensure_ascii=False)
 
 
-@pytest.mark.parametrize(("page", "count"), list(zip(PAGES, (1, 0, 1, 2, 1, 1, 3), strict=True)))
+@pytest.mark.parametrize(("page", "count"), list(zip(PAGES, COUNTS, strict=True)))
 def test_every_page_draws_a_whole_run(show: Show, runs: Path, page: str, count: int) -> None:
     test = show(runs, page, run="made")
     assert not test.exception
@@ -126,7 +127,7 @@ def test_hostile_tokens_are_escaped_in_figures(show: Show, runs: Path, hostile: 
 
 
 def test_a_summary_only_run_says_what_it_cannot_show(show: Show, runs: Path) -> None:
-    for page, count in zip(PAGES, (1, 0, 1, 2, 1, 1, 3), strict=True):
+    for page, count in zip(PAGES, COUNTS, strict=True):
         test = show(runs, page, run="summary")
         assert not test.exception
         assert figures(test) == count
@@ -156,7 +157,7 @@ def test_a_run_without_loss_and_neurons_says_so(show: Show, runs: Path) -> None:
 def test_no_speedup_is_claimed_from_the_reference(show: Show, runs: Path) -> None:
     test = show(runs, "kernels", run="oracle")
     assert "no speedup is claimed" in notices(test)
-    assert figures(test) == 2
+    assert figures(test) == 3
     assert "×" not in drawn(test, 0)
     assert "no speedup is claimed" in markup(show(runs, run="oracle"))
 

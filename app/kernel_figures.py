@@ -1,0 +1,95 @@
+"""More figures of the Kernels page: where a forward pass spends its time, and how full tiles get."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from twell.app.figures import finish, layer_axis
+from twell.app.theme import BLUE, GREY, SCALE
+from twell.app.timing_figures import time_unit
+from twell.app.words import percent, whole
+
+FEWEST = 4  # layers that a line is drawn through
+SHADES = {"ffn": (BLUE, 0.85), "attention": (GREY, 0.6), "rest": (GREY, 0.3)}
+
+
+def break_even(frame: pd.DataFrame) -> float | None:
+    """The mean nnz at which sparse takes as long as dense, by the line (Theil-Sen) of sparse over dense time against
+    nnz; None where the layers are too few, too alike, or time does not grow with nnz (speedup)."""
+    nnz, ratio = frame["nnz_mean"].to_numpy(float), (frame["sparse_us"] / frame["dense_us"]).to_numpy(float)
+    if len(frame) < FEWEST or np.ptp(nnz) == 0:
+        return None
+    i, j = np.triu_indices(len(nnz), 1)
+    apart = nnz[i] != nnz[j]
+    slope = float(np.median((ratio[i] - ratio[j])[apart] / (nnz[i] - nnz[j])[apart]))
+    start = float(np.median(ratio - slope * nnz))
+    if slope <= 0 or start >= 1:
+        return None
+    return (1 - start) / slope
+
+
+def time_split(frame: pd.DataFrame) -> go.Figure:
+    """A bar for dense, one for sparse, each of FFN, attention and the rest (model_time)."""
+    rows = frame.set_index("part")
+    unit, scale = time_unit(float(rows.loc["whole", ["dense_us", "sparse_us"]].max()))
+    figure = go.Figure()
+    for part, (color, strength) in SHADES.items():
+        if part not in rows.index:
+            continue
+        times = [float(rows.loc[part, f"{side}_us"]) * scale for side in ("dense", "sparse")]
+        shares = [float(rows.loc[part, f"{side}_share"]) for side in ("dense", "sparse")]
+        figure.add_bar(
+            y=["dense", "sparse"],
+            x=times,
+            orientation="h",
+            marker={"color": color, "opacity": strength},
+            text=[f"{part} {percent(share)}" for share in shares],
+            textposition="inside",
+            insidetextanchor="middle",
+            hovertemplate=f"{part}: %{{x:,.4g}} {unit}<extra></extra>",
+            width=0.6,
+        )
+    finish(figure, 170, left=56)
+    figure.update_layout(barmode="stack")
+    figure.update_xaxes(title=f"time of a forward pass, {unit}")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return figure
+
+
+def audit_map(frame: pd.DataFrame) -> go.Figure:
+    """Share of tokens past the slots by layer and compression (tile_audit, one tile size)."""
+    table = frame.pivot(index="layer", columns="compression", values="rows_over_share")
+    slots = frame.drop_duplicates("compression").set_index("compression")["slots"]
+    layers = [int(layer) for layer in table.index]
+    values = table.to_numpy(float)
+    few = len(layers) <= 20
+    figure = go.Figure(
+        go.Heatmap(
+            z=np.sqrt(values),
+            x=list(range(len(table.columns))),
+            y=layers,
+            colorscale=SCALE,
+            zmin=0,
+            zmax=1,
+            xgap=1,
+            ygap=1,
+            text=[[percent(v) for v in row] for row in values] if few else None,
+            texttemplate="%{text}" if few else None,
+            textfont={"size": 11},
+            customdata=100 * values,
+            hovertemplate="layer %{y}: %{customdata:.3g} % of tokens<extra></extra>",
+            showscale=False,
+        )
+    )
+    finish(figure, 90 + max(20, 28 if few else 20) * len(layers))
+    layer_axis(figure, layers, showgrid=False)
+    figure.update_yaxes(range=[max(layers) + 0.5, min(layers) - 0.5])
+    figure.update_xaxes(
+        tickvals=list(range(len(table.columns))),
+        ticktext=[f"{c}<br>{whole(slots[c])} slots" for c in table.columns],
+        showgrid=False,
+        title="compression",
+    )
+    return figure

@@ -1,0 +1,114 @@
+"""Export: every answer drawn from the run, and every table it recorded, as files that other tools read."""
+
+from __future__ import annotations
+
+import html
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import streamlit as st
+
+from twell.analysis.export import ANALYSIS
+from twell.app import parts
+from twell.app.state import ask, bound, shown
+from twell.app.words import number, plural, whole
+from twell.workbench.errors import UserError
+from twell.workbench.schema import TABLES, expand
+from twell.workbench.store import Run
+
+RECORDED = "recorded: "
+SEEN = 200  # rows of a table that are shown
+MOST = 2_000_000  # rows of a recorded table that are saved from here
+
+
+def chosen(run: Run) -> str:
+    """A table of the analysis or of the run, carried by the address."""
+    names = [*ANALYSIS, *(RECORDED + name for name in TABLES if run.has(name))]
+    return str(
+        st.selectbox("Table", names, width=320, **bound("table", "by_layer", lambda t: t if t in names else None))
+    )
+
+
+def described(text: str | None) -> str:
+    """What a table of the analysis holds, by the docstring of its function."""
+    return " ".join((text or "").split()).rstrip(".") + "."
+
+
+def answer(run: Run, name: str) -> None:
+    """A table computed from the run, by the function of the same name."""
+    frame = ask(run, name)
+    said = f"{plural(len(frame), 'row')}{', the first ' + whole(SEEN) + ' shown' if len(frame) > SEEN else ''}"
+    parts.heading(name, f"{said}. {frame.attrs.get('note', '')}", frame, run, f"analysis.{name}(run)")
+    parts.save(frame, f"{run.name}-{name}", "table")
+    st.dataframe(frame.head(SEEN), hide_index=True, height=320)
+    parts.note(html.escape(described(ANALYSIS[name].__doc__)))
+
+
+def recorded(run: Run, name: str) -> None:
+    """A table as it was recorded, and what its columns mean."""
+    found = [part for part in run.manifest.parts if part.table == name]
+    count, size = sum(part.rows for part in found), sum(part.bytes for part in found)
+    cut = f", the first {whole(SEEN)} shown" if count > SEEN else ""
+    parts.heading(
+        name,
+        f"A row is {TABLES[name].grain}. {plural(count, 'row')}{cut}; {plural(len(found), 'file')}, "
+        f"{number(size / 1e6, 2)} MB of Parquet in the run's folder.",
+    )
+    if count <= MOST:
+        parts.save(lambda: flat(run.frame(name)), f"{run.name}-{name}", "table")
+    else:
+        parts.note(
+            f"Past {whole(MOST)} rows a browser is the wrong way: the files in the run's folder are Parquet already, "
+            f"and <code>twell export … --table {name} --format csv</code> writes them out part by part."
+        )
+    st.dataframe(head(run, name), hide_index=True, height=320)
+    columns = [vars(column) for column in expand(TABLES[name], run.layers, run.d_ff)]
+    st.dataframe(
+        pd.DataFrame(columns)[["name", "type", "unit", "meaning"]].rename(columns={"name": "column"}),
+        hide_index=True,
+        column_config={"meaning": st.column_config.TextColumn("meaning", width="large")},
+    )
+
+
+def head(run: Run, name: str) -> pd.DataFrame:
+    """The first rows of a table, read without the rest."""
+    path = run.parts(name)[0]
+    try:
+        batch = next(pq.ParquetFile(path).iter_batches(SEEN), None)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"Expected a readable part at {path}, got {str(error).splitlines()[0]}.") from None
+    return flat(batch.to_pandas()) if batch is not None else pd.DataFrame()
+
+
+def flat(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table with its bytes as hexadecimal digits, which CSV and a browser can hold."""
+    return frame.assign(bytes=[piece.hex() for piece in frame["bytes"]]) if "bytes" in frame else frame
+
+
+def commands(run: Run) -> None:
+    """The same from a shell and from Python."""
+    parts.heading("All at once", "From a shell, or in a notebook.")
+    path = str(run.path.absolute())
+    st.code(f"twell export {path!r} --out tables", "bash")
+    lines = ("analysis.by_token(run)", "run.activity(tidy=True)", 'run.sql("select count(*) from activity")')
+    st.code(
+        "from twell import analysis\nfrom twell.workbench import open_run\n\n"
+        f"run = open_run({path!r})\n" + "\n".join(lines),
+        "python",
+    )
+
+
+def page(run: Run) -> None:
+    """One table to look at and to save, and the way to all."""
+    name = chosen(run)
+    with parts.told():
+        if name.startswith(RECORDED):
+            recorded(run, name.removeprefix(RECORDED))
+        else:
+            answer(run, name)
+    commands(run)
+
+
+parts.title("Take it with you")
+page(shown())

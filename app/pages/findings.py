@@ -1,0 +1,55 @@
+"""Findings: what has been claimed of sparse feed-forward layers, and what this run has to say to each claim."""
+
+from __future__ import annotations
+
+import html
+
+import pandas as pd
+import streamlit as st
+
+from twell.app import parts
+from twell.app.state import ask, shown
+from twell.app.words import plural
+from twell.workbench.store import Run
+
+HOLDS, FAILS = "holds", "does not hold"
+
+
+def rows_of(frame: pd.DataFrame) -> str:
+    """Claims as HTML: the claim, what the run says, the statistic, the verdict and what it takes."""
+    out = ['<div class="tw-claims">']
+    for row in frame.itertuples():
+        cells = [html.escape(str(text)) for text in (row.claim, row.this_run, row.statistic, row.reason, row.verdict)]
+        claim, says, statistic, reason, verdict = cells
+        kind = {HOLDS: "yes", FAILS: "no"}.get(row.verdict, "open")
+        answer = f"<p>{says}</p><p class='tw-note'>{statistic}</p>" if says else f"<p class='tw-note'>{reason}</p>"
+        rule = f"<p class='tw-note'>{reason}</p>" if says else ""
+        mark = f'<span class="tw-verdict {kind}">{verdict}</span>' if kind != "open" else ""
+        out.append(f'<div class="tw-claim"><div>{claim}</div><div>{answer}</div><div>{mark}{rule}</div></div>')
+    return "".join([*out, "</div>"])
+
+
+def page(run: Run) -> None:
+    """Claims that the run settles, by topic; then those that it cannot."""
+    frame = ask(run, "findings")
+    told = frame[frame["verdict"].isin([HOLDS, FAILS])]
+    untold = frame[~frame["verdict"].isin([HOLDS, FAILS])]
+    holding = int((told["verdict"] == HOLDS).sum())
+    said = (
+        f"{plural(len(frame), 'claim')} made of such layers, each against this run by a rule fixed beforehand: "
+        f"{holding} of the {len(told)} that it can tell {'holds' if holding == 1 else 'hold'}. One model on one text: "
+        "a claim that fails here may hold elsewhere."
+    )
+    parts.heading("Claims", said, frame, run, "analysis.findings(run)")
+    if told.empty:
+        st.info("This run can tell none of them: see below what each would take.")
+    for topic, group in told.groupby("topic", sort=False):
+        st.html(f'<h4 class="tw-part">{html.escape(str(topic).capitalize())}</h4>{rows_of(group)}')
+    if len(untold):
+        with st.expander(f"{plural(len(untold), 'claim')} that this run cannot tell"):
+            st.html(rows_of(untold))
+
+
+parts.title("Does what is claimed hold here?")
+with parts.told():
+    page(shown())

@@ -1,0 +1,109 @@
+"""Findings, Compare and Export, and what the Kernels page says beyond the timings."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from twell.analysis import by_layer, by_token, findings
+from twell.app.kernel_figures import break_even
+from twell.app.words import number, percent
+from twell.workbench.store import Run
+
+Show = Callable[..., AppTest]
+
+
+def markup(test: AppTest) -> str:
+    return "\n".join(str(element.proto.body) for element in test.get("html"))
+
+
+def notices(test: AppTest) -> str:
+    return "\n".join(element.value for element in (*test.info, *test.warning)).replace("\\", "")
+
+
+def test_every_claim_stands_there_with_its_verdict(show: Show, runs: Path, made_run: Run) -> None:
+    shown = markup(show(runs, "findings", run="made"))
+    frame = findings(made_run)
+    for row in frame.itertuples():
+        assert html.escape(row.claim) in shown
+    told = frame[frame["verdict"] == "holds"]
+    assert shown.count('class="tw-verdict yes">holds<') == len(told)
+    assert shown.count('class="tw-verdict no"') == (frame["verdict"] == "does not hold").sum()
+
+
+def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> None:
+    test = show(runs, "compare", run="made", **{"with": "oracle"})
+    assert not test.exception
+    shown = markup(test)
+    mean = by_layer(made_run)["mean"].mean()
+    assert f"<span>{number(mean)}</span>" in shown
+    assert f"<span>{percent(1 - mean / made_run.d_ff)}</span>" in shown
+    assert "moved" in shown
+    test.selectbox(key="with").set_value("summary").run()
+    assert test.query_params["with"] == "summary"
+    for gone in ("../made", "nowhere", "made"):
+        assert not show(runs, "compare", run="made", **{"with": gone}).exception
+
+
+def test_a_run_alone_has_none_to_compare_with(show: Show, recording: Path) -> None:
+    test = show(recording, "compare", run="live")
+    assert "no other run" in notices(test)
+
+
+def test_export_shows_any_table_and_says_what_is_missing(show: Show, runs: Path, made_run: Run) -> None:
+    test = show(runs, "export", run="made", table="by_token")
+    assert not test.exception
+    assert len(test.dataframe[0].value) == min(200, len(by_token(made_run)))
+    test.selectbox(key="table").set_value("recorded: vocab").run()
+    assert test.query_params["table"] == "recorded: vocab"
+    assert set(test.dataframe[1].value["column"]) == {"token_id", "bytes", "text", "special"}
+    assert "records" not in notices(test)
+    lacking = show(runs, "export", run="interrupted", table="speedup")
+    assert not lacking.exception
+    assert "timings" in notices(lacking)
+    assert not show(runs, "export", run="torn", table="recorded: activity").exception
+
+
+@pytest.mark.parametrize("table", ["by_token", "recorded: activity", "recorded: vocab", "recorded: examples"])
+def test_saved_files_equal_the_table(watched: Any, made_run: Run, table: str) -> None:
+    page = watched.page
+    watched.open(f"/export?run=made&table={table}", '[data-testid="stDataFrame"]')
+    saved = {}
+    for name in ("CSV", "Parquet"):
+        with page.expect_download() as waiting:
+            page.get_by_role("button", name=f"Save as {name}").first.click()
+        saved[name] = Path(waiting.value.path()).read_bytes()
+    truth = by_token(made_run) if table == "by_token" else made_run.frame(table.removeprefix("recorded: "))
+    read = pd.read_parquet(io.BytesIO(saved["Parquet"]))
+    assert list(read.columns) == list(truth.columns)
+    columns = [name for name in truth if name not in ("bytes", "window")]
+    pd.testing.assert_frame_equal(read[columns], truth[columns], check_dtype=False)
+    text = pd.read_csv(io.BytesIO(saved["CSV"]), keep_default_na=True)
+    assert len(text) == len(truth)
+    numeric = [name for name in columns if pd.api.types.is_numeric_dtype(truth[name])]
+    pd.testing.assert_frame_equal(
+        text[numeric].astype(float), truth[numeric].astype(float), check_dtype=False, rtol=1e-6, check_exact=False
+    )
+    watched.check()
+
+
+def test_break_even_is_where_the_line_crosses() -> None:
+    nnz = pd.Series([10.0, 20.0, 40.0, 80.0])
+    frame = pd.DataFrame({"nnz_mean": nnz, "dense_us": 100.0, "sparse_us": 20.0 + 0.5 * nnz})
+    assert break_even(frame) == pytest.approx(160.0)
+    assert break_even(frame.head(3)) is None
+    assert break_even(frame.assign(sparse_us=300 - nnz)) is None
+    assert break_even(frame.assign(sparse_us=200 + nnz)) is None
+
+
+def test_kernels_offers_no_measurement_without_the_model(show: Show, runs: Path) -> None:
+    shown = markup(show(runs, "kernels", run="made"))
+    assert "not on this machine, and nothing is fetched" in shown
+    assert "takes equally long" in shown or "take equally long" in shown
