@@ -19,7 +19,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One table. `grain` says what a row is; `adds_up` whether rows of several parts may be summed."""
+    """One table. `grain` says what a row is; `adds_up` whether rows of several parts may be summed;
+    `whole` whether each part holds the table of the run so far, in place of the part before it.
+    """
 
     name: str
     grain: str
@@ -27,6 +29,7 @@ class Table:
     adds_up: bool = True
     in_summary_only: bool = True
     single_file: bool = False
+    whole: bool = False
 
     def column(self, name: str) -> Column:
         """The declaration of a column; KeyError if the table has none of that name."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from twell.kernels.call import Stats
+from twell.kernels.layout import TwELL
 from twell.kernels.module import Probe
 from twell.workbench.models import LoadedModel
 from twell.workbench.schema import FLAG_FIRST, FLAG_SPECIAL
@@ -30,6 +31,7 @@ from twell.workbench.text import Sequence
 
 LOGITS = {"cpu": 2**22, "cuda": 2**27}  # logits at a time, in elements
 OnLayer = Callable[[int, Tensor, Stats], None]
+OnPacked = Callable[[int, TwELL], None]
 
 
 @dataclass(frozen=True)
@@ -156,39 +158,49 @@ class Inputs:
 
 @torch.inference_mode()
 def forward(
-    loaded: LoadedModel, inputs: Inputs, *, probes: str = "none", loss: bool = True, on_layer: OnLayer | None = None
+    loaded: LoadedModel,
+    inputs: Inputs,
+    *,
+    probes: str = "none",
+    loss: bool = True,
+    on_layer: OnLayer | None = None,
+    on_packed: OnPacked | None = None,
 ) -> Counted:
     """Run a batch through the model and count. Returns once the device has been given its work.
 
     probes: none | counts | neurons (sums a neuron and the fullness of tiles too) | all (unions too)
     loss: compute the next token's cross-entropy too, in float32
     on_layer(layer, x, stats): told of each layer as it runs, padding included
+    on_packed(layer, packed): handed each layer's packed hidden state, which may last until the next layer only
     """
     stats: list[Stats] = []
     unions: list[Tensor] = []
 
     def hear(layer: int, x: Tensor, counted: Stats) -> None:
         if counted.packed is not None:  # now: kernels may pack the next layer into the same memory
-            unions.append(union_counts(counted.packed, inputs.blocks))
+            if probes == "all":
+                unions.append(union_counts(counted.packed, inputs.blocks))
+            if on_packed is not None:
+                on_packed(layer, counted.packed)
             counted.packed = None
         stats.append(counted)
         if on_layer is not None:
             on_layer(layer, x, counted)
 
-    with probing(loaded.probe, _asked(loaded, inputs, probes, hear)):
+    with probing(loaded.probe, _asked(loaded, inputs, probes, hear, on_packed is not None)):
         hidden = loaded.body(input_ids=inputs.ids.view(-1, inputs.longest), use_cache=False).last_hidden_state
     losses = next_token_loss(loaded, hidden.flatten(0, 1), inputs) if loss else None
     return _gather(stats, Sums.stack(stats, unions), inputs.place, losses)
 
 
-def _asked(loaded: LoadedModel, inputs: Inputs, probes: str, hear: OnLayer) -> Probe:
+def _asked(loaded: LoadedModel, inputs: Inputs, probes: str, hear: OnLayer, packed: bool) -> Probe:
     """What the layers are asked to count."""
     if probes == "none":
         return Probe()
     about: dict[str, Any] = {"rows": inputs.rows, "tokens": inputs.ids, "sequences": inputs.sequence}
     if probes == "counts":
-        return Probe(probes, on_stats=hear, **about)
-    return Probe("neurons", layout=loaded.layout, want_packed=probes == "all", on_stats=hear, **about)
+        return Probe(probes, loaded.layout if packed else None, packed, on_stats=hear, **about)
+    return Probe("neurons", layout=loaded.layout, want_packed=packed or probes == "all", on_stats=hear, **about)
 
 
 @contextmanager

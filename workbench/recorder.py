@@ -16,15 +16,17 @@ import numpy as np
 import torch
 
 from twell.workbench import doctor, schema
-from twell.workbench.forward import Batch, Counted, Inputs, forward
+from twell.workbench.forward import Batch, Counted, Inputs, OnLayer, forward
 from twell.workbench.manifest import Manifest
 from twell.workbench.models import LoadedModel
 from twell.workbench.options import CaptureOptions
 from twell.workbench.reading import sequence_length
 from twell.workbench.sources import Source
+from twell.workbench.store import Run
 from twell.workbench.sums import Sums
 from twell.workbench.timing import Timings
 from twell.workbench.vocabulary import vocabulary
+from twell.workbench.watched import Seen, Watch
 from twell.workbench.writer import RunWriter
 
 NOT_COMPARED = {"out", "resume"}  # options that say nothing of what is recorded
@@ -42,11 +44,15 @@ class Recorder:
             one["source"]: {name: one[name] for name in known} for one in manifest.text if "tokens" in one
         }
         self._began = time.monotonic() - manifest.seconds
-        self._in_flight: tuple[Batch, Counted] | None = None
+        self._watch = Watch(loaded.layers, loaded.d_ff, options.examples, options.fired)
+        self._in_flight: tuple[Batch, Counted, Seen | None] | None = None
         self._sums: Sums | None = None
         self._part_tokens = 0  # unflagged tokens of the open part
         self._nnz_sum = self._unflagged = self.fresh_tokens = 0
         self._loss_sum, self._loss_tokens = manifest.loss_sum, manifest.loss_tokens
+        run = Run(writer.folder, manifest)
+        if run.has("examples"):
+            self._watch.restore(run.arrow("examples"), loaded.device)
         if not manifest.parts:
             writer.add("vocab", vocabulary(loaded.tokenizer))
 
@@ -57,13 +63,21 @@ class Recorder:
 
     def step(self, batch: Batch) -> None:
         """Give a batch to the device, then write the one before it."""
-        inputs, options = Inputs.of(batch, self.loaded.device), self.options
         with self.timings.of(batch) as on_layer:
-            counted = forward(self.loaded, inputs, probes=options.probes, loss=options.loss, on_layer=on_layer)
-        before, self._in_flight = self._in_flight, (batch, counted)
+            counted, seen = self._run(batch, on_layer=on_layer)
+        before, self._in_flight = self._in_flight, (batch, counted, seen)
         self.fresh_tokens = 0
         if before is not None:
             self._write(*before)
+
+    def _run(
+        self, batch: Batch, flags: np.ndarray | None = None, on_layer: OnLayer | None = None
+    ) -> tuple[Counted, Seen | None]:
+        inputs, options = Inputs.of(batch, self.loaded.device, flags), self.options
+        seen = self._watch.look(batch, inputs)
+        hear = None if seen is None else seen.hear
+        probes, loss = options.probes, options.loss
+        return forward(self.loaded, inputs, probes=probes, loss=loss, on_layer=on_layer, on_packed=hear), seen
 
     def finish(self, status: str, sources: list[Source]) -> None:
         """Write what is left, and set what the manifest can only say at the end."""
@@ -80,14 +94,13 @@ class Recorder:
             self.writer.abandon()
 
     @torch.inference_mode()
-    def _write(self, batch: Batch, counted: Counted) -> None:
+    def _write(self, batch: Batch, counted: Counted, seen: Seen | None) -> None:
         counted.wait()
         flags = batch.flags
         finite = counted.finite.numpy()
         if not finite.all():
             flags = flags | ~finite * np.uint8(schema.FLAG_NOT_FINITE)
-            inputs = Inputs.of(batch, self.loaded.device, flags)
-            counted = forward(self.loaded, inputs, probes=self.options.probes, loss=self.options.loss)
+            counted, seen = self._run(batch, flags)
             counted.wait()
         nnz = counted.nnz.numpy()
         counts = dict(zip(schema.nnz_columns(len(nnz)), nnz.astype(schema.nnz_type(self.loaded.d_ff)), strict=True))
@@ -101,6 +114,8 @@ class Recorder:
             self._sums = counted.sums
         else:
             self._sums.merge(counted.sums)
+        for columns in seen.accept() if seen is not None else ():
+            self.writer.add("fired", columns)
         plain = flags == 0
         self._part_tokens += int(plain.sum())
         self._unflagged += int(plain.sum())
@@ -138,6 +153,9 @@ class Recorder:
         if self._sums is not None:
             for table, columns in self._sums.tables(self._part_tokens):
                 self.writer.add(table, columns)
+        examples = self._watch.examples()
+        if examples:
+            self.writer.add("examples", examples)
         if self.timings.rows:
             names = self.timings.rows[0]
             self.writer.add("timings", {name: [row[name] for row in self.timings.rows] for name in names})

@@ -157,6 +157,7 @@ EXAMPLES = Table(
     ),
     adds_up=False,
     in_summary_only=False,
+    whole=True,
 )
 
 FIRED = Table(

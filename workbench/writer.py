@@ -170,7 +170,8 @@ class RunWriter:
             file = f"{name}.parquet" if TABLES[name].single_file else f"{name}/part-{number:05d}.parquet"
             size, digest = write_parquet(self.folder / file, table)
             parts.append(Part(name, file, table.num_rows, size, digest))
-        self.manifest.parts += parts
+        gone = [part for part in self.manifest.parts if TABLES[part.table].whole and part.table in tables]
+        self.manifest.parts = [part for part in self.manifest.parts if part not in gone] + parts
         for name, value in updates.items():
             setattr(self.manifest, name, value)
         if "activity" in tables:
@@ -180,6 +181,8 @@ class RunWriter:
             manifests.write(self.folder, self.manifest)
         except OSError as error:
             raise disk_error(self.folder / manifests.FILE, error) from error
+        for part in gone:
+            (self.folder / part.file).unlink(missing_ok=True)
 
 
 def _remove_strays(folder: Path, manifest: Manifest) -> None:
@@ -191,6 +194,8 @@ def _remove_strays(folder: Path, manifest: Manifest) -> None:
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
     """An Arrow array of the declared type; float NaN becomes null only where values are masked."""
+    if isinstance(values, pa.Array):
+        return values
     if isinstance(values, np.ma.MaskedArray):
         mask = np.ma.getmaskarray(values)
         return pa.array(values.filled(0).astype(values.dtype), type=kind, mask=mask)
