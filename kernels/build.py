@@ -24,11 +24,12 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from filelock import FileLock
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 CSRC = Path(__file__).parent / "csrc"
 TORCH = Path(torch.__file__).parent
 COMMON_FLAGS = ("-std=c++20", "-O3", "-DNDEBUG", "-DTORCH_TARGET_VERSION=0x020a000000000000")  # torch 2.10's ABI
@@ -70,6 +71,13 @@ class BuildError(RuntimeError):
 _outcomes: dict[Library, str | None] = {}  # of this process
 
 
+def constant(function: Function) -> Function:
+    """What torch.compiler.assume_constant_result does, without the second that its import of dynamo takes."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant
 def failure(library: Library) -> str | None:
     """Makes the library's ops known to torch, building it if need be; the reason if that fails, and it stays so."""
     if library not in _outcomes:
@@ -83,10 +91,6 @@ def failure(library: Library) -> str | None:
         except OSError as error:
             _outcomes[library] = f"its library does not load: {str(error).splitlines()[0]}"
     return _outcomes[library]
-
-
-# What torch.compiler.assume_constant_result would set, without the second that its import of dynamo takes.
-failure._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def cache_folder() -> Path:
