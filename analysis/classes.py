@@ -11,6 +11,7 @@ class. Cost: 30 ms.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -43,6 +44,7 @@ RULES = (
 OTHER = "other"
 
 
+@lru_cache(maxsize=2**18)
 def classify(text: str) -> str:
     """The class of a token by its displayed text."""
     return next((name for name, rule in RULES if rule(text)), OTHER)

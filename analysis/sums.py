@@ -53,7 +53,10 @@ def chunk(engine: Engine, activity: ir.Table, counts: Sequence[str]) -> Iterator
         loss=finite_loss(activity.loss),
         replicate=(activity.sequence % REPLICATES).cast("int32"),
     )
-    rows = rows.mutate(loss_bin=(rows.loss.sqrt() * LOSS_SCALE).floor().cast("int32"))
+    bands = rows.loss.sqrt() * LOSS_SCALE
+    rows = rows.mutate(
+        loss_bin=bands.floor().cast("int32"), loss_class=(bands / LOSS_BINS_A_CLASS).floor().cast("int32")
+    )
     with engine.keep(rows) as held:
         yield Chunk(held, counts)
 
@@ -101,7 +104,6 @@ def surprisal(this: Chunk) -> ir.Table:
 def surprisal_ranks(this: Chunk) -> ir.Table:
     """Tokens by class of loss and class of nnz: both fine enough to keep a rank correlation."""
     rows = _predicted(this)
-    rows = rows.mutate(loss_class=(rows.loss.sqrt() * LOSS_SCALE / LOSS_BINS_A_CLASS).floor().cast("int32"))
     return stack(
         [
             rows.group_by("replicate", "loss_class", nnz_class=_class(rows[name]))
