@@ -41,6 +41,8 @@ def capture(options: CaptureOptions) -> Run:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(f"Expected --{name.replace('_', '-')} of at least 1, got {value}.")
+    if options.threshold is not None and not 0 <= options.threshold < float("inf"):
+        raise UserError(f"Expected --threshold of at least 0, got {options.threshold}.")
     recorded = Recorded.find(options)
     if recorded is None:
         refuse_existing(options.out)
@@ -48,7 +50,7 @@ def capture(options: CaptureOptions) -> Run:
         print(f"{options.out} is complete: nothing is left to capture.")
         return recorded.run
     opened = [Source(name) for name in options.text]
-    loaded = load(options.model, options.revision, options.device, kernel=options.kernel)
+    loaded = load(options.model, options.revision, options.device, kernel=options.kernel, threshold=options.threshold)
     return record(loaded, options, opened, recorded)
 
 

@@ -11,15 +11,46 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from twell.kernels.call import SPARSE_ACTIVATIONS
 from twell.workbench.errors import UserError
 
-FAMILIES = ("llama", "mistral", "qwen2")  # model_type; all have layers[i].mlp with gate_proj, up_proj, down_proj
-SUPPORTED = f"a ReLU-gated model of model_type {', '.join(FAMILIES[:-1])} or {FAMILIES[-1]} (hidden_act: relu)"
+
+@dataclass(frozen=True)
+class Family:
+    """Where a decoder layer of a family has its FFN, and which fields of the configuration decide about it."""
+
+    maps: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # gate, up, down; or of a plain FFN: in, out
+    holder: str = "mlp"  # the layer's module that has them; "": the layer itself
+    act: str = "hidden_act"
+    default: str = "silu"  # activation, where the field is left out
+    d_ff: str = "intermediate_size"
+
+
+FAMILIES = {  # by model_type
+    "llama": Family(),
+    "mistral": Family(),
+    "qwen2": Family(),
+    "qwen3": Family(),
+    "nemotron": Family(("up_proj", "down_proj"), default="relu2"),
+    "opt": Family(("fc1", "fc2"), holder="", act="activation_function", default="relu", d_ff="ffn_dim"),
+}
+# What the FFN op calls the activations of configurations. The first two have zeros, the others need a threshold.
+ACTIVATIONS = {
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+SUPPORTED = f"a model of model_type {', '.join([*FAMILIES][:-1])} or {[*FAMILIES][-1]} with ReLU"
 # A field that a family's configuration class does not have, and whose name speaks of the FFN, is another FFN.
 ABOUT_FFN = re.compile(r"spars|expert|moe|mlp|ffn|activation|hidden_act|threshold")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -27,7 +58,7 @@ MIB = 2**20
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
-def find(model: str, revision: str | None) -> tuple[Path, str, str | None]:
+def find(model: str, revision: str | None, threshold: float | None = None) -> tuple[Path, str, str | None]:
     """The checkpoint's folder, a name for it that tells nothing of this machine, and its commit if it is the hub's."""
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -38,7 +69,7 @@ def find(model: str, revision: str | None) -> tuple[Path, str, str | None]:
         got = "a file" if folder.is_file() else "nothing there"
         raise UserError(f"Expected a model folder at {model}, got {got}: give the folder that holds its config.json.")
     config = _download(model, revision, ["config.json"])
-    understood(config, model)  # before gigabytes of weights are fetched
+    understood(config, model, threshold)  # before gigabytes of weights are fetched
     folder = _download(model, config.name, HUB_FILES)
     return folder, model, folder.name
 
@@ -61,7 +92,7 @@ def _download(model: str, revision: str | None, files: list[str]) -> Path:
     raise UserError(f"Expected a local folder or a hub id, got {model}: {why}; {todo}.")
 
 
-def understood(folder: Path, name: str) -> PreTrainedConfig:
+def understood(folder: Path, name: str, threshold: float | None = None) -> PreTrainedConfig:
     """The model's configuration, if every field that decides about the FFN is one that this module understands."""
     fields = _fields(folder, name)
 
@@ -69,12 +100,14 @@ def understood(folder: Path, name: str) -> PreTrainedConfig:
         got = json.dumps(fields.get(field))
         return UserError(f"Expected {SUPPORTED}, got {field}: {got[:80]} in the config.json of {name}{why}.")
 
-    if fields.get("model_type") not in FAMILIES:
+    family = FAMILIES.get(str(fields.get("model_type")))
+    if family is None:
         raise refuse("model_type", "; other families are not supported yet")
-    activation = fields.get("hidden_act", "silu")  # the default of all three families
-    if activation != "relu":
-        fields["hidden_act"] = activation
-        raise refuse("hidden_act", ", which has no zeros to count; counting by a threshold for such models is coming")
+    activation = fields.setdefault(family.act, family.default)
+    if activation not in ACTIVATIONS:
+        raise refuse(family.act, f"; of others {', '.join([*ACTIVATIONS][2:])} are known, by a --threshold")
+    if threshold is None and ACTIVATIONS[activation] not in SPARSE_ACTIVATIONS:
+        raise refuse(family.act, ", which has no zeros to count; count what is above a --threshold, such as 0.01")
     for field in ("auto_map", "quantization_config"):
         if fields.get(field) is not None:
             raise refuse(field, "; checkpoints with code of their own or quantised weights are not supported")
@@ -87,7 +120,7 @@ def understood(folder: Path, name: str) -> PreTrainedConfig:
     for field in fields:
         if field not in known and ABOUT_FFN.search(field):
             raise refuse(field, ", a field that this family does not have")
-    for field in ("hidden_size", "intermediate_size"):
+    for field in ("hidden_size", family.d_ff):
         size = getattr(config, field)
         if size <= 0 or size % 8:
             raise refuse(field, ", which the FFN kernels take in multiples of 8 only")

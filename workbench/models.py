@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, 
 from twell.kernels.layout import Layout
 from twell.kernels.module import Probe, SparseFFN
 from twell.kernels.ops import Choice
-from twell.workbench.checkpoint import find, fingerprint, first_line, understood
+from twell.workbench.checkpoint import ACTIVATIONS, FAMILIES, Family, find, fingerprint, first_line, understood
 from twell.workbench.errors import UserError
 
 CONTEXT = 2048  # tokens: the longest sequence unless told otherwise
@@ -93,8 +93,14 @@ class LoadedModel:
 
     @property
     def nnz_definition(self) -> str:
+        ffn = self.ffns[0]
+        if ffn.threshold is not None:
+            return f"|hidden| > {ffn.threshold:g} (counting only, {ffn.activation}; the FFN runs densely)"
         accumulator = "float64 product" if self.dtype == "float64" else "float32 accumulator"
-        return f"gate pre-activation > 0 in the gate product's {accumulator} (gated FFN, ReLU)"
+        kind = "ReLU squared" if ffn.activation == "relu2" else "ReLU"
+        if ffn.w_up is None:
+            return f"hidden pre-activation > 0 in the first product's {accumulator} (plain FFN, {kind})"
+        return f"gate pre-activation > 0 in the gate product's {accumulator} (gated FFN, {kind})"
 
     def choice(self, rows: int) -> Choice:
         """The kernel that batches of so many rows take, and the reason."""
@@ -121,17 +127,19 @@ def load(
     device: str = "auto",
     dtype: torch.dtype | None = None,
     kernel: str = "auto",
+    threshold: float | None = None,
 ) -> LoadedModel:
     """Load a model and put the instrumented FFN in each layer. Outputs are unchanged.
 
     model: a folder that `save_pretrained` wrote, or a hub id; revision: a hub model's branch, tag or commit
     device: auto | cpu | cuda; dtype: default the checkpoint's on a GPU, float32 on a CPU; kernel: as in `gated_ffn`
+    threshold: count a neuron where |hidden| is above it, and run the FFN densely; for activations without zeros
 
     Raises UserError for a model that is not there, not understood, not whole, or not finite.
     """
     place = pick_device(device)
-    folder, name, revision = find(model, revision)
-    config = understood(folder, name)
+    folder, name, revision = find(model, revision, threshold)
+    config = understood(folder, name, threshold)
     if dtype is None:
         stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
         dtype = stored if place.type == "cuda" else torch.float32
@@ -145,9 +153,11 @@ def load(
             f"got one of {len(tokenizer)}: use the tokenizer that the model was trained with."
         )
     probe = Probe()
-    ffns = tuple(
-        _replace(layer, number, probe, kernel, name) for number, layer in enumerate(network.get_decoder().layers)
-    )
+    family = FAMILIES[config.model_type]
+    given = {"probe": probe, "kernel": kernel, "threshold": threshold}
+    given["activation"] = ACTIVATIONS[getattr(config, family.act)]
+    blocks = enumerate(network.get_decoder().layers)
+    ffns = tuple(_replace(block, family, name, {"layer": number, **given}) for number, block in blocks)
     return LoadedModel(name, revision, network, tokenizer, probe, ffns, kernel, fingerprint(folder))
 
 
@@ -207,11 +217,17 @@ def _weights(folder: Path, name: str, config: PreTrainedConfig, dtype: torch.dty
     return network
 
 
-def _replace(layer: Any, number: int, probe: Probe, kernel: str, name: str) -> SparseFFN:
-    mlp = layer.mlp
+def _replace(block: Any, family: Family, name: str, options: dict[str, Any]) -> SparseFFN:
+    holder = getattr(block, family.holder) if family.holder else block
+    maps = [getattr(holder, name) for name in family.maps]
     try:
-        ffn = SparseFFN.gated(mlp.gate_proj, mlp.up_proj, mlp.down_proj, layer=number, probe=probe, kernel=kernel)
+        ffn = SparseFFN.gated(*maps, **options) if len(maps) == 3 else SparseFFN.plain(*maps, **options)
     except ValueError as error:
         raise UserError(f"{name} cannot run: {error}.") from None
-    layer.mlp = ffn
+    if family.holder:
+        setattr(block, family.holder, ffn)
+    else:  # the layer calls one after the other: the first does all, the rest nothing
+        setattr(block, family.maps[0], ffn)
+        setattr(block, family.maps[1], nn.Identity())
+        block.activation_fn = nn.Identity()
     return ffn

@@ -41,6 +41,9 @@ class CaptureOptions:
     probes: Literal["counts", "neurons", "all"] = option(
         "all", help="counts per token alone; with sums a neuron and tile as well; or with unions of blocks too"
     )
+    threshold: float | None = option(
+        None, help="count |hidden| above this, and run densely; for SiLU, GELU and other models without zeros"
+    )
     examples: int = option(0, help="keep so many of each neuron's largest values, and as many drawn at random")
     fired: str | None = option(
         None, help="keep the activations themselves: LAYERS[:SHARE of tokens], as in 0,3-5:0.01 or all"

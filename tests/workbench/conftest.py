@@ -55,15 +55,29 @@ def save_tokenizer(folder: Path, vocab: int = 320) -> PreTrainedTokenizerFast:
     return fast
 
 
+def first_map(layer: Any) -> torch.nn.Linear:
+    """A decoder layer's map into the FFN whose output decides what fires."""
+    holder = getattr(layer, "mlp", layer)
+    return next(getattr(holder, name) for name in ("gate_proj", "fc1", "up_proj") if hasattr(holder, name))
+
+
 def save_model(folder: Path, family: str = "llama", **fields: Any) -> Path:
     """A model of the real configuration class with random weights; neuron 5 of layer 1 never fires."""
     size = {"hidden_size": 32, "intermediate_size": 264, "num_hidden_layers": 3, "num_attention_heads": 2}
-    given = {"vocab_size": 320, "max_position_embeddings": 128, "hidden_act": "relu", "num_key_value_heads": 1}
+    given: dict[str, Any] = {
+        "vocab_size": 320,
+        "max_position_embeddings": 128,
+        "hidden_act": "relu",
+        "num_key_value_heads": 1,
+    }
+    if family == "opt":
+        del size["intermediate_size"], given["hidden_act"], given["num_key_value_heads"]
+        given |= {"ffn_dim": 264, "word_embed_proj_dim": 32, "activation_function": "relu", "init_std": 0.2}
     config = CONFIG_MAPPING[family](**{**size, **given, "initializer_range": 0.2, **fields})
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        model.model.layers[1].mlp.gate_proj.weight[5] = 0
+        first_map(model.get_decoder().layers[1]).weight[5] = 0
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return folder
@@ -103,22 +117,35 @@ class Plain:
     logits: list[torch.Tensor]
 
 
-def run_plain(folder: Path, sequences: list[np.ndarray], dtype: torch.dtype, keep: bool = True) -> Plain:
-    """`keep=False`: without gates and logits, for a model and a text that are not tiny."""
+def run_plain(
+    folder: Path, sequences: list[np.ndarray], dtype: torch.dtype, keep: bool = True, threshold: float | None = None
+) -> Plain:
+    """`keep=False`: without gates and logits, for a model and a text that are not tiny.
+
+    threshold: count the hidden values, as they go into the last map, by their size.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     nnz: list[torch.Tensor] = []
     near: list[torch.Tensor] = []
     gates: list[np.ndarray] = []
 
     def hear(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
-        gate = output[0]
+        gate = output if output.dim() == 2 else output[0]
         nnz.append((gate > 0).sum(-1))
         near.append(gate.abs().amin(-1) < 1e-5 * gate.square().mean(-1).sqrt())
         if keep:
             gates.append(gate.numpy().copy())
 
-    for layer in model.model.layers:
-        layer.mlp.gate_proj.register_forward_hook(hear)
+    def hear_hidden(_module: Any, inputs: tuple[torch.Tensor]) -> None:
+        size = inputs[0][0].abs()
+        nnz.append((size > threshold).sum(-1))
+        near.append((size - threshold).abs().amin(-1) < 1e-5 * size.square().mean(-1).sqrt())
+
+    for layer in model.get_decoder().layers:
+        if threshold is None:
+            first_map(layer).register_forward_hook(hear)
+        else:
+            layer.mlp.down_proj.register_forward_pre_hook(hear_hidden)
     logits: list[torch.Tensor] = []
     with torch.inference_mode():
         for ids in sequences:
@@ -127,7 +154,7 @@ def run_plain(folder: Path, sequences: list[np.ndarray], dtype: torch.dtype, kee
                 logits.append(model(input_ids=whole).logits[0])
             else:
                 model.model(input_ids=whole)
-    layers = len(model.model.layers)
+    layers = len(model.get_decoder().layers)
 
     def joined(heard: list[torch.Tensor]) -> np.ndarray:
         return np.concatenate([torch.stack(heard[at : at + layers], 1) for at in range(0, len(heard), layers)])
@@ -147,7 +174,8 @@ def _run_capture(
     """A capture of a model folder on the CPU in a dtype; small batches and short sequences unless told otherwise."""
     fields = {"batch_tokens": 64, "seq_len": 24, "timings": 0, "device": "cpu", **given}
     options = CaptureOptions(model=str(folder), text=text, out=out, **fields)
-    return record(load(str(folder), device="cpu", dtype=dtype), options, [Source(name) for name in text])
+    loaded = load(str(folder), device="cpu", dtype=dtype, threshold=options.threshold)
+    return record(loaded, options, [Source(name) for name in text])
 
 
 def _sequences_of(run: Run) -> list[np.ndarray]:

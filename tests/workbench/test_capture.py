@@ -22,6 +22,14 @@ from twell.workbench.sources import Source
 from twell.workbench.store import Run
 
 DATA = Path(__file__).resolve().parents[2] / "data"
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 12},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "nemotron": {"hidden_act": "relu2", "mlp_bias": True},
+    "opt": {},
+}
 KEYS = ["sequence", "position", "token_id", "phase", "flags", "loss"]
 
 
@@ -49,7 +57,7 @@ def assert_counts(
     assert differs.mean() < 1e-3
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_counts(
     run_capture: Callable[..., Any],
     sequences_of: Callable[..., Any],
@@ -59,8 +67,28 @@ def test_counts(
     texts: tuple[str, ...],
     plain: Callable[..., Any],
 ) -> None:
-    folder = make_model(tmp_path / "model", family, **({"sliding_window": 12} if family == "mistral" else {}))
+    folder = make_model(tmp_path / "model", family, **FAMILIES[family])
     assert_counts(run_capture, sequences_of, folder, tmp_path, texts, plain)
+
+
+@pytest.mark.parametrize(("activation", "threshold"), [("silu", 0.1), ("gelu", 0.02), ("relu", 0.3)])
+def test_counts_by_a_threshold(
+    run_capture: Callable[..., Any],
+    sequences_of: Callable[..., Any],
+    activation: str,
+    threshold: float,
+    tmp_path: Path,
+    make_model: Callable[..., Path],
+    texts: tuple[str, ...],
+    plain: Callable[..., Any],
+) -> None:
+    folder = make_model(tmp_path / "model", "llama", hidden_act=activation)
+    run = run_capture(folder, tmp_path / "run", texts, torch.float64, threshold=threshold)
+    expected = plain(folder, sequences_of(run), torch.float64, threshold=threshold)
+    np.testing.assert_array_equal(counts(run), expected.nnz)
+    assert 0.02 < expected.nnz.mean() / run.d_ff < 0.98
+    assert f"> {threshold}" in run.manifest.nnz_definition
+    assert "densely" in run.manifest.nnz_definition
 
 
 @pytest.mark.skipif(not (DATA / "demo-model" / "config.json").exists(), reason="data/demo-model is not trained yet")
