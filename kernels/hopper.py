@@ -19,7 +19,7 @@ from torch import Tensor
 from twell.kernels import build
 from twell.kernels.build import Library, Source
 from twell.kernels.call import Asks, Call, NeuronSums, Stats, TileCounts
-from twell.kernels.layout import Layout, TwELL
+from twell.kernels.layout import Layout, TwELL, pack
 
 LAYOUT = Layout(tile=256, compression=8)  # what the gate product emits
 BLOCK, PANEL = 128, 64  # rows that share a union; columns of a hidden panel
@@ -61,7 +61,7 @@ def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n
     return _cannot_run(device)
 
 
-@build.constant
+@torch.compiler.assume_constant_result
 def _cannot_run(device: torch.device) -> str | None:
     """What the machine lacks, or what the build failed of."""
     if torch.version.hip or not torch.cuda.is_available():
@@ -109,8 +109,11 @@ class Workspace:
         words = torch.where(slot <= counts, torch.cat([self.heads, self.tails], 2), 0)
         words[:, :, :1] = counts
         over = counts[:, :, 0] > LAYOUT.slots
+        row, chunk = over.nonzero()[:, :1], torch.arange(32, device=counts.device)  # eight columns to a chunk
+        spill = self.spill[over].view(-1, 32, 8).gather(1, (chunk ^ row % 8)[:, :, None].expand(-1, -1, 8)).flatten(1)
+        words[over] = pack(spill, spill > 0, LAYOUT).words[:, 0]
         index = torch.where(over, over.flatten().cumsum(0).view_as(over) - 1, -1).int()
-        return TwELL(LAYOUT, d_ff, self.spill.dtype, words, None, index, self.spill[over])
+        return TwELL(LAYOUT, d_ff, self.spill.dtype, words, None, index, spill)
 
 
 def run(call: Call) -> tuple[Tensor, Stats]:

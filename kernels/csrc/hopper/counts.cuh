@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kCountThreads) count_neurons(const Ffn f, cons
       const uint32_t* dense = static_cast<const uint32_t*>(f.spill) + at * (kTile / 2);
       for (int i = 0; i < kTile; ++i) {
         const uint32_t bits = dense[i / 2] >> (16 * (i & 1)) & 0xffffu;
-        if (bits) add(base + i, bits);
+        if (bits) add(base + (i ^ (row & 7) << 3), bits);
       }
     }
   }

@@ -28,7 +28,7 @@ struct Ffn {
 
   uint32_t* heads;       // [rows, tiles, 8]: the true count, then slots of index | value << 16; past the count, anything
   uint32_t* tails;       // [rows, tiles, 24]: further slots, touched 8 at a time where they are used
-  void* spill;           // [rows, tiles, 256]: tiles past their slots, dense; others are not touched
+  void* spill;           // [rows, tiles, 32, 8]: tiles past their slots, dense, chunk c of row r at c ^ (r % 8); others untouched
   uint16_t* unions;      // [blocks, panels * 64]: the block's neurons, ascending, filled up to 64 with neuron 0
   int* union_sizes;      // [blocks]; d_ff: the union is every neuron, and the block runs dense
   void* hidden;          // [blocks, panels, 128, 64]: gate values over the union, then the hidden state, swizzled

@@ -40,11 +40,9 @@ __device__ __forceinline__ unsigned char* staged_chunk(unsigned char* staging, i
 // Rounds the accumulator into the staging tile, and marks rows that are not finite.
 template <typename T>
 __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn& f, int m0, int n0, const Consumer& c) {
-  float low[2] = {0.f, 0.f}, high[2] = {0.f, 0.f};  // of the thread's two rows: greatest of -z and of z; NaN stays
-  const T* bias = static_cast<const T*>(f.b_gate);
+  if (const T* bias = static_cast<const T*>(f.b_gate)) {
 #pragma unroll
-  for (int j = 0; j < kTileN / 8; ++j) {
-    if (bias != nullptr) {
+    for (int j = 0; j < kTileN / 8; ++j) {
       const int column = n0 + 8 * j + 2 * (c.lane & 3);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -52,17 +50,19 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
         d[4 * j + e] += b, d[4 * j + 2 + e] += b;
       }
     }
+  }
+  float broken[2] = {0.f, 0.f}, peak[2] = {0.f, 0.f};  // of the thread's two rows; inf or NaN times 0 is NaN, and stays
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; ++j)
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float z = d[4 * j + 2 * h + e];
-        if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-          high[h] = max_nan(high[h], fabsf(z));  // as good as both: bfloat16 ends where float does
-        } else {
-          high[h] = max_nan(high[h], z), low[h] = max_nan(low[h], -z);
-        }
-      }
+      for (int e = 0; e < 2; ++e) broken[h] = fmaf(d[4 * j + 2 * h + e], 0.f, broken[h]);
+  if (std::is_same_v<T, __half> || f.w_up == nullptr) {  // else `up` sees what bfloat16 makes of the last values before inf
+#pragma unroll
+    for (int j = 0; j < kTileN / 8; ++j)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) peak[h] = fmaxf(peak[h], fmaxf(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]));
   }
   const int matrix = c.lane >> 3, row = c.group * 64 + c.warp * 16 + (matrix & 1) * 8 + (c.lane & 7);
 #pragma unroll
@@ -72,7 +72,7 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
                    round_relu<T>(d[4 * j + 6], d[4 * j + 7]));
 #pragma unroll
   for (int h = 0; h < 2; ++h)
-    if (!stays_finite<T>(high[h]) || !(low[h] <= 0x1.fffffep127f)) {
+    if (broken[h] != 0.f || !stays_finite<T>(peak[h])) {
       const int at = m0 + c.row() + 8 * h;
       if (at < f.rows) f.finite[at] = 0;
     }
@@ -86,8 +86,8 @@ __device__ __forceinline__ uint32_t positive(const uint4& v) {
 }
 
 // A warp turns 32 rows of the staging tile into words. Each lane takes its own row: what fired as 256 bits, without a branch, then
-// a step for each slot, ascending, into shared memory; the warp then writes the words in use, eight at a time. Words past
-// the count are whatever they were.
+// a step for each slot, ascending, into shared memory; the warp then writes the words in use, eight at a time. A row past
+// its slots has its count alone, and leaves whole, as it lies in the staging tile. Other words are whatever they were.
 template <typename T>
 __device__ __forceinline__ void pack_rows(unsigned char* staging, Lines& lines, const Ffn& f, int row0, int m0, int tile, int lane) {
   const int row = row0 + lane;
@@ -101,32 +101,36 @@ __device__ __forceinline__ void pack_rows(unsigned char* staging, Lines& lines, 
       mask[w] |= positive(*reinterpret_cast<const uint4*>(staged_chunk(staging, row, 4 * w + i))) << (8 * i);
   }
 #pragma unroll
-  for (int w = 0; w < 8; ++w) {
-    uint32_t slot = count;
-    for (uint32_t left = mask[w]; left && slot < kSlots; left &= left - 1) {
-      const int column = 32 * w + __ffs(left) - 1;
-      const uint32_t value = *reinterpret_cast<const uint16_t*>(staged_chunk(staging, row, column / 8) + 2 * (column % 8));
-      line[1 + slot++] = column | value << 16;
-    }
-    count += __popc(mask[w]);
-  }
-  line[0] = count;
-  __syncwarp();
+  for (int w = 0; w < 8; ++w) count += __popc(mask[w]);
   const int rows = min(32, f.rows - m0 - row0);
   const int64_t at = static_cast<int64_t>(m0 + row0) * f.tiles + tile;  // of the first row; the next is `tiles` on
+  if (count > kSlots) {
+    if (lane < rows)
+      bulk_store(static_cast<T*>(f.spill) + (at + static_cast<int64_t>(lane) * f.tiles) * kTile, staged_chunk(staging, row, 0) - ((row & 7) << 4), kTile * 2);
+  } else {
+    uint32_t slot = 1;
+#pragma unroll
+    for (int w = 0; w < 8; ++w)
+      for (uint32_t left = mask[w]; left; left &= left - 1) {
+        const int column = 32 * w + __ffs(left) - 1;
+        const uint32_t value = *reinterpret_cast<const uint16_t*>(staged_chunk(staging, row, column / 8) + 2 * (column % 8));
+        line[slot++] = column | value << 16;
+      }
+  }
+  bulk_commit();
+  line[0] = count;
+  __syncwarp();
 #pragma unroll
   for (int i = 0; i < 8; ++i) {  // heads: four rows at a time
     const int r = 4 * i + lane / 8;
     if (r < rows) f.heads[(at + static_cast<int64_t>(r) * f.tiles) * kHead + lane % 8] = lines[row0 + r][lane % 8];
   }
-  for (uint32_t more = __ballot_sync(~0u, count > 7 && lane < rows); more; more &= more - 1) {
+  for (uint32_t more = __ballot_sync(~0u, count >= kHead && count <= kSlots && lane < rows); more; more &= more - 1) {
     const int r = __ffs(more) - 1;
-    const uint32_t total = __shfl_sync(~0u, count, r);
-    const int64_t to = at + static_cast<int64_t>(r) * f.tiles;
-    if (lane >= kHead && lane < static_cast<int>(min(total + 8, 32u) & ~7u)) f.tails[to * kTail + lane - kHead] = lines[row0 + r][lane];
-    if (total > kSlots)
-      reinterpret_cast<uint4*>(f.spill)[to * (kTile / 8) + lane] = *reinterpret_cast<const uint4*>(staged_chunk(staging, row0 + r, lane));
+    const int used = (__shfl_sync(~0u, count, r) + 8) & ~7u;
+    if (lane >= kHead && lane < used) f.tails[(at + static_cast<int64_t>(r) * f.tiles) * kTail + lane - kHead] = lines[row0 + r][lane];
   }
+  bulk_wait_read<0>();
   __syncwarp();
 }
 
@@ -190,6 +194,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
       multiply<T, kTileN, 0, 2>(d, s, ring, steps, c, [] {});
       barrier_wait(&s.drained, phase);
       stage_gate<T>(d, s, f, m0, n0, c);
+      fence_async_proxy();  // rows past their slots leave by the copy engine
       barrier_arrive(&s.staged[0]);
     }
   }

@@ -5,7 +5,8 @@ namespace twell::hopper {
 
 template <>
 void launch_plan<TWELL_T>(const Ffn& f, cudaStream_t stream) {
-  launch(plan<TWELL_T>, f.blocks, kPlanThreads, plan_shared_bytes(f.tiles), stream, f);
+  const int splits = std::clamp(multiprocessors() / f.blocks, 1, (f.panels + kGroup - 1) / kGroup);
+  launch(plan<TWELL_T>, dim3(f.blocks, splits), kPlanThreads, plan_shared_bytes(f.tiles), stream, f);
 }
 
 }  // namespace twell::hopper

@@ -1,6 +1,6 @@
 // The plan: for each block of 128 rows, the union of the neurons that they fire, and the gate values over it as panels.
 //
-// A CTA a block, a thread a tile of a row. It reads the words twice: once for the union, a bit a neuron in shared memory, and
+// A CTA a block (with few blocks several, that share out the panels), a thread a tile of a row. It reads the words twice: once for the union, a bit a neuron in shared memory, and
 // once to put each value at its neuron's rank in the union, four panels at a time, which leave by bulk copy. Where nearly
 // every neuron is in the union, or half of all values are, it takes every neuron: a value's place is then its neuron, and
 // the products read whole weight tiles.
@@ -69,7 +69,7 @@ struct Plan {
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)
-        if (r[i] >= 0) eight(r[i], t[i] * kTile + 8 * lane, v[i]);
+        if (r[i] >= 0) eight(r[i], t[i] * kTile + 8 * (lane ^ (r[i] & 7)), v[i]);
     }
   }
 };
@@ -130,10 +130,7 @@ __global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f) {
   if (spilled && !half)
     p.each_tile(0, f.tiles, [&](int row, int tile, int count) {
       p.each_spilled(row, tile, count, [&](int, int column, const uint4& v) {
-        uint32_t mask = fired(v) << (column & 24);
-        mask |= __shfl_xor_sync(~0u, mask, 1);
-        mask |= __shfl_xor_sync(~0u, mask, 2);
-        if ((lane & 3) == 0 && mask) join(column >> 5, mask);
+        if (const uint32_t mask = fired(v)) join(column >> 5, mask << (column & 24));
       });
     });
   __syncthreads();
@@ -146,12 +143,13 @@ __global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f) {
   const bool all = size == f.d_ff;
   const int panels = (size + kPanelColumns - 1) / kPanelColumns;
   uint16_t* list = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
-  for (int w = thread; w < words; w += kPlanThreads) {
+  for (int w = blockIdx.y == 0 ? thread : words; w < words; w += kPlanThreads) {
     int at = all ? 32 * w : before[w];
     for (uint32_t left = all ? ~0u : bits[w]; left && at < size; left &= left - 1) list[at++] = 32 * w + __ffs(left) - 1;
   }
-  for (int i = size + thread; i < panels * kPanelColumns; i += kPlanThreads) list[i] = 0;
-  if (thread == 0) {
+  if (blockIdx.y == 0)
+    for (int i = size + thread; i < panels * kPanelColumns; i += kPlanThreads) list[i] = 0;
+  if (blockIdx.y == 0 && thread == 0) {
     f.union_sizes[block] = size;
     if (f.w_up != nullptr) {
       const int whole = (f.panels + f.chunk - 1) / f.chunk, chunks = (panels + f.chunk - 1) / f.chunk;
@@ -162,7 +160,7 @@ __global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f) {
 
   unsigned char* hidden = static_cast<unsigned char*>(f.hidden) + static_cast<int64_t>(block) * f.panels * kPanelBytes;
   int low = 0;
-  for (int group = 0; group * kGroup < panels; ++group) {
+  for (int group = blockIdx.y; group * kGroup < panels; group += gridDim.y) {
     const int first = group * kGroupColumns;  // rank
     if (all) low = group;
     while (!all && low + 1 < f.tiles && before[(low + 1) * (kTile / 32)] <= first) ++low;
