@@ -11,7 +11,11 @@ CSS = """<style>
 .tw-passage a.bare { padding: .12em .25em; }
 .tw-passage a.out { text-decoration: underline dotted !important; text-underline-offset: .3em; }
 .tw-passage a.made { font-style: italic; }
-.tw-passage a.here { outline: 2px solid #c9821f; scroll-initial-target: nearest; }
+.tw-passage a.here { outline: 2px solid #c9821f; display: inline-block; line-height: 1.3;
+  scroll-snap-align: center; }
+/* the marked token comes into view: for a moment it is all that the text can stop at */
+.tw-passage:has(.here) { animation: tw-find .5s step-end; }
+@keyframes tw-find { from, to { scroll-snap-type: y mandatory; } }
 .tw-passage a.t:is(:hover, :focus-visible) { outline: 2px solid #2f7ed8; }
 .tw-passage .end { opacity: .35; font-style: normal; }
 .tw-text .tw-pane, .tw-passage a.t::after { position: absolute; top: 0; right: 0; width: 20.5rem; max-height: 100%;

@@ -61,7 +61,9 @@ ABOUT = "The TwELL workbench: which neurons of a sparse language model fire, and
 CSS = """<style>
 /* the frame: pages and run chooser in one bar, the menu at its right */
 .stApp .stMainBlockContainer { max-width: 1480px; margin-left: 0; padding: .8rem 1.5rem 3rem; }
-[data-testid="stHeader"] { position: absolute; top: .1rem; right: 0; width: auto; background: transparent; }
+[data-testid="stHeader"] { position: absolute; top: .1rem; right: 0; left: auto; width: auto; background: transparent; }
+[data-testid="stHeader"], [data-testid="stHeader"] div { pointer-events: none; }
+[data-testid="stHeader"] :is(button, button *, a) { pointer-events: auto; }
 .st-key-bar { padding-right: 2.4rem; }
 [data-testid="stPageLink"] a { padding-left: 0; }
 .st-key-nav [data-testid="stPageLink"] a { padding: .3rem .7rem; }

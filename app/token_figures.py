@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from twell.app.figures import finish, layer_names
 from twell.app.theme import BLUE, GREY
-from twell.app.words import plot_label
+from twell.app.words import percent, plot_label
 
 
 def ranking(loud: pd.DataFrame, quiet: pd.DataFrame) -> go.Figure:
@@ -63,6 +63,35 @@ def ranking(loud: pd.DataFrame, quiet: pd.DataFrame) -> go.Figure:
             showarrow=False,
             font={"size": 12, "color": GREY},
         )
+    return figure
+
+
+def class_dots(frame: pd.DataFrame) -> go.Figure:
+    """Mean z of each class with its 95 % interval, and how many tokens it is of (token_classes)."""
+    y = list(range(len(frame)))
+    figure = go.Figure(
+        go.Scatter(
+            x=frame["z"],
+            y=y,
+            mode="markers",
+            marker={"color": BLUE, "size": 9},
+            error_x={
+                "type": "data",
+                "array": frame["high"] - frame["z"],
+                "arrayminus": frame["z"] - frame["low"],
+                "thickness": 1.4,
+                "width": 0,
+            },
+            customdata=frame[["tokens", "count", "mean", "loss_mean"]],
+            hovertemplate="z %{x:.2f}, mean nnz %{customdata[2]:.3g}, loss %{customdata[3]:.2f} nats<br>"
+            "%{customdata[1]:,} places, %{customdata[0]:,} tokens of the vocabulary<extra></extra>",
+        )
+    )
+    finish(figure, 90 + 30 * len(frame), left=190, top=16)
+    figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"})
+    names = [f"{name} · {percent(share)}" for name, share in zip(frame["class"], frame["share"], strict=True)]
+    figure.update_yaxes(tickvals=y, ticktext=names, range=[len(frame) - 0.4, -0.6], showgrid=False)
+    figure.update_xaxes(title="z: standard deviations from the layers' means")
     return figure
 
 

@@ -7,18 +7,28 @@ import streamlit as st
 
 from twell.app import parts
 from twell.app.state import ask, bound, filters, open_page, shown, whole_number
-from twell.app.token_figures import ranking
+from twell.app.token_figures import class_dots, ranking
 from twell.app.words import plural, visible, whole
 from twell.workbench.store import Run
 
 EACH = 15  # tokens at each end of the ranking
 MOST = 1_000_000  # the largest minimum count
+VIEWS = {"tokens": "Tokens", "words": "Whole words", "classes": "Classes"}
 ROWS = 5000  # rows of the table that go to the browser
 
 
-def chosen_filters() -> tuple[int, str]:
-    """Minimum count and search text, carried by the address."""
+def chosen_filters() -> tuple[str, int, str]:
+    """What is ranked, minimum count and search text, carried by the address."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        view = st.segmented_control(
+            "Rank",
+            list(VIEWS),
+            format_func=lambda v: VIEWS[v],
+            required=True,
+            **bound("view", "tokens", lambda text: text if text in VIEWS else None),
+        )
+        if view == "classes":
+            return "classes", 0, ""
         search = st.text_input(
             "Search",
             placeholder="part of a token; ␣ stands for a space",
@@ -35,7 +45,7 @@ def chosen_filters() -> tuple[int, str]:
             help="Tokens seen fewer times are left out: their means say little.",
             **bound("least", 20, lambda text: min(max(whole_number(text) or 20, 1), MOST)),
         )
-    return int(least), search
+    return str(view), int(least), search
 
 
 def go_to(token: int) -> None:
@@ -97,14 +107,64 @@ def table(run: Run, frame: pd.DataFrame, least: int) -> None:
         go_to(rows.iloc[event.selection.rows[0]]["token_id"])
 
 
+def searched(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:
+    """The rows whose text holds what is searched for."""
+    if not search:
+        return frame
+    wanted = visible(search).replace("◌", "").lower()
+    return frame[[wanted in visible(text).lower() for text in frame[column]]]
+
+
+def words(run: Run, least: int, search: str) -> None:
+    """Whole words, whatever tokens they are cut into."""
+    frame = searched(ask(run, "by_word", min_count=least), "word", search)
+    if frame.empty:
+        st.info("No word is left: shorten the search, or lower the minimum count.")
+        return
+    each = min(EACH, -(-len(frame) // 2))
+    both = frame.rename(columns={"word": "text"}).assign(token_id=-1)
+    said = (
+        f"Mean z of a word's tokens with 95 % intervals, clustered by sequence, of {plural(len(frame), 'word')} seen "
+        f"at least {plural(least, 'time')}."
+    )
+    parts.heading("Loudest and quietest words", said, frame, run, f"analysis.by_word(run, min_count={least})")
+    parts.draw(ranking(both.head(each), both[each:].tail(each)[::-1]), "words", "Loudest and quietest words by z")
+    column = st.column_config
+    st.dataframe(
+        frame.head(ROWS).assign(word=frame["word"].map(visible)),
+        hide_index=True,
+        height=420,
+        column_config={
+            "pieces": column.NumberColumn("tokens a word", format="%.1f"),
+            "z": column.NumberColumn("z", format="%+.2f"),
+            "z_se": column.NumberColumn("± se", format="%.2f"),
+            "mean": column.NumberColumn("mean nnz", format="%.1f"),
+        },
+    )
+
+
+def classes(run: Run) -> None:
+    """Kinds of tokens, told apart by their spelling."""
+    frame = ask(run, "token_classes")
+    said = (
+        "Mean z of the tokens of a class with 95 % intervals, which take the tokens of the vocabulary as units. A "
+        "class goes by spelling alone: a name is a capitalised word, at the start of a sentence too."
+    )
+    parts.heading("Classes of tokens", said, frame, run, "analysis.token_classes(run)")
+    parts.draw(class_dots(frame), "classes", "Mean z by class of tokens")
+
+
 def page(run: Run) -> None:
     """The filters, the two ends of the ranking, and the table."""
     st.query_params.pop("token", None)  # where the way back from a token's page has left one
-    least, search = chosen_filters()
-    frame = ask(run, "by_token", min_count=least)
-    if search:
-        wanted = visible(search).replace("◌", "").lower()
-        frame = frame[[wanted in visible(text).lower() for text in frame["text"]]]
+    view, least, search = chosen_filters()
+    if view == "classes":
+        classes(run)
+        return
+    if view == "words":
+        words(run, least, search)
+        return
+    frame = searched(ask(run, "by_token", min_count=least), "text", search)
     if frame.empty:
         st.info("No token is left: shorten the search, or lower the minimum count.")
         return

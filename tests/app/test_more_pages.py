@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from twell.analysis import by_layer, by_token, findings
+from twell.analysis import by_layer, by_token, by_word, examples, findings, token_classes
 from twell.app.kernel_figures import break_even
 from twell.app.words import number, percent
 from twell.workbench.store import Run
@@ -107,3 +107,63 @@ def test_kernels_offers_no_measurement_without_the_model(show: Show, runs: Path)
     shown = markup(show(runs, "kernels", run="made"))
     assert "not on this machine, and nothing is fetched" in shown
     assert "takes equally long" in shown or "take equally long" in shown
+
+
+def test_whole_words_and_classes_are_ranked_too(show: Show, runs: Path, made_run: Run) -> None:
+    test = show(runs, "tokens", run="made", view="words", least="5")
+    assert not test.exception
+    assert len(test.dataframe[0].value) == len(by_word(made_run, min_count=5))
+    assert len(test.get("plotly_chart")) == 1
+    test = show(runs, "tokens", run="made", view="classes")
+    assert not test.exception
+    specification = str(test.get("plotly_chart")[0].proto.spec)
+    for name in token_classes(made_run)["class"]:
+        assert name in specification
+
+
+def test_the_way_back_and_forward_keeps_every_choice(watched: Any) -> None:
+    """An address opens what its sender saw; back and forward go through the choices made."""
+    page = watched.page
+    watched.open("/neurons?run=made&kind=dead&layer=L2", '[data-testid="stDataFrame"]')
+    page.get_by_text("Rarest").click()
+    page.wait_for_function("location.search.includes('kind=rare')")
+    watched.settle()
+    assert "layer=L2" in page.url
+    sent = page.url
+    page.get_by_role("link", name="Export").click()
+    page.wait_for_url("**/export?run=made*")
+    watched.settle()
+    page.go_back()
+    page.wait_for_url(sent)
+    watched.settle()
+    assert page.get_by_label("Layer", exact=True).input_value() == "L2"
+    page.go_forward()
+    page.wait_for_url("**/export?run=made*")
+    watched.check()
+
+
+def test_from_a_token_to_its_place_to_a_neuron_to_its_examples(watched: Any, made_run: Run) -> None:
+    page = watched.page
+    page.set_viewport_size({"width": 1440, "height": 260})  # so that a passage is longer than what is seen of it
+    watched.open("/token?run=made&token=40", ".tw-places")
+    place = page.locator(".tw-place a.where").first
+    where = place.inner_text()
+    place.click()
+    page.wait_for_selector(".tw-passage a.here")
+    sequence, position = where.split(":")
+    assert f"sequence={sequence}&position={position}" in page.url
+    assert "formaldehyde" in page.locator(".tw-passage a.here").inner_text()
+    inside = "e => { const b = e.getBoundingClientRect(), p = e.parentElement.getBoundingClientRect(); "
+    inside += "return b.top >= p.top && b.bottom <= p.bottom }"
+    page.wait_for_timeout(700)
+    assert page.locator(".tw-passage a.here").evaluate(inside)
+    page.get_by_role("link", name="Neurons").click()
+    page.wait_for_selector('[data-testid="stDataFrame"]')
+    watched.settle()
+    page.get_by_label("Go to").fill("L1/N3")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".tw-example")
+    assert "neuron=L1%2FN3" in page.url
+    found = examples(made_run, 1, 3)
+    assert page.locator(".tw-example").count() == len(found)
+    watched.check()
