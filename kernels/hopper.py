@@ -61,7 +61,7 @@ def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n
     return _cannot_run(device)
 
 
-@torch.compiler.assume_constant_result
+@build.constant
 def _cannot_run(device: torch.device) -> str | None:
     """What the machine lacks, or what the build failed of."""
     if torch.version.hip or not torch.cuda.is_available():
