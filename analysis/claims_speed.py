@@ -5,7 +5,7 @@ Only what a fast kernel ran is compared: the reference is an oracle, and no spee
 
 from __future__ import annotations
 
-from twell.analysis.claims import Answer, Claim
+from twell.analysis.claims import LARGE, Answer, Claim
 from twell.analysis.gains import gain_correlations
 from twell.analysis.layers import by_layer
 from twell.analysis.speedup import model_speedup, speedup
@@ -17,8 +17,15 @@ NOT_SPARSE = 0.95
 
 
 def _model(run: Run) -> dict[str, float]:
+    """The whole model's timing, of a model as large as the claims are of."""
     found = model_speedup(run)
     _refuse(found["comparable"], found["note"])
+    parameters = run.manifest.model.get("parameters") or 0
+    if parameters < LARGE:
+        raise Missing(
+            f"The claim is of models of 0.5 B parameters and more; this one has {parameters:,}, and runs "
+            f"{found['speedup']:.2f} times as fast as dense on {run.manifest.device}."
+        )
     return found
 
 

@@ -21,20 +21,14 @@ def examples(run: Run, layer: int, neuron: int, width: int = 16) -> pd.DataFrame
 
     kind (top, sample); value; quantile (of the sample's values, those not above it; empty for top); sequence; position;
     before, token, after (text, `width` tokens either side); window (its values from 16 tokens before to 16 after).
-    Parts are merged as they were drawn: the greatest values, and the samples of least random key, as many as one part
-    holds.
     """
     if not 0 <= layer < run.layers or not 0 <= neuron < run.d_ff:
         raise UserError(f"Expected a neuron from L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}, got L{layer}/N{neuron}.")
-    pieces = []
-    for number, path in enumerate(run.parts("examples")):
-        rows = pd.read_parquet(path, filters=[("layer", "=", layer), ("neuron", "=", neuron)])
-        pieces.append(rows.assign(part=number))
-    rows = pd.concat(pieces, ignore_index=True)
+    wanted = [("layer", "=", layer), ("neuron", "=", neuron)]
+    rows = pd.concat([pd.read_parquet(path, filters=wanted) for path in run.parts("examples")], ignore_index=True)
     if rows.empty:
         raise Missing(f"{run.name} holds no example of L{layer}/N{neuron}: it never fired, or none was kept.")
-    kept = [_merged(group, kind) for kind, group in rows.groupby("kind", sort=False)]
-    found = pd.concat(kept).sort_values(["kind", "value"], ascending=[False, False], ignore_index=True)
+    found = rows.sort_values(["kind", "value"], ascending=[False, False], ignore_index=True)
     sample = np.sort(found.loc[found["kind"] == "sample", "value"].to_numpy())
     found["quantile"] = np.searchsorted(sample, found["value"], side="right") / max(len(sample), 1)
     found.loc[found["kind"] == "top", "quantile"] = np.nan
@@ -43,9 +37,3 @@ def examples(run: Run, layer: int, neuron: int, width: int = 16) -> pd.DataFrame
     frame = found[["kind", "value", "quantile", "sequence", "position", "before", "token", "after", "window"]]
     frame.attrs = {"definition": run.manifest.nnz_definition, "layer": layer, "neuron": neuron}
     return frame
-
-
-def _merged(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """The best of all parts, as many as the largest part holds."""
-    most = int(rows.groupby("part").size().max())
-    return rows.sort_values("value", ascending=False).head(most) if kind == "top" else rows.nsmallest(most, "draw")

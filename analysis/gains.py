@@ -36,15 +36,15 @@ def layer_gains(run: Run) -> pd.DataFrame:
     layer; nnz_mean; union (different neurons in 128 consecutive tokens, mean; empty where not recorded);
     dense_us, sparse_us (µs, medians); speedup; contribution (share of the dense model's time that the layer's FFN
     saves; empty where the whole model was not timed); ceiling (speedup if all but the gate product were free; empty
-    where the gate was not timed); expected (speedup by the trend over layers; empty under 4 layers); off (speedup /
-    expected - 1); cause (where off is past ±10 %).
+    where the gate was not timed by itself, or took longer so than the whole sparse FFN); expected (speedup by the trend
+    over layers; empty under 4 layers); off (speedup / expected - 1); cause (where off is past ±10 %).
     """
     frame = speedup(run)
     notes = dict(frame.attrs)
     layers = by_layer(run).set_index("layer")
     frame["union"] = frame["layer"].map(_unions(run))
     frame["contribution"] = (frame["dense_us"] - frame["sparse_us"]) / _whole(run)
-    frame["ceiling"] = frame["dense_us"] / frame["gate_us"]
+    frame["ceiling"] = (frame["dense_us"] / frame["gate_us"]).where(frame["gate_us"] < frame["sparse_us"])
     frame["expected"] = _trend(frame["nnz_mean"].to_numpy(), (frame["sparse_us"] / frame["dense_us"]).to_numpy())
     frame["off"] = frame["speedup"] / frame["expected"] - 1
     over = _overflow(run)
@@ -137,8 +137,8 @@ def model_time(run: Run) -> pd.DataFrame:
     over layers of medians over batches); dense_share, sparse_share (of the whole); speedup.
 
     `rest` is the whole less what was timed: norms, embedding, the output product, launches. `attrs["ceiling"]` is the
-    model's speedup if every FFN took its gate product alone (None where the gate was not timed). Missing where the
-    whole model was not timed.
+    model's speedup if every FFN took its gate product alone (None where `layer_gains` has no ceiling of a layer).
+    Missing where the whole model was not timed.
     """
     whole, layers = model_speedup(run), speedup(run)
     rows = run.frame("timings")
@@ -151,7 +151,8 @@ def model_time(run: Run) -> pd.DataFrame:
     frame = pd.DataFrame([{"part": part, "dense_us": d, "sparse_us": s} for part, (d, s) in parts.items()])
     frame["dense_share"], frame["sparse_share"] = frame["dense_us"] / dense, frame["sparse_us"] / sparse
     frame["speedup"] = frame["dense_us"] / frame["sparse_us"]
-    saved = float((layers["dense_us"] - layers["gate_us"]).sum(min_count=len(layers)))
+    bound = layers["gate_us"].where(layers["gate_us"] < layers["sparse_us"])
+    saved = float((layers["dense_us"] - bound).sum(min_count=len(layers), skipna=False))
     frame.attrs = {
         "comparable": whole["comparable"],
         "note": whole["note"],

@@ -139,9 +139,7 @@ def test_together(run: Run) -> None:
 def test_examples(run: Run) -> None:
     table = examples(run, 1, 4, width=3)
     rows = run.frame("examples").query("layer == 1 and neuron == 4")
-    top = rows[rows["kind"] == "top"].nlargest(3, "value")
-    sample = rows[rows["kind"] == "sample"].nsmallest(3, "draw").sort_values("value", ascending=False)
-    assert len(rows) == 18, "three parts"
+    top, sample = (rows[rows["kind"] == kind].sort_values("value", ascending=False) for kind in ("top", "sample"))
     assert table["kind"].tolist() == ["top"] * 3 + ["sample"] * 3
     assert table["value"].tolist() == top["value"].tolist() + sample["value"].tolist()
     assert table["quantile"].tolist()[3:] == pytest.approx([1, 2 / 3, 1 / 3])

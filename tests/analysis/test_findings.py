@@ -129,6 +129,8 @@ def test_the_other_way(
 )
 def test_speed(made: ModuleType, tmp_path: Path, gain: float, watts: float | None, expected: dict[str, str]) -> None:
     run = made.make(tmp_path / "timed", sequences=12, parts=1, change_timings=whole_model(made, gain, watts))
+    assert verdict(run, "17 to 20.5 %") == UNTOLD, "a model of a million parameters"
+    run.manifest.model["parameters"] = int(5e8)
     for words, answer in expected.items():
         claims = {claim: verdict for claim, verdict in found(run).items() if words in claim and "neurons" not in claim}
         assert set(claims.values()) == {answer}, words

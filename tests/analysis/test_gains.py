@@ -152,6 +152,7 @@ def test_contributions_and_the_models_time(made: ModuleType, tmp_path: Path) -> 
     np.testing.assert_allclose(gains["union"], mean / unions.groupby("layer")["blocks"].sum())
     np.testing.assert_allclose(gains["contribution"], (layers["dense_us"] - layers["sparse_us"]) / 5000)
     np.testing.assert_allclose(gains["ceiling"], layers["dense_us"] / 40)
+    assert (gains["sparse_us"] > 40).all()
     table = model_time(run).set_index("part")
     assert list(table.index) == ["ffn", "attention", "rest", "whole"]
     assert table.loc["attention", "dense_us"] == 404
@@ -168,6 +169,20 @@ def test_contributions_and_the_models_time(made: ModuleType, tmp_path: Path) -> 
         assert row["spearman"] == pytest.approx(stats.spearmanr(*pair).statistic)
         assert row["n"] == 4
     assert pairs.loc[("nnz", "contribution"), "pearson"] < -0.99, "time saved is a straight line of nnz here"
+
+
+def test_a_gate_slower_than_the_whole_ffn_is_no_ceiling(made: ModuleType, tmp_path: Path) -> None:
+    """Some kernels take the gate product faster within the FFN than it runs by itself."""
+
+    def change(table: Table) -> Table:
+        table = timed(made)(table)
+        slow = (table["op"] == "gate") & (table["layer"] == 2)
+        return {**table, "microseconds": np.where(slow, 1e4, table["microseconds"])}
+
+    run = made.make(tmp_path / "slow gate", sequences=20, parts=1, change_timings=change)
+    assert (speedup(run)["sparse_us"] > 40).all()
+    assert layer_gains(run)["ceiling"].isna().tolist() == [False, False, True, False]
+    assert model_time(run).attrs["ceiling"] is None
 
 
 def test_what_was_not_timed(run: Run, made: ModuleType, tmp_path: Path) -> None:
