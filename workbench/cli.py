@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "demo": (options.DemoOptions, "twell.workbench.cli:demo"),
     "doctor": (options.DoctorOptions, "twell.workbench.doctor:doctor"),
     "capture": (options.CaptureOptions, "twell.workbench.capture:capture"),
+    "verify": (options.VerifyOptions, "twell.workbench.verify:verify"),
     "summarize": (options.SummarizeOptions, "twell.analysis.summary:summarize"),
     "app": (options.AppOptions, "twell.app.launch:launch"),
     "export": (options.ExportOptions, "twell.analysis.export:export"),

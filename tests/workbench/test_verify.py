@@ -1,0 +1,75 @@
+"""Verifying a run: a right one, and ones whose counts or weights are off. Cost: 5 s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from twell.kernels.module import SparseFFN
+from twell.workbench.errors import UserError
+from twell.workbench.options import VerifyOptions
+from twell.workbench.store import open_run
+from twell.workbench.verify import verify
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_a_run_is_verified(
+    family: str,
+    tmp_path: Path,
+    texts: tuple[str, ...],
+    make_model: Callable[..., Path],
+    run_capture: Callable[..., Any],
+) -> None:
+    folder = make_model(tmp_path / "model", family)
+    run = run_capture(folder, tmp_path / "run", texts)
+    verify(VerifyOptions(run=run.path, tokens=100, model=str(folder), device="cpu"))
+    manifest = open_run(run.path).manifest
+    assert manifest.parity is not None and manifest.overhead is not None
+    assert 100 <= manifest.parity["tokens"] < 130
+    assert manifest.parity["counts"] == 3 * manifest.parity["tokens"]
+    assert manifest.parity["beyond_rounding"] == 0
+    assert manifest.parity["logit_error"] < 1e-5
+    assert manifest.parity["same_choice"] == 1
+    assert set(manifest.overhead) >= {"counts_over_none", "neurons_over_none", "all_over_none", "dense_over_none"}
+    assert manifest.status == "complete" and run.damaged() == []
+
+
+def test_counts_and_outputs_that_are_off_are_told(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], run_capture: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_capture(tiny, tmp_path / "run", texts)
+    forward = SparseFFN.forward
+
+    def off(self: SparseFFN, x: torch.Tensor) -> torch.Tensor:
+        heard = self.probe.on_stats
+
+        def wrong(layer: int, x: torch.Tensor, stats: Any) -> None:
+            stats.nnz[::4] += 1
+            if heard is not None:
+                heard(layer, x, stats)
+
+        self.probe.on_stats = wrong
+        try:
+            return forward(self, x) * 1.01
+        finally:
+            self.probe.on_stats = heard
+
+    monkeypatch.setattr(SparseFFN, "forward", off)
+    verify(VerifyOptions(run=run.path, tokens=100, model=str(tiny), device="cpu"))
+    found = open_run(run.path).manifest.parity
+    assert found is not None
+    assert found["beyond_rounding"] > 0.15 * found["counts"]
+    assert found["logit_error"] > 1e-4
+
+
+def test_other_weights_are_refused(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], make_model: Callable[..., Path], run_capture: Callable[..., Any]
+) -> None:
+    run = run_capture(tiny, tmp_path / "run", texts)
+    other = make_model(tmp_path / "other", initializer_range=0.3)
+    with pytest.raises(UserError, match="got others in"):
+        verify(VerifyOptions(run=run.path, model=str(other), device="cpu"))

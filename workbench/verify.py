@@ -1,0 +1,174 @@
+"""Whether a run's model computes what the checkpoint says, and what watching it costs.
+
+The idea: tokens of the run go once more through the instrumented model and through the checkpoint's own code, in the
+same dtype. Logits are compared; and for each layer, on the very input that it had, the counts are compared with a count
+in float64. A neuron may be counted differently where its pre-activation is within rounding of zero, and only there:
+|z| <= d_model * 2^-23 * sum |x * w| (2^-52 for float64). The cost is the time of the same forward passes with each
+probe on over that with none, in turns. Both go into the manifest.
+
+    twell verify runs/mine --tokens 20000
+"""
+
+from __future__ import annotations
+
+import statistics
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from twell.kernels.call import Stats
+from twell.workbench import manifest as manifests
+from twell.workbench.checkpoint import find
+from twell.workbench.errors import UserError
+from twell.workbench.forward import LOGITS, Batch, Inputs, batches, forward
+from twell.workbench.models import LoadedModel, load
+from twell.workbench.options import VerifyOptions
+from twell.workbench.store import Run, open_run
+from twell.workbench.text import Sequence
+from twell.workbench.timing import dense, turns
+from twell.workbench.vocabulary import special_ids
+
+ROUNDS = 5
+PROBES = ("counts", "neurons", "all")
+ROUNDING = {"float64": 2.0**-52}  # of a product's accumulator; of every other dtype 2^-23
+CHUNK = 2**24  # elements of a float64 matrix at a time
+
+
+def verify(options: VerifyOptions) -> Run:
+    """Verify a run, print what was found, and write it into the run's manifest."""
+    run = open_run(options.run)
+    manifest = run.manifest
+    if manifest.status == manifests.RECORDING:
+        raise UserError(f"Expected a run that has ended, {run.path} is still being recorded: wait for it.")
+    loaded, folder = _model(run, options)
+    sequences = _sequences(run, options.tokens)
+    texts = list(batches(sequences, int(manifest.options.get("batch_tokens", 8192)), special_ids(loaded.tokenizer)))
+    manifest.parity = parity(loaded, folder, texts)
+    manifest.overhead = overhead(loaded, texts, loss=bool(manifest.options.get("loss", True)))
+    manifests.write(run.path, manifest)
+    for name, found in (("parity", manifest.parity), ("overhead", manifest.overhead)):
+        print(f"{run.path} {name}: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    return run
+
+
+def parity(loaded: LoadedModel, folder: Path, texts: list[Batch]) -> dict[str, Any]:
+    """logit_error: greatest difference over the greatest logit; same_choice: share of rows with the same first choice;
+    counts, differing, beyond_rounding: (token, layer) counts compared, unequal, and unequal by more than rounding."""
+    own: Any = AutoModelForCausalLM.from_pretrained(
+        folder, config=loaded.model.config, dtype=loaded.model.dtype, local_files_only=True, trust_remote_code=False
+    )
+    own.to(loaded.device).eval()
+    counted = Counts(loaded)
+    error = largest = same = rows = 0.0
+    for batch in texts:
+        inputs = Inputs.of(batch, loaded.device)
+        place = inputs.place.long()
+        forward(loaded, inputs, probes="counts", loss=False, on_layer=partial(counted.hear, place))
+        ids = inputs.ids.view(-1, inputs.longest)
+        with torch.inference_mode():
+            ours, theirs = (
+                body(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)[place]
+                for body in (loaded.body, own.get_decoder())
+            )
+            step = max(1, LOGITS[loaded.device.type] // loaded.head.weight.shape[0])
+            for some, other in zip(ours.split(step), theirs.split(step), strict=True):
+                mine, right = loaded.head(some).float(), own.get_output_embeddings()(other).float()
+                error, largest = max(error, float((mine - right).abs().max())), max(largest, float(right.abs().max()))
+                same += float((mine.argmax(1) == right.argmax(1)).sum())
+        rows += len(place)
+    found = {"logit_error": error / largest, "same_choice": same / rows}
+    return found | counted.found() | {"tokens": int(rows), "dtype": loaded.dtype, "kernel": _kernel(loaded, texts)}
+
+
+class Counts:
+    """Counts of every layer against a count in float64 on the same input."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self.compared = self.differing = self.beyond = 0
+
+    def found(self) -> dict[str, int]:
+        return {"counts": self.compared, "differing": self.differing, "beyond_rounding": self.beyond}
+
+    def hear(self, place: Tensor, layer: int, x: Tensor, stats: Stats) -> None:
+        ffn = self.loaded.ffns[layer]
+        if ffn.threshold is not None:  # a choice of the reader's: nothing is exact about it
+            return
+        rounding = ROUNDING.get(self.loaded.dtype, 2.0**-23) * x.shape[1]
+        weight = ffn.w_gate.double()
+        bias = weight.new_zeros(len(weight)) if ffn.b_gate is None else ffn.b_gate.double()
+        for rows in place.split(max(1, CHUNK // len(weight))):
+            wide = x[rows].double()
+            z = nn.functional.linear(wide, weight, bias)
+            bound = rounding * nn.functional.linear(wide.abs(), weight.abs(), bias.abs())
+            off = (stats.nnz[rows] - (z > 0).sum(1)).abs()
+            self.compared += len(rows)
+            self.differing += int((off > 0).sum())
+            self.beyond += int((off > (z.abs() <= bound).sum(1)).sum())
+
+
+def overhead(loaded: LoadedModel, texts: list[Batch], loss: bool) -> dict[str, Any]:
+    """Median over ROUNDS of the time with each probe, and of the dense model's, over that with no probe."""
+
+    def passes(probes: str, run_dense: bool = False) -> None:
+        for batch in texts:
+            if run_dense:
+                with dense(loaded):
+                    forward(loaded, Inputs.of(batch, loaded.device), loss=loss).wait()
+            else:
+                forward(loaded, Inputs.of(batch, loaded.device), probes=probes, loss=loss).wait()
+
+    operations: dict[str, Any] = {name: partial(passes, name) for name in ("none", *PROBES)}
+    operations["dense"] = partial(passes, "none", True)
+    took = turns(operations, loaded.device, ROUNDS)
+    ratios = {
+        name: statistics.median(one / none for one, none in zip(times, took["none"], strict=True))
+        for name, times in took.items()
+    }
+    found: dict[str, Any] = {f"{name}_over_none": round(ratios[name], 4) for name in (*PROBES, "dense")}
+    return found | {"rounds": ROUNDS, "device": loaded.device.type, "kernel": _kernel(loaded, texts)}
+
+
+def _kernel(loaded: LoadedModel, texts: list[Batch]) -> str:
+    return loaded.choice(texts[0].padded).kernel
+
+
+def _model(run: Run, options: VerifyOptions) -> tuple[LoadedModel, Path]:
+    """The run's model, loaded as it was, and its folder. UserError where what is found is another."""
+    manifest = run.manifest
+    name = options.model or str(manifest.model["name"])
+    packaged = Path(str(files("twell.data"))) / name
+    if not options.model and not Path(name).is_dir() and packaged.is_dir():
+        name = str(packaged)
+    revision = manifest.model["revision"] if not Path(name).is_dir() else None
+    threshold = manifest.options.get("threshold")
+    dtype = getattr(torch, manifest.dtype)
+    kernel = str(manifest.options.get("kernel", "auto"))
+    loaded = load(name, revision, options.device, dtype, kernel, threshold)
+    if "weights" in manifest.model and manifest.model["weights"] != loaded.weights:
+        raise UserError(
+            f"Expected the weights that {run.path} was recorded with, got others in {name}: give "
+            "their folder by --model."
+        )
+    return loaded, find(name, revision, threshold)[0]
+
+
+def _sequences(run: Run, tokens: int) -> list[Sequence]:
+    """The run's first sequences, as many as come to so many tokens."""
+    found: list[Sequence] = []
+    for path in run.parts("activity"):
+        rows = pq.read_table(path, columns=["sequence", "token_id"])
+        sequence, ids = (rows[name].to_numpy() for name in ("sequence", "token_id"))
+        for piece in np.split(ids, np.flatnonzero(np.diff(sequence)) + 1):
+            found.append(Sequence(len(found), run.name, 0, piece))
+            tokens -= len(piece)
+            if tokens <= 0:
+                return found
+    return found
