@@ -36,24 +36,16 @@ TOO_OLD = X86 and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 def fake(x: Tensor, w_gate: Tensor, *rest: Any) -> list[Tensor]:
     """Empty results of the shapes that the op returns; its arguments in order."""
     up_relu, counts, neurons, tile, words, _ = rest[-6:]
-    (n, _), d_ff = x.shape, w_gate.shape[0]
-    sums = d_ff if neurons else 0
+    (n, _), d_ff, int32 = x.shape, w_gate.shape[0], torch.int32
     tiles = -(-d_ff // tile) if tile else 0
-    packed = tiles if words else 0
-    spilled = torch.library.get_ctx().new_dynamic_size() if words else 0
-    wide = x.dtype is torch.float32
-    shapes: list[tuple[torch.dtype, tuple[Any, ...]]] = [
-        (x.dtype, x.shape),
-        (torch.bool, (n,)),
-        (torch.int32, (n if counts else 0,)),
-        (torch.int32, (n if counts and up_relu else 0,)),
-        (torch.int32, (n, tiles)),
-        *((dtype, (sums,)) for dtype in (torch.int64, torch.int64, torch.float32, *[torch.int32] * 3)),
-        (torch.int32, (n, packed, words)),
-        (torch.float32, (n, packed if wide else 0, words - 1 if words else 0)),
-        (torch.int32, (n, packed)),
-        (x.dtype, (spilled, tile)),
-    ]
+    shapes: list[tuple[torch.dtype, tuple[Any, ...]]] = [(x.dtype, x.shape), (torch.bool, (n,))]
+    shapes += [(int32, (n,))] * (counts + (counts and up_relu)) + [(int32, (n, tiles))] * (tile > 0)
+    if neurons:
+        shapes += [(dtype, (d_ff,)) for dtype in (torch.int64, torch.int64, torch.float32, int32, int32, int32)]
+    if words:
+        spilled = torch.library.get_ctx().new_dynamic_size()
+        values = [(torch.float32, (n, tiles, words - 1))] * (x.dtype is torch.float32)
+        shapes += [(int32, (n, tiles, words)), *values, (int32, (n, tiles)), (x.dtype, (spilled, tile))]
     return [x.new_empty(shape, dtype=dtype) for dtype, shape in shapes]
 
 
@@ -94,21 +86,23 @@ def run(call: Call, level: int = -1) -> tuple[Tensor, Stats]:
     layout = call.layout or (Layout() if call.want_packed else None)
     tile = layout.tile if layout is not None and (counts or call.want_packed) else 0
     words = layout.words if layout is not None and call.want_packed else 0
-    y, finite, nnz, used, tiles, *rest = torch.ops.twell.cpu_ffn(
+    y, finite, *parts = torch.ops.twell.cpu_ffn(
         call.x, call.w_gate, call.w_up, call.down_by_neuron, call.b_gate, call.b_up, call.b_down,
         call.rows, call.tokens if neurons else None, call.sequences if neurons else None,
         call.activation == "relu2", call.up_relu, counts, neurons, tile, words, level,
     )  # fmt: skip
-    stats = Stats(nnz, finite)
-    if counts and call.up_relu and call.w_up is not None:
-        stats.nnz_used = used
-    if counts and call.layout is not None:
-        counted = finite if call.rows is None else finite & (call.rows != 0)
-        stats.tiles = tile_counts(tiles, counted, call.layout)
+    stats = Stats(parts.pop(0) if counts else call.x.new_empty(0, dtype=torch.int32), finite)
+    if counts and call.up_relu:
+        stats.nnz_used = parts.pop(0)
+    if layout is not None and tile:
+        tiles = parts.pop(0)
+        if counts and call.layout is not None:
+            counted = finite if call.rows is None else finite & (call.rows != 0)
+            stats.tiles = tile_counts(tiles, counted, layout)
     if neurons:
-        stats.neurons = NeuronSums(*rest[:6])
-    if layout is not None and call.want_packed:
-        packed, slots, places, spill = rest[6:]
-        values = slots if call.x.dtype is torch.float32 else None
-        stats.packed = TwELL(layout, call.w_gate.shape[0], call.x.dtype, packed, values, places, spill)
+        stats.neurons, parts = NeuronSums(*parts[:6]), parts[6:]
+    if layout is not None and words:
+        packed, *values, places, spill = parts
+        d_ff, held = call.w_gate.shape[0], values[0] if values else None
+        stats.packed = TwELL(layout, d_ff, call.x.dtype, packed, held, places, spill)
     return y, stats

@@ -215,7 +215,7 @@ def test_the_fake_tells_the_shapes() -> None:
         with FakeTensorMode(allow_non_fake_inputs=True):
             fakes = torch.ops.twell.cpu_ffn(*arguments, *about, *tail, -1)
         told = [(fake.shape, fake.dtype) for fake in fakes]
-        assert told[:-1] == [(tensor.shape, tensor.dtype) for tensor in real][:-1]
+        assert told == [(tensor.shape, tensor.dtype) for tensor in real]
 
 
 def test_it_takes_what_it_can() -> None:

@@ -74,8 +74,8 @@ std::pair<Tensor, Tensor> spilled(const Ffn& ffn, const Tensor& like, int64_t ti
 
 // Arguments as kernels/cpu.py passes them, checked in Python. w_down: [d_ff, d_model], a neuron a row.
 // counts, neurons: the probes; tile, words: of the tiles to count in and to pack into, 0 for none; level: as pick_level.
-// Returns y, finite, nnz, nnz_used, tile counts [n, tiles], six sums of neurons, and words, values, spill_index and spill
-// of TwELL. What was not asked for is empty.
+// Returns y and finite, and of the following what was asked for: nnz; nnz_used; tile counts [n, tiles]; six sums of
+// neurons; words, values (float32 only), spill_index and spill of TwELL.
 std::vector<Tensor> cpu_ffn(Tensor x, Tensor w_gate, MaybeTensor w_up, Tensor w_down, MaybeTensor b_gate, MaybeTensor b_up,
                             MaybeTensor b_down, MaybeTensor rows, MaybeTensor tokens, MaybeTensor sequences, bool squared,
                             bool up_relu, bool counts, bool neurons, int64_t tile, int64_t words, int64_t level_asked) {
@@ -95,22 +95,23 @@ std::vector<Tensor> cpu_ffn(Tensor x, Tensor w_gate, MaybeTensor w_up, Tensor w_
   ffn.tokens = tokens ? tokens->const_data_ptr<int32_t>() : nullptr;
   ffn.sequences = sequences ? sequences->const_data_ptr<int32_t>() : nullptr;
 
-  const auto make = [&](std::initializer_list<int64_t> shape, ScalarType type) {
-    return torch::stable::new_empty(x, shape, type);
+  const int64_t tiles = tile ? ceil_div(ffn.d_ff, tile) : 0;
+  std::vector<Tensor> result{torch::stable::empty_like(x)};
+  const auto make = [&](bool asked, std::initializer_list<int64_t> shape, ScalarType type) -> void* {
+    return asked ? result.emplace_back(torch::stable::new_empty(x, shape, type)).mutable_data_ptr() : nullptr;
   };
-  const int64_t tiles = tile ? ceil_div(ffn.d_ff, tile) : 0, packed_tiles = words ? tiles : 0;
-  Tensor y = torch::stable::empty_like(x), finite = make({ffn.n}, ScalarType::Bool);
-  Tensor nnz = make({counts ? ffn.n : 0}, ScalarType::Int), used = make({counts && up_relu ? ffn.n : 0}, ScalarType::Int);
-  Tensor tile_counts = make({ffn.n, tiles}, ScalarType::Int);
-  Tensor packed = make({ffn.n, packed_tiles, words}, ScalarType::Int);
-  Tensor slots = make({ffn.n, ffn.narrow ? 0 : packed_tiles, words ? words - 1 : 0}, ScalarType::Float);
-  const Floats spill(ffn.n * packed_tiles * tile);
-  Cells cells(ffn);
+  void* y = result[0].mutable_data_ptr();
+  auto* finite = static_cast<bool*>(make(true, {ffn.n}, ScalarType::Bool));
+  auto* nnz = static_cast<int32_t*>(make(counts, {ffn.n}, ScalarType::Int));
+  auto* used = static_cast<int32_t*>(make(counts && up_relu, {ffn.n}, ScalarType::Int));
   ffn.tile = tile, ffn.words = words;
-  ffn.tiles = tile ? tile_counts.mutable_data_ptr<int32_t>() : nullptr;
-  ffn.packed = words ? packed.mutable_data_ptr<int32_t>() : nullptr;
-  ffn.slots = words && !ffn.narrow ? slots.mutable_data_ptr<float>() : nullptr;
+  ffn.tiles = static_cast<int32_t*>(make(tile, {ffn.n, tiles}, ScalarType::Int));
+  const Floats spill(words ? ffn.n * tiles * tile : 0);
   ffn.spill = spill.data();
+  const size_t sums_at = result.size();
+  ffn.packed = static_cast<int32_t*>(make(words, {ffn.n, tiles, words}, ScalarType::Int));
+  ffn.slots = static_cast<float*>(make(words && !ffn.narrow, {ffn.n, tiles, words - 1}, ScalarType::Float));
+  Cells cells(ffn);
 
   std::optional<Panels> panels;
   if (ffn.n >= kFewRows) {
@@ -120,29 +121,30 @@ std::vector<Tensor> cpu_ffn(Tensor x, Tensor w_gate, MaybeTensor w_up, Tensor w_
   const Plan plan(ffn);
   const bool direct = !ffn.narrow && plan.splits == 1;
   const Floats partial(direct ? 0 : plan.splits * ffn.n * ffn.d_model);
-  float* out = direct ? y.mutable_data_ptr<float>() : partial.data();
+  float* out = direct ? static_cast<float*>(y) : partial.data();
   const auto start = widened(b_down, ffn.d_model);
   const auto run = [&](Threads& threads) {
     run_units(ffn, level, plan, start, out, threads);
-    finish(ffn, plan, out, y.mutable_data_ptr(), finite.mutable_data_ptr<bool>(),
-           counts ? nnz.mutable_data_ptr<int32_t>() : nullptr,
-           counts && up_relu ? used.mutable_data_ptr<int32_t>() : nullptr);
+    finish(ffn, plan, out, y, finite, nnz, used);
   };
   std::optional<Threads> threads(std::in_place, ffn, plan, neurons);
   run(*threads);
 
   // A row is known not to be finite only at its end, when its neurons are summed already. Rare: sum again without it.
-  const bool* ok = finite.const_data_ptr<bool>();
   std::vector<uint8_t> counted;
-  if (neurons && !std::all_of(ok, ok + ffn.n, [](bool each) { return each; })) {
-    for (int64_t row = 0; row < ffn.n; ++row) counted.push_back(ok[row] && (!ffn.rows || ffn.rows[row]));
+  if (neurons && !std::all_of(finite, finite + ffn.n, [](bool each) { return each; })) {
+    for (int64_t row = 0; row < ffn.n; ++row) counted.push_back(finite[row] && (!ffn.rows || ffn.rows[row]));
     ffn.rows = counted.data();
     run(threads.emplace(ffn, plan, neurons));
   }
-  std::vector<Tensor> result{y, finite, nnz, used, tile_counts};
-  for (Tensor& sum : joined(*threads, x)) result.push_back(sum);
-  const auto [places, dense] = spilled(ffn, x, packed_tiles);
-  for (const Tensor& part : {packed, slots, places, dense}) result.push_back(part);
+  if (neurons) {
+    const auto sums = joined(*threads, x);
+    result.insert(result.begin() + sums_at, sums.begin(), sums.end());
+  }
+  if (words) {
+    const auto [places, dense] = spilled(ffn, x, tiles);
+    result.insert(result.end(), {places, dense});
+  }
   return result;
 }
 

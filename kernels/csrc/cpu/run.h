@@ -109,10 +109,12 @@ struct Cells {
 // Every thread's scratch, and its sums of neurons where they are asked for.
 class Threads {
  public:
+  static constexpr int64_t kWorth = 1 << 20;  // multiplications of the gate product that pay for waking a thread
   const int64_t count, neurons;
 
   Threads(const Ffn& ffn, const Plan& plan, bool with_neurons)
-      : count(std::clamp<int64_t>(plan.blocks * plan.splits, 1, torch::stable::get_num_threads())),
+      : count(std::clamp<int64_t>(std::min(plan.blocks * plan.splits, ffn.n * ffn.d_ff * ffn.d_model / kWorth), 1,
+                                  torch::stable::get_num_threads())),
         neurons(with_neurons ? ffn.d_ff : 0),
         x_(ffn.narrow ? plan.block * ffn.d_model : 0),
         matrix_(plan.block * kStride),
