@@ -18,6 +18,7 @@ from twell.app.theme import AMBER, BLUE, GREY, GRID, SCALE
 from twell.app.words import number, whole
 
 CONFIG = {"displaylogo": False, "displayModeBar": False, "scrollZoom": False, "responsive": True}
+ROOM = 112  # characters that the names along the heat map's axis may take together
 ZERO = 0.5  # where a logarithmic axis shows 0
 
 
@@ -120,7 +121,7 @@ def heat_map(blocks: pd.DataFrame) -> go.Figure:
     finish(figure, 90 + max(22, 30 if few else 20) * len(layers))
     layer_axis(figure, layers, showgrid=False)
     figure.update_yaxes(range=[max(layers) + 0.5, min(layers) - 0.5])
-    every = max(1, math.ceil(len(names) / 16))
+    every = max(1, math.ceil(len(names) * max(len(name) for name in names) / ROOM))
     figure.update_xaxes(
         tickvals=list(range(0, len(names), every)),
         ticktext=names[::every],

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from twell.app.figures import finish, layer_axis
 from twell.app.theme import BLUE, GREY, SCALE
 from twell.app.timing_figures import time_unit
-from twell.app.words import percent, whole
+from twell.app.words import SPACE, number, percent, whole
 
 FEWEST = 4  # layers that a line is drawn through
 SHADES = {"ffn": (BLUE, 0.85), "attention": (GREY, 0.6), "rest": (GREY, 0.3)}
@@ -75,7 +75,7 @@ def audit_map(frame: pd.DataFrame) -> go.Figure:
             zmax=1,
             xgap=1,
             ygap=1,
-            text=[[percent(v) for v in row] for row in values] if few else None,
+            text=[[f"{number(100 * v, 2)}{SPACE}%" for v in row] for row in values] if few else None,
             texttemplate="%{text}" if few else None,
             textfont={"size": 11},
             customdata=100 * values,

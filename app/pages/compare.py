@@ -31,7 +31,7 @@ MOVED = 12  # tokens that are listed
 def other_run(run: Run, found: Shelf) -> Run | None:
     """The run to compare with, carried by the address."""
     here = str(st.session_state["run"])
-    names = [name for name in found.runs if name != here]
+    names = [name for name, other in found.runs.items() if name != here and other.manifest.tokens]
     if not names:
         return None
     tie = bound("with", names[0], lambda text: text if text in names else None)

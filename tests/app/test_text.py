@@ -170,3 +170,15 @@ def test_the_dashboard_never_loads_torch() -> None:
     code = "import sys, twell.app.own, twell.app.passage_view; print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "False"
+
+
+def test_a_job_that_is_stopped_at_once_leaves_nothing(made: ModuleType, tmp_path: Path) -> None:
+    found = model_of(open_run(bundled(made, tmp_path) / "tiny"))
+    assert found is not None
+    desk = Desk()
+    arguments = [found[0], "--text", "builtin:passages", "--timings", "1", "--tokens", "4096"]
+    job = desk.start("a measurement", tmp_path / "measured", arguments, tokens=4096)
+    job.stop()
+    job.process.wait(60)
+    assert job.failure() == "Stopped before anything was recorded."
+    assert not (tmp_path / "measured").exists()
