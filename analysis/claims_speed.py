@@ -68,10 +68,13 @@ def follows_nnz(run: Run) -> Answer:
     pairs = {row["with"]: row for row in found[found["of"] == "nnz"].to_dict("records")}
     if not pairs:
         raise Missing("Every layer has the same nnz or the same speedup: there is nothing to correlate.")
+    shared = [f"{row['pearson']:.3f}" for row in found[found["of"] == "union"].to_dict("records")]
     chosen = pairs["contribution" if "contribution" in pairs else "speedup"]
     names = {"contribution": "what a layer adds to the model's speed", "speedup": "a layer's FFN speedup"}
     return Answer(
-        "mean nnz against " + ", ".join(f"{names[gain]}: Pearson {row['pearson']:.3f}" for gain, row in pairs.items()),
+        "mean nnz against "
+        + ", ".join(f"{names[gain]}: Pearson {row['pearson']:.3f}" for gain, row in pairs.items())
+        + (f"; the different neurons of 128 tokens against the same: {', '.join(shared)}" if shared else ""),
         f"95 % {chosen['low']:.3f} to {chosen['high']:.3f}, Spearman {chosen['spearman']:.3f}, n = {chosen['n']} "
         f"layers, p = {chosen['p']:.2g} ({chosen['method']})",
         chosen["pearson"] <= STRONG,

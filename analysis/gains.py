@@ -27,6 +27,7 @@ BLOCK = 128  # the unions that speed is compared with
 OFF = 0.10  # a speedup further than this from the trend wants a cause
 OVERFLOW = 0.001  # share of tokens past their slots that costs time
 UNEVEN = 20.0  # fullest token over the mean that leaves others waiting
+UNLIKE = 1.25  # a union over what the layers' nnz suggests, from which tokens count as unlike
 NEAR = 0.8  # of the ceiling: fixed cost is most of what is left
 
 
@@ -45,7 +46,10 @@ def layer_gains(run: Run) -> pd.DataFrame:
     frame["union"] = frame["layer"].map(_unions(run))
     frame["contribution"] = (frame["dense_us"] - frame["sparse_us"]) / _whole(run)
     frame["ceiling"] = (frame["dense_us"] / frame["gate_us"]).where(frame["gate_us"] < frame["sparse_us"])
-    frame["expected"] = _trend(frame["nnz_mean"].to_numpy(), (frame["sparse_us"] / frame["dense_us"]).to_numpy())
+    nnz, union = frame["nnz_mean"].to_numpy(), frame["union"].to_numpy(float)
+    line = _line(nnz, (frame["sparse_us"] / frame["dense_us"]).to_numpy())
+    frame["expected"] = 1 / np.where(line > 0, line, np.nan)
+    frame["different"] = union / _line(nnz, union)
     frame["off"] = frame["speedup"] / frame["expected"] - 1
     over = _overflow(run)
     frame["cause"] = [_cause(row, layers.loc[row["layer"]], over) for row in frame.to_dict("records")]
@@ -72,15 +76,14 @@ def _whole(run: Run) -> float:
         return np.nan
 
 
-def _trend(nnz: np.ndarray, ratio: np.ndarray) -> np.ndarray:
-    """The speedup that the line through the layers' times gives each."""
-    if len(nnz) < 4:
-        return np.full(len(nnz), np.nan)
-    i, j = np.triu_indices(len(nnz), 1)
-    apart = nnz[i] != nnz[j]
-    slope = np.median((ratio[i] - ratio[j])[apart] / (nnz[i] - nnz[j])[apart]) if apart.any() else 0.0
-    line = np.median(ratio - slope * nnz) + slope * nnz
-    return np.where(line > 0, 1 / np.where(line > 0, line, 1), np.nan)
+def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The robust line through the layers at each x; empty under 4 layers."""
+    if len(x) < 4:
+        return np.full(len(x), np.nan)
+    i, j = np.triu_indices(len(x), 1)
+    apart = x[i] != x[j]
+    slope = np.median((y[i] - y[j])[apart] / (x[i] - x[j])[apart]) if apart.any() else 0.0
+    return np.median(y - slope * x) + slope * x
 
 
 def _overflow(run: Run) -> pd.Series:
@@ -96,7 +99,14 @@ def _cause(row: dict[Any, Any], layer: pd.Series, over: pd.Series) -> str:
     if not abs(row["off"]) > OFF:
         return ""
     if row["off"] > 0:
-        return "faster than its nnz says" + (": its tokens share neurons" if _shares(row) else "")
+        shared = row["different"] < 1 / UNLIKE
+        return "faster than its nnz says" + (
+            ": its tokens share more neurons than those of other layers" if shared else ""
+        )
+    if row["different"] > UNLIKE:
+        return (
+            f"little shared: a block of {BLOCK} asks for {row['different']:.1f} times the neurons that its nnz suggests"
+        )
     share = float(over.get(row["layer"], 0.0))
     if share > OVERFLOW:
         return f"overflow: {100 * share:.1f} % of tokens exceed the slots of a tile"
@@ -107,10 +117,6 @@ def _cause(row: dict[Any, Any], layer: pd.Series, over: pd.Series) -> str:
     if layer["sparsity"] < 0.9:
         return f"little to skip: {100 * layer['sparsity']:.0f} % sparse"
     return "none that the run shows"
-
-
-def _shares(row: dict[Any, Any]) -> bool:
-    return bool(row["union"] < 0.25 * BLOCK * row["nnz_mean"])
 
 
 def gain_correlations(run: Run) -> pd.DataFrame:

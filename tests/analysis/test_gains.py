@@ -109,9 +109,11 @@ def counts(mean: float, most: int = 0) -> Callable[[Table], Table]:
 
 
 @pytest.mark.parametrize(
-    ("change", "times", "tiles", "cause"),
+    ("change", "times", "union", "cause"),
     [
-        (counts(50), slowed(2, 1.5), True, "overflow"),
+        (counts(50), slowed(2, 1.5), None, "overflow"),
+        (counts(12), slowed(2, 1.5), 300, "little shared: a block of 128 asks for 2."),
+        (counts(12), slowed(2, 0.7), 50, "faster than its nnz says: its tokens share"),
         (counts(12, most=400), slowed(2, 1.5), False, "imbalance: the fullest token fires"),
         (counts(12), slowed(2, 1.5, gate=125.0), False, "fixed cost"),
         (counts(90), slowed(2, 1.5, gate=40.0), False, "little to skip"),
@@ -119,9 +121,32 @@ def counts(mean: float, most: int = 0) -> Callable[[Table], Table]:
         (counts(12), slowed(2, 0.7, gate=40.0), False, "faster than its nnz says"),
     ],
 )
-def test_layers_off_the_trend(made: ModuleType, tmp_path: Path, change, times, tiles: bool, cause: str) -> None:
+def test_layers_off_the_trend(
+    made: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change,
+    times,
+    union: int | bool | None,
+    cause: str,
+) -> None:
+    def unions(shape: Any, columns: Table, rng: Any) -> Table:
+        """Ten times the layer's mean nnz, or what was asked for in layer 2."""
+        mean = [float(columns[name].mean()) for name in nnz_columns(6)]
+        counts = [round(10 * value) for value in mean]
+        if union:
+            counts[2] = union
+        return {"layer": range(6), "block": [128] * 6, "neurons": counts, "blocks": [5] * 6}
+
+    monkeypatch.setattr(made.made_probes, "union_counts", unions)
     run = made.make(
-        tmp_path / "off", layers=6, sequences=60, parts=1, change=change, change_timings=times(made), tiles=tiles
+        tmp_path / "off",
+        layers=6,
+        sequences=60,
+        parts=1,
+        change=change,
+        change_timings=times(made),
+        tiles=union is not False,
     )
     table = layer_gains(run)
     assert table.loc[2, "cause"].startswith(cause)
