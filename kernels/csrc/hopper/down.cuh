@@ -13,7 +13,7 @@ struct DownTask {
   __device__ __forceinline__ DownTask(const Ffn& f, int t) {
     const int outs = (f.d_model + kTileN - 1) / kTileN;
     block = t / outs, n0 = t % outs * kTileN;
-    size = f.union_sizes[block], steps = (size + kTileK - 1) / kTileK;
+    size = abs(f.union_sizes[block]), steps = (size + kTileK - 1) / kTileK;
   }
 };
 

@@ -30,7 +30,7 @@ struct Ffn {
   uint32_t* tails;       // [rows, tiles, 24]: further slots, touched 8 at a time where they are used
   void* spill;           // [rows, tiles, 32, 8]: tiles past their slots, dense, chunk c of row r at c ^ (r % 8); others untouched
   uint16_t* unions;      // [blocks, panels * 64]: the block's neurons, ascending, filled up to 64 with neuron 0
-  int* union_sizes;      // [blocks]; d_ff: the union is every neuron, and the block runs dense
+  int* union_sizes;      // [blocks]; d_ff: every neuron, and the block runs dense; -d_ff: and its gate values stay in `spill`
   void* hidden;          // [blocks, panels, 128, 64]: gate values over the union, then the hidden state, swizzled
   int* tasks;            // [1 + blocks * chunks of a block]: how many, then block * chunks + chunk
   void* y;               // [rows, d_model]

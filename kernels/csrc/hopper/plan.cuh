@@ -28,14 +28,14 @@ struct Plan {
 
   __device__ __forceinline__ int64_t at(int row, int tile) const { return static_cast<int64_t>(m0 + row) * f.tiles + tile; }
 
-  // Calls tile(row, tile, count) for every row and each of `many` tiles from `first` on; whole warps at a time, with count 0
-  // where there is nothing.
+  // Calls tile(row, tile, count) for every row and each of `many` tiles from `first` on; whole warps at a time, with count -1
+  // where there is no row or none that is finite.
   template <typename Tile>
   __device__ __forceinline__ void each_tile(int first, int many, Tile tile) const {
     for (int i = warp * 32; i < rows * many; i += kPlanThreads) {
       const int row = (i + lane) / many, which = first + (i + lane) % many;
       const bool there = row < rows && f.finite[m0 + row];
-      tile(row, which, there ? static_cast<int>(f.heads[at(row, which) * kHead]) : 0);
+      tile(row, which, there ? static_cast<int>(f.heads[at(row, which) * kHead]) : -1);
     }
   }
 
@@ -106,25 +106,26 @@ __global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f) {
   const int words = f.tiles * (kTile / 32), block = blockIdx.x, m0 = block * kBlockRows;
   uint32_t* bits = reinterpret_cast<uint32_t*>(shared + kGroup * kPanelBytes);  // of the union, a bit a neuron
   int* before = reinterpret_cast<int*>(bits + words);                           // neurons of the union before each word
-  __shared__ int values, spilled, size;
+  __shared__ int values, packed, spilled, size;  // fired neurons, tiles within and past their slots, the union's size
   const int thread = threadIdx.x, lane = thread % 32;
   const Plan p{f, m0, min(kBlockRows, f.rows - m0), thread, thread / 32, lane};
 
   for (int w = thread; w < words; w += kPlanThreads) bits[w] = 0;
-  if (thread == 0) values = spilled = 0;
+  if (thread == 0) values = packed = spilled = 0;
   __syncthreads();
   const auto join = [&](int w, uint32_t more) {
     if ((reinterpret_cast<volatile uint32_t*>(bits)[w] & more) != more) atomicOr(&bits[w], more);
   };
-  int mine = 0, over = 0;
+  int mine = 0, within = 0;
   p.each_tile(0, f.tiles, [&](int row, int tile, int count) {
-    mine += count, over |= count > kSlots;
-    if (count <= kSlots)
+    mine += max(count, 0), within += count >= 0 && count <= kSlots;
+    if (count > kSlots)
+      spilled = 1;
+    else
       p.each_slot(row, tile, count, [&](int, int column, uint16_t) { join(column >> 5, 1u << (column & 31)); });
   });
-  mine = __reduce_add_sync(~0u, mine);
-  if (lane == 0) atomicAdd(&values, mine);
-  if (over) spilled = 1;
+  mine = __reduce_add_sync(~0u, mine), within = __reduce_add_sync(~0u, within);
+  if (lane == 0) atomicAdd(&values, mine), atomicAdd(&packed, within);
   __syncthreads();
   const bool half = 2ll * values >= static_cast<int64_t>(p.rows) * f.d_ff;
   if (spilled && !half)
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f) {
   }
   __syncthreads();
 
-  const bool all = size == f.d_ff;
+  const bool all = size == f.d_ff, stays = all && f.w_up != nullptr && 8 * packed <= p.rows * f.tiles;
   const int panels = (size + kPanelColumns - 1) / kPanelColumns;
   uint16_t* list = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
   for (int w = blockIdx.y == 0 ? thread : words; w < words; w += kPlanThreads) {
@@ -150,12 +151,25 @@ __global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f) {
   if (blockIdx.y == 0)
     for (int i = size + thread; i < panels * kPanelColumns; i += kPlanThreads) list[i] = 0;
   if (blockIdx.y == 0 && thread == 0) {
-    f.union_sizes[block] = size;
+    f.union_sizes[block] = stays ? -size : size;
     if (f.w_up != nullptr) {
       const int whole = (f.panels + f.chunk - 1) / f.chunk, chunks = (panels + f.chunk - 1) / f.chunk;
       const int base = atomicAdd(f.tasks, chunks);
       for (int i = 0; i < chunks; ++i) f.tasks[1 + base + i] = block * whole + i;
     }
+  }
+
+  if (stays) {  // nearly every tile is in `spill` as a panel would have it; the others join them
+    if (blockIdx.y > 0) return;
+    p.each_tile(0, f.tiles, [&](int row, int tile, int count) {
+      if (count < 0 || count > kSlots) return;
+      uint4* chunks = static_cast<uint4*>(f.spill) + p.at(row, tile) * (kTile / 8);
+      for (int i = 0; i < kTile / 8; ++i) chunks[i] = make_uint4(0, 0, 0, 0);
+      p.each_slot(row, tile, count, [&](int r, int column, uint16_t value) {
+        reinterpret_cast<uint16_t*>(chunks + ((column % kTile / 8) ^ (r & 7)))[column % 8] = value;
+      });
+    });
+    return;
   }
 
   unsigned char* hidden = static_cast<unsigned char*>(f.hidden) + static_cast<int64_t>(block) * f.panels * kPanelBytes;

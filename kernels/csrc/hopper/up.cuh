@@ -11,12 +11,12 @@ namespace twell::hopper {
 
 struct UpTask {
   int block, panel, panels;  // first panel, and how many
-  bool all;                  // the union is every neuron
+  bool all, stays;           // the union is every neuron; and the gate values are in `spill`
   __device__ __forceinline__ UpTask(const Ffn& f, int t) {
     const int task = f.tasks[1 + t], whole = (f.panels + f.chunk - 1) / f.chunk;
     block = task / whole, panel = task % whole * f.chunk;
-    const int size = f.union_sizes[block];
-    all = size == f.d_ff;
+    const int size = abs(f.union_sizes[block]);
+    all = size == f.d_ff, stays = f.union_sizes[block] < 0;
     panels = min(f.chunk, (size + kPanelColumns - 1) / kPanelColumns - panel);
   }
   __device__ __forceinline__ const uint16_t* list(const Ffn& f) const {
@@ -94,7 +94,7 @@ __device__ __forceinline__ void finish_up(float (&d)[128], const Ffn& f, Shared&
 }
 
 template <typename T>
-__device__ __forceinline__ void consume_up(const Ffn& f, Shared& s, const Consumer& c, int total, int steps) {
+__device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const Ffn& f, Shared& s, const Consumer& c, int total, int steps) {
   Ring ring;
   uint32_t phase = 0;
   float d[128];
@@ -108,7 +108,11 @@ __device__ __forceinline__ void consume_up(const Ffn& f, Shared& s, const Consum
       bulk_wait_read<0>();  // the task before has left the staging tile
       barrier_expect(&s.staged[c.group], task.panels * (kPanelBytes / 2));
       for (int p = 0; p < task.panels; ++p)
-        bulk_load(half + p * kPanelBytes, hidden + p * kPanelBytes, kPanelBytes / 2, &s.staged[c.group]);
+        if (task.stays)
+          tma_load_2d(half + p * kPanelBytes, &spill_map, &s.staged[c.group], (task.panel + p) * kPanelColumns,
+                      task.block * kTileM + c.group * 64);
+        else
+          bulk_load(half + p * kPanelBytes, hidden + p * kPanelBytes, kPanelBytes / 2, &s.staged[c.group]);
     };
     const auto run = [&]<int kPanels>() {
       multiply<T, 64 * kPanels, 0, 1>(d, s, ring, steps, c, fetch);
@@ -133,7 +137,8 @@ __device__ __forceinline__ void consume_up(const Ffn& f, Shared& s, const Consum
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const Ffn f) {
+    up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+       const __grid_constant__ CUtensorMap spill_map, const Ffn f) {
   extern __shared__ unsigned char raw[];
   Shared& s = aligned(raw);
   begin_ring(s);
@@ -144,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     registers_up<kConsumerRegisters>();
     const Consumer c{static_cast<int>(threadIdx.x) / 128, static_cast<int>(threadIdx.x) / 32 % 4, static_cast<int>(threadIdx.x) % 32};
-    consume_up<T>(f, s, c, total, steps);
+    consume_up<T>(spill_map, f, s, c, total, steps);
   }
 }
 
