@@ -83,8 +83,10 @@ def passage_html(
         if here or (at is None and place == loudest) or not resting:
             resting = said
         spans.append(_token(row, texts[place], said, share, here, run))
+    height = 1.2 * (len(tops) + 6)  # of the pane, in rem, so that nothing moves when it fills
     return (
-        f'<div class="tw-text"><div class="tw-passage" tabindex="0">{"".join(spans)}</div>'
+        f'<div class="tw-text" style="--pane: {height:.1f}rem">'
+        f'<div class="tw-passage" tabindex="0">{"".join(spans)}</div>'
         f'<pre class="tw-pane">{html.escape(resting)}</pre></div>'
     )
 

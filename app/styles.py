@@ -4,7 +4,7 @@ from __future__ import annotations
 
 CSS = """<style>
 /* the passage, and beside it what is known of the token under the pointer */
-.tw-text { position: relative; padding-right: 22rem; min-height: 17rem; }
+.tw-text { position: relative; padding-right: 22rem; min-height: var(--pane); }
 .tw-passage { font-family: "Source Code Pro", monospace; font-size: .88rem; line-height: 1.75; white-space: pre-wrap;
   overflow-wrap: anywhere; max-height: 60vh; overflow-y: auto; padding: .2rem .3rem; outline-offset: 2px; }
 .tw-passage a.t { color: inherit !important; text-decoration: none !important; border-radius: 3px; padding: .12em 0; }
@@ -18,7 +18,7 @@ CSS = """<style>
 @keyframes tw-find { from, to { scroll-snap-type: y mandatory; } }
 .tw-passage a.t:is(:hover, :focus-visible) { outline: 2px solid #2f7ed8; }
 .tw-passage .end { opacity: .35; font-style: normal; }
-.tw-text .tw-pane, .tw-passage a.t::after { position: absolute; top: 0; right: 0; width: 20.5rem; max-height: 100%;
+.tw-text .tw-pane, .tw-passage a.t::after { position: absolute; top: 0; right: 0; width: 20.5rem; height: var(--pane);
   box-sizing: border-box; margin: 0; padding: .1rem 0 .1rem 1rem; border-left: 1px solid rgba(139,149,161,.35);
   font: .8rem/1.5 "Source Code Pro", monospace; white-space: pre; overflow: hidden; background: none; }
 .tw-passage a.t::after { content: attr(data-said); display: none; }
@@ -31,9 +31,8 @@ CSS = """<style>
 .tw-scale i { width: 11rem; height: .7rem; border-radius: 3px; border: 1px solid rgba(139,149,161,.35);
   background: linear-gradient(to right, rgba(47,126,216,.02), rgba(47,126,216,.72)); }
 @media (max-width: 900px) {
-  .tw-text { padding-right: 0; padding-bottom: 17rem; }
-  .tw-text .tw-pane, .tw-passage a.t::after { top: auto; bottom: 0; right: auto; left: 0; width: 100%;
-    max-height: 16rem; }
+  .tw-text { padding-right: 0; padding-bottom: calc(var(--pane) + .5rem); }
+  .tw-text .tw-pane, .tw-passage a.t::after { top: auto; bottom: 0; right: auto; left: 0; width: 100%; }
 }
 
 /* places that are links */

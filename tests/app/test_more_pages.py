@@ -167,3 +167,15 @@ def test_from_a_token_to_its_place_to_a_neuron_to_its_examples(watched: Any, mad
     found = examples(made_run, 1, 3)
     assert page.locator(".tw-example").count() == len(found)
     watched.check()
+
+
+def test_every_page_opens_on_the_recorded_runs(show: Show) -> None:
+    recorded = Path(__file__).resolve().parents[2] / "data" / "recorded"
+    names = [path.parent.name for path in recorded.glob("*/run.json")]
+    assert names
+    for name in names:
+        for page in ("overview", "text", "tokens", "layers", "positions", "neurons", "kernels", "findings", "export"):
+            test = show(recorded, page, run=name)
+            assert not test.exception
+            assert not test.warning
+        assert not show(recorded, "neuron", run=name, neuron="L0/N0").exception
