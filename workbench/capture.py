@@ -23,7 +23,7 @@ from twell.workbench.forward import Batch
 from twell.workbench.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.models import LoadedModel, load
 from twell.workbench.options import CaptureOptions
-from twell.workbench.progress import Bar, Interrupt, expected_tokens, outcome, plan
+from twell.workbench.progress import Bar, Interrupt, expected_tokens, outcome, plan, refuse_if_full
 from twell.workbench.reading import Texts, read_batches, until_unreadable
 from twell.workbench.recorder import Recorder, new_manifest
 from twell.workbench.resume import Recorded
@@ -66,15 +66,16 @@ def record(
         first = next(texts, None)
         if first is None and recorded is None:
             raise UserError(f"Expected a token of text in {', '.join(options.text)}, got none: give other text.")
+        total = expected_tokens(loaded.tokenizer, sources, options.tokens)
+        refuse_if_full(loaded, options, total)
         recorder = Recorder(loaded, RunWriter(options.out, manifest, resume=recorded is not None), options)
-        return _record(recorder, sources, [] if first is None else [first], texts)
+        return _record(recorder, sources, [] if first is None else [first], texts, total)
 
 
-def _record(recorder: Recorder, sources: list[Source], first: list[Batch], texts: Texts) -> Run:
+def _record(recorder: Recorder, sources: list[Source], first: list[Batch], texts: Texts, total: int | None) -> Run:
     unreadable: list[UserError] = []
     loaded, options = recorder.loaded, recorder.options
     console = Console(highlight=False, soft_wrap=True)
-    total = expected_tokens(loaded.tokenizer, sources, options.tokens)
     console.print(plan(loaded, options, total))
     try:
         with Interrupt() as interrupt, Bar(total, console) as bar:

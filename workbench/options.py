@@ -106,7 +106,7 @@ class VerifyOptions:
     """Hold a run's model to the checkpoint's own code, and measure what its probes cost; for the run's manifest."""
 
     run: Path = option(help="a run's folder", argument=True)
-    tokens: int = option(20_000, help="of the run, from its beginning", unit="tokens")
+    tokens: int = option(8_000, help="of the run, from its beginning", unit="tokens")
     model: str | None = option(None, help="the model's folder, where the name in the manifest does not lead to it")
     device: Device = option("auto", help="where to run")
 

@@ -6,6 +6,7 @@ are noted and answered at the end of a batch, so that what was counted is kept w
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 import time
@@ -27,6 +28,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerFast
 
 from twell.workbench.doctor import device_name
+from twell.workbench.errors import UserError
 from twell.workbench.manifest import COMPLETE
 from twell.workbench.models import LoadedModel
 from twell.workbench.options import CaptureOptions
@@ -37,6 +39,7 @@ from twell.workbench.text import documents
 SAMPLE = 2**16  # characters whose tokens are counted, to tell how many a file has
 BYTES_PER_COUNT = 1.2  # on disk, a token and layer
 BYTES_PER_TOKEN = 6  # on disk, a token, whatever the layers
+BYTES_PER_EXAMPLE = 35  # on disk
 LINE_SECONDS = 15.0  # between two lines where there is no terminal
 
 
@@ -51,14 +54,32 @@ def expected_tokens(tokenizer: PreTrainedTokenizerFast, sources: list[Source], l
     return round(total) if limit is None else min(limit, round(total))
 
 
+def refuse_if_full(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> None:
+    """UserError where the disk of --out has less room than the run will take; `tokens`: None where not known."""
+    folder = options.out.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    needed, free = expected_bytes(loaded, options, tokens or 0), shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"Expected {needed / 1e6:,.1f} MB of room for the run in {options.out}, got {free / 1e6:,.1f} MB: free "
+            "some space, choose another --out, or record fewer --tokens."
+        )
+
+
+def expected_bytes(loaded: LoadedModel, options: CaptureOptions, tokens: int) -> float:
+    """About what a run of so many tokens takes on disk."""
+    kept = 2 * options.examples * loaded.layers * loaded.d_ff * BYTES_PER_EXAMPLE
+    return tokens * (loaded.layers * BYTES_PER_COUNT + BYTES_PER_TOKEN) + kept
+
+
 def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> str:
     """One line on what is about to run, and what it will take on disk."""
     choice = loaded.choice(options.batch_tokens)
-    size = loaded.layers * BYTES_PER_COUNT + BYTES_PER_TOKEN  # bytes a token
     amount = (
-        f"about {tokens:,} tokens, {tokens * size / 1e6:,.1f} MB on disk"
+        f"about {tokens:,} tokens, {expected_bytes(loaded, options, tokens) / 1e6:,.1f} MB on disk"
         if tokens
-        else f"all of the text, {size / 10:,.1f} MB on disk per 100,000 tokens"
+        else f"all of the text, {expected_bytes(loaded, options, 100_000) / 1e6:,.1f} MB on disk for 100,000 tokens"
     )
     return (
         f"{loaded.name} ({loaded.family}, {loaded.layers} layers of {loaded.d_model} × {loaded.d_ff}, {loaded.dtype}) "

@@ -35,7 +35,7 @@ from twell.workbench.text import Sequence
 from twell.workbench.timing import dense, turns
 from twell.workbench.vocabulary import special_ids
 
-ROUNDS = 5
+ROUNDS = 3
 PROBES = ("counts", "neurons", "all")
 ROUNDING = {"float64": 2.0**-52}  # of a product's accumulator; of every other dtype 2^-23
 CHUNK = 2**24  # elements of a float64 matrix at a time

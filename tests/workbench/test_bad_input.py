@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -186,6 +187,14 @@ def test_options(refused: Twell) -> None:
     assert "--seq-len of at most 128" in refused("--seq-len", "129")
     if not torch.cuda.is_available():
         assert "--device cpu" in refused("--device", "cuda")
+
+
+def test_a_disk_without_room(refused: Twell, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(free=120)
+    monkeypatch.setattr("twell.workbench.progress.shutil.disk_usage", lambda _: full)
+    assert "got 0.0 MB" in refused()
+    full.free = 10**6
+    assert "got 1.0 MB" in refused("--examples", "100")
 
 
 def test_a_folder_that_holds_a_run(
