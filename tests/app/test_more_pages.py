@@ -163,6 +163,7 @@ def test_from_a_token_to_its_place_to_a_neuron_to_its_examples(watched: Any, mad
     page.get_by_label("Go to").fill("L1/N3")
     page.keyboard.press("Enter")
     page.wait_for_selector(".tw-example")
+    watched.settle()
     assert "neuron=L1%2FN3" in page.url
     found = examples(made_run, 1, 3)
     assert page.locator(".tw-example").count() == len(found)
