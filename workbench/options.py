@@ -27,7 +27,9 @@ class CaptureOptions:
     """Run a model over text and record which FFN neurons fire."""
 
     model: str = option(help="a local folder or a hub id", argument=True)
-    text: tuple[str, ...] = option(help="a .txt, .txt.zst or .jsonl file, builtin:passages or builtin:python-docs")
+    text: tuple[str, ...] = option(
+        help="a .txt or .jsonl file, plain, .zst, .gz or .xz; builtin:passages, builtin:python-docs"
+    )
     out: Path = option(help="the run's folder; it must not hold a run already")
     tokens: int | None = option(None, help="stop after this many", unit="tokens")
     seq_len: int | None = option(

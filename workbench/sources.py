@@ -1,6 +1,6 @@
 """Text sources: what a name given to `--text` stands for, read as a stream of documents.
 
-A source is a file (`.txt`, `.jsonl`, either one also as `.zst`) or text that is always at hand:
+A source is a file (`.txt`, `.jsonl`, either one also as `.zst`, `.gz` or `.xz`) or text that is always at hand:
 `builtin:passages` (written for this workbench) and `builtin:python-docs` (the English that ships inside
 every CPython). A name is checked when its Source is made, before anything slow begins; what is read is
 hashed on the way, for the manifest. Cost: about 2 s for all of `builtin:python-docs`, which parses the
@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import ast
 import codecs
+import gzip
 import hashlib
 import io
 import json
+import lzma
 import sysconfig
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from importlib.resources import as_file, files
 from itertools import chain
@@ -160,17 +163,35 @@ def builtins() -> str:
 
 
 def _kind(name: str) -> Callable[[Source], Documents]:
-    kind = name if name.startswith(BUILTIN) else Path(name.removesuffix(".zst")).suffix
+    kind = name if name.startswith(BUILTIN) else Path(Path(name).stem if is_packed(name) else name).suffix
     if kind not in KINDS:
         suffixes = " or ".join(kind for kind in KINDS if not kind.startswith(BUILTIN))
         raise UserError(
-            f"Expected a text file that ends in {suffixes} (or in .zst after that), or {builtins()}, "
+            f"Expected a text file that ends in {suffixes} (or in {', '.join(UNPACKED)} after that), or {builtins()}, "
             f"got {name}: check the name, or convert the file."
         )
     return KINDS[kind]
 
 
 # ---- files
+
+
+def _zstd(file: io.FileIO) -> Any:
+    import pyarrow
+
+    return pyarrow.CompressedInputStream(file, "zstd")
+
+
+UNPACKED: dict[str, Callable[[io.FileIO], Any]] = {
+    ".zst": _zstd,
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".xz": lzma.LZMAFile,
+}
+
+
+def is_packed(name: str) -> bool:
+    """Whether a source of that name is unpacked as it is read; its size on disk tells little then."""
+    return Path(name).suffix in UNPACKED
 
 
 class _HashedFile(io.FileIO):
@@ -189,14 +210,12 @@ def _blocks(source: Source, path: Path) -> Iterator[bytes]:
     try:
         with _HashedFile(source, path) as file:
             stream: Any = file
-            if path.suffix == ".zst":
-                import pyarrow
-
-                stream = pyarrow.CompressedInputStream(file, "zstd")
+            if is_packed(path.name):
+                stream = UNPACKED[path.suffix](file)
             while block := stream.read(BLOCK):
                 yield block
-    except OSError as error:
-        fault = error.strerror or error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:  # what each kind of packing raises
+        fault = getattr(error, "strerror", None) or error
         raise UserError(f"Expected to read {path}, got an error ({fault}): check the file.") from None
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import inspect
 import itertools
 import json
+import lzma
 import sys
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
@@ -31,6 +34,8 @@ def write(path: Path, content: str | bytes) -> str:
     if path.suffix == ".zst":
         with pyarrow.output_stream(path, compression="zstd") as stream:
             stream.write(data)
+    elif path.suffix in (".gz", ".xz"):
+        path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}[path.suffix](data))
     else:
         path.write_bytes(data)
     return str(path)
@@ -40,7 +45,7 @@ def read(name: str) -> list[str]:
     return ["".join(chunks) for chunks in Source(name).read()]
 
 
-@pytest.mark.parametrize("name", ["prose.txt", "prose.txt.zst"])
+@pytest.mark.parametrize("name", ["prose.txt", "prose.txt.zst", "prose.txt.gz", "prose.txt.xz"])
 @pytest.mark.usefixtures("small_blocks")
 def test_a_text_file_is_one_document(tmp_path: Path, name: str) -> None:
     assert read(write(tmp_path / name, PROSE)) == [PROSE]
@@ -60,7 +65,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str, content: str) -
     assert read(write(tmp_path / name, "\ufeff" + content)) == ["mark"]
 
 
-@pytest.mark.parametrize("name", ["prose.txt", "prose.txt.zst", "prose.jsonl"])
+@pytest.mark.parametrize("name", ["prose.txt", "prose.txt.zst", "prose.txt.gz", "prose.txt.xz", "prose.jsonl"])
 def test_the_manifest_has_the_hash_of_the_file(tmp_path: Path, name: str) -> None:
     source = Source(write(tmp_path / name, json.dumps({"text": PROSE})))
     for _ in range(2):  # reading again begins again
@@ -110,7 +115,7 @@ def test_docstrings_come_in_the_order_of_the_module(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "a"}\n{"text": "b"', "line 2 of {path}, got invalid JSON"),
         ("a.jsonl", b"[" * 100_000, "line 1 of {path}, got invalid JSON"),
         ("a.jsonl", b'{"text": "ab\\ud83d"}', "got half a surrogate pair at character 2:"),
-        ("a.csv", b"text", "ends in .txt or .jsonl (or in .zst after that), or builtin:passages"),
+        ("a.csv", b"text", "ends in .txt or .jsonl (or in .zst, .gz, .xz after that), or builtin:passages"),
         ("a.zst", b"text", "ends in .txt or .jsonl"),
         ("builtin:pasages", None, "got builtin:pasages: check the name"),
         ("gone.txt", None, "Expected a text file at {path}, got nothing there"),
@@ -134,8 +139,10 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path: Path, name: str, content
     assert len(said) < 250 + len(path)
 
 
-def test_a_packed_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
-    path = Path(write(tmp_path / "prose.txt.zst", PROSE))
-    path.write_bytes(path.read_bytes()[:1000])
+@pytest.mark.parametrize("packed", [".zst", ".gz", ".xz"])
+@pytest.mark.parametrize("damage", [lambda data: data[:-20], lambda data: data[:40] + b"?" * 20 + data[60:]])
+def test_a_damaged_packed_file_is_refused(tmp_path: Path, packed: str, damage: Callable[[bytes], bytes]) -> None:
+    path = Path(write(tmp_path / f"prose.txt{packed}", PROSE))
+    path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match="Expected to read"):
         read(str(path))
