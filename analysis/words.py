@@ -70,8 +70,8 @@ def _part(run: Run, number: int, known: NDArray, mean: NDArray, sd: NDArray) -> 
     import pyarrow.parquet as pq
 
     names = nnz_columns(run.layers)
-    rows = pq.read_table(run.parts("activity")[number], columns=["sequence", "position", "token_id", "flags", *names])
-    sequence, position, token, flags = (rows[name].to_numpy() for name in rows.schema.names[:4])
+    rows = pq.read_table(run.parts("activity")[number], columns=["sequence", "token_id", "flags", *names])
+    sequence, token, flags = (rows[name].to_numpy() for name in rows.schema.names[:3])
     z, nnz = np.zeros((2, len(token)))
     spread = np.flatnonzero(sd > 0)
     for layer in range(run.layers):
@@ -79,7 +79,7 @@ def _part(run: Run, number: int, known: NDArray, mean: NDArray, sd: NDArray) -> 
         nnz += counts
         if sd[layer] > 0:
             z += (counts - mean[layer]) / (sd[layer] * len(spread))
-    starts = np.flatnonzero(~_joins(known, sequence, position, token))
+    starts = np.flatnonzero(~_joins(known, sequence, token))
     length = np.diff(np.append(starts, len(token)))
     text = np.add.reduceat(known[token], starts)
     words = pd.DataFrame(
@@ -100,13 +100,12 @@ def _part(run: Run, number: int, known: NDArray, mean: NDArray, sd: NDArray) -> 
     return inside.groupby("word")[SUMS].sum()
 
 
-def _joins(known: NDArray, sequence: NDArray, position: NDArray, token: NDArray) -> NDArray:
-    """Whether each token belongs to the same word as the one before it."""
+def _joins(known: NDArray, sequence: NDArray, token: NDArray) -> NDArray:
+    """Whether each token belongs to the same word as the one before it; rows are in the order of the text."""
     begins = np.array([bool(piece) and _letter(piece[0]) for piece in known])
     ends = np.array([bool(piece) and _letter(piece[-1]) for piece in known])
     joins = np.zeros(len(token), bool)
     joins[1:] = begins[token[1:]] & ends[token[:-1]] & (sequence[1:] == sequence[:-1])
-    joins[1:] &= position[1:] == position[:-1] + 1
     return joins
 
 

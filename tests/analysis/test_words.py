@@ -136,7 +136,10 @@ def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
         assert row["z_se"] == pytest.approx(expected, rel=1e-9)
         pooled = np.sqrt(((len(a) - 1) * a.var() + (len(b) - 1) * b.var()) / (len(a) + len(b) - 2))
         correction = 1 - 3 / (4 * (len(a) + len(b)) - 9)
-        assert row["effect"] == pytest.approx((a.mean() - b.mean()) / pooled * correction, rel=1e-9)
+        g = (a.mean() - b.mean()) / pooled * correction
+        half = 1.96 * np.sqrt(1 / len(a) + 1 / len(b) + g**2 / 2 / (len(a) + len(b)))
+        expected = (g, g - half, g + half)
+        assert (row["effect"], row["effect_low"], row["effect_high"]) == pytest.approx(expected, rel=1e-9)
 
 
 def test_shrunk_tokens(run: Run, made: ModuleType) -> None:
