@@ -102,7 +102,7 @@ def test_killed_at_any_file(
 
 
 def test_kill_9(tmp_path: Path, run_capture: Callable[..., Run], make_model: Callable[..., Path]) -> None:
-    """Three times, at moments of its own choosing, and as often as TWELL_KILLS says."""
+    """Twice, at moments of its own choosing, or as often as TWELL_KILLS says."""
     folder = make_model(tmp_path / "model")
     (tmp_path / "long.txt").write_text("Where the river bends, the ferry waits for nobody. " * 1000, encoding="utf-8")
     text = (str(tmp_path / "long.txt"),)
@@ -114,7 +114,7 @@ def test_kill_9(tmp_path: Path, run_capture: Callable[..., Run], make_model: Cal
         "seq_len=64, timings=0, device='cpu', kernel='reference', examples=2, fired='1:0.3', resume=True))"
     )
     command = [sys.executable, "-c", code, str(folder), text[0], str(tmp_path / "run")]
-    kills, seen = int(os.environ.get("TWELL_KILLS", "3")), set()
+    kills, seen = int(os.environ.get("TWELL_KILLS", "2")), set()
     generator = random.Random(5)
     for _ in range(kills):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
