@@ -24,6 +24,7 @@ from twell.kernels.layout import Layout, TwELL, pack
 LAYOUT = Layout(tile=256, compression=8)  # what the gate product emits
 BLOCK, PANEL = 128, 64  # rows that share a union; columns of a hidden panel
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
+FEW_ROWS = 16  # take launches of their own, bound by reading the gate's weights
 MAX_WORKSPACE = 4 * 2**30  # bytes; rows past it take another pass
 STAGES = {"gate": 1, "plan": 2, "up": 4, "down": 8, "counts": 16}
 ALL_STAGES = sum(STAGES.values())
@@ -34,7 +35,7 @@ LIBRARY = Library(
     (
         *(
             Source(f"hopper/{stage}.cu", (_ARCH, f"-DTWELL_T={value}"))
-            for stage in STAGES
+            for stage in ("gate", "plan", "up", "down", "few", "counts")
             for value in ("__nv_bfloat16", "__half")
         ),
         Source("hopper/bindings.cpp"),
@@ -153,6 +154,8 @@ def launch(
     neurons = [None] * 6 if sums is None else [
         sums.fires, sums.value_sum, sums.value_max, sums.token_min, sums.token_max, sums.first_sequence,
     ]  # fmt: skip
+    if len(y) <= FEW_ROWS and nnz is None and not call.want_packed:
+        stages &= ~STAGES["plan"]  # few rows have no plan, but words in its place, which only the counts read
     few = -(-len(y) // BLOCK) * -(-call.w_gate.shape[0] // 256) < 1024
     torch.ops.twell.hopper_ffn(
         _aligned(call.x[rows]), _aligned(call.w_gate), call.w_up if call.w_up is None else _aligned(call.w_up),

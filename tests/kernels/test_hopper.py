@@ -83,6 +83,10 @@ def both(call: Call) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
 SHAPES = [  # n, d_model, d_ff, quiet: one past every tile and one short of it, empty unions, full ones
     (1, 64, 64, 0),
     (2, 8, 8, 0),
+    (8, 200, 136, 6),
+    (9, 2048, 5632, 90),
+    (16, 512, 1408, 20),
+    (17, 64, 264, 9),
     (127, 72, 264, 12),
     (128, 256, 1000, 24),
     (129, 512, 1408, 40),

@@ -53,10 +53,16 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
              as<uint32_t>(first_sequence)};
   const auto run = [&]<typename T>(cudaStream_t on) {
     using namespace twell::hopper;
-    if (stages & 1) launch_gate<T>(f, on);
-    if (stages & 2) launch_plan<T>(f, on);
-    if (stages & 4 && f.w_up != nullptr) launch_up<T>(f, on);
-    if (stages & 8) launch_down<T>(f, on);
+    if (f.rows <= kFewRows) {
+      if (stages & 1) launch_few_gate_up<T>(f, on);
+      if (stages & 2) launch_few_pack<T>(f, on);
+      if (stages & 8) launch_few_down<T>(f, on);
+    } else {
+      if (stages & 1) launch_gate<T>(f, on);
+      if (stages & 2) launch_plan<T>(f, on);
+      if (stages & 4 && f.w_up != nullptr) launch_up<T>(f, on);
+      if (stages & 8) launch_down<T>(f, on);
+    }
     if (stages & 16 && out.nnz != nullptr) launch_counts<T>(f, out, on);
   };
   const auto on = static_cast<cudaStream_t>(stream);

@@ -11,21 +11,6 @@ namespace twell::hopper {
 constexpr int kPackWarps = kProducerWarps - 1;
 using Lines = uint32_t[kTileM][kWords + 1];  // words of a tile's rows, a bank apart
 
-// relu, then rounding to nearest. A half stays positive where the float was; a bfloat16 has float's range.
-template <typename T>
-__device__ __forceinline__ uint32_t round_relu(float low, float high) {
-  uint32_t out;
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  } else {
-    constexpr float kLeast = 0x1p-24f;  // half's least subnormal
-    low = low > 0.f ? fmaxf(low, kLeast) : low;
-    high = high > 0.f ? fmaxf(high, kLeast) : high;
-    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  }
-  return out;
-}
-
 __device__ __forceinline__ void store_matrices(void* smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(smem)), "r"(a),
                "r"(b), "r"(c), "r"(d)
@@ -76,13 +61,6 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
       const int at = m0 + c.row() + 8 * h;
       if (at < f.rows) f.finite[at] = 0;
     }
-}
-
-// A bit for each of eight values that is not zero; none is negative.
-__device__ __forceinline__ uint32_t positive(const uint4& v) {
-  const auto signs = [](uint32_t pair) { return (pair + 0x7fff7fffu) & 0x80008000u; };
-  const uint32_t even = signs(v.x) >> 15 | signs(v.y) >> 13 | signs(v.z) >> 11 | signs(v.w) >> 9;
-  return (even | even >> 15) & 0xffu;  // the odd columns' bits stood 16 further on
 }
 
 // A warp turns 32 rows of the staging tile into words. Each lane takes its own row: what fired as 256 bits, without a branch, then

@@ -106,6 +106,21 @@ __device__ __forceinline__ uint32_t round_pair(float low, float high) {
   return out;
 }
 
+// relu, then rounding to nearest. A half stays positive where the float was; a bfloat16 has float's range.
+template <typename T>
+__device__ __forceinline__ uint32_t round_relu(float low, float high) {
+  uint32_t out;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  } else {
+    constexpr float kLeast = 0x1p-24f;  // half's least subnormal
+    low = low > 0.f ? fmaxf(low, kLeast) : low;
+    high = high > 0.f ? fmaxf(high, kLeast) : high;
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  }
+  return out;
+}
+
 // The value in the low (0) or high (1) half of a word.
 template <typename T>
 __device__ __forceinline__ float half_of(uint32_t pair, int which) {
@@ -113,6 +128,13 @@ __device__ __forceinline__ float half_of(uint32_t pair, int which) {
     return __uint_as_float(which ? pair & 0xffff0000u : pair << 16);
   else
     return __half2float(__ushort_as_half(static_cast<unsigned short>(which ? pair >> 16 : pair)));
+}
+
+// A bit for each of eight values that is not zero; none is negative.
+__device__ __forceinline__ uint32_t positive(const uint4& v) {
+  const auto signs = [](uint32_t pair) { return (pair + 0x7fff7fffu) & 0x80008000u; };
+  const uint32_t even = signs(v.x) >> 15 | signs(v.y) >> 13 | signs(v.z) >> 11 | signs(v.w) >> 9;
+  return (even | even >> 15) & 0xffu;  // the odd columns' bits stood 16 further on
 }
 
 }  // namespace twell::hopper

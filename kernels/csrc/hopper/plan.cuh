@@ -74,15 +74,6 @@ struct Plan {
   }
 };
 
-// A bit for each of eight values that is not zero.
-__device__ __forceinline__ uint32_t fired(const uint4& v) {
-  const uint32_t pair[4] = {v.x, v.y, v.z, v.w};
-  uint32_t mask = 0;
-#pragma unroll
-  for (int e = 0; e < 4; ++e) mask |= ((pair[e] & 0xffffu) ? 1u << (2 * e) : 0u) | ((pair[e] >> 16) ? 2u << (2 * e) : 0u);
-  return mask;
-}
-
 // How many bits stand before each word of `bits`, by one warp; returns how many there are.
 __device__ __forceinline__ int count_before(const uint32_t* bits, int* before, int words, int lane) {
   int sum = 0;
@@ -131,7 +122,7 @@ __global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f) {
   if (spilled && !half)
     p.each_tile(0, f.tiles, [&](int row, int tile, int count) {
       p.each_spilled(row, tile, count, [&](int, int column, const uint4& v) {
-        if (const uint32_t mask = fired(v)) join(column >> 5, mask << (column & 24));
+        if (const uint32_t mask = positive(v)) join(column >> 5, mask << (column & 24));
       });
     });
   __syncthreads();
