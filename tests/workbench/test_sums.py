@@ -75,7 +75,7 @@ def worst_case(packed: TwELL) -> TwELL:
     return TwELL(packed.layout, packed.d_ff, packed.dtype, words, packed.values, index, spill)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.03, 0.2, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.08, 0.2, 1.0])
 @pytest.mark.parametrize("form", [lambda packed: packed, worst_case])
 def test_unions_of_every_fullness(
     share: float, form: Callable[[TwELL], TwELL], monkeypatch: pytest.MonkeyPatch
