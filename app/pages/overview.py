@@ -36,7 +36,8 @@ def headline(run: Run) -> None:
         speed = "no speedup is claimed from the reference kernel" if found["kernel"] else "not timed"
     else:
         speed = (
-            f"dense time / sparse time of all layers' FFN, {found['kernel']} kernel, {found['speedup_repeats']} batches"
+            f"dense time / sparse time of all layers' FFN, {found['kernel']} kernel, "
+            f"{found['speedup_repeats']} batch{'es' if found['speedup_repeats'] != 1 else ''}"
         )
     values = (
         ("Sparsity", percent(found["sparsity"]), f"1 − nnz / d_ff, mean of {plural(run.layers, 'layer')}"),
