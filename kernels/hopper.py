@@ -98,7 +98,7 @@ class Workspace:
         self.unions = empty(blocks, panels * PANEL, dtype=torch.int16)
         self.union_sizes = empty(blocks)
         self.hidden = empty(blocks, panels, BLOCK, PANEL, dtype=dtype)
-        self.tasks = empty(1 + blocks * panels)
+        self.tasks = empty(1 + blocks * panels, 2)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.heads, self.tails, self.spill, self.unions, self.union_sizes, self.hidden, self.tasks
@@ -122,7 +122,8 @@ def run(call: Call) -> tuple[Tensor, Stats]:
     n, d_ff = call.x.shape[0], call.w_gate.shape[0]
     device = call.x.device
     y = torch.empty_like(call.x, memory_format=torch.contiguous_format)
-    finite = torch.ones(n, dtype=torch.uint8, device=device)
+    fresh = torch.empty if n <= FEW_ROWS else torch.ones  # few rows' are written in full
+    finite = fresh(n, dtype=torch.uint8, device=device)
     counts = call.probes != "none"
     stats = Stats(torch.empty(n if counts else 0, dtype=torch.int32, device=device), finite.view(torch.bool))
     if counts and call.layout is not None:
@@ -156,11 +157,10 @@ def launch(
     ]  # fmt: skip
     if len(y) <= FEW_ROWS and nnz is None and not call.want_packed:
         stages &= ~STAGES["plan"]  # few rows have no plan, but words in its place, which only the counts read
-    few = -(-len(y) // BLOCK) * -(-call.w_gate.shape[0] // 256) < 1024
     torch.ops.twell.hopper_ffn(
         _aligned(call.x[rows]), _aligned(call.w_gate), call.w_up if call.w_up is None else _aligned(call.w_up),
         _aligned(call.down_by_neuron), call.b_gate, call.b_up, call.b_down, *workspace.tensors(), y, finite,
-        *(None if part is None else part[rows] for part in info), nnz, *histograms, *neurons, 1 if few else 4, stages,
+        *(None if part is None else part[rows] for part in info), nnz, *histograms, *neurons, stages,
     )  # fmt: skip
 
 

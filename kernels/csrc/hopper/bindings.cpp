@@ -32,7 +32,7 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
          const Tensor& hidden, const Tensor& tasks, const Tensor& y, const Tensor& finite, const Maybe& counted,
          const Maybe& tokens, const Maybe& sequences, const Maybe& nnz, const Maybe& pairs, const Maybe& fullest,
          const Maybe& fires, const Maybe& value_sum, const Maybe& value_max, const Maybe& token_min, const Maybe& token_max,
-         const Maybe& first_sequence, int64_t chunk, int64_t stages) {
+         const Maybe& first_sequence, int64_t stages) {
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
@@ -41,7 +41,6 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
   f.tiles = (f.d_ff + twell::hopper::kTile - 1) / twell::hopper::kTile;
   f.panels = (f.d_ff + twell::hopper::kPanelColumns - 1) / twell::hopper::kPanelColumns;
   f.blocks = (f.rows + twell::hopper::kBlockRows - 1) / twell::hopper::kBlockRows;
-  f.chunk = chunk;
   f.x = at(x), f.w_gate = at(w_gate), f.w_up = at(w_up), f.w_down = at(w_down);
   f.b_gate = at(b_gate), f.b_up = at(b_up), f.b_down = at(b_down);
   f.heads = as<uint32_t>(heads), f.tails = as<uint32_t>(tails), f.spill = at(spill), f.unions = as<uint16_t>(unions);
@@ -81,7 +80,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
       "Tensor(f!) tasks, Tensor(g!) y, Tensor(h!) finite, Tensor? counted, Tensor? tokens, Tensor? sequences, "
       "Tensor(i!)? nnz, Tensor(j!)? pairs, Tensor(k!)? fullest, Tensor(l!)? fires, Tensor(m!)? value_sum, "
       "Tensor(n!)? value_max, Tensor(o!)? token_min, Tensor(p!)? token_max, Tensor(q!)? first_sequence, "
-      "int chunk, int stages) -> ()");
+      "int stages) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) { m.impl("hopper_ffn", TORCH_BOX(&ffn)); }

@@ -11,7 +11,10 @@ void launch_few_gate_up<TWELL_T>(const Ffn& f, cudaStream_t stream) {
 template <>
 void launch_few_down<TWELL_T>(const Ffn& f, cudaStream_t stream) {
   const dim3 grid((f.d_model + kDownOutputs - 1) / kDownOutputs, (f.rows + kDownRows - 1) / kDownRows);
-  launch(few_down<TWELL_T>, grid, kDownThreads, 0, stream, f);
+  if (grid.y == 1)
+    launch(few_down<TWELL_T, 16>, grid, 16 * 32, 0, stream, f);
+  else  // twice as many CTAs: two to a multiprocessor
+    launch(few_down<TWELL_T, 8>, grid, 8 * 32, 0, stream, f);
 }
 
 template <>

@@ -10,7 +10,7 @@
 namespace twell::hopper {
 
 constexpr int kFewNeurons = 16, kFewWarps = 8, kFewThreads = kFewWarps * 32;
-constexpr int kDownRows = 8, kDownOutputs = 16, kDownWarps = 16, kDownThreads = kDownWarps * 32;
+constexpr int kDownRows = 8, kDownOutputs = 16;
 
 template <typename T>
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -67,25 +67,25 @@ __device__ __forceinline__ float few_products(const Ffn& f, const void* weights,
 template <typename T>
 __global__ void __launch_bounds__(kFewThreads) few_gate_up(const Ffn f) {
   __shared__ float part[kFewWarps][kFewNeurons][kFewRows + 1];
-  __shared__ uint32_t fires;  // a bit a neuron that any row fires
+  __shared__ uint32_t fires, broken;  // a bit a neuron that any row fires; a bit a row that is not finite
   const int first = blockIdx.x * kFewNeurons, mine = threadIdx.x / kFewRows, row = threadIdx.x % kFewRows;
   const int neuron = first + mine;
   const bool there = neuron < f.d_ff && row < f.rows;
-  if (threadIdx.x == 0) fires = 0;
+  if (threadIdx.x == 0) fires = broken = 0;
 
   float z = few_products<T>(f, f.w_gate, first, (1u << min(kFewNeurons, f.d_ff - first)) - 1, part);
   if (f.b_gate != nullptr && there) z += static_cast<float>(static_cast<const T*>(f.b_gate)[neuron]);
   const uint32_t value = round_relu<T>(z, 0.f) & 0xffffu;
   if (there) {
-    if (!(fabsf(z) <= 0x1.fffffep127f) || !stays_finite<T>(fmaxf(z, 0.f))) f.finite[row] = 0;
+    if (!(fabsf(z) <= 0x1.fffffep127f) || !stays_finite<T>(fmaxf(z, 0.f))) atomicOr(&broken, 1u << row);
     const int chunk = neuron % kTile / 8;
     uint16_t* dense = static_cast<uint16_t*>(f.spill) + (static_cast<int64_t>(row) * f.tiles + neuron / kTile) * kTile;
     dense[(chunk ^ (row & 7)) * 8 + neuron % 8] = value;
     if (z > 0.f && value) atomicOr(&fires, 1u << mine);
   }
   __syncthreads();
-  uint16_t* masks = f.unions;  // here: [d_ff / 16], a bit a neuron
-  if (threadIdx.x == 0) masks[blockIdx.x] = fires;
+  uint16_t* masks = f.unions;  // here: [2, CTAs], neurons that fired, and rows that are not finite
+  if (threadIdx.x == 0) masks[blockIdx.x] = fires, masks[gridDim.x + blockIdx.x] = broken;
   if (fires == 0) return;
 
   const float g = half_of<T>(value, 0);
@@ -95,10 +95,12 @@ __global__ void __launch_bounds__(kFewThreads) few_gate_up(const Ffn f) {
     if (f.b_up != nullptr && there) u += static_cast<float>(static_cast<const T*>(f.b_up)[neuron]);
     h = g > 0.f ? g * u : 0.f;
   }
-  if (there && !stays_finite<T>(fabsf(h))) f.finite[row] = 0;
+  if (there && !stays_finite<T>(fabsf(h))) atomicOr(&broken, 1u << row);
   // here: [d_ff, 16], the neurons of the union alone; rows past the last are 0
   if (fires >> mine & 1)
     static_cast<uint16_t*>(f.hidden)[static_cast<int64_t>(neuron) * kFewRows + row] = there ? round_pair<T>(h, 0.f) : 0;
+  __syncthreads();
+  if (threadIdx.x == 0) masks[gridDim.x + blockIdx.x] = broken;
 }
 
 // Adds lanes' values over the 16 lanes of equal lane % 2, each of which keeps kLeft of them.
@@ -112,15 +114,20 @@ __device__ __forceinline__ void scatter_sum(float (&v)[64], int lane, int bit) {
   }
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kDownThreads) few_down(const Ffn f) {
-  __shared__ float part[kDownWarps][32][4];
+template <typename T, int kWarps>
+__global__ void __launch_bounds__(kWarps * 32) few_down(const Ffn f) {
+  __shared__ float part[kWarps][32][4];
+  __shared__ uint32_t broken;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int out0 = blockIdx.x * kDownOutputs + 8 * (lane & 1), row0 = blockIdx.y * kDownRows;
   const int groups = (f.d_ff + kFewNeurons - 1) / kFewNeurons;
   const uint16_t* masks = f.unions;
+  if (threadIdx.x == 0) broken = 0;
+  __syncthreads();
+  for (int i = threadIdx.x; i < groups; i += kWarps * 32)
+    if (const uint32_t rows = masks[groups + i]) atomicOr(&broken, rows);
   float v[64] = {};  // [8 rows][8 outputs]
-  for (int base = warp * 32; base < groups; base += kDownWarps * 32) {
+  for (int base = warp * 32; base < groups; base += kWarps * 32) {
     const uint32_t mask = base + lane < groups ? masks[base + lane] : 0;
     uint32_t busy = __ballot_sync(~0u, mask != 0);
     while (busy) {
@@ -152,16 +159,18 @@ __global__ void __launch_bounds__(kDownThreads) few_down(const Ffn f) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) part[warp][lane][i] = v[i];
   __syncthreads();
+  if (blockIdx.x == 0 && threadIdx.x < kDownRows && row0 + threadIdx.x < f.rows)
+    f.finite[row0 + threadIdx.x] = !(broken >> (row0 + threadIdx.x) & 1);
   if (threadIdx.x < 128) {
     const int from = threadIdx.x / 4, i = threadIdx.x % 4;  // whose value of its four
     const int at = (from >> 1 & 1) * 32 + (from >> 2 & 1) * 16 + (from >> 3 & 1) * 8 + (from >> 4 & 1) * 4 + i;
     const int row = row0 + at / 8, out = blockIdx.x * kDownOutputs + 8 * (from & 1) + at % 8;
     float sum = 0.f;
 #pragma unroll
-    for (int w = 0; w < kDownWarps; ++w) sum += part[w][from][i];
+    for (int w = 0; w < kWarps; ++w) sum += part[w][from][i];
     if (row < f.rows && out < f.d_model) {
       if (f.b_down != nullptr) sum += static_cast<float>(static_cast<const T*>(f.b_down)[out]);
-      static_cast<uint16_t*>(f.y)[static_cast<int64_t>(row) * f.d_model + out] = f.finite[row] ? round_pair<T>(sum, 0.f) : 0x7fff;
+      static_cast<uint16_t*>(f.y)[static_cast<int64_t>(row) * f.d_model + out] = broken >> row & 1 ? 0x7fff : round_pair<T>(sum, 0.f);
     }
   }
 }

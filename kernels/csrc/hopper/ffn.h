@@ -17,7 +17,6 @@ struct Ffn {
   int tiles;   // of 256 columns, the last one partial
   int panels;  // of 64 columns, likewise: as many as a block's hidden state can have
   int blocks;  // of 128 rows
-  int chunk;   // panels to a task of the up product: 1, 2 or 4
 
   const void* x;       // [rows, d_model]
   const void* w_gate;  // [d_ff, d_model]
@@ -33,11 +32,9 @@ struct Ffn {
   uint16_t* unions;      // [blocks, panels * 64]: the block's neurons, ascending, filled up to 64 with neuron 0
   int* union_sizes;      // [blocks]; d_ff: every neuron, and the block runs dense; -d_ff: and its gate values stay in `spill`
   void* hidden;          // [blocks, panels, 128, 64]: gate values over the union, then the hidden state, swizzled
-  int* tasks;            // [1 + blocks * chunks of a block]: how many, then block * chunks + chunk
+  int* tasks;            // [1 + blocks * panels, 2] of the up product: how many; then a block, and 8 * first panel + panels
   void* y;               // [rows, d_model]
-  uint8_t* finite;       // [rows], ones from the caller; zeroed where a row is not
-
-  int chunks() const { return (panels + chunk - 1) / chunk; }
+  uint8_t* finite;       // [rows], ones from the caller, zeroed where a row is not; few rows' are written in full
 };
 
 struct Counts {

@@ -92,7 +92,7 @@ __device__ __forceinline__ int count_before(const uint32_t* bits, int* before, i
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f) {
+__global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f, int processors) {
   extern __shared__ __align__(128) unsigned char shared[];  // panels [4][128][64]; bits [words]; before [words]
   const int words = f.tiles * (kTile / 32), block = blockIdx.x, m0 = block * kBlockRows;
   uint32_t* bits = reinterpret_cast<uint32_t*>(shared + kGroup * kPanelBytes);  // of the union, a bit a neuron
@@ -144,9 +144,11 @@ __global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f) {
   if (blockIdx.y == 0 && thread == 0) {
     f.union_sizes[block] = stays ? -size : size;
     if (f.w_up != nullptr) {
-      const int whole = (f.panels + f.chunk - 1) / f.chunk, chunks = (panels + f.chunk - 1) / f.chunk;
-      const int base = atomicAdd(f.tasks, chunks);
-      for (int i = 0; i < chunks; ++i) f.tasks[1 + base + i] = block * whole + i;
+      int chunk = kGroup;  // panels to a task: fewer where tasks would be too few for the processors
+      while (chunk > 1 && f.blocks * ((panels + chunk - 1) / chunk) < processors) chunk /= 2;
+      const int tasks = (panels + chunk - 1) / chunk;
+      int2* task = reinterpret_cast<int2*>(f.tasks) + 1 + atomicAdd(f.tasks, tasks);
+      for (int panel = 0; panel < panels; panel += chunk) *task++ = make_int2(block, 8 * panel + min(chunk, panels - panel));
     }
   }
 

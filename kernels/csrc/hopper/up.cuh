@@ -13,11 +13,10 @@ struct UpTask {
   int block, panel, panels;  // first panel, and how many
   bool all, stays;           // the union is every neuron; and the gate values are in `spill`
   __device__ __forceinline__ UpTask(const Ffn& f, int t) {
-    const int task = f.tasks[1 + t], whole = (f.panels + f.chunk - 1) / f.chunk;
-    block = task / whole, panel = task % whole * f.chunk;
+    const int2 task = reinterpret_cast<const int2*>(f.tasks)[1 + t];
+    block = task.x, panel = task.y / 8, panels = task.y % 8;
     const int size = abs(f.union_sizes[block]);
     all = size == f.d_ff, stays = f.union_sizes[block] < 0;
-    panels = min(f.chunk, (size + kPanelColumns - 1) / kPanelColumns - panel);
   }
   __device__ __forceinline__ const uint16_t* list(const Ffn& f) const {
     return f.unions + (static_cast<int64_t>(block) * f.panels + panel) * kPanelColumns;
