@@ -28,7 +28,8 @@ T* as(const Any& tensor) {
 
 // workspace: heads, tails, spill, unions, union_sizes, hidden, tasks.
 void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor& w_down, const Maybe& b_gate, const Maybe& b_up,
-         const Maybe& b_down, const Tensor& heads, const Tensor& tails, const Tensor& spill, const Tensor& unions, const Tensor& union_sizes,
+         const Maybe& b_down, const Tensor& heads, const Tensor& tails, const Tensor& spill, const Tensor& unions,
+         const Tensor& union_sizes,
          const Tensor& hidden, const Tensor& tasks, const Tensor& y, const Tensor& finite, const Maybe& counted,
          const Maybe& tokens, const Maybe& sequences, const Maybe& nnz, const Maybe& pairs, const Maybe& fullest,
          const Maybe& fires, const Maybe& value_sum, const Maybe& value_max, const Maybe& token_min, const Maybe& token_max,
@@ -76,10 +77,10 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(
       "hopper_ffn(Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? b_gate, Tensor? b_up, Tensor? b_down, "
-      "Tensor(r!) heads, Tensor(a!) tails, Tensor(b!) spill, Tensor(c!) unions, Tensor(d!) union_sizes, Tensor(e!) hidden, "
-      "Tensor(f!) tasks, Tensor(g!) y, Tensor(h!) finite, Tensor? counted, Tensor? tokens, Tensor? sequences, "
-      "Tensor(i!)? nnz, Tensor(j!)? pairs, Tensor(k!)? fullest, Tensor(l!)? fires, Tensor(m!)? value_sum, "
-      "Tensor(n!)? value_max, Tensor(o!)? token_min, Tensor(p!)? token_max, Tensor(q!)? first_sequence, "
+      "Tensor(a!) heads, Tensor(b!) tails, Tensor(c!) spill, Tensor(d!) unions, Tensor(e!) union_sizes, Tensor(f!) hidden, "
+      "Tensor(g!) tasks, Tensor(h!) y, Tensor(i!) finite, Tensor? counted, Tensor? tokens, Tensor? sequences, "
+      "Tensor(j!)? nnz, Tensor(k!)? pairs, Tensor(l!)? fullest, Tensor(m!)? fires, Tensor(n!)? value_sum, "
+      "Tensor(o!)? value_max, Tensor(p!)? token_min, Tensor(q!)? token_max, Tensor(r!)? first_sequence, "
       "int stages) -> ()");
 }
 

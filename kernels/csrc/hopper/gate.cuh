@@ -84,7 +84,8 @@ __device__ __forceinline__ void pack_rows(unsigned char* staging, Lines& lines, 
   const int64_t at = static_cast<int64_t>(m0 + row0) * f.tiles + tile;  // of the first row; the next is `tiles` on
   if (count > kSlots) {
     if (lane < rows)
-      bulk_store(static_cast<T*>(f.spill) + (at + static_cast<int64_t>(lane) * f.tiles) * kTile, staged_chunk(staging, row, 0) - ((row & 7) << 4), kTile * 2);
+      bulk_store(static_cast<T*>(f.spill) + (at + static_cast<int64_t>(lane) * f.tiles) * kTile, staging + row * (kTile * 2),
+                 kTile * 2);
   } else {
     uint32_t slot = 1;
 #pragma unroll

@@ -1,9 +1,10 @@
 // The plan: for each block of 128 rows, the union of the neurons that they fire, and the gate values over it as panels.
 //
-// A CTA a block (with few blocks several, that share out the panels), a thread a tile of a row. It reads the words twice: once for the union, a bit a neuron in shared memory, and
-// once to put each value at its neuron's rank in the union, four panels at a time, which leave by bulk copy. Where nearly
-// every neuron is in the union, or half of all values are, it takes every neuron: a value's place is then its neuron, and
-// the products read whole weight tiles.
+// A CTA a block (with few blocks several, that share out the panels), a thread a tile of a row. It reads the words twice: once
+// for the union, a bit a neuron in shared memory, and once to put each value at its neuron's rank in the union, four panels at a
+// time, which leave by bulk copy. Where nearly every neuron is in the union, or half of all values are, it takes every neuron:
+// a value's place is then its neuron, and the products read whole weight tiles. Where nearly every tile is in `spill` besides,
+// the values stay there, since a spilled row lies as a row of four panels does.
 #pragma once
 
 #include "hopper/gemm.cuh"
@@ -175,7 +176,8 @@ __global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f, int process
     while (!all && high + 1 < f.tiles && before[(high + 1) * (kTile / 32)] < first + kGroupColumns) ++high;
     if (thread == 0) bulk_wait_read<0>();
     __syncthreads();
-    for (int i = thread; i < kGroup * kPanelBytes / 16; i += kPlanThreads) reinterpret_cast<uint4*>(shared)[i] = make_uint4(0, 0, 0, 0);
+    for (int i = thread; i < kGroup * kPanelBytes / 16; i += kPlanThreads)
+      reinterpret_cast<uint4*>(shared)[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
     const auto place = [&](int row, int rank) { return shared + (rank >> 6) * kPanelBytes + in_panel(row, rank & 63); };
     const auto put = [&](int row, int column, uint16_t value) {
@@ -201,7 +203,8 @@ __global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f, int process
     fence_async_proxy();
     __syncthreads();
     if (thread == 0) {
-      bulk_store(hidden + static_cast<int64_t>(group) * kGroup * kPanelBytes, shared, min(kGroup, panels - group * kGroup) * kPanelBytes);
+      bulk_store(hidden + static_cast<int64_t>(group) * kGroup * kPanelBytes, shared,
+                 min(kGroup, panels - group * kGroup) * kPanelBytes);
       bulk_commit();
     }
   }

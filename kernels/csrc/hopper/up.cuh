@@ -24,7 +24,8 @@ struct UpTask {
 };
 
 template <typename T>
-__device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUtensorMap& w_map, const Ffn& f, Shared& s, int total, int steps) {
+__device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUtensorMap& w_map, const Ffn& f, Shared& s, int total,
+                                           int steps) {
   constexpr int kRows = kTileN / (kProducers / 8);  // rows of a stage to a thread: one in 16
   const int thread = threadIdx.x - kConsumers, first = thread / 8, chunk = thread & 7;
   const T* w = static_cast<const T*>(f.w_up);
