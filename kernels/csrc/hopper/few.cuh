@@ -85,8 +85,11 @@ __global__ void __launch_bounds__(kFewThreads) few_gate_up(const Ffn f) {
   }
   __syncthreads();
   uint16_t* masks = f.unions;  // here: [2, CTAs], neurons that fired, and rows that are not finite
-  if (threadIdx.x == 0) masks[blockIdx.x] = fires, masks[gridDim.x + blockIdx.x] = broken;
-  if (fires == 0) return;
+  if (threadIdx.x == 0) masks[blockIdx.x] = fires;
+  if (fires == 0) {
+    if (threadIdx.x == 0) masks[gridDim.x + blockIdx.x] = broken;
+    return;
+  }
 
   const float g = half_of<T>(value, 0);
   float h = g;
