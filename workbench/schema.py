@@ -174,8 +174,55 @@ FIRED = Table(
     in_summary_only=False,
 )
 
+BENCH = Table(
+    "bench",
+    "a figure of one operation in one case of `twell bench`, side by side with the others of that case",
+    (
+        Column("case", "string", "", "what was run, in words; with `op`, `kernel` and `compression`: which operation"),
+        Column("input", "string", "", "text; uniform: random ids; patterns; heavy and even: made up; dense: all fire"),
+        Column("layer", "int32", "", "the model's layer, or the recorded one; -1: none"),
+        Column("d_model", "int32", "", "width of the model"),
+        Column("d_ff", "int32", "neurons", "width of the FFN"),
+        Column("rows", "int32", "tokens", "rows in a call"),
+        Column("dtype", "string", "", "of inputs and weights"),
+        Column("weights", "string", "", "warm: the same in every call; cold: in turn more than the cache holds"),
+        Column("tile", "int32", "neurons", "T of the TwELL layout; 0 for dense operations"),
+        Column("compression", "int32", "", "C of the TwELL layout; 0 for dense operations"),
+        Column("kernel", "string", "", "the kernel that ran; torch for dense operations"),
+        Column(
+            "op",
+            "string",
+            "",
+            "ffn_dense; ffn_compiled: the same by torch.compile; ffn_fused: gate and up as one product; ffn_sparse; "
+            "ffn_counts, ffn_neurons, ffn_packed: with that probe on, or with TwELL handed out; gate: the gate product "
+            "alone, a kernel's with all that it does there; up_down: all that follows it",
+        ),
+        Column("nnz_mean", "float64", "neurons", "mean nnz of the case's rows"),
+        Column(
+            "metric",
+            "string",
+            "",
+            "microseconds: of a call; tflops: the gate product, and up and down for fired neurons (dense: for all); "
+            "gigabytes_per_second: the least to be moved, x, y and the weights of neurons fired by any row; "
+            "ceiling_share: time of the dense gate product over this one's; watts, sm_mhz; millijoules_per_token; "
+            "error_mean, error_max: relative to float64, over rows; rows_past_slots: rows that overflow a tile",
+        ),
+        Column("value", "float64", "", "the figure; of microseconds the median over `repeats` turns"),
+        Column("unit", "string", "", "the figure's unit"),
+        Column("repeats", "int32", "", "turns, of one call to each operation or of several small ones"),
+        Column("device", "string", "", "what it ran on"),
+        Column("commit", "string", "", "the version of this code: a git commit, else a hash of the kernels' sources"),
+        Column("ffn", "string", "", "gated or plain"),
+        Column("graph", "bool", "", "whether calls were replayed from a CUDA graph"),
+        Column("low", "float64", "", "least of the turns, where there are several", True),
+        Column("high", "float64", "", "greatest of the turns", True),
+    ),
+    adds_up=False,
+    single_file=True,
+)
+
 TABLES: dict[str, Table] = {
-    t.name: t for t in (ACTIVITY, NEURONS, SEQUENCES, TIMINGS, VOCAB, TILES, UNIONS, EXAMPLES, FIRED)
+    t.name: t for t in (ACTIVITY, NEURONS, SEQUENCES, TIMINGS, VOCAB, TILES, UNIONS, EXAMPLES, FIRED, BENCH)
 }
 
 
