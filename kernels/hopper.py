@@ -13,6 +13,11 @@ text). Workspace is worst case, from torch's allocator, and touched only where i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -116,6 +121,15 @@ class Workspace:
         index = torch.where(over, over.flatten().cumsum(0).view_as(over) - 1, -1).int()
         return TwELL(LAYOUT, d_ff, self.spill.dtype, words, None, index, spill)
 
+    def fill(self, packed: TwELL) -> None:
+        """Leaves what the gate product leaves where it emits `packed`, as `packed` above reads it."""
+        self.heads.copy_(packed.words[:, :, :HEAD])
+        self.tails.copy_(packed.words[:, :, HEAD:])
+        over = packed.spill_index >= 0
+        row, chunk = over.nonzero()[:, :1], torch.arange(32, device=over.device)
+        spill = packed.spill[packed.spill_index[over].long()].view(-1, 32, 8)
+        self.spill[over] = spill.gather(1, (chunk ^ row % 8)[:, :, None].expand(-1, -1, 8)).flatten(1)
+
 
 def run(call: Call) -> tuple[Tensor, Stats]:
     """Runs a checked call: y [n, d_model] and its Stats."""
@@ -162,6 +176,32 @@ def launch(
         _aligned(call.down_by_neuron), call.b_gate, call.b_up, call.b_down, *workspace.tensors(), y, finite,
         *(None if part is None else part[rows] for part in info), nnz, *histograms, *neurons, stages,
     )  # fmt: skip
+
+
+def stages(call: Call, packed: TwELL | None = None) -> dict[str, Callable[[], Any]]:
+    """For benchmarks: the gate product, and all that follows it, each to be run alone and again.
+
+    What follows runs on what the gate product leaves, or on `packed` in its place, and gives y. Few rows have no such
+    stages: an empty answer.
+    """
+    n, d_ff = call.x.shape[0], call.w_gate.shape[0]
+    if n <= FEW_ROWS:
+        return {}
+    workspace, y = Workspace(n, d_ff, call.x.dtype, call.x.device), torch.empty_like(call.x)
+    finite = torch.ones(n, dtype=torch.uint8, device=call.x.device)
+    stats = Stats(torch.empty(0, dtype=torch.int32, device=call.x.device), finite)
+    do = partial(launch, replace(call, probes="none"), slice(0, n), workspace, y, finite, stats)
+
+    def up_down() -> Tensor:
+        workspace.tasks[:1].zero_()  # as the gate product does
+        do(STAGES["plan"] | STAGES["up"] | STAGES["down"])
+        return y
+
+    do(STAGES["gate"])
+    if packed is not None:
+        workspace.fill(packed)
+        return {"up_down": up_down}
+    return {"gate": partial(do, STAGES["gate"]), "up_down": up_down}
 
 
 def _aligned(tensor: Tensor) -> Tensor:
