@@ -4,7 +4,8 @@ The idea: text is tokenised ahead in a thread of its own, batches of whole seque
 the device works on one the host writes the one before. Counts are reduced on the device; a token costs a few bytes of
 copy and of disk. Sums stay on the device until their part of the run closes.
 
-Ctrl-C and SIGTERM stop at the end of a batch: what was counted is kept and the run is marked `interrupted`. So does
+Ctrl-C and SIGTERM stop at the end of a window, within a few batches: what was counted is kept and the run is marked
+`interrupted`. So does
 text that cannot be read further, and a full disk or a killed process keeps the parts that are whole. `--resume` goes on
 from there, at the cost of tokenising once more what was read.
 
@@ -18,8 +19,8 @@ from itertools import chain
 
 from rich.console import Console
 
+from twell.workbench.batches import Batch
 from twell.workbench.errors import UserError
-from twell.workbench.forward import Batch
 from twell.workbench.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.models import LoadedModel, load
 from twell.workbench.options import CaptureOptions
@@ -83,7 +84,7 @@ def _record(recorder: Recorder, sources: list[Source], first: list[Batch], texts
             for batch in chain(first, until_unreadable(texts, unreadable)):
                 recorder.step(batch)
                 bar.advance(recorder.fresh_tokens, recorder.nnz_mean)
-                if interrupt.asked:
+                if interrupt.asked and batch.ends:
                     break
             texts.close()  # nobody reads the sources any more
             recorder.finish(INTERRUPTED if interrupt.asked or unreadable else COMPLETE, sources)

@@ -1,9 +1,9 @@
 """One batch through the model: what goes in, and what the layers counted.
 
-The idea: whole sequences, one after another in text order, padded on the right to the longest of the batch. Attention
-is causal, so no real token sees the padding and no mask is needed. The kernels compute the padded rows too, but `rows`
-keeps them out of every statistic, and their counts are dropped on the device. Counts of all layers are stacked there
-and come back in one copy that does not block; on a GPU the host works on one batch while the device runs the next.
+The idea: whole sequences, padded on the right to the longest of the batch. Attention is causal, so no real token sees
+the padding and no mask is needed. The kernels compute the padded rows too, but `rows` keeps them out of every
+statistic, and their counts are dropped on the device. Counts of all layers are stacked there and come back in one copy
+that does not block; on a GPU the host works on one batch while the device runs the next.
 
 Cost: that of the forward pass, the probes, and one cross-entropy over the vocabulary, in chunks of rows so that no
 [tokens, vocabulary] matrix ever stands in memory.
@@ -11,9 +11,9 @@ Cost: that of the forward pass, the probes, and one cross-entropy over the vocab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -24,86 +24,13 @@ from torch.nn.functional import cross_entropy
 from twell.kernels.call import Stats
 from twell.kernels.layout import TwELL
 from twell.kernels.module import Probe
+from twell.workbench.batches import Batch
 from twell.workbench.models import LoadedModel
-from twell.workbench.schema import FLAG_FIRST, FLAG_SPECIAL
 from twell.workbench.sums import Sums, blocks_of, union_counts
-from twell.workbench.text import Sequence
 
 LOGITS = {"cpu": 2**22, "cuda": 2**27}  # logits at a time, in elements
 OnLayer = Callable[[int, Tensor, Stats], None]
 OnPacked = Callable[[int, TwELL], None]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Whole sequences, numbered as in the run. Token arrays hold the real tokens, sequence after sequence."""
-
-    number: int
-    first: int  # the run's number of its first sequence
-    sequences: tuple[Sequence, ...]
-    special: np.ndarray  # int32: the tokenizer's special ids
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.array([len(sequence.ids) for sequence in self.sequences])
-
-    @property
-    def longest(self) -> int:
-        return int(self.lengths.max())
-
-    @property
-    def padded(self) -> int:
-        """Rows that the model computes: sequences times the longest."""
-        return len(self.sequences) * self.longest
-
-    @property
-    def token_id(self) -> np.ndarray:  # int32 [tokens]
-        return np.concatenate([sequence.ids for sequence in self.sequences])
-
-    @property
-    def position(self) -> np.ndarray:  # int32 [tokens]
-        return np.concatenate([np.arange(length, dtype=np.int32) for length in self.lengths])
-
-    @property
-    def sequence(self) -> np.ndarray:  # int32 [tokens]
-        return np.repeat(np.arange(self.first, self.first + len(self.sequences), dtype=np.int32), self.lengths)
-
-    @property
-    def flags(self) -> np.ndarray:
-        """uint8 [tokens]: special and first tokens, as ids and sequences say."""
-        special = np.isin(self.token_id, self.special).astype(np.uint8) * FLAG_SPECIAL
-        return special | (self.position == 0).astype(np.uint8) * FLAG_FIRST
-
-    @property
-    def predicts(self) -> np.ndarray:
-        """bool [tokens]: those with a next token in their sequence."""
-        return self.position + 1 < np.repeat(self.lengths, self.lengths)
-
-    @property
-    def place(self) -> np.ndarray:
-        """int32 [tokens]: each token's row in the padded batch."""
-        return (self.sequence - self.first) * np.int32(self.longest) + self.position
-
-    def head(self, tokens: int) -> Batch:
-        """The batch of its first sequences, as few as come to so many padded tokens, or all."""
-        wide = np.maximum.accumulate(self.lengths) * np.arange(1, len(self.sequences) + 1)
-        return replace(self, sequences=self.sequences[: int((wide < tokens).sum()) + 1])
-
-
-def batches(sequences: Iterable[Sequence], tokens: int, special: Iterable[int]) -> Iterator[Batch]:
-    """Consecutive sequences in batches of at most `tokens` padded tokens, or of one sequence that is longer."""
-    marks = np.array(sorted(special), dtype=np.int32)
-    number = first = longest = 0
-    held: list[Sequence] = []
-    for sequence in sequences:
-        wide = max(longest, len(sequence.ids))
-        if held and wide * (len(held) + 1) > tokens:
-            yield Batch(number, first, tuple(held), marks)
-            number, first, held, wide = number + 1, first + len(held), [], len(sequence.ids)
-        held.append(sequence)
-        longest = wide
-    if held:
-        yield Batch(number, first, tuple(held), marks)
 
 
 @dataclass(frozen=True)

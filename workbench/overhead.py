@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from twell.workbench.forward import Batch, Inputs, forward
+from twell.workbench.batches import Batch
+from twell.workbench.forward import Inputs, forward
 from twell.workbench.manifest import COMPLETE
 from twell.workbench.models import LoadedModel
 from twell.workbench.options import CaptureOptions

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
+from twell.workbench.batches import Batch, batches
 from twell.workbench.errors import UserError
-from twell.workbench.forward import Batch, batches
 from twell.workbench.models import CONTEXT, LoadedModel
 from twell.workbench.options import CaptureOptions
 from twell.workbench.sources import Source

@@ -1,22 +1,28 @@
 """Recording: batches go through the model, and what they counted to the writer, one batch behind the device.
 
 A batch in which a value was not finite runs once more with those tokens left out of the sums, so that every table
-covers the same tokens. A part is closed at the end of a batch, with what the manifest says of the tokens until then.
+covers the same tokens. Rows are written a window at a time, in the order of the text, and a part is closed at the end
+of a window, with what the manifest says of the tokens until then. Between two batches nothing waits for the device
+but for the counts of the batch before the last; sums and examples are fetched by the thread that writes them.
 """
 
 from __future__ import annotations
 
+import copy
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from twell.workbench import doctor, schema
-from twell.workbench.forward import Batch, Counted, Inputs, OnLayer, forward
+from twell.workbench.batches import Batch
+from twell.workbench.forward import Counted, Inputs, OnLayer, forward
 from twell.workbench.manifest import Manifest
 from twell.workbench.models import LoadedModel
 from twell.workbench.options import CaptureOptions
@@ -24,10 +30,11 @@ from twell.workbench.reading import sequence_length
 from twell.workbench.sources import Source
 from twell.workbench.store import Run
 from twell.workbench.sums import Sums
+from twell.workbench.text import Sequence
 from twell.workbench.timing import Timings
 from twell.workbench.vocabulary import vocabulary
 from twell.workbench.watched import Seen, Watch
-from twell.workbench.writer import RunWriter
+from twell.workbench.writer import Rows, RunWriter
 
 NOT_COMPARED = {"out", "resume"}  # options that say nothing of what is recorded
 
@@ -46,6 +53,8 @@ class Recorder:
         self._began = time.monotonic() - manifest.seconds
         self._watch = Watch(loaded.layers, loaded.d_ff, options.examples, options.fired)
         self._in_flight: tuple[Batch, Counted, Seen | None] | None = None
+        self._window: list[tuple[Batch, dict[str, Any]]] = []  # batches whose rows are not written, with their rows
+        self._fired: list[pa.Table] = []
         self._sums: Sums | None = None
         self._part_tokens = 0  # unflagged tokens of the open part
         self._nnz_sum = self._unflagged = self.fresh_tokens = 0
@@ -62,13 +71,13 @@ class Recorder:
         return self._nnz_sum / max(1, self._unflagged * self.loaded.layers)
 
     def step(self, batch: Batch) -> None:
-        """Give a batch to the device, then write the one before it."""
+        """Give a batch to the device, then take what the one before it counted."""
         with self.timings.of(batch) as on_layer:
             counted, seen = self._run(batch, on_layer=on_layer)
         before, self._in_flight = self._in_flight, (batch, counted, seen)
         self.fresh_tokens = 0
         if before is not None:
-            self._write(*before)
+            self._take(*before)
 
     def _run(
         self, batch: Batch, flags: np.ndarray | None = None, on_layer: OnLayer | None = None
@@ -80,13 +89,13 @@ class Recorder:
         return forward(self.loaded, inputs, probes=probes, loss=loss, on_layer=on_layer, on_packed=hear), seen
 
     def finish(self, status: str, sources: list[Source]) -> None:
-        """Write what is left, and set what the manifest can only say at the end."""
+        """Write what is left, and set what the manifest can only say at the end. The last batch ended its window."""
         if self._in_flight is not None:
-            self._write(*self._in_flight)
+            self._take(*self._in_flight)
             self._in_flight = None
-        about = self._flush()
+        tables, about = self._flush()
         read = [source.manifest() | self._text.get(source.name, {}) for source in sources]
-        self.writer.finish(status, **about | {"text": read})
+        self.writer.finish(status, tables, **about | {"text": read})
 
     def rescue(self) -> None:
         """Mark the run interrupted, with the parts that are whole already; never raises."""
@@ -94,7 +103,8 @@ class Recorder:
             self.writer.abandon()
 
     @torch.inference_mode()
-    def _write(self, batch: Batch, counted: Counted, seen: Seen | None) -> None:
+    def _take(self, batch: Batch, counted: Counted, seen: Seen | None) -> None:
+        """Adds up what a batch counted, and holds its rows until its window is through."""
         counted.wait()
         flags = batch.flags
         finite = counted.finite.numpy()
@@ -104,65 +114,83 @@ class Recorder:
             counted.wait()
         nnz = counted.nnz.numpy()
         counts = dict(zip(schema.nnz_columns(len(nnz)), nnz.astype(schema.nnz_type(self.loaded.d_ff)), strict=True))
+        loss = np.full(len(flags), np.nan, dtype=np.float32)
+        if counted.loss is not None:
+            loss[batch.predicts] = counted.loss.numpy()
         keys = {"sequence": batch.sequence, "position": batch.position, "token_id": batch.token_id}
         phase = np.full(len(flags), schema.PREFILL, dtype=np.uint8)
-        self.writer.add(
-            "activity", keys | {"phase": phase, "flags": flags, "loss": self._losses(batch, counted)} | counts
-        )
-        self.writer.add("sequences", self._sequences(batch))
+        self._window.append((batch, keys | {"phase": phase, "flags": flags, "loss": loss} | counts))
         if self._sums is None:
             self._sums = counted.sums
         else:
             self._sums.merge(counted.sums)
-        for columns in seen.accept() if seen is not None else ():
-            self.writer.add("fired", columns)
+        self._fired += [pa.table(columns) for columns in (seen.accept() if seen is not None else ())]
         plain = flags == 0
         self._part_tokens += int(plain.sum())
         self._unflagged += int(plain.sum())
-        self._nnz_sum += int(nnz[:, plain].sum(dtype=np.int64))
+        self._nnz_sum += int(nnz.sum(0, dtype=np.int64)[plain].sum())
         self.fresh_tokens = len(flags)
-        if self.writer.due:
-            self.writer.close_part(**self._flush())
+        if batch.ends:
+            self._write_window()
 
-    def _losses(self, batch: Batch, counted: Counted) -> np.ma.MaskedArray:
-        """float16 [tokens], masked where there is no next token or no finite loss; adds to the run's sum."""
-        losses = np.full(len(batch.predicts), np.nan, dtype=np.float32)
-        if counted.loss is not None:
-            losses[batch.predicts] = counted.loss.numpy()
-        known = np.isfinite(losses)
-        self._loss_sum += float(losses[known].sum(dtype=np.float64))
+    def _write_window(self) -> None:
+        """The rows of a window, in the order of the text."""
+        batches, columns = zip(*self._window, strict=True)
+        self._window = []
+        rows = {name: np.concatenate([one[name] for one in columns]) for name in columns[0]}
+        if len(batches) > 1:
+            order = np.argsort(rows["sequence"], kind="stable")
+            rows = {name: values[order] for name, values in rows.items()}
+        known = np.isfinite(rows["loss"])
+        self._loss_sum += float(rows["loss"][known].sum(dtype=np.float64))
         self._loss_tokens += int(known.sum())
-        return np.ma.MaskedArray(np.where(known, losses, 0).astype(np.float16), mask=~known)
+        loss = np.ma.MaskedArray(np.where(known, rows["loss"], 0).astype(np.float16), mask=~known)
+        self.writer.add("activity", rows | {"loss": loss})
+        if self._fired:
+            in_order = [(name, "ascending") for name in ("sequence", "position", "layer")]
+            self.writer.add("fired", pa.concat_tables(self._fired).sort_by(in_order))
+            self._fired = []
+        numbers = np.concatenate([batch.numbers for batch in batches])
+        sequences = [sequence for batch in batches for sequence in batch.sequences]
+        order = np.argsort(numbers)
+        self.writer.add("sequences", self._sequences(numbers[order], [sequences[place] for place in order]))
+        if self.writer.due:
+            tables, about = self._flush()
+            self.writer.close_part(tables, **about)
 
-    def _sequences(self, batch: Batch) -> dict[str, Any]:
-        for sequence in batch.sequences:
+    def _sequences(self, numbers: np.ndarray, sequences: list[Sequence]) -> dict[str, Any]:
+        for sequence in sequences:
             seen = self._text.setdefault(sequence.source, {"documents": 0, "sequences": 0, "tokens": 0})
             seen["documents"] += sequence.start == 0
             seen["sequences"] += 1
             seen["tokens"] += len(sequence.ids)
         return {
-            "sequence": np.arange(batch.first, batch.first + len(batch.sequences), dtype=np.int32),
-            "document": [sequence.document for sequence in batch.sequences],
-            "start": [sequence.start for sequence in batch.sequences],
-            "source": [sequence.source for sequence in batch.sequences],
-            "tokens": batch.lengths,
+            "sequence": numbers,
+            "document": [sequence.document for sequence in sequences],
+            "start": [sequence.start for sequence in sequences],
+            "source": [sequence.source for sequence in sequences],
+            "tokens": [len(sequence.ids) for sequence in sequences],
         }
 
-    def _flush(self) -> dict[str, Any]:
-        """Sums and timings of the open part to the writer. Returns what the manifest says of all tokens until now."""
-        if self._sums is not None:
-            for table, columns in self._sums.tables(self._part_tokens):
-                self.writer.add(table, columns)
+    def _flush(self) -> tuple[Callable[[], Iterator[Rows]], dict[str, Any]]:
+        """The open part's sums, timings and examples, to be made into tables by the thread that writes them, as they
+        must come from the device first; and what the manifest says of all tokens until now."""
+        sums, tokens, timings = self._sums, self._part_tokens, self.timings.rows
         examples = self._watch.examples()
-        if examples:
-            self.writer.add("examples", examples)
-        if self.timings.rows:
-            names = self.timings.rows[0]
-            self.writer.add("timings", {name: [row[name] for row in self.timings.rows] for name in names})
+
+        def tables() -> Iterator[Rows]:
+            if sums is not None:
+                yield from sums.tables(tokens)
+            if timings:
+                yield "timings", {name: [row[name] for row in timings] for name in timings[0]}
+            if kept := examples():
+                yield "examples", kept
+
         self._sums, self._part_tokens, self.timings.rows = None, 0, []
         seconds = time.monotonic() - self._began
         about = {"seconds": seconds, "loss_sum": self._loss_sum, "loss_tokens": self._loss_tokens}
-        return about | {"text": [{"source": name} | self._text.get(name, {}) for name in self.options.text]}
+        text = [{"source": name} | self._text.get(name, {}) for name in self.options.text]
+        return tables, about | {"text": copy.deepcopy(text)}
 
 
 def new_manifest(loaded: LoadedModel, options: CaptureOptions) -> Manifest:

@@ -1,9 +1,9 @@
 """Going on with a run where it ends.
 
-The idea: the parts that the manifest lists are the truth, and they end with a batch. The text is read again from the
-beginning and cut into the same batches; those that are recorded are compared, token by token, with what the run holds,
-and skipped. All else that is recorded adds up over parts, so nothing has to be remembered. A run of another model,
-other text or other options is refused, and the difference named.
+The idea: the parts that the manifest lists are the truth, and they end with a window of batches. The text is read again
+from the beginning and cut into the same batches; those that are recorded are compared, token by token, with what the
+run holds, and skipped. All else that is recorded adds up over parts, so nothing has to be remembered. A run of another
+model, other text or other options is refused, and the difference named.
 
 Cost: tokenising once more what was read.
 """
@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from twell.workbench import manifest as manifests
+from twell.workbench.batches import Batch
 from twell.workbench.errors import UserError
-from twell.workbench.forward import Batch
 from twell.workbench.manifest import RECORDING, Manifest
 from twell.workbench.options import CaptureOptions
 from twell.workbench.reading import Texts
@@ -66,25 +66,30 @@ class Recorded:
         """The batches that are not recorded yet. UserError where the recorded ones are not those of this text."""
         ids = _Ids(self.run)
         done = 0
+        window: list[Batch] = []
         try:
             for batch in texts:
                 if done >= self.sequences:
                     yield batch
                     continue
-                done += len(batch.sequences)
-                self._compare(batch, ids.take(int(batch.lengths.sum())))
+                window.append(batch)
+                if batch.ends:
+                    done += self._compare(window, ids)
+                    window = []
         finally:
             texts.close()
         if done < self.sequences:
             raise self._other(f"only {done:,} of its {self.sequences:,} sequences")
 
-    def _compare(self, batch: Batch, recorded: np.ndarray) -> None:
-        if len(recorded) == len(batch.token_id) and (recorded == batch.token_id).all():
-            return
-        shared = min(len(recorded), len(batch.token_id))
-        place = int(np.argmax(np.append(recorded[:shared] != batch.token_id[:shared], True)))
-        sequence = batch.sequences[int(batch.sequence[min(place, len(batch.sequence) - 1)]) - batch.first]
-        raise self._other(f"other tokens in document {sequence.document} of {sequence.source}")
+    def _compare(self, window: list[Batch], ids: _Ids) -> int:
+        """The sequences of a window that is recorded. UserError where the run has other tokens, or ends within it."""
+        numbers = np.concatenate([batch.numbers for batch in window])
+        sequences = [sequence for batch in window for sequence in batch.sequences]
+        for place in np.argsort(numbers):
+            sequence = sequences[place]
+            if not np.array_equal(ids.take(len(sequence.ids)), sequence.ids):
+                raise self._other(f"other tokens in document {sequence.document} of {sequence.source}")
+        return len(numbers)
 
     def _other(self, got: str) -> UserError:
         return UserError(

@@ -27,7 +27,8 @@ from torch.nn.functional import linear
 
 from twell.kernels.call import Stats
 from twell.kernels.module import Probe
-from twell.workbench.forward import Batch, Inputs, OnLayer, forward, probing
+from twell.workbench.batches import Batch
+from twell.workbench.forward import Inputs, OnLayer, forward, probing
 from twell.workbench.gauge import Gauge, Reading
 from twell.workbench.models import LoadedModel
 from twell.workbench.schema import PREFILL

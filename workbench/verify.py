@@ -25,9 +25,10 @@ from transformers import AutoModelForCausalLM
 
 from twell.kernels.call import Stats
 from twell.workbench import manifest as manifests
+from twell.workbench.batches import Batch, batches
 from twell.workbench.checkpoint import find
 from twell.workbench.errors import UserError
-from twell.workbench.forward import LOGITS, Batch, Inputs, batches, forward
+from twell.workbench.forward import LOGITS, Inputs, forward
 from twell.workbench.models import LoadedModel, load
 from twell.workbench.options import VerifyOptions
 from twell.workbench.store import Run, open_run

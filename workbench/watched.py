@@ -11,7 +11,7 @@ Cost: a pass over the entries of every layer; on a GPU a wait for the device in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from twell.kernels.layout import INDEX_MASK, TwELL
+from twell.workbench.batches import Batch
 from twell.workbench.errors import UserError
-from twell.workbench.forward import Batch, Inputs
+from twell.workbench.forward import Inputs
 
 REACH = 16  # tokens of a window before its firing, and after
 KINDS = ("top", "sample")
@@ -126,19 +127,23 @@ class Watch:
             return self.kept[layer, kind][1]
         return torch.full((self.d_ff,), -torch.inf, dtype=torch.float64, device=device)
 
-    def examples(self) -> dict[str, Any]:
-        """The columns of the `examples` table, all that is kept."""
-        found = []
-        for (layer, kind), (held, _) in sorted(
-            self.kept.items(), key=lambda item: (item[0][0], KINDS.index(item[0][1]))
-        ):
-            table = {item.name: getattr(held, item.name).cpu().numpy() for item in fields(held)}
-            score = table.pop("score")
-            table |= {"layer": np.full(len(score), layer), "kind": np.full(len(score), kind)}
-            found.append(table | {"draw": -score if kind == "sample" else np.zeros(len(score))})
-        columns = {name: np.concatenate([table[name] for table in found]) for name in found[0]} if found else {}
-        if found:
-            columns["window"] = _lists(columns["window"].ravel(), np.full(len(columns["draw"]), 2 * REACH + 1))
+    def examples(self) -> Callable[[], dict[str, Any]]:
+        """What gives the columns of the `examples` table, all that is kept now; calling that waits for the device."""
+        order = sorted(self.kept, key=lambda key: (key[0], KINDS.index(key[1])))
+        kept = [(layer, kind, self.kept[layer, kind][0]) for layer, kind in order]
+
+        def columns() -> dict[str, Any]:
+            found = []
+            for layer, kind, held in kept:
+                table = {item.name: getattr(held, item.name).cpu().numpy() for item in fields(held)}
+                score = table.pop("score")
+                table |= {"layer": np.full(len(score), layer), "kind": np.full(len(score), kind)}
+                found.append(table | {"draw": -score if kind == "sample" else np.zeros(len(score))})
+            joined = {name: np.concatenate([table[name] for table in found]) for name in found[0]} if found else {}
+            if found:
+                joined["window"] = _lists(joined["window"].ravel(), np.full(len(joined["draw"]), 2 * REACH + 1))
+            return joined
+
         return columns
 
     def restore(self, table: pa.Table, device: torch.device) -> None:

@@ -1,35 +1,35 @@
 """Writing a run: parts that appear whole or not at all, while the next batch is computed.
 
-`RunWriter` buffers rows in memory and closes a part at 2^20 tokens or after 10 seconds, whichever comes first; the
-caller asks `due` at the end of a sequence, so that no sequence is ever cut in two. A closed part goes to one
-background thread: each of its files is written under a temporary name, fsynced and renamed, and only then listed
-in the manifest. At most one part is in flight, so a slow disk slows the caller down and never grows memory.
+`RunWriter` closes a part at 2^20 tokens or after 10 seconds, whichever comes first; the caller asks `due` at the end of
+a sequence, so that no sequence is ever cut in two. Rows go to one background thread a row group at a time; a part's
+files grow under temporary names, and are fsynced, renamed and only then listed in the manifest. That thread also makes
+the tables that must be fetched from a device first, so the caller waits for neither. At most AHEAD jobs are
+outstanding: a disk that is slower than the counts slows the caller down and never grows memory.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import os
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from twell.workbench import manifest as manifests
-from twell.workbench.errors import UserError
+from twell.workbench.growing import GROUP, GrowingFile, disk_error
 from twell.workbench.manifest import Manifest, Part
 from twell.workbench.schema import TABLES, expand
 from twell.workbench.store import refuse_existing
 
 PART_TOKENS = 2**20
 PART_SECONDS = 10.0
-COMPRESSION, COMPRESSION_LEVEL = "zstd", 3
+AHEAD = 4  # jobs handed to the writing thread and not done
+
+Rows = tuple[str, Mapping[str, Any]]  # of a table: its columns
 
 _TYPES = {
     "list<float32>": pa.list_(pa.float32()),
@@ -44,38 +44,6 @@ def arrow_schema(table: str, layers: int, d_ff: int) -> pa.Schema:
     columns = expand(TABLES[table], layers, d_ff)
     kinds = {c.name: _TYPES.get(c.type) or pa.type_for_alias(c.type) for c in columns}
     return pa.schema([pa.field(c.name, kinds[c.name], nullable=c.nullable) for c in columns])
-
-
-def write_parquet(path: Path, table: pa.Table) -> tuple[int, str]:
-    """Write one file whole or not at all. Returns its size in bytes and its sha256."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        pq.write_table(table, temporary, compression=COMPRESSION, compression_level=COMPRESSION_LEVEL)
-        digest = hashlib.sha256()
-        with open(temporary, "rb+") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-            size = file.tell()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise disk_error(path, error) from error
-    manifests.sync_folder(path.parent)
-    return size, digest.hexdigest()
-
-
-def disk_error(path: Path, error: OSError) -> UserError:
-    """One sentence for what a disk can refuse."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space" in str(error):
-        return UserError(
-            f"Expected room for {path.name} in {path.parent}, the disk is full: free some space and capture again; "
-            "the parts already written stay readable."
-        )
-    return UserError(
-        f"Expected to write {path}, got {error.strerror or error}: choose a folder that can be written to."
-    )
 
 
 class RunWriter:
@@ -97,92 +65,132 @@ class RunWriter:
         except OSError as error:
             raise disk_error(self.folder / manifests.FILE, error) from error
         self._schemas = {name: arrow_schema(name, manifest.layers, manifest.d_ff) for name in TABLES}
-        self._rows: dict[str, list[pa.Table]] = {}
-        self._number = 1 + max((part.number for part in manifest.parts), default=-1)
+        self._rows: dict[str, list[pa.Table]] = {}  # less than a row group of each table
+        self._files: dict[str, GrowingFile] = {}  # of the open part; the writing thread's
+        self._number = self._part = 1 + max((part.number for part in manifest.parts), default=-1)
         self._tokens, self._opened = 0, time.monotonic()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="twell-writer")
-        self._in_flight: Future[None] | None = None
+        self._jobs: deque[Future[None]] = deque()
+        self._failed = False
 
     def add(self, table: str, columns: Mapping[str, Any] | pa.Table) -> None:
         """Append rows to a table of the open part: a mapping of column name to array, or an Arrow table.
 
-        Columns are cast to the declared types; a value that does not fit raises pyarrow.ArrowInvalid.
+        Columns are cast to the declared types; a value that does not fit raises pyarrow.ArrowInvalid. Waits while
+        the disk is AHEAD jobs behind, and raises UserError if it could not write what was added before.
         """
-        schema = self._schemas[table]
-        if not isinstance(columns, pa.Table):
-            arrays = [_array(columns[f.name], f.type) for f in schema]
-            columns = pa.Table.from_arrays(arrays, schema=schema)
-        rows = columns.select(schema.names).cast(schema)
-        if rows.num_rows:
-            self._rows.setdefault(table, []).append(rows)
+        rows = self._cast(table, columns)
+        held = self._rows.setdefault(table, [])
+        held.append(rows)
         if table == "activity":
             self._tokens += rows.num_rows
+        if sum(one.num_rows for one in held) >= GROUP:
+            self._submit(self._write, table, self._rows.pop(table))
 
     @property
     def due(self) -> bool:
         """Whether the open part has reached its size or its age. Ask at the end of a sequence."""
         return self._tokens >= PART_TOKENS or (self._tokens > 0 and time.monotonic() - self._opened >= PART_SECONDS)
 
-    def close_part(self, **updates: Any) -> None:
-        """Hand what was added since the last part to the writing thread, and what the manifest is to say with it.
+    def close_part(self, tables: Callable[[], Iterable[Rows]] = tuple, **updates: Any) -> None:
+        """End the open part, with what the manifest is to say from then on.
 
-        Waits for the part before it. Raises UserError if that one could not be written.
+        tables: makes further rows of the part, in the writing thread
         """
-        self._wait()
-        tables = {name: pa.concat_tables(rows) for name, rows in self._rows.items()}
-        number, self._number = self._number, self._number + 1
-        self._rows, self._tokens, self._opened = {}, 0, time.monotonic()
-        if tables:
-            self._in_flight = self._pool.submit(self._write_part, number, tables, updates)
+        for table in list(self._rows):
+            self._submit(self._write, table, self._rows.pop(table))
+        self._submit(self._close, self._number, tables, updates)
+        self._number += 1
+        self._tokens, self._opened = 0, time.monotonic()
 
-    def finish(self, status: str = manifests.COMPLETE, **updates: Any) -> None:
+    def finish(
+        self, status: str = manifests.COMPLETE, tables: Callable[[], Iterable[Rows]] = tuple, **updates: Any
+    ) -> None:
         """Write what is left, wait for it, and set the manifest's status and any other of its fields."""
         try:
-            self.close_part(**updates)
-            self._wait()
+            self.close_part(tables, **updates)
+            self.drain()
         finally:
-            self._pool.shutdown()
+            self._pool.shutdown(cancel_futures=True)
         for name, value in updates.items():
             setattr(self.manifest, name, value)
         self.manifest.status = status
-        try:
-            manifests.write(self.folder, self.manifest)
-        except OSError as error:
-            raise disk_error(self.folder / manifests.FILE, error) from error
+        self._publish()
 
     def abandon(self) -> None:
         """Give up the open part and mark what was written as interrupted, if the disk still lets us."""
-        self._pool.shutdown()
+        self._failed = True
+        self._pool.shutdown(cancel_futures=True)
+        for file in self._files.values():
+            file.discard()
         self.manifest.status = manifests.INTERRUPTED
+        self._publish()
+
+    def drain(self) -> None:
+        """Wait for all that was handed to the writing thread. Raises UserError if it could not be written."""
+        while self._jobs:
+            self._jobs.popleft().result()
+
+    def _submit(self, job: Callable[..., None], *given: Any) -> None:
+        while self._jobs and (len(self._jobs) >= AHEAD or self._jobs[0].done()):
+            self._jobs.popleft().result()
+        self._jobs.append(self._pool.submit(self._unless_failed, job, *given))
+
+    def _cast(self, table: str, columns: Mapping[str, Any] | pa.Table) -> pa.Table:
+        schema = self._schemas[table]
+        if not isinstance(columns, pa.Table):
+            arrays = [_array(columns[f.name], f.type) for f in schema]
+            columns = pa.Table.from_arrays(arrays, schema=schema)
+        return columns.select(schema.names).cast(schema)
+
+    # ---- in the writing thread
+
+    def _unless_failed(self, job: Callable[..., None], *given: Any) -> None:
+        """After a failure nothing more is written, so no part appears without its rows."""
+        if self._failed:
+            return
         try:
-            manifests.write(self.folder, self.manifest)
-        except OSError as error:
-            raise disk_error(self.folder / manifests.FILE, error) from error
+            job(*given)
+        except BaseException:
+            self._failed = True
+            raise
 
-    def _wait(self) -> None:
-        if self._in_flight is not None:
-            future, self._in_flight = self._in_flight, None
-            future.result()
+    def _write(self, table: str, rows: list[pa.Table]) -> None:
+        joined = pa.concat_tables(rows)
+        if not joined.num_rows:
+            return
+        if table not in self._files:
+            temporary = f"{table}.parquet" if TABLES[table].single_file else f"{table}/part-{self._part:05d}.parquet"
+            self._files[table] = GrowingFile(self.folder / temporary, self._schemas[table])
+        self._files[table].write(joined)
 
-    def _write_part(self, number: int, tables: dict[str, pa.Table], updates: Mapping[str, Any]) -> None:
-        parts: list[Part] = []
-        for name, table in tables.items():
-            file = f"{name}.parquet" if TABLES[name].single_file else f"{name}/part-{number:05d}.parquet"
-            size, digest = write_parquet(self.folder / file, table)
-            parts.append(Part(name, file, table.num_rows, size, digest))
-        gone = [part for part in self.manifest.parts if TABLES[part.table].whole and part.table in tables]
-        self.manifest.parts = [part for part in self.manifest.parts if part not in gone] + parts
+    def _close(self, number: int, tables: Callable[[], Iterable[Rows]], updates: Mapping[str, Any]) -> None:
+        for table, columns in tables():
+            self._write(table, [self._cast(table, columns)])
+        files, self._part = self._files, number + 1
+        if not files:
+            return
+        parts = [
+            Part(table, str(file.path.relative_to(self.folder)), file.rows, *file.close())
+            for table, file in files.items()
+        ]
+        self._files, manifest = {}, self.manifest
+        gone = [part for part in manifest.parts if TABLES[part.table].whole and part.table in files]
+        manifest.parts = [part for part in manifest.parts if part not in gone] + parts
         for name, value in updates.items():
-            setattr(self.manifest, name, value)
-        if "activity" in tables:
-            self.manifest.tokens += tables["activity"].num_rows
-            self.manifest.sequences += tables["sequences"].num_rows if "sequences" in tables else 0
-        try:
-            manifests.write(self.folder, self.manifest)
-        except OSError as error:
-            raise disk_error(self.folder / manifests.FILE, error) from error
+            setattr(manifest, name, value)
+        if "activity" in files:
+            manifest.tokens += files["activity"].rows
+            manifest.sequences += files["sequences"].rows if "sequences" in files else 0
+        self._publish()
         for part in gone:
             (self.folder / part.file).unlink(missing_ok=True)
+
+    def _publish(self) -> None:
+        try:
+            manifests.write(self.folder, self.manifest)
+        except OSError as error:
+            raise disk_error(self.folder / manifests.FILE, error) from error
 
 
 def _remove_strays(folder: Path, manifest: Manifest) -> None:

@@ -22,7 +22,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from twell.workbench import writer
+from twell.workbench import batches, growing, writer
 from twell.workbench.capture import capture
 from twell.workbench.cli import main
 from twell.workbench.errors import UserError
@@ -259,14 +259,18 @@ def test_a_full_disk_keeps_whole_parts(
     tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "PART_TOKENS", 100)
-    write = pq.write_table
+    monkeypatch.setattr(batches, "WINDOW", 1)
+    write = growing.GrowingFile.write
 
-    def full(table: Any, path: Path, **given: Any) -> None:
-        if "part-00002" in str(path):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(table, path, **given)
+    def full(self: growing.GrowingFile, rows: Any) -> None:
+        if "part-00002" in str(self.path):
+            monkeypatch.setattr(pq.ParquetWriter, "write_table", no_room)
+        write(self, rows)
 
-    monkeypatch.setattr(pq, "write_table", full)
+    def no_room(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(growing.GrowingFile, "write", full)
     with pytest.raises(UserError, match="the disk is full"):
         run_capture(tiny, tmp_path / "run", texts)
     run = open_run(tmp_path / "run")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from twell.workbench import writer
+from twell.workbench import batches, writer
 from twell.workbench.capture import capture, record
 from twell.workbench.models import load
 from twell.workbench.options import CaptureOptions
@@ -223,6 +223,7 @@ def test_neurons(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(writer, "PART_TOKENS", 100)
+    monkeypatch.setattr(batches, "WINDOW", 1)
     run = run_capture(tiny, tmp_path / "run", texts, torch.float64)
     assert len(run.parts("activity")) > 2
     assert_neurons(run, plain(tiny, sequences_of(run), torch.float64).gates)

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twell.workbench import writer
+from twell.workbench import batches, writer
 from twell.workbench.capture import capture
 from twell.workbench.errors import UserError
 from twell.workbench.options import CaptureOptions
@@ -57,7 +57,7 @@ def assert_same(run: Run, other: Run) -> None:
 
 
 def options(folder: Path, out: Path, text: tuple[str, ...], **given: Any) -> CaptureOptions:
-    fields: dict[str, Any] = {"batch_tokens": 40, "seq_len": 24, "timings": 0, "device": "cpu", "examples": 2, **given}
+    fields: dict[str, Any] = {"batch_tokens": 24, "seq_len": 24, "timings": 0, "device": "cpu", "examples": 2, **given}
     return CaptureOptions(model=str(folder), text=text, out=out, **{"kernel": "reference", "fired": "1:0.3", **fields})
 
 
@@ -84,6 +84,7 @@ def test_killed_at_any_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(writer, "PART_TOKENS", 20)
+    monkeypatch.setattr(batches, "WINDOW", 2)
     killing(1000)
     whole = capture(options(tiny, tmp_path / "whole", texts))
     assert len(whole.parts("activity")) > 4
@@ -140,6 +141,7 @@ def begun(
 ) -> CaptureOptions:
     """The options of a run that was killed in its midst, to go on with."""
     monkeypatch.setattr(writer, "PART_TOKENS", 20)
+    monkeypatch.setattr(batches, "WINDOW", 2)
     given = tuple(shutil.copy(path, tmp_path) for path in texts)
     killing(40)
     with pytest.raises(Killed):

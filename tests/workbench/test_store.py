@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from twell.workbench import growing, schema, writer
 from twell.workbench import manifest as manifests
-from twell.workbench import schema, writer
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.manifest import Manifest
 from twell.workbench.store import list_runs, open_run
@@ -207,12 +207,12 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_written(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    run._wait()
-    monkeypatch.setattr(writer.pq, "write_table", full)
+    run.drain()
+    monkeypatch.setattr(growing.pq.ParquetWriter, "write_table", full)
     run.add("activity", make_activity(2, 5, first=2))
     run.close_part()
     with pytest.raises(UserError, match="the disk is full"):
-        run.close_part()
+        run.drain()
     monkeypatch.undo()
     run.abandon()
     kept = open_run(tmp_path / "run")

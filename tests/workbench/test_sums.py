@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from twell.kernels.layout import Layout, TwELL, pack
-from twell.workbench import sums, writer
+from twell.workbench import batches, sums, writer
 
 
 def unions_of(fired: np.ndarray, plain: np.ndarray, size: int) -> list[int]:
@@ -34,6 +34,7 @@ def test_tiles_and_unions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(writer, "PART_TOKENS", 100)
+    monkeypatch.setattr(batches, "WINDOW", 1)
     run = run_capture(tiny, tmp_path / "run", texts, torch.float64, seq_len=90, batch_tokens=200)
     assert len(run.parts("unions")) > 1
     gates = plain(tiny, sequences_of(run), torch.float64).gates

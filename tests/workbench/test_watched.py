@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from twell.kernels.layout import Layout, pack
-from twell.workbench import writer
+from twell.workbench import batches, writer
 from twell.workbench.errors import UserError
 from twell.workbench.watched import REACH, draw, entries, parse_fired
 
@@ -76,6 +76,7 @@ def test_examples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(writer, "PART_TOKENS", 60)
+    monkeypatch.setattr(batches, "WINDOW", 1)
     run = run_capture(tiny, tmp_path / "run", texts, torch.float64, examples=K)
     assert len(run.parts("activity")) > 3
     assert len(run.parts("examples")) == 1  # each part's takes the place of the one before
