@@ -79,8 +79,7 @@ def _record(recorder: Recorder, sources: list[Source], first: list[Batch], texts
     console = Console(highlight=False, soft_wrap=True)
     console.print(plan(loaded, options, total))
     try:
-        with Interrupt() as interrupt, Bar(total, console) as bar:
-            bar.advance(recorder.writer.manifest.tokens, 0.0)
+        with Interrupt() as interrupt, Bar(total, console, recorder.writer.manifest.tokens) as bar:
             for batch in chain(first, until_unreadable(texts, unreadable)):
                 recorder.step(batch)
                 bar.advance(recorder.fresh_tokens, recorder.nnz_mean)

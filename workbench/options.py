@@ -39,6 +39,9 @@ class CaptureOptions:
     device: Device = option("auto", help="where to run")
     kernel: Kernel = option("auto", help="which FFN kernel; auto picks one and records why")
     timings: int = option(16, help="time every layer, sparse and dense, each so many batches; 0: never", unit="batches")
+    timings_share: float = option(
+        0.01, help="time goes into timings up to 4 s and this share of it; 1: time all that is due"
+    )
     loss: bool = option(True, help="record the next token's loss")
     probes: Literal["counts", "neurons", "all"] = option(
         "all", help="counts per token alone; with sums a neuron and tile as well; or with unions of blocks too"
@@ -111,6 +114,34 @@ class VerifyOptions:
     tokens: int = option(8_000, help="of the run, from its beginning", unit="tokens")
     model: str | None = option(None, help="the model's folder, where the name in the manifest does not lead to it")
     device: Device = option("auto", help="where to run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Time the FFN dense and sparse, side by side, with the error of each: on a model, a shape or recorded patterns."""
+
+    model: str | None = option(None, help="a local folder or a hub id; default: the bundled model", argument=True)
+    shape: str | None = option(None, help="D_MODEL,D_FF: made-up weights and inputs instead of a model's")
+    patterns: Path | None = option(None, help="an .npz of recorded firing patterns, for up and down alone")
+    text: tuple[str, ...] = option((), help="text for a model, as for `twell capture`; default: the built-in ones")
+    rows: str | None = option(None, help="N[,N…] of a case; default: 131072 on a GPU, 1024 on a CPU", unit="tokens")
+    layers: str | None = option(None, help="L[,L…], the layers to time; default: all")
+    inputs: str | None = option(None, help="of text,uniform for a model and heavy,even,dense for a shape; default: all")
+    nnz: str = option("15,29,60,120,250", help="N[,N…], mean nnz of made-up inputs", unit="neurons")
+    compression: str = option("8", help="C[,C…] of 4, 8 and 16: of the TwELL that kernels emit")
+    kernel: tuple[str, ...] = option((), help="time this kernel alone; may be given again; default: all that can run")
+    plain: bool = option(False, help="a plain FFN instead of a gated one, for a shape")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = option("auto", help="of weights and inputs")
+    device: Device = option("auto", help="where to run")
+    weights: Literal["auto", "warm", "cold"] = option(
+        "auto", help="cold: rotated through more than the cache holds; auto: for up to 1024 rows on a GPU"
+    )
+    compile: bool = option(True, help="time torch.compile's dense FFN too")
+    probes: bool = option(False, help="time the kernels with each probe on, too")
+    energy: bool = option(False, help="power and energy too, by 6 s of each dense and sparse operation alone")
+    seconds: float | None = option(None, help="about what the turns of a case take; default: 1", unit="seconds")
+    out: Path | None = option(None, help="a .parquet file, or a run's folder: figures of other cases there are kept")
+    revision: str | None = option(None, help="branch, tag or commit of a hub model")
 
 
 @dataclass(frozen=True, kw_only=True)

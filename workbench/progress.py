@@ -100,12 +100,17 @@ def outcome(run: Run, nnz_mean: float) -> str:
 
 
 class Bar:
-    """A context manager; `advance` after each batch. `total` in tokens, None where it is not known."""
+    """A context manager; `advance` after each batch.
 
-    def __init__(self, total: int | None, console: Console) -> None:
+    total, done: tokens in all (None where it is not known) and before it begins. Rates leave out what comes before the
+    first tokens, as what a kernel takes to compile and the first batch's timings say nothing of the rest.
+    """
+
+    def __init__(self, total: int | None, console: Console, done: int = 0) -> None:
         self._total, self._console = total, console
-        self._done, self._began = 0, time.monotonic()
-        self._said = self._began
+        self._done = done
+        self._before: int | None = None  # tokens when the rate's clock began
+        self._began = self._said = time.monotonic()
         self._progress: Progress | None = None
         if console.is_terminal:
             columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
@@ -123,13 +128,18 @@ class Bar:
 
     def advance(self, tokens: int, nnz_mean: float) -> None:
         self._done += tokens
-        if self._progress is not None:
-            self._progress.update(self._task, advance=tokens, description=f"mean nnz {nnz_mean:.1f}")
-            return
         now = time.monotonic()
-        if self._done and now - self._said >= LINE_SECONDS:
+        if self._before is None:
+            if not tokens:
+                return
+            self._before, self._began = self._done, now
+            if self._progress is not None:
+                self._progress.reset(self._task, completed=self._done)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=self._done, description=f"mean nnz {nnz_mean:.1f}")
+        elif self._done > self._before and now - self._said >= LINE_SECONDS:
             self._said = now
-            rate = self._done / (now - self._began)
+            rate = (self._done - self._before) / (now - self._began)
             left = f", about {max(0, (self._total or 0) - self._done) / rate:,.0f} s left" if self._total else ""
             self._console.print(f"{self._done:,} tokens, {rate:,.0f} tokens/s{left}, mean nnz {nnz_mean:.1f}")
 

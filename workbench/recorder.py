@@ -44,7 +44,7 @@ class Recorder:
 
     def __init__(self, loaded: LoadedModel, writer: RunWriter, options: CaptureOptions) -> None:
         self.loaded, self.writer, self.options = loaded, writer, options
-        self.timings = Timings(loaded, options.timings, options.loss)
+        self.timings = Timings(loaded, options.timings, options.timings_share, options.loss)
         manifest = writer.manifest  # of a run that goes on: what it says of the tokens so far
         known = ("documents", "sequences", "tokens")
         self._text: dict[str, dict[str, Any]] = {

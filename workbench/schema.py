@@ -95,8 +95,8 @@ TIMINGS = Table(
             "op",
             "string",
             "",
-            "ffn_dense; ffn_sparse; gate: the gate product alone, dense; up_down: ffn_sparse less gate; attention; "
-            "model_dense and model_sparse: the whole forward pass",
+            "ffn_dense; ffn_sparse; gate: the gate product alone, dense; attention; model_dense and model_sparse: the "
+            "whole forward pass; in older runs up_down too: ffn_sparse less gate",
         ),
         Column("phase", "uint8", "", "0 prefill, 1 decode"),
         Column("tokens", "int32", "rows", "rows in the batch, padding included"),

@@ -2,14 +2,13 @@
 
 The idea: every so many batches, each layer is timed where it stands in the forward pass: its attention, then the dense
 FFN, the sparse FFN and the dense gate product in turns on the same input, medians over repetitions, with device events
-on a GPU. The gate product is what no sparse kernel is spared; `up_down` is what the sparse FFN takes beside it, turn by
-turn. Now and then the whole model is timed in the same way, so that each share in it can be told. Timed calls run with
-probes off and are heard by nobody, so they change no count.
+on a GPU. The gate product is what no sparse kernel is spared. Now and then the whole model is timed in the same way, so
+that each share in it can be told. Timed calls run with probes off and are heard by nobody, so they change no count.
 
-Cost: at most SHARE of the capture's time, and on a GPU that reports its power 12 s at the first batch, for the power
-that the whole model draws, dense and sparse. The first batch is always timed; after that, one is passed over when
-timing another would spend more. On a CPU the first ROWS rows of a batch are timed, which is enough to fill it, and of
-the attention's sequences as many as come to that, but one.
+Cost: ALLOWANCE seconds and a share of the capture's time, and on a GPU that reports its power 12 s at the first batch,
+for the power that the whole model draws, dense and sparse. The first batch is always timed; after that, one is passed
+over when timing another would spend more. On a CPU the first ROWS rows of a batch are timed, which is enough to fill
+it, and of the attention's sequences as many as come to that, but one.
 """
 
 from __future__ import annotations
@@ -33,19 +32,20 @@ from twell.workbench.gauge import Gauge, Reading
 from twell.workbench.models import LoadedModel
 from twell.workbench.schema import PREFILL
 
-SHARE = 0.15
+ALLOWANCE = 4.0  # seconds that may go into timings whatever the length of the capture
 ROWS = {"cpu": 1024, "cuda": 2**31}  # rows of a batch that are timed
 REPEATS = 5
-SPARSE = ("ffn_sparse", "up_down", "model_sparse")  # what the sparse kernel runs; the rest is dense
+SPARSE = ("ffn_sparse", "model_sparse")  # what the sparse kernel runs; the rest is dense
 MODEL_EVERY = 4  # timed batches between two timings of the whole model
 
 
 class Timings:
     """Collects the rows of the run's `timings` table as batches go by; `rows` holds those not yet fetched."""
 
-    def __init__(self, loaded: LoadedModel, every: int, loss: bool) -> None:
-        """`every`: batches from one timed batch to the next, 0 for none; `loss`: as the capture computes it."""
-        self.loaded, self.every, self.loss = loaded, every, loss
+    def __init__(self, loaded: LoadedModel, every: int, share: float, loss: bool) -> None:
+        """`every`: batches from one timed batch to the next, 0 for none; `share`: of the capture's time that they may
+        take beside ALLOWANCE; `loss`: as the capture computes it."""
+        self.loaded, self.every, self.share, self.loss = loaded, every, share, loss
         self.rows: list[dict[str, Any]] = []
         self._gauge = Gauge(loaded.device)
         self._kind = loaded.device.type
@@ -71,7 +71,8 @@ class Timings:
         """Whether this batch is due, and can be afforded."""
         if not self.every or batch.number % self.every:
             return False
-        return not self._timed or self._spent + self._cost <= SHARE * (time.perf_counter() - self._started)
+        budget = ALLOWANCE + self.share * (time.perf_counter() - self._started)
+        return not self._timed or self._spent + self._cost <= budget
 
     def _ffn(self, batch: Batch, layer: int, x: Tensor, stats: Stats) -> None:
         began = time.perf_counter()
@@ -79,7 +80,6 @@ class Timings:
         gate = partial(linear, x, ffn.w_gate, ffn.b_gate)
         with probing(self.loaded.probe, Probe()):
             took = self._take({"ffn_dense": partial(ffn.dense, x), "ffn_sparse": partial(ffn, x), "gate": gate})
-        took["up_down"] = [ours - alone for ours, alone in zip(took["ffn_sparse"], took["gate"], strict=True)]
         mean = float(stats.nnz[: len(x)].double().mean())
         self._add(batch, layer, len(x), mean, took)
         self._cost += time.perf_counter() - began
