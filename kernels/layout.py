@@ -81,6 +81,15 @@ class TwELL:
         """int32 [rows, tiles]: the true count of each tile, also past its slots."""
         return self.words[:, :, 0]
 
+    @property
+    def device(self) -> torch.device:
+        return self.words.device
+
+    def stored(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        """Where a kernel left it: each tile's first words, its other ones (None: the first are all), spill_index (None:
+        in place, see `unions.h`), spill."""
+        return self.words, None, self.spill_index, self.spill
+
     @classmethod
     def cat(cls, parts: list[TwELL]) -> TwELL:
         """The rows of several packed states of one layout, one after the other."""

@@ -6,7 +6,8 @@ a part of the run closes. Everything is an integer count or an extreme, so any o
 Unions come from the packed hidden state. The unflagged tokens of a sequence are cut into full blocks of 16 (what is
 left over is in no block); a block's union is a row of marks that its tokens' neurons are scattered into, and blocks of
 64 and 128 are made of those of 16. Tiles past their slots are read from where they are stored whole. Nothing here waits
-for the device. Cost: about that of reading the packed words three times.
+for the device. Cost: about that of reading the packed words three times; on a GPU `unions.py` of the kernels does it in
+one pass.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twell.kernels import unions
 from twell.kernels.call import NeuronSums, Stats, TileCounts
 from twell.kernels.layout import INDEX_MASK, TwELL
 
@@ -106,6 +108,11 @@ def blocks_of(sequence: np.ndarray, plain: np.ndarray) -> list[np.ndarray]:
 
 def union_counts(packed: TwELL, members: list[Tensor]) -> Tensor:
     """int64 [sizes of a block, d_ff + 1]: how many blocks have a union of so many neurons. Blocks as in `blocks_of`."""
+    return unions.counts(packed, members) if unions.takes(packed) else scattered_counts(packed, members)
+
+
+def scattered_counts(packed: TwELL, members: list[Tensor]) -> Tensor:
+    """`union_counts` in torch alone, on any device."""
     marks = _marks(packed, members[0])
     histograms = []
     for place, blocks in enumerate(members):
