@@ -1,4 +1,4 @@
-"""The figures of neurons: how densities spread in each layer, and where one neuron stands in its layer."""
+"""The figures of neurons: densities by layer, where one neuron stands in its layer, and how its values spread."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.app.figures import finish, layer_axis, log_ticks
-from twell.app.theme import AMBER, BLUE, SCALE
+from twell.app.theme import AMBER, BLUE, GREY, SCALE
 from twell.app.words import SPACE, number, percent, whole
 
 CURVE = 600  # points of a curve over neurons
+ENOUGH = 40  # values that make a histogram; fewer are drawn one by one
 
 
 def fine(share: float) -> str:
@@ -91,4 +92,50 @@ def rank_curve(densities: np.ndarray, rank: int, density: float, label: str) -> 
         figure.update_yaxes(tickvals=ticks, ticktext=[fine(tick) for tick in ticks])
         figure.update_yaxes(range=[math.log10(alive[-1]) - 0.15, math.log10(alive[0]) + 0.3])
         figure.update_xaxes(range=[-0.05, math.log10(len(alive)) + 0.1], dtick=1)
+    return figure
+
+
+def value_spread(values: np.ndarray, mean: float, most: float) -> go.Figure:
+    """A histogram of a neuron's values where there are enough, else a stroke for each; and the mean and the greatest of
+    all its firings, which the sums know."""
+    figure = go.Figure()
+    if len(values) >= ENOUGH:
+        counts, bounds = np.histogram(
+            values, bins=min(40, max(12, len(values) // 12)), range=(0.0, float(values.max()))
+        )
+        figure.add_bar(
+            x=(bounds[:-1] + bounds[1:]) / 2,
+            y=counts,
+            width=np.diff(bounds) * 0.92,
+            marker={"color": BLUE, "opacity": 0.75},
+            customdata=np.column_stack([bounds[:-1], bounds[1:]]),
+            hovertemplate="value %{customdata[0]:.3g} to %{customdata[1]:.3g}: %{y:,} firings<extra></extra>",
+        )
+    else:
+        figure.add_scatter(
+            x=values,
+            y=np.zeros(len(values)),
+            mode="markers",
+            marker={"color": BLUE, "size": 22, "symbol": "line-ns-open", "line": {"width": 2}},
+            hovertemplate="value %{x:.3g}<extra></extra>",
+        )
+    finish(figure, 250, top=36)
+    for value, name in ((mean, "mean"), (most, "largest")):
+        if math.isfinite(value):
+            figure.add_vline(x=value, line={"color": AMBER if name == "mean" else GREY, "width": 1.2, "dash": "dot"})
+            figure.add_annotation(
+                text=f"{name} {number(value)}",
+                x=value,
+                yref="paper",
+                y=1,
+                yshift=12,
+                xanchor="center" if name == "mean" else "right",
+                showarrow=False,
+                font={"size": 11},
+            )
+    figure.update_xaxes(
+        title="value where it fires", range=[0, max(most, float(np.max(values, initial=0.0)), 1e-9) * 1.04]
+    )
+    few = len(values) < ENOUGH
+    figure.update_yaxes(title="" if few else "firings", showgrid=not few, showticklabels=not few)
     return figure

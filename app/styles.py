@@ -50,13 +50,23 @@ a.tw-jump .token { border-radius: 3px; padding: 0 .25rem; max-width: 16rem; text
 
 /* a neuron's examples */
 h4.tw-part { font-size: .9rem; font-weight: 600; margin: .2rem 0; padding: 0; }
-.tw-example { display: grid; grid-template-columns: 6.6rem minmax(0,1fr) 4.6rem; gap: .45rem; padding: .25rem 0;
+.tw-example { display: grid; grid-template-columns: 6.6rem minmax(0,1fr) 3.4rem 4.2rem; gap: .45rem; padding: .25rem 0;
   border-bottom: 1px solid rgba(139,149,161,.22); align-items: baseline; }
 .tw-example a.where { color: #2f7ed8 !important; text-decoration: none !important; font-variant-numeric: tabular-nums; }
 .tw-example .words { white-space: pre-wrap; overflow-wrap: anywhere; }
 .tw-example .words span { border-radius: 3px; padding: .1em 0; }
 .tw-example .words .here { outline: 1px solid #c9821f; }
 .tw-example .number { text-align: right; opacity: .72; }
+
+/* the tokens that a neuron writes */
+.tw-logits { display: grid; grid-template-columns: 1fr 1fr; gap: 0 3rem; max-width: 62rem; }
+a.tw-logit { display: grid; grid-template-columns: 9rem minmax(0,1fr) 4rem; gap: .7rem; align-items: center;
+  padding: .12rem 0; color: inherit !important; text-decoration: none !important; }
+a.tw-logit > span:first-child { overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
+a.tw-logit:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
+a.tw-logit b { display: block; height: .7rem; border-radius: 2px; background: #2f7ed8; opacity: .75; }
+a.tw-logit.lowered b { background: #8b95a1; }
+a.tw-logit .number { text-align: right; font-size: .87rem; font-variant-numeric: tabular-nums; opacity: .8; }
 
 /* claims and their verdicts */
 .tw-claims { border-top: 1px solid rgba(139,149,161,.22); }

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import html
-from urllib.parse import urlencode
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 
 from twell.app import parts
-from twell.app import passage as read
+from twell.app.jobs import model_of
 from twell.app.neuron_data import one_neuron, parse
-from twell.app.neuron_figures import rank_curve
-from twell.app.passage_view import opacity
+from twell.app.neuron_figures import rank_curve, value_spread
+from twell.app.neuron_values import known, missing, sampled
+from twell.app.neuron_view import examples_html, written_html
 from twell.app.state import ask, parameter, shown
-from twell.app.words import SPACE, number, percent, plural, running, token_html, whole
+from twell.app.weights import written
+from twell.app.words import SPACE, number, percent, plural, token_html, whole
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
-
-SIDE = 16  # tokens that a window holds on either side
 
 
 def facts(run: Run, row: dict[str, object]) -> None:
@@ -59,48 +58,76 @@ def in_layer(run: Run, row: dict[str, object], densities: np.ndarray) -> None:
     parts.draw(figure, "rank", "Densities of the layer's neurons by rank")
 
 
+def spread(run: Run, row: dict[str, object]) -> None:
+    """How strongly it fires, where it does."""
+    layer, neuron = int(str(row["layer"])), int(str(row["neuron"]))
+    if not int(str(row["fires"])):
+        return
+    if not known(run):
+        parts.heading("Its values")
+        raise missing(run)
+    values = ask(run, sampled, layer=layer, neuron=neuron)
+    if values.attrs["source"] == "fired":
+        tokens, n = plural(values.attrs["tokens"], "token"), plural(len(values), "firing")
+        said = f"{n} among the {tokens} whose activations the run keeps."
+        code = f"analysis.fired_csr(run, {layer})[0][:, {neuron}].data"
+    else:
+        said = f"A sample: {plural(len(values), 'firing')} drawn at random of {whole(float(str(row['fires'])))}."
+        code = f"analysis.examples(run, {layer}, {neuron})"
+    said += " Mean and largest are over every firing."
+    parts.heading("Its values", said, values.to_frame(), run, code)
+    mean, most = float(str(row["value_mean"])), float(str(row["value_max"]))
+    parts.draw(value_spread(values.to_numpy(), mean, most), "values", "How the neuron's values spread")
+
+
+def writes(run: Run, layer: int, neuron: int) -> None:
+    """The tokens whose logits its down row raises and lowers most."""
+    title = "What it writes"
+    model = model_of(run)
+    if model is None or not Path(model[0]).is_dir():
+        parts.heading(title)
+        raise Missing(
+            "The tokens that this neuron makes likelier and less likely are read off the model's weights, and those "
+            "are not on this machine. They are for the bundled model, and for a model captured from a local folder."
+        )
+    frame = ask(run, written, folder=model[0], layer=layer, neuron=neuron)
+    sign = (
+        " The up branch decides the sign: where it is negative, the two sides change places."
+        if frame.attrs["gated"]
+        else ""
+    )
+    scale = "with the final norm's scale" if frame.attrs["scaled"] else "there is no final norm"
+    parts.heading(
+        title,
+        f"Its down row through the unembedding, {scale} and before its division by the residual's length; logits "
+        f"relative to the mean of {plural(frame.attrs['tokens'], 'token')}. The direct effect alone: later layers "
+        f"read the row too.{sign}",
+        frame,
+        run,
+        f"from twell.app.weights import written\nwritten(run, {model[0]!r}, {layer}, {neuron})",
+    )
+    st.html(written_html(frame, st.session_state["run"]))
+
+
 def in_text(run: Run, layer: int, neuron: int) -> None:
     """The text that fires it, each token shaded by the neuron's value there."""
     if not run.has("examples"):
         parts.heading("In the text")
-        why = "it is a summary-only run" if run.manifest.summary_only else "it was captured without them"
-        raise Missing(f"{run.name} keeps no examples of neurons: {why}. Capture with --examples 8 to see them here.")
+        raise missing(run)
     frame = ask(run, "examples", layer=layer, neuron=neuron)
     top, sample = frame[frame["kind"] == "top"], frame[frame["kind"] == "sample"]
     high = float(frame["value"].max())
     said = (
         f"The {plural(len(top), 'greatest value')} of the run, then {plural(len(sample), 'firing')} drawn at random, "
-        f"greatest first. Each token is shaded by the neuron's value there, from 0 to {number(high)}."
+        f"with the share of them that are no greater. Each token is shaded by the neuron's value there, from 0 to "
+        f"{number(high)}. A place opens the passage, shaded by this neuron."
     )
     data = frame.drop(columns="window")
     parts.heading("In the text", said, data, run, f"analysis.examples(run, {layer}, {neuron})")
-    for name, part in (("Greatest", top), ("Drawn at random", sample)):
+    for name, part in (("Greatest", top), ("Across its range", sample)):
         if len(part):
-            st.html(f'<h4 class="tw-part">{name}</h4>{lines(run, part, high)}')
-
-
-def lines(run: Run, frame: pd.DataFrame, high: float) -> str:
-    """A line an example: where, its text with the values as shades, the value."""
-    out = ['<div class="tw-places">']
-    for row in frame.itertuples():
-        rows = ask(run, read.passage, sequence=int(row.sequence))
-        window = dict(zip(range(row.position - SIDE, row.position + SIDE + 1), row.window, strict=False))
-        texts = read.pieces(run.vocab["bytes"].reindex(rows["token_id"]))
-        spans = []
-        for place in range(max(0, row.position - SIDE), min(len(texts), row.position + SIDE + 1)):
-            value = window.get(place, 0.0)
-            share = 0.0 if not value > 0 else min(value / max(high, 1e-9), 1.0)
-            shade = f' style="background:rgba(47,126,216,{opacity(share):.3f})"' if share else ""
-            mark = ' class="here"' if place == row.position else ""
-            tip = f' title="{number(float(value))}"' if share else ""
-            spans.append(f"<span{mark}{shade}{tip}>{html.escape(running(texts[place]))}</span>")
-        query = {"run": st.session_state["run"], "sequence": row.sequence, "position": row.position}
-        address = html.escape("text?" + urlencode(query), quote=True)
-        out.append(
-            f'<div class="tw-example"><a class="where" href="{address}">{row.sequence}:{row.position}</a>'
-            f'<span class="words">{"".join(spans)}</span><span class="number">{number(float(row.value))}</span></div>'
-        )
-    return "".join([*out, "</div>"])
+            lines = examples_html(run, part, high, st.session_state["run"], f"L{layer}/N{neuron}")
+            st.html(f'<h4 class="tw-part">{name}</h4>{lines}')
 
 
 def neighbours(run: Run, layer: int, neuron: int) -> None:
@@ -129,8 +156,14 @@ def page(run: Run) -> None:
     parts.title(f"L{layer}/N{neuron}")
     row, densities = ask(run, one_neuron, layer=layer, neuron=neuron)
     facts(run, row)
-    with parts.told():
+    with st.container(key="pair"):
+        left, right = st.columns(2, gap="large")
+    with left, parts.told():
         in_layer(run, row, densities)
+    with right, parts.told():
+        spread(run, row)
+    with parts.told():
+        writes(run, layer, neuron)
     with parts.told():
         in_text(run, layer, neuron)
 

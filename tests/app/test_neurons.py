@@ -76,7 +76,7 @@ def test_a_neuron_shows_its_numbers_and_examples(show: Show, runs: Path, made_ru
     places = re.findall(r'class="where" href="[^"]*">(\d+:\d+)</a>', shown)
     assert places == [f"{r.sequence}:{r.position}" for r in found.itertuples()]
     assert shown.count('class="here"') == len(found)
-    assert len(test.get("plotly_chart")) == 1
+    assert len(test.get("plotly_chart")) == 2
 
 
 def test_shades_of_an_example_follow_its_window(show: Show, runs: Path, made_run: Run) -> None:
