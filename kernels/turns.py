@@ -1,0 +1,55 @@
+"""Timing operations in turns, on any device: what every figure of time comes from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+K = TypeVar("K")
+Run = Callable[[], Any]
+
+
+def turns(operations: Mapping[K, Run], device: torch.device, repeats: int) -> dict[K, list[float]]:
+    """Microseconds of each operation by name, turn by turn after one that is not timed."""
+    for operation in operations.values():
+        operation()
+    took: dict[K, list[Callable[[], float]]] = {name: [] for name in operations}
+    for _ in range(repeats):
+        for name, operation in operations.items():
+            took[name].append(_timed(operation, device))
+    return {name: [read() for read in reads] for name, reads in took.items()}
+
+
+def _timed(operation: Run, device: torch.device) -> Callable[[], float]:
+    """Runs an operation; what comes back gives its microseconds, and on a GPU waits for it first."""
+    if device.type != "cuda":
+        began = time.perf_counter()
+        operation()
+        took = (time.perf_counter() - began) * 1e6
+        return lambda: took
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    operation()
+    end.record()
+
+    def read() -> float:
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e3
+
+    return read
+
+
+def graphed(operation: Run) -> Run:
+    """The operation as a replay of a CUDA graph, so that launching takes no part in its time."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # first calls allocate and compile
+        operation()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        operation()
+    return graph.replay
