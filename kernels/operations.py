@@ -67,9 +67,8 @@ def operations(ffn: SparseFFN, x: Tensor, asked: Asked, left_out: dict[str, str]
     dense = sibling(ffn, "reference")
     runs = dense_operations(dense, x)
     if asked.compiled:
-        runs[COMPILED] = partial(
-            _compiled(x.shape, x.dtype, x.device, dense.w_gate.shape, dense.w_up is None), dense, x
-        )
+        compiled = _compiled(x.shape, x.dtype, x.device, dense.w_gate.shape, dense.w_up is None)
+        runs = {DENSE: runs.pop(DENSE), COMPILED: partial(compiled, dense, x), **runs}
     numbers = torch.arange(len(x), dtype=torch.int32, device=x.device)
     for name in asked.kernels:
         for layout in asked.layouts:

@@ -20,12 +20,12 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from twell.kernels.call import Stats
 from twell.kernels.module import Probe
+from twell.kernels.turns import turns
 from twell.workbench.batches import Batch
 from twell.workbench.forward import Inputs, OnLayer, forward, probing
 from twell.workbench.gauge import Gauge, Reading
@@ -140,36 +140,6 @@ class Timings:
             found = {"nnz_mean": nnz_mean, "microseconds": statistics.median(times), "kernel": kernel}
             mhz, watts = now if power is None else power.get(op, (now[0], None))
             self.rows.append(about | found | {"sm_mhz": mhz, "watts": watts})
-
-
-def turns(operations: dict[str, Callable[[], Any]], device: torch.device, repeats: int) -> dict[str, list[float]]:
-    """Microseconds of each operation by name, turn by turn after one that is not timed."""
-    for operation in operations.values():
-        operation()
-    took: dict[str, list[Callable[[], float]]] = {name: [] for name in operations}
-    for _ in range(repeats):
-        for name, operation in operations.items():
-            took[name].append(_timed(operation, device))
-    return {name: [read() for read in reads] for name, reads in took.items()}
-
-
-def _timed(operation: Callable[[], Any], device: torch.device) -> Callable[[], float]:
-    """Runs an operation; what comes back gives its microseconds, and on a GPU waits for it first."""
-    if device.type != "cuda":
-        began = time.perf_counter()
-        operation()
-        took = (time.perf_counter() - began) * 1e6
-        return lambda: took
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    operation()
-    end.record()
-
-    def read() -> float:
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e3
-
-    return read
 
 
 @contextmanager
