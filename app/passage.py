@@ -1,9 +1,9 @@
 """The passage of one sequence, token by token, and the scale that shades it.
 
-A shade is one of `all` (nnz summed over the layers), `L3` (nnz in layer 3) and `surprisal` (loss of the token, as
-predicted one position before it). Its scale runs from the 1st to the 99th percentile of the run's unflagged tokens, so
-that two passages of a run are shaded alike. Cost: 10 ms for a sequence; the loudest places read a column of every token
-once for a run.
+A shade is one of `all` (nnz summed over the layers), `L3` (nnz in layer 3), `surprisal` (loss of the token, as
+predicted one position before it) and `L3/N42` (the value of that neuron, where the run keeps it). Its scale runs from
+the 1st to the 99th percentile of the run's unflagged tokens, a neuron's from 0 to its largest value, so that two
+passages of a run are shaded alike. Cost: 10 ms for a sequence; the loudest places read a column of every token once.
 """
 
 from __future__ import annotations
@@ -17,24 +17,29 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from twell import analysis
 from twell.analysis.layers import histogram
+from twell.app.neuron_data import parse
+from twell.app.neuron_values import in_sequence
 from twell.workbench.errors import Missing, UserError
-from twell.workbench.schema import nnz_columns
+from twell.workbench.schema import DECODE, PREFILL, nnz_columns
 from twell.workbench.store import Run
 
 ALL, SURPRISAL = "all", "surprisal"
 SEEN = 12  # loudest places that are listed
 AROUND = 10  # tokens shown to either side of a place
+PHASES = {"prefill": PREFILL, "decode": DECODE}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What a shade stands for: its name, its unit, and the values of the faintest and the strongest shade."""
+    """What a shade stands for: its name, its unit, the values of the faintest and the strongest shade, and of what."""
 
     name: str
     unit: str
     low: float
     high: float
+    said: str = "1st to 99th percentile of the run"
 
     def share(self, values: np.ndarray) -> np.ndarray:
         """The values from 0 (low and below) to 1 (high and above); NaN stays."""
@@ -48,6 +53,10 @@ def shades(run: Run) -> list[str]:
 
 def scale(run: Run, shade: str) -> Scale:
     """The scale of a shade, shared by all passages of the run."""
+    if "/" in shade:
+        layer, neuron = _neuron(run, shade)
+        high = float(analysis.by_neuron(run, layer=layer)["value_max"].iloc[neuron])
+        return Scale(f"value of {shade}", "", 0.0, high, "0 to the largest of the run; unshaded: silent, or not kept")
     if shade == SURPRISAL:
         found = run.sql(
             "select quantile_cont(cast(loss as double), [0.01, 0.99]) as q from activity where flags = 0 and loss < 1e4"
@@ -69,6 +78,21 @@ def percentiles(run: Run) -> tuple[np.ndarray, np.ndarray]:
     return counted["nnz"].to_numpy(), 100 * up_to / up_to[-1]
 
 
+def _neuron(run: Run, shade: str) -> tuple[int, int]:
+    """The neuron that a shade names."""
+    place = parse(shade, run)
+    if place is None:
+        raise Missing(f"This run's neurons are called L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}; it has no {shade}.")
+    return place
+
+
+def phases(run: Run) -> list[str]:
+    """The phases that the run's tokens are of."""
+    run.parts("activity")
+    found = set(run.sql("select distinct phase from activity")["phase"])
+    return [name for name, number in PHASES.items() if number in found]
+
+
 def passage(run: Run, sequence: int) -> pd.DataFrame:
     """The tokens of a sequence in order. Columns: position; token_id; flags; phase; loss (nats, of the next token as
     predicted here); surprisal (nats, of this token); nnz (sum over layers); nnz_LL."""
@@ -88,11 +112,16 @@ def passage(run: Run, sequence: int) -> pd.DataFrame:
     rows["surprisal"] = rows["loss"].shift(1)
     names = nnz_columns(run.layers)
     rows["nnz"] = rows[names].sum(axis=1).astype("int64")
-    return rows[["position", "token_id", "flags", "phase", "loss", "surprisal", "nnz", *names]]
+    rows = rows[["position", "token_id", "flags", "phase", "loss", "surprisal", "nnz", *names]]
+    rows.attrs = {"sequence": sequence}
+    return rows
 
 
 def values(rows: pd.DataFrame, run: Run, shade: str) -> np.ndarray:
-    """What shades each token."""
+    """What shades each token; NaN where it is not known."""
+    if "/" in shade:
+        known = in_sequence(run, *_neuron(run, shade), sequence=int(rows.attrs["sequence"]))
+        return known.reindex(rows["position"]).to_numpy(float)
     if shade == SURPRISAL:
         return rows["surprisal"].to_numpy(float)
     return rows["nnz" if shade == ALL else nnz_columns(run.layers)[int(shade[1:])]].to_numpy(float)
@@ -105,14 +134,19 @@ def pieces(found: Iterable[object]) -> list[str]:
     return [decoder.decode(piece) if isinstance(piece, bytes) else "" for piece in found]
 
 
-def loudest(run: Run, shade: str) -> pd.DataFrame:
-    """The places of greatest value in the run, each token once. Columns: sequence, position, token_id, value, before,
-    token, after."""
+def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:
+    """The places of greatest value in the run, or in one phase of it, each token once. Columns: sequence, position,
+    token_id, value, before, token, after."""
+    only = "" if phase is None else f" and phase = {PHASES[phase]}"
+    if "/" in shade:
+        kept = analysis.examples(run, *_neuron(run, shade), width=AROUND)
+        kept = kept[kept["kind"] == "top"].head(SEEN).reset_index(drop=True)
+        return kept[["sequence", "position", "value", "before", "token", "after"]]
     if shade == SURPRISAL:
         value, place = "cast(loss as double)", "position + 1"
         where = "loss < 1e4"
         last = "join (select sequence, max(position) as final from activity group by sequence) using (sequence)"
-        where += " and position < final"
+        where += " and position < final" + only
         # The loss of a position is the surprisal of the next, whose token stands in the next row.
         query = (
             f"select sequence, {place} as position, {value} as value from activity {last} where {where} "
@@ -124,7 +158,7 @@ def loudest(run: Run, shade: str) -> pd.DataFrame:
         total = " + ".join(f"cast({name} as bigint)" for name in chosen)
         query = (
             "select -top.s as sequence, -top.p as position, top.v as value from (select token_id, "
-            f"max({{'v': {total}, 's': -sequence, 'p': -position}}) as top from activity where flags = 0 "
+            f"max({{'v': {total}, 's': -sequence, 'p': -position}}) as top from activity where flags = 0{only} "
             f"group by token_id) order by value desc, sequence, position limit {SEEN}"
         )
     run.parts("activity")
@@ -149,6 +183,9 @@ def _place(run: Run, sequence: int, position: int, value: float) -> dict[str, ob
 
 def code(run: Run, shade: str) -> str:
     """The lines that find the loudest places in a notebook."""
+    if "/" in shade:
+        layer, neuron = _neuron(run, shade)
+        return f"analysis.examples(run, {layer}, {neuron})"
     if shade == ALL:
         keys = '["sequence", "position", "token_id"]'
         return f'run.activity(tidy=True, flagged=False).groupby({keys})["nnz"].sum().nlargest({SEEN})'

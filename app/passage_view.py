@@ -26,12 +26,12 @@ def opacity(share: float) -> float:
 
 def legend(scale: Scale) -> str:
     """The scale, its range printed."""
-    unit = "" if scale.unit == "neurons" else f"{SPACE}{scale.unit}"
+    unit = f"{SPACE}{scale.unit}" if scale.unit not in ("", "neurons") else ""
     ends = [number(end) + unit for end in (scale.low, scale.high)]
     return (
         f'<div class="tw-scale"><span>{html.escape(scale.name)}</span><span>≤{SPACE}{html.escape(ends[0])}</span>'
         f"<i></i><span>≥{SPACE}{html.escape(ends[1])}</span>"
-        '<span class="tw-quiet">1st to 99th percentile of the run</span></div>'
+        f'<span class="tw-quiet">{html.escape(scale.said)}</span></div>'
     )
 
 
@@ -41,8 +41,8 @@ def bar(share: float) -> str:
     return "━" * (halves // 2) + "╸" * (halves % 2)
 
 
-def lines(row: dict[str, Any], text: str, share: float | None, percentile: float, tops: dict[str, float]) -> str:
-    """What is known of a token, in lines of text."""
+def lines(row: dict[str, Any], text: str, value: str, percentile: float, tops: dict[str, float]) -> str:
+    """What is known of a token, in lines of text; `value` is a line about what shades it, where that is a neuron."""
     flags = int(row["flags"])
     marks = {FLAG_SPECIAL: "special token", FLAG_FIRST: "first of its sequence", FLAG_NOT_FINITE: "not finite"}
     said = [mark for bit, mark in marks.items() if flags & bit]
@@ -52,6 +52,7 @@ def lines(row: dict[str, Any], text: str, share: float | None, percentile: float
         f"nnz {whole(row['nnz'])}, percentile {percentile:.0f}",
         f"surprisal {number(row['surprisal'])}, loss {number(row['loss'])} nats",
     ]
+    out += [value] if value else []
     out += [f"{', '.join(said)}: in no statistic"] if said else []
     out.append("")
     for layer, (name, top) in enumerate(tops.items()):
@@ -66,24 +67,26 @@ def passage_html(
     shares: np.ndarray,
     ranks: np.ndarray,
     tops: dict[str, float],
+    values: list[str],
     run: str,
     at: int | None,
 ) -> str:
     """The passage and the pane beside it.
 
     `texts` is what each token adds, `names` the tokens by themselves, `shares` their place on the scale, `ranks` their
-    percentiles, `tops` the greatest common nnz of each layer; `at` is the position that is marked.
+    percentiles, `tops` the greatest common nnz of each layer, `values` a line a token about a neuron, or nothing; `at`
+    is the position that is marked.
     """
     spans, resting = [], ""
     loudest = int(np.nanargmax(shares)) if np.isfinite(shares).any() else 0
     for place, row in enumerate(rows.to_dict("records")):
         share = float(shares[place])
-        said = lines(row, names[place], share, float(ranks[place]), tops)
+        said = lines(row, names[place], values[place], float(ranks[place]), tops)
         here = at is not None and row["position"] == at
         if here or (at is None and place == loudest) or not resting:
             resting = said
         spans.append(_token(row, texts[place], said, share, here, run))
-    height = 1.2 * (len(tops) + 6)  # of the pane, in rem, so that nothing moves when it fills
+    height = 1.2 * (len(tops) + 6 + any(values))  # of the pane, in rem, so that nothing moves when it fills
     return (
         f'<div class="tw-text" style="--pane: {height:.1f}rem">'
         f'<div class="tw-passage" tabindex="0">{"".join(spans)}</div>'
@@ -107,12 +110,11 @@ def _broken(text: str) -> str:
     return '<i class="end">⏎</i>\n'.join(html.escape(running(part)) for part in parts)
 
 
-def jumps(frame: pd.DataFrame, run: str, shade: str, scale: Scale) -> str:
-    """The loudest places, each a link to its place in the text."""
+def jumps(frame: pd.DataFrame, run: str, more: dict[str, str], scale: Scale) -> str:
+    """The loudest places, each a link to its place in the text; `more` is what else of the address stays."""
     out = []
     for row in frame.itertuples():
-        query = {"run": run, "sequence": row.sequence, "position": row.position}
-        query |= {"shade": shade} if shade != "all" else {}
+        query = {"run": run, "sequence": row.sequence, "position": row.position, **more}
         address = html.escape("text?" + urlencode(query), quote=True)
         tint = opacity(float(scale.share(np.array([row.value]))[0]))
         out.append(

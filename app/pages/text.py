@@ -1,19 +1,40 @@
-"""Text: the passage itself, every token shaded by how many neurons it fires, or by how unexpected it is."""
+"""Text: the passage itself, each token shaded by how many neurons it fires, by one of them, or by its surprisal."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import pandas as pd
 import streamlit as st
 
 from twell.app import own, parts
 from twell.app import passage as read
+from twell.app.neuron_data import parse
+from twell.app.neuron_values import known
 from twell.app.passage_view import jumps, layer_tops, legend, passage_html
 from twell.app.state import ask, bound, parameter, shown, whole_number
-from twell.app.words import plural, whole
+from twell.app.words import number, plural, whole
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
 SHOWN = 1024  # tokens of a sequence that are drawn at a time
+BOTH = "both"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is looked at: a sequence, what shades its tokens, and one phase of generation or (None) all."""
+
+    sequence: int
+    shade: str
+    phase: str | None = None
+
+    @property
+    def address(self) -> dict[str, str]:
+        """What of it a link to another place keeps."""
+        kept = {} if self.shade == read.ALL else {"neuron" if "/" in self.shade else "shade": self.shade}
+        return kept | ({"phase": self.phase} if self.phase else {})
 
 
 def shade_name(shade: str) -> str:
@@ -31,8 +52,34 @@ def to_source(sequences: pd.DataFrame) -> None:
     st.query_params["sequence"] = str(int(first))
 
 
-def chosen(run: Run, sequences: pd.DataFrame) -> tuple[int, str]:
-    """Sequence and shade, carried by the address; beside them, own text."""
+def chosen_neuron(run: Run) -> str:
+    """A field for a neuron that shades the passage, where the run keeps values of any; "" for none."""
+    if not known(run):
+        return ""
+
+    def named(text: str) -> str | None:
+        place = parse(text, run)
+        return f"L{place[0]}/N{place[1]}" if place else None
+
+    tie = bound("neuron", "", named)
+    asked = st.text_input(
+        "One neuron", placeholder="L3/N42", width=120, max_chars=20, help="Shade by its value, where kept.", **tie
+    )
+    return named(asked) or ""
+
+
+def chosen_phase(run: Run) -> str | None:
+    """Prefill, decode or both, where the run has both."""
+    there = ask(run, read.phases)
+    if len(there) < 2:
+        return None
+    tie = bound("phase", BOTH, lambda text: text if text in there else None)
+    phase = st.segmented_control("Phase", [BOTH, *there], required=True, **tie)
+    return None if phase in (BOTH, None) else str(phase)
+
+
+def chosen(run: Run, sequences: pd.DataFrame) -> Choice:
+    """Sequence, shade and phase, carried by the address; beside them, own text."""
     last = int(sequences["sequence"].max())
     tie = bound("sequence", 0, lambda text: None if (n := whole_number(text)) is None else min(n, last))
 
@@ -50,7 +97,9 @@ def chosen(run: Run, sequences: pd.DataFrame) -> tuple[int, str]:
             width=190,
             **bound("shade", read.ALL, lambda text: text if text in shades else None),
         )
-        sequence = int(st.number_input("Sequence", 0, last, step=1, width=150, key="sequence", on_change=turn))
+        shade = chosen_neuron(run) or shade
+        phase = chosen_phase(run)
+        sequence = int(st.number_input("Sequence", 0, last, step=1, width=130, key="sequence", on_change=turn))
         sources = list(dict.fromkeys(sequences["source"]))
         if len(sources) > 1:
             st.session_state["source"] = sequences.set_index("sequence")["source"].get(sequence, sources[0])
@@ -58,12 +107,12 @@ def chosen(run: Run, sequences: pd.DataFrame) -> tuple[int, str]:
                 "Source",
                 sources,
                 key="source",
-                width=230,
+                width=200,
                 on_change=to_source,
                 args=(sequences,),
             )
         own.own_text(run)
-    return sequence, shade
+    return Choice(sequence, shade, phase)
 
 
 def window(rows: pd.DataFrame, at: int | None) -> pd.DataFrame:
@@ -75,10 +124,9 @@ def window(rows: pd.DataFrame, at: int | None) -> pd.DataFrame:
     return rows.iloc[begin : begin + SHOWN]
 
 
-def turns(run: Run, sequence: int, rows: pd.DataFrame, length: int, shade: str) -> None:
+def turns(choice: Choice, rows: pd.DataFrame, length: int) -> None:
     """Links to the stretches before and after."""
-    begin = int(rows["position"].iloc[0])
-    more = {} if shade == read.ALL else {"shade": shade}
+    begin, sequence, more = int(rows["position"].iloc[0]), choice.sequence, choice.address
     with st.container(horizontal=True, gap="medium"):
         if begin > 0:
             before = max(begin - SHOWN, 0)
@@ -87,8 +135,16 @@ def turns(run: Run, sequence: int, rows: pd.DataFrame, length: int, shade: str) 
             parts.linked("text.py", "Later →", sequence=sequence, **more, **{"from": begin + len(rows)})
 
 
-def the_passage(run: Run, sequences: pd.DataFrame, sequence: int, shade: str) -> None:
+def neuron_lines(values: np.ndarray, shade: str) -> list[str]:
+    """A line a token about the neuron that shades it; nothing under other shades."""
+    if "/" not in shade:
+        return [""] * len(values)
+    return [f"{shade} " + ("not kept here" if np.isnan(v) else number(float(v)) if v else "silent") for v in values]
+
+
+def the_passage(run: Run, sequences: pd.DataFrame, choice: Choice) -> None:
     """The passage with its scale."""
+    sequence, shade = choice.sequence, choice.shade
     rows = ask(run, read.passage, sequence=sequence)
     at = whole_number(parameter("position"))
     at = at if at is not None and at < len(rows) else None
@@ -113,22 +169,26 @@ def the_passage(run: Run, sequences: pd.DataFrame, sequence: int, shade: str) ->
         f'run.activity().query("sequence == {sequence}")',
     )
     st.html(legend(scale))
-    shares = scale.share(read.values(part, run, shade))
+    values = read.values(part, run, shade)
+    shares = scale.share(np.where(values == 0, np.nan, values) if "/" in shade else values)
+    if choice.phase is not None:
+        shares = np.where(part["phase"] == read.PHASES[choice.phase], shares, np.nan)
     tops = layer_tops(ask(run, "by_layer"), run.layers)
-    markup = passage_html(
-        part, texts[offset : offset + len(part)], names, shares, ranks, tops, st.session_state["run"], at
-    )
-    st.html(markup)
-    turns(run, sequence, part, len(rows), shade)
+    told, name = neuron_lines(values, shade), st.session_state["run"]
+    st.html(passage_html(part, texts[offset : offset + len(part)], names, shares, ranks, tops, told, name, at))
+    turns(choice, part, len(rows))
 
 
-def places(run: Run, shade: str) -> None:
+def places(run: Run, choice: Choice) -> None:
     """The loudest places of the whole run."""
-    frame = ask(run, read.loudest, shade=shade)
+    shade = choice.shade
+    frame = ask(run, read.loudest, shade=shade, phase=choice.phase)
     scale = ask(run, read.scale, shade=shade)
-    said = f"Greatest {scale.name} of the run, each token once. Choose one to see it in its passage."
+    where = f"the run's {choice.phase}" if choice.phase and "/" not in shade else "the run"
+    once = "" if "/" in shade else ", each token once"
+    said = f"Greatest {scale.name} of {where}{once}. Choose one to see it in its passage."
     parts.heading("Loudest places", said, frame, run, read.code(run, shade))
-    st.html(jumps(frame, st.session_state["run"], shade, scale))
+    st.html(jumps(frame, st.session_state["run"], choice.address, scale))
 
 
 def page(run: Run) -> None:
@@ -137,11 +197,11 @@ def page(run: Run) -> None:
     if not run.has("sequences"):
         raise Missing(f"{run.name} holds no sequences yet: wait for its first part.")
     sequences = ask(run, read.sequences)
-    sequence, shade = chosen(run, sequences)
+    choice = chosen(run, sequences)
     with parts.told():
-        the_passage(run, sequences, sequence, shade)
+        the_passage(run, sequences, choice)
     with parts.told():
-        places(run, shade)
+        places(run, choice)
 
 
 parts.title("What does each token of the text fire?")

@@ -17,6 +17,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from twell.app.jobs import Desk, model_of
+from twell.app.neuron_values import in_sequence
 from twell.app.passage import loudest, passage, pieces, scale
 from twell.workbench.errors import UserError
 from twell.workbench.store import Run, open_run
@@ -105,6 +106,37 @@ def test_without_rows_of_tokens_the_page_says_so(show: Show, runs: Path) -> None
     test = show(runs, "text", run="summary")
     assert not test.exception
     assert "summary-only run" in test.info[0].value.replace("\\", "")
+
+
+def test_one_neuron_shades_the_tokens_where_it_is_known_to_fire(show: Show, runs: Path, made_run: Run) -> None:
+    test = show(runs, "text", run="made", sequence="4", neuron="1-5")
+    assert "value of L1/N5" not in markup(test)  # not how a neuron is written
+    test = show(runs, "text", run="made", sequence="4", neuron="L1/N5")
+    assert not test.exception
+    values = in_sequence(made_run, 1, 5, 4)
+    rows = passage(made_run, 4)
+    fires = set(values.index[values > 0])
+    drawn = np.array(shades(markup(test)))
+    assert set(np.flatnonzero(~np.isnan(drawn))) == {place for place, at in enumerate(rows["position"]) if at in fires}
+    assert "value of L1/N5" in markup(test)
+    assert "neuron=L1%2FN5" in markup(test)  # the loudest places keep it
+    assert "not kept here" in markup(test)
+
+
+def test_one_phase_of_generation_alone(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    def generated(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {"phase": (columns["position"] >= 20).astype(np.uint8)}
+
+    run = made.make(tmp_path / "made", layers=3, sequences=20, change=generated)
+    test = show(tmp_path, "text", run="made", sequence="1", phase="decode")
+    assert not test.exception
+    drawn = np.array(shades(markup(test)))
+    assert np.isnan(drawn[:20]).all()
+    assert not np.isnan(drawn[20:]).any()
+    assert (loudest(run, "all", "decode")["position"] >= 20).all()
+    assert (loudest(run, "all", "prefill")["position"] < 20).all()
+    plain = show(tmp_path, "text", run="made", sequence="1")
+    assert not np.isnan(shades(markup(plain))).any()
 
 
 def bundled(made: ModuleType, folder: Path) -> Path:
