@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "doctor": (options.DoctorOptions, "twell.workbench.doctor:doctor"),
     "capture": (options.CaptureOptions, "twell.workbench.capture:capture"),
     "verify": (options.VerifyOptions, "twell.workbench.verify:verify"),
+    "bench": (options.BenchOptions, "twell.workbench.bench:bench"),
     "summarize": (options.SummarizeOptions, "twell.analysis.summary:summarize"),
     "app": (options.AppOptions, "twell.app.launch:launch"),
     "export": (options.ExportOptions, "twell.analysis.export:export"),

@@ -139,7 +139,9 @@ class BenchOptions:
     compile: bool = option(True, help="time torch.compile's dense FFN too")
     probes: bool = option(False, help="time the kernels with each probe on, too")
     energy: bool = option(False, help="power and energy too, by 6 s of each dense and sparse operation alone")
-    seconds: float | None = option(None, help="about what the turns of a case take; default: 1", unit="seconds")
+    seconds: float | None = option(
+        None, help="about what the turns of a case take; default: 0.5, on a GPU 1", unit="seconds"
+    )
     out: Path | None = option(None, help="a .parquet file, or a run's folder: figures of other cases there are kept")
     revision: str | None = option(None, help="branch, tag or commit of a hub model")
 

@@ -1,0 +1,107 @@
+"""Dense and sparse side by side, on this machine: how fast each kernel runs an FFN, and how exactly.
+
+The idea: `kernels/bench.py` times the operations of one case in turns. Here the cases come from `bench_cases`, the
+power that a GPU draws is read, and each case goes to a file (`bench_table`) and to the screen (`bench_page`) as soon as
+it is known.
+
+    twell bench                                          # the bundled model's layers on the bundled text
+    twell bench path/to/model --text book.txt --out runs/mine
+    twell bench --shape 2048,5632 --nnz 29,120 --rows 8192 --out shape.parquet
+    twell bench --patterns activity_d2048_f5632.npz --rows 1,8,64
+
+Cost: half a second (on a GPU one) of turns a case, made inputs and a check in float64 beside it, and once a shape some
+seconds for torch.compile. With --energy, six seconds more for each dense and sparse operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from twell.kernels.bench import Asked, Result, bench_packed
+from twell.kernels.bench import bench as bench_case
+from twell.kernels.layout import COMPRESSIONS, Layout
+from twell.kernels.operations import DENSE, Operation
+from twell.kernels.ops import KERNELS
+from twell.kernels.turns import Run
+from twell.workbench.bench_cases import Case, cases, numbers
+from twell.workbench.bench_page import Page
+from twell.workbench.bench_table import Sheet, commit, figures, rows_of
+from twell.workbench.doctor import device_name
+from twell.workbench.errors import UserError
+from twell.workbench.gauge import Gauge, Reading
+from twell.workbench.options import BenchOptions
+
+
+def bench(options: BenchOptions) -> list[dict[str, Any]]:
+    """Run the cases, print them, and write them to --out. Returns the rows of the `bench` table."""
+    sheet, asked = Sheet(options.out), _asked(options)
+    found, common = cases(options)
+    device: torch.device = common["device"]
+    gauge = Gauge(device)
+    name = device_name(device)
+    if options.energy and not gauge.reads:
+        raise UserError(f"Expected a GPU that reports its power for --energy, got {name}: leave --energy out.")
+    dtype = str(common["dtype"]).removeprefix("torch.")
+    about = {"d_model": common["d_model"], "d_ff": common["d_ff"], "dtype": dtype, "device": name, "commit": commit()}
+    title = f"{common['name']}, {about['d_model']} × {about['d_ff']}, {dtype}, on {name}; medians of turns side by side"
+    rows: list[dict[str, Any]] = []
+    with Page(title, len(found), device.type == "cuda", Console()) as page:
+        for case in found:
+            page.begin(case)
+            gauged = gauge if options.energy else None
+            fresh, result, known = _run(case, asked, about, gauged)
+            sheet.add(fresh)
+            rows += fresh
+            page.show(case, result, known)
+        page.close()
+    if sheet.out is not None:
+        print(f"{sheet.out}: {len(rows):,} figures of {len(found)} cases")
+    return rows
+
+
+def _asked(options: BenchOptions) -> Asked:
+    """What every case compares. UserError for a kernel or a compression that this build does not have."""
+    unknown = [name for name in options.kernel if name not in KERNELS]
+    if unknown:
+        raise UserError(f"Expected --kernel of {', '.join(KERNELS)}, got {unknown[0]!r}.")
+    wanted = numbers("--compression", options.compression)
+    if not set(wanted) <= set(COMPRESSIONS):
+        given = ", ".join(map(str, COMPRESSIONS))
+        raise UserError(f"Expected --compression of {given}, got {options.compression}.")
+    if options.seconds is not None and not options.seconds > 0:
+        raise UserError(f"Expected --seconds above 0, got {options.seconds:g}.")
+    return Asked(
+        kernels=options.kernel or tuple(KERNELS),
+        layouts=tuple(Layout(compression=compression) for compression in wanted),
+        compiled=options.compile,
+        probes=options.probes,
+        seconds=options.seconds,
+    )
+
+
+def _run(
+    case: Case, asked: Asked, about: dict[str, Any], gauge: Gauge | None
+) -> tuple[list[dict[str, Any]], Result, dict[Operation, dict[str, float]]]:
+    """One case: its rows, what was found, and its figures by operation."""
+    power: dict[Operation, Reading] = {}
+
+    def hear(operation: Operation, run: Run) -> None:
+        if gauge is not None and (operation == DENSE or operation.op == "ffn_sparse"):
+            power[operation] = gauge.window(run)
+
+    try:
+        ffn, x, packed = case.make()
+        asked = replace(asked, cold=case.cold, hear=hear)
+        result = bench_case(ffn, x, asked) if packed is None else bench_packed(ffn, x, packed, asked)
+    except torch.OutOfMemoryError:
+        raise UserError(f"Expected memory for {case.name} of {case.rows:,} rows, got none: lower --rows.") from None
+    about = {**about, "ffn": "plain" if ffn.w_up is None else "gated"}
+    found = {
+        operation: {metric: value for metric, _, value in figures(case, result, operation, about, power.get(operation))}
+        for operation in result.took
+    }
+    return rows_of(case, result, about, power), result, found
