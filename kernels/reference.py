@@ -54,17 +54,32 @@ class Linear:
 
 def run(call: Call) -> tuple[Tensor, Stats]:
     """Runs a checked call: y [n, d_model] and its Stats."""
-    n, d_ff = call.x.shape[0], call.w_gate.shape[0]
-    step = (GPU_CHUNK if call.x.is_cuda else CPU_CHUNK) // d_ff
-    step = min(max(step, MIN_ROWS), MAX_ROWS)
     gate = Linear(call.w_gate, call.b_gate)
     up = None if call.w_up is None else Linear(call.w_up, call.b_up)
     down = Linear(call.w_down, call.b_down)
-    chunks = [slice(at, at + step) for at in range(0, max(n, 1), step)]  # one, of no rows, when there are none
-    parts = [_run_chunk(call, chunk, gate, up, down) for chunk in chunks]
+    parts = [_run_chunk(call, chunk, gate, up, down) for chunk in _chunks(call.x, call.w_gate.shape[0])]
     if len(parts) == 1:
         return parts[0]
     return torch.cat([y for y, _ in parts]), _join([stats for _, stats in parts])
+
+
+def count(call: Call) -> Stats:
+    """The Stats of hidden values computed elsewhere, [n, d_ff] as the call's x, by its threshold; no weight is read."""
+    parts = []
+    for chunk in _chunks(call.x, call.x.shape[1]):
+        hidden = call.x[chunk] if call.x.element_size() > 4 else call.x[chunk].float()
+        stats = Stats(torch.empty(0, dtype=torch.int32, device=hidden.device), _finite(hidden))
+        if call.probes != "none" or call.want_packed:
+            _count(call, chunk, stats, hidden, None, hidden, hidden.abs())
+        parts.append(stats)
+    return _join(parts)
+
+
+def _chunks(x: Tensor, d_ff: int) -> list[slice]:
+    """The rows of x, as many at a time as keep [rows, d_ff] small; one chunk, of no rows, when there are none."""
+    step = (GPU_CHUNK if x.is_cuda else CPU_CHUNK) // d_ff
+    step = min(max(step, MIN_ROWS), MAX_ROWS)
+    return [slice(at, at + step) for at in range(0, max(x.shape[0], 1), step)]
 
 
 def _run_chunk(

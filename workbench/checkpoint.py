@@ -1,9 +1,9 @@
 """Checkpoints: finding one, here or on the hub, and refusing what would be misread, before a weight is loaded.
 
-The idea: what the workbench understands is a short list of families. Any other model is refused by the field of its
-config.json that says it is another one, and so is a field that speaks of the FFN and that its family does not have.
-From the hub the configuration is fetched first, so that a refusal costs a few kilobytes. No code of a checkpoint is
-run, and no pickle is opened.
+The idea: the kernels run a short list of families. Any other model is refused by the field of its config.json that says
+it is another one, and so is a field that speaks of the FFN and that its family does not have; with a threshold, which
+only counts, every family of transformers will do. From the hub the configuration is fetched first, so that a refusal
+costs a few kilobytes. No code of a checkpoint is run, and no pickle is opened.
 """
 
 from __future__ import annotations
@@ -16,43 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.activations import ACT2FN
 
-from twell.kernels.call import SPARSE_ACTIVATIONS
 from twell.workbench.errors import UserError
+from twell.workbench.families import ACTIVATIONS, FAMILIES, PLAIN, Family
 
-
-@dataclass(frozen=True)
-class Family:
-    """Where a decoder layer of a family has its FFN, and which fields of the configuration decide about it."""
-
-    maps: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # gate, up, down; or of a plain FFN: in, out
-    holder: str = "mlp"  # the layer's module that has them; "": the layer itself
-    act: str = "hidden_act"
-    default: str = "silu"  # activation, where the field is left out
-    d_ff: str = "intermediate_size"
-
-
-FAMILIES = {  # by model_type
-    "llama": Family(),
-    "mistral": Family(),
-    "qwen2": Family(),
-    "qwen3": Family(),
-    "nemotron": Family(("up_proj", "down_proj"), default="relu2"),
-    "opt": Family(("fc1", "fc2"), holder="", act="activation_function", default="relu", d_ff="ffn_dim"),
-}
-# What the FFN op calls the activations of configurations. The first two have zeros, the others need a threshold.
-ACTIVATIONS = {
-    "relu": "relu",
-    "relu2": "relu2",
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
 SUPPORTED = f"a model of model_type {', '.join([*FAMILIES][:-1])} or {[*FAMILIES][-1]} with ReLU"
+OTHERS = "; what the FFN of other families holds can be counted above a --threshold, such as 0.01"
 # A field that a family's configuration class does not have, and whose name speaks of the FFN, is another FFN.
 ABOUT_FFN = re.compile(r"spars|expert|moe|mlp|ffn|activation|hidden_act|threshold")
+ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation_function", "activation")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 MIB = 2**20
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -92,39 +65,75 @@ def _download(model: str, revision: str | None, files: list[str]) -> Path:
     raise UserError(f"Expected a local folder or a hub id, got {model}: {why}; {todo}.")
 
 
-def understood(folder: Path, name: str, threshold: float | None = None) -> PreTrainedConfig:
-    """The model's configuration, if every field that decides about the FFN is one that this module understands."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that is understood."""
+
+    folder: Path
+    name: str
+    fields: dict[str, Any]  # config.json
+    config: PreTrainedConfig  # of the class of transformers that runs it
+    family: Family | None  # None: one that a threshold alone can count
+
+    @property
+    def maps(self) -> tuple[str, ...]:
+        """The FFN's maps: gate, up, down; or in, out; none where the family is not known."""
+        if self.family is None:
+            return ()
+        return PLAIN if self.fields.get("sparsity_gated_mlp") is False else self.family.maps
+
+
+def understood(folder: Path, name: str, threshold: float | None = None) -> Checkpoint:
+    """The checkpoint, if every field of its config.json that decides about the FFN is one that this module understands.
+
+    Raises UserError that names the field.
+    """
     fields = _fields(folder, name)
-
-    def refuse(field: str, why: str = "") -> UserError:
-        got = json.dumps(fields.get(field))
-        return UserError(f"Expected {SUPPORTED}, got {field}: {got[:80]} in the config.json of {name}{why}.")
-
     family = FAMILIES.get(str(fields.get("model_type")))
-    if family is None:
-        raise refuse("model_type", "; other families are not supported yet")
-    activation = fields.setdefault(family.act, family.default)
-    if activation not in ACTIVATIONS:
-        raise refuse(family.act, f"; of others {', '.join([*ACTIVATIONS][2:])} are known, by a --threshold")
-    if threshold is None and ACTIVATIONS[activation] not in SPARSE_ACTIVATIONS:
-        raise refuse(family.act, ", which has no zeros to count; count what is above a --threshold, such as 0.01")
+    if family is None and threshold is None:
+        raise _refusal(fields, name, "model_type", OTHERS)
     for field in ("auto_map", "quantization_config"):
-        if fields.get(field) is not None:
-            raise refuse(field, "; checkpoints with code of their own or quantised weights are not supported")
+        if fields.get(field) is not None and not (field == "auto_map" and family is not None and family.base):
+            why = "; checkpoints with code of their own or quantised weights are not supported"
+            raise _refusal(fields, name, field, why)
+    for field in ACTIVATION_FIELDS:
+        if isinstance(fields.get(field), str) and fields[field] not in ACT2FN:
+            raise _refusal(fields, name, field, ", an activation that transformers does not have")
+    if family is not None and fields.get(family.act, "") is None:
+        raise _refusal(fields, name, family.act, ", where an activation should stand")
+    config = _config(folder, name, family, fields)
+    if family is not None and threshold is None:
+        known = set(type(config)().to_dict()) | family.own_fields
+        for field in fields:
+            if field not in known and ABOUT_FFN.search(field):
+                raise _refusal(fields, name, field, ", a field that this family does not have")
+        activation = getattr(config, family.act)
+        if activation not in ACTIVATIONS:
+            why = ", which has no zeros to count; count what is above a --threshold, such as 0.01"
+            raise _refusal(fields | {family.act: activation}, name, family.act, why)
+        for field in ("hidden_size", family.d_ff):
+            size = getattr(config, field)
+            if size <= 0 or size % 8:
+                raise _refusal(fields, name, field, ", which the FFN kernels take in multiples of 8 only")
+    return Checkpoint(folder, name, fields, config, family)
+
+
+def _refusal(fields: dict[str, Any], name: str, field: str, why: str) -> UserError:
+    got = json.dumps(fields.get(field))
+    return UserError(f"Expected {SUPPORTED}, got {field}: {got[:80]} in the config.json of {name}{why}.")
+
+
+def _config(folder: Path, name: str, family: Family | None, fields: dict[str, Any]) -> PreTrainedConfig:
+    """The configuration of the class that runs the checkpoint."""
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        if family is None or not family.base:
+            return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        left_out = {"model_type", "auto_map", "architectures", "transformers_version", *family.own_fields}
+        given = {field: value for field, value in family.as_base(fields).items() if field not in left_out}
+        return AutoConfig.for_model(family.base, **given)
     except Exception as error:  # each configuration class checks itself in its own ways
         got = f"a config.json in {name} that transformers refuses ({first_line(error)})"
         raise UserError(f"Expected {SUPPORTED}, got {got}: correct it.") from None
-    known = set(type(config)().to_dict())
-    for field in fields:
-        if field not in known and ABOUT_FFN.search(field):
-            raise refuse(field, ", a field that this family does not have")
-    for field in ("hidden_size", family.d_ff):
-        size = getattr(config, field)
-        if size <= 0 or size % 8:
-            raise refuse(field, ", which the FFN kernels take in multiples of 8 only")
-    return config
 
 
 def _fields(folder: Path, name: str) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Counted:
     """What a forward pass counted, on its way to the host; `wait` before reading the host's tensors.
 
     nnz int32 [layers, tokens], finite bool [tokens], loss float32 [tokens that predict] or None: on the host
+    used: int32 [layers, tokens], of those that fired the ones whose product is not zero; None where all are
     sums: the batch's over unflagged tokens, on the device
     """
 
@@ -46,6 +47,7 @@ class Counted:
     loss: Tensor | None
     sums: Sums
     done: torch.cuda.Event | None
+    used: Tensor | None = None
 
     def wait(self) -> None:
         if self.done is not None:
@@ -117,7 +119,7 @@ def forward(
     with probing(loaded.probe, _asked(loaded, inputs, probes, hear, on_packed is not None)):
         hidden = loaded.body(input_ids=inputs.ids.view(-1, inputs.longest), use_cache=False).last_hidden_state
     losses = next_token_loss(loaded, hidden.flatten(0, 1), inputs) if loss else None
-    return _gather(stats, Sums.stack(stats, unions), inputs.place, losses)
+    return gather(stats, Sums.stack(stats, unions), inputs.place, losses)
 
 
 def _asked(loaded: LoadedModel, inputs: Inputs, probes: str, hear: OnLayer, packed: bool) -> Probe:
@@ -152,16 +154,21 @@ def next_token_loss(loaded: LoadedModel, hidden: Tensor, inputs: Inputs) -> Tens
     return torch.cat(pieces)
 
 
-def _gather(stats: list[Stats], sums: Sums, place: Tensor, loss: Tensor | None) -> Counted:
+def gather(stats: list[Stats], sums: Sums, place: Tensor, loss: Tensor | None) -> Counted:
     """The counts of all layers, stacked on the device and sent to the host."""
+    nnz, finite = place.new_zeros((0, len(place))), torch.ones_like(place, dtype=torch.bool)
+    used = None
     if stats:
         nnz = torch.stack([layer.nnz for layer in stats])[:, place]
         finite = torch.stack([layer.finite for layer in stats]).all(0)[place]
-    else:
-        nnz, finite = place.new_zeros((0, len(place))), torch.ones_like(place, dtype=torch.bool)
-    nnz, finite = (tensor.to("cpu", non_blocking=True) for tensor in (nnz, finite))
-    loss = None if loss is None else loss.to("cpu", non_blocking=True)
+        wanted = [layer.nnz_used for layer in stats if layer.nnz_used is not None]
+        used = torch.stack(wanted)[:, place] if wanted else None
+
+    def sent(tensor: Tensor | None) -> Any:
+        return None if tensor is None else tensor.to("cpu", non_blocking=True)
+
+    host = [sent(tensor) for tensor in (nnz, finite, loss, used)]
     done = torch.cuda.Event() if place.is_cuda else None
     if done is not None:
         done.record()
-    return Counted(nnz, finite, loss, sums, done)
+    return Counted(host[0], host[1], host[2], sums, done, host[3])

@@ -79,6 +79,11 @@ class Manifest:
         return int(self.model["d_ff"])
 
     @property
+    def counts_used(self) -> bool:
+        """Whether the rows tell, beside nnz, how many neurons were not fired in vain (used_LL)."""
+        return bool(self.model.get("up_relu"))
+
+    @property
     def loss(self) -> float | None:
         """Mean next-token loss in nats, or None where no loss was recorded."""
         return self.loss_sum / self.loss_tokens if self.loss_tokens else None

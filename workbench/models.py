@@ -1,8 +1,8 @@
 """Models: a checkpoint folder or a hub id, loaded with each layer's FFN replaced by the instrumented one.
 
 The idea: the model runs as transformers runs it; only `layer.mlp` is exchanged for a `SparseFFN` that shares the same
-weights, computes the same outputs and counts on the way. Weights come from safetensors alone; a weight that is missing,
-left over or of another shape is named and refused, because transformers would make one up.
+weights, computes the same outputs and counts on the way. With a threshold the FFN stays as it is, whatever it is, and
+its map back is watched: it is the layer's only linear map outside attention from another width to d_model.
 
 Cost: reading the weights, and one pass over the FFN's to see that they are finite.
 
@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
+from twell.kernels.counting import CountedMap
 from twell.kernels.layout import Layout
 from twell.kernels.module import Probe, SparseFFN
 from twell.kernels.ops import Choice
-from twell.workbench.checkpoint import ACTIVATIONS, FAMILIES, Family, find, fingerprint, first_line, understood
+from twell.workbench import any_ffn, network
+from twell.workbench.checkpoint import Checkpoint, find, fingerprint, first_line, understood
 from twell.workbench.errors import UserError
+from twell.workbench.families import ACTIVATIONS
 
 CONTEXT = 2048  # tokens: the longest sequence unless told otherwise
 
@@ -39,9 +41,12 @@ class LoadedModel:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     probe: Probe
-    ffns: tuple[SparseFFN, ...]
+    family: str  # model_type, as the checkpoint says
+    ffns: tuple[SparseFFN, ...]  # none with a threshold
+    watched: tuple[CountedMap, ...]  # maps back from FFNs that run as they are, with a threshold
     kernel: str
     weights: str  # sha256 of the checkpoint's files: sizes, first and last MiB
+    head_is_all: bool = True  # whether logits are the head's product with the last hidden state
 
     @property
     def body(self) -> nn.Module:
@@ -51,32 +56,32 @@ class LoadedModel:
     @property
     def blocks(self) -> list[nn.Module]:
         """The decoder layers, in order."""
-        return list(self.model.get_decoder().layers)
+        return _blocks(self.model)
 
     @property
     def head(self) -> nn.Linear:
         return self.model.get_output_embeddings()
 
     @property
-    def family(self) -> str:
-        return str(self.model.config.model_type)
+    def _counting(self) -> tuple[SparseFFN, ...] | tuple[CountedMap, ...]:
+        return self.ffns or self.watched
 
     @property
     def layers(self) -> int:
-        return len(self.ffns)
+        return len(self._counting)
 
     @property
     def d_model(self) -> int:
-        return self.ffns[0].d_model
+        return self._counting[0].d_model
 
     @property
     def d_ff(self) -> int:
-        return self.ffns[0].d_ff
+        return self._counting[0].d_ff
 
     @property
     def context(self) -> int:
-        """Longest sequence that the model was made for, in tokens."""
-        return int(self.model.config.max_position_embeddings)
+        """Longest sequence that the model was made for, in tokens; CONTEXT where its configuration knows of none."""
+        return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or CONTEXT)
 
     @property
     def device(self) -> torch.device:
@@ -93,22 +98,31 @@ class LoadedModel:
 
     @property
     def nnz_definition(self) -> str:
+        if self.watched:
+            above = f"{self.watched[0].threshold:g}"
+            return f"|hidden| > {above}, hidden: what goes into the FFN's last map (counting only; it runs densely)"
         ffn = self.ffns[0]
-        if ffn.threshold is not None:
-            return f"|hidden| > {ffn.threshold:g} (counting only, {ffn.activation}; the FFN runs densely)"
         accumulator = "float64 product" if self.dtype == "float64" else "float32 accumulator"
         kind = "ReLU squared" if ffn.activation == "relu2" else "ReLU"
         if ffn.w_up is None:
             return f"hidden pre-activation > 0 in the first product's {accumulator} (plain FFN, {kind})"
-        return f"gate pre-activation > 0 in the gate product's {accumulator} (gated FFN, {kind})"
+        found = f"gate pre-activation > 0 in the gate product's {accumulator} (gated FFN, {kind}"
+        if ffn.up_relu:
+            return f"{found} on the gate and on the up branch); used_LL: of these, with an up pre-activation > 0 too"
+        return f"{found})"
+
+    @property
+    def counts_used(self) -> bool:
+        """Whether a neuron can fire in vain: with a ReLU on the up branch too."""
+        return bool(self.ffns) and self.ffns[0].up_relu
 
     def choice(self, rows: int) -> Choice:
         """The kernel that batches of so many rows take, and the reason."""
-        return self.ffns[0].choice(rows)
+        return self._counting[0].choice(rows)
 
     def describe(self) -> dict[str, Any]:
         """What the manifest says of the model."""
-        return {
+        found = {
             "name": self.name,
             "revision": self.revision,
             "weights": self.weights,
@@ -116,9 +130,10 @@ class LoadedModel:
             "layers": self.layers,
             "d_model": self.d_model,
             "d_ff": self.d_ff,
-            "vocab_size": int(self.model.config.vocab_size),
+            "vocab_size": int(self.model.config.get_text_config().vocab_size),
             "parameters": sum(p.numel() for p in self.model.parameters()),
         }
+        return found | ({"up_relu": True} if self.counts_used else {})
 
 
 def load(
@@ -139,26 +154,33 @@ def load(
     """
     place = pick_device(device)
     folder, name, revision = find(model, revision, threshold)
-    config = understood(folder, name, threshold)
+    checkpoint = understood(folder, name, threshold)
     if dtype is None:
-        stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-        dtype = stored if place.type == "cuda" else torch.float32
+        stored = checkpoint.config.dtype
+        dtype = stored if place.type == "cuda" and isinstance(stored, torch.dtype) else torch.float32
     tokenizer = _tokenizer(folder, name)
-    network = _weights(folder, name, config, dtype).eval()
-    network.to(place)  # type: ignore[arg-type]  # transformers wraps it without its types
-    rows = network.get_input_embeddings().num_embeddings
+    loaded = network.read(checkpoint, dtype)
+    loaded.to(place)  # type: ignore[arg-type]  # transformers wraps it without its types
+    embedding: Any = loaded.get_input_embeddings()
+    rows = len(embedding.weight)
     if len(tokenizer) > rows:
         raise UserError(
             f"Expected a tokenizer of at most {rows} tokens for {name}, as its embedding has (vocab_size), "
             f"got one of {len(tokenizer)}: use the tokenizer that the model was trained with."
         )
     probe = Probe()
-    family = FAMILIES[config.model_type]
-    given = {"probe": probe, "kernel": kernel, "threshold": threshold}
-    given["activation"] = ACTIVATIONS[getattr(config, family.act)]
-    blocks = enumerate(network.get_decoder().layers)
-    ffns = tuple(_replace(block, family, name, {"layer": number, **given}) for number, block in blocks)
-    return LoadedModel(name, revision, network, tokenizer, probe, ffns, kernel, fingerprint(folder))
+    ffns: tuple[SparseFFN, ...] = ()
+    watched: tuple[CountedMap, ...] = ()
+    if threshold is None:
+        ffns = tuple(_replace(checkpoint, block, layer, kernel, probe) for layer, block in enumerate(_blocks(loaded)))
+    else:
+        any_ffn.refuse_unless_causal(name, loaded)
+        watched = any_ffn.watch(name, loaded, _blocks(loaded), threshold, probe)
+    head_is_all = threshold is None or any_ffn.head_is_all(loaded)
+    weights, family = fingerprint(folder), str(checkpoint.fields["model_type"])
+    return LoadedModel(
+        name, revision, loaded, tokenizer, probe, family, ffns, watched, kernel, weights, head_is_all
+    )  # fmt: skip
 
 
 def pick_device(device: str) -> torch.device:
@@ -183,47 +205,28 @@ def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _weights(folder: Path, name: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model as transformers loads it, every weight of it found in the checkpoint and no other."""
-    if not list(folder.glob("*.safetensors")):
-        others = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(folder.glob(pattern))]
-        got = f"only {others[0]}, a pickle, which is never opened" if others else "none"
-        raise UserError(f"Expected weights in safetensors in {name}, got {got}: save it with save_pretrained.")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            ignore_mismatched_sizes=True,  # to name them below
-            output_loading_info=True,
-        )
-    except Exception as error:
-        why = first_line(error)
-        raise UserError(f"Expected weights that load in {name}, got an error ({why}): copy them again.") from None
-    network, report = loaded
-    for what in ("missing", "unexpected", "mismatched"):
-        found = sorted(key if isinstance(key, str) else key[0] for key in report[f"{what}_keys"])
-        if found:
-            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            raise UserError(
-                f"Expected in {name} the weights that its config.json asks for, got {what} {found[0]}{more}: "
-                "copy the checkpoint again, or correct its config.json."
-            )
-    return network
+def _blocks(loaded: PreTrainedModel) -> list[nn.Module]:
+    """The decoder layers, in order."""
+    depth = loaded.config.get_text_config().num_hidden_layers
+    lists = [module for module in loaded.get_decoder().children() if isinstance(module, nn.ModuleList)]
+    return next((list(found) for found in lists if len(found) == depth), [])
 
 
-def _replace(block: Any, family: Family, name: str, options: dict[str, Any]) -> SparseFFN:
+def _replace(checkpoint: Checkpoint, block: Any, layer: int, kernel: str, probe: Probe) -> SparseFFN:
+    """The instrumented FFN, put in a decoder layer in place of its own."""
+    family = checkpoint.family
+    assert family is not None
     holder = getattr(block, family.holder) if family.holder else block
-    maps = [getattr(holder, name) for name in family.maps]
+    maps = [getattr(holder, name) for name in checkpoint.maps]
+    options: dict[str, Any] = {"layer": layer, "kernel": kernel, "probe": probe}
+    options["activation"] = ACTIVATIONS[getattr(checkpoint.config, family.act)]
     try:
-        ffn = SparseFFN.gated(*maps, **options) if len(maps) == 3 else SparseFFN.plain(*maps, **options)
+        if len(maps) == 3:
+            ffn = SparseFFN.gated(*maps, up_relu=family.up_relu, **options)
+        else:
+            ffn = SparseFFN.plain(*maps, **options)
     except ValueError as error:
-        raise UserError(f"{name} cannot run: {error}.") from None
+        raise UserError(f"{checkpoint.name} cannot run: {error}.") from None
     if family.holder:
         setattr(block, family.holder, ffn)
     else:  # the layer calls one after the other: the first does all, the rest nothing

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -50,6 +50,7 @@ class Recorder:
         self._text: dict[str, dict[str, Any]] = {
             one["source"]: {name: one[name] for name in known} for one in manifest.text if "tokens" in one
         }
+        self._names = [one["source"] for one in manifest.text]
         self._began = time.monotonic() - manifest.seconds
         self._watch = Watch(loaded.layers, loaded.d_ff, options.examples, options.fired)
         self._in_flight: tuple[Batch, Counted, Seen | None] | None = None
@@ -113,7 +114,10 @@ class Recorder:
             counted, seen = self._run(batch, flags)
             counted.wait()
         nnz = counted.nnz.numpy()
-        counts = dict(zip(schema.nnz_columns(len(nnz)), nnz.astype(schema.nnz_type(self.loaded.d_ff)), strict=True))
+        kind, counts = schema.nnz_type(self.loaded.d_ff), dict[str, np.ndarray]()
+        for name, found in (("nnz", counted.nnz), ("used", counted.used)):
+            if found is not None:
+                counts |= dict(zip(schema.nnz_columns(len(nnz), name), found.numpy().astype(kind), strict=True))
         loss = np.full(len(flags), np.nan, dtype=np.float32)
         if counted.loss is not None:
             loss[batch.predicts] = counted.loss.numpy()
@@ -189,12 +193,12 @@ class Recorder:
         self._sums, self._part_tokens, self.timings.rows = None, 0, []
         seconds = time.monotonic() - self._began
         about = {"seconds": seconds, "loss_sum": self._loss_sum, "loss_tokens": self._loss_tokens}
-        text = [{"source": name} | self._text.get(name, {}) for name in self.options.text]
+        text = [{"source": name} | self._text.get(name, {}) for name in self._names]
         return tables, about | {"text": copy.deepcopy(text)}
 
 
-def new_manifest(loaded: LoadedModel, options: CaptureOptions) -> Manifest:
-    """What is known of the run before it begins. It names no path but those that were typed to name the text."""
+def new_manifest(loaded: LoadedModel, options: CaptureOptions, names: Iterable[str]) -> Manifest:
+    """What is known of the run before it begins; `names`: of the text sources. No other path is in it."""
     choice = loaded.choice(options.batch_tokens)
     layout = loaded.layout
     return Manifest(
@@ -208,7 +212,7 @@ def new_manifest(loaded: LoadedModel, options: CaptureOptions) -> Manifest:
         kernel={"name": choice.kernel, "reason": choice.reason},
         layout={"tile": layout.tile, "compression": layout.compression, "slots": layout.slots},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        text=[{"source": name} for name in options.text],
+        text=[{"source": name} for name in names],
         options={name: value for name, value in asdict(options).items() if name not in NOT_COMPARED}
         | {"model": loaded.name, "seq_len": sequence_length(loaded, options.seq_len)},
         versions=doctor.versions(),

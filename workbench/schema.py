@@ -56,6 +56,13 @@ ACTIVITY = Table(
             True,
         ),
         Column("nnz", "uint16", "neurons", "how many FFN neurons the token fires in layer LL", per_layer=True),
+        Column(
+            "used",
+            "uint16",
+            "neurons",
+            "of these, how many with a product that is not zero; only where a ReLU on the up branch makes some zero",
+            per_layer=True,
+        ),
     ),
     adds_up=False,
     in_summary_only=False,
@@ -226,10 +233,10 @@ TABLES: dict[str, Table] = {
 }
 
 
-def nnz_columns(layers: int) -> list[str]:
-    """The activity columns of the layers, in order: nnz_00, nnz_01, …"""
+def nnz_columns(layers: int, name: str = "nnz") -> list[str]:
+    """The activity columns of the layers, in order: nnz_00, nnz_01, …; or used_00, …"""
     width = max(2, len(str(max(layers - 1, 0))))
-    return [f"nnz_{layer:0{width}d}" for layer in range(layers)]
+    return [f"{name}_{layer:0{width}d}" for layer in range(layers)]
 
 
 def nnz_type(d_ff: int) -> str:
@@ -237,14 +244,16 @@ def nnz_type(d_ff: int) -> str:
     return "uint16" if d_ff <= 65535 else "uint32"
 
 
-def expand(table: Table, layers: int, d_ff: int) -> list[Column]:
-    """The table's columns as they stand on disk for a model of this size: per-layer columns written out."""
+def expand(table: Table, layers: int, d_ff: int, used: bool = False) -> list[Column]:
+    """The table's columns as they stand on disk for a model of this size: per-layer columns written out.
+
+    used: with those of a model that has a ReLU on the up branch too
+    """
     columns: list[Column] = []
     for column in table.columns:
         if column.per_layer:
-            kind = nnz_type(d_ff) if column.name == "nnz" else column.type
-            names = nnz_columns(layers) if column.name == "nnz" else []
-            columns += [Column(name, kind, column.unit, column.meaning) for name in names]
+            names = nnz_columns(layers, column.name) if used or column.name == "nnz" else []
+            columns += [Column(name, nnz_type(d_ff), column.unit, column.meaning) for name in names]
         else:
             columns.append(column)
     return columns

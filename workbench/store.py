@@ -78,23 +78,31 @@ class Run:
         return self.arrow(table, columns).to_pandas()
 
     def activity(self, tidy: bool = False, layers: Sequence[int] | None = None, flagged: bool = True) -> pd.DataFrame:
-        """The counts, a row a token (columns nnz_LL) or, with `tidy`, a row a token and layer (layer, nnz).
+        """The counts, a row a token (columns nnz_LL) or, with `tidy`, a row a token and layer (layer, nnz); and used_LL
+        (used), where the run has them.
 
         `layers` keeps those layers only; `flagged=False` drops special, first and non-finite tokens.
         """
-        every = nnz_columns(self.layers)
+        kinds = ("nnz", "used") if self.manifest.counts_used else ("nnz",)
+        every = {kind: nnz_columns(self.layers, kind) for kind in kinds}
         wanted = list(range(self.layers)) if layers is None else list(layers)
         unknown = [layer for layer in wanted if not 0 <= layer < self.layers]
         if unknown:
             raise UserError(f"Expected layers from 0 to {self.layers - 1}, got {unknown[0]}.")
         keys = ["sequence", "position", "token_id", "phase", "flags", "loss"]
-        frame = self.frame("activity", keys + [every[layer] for layer in wanted])
+        frame = self.frame("activity", keys + [names[layer] for names in every.values() for layer in wanted])
         if not flagged:
             frame = frame[frame["flags"] == 0].reset_index(drop=True)
         if not tidy:
             return frame
-        long = frame.rename(columns={every[layer]: layer for layer in wanted})
-        return long.melt(id_vars=keys, value_vars=wanted, var_name="layer", value_name="nnz").astype({"layer": "int32"})
+        tidied = [
+            frame.rename(columns={names[layer]: layer for layer in wanted}).melt(
+                id_vars=keys, value_vars=wanted, var_name="layer", value_name=kind
+            )
+            for kind, names in every.items()
+        ]
+        found = tidied[0].assign(**{kind: one[kind] for kind, one in zip(kinds, tidied, strict=True)})
+        return found.astype({"layer": "int32"})
 
     def sql(self, query: str) -> pd.DataFrame:
         """The answer to a DuckDB query over the run's tables, called by their names: activity, neurons, …"""

@@ -45,7 +45,8 @@ class Timings:
     def __init__(self, loaded: LoadedModel, every: int, share: float, loss: bool) -> None:
         """`every`: batches from one timed batch to the next, 0 for none; `share`: of the capture's time that they may
         take beside ALLOWANCE; `loss`: as the capture computes it."""
-        self.loaded, self.every, self.share, self.loss = loaded, every, share, loss
+        self.loaded, self.share, self.loss = loaded, share, loss
+        self.every = every if loaded.ffns else 0  # what only counts has no faster form
         self.rows: list[dict[str, Any]] = []
         self._gauge = Gauge(loaded.device)
         self._kind = loaded.device.type

@@ -21,12 +21,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from twell.kernels.call import Stats
 from twell.workbench import manifest as manifests
+from twell.workbench import network
 from twell.workbench.batches import Batch, batches
-from twell.workbench.checkpoint import find
+from twell.workbench.checkpoint import Checkpoint, find, understood
 from twell.workbench.errors import UserError
 from twell.workbench.forward import LOGITS, Inputs, forward
 from twell.workbench.models import LoadedModel, load
@@ -48,10 +48,10 @@ def verify(options: VerifyOptions) -> Run:
     manifest = run.manifest
     if manifest.status == manifests.RECORDING:
         raise UserError(f"Expected a run that has ended, {run.path} is still being recorded: wait for it.")
-    loaded, folder = _model(run, options)
+    loaded, checkpoint = _model(run, options)
     sequences = _sequences(run, options.tokens)
     texts = list(batches(sequences, int(manifest.options.get("batch_tokens", 8192)), special_ids(loaded.tokenizer)))
-    manifest.parity = parity(loaded, folder, texts)
+    manifest.parity = parity(loaded, checkpoint, texts)
     manifest.overhead = overhead(loaded, texts, loss=bool(manifest.options.get("loss", True)))
     manifests.write(run.path, manifest)
     for name, found in (("parity", manifest.parity), ("overhead", manifest.overhead)):
@@ -59,13 +59,11 @@ def verify(options: VerifyOptions) -> Run:
     return run
 
 
-def parity(loaded: LoadedModel, folder: Path, texts: list[Batch]) -> dict[str, Any]:
+def parity(loaded: LoadedModel, checkpoint: Checkpoint, texts: list[Batch]) -> dict[str, Any]:
     """logit_error: greatest difference over the greatest logit; same_choice: share of rows with the same first choice;
     counts, differing, beyond_rounding: (token, layer) counts compared, unequal, and unequal by more than rounding."""
-    own: Any = AutoModelForCausalLM.from_pretrained(
-        folder, config=loaded.model.config, dtype=loaded.model.dtype, local_files_only=True, trust_remote_code=False
-    )
-    own.to(loaded.device).eval()
+    own: Any = network.read(checkpoint, loaded.model.dtype)
+    own.to(loaded.device)
     counted = Counts(loaded)
     error = largest = same = rows = 0.0
     for batch in texts:
@@ -99,9 +97,9 @@ class Counts:
         return {"counts": self.compared, "differing": self.differing, "beyond_rounding": self.beyond}
 
     def hear(self, place: Tensor, layer: int, x: Tensor, stats: Stats) -> None:
-        ffn = self.loaded.ffns[layer]
-        if ffn.threshold is not None:  # a choice of the reader's: nothing is exact about it
+        if self.loaded.watched:  # by a threshold, a choice of the reader's: nothing is exact about it
             return
+        ffn = self.loaded.ffns[layer]
         rounding = ROUNDING.get(self.loaded.dtype, 2.0**-23) * x.shape[1]
         weight = ffn.w_gate.double()
         bias = weight.new_zeros(len(weight)) if ffn.b_gate is None else ffn.b_gate.double()
@@ -141,8 +139,8 @@ def _kernel(loaded: LoadedModel, texts: list[Batch]) -> str:
     return loaded.choice(texts[0].padded).kernel
 
 
-def _model(run: Run, options: VerifyOptions) -> tuple[LoadedModel, Path]:
-    """The run's model, loaded as it was, and its folder. UserError where what is found is another."""
+def _model(run: Run, options: VerifyOptions) -> tuple[LoadedModel, Checkpoint]:
+    """The run's model, loaded as it was, and its checkpoint. UserError where what is found is another."""
     manifest = run.manifest
     name = options.model or str(manifest.model["name"])
     packaged = Path(str(files("twell.data"))) / name
@@ -158,7 +156,7 @@ def _model(run: Run, options: VerifyOptions) -> tuple[LoadedModel, Path]:
             f"Expected the weights that {run.path} was recorded with, got others in {name}: give "
             "their folder by --model."
         )
-    return loaded, find(name, revision, threshold)[0]
+    return loaded, understood(find(name, revision, threshold)[0], loaded.name, threshold)
 
 
 def _sequences(run: Run, tokens: int) -> list[Sequence]:

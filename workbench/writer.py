@@ -39,9 +39,9 @@ _TYPES = {
 }
 
 
-def arrow_schema(table: str, layers: int, d_ff: int) -> pa.Schema:
-    """The Arrow schema of a run's table for a model with this many layers and FFN neurons."""
-    columns = expand(TABLES[table], layers, d_ff)
+def arrow_schema(table: str, layers: int, d_ff: int, used: bool = False) -> pa.Schema:
+    """The Arrow schema of a run's table for a model with this many layers and FFN neurons; used: as in `expand`."""
+    columns = expand(TABLES[table], layers, d_ff, used)
     kinds = {c.name: _TYPES.get(c.type) or pa.type_for_alias(c.type) for c in columns}
     return pa.schema([pa.field(c.name, kinds[c.name], nullable=c.nullable) for c in columns])
 
@@ -64,7 +64,8 @@ class RunWriter:
             manifests.write(self.folder, manifest)
         except OSError as error:
             raise disk_error(self.folder / manifests.FILE, error) from error
-        self._schemas = {name: arrow_schema(name, manifest.layers, manifest.d_ff) for name in TABLES}
+        shape = (manifest.layers, manifest.d_ff, manifest.counts_used)
+        self._schemas = {name: arrow_schema(name, *shape) for name in TABLES}
         self._rows: dict[str, list[pa.Table]] = {}  # less than a row group of each table
         self._files: dict[str, GrowingFile] = {}  # of the open part; the writing thread's
         self._number = self._part = 1 + max((part.number for part in manifest.parts), default=-1)

@@ -38,7 +38,7 @@ def _compiled() -> None:
     choose("cpu", torch.float32, 64, 64, 1)
 
 
-def save_tokenizer(folder: Path, vocab: int = 320) -> PreTrainedTokenizerFast:
+def _save_tokenizer(folder: Path, vocab: int = 320) -> PreTrainedTokenizerFast:
     """A byte-level BPE that puts one special token before each text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -55,10 +55,15 @@ def save_tokenizer(folder: Path, vocab: int = 320) -> PreTrainedTokenizerFast:
     return fast
 
 
+def layers_of(model: Any) -> torch.nn.ModuleList:
+    return next(one for one in model.get_decoder().children() if isinstance(one, torch.nn.ModuleList))
+
+
 def first_map(layer: Any) -> torch.nn.Linear:
     """A decoder layer's map into the FFN whose output decides what fires."""
     holder = getattr(layer, "mlp", layer)
-    return next(getattr(holder, name) for name in ("gate_proj", "fc1", "up_proj") if hasattr(holder, name))
+    names = ("gate_proj", "fc1", "up_proj", "c_fc", "dense_h_to_4h", "gate_up_proj")
+    return next(getattr(holder, name) for name in names if hasattr(holder, name))
 
 
 def save_model(folder: Path, family: str = "llama", **fields: Any) -> Path:
@@ -77,9 +82,9 @@ def save_model(folder: Path, family: str = "llama", **fields: Any) -> Path:
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        first_map(model.get_decoder().layers[1]).weight[5] = 0
+        first_map(layers_of(model)[1]).weight[5] = 0
     model.save_pretrained(folder)
-    save_tokenizer(folder)
+    _save_tokenizer(folder)
     return folder
 
 
@@ -87,6 +92,11 @@ def save_model(folder: Path, family: str = "llama", **fields: Any) -> Path:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama; tests that change its files copy it first."""
     return save_model(tmp_path_factory.mktemp("tiny") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def save_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
+    return _save_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -97,7 +97,8 @@ def test_text(name: str, content: bytes | None, sentence: str, tmp_path: Path, r
         ({"hidden_act": "silu"}, 'hidden_act: "silu"'),
         ({"hidden_act": "gelu"}, 'hidden_act: "gelu"'),
         ({"hidden_act": None}, "hidden_act: null"),
-        ({"model_type": "llama_sparse_relu"}, 'model_type: "llama_sparse_relu"'),
+        ({"hidden_act": "wavy"}, 'hidden_act: "wavy"'),
+        ({"model_type": "llama_sparse_relu", "sparsity_top_k": 8}, "sparsity_top_k: 8"),
         ({"model_type": "gpt2"}, 'model_type: "gpt2"'),
         ({"sparsity_twell_tile": 256}, "sparsity_twell_tile: 256"),
         ({"num_local_experts": 8}, "num_local_experts: 8"),
@@ -111,7 +112,8 @@ def test_a_model_that_is_not_understood(fields: dict[str, Any], sentence: str, c
     change_config(copied, **fields)
     said = refused(model=copied)
     assert sentence in said
-    assert "model_type llama, mistral, qwen2, qwen3, nemotron or opt" in said  # what is supported
+    supported = "model_type llama, mistral, qwen2, qwen3, nemotron, opt, llama_sparse_relu or bamboo"
+    assert supported in said
 
 
 def test_a_silu_model_is_told_what_comes(copied: Path, refused: Twell) -> None:
