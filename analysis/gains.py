@@ -44,7 +44,7 @@ def layer_gains(run: Run) -> pd.DataFrame:
     notes = dict(frame.attrs)
     layers = by_layer(run).set_index("layer")
     frame["union"] = frame["layer"].map(_unions(run))
-    frame["contribution"] = (frame["dense_us"] - frame["sparse_us"]) / _whole(run)
+    frame["contribution"] = (frame["dense_us"] - frame["sparse_us"]) * _scale(run).get("ffn_dense") / _whole(run)
     frame["ceiling"] = (frame["dense_us"] / frame["gate_us"]).where(frame["gate_us"] < frame["sparse_us"])
     nnz, union = frame["nnz_mean"].to_numpy(), frame["union"].to_numpy(float)
     line = _line(nnz, (frame["sparse_us"] / frame["dense_us"]).to_numpy())
@@ -74,6 +74,14 @@ def _whole(run: Run) -> float:
         return float(model_speedup(run)["dense_us"])
     except Missing:
         return np.nan
+
+
+def _scale(run: Run) -> pd.Series:
+    """By operation, rows of a timed pass of the whole model over rows that the operation was timed on: on a CPU a part
+    is timed on fewer. NaN where the whole was not timed."""
+    rows = run.frame("timings", ["phase", "op", "tokens"])
+    tokens = rows[rows["phase"] == PREFILL].groupby("op")["tokens"].median()
+    return tokens.get("model_dense", np.nan) / tokens
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -148,9 +156,15 @@ def model_time(run: Run) -> pd.DataFrame:
     """
     whole, layers = model_speedup(run), speedup(run)
     rows = run.frame("timings")
-    rows = rows[(rows["phase"] == PREFILL) & (rows["op"] == "attention")]
-    attention = float(rows.groupby("layer")["microseconds"].median().sum()) if len(rows) else np.nan
-    parts = {"ffn": (layers["dense_us"].sum(), layers["sparse_us"].sum()), "attention": (attention, attention)}
+    rows, scale = rows[(rows["phase"] == PREFILL) & (rows["op"] == "attention")], _scale(run)
+    attention = np.nan
+    if len(rows):
+        attention = float(rows.groupby("layer")["microseconds"].median().sum() * scale["attention"])
+    ffn = scale["ffn_dense"]
+    parts = {
+        "ffn": (ffn * layers["dense_us"].sum(), ffn * layers["sparse_us"].sum()),
+        "attention": (attention, attention),
+    }
     dense, sparse = whole["dense_us"], whole["sparse_us"]
     timed = [np.nansum([value[index] for value in parts.values()]) for index in (0, 1)]
     parts |= {"rest": (dense - timed[0], sparse - timed[1]), "whole": (dense, sparse)}
@@ -158,7 +172,7 @@ def model_time(run: Run) -> pd.DataFrame:
     frame["dense_share"], frame["sparse_share"] = frame["dense_us"] / dense, frame["sparse_us"] / sparse
     frame["speedup"] = frame["dense_us"] / frame["sparse_us"]
     bound = layers["gate_us"].where(layers["gate_us"] < layers["sparse_us"])
-    saved = float((layers["dense_us"] - bound).sum(min_count=len(layers), skipna=False))
+    saved = ffn * float((layers["dense_us"] - bound).sum(min_count=len(layers), skipna=False))
     frame.attrs = {
         "comparable": whole["comparable"],
         "note": whole["note"],

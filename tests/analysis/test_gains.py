@@ -196,6 +196,20 @@ def test_contributions_and_the_models_time(made: ModuleType, tmp_path: Path) -> 
     assert pairs.loc[("nnz", "contribution"), "pearson"] < -0.99, "time saved is a straight line of nnz here"
 
 
+def test_parts_timed_on_fewer_rows_count_for_the_whole_pass(made: ModuleType, tmp_path: Path) -> None:
+    def change(table: Table) -> Table:
+        table = timed(made)(table)
+        rows = np.where(table["layer"] == -1, 4096, np.where(table["op"] == "attention", 1024, 2048))
+        return {**table, "tokens": rows}
+
+    run = made.make(tmp_path / "fewer", sequences=20, parts=1, change_timings=change)
+    table, layers = model_time(run).set_index("part"), speedup(run)
+    assert table.loc["attention", "dense_us"] == pytest.approx(4 * 404)
+    assert table.loc["ffn", "sparse_us"] == pytest.approx(2 * layers["sparse_us"].sum())
+    saved = 2 * (layers["dense_us"] - layers["sparse_us"]) / 5000
+    np.testing.assert_allclose(layer_gains(run)["contribution"], saved)
+
+
 def test_a_gate_slower_than_the_whole_ffn_is_no_ceiling(made: ModuleType, tmp_path: Path) -> None:
     """Some kernels take the gate product faster within the FFN than it runs by itself."""
 
