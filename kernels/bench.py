@@ -35,6 +35,7 @@ from twell.kernels.operations import (
     UP_DOWN,
     Asked,
     Operation,
+    candidates,
     dense_operations,
     operations,
     refusal,
@@ -108,10 +109,11 @@ def bench_packed(ffn: SparseFFN, x: Tensor, packed: TwELL, asked: Asked = EVERYT
     Kernels whose stages cannot be run alone are left out. The dense FFN and the gate product run beside them, on x.
     """
     gate, up, down = unpack(packed), ffn.w_up, ffn.w_down.contiguous()
-    left_out, runs = {}, dense_operations(sibling(ffn, "reference"), x)
+    left_out: dict[str, str] = {}
+    runs = dense_operations(sibling(ffn, "reference"), x)
     runs.pop(FUSED, None)
     runs[UP_DOWN] = lambda: linear(gate if up is None else gate * linear(x, up, ffn.b_up), down, ffn.b_down)
-    for name in asked.kernels:
+    for name in candidates(ffn, x, asked, left_out):
         reason = refusal(name, ffn, x, packed.layout)
         module = ffn if reason else sibling(ffn, name)
         given = {} if reason else stages(name, module, x, packed)

@@ -31,6 +31,9 @@ PROBES: dict[str, dict[str, Any]] = {
 }
 
 
+LAST = "reference"
+
+
 @dataclass(frozen=True)
 class Operation:
     """What is timed. op: as the column dictionary has it; compression: 0 for dense operations."""
@@ -48,12 +51,13 @@ GATE, UP_DOWN = Operation("gate"), Operation("up_down")
 class Asked:
     """What to compare, and how long to take over it.
 
-    kernels: default all that can take a case; layouts: what they are to emit; a kernel that cannot is left out
+    kernels: default all that can take a case; layouts: what they are to emit; a kernel that cannot is left out. The
+    reference is slow enough to let a GPU cool for the others, so there it runs where it is named or alone
     compiled: torch.compile's FFN too; probes: the kernels' probes too; seconds: of turns; None: as SECONDS has it
     cold: weights rotated; hear(operation, run): told of each operation after the turns
     """
 
-    kernels: Sequence[str] = tuple(KERNELS)
+    kernels: Sequence[str] | None = None
     layouts: Sequence[Layout] = (Layout(),)
     compiled: bool = True
     probes: bool = False
@@ -70,7 +74,7 @@ def operations(ffn: SparseFFN, x: Tensor, asked: Asked, left_out: dict[str, str]
         compiled = _compiled(x.shape, x.dtype, x.device, dense.w_gate.shape, dense.w_up is None)
         runs = {DENSE: runs.pop(DENSE), COMPILED: partial(compiled, dense, x), **runs}
     numbers = torch.arange(len(x), dtype=torch.int32, device=x.device)
-    for name in asked.kernels:
+    for name in candidates(ffn, x, asked, left_out):
         for layout in asked.layouts:
             reason = refusal(name, ffn, x, layout)
             if reason is not None:
@@ -110,6 +114,17 @@ def _compiled(*_shape: Any) -> Callable[[SparseFFN, Tensor], Tensor]:
     """The dense FFN by torch.compile, for one shape: it would give up after some of them."""
     torch.compiler.reset()
     return torch.compile(SparseFFN.dense, dynamic=False)
+
+
+def candidates(ffn: SparseFFN, x: Tensor, asked: Asked, left_out: dict[str, str]) -> list[str]:
+    """The names of the kernels to try."""
+    if asked.kernels is not None:
+        return list(asked.kernels)
+    names = [name for name in KERNELS if name != LAST]
+    if x.is_cuda and any(refusal(name, ffn, x, asked.layouts[0]) is None for name in names):
+        left_out[LAST] = "it would let the GPU cool between the others' turns; --kernel reference times it"
+        return names
+    return list(KERNELS)
 
 
 def refusal(kernel: str, ffn: SparseFFN, x: Tensor, layout: Layout) -> str | None:

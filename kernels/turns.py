@@ -1,7 +1,12 @@
-"""Timing operations in turns, on any device: what every figure of time comes from."""
+"""Timing operations in turns, on any device: what every figure of time comes from.
+
+Each turn has an order of its own, the same in every run: what runs before an operation decides how warm the device and
+its caches are, and on a GPU at its power limit that is several percent.
+"""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -17,9 +22,11 @@ def turns(operations: Mapping[K, Run], device: torch.device, repeats: int) -> di
     for operation in operations.values():
         operation()
     took: dict[K, list[Callable[[], float]]] = {name: [] for name in operations}
+    order, shuffled = list(operations), random.Random(0)
     for _ in range(repeats):
-        for name, operation in operations.items():
-            took[name].append(_timed(operation, device))
+        shuffled.shuffle(order)
+        for name in order:
+            took[name].append(_timed(operations[name], device))
     return {name: [read() for read in reads] for name, reads in took.items()}
 
 

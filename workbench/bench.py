@@ -75,7 +75,7 @@ def _asked(options: BenchOptions) -> Asked:
     if options.seconds is not None and not options.seconds > 0:
         raise UserError(f"Expected --seconds above 0, got {options.seconds:g}.")
     return Asked(
-        kernels=options.kernel or tuple(KERNELS),
+        kernels=options.kernel or None,
         layouts=tuple(Layout(compression=compression) for compression in wanted),
         compiled=options.compile,
         probes=options.probes,

@@ -32,7 +32,6 @@ COLUMNS = {"": 27, "× dense": 8, "of turns": 11, "gate share": 10, "error": 8, 
 EXTRA = {"TFLOP/s": 8, "GB/s": 7}  # where there is room
 TIME = {"µs": 11}
 METRICS = {"error": "error_mean", "largest": "error_max", "TFLOP/s": "tflops", "GB/s": "gigabytes_per_second"}
-FORMATS = {"error": ".1e", "largest": ".1e", "TFLOP/s": ",.3g", "GB/s": ",.3g"}
 Figures = dict[str, float]  # of one operation, by metric
 
 
@@ -80,11 +79,11 @@ class Page:
             + [_sum_cells(result, kernel, took) for kernel, took in stage_sums(result).items()]
         )
         if drawn := power(found):
-            self._console.print(Text("  " + drawn, "dim"))
+            self._console.print(Text("  " + drawn, "dim"), soft_wrap=True)
         for name, reason in result.left_out.items():
             if reason not in self._said:
                 self._said.add(reason)
-                self._console.print(Text(f"  without {name}: {reason}", "dim"))
+                self._console.print(Text(f"  without {name}: {reason}", "dim"), soft_wrap=True)
         self._add_up(case, result)
         self._progress.advance(self._task)
 
@@ -97,7 +96,9 @@ class Page:
             ratios = [f"{name} {dense / each:.2f} ×" for name, each in whole.items()]
             took = f"; dense {dense / 1e3:,.2f} ms" if self._absolute else ""
             if ratios:
-                self._console.print(f"{layers} layers {group}: {'; '.join(ratios)}{took}", highlight=False)
+                self._console.print(
+                    f"{layers} layers {group}: {'; '.join(ratios)}{took}", highlight=False, soft_wrap=True
+                )
 
     def _add_up(self, case: Case, result: Result) -> None:
         if case.layer < 0:
@@ -115,6 +116,11 @@ class Page:
         for row in rows:
             table.add_row(*(row.get(name, Text()) for name in self._columns))
         self._console.print(table)
+
+
+def short(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def label(operation: Operation) -> str:
@@ -162,7 +168,7 @@ def _cells(result: Result, operation: Operation, figures: Figures) -> dict[str, 
         cells["gate share"] = Text(f"{figures['ceiling_share']:.0%}")
     for name, metric in METRICS.items():
         if metric in figures:
-            cells[name] = Text(format(figures[metric], FORMATS[name]))
+            cells[name] = Text(f"{figures[metric]:.1e}" if metric.startswith("error") else short(figures[metric]))
     return cells
 
 
