@@ -1,7 +1,8 @@
 """What the dashboard runs with a model: own text, and measurements; each a `twell` process of its own.
 
-One at a time, because two would slow each other down and a measurement would lie. A job writes a run into the runs
-folder like any other capture, and no process here ever imports what runs models. Nothing is fetched: hub ids are looked
+One at a time, because two would slow each other down and a measurement would lie. Own text becomes a run of its own
+(`twell capture`), a measurement the `bench` table of the run that is shown (`twell bench`); no process here ever
+imports what runs models. Nothing is fetched: hub ids are looked
 up in the local cache alone.
 """
 
@@ -11,6 +12,7 @@ import atexit
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,15 +28,18 @@ from twell.workbench.store import Run, open_run
 
 BUNDLED = "demo-model"
 OWN = "own-text.txt"  # what the source of own text is called in its run
+CASE = re.compile(r"nnz [\d.,]+, [\d,]+ rows$")  # the line with which `twell bench` begins what it says of a case
 
 
 @dataclass
 class Job:
-    """A process that records a run: what it is for, where it writes, and what it has said."""
+    """A process: what it is for, the run that it writes and its name in the address, what it has said, and how many
+    cases it has to time."""
 
     purpose: str
     out: Path
-    tokens: int | None
+    run: str
+    cases: int | None
     process: subprocess.Popen[bytes]
     folder: tempfile.TemporaryDirectory[str] = field(repr=False)
     began: float = field(default_factory=time.monotonic)
@@ -55,7 +60,9 @@ class Job:
         return [line.strip() for line in text.splitlines() if line.strip()]
 
     def done(self) -> int:
-        """Tokens recorded so far."""
+        """Cases timed so far, or tokens recorded."""
+        if self.cases is not None:
+            return sum(CASE.search(line) is not None for line in self.said())
         try:
             return open_run(self.out).manifest.tokens
         except (UserError, OSError):
@@ -86,8 +93,10 @@ class Desk:
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def start(self, purpose: str, out: Path, arguments: list[str], text: str = "", tokens: int | None = None) -> Job:
-        """Start `twell capture` with the arguments, in a folder where the file `OWN` holds the text.
+    def start(
+        self, purpose: str, out: Path, run: str, arguments: list[str], text: str = "", cases: int | None = None
+    ) -> Job:
+        """Start `twell` with the arguments and `--out`, in a folder where the file `OWN` holds the text.
 
         Raises UserError while another job runs, and where the half that runs models is not installed.
         """
@@ -102,7 +111,7 @@ class Desk:
                 self.job.folder.cleanup()
             folder = tempfile.TemporaryDirectory(prefix="twell-")
             (Path(folder.name) / OWN).write_text(text, encoding="utf-8")
-            line = [sys.executable, "-m", "twell.workbench", "capture", *arguments, "--out", str(out)]
+            line = [sys.executable, "-m", "twell.workbench", *arguments, "--out", str(out)]
             with open(Path(folder.name) / "log", "wb") as log:
                 process = subprocess.Popen(
                     line,
@@ -113,7 +122,7 @@ class Desk:
                     start_new_session=True,
                     env=os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "400", "PYTHONUNBUFFERED": "1"},
                 )
-            self.job = Job(purpose, out, tokens, process, folder)
+            self.job = Job(purpose, out, run, cases, process, folder)
             return self.job
 
     def clear(self) -> None:
@@ -129,7 +138,7 @@ class Desk:
 
 
 def model_of(run: Run) -> tuple[str, str | None] | None:
-    """What `twell capture` can be told to load the run's model again (a folder or a hub id, and a revision), where it
+    """What `twell` can be told to load the run's model again (a folder or a hub id, and a revision), where it
     is at hand on this machine; else None."""
     name = str(run.manifest.model["name"])
     asked = str(run.manifest.options.get("model", name))

@@ -12,7 +12,8 @@ from twell.app.timing_figures import time_unit
 from twell.app.words import SPACE, number, percent, whole
 
 FEWEST = 4  # layers that a line is drawn through
-SHADES = {"ffn": (BLUE, 0.85), "attention": (GREY, 0.6), "rest": (GREY, 0.3)}
+NARROW = 0.07  # of the pass: a part below it has no room for its name
+SHADES = {"ffn": (BLUE, 0.95), "attention": (GREY, 0.6), "rest": (GREY, 0.3)}
 
 
 def break_even(frame: pd.DataFrame) -> float | None:
@@ -45,10 +46,13 @@ def time_split(frame: pd.DataFrame) -> go.Figure:
             x=times,
             orientation="h",
             marker={"color": color, "opacity": strength},
-            text=[f"{part} {percent(share)}" for share in shares],
+            text=[f"{part} {percent(share)}" if share >= NARROW else "" for share in shares],
             textposition="inside",
             insidetextanchor="middle",
-            hovertemplate=f"{part}: %{{x:,.4g}} {unit}<extra></extra>",
+            textangle=0,
+            textfont={"size": 12, "color": "#ffffff"} if part == "ffn" else {"size": 12},
+            customdata=[percent(share) for share in shares],
+            hovertemplate=f"{part}: %{{x:,.4g}} {unit}, %{{customdata}} of the pass<extra></extra>",
             width=0.6,
         )
     finish(figure, 170, left=56)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import streamlit as st
 
 from twell.app import parts
 from twell.app.jobs import OWN, Desk, Job, model_of
-from twell.app.state import RECORDED, open_page, runs_folder
-from twell.app.words import plural, whole
+from twell.app.state import RECORDED, digest, open_page, runs_folder, shown
+from twell.app.words import plural
 from twell.workbench.errors import UserError
-from twell.workbench.store import Run
+from twell.workbench.store import Run, open_run
 
 LONGEST = 20_000  # characters of own text
-MEASURED = {"4 k tokens": 4096, "32 k tokens": 32_768, "128 k tokens": 131_072}
-BATCH = 1024  # tokens: what is timed of a batch on a CPU
+MEASURED = {"layers": "This model's layers", "nnz": "Any sparsity"}
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)  # of the neurons, that made-up inputs fire
 
 
 @st.cache_resource(show_spinner=False)
@@ -39,28 +40,46 @@ def own_text(run: Run) -> None:
                 st.info("Write some words first.")
                 return
             slug = "-".join(re.findall(r"[a-z0-9]+", text.lower())[:4])[:32]
-            arguments = [*_model(model), "--text", OWN, "--timings", "0"]
-            _start("own text", "own", slug, arguments, text=text)
+            stamp = time.strftime("%m%d-%H%M%S")
+            name = "-".join(word for word in ("own", slug, stamp) if word)
+            arguments = ["capture", *_model(model), "--text", OWN, "--timings", "0"]
+            _start("own text", runs_folder().resolve() / name, name, arguments, text=text)
 
 
 def measure(run: Run) -> None:
-    """A button that times dense against sparse with the run's model, now and on this machine."""
+    """A button that times dense against sparse at the run's shape, now and on this machine."""
     with st.popover("Measure now", key=_fresh("measure")):
         model = model_of(run)
         if model is None:
             parts.note(_far(run))
             return
+        if run.manifest.status == "recording":
+            parts.note("This run is still being recorded: what is measured joins a run that has ended.")
+            return
         parts.note(
-            "Dense against sparse, layer by layer, on the same bundled text: in a process of its own, on this "
-            "machine. Times appear here as they are taken, and more text gives more of them. Anything else that runs "
-            "meanwhile slows both."
+            "Dense against sparse on the same input, in turns, on this machine and in a process of its own. Each case "
+            "appears here as it is done, and stays with the run. Anything else that runs meanwhile slows both."
         )
-        size = st.segmented_control("Text", list(MEASURED), default="4 k tokens", required=True, key="measure-size")
+        what = st.segmented_control(
+            "What", list(MEASURED), format_func=lambda k: MEASURED[k], default="layers", required=True, key="measured"
+        )
+        parts.note(
+            "Every layer with its own weights, on its own activity on the bundled text."
+            if what == "layers"
+            else "Made-up weights of this width, from 1 % to all neurons firing: where does sparse stop to pay?"
+        )
         if st.button("Measure", type="primary", key="measure-start", disabled=desk_is_busy()):
-            tokens = MEASURED[size or "4 k tokens"]
-            arguments = [*_model(model), "--text", "builtin:passages", "--text", "builtin:python-docs"]
-            arguments += ["--timings", "1", "--tokens", str(tokens), "--batch-tokens", str(BATCH)]
-            _start("a measurement", "measured", str(run.manifest.model["name"]), arguments, tokens=tokens)
+            arguments, cases = measurement(run, model, str(what))
+            _start("a measurement", run.path.resolve(), str(st.session_state["run"]), arguments, cases=cases)
+
+
+def measurement(run: Run, model: tuple[str, str | None], what: str) -> tuple[list[str], int]:
+    """The arguments of `twell bench`, and how many cases it will time."""
+    if what == "layers":
+        return ["bench", *_model(model), "--inputs", "text", "--no-compile"], run.layers
+    nnz = [str(max(round(share * run.d_ff), 1)) for share in SHARES]
+    shape = f"{run.manifest.model['d_model']},{run.d_ff}"
+    return ["bench", "--shape", shape, "--inputs", "even,dense", "--nnz", ",".join(nnz), "--no-compile"], len(nnz) + 1
 
 
 def desk_is_busy() -> bool:
@@ -70,17 +89,20 @@ def desk_is_busy() -> bool:
 
 
 def job_status(page: str) -> None:
-    """How far this server's job is, where there is one; once it has its run, the page opens on it."""
+    """How far this server's job is, where there is one; what it has written is on the page with the next look."""
     if desk().job is not None:
-        _follow(page)
+        _follow(page, digest(shown()))
 
 
 @st.fragment(run_every=0.5)
-def _follow(page: str) -> None:
+def _follow(page: str, seen: str) -> None:
     job = desk().job
     if job is None:
         return
-    if job.running and not _opens_early(job, page):
+    here = st.session_state.get("run") == job.run
+    if job.running:
+        if here and _written(job) != seen:
+            st.rerun()
         _progress(job)
         return
     failed = job.failure()
@@ -90,50 +112,44 @@ def _follow(page: str) -> None:
             desk().clear()
             st.rerun()
         return
-    name = job.out.name
-    if not job.running:
-        desk().clear()
-    if st.session_state.get("run") != name:
-        open_page("text" if job.purpose == "own text" else "kernels", run=name)
-    elif job.running:
-        _progress(job)
-    else:
+    desk().clear()
+    if here:
         st.rerun()
+    open_page("text" if job.purpose == "own text" else "kernels", run=job.run)
 
 
-def _opens_early(job: Job, page: str) -> bool:
-    """A measurement is followed from its first part on; a text is opened whole."""
-    return job.purpose != "own text" and job.done() > 0
+def _written(job: Job) -> str:
+    """The digest of the run that the job writes."""
+    try:
+        return digest(open_run(job.out))
+    except (UserError, OSError):
+        return ""
 
 
 def _progress(job: Job) -> None:
     """One line and, where the amount is known, a bar."""
     done, said = job.done(), job.said()
-    state = (
-        f"{plural(done, 'token')} recorded" if done else "the model is at work" if said else "the process is starting"
-    )
+    unit = "case" if job.cases is not None else "token"
+    state = f"{plural(done, unit)} done" if done else "the model is at work" if said else "the process is starting"
     if job.stopped:
-        state = "stopping at the end of this batch"
+        state = "stopping"
     words = f"{job.purpose.capitalize()}: {state}, {job.seconds:.0f} s"
     with st.container(horizontal=True, vertical_alignment="center", gap="medium", key="job"):
-        if job.tokens:
-            st.progress(min(done / job.tokens, 1.0), f"{words} of {whole(job.tokens)} tokens", width=520)
+        if job.cases:
+            st.progress(min(done / job.cases, 1.0), f"{words}; {job.cases} cases in all", width=520)
         else:
             parts.note(f'<span class="tw-mark live">{words}</span>')
         st.button("Stop", key="job-stop", on_click=job.stop)
 
 
-def _start(purpose: str, kind: str, slug: str, arguments: list[str], text: str = "", tokens: int | None = None) -> None:
+def _start(purpose: str, out: Path, run: str, arguments: list[str], text: str = "", cases: int | None = None) -> None:
     """Start a job and draw the page anew; what cannot be started is said."""
-    folder = runs_folder()
-    if (folder / "run.json").exists():
+    if text and (out.parent / "run.json").exists():
         st.info("The dashboard was started on a single run: start it on a folder of runs, so that another can join.")
         return
-    stamp = time.strftime("%m%d-%H%M%S")
-    name = "-".join(word for word in (kind, re.sub(r"[^A-Za-z0-9_.-]+", "-", slug).strip("-."), stamp) if word)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        desk().start(purpose, folder.resolve() / name, arguments, text, tokens)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        desk().start(purpose, out, run, arguments, text, cases)
     except (UserError, OSError) as error:
         st.warning(parts.plain(str(error)))
         return

@@ -81,9 +81,9 @@ def signed(value: float, digits: int = 3) -> str:
     return ("+" if value > 0 else "") + number(value, digits)
 
 
-def plural(count: float, noun: str) -> str:
-    """`3 sequences`, `1 sequence`."""
-    return f"{whole(count)} {noun}{'' if round(count) == 1 else 's'}"
+def plural(count: float, noun: str, ending: str = "s") -> str:
+    """`3 sequences`, `1 sequence`; `2 batches`."""
+    return f"{whole(count)} {noun}{'' if round(count) == 1 else ending}"
 
 
 def seconds_ago(seconds: float) -> str:

@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from twell.app import own, parts
+from twell.app.bench_view import bench
 from twell.app.kernel_figures import audit_map, break_even, time_split
 from twell.app.state import ask, bound, shown
 from twell.app.timing_figures import dense_and_sparse, over_batches, speedup_by_nnz
@@ -28,10 +29,10 @@ def oracle(run: Run) -> None:
 
 def layers(run: Run, frame: pd.DataFrame) -> None:
     """Dense and sparse time a layer."""
-    comparable = frame.attrs["comparable"]
+    comparable, least = frame.attrs["comparable"], int(frame["repeats"].min())
     said = (
-        f"FFN of one batch, median over {whole(frame['repeats'].min())} timed batches, the same input for both; "
-        f"{', '.join(sorted(set(frame['kernel'])))} kernel on {run.manifest.device}, {run.manifest.dtype}. "
+        f"FFN of one batch, {'median over ' * (least > 1)}{plural(least, 'timed batch', 'es')}, the same input for "
+        f"both; {', '.join(sorted(set(frame['kernel'])))} kernel on {run.manifest.device}, {run.manifest.dtype}. "
         f"{'At the right: dense / sparse.' if comparable else ''}"
     )
     parts.heading("Time by layer", said, frame, run, "analysis.speedup(run)")
@@ -119,8 +120,8 @@ def batches(run: Run) -> None:
     """Times as the capture went along."""
     frame = ask(run, "timings_by_batch")
     frame = frame[frame["op"].isin(["ffn_dense", "ffn_sparse"]) & (frame["layer"] >= 0)]
-    if frame.empty:
-        return
+    if frame["batch"].nunique() < 2:
+        return  # one batch has no drift
     parts.heading(
         "Over the capture",
         "FFN time of each timed batch, in the order they ran. Drift and outliers show here, and not in the medians.",
@@ -166,6 +167,8 @@ with st.container(horizontal=True, vertical_alignment="center"):
     parts.title("What does the sparsity buy?")
     own.measure(shown())
 own.job_status("kernels")
+with parts.told():
+    bench(shown())
 with parts.told():
     page(shown())
 if shown().manifest.status != "recording":  # the audit is of sums that are read once a run is whole

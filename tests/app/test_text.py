@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from twell.app.jobs import Desk, model_of
+from twell.app.jobs import OWN, Desk, model_of
 from twell.app.neuron_values import in_sequence
 from twell.app.passage import loudest, passage, pieces, scale
 from twell.workbench.errors import UserError
@@ -160,9 +160,11 @@ def test_the_model_is_at_hand_only_if_it_is_the_same(made: ModuleType, made_run:
 
 def test_a_job_that_fails_says_why_and_one_runs_at_a_time(tmp_path: Path) -> None:
     desk = Desk()
-    job = desk.start("own text", tmp_path / "own", [str(tmp_path / "no-model"), "--text", "own-text.txt"], "words")
+    job = desk.start(
+        "own text", tmp_path / "own", "own", ["capture", str(tmp_path / "no-model"), "--text", OWN], "words"
+    )
     with pytest.raises(UserError, match="one is running"):
-        desk.start("own text", tmp_path / "two", [], "words")
+        desk.start("own text", tmp_path / "two", "two", [], "words")
     for _ in range(600):
         if not job.running:
             break
@@ -208,9 +210,8 @@ def test_a_job_that_is_stopped_at_once_leaves_nothing(made: ModuleType, tmp_path
     found = model_of(open_run(bundled(made, tmp_path) / "tiny"))
     assert found is not None
     desk = Desk()
-    arguments = [found[0], "--text", "builtin:passages", "--timings", "1", "--tokens", "4096"]
-    job = desk.start("a measurement", tmp_path / "measured", arguments, tokens=4096)
+    job = desk.start("own text", tmp_path / "own", "own", ["capture", found[0], "--text", OWN], "words " * 2000)
     job.stop()
     job.process.wait(60)
     assert job.failure() == "Stopped before anything was recorded."
-    assert not (tmp_path / "measured").exists()
+    assert not (tmp_path / "own").exists()

@@ -1,0 +1,63 @@
+"""What `twell bench` measured, as the Kernels page wants it: times of whole FFNs, and where sparse stops to pay.
+
+A run's `bench` table has one figure a row. Here a row is one operation in one case, with the dense time of the same
+case beside it. Cost: milliseconds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from twell.workbench.store import Run
+
+SETTING = ["rows", "dtype", "weights", "device"]
+CASE = ["case", *SETTING]
+BASELINES = {"ffn_dense": "dense", "ffn_compiled": "dense, compiled", "ffn_fused": "dense, gate and up fused"}
+PROBES = {"ffn_counts": "counting", "ffn_neurons": "neuron sums", "ffn_packed": "TwELL handed out"}
+MADE = ("even", "heavy", "dense")
+
+
+def measured(run: Run) -> pd.DataFrame:
+    """A row an operation and case, of those that are a whole FFN. Columns: case, input, layer, rows, dtype, weights,
+    device; what (dense, dense compiled, …, or the kernel with what was special about it); sparse (a kernel, no probe);
+    nnz_mean; us, low, high (µs: median, least and greatest turn); times (dense time / its own); error_max; repeats."""
+    table = run.frame("bench")
+    found = table[(table["metric"] == "microseconds") & table["op"].str.startswith("ffn_")].reset_index(drop=True)
+    dense = found[found["op"] == "ffn_dense"].set_index(CASE)["value"]
+    found["times"] = dense.reindex(pd.MultiIndex.from_frame(found[CASE])).to_numpy() / found["value"]
+    keys = [*CASE, "kernel", "op", "compression"]
+    error = table[table["metric"] == "error_max"].drop_duplicates(keys).set_index(keys)["value"]
+    found["error_max"] = error.reindex(pd.MultiIndex.from_frame(found[keys])).to_numpy()
+    several = found.loc[found["compression"] > 0, "compression"].nunique() > 1
+    found["what"] = [_named(row.op, row.kernel, row.compression if several else 0) for row in found.itertuples()]
+    found["sparse"] = (found["op"] == "ffn_sparse") & (found["kernel"] != "reference")
+    names = "case input layer rows dtype weights device what sparse nnz_mean us low high times error_max repeats"
+    return found.rename(columns={"value": "us"})[names.split()]
+
+
+def _named(op: str, kernel: str, compression: int) -> str:
+    if op in BASELINES:
+        return BASELINES[op]
+    name = f"{kernel} kernel" + (f", compression {compression}" if compression else "")
+    return f"{name}, {PROBES[op]}" if op in PROBES else name
+
+
+def settings(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The rows by what cases have to share to be compared, under its name; what was measured last comes first."""
+    groups = {}
+    for (rows, dtype, weights, device), part in frame.groupby(SETTING, sort=False):
+        groups[f"{rows} rows, {dtype}, {weights} weights, {device}"] = part
+    return dict(reversed(groups.items()))
+
+
+def equal_at(part: pd.DataFrame) -> float | None:
+    """The nnz at which one kernel takes as long as dense, between two cases of made-up inputs that were measured on
+    either side of it (linear in time); None where it is faster, or slower, in all of them."""
+    made = part[part["input"].isin(MADE)].sort_values("nnz_mean")
+    nnz, ratio = made["nnz_mean"].to_numpy(float), 1 / made["times"].to_numpy(float)
+    crossed = np.flatnonzero((ratio[:-1] < 1) & (ratio[1:] >= 1))
+    if not len(crossed):
+        return None
+    k = int(crossed[-1])
+    return float(nnz[k] + (1 - ratio[k]) / (ratio[k + 1] - ratio[k]) * (nnz[k + 1] - nnz[k]))

@@ -1,0 +1,73 @@
+"""What `twell bench` measured, on the Kernels page: it stands there as soon as a case is done."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from twell.app import parts
+from twell.app.bench_data import MADE, equal_at, measured, settings
+from twell.app.bench_figures import by_layer, by_nnz
+from twell.app.state import ask, bound
+from twell.app.words import number, percent, times, whole
+from twell.workbench.store import Run
+
+CODE = 'bench = run.frame("bench")\nbench[(bench["metric"] == "microseconds") & bench["op"].str.startswith("ffn_")]'
+
+
+def bench(run: Run) -> None:
+    """Every FFN that was timed, by layer and by nnz; nothing where none was."""
+    if not run.has("bench"):
+        return
+    groups = settings(ask(run, measured))
+    names = list(groups)
+    name = names[0]
+    if len(names) > 1:
+        tie = bound("setting", name, lambda text: text if text in names else None)
+        name = str(st.selectbox("Measured with", names, width=420, **tie))
+    part = groups[name]
+    layers = part[part["layer"] >= 0]
+    texts = layers[layers["input"] == "text"]
+    layers = texts if len(texts) else layers
+    if len(layers):
+        parts.heading("Measured side by side", f"{sums(layers)} {name}; {turns(layers)}.", layers, run, CODE)
+        parts.draw(by_layer(layers), "bench-layers", "Time of each FFN operation by layer")
+    made = part[part["input"].isin(MADE)]
+    sparse = made[made["sparse"]]
+    if sparse["nnz_mean"].nunique() > 1:
+        said = f"Dense time over sparse time on made-up inputs, {name}. {even_at(run, sparse)}"
+        parts.heading("Where it breaks even", said, made, run, CODE)
+        parts.draw(by_nnz(sparse), "bench-nnz", "Speed against dense by nnz on made-up inputs")
+
+
+def sums(layers: pd.DataFrame) -> str:
+    """Each operation over all layers that have it and dense, against dense, in a sentence."""
+    said = []
+    for what, part in layers[layers["what"] != "dense"].groupby("what", sort=False):
+        dense = (part["us"] * part["times"]).sum()
+        said.append(f"{what} {times(dense / part['us'].sum())}")
+    return f"{whole(layers['layer'].nunique())} layers together, against dense: {', '.join(said)}."
+
+
+def turns(frame: pd.DataFrame) -> str:
+    """How often each was timed."""
+    low, high = int(frame["repeats"].min()), int(frame["repeats"].max())
+    return f"medians of {low if low == high else f'{low} to {high}'} turns, all in turn on the same input"
+
+
+def even_at(run: Run, sparse: pd.DataFrame) -> str:
+    """The sparsity at which each kernel takes as long as dense, in a sentence."""
+    said = []
+    for what, part in sparse.groupby("what", sort=False):
+        nnz = equal_at(part)
+        if nnz is not None:
+            said.append(
+                f"The {what} and dense take equally long at about {number(nnz, 2)} of {whole(run.d_ff)} neurons, a "
+                f"sparsity of {percent(1 - nnz / run.d_ff)}."
+            )
+        elif (part["times"] > 1).all():
+            most = float(part["nnz_mean"].max())
+            said.append(f"The {what} is faster at every nnz measured, up to {number(most)} of {whole(run.d_ff)}.")
+        else:
+            said.append(f"The {what} is at no nnz measured the faster one throughout.")
+    return " ".join(said)

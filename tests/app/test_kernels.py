@@ -1,0 +1,145 @@
+"""The Kernels page on what `twell bench` measured, and a measurement taken from it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from twell.app.bench_data import equal_at, measured, settings
+from twell.app.jobs import CASE, Desk
+from twell.app.own import SHARES, measurement
+from twell.workbench.bench_table import Sheet
+from twell.workbench.options import BenchOptions
+from twell.workbench.store import Run, open_run
+
+Show = Callable[..., AppTest]
+PLAIN = {
+    "d_model": 64,
+    "d_ff": 512,
+    "dtype": "float32",
+    "weights": "warm",
+    "tile": 256,
+    "device": "made",
+    "commit": "0",
+    "ffn": "gated",
+    "graph": False,
+    "repeats": 7,
+}
+
+
+def row(case: str, layer: int, op: str, kernel: str, value: float, **more: Any) -> dict[str, Any]:
+    """A row of the bench table: a time, unless it says otherwise."""
+    made = {"input": "text", "rows": 1024, "nnz_mean": 20.0, "metric": "microseconds", "unit": "µs"}
+    spread = {"low": value * 0.9, "high": value * 1.2, "compression": 0 if kernel == "torch" else 8}
+    return {**PLAIN, **made, **spread, "case": case, "layer": layer, "op": op, "kernel": kernel, "value": value, **more}
+
+
+@pytest.fixture
+def benched(runs: Path, tmp_path: Path) -> Run:
+    """A copy of the complete run with a bench table: three layers on text, five inputs made up, one of more rows."""
+    shutil.copytree(runs / "made", tmp_path / "benched")
+    sheet = Sheet(tmp_path / "benched")
+    for layer, time in enumerate((100.0, 125.0, 250.0)):
+        case = f"layer {layer} on text"
+        rows = [row(case, layer, "ffn_dense", "torch", 500.0), row(case, layer, "ffn_fused", "torch", 400.0)]
+        rows += [row(case, layer, "ffn_sparse", "cpu", time), row(case, layer, "gate", "torch", 90.0)]
+        sheet.add([*rows, row(case, layer, "ffn_sparse", "cpu", 2e-7, metric="error_max", unit="relative")])
+    for nnz, time in ((5, 100.0), (50, 200.0), (100, 400.0), (200, 700.0), (512, 900.0)):
+        more = {"input": "dense" if nnz == 512 else "even", "nnz_mean": float(nnz)}
+        rows = [row(f"even nnz {nnz}", -1, "ffn_dense", "torch", 500.0, **more)]
+        sheet.add([*rows, row(f"even nnz {nnz}", -1, "ffn_sparse", "cpu", time, **more)])
+    sheet.add([row("one", 0, op, k, 9.0, rows=64) for op, k in (("ffn_dense", "torch"), ("ffn_sparse", "cpu"))])
+    return open_run(tmp_path / "benched")
+
+
+def test_times_stand_beside_the_dense_time_of_their_case(benched: Run) -> None:
+    groups = settings(measured(benched))
+    assert [name.split(" rows")[0] for name in groups] == ["64", "1024"]
+    frame = groups["1024 rows, float32, warm weights, made"]
+    layers = frame[(frame["layer"] >= 0) & frame["sparse"]]
+    assert layers["times"].tolist() == [5.0, 4.0, 2.0]
+    assert layers["error_max"].tolist() == [2e-7] * 3
+    assert set(frame["what"]) == {"dense", "dense, gate and up fused", "cpu kernel"}
+    assert (frame["times"] * frame["us"] == 500.0).all()
+
+
+def test_the_break_even_lies_between_the_cases_on_either_side(benched: Run) -> None:
+    frame = measured(benched)
+    sparse = frame[frame["sparse"] & (frame["rows"] == 1024)]
+    assert equal_at(sparse) == pytest.approx(100 + 100 * (500 - 400) / (700 - 400))
+    assert equal_at(sparse[sparse["nnz_mean"] <= 100]) is None
+
+
+def test_the_page_shows_what_was_measured(show: Show, benched: Run) -> None:
+    test = show(benched.path.parent, "kernels", run="benched")
+    assert not test.exception
+    test.selectbox(key="setting").set_value("1024 rows, float32, warm weights, made").run()
+    shown = " ".join(str(element.proto.body) for element in test.get("html"))
+    assert "cpu kernel 3.16\u202f×" in shown  # 1500 µs over 475 µs
+    assert "about 130 of 512" in shown
+    assert [chart.key for chart in test.get("plotly_chart")][:2] == ["bench-layers", "bench-nnz"]
+
+
+def test_what_is_asked_of_twell_bench_is_what_it_takes(made_run: Run) -> None:
+    """Every option is one of the command's, and cases are counted as it says them."""
+    flags = {f"--{name.replace('_', '-')}" for name in BenchOptions.__dataclass_fields__} | {"--no-compile"}
+    for what, cases in (("layers", made_run.layers), ("nnz", len(SHARES) + 1)):
+        arguments, count = measurement(made_run, ("model", None), what)
+        assert count == cases
+        assert {word for word in arguments if word.startswith("--")} <= flags
+    assert CASE.search("layer 0 on text  nnz 152.1, 1,024 rows")
+    assert not CASE.search("layer 0 on text")
+
+
+def bundled(made: ModuleType, folder: Path) -> Path:
+    """A folder with a run that says it is of the bundled model."""
+    made.make(folder / "tiny", layers=8, d_ff=768, sequences=10)
+    manifest = json.loads((folder / "tiny" / "run.json").read_text())
+    manifest["model"] |= {"name": "demo-model", "d_model": 256}
+    (folder / "tiny" / "run.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_a_measurement_begins_appears_as_it_goes_and_ends_well(
+    browser: Any, serve: Callable[[Path], str], watch: Any, made: ModuleType, tmp_path: Path
+) -> None:
+    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(bundled(made, tmp_path)))
+    page = watched.page
+    watched.open("/kernels?run=tiny", ".js-plotly-plot")
+    assert page.get_by_text("Measured side by side").count() == 0
+    page.get_by_role("button", name="Measure now").click()
+    page.get_by_role("button", name="Measure", exact=True).click()
+    page.wait_for_selector(".st-key-job")
+    page.get_by_text("Measured side by side").wait_for(timeout=120_000)
+    assert page.locator(".st-key-job").count() == 1, "the first layer stands there while others are being timed"
+    page.wait_for_selector(".st-key-job", state="detached", timeout=180_000)
+    watched.settle()
+    assert page.locator('[data-testid="stAlert"]').count() == 0
+    table = open_run(tmp_path / "tiny").frame("bench")
+    assert sorted(set(table["layer"])) == list(range(8))
+    assert page.get_by_text("8 layers together, against dense").count() == 1
+    watched.check()
+
+
+def test_a_measurement_that_is_stopped_keeps_what_it_has(made: ModuleType, tmp_path: Path) -> None:
+    run = open_run(bundled(made, tmp_path) / "tiny")
+    desk = Desk()
+    arguments = ["bench", "--shape", "64,128", "--inputs", "even", "--nnz", ",".join(map(str, range(2, 60)))]
+    job = desk.start("a measurement", run.path, "tiny", [*arguments, "--no-compile"], cases=58)
+    while not job.done() and job.running:
+        time.sleep(0.1)
+    job.stop()
+    job.process.wait(60)
+    assert job.process.returncode != -signal.SIGKILL
+    assert job.failure() is None
+    table = open_run(tmp_path / "tiny").frame("bench")
+    assert 1 <= table["case"].nunique() < 58
