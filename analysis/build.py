@@ -1,7 +1,8 @@
-"""Building summaries: parts in, Arrow tables out, a chunk at a time. The queries are in `sums`, the files in `summary`.
+"""Building summaries: parts in, Arrow tables out, a chunk at a time. The queries are in `sums` and `clusters`, the
+files in `summary`.
 
-Cost: a chunk is held in memory (75 bytes a token at 28 layers) while its sums are taken. A second reading of every
-part, for z, follows once the layers' means are known.
+Cost: a chunk is held in memory (95 bytes a token at 28 layers) while its sums are taken. A second reading of every
+part, for z, follows once the means are known.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from twell.analysis import sums
+from twell.analysis import clusters, sums
+from twell.analysis.classes import CLASSES, numbers
 from twell.analysis.engine import Engine
 from twell.analysis.layers import moments
-from twell.analysis.summary import SOURCES
+from twell.analysis.positions import band_moments
+from twell.analysis.summary import SOURCES, class_step
 from twell.workbench.schema import SUMMARIES, nnz_columns
 from twell.workbench.store import Run
 
 CHUNK_TOKENS = 2**21
+HELD_ROWS = 2**22  # of a summary's pieces not yet added up
 # What makes a row of each summary; every other column adds up, but for those in EXTREMES.
 KEYS = {
     "layers": ("layer", "flagged", "nnz"),
@@ -29,6 +33,8 @@ KEYS = {
     "token_scores": ("token_id", "flagged"),
     "surprisal": ("layer", "replicate", "loss_bin"),
     "surprisal_ranks": ("layer", "nnz_class", "loss_class", "replicate"),
+    "surprisal_classes": ("layer", "own", "class", "nnz_class", "loss_class", "replicate"),
+    "used": ("layer", "flagged"),
     "neurons": ("layer", "neuron"),
     "tiles": ("layer", "tile", "occupancy"),
     "unions": ("layer", "block", "neurons"),
@@ -45,12 +51,32 @@ def build(run: Run, files: set[str], tables: Tables, tick: Tick) -> Tables:
 
     `tick` is called with the number of tokens read since the last call.
     """
+    total = Total(tables)
     with Engine() as engine:
         for chunk in chunks(run, files):
-            tables = merge(tables, take(engine, run, chunk))
+            total.add(take(engine, run, chunk))
             tick(sum(part.rows for part in chunk if part.table == "activity"))
-        tables = {**tables, "token_scores": scores(engine, run, tables["layers"])}
+        tables = total.tables()
+        tables |= {"token_scores": scores(engine, run, tables["layers"], tables["positions"])}
     return {name: table.sort_by([(key, "ascending") for key in KEYS[name]]) for name, table in tables.items()}
+
+
+class Total:
+    """Summaries as they add up. Pieces are held until they are many, so that adding costs no more than they do."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._pieces = {name: [table] for name, table in tables.items()}
+
+    def add(self, tables: Tables) -> None:
+        for name, table in tables.items():
+            pieces = self._pieces.setdefault(name, [])
+            pieces.append(table)
+            if sum(piece.num_rows for piece in pieces[1:]) > max(HELD_ROWS, pieces[0].num_rows):
+                self._pieces[name] = [_added(name, pieces)]
+
+    def tables(self) -> Tables:
+        """Each summary of all that was added."""
+        return {name: _added(name, pieces) if len(pieces) > 1 else pieces[0] for name, pieces in self._pieces.items()}
 
 
 def chunks(run: Run, files: set[str]) -> Iterator[Parts]:
@@ -80,15 +106,21 @@ def take(engine: Engine, run: Run, chunk: Parts) -> Tables:
             found[name] = _typed(name, engine.arrow(sums.added(rows, KEYS[name], _how(name))))
     if not files["activity"]:
         return found
-    with sums.chunk(engine, engine.read(files["activity"]), nnz_columns(run.layers)) as this:
+    activity, layers = engine.read(files["activity"]), list(range(run.layers))
+    if run.manifest.counts_used:
+        wide = engine.arrow(sums.used(activity, nnz_columns(run.layers, "used")))
+        found["used"] = tidy(wide, ["flagged", "tokens"], layers, {"used_sum": "s{}"})
+    with sums.chunk(engine, activity, nnz_columns(run.layers)) as this:
         found["layers"] = engine.arrow(sums.layers(this))
         found["surprisal_ranks"] = engine.arrow(sums.surprisal_ranks(this))
         bands = engine.arrow(sums.surprisal(this))
         places = engine.arrow(sums.positions(this))
         stretches = engine.arrow(sums.position_bands(this))
-        wide = engine.arrow(sums.tokens(this))
-        losses = engine.arrow(sums.losses(this))
-    layers = list(range(run.layers))
+        wide = clusters.tokens(engine, this)
+        losses = engine.arrow(clusters.losses(this))
+        kinds = engine.table(numbers(run))
+        by_class = sums.surprisal_classes(engine, this, kinds, class_step(run))
+    found["surprisal_classes"] = by_class.append_column("class", CLASSES.take(by_class["kind"]))
     found["surprisal"] = tidy(bands, ["replicate", "loss_bin", "tokens"], layers, {"nnz_sum": "s{}"})
     positions = {"nnz_sum": "s{}", "nnz_square": "q{}"}
     found["positions"] = tidy(places, ["position", "flagged", "tokens"], [*layers, sums.TOTAL], positions)
@@ -115,15 +147,16 @@ def tidy(wide: pa.Table, keys: list[str], layers: list[int], columns: dict[str, 
     )
 
 
-def scores(engine: Engine, run: Run, layers: pa.Table) -> pa.Table:
-    """z by token needs the layers' means over the whole run, so it is taken last, over every part."""
-    mean, sd = moments(layers.to_pandas(), run.layers)
-    found: Tables = {}
+def scores(engine: Engine, run: Run, layers: pa.Table, positions: pa.Table) -> pa.Table:
+    """z by token needs the means over the whole run, so it is taken last, over every part."""
+    whole = moments(layers.to_pandas(), run.layers)
+    places = band_moments(positions.to_pandas(), *whole)
+    total = Total({})
     for chunk in chunks(run, {part.file for part in run.manifest.parts if part.table == "activity"}):
         activity = engine.read([run.path / part.file for part in chunk])
-        piece = engine.arrow(sums.scores(activity, nnz_columns(run.layers), mean, sd))
-        found = merge(found, {"token_scores": _typed("token_scores", piece)})
-    return found["token_scores"]
+        piece = clusters.scores(engine, activity, nnz_columns(run.layers), whole, places)
+        total.add({"token_scores": _typed("token_scores", piece)})
+    return total.tables()["token_scores"]
 
 
 def _typed(name: str, table: pa.Table) -> pa.Table:
@@ -133,18 +166,11 @@ def _typed(name: str, table: pa.Table) -> pa.Table:
     return table.select(schema.names).cast(schema)
 
 
-def merge(old: Tables, new: Tables) -> Tables:
-    """Add summaries up."""
-    merged = dict(old)
-    for name, table in new.items():
-        merged[name] = _typed(name, _added(name, pa.concat_tables([old[name], table]))) if name in old else table
-    return merged
-
-
-def _added(name: str, rows: pa.Table) -> pa.Table:
+def _added(name: str, pieces: list[pa.Table]) -> pa.Table:
     how = _how(name)
-    grouped = rows.group_by(list(KEYS[name])).aggregate(list(how.items()))
-    return grouped.rename_columns({f"{column}_{function}": column for column, function in how.items()})
+    grouped = pa.concat_tables(pieces).group_by(list(KEYS[name])).aggregate(list(how.items()))
+    renamed = grouped.rename_columns({f"{column}_{function}": column for column, function in how.items()})
+    return _typed(name, renamed)
 
 
 def _how(name: str) -> dict[str, str]:

@@ -121,7 +121,7 @@ def _places(run: Run, token_id: int | None, limit: int, order: Order, flagged: b
 
 def _scored(engine: Engine, run: Run, order: Order, token_id: int | None = None) -> ir.Table:
     """The run's tokens with nnz and z over layers; the order is refused here if there is none of that name."""
-    from twell.analysis import sums
+    from twell.analysis import clusters, sums
 
     if order not in get_args(Order):
         raise UserError(f"Expected an order of {', '.join(get_args(Order))}, got {order!r}.")
@@ -135,7 +135,7 @@ def _scored(engine: Engine, run: Run, order: Order, token_id: int | None = None)
         "token_id",
         "flags",
         nnz=sums.sum_of([rows[name].cast("int64") for name in names]),
-        z=sums.standardised(rows, names, mean, sd),
+        z=clusters.standardised(rows, names, mean, sd),
         loss=sums.finite_loss(rows.loss),
     )
 

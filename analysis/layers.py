@@ -42,7 +42,8 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     layer; tokens; mean; sd (over tokens, divisor N); p10, p50, p90, p99 (exact: the least count that at least so many
     tokens do not exceed); max; sparsity (1 - mean / d_ff); share (of the nnz of all layers); dead (neurons that did
     not fire in any unflagged token of the run); dead_share; dead_upper (95 % upper bound of a dead neuron's density:
-    3 / tokens). The dead columns are empty where the run keeps no neuron sums.
+    3 / tokens); used (mean of the fired neurons whose product is not zero). The dead columns are empty where the run
+    keeps no neuron sums, `used` where the model has no ReLU on the up branch.
     """
     counted = layer_histogram(run, flagged)
     rows = []
@@ -66,6 +67,7 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     frame["dead_share"] = frame["dead"].to_numpy(float, na_value=np.nan) / run.d_ff
     bound = DEAD_BOUND / counted_out_of if counted_out_of else np.nan
     frame["dead_upper"] = np.where(frame["dead"].isna(), np.nan, bound)
+    frame["used"] = _used(run, flagged).reindex(frame["layer"]).to_numpy()
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "tokens": int(frame["tokens"].iloc[0]),
@@ -74,6 +76,15 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
         f"the density of such a neuron is below {bound:.2g} with 95 % confidence",
     }
     return frame
+
+
+def _used(run: Run, flagged: bool) -> pd.Series:
+    try:
+        rows = summary.read(run, "used")
+    except Missing:
+        return pd.Series(dtype=float)
+    sums = (rows if flagged else rows[~rows["flagged"]]).groupby("layer")[["used_sum", "tokens"]].sum()
+    return sums["used_sum"] / sums["tokens"]
 
 
 def unflagged_tokens(run: Run) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from twell.analysis import summary
 from twell.analysis.layers import moments
@@ -21,6 +22,7 @@ from twell.analysis.statistics import mean_error, t_half
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.store import Run
 
+EACH = 8  # positions below it are bands of their own
 NOTE = "position 0 stands apart and is counted though it is flagged; flagged tokens after it are left out"
 
 
@@ -85,6 +87,28 @@ def _sums(run: Run, flagged: bool) -> pd.DataFrame:
         raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
     sums = rows.groupby(["position", "layer"], as_index=False)[["tokens", "nnz_sum", "nnz_square"]].sum()
     return sums.sort_values(["position", "layer"], ignore_index=True)
+
+
+def band_moments(rows: pd.DataFrame, mean: NDArray, sd: NDArray) -> tuple[NDArray, NDArray]:
+    """Mean and sd of nnz by band of positions and layer [band, layer], from the rows of the summary `positions`.
+
+    A band is a position below 8, then floor(√(8·position)). Over unflagged tokens; where a band has none, `mean` and
+    `sd` of its layer stand in.
+    """
+    layers = len(mean)
+    position = rows["position"].to_numpy()
+    band = np.where(position < EACH, position, np.floor(np.sqrt(EACH * position.astype(float)))).astype(int)
+    used = (~rows["flagged"] & (rows["layer"] >= 0)).to_numpy()
+    place = band[used] * layers + rows["layer"].to_numpy()[used]
+    shape = (int(band.max(initial=0)) + 1, layers)
+    n, y, y2 = (
+        np.bincount(place, rows[name].to_numpy(float)[used], shape[0] * layers).reshape(shape)
+        for name in ("tokens", "nnz_sum", "nnz_square")
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inside = y / n
+        spread = np.sqrt(np.maximum(y2 / n - inside**2, 0))
+    return np.where(n > 0, inside, mean), np.where(n > 0, spread, sd)
 
 
 def _starts(blocks: int | Sequence[int], last: int) -> np.ndarray:

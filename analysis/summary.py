@@ -5,7 +5,8 @@
     from twell.analysis import ensure; ensure(run)       the same from Python; every table calls it by itself
 
 `summary/vN/` holds one Parquet file a table (declared in `workbench.schema.SUMMARIES`) and `built.json`, the checksums
-of the parts that they cover. New parts are added to what is there; any other difference builds them anew. Files are
+of the parts that they cover. New parts are added to what is there; any other difference builds them anew, and so does
+each doubling of a run past a million tokens (`class_step`). Files are
 written under temporary names; `built.json` is taken away first and comes back last, so what a crash leaves behind is
 never taken for a summary; builders in several processes wait for each other. Cost: see `sums`.
 """
@@ -32,6 +33,7 @@ from twell.workbench.store import Run, copy_without_activity, open_run
 
 BUILT = "built.json"
 SOURCES = ("activity", "neurons", "tiles", "unions")  # the tables of a run that summaries are made from
+CLASS_TOKENS = 2**19  # `surprisal_classes` counts one to two times as many, of a run that has them
 PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}  # paths as they are
 
 Tick = Callable[[int], None]
@@ -75,13 +77,23 @@ def ensure(run: Run, tick: Tick | None = None) -> None:
 
 
 def read(run: Run, name: str, **filters: Any) -> pd.DataFrame:
-    """A summary as a DataFrame, brought up to date first; `filters` keep rows by the values of columns."""
+    """A summary as a DataFrame, brought up to date first; `filters` keep rows by the values of columns.
+
+    Columns that a summary-only copy of an earlier revision lacks are empty.
+    """
     ensure(run)
     path = run.summary_path(name)
     if not path.exists():
-        raise Missing(f"{run.name} holds no {name}: {LACKING.get(name, 'it was not recorded')}.")
+        raise Missing(f"{run.name} holds no {name}: {_lacking(run, name)}.")
     wanted = [(column, "=", value) for column, value in filters.items()]
-    return pq.read_table(path, filters=wanted or None).to_pandas()
+    found = pq.read_table(path, filters=wanted or None).to_pandas()
+    return found.reindex(columns=[column.name for column in SUMMARIES.tables[name].columns])
+
+
+def _lacking(run: Run, name: str) -> str:
+    if _listed(run).get("revision", 0) < SUMMARIES.revision:
+        return EARLIER
+    return LACKING.get(name, "it was not recorded")
 
 
 LACKING = {
@@ -90,7 +102,15 @@ LACKING = {
     "unions": "it was captured without the different neurons of blocks of tokens",
     "surprisal": "no loss was recorded (--no-loss)",
     "surprisal_ranks": "no loss was recorded (--no-loss)",
+    "surprisal_classes": "no loss was recorded (--no-loss)",
+    "used": "its model has no ReLU on the up branch, so every neuron that fires is used",
 }
+EARLIER = "its summaries are of an earlier revision: summarise the run it was copied from and copy it again"
+
+
+def class_step(run: Run) -> int:
+    """Of how many groups of 20 sequences `surprisal_classes` takes one: a power of two that grows with the run."""
+    return 2 ** max(0, (run.manifest.tokens // CLASS_TOKENS).bit_length() - 1)
 
 
 def _folder(run: Run) -> Path:
@@ -101,13 +121,20 @@ def _wanted(run: Run) -> dict[str, str]:
     return {part.file: part.sha256 for part in run.manifest.parts if part.table in SOURCES}
 
 
-def _built(run: Run) -> dict[str, str]:
-    """Which parts the summaries there cover; empty where there are none."""
+def _listed(run: Run) -> dict[str, Any]:
+    """What is told of the summaries there; empty where there are none."""
     try:
-        parts = json.loads((_folder(run) / BUILT).read_text(encoding="utf-8"))["parts"]
-    except (OSError, ValueError, KeyError, TypeError):
+        told = json.loads((_folder(run) / BUILT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
-    return parts if isinstance(parts, dict) else {}
+    return told if isinstance(told, dict) and isinstance(told.get("parts"), dict) else {}
+
+
+def _built(run: Run) -> dict[str, str]:
+    """Which parts the summaries there cover; none where they would have to be built anew."""
+    told = _listed(run)
+    fits = told.get("revision") == SUMMARIES.revision and told["class_step"] >= class_step(run)
+    return told.get("parts", {}) if fits or run.manifest.summary_only else {}
 
 
 def _current(run: Run) -> bool:
@@ -177,8 +204,9 @@ def _publish(run: Run, tables: dict[str, pa.Table], parts: dict[str, str]) -> No
             temporary = folder / f"{name}.tmp"
             pq.write_table(table, temporary, **_encoding(table))
             os.replace(temporary, run.summary_path(name))
+        about = {"version": SUMMARIES.version, "revision": SUMMARIES.revision, "class_step": class_step(run)}
         temporary = folder / f"{BUILT}.tmp"
-        temporary.write_text(json.dumps({"version": SUMMARIES.version, "parts": parts}, indent=1), encoding="utf-8")
+        temporary.write_text(json.dumps({**about, "parts": parts}, indent=1), encoding="utf-8")
         os.replace(temporary, folder / BUILT)
     except OSError as error:
         raise _refused(run, error) from None

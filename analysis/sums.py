@@ -1,14 +1,10 @@
-"""Every query over a run's parts, as ibis expressions: the sums, counts and extremes that all tables derive from.
+"""Queries over a run's parts, as ibis expressions: the sums, counts and extremes that most tables derive from.
 
 Each is taken over a chunk of parts and adds up over chunks, because a sequence is never cut in two. All are integers,
-so that they come out the same in any order, but for `scores`, which needs the layers' means and is therefore taken
-over again once these change. Cost, 1 M tokens of 28 layers on 2 cores: about 3 s and 0.8 GB.
+so that they come out the same in any order and on any engine. `clusters` has the sums by token. Cost, 1 M tokens of 28
+layers on 2 cores: about 1.5 s and 0.2 GB.
 
-Flagged tokens: rows with `flagged` true hold what those tokens add to each sum. For plain sums that is the sum over
-them; for sums of squares over sequences it is the difference that they make.
-
-Standard errors, clustered by sequence, come from the sums over sequences g of a token's count n_g and its nnz y_g:
-Σ n_g, Σ n_g², Σ y_g, Σ y_g², Σ y_g n_g (see `statistics.ratio_error`).
+Flagged tokens: rows with `flagged` true hold what those tokens add to each sum.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from dataclasses import dataclass
 
 import ibis
 import ibis.expr.types as ir
-import numpy as np
+import pyarrow as pa
 from ibis import _
 
 from twell.analysis.engine import Engine
@@ -30,11 +26,13 @@ REPLICATES = 20
 LOSS_UNIT = 2.0**24  # a float16 is a whole number of 2^-24
 LOSS_SCALE, LOSS_BINS_A_CLASS = 24, 4
 EXACT_COUNTS = 8
+COARSE_LOSS, COARSE_COUNT, COARSE_REPLICATES = 3, 8, 10  # classes floor(3·√loss) and floor(8·⁴√nnz)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some parts of a run's activity, held in memory: with `total`, `loss` where it is finite, its band, replicates."""
+    """Some parts of a run's activity, held while sums are taken: with `total` (nnz over layers), `loss` where it is
+    finite, its band and class, and replicates."""
 
     activity: ir.Table
     counts: Sequence[str]  # names of the nnz columns, in the order of layers
@@ -48,14 +46,13 @@ class Chunk:
 @contextmanager
 def chunk(engine: Engine, activity: ir.Table, counts: Sequence[str]) -> Iterator[Chunk]:
     """Hold a chunk while its sums are taken."""
-    rows = activity.drop("phase").mutate(
-        total=sum_of([activity[name].cast("int64") for name in counts]),
-        loss=finite_loss(activity.loss),
-        replicate=(activity.sequence % REPLICATES).cast("int32"),
-    )
+    rows = activity.select("sequence", "position", "token_id", "flags", *counts, loss=finite_loss(activity.loss))
     bands = rows.loss.sqrt() * LOSS_SCALE
     rows = rows.mutate(
-        loss_bin=bands.floor().cast("int32"), loss_class=(bands / LOSS_BINS_A_CLASS).floor().cast("int32")
+        total=sum_of([rows[name].cast("int64") for name in counts]),
+        replicate=(rows.sequence % REPLICATES).cast("int32"),
+        loss_bin=bands.floor().cast("int32"),
+        loss_class=(bands / LOSS_BINS_A_CLASS).floor().cast("int32"),
     )
     with engine.keep(rows) as held:
         yield Chunk(held, counts)
@@ -94,6 +91,12 @@ def layers(this: Chunk) -> ir.Table:
     )
 
 
+def used(activity: ir.Table, names: Sequence[str]) -> ir.Table:
+    """Tokens, and a layer's sum of how many fired neurons have a product that is not zero (s0, s1, …)."""
+    sums = {f"s{layer}": activity[name].cast("int64").sum() for layer, name in enumerate(names)}
+    return activity.group_by(flagged=activity.flags != 0).agg(tokens=_.count(), **sums)
+
+
 def surprisal(this: Chunk) -> ir.Table:
     """nnz by band of the next token's loss and replicate: tokens, and s0, s1, … a layer."""
     rows = _predicted(this)
@@ -120,6 +123,41 @@ def _class(number: ir.IntegerValue) -> ir.IntegerValue:
     return ibis.ifelse(number < EXACT_COUNTS, number.cast("int32"), rough)
 
 
+def surprisal_classes(engine: Engine, this: Chunk, kinds: ir.Table, every: int) -> pa.Table:
+    """Tokens and their nnz by class of token, of loss (the next token's; with `own`, the token's) and of nnz.
+
+    Coarser than `surprisal_ranks`, since there are so many more rows, and of 20 sequences in every 20 · `every` alone.
+    `kinds` has token_id and kind, the number of its class.
+    """
+    some = this.activity.filter((_.sequence // REPLICATES) % every == 0)
+    earlier = some.select("sequence", position=(some.position + 1).cast("int32"), own=some.loss)
+    rows = some.filter(_.flags == 0).inner_join(kinds, "token_id").left_join(earlier, ["sequence", "position"])
+    rough = {f"c{name}": _coarse(rows[name].cast("float64").sqrt(), COARSE_COUNT) for name in this.counts}
+    rows = rows.select(
+        "kind",
+        *this.counts,
+        **rough,
+        replicate=(rows.replicate % COARSE_REPLICATES).cast("int32"),
+        later=_coarse(rows.loss, COARSE_LOSS),
+        own=_coarse(rows.own, COARSE_LOSS),
+    )
+    with engine.keep(rows) as held:
+        found = [
+            held.filter(held[loss].notnull())
+            .group_by("kind", "replicate", loss_class=held[loss], nnz_class=held[f"c{name}"])
+            .agg(tokens=_.count(), nnz_sum=held[name].cast("int64").sum())
+            .mutate(layer=layer, own=loss == "own")
+            for layer, name in enumerate(this.counts)
+            for loss in ("later", "own")
+        ]
+        return engine.arrow(stack(found))
+
+
+def _coarse(number: ir.FloatingValue, scale: int) -> ir.IntegerValue:
+    """floor(scale · √number)."""
+    return (number.sqrt() * scale).floor().cast("int16")
+
+
 def _predicted(this: Chunk) -> ir.Table:
     return this.activity.filter(_.flags == 0, _.loss_bin.notnull())
 
@@ -144,82 +182,12 @@ def position_bands(this: Chunk) -> ir.Table:
     """By band of positions and replicate: tokens, and a layer's sum of nnz (s0, s1, …; s-1 the total)."""
     rows = this.activity.filter(_.flags == 0, _.position > 0)
     sums = {f"s{layer}": rows[name].cast("int64").sum() for layer, name in this.names.items()}
-    return rows.group_by("replicate", band=_class(rows.position)).agg(tokens=_.count(), **sums)
+    return rows.group_by("replicate", band=position_band(rows.position)).agg(tokens=_.count(), **sums)
 
 
-def clustered(rows: ir.Table, values: Mapping[str, ir.NumericValue], kind: str) -> ir.Table:
-    """Sums over sequences by token: tokens, sequences, tokens_square, and NAME_sum, _square, _cross of each value.
-
-    `rows` has sequence, token_id and flags. `kind` is the type of the sums: "int64" or "float64". Sums within a
-    sequence are taken in float64, which holds integers to 2^53 exactly and is twice as fast.
-    """
-    plain = rows.mutate(**values)
-    inside = {name: plain[name].cast("float64").sum().cast(kind) for name in values}
-    unflagged = plain.filter(_.flags == 0).group_by("sequence", "token_id").agg(n=_.count(), **inside)
-    square = {"tokens": unflagged.n.sum(), "sequences": unflagged.count(), "tokens_square": (_.n * _.n).sum()}
-    for name in values:
-        y = unflagged[name]
-        square |= {f"{name}_sum": y.sum(), f"{name}_square": (y * y).sum(), f"{name}_cross": (y * unflagged.n).sum()}
-    base = unflagged.group_by("token_id").agg(**square).mutate(flagged=ibis.literal(False))
-    return base.union(_added(plain, values, kind).select(base.columns))
-
-
-def _added(plain: ir.Table, values: Mapping[str, ir.NumericValue], kind: str) -> ir.Table:
-    """What flagged tokens add to each sum of `clustered`: over the sequences where a token stands flagged."""
-    touched = plain.filter(_.flags != 0).select("sequence", "token_id").distinct()
-    both = plain.semi_join(touched, ["sequence", "token_id"])
-    sums = {"n": both.count(), "n0": both.count(where=both.flags == 0)}
-    for name in values:
-        y = both[name].cast("float64")
-        sums[name] = y.sum().cast(kind)
-        sums[f"{name}_0"] = ibis.coalesce(y.sum(where=both.flags == 0), 0.0).cast(kind)
-    g = both.group_by("sequence", "token_id").agg(**sums)
-    added = {
-        "tokens": (g.n - g.n0).sum(),
-        "sequences": (g.n0 == 0).cast("int64").sum(),
-        "tokens_square": (g.n * g.n - g.n0 * g.n0).sum(),
-    }
-    for name in values:
-        y, y0 = g[name], g[f"{name}_0"]
-        added[f"{name}_sum"] = (y - y0).sum()
-        added[f"{name}_square"] = (y * y - y0 * y0).sum()
-        added[f"{name}_cross"] = (y * g.n - y0 * g.n0).sum()
-    return g.group_by("token_id").agg(**added).mutate(flagged=ibis.literal(True))
-
-
-def tokens(this: Chunk) -> ir.Table:
-    """`clustered` for every layer (0_sum, 0_square, 0_cross, …) and for the total (nnz_sum, …)."""
-    values = {str(layer): this.activity[name] for layer, name in enumerate(this.counts)}
-    return clustered(this.activity, {**values, "nnz": this.activity.total}, "int64")
-
-
-def losses(this: Chunk) -> ir.Table:
-    """By token: the sum and number of the losses of predictions made at it, and of its own, one position earlier."""
-    rows = this.activity.select("sequence", "position", "token_id", "flags", "loss")
-    order = ibis.window(group_by="sequence", order_by="position")
-    rows = rows.mutate(before=_.loss.lag().over(order), came_from=_.position.lag().over(order))
-    own = ibis.ifelse(rows.came_from == rows.position - 1, rows.before, ibis.null("float64"))
-    return rows.group_by("token_id", flagged=rows.flags != 0).agg(
-        loss_sum=ibis.coalesce((_.loss * LOSS_UNIT).cast("int64").sum(), 0),
-        loss_tokens=_.loss.count(),
-        surprisal_sum=ibis.coalesce((own * LOSS_UNIT).cast("int64").sum(), 0),
-        surprisal_tokens=own.count(),
-    )
-
-
-def standardised(rows: ir.Table, counts: Sequence[str], mean: np.ndarray, sd: np.ndarray) -> ir.FloatingValue:
-    """z of a token: the mean over layers of (nnz - layer mean) / layer sd; layers without spread are left out."""
-    spread = [layer for layer in range(len(counts)) if sd[layer] > 0]
-    if not spread:
-        return ibis.literal(0.0)
-    terms = [(rows[counts[i]].cast("float64") - float(mean[i])) * float(1 / (sd[i] * len(spread))) for i in spread]
-    return sum_of(terms)
-
-
-def scores(activity: ir.Table, counts: Sequence[str], mean: np.ndarray, sd: np.ndarray) -> ir.Table:
-    """Sums of z over sequences by token; `mean` and `sd` are those of the whole run's unflagged tokens, by layer."""
-    sums = clustered(activity, {"z": standardised(activity, counts, mean, sd)}, "float64")
-    return sums.select("token_id", "flagged", "z_sum", "z_square", "z_cross")
+def position_band(position: ir.IntegerValue) -> ir.IntegerValue:
+    """The band of a position: each below 8 its own, then floor(√(8·position))."""
+    return _class(position)
 
 
 def added(parts: ir.Table, keys: Sequence[str], how: Mapping[str, str]) -> ir.Table:

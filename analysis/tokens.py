@@ -10,6 +10,8 @@ for a vocabulary of 50 000, from the summaries `tokens`, `token_scores`, `token_
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pandas as pd
 
@@ -20,6 +22,7 @@ from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
 PRIOR_SEQUENCES = 10  # what the common variance of z counts for, beside a token's own
+Rank = Literal["z", "z_position"]
 LOSS_UNIT = 2.0**24  # sums of losses are kept in units of 2^-24 nats
 DEFINITION = (
     "z: (nnz - layer mean) / layer sd, mean over layers, layer means and sds being those of unflagged tokens; "
@@ -27,20 +30,21 @@ DEFINITION = (
 )
 
 
-def by_token(run: Run, min_count: int = 20, flagged: bool = False) -> pd.DataFrame:
-    """Tokens that occur at least `min_count` times, loudest (greatest z) first. Columns:
+def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = "z") -> pd.DataFrame:
+    """Tokens that occur at least `min_count` times, loudest first: by z, or with rank="z_position" by that. Columns:
 
-    token_id; text; count; sequences (it occurs in); z, z_se (in sd); mean, mean_se (nnz a layer, mean over layers);
-    loss_mean (nats, of the predictions made at the token); surprisal_mean (nats, of the token itself, as predicted one
-    position earlier); shrunk, shrunk_se (z by empirical Bayes: `statistics.shrink` over every token that occurs, with
-    variances drawn towards the common one as if by ten more sequences). Standard errors:
-    `statistics.ratio_error`, clusters are sequences; empty for one sequence. z_se takes the layers' means and sds as
-    known. Missing where no token occurs that often.
+    token_id; text; count; sequences (it occurs in); z, z_se (in sd); z_position, z_position_se (the same with means and
+    sds of the layer at the token's band of positions: each below 8, then floor(√(8·position)); empty in copies of an
+    earlier revision); mean, mean_se (nnz a layer, mean over layers); loss_mean (nats, of the predictions made at the
+    token); surprisal_mean (nats, of the token itself, as predicted one position earlier); shrunk, shrunk_se (z by
+    empirical Bayes: `statistics.shrink` over every token that occurs, with variances drawn towards the common one as if
+    by ten more sequences). Standard errors: `statistics.ratio_error`, clusters are sequences; empty for one sequence.
+    They take the layers' means and sds as known. Missing where no token occurs that often.
     """
     keys = ["token_id", "flagged"]
     rows = summary.read(run, "tokens").merge(summary.read(run, "token_scores"), on=keys)
     rows = rows if flagged else rows[~rows["flagged"]]
-    rows = rows.drop(columns="flagged").groupby("token_id", as_index=False).sum()
+    rows = rows.drop(columns="flagged").groupby("token_id", as_index=False).sum(min_count=1)
     rows["shrunk"], rows["shrunk_se"] = _shrunk(rows)
     kept = rows[rows["tokens"] >= min_count].reset_index(drop=True)
     if kept.empty:
@@ -54,13 +58,17 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False) -> pd.DataFra
     frame["count"], frame["sequences"] = n, g
     frame["z"] = kept["z_sum"] / n
     frame["z_se"] = ratio_error(n, n2, kept["z_sum"], kept["z_square"], kept["z_cross"], g)
+    y, y2, ny = (kept[f"z_position_{part}"] for part in ("sum", "square", "cross"))
+    frame["z_position"], frame["z_position_se"] = y / n, ratio_error(n, n2, y, y2, ny, g)
     frame["mean"] = kept["nnz_sum"] / n / run.layers
     frame["mean_se"] = ratio_error(n, n2, kept["nnz_sum"], kept["nnz_square"], kept["nnz_cross"], g) / run.layers
     frame["loss_mean"] = kept["loss_sum"] / LOSS_UNIT / kept["loss_tokens"].where(kept["loss_tokens"] > 0)
     own = kept["surprisal_tokens"].where(kept["surprisal_tokens"] > 0)
     frame["surprisal_mean"] = kept["surprisal_sum"] / LOSS_UNIT / own
     frame["shrunk"], frame["shrunk_se"] = kept["shrunk"], kept["shrunk_se"]
-    frame = frame.sort_values(["z", "token_id"], ascending=[False, True], ignore_index=True)
+    if frame[rank].isna().all():
+        raise Missing(f"{run.name} holds no {rank}: {summary.EARLIER}.")
+    frame = frame.sort_values([rank, "token_id"], ascending=[False, True], ignore_index=True)
     frame.attrs = {
         "definition": DEFINITION,
         "tokens": int(n.sum()),

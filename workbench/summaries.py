@@ -1,6 +1,9 @@
 """The tables that analysis derives from a run's parts, declared as the run's own are (`schema.py`).
 
 All but `token_scores` hold integer sums that add up across parts, ranks and runs.
+
+Tables and columns are added at the end, and counted by `revision`: a run whose summaries are of an earlier one gets
+them built anew; a summary-only copy of an earlier one opens, and lacks what came later.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ class Summaries:
     """The tables that analysis derives from the parts, under `summary/`, and the version that they are of."""
 
     version: int
+    revision: int
     tables: dict[str, Table]
 
 
@@ -107,6 +111,14 @@ _TOKEN_SCORES = Table(
         Column("z_sum", "double", "sd", "sum of z: nnz less its layer's mean over its layer's sd, mean over layers"),
         Column("z_square", "double", "sd²", "sum over sequences of its z there, squared"),
         Column("z_cross", "double", "sd·tokens", "sum over sequences of its z there times its occurrences there"),
+        Column(
+            "z_position_sum",
+            "double",
+            "sd",
+            "as z_sum, with means and sds of the layer at its band of positions",
+        ),
+        Column("z_position_square", "double", "sd²", "sum over sequences of that z there, squared"),
+        Column("z_position_cross", "double", "sd·tokens", "sum over sequences of that z there times occurrences there"),
     ),
     adds_up=False,
 )
@@ -153,8 +165,36 @@ _UNION_COUNTS = Table(
     UNION_COUNTS,
 )
 
+_SURPRISAL_CLASSES = Table(
+    "surprisal_classes",
+    "a class of token, of loss and of nnz, in a layer and replicate, over unflagged tokens; of long runs, of 20 "
+    "sequences in every 40, 80, …, so that half a million to a million tokens are counted",
+    (
+        LAYER,
+        Column("own", "bool", "", "false: by the loss of the next token; true: by that of the token itself"),
+        Column("class", "string", "", "class of the token by its spelling (see token_classes)"),
+        Column("replicate", "int32", "", "sequence modulo 10: the groups that intervals are jackknifed over"),
+        Column("loss_class", "int32", "", "floor(3·√loss)"),
+        Column("nnz_class", "int32", "", "floor(8·⁴√nnz)"),
+        _tokens(),
+        _NNZ_SUM,
+    ),
+)
+
+_USED = Table(
+    "used",
+    "a layer of a model with a ReLU on the up branch too",
+    (
+        LAYER,
+        _FLAGGED,
+        _tokens(),
+        Column("used_sum", "int64", "neurons", "sum of how many fired neurons have a product that is not zero"),
+    ),
+)
+
 SUMMARIES = Summaries(
     2,
+    1,
     {
         t.name: t
         for t in (
@@ -169,6 +209,8 @@ SUMMARIES = Summaries(
             _NEURON_SUMS,
             _TILE_COUNTS,
             _UNION_COUNTS,
+            _SURPRISAL_CLASSES,
+            _USED,
         )
     },
 )

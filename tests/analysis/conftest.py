@@ -30,6 +30,17 @@ def made() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def questions() -> ModuleType:
+    return _load("questions")
+
+
+@pytest.fixture
+def small(made: ModuleType, tmp_path: Path) -> Run:
+    """A run that a test may change."""
+    return made.make(tmp_path / "small", sequences=24)
+
+
+@pytest.fixture(scope="session")
 def run(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four layers, three parts, first tokens flagged, a few not finite. Read it, never change it."""
     return made.make(tmp_path_factory.mktemp("runs") / "made", fired=True)

@@ -44,6 +44,7 @@ class Shape:
     parts: int = 3
     kernel: str = "cpu"
     bos: bool = False
+    up_relu: bool = False
     loss: bool = True
     neurons: bool = True
     tiles: bool = True
@@ -65,6 +66,7 @@ def manifest(shape: Shape, name: str = "made") -> Manifest:
             "d_ff": shape.d_ff,
             "vocab_size": shape.vocab,
             "parameters": 1_000_000,
+            "up_relu": shape.up_relu,
         },
         tokenizer={"name": "made-up", "vocab_size": shape.vocab},
         nnz_definition="gate pre-activation > 0",

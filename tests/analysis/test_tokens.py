@@ -10,8 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twell.analysis import by_layer, by_token, surprisal_correlation, token_profile
+from twell.analysis import by_layer, by_token, clusters, sums, surprisal_correlation, token_profile
+from twell.analysis.engine import Engine
 from twell.workbench.errors import Missing
+from twell.workbench.schema import nnz_columns
 from twell.workbench.store import Run
 
 
@@ -23,6 +25,16 @@ def clustered_error(values: pd.Series, sequences: pd.Series) -> float:
     return float(np.sqrt(g / (g - 1) * np.sum(np.square(residuals))) / n) if g > 1 else np.nan
 
 
+def placed(rows: pd.DataFrame, layers: list[int]) -> pd.Series:
+    """z within layer and band of positions, mean over layers that vary there; position 0 counts unless not finite."""
+    position = rows["position"]
+    band = position.where(position < 8, np.floor(np.sqrt(8 * position)))
+    counted = (rows["flags"] == 0) | ((position == 0) & (rows["flags"] < 4))
+    inside = rows[counted].groupby(band[counted])
+    mean, sd = (inside[layers].agg(how).reindex(band).set_axis(rows.index) for how in (np.mean, np.std))
+    return ((rows[layers] - mean) / sd.where(sd > 0)).mean(axis=1).fillna(0)
+
+
 @pytest.fixture
 def scored(rows: pd.DataFrame, used: pd.DataFrame, run: Run) -> pd.DataFrame:
     """Used rows with z by layer (z0, z1, …), z, the mean over layers, and the token's own loss."""
@@ -31,6 +43,7 @@ def scored(rows: pd.DataFrame, used: pd.DataFrame, run: Run) -> pd.DataFrame:
     z = (used[layers] - plain.mean()) / plain.std(ddof=0)
     own = rows.groupby("sequence")["loss"].shift(1)
     frame = used.assign(z=z.mean(axis=1), mean=used[layers].mean(axis=1), own=own.loc[used.index])
+    frame["z_position"] = placed(rows, layers).loc[used.index]
     return frame.join(z.rename(columns={layer: f"z{layer}" for layer in layers}))
 
 
@@ -47,6 +60,8 @@ def test_by_token(run: Run, scored: pd.DataFrame, flagged: bool) -> None:
         expected = {
             "z": there["z"].mean(),
             "z_se": clustered_error(there["z"], there["sequence"]),
+            "z_position": there["z_position"].mean(),
+            "z_position_se": clustered_error(there["z_position"], there["sequence"]),
             "mean": there["mean"].mean(),
             "mean_se": clustered_error(there["mean"], there["sequence"]),
             "loss_mean": there["loss"].mean(),
@@ -128,3 +143,30 @@ def test_a_layer_where_every_token_fires_alike(made: ModuleType, tmp_path: Path)
     assert profile[["z", "z_se"]].isna().all(axis=1).tolist() == [False, True, False]
     assert surprisal_correlation(run)["spearman"].isna().tolist() == [False, True, False]
     assert by_layer(run)["sd"].tolist()[1] == 0
+
+
+def test_ranked_within_position(run: Run) -> None:
+    table = by_token(run, rank="z_position")
+    assert table["z_position"].is_monotonic_decreasing
+    assert table["token_id"].tolist() != by_token(run)["token_id"].tolist()
+    assert set(table["token_id"]) == set(by_token(run)["token_id"])
+
+
+def test_sums_past_what_float64_holds_are_taken_in_integers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[str] = []
+    real = clusters.clustered
+
+    def note(engine: Any, rows: Any, values: Any, kind: Any) -> Any:
+        kinds.append(kind)
+        return real(engine, rows, values, kind)
+
+    monkeypatch.setattr(clusters, "clustered", note)
+    with Engine() as engine, sums.chunk(engine, engine.read(run.parts("activity")), nnz_columns(run.layers)) as this:
+        quick = clusters.tokens(engine, this)
+        monkeypatch.setattr(clusters, "EXACT", 100.0)
+        whole = clusters.tokens(engine, this)
+    assert kinds == ["float64", "float64", "int64"]
+    by = [("token_id", "ascending"), ("flagged", "ascending")]
+    pd.testing.assert_frame_equal(
+        quick.sort_by(by).to_pandas().astype(float), whole.sort_by(by).to_pandas().astype(float)
+    )

@@ -1,0 +1,148 @@
+"""Summaries of runs that grow, change, or are read by several at once: added to, rebuilt, never half there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from twell.analysis import by_layer, by_token, ensure, summarize, summary, surprisal_correlation
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.options import SummarizeOptions
+from twell.workbench.store import Run, open_run
+
+
+def grow(made: ModuleType, path: Path) -> tuple[Any, Any, Callable[[int], None]]:
+    """A run being recorded, and a function that writes its next part."""
+    shape = made.Shape(sequences=30)
+    rng = np.random.default_rng(1)
+    columns = made.draw(shape)
+    writer = made.RunWriter(path, made.manifest(shape))
+    writer.add("vocab", made.vocabulary(shape.vocab))
+    writer.add("timings", made.timings(shape, columns, rng))
+
+    def part(number: int) -> None:
+        rows = columns["sequence"] // 10 == number
+        made.add_part(writer, shape, {name: values[rows] for name, values in columns.items()}, rng)
+        writer.drain()
+
+    return writer, columns, part
+
+
+def test_a_live_run_is_summarised_again_as_parts_come(questions: ModuleType, made: ModuleType, tmp_path: Path) -> None:
+    writer, columns, part = grow(made, tmp_path / "live")
+    with pytest.raises(Missing, match="still being recorded"):
+        ensure(open_run(tmp_path / "live"))
+    part(0)
+    early = open_run(tmp_path / "live")
+    read: list[int] = []
+    ensure(early, read.append)
+    assert sum(read) == (columns["sequence"] < 10).sum()
+    part(1)
+    part(2)
+    late = open_run(tmp_path / "live")
+    read.clear()
+    ensure(late, read.append)
+    assert sum(read) == (columns["sequence"] >= 10).sum(), "a new part costs itself alone"
+    before = questions.changed(late)
+    assert by_layer(early)["tokens"].equals(by_layer(late)["tokens"]), "an older reader does not undo newer summaries"
+    assert questions.changed(late) == before
+    writer.finish()
+    fresh = tmp_path / "fresh"
+    shutil.copytree(tmp_path / "live", fresh, ignore=shutil.ignore_patterns("summary"))
+    questions.same(open_run(tmp_path / "live"), open_run(fresh))
+
+
+def test_stale_summaries_are_rebuilt(made: ModuleType, small: Run, tmp_path: Path) -> None:
+    ensure(small)
+    other = made.make(tmp_path / "other", sequences=24, seed=9)
+    stale = tmp_path / "other" / "summary"
+    shutil.copytree(small.path / "summary", stale)
+    expected = other.activity(flagged=False)["nnz_00"].mean()
+    assert by_layer(small)["mean"].iloc[0] != pytest.approx(expected, rel=1e-9)
+    assert by_layer(other)["mean"].iloc[0] == pytest.approx(expected, rel=1e-9)
+
+
+def test_what_a_crash_leaves_is_not_taken_for_a_summary(small: Run) -> None:
+    ensure(small)
+    expected = by_layer(small)
+    (small.summary_path("any").parent / "built.json").unlink()
+    small.summary_path("layers").write_bytes(b"cut short")
+    pd.testing.assert_frame_equal(by_layer(small), expected)
+
+
+def test_a_crash_while_publishing_leaves_no_list(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ensure(small)
+    real, calls = os.replace, []
+
+    def fail_third(source: Any, target: Any) -> None:
+        calls.append(target)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    manifest = replace(small.manifest, parts=small.manifest.parts[:-2])
+    monkeypatch.setattr(os, "replace", fail_third)
+    with pytest.raises(UserError, match="No space left on device: free some space"):
+        ensure(Run(small.path, manifest))
+    monkeypatch.undo()
+    assert not (small.summary_path("any").parent / "built.json").exists()
+    assert by_layer(small)["tokens"].iloc[0] == (small.frame("activity")["flags"] == 0).sum()
+
+
+def test_two_processes_at_once(small: Run) -> None:
+    code = "import sys, twell.analysis, twell.workbench as w; twell.analysis.ensure(w.open_run(sys.argv[1]))"
+    both = [subprocess.Popen([sys.executable, "-c", code, str(small.path)], stderr=subprocess.PIPE) for _ in range(2)]
+    assert [process.communicate()[1].decode() for process in both] == ["", ""]
+    built = json.loads((small.summary_path("any").parent / "built.json").read_text())
+    assert len(built["parts"]) == 3 * len(summary.SOURCES)
+    assert len(by_layer(small)) == small.layers
+
+
+def test_one_builder_waits_for_another(small: Run) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    (small.path / "summary").mkdir()
+    thread = threading.Thread(target=ensure, args=(small,))
+    with open(small.path / "summary" / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread.start()
+        thread.join(0.7)
+        assert thread.is_alive()
+        assert not small.summary_path("layers").exists()
+    thread.join(60)
+    assert small.summary_path("layers").exists()
+
+
+def test_summaries_of_an_earlier_revision(questions: ModuleType, small: Run, tmp_path: Path) -> None:
+    """A run with its rows gets them anew; a copy without rows opens, and says what it lacks."""
+    summarize(SummarizeOptions(runs=(small.path,), summary_only=tmp_path / "copy"))
+    for path in (small.path, tmp_path / "copy"):
+        folder = open_run(path).summary_path("any").parent
+        told = json.loads((folder / "built.json").read_text())
+        told = {"version": told["version"], "parts": told["parts"]}
+        (folder / "built.json").write_text(json.dumps(told))
+        (folder / "surprisal_classes.parquet").unlink()
+        scores = pd.read_parquet(folder / "token_scores.parquet")
+        scores.drop(columns=[name for name in scores if "position" in name]).to_parquet(folder / "token_scores.parquet")
+    copy = open_run(tmp_path / "copy")
+    with pytest.raises(Missing, match="of an earlier revision: summarise the run it was copied from"):
+        surprisal_correlation(copy, by_class=True)
+    table = by_token(copy, min_count=1)
+    assert table["z"].notna().all()
+    assert table[["z_position", "z_position_se"]].isna().all(axis=None)
+    with pytest.raises(Missing, match="of an earlier revision"):
+        by_token(copy, rank="z_position")
+    assert by_token(small, min_count=1, rank="z_position")["z_position"].notna().all()
+    assert len(surprisal_correlation(small, by_class=True))
