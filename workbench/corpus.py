@@ -26,6 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from twell.workbench.errors import UserError
+from twell.workbench.sources import Source, open_sources
 from twell.workbench.text import documents
 
 END_OF_TEXT = "<|endoftext|>"  # opens every document; also end of sequence and padding
@@ -58,7 +59,7 @@ def prepare(
     valid: tuple[str, ...] = (),
 ) -> Corpus:
     """Tokenise the sources into `folder`, or read back what it holds of the same text and settings."""
-    texts = {source: list(_pieces(source)) for source in sources}
+    texts = {source.name: list(_pieces(source)) for source in open_sources(sources)}
     splits = {source: _cut(pieces, holdout) for source, pieces in texts.items()}
     training = [piece for kept, _, _ in splits.values() for piece in kept]
     record: dict[str, Any] = {
@@ -87,7 +88,7 @@ def prepare(
     train, heldout = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "heldout"))
     record = {**record, "train_tokens": len(train), "heldout_tokens": len(heldout)}
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    others = {source_name(source): encode(tokenizer, _pieces(source)) for source in valid}
+    others = {source_name(source.name): encode(tokenizer, _pieces(source)) for source in open_sources(valid)}
     return Corpus(wrap(tokenizer), train, heldout, others, record)
 
 
@@ -176,7 +177,7 @@ def unigram_loss(train: np.ndarray, heldout: np.ndarray, vocab: int) -> float:
     return float(-np.log(counts / counts.sum())[heldout[1:]].mean())
 
 
-def _pieces(source: str) -> Iterator[Piece]:
+def _pieces(source: Source) -> Iterator[Piece]:
     """A source's text, in pieces that are cut at ends of lines where that can be."""
     number = None
     for document in documents([source]):
@@ -217,7 +218,7 @@ def _sha256(pieces: list[Piece]) -> str:
 
 def source_name(source: str) -> str:
     """A source as records call it: a file by its name alone, without the machine's folders."""
-    return source if source.startswith("builtin:") else Path(source).name
+    return source if source.startswith(("builtin:", "hf:")) else Path(source).name
 
 
 def _holds(folder: Path, record: dict[str, Any]) -> bool:

@@ -32,7 +32,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.manifest import COMPLETE
 from twell.workbench.models import LoadedModel
 from twell.workbench.options import CaptureOptions
-from twell.workbench.sources import Source, is_packed
+from twell.workbench.sources import Source
 from twell.workbench.store import Run
 from twell.workbench.text import documents
 
@@ -47,7 +47,7 @@ def expected_tokens(tokenizer: PreTrainedTokenizerFast, sources: list[Source], l
     """About how many tokens will be read, judged by the beginning of each file; None where sizes are not known."""
     total = 0.0
     for source in sources:
-        if source.size is None or is_packed(source.name):
+        if source.size is None:
             return limit
         piece = next(documents([Source(source.name)])).text[:SAMPLE]
         total += source.size * len(tokenizer(piece)["input_ids"]) / len(piece.encode())

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.machinery
+import importlib.util
 import inspect
+import io
 import itertools
 import json
 import lzma
+import re
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-import pyarrow
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from twell.workbench import sources
+from twell.workbench import sources, streams
 from twell.workbench.errors import UserError
-from twell.workbench.sources import Source
+from twell.workbench.sources import Source, open_sources
 
 PROSE = (files("twell.data") / "passages.jsonl").read_text("utf-8")
 
@@ -26,13 +33,13 @@ PROSE = (files("twell.data") / "passages.jsonl").read_text("utf-8")
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks so small that they cut lines, and characters."""
-    monkeypatch.setattr(sources, "BLOCK", 7)
+    monkeypatch.setattr(streams, "BLOCK", 7)
 
 
 def write(path: Path, content: str | bytes) -> str:
     data = content.encode() if isinstance(content, str) else content
     if path.suffix == ".zst":
-        with pyarrow.output_stream(path, compression="zstd") as stream:
+        with pa.output_stream(path, compression="zstd") as stream:
             stream.write(data)
     elif path.suffix in (".gz", ".xz"):
         path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}[path.suffix](data))
@@ -74,7 +81,7 @@ def test_the_manifest_has_the_hash_of_the_file(tmp_path: Path, name: str) -> Non
         data = (tmp_path / name).read_bytes()
         expected = {"source": source.name, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
         assert source.manifest() == expected
-        assert source.size == len(data)
+        assert source.size == (None if streams.is_packed(name) else len(data))
 
 
 def test_python_docs_are_the_docstrings_of_the_library_and_import_none_of_it() -> None:
@@ -115,7 +122,7 @@ def test_docstrings_come_in_the_order_of_the_module(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "a"}\n{"text": "b"', "line 2 of {path}, got invalid JSON"),
         ("a.jsonl", b"[" * 100_000, "line 1 of {path}, got invalid JSON"),
         ("a.jsonl", b'{"text": "ab\\ud83d"}', "got half a surrogate pair at character 2:"),
-        ("a.csv", b"text", "ends in .txt or .jsonl (or in .zst, .gz, .xz after that), or builtin:passages"),
+        ("a.csv", b"text", "ends in .txt or .jsonl (or in .zst, .gz, .xz after that) or .parquet, builtin:passages"),
         ("a.zst", b"text", "ends in .txt or .jsonl"),
         ("builtin:pasages", None, "got builtin:pasages: check the name"),
         ("gone.txt", None, "Expected a text file at {path}, got nothing there"),
@@ -146,3 +153,104 @@ def test_a_damaged_packed_file_is_refused(tmp_path: Path, packed: str, damage: C
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match="Expected to read"):
         read(str(path))
+
+
+def write_parquet(path: Path, **columns: object) -> str:
+    pq.write_table(pa.table(columns), path, row_group_size=2)
+    return str(path)
+
+
+def test_a_parquet_column_is_a_document_a_row(tmp_path: Path) -> None:
+    texts = ["one", "two\n\nlines", None, "é 🐈", ""]
+    path = write_parquet(
+        tmp_path / "web.parquet", text=texts, body=pa.array(texts[::-1]).dictionary_encode(), n=range(5)
+    )
+    assert read(path) == read(f"{path}:text") == ["one", "two\n\nlines", "", "é 🐈", ""]
+    assert read(f"{path}:body") == ["", "é 🐈", "", "two\n\nlines", "one"]
+    source = Source(f"{path}:text")
+    assert [*source.read()] and source.size is None
+    joined = "".join(text or "" for text in texts).encode()
+    expected = {"source": f"{path}:text", "sha256": hashlib.sha256(joined).hexdigest(), "bytes": len(joined)}
+    assert source.manifest() == expected
+
+
+def test_what_is_no_column_of_text(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "web.parquet", body=["one"], n=[1])
+    for name, got in ((path, "got none: name one of its columns (body, n)"), (f"{path}:n", "got one of int64")):
+        with pytest.raises(UserError, match=re.escape(got)):
+            read(name)
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(Path(path).read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"Expected to read .*broken.parquet, got an error"):
+        read(str(broken))
+    with pytest.raises(UserError, match="got nothing there"):
+        read(str(tmp_path / "gone.parquet:text"))
+
+
+def test_a_pattern_is_the_files_that_match_in_order_of_name(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "c.txt.gz", "deep/d.txt", "a[1].txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, name)
+    write_parquet(tmp_path / "one.parquet", body=["x"])
+
+    def found(pattern: str) -> list[str]:
+        return [source.name.removeprefix(f"{tmp_path}/") for source in open_sources([str(tmp_path / pattern)])]
+
+    assert found("*.txt") == ["a.txt", "a[1].txt", "b.txt"]
+    assert found("**/*.txt*") == ["a.txt", "a[1].txt", "b.txt", "c.txt.gz", "deep/d.txt"]
+    assert found("a[1].txt") == ["a[1].txt"]  # a file's own name is no pattern
+    assert found("*.parquet:body") == ["one.parquet:body"]
+    assert found("b.txt") == ["b.txt"]
+    with pytest.raises(UserError, match=r"Expected files that match .*, got none"):
+        found("*.jsonl")
+
+
+def test_standard_input_is_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = "piped in, with é\n".encode() * 40
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    monkeypatch.setattr(streams, "BLOCK", 7)
+    source = Source("-")
+    assert ["".join(chunks) for chunks in source.read()] == [data.decode()]
+    assert source.manifest() == {"source": "-", "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+class Datasets(types.ModuleType):
+    """Stands where the `datasets` library is imported; says what it was asked for."""
+
+    asked: tuple[Any, ...] = ()
+
+    def load_dataset(self, *names: Any, **given: Any) -> Iterator[dict[str, Any]]:
+        self.asked = (*names, given)
+        if names[0] == "org/gone":
+            raise ConnectionError("no route\nto host")
+        return iter([{"text": "one", "body": "two", "n": 1}, {"text": None, "body": "three", "n": 2}])
+
+
+def test_a_dataset_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Datasets("datasets")
+    library.__spec__ = importlib.machinery.ModuleSpec("datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    assert read("hf:org/name") == ["one", ""]
+    assert library.asked == ("org/name", None, {"split": "train", "streaming": True})
+    assert read("hf:org/name,en@test:body") == ["two", "three"]
+    assert library.asked == ("org/name", "en", {"split": "test", "streaming": True})
+    for name, got in (
+        ("hf:org/name:n", "got one of int"),
+        ("hf:org/name:gone", "got the columns text, body, n"),
+        ("hf:org/gone", r"got an error \(no route\)"),
+        ("hf:", "got hf:: correct the name"),
+    ):
+        with pytest.raises(UserError, match=got):
+            read(name)
+
+
+def test_without_the_datasets_library_its_absence_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match="it is not installed: pip install datasets"):
+        Source("hf:org/name")
+
+
+def test_a_dataset_of_the_library_itself(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    write(tmp_path / "rows.jsonl", '{"body": "one"}\n{"body": "two"}\n')
+    assert read(f"hf:{tmp_path}:body") == ["one", "two"]

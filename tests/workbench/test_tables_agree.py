@@ -135,7 +135,7 @@ def test_unions_on_a_gpu(dtype: torch.dtype) -> None:
     )
     hidden = hidden.to("cuda", dtype)
     packed = pack(hidden, hidden != 0, Layout(256, 8))
-    assert 0 < len(packed.spill) < 1400
+    assert 0 < len(packed.spill) < 4 * 700  # some of four tiles a row
     plain = np.random.default_rng(1).random(700) < 0.9
     members = blocks_of(np.repeat(np.arange(3), (50, 400, 250)), plain)
     on_device = [torch.from_numpy(block).to("cuda") for block in members]

@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from twell.workbench import sources, text
+from twell.workbench import streams, text
 from twell.workbench.errors import UserError
 from twell.workbench.sources import Source
 from twell.workbench.text import Document, documents, sequences
@@ -59,7 +59,7 @@ def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that cut characters, pieces that cut paragraphs, batches that cut documents."""
-    monkeypatch.setattr(sources, "BLOCK", 7)
+    monkeypatch.setattr(streams, "BLOCK", 7)
     monkeypatch.setattr(text, "PIECE", 90)
     monkeypatch.setattr(text, "BATCH", 1000)
 
@@ -119,7 +119,7 @@ def test_where_pieces_end_does_not_depend_on_how_the_file_was_read(
 ) -> None:
     name = write(tmp_path / "prose.txt", PROSE)
     fine = list(documents([name]))
-    monkeypatch.setattr(sources, "BLOCK", 100_000)
+    monkeypatch.setattr(streams, "BLOCK", 100_000)
     assert list(documents([name])) == fine
 
 
@@ -131,7 +131,7 @@ def test_documents_keep_their_number_in_their_source(tmp_path: Path) -> None:
 
 
 def test_a_source_left_early_has_the_hash_of_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "BLOCK", 1000)
+    monkeypatch.setattr(streams, "BLOCK", 1000)
     monkeypatch.setattr(text, "PIECE", 500)
     source = Source(write(tmp_path / "prose.txt", PROSE))
     next(documents([source]))

@@ -1,0 +1,139 @@
+"""Bytes and texts of a file as a stream: unpacked, cut into lines, decoded.
+
+Nothing is held longer than a block, or a line of JSON. What is read passes through the reader's hash, as it lies on
+disk. A packed file that is damaged, and bytes that are no UTF-8, are refused with the place.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from twell.workbench.errors import UserError
+
+BLOCK = 1 << 18  # bytes read from a file at a time
+STDIN = "-"
+
+Hash = Callable[[bytes], bytes]  # counts and hashes a block, and hands it on
+
+
+def _zstd(file: io.FileIO) -> Any:
+    import pyarrow
+
+    return pyarrow.CompressedInputStream(file, "zstd")
+
+
+UNPACKED: dict[str, Callable[[io.FileIO], Any]] = {
+    ".zst": _zstd,
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".xz": lzma.LZMAFile,
+}
+
+
+def is_packed(name: str) -> bool:
+    """Whether a source of that name is unpacked as it is read; its size on disk tells little then."""
+    return Path(name).suffix in UNPACKED
+
+
+class _HashedFile(io.FileIO):
+    """A file that passes everything read from it through a hash."""
+
+    def __init__(self, path: Path, hashed: Hash) -> None:
+        super().__init__(path)
+        self._hashed = hashed
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return self._hashed(super().read(size) or b"")
+
+
+def blocks(path: Path, hashed: Hash) -> Iterator[bytes]:
+    """The file's bytes, unpacked where it is packed. Raises UserError where it cannot be read."""
+    try:
+        with _HashedFile(path, hashed) as file:
+            stream: Any = file
+            if is_packed(path.name):
+                stream = UNPACKED[path.suffix](file)
+            while block := stream.read(BLOCK):
+                yield block
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:  # what each kind of packing raises
+        fault = getattr(error, "strerror", None) or error
+        raise UserError(f"Expected to read {path}, got an error ({fault}): check the file.") from None
+
+
+def stdin_blocks(hashed: Hash) -> Iterator[bytes]:
+    """What is piped in, as it comes."""
+    while block := sys.stdin.buffer.read1(BLOCK):
+        yield hashed(block)
+
+
+def lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    held: list[bytes] = []
+    for block in blocks:
+        for part in io.BytesIO(block):
+            held.append(part)
+            if part.endswith(b"\n"):
+                yield b"".join(held)
+                held = []
+    if held:
+        yield b"".join(held)
+
+
+def decoded(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    done = 0
+    for block in chain(blocks, [b""]):  # the empty block ends the text: half a character there is an error
+        pending = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(name, done - pending + error.start, error) from None
+        yield text if done else text.removeprefix("\ufeff")
+        done += len(block)
+
+
+def json_texts(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
+    """The field `text` of each line's object."""
+    offset = 0
+    for number, line in enumerate(lines(blocks), start=1):
+        if line.strip():
+            yield _json_text(name, number, offset, line)
+        offset += len(line)
+
+
+def _json_text(name: str, number: int, offset: int, line: bytes) -> str:
+    wanted = f'Expected a JSON object with a string field "text" on line {number} of {name}'
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise _not_utf8(name, offset + len(line) - len(error.object) + error.start, error) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{wanted}, got invalid JSON ({error}): write one object a line.") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{wanted}, got a {type(record).__name__}: write one object a line.")
+    text = record.get("text")
+    if not isinstance(text, str):
+        got = f"text: {text!r:.40}" if "text" in record else f"the fields {', '.join(record) or '(none)'}"
+        raise UserError(f"{wanted}, got {got}: put each document's text there.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        fault = f"half a surrogate pair at character {error.start}"
+        raise UserError(f"{wanted}, got {fault}: write the character itself.") from None
+    return text
+
+
+def _not_utf8(name: str, offset: int, error: UnicodeDecodeError) -> UserError:
+    byte = error.object[error.start]
+    return UserError(
+        f"Expected UTF-8 in {name}, got byte 0x{byte:02x} at byte offset {offset}: "
+        "convert the file, for example with `iconv -t UTF-8`."
+    )
