@@ -28,6 +28,7 @@ from twell.kernels.layout import Layout, TwELL, pack
 
 LAYOUT = Layout(tile=256, compression=8)  # what the gate product emits
 BLOCK, PANEL = 128, 64  # rows that share a union; columns of a hidden panel
+WINDOW = 1024  # rows that are put in order of nnz before they are cut into blocks
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
 FEW_ROWS = 16  # take launches of their own, bound by reading the gate's weights
 MAX_WORKSPACE = 4 * 2**30  # bytes; rows past it take another pass
@@ -100,13 +101,14 @@ class Workspace:
         self.heads = empty(n, tiles, HEAD)
         self.tails = empty(n, tiles, LAYOUT.words - HEAD)
         self.spill = empty(n, tiles, LAYOUT.tile, dtype=dtype)
+        self.order = empty(-(-n // WINDOW) * WINDOW)
         self.unions = empty(blocks, panels * PANEL, dtype=torch.int16)
         self.union_sizes = empty(blocks)
         self.hidden = empty(blocks, panels, BLOCK, PANEL, dtype=dtype)
         self.tasks = empty(1 + blocks * panels, 2)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.heads, self.tails, self.spill, self.unions, self.union_sizes, self.hidden, self.tasks
+        return self.heads, self.tails, self.spill, self.order, self.unions, self.union_sizes, self.hidden, self.tasks
 
     def packed(self, d_ff: int, finite: Tensor) -> TwELL:
         """The gate's TwELL as the layout module has it. Waits for the host: how many tiles spill is data."""
@@ -131,6 +133,27 @@ class Workspace:
         self.spill[over] = spill.gather(1, (chunk ^ row % 8)[:, :, None].expand(-1, -1, 8)).flatten(1)
 
 
+class Unread(TwELL):
+    """What one pass left in its workspace, put in order when somebody asks for it; that waits for the host."""
+
+    def __init__(self, workspace: Workspace, d_ff: int, finite: Tensor) -> None:
+        self.layout, self.d_ff, self.dtype, self.values = LAYOUT, d_ff, workspace.spill.dtype, None
+        self._workspace, self._finite = workspace, finite
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in ("words", "spill_index", "spill"):
+            raise AttributeError(name)
+        self.__dict__.update(vars(self._workspace.packed(self.d_ff, self._finite)))
+        return self.__dict__[name]
+
+    @property
+    def device(self) -> torch.device:
+        return self._workspace.heads.device
+
+    def stored(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        return self._workspace.heads, self._workspace.tails, None, self._workspace.spill
+
+
 def run(call: Call) -> tuple[Tensor, Stats]:
     """Runs a checked call: y [n, d_model] and its Stats."""
     n, d_ff = call.x.shape[0], call.w_gate.shape[0]
@@ -153,8 +176,8 @@ def run(call: Call) -> tuple[Tensor, Stats]:
         workspace = Workspace(min(step, n - at), d_ff, call.x.dtype, device)
         launch(call, rows, workspace, y[rows], finite[rows], stats)
         if call.want_packed:
-            packed.append(workspace.packed(d_ff, stats.finite[rows]))
-    stats.packed = TwELL.cat(packed) if packed else None
+            packed.append(Unread(workspace, d_ff, stats.finite[rows]))
+    stats.packed = TwELL.cat([*packed]) if len(packed) > 1 else packed[0] if packed else None
     return y, stats
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -108,6 +110,41 @@ def test_equals_the_reference(gpu: None, shape: tuple[int, int, int, float], dty
         assert_same(f"stats {options}", stats, expected)
 
 
+def uneven(n: int, d_model: int, d_ff: int, quiet: float, **options: Any) -> Call:
+    """The same with rows of which each fires as many neurons as it will: the kernel puts them in another order."""
+    call = ffn(n, d_model, d_ff, quiet, **options)
+    row = torch.arange(n, device=CUDA)
+    call.x[:, 0] = torch.where(row % 41 == 7, -1, row * 13 % 7 % 3)  # -1: nearly every neuron, as quiet turns to loud
+    return call
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(129, 64, 264, 9), (1025, 256, 1408, 11), (2300, 136, 2816, 6)], ids=str)
+def test_rows_in_another_order_come_back_in_theirs(gpu: None, shape: tuple[int, int, int, float]) -> None:
+    for options in ({}, {"bias": True}, {"gated": False}, {"dtype": torch.float16}):
+        call = uneven(*shape, **options)
+        call.x[5, 3], call.x[shape[0] - 1, 3] = float("nan"), float("inf")
+        (y, stats), (y_true, expected) = both(call)
+        assert_same(f"y {options}", y, y_true)
+        assert_same(f"stats {options}", stats, expected)
+
+
+@pytest.mark.gpu
+def test_windows_are_in_order_of_nnz_unless_alike(gpu: None) -> None:
+    n, alike = 2300, slice(1024, 2048)
+    call = replace(uneven(n, 136, 2816, 6), probes="counts", want_packed=False)
+    call.x[alike, 0] = 1
+    workspace, y = hopper.Workspace(n, 2816, call.x.dtype, CUDA), torch.empty_like(call.x)
+    finite = torch.ones(n, dtype=torch.uint8, device=CUDA)
+    stats = Stats(torch.empty(n, dtype=torch.int32, device=CUDA), finite.view(torch.bool))
+    hopper.launch(replace(call, layout=None), slice(0, n), workspace, y, finite, stats)
+    expected = torch.arange(n, device=CUDA)
+    for window in (slice(0, 1024), slice(2048, n)):
+        expected[window] = stats.nnz[window].sort(descending=True, stable=True).indices + window.start
+    assert_same("order", workspace.order[:n], expected.int())
+    assert not torch.equal(expected[:1024], torch.arange(1024, device=CUDA))
+
+
 @pytest.mark.gpu
 def test_rows_that_are_not_finite_are_nan_and_alone(gpu: None) -> None:
     call = ffn(300, 128, 512, 12, rows=None)
@@ -176,6 +213,28 @@ def test_same_bits_again_on_other_streams_and_in_graphs(gpu: None) -> None:
     graph.replay()
     assert_same("y", captured, y)
     assert_same("nnz", counts.nnz, stats.nnz)
+
+
+@pytest.mark.gpu
+def test_same_bits_from_two_threads_at_once(gpu: None) -> None:
+    calls = [uneven(2300, 136, 2816, 6), uneven(1025, 256, 1408, 11)]
+    expected = [hopper.run(call) for call in calls]
+    torch.cuda.synchronize()
+    together = Barrier(len(calls))
+
+    def again(call: Call) -> list[tuple[Tensor, Stats]]:
+        together.wait()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results = [hopper.run(call) for _ in range(20)]
+            torch.cuda.current_stream().synchronize()
+        return results
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        found = list(pool.map(again, calls))
+    for results, (y, stats) in zip(found, expected, strict=True):
+        for other, counted in results:
+            assert_same("y", other, y)
+            assert_same("stats", counted, stats)
 
 
 @pytest.mark.gpu

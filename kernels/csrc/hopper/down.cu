@@ -6,9 +6,7 @@ namespace twell::hopper {
 template <>
 void launch_down<TWELL_T>(const Ffn& f, cudaStream_t stream) {
   const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
-  const auto y = tensor_map<TWELL_T>(f.y, f.rows, f.d_model, kTileM / 2);
-  const int tasks = f.blocks * ((f.d_model + kTileN - 1) / kTileN);
-  launch(down<TWELL_T>, std::min(multiprocessors(), tasks), kThreads, kSharedBytes, stream, w, y, f);
+  launch(down<TWELL_T>, std::min(multiprocessors(), f.blocks * down_tasks(f)), kThreads, kSharedBytes, stream, w, f);
 }
 
 }  // namespace twell::hopper

@@ -8,33 +8,55 @@
 
 namespace twell::hopper {
 
+// How many tasks a block has.
+__host__ __device__ __forceinline__ int down_tasks(const Ffn& f) { return (f.d_model + kTileN - 1) / kTileN; }
+
+// A task and what its warp reads of the block besides: read while the task before runs, as a task may be but a step long.
 struct DownTask {
-  int block, n0, size, steps;
-  __device__ __forceinline__ DownTask(const Ffn& f, int t) {
-    const int outs = (f.d_model + kTileN - 1) / kTileN;
-    block = t / outs, n0 = t % outs * kTileN;
-    size = abs(f.union_sizes[block]), steps = (size + kTileK - 1) / kTileK;
+  int block, n0, signed_size;
+  int listed;  // the `at`-th neuron of the union, to a producer; the `at`-th row of the block, to a consumer
+  __device__ __forceinline__ DownTask(const Ffn& f, int t, int at) {
+    const int tasks = down_tasks(f);
+    block = block_to_take(f, min(t / tasks, f.blocks - 1)), n0 = t % tasks * kTileN;
+    signed_size = f.union_sizes[block];
+    listed = threadIdx.x < kConsumers ? f.order[block * kTileM + at]
+                                      : f.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + at];
   }
+  __device__ __forceinline__ int size() const { return abs(signed_size); }
+  __device__ __forceinline__ int steps() const { return (size() + kTileK - 1) / kTileK; }
 };
 
+// Calls work(task) for the tasks of this CTA. CTAs take turns forth and back, as tasks become shorter.
+template <typename Work>
+__device__ __forceinline__ void each_down_task(const Ffn& f, int at, Work work) {
+  const int total = f.blocks * down_tasks(f), ctas = gridDim.x, cta = blockIdx.x;
+  const auto turn = [&](int round) { return round * ctas + (round % 2 ? ctas - 1 - cta : cta); };
+  DownTask next(f, turn(0), at);
+  for (int round = 0; round * ctas < total; ++round) {
+    const DownTask task = next;
+    next = DownTask(f, turn(round + 1), at);
+    if (turn(round) < total) work(task);
+  }
+}
+
 template <typename T>
-__device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn& f, Shared& s, int total) {
+__device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn& f, Shared& s) {
   constexpr int kRows = kTileK / kProducerWarps;  // of a stage to a warp, a row of 512 bytes a copy
   const int thread = threadIdx.x - kConsumers, warp = thread / 32, lane = thread % 32;
   Ring ring;
   ring.phase = 1;
-  Filler filler;
-  for (int t = blockIdx.x; t < total; t += gridDim.x) {
-    const DownTask task(f, t);
-    const bool all = task.size == f.d_ff, inside = task.n0 + 8 * lane < f.d_model;
+  const int place = warp * kRows + lane % kRows;  // of the neuron that this lane looks up, in a step
+  each_down_task(f, place, [&](const DownTask& task) {
+    const bool all = task.size() == f.d_ff, inside = task.n0 + 8 * lane < f.d_model;
     const T* w = static_cast<const T*>(f.w_down) + (inside ? task.n0 + 8 * lane : 0);
-    const uint16_t* list = f.unions + static_cast<int64_t>(task.block) * f.panels * kPanelColumns + warp * kRows + lane % kRows;
+    const uint16_t* list = f.unions + static_cast<int64_t>(task.block) * f.panels * kPanelColumns + place;
     const unsigned char* hidden =
         static_cast<const unsigned char*>(f.hidden) + static_cast<int64_t>(task.block) * f.panels * kPanelBytes;
-    uint32_t ahead = task.steps > 0 ? list[0] : 0;
-    for (int step = 0; step < task.steps; ++step, ring.next()) {
+    const int steps = task.steps();
+    uint32_t ahead = task.listed;
+    for (int step = 0; step < steps; ++step, ring.next()) {
       const uint32_t neurons = ahead;
-      if (step + 1 < task.steps) ahead = list[(step + 1) * kTileK];
+      if (step + 1 < steps) ahead = list[(step + 1) * kTileK];
       barrier_wait(&s.empty[ring.stage], ring.phase);
       if (thread == 0) {
         uint64_t* full = &s.full[ring.stage];
@@ -52,26 +74,16 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
           async_copy_16(to + i * 128 + (((lane ^ i) & 7) << 4), w + neuron * static_cast<uint32_t>(f.d_model), inside);
         }
       }
-      filler.commit(s, ring.stage);
+      async_arrive(&s.full[ring.stage]);
     }
-  }
-  filler.arrive<0>(s);
+  });
+  async_wait();
 }
 
 template <typename T>
-__device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& y_map, const Ffn& f, Shared& s,
-                                            const DownTask& task, const Consumer& c) {
+__device__ __forceinline__ void finish_down(float (&d)[128], const Ffn& f, Shared& s, const DownTask& task, const Consumer& c,
+                                            const bool (&whole)[2]) {
   const T* bias = static_cast<const T*>(f.b_down);
-  const int m0 = task.block * kTileM;
-  bool whole[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = m0 + c.row() + 8 * h;
-    whole[h] = row >= f.rows || f.finite[row];
-  }
-  if (c.leads()) bulk_wait_read<0>();  // the task before has left the staging tile
-  c.sync();
-  unsigned char* row = s.staging + c.row() * 128 + (c.lane & 3) * 4;
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     if (bias != nullptr) {
@@ -85,44 +97,48 @@ __device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& 
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint32_t out = whole[h] ? round_pair<T>(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]) : 0x7fff7fffu;  // NaN
-      *reinterpret_cast<uint32_t*>(row + (j / 8) * kPanelBytes + h * 8 * 128 + (((j & 7) ^ (c.lane >> 2)) << 4)) = out;
+      reinterpret_cast<uint32_t*>(staged_chunk(s.staging, c.row() + 8 * h, j))[c.lane & 3] = out;
     }
   }
-  fence_async_proxy();
-  c.sync();
-  if (c.leads() && m0 + c.group * 64 < f.rows) {
-    for (int p = 0; p < kTileN / 64; ++p)
-      if (task.n0 + 64 * p < f.d_model)
-        tma_store_2d(&y_map, s.staging + p * kPanelBytes + c.group * (kPanelBytes / 2), task.n0 + 64 * p, m0 + c.group * 64);
-    bulk_commit();
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {  // a row of 512 bytes at a time, to its place
+    const int row = __shfl_sync(~0u, task.listed, i), column = task.n0 + 8 * c.lane;
+    if (row < f.rows && column < f.d_model)
+      *reinterpret_cast<uint4*>(static_cast<T*>(f.y) + static_cast<int64_t>(row) * f.d_model + column) =
+          *reinterpret_cast<const uint4*>(staged_chunk(s.staging, c.group * 64 + c.warp * 16 + i, c.lane));
   }
+  __syncwarp();
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map, const Ffn f) {
+    down(const __grid_constant__ CUtensorMap w_map, const Ffn f) {
   extern __shared__ unsigned char raw[];
   Shared& s = aligned(raw);
   begin_ring(s);
-  const int total = f.blocks * ((f.d_model + kTileN - 1) / kTileN);
   if (threadIdx.x >= kConsumers) {
     registers_down<kProducerRegisters>();
-    produce_down<T>(w_map, f, s, total);
+    produce_down<T>(w_map, f, s);
   } else {
     registers_up<kConsumerRegisters>();
     const Consumer c{static_cast<int>(threadIdx.x) / 128, static_cast<int>(threadIdx.x) / 32 % 4, static_cast<int>(threadIdx.x) % 32};
     Ring ring;
     float d[128];
-    for (int t = blockIdx.x; t < total; t += gridDim.x) {
-      const DownTask task(f, t);
-      if (task.steps == 0) {
+    each_down_task(f, c.group * 64 + c.warp * 16 + c.lane % 16, [&](const DownTask& task) {
+      bool whole[2];  // whether the thread's two rows are finite
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = __shfl_sync(~0u, task.listed, c.lane / 4 + 8 * h);
+        whole[h] = row >= f.rows || f.finite[row];
+      }
+      if (task.steps() == 0) {
 #pragma unroll
         for (float& value : d) value = 0.f;
       }
-      multiply<T, kTileN, 1, 1>(d, s, ring, task.steps, c, [] {});
-      finish_down<T>(d, y_map, f, s, task, c);
-    }
-    if (c.leads()) bulk_wait<0>();
+      multiply<T, kTileN, 1, 1, true>(d, s, ring, task.steps(), c, [] {});
+      finish_down<T>(d, f, s, task, c, whole);
+    });
   }
 }
 

@@ -6,7 +6,8 @@
 
 namespace twell::hopper {
 
-constexpr int kBlockRows = 128;   // consecutive rows that share a union
+constexpr int kBlockRows = 128;   // rows that share a union
+constexpr int kWindow = 1024;     // rows among which blocks choose theirs
 constexpr int kPanelColumns = 64; // columns of a hidden panel: [128 rows][64] values, 16 KB, 128-byte swizzled
 constexpr int kFewRows = 16;       // up to here rows take a path of their own
 constexpr int kTile = 256, kWords = 32, kSlots = kWords - 1;  // TwELL at compression 8
@@ -29,10 +30,12 @@ struct Ffn {
   uint32_t* heads;       // [rows, tiles, 8]: the true count, then slots of index | value << 16; past the count, anything
   uint32_t* tails;       // [rows, tiles, 24]: further slots, touched 8 at a time where they are used
   void* spill;           // [rows, tiles, 32, 8]: tiles past their slots, dense, chunk c of row r at c ^ (r % 8); others untouched
+  int* order;            // [windows * 1024]: the rows of each block, by nnz in a window; from `rows` on in their place
   uint16_t* unions;      // [blocks, panels * 64]: the block's neurons, ascending, filled up to 64 with neuron 0
   int* union_sizes;      // [blocks]; d_ff: every neuron, and the block runs dense; -d_ff: and its gate values stay in `spill`
   void* hidden;          // [blocks, panels, 128, 64]: gate values over the union, then the hidden state, swizzled
-  int* tasks;            // [1 + blocks * panels, 2] of the up product: how many; then a block, and 8 * first panel + panels
+  int* tasks;            // [1 + blocks * panels, 2] of the up product: how many; then a block, and 16 * first panel +
+                         // 8 * (its rows are consecutive) + panels
   void* y;               // [rows, d_model]
   uint8_t* finite;       // [rows], ones from the caller, zeroed where a row is not; few rows' are written in full
 };
@@ -54,7 +57,7 @@ struct Counts {
 
 // Each throws std::runtime_error where the driver refuses.
 template <typename T> void launch_gate(const Ffn&, cudaStream_t);
-template <typename T> void launch_plan(const Ffn&, cudaStream_t);
+template <typename T> void launch_plan(const Ffn&, cudaStream_t);  // and, before it, the order
 template <typename T> void launch_up(const Ffn&, cudaStream_t);
 template <typename T> void launch_down(const Ffn&, cudaStream_t);
 template <typename T> void launch_few_gate_up(const Ffn&, cudaStream_t);  // up to kFewRows rows: in place of gate and up

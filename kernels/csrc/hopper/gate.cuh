@@ -17,11 +17,6 @@ __device__ __forceinline__ void store_matrices(void* smem, uint32_t a, uint32_t 
                : "memory");
 }
 
-// The staging tile here: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither side conflicts.
-__device__ __forceinline__ unsigned char* staged_chunk(unsigned char* staging, int row, int chunk) {
-  return staging + row * (kTileN * 2) + ((chunk ^ (row & 7)) << 4);
-}
-
 // Rounds the accumulator into the staging tile, and marks rows that are not finite.
 template <typename T>
 __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn& f, int m0, int n0, const Consumer& c) {
@@ -98,16 +93,15 @@ __device__ __forceinline__ void pack_rows(unsigned char* staging, Lines& lines, 
   }
   bulk_commit();
   line[0] = count;
-  __syncwarp();
+  for (int first = 0; first < kWords; first += kHead) {  // eight words of four rows at a time
+    if (!__any_sync(~0u, first == 0 || (count >= first && count <= kSlots))) break;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {  // heads: four rows at a time
-    const int r = 4 * i + lane / 8;
-    if (r < rows) f.heads[(at + static_cast<int64_t>(r) * f.tiles) * kHead + lane % 8] = lines[row0 + r][lane % 8];
-  }
-  for (uint32_t more = __ballot_sync(~0u, count >= kHead && count <= kSlots && lane < rows); more; more &= more - 1) {
-    const int r = __ffs(more) - 1;
-    const int used = (__shfl_sync(~0u, count, r) + 8) & ~7u;
-    if (lane >= kHead && lane < used) f.tails[(at + static_cast<int64_t>(r) * f.tiles) * kTail + lane - kHead] = lines[row0 + r][lane];
+    for (int i = 0; i < 8; ++i) {
+      const int r = 4 * i + lane / 8, used = lines[row0 + r][0], word = first + lane % 8;
+      const int64_t tile_of_row = at + static_cast<int64_t>(r) * f.tiles;
+      uint32_t* to = first == 0 ? f.heads + tile_of_row * kHead + word : f.tails + tile_of_row * kTail + word - kHead;
+      if (r < rows && (first == 0 || (used >= first && used <= kSlots))) *to = lines[row0 + r][word];
+    }
   }
   bulk_wait_read<0>();
   __syncwarp();
@@ -170,7 +164,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     float d[128];
     for (int t = first; t < total; t += clusters, phase ^= 1) {
       const int n0 = t % f.tiles * kTileN, m0 = (t / f.tiles * 2 + rank) * kTileM;
-      multiply<T, kTileN, 0, 2>(d, s, ring, steps, c, [] {});
+      multiply<T, kTileN, 0, 2, false>(d, s, ring, steps, c, [] {});
       barrier_wait(&s.drained, phase);
       stage_gate<T>(d, s, f, m0, n0, c);
       fence_async_proxy();  // rows past their slots leave by the copy engine

@@ -30,6 +30,12 @@ __device__ __forceinline__ Shared& aligned(unsigned char* raw) {
   return *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
 }
 
+// The staging tile as `gate` and `down` use it: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither
+// those who write fragments nor those who read rows meet in a bank.
+__device__ __forceinline__ unsigned char* staged_chunk(unsigned char* staging, int row, int chunk) {
+  return staging + row * (kTileN * 2) + ((chunk ^ (row & 7)) << 4);
+}
+
 // Where a thread stands in the ring of stages.
 struct Ring {
   int stage = 0;
@@ -47,9 +53,18 @@ struct Consumer {
   __device__ __forceinline__ void sync() const { named_sync<128>(1 + group); }
 };
 
+// The block to be taken as the i-th: the first of every window, then the second ones. Those fire more, and the longest tasks shall
+// not come last.
+__device__ __forceinline__ int block_to_take(const Ffn& f, int i) {
+  constexpr int kBlocks = kWindow / kBlockRows;
+  const int whole = f.blocks / kBlocks, more = f.blocks % kBlocks, early = more * (whole + 1);  // the last window may have fewer
+  if (i < early) return i % (whole + 1) * kBlocks + i / (whole + 1);
+  return (i - early) % whole * kBlocks + more + (i - early) / whole;
+}
+
 // D[64 x kN] of this warpgroup over `steps` stages; `hook` runs once, early in the loop. Frees each stage, in `kCluster`
-// CTAs, once its products are done.
-template <typename T, int kN, int kTransposeB, int kCluster, typename Hook>
+// CTAs, once its products are done. kCopied: threads' own copies are among what fills the stages.
+template <typename T, int kN, int kTransposeB, int kCluster, bool kCopied, typename Hook>
 __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring, int steps, const Consumer& c, Hook hook) {
   // K-major: 16 columns of K are 32 bytes on. MN-major: [4 blocks of 64 n][8 groups of 8 k][8][64], 16 of K are 2 KB on.
   constexpr uint32_t kLead = kTransposeB ? 8192 : 16, kStepB = kTransposeB ? 2048 >> 4 : 32 >> 4;
@@ -63,7 +78,13 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
   const int hook_step = min(2, steps - 1);
   int last = -1;
   for (int step = 0; step < steps; ++step) {
+    if (last >= 0 && !barrier_ready(&s.full[ring.stage], ring.phase)) {  // nothing to do: free the stage before at once
+      wgmma_wait<0>();
+      release(last);
+      last = -1;
+    }
     barrier_wait(&s.full[ring.stage], ring.phase);
+    if constexpr (kCopied) fence_async_proxy();  // written through the generic proxy; the tensor cores read through the other
     const uint64_t a = descriptor(s.a[ring.stage] + c.group * (kABytes / 2), 16, 1024);
     const uint64_t b = descriptor(s.b[ring.stage], kLead, 1024);
     wgmma_fence();

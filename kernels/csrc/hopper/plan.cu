@@ -1,11 +1,13 @@
 #include "hopper/launch.cuh"
+#include "hopper/order.cuh"
 #include "hopper/plan.cuh"
 
 namespace twell::hopper {
 
 template <>
 void launch_plan<TWELL_T>(const Ffn& f, cudaStream_t stream) {
-  const int splits = std::clamp(multiprocessors() / f.blocks, 1, (f.panels + kGroup - 1) / kGroup);
+  if (f.blocks > 1) launch(order, (f.rows + kWindow - 1) / kWindow, kWindow, 0, stream, f);
+  const int splits = std::clamp(kPlanCtas * multiprocessors() / f.blocks, 1, kPlanSplits);
   launch(plan<TWELL_T>, dim3(f.blocks, splits), kPlanThreads, plan_shared_bytes(f.tiles), stream, f, multiprocessors());
 }
 

@@ -1,4 +1,4 @@
-// The plan: for each block of 128 rows, the union of the neurons that they fire, and the gate values over it as panels.
+// The plan: for each block of 128 rows in their order, the union of the neurons that they fire, and the gate values over it as panels.
 //
 // A CTA a block (with few blocks several, that share out the panels), a thread a tile of a row. It reads the words twice: once
 // for the union, a bit a neuron in shared memory, and once to put each value at its neuron's rank in the union, four panels at a
@@ -11,7 +11,8 @@
 
 namespace twell::hopper {
 
-constexpr int kPlanThreads = 512, kPlanWarps = kPlanThreads / 32;
+constexpr int kPlanThreads = 512, kPlanCtas = 3;  // to a multiprocessor
+constexpr int kPlanSplits = 6;  // CTAs that share out the panels of a block, at most: each finds the union anew
 constexpr int kGroup = 4, kGroupColumns = kGroup * kPanelColumns;  // panels at a time; as many columns as a tile has
 static_assert(kGroupColumns == kTile);
 
@@ -25,18 +26,18 @@ __device__ __forceinline__ int in_panel(int row, int column) {
 // What the threads of a plan share, and how they go through the words of the block's finite rows.
 struct Plan {
   const Ffn& f;
-  int m0, rows, thread, warp, lane;
+  const int* order;  // [128], of the block; -1: no row, or none that is finite
+  int warp, lane;
 
-  __device__ __forceinline__ int64_t at(int row, int tile) const { return static_cast<int64_t>(m0 + row) * f.tiles + tile; }
+  __device__ __forceinline__ int64_t at(int row, int tile) const { return static_cast<int64_t>(order[row]) * f.tiles + tile; }
 
   // Calls tile(row, tile, count) for every row and each of `many` tiles from `first` on; whole warps at a time, with count -1
   // where there is no row or none that is finite.
   template <typename Tile>
   __device__ __forceinline__ void each_tile(int first, int many, Tile tile) const {
-    for (int i = warp * 32; i < rows * many; i += kPlanThreads) {
+    for (int i = warp * 32; i < kBlockRows * many; i += kPlanThreads) {
       const int row = (i + lane) / many, which = first + (i + lane) % many;
-      const bool there = row < rows && f.finite[m0 + row];
-      tile(row, which, there ? static_cast<int>(f.heads[at(row, which) * kHead]) : -1);
+      tile(row, which, order[row] >= 0 ? static_cast<int>(f.heads[at(row, which) * kHead]) : -1);
     }
   }
 
@@ -60,17 +61,19 @@ struct Plan {
   __device__ __forceinline__ void each_spilled(int row, int tile, int count, Eight eight) const {
     constexpr int kAhead = 4;  // loads in flight
     for (uint32_t over = __ballot_sync(~0u, count > kSlots); over;) {
-      int r[kAhead], t[kAhead];
+      int where[kAhead];  // column * 128 + row, or -1
       uint4 v[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i, over &= over - 1) {
-        r[i] = over ? __shfl_sync(~0u, row, __ffs(over) - 1) : -1;
-        t[i] = over ? __shfl_sync(~0u, tile, __ffs(over) - 1) : 0;
-        if (over) v[i] = static_cast<const uint4*>(f.spill)[at(r[i], t[i]) * (kTile / 8) + lane];
+        where[i] = -1;
+        if (over == 0) continue;
+        const int r = __shfl_sync(~0u, row, __ffs(over) - 1), t = __shfl_sync(~0u, tile, __ffs(over) - 1);
+        v[i] = static_cast<const uint4*>(f.spill)[at(r, t) * (kTile / 8) + lane];
+        where[i] = (t * kTile + 8 * (lane ^ (order[r] & 7))) * kBlockRows + r;
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)
-        if (r[i] >= 0) eight(r[i], t[i] * kTile + 8 * (lane ^ (r[i] & 7)), v[i]);
+        if (where[i] >= 0) eight(where[i] % kBlockRows, where[i] / kBlockRows, v[i]);
     }
   }
 };
@@ -93,18 +96,28 @@ __device__ __forceinline__ int count_before(const uint32_t* bits, int* before, i
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f, int processors) {
+__global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int processors) {
   extern __shared__ __align__(128) unsigned char shared[];  // panels [4][128][64]; bits [words]; before [words]
-  const int words = f.tiles * (kTile / 32), block = blockIdx.x, m0 = block * kBlockRows;
+  const int words = f.tiles * (kTile / 32), block = block_to_take(f, blockIdx.x), m0 = block * kBlockRows, rows = min(kBlockRows, f.rows - m0);
   uint32_t* bits = reinterpret_cast<uint32_t*>(shared + kGroup * kPanelBytes);  // of the union, a bit a neuron
   int* before = reinterpret_cast<int*>(bits + words);                           // neurons of the union before each word
   __shared__ int values, packed, spilled, size;  // fired neurons, tiles within and past their slots, the union's size
+  __shared__ int order[kBlockRows];
+  __shared__ bool consecutive;  // is the order
   const int thread = threadIdx.x, lane = thread % 32;
-  const Plan p{f, m0, min(kBlockRows, f.rows - m0), thread, thread / 32, lane};
+  const Plan p{f, order, thread / 32, lane};
 
   for (int w = thread; w < words; w += kPlanThreads) bits[w] = 0;
   if (thread == 0) values = packed = spilled = 0;
-  __syncthreads();
+  bool in_place = true;
+  if (thread < kBlockRows) {
+    const int row = f.blocks > 1 ? f.order[m0 + thread] : thread;  // a single block has no order of its own
+    if (f.blocks == 1) f.order[thread] = row;
+    order[thread] = row < f.rows && f.finite[row] ? row : -1;
+    in_place = row == m0 + thread;
+  }
+  const bool together = __syncthreads_and(in_place);
+  if (thread == 0) consecutive = together;
   const auto join = [&](int w, uint32_t more) {
     if ((reinterpret_cast<volatile uint32_t*>(bits)[w] & more) != more) atomicOr(&bits[w], more);
   };
@@ -119,7 +132,7 @@ __global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f, int process
   mine = __reduce_add_sync(~0u, mine), within = __reduce_add_sync(~0u, within);
   if (lane == 0) atomicAdd(&values, mine), atomicAdd(&packed, within);
   __syncthreads();
-  const bool half = 2ll * values >= static_cast<int64_t>(p.rows) * f.d_ff;
+  const bool half = 2ll * values >= static_cast<int64_t>(rows) * f.d_ff;
   if (spilled && !half)
     p.each_tile(0, f.tiles, [&](int row, int tile, int count) {
       p.each_spilled(row, tile, count, [&](int, int column, const uint4& v) {
@@ -133,7 +146,7 @@ __global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f, int process
   }
   __syncthreads();
 
-  const bool all = size == f.d_ff, stays = all && f.w_up != nullptr && 8 * packed <= p.rows * f.tiles;
+  const bool all = size == f.d_ff, stays = all && consecutive && f.w_up != nullptr && 8 * packed <= rows * f.tiles;
   const int panels = (size + kPanelColumns - 1) / kPanelColumns;
   uint16_t* list = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
   for (int w = blockIdx.y == 0 ? thread : words; w < words; w += kPlanThreads) {
@@ -149,7 +162,8 @@ __global__ void __launch_bounds__(kPlanThreads, 3) plan(const Ffn f, int process
       while (chunk > 1 && f.blocks * ((panels + chunk - 1) / chunk) < processors) chunk /= 2;
       const int tasks = (panels + chunk - 1) / chunk;
       int2* task = reinterpret_cast<int2*>(f.tasks) + 1 + atomicAdd(f.tasks, tasks);
-      for (int panel = 0; panel < panels; panel += chunk) *task++ = make_int2(block, 8 * panel + min(chunk, panels - panel));
+      for (int panel = 0; panel < panels; panel += chunk)
+        *task++ = make_int2(block, 16 * panel + 8 * consecutive + min(chunk, panels - panel));
     }
   }
 

@@ -1,7 +1,7 @@
 // The up product over each block's union, and the hidden state: h = g > 0 ? g * (x Wu^T + b) : 0, in place of the gate's panels.
 //
-// A task is a block and up to 256 neurons of its union. The rows of x come by tensor copies, the union's rows of Wu by
-// 16-byte copies that do the swizzle by hand; the gate's panels arrive in the staging tile during the main loop, become the hidden
+// A task is a block and up to 256 neurons of its union, whose rows of Wu come by 16-byte copies that do the swizzle by hand, as do the
+// block's rows of x; consecutive rows, and the weights where the union is every neuron, come by tensor copies. The gate's panels arrive in the staging tile during the main loop, become the hidden
 // state there, and leave as they came: as the images of shared memory that `down` multiplies.
 #pragma once
 
@@ -11,10 +11,11 @@ namespace twell::hopper {
 
 struct UpTask {
   int block, panel, panels;  // first panel, and how many
+  bool consecutive;          // the block's rows
   bool all, stays;           // the union is every neuron; and the gate values are in `spill`
   __device__ __forceinline__ UpTask(const Ffn& f, int t) {
     const int2 task = reinterpret_cast<const int2*>(f.tasks)[1 + t];
-    block = task.x, panel = task.y / 8, panels = task.y % 8;
+    block = task.x, panel = task.y / 16, panels = task.y % 8, consecutive = task.y & 8;
     const int size = abs(f.union_sizes[block]);
     all = size == f.d_ff, stays = f.union_sizes[block] < 0;
   }
@@ -26,26 +27,28 @@ struct UpTask {
 template <typename T>
 __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUtensorMap& w_map, const Ffn& f, Shared& s, int total,
                                            int steps) {
-  constexpr int kRows = kTileN / (kProducers / 8);  // rows of a stage to a thread: one in 16
+  constexpr int kRows = kTileN / (kProducers / 8), kXRows = kTileM / (kProducers / 8);  // of a stage to a thread: one in 16
   const int thread = threadIdx.x - kConsumers, first = thread / 8, chunk = thread & 7;
-  const T* w = static_cast<const T*>(f.w_up);
+  const T *x = static_cast<const T*>(f.x), *w = static_cast<const T*>(f.w_up);
   const uint32_t place = first * 128 + ((chunk ^ (first & 7)) << 4);
   Ring ring;
   ring.phase = 1;
-  Filler filler;
   for (int t = blockIdx.x; t < total; t += gridDim.x) {
     const UpTask task(f, t);
     uint32_t offset[kRows];  // in values
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
       offset[i] = i < 4 * task.panels ? static_cast<uint32_t>(task.list(f)[first + 16 * i]) * f.d_model : 0;
+    int row[kXRows];
+#pragma unroll
+    for (int i = 0; i < kXRows; ++i) row[i] = task.consecutive ? 0 : f.order[task.block * kTileM + first + 16 * i];
     for (int step = 0; step < steps; ++step, ring.next()) {
       const int k = step * kTileK + chunk * 8;
       barrier_wait(&s.empty[ring.stage], ring.phase);
       if (thread == 0) {
         uint64_t* full = &s.full[ring.stage];
-        barrier_expect(full, kABytes + (task.all ? kBBytes : 0));
-        tma_load_2d(s.a[ring.stage], &x_map, full, step * kTileK, task.block * kTileM);
+        barrier_expect(full, (task.consecutive ? kABytes : 0) + (task.all ? kBBytes : 0));
+        if (task.consecutive) tma_load_2d(s.a[ring.stage], &x_map, full, step * kTileK, task.block * kTileM);
         if (task.all) tma_load_2d(s.b[ring.stage], &w_map, full, step * kTileK, task.panel * kPanelColumns);
       }
       if (!task.all) {
@@ -54,10 +57,18 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
         for (int i = 0; i < kRows; ++i)
           if (i < 4 * task.panels) async_copy_16(to + i * 2048, w + offset[i] + (k < f.d_model ? k : 0), k < f.d_model);
       }
-      filler.commit(s, ring.stage);
+      if (!task.consecutive) {
+        const uint32_t to = smem_address(s.a[ring.stage]) + place;
+#pragma unroll
+        for (int i = 0; i < kXRows; ++i) {
+          const bool inside = k < f.d_model && row[i] < f.rows;
+          async_copy_16(to + i * 2048, x + (inside ? static_cast<int64_t>(row[i]) * f.d_model + k : 0), inside);
+        }
+      }
+      async_arrive(&s.full[ring.stage]);
     }
   }
-  filler.arrive<0>(s);
+  async_wait();
 }
 
 template <typename T, int kPanels>
@@ -88,7 +99,7 @@ __device__ __forceinline__ void finish_up(float (&d)[128], const Ffn& f, Shared&
 #pragma unroll
   for (int h = 0; h < 2; ++h)
     if (!stays_finite<T>(peak[h])) {
-      const int at = task.block * kTileM + c.row() + 8 * h;
+      const int at = f.order[task.block * kTileM + c.row() + 8 * h];
       if (at < f.rows) f.finite[at] = 0;
     }
 }
@@ -115,7 +126,7 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
           bulk_load(half + p * kPanelBytes, hidden + p * kPanelBytes, kPanelBytes / 2, &s.staged[c.group]);
     };
     const auto run = [&]<int kPanels>() {
-      multiply<T, 64 * kPanels, 0, 1>(d, s, ring, steps, c, fetch);
+      multiply<T, 64 * kPanels, 0, 1, true>(d, s, ring, steps, c, fetch);
       barrier_wait(&s.staged[c.group], phase);
       finish_up<T, kPanels>(d, f, s, task, c);
     };
