@@ -1,8 +1,9 @@
 """Sequences in batches: which run together, and what every token of a batch is called.
 
-The idea: the text is cut into windows of WINDOW batches' worth of tokens, and within a window sequences of like length
-run together, so that little of a batch is padding. Which do depends on the text and on the size of a batch alone. A
-sequence keeps the number that it has in the text, and rows are put back in that order when a window is through.
+The idea: the text is cut into windows of WINDOW batches' worth of tokens (the first of one, so that work begins soon),
+and within a window sequences of like length run together, so that little of a batch is padding. Which do depends on
+the text and on the size of a batch alone. A sequence keeps the number that it has in the text, and rows are put back in
+that order when a window is through.
 
 Cost: rows wait in host memory for the end of their window, a few bytes a token and layer. On the demo text 8 % of what
 the model computes is padding, against 20 % for batches in the order of the text.
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from twell.workbench.schema import FLAG_FIRST, FLAG_SPECIAL
+from twell.workbench.schema import DECODE, FLAG_FIRST, FLAG_SPECIAL, PREFILL
 from twell.workbench.text import Sequence
 
 WINDOW = 4  # batches
@@ -31,14 +32,21 @@ class Batch:
     special: np.ndarray  # int32: the tokenizer's special ids
     window: int = 0
     ends: bool = True  # whether its window ends with it, and so no earlier sequence is still to come
+    prompts: np.ndarray | None = None  # int32 [sequences]: tokens of each that were given, where the rest is generated
 
     @property
     def lengths(self) -> np.ndarray:
         return np.array([len(sequence.ids) for sequence in self.sequences])
 
     @property
+    def begins(self) -> np.ndarray:
+        """int64 [sequences]: padding before each, so that all that is generated begins in one column."""
+        return np.zeros(len(self.sequences), dtype=int) if self.prompts is None else self.prompts.max() - self.prompts
+
+    @property
     def longest(self) -> int:
-        return int(self.lengths.max())
+        """Of the sequences with the padding before them."""
+        return int((self.begins + self.lengths).max())
 
     @property
     def padded(self) -> int:
@@ -71,8 +79,20 @@ class Batch:
     @property
     def place(self) -> np.ndarray:
         """int32 [tokens]: each token's row in the padded batch."""
-        begins = np.arange(len(self.sequences), dtype=np.int32) * np.int32(self.longest)
-        return np.repeat(begins, self.lengths) + self.position
+        begins = np.arange(len(self.sequences)) * self.longest + self.begins
+        return np.repeat(begins.astype(np.int32), self.lengths) + self.position
+
+    @property
+    def phase(self) -> np.ndarray:
+        """uint8 [tokens]: what was given is prefill, what was generated decode."""
+        given = self.lengths if self.prompts is None else self.prompts
+        return np.where(self.position < np.repeat(given, self.lengths), PREFILL, DECODE).astype(np.uint8)
+
+    def given(self) -> Batch:
+        """The prompts alone, to be gone on with."""
+        given = self.lengths if self.prompts is None else self.prompts
+        cut = (replace(one, ids=one.ids[:length]) for one, length in zip(self.sequences, given, strict=True))
+        return replace(self, sequences=tuple(cut), prompts=given)
 
     def head(self, tokens: int) -> Batch:
         """The batch of its first sequences, as few as come to so many padded tokens, or all."""
@@ -81,12 +101,15 @@ class Batch:
         return replace(self, numbers=self.numbers[:kept], sequences=self.sequences[:kept])
 
 
-def batches(sequences: Iterable[Sequence], tokens: int, special: Iterable[int]) -> Iterator[Batch]:
-    """Batches of at most `tokens` padded tokens, or of one sequence that is longer; see above for which go together."""
+def batches(sequences: Iterable[Sequence], tokens: int, special: Iterable[int], further: int = 0) -> Iterator[Batch]:
+    """Batches of at most `tokens` padded tokens, or of one sequence that is longer; see above for which go together.
+
+    further: tokens that each sequence will have beside its own
+    """
     marks = np.array(sorted(special), dtype=np.int32)
     number = 0
-    for window, held in enumerate(_windows(sequences, WINDOW * tokens)):
-        groups = _of_like_length(np.array([len(sequence.ids) for _, sequence in held]), tokens)
+    for window, held in enumerate(_windows(sequences, tokens, further)):
+        groups = _of_like_length(np.array([len(sequence.ids) + further for _, sequence in held]), tokens)
         for place, group in enumerate(groups):
             numbers, chosen = zip(*(held[index] for index in sorted(group)), strict=True)
             ends = place == len(groups) - 1
@@ -94,15 +117,16 @@ def batches(sequences: Iterable[Sequence], tokens: int, special: Iterable[int]) 
             number += 1
 
 
-def _windows(sequences: Iterable[Sequence], tokens: int) -> Iterator[list[tuple[int, Sequence]]]:
-    """Consecutive sequences with their numbers, at most so many tokens at a time, or one sequence that is longer."""
+def _windows(sequences: Iterable[Sequence], tokens: int, further: int) -> Iterator[list[tuple[int, Sequence]]]:
+    """Consecutive sequences with their numbers: as many as fill a window, or one sequence that is longer."""
     held: list[tuple[int, Sequence]] = []
-    filled = 0
+    filled, room = 0, tokens
     for number, sequence in enumerate(sequences):
-        filled += len(sequence.ids)
-        if held and filled > tokens:
+        wide = len(sequence.ids) + further
+        filled += wide
+        if held and filled > room:
             yield held
-            held, filled = [], len(sequence.ids)
+            held, filled, room = [], wide, WINDOW * tokens
         held.append((number, sequence))
     if held:
         yield held

@@ -25,10 +25,11 @@ from twell.workbench.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.models import LoadedModel, load
 from twell.workbench.options import CaptureOptions
 from twell.workbench.progress import Bar, Interrupt, expected_tokens, outcome, plan, refuse_if_full
-from twell.workbench.reading import Texts, read_batches, until_unreadable
+from twell.workbench.ranks import Ranks
+from twell.workbench.reading import Texts, prompt_length, read_batches, until_unreadable
 from twell.workbench.recorder import Recorder, new_manifest
 from twell.workbench.resume import Recorded
-from twell.workbench.sources import Source
+from twell.workbench.sources import Source, open_sources
 from twell.workbench.store import Run, open_run
 from twell.workbench.writer import RunWriter, refuse_existing
 
@@ -42,51 +43,83 @@ def capture(options: CaptureOptions) -> Run:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(f"Expected --{name.replace('_', '-')} of at least 1, got {value}.")
-    if options.threshold is not None and not 0 <= options.threshold < float("inf"):
-        raise UserError(f"Expected --threshold of at least 0, got {options.threshold}.")
-    recorded = Recorded.find(options)
-    if recorded is None:
-        refuse_existing(options.out)
-    elif recorded.run.manifest.status == COMPLETE:
-        print(f"{options.out} is complete: nothing is left to capture.")
-        return recorded.run
-    opened = [Source(name) for name in options.text]
-    loaded = load(options.model, options.revision, options.device, kernel=options.kernel, threshold=options.threshold)
-    return record(loaded, options, opened, recorded)
+    for name in ("threshold", "generate", "temperature"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < float("inf"):
+            raise UserError(f"Expected --{name} of at least 0, got {value}.")
+    ranks = Ranks.here(options.device)
+    try:
+        recorded = Recorded.find(options) if ranks.rank == 0 else None
+        if recorded is not None and recorded.run.manifest.status == COMPLETE:
+            print(f"{options.out} is complete: nothing is left to capture.")
+            ranks.say("begun", "complete")
+            return recorded.run
+        if recorded is None and ranks.rank == 0:
+            refuse_existing(options.out)
+        opened = open_sources(options.text)
+        ranks.refuse(opened)
+        given = {"kernel": options.kernel, "threshold": options.threshold}
+        return record(load(options.model, options.revision, options.device, **given), options, opened, recorded, ranks)
+    except BaseException:
+        ranks.say("begun", "no")
+        raise
 
 
 def record(
-    loaded: LoadedModel, options: CaptureOptions, sources: list[Source], recorded: Recorded | None = None
+    loaded: LoadedModel,
+    options: CaptureOptions,
+    sources: list[Source],
+    recorded: Recorded | None = None,
+    ranks: Ranks | None = None,
 ) -> Run:
     """`capture` with a model that is loaded already, from the beginning or from where a recorded run ends."""
-    manifest = new_manifest(loaded, options)
-    with closing(read_batches(loaded, options, sources)) as texts:
+    ranks = ranks or Ranks()
+    if options.loss and not loaded.head_is_all:
+        raise UserError(
+            f"Expected logits that are the head's product with the last hidden state, got others in {loaded.name} "
+            f"({loaded.family}), as by a cap or a scale: add --no-loss, which counts without them."
+        )
+    manifest = new_manifest(loaded, options, [source.name for source in sources])
+    manifest.ranks = ranks.planned()
+    with closing(read_batches(loaded, options, sources, ranks)) as texts:
+        first = next(texts, None) if recorded is None and ranks.rank == 0 else None
+        if first is None and recorded is None and ranks.rank == 0:
+            raise UserError(f"Expected a token of text in {', '.join(options.text)}, got none: give other text.")
+        total = expected_tokens(loaded.tokenizer, sources, options.tokens)
+        if total is not None and options.generate:  # at least: of prompts that are as long as they can be
+            total += total * options.generate // prompt_length(loaded, options)
+        refuse_if_full(loaded, options, total)
+        if ranks.world > 1:
+            recorded = Recorded(ranks.begin(options.out, manifest, recorded))
         if recorded is not None:
             manifest = recorded.goes_on(manifest)
             texts = recorded.skip(texts)
-        first = next(texts, None)
-        if first is None and recorded is None:
-            raise UserError(f"Expected a token of text in {', '.join(options.text)}, got none: give other text.")
-        total = expected_tokens(loaded.tokenizer, sources, options.tokens)
-        refuse_if_full(loaded, options, total)
-        recorder = Recorder(loaded, RunWriter(options.out, manifest, resume=recorded is not None), options)
-        return _record(recorder, sources, [] if first is None else [first], texts, total)
+            first = next(texts, None) if first is None else first
+        writer = RunWriter(options.out, manifest, resume=recorded is not None, ranks=ranks)
+        return _record(
+            Recorder(loaded, writer, options), ranks, sources, [] if first is None else [first], texts, total
+        )
 
 
-def _record(recorder: Recorder, sources: list[Source], first: list[Batch], texts: Texts, total: int | None) -> Run:
+def _record(
+    recorder: Recorder, ranks: Ranks, sources: list[Source], first: list[Batch], texts: Texts, total: int | None
+) -> Run:
     unreadable: list[UserError] = []
-    loaded, options = recorder.loaded, recorder.options
-    console = Console(highlight=False, soft_wrap=True)
+    loaded, options, writer = recorder.loaded, recorder.options, recorder.writer
+    console = Console(highlight=False, soft_wrap=True, quiet=ranks.rank > 0)
     console.print(plan(loaded, options, total))
     try:
-        with Interrupt() as interrupt, Bar(total, console, recorder.writer.manifest.tokens) as bar:
+        with Interrupt() as interrupt, Bar(total, console, writer.manifest.tokens * ranks.world) as bar:
             for batch in chain(first, until_unreadable(texts, unreadable)):
                 recorder.step(batch)
-                bar.advance(recorder.fresh_tokens, recorder.nnz_mean)
+                bar.advance(recorder.fresh_tokens * ranks.world, recorder.nnz_mean)
                 if interrupt.asked and batch.ends:
                     break
             texts.close()  # nobody reads the sources any more
+            for examples in ranks.gather(options.out, lambda: interrupt.asked or bool(unreadable)):
+                recorder.take_examples(examples)
             recorder.finish(INTERRUPTED if interrupt.asked or unreadable else COMPLETE, sources)
+            ranks.ended(options.out)
     except BaseException:
         recorder.rescue()
         raise
@@ -94,6 +127,8 @@ def _record(recorder: Recorder, sources: list[Source], first: list[Batch], texts
     console.print(outcome(run, recorder.nnz_mean))
     if unreadable:
         raise unreadable[0]
+    if ranks.lost:
+        raise ranks.died(run.manifest)
     if interrupt.asked:
         raise KeyboardInterrupt
     return run

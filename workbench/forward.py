@@ -29,7 +29,7 @@ from twell.workbench.models import LoadedModel
 from twell.workbench.sums import Sums, blocks_of, union_counts
 
 LOGITS = {"cpu": 2**22, "cuda": 2**27}  # logits at a time, in elements
-OnLayer = Callable[[int, Tensor, Stats], None]
+OnLayer = Callable[..., None]  # layer, its input, its Stats; of what is generated also the phase
 OnPacked = Callable[[int, TwELL], None]
 
 
@@ -116,17 +116,17 @@ def forward(
         if on_layer is not None:
             on_layer(layer, x, counted)
 
-    with probing(loaded.probe, _asked(loaded, inputs, probes, hear, on_packed is not None)):
+    about = {"rows": inputs.rows, "tokens": inputs.ids, "sequences": inputs.sequence}
+    with probing(loaded.probe, asked(loaded, probes, hear, on_packed is not None, **about)):
         hidden = loaded.body(input_ids=inputs.ids.view(-1, inputs.longest), use_cache=False).last_hidden_state
     losses = next_token_loss(loaded, hidden.flatten(0, 1), inputs) if loss else None
     return gather(stats, Sums.stack(stats, unions), inputs.place, losses)
 
 
-def _asked(loaded: LoadedModel, inputs: Inputs, probes: str, hear: OnLayer, packed: bool) -> Probe:
-    """What the layers are asked to count."""
+def asked(loaded: LoadedModel, probes: str, hear: OnLayer, packed: bool, **about: Any) -> Probe:
+    """What the layers are asked to count; about: rows, tokens and sequences, as a Probe has them."""
     if probes == "none":
         return Probe()
-    about: dict[str, Any] = {"rows": inputs.rows, "tokens": inputs.ids, "sequences": inputs.sequence}
     if probes == "counts":
         return Probe(probes, loaded.layout if packed else None, packed, on_stats=hear, **about)
     return Probe("neurons", layout=loaded.layout, want_packed=packed or probes == "all", on_stats=hear, **about)

@@ -28,7 +28,8 @@ class CaptureOptions:
 
     model: str = option(help="a local folder or a hub id", argument=True)
     text: tuple[str, ...] = option(
-        help="a .txt or .jsonl file, plain, .zst, .gz or .xz; builtin:passages, builtin:python-docs"
+        help="a .txt or .jsonl file, plain, .zst, .gz or .xz; FILE.parquet:COLUMN; a pattern of such files; - for "
+        "standard input; hf:DATASET:COLUMN; builtin:passages, builtin:python-docs"
     )
     out: Path = option(help="the run's folder; it must not hold a run already")
     tokens: int | None = option(None, help="stop after this many", unit="tokens")
@@ -46,6 +47,14 @@ class CaptureOptions:
     probes: Literal["counts", "neurons", "all"] = option(
         "all", help="counts per token alone; with sums a neuron and tile as well; or with unions of blocks too"
     )
+    generate: int = option(
+        0,
+        help="continue each sequence by so many tokens, or to its end-of-sequence token; documents are then cut into "
+        "sequences of --seq-len less these, and every one is a prompt; 0: none",
+        unit="tokens",
+    )
+    temperature: float = option(0.0, help="draw what is generated at this temperature; 0: take the likeliest token")
+    seed: int = option(0, help="of these draws")
     threshold: float | None = option(
         None, help="count |hidden| above this, and run densely; for SiLU, GELU and other models without zeros"
     )
@@ -72,6 +81,7 @@ class SummarizeOptions:
 
     runs: tuple[Path, ...] = option(help="run folders", argument=True)
     summary_only: Path | None = option(None, help="write a copy there that keeps no row of single tokens (one run)")
+    engine: str = option("duckdb", help="where queries run: duckdb, on this machine, or spark://HOST:PORT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +139,9 @@ class BenchOptions:
     inputs: str | None = option(None, help="of text,uniform for a model and heavy,even,dense for a shape; default: all")
     nnz: str = option("15,29,60,120,250", help="N[,N…], mean nnz of made-up inputs", unit="neurons")
     compression: str = option("8", help="C[,C…] of 4, 8 and 16: of the TwELL that kernels emit")
-    kernel: tuple[str, ...] = option((), help="time this kernel alone; may be given again; default: all that can run")
+    kernel: tuple[str, ...] = option(
+        (), help="time this kernel alone; may be given again; default: all that can run, on a GPU without the reference"
+    )
     plain: bool = option(False, help="a plain FFN instead of a gated one, for a shape")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = option("auto", help="of weights and inputs")
     device: Device = option("auto", help="where to run")
@@ -140,7 +152,7 @@ class BenchOptions:
     probes: bool = option(False, help="time the kernels with each probe on, too")
     energy: bool = option(False, help="power and energy too, by 6 s of each dense and sparse operation alone")
     seconds: float | None = option(
-        None, help="about what the turns of a case take; default: 0.5, on a GPU 1", unit="seconds"
+        None, help="about what the turns of a case take; default: 0.3, on a GPU 1", unit="seconds"
     )
     out: Path | None = option(None, help="a .parquet file, or a run's folder: figures of other cases there are kept")
     revision: str | None = option(None, help="branch, tag or commit of a hub model")

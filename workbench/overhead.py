@@ -31,7 +31,7 @@ from twell.workbench.models import LoadedModel
 from twell.workbench.options import CaptureOptions
 from twell.workbench.reading import read_batches
 from twell.workbench.recorder import Recorder, new_manifest
-from twell.workbench.sources import Source
+from twell.workbench.sources import open_sources
 from twell.workbench.timing import dense
 from twell.workbench.writer import RunWriter
 
@@ -82,7 +82,7 @@ def overhead(
 
 
 def _read(loaded: LoadedModel, options: CaptureOptions) -> Any:
-    return read_batches(loaded, options, [Source(name) for name in options.text])
+    return read_batches(loaded, options, open_sources(options.text))
 
 
 def _pass(loaded: LoadedModel, batches: Iterable[Batch], loss: bool, run_dense: bool) -> None:
@@ -99,7 +99,7 @@ def _pass(loaded: LoadedModel, batches: Iterable[Batch], loss: bool, run_dense: 
 
 def _record(loaded: LoadedModel, options: CaptureOptions, batches: Iterable[Batch] | None) -> None:
     """A capture, of the options' text or of these batches."""
-    recorder = Recorder(loaded, RunWriter(options.out, new_manifest(loaded, options)), options)
+    recorder = Recorder(loaded, RunWriter(options.out, new_manifest(loaded, options, options.text)), options)
     with closing(_read(loaded, options)) if batches is None else nullcontext(batches) as texts:
         for batch in texts:
             recorder.step(batch)

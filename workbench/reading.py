@@ -12,6 +12,7 @@ from twell.workbench.batches import Batch, batches
 from twell.workbench.errors import UserError
 from twell.workbench.models import CONTEXT, LoadedModel
 from twell.workbench.options import CaptureOptions
+from twell.workbench.ranks import Ranks
 from twell.workbench.sources import Source
 from twell.workbench.text import Sequence, documents, sequences
 from twell.workbench.vocabulary import special_ids
@@ -31,12 +32,26 @@ def sequence_length(loaded: LoadedModel, asked: int | None) -> int:
     return asked or min(loaded.context, CONTEXT)
 
 
-def read_batches(loaded: LoadedModel, options: CaptureOptions, sources: list[Source]) -> Texts:
-    """The text in batches, tokenised ahead."""
-    texts = sequences(documents(sources), loaded.tokenizer, sequence_length(loaded, options.seq_len))
+def prompt_length(loaded: LoadedModel, options: CaptureOptions) -> int:
+    """Tokens of the longest sequence that is read: less than it may have, where it is gone on with."""
+    longest = sequence_length(loaded, options.seq_len)
+    if options.generate >= longest:
+        raise UserError(
+            f"Expected --generate of less than the {longest} tokens of a sequence (--seq-len, or the context of "
+            f"{loaded.name}), of which a prompt needs some, got {options.generate}: generate fewer, or raise --seq-len."
+        )
+    return longest - options.generate
+
+
+def read_batches(
+    loaded: LoadedModel, options: CaptureOptions, sources: list[Source], ranks: Ranks | None = None
+) -> Texts:
+    """The text in batches, tokenised ahead; of several ranks, those of this one."""
+    texts = sequences(documents(sources), loaded.tokenizer, prompt_length(loaded, options))
     if options.tokens is not None:
         texts = _first(texts, options.tokens)
-    return _ahead(batches(texts, options.batch_tokens, special_ids(loaded.tokenizer)))
+    found = batches(texts, options.batch_tokens, special_ids(loaded.tokenizer), options.generate)
+    return _ahead(found if ranks is None else (batch for batch in found if ranks.runs(batch.window)))
 
 
 def _first(texts: Iterator[Sequence], tokens: int) -> Iterator[Sequence]:

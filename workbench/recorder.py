@@ -23,6 +23,7 @@ import torch
 from twell.workbench import doctor, schema
 from twell.workbench.batches import Batch
 from twell.workbench.forward import Counted, Inputs, OnLayer, forward
+from twell.workbench.generate import Going, generate
 from twell.workbench.manifest import Manifest
 from twell.workbench.models import LoadedModel
 from twell.workbench.options import CaptureOptions
@@ -44,7 +45,7 @@ class Recorder:
 
     def __init__(self, loaded: LoadedModel, writer: RunWriter, options: CaptureOptions) -> None:
         self.loaded, self.writer, self.options = loaded, writer, options
-        self.timings = Timings(loaded, options.timings, options.timings_share, options.loss)
+        self.timings = Timings(loaded, options.timings, options.timings_share, options.loss, bool(options.generate))
         manifest = writer.manifest  # of a run that goes on: what it says of the tokens so far
         known = ("documents", "sequences", "tokens")
         self._text: dict[str, dict[str, Any]] = {
@@ -63,7 +64,7 @@ class Recorder:
         run = Run(writer.folder, manifest)
         if run.has("examples"):
             self._watch.restore(run.arrow("examples"), loaded.device)
-        if not manifest.parts:
+        if not manifest.parts and writer.first:
             writer.add("vocab", vocabulary(loaded.tokenizer))
 
     @property
@@ -74,7 +75,7 @@ class Recorder:
     def step(self, batch: Batch) -> None:
         """Give a batch to the device, then take what the one before it counted."""
         with self.timings.of(batch) as on_layer:
-            counted, seen = self._run(batch, on_layer=on_layer)
+            batch, counted, seen = self._run(batch, on_layer=on_layer)
         before, self._in_flight = self._in_flight, (batch, counted, seen)
         self.fresh_tokens = 0
         if before is not None:
@@ -82,12 +83,18 @@ class Recorder:
 
     def _run(
         self, batch: Batch, flags: np.ndarray | None = None, on_layer: OnLayer | None = None
-    ) -> tuple[Counted, Seen | None]:
-        inputs, options = Inputs.of(batch, self.loaded.device, flags), self.options
+    ) -> tuple[Batch, Counted, Seen | None]:
+        options = self.options
+        if options.generate:
+            going = Going(options.generate, options.temperature, options.seed)
+            given: dict[str, Any] = {"probes": options.probes, "loss": options.loss, "watch": self._watch}
+            return generate(self.loaded, batch, going, flags=flags, on_layer=on_layer, **given)
+        inputs = Inputs.of(batch, self.loaded.device, flags)
         seen = self._watch.look(batch, inputs)
         hear = None if seen is None else seen.hear
         probes, loss = options.probes, options.loss
-        return forward(self.loaded, inputs, probes=probes, loss=loss, on_layer=on_layer, on_packed=hear), seen
+        counted = forward(self.loaded, inputs, probes=probes, loss=loss, on_layer=on_layer, on_packed=hear)
+        return batch, counted, seen
 
     def finish(self, status: str, sources: list[Source]) -> None:
         """Write what is left, and set what the manifest can only say at the end. The last batch ended its window."""
@@ -97,6 +104,10 @@ class Recorder:
         tables, about = self._flush()
         read = [source.manifest() | self._text.get(source.name, {}) for source in sources]
         self.writer.finish(status, tables, **about | {"text": read})
+
+    def take_examples(self, examples: pa.Table) -> None:
+        """Keeps those of another rank that are among the best."""
+        self._watch.restore(examples, self.loaded.device)
 
     def rescue(self) -> None:
         """Mark the run interrupted, with the parts that are whole already; never raises."""
@@ -111,7 +122,7 @@ class Recorder:
         finite = counted.finite.numpy()
         if not finite.all():
             flags = flags | ~finite * np.uint8(schema.FLAG_NOT_FINITE)
-            counted, seen = self._run(batch, flags)
+            _, counted, seen = self._run(batch, flags)
             counted.wait()
         nnz = counted.nnz.numpy()
         kind, counts = schema.nnz_type(self.loaded.d_ff), dict[str, np.ndarray]()
@@ -122,8 +133,7 @@ class Recorder:
         if counted.loss is not None:
             loss[batch.predicts] = counted.loss.numpy()
         keys = {"sequence": batch.sequence, "position": batch.position, "token_id": batch.token_id}
-        phase = np.full(len(flags), schema.PREFILL, dtype=np.uint8)
-        self._window.append((batch, keys | {"phase": phase, "flags": flags, "loss": loss} | counts))
+        self._window.append((batch, keys | {"phase": batch.phase, "flags": flags, "loss": loss} | counts))
         if self._sums is None:
             self._sums = counted.sums
         else:

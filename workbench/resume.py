@@ -23,6 +23,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.manifest import RECORDING, Manifest
 from twell.workbench.options import CaptureOptions
 from twell.workbench.reading import Texts
+from twell.workbench.schema import PREFILL
 from twell.workbench.store import Run, open_run
 
 SAME = ("nnz_definition", "dtype", "kernel", "layout", "tokenizer")  # fields of the manifest that must be
@@ -99,7 +100,7 @@ class Recorded:
 
 
 class _Ids:
-    """The token ids of a run, from the beginning, a part in memory at a time."""
+    """The token ids that a run read, from the beginning, a part in memory at a time; not those it generated."""
 
     def __init__(self, run: Run) -> None:
         self._files = iter(run.parts("activity") if run.has("activity") else [])
@@ -108,8 +109,8 @@ class _Ids:
     def take(self, tokens: int) -> np.ndarray:
         """The next so many, or as many as are left."""
         while len(self._held) < tokens and (path := next(self._files, None)) is not None:
-            part = pq.read_table(path, columns=["token_id"])["token_id"].to_numpy()
-            self._held = np.concatenate([self._held, part])
+            part = pq.read_table(path, columns=["token_id"], filters=[("phase", "==", PREFILL)])["token_id"]
+            self._held = np.concatenate([self._held, part.to_numpy()])
         taken, self._held = self._held[:tokens], self._held[tokens:]
         return taken
 
@@ -125,6 +126,8 @@ def _differences(ours: Manifest, planned: Manifest) -> Iterator[tuple[str, Any, 
         now = list(now) if isinstance(now, tuple) else now
         if before != now:
             yield f"--{name.replace('_', '-')}", before, now
+    if len(ours.ranks) != len(planned.ranks):
+        yield "number of ranks", max(1, len(ours.ranks)), max(1, len(planned.ranks))
     for name in SAME:
         if getattr(ours, name) != getattr(planned, name):
             yield name, getattr(ours, name), getattr(planned, name)

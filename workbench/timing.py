@@ -42,9 +42,11 @@ MODEL_EVERY = 4  # timed batches between two timings of the whole model
 class Timings:
     """Collects the rows of the run's `timings` table as batches go by; `rows` holds those not yet fetched."""
 
-    def __init__(self, loaded: LoadedModel, every: int, share: float, loss: bool) -> None:
+    def __init__(self, loaded: LoadedModel, every: int, share: float, loss: bool, generates: bool = False) -> None:
         """`every`: batches from one timed batch to the next, 0 for none; `share`: of the capture's time that they may
-        take beside ALLOWANCE; `loss`: as the capture computes it."""
+        take beside ALLOWANCE; `loss`: as the capture computes it; `generates`: attention, whose cache a repetition
+        would spoil, is then not timed, and each layer's FFN in the prompts' pass and in the one after it."""
+        self.generates = generates
         self.loaded, self.share, self.loss = loaded, share, loss
         self.every = every if loaded.ffns else 0  # what only counts has no faster form
         self.rows: list[dict[str, Any]] = []
@@ -60,7 +62,7 @@ class Timings:
             return
         self._cost = 0.0
         with ExitStack() as stack:
-            for number, layer in enumerate(self.loaded.blocks):
+            for number, layer in enumerate([] if self.generates else self.loaded.blocks):
                 attention = getattr(layer, "self_attn", None)
                 if attention is not None:
                     hear = partial(self._attention, batch, number)
@@ -75,14 +77,14 @@ class Timings:
         budget = ALLOWANCE + self.share * (time.perf_counter() - self._started)
         return not self._timed or self._spent + self._cost <= budget
 
-    def _ffn(self, batch: Batch, layer: int, x: Tensor, stats: Stats) -> None:
+    def _ffn(self, batch: Batch, layer: int, x: Tensor, stats: Stats, phase: int = PREFILL) -> None:
         began = time.perf_counter()
         ffn, x = self.loaded.ffns[layer], x[: ROWS[self._kind]]
         gate = partial(linear, x, ffn.w_gate, ffn.b_gate)
         with probing(self.loaded.probe, Probe()):
             took = self._take({"ffn_dense": partial(ffn.dense, x), "ffn_sparse": partial(ffn, x), "gate": gate})
         mean = float(stats.nnz[: len(x)].double().mean())
-        self._add(batch, layer, len(x), mean, took)
+        self._add(batch, layer, len(x), mean, took, phase=phase)
         self._cost += time.perf_counter() - began
 
     def _attention(self, batch: Batch, layer: int, module: nn.Module, args: tuple[Any, ...], given: Any) -> None:
@@ -132,12 +134,13 @@ class Timings:
         nnz_mean: float | None,
         took: dict[str, list[float]],
         power: dict[str, Reading] | None = None,
+        phase: int = PREFILL,
     ) -> None:
         """`power`: by operation, from windows of it alone; without one, what the device reports now."""
         now = self._gauge.read()
         for op, times in took.items():
             kernel = self.loaded.choice(rows).kernel if op in SPARSE else "dense"
-            about = {"batch": batch.number, "layer": layer, "op": op, "phase": PREFILL, "tokens": rows}
+            about = {"batch": batch.number, "layer": layer, "op": op, "phase": phase, "tokens": rows}
             found = {"nnz_mean": nnz_mean, "microseconds": statistics.median(times), "kernel": kernel}
             mhz, watts = now if power is None else power.get(op, (now[0], None))
             self.rows.append(about | found | {"sm_mhz": mhz, "watts": watts})

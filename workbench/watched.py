@@ -111,9 +111,14 @@ class Watch:
         self.fired, self.share = parse_fired(fired, layers) if fired else (frozenset(), 0.0)
         self.kept: dict[tuple[int, str], tuple[Firings, Tensor]] = {}  # with their bars
 
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is to be kept at all."""
+        return bool(self.k or self.fired)
+
     def look(self, batch: Batch, inputs: Inputs) -> Seen | None:
         """What is to hear of the batch's layers, if anything is kept."""
-        return Seen(self, batch, inputs) if self.k or self.fired else None
+        return Seen(self, batch, inputs) if self.keeps else None
 
     def keep(self, layer: int, kind: str, more: Firings) -> None:
         """Adds firings, as far as they are among the best."""
@@ -169,7 +174,7 @@ class Seen:
         self.watch, self.inputs = watch, inputs
         device, longest = inputs.ids.device, batch.longest
         row = torch.arange(batch.padded, device=device)
-        self._position = row % longest
+        self._position = row % longest - torch.from_numpy(np.repeat(batch.begins, longest)).to(device)
         self._length = torch.from_numpy(np.repeat(batch.lengths, longest)).to(device)
         self._candidates: list[tuple[int, str, Firings]] = []
         sampled = np.zeros(0, dtype=bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from twell.kernels.ops import choose
 from twell.workbench.capture import record
+from twell.workbench.cli import main
+from twell.workbench.families import FAMILIES
 from twell.workbench.models import load
 from twell.workbench.options import CaptureOptions
 from twell.workbench.sources import Source
@@ -55,19 +58,15 @@ def _save_tokenizer(folder: Path, vocab: int = 320) -> PreTrainedTokenizerFast:
     return fast
 
 
-def layers_of(model: Any) -> torch.nn.ModuleList:
-    return next(one for one in model.get_decoder().children() if isinstance(one, torch.nn.ModuleList))
-
-
 def first_map(layer: Any) -> torch.nn.Linear:
     """A decoder layer's map into the FFN whose output decides what fires."""
     holder = getattr(layer, "mlp", layer)
-    names = ("gate_proj", "fc1", "up_proj", "c_fc", "dense_h_to_4h", "gate_up_proj")
-    return next(getattr(holder, name) for name in names if hasattr(holder, name))
+    return next(getattr(holder, name) for name in ("gate_proj", "fc1", "up_proj") if hasattr(holder, name))
 
 
 def save_model(folder: Path, family: str = "llama", **fields: Any) -> Path:
-    """A model of the real configuration class with random weights; neuron 5 of layer 1 never fires."""
+    """A model of the real configuration class with random weights; of those that the kernels run, neuron 5 of layer 1
+    never fires."""
     size = {"hidden_size": 32, "intermediate_size": 264, "num_hidden_layers": 3, "num_attention_heads": 2}
     given: dict[str, Any] = {
         "vocab_size": 320,
@@ -81,8 +80,9 @@ def save_model(folder: Path, family: str = "llama", **fields: Any) -> Path:
     config = CONFIG_MAPPING[family](**{**size, **given, "initializer_range": 0.2, **fields})
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        first_map(layers_of(model)[1]).weight[5] = 0
+    if family in FAMILIES:
+        with torch.no_grad():
+            first_map(model.get_decoder().layers[1]).weight[5] = 0
     model.save_pretrained(folder)
     _save_tokenizer(folder)
     return folder
@@ -202,3 +202,30 @@ def run_capture() -> Callable[..., Run]:
 @pytest.fixture(scope="session")
 def sequences_of() -> Callable[[Run], list[np.ndarray]]:
     return _sequences_of
+
+
+@pytest.fixture
+def refused(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> Callable[..., str]:
+    """Runs `twell capture` with one thing wrong; gives the sentence, after seeing that nothing was written."""
+
+    def run(*options: str, model: Path | str = tiny, text: Path | str = texts[0], out: Path = tmp_path / "run") -> str:
+        before = _files(out)
+        words = ["twell", "capture", str(model), "--text", str(text), "--out", str(out), *options]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        said = capsys.readouterr().err.strip()
+        assert stopped.value.code == 2, said
+        assert _files(out) == before
+        assert said.startswith("twell: "), said
+        assert said.count("\n") == 0, said
+        assert said.endswith("."), said
+        return said
+
+    return run
+
+
+def _files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -5,9 +5,7 @@ readable run marked `interrupted` when it is stopped. Cost: 20 s.
 from __future__ import annotations
 
 import errno
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +18,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from twell.workbench import batches, growing, writer
 from twell.workbench.capture import capture
@@ -31,44 +28,6 @@ from twell.workbench.recorder import Recorder
 from twell.workbench.store import Run, open_run
 
 Twell = Callable[..., str]
-
-
-@pytest.fixture
-def refused(
-    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> Callable[..., str]:
-    """Runs `twell capture` with one thing wrong; gives the sentence, after seeing that nothing was written."""
-
-    def run(*options: str, model: Path | str = tiny, text: Path | str = texts[0], out: Path = tmp_path / "run") -> str:
-        before = files(out)
-        words = ["twell", "capture", str(model), "--text", str(text), "--out", str(out), *options]
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        said = capsys.readouterr().err.strip()
-        assert stopped.value.code == 2, said
-        assert files(out) == before
-        assert said.startswith("twell: "), said
-        assert said.count("\n") == 0, said
-        assert said.endswith("."), said
-        return said
-
-    return run
-
-
-def files(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture
-def copied(tiny: Path, tmp_path: Path) -> Path:
-    """A model folder to spoil."""
-    return Path(shutil.copytree(tiny, tmp_path / "copied"))
-
-
-def change_config(folder: Path, **fields: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 @pytest.mark.parametrize(
@@ -89,98 +48,6 @@ def test_text(name: str, content: bytes | None, sentence: str, tmp_path: Path, r
     said = refused(text=path)
     assert sentence in said
     assert name in said
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"hidden_act": "silu"}, 'hidden_act: "silu"'),
-        ({"hidden_act": "gelu"}, 'hidden_act: "gelu"'),
-        ({"hidden_act": None}, "hidden_act: null"),
-        ({"hidden_act": "wavy"}, 'hidden_act: "wavy"'),
-        ({"model_type": "llama_sparse_relu", "sparsity_top_k": 8}, "sparsity_top_k: 8"),
-        ({"model_type": "gpt2"}, 'model_type: "gpt2"'),
-        ({"sparsity_twell_tile": 256}, "sparsity_twell_tile: 256"),
-        ({"num_local_experts": 8}, "num_local_experts: 8"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: "),
-        ({"auto_map": {"AutoModel": "model.Mine"}}, "auto_map: "),
-        ({"intermediate_size": 260}, "intermediate_size: 260"),
-        ({"num_attention_heads": "two"}, "num_attention_heads"),
-    ],
-)
-def test_a_model_that_is_not_understood(fields: dict[str, Any], sentence: str, copied: Path, refused: Twell) -> None:
-    change_config(copied, **fields)
-    said = refused(model=copied)
-    assert sentence in said
-    supported = "model_type llama, mistral, qwen2, qwen3, nemotron, opt, llama_sparse_relu or bamboo"
-    assert supported in said
-
-
-def test_a_silu_model_is_told_what_comes(copied: Path, refused: Twell) -> None:
-    change_config(copied, hidden_act="silu")
-    assert "count what is above a --threshold" in refused(model=copied)
-    path = copied / "config.json"
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "hidden_act"}))
-    assert 'hidden_act: "silu"' in refused(model=copied)  # what all three families take it to be
-
-
-def test_a_config_that_is_not_one(copied: Path, refused: Twell) -> None:
-    (copied / "config.json").write_text("{")
-    assert "config.json" in refused(model=copied)
-    (copied / "config.json").write_text("[]")
-    assert "got a list" in refused(model=copied)
-    (copied / "config.json").unlink()
-    assert "found none" in refused(model=copied)
-
-
-def test_weights(copied: Path, refused: Twell) -> None:
-    path = copied / "model.safetensors"
-    whole = load_file(path)
-    gate = "model.layers.1.mlp.gate_proj.weight"
-
-    def spoil(**changed: torch.Tensor) -> str:
-        kept = {name: tensor for name, tensor in {**whole, **changed}.items() if len(tensor)}
-        save_file(kept, path, metadata={"format": "pt"})
-        return refused(model=copied)
-
-    assert f"missing {gate}" in spoil(**{gate: torch.zeros(0)})
-    assert "unexpected model.layers.0.mlp.gate_proj.bias" in spoil(
-        **{"model.layers.0.mlp.gate_proj.bias": torch.ones(264)}
-    )
-    assert f"mismatched {gate}" in spoil(**{gate: torch.zeros(264, 16)})
-    assert "w_gate: expected finite weights, got 1 inf or nan in layer 1" in spoil(
-        **{gate: torch.where(whole[gate] == whole[gate][7, 7], torch.nan, whole[gate])}
-    )
-    path.write_bytes(path.read_bytes()[:1000])
-    assert "Expected weights that load" in refused(model=copied)
-    path.rename(copied / "pytorch_model.bin")
-    assert "only pytorch_model.bin, a pickle" in refused(model=copied)
-    (copied / "pytorch_model.bin").unlink()
-    assert "Expected weights in safetensors in copied, got none" in refused(model=copied)
-
-
-def test_tokenizer(copied: Path, refused: Twell) -> None:
-    path = copied / "tokenizer.json"
-    path.write_text("{}")
-    assert "tokenizer.json" in refused(model=copied)
-    path.unlink()
-    (copied / "tokenizer_config.json").unlink()
-    assert "tokenizer.json" in refused(model=copied)
-
-
-def test_a_tokenizer_too_large(tmp_path: Path, make_model: Callable[..., Path], refused: Twell) -> None:
-    said = refused(model=make_model(tmp_path / "narrow", vocab_size=300))
-    assert "at most 300 tokens" in said
-    assert "got one of 320" in said
-
-
-def test_no_such_model(tmp_path: Path, refused: Twell, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "got nothing there" in refused(model=tmp_path / "nowhere")
-    assert "got a file" in refused(model=__file__)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    said = refused(model="nobody/no-such-model")
-    assert "no such folder here, and the hub cannot be reached" in said
-    assert "leave --revision out" in refused("--revision", "main")
 
 
 def test_options(refused: Twell) -> None:
@@ -205,7 +72,7 @@ def test_a_folder_that_holds_a_run(
     out = tmp_path / "run"
     monkeypatch.setattr(sys, "argv", ["twell", "capture", str(tiny), "--text", texts[0], "--out", str(out)])
     main()
-    assert len(files(out)) > 3
+    assert len(list(out.rglob("*.parquet"))) > 2
     assert "already holds a run" in refused(out=out)
     assert "already holds a run" in refused(out=out, model="nobody/asked-for-this-first")
 
@@ -227,7 +94,7 @@ def test_a_signal_keeps_what_was_counted(
 
     def stopping(self: Recorder, batch: Any) -> None:
         step(self, batch)
-        if batch.number == 2:
+        if batch.number == 0:
             os.kill(os.getpid(), number)
 
     monkeypatch.setattr(Recorder, "step", stopping)
