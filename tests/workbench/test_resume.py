@@ -76,7 +76,9 @@ def killing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda files: left.__setitem__(0, files)
 
 
+@pytest.mark.parametrize("given", [{}, {"generate": 5, "batch_tokens": 48}])
 def test_killed_at_any_file(
+    given: dict[str, Any],
     tiny: Path,
     tmp_path: Path,
     texts: tuple[str, ...],
@@ -86,13 +88,13 @@ def test_killed_at_any_file(
     monkeypatch.setattr(writer, "PART_TOKENS", 20)
     monkeypatch.setattr(batches, "WINDOW", 2)
     killing(1000)
-    whole = capture(options(tiny, tmp_path / "whole", texts))
+    whole = capture(options(tiny, tmp_path / "whole", texts, **given))
     assert len(whole.parts("activity")) > 4
     generator, kills, tokens = random.Random(1), 0, set()
     while True:
         killing(generator.randrange(14))
         try:
-            capture(options(tiny, tmp_path / "run", texts, resume=True))
+            capture(options(tiny, tmp_path / "run", texts, resume=True, **given))
             break
         except Killed:
             kills += 1
