@@ -22,6 +22,7 @@ from twell.analysis.layers import by_layer, layer_histogram
 from twell.analysis.neurons import by_neuron
 from twell.analysis.overview import overview
 from twell.analysis.positions import by_position, position_blocks
+from twell.analysis.settings import tile_settings
 from twell.analysis.speedup import model_speedup, speedup, speedup_correlation, timings_by_batch
 from twell.analysis.summary import ensure, summarize
 from twell.analysis.surprisal import surprisal, surprisal_correlation
@@ -69,6 +70,7 @@ __all__ = [
     "surprisal",
     "surprisal_correlation",
     "tile_audit",
+    "tile_settings",
     "timings_by_batch",
     "together",
     "token_classes",

@@ -14,14 +14,13 @@ import pyarrow as pa
 
 from twell.analysis import clusters, sums
 from twell.analysis.classes import CLASSES, numbers
-from twell.analysis.engine import Engine
+from twell.analysis.engine import Engine, open_engine
 from twell.analysis.layers import moments
 from twell.analysis.positions import band_moments
 from twell.analysis.summary import SOURCES, class_step
 from twell.workbench.schema import SUMMARIES, nnz_columns
 from twell.workbench.store import Run
 
-CHUNK_TOKENS = 2**21
 HELD_ROWS = 2**22  # of a summary's pieces not yet added up
 # What makes a row of each summary; every other column adds up, but for those in EXTREMES.
 KEYS = {
@@ -46,18 +45,18 @@ Parts = list[Any]  # entries of the manifest: table, file, rows
 Tick = Callable[[int], None]
 
 
-def build(run: Run, files: set[str], tables: Tables, tick: Tick) -> Tables:
+def build(run: Run, files: set[str], tables: Tables, tick: Tick, engine: str) -> Tables:
     """Every summary of the run, from the sums there are already and those of the parts named.
 
     `tick` is called with the number of tokens read since the last call.
     """
     total = Total(tables)
-    with Engine() as engine:
-        for chunk in chunks(run, files):
-            total.add(take(engine, run, chunk))
+    with open_engine(engine) as opened:
+        for chunk in chunks(run, files, opened.chunk_tokens):
+            total.add(take(opened, run, chunk))
             tick(sum(part.rows for part in chunk if part.table == "activity"))
         tables = total.tables()
-        tables |= {"token_scores": scores(engine, run, tables["layers"], tables["positions"])}
+        tables |= {"token_scores": scores(opened, run, tables["layers"], tables["positions"])}
     return {name: table.sort_by([(key, "ascending") for key in KEYS[name]]) for name, table in tables.items()}
 
 
@@ -79,15 +78,15 @@ class Total:
         return {name: _added(name, pieces) if len(pieces) > 1 else pieces[0] for name, pieces in self._pieces.items()}
 
 
-def chunks(run: Run, files: set[str]) -> Iterator[Parts]:
-    """The parts named, a few at a time: whole parts up to CHUNK_TOKENS tokens, or one larger."""
+def chunks(run: Run, files: set[str], tokens: int) -> Iterator[Parts]:
+    """The parts named, a few at a time: whole parts up to so many tokens, or one larger."""
     chunk: Parts = []
     rows = 0
     for part in run.manifest.parts:
         if part.file not in files:
             continue
         if part.table == "activity":
-            if chunk and rows + part.rows > CHUNK_TOKENS:
+            if chunk and rows + part.rows > tokens:
                 yield chunk
                 chunk, rows = [], 0
             rows += part.rows
@@ -152,7 +151,8 @@ def scores(engine: Engine, run: Run, layers: pa.Table, positions: pa.Table) -> p
     whole = moments(layers.to_pandas(), run.layers)
     places = band_moments(positions.to_pandas(), *whole)
     total = Total({})
-    for chunk in chunks(run, {part.file for part in run.manifest.parts if part.table == "activity"}):
+    every = {part.file for part in run.manifest.parts if part.table == "activity"}
+    for chunk in chunks(run, every, engine.chunk_tokens):
         activity = engine.read([run.path / part.file for part in chunk])
         piece = clusters.scores(engine, activity, nnz_columns(run.layers), whole, places)
         total.add({"token_scores": _typed("token_scores", piece)})

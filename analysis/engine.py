@@ -1,4 +1,4 @@
-"""Where queries run: DuckDB, embedded, and the only module that knows its name.
+"""Where queries run: DuckDB, embedded, and the only module that knows its name; `spark` has the other engine.
 
 The questions are ibis expressions over the run's Parquet parts; an `Engine` reads files as tables, keeps an
 intermediate result, and turns an expression into Arrow. Only what it takes to read the rows of single tokens goes
@@ -23,10 +23,13 @@ import pyarrow as pa
 from twell.workbench.errors import UserError
 
 MEMORY = 4 * 2**30
+DUCKDB = "duckdb"
 
 
 class Engine:
     """One embedded connection, for one thread, in a `with` block."""
+
+    chunk_tokens = 2**21  # whose sums are taken at a time
 
     def __init__(self) -> None:
         self._spill = tempfile.TemporaryDirectory(prefix="twell-")
@@ -45,6 +48,10 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the connection go, and what it spilled."""
         self._connection.disconnect()
         self._spill.cleanup()
 
@@ -57,7 +64,7 @@ class Engine:
         try:
             return table.cache()
         except Exception as error:
-            raise _readable(error) from error
+            raise self._readable(error) from error
 
     def table(self, rows: pa.Table) -> ir.Table:
         """Arrow rows as a table to query or join with."""
@@ -68,16 +75,26 @@ class Engine:
         try:
             return self._connection.to_pyarrow(table)
         except Exception as error:
-            raise _readable(error) from error
+            raise self._readable(error) from error
+
+    def _readable(self, error: Exception) -> Exception:
+        """What DuckDB says of files, memory and disk as one sentence; anything else is a mistake of ours, as it is."""
+        import duckdb
+
+        if isinstance(error, duckdb.IOException | duckdb.InvalidInputException | duckdb.OutOfMemoryException):
+            return UserError(f"Expected to read the run's parts, got {str(error).strip().splitlines()[0]}.")
+        return error
 
 
-def _readable(error: Exception) -> Exception:
-    """What DuckDB says of files, memory and disk as one sentence; anything else is a mistake of ours, as it is."""
-    import duckdb
+def open_engine(address: str = DUCKDB) -> Engine:
+    """The engine of that name: duckdb, or spark://HOST:PORT."""
+    if address == DUCKDB:
+        return Engine()
+    if not address.startswith("spark://"):
+        raise UserError(f"Expected duckdb or spark://HOST:PORT as the engine, got {address!r}.")
+    from twell.analysis.spark import SparkEngine
 
-    if isinstance(error, duckdb.IOException | duckdb.InvalidInputException | duckdb.OutOfMemoryException):
-        return UserError(f"Expected to read the run's parts, got {str(error).strip().splitlines()[0]}.")
-    return error
+    return SparkEngine(address)
 
 
 def _machine_memory() -> int:

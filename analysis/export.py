@@ -17,6 +17,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from twell.analysis.gains import gain_correlations, layer_gains, model_time
 from twell.analysis.layers import by_layer, layer_histogram
 from twell.analysis.neurons import by_neuron
 from twell.analysis.positions import by_position, position_blocks
+from twell.analysis.settings import tile_settings
 from twell.analysis.speedup import speedup, timings_by_batch
 from twell.analysis.surprisal import surprisal, surprisal_correlation
 from twell.analysis.tiles import peer_audit, tile_audit
@@ -65,6 +67,8 @@ ANALYSIS: dict[str, Callable[[Run], pd.DataFrame]] = {
     "union_sizes": union_sizes,
     "surprisal": surprisal,
     "surprisal_correlation": surprisal_correlation,
+    "surprisal_own": partial(surprisal_correlation, of="own"),
+    "surprisal_classes": partial(surprisal_correlation, by_class=True),
     "speedup": speedup,
     "layer_gains": layer_gains,
     "gain_correlations": gain_correlations,
@@ -72,6 +76,7 @@ ANALYSIS: dict[str, Callable[[Run], pd.DataFrame]] = {
     "timings_by_batch": timings_by_batch,
     "tile_audit": tile_audit,
     "peer_audit": peer_audit,
+    "tile_settings": tile_settings,
     "findings": findings,
 }
 

@@ -1,14 +1,15 @@
 """Summaries: what every table of the API is read from, built once a run and kept beside its parts.
 
-    twell summarize runs/demo                            build them now, with a progress bar
-    twell summarize runs/demo --summary-only runs/small  and copy the run without its rows of single tokens
-    from twell.analysis import ensure; ensure(run)       the same from Python; every table calls it by itself
+    twell summarize runs/demo                              build them now, with a progress bar
+    twell summarize runs/demo --summary-only runs/small    and copy the run without its rows of single tokens
+    twell summarize runs/large --engine spark://HOST:PORT  on a cluster: see `spark`
+    from twell.analysis import ensure; ensure(run)         the same from Python; every table calls it by itself
 
 `summary/vN/` holds one Parquet file a table (declared in `workbench.schema.SUMMARIES`) and `built.json`, the checksums
 of the parts that they cover. New parts are added to what is there; any other difference builds them anew, and so does
-each doubling of a run past a million tokens (`class_step`). Files are
-written under temporary names; `built.json` is taken away first and comes back last, so what a crash leaves behind is
-never taken for a summary; builders in several processes wait for each other. Cost: see `sums`.
+each doubling of a run past a million tokens (`class_step`). Files are written under temporary names; `built.json` is
+taken away first and comes back last, so what a crash leaves behind is never taken for a summary; builders in several
+processes wait for each other. Cost: see `sums`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def summarize(options: SummarizeOptions) -> list[Run]:
     console = Console()
     for run in runs:
         with _progress(console, run) as tick:
-            ensure(run, tick)
+            ensure(run, tick, options.engine)
         size = sum(file.stat().st_size for file in _folder(run).iterdir())
         console.print(f"{run.path}: summaries of {run.manifest.tokens:,} tokens, {size / 1e6:.1f} MB", **PLAIN)
     if options.summary_only is not None:
@@ -57,11 +58,11 @@ def summarize(options: SummarizeOptions) -> list[Run]:
     return runs
 
 
-def ensure(run: Run, tick: Tick | None = None) -> None:
+def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb") -> None:
     """Build what summaries the run lacks; at once where they are up to date.
 
-    `tick` is called with the number of tokens read since the last call. Missing where a run has nothing to summarise,
-    UserError where a part cannot be read.
+    `tick` is called with the number of tokens read since the last call; `engine` is where queries run: duckdb, or
+    spark://HOST:PORT. Missing where a run has nothing to summarise, UserError where a part cannot be read.
     """
     if _current(run):
         return
@@ -73,7 +74,7 @@ def ensure(run: Run, tick: Tick | None = None) -> None:
     run.parts("activity")
     with _alone(run):
         if not _current(run):
-            _build(run, tick or (lambda tokens: None))
+            _build(run, tick or (lambda tokens: None), engine)
 
 
 def read(run: Run, name: str, **filters: Any) -> pd.DataFrame:
@@ -170,7 +171,7 @@ def _refused(run: Run, error: OSError) -> UserError:
     )
 
 
-def _build(run: Run, tick: Tick) -> None:
+def _build(run: Run, tick: Tick, engine: str) -> None:
     from twell.analysis import build  # a query engine is loaded where there is something to build, and not before
 
     built, wanted = _built(run), _wanted(run)
@@ -182,7 +183,7 @@ def _build(run: Run, tick: Tick) -> None:
             f"Expected {run.name} as it was written, got: {damaged[0]} Copy it again from where it was recorded, or "
             "capture anew."
         )
-    tables = build.build(run, new, _read_all(run) if grows else {}, tick)
+    tables = build.build(run, new, _read_all(run) if grows else {}, tick, engine)
     _publish(run, tables, wanted)
 
 

@@ -43,7 +43,7 @@ def small(made: ModuleType, tmp_path: Path) -> Run:
 @pytest.fixture(scope="session")
 def run(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four layers, three parts, first tokens flagged, a few not finite. Read it, never change it."""
-    return made.make(tmp_path_factory.mktemp("runs") / "made", fired=True)
+    return made.make(tmp_path_factory.mktemp("runs") / "made", fired=True, bench=True)
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,7 @@ class Shape:
     neurons: bool = True
     tiles: bool = True
     fired: bool = False
+    bench: bool = False
     timings: int = 5
     seed: int = 0
 
@@ -246,6 +247,8 @@ def make(
     if shape.timings:
         times = {name: np.ma.asarray(values) for name, values in timings(shape, columns, rng).items()}
         writer.add("timings", change_timings(times) if change_timings else times)
+    if shape.bench:
+        writer.add("bench", made_probes.bench(shape))
     bounds = np.linspace(0, columns["sequence"].max() + 1, shape.parts + 1).astype(int)
     for low, high in pairwise(bounds):
         rows = (columns["sequence"] >= low) & (columns["sequence"] < high)

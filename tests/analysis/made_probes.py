@@ -83,3 +83,20 @@ def examples(shape: Shape, columns: dict[str, Any], rng: np.random.Generator) ->
                 for column, entry in zip(names, values, strict=True):
                     rows[column].append(entry)
     return rows
+
+
+def bench(shape: Shape) -> dict[str, Any]:
+    """A bench table of layers 0 and 3 and one shape: 4 is slower than 8, 16 fastest with rows past its slots in layer 0."""
+    rows: list[dict[str, Any]] = []
+    for layer in (0, 3, -1):
+        case = {"case": f"layer {layer} on text", "input": "text", "layer": layer, "rows": 64, "nnz_mean": 10.0 + layer}
+        for compression, time in ((0, 100.0), (4, 60.0), (8, 50.0 + layer), (16, 40.0)):
+            kind = {"op": "ffn_sparse" if compression else "ffn_dense", "kernel": "cpu" if compression else "torch"}
+            kind |= {"tile": TILE if compression else 0, "compression": compression}
+            figures = {"microseconds": time, "rows_past_slots": 3.0 if (compression, layer) == (16, 0) else 0.0}
+            rows += [{**case, **kind, "metric": name, "value": value} for name, value in figures.items()]
+    same = {"d_model": 64, "d_ff": shape.d_ff, "dtype": "float32", "weights": "warm", "unit": "µs", "repeats": 5}
+    same |= {"device": "made up", "commit": "0", "ffn": "gated", "graph": False}
+    empty = np.ma.masked_all(len(rows), np.float64)
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    return {**columns, **{name: [value] * len(rows) for name, value in same.items()}, "low": empty, "high": empty}

@@ -26,7 +26,9 @@ def run(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
         ops = (("model_dense", 5000.0), ("model_sparse", 4000.0))
         return made.more_timings(table, [{"batch": 0, "layer": -1, "op": op, "microseconds": time} for op, time in ops])
 
-    return made.make(tmp_path_factory.mktemp("export") / "made", sequences=60, fired=True, change_timings=whole)
+    return made.make(
+        tmp_path_factory.mktemp("export") / "made", sequences=60, fired=True, bench=True, change_timings=whole
+    )
 
 
 def test_every_analysis_table(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -101,7 +103,7 @@ def test_what_the_run_lacks(made: ModuleType, tmp_path: Path, capsys: pytest.Cap
     run = made.make(tmp_path / "poor", sequences=10, parts=1, neurons=False, timings=0)
     written = export(ExportOptions(run=run.path, out=tmp_path / "tables"))
     lacking = "by_neuron concentration lorenz dead_curve dead_neurons speedup layer_gains gain_correlations model_time"
-    assert {path.stem for path in written} == set(ANALYSIS) - {*lacking.split(), "timings_by_batch"}
+    assert {path.stem for path in written} == set(ANALYSIS) - {*lacking.split(), "timings_by_batch", "tile_settings"}
     assert "by_neuron: left out." in capsys.readouterr().out
     with pytest.raises(Missing, match="--probes counts"):
         export(ExportOptions(run=run.path, table=("by_neuron",), out=tmp_path / "x"))

@@ -50,9 +50,9 @@ def test_chunks_add_up(
     whole = made.make(tmp_path / "whole", sequences=40, parts=5)
     ensure(whole)
     shutil.copytree(whole.path, tmp_path / "chunks", ignore=shutil.ignore_patterns("summary"))
-    monkeypatch.setattr(build, "CHUNK_TOKENS", 700)
+    monkeypatch.setattr(Engine, "chunk_tokens", 700)
     pieces = open_run(tmp_path / "chunks")
-    assert len(list(build.chunks(pieces, {part.file for part in pieces.manifest.parts}))) > 2
+    assert len(list(build.chunks(pieces, {part.file for part in pieces.manifest.parts}, 700))) > 2
     questions.same(pieces, whole)
 
 
