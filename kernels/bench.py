@@ -46,7 +46,7 @@ from twell.kernels.reference import Linear
 from twell.kernels.turns import Run, graphed, turns
 
 LEAST, MOST = 5, 30  # turns
-SECONDS = {"cpu": 0.5, "cuda": 1.0}  # of turns, unless asked otherwise
+SECONDS = {"cpu": 0.3, "cuda": 1.0}  # of turns, unless asked otherwise
 GRAPH_ROWS = 4096  # calls of up to so many rows on a GPU are replayed from a graph
 CALLS = 20  # in a graph, at least, so that what starts it does not count
 CACHES, MOST_SETS = 4, 64  # cold: the weights in turn come to so many times the cache, within reason
