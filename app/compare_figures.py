@@ -1,7 +1,8 @@
-"""The figure of two runs: a row a layer, a dot a run."""
+"""The figures of two runs, a row a layer and a dot a run, and of all runs over one text."""
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,7 @@ from plotly.subplots import make_subplots
 
 from twell.app.figures import finish, layer_axis
 from twell.app.theme import BLUE, GREY
+from twell.app.words import number, percent, signed, times
 
 LOOKS: tuple[dict[str, Any], ...] = (
     {"color": BLUE, "size": 9},
@@ -49,4 +51,91 @@ def side_by_side(frame: pd.DataFrame, measures: dict[str, str]) -> go.Figure:
         figure.update_xaxes(title=name, rangemode="normal" if measure == "sparsity" else "tozero", row=1, col=place)
     finish(figure, 90 + max(18, min(34, 800 // max(len(layers), 1))) * max(len(layers), 4), left=44)
     layer_axis(figure, layers)
+    return figure
+
+
+def differences(frame: pd.DataFrame) -> go.Figure:
+    """Mean nnz less that of the other run, a row a layer, with 95 % intervals (compare_layers); at the right, the
+    ratio."""
+    layers = [int(layer) for layer in frame["layer"]]
+    figure = go.Figure(
+        go.Scatter(
+            x=frame["difference"],
+            y=layers,
+            mode="markers",
+            marker={"color": BLUE, "size": 8},
+            error_x={
+                "type": "data",
+                "array": frame["high"] - frame["difference"],
+                "arrayminus": frame["difference"] - frame["low"],
+                "thickness": 1.4,
+                "width": 0,
+            },
+            text=[f"{signed(r.difference)} (95 % {signed(r.low)} to {signed(r.high)})" for r in frame.itertuples()],
+            hovertemplate="layer %{y}: %{text}<extra></extra>",
+        )
+    )
+    finish(figure, 90 + max(18, min(34, 800 // max(len(layers), 1))) * max(len(layers), 4), left=44, right=76)
+    layer_axis(figure, layers)
+    figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"})
+    for row in frame.itertuples():
+        figure.add_annotation(
+            text=times(row.ratio),
+            xref="paper",
+            x=1,
+            xshift=8,
+            xanchor="left",
+            y=row.layer,
+            showarrow=False,
+            font={"size": 12},
+        )
+    figure.update_xaxes(title="mean nnz, difference in neurons a token")
+    return figure
+
+
+def frontier(frame: pd.DataFrame, here: str) -> go.Figure:
+    """A dot a run: loss against the share of neurons that fire, filled where no other run beats it in both; its speed
+    under the pointer and, where it was timed, in its label (compare_runs)."""
+    share = 1 - frame["sparsity"]
+    best = frame["best"].fillna(False).to_numpy(bool)
+    named = [html.escape(str(run)[:40]) for run in frame["run"]]
+    speeds = [f" · {times(gain)}" if gain == gain else "" for gain in frame["ffn_speedup"]]
+    labels = [name + speed for name, speed in zip(named, speeds, strict=True)]
+    figure = go.Figure()
+    line = frame.assign(share=share)[best].sort_values("share")
+    figure.add_scatter(
+        x=line["share"],
+        y=line["loss"],
+        mode="lines",
+        line={"color": GREY, "width": 1, "dash": "dot", "shape": "hv"},
+        hoverinfo="skip",
+    )
+    figure.add_scatter(
+        x=share,
+        y=frame["loss"],
+        mode="markers+text",
+        marker={
+            "color": [BLUE if run == here else GREY for run in frame["run"]],
+            "size": 11,
+            "symbol": ["circle" if good else "circle-open" for good in best],
+            "line": {"width": 2},
+        },
+        text=labels,
+        textposition="top center",
+        textfont={"size": 11},
+        customdata=[
+            f"loss {number(row.loss)} nats, nnz {number(row.nnz_mean)}, sparsity {percent(row.sparsity)}<br>"
+            f"FFN {times(row.ffn_speedup)}, model {times(row.model_speedup)}"
+            for row in frame.itertuples()
+        ],
+        hovertemplate="%{text}<br>%{customdata}<extra></extra>",
+        cliponaxis=False,
+    )
+    finish(figure, 340, top=36)
+    figure.update_xaxes(title="share of neurons that fire", tickformat=".2~%", rangemode="normal")
+    figure.update_yaxes(title="next-token loss, nats")
+    for axis, values in ((figure.update_xaxes, share), (figure.update_yaxes, frame["loss"])):
+        low, high = float(values.min()), float(values.max())
+        margin = 0.18 * (high - low) or 0.05 * max(abs(high), 1e-9)
+        axis(range=[low - margin, high + margin])
     return figure

@@ -174,7 +174,7 @@ def small_multiples(
 
 
 def _panel(part: pd.DataFrame, x: str, number: str) -> list[dict[str, Any]]:
-    """A line over its interval and, where a row is marked `first`, a dot at the left."""
+    """A line over its interval, the fitted curve where there is one, and a dot at the left for a row marked `first`."""
     part = part.sort_values(x)
     apart = part["first"] if "first" in part else pd.Series(False, index=part.index)
     rest, one = part[~apart], part[apart]
@@ -200,6 +200,9 @@ def _panel(part: pd.DataFrame, x: str, number: str) -> list[dict[str, Any]]:
             "hovertemplate": "%{text}<extra></extra>",
         },
     ]
+    if "fit" in rest and rest["fit"].notna().any():
+        dotted = {"color": AMBER, "width": 1.4, "dash": "dot"}
+        traces.append(common | {"x": rest[x], "y": rest["fit"], "mode": "lines", "line": dotted, "hoverinfo": "skip"})
     if len(one):
         up, down = one["high"] - one["relative"], one["relative"] - one["low"]
         traces.append(

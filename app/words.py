@@ -81,6 +81,11 @@ def signed(value: float, digits: int = 3) -> str:
     return ("+" if value > 0 else "") + number(value, digits)
 
 
+def fixed(value: float) -> str:
+    """A number with its sign and two decimals: +2.13, −0.40."""
+    return f"{value:+.2f}".replace("-", "−")
+
+
 def plural(count: float, noun: str, ending: str = "s") -> str:
     """`3 sequences`, `1 sequence`; `2 batches`."""
     return f"{whole(count)} {noun}{'' if round(count) == 1 else ending}"

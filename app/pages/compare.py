@@ -10,10 +10,12 @@ import pandas as pd
 import streamlit as st
 
 from twell.app import parts
-from twell.app.compare_figures import side_by_side
+from twell.app.compare_figures import differences, frontier, side_by_side
+from twell.app.comparison import against, by_place, same_text
+from twell.app.figures import small_multiples
 from twell.app.state import Shelf, ask, bound, shelf, shown
-from twell.app.words import number, percent, plural, signed, times, token_html, whole
-from twell.workbench.errors import Missing
+from twell.app.words import fixed, number, percent, plural, times, token_html, whole
+from twell.workbench.errors import UserError
 from twell.workbench.store import Run
 
 NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
@@ -24,7 +26,6 @@ NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("Dead neurons", "dead_share", percent),
     ("FFN speedup", "speedup", times),
 )
-LEAST = 20  # times a token stands in both runs
 MOVED = 12  # tokens that are listed
 
 
@@ -35,7 +36,7 @@ def other_run(run: Run, found: Shelf) -> Run | None:
     if not names:
         return None
     tie = bound("with", names[0], lambda text: text if text in names else None)
-    name = st.selectbox("Beside", names, format_func=lambda n: parts.run_label(n, found), width=320, **tie)
+    name = st.selectbox("Beside", names, format_func=lambda n: parts.run_label(n, found), width=420, **tie)
     return found.runs[str(name)]
 
 
@@ -61,7 +62,7 @@ def headline(runs: tuple[Run, Run]) -> None:
 
 
 def by_layer(runs: tuple[Run, Run]) -> None:
-    """Layer by layer."""
+    """Layer by layer: both, and how sure the difference is."""
     frames = [ask(run, "by_layer").assign(run=place, name=run.name) for place, run in enumerate(runs)]
     frame = pd.concat(frames, ignore_index=True)
     measures = {"mean": "mean nnz", "sparsity": "sparsity"}
@@ -72,47 +73,101 @@ def by_layer(runs: tuple[Run, Run]) -> None:
         f"Full: {runs[0].name}; open: {runs[1].name}. Dead neurons depend on how much text was read.",
         frame,
         runs[0],
-        f"other = open_run({str(runs[1].path)!r})\nanalysis.by_layer(run), analysis.by_layer(other)",
+        f"{opened(runs[1])}\nanalysis.by_layer(run), analysis.by_layer(other)",
     )
     parts.draw(side_by_side(frame, measures), "layers", "Both runs by layer")
-
-
-def moved(runs: tuple[Run, Run]) -> None:
-    """Tokens whose place in the ranking differs most, where both runs have one vocabulary."""
-    if runs[0].manifest.tokenizer != runs[1].manifest.tokenizer:
-        raise Missing("The two runs have different vocabularies, so their tokens cannot be compared one by one.")
-    first, second = (ask(run, "by_token", min_count=LEAST) for run in runs)
-    both = first.merge(second, on=["token_id", "text"], suffixes=("", "_other"))
-    if both.empty:
-        raise Missing(f"No token stands {LEAST} times in both runs.")
-    both["moved"] = both["z_other"] - both["z"]
-    both["moved_se"] = (both["z_se"] ** 2 + both["z_se_other"] ** 2) ** 0.5
-    both = both[["token_id", "text", "z", "z_se", "z_other", "z_se_other", "moved", "moved_se"]]
-    rank = float(both["z"].rank().corr(both["z_other"].rank())) if len(both) > 2 else float("nan")
-    far = both.loc[both["moved"].abs().sort_values(ascending=False).index].head(MOVED)
+    found = against(runs[0], "compare_layers", [runs[1]])
     parts.heading(
-        "Tokens that moved most",
-        f"Of {plural(len(both), 'token')} seen at least {LEAST} times in both; Spearman of their z: {signed(rank, 2)}.",
-        both,
+        "The difference by layer",
+        f"Mean nnz of {runs[0].name} less that of {runs[1].name}, with 95 % intervals; at the right, the ratio. "
+        f"{paired(found)}",
+        found,
         runs[0],
-        f"other = open_run({str(runs[1].path)!r})\n"
-        'analysis.by_token(run).merge(analysis.by_token(other), on="token_id")',
+        f"{opened(runs[1])}\nanalysis.compare_layers([other, run])",
+    )
+    parts.draw(differences(found), "differences", "Difference of mean nnz by layer")
+
+
+def opened(other: Run) -> str:
+    """The line that opens the other run in a notebook."""
+    return f"other = open_run({str(other.path)!r})"
+
+
+def paired(found: pd.DataFrame) -> str:
+    """How the intervals were found, in a sentence."""
+    if found["paired"].all():
+        return "Both read the same sequences, so they are compared in pairs."
+    return "The runs read different sequences, so they are compared as independent."
+
+
+def by_position(runs: tuple[Run, Run]) -> None:
+    """How the ratio of the two changes along a sequence, a panel a layer."""
+    found = by_place(against(runs[0], "compare_positions", [runs[1]]))
+    found["hover"] = [
+        f"position about {number(r.position, 2)}<br>{times(r.relative)} (95 % {times(r.low)} to {times(r.high)})"
+        for r in found.itertuples()
+    ]
+    said = f"Mean nnz of {runs[0].name} over that of {runs[1].name}, logarithmic position; bands are 95 % intervals."
+    code = f"{opened(runs[1])}\nanalysis.compare_positions([other, run])"
+    parts.heading("The ratio by position", said, found.drop(columns="hover"), runs[0], code)
+    titles = {int(layer): f"L{layer}" for layer in found["layer"].unique()}
+    figure = small_multiples(found, "position", titles, "position, tokens", "ratio of mean nnz", log=True)
+    parts.draw(figure, "ratios", "Ratio of mean nnz by position, a panel a layer")
+
+
+def by_token(runs: tuple[Run, Run]) -> None:
+    """Tokens whose place in the ranking differs most surely, where both runs have one vocabulary."""
+    found = against(runs[0], "compare_tokens", [runs[1]])
+    parts.heading(
+        "Tokens that moved most surely",
+        f"Of {plural(len(found), 'token')} seen at least 20 times in both: z in {runs[0].name} less that in "
+        f"{runs[1].name}, with 95 % intervals clustered by sequence, largest against their standard error first.",
+        found,
+        runs[0],
+        f"{opened(runs[1])}\nanalysis.compare_tokens([other, run])",
     )
     lines = "".join(
-        f"<div><span>{token_html(r.text)}</span><span>{signed(r.z, 2)}</span><span>{signed(r.z_other, 2)}</span>"
-        f"<span>{signed(r.moved, 2)} ± {number(1.96 * r.moved_se, 2)}</span></div>"
-        for r in far.itertuples()
+        f"<div><span>{token_html(r.text)}</span><span>{fixed(r.z)}</span><span>{fixed(r.first_z)}</span>"
+        f"<span>{fixed(r.difference)} ({fixed(r.low)} to {fixed(r.high)})</span></div>"
+        for r in found.head(MOVED).itertuples()
     )
     names = [html.escape(run.name) for run in runs]
-    head = (
-        f'<div class="names"><span></span><span>z, {names[0]}</span><span>z, {names[1]}</span><span>moved</span></div>'
+    head = f"<span></span><span>z, {names[0]}</span><span>z, {names[1]}</span><span>difference</span>"
+    st.html(f'<div class="tw-two four"><div class="names">{head}</div>{lines}</div>')
+
+
+def readable(run: Run) -> bool:
+    """Whether the run has what its numbers take; its summaries are brought up to date."""
+    try:
+        parts.summarise(run)
+        ask(run, "by_layer")
+    except (UserError, OSError):
+        return False
+    return True
+
+
+def all_of_the_text(run: Run, found: Shelf) -> None:
+    """Loss, nnz and speed of every run over this text."""
+    others = [other for other in same_text(run, list(found.runs.values())) if readable(other)]
+    if not others:
+        return
+    frame = against(run, "compare_runs", others)
+    parts.heading(
+        "Loss, nnz and speed",
+        f"{plural(len(frame), 'run')} over this text and vocabulary; blue: {run.name}. Full, along the dotted line: no "
+        "other run is as good in loss and in the share of neurons firing and better in one. Labels have the FFN's "
+        "speedup.",
+        frame,
+        run,
+        "analysis.compare_runs([run, other])",
     )
-    st.html(f'<div class="tw-two four">{head}{lines}</div>')
+    parts.draw(frontier(frame, run.name), "frontier", "Loss against the share of neurons that fire, a dot a run")
 
 
 def page(run: Run) -> None:
-    """The two runs side by side."""
-    other = other_run(run, shelf())
+    """The two runs side by side, then all of one text."""
+    found = shelf()
+    other = other_run(run, found)
     if other is None:
         st.info("There is no other run here to compare with: record one, or read a text of your own on the Text page.")
         return
@@ -120,9 +175,10 @@ def page(run: Run) -> None:
     parts.summarise(other)
     headline(runs)
     with parts.told():
-        by_layer(runs)
-    with parts.told():
-        moved(runs)
+        all_of_the_text(run, found)
+    for show in (by_layer, by_position, by_token):
+        with parts.told():
+            show(runs)
 
 
 parts.title("How does it differ from another run?")

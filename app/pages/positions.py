@@ -7,8 +7,10 @@ import pandas as pd
 
 from twell.app import parts
 from twell.app.figures import small_multiples
+from twell.app.position_figures import decays
 from twell.app.state import ask, shown
 from twell.app.words import number, plural, whole
+from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
 BINS = 28  # along the logarithmic axis
@@ -61,10 +63,39 @@ def binned(frame: pd.DataFrame) -> pd.DataFrame:
     return out.drop(columns=["log", "place"])
 
 
+def with_fit(bins: pd.DataFrame, fits: pd.DataFrame) -> pd.DataFrame:
+    """The bins with the fitted exponential, relative like them, in layers that it describes as well as anything."""
+    fits = fits[fits["verdict"].isin(["exponential", "either"])].set_index("layer")
+    told = bins["layer"].map(fits["a"]), bins["layer"].map(fits["b"]), bins["layer"].map(fits["decay"])
+    fitted = (told[0] + told[1] * np.exp(-bins["position"] / told[2])) / bins["layer_mean"]
+    return bins.assign(fit=fitted.where(~bins["first"]))
+
+
+def decay(run: Run) -> None:
+    """Over how many tokens nnz falls off, layer by layer."""
+    fits = ask(run, "position_fit")
+    told = fits["verdict"].value_counts()
+    said = ", ".join(f"{verdict} {count}" for verdict, count in told.items())
+    parts.heading(
+        "How fast it falls off",
+        "λ of a + b·exp(−p/λ), fitted to bands of positions from 1 on, with 95 % intervals from groups of sequences; "
+        f"and whether an exponential or a power law describes the layer better (AICc): {said}. R² is of the bands' "
+        "means.",
+        fits,
+        run,
+        "analysis.position_fit(run)",
+    )
+    parts.draw(decays(fits), "decay", "Length over which nnz falls off, by layer")
+
+
 def page(run: Run) -> None:
-    """A panel a layer."""
+    """A panel a layer, then the fits."""
     frame = ask(run, "by_position")
     bins = binned(frame)
+    try:
+        bins, fitted = with_fit(bins, ask(run, "position_fit")), " Dotted: the fitted exponential, where it is one."
+    except Missing:
+        fitted = ""
     sequences = int(frame.loc[frame["first"], "tokens"].max()) if frame["first"].any() else run.manifest.sequences
     apart = (
         "The first position of a sequence (amber) stands apart and is not part of the mean."
@@ -74,7 +105,7 @@ def page(run: Run) -> None:
     parts.heading(
         "Mean nnz by position, relative to the layer's mean",
         f"{plural(sequences, 'sequence')}, up to {whole(frame['position'].max() + 1)} tokens; logarithmic position; "
-        f"bands are 95 % intervals. {apart}",
+        f"bands are 95 % intervals. {apart}{fitted}",
         frame,
         run,
         "analysis.by_position(run)",
@@ -83,6 +114,8 @@ def page(run: Run) -> None:
     titles = {int(layer): f"L{layer} · mean {number(mean)}" for layer, mean in level.items()}
     figure = small_multiples(bins, "position", titles, "position, tokens", "nnz / layer mean", log=True)
     parts.draw(figure, "positions", "Mean nnz by position, a panel a layer")
+    with parts.told():
+        decay(run)
 
 
 parts.title("Where in a sequence does it fire?")

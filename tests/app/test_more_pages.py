@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,20 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from twell.analysis import by_layer, by_token, by_word, examples, findings, token_classes
+from twell.analysis import (
+    by_layer,
+    by_token,
+    by_word,
+    compare_layers,
+    examples,
+    findings,
+    position_fit,
+    token_classes,
+)
+from twell.app.compare_figures import frontier
 from twell.app.kernel_figures import break_even
-from twell.app.words import number, percent
-from twell.workbench.store import Run
+from twell.app.words import number, percent, times
+from twell.workbench.store import Run, open_run
 
 Show = Callable[..., AppTest]
 
@@ -26,6 +37,13 @@ def markup(test: AppTest) -> str:
 
 def notices(test: AppTest) -> str:
     return "\n".join(element.value for element in (*test.info, *test.warning)).replace("\\", "")
+
+
+def layout(test: AppTest, key: str) -> dict[str, Any]:
+    """The layout of a figure."""
+    (chart,) = [chart for chart in test.get("plotly_chart") if chart.key == key]
+    found: dict[str, Any] = json.loads(chart.proto.spec)["layout"]
+    return found
 
 
 def test_every_claim_stands_there_with_its_verdict(show: Show, runs: Path, made_run: Run) -> None:
@@ -45,11 +63,44 @@ def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> N
     mean = by_layer(made_run)["mean"].mean()
     assert f"<span>{number(mean)}</span>" in shown
     assert f"<span>{percent(1 - mean / made_run.d_ff)}</span>" in shown
-    assert "moved" in shown
+    other = open_run(runs / "oracle")
+    ratios = [times(ratio) for ratio in compare_layers([other, made_run])["ratio"]]
+    assert [note["text"] for note in layout(test, "differences")["annotations"]] == ratios
+    assert "compared as independent" in shown
+    names = layout(test, "ratios")["annotations"]
+    assert [note["text"] for note in names] == ["L0", "L1", "L2"], "as far as both go"
+    assert "Tokens that moved most surely" in shown
+    assert "Loss, nnz and speed" in shown
     test.selectbox(key="with").set_value("summary").run()
     assert test.query_params["with"] == "summary"
     for gone in ("../made", "nowhere", "made"):
         assert not show(runs, "compare", run="made", **{"with": gone}).exception
+
+
+def test_runs_that_no_other_beats_are_told_from_the_rest() -> None:
+    frame = pd.DataFrame(
+        {
+            "run": ["a", "b", "c"],
+            "loss": [3.0, 3.5, 3.6],
+            "sparsity": [0.9, 0.99, 0.95],
+            "nnz_mean": [10.0, 1.0, 5.0],
+            "ffn_speedup": [2.0, float("nan"), 3.0],
+            "model_speedup": [1.1, float("nan"), 1.2],
+            "best": pd.array([True, True, False], dtype="boolean"),
+        }
+    )
+    line, dots = frontier(frame, "b").data
+    assert list(line["y"]) == [3.5, 3.0]
+    assert list(dots["marker"]["symbol"]) == ["circle", "circle", "circle-open"]
+    assert [text.split(" · ")[0] for text in dots["text"]] == ["a", "b", "c"]
+    assert times(3.0) in dots["text"][2]
+
+
+def test_the_fall_along_a_sequence_stands_there_with_its_verdict(show: Show, runs: Path, made_run: Run) -> None:
+    test = show(runs, "positions", run="made")
+    fits = position_fit(made_run)
+    notes = [note["text"] for note in layout(test, "decay")["annotations"]]
+    assert [note.split(" · ")[0] for note in notes] == fits["verdict"].tolist()
 
 
 def test_a_run_alone_has_none_to_compare_with(show: Show, recording: Path) -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from twell.app.words import (
+    fixed,
     number,
     percent,
     plot_label,
@@ -82,4 +83,5 @@ def test_small_words() -> None:
     assert signed(1.5) == "+1.50"
     assert signed(-1.5) == "−1.50"
     assert whole(12.6) == "13"
+    assert fixed(-0.4) == "−0.40"
     assert [seconds_ago(s) for s in (5, 90, 7300, 200000)] == ["5 s ago", "1 min ago", "2 h ago", "2 days ago"]

@@ -1,0 +1,51 @@
+"""Two runs, or all of one text, as the Compare page wants them: `analysis`' comparisons, kept with the answers of the
+run that is shown. Cost: theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from twell import analysis
+from twell.app.state import ask, digest
+from twell.workbench.store import Run, open_run
+
+MOST = 24  # runs that are shown in one figure
+
+
+def against(run: Run, question: str, others: list[Run]) -> pd.DataFrame:
+    """What `twell.analysis` answers about the others and this run, which comes last: differences to the first of them.
+    Kept until one of them changes."""
+    seen = " ".join(digest(other) for other in others)
+    return ask(run, _together, compared=question, paths=[str(other.path) for other in others], seen=seen)
+
+
+def _together(run: Run, compared: str, paths: list[str], seen: str) -> Any:
+    return getattr(analysis, compared)([*map(open_run, paths), run])
+
+
+def same_text(run: Run, runs: list[Run]) -> list[Run]:
+    """The runs over the text and vocabulary of this one that recorded a loss: those whose losses compare."""
+
+    def told(one: Run) -> tuple[list[Any], Any, bool]:
+        text = [entry.get("sha256") for entry in one.manifest.text]
+        return text, one.manifest.tokenizer.get("vocab_size"), bool(one.manifest.loss_tokens)
+
+    wanted = told(run)
+    alike = [other for other in runs if other.path != run.path and told(other) == wanted and wanted[2]]
+    return [other for other in alike if other.manifest.status != "recording"][: MOST - 1]
+
+
+def by_place(frame: pd.DataFrame) -> pd.DataFrame:
+    """compare_positions as panels want it: `relative` is the ratio to the other run's mean, with its interval; position
+    is the middle of the band."""
+    band = frame["band"].to_numpy(float)
+    middle = np.where(band < 8, band, (band**2 + (band + 1) ** 2) / 16)
+    found = frame.assign(position=np.maximum(middle, 0.5), first=band == 0, relative=frame["ratio"])
+    for name in ("low", "high"):
+        found[name] = (frame["first"] + frame[name]) / frame["first"]
+    found = found[np.isfinite(found["relative"]) & (frame["first"] > 0)]
+    return found.rename(columns={"mean": "here"})

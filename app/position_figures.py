@@ -1,0 +1,70 @@
+"""The figure of how fast nnz falls off along a sequence."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from twell.app.figures import finish, log_ticks
+from twell.app.theme import BLUE
+from twell.app.words import number
+
+DRAWN = ("exponential", "either")
+
+
+def decays(fits: pd.DataFrame) -> go.Figure:
+    """λ with its interval, a row a layer and one for their sum; at the right, the verdict and R² (position_fit)."""
+    names = ["all layers" if layer < 0 else f"L{layer}" for layer in fits["layer"]]
+    rows = fits.assign(place=range(len(fits)))
+    told = rows[rows["verdict"].isin(DRAWN) & np.isfinite(rows["decay_high"])]
+    figure = go.Figure(
+        go.Scatter(
+            x=told["decay"],
+            y=told["place"],
+            mode="markers",
+            marker={"color": BLUE, "size": 8},
+            error_x={
+                "type": "data",
+                "array": told["decay_high"] - told["decay"],
+                "arrayminus": told["decay"] - told["decay_low"],
+                "thickness": 1.4,
+                "width": 0,
+            },
+            text=[
+                f"λ {number(r.decay)} (95 % {number(r.decay_low)} to {number(r.decay_high)}) tokens<br>"
+                f"level {number(r.a)}, {number(r.b)} more at position 0"
+                for r in told.itertuples()
+            ],
+            hovertemplate="%{text}<extra></extra>",
+        )
+    )
+    finish(figure, 90 + max(18, min(28, 800 // len(rows))) * len(rows), left=76, right=190, top=16)
+    step = 1 if len(rows) <= 33 else 2
+    figure.update_yaxes(
+        tickvals=list(range(len(rows)))[::-1][::step], ticktext=names[::-1][::step], range=[len(rows) - 0.4, -0.6]
+    )
+    for row in rows.itertuples():
+        r2 = row.r2 if row.verdict in DRAWN else row.power_r2
+        figure.add_annotation(
+            text=f"{row.verdict} · R² {number(max(r2, 0), 2)}",
+            xref="paper",
+            x=1,
+            xshift=8,
+            xanchor="left",
+            y=row.place,
+            showarrow=False,
+            font={"size": 12},
+        )
+    low, high = (float(told["decay_low"].min()), float(told["decay_high"].max())) if len(told) else (1.0, 100.0)
+    ticks, text = log_ticks(low / 3, high * 3)
+    figure.update_xaxes(
+        type="log",
+        title="λ, tokens",
+        tickvals=ticks,
+        ticktext=text,
+        range=[math.log10(max(low, 1e-3) / 1.3), math.log10(high * 1.3)],
+    )
+    return figure
