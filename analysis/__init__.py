@@ -25,7 +25,7 @@ from twell.analysis.positions import by_position, position_blocks
 from twell.analysis.settings import tile_settings
 from twell.analysis.speedup import model_speedup, speedup, speedup_correlation, timings_by_batch
 from twell.analysis.summary import ensure, summarize
-from twell.analysis.surprisal import surprisal, surprisal_correlation
+from twell.analysis.surprisal import surprisal, surprisal_classes, surprisal_correlation, surprisal_own
 from twell.analysis.tiles import peer_audit, tile_audit
 from twell.analysis.together import fired_csr, together
 from twell.analysis.tokens import by_token, token_profile
@@ -68,7 +68,9 @@ __all__ = [
     "speedup_correlation",
     "summarize",
     "surprisal",
+    "surprisal_classes",
     "surprisal_correlation",
+    "surprisal_own",
     "tile_audit",
     "tile_settings",
     "timings_by_batch",

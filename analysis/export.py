@@ -17,7 +17,6 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from twell.analysis.neurons import by_neuron
 from twell.analysis.positions import by_position, position_blocks
 from twell.analysis.settings import tile_settings
 from twell.analysis.speedup import speedup, timings_by_batch
-from twell.analysis.surprisal import surprisal, surprisal_correlation
+from twell.analysis.surprisal import surprisal, surprisal_classes, surprisal_correlation, surprisal_own
 from twell.analysis.tiles import peer_audit, tile_audit
 from twell.analysis.together import fired_csr
 from twell.analysis.tokens import by_token
@@ -67,8 +66,8 @@ ANALYSIS: dict[str, Callable[[Run], pd.DataFrame]] = {
     "union_sizes": union_sizes,
     "surprisal": surprisal,
     "surprisal_correlation": surprisal_correlation,
-    "surprisal_own": partial(surprisal_correlation, of="own"),
-    "surprisal_classes": partial(surprisal_correlation, by_class=True),
+    "surprisal_own": surprisal_own,
+    "surprisal_classes": surprisal_classes,
     "speedup": speedup,
     "layer_gains": layer_gains,
     "gain_correlations": gain_correlations,

@@ -101,6 +101,18 @@ def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> 
     return frame
 
 
+def surprisal_own(run: Run) -> pd.DataFrame:
+    """nnz and the loss of the token itself, as predicted one position earlier. Columns: layer; spearman; low, high
+    (95 %); n (tokens). See surprisal_correlation."""
+    return surprisal_correlation(run, of="own")
+
+
+def surprisal_classes(run: Run) -> pd.DataFrame:
+    """nnz and the loss of the next token within each class of tokens. Columns: class; layer; spearman; low, high
+    (95 %); n (tokens). See surprisal_correlation."""
+    return surprisal_correlation(run, by_class=True)
+
+
 def _spearman(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
     replicates = np.unique(rows["replicate"])
     shape = (run.layers, len(replicates), int(rows["loss_class"].max()) + 1, int(rows["nnz_class"].max()) + 1)
