@@ -1,9 +1,10 @@
 """The `hopper` kernel: the FFN op on tensor cores of sm_90a, dense in the gate and over each block's union afterwards.
 
-Five launches and no wait for the host. The gate product's epilogue emits TwELL. A plan lists, for every 128 consecutive
-rows, the union of the neurons they fire, and lays the gate values out over it. Up and down are products over the
-union, whose weight rows are gathered once a block; where the union is nearly everything they read whole weight tiles
-instead. A last launch counts, if asked. Sums have one order, set by shapes and inputs: same call, same bits.
+Six launches and no wait for the host. The gate product's epilogue emits TwELL. Rows are put in order of nnz within
+windows of 1024, where that pays, so that the few that fire many neurons share blocks. A plan lists, for every 128 rows
+in that order, the union of the neurons they fire, and lays the gate values out over it. Up and down are products over
+the union, whose weight rows are gathered once a block; where the union is nearly everything they read whole weight
+tiles instead. A last launch counts, if asked. Sums have one order, set by shapes and inputs: same call, same bits.
 
 Cost: the gate product in full, up and down by the size of the unions (a block's union is about 15 times a row's nnz in
 text). Workspace is worst case, from torch's allocator, and touched only where it is used: 25 KB a row at d_ff 5632.

@@ -29,8 +29,8 @@ T* as(const Any& tensor) {
 // workspace: heads, tails, spill, order, unions, union_sizes, hidden, tasks.
 void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor& w_down, const Maybe& b_gate, const Maybe& b_up,
          const Maybe& b_down, const Tensor& heads, const Tensor& tails, const Tensor& spill, const Tensor& order,
-         const Tensor& unions, const Tensor& union_sizes, const Tensor& hidden, const Tensor& tasks, const Tensor& y, const Tensor& finite, const Maybe& counted,
-         const Maybe& tokens, const Maybe& sequences, const Maybe& nnz, const Maybe& pairs, const Maybe& fullest,
+         const Tensor& unions, const Tensor& union_sizes, const Tensor& hidden, const Tensor& tasks, const Tensor& y,
+         const Tensor& finite, const Maybe& counted, const Maybe& tokens, const Maybe& sequences, const Maybe& nnz, const Maybe& pairs, const Maybe& fullest,
          const Maybe& fires, const Maybe& value_sum, const Maybe& value_max, const Maybe& token_min, const Maybe& token_max,
          const Maybe& first_sequence, int64_t stages) {
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());

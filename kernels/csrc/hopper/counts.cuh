@@ -5,8 +5,8 @@
 
 namespace twell::hopper {
 
-constexpr int kCountThreads = 256;
-constexpr int kSumTiles = 8, kSumRows = 512;  // tiles and rows to a CTA of the neurons' sums
+constexpr int kCountThreads = 512;
+constexpr int kSumTiles = 8, kSumRows = 1024;  // tiles and rows to a CTA of the neurons' sums
 constexpr int kSumColumns = kSumTiles * kTile;
 
 // nnz of each row and, if asked, the histograms of how full tiles are. A warp a row, a lane a tile.
@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(kCountThreads) count_rows(const Ffn f, 
 }
 
 // What a CTA gathers of 2048 neurons before it adds them to everyone's. A value is at most 2^40 steps; its sum is kept in two
-// parts of 20 bits, each below 2^20 and so 512 of them below 2^29.
+// parts of 20 bits, each below 2^20 and so 1024 of them below 2^30.
 struct Sums {
   uint32_t fires[kSumColumns], low[kSumColumns], high[kSumColumns], first_sequence[kSumColumns];
   int value_max[kSumColumns], token_min[kSumColumns], token_max[kSumColumns];
@@ -83,10 +83,14 @@ __global__ void __launch_bounds__(kCountThreads) count_neurons(const Ffn f, cons
         add(base + (word & 0xffffu), word >> 16);
       }
     } else {
-      const uint32_t* dense = static_cast<const uint32_t*>(f.spill) + at * (kTile / 2);
-      for (int i = 0; i < kTile; ++i) {
-        const uint32_t bits = dense[i / 2] >> (16 * (i & 1)) & 0xffffu;
-        if (bits) add(base + (i ^ (row & 7) << 3), bits);
+      const uint4* dense = static_cast<const uint4*>(f.spill) + at * (kTile / 8);
+#pragma unroll 4
+      for (int chunk = 0; chunk < kTile / 8; ++chunk) {
+        const uint4 v = dense[chunk];
+        const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          if (const uint32_t bits = pairs[e / 2] >> (16 * (e & 1)) & 0xffffu) add(base + 8 * (chunk ^ (row & 7)) + e, bits);
       }
     }
   }

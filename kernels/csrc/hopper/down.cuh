@@ -1,15 +1,25 @@
 // The down product: y = h Wd^T + b over each block's union, 128 rows by 256 outputs to a task.
 //
 // The hidden state's panels are images of shared memory and come by plain bulk copies; the union's rows of Wd (by neuron)
-// by 16-byte copies in runs of 512 bytes. The tasks of a block follow each other, so that panels and list stay in L2.
+// by 16-byte copies in runs of 512 bytes. The tasks of a block follow each other, so that panels and list stay in L2. A warp's 16
+// rows of y leave by tensor copies where they are consecutive, and else by a bulk copy each, to their places.
 #pragma once
 
 #include "hopper/gather.cuh"
 
 namespace twell::hopper {
 
+// A warp's part of the staging tile: four panels of 16 rows, or 16 rows that lie in different banks.
+constexpr int kOutRows = 16, kOutPitch = kTileN * 2 + 16, kOutBytes = 9216;
+constexpr int kDownSharedBytes = kSharedBytes - sizeof(Shared::staging) + kConsumerWarps * kOutBytes;
+static_assert(kOutRows * kOutPitch <= kOutBytes && kOutBytes % 1024 == 0);
+
 // How many tasks a block has.
 __host__ __device__ __forceinline__ int down_tasks(const Ffn& f) { return (f.d_model + kTileN - 1) / kTileN; }
+
+// Of up to so many blocks the longest come first. Of more, each CTA has long and short ones anyhow, and blocks that follow each other
+// have more of their neurons in common, and so in L2.
+constexpr int kFewBlocks = 256;
 
 // A task and what its warp reads of the block besides: read while the task before runs, as a task may be but a step long.
 struct DownTask {
@@ -17,7 +27,8 @@ struct DownTask {
   int listed;  // the `at`-th neuron of the union, to a producer; the `at`-th row of the block, to a consumer
   __device__ __forceinline__ DownTask(const Ffn& f, int t, int at) {
     const int tasks = down_tasks(f);
-    block = block_to_take(f, min(t / tasks, f.blocks - 1)), n0 = t % tasks * kTileN;
+    block = min(t / tasks, f.blocks - 1), n0 = t % tasks * kTileN;
+    if (f.blocks <= kFewBlocks) block = block_to_take(f, block);
     signed_size = f.union_sizes[block];
     listed = threadIdx.x < kConsumers ? f.order[block * kTileM + at]
                                       : f.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + at];
@@ -50,8 +61,6 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
     const bool all = task.size() == f.d_ff, inside = task.n0 + 8 * lane < f.d_model;
     const T* w = static_cast<const T*>(f.w_down) + (inside ? task.n0 + 8 * lane : 0);
     const uint16_t* list = f.unions + static_cast<int64_t>(task.block) * f.panels * kPanelColumns + place;
-    const unsigned char* hidden =
-        static_cast<const unsigned char*>(f.hidden) + static_cast<int64_t>(task.block) * f.panels * kPanelBytes;
     const int steps = task.steps();
     uint32_t ahead = task.listed;
     for (int step = 0; step < steps; ++step, ring.next()) {
@@ -61,7 +70,7 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
       if (thread == 0) {
         uint64_t* full = &s.full[ring.stage];
         barrier_expect(full, kABytes + (all ? kBBytes : 0));
-        bulk_load(s.a[ring.stage], hidden + static_cast<int64_t>(step) * kPanelBytes, kPanelBytes, full);
+        bulk_load(s.a[ring.stage], hidden_panel(f, task.block, step), kPanelBytes, full);
         if (all)
           for (int q = 0; q < 4; ++q)
             tma_load_2d(s.b[ring.stage] + q * (kBBytes / 4), &w_map, full, task.n0 + 64 * q, step * kTileK);
@@ -81,39 +90,50 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
 }
 
 template <typename T>
-__device__ __forceinline__ void finish_down(float (&d)[128], const Ffn& f, Shared& s, const DownTask& task, const Consumer& c,
-                                            const bool (&whole)[2]) {
+__device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& y_map, const Ffn& f, Shared& s, const DownTask& task,
+                                            const Consumer& c, const bool (&whole)[2]) {
   const T* bias = static_cast<const T*>(f.b_down);
+  const int row0 = task.block * kTileM + c.group * 64 + c.warp * kOutRows;
+  const bool consecutive = __all_sync(~0u, task.listed == row0 + c.lane % kOutRows);
+  unsigned char* out = s.staging + (c.group * 4 + c.warp) * kOutBytes;
+  bulk_wait_read<0>();  // the task before has left it
+  __syncwarp();
+  const auto write = [&](auto place) {  // place(chunk of 16 bytes, row)
 #pragma unroll
-  for (int j = 0; j < kTileN / 8; ++j) {
-    if (bias != nullptr) {
-      const int column = task.n0 + 8 * j + 2 * (c.lane & 3);
+    for (int j = 0; j < kTileN / 8; ++j) {
+      if (bias != nullptr) {
+        const int column = task.n0 + 8 * j + 2 * (c.lane & 3);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float b = column + e < f.d_model ? static_cast<float>(bias[column + e]) : 0.f;
-        d[4 * j + e] += b, d[4 * j + 2 + e] += b;
+        for (int e = 0; e < 2; ++e) {
+          const float b = column + e < f.d_model ? static_cast<float>(bias[column + e]) : 0.f;
+          d[4 * j + e] += b, d[4 * j + 2 + e] += b;
+        }
       }
-    }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint32_t out = whole[h] ? round_pair<T>(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]) : 0x7fff7fffu;  // NaN
-      reinterpret_cast<uint32_t*>(staged_chunk(s.staging, c.row() + 8 * h, j))[c.lane & 3] = out;
+      for (int h = 0; h < 2; ++h)
+        reinterpret_cast<uint32_t*>(out + place(j, c.lane / 4 + 8 * h))[c.lane & 3] =
+            whole[h] ? round_pair<T>(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]) : 0x7fff7fffu;  // NaN
     }
-  }
+  };
+  if (consecutive)
+    write([](int chunk, int row) { return chunk / 8 * (kOutRows * 128) + row * 128 + (((chunk ^ row) & 7) << 4); });
+  else
+    write([](int chunk, int row) { return row * kOutPitch + chunk * 16; });
+  fence_async_proxy();
   __syncwarp();
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {  // a row of 512 bytes at a time, to its place
-    const int row = __shfl_sync(~0u, task.listed, i), column = task.n0 + 8 * c.lane;
-    if (row < f.rows && column < f.d_model)
-      *reinterpret_cast<uint4*>(static_cast<T*>(f.y) + static_cast<int64_t>(row) * f.d_model + column) =
-          *reinterpret_cast<const uint4*>(staged_chunk(s.staging, c.group * 64 + c.warp * 16 + i, c.lane));
+  if (consecutive) {
+    if (c.lane < kTileN / 64 && task.n0 + 64 * c.lane < f.d_model && row0 < f.rows)
+      tma_store_2d(&y_map, out + c.lane * (kOutRows * 128), task.n0 + 64 * c.lane, row0);
+  } else if (c.lane < kOutRows && task.listed < f.rows) {
+    bulk_store(static_cast<T*>(f.y) + static_cast<int64_t>(task.listed) * f.d_model + task.n0, out + c.lane * kOutPitch,
+               min(kTileN, f.d_model - task.n0) * 2);
   }
-  __syncwarp();
+  bulk_commit();
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    down(const __grid_constant__ CUtensorMap w_map, const Ffn f) {
+    down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map, const Ffn f) {
   extern __shared__ unsigned char raw[];
   Shared& s = aligned(raw);
   begin_ring(s);
@@ -137,8 +157,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (float& value : d) value = 0.f;
       }
       multiply<T, kTileN, 1, 1, true>(d, s, ring, task.steps(), c, [] {});
-      finish_down<T>(d, f, s, task, c, whole);
+      finish_down<T>(d, y_map, f, s, task, c, whole);
     });
+    bulk_wait<0>();
   }
 }
 

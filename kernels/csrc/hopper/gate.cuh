@@ -17,6 +17,11 @@ __device__ __forceinline__ void store_matrices(void* smem, uint32_t a, uint32_t 
                : "memory");
 }
 
+// The staging tile here: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither side conflicts.
+__device__ __forceinline__ unsigned char* staged_chunk(unsigned char* staging, int row, int chunk) {
+  return staging + row * (kTileN * 2) + ((chunk ^ (row & 7)) << 4);
+}
+
 // Rounds the accumulator into the staging tile, and marks rows that are not finite.
 template <typename T>
 __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn& f, int m0, int n0, const Consumer& c) {

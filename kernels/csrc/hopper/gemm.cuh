@@ -20,20 +20,14 @@ constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
 struct __align__(1024) Shared {
   unsigned char a[kStages][kABytes];
   unsigned char b[kStages][kBBytes];
-  unsigned char staging[kTileM * kTileN * 2];
   uint64_t full[kStages], empty[kStages];  // stages: filled by the producers, freed by the consumers
   uint64_t staged[2], drained;             // the staging tile: written (by halves, in `up`), and free again
+  __align__(1024) unsigned char staging[kTileM * kTileN * 2];  // the last, as `down` has a larger one
 };
 constexpr int kSharedBytes = sizeof(Shared) + 1024;  // the start is aligned by hand
 
 __device__ __forceinline__ Shared& aligned(unsigned char* raw) {
   return *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
-}
-
-// The staging tile as `gate` and `down` use it: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither
-// those who write fragments nor those who read rows meet in a bank.
-__device__ __forceinline__ unsigned char* staged_chunk(unsigned char* staging, int row, int chunk) {
-  return staging + row * (kTileN * 2) + ((chunk ^ (row & 7)) << 4);
 }
 
 // Where a thread stands in the ring of stages.
@@ -60,6 +54,11 @@ __device__ __forceinline__ int block_to_take(const Ffn& f, int i) {
   const int whole = f.blocks / kBlocks, more = f.blocks % kBlocks, early = more * (whole + 1);  // the last window may have fewer
   if (i < early) return i % (whole + 1) * kBlocks + i / (whole + 1);
   return (i - early) % whole * kBlocks + more + (i - early) / whole;
+}
+
+// A panel of a block's hidden state.
+__device__ __forceinline__ unsigned char* hidden_panel(const Ffn& f, int block, int panel) {
+  return static_cast<unsigned char*>(f.hidden) + (static_cast<int64_t>(block) * f.panels + panel) * kPanelBytes;
 }
 
 // D[64 x kN] of this warpgroup over `steps` stages; `hook` runs once, early in the loop. Frees each stage, in `kCluster`

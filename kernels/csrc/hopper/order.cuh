@@ -1,7 +1,7 @@
 // The order in which blocks take rows: by nnz, most first, within each window of 1024, so that the few rows that fire many neurons
 // share blocks and leave the unions of the others small. Rows of equal nnz keep their order: the same input has the same blocks.
 //
-// Windows whose rows all fire about as many neurons gain nothing and stay as they are: blocks of consecutive rows are read whole.
+// Windows whose rows all fire about as many neurons stay as they are: blocks of consecutive rows are read whole.
 #pragma once
 
 #include "hopper/ffn.h"
@@ -61,8 +61,9 @@ static __global__ void __launch_bounds__(kWindow) order(const Ffn f) {
   __syncthreads();
   sum = sums[lane], square = squares[lane];
   add_up();
-  const bool alike = 16 * (rows * square - sum * sum) <= sum * sum;  // the deviation is at most a quarter of the mean
-  if (alike) {
+  // Their deviation, at most a quarter of the mean or a 256th of d_ff: what sorting gains is then less than what scattered rows cost.
+  const unsigned long long spread = rows * square - sum * sum, least = static_cast<unsigned long long>(rows) * f.d_ff;
+  if (16 * spread <= sum * sum || spread <= least * least >> 16) {
     f.order[m0 + t] = m0 + t;
     return;
   }

@@ -98,7 +98,8 @@ __device__ __forceinline__ int count_before(const uint32_t* bits, int* before, i
 template <typename T>
 __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int processors) {
   extern __shared__ __align__(128) unsigned char shared[];  // panels [4][128][64]; bits [words]; before [words]
-  const int words = f.tiles * (kTile / 32), block = block_to_take(f, blockIdx.x), m0 = block * kBlockRows, rows = min(kBlockRows, f.rows - m0);
+  const int words = f.tiles * (kTile / 32), block = block_to_take(f, blockIdx.x), m0 = block * kBlockRows;
+  const int rows = min(kBlockRows, f.rows - m0);
   uint32_t* bits = reinterpret_cast<uint32_t*>(shared + kGroup * kPanelBytes);  // of the union, a bit a neuron
   int* before = reinterpret_cast<int*>(bits + words);                           // neurons of the union before each word
   __shared__ int values, packed, spilled, size;  // fired neurons, tiles within and past their slots, the union's size
@@ -180,7 +181,6 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     return;
   }
 
-  unsigned char* hidden = static_cast<unsigned char*>(f.hidden) + static_cast<int64_t>(block) * f.panels * kPanelBytes;
   int low = 0;
   for (int group = blockIdx.y; group * kGroup < panels; group += gridDim.y) {
     const int first = group * kGroupColumns;  // rank
@@ -217,8 +217,7 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     fence_async_proxy();
     __syncthreads();
     if (thread == 0) {
-      bulk_store(hidden + static_cast<int64_t>(group) * kGroup * kPanelBytes, shared,
-                 min(kGroup, panels - group * kGroup) * kPanelBytes);
+      bulk_store(hidden_panel(f, block, group * kGroup), shared, min(kGroup, panels - group * kGroup) * kPanelBytes);
       bulk_commit();
     }
   }

@@ -1,8 +1,9 @@
 // The up product over each block's union, and the hidden state: h = g > 0 ? g * (x Wu^T + b) : 0, in place of the gate's panels.
 //
-// A task is a block and up to 256 neurons of its union, whose rows of Wu come by 16-byte copies that do the swizzle by hand, as do the
-// block's rows of x; consecutive rows, and the weights where the union is every neuron, come by tensor copies. The gate's panels arrive in the staging tile during the main loop, become the hidden
-// state there, and leave as they came: as the images of shared memory that `down` multiplies.
+// A task is a block and up to 256 neurons of its union. Their rows of Wu come by 16-byte copies that do the swizzle by hand, and so do
+// the block's rows of x; by tensor copies where the rows are consecutive, and the weights where the union is every neuron. The gate's
+// panels arrive in the staging tile during the main loop, become the hidden state there, and leave as they came: as the images of
+// shared memory that `down` multiplies.
 #pragma once
 
 #include "hopper/gather.cuh"
@@ -112,8 +113,7 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
   for (int t = blockIdx.x; t < total; t += gridDim.x, phase ^= 1) {
     const UpTask task(f, t);
     unsigned char* half = s.staging + c.group * (kPanelBytes / 2);  // this warpgroup's rows of each panel
-    unsigned char* hidden = static_cast<unsigned char*>(f.hidden) +
-                            (static_cast<int64_t>(task.block) * f.panels + task.panel) * kPanelBytes + c.group * (kPanelBytes / 2);
+    const auto hidden = [&](int p) { return hidden_panel(f, task.block, task.panel + p) + c.group * (kPanelBytes / 2); };
     const auto fetch = [&] {
       if (!c.leads()) return;
       bulk_wait_read<0>();  // the task before has left the staging tile
@@ -123,7 +123,7 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
           tma_load_2d(half + p * kPanelBytes, &spill_map, &s.staged[c.group], (task.panel + p) * kPanelColumns,
                       task.block * kTileM + c.group * 64);
         else
-          bulk_load(half + p * kPanelBytes, hidden + p * kPanelBytes, kPanelBytes / 2, &s.staged[c.group]);
+          bulk_load(half + p * kPanelBytes, hidden(p), kPanelBytes / 2, &s.staged[c.group]);
     };
     const auto run = [&]<int kPanels>() {
       multiply<T, 64 * kPanels, 0, 1, true>(d, s, ring, steps, c, fetch);
@@ -139,7 +139,7 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
     fence_async_proxy();
     c.sync();
     if (c.leads()) {
-      for (int p = 0; p < task.panels; ++p) bulk_store(hidden + p * kPanelBytes, half + p * kPanelBytes, kPanelBytes / 2);
+      for (int p = 0; p < task.panels; ++p) bulk_store(hidden(p), half + p * kPanelBytes, kPanelBytes / 2);
       bulk_commit();
     }
   }
