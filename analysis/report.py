@@ -62,9 +62,9 @@ SECTIONS = (
 )
 
 
-def notebook(run: Run, path: Path) -> int:
-    """Write the notebook; returns its cells. It finds the run by its path from the notebook when that was written."""
-    where = Path(os.path.relpath(run.path, path.parent)).as_posix()
+def notebook(run: Run, path: Path, where: str | None = None) -> int:
+    """Write the notebook; returns its cells. It finds the run at `where`, or else by its path from the notebook."""
+    where = where or Path(os.path.relpath(run.path, path.parent)).as_posix()
     opening = (
         "import pandas as pd\n\nfrom twell.analysis import *\nfrom twell.analysis import plots\n"
         "from twell.workbench import open_run\nfrom twell.workbench.errors import Missing\n\n"
