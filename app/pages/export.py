@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import html
+import io
+import tempfile
+import zipfile
+from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import streamlit as st
 
+from twell.analysis import report
 from twell.analysis.export import ANALYSIS
 from twell.app import parts
 from twell.app.state import ask, bound, shown
 from twell.app.words import number, plural, whole
-from twell.workbench.errors import UserError
+from twell.workbench.errors import Missing, UserError
 from twell.workbench.schema import TABLES, expand
 from twell.workbench.store import Run
 
@@ -86,11 +91,53 @@ def flat(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(bytes=[piece.hex() for piece in frame["bytes"]]) if "bytes" in frame else frame
 
 
+def document(run: Run, kind: str) -> bytes:
+    """The run as a notebook or as one page."""
+    with tempfile.TemporaryDirectory(prefix="twell-") as folder:
+        path = Path(folder) / f"{run.name}.{kind}"
+        if kind == "ipynb":
+            report.notebook(run, path, where=str(run.path.absolute()))
+        else:
+            report.page(run, path)
+        return path.read_bytes()
+
+
+def every_table(run: Run) -> bytes:
+    """Each table of the analysis that the run can give, as Parquet in one archive."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+        for name in ANALYSIS:
+            try:
+                table = ask(run, name).reset_index(drop=True)
+            except Missing:
+                continue
+            table.attrs = {}
+            archive.writestr(f"{run.name}/{name}.parquet", table.to_parquet(index=False))
+    return packed.getvalue()
+
+
+def all_of_it(run: Run) -> None:
+    """Buttons for all of it at once."""
+    parts.heading(
+        "The whole run",
+        "A notebook, whose cells load the run from its folder here and draw every section anew; one page with the same "
+        "sections as they are now, which needs nothing from anywhere else; or every table below as Parquet.",
+    )
+    with st.container(horizontal=True, gap="small"):
+        for label, kind, mime, make in (
+            ("Save as notebook", "ipynb", "application/x-ipynb+json", lambda: document(run, "ipynb")),
+            ("Save as one page", "html", "text/html", lambda: document(run, "html")),
+            ("Save every table", "zip", "application/zip", lambda: every_table(run)),
+        ):
+            st.download_button(label, make, f"{run.name}.{kind}", mime, key=f"whole-{kind}", on_click="ignore")
+
+
 def commands(run: Run) -> None:
     """The same from a shell and from Python."""
-    parts.heading("All at once", "From a shell, or in a notebook.")
+    parts.heading("The same from a shell or a notebook")
     path = str(run.path.absolute())
-    st.code(f"twell export {path!r} --out tables", "bash")
+    more = (f"--format {kind} --out {run.name}.{end}" for kind, end in (("notebook", "ipynb"), ("html", "html")))
+    st.code("\n".join(f"twell export {path!r} {line}" for line in ("--out tables", *more)), "bash")
     lines = ("analysis.by_token(run)", "run.activity(tidy=True)", 'run.sql("select count(*) from activity")')
     st.code(
         "from twell import analysis\nfrom twell.workbench import open_run\n\n"
@@ -100,7 +147,9 @@ def commands(run: Run) -> None:
 
 
 def page(run: Run) -> None:
-    """One table to look at and to save, and the way to all."""
+    """The whole run, one table to look at and to save, and the commands."""
+    with parts.told():
+        all_of_it(run)
     name = chosen(run)
     with parts.told():
         if name.startswith(RECORDED):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import io
 import json
+import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,28 @@ def test_saved_files_equal_the_table(watched: Any, made_run: Run, table: str) ->
     pd.testing.assert_frame_equal(
         text[numeric].astype(float), truth[numeric].astype(float), check_dtype=False, rtol=1e-6, check_exact=False
     )
+    watched.check()
+
+
+def test_the_whole_run_is_saved_in_each_form(watched: Any, made_run: Run) -> None:
+    """The notebook's cells are valid code that names the run's folder; the page asks nobody for anything."""
+    page, saved = watched.page, {}
+    watched.open("/export?run=made", '[data-testid="stDataFrame"]')
+    for name in ("as notebook", "as one page", "every table"):
+        with page.expect_download(timeout=60_000) as waiting:
+            page.get_by_role("button", name=f"Save {name}").click()
+        saved[name] = Path(waiting.value.path()).read_bytes()
+    cells = [cell for cell in json.loads(saved["as notebook"])["cells"] if cell["cell_type"] == "code"]
+    for cell in cells:
+        compile("".join(cell["source"]), "cell", "exec")
+    assert str(made_run.path.absolute()) in "".join(cells[0]["source"])
+    document = saved["as one page"].decode()
+    assert document.startswith("<!doctype html>")
+    assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=", document)
+    with zipfile.ZipFile(io.BytesIO(saved["every table"])) as archive:
+        layers = pd.read_parquet(io.BytesIO(archive.read("made/by_layer.parquet")))
+        assert {"made/by_token.parquet", "made/findings.parquet"} <= set(archive.namelist())
+    pd.testing.assert_frame_equal(layers, by_layer(made_run), check_dtype=False)
     watched.check()
 
 
