@@ -15,13 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twell.kernels import cpu, hopper, reference
+from twell.kernels import cpu, cuda, hopper, reference
 from twell.kernels.call import Asks, Call, NeuronSums, Stats, TileCounts
 from twell.kernels.layout import Layout
 
 __all__ = ["Choice", "Kernel", "NeuronSums", "Stats", "TileCounts", "choose", "gated_ffn", "plain_ffn"]
-
-PLANNED = ("cuda",)  # names that a caller may know, though this build has no such kernel
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,13 @@ KERNELS: dict[str, Kernel] = {  # fastest first; the last one takes everything
         hopper.lacks,
         down_by_neuron=True,
     ),
+    "cuda": Kernel(
+        cuda.run,
+        cuda.refuses,
+        "it multiplies over the neurons that blocks of rows fire, on the tensor cores of any NVIDIA GPU",
+        cuda.lacks,
+        down_by_neuron=True,
+    ),
     "cpu": Kernel(
         cpu.run,
         cpu.refuses,
@@ -84,8 +89,6 @@ def choose(
     Raises ValueError for a name that this build does not have.
     """
     names = ", ".join(("auto", *KERNELS))
-    if kernel in PLANNED and kernel not in KERNELS:
-        raise ValueError(f"kernel: expected one of {names}, got {kernel!r}, which is not available in this build")
     if kernel != "auto" and kernel not in KERNELS:
         raise ValueError(f"kernel: expected one of {names}, got {kernel!r}")
     wanted = list(KERNELS) if kernel == "auto" else [kernel, *(name for name in KERNELS if name != kernel)]

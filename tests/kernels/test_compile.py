@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from twell.kernels import build, hopper
+from twell.kernels import build, cuda, hopper
 from twell.kernels.build import Source
 
-CUDA = [source for source in hopper.LIBRARY.sources if source.path.endswith(".cu")]
+LIBRARIES = (hopper.LIBRARY, cuda.library(((8, 0), (9, 0))))
+CUDA = [source for library in LIBRARIES for source in library.sources if source.path.endswith(".cu")]
 
 
 def compiled(nvcc: str, source: Source, out: Path) -> tuple[bool, str]:
     """Whether nvcc takes it, and what it and the assembler say."""
-    command = [nvcc, "-cubin", "-Xptxas=-v", *build.compile_command(source, cuda=True), str(build.CSRC / source.path)]
+    command = [nvcc, "-fatbin", "-Xptxas=-v", *build.compile_command(source, cuda=True), str(build.CSRC / source.path)]
     done = subprocess.run([*command, "-o", str(out)], capture_output=True, text=True, check=False)
     return done.returncode == 0, done.stdout + done.stderr
 
@@ -28,7 +29,7 @@ def nvcc() -> str:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("source", CUDA, ids=lambda source: f"{Path(source.path).stem} {source.flags[-1]}")
+@pytest.mark.parametrize("source", CUDA, ids=lambda source: f"{source.path} {source.flags[-1]}")
 def test_compiles_without_spills(nvcc: str, source: Source, tmp_path: Path) -> None:
     fine, said = compiled(nvcc, source, tmp_path / "out.cubin")
     assert fine, said
@@ -46,5 +47,6 @@ def test_a_source_with_an_error_does_not(nvcc: str, tmp_path: Path) -> None:
 
 
 def test_every_source_is_in_a_library() -> None:
-    listed = {build.CSRC / source.path for source in hopper.LIBRARY.sources}
-    assert listed == {*build.CSRC.glob("hopper/*.cu"), *build.CSRC.glob("hopper/*.cpp")}
+    for library in LIBRARIES:
+        listed = {build.CSRC / source.path for source in library.sources}
+        assert listed == {*build.CSRC.glob(f"{library.name}/*.cu"), *build.CSRC.glob(f"{library.name}/*.cpp")}

@@ -133,8 +133,9 @@ def test_the_choice_comes_with_its_reason(linears) -> None:
     assert module.choice(7).kernel == "cpu"
     assert module.choice(7).reason
     assert SparseFFN.gated(*linears, activation="silu", threshold=0.1).choice(7).kernel == "reference"
-    with pytest.raises(ValueError, match="kernel: expected one of auto, hopper, cpu, reference, got 'cuda', which"):
-        SparseFFN.gated(*linears, kernel="cuda")
+    with pytest.raises(ValueError, match="kernel: expected one of auto, hopper, cuda, cpu, reference, got 'fast'"):
+        SparseFFN.gated(*linears, kernel="fast")
+    assert "cuda: expected device cuda, got cpu" in SparseFFN.gated(*linears, kernel="cuda").choice(7).reason
 
 
 def test_nothing_but_torch_is_imported() -> None:

@@ -1,0 +1,49 @@
+// Numbers of 16 bits, bfloat16 and half, on their way from and to float32.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include <type_traits>
+
+namespace twell {
+
+// The value in the low (0) or high (1) half of a word.
+template <typename T>
+__device__ __forceinline__ float half_of(uint32_t pair, int which) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    return __uint_as_float(which ? pair & 0xffff0000u : pair << 16);
+  else
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(which ? pair >> 16 : pair)));
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t round_pair(float low, float high) {
+  uint32_t out;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+
+constexpr uint32_t kNanPair = 0x7fff7fffu;  // NaN in both halves, in either type
+
+template <typename T>
+constexpr float kLeast = std::is_same_v<T, __nv_bfloat16> ? 0x1p-133f : 0x1p-24f;  // its least positive number
+
+// Whether a magnitude stays finite when rounded to T; NaN does not.
+template <typename T>
+__device__ __forceinline__ bool stays_finite(float magnitude) {
+  constexpr float kBound = std::is_same_v<T, __nv_bfloat16> ? 0x1.ffp127f : 65520.f;  // the least that rounds to inf
+  return magnitude < kBound;
+}
+
+__device__ __forceinline__ float max_nan(float a, float b) {  // NaN where either is
+  float out;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
+  return out;
+}
+
+}  // namespace twell

@@ -1,0 +1,139 @@
+"""The `cuda` kernel: the FFN op on any NVIDIA GPU from sm_80 on, with mma.sync and asynchronous copies.
+
+Four launches and no wait for the host. The gate product's epilogue leaves a bit a neuron that fired, and the values
+of every eight neurons among which one did. A plan lists, for every block of rows, the union of the neurons that they
+fire, and lays the rows' values out over it. Up and down are products over the union, whose weight rows are gathered as
+cheaply as neighbours are read; a union of everything is the dense product. Counts, and TwELL of any layout, are read
+from the bits. No row is too dense, and sums have one order, set by shapes and inputs: same call, same bits.
+
+Cost: the gate product in full, up and down by the size of the unions. Workspace is worst case, from torch's allocator,
+and touched only where it is used: 24 KB a row at d_ff 5632. Few rows come in lower, narrower tiles.
+
+    y, stats = gated_ffn(x, w_gate, w_up, w_down, kernel="cuda")
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from twell.kernels import build, gpu
+from twell.kernels.build import Library, Source
+from twell.kernels.call import SPARSE_ACTIVATIONS, Asks, Call, Stats
+from twell.kernels.layout import Layout, TwELL
+
+STAGES = {"gate": 1, "plan": 2, "up": 4, "down": 8, "counts": 16, "pack": 32}
+ALL_STAGES = sum(STAGES.values())
+COLUMNS = {16: 32, 64: 128}  # of the tiles of `up`, by the rows of a block
+FEW_ROWS = 256  # up to which blocks are of 16 rows
+MAX_D_FF = 2**18
+
+Capability = tuple[int, int]
+
+
+@cache
+def library(capabilities: tuple[Capability, ...]) -> Library:
+    """The sources, for GPUs of these compute capabilities."""
+    arch = [f"-gencode=arch=compute_{major}{minor},code=sm_{major}{minor}" for major, minor in capabilities]
+    typed = [
+        Source(f"cuda/{stage}.cu", (*arch, f"-DTWELL_T={value}"))
+        for stage in ("gate", "up", "down", "counts")
+        for value in ("__nv_bfloat16", "__half")
+    ]
+    sources = (*typed, Source("cuda/plan.cu", tuple(arch)), Source("cuda/bindings.cpp"))
+    fakes = (("twell::cuda_ffn", lambda *_: None),)
+    return Library("cuda", sources, headers=("common/*", "cuda/*"), seconds=10, cuda=True, fakes=fakes)
+
+
+def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n: int) -> str | None:
+    """Why this kernel cannot take such a call; builds it to find out, once a process."""
+    if device.type != "cuda":
+        return f"expected device cuda, got {device.type}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"expected bfloat16 or float16, got {str(dtype).removeprefix('torch.')}"
+    if d_ff > MAX_D_FF:
+        return f"expected d_ff up to {MAX_D_FF}, as a union lies in shared memory, got {d_ff}"
+    if d_model * d_ff >= 2**35:
+        return f"expected weights of less than 2^35 values, got {d_ff} x {d_model}"
+    if n == 0:
+        return "expected at least 1 row, got 0"
+    return _cannot_run(device)
+
+
+@build.constant
+def _cannot_run(device: torch.device) -> str | None:
+    """What the machine lacks, or what the build failed of."""
+    if torch.version.hip or not torch.cuda.is_available():
+        return "expected a CUDA device that torch can use, found none"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"expected a GPU of compute capability 8.0 or newer, got {torch.cuda.get_device_name(device)}"
+    present = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
+    return build.failure(library(tuple(sorted(at for at in present if at >= (8, 0)))))
+
+
+def lacks(asks: Asks) -> str | None:
+    """What a call asks for that this kernel does not have."""
+    if asks.activation in SPARSE_ACTIVATIONS and asks.threshold is None:
+        return None
+    got = asks.activation if asks.threshold is None else f"{asks.activation} with threshold {asks.threshold}"
+    return f"expected {' or '.join(SPARSE_ACTIVATIONS)} and no threshold, got {got}"
+
+
+class Workspace:
+    """What the launches of one pass leave each other. n: rows; layout: of the TwELL that is wanted, or None."""
+
+    def __init__(self, n: int, d_ff: int, layout: Layout | None, dtype: torch.dtype, device: torch.device) -> None:
+        self.block = 16 if n <= FEW_ROWS else 64
+        blocks, tiles = -(-n // self.block), -(-d_ff // COLUMNS[self.block])
+
+        def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.layout = layout
+        self.masks = empty(n, -(-d_ff // 32))
+        self.values = empty(n, d_ff if layout is None else layout.tiles(d_ff) * layout.tile, dtype=dtype)
+        self.lists = empty(blocks, d_ff)
+        self.sizes = empty(blocks)
+        self.hidden = empty(blocks * self.block, d_ff, dtype=dtype)
+        self.tasks = empty(1 + blocks * tiles, 2)
+        self.words = None if layout is None else empty(n, layout.tiles(d_ff), layout.words)
+        self.spill_index = None if layout is None else empty(n, layout.tiles(d_ff))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.masks, self.values, self.lists, self.sizes, self.hidden, self.tasks
+
+    def packed(self, d_ff: int) -> list[TwELL]:
+        """The TwELL that was wanted: tiles past their slots lie whole in `values`, at their own place."""
+        if self.layout is None or self.words is None or self.spill_index is None:
+            return []
+        spill = self.values.view(-1, self.layout.tile)
+        return [TwELL(self.layout, d_ff, spill.dtype, self.words, None, self.spill_index, spill)]
+
+
+def run(call: Call) -> tuple[Tensor, Stats]:
+    """Runs a checked call: y [n, d_model] and its Stats."""
+    (n, d_model), d_ff = call.x.shape, call.w_gate.shape[0]
+    y, stats = gpu.results(call)
+    layout = (call.layout or Layout()) if call.want_packed else None
+    packed = []
+    row_bytes = max(d_ff * 9 // 2, d_model)  # masks, values, lists and hidden: 1/8, 2, 1/4 and 2 bytes a neuron
+    for rows in gpu.passes(n, row_bytes, max(COLUMNS)):
+        workspace = Workspace(rows.stop - rows.start, d_ff, layout, call.x.dtype, call.x.device)
+        launch(call, rows, workspace, y, stats)
+        packed += workspace.packed(d_ff)
+    stats.packed = TwELL.cat(packed) if len(packed) > 1 else packed[0] if packed else None
+    return y, stats
+
+
+def launch(call: Call, rows: slice, workspace: Workspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES) -> None:
+    """Launches some stages for some rows on the current stream; sums add to those in `stats`."""
+    layout = workspace.layout or call.layout or Layout()
+    torch.ops.twell.cuda_ffn(
+        gpu.aligned(call.x[rows]), gpu.aligned(call.w_gate), call.w_up if call.w_up is None else gpu.aligned(call.w_up),
+        gpu.aligned(call.down_by_neuron), call.b_gate, call.b_up, call.b_down, *workspace.tensors(), y[rows],
+        stats.finite.view(torch.uint8)[rows], None if stats.nnz_used is None else stats.nnz_used[rows],
+        workspace.words, workspace.spill_index, *gpu.count_arguments(call, stats, rows),
+        call.activation == "relu2", call.up_relu, workspace.block, layout.tile, stages,
+    )  # fmt: skip
