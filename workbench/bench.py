@@ -7,7 +7,7 @@ it is known.
     twell bench                                          # the bundled model's layers on the bundled text
     twell bench path/to/model --text book.txt --out runs/mine
     twell bench --shape 2048,5632 --nnz 29,120 --rows 8192 --out shape.parquet
-    twell bench --patterns activity_d2048_f5632.npz --rows 1,8,64
+    twell bench --patterns patterns_d2048_f5632.npz --rows 1,8,64
 
 Cost: some tenths of a second (on a GPU one second) of turns a case, made inputs and a check in float64 beside it, and
 once a shape some seconds for torch.compile. With --energy, six seconds more for each dense and sparse operation.
