@@ -23,7 +23,7 @@ from twell.workbench.store import open_run
 from twell.workbench.writer import arrow_schema
 
 TABLE = "bench"
-SAME = ("case", "rows", "dtype", "device", "weights")  # of an earlier case that a new one replaces
+SAME = ("case", "d_model", "d_ff", "rows", "dtype", "device", "weights")  # of an earlier case that a new one replaces
 SOURCES = (".py", ".cpp", ".h", ".cu", ".cuh")
 
 
