@@ -52,7 +52,7 @@ def capture(options: CaptureOptions) -> Run:
         recorded = Recorded.find(options) if ranks.rank == 0 else None
         if recorded is not None and recorded.run.manifest.status == COMPLETE:
             print(f"{options.out} is complete: nothing is left to capture.")
-            ranks.say("begun", "complete")
+            ranks.say("begun", COMPLETE)
             return recorded.run
         if recorded is None and ranks.rank == 0:
             refuse_existing(options.out)
@@ -90,15 +90,17 @@ def record(
             total += total * options.generate // prompt_length(loaded, options)
         refuse_if_full(loaded, options, total)
         if ranks.world > 1:
-            recorded = Recorded(ranks.begin(options.out, manifest, recorded))
+            share = ranks.begin(options.out, manifest, recorded)
+            if share is None:
+                return open_run(options.out)
+            recorded = Recorded(share)
         if recorded is not None:
             manifest = recorded.goes_on(manifest)
             texts = recorded.skip(texts)
             first = next(texts, None) if first is None else first
         writer = RunWriter(options.out, manifest, resume=recorded is not None, ranks=ranks)
-        return _record(
-            Recorder(loaded, writer, options), ranks, sources, [] if first is None else [first], texts, total
-        )
+        recorder = Recorder(loaded, writer, options)
+        return _record(recorder, ranks, sources, [] if first is None else [first], texts, total)
 
 
 def _record(

@@ -40,6 +40,12 @@ class Part:
         digits = Path(self.file).stem.rpartition("-")[2]
         return int(digits) if digits.isdigit() else -1
 
+    @property
+    def rank(self) -> int:
+        """Of the process that wrote it, where several captured together; else 0."""
+        kind, _, rest = Path(self.file).stem.partition("-")
+        return int(rest.partition("-")[0]) if kind == "rank" else 0
+
 
 @dataclass
 class Manifest:
@@ -68,6 +74,7 @@ class Manifest:
     loss_tokens: int = 0
     parity: dict[str, Any] | None = None
     overhead: dict[str, Any] | None = None
+    ranks: list[dict[str, Any]] = field(default_factory=list)  # of several processes, each one's share of the above
     parts: list[Part] = field(default_factory=list)
 
     @property

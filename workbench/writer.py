@@ -22,6 +22,7 @@ import pyarrow as pa
 from twell.workbench import manifest as manifests
 from twell.workbench.growing import GROUP, GrowingFile, disk_error
 from twell.workbench.manifest import Manifest, Part
+from twell.workbench.ranks import Ranks
 from twell.workbench.schema import TABLES, expand
 from twell.workbench.store import refuse_existing
 
@@ -50,20 +51,21 @@ class RunWriter:
     """Records one run. Not for several threads; the thread that writes files is its own.
 
     `folder` must not hold a run already: UserError, and nothing in it is touched. With `resume` it holds the run of
-    this manifest, and what is no part of it is removed: files that a crash left behind.
+    this manifest, and what is no part of it is removed: files that a crash left behind. `ranks`: this process's place
+    among several that write to the folder; the manifest is then that of its own share.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, resume: bool = False) -> None:
-        self.folder, self.manifest = Path(folder), manifest
+    def __init__(self, folder: Path, manifest: Manifest, resume: bool = False, ranks: Ranks | None = None) -> None:
+        self.folder, self.manifest, self._ranks = Path(folder), manifest, ranks or Ranks()
         if resume:
-            _remove_strays(self.folder, manifest)
+            self._remove_strays()
         else:
             refuse_existing(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            manifests.write(self.folder, manifest)
         except OSError as error:
             raise disk_error(self.folder / manifests.FILE, error) from error
+        self._publish()
         shape = (manifest.layers, manifest.d_ff, manifest.counts_used)
         self._schemas = {name: arrow_schema(name, *shape) for name in TABLES}
         self._rows: dict[str, list[pa.Table]] = {}  # less than a row group of each table
@@ -87,6 +89,11 @@ class RunWriter:
             self._tokens += rows.num_rows
         if sum(one.num_rows for one in held) >= GROUP:
             self._submit(self._write, table, self._rows.pop(table))
+
+    @property
+    def first(self) -> bool:
+        """Whether it writes what a run has once."""
+        return self._ranks.rank == 0
 
     @property
     def due(self) -> bool:
@@ -161,8 +168,9 @@ class RunWriter:
         if not joined.num_rows:
             return
         if table not in self._files:
-            temporary = f"{table}.parquet" if TABLES[table].single_file else f"{table}/part-{self._part:05d}.parquet"
-            self._files[table] = GrowingFile(self.folder / temporary, self._schemas[table])
+            part = f"{table}/{self._ranks.prefix}-{self._part:05d}.parquet"
+            path = self.folder / (f"{table}.parquet" if TABLES[table].single_file else part)
+            self._files[table] = GrowingFile(path, self._schemas[table])
         self._files[table].write(joined)
 
     def _close(self, number: int, tables: Callable[[], Iterable[Rows]], updates: Mapping[str, Any]) -> None:
@@ -189,16 +197,16 @@ class RunWriter:
 
     def _publish(self) -> None:
         try:
-            manifests.write(self.folder, self.manifest)
+            self._ranks.publish(self.folder, self.manifest)
         except OSError as error:
             raise disk_error(self.folder / manifests.FILE, error) from error
 
-
-def _remove_strays(folder: Path, manifest: Manifest) -> None:
-    kept = {folder / part.file for part in manifest.parts}
-    for path in (path for name in TABLES for path in [*(folder / name).glob("*"), *folder.glob(f"{name}.parquet*")]):
-        if path not in kept:
-            path.unlink()
+    def _remove_strays(self) -> None:
+        kept, folder = {self.folder / part.file for part in self.manifest.parts}, self.folder
+        found = (path for name in TABLES for path in [*(folder / name).glob("*"), *folder.glob(f"{name}.parquet*")])
+        for path in found:
+            if path not in kept and self._ranks.wrote(path):
+                path.unlink()
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
