@@ -154,7 +154,8 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path],
     yield start
     for process in running:
         process.terminate()
-        process.wait(10)
+    for process in running:
+        process.wait(20)
 
 
 class Watched:

@@ -1,0 +1,118 @@
+"""What happens under an open page, in a real browser: parts that break, runs that go, keys instead of a pointer."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twell.workbench import manifest as manifests
+
+GONE = 'h1:has-text("This run is gone")'
+
+
+def add_broken_part(run: Path) -> str:
+    """List one more part of activity, cut short; its name."""
+    found = manifests.read(run)
+    part = next(part for part in found.parts if part.table == "activity")
+    name = "activity/part-00099.parquet"
+    (run / name).write_bytes((run / part.file).read_bytes()[:500])
+    found.parts.append(dataclasses.replace(part, file=name))
+    manifests.write(run, found)
+    return name
+
+
+def test_a_part_that_breaks_and_a_run_that_goes_leave_the_pages_standing(
+    browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path, runs: Path
+) -> None:
+    """Two pages stand open on a run that is being recorded, one on a run that is whole."""
+    shutil.copytree(runs / "oracle", recording / "other")
+    address, context = serve(recording), browser.new_context(viewport={"width": 1440, "height": 900})
+    live = [watch(context.new_page(), address) for _ in range(2)]
+    whole = watch(context.new_page(), address)
+    for watched, path in zip(live, ("layers", "text"), strict=True):
+        watched.open(f"/{path}?run=live", ".tw-mark")
+    whole.open("/layers?run=other", ".js-plotly-plot")
+    name = add_broken_part(recording / "live")
+    for watched in live:
+        watched.page.get_by_text(name).first.wait_for(timeout=10_000)
+    shutil.rmtree(recording / "live")
+    for watched in live:
+        watched.page.wait_for_selector(GONE, timeout=10_000)
+    shutil.rmtree(recording / "other")
+    whole.page.get_by_role("link", name="Positions").click()
+    whole.page.wait_for_selector(".tw-empty", timeout=10_000)
+    for watched in (*live, whole):
+        assert watched.page.locator('[data-testid="stException"]').count() == 0
+        watched.check()
+    context.close()
+
+
+def test_every_choice_is_reached_without_a_pointer(watched: Any) -> None:
+    """From the top of the page with Tab: the pages, the run chooser, the token; Enter follows it."""
+    page = watched.page
+    watched.open("/text?run=made&sequence=3", ".tw-passage")
+    page.locator("body").press("Tab")
+    seen: list[str] = []
+    for _ in range(60):
+        found = page.evaluate(
+            "(() => { const e = document.activeElement; const s = getComputedStyle(e);"
+            "return [e.tagName, e.className, (e.textContent || e.ariaLabel || '').trim().slice(0, 40),"
+            "s.outlineStyle !== 'none' || s.boxShadow !== 'none' || s.borderColor] })()"
+        )
+        seen.append(f"{found[0]} {found[2]}")
+        if "t" in str(found[1]).split():
+            break
+        page.keyboard.press("Tab")
+    else:
+        raise AssertionError(f"no token was reached: {seen}")
+    for name in ("Overview", "Tokens", "Kernels", "Export"):
+        assert f"A {name}" in seen
+    assert any("Data" in name for name in seen)
+    pane = page.evaluate("getComputedStyle(document.activeElement, '::after').display")
+    assert pane == "block", "what is known of the token stands beside it"
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/token?**")
+    watched.check()
+
+
+def test_started_over_nothing_it_listens_here_alone_and_asks_nobody(
+    browser: Any, serve: Callable[[Path], str], watch: Any, tmp_path: Path
+) -> None:
+    address = serve(tmp_path)
+    port = int(address.rsplit(":", 1)[1])
+    listening = {
+        line.split()[1].split(":")[0]
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for line in Path(table).read_text().splitlines()[1:]
+        if line.split()[3] == "0A" and int(line.split()[1].split(":")[1], 16) == port
+    }
+    assert listening == {socket.inet_aton("127.0.0.1")[::-1].hex().upper()}
+    watched = watch(browser.new_page(), address)
+    watched.open("/", ".tw-title, .tw-numbers")
+    assert watched.page.locator('[data-testid="stException"]').count() == 0
+    watched.check()
+    watched.page.close()
+
+
+def test_a_link_opens_what_the_sender_saw(watched: Any, browser: Any, address: str, watch: Any) -> None:
+    page = watched.page
+    watched.open("/text?run=made", ".tw-passage")
+    page.get_by_role("textbox", name="One neuron").fill("L1/N5")
+    page.keyboard.press("Enter")
+    page.get_by_test_id("stNumberInputStepUp").click()
+    page.wait_for_function("document.body.innerText.includes('Sequence 1')")
+    page.wait_for_function("document.querySelector('.tw-scale').innerText.includes('L1/N5')")
+    watched.settle()
+    link, text = page.url, page.locator(".tw-passage").inner_text()
+    assert "neuron=L1%2FN5" in link
+    other = watch(browser.new_page(), address)
+    other.open(link.removeprefix(address), ".tw-passage")
+    assert other.page.locator(".tw-passage").inner_text() == text
+    assert "L1/N5" in other.page.locator(".tw-scale").inner_text()
+    other.check()
+    other.page.close()
+    watched.check()
