@@ -98,6 +98,7 @@ __device__ __forceinline__ void pack_rows(unsigned char* staging, Lines& lines, 
   }
   bulk_commit();
   line[0] = count;
+  __syncwarp();
   for (int first = 0; first < kWords; first += kHead) {  // eight words of four rows at a time
     if (!__any_sync(~0u, first == 0 || (count >= first && count <= kSlots))) break;
 #pragma unroll
