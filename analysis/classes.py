@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from twell.analysis import summary
 from twell.analysis.statistics import ratio_error, t_half
-from twell.analysis.tokens import token_text
+from twell.analysis.tokens import token_text, z_variances
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -30,6 +30,7 @@ _FUNCTION_WORDS = (
     "also very just only such each both all any some more most other"
 )
 _URL_PARTS = "http https ftp www com org net gov edu htm html php doi url io co uk :// // /// .com .org .net"
+OFTEN = 20  # occurrences from which a token's z counts in an effect
 FUNCTION_WORDS, URL_PARTS = frozenset(_FUNCTION_WORDS.split()), frozenset(_URL_PARTS.split())
 NAMED = (
     ("whitespace", r"(?:\s|\\[nrtvf])*"),
@@ -84,6 +85,7 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     rows = rows[rows["tokens"] > 0].reset_index(drop=True)
     if rows.empty:
         raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
+    rows["variance"] = z_variances(rows)
     rows["class"] = [classify(text) for text in token_text(run, rows["token_id"])]
     found = [_row(run, name, rows, (rows["class"] == name).to_numpy()) for name in sorted(rows["class"].unique())]
     frame = pd.DataFrame(found).sort_values("z", ascending=False, ignore_index=True)
@@ -101,7 +103,7 @@ def _row(run: Run, name: str, rows: pd.DataFrame, inside: np.ndarray) -> dict[st
     z = y.sum() / n.sum()
     error = float(ratio_error(n.sum(), (n * n).sum(), y.sum(), (y * y).sum(), (n * y).sum(), len(here)))
     half = float(t_half(len(here) - 1)) * error
-    effect, spread = _hedges(y / n, (there["z_sum"] / there["tokens"]).to_numpy())
+    effect, spread = _effect(*(part[part["tokens"] >= OFTEN] for part in (here, there)))
     predicted = here["loss_tokens"].sum()
     return {
         "class": name,
@@ -121,13 +123,22 @@ def _row(run: Run, name: str, rows: pd.DataFrame, inside: np.ndarray) -> dict[st
     }
 
 
-def _hedges(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
-    """Hedges' g of two samples and its standard error (Hedges, 1981); NaN with fewer than two in either."""
+def _effect(here: pd.DataFrame, there: pd.DataFrame) -> tuple[float, float]:
+    """Standardised difference of two classes' tokens and its standard error; NaN with fewer than two in either.
+
+    Hedges' g (1981) of the tokens' mean z, where the variance that a mean has from being taken over few occurrences is
+    left out of the pooled one (Hunter and Schmidt, 2004, chapter 3: correction for unreliability): rare tokens would
+    make every class look alike. Without such variance it is Hedges' g.
+    """
+    a, b = ((rows["z_sum"] / rows["tokens"]).to_numpy() for rows in (here, there))
     if min(len(a), len(b)) < 2:
         return np.nan, np.nan
     degrees = len(a) + len(b) - 2
-    pooled = np.sqrt(((len(a) - 1) * a.var(ddof=1) + (len(b) - 1) * b.var(ddof=1)) / degrees)
-    if not pooled > 0:
+    seen = ((len(a) - 1) * a.var(ddof=1) + (len(b) - 1) * b.var(ddof=1)) / degrees
+    noise = (here["variance"].sum() + there["variance"].sum()) / (degrees + 2)
+    true = seen - noise
+    if not true > 0:
         return np.nan, np.nan
-    g = (a.mean() - b.mean()) / pooled * (1 - 3 / (4 * degrees - 1))
-    return float(g), float(np.sqrt(1 / len(a) + 1 / len(b) + g * g / (2 * (len(a) + len(b)))))
+    g = (a.mean() - b.mean()) / np.sqrt(true) * (1 - 3 / (4 * degrees - 1))
+    apart = (a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)) / true
+    return float(g), float(np.sqrt(apart + (g * seen / true) ** 2 / (2 * (degrees + 2))))

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis import summary
-from twell.analysis.statistics import quantiles
+from twell.analysis.statistics import jackknife_error, quantiles, t_half
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -42,8 +42,11 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     layer; tokens; mean; sd (over tokens, divisor N); p10, p50, p90, p99 (exact: the least count that at least so many
     tokens do not exceed); max; sparsity (1 - mean / d_ff); share (of the nnz of all layers); dead (neurons that did
     not fire in any unflagged token of the run); dead_share; dead_upper (95 % upper bound of a dead neuron's density:
-    3 / tokens); used (mean of the fired neurons whose product is not zero). The dead columns are empty where the run
-    keeps no neuron sums, `used` where the model has no ReLU on the up branch.
+    3 / tokens, were its tokens independent); dead_sequences (95 % upper bound of the share of sequences in which a dead
+    neuron fires at all, 3 / sequences, however its tokens go together); used (mean of the fired neurons whose product
+    is not zero); low, high (95 % of the mean, jackknifed over twenty groups of sequences). The dead columns are empty
+    where the run keeps no neuron sums, `used` where the model has no ReLU on the up branch, the interval with
+    flagged=True.
     """
     counted = layer_histogram(run, flagged)
     rows = []
@@ -67,15 +70,31 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     frame["dead_share"] = frame["dead"].to_numpy(float, na_value=np.nan) / run.d_ff
     bound = DEAD_BOUND / counted_out_of if counted_out_of else np.nan
     frame["dead_upper"] = np.where(frame["dead"].isna(), np.nan, bound)
+    frame["dead_sequences"] = np.where(
+        frame["dead"].isna(), np.nan, min(1.0, DEAD_BOUND / max(run.manifest.sequences, 1))
+    )
     frame["used"] = _used(run, flagged).reindex(frame["layer"]).to_numpy()
+    half = frame["layer"].map(_half_width(run)) if not flagged else np.nan
+    frame["low"], frame["high"] = frame["mean"] - half, frame["mean"] + half
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "tokens": int(frame["tokens"].iloc[0]),
         "sequences": run.manifest.sequences,
         "note": f"dead: no firing in {counted_out_of:,} unflagged tokens of {run.manifest.sequences:,} sequences; "
-        f"the density of such a neuron is below {bound:.2g} with 95 % confidence",
+        f"the density of such a neuron is below {bound:.2g} with 95 % confidence, were its tokens independent, and it "
+        f"fires in less than {100 * DEAD_BOUND / max(run.manifest.sequences, 1):.2g} % of sequences however they are",
     }
     return frame
+
+
+def _half_width(run: Run) -> pd.Series:
+    """Half of the 95 % interval of each layer's mean; empty with fewer than two groups of sequences."""
+    sums = summary.read(run, "position_bands").groupby(["layer", "replicate"])[["tokens", "nnz_sum"]].sum()
+    n, y = (sums[name].unstack(fill_value=0) for name in ("tokens", "nnz_sum"))
+    total_n, total_y = n.sum(axis=1), y.sum(axis=1)
+    without = y.rsub(total_y, axis=0) / n.rsub(total_n, axis=0)
+    error = jackknife_error(total_y / total_n, without.to_numpy().T)
+    return pd.Series(t_half(n.shape[1] - 1) * error, n.index)
 
 
 def _used(run: Run, flagged: bool) -> pd.Series:

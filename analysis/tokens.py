@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from twell.analysis import summary
 from twell.analysis.layers import moments
@@ -79,16 +80,24 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
 
 def _shrunk(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """z of every token by empirical Bayes, and its posterior sd; empty where no token tells how much z varies."""
+    variance = z_variances(rows)
+    if np.isnan(variance).any():
+        return pd.Series(np.nan, rows.index), pd.Series(np.nan, rows.index)
+    means, errors = shrink(rows["z_sum"].to_numpy() / rows["tokens"].to_numpy(float), np.sqrt(variance))
+    return pd.Series(means, rows.index), pd.Series(errors, rows.index)
+
+
+def z_variances(rows: pd.DataFrame) -> NDArray:
+    """The variance of each token's mean z, its clustered estimate drawn towards the common one as if by ten more
+    sequences; NaN where under two tokens stand in two sequences."""
     n, g = rows["tokens"].to_numpy(float), rows["sequences"].to_numpy(float)
-    z = rows["z_sum"].to_numpy() / n
     alone = n * ratio_error(n, rows["tokens_square"], rows["z_sum"], rows["z_square"], rows["z_cross"], g) ** 2
     told = g > 1
     if told.sum() < 2:
-        return pd.Series(np.nan, rows.index), pd.Series(np.nan, rows.index)
+        return np.full(len(rows), np.nan)
     common = float((alone[told] * (g[told] - 1)).sum() / (g[told] - 1).sum())
     mixed = (np.where(told, alone, 0.0) * (g - 1) + common * PRIOR_SEQUENCES) / (g - 1 + PRIOR_SEQUENCES)
-    means, errors = shrink(z, np.sqrt(mixed / n))
-    return pd.Series(means, rows.index), pd.Series(errors, rows.index)
+    return mixed / n
 
 
 def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFrame:

@@ -34,6 +34,11 @@ def questions() -> ModuleType:
     return _load("questions")
 
 
+@pytest.fixture(scope="session")
+def planted() -> ModuleType:
+    return _load("planted")
+
+
 @pytest.fixture
 def small(made: ModuleType, tmp_path: Path) -> Run:
     """A run that a test may change."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from twell.analysis import by_layer, layer_histogram
 from twell.workbench.errors import Missing
@@ -37,8 +38,20 @@ def test_by_layer(run: Run, rows: pd.DataFrame, used: pd.DataFrame, flagged: boo
     np.testing.assert_allclose(table["dead_share"], 1 - fired / run.d_ff, rtol=1e-9)
     unflagged = int((rows["flags"] == 0).sum())
     np.testing.assert_allclose(table["dead_upper"], 3 / unflagged, rtol=1e-12)
+    np.testing.assert_allclose(table["dead_sequences"], 3 / run.manifest.sequences, rtol=1e-12)
     assert f"{unflagged:,}" in table.attrs["note"]
     assert table.attrs["definition"] == run.manifest.nnz_definition
+
+
+def test_interval_of_the_mean(run: Run, rows: pd.DataFrame) -> None:
+    """Each of twenty groups of sequences left out once."""
+    plain, table = rows[rows["flags"] == 0], by_layer(run)
+    for layer in range(run.layers):
+        groups = [plain.loc[plain["sequence"] % 20 != group, layer].mean() for group in range(20)]
+        half = stats.t.ppf(0.975, 19) * np.sqrt(19 / 20 * ((np.array(groups) - plain[layer].mean()) ** 2).sum())
+        assert table["high"][layer] - table["mean"][layer] == pytest.approx(half, rel=1e-9)
+        assert table["mean"][layer] - table["low"][layer] == pytest.approx(half, rel=1e-9)
+    assert by_layer(run, flagged=True)[["low", "high"]].isna().all(axis=None)
 
 
 def test_histogram_is_exact(run: Run, used: pd.DataFrame, flagged: bool) -> None:

@@ -118,7 +118,8 @@ def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
     assert set(table.index) == set(used["kind"])
     assert len(table) >= 3
     assert table["count"].sum() == len(used)
-    by_type = used.groupby("token_id").agg(z=("z", "mean"), kind=("kind", "first"))
+    by_type = used.groupby("token_id").agg(z=("z", "mean"), kind=("kind", "first"), count=("z", "size"))
+    by_type["noise"] = variances(used)
     for kind, row in table.iterrows():
         here, there = used[used["kind"] == kind], used[used["kind"] != kind]
         assert (row["tokens"], row["count"]) == (here["token_id"].nunique(), len(here))
@@ -127,19 +128,37 @@ def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
         assert row["others"] == pytest.approx(there["z"].mean(), rel=1e-9)
         assert row["mean"] == pytest.approx(here["nnz"].mean(), rel=1e-9)
         assert row["loss_mean"] == pytest.approx(here["loss"].mean(), rel=1e-9)
-        a, b = (by_type.loc[inside, "z"] for inside in (by_type["kind"] == kind, by_type["kind"] != kind))
+        types = (by_type["kind"] == kind).sum()
+        if types < 2:
+            assert np.isnan(row["z_se"])
+            continue
+        residuals = (here["z"] - row["z"]).groupby(here["token_id"]).sum()
+        expected = np.sqrt(types / (types - 1) * (residuals**2).sum()) / len(here)
+        assert row["z_se"] == pytest.approx(expected, rel=1e-9)
+        a, b = (by_type[(by_type["kind"] == kind) == inside].query("count >= 20") for inside in (True, False))
         if len(a) < 2:
             assert np.isnan(row["effect"])
             continue
-        residuals = (here["z"] - row["z"]).groupby(here["token_id"]).sum()
-        expected = np.sqrt(len(a) / (len(a) - 1) * (residuals**2).sum()) / len(here)
-        assert row["z_se"] == pytest.approx(expected, rel=1e-9)
-        pooled = np.sqrt(((len(a) - 1) * a.var() + (len(b) - 1) * b.var()) / (len(a) + len(b) - 2))
-        correction = 1 - 3 / (4 * (len(a) + len(b)) - 9)
-        g = (a.mean() - b.mean()) / pooled * correction
-        half = 1.96 * np.sqrt(1 / len(a) + 1 / len(b) + g**2 / 2 / (len(a) + len(b)))
+        size = len(a) + len(b)
+        seen = ((len(a) - 1) * a["z"].var() + (len(b) - 1) * b["z"].var()) / (size - 2)
+        true = seen - pd.concat([a, b])["noise"].mean()
+        g = (a["z"].mean() - b["z"].mean()) / np.sqrt(true) * (1 - 3 / (4 * size - 9))
+        apart = (a["z"].var() / len(a) + b["z"].var() / len(b)) / true
+        half = 1.96 * np.sqrt(apart + (g * seen / true) ** 2 / 2 / size)
         expected = (g, g - half, g + half)
         assert (row["effect"], row["effect_low"], row["effect_high"]) == pytest.approx(expected, rel=1e-9)
+
+
+def variances(used: pd.DataFrame) -> pd.Series:
+    """Of each token's mean z: clustered by sequence, drawn towards the common one as if by ten more sequences."""
+    found = {}
+    for token, there in used.groupby("token_id"):
+        residuals = (there["z"] - there["z"].mean()).groupby(there["sequence"]).sum()
+        g, n = len(residuals), len(there)
+        found[token] = (n, g, g / (g - 1) * (residuals**2).sum() / n if g > 1 else 0.0)
+    table = pd.DataFrame(found, index=["n", "g", "alone"]).T
+    common = np.average(table["alone"], weights=table["g"] - 1)
+    return (table["alone"] * (table["g"] - 1) + 10 * common) / (table["g"] - 1 + 10) / table["n"]
 
 
 def test_shrunk_tokens(run: Run, made: ModuleType) -> None:
