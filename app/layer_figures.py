@@ -40,6 +40,7 @@ def ridges(histogram: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
             col=1,
         )
     _means(figure, by_layer)
+    _used(figure, by_layer)
     said = [f"{number(m)} · {percent(s)}" for m, s in zip(by_layer["mean"], by_layer["share"], strict=True)]
     _bars(figure, 2, layers, by_layer["mean"], said, BLUE)
     _bars(figure, 3, layers, by_layer["dead_share"], [percent(v) for v in by_layer["dead_share"]], GREY)
@@ -97,6 +98,21 @@ def _means(figure: go.Figure, by_layer: pd.DataFrame) -> None:
         hovertemplate="layer %{y:.0f}: mean %{x:.4g}, sd %{customdata[0]:.3g}<br>p10 %{customdata[1]:.0f} · "
         "p50 %{customdata[2]:.0f} · p90 %{customdata[3]:.0f} · p99 %{customdata[4]:.0f} · max %{customdata[5]:.0f}"
         "<extra></extra>",
+        row=1,
+        col=1,
+    )
+
+
+def _used(figure: go.Figure, by_layer: pd.DataFrame) -> None:
+    """A ring at the mean of the fired neurons that a ReLU on the up branch leaves."""
+    if "used" not in by_layer or not by_layer["used"].notna().any():
+        return
+    figure.add_scatter(
+        x=np.maximum(by_layer["used"], ZERO),
+        y=by_layer["layer"],
+        mode="markers",
+        marker={"color": BLUE, "size": 9, "symbol": "circle-open", "line": {"width": 1.5}},
+        hovertemplate="layer %{y:.0f}: %{x:.4g} with a product that is not zero<extra></extra>",
         row=1,
         col=1,
     )

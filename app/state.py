@@ -119,7 +119,7 @@ def bound(key: str, default: Any, read: Callable[[str], Any]) -> dict[str, Any]:
 
 def filters() -> dict[str, str]:
     """What of the address filters the list of tokens."""
-    return {name: text for name in ("find", "least") if (text := parameter(name))}
+    return {name: text for name in ("find", "least", "rank") if (text := parameter(name))}
 
 
 def shown() -> Run:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pandas as pd
+import streamlit as st
+
 from twell.app import parts
 from twell.app.figures import small_multiples
 from twell.app.layer_figures import ridges
-from twell.app.state import ask, shown
-from twell.app.words import number, plural, signed, whole
+from twell.app.state import ask, bound, shown
+from twell.app.words import number, percent, plural, signed, whole
 from twell.workbench.store import Run
+
+LOSSES = {"next": "of what comes next", "own": "of the token itself"}
 
 
 def distributions(run: Run) -> None:
@@ -18,8 +23,8 @@ def distributions(run: Run) -> None:
     parts.heading(
         "Activity by layer",
         f"Exact counts of {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, logarithmic axis "
-        "with a place for 0. Dead: never fired in these tokens; the density of such a neuron is under "
-        f"{number(3e6 / max(tokens, 1), 2)} per million tokens (95 %).",
+        f"with a place for 0.{second_relu(frame)} Dead: never fired in these tokens; the density of such a neuron "
+        f"is under {number(3e6 / max(tokens, 1), 2)} per million tokens (95 %).",
         frame,
         run,
         "analysis.by_layer(run), analysis.layer_histogram(run)",
@@ -27,14 +32,30 @@ def distributions(run: Run) -> None:
     parts.draw(ridges(histogram, frame), "ridges", "Distribution of nnz in each layer")
 
 
+def second_relu(frame: pd.DataFrame) -> str:
+    """What a ReLU on the up branch leaves of the fired neurons, where the model has one."""
+    if "used" not in frame or not frame["used"].notna().any():
+        return ""
+    share = frame["used"].sum() / max(frame["mean"].sum(), 1e-9)
+    return f" ○: fired neurons whose product is not zero, {percent(share)} of them."
+
+
 def surprisal(run: Run) -> None:
-    """Whether a token fires more neurons where the model predicts worse."""
-    frame = ask(run, "surprisal")
-    correlation = ask(run, "surprisal_correlation").set_index("layer")
+    """Whether a token fires more neurons where the model predicts worse, or where it was predicted badly itself."""
+    above = st.container()
+    tie = bound("of", "next", lambda text: text if text in LOSSES else None)
+    of = st.segmented_control(
+        "Loss", list(LOSSES), format_func=lambda o: LOSSES[o], required=True, label_visibility="collapsed", **tie
+    )
+    with above:
+        frame = ask(run, "surprisal", of=of)
+    correlation = ask(run, "surprisal_correlation", of=of).set_index("layer")
     means = frame.groupby("layer")[["nnz_mean", "tokens"]].apply(
         lambda part: (part["nnz_mean"] * part["tokens"]).sum() / max(part["tokens"].sum(), 1)
     )
-    frame = frame.assign(layer_mean=frame["layer"].map(means), loss=(frame["loss_low"] + frame["loss_high"]) / 2)
+    last = frame["bin"] == frame["bin"].max()  # open to the right: drawn where it begins
+    middle = (frame["loss_low"] + frame["loss_high"]) / 2
+    frame = frame.assign(layer_mean=frame["layer"].map(means), loss=middle.where(~last, frame["loss_low"]))
     frame = frame[(frame["layer_mean"] > 0) & (frame["tokens"] > 0)]
     for name, shift in (("relative", 0.0), ("low", -1.96), ("high", 1.96)):
         frame[name] = (frame["nnz_mean"] + shift * frame["nnz_se"].fillna(0)) / frame["layer_mean"]
@@ -42,14 +63,16 @@ def surprisal(run: Run) -> None:
         f"loss {r.loss_low:.2f}–{r.loss_high:.2f} nats<br>mean nnz {number(r.nnz_mean)}, n = {whole(r.tokens)}"
         for r in frame.itertuples()
     ]
-    parts.heading(
-        "Activity and surprise",
-        "Mean nnz relative to the layer's mean, against the loss of the prediction made at the token, in bins of equal "
-        "counts; bands are 95 % intervals. ρ: Spearman over tokens.",
-        frame.drop(columns="hover"),
-        run,
-        "analysis.surprisal(run)",
-    )
+    which = "the prediction made at the token" if of == "next" else "the token itself, as predicted before it"
+    with above:
+        parts.heading(
+            "Activity and surprise",
+            f"Mean nnz relative to the layer's mean, against the loss of {which}, in bins of equal counts, the last "
+            "one drawn where it begins; bands are 95 % intervals. ρ: Spearman over tokens.",
+            frame.drop(columns="hover"),
+            run,
+            "analysis.surprisal(run)" if of == "next" else 'analysis.surprisal(run, of="own")',
+        )
     titles = {
         layer: f"L{layer} · ρ {signed(correlation['spearman'].get(layer, float('nan')), 2)}"
         for layer in frame["layer"].unique()

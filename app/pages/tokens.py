@@ -14,11 +14,12 @@ from twell.workbench.store import Run
 EACH = 15  # tokens at each end of the ranking
 MOST = 1_000_000  # the largest minimum count
 VIEWS = {"tokens": "Tokens", "words": "Whole words", "classes": "Classes"}
+MEANS = {"z": "the layer", "z_position": "layer and position"}  # what a token's nnz is measured from
 ROWS = 5000  # rows of the table that go to the browser
 
 
-def chosen_filters() -> tuple[str, int, str]:
-    """What is ranked, minimum count and search text, carried by the address."""
+def chosen_filters() -> tuple[str, int, str, str]:
+    """What is ranked, minimum count, search text and what nnz is measured from, carried by the address."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         view = st.segmented_control(
             "Rank",
@@ -28,7 +29,7 @@ def chosen_filters() -> tuple[str, int, str]:
             **bound("view", "tokens", lambda text: text if text in VIEWS else None),
         )
         if view == "classes":
-            return "classes", 0, ""
+            return "classes", 0, "", "z"
         search = st.text_input(
             "Search",
             placeholder="part of a token; ␣ stands for a space",
@@ -45,7 +46,17 @@ def chosen_filters() -> tuple[str, int, str]:
             help="Tokens seen fewer times are left out: their means say little.",
             **bound("least", 20, lambda text: min(max(whole_number(text) or 20, 1), MOST)),
         )
-    return str(view), int(least), search
+        rank = "z"
+        if view == "tokens":
+            rank = st.segmented_control(
+                "Against the mean of",
+                list(MEANS),
+                format_func=lambda r: MEANS[r],
+                required=True,
+                help="Of the layer at the token's place in its sequence, too: what stands early fires more in some.",
+                **bound("rank", "z", lambda text: text if text in MEANS else None),
+            )
+    return str(view), int(least), search, str(rank)
 
 
 def go_to(token: int) -> None:
@@ -53,11 +64,11 @@ def go_to(token: int) -> None:
     open_page("token", run=st.session_state["run"], token=int(token), **filters())
 
 
-def table(run: Run, frame: pd.DataFrame, least: int) -> None:
+def table(run: Run, frame: pd.DataFrame, code: str) -> None:
     """Every token that the filters leave; a click on a row opens the token's page."""
     cut = f", the {whole(ROWS)} loudest shown" if len(frame) > ROWS else ""
     said = f"{plural(len(frame), 'token')}{cut}. Choose a row to see where in the text the token stands."
-    parts.heading("Every token", said, frame, run, f"analysis.by_token(run, min_count={least})")
+    parts.heading("Every token", said, frame, run, code)
     rows = frame.head(ROWS).assign(text=frame["text"].map(visible))
     event = st.dataframe(
         rows,
@@ -157,14 +168,17 @@ def classes(run: Run) -> None:
 def page(run: Run) -> None:
     """The filters, the two ends of the ranking, and the table."""
     st.query_params.pop("token", None)  # where the way back from a token's page has left one
-    view, least, search = chosen_filters()
+    view, least, search, rank = chosen_filters()
     if view == "classes":
         classes(run)
         return
     if view == "words":
         words(run, least, search)
         return
-    frame = searched(ask(run, "by_token", min_count=least), "text", search)
+    frame = searched(ask(run, "by_token", min_count=least, rank=rank), "text", search)
+    code = f"analysis.by_token(run, min_count={least}{', rank=' + repr(rank) if rank != 'z' else ''})"
+    if rank != "z":
+        frame = frame.assign(z=frame[rank], z_se=frame[f"{rank}_se"])
     if frame.empty:
         st.info("No token is left: shorten the search, or lower the minimum count.")
         return
@@ -172,10 +186,11 @@ def page(run: Run) -> None:
     loud, quiet = frame.head(each), frame[each:].tail(each)[::-1]
     said = (
         f"Mean z over layers with 95 % intervals, clustered by sequence, of {plural(len(frame), 'token')} seen at "
-        f"least {plural(least, 'time')}. Choose a dot to see where in the text the token stands."
+        f"least {plural(least, 'time')}; z against the mean of {MEANS[rank]}. Choose a dot to see where in "
+        "the text the token stands."
     )
     both = pd.concat([loud, quiet])
-    parts.heading("Loudest and quietest", said, both, run, f"analysis.by_token(run, min_count={least})")
+    parts.heading("Loudest and quietest", said, both, run, code)
     event = parts.draw(
         ranking(loud, quiet),
         "ranking",
@@ -186,7 +201,7 @@ def page(run: Run) -> None:
     for point in event.selection.points:
         chosen = (loud, quiet)[point["curve_number"]].iloc[point["point_index"]]
         go_to(chosen["token_id"])
-    table(run, frame, least)
+    table(run, frame, code)
 
 
 parts.title("Which tokens fire the most neurons?")
