@@ -8,7 +8,7 @@ from __future__ import annotations
 from twell.analysis.claims import LARGE, Answer, Claim
 from twell.analysis.gains import gain_correlations
 from twell.analysis.layers import by_layer
-from twell.analysis.speedup import model_speedup, speedup
+from twell.analysis.speedup import model_speedup, over_batches, speedup
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -41,7 +41,7 @@ def faster(least: float, text: str) -> Claim:
         found = _model(run)
         return Answer(
             f"the whole forward pass runs {found['speedup']:.2f} times as fast, on {run.manifest.device}",
-            f"median of {found['repeats']} batches, from {found['low']:.2f} to {found['high']:.2f}; kernel "
+            f"{over_batches(found['repeats'])}, from {found['low']:.2f} to {found['high']:.2f}; kernel "
             f"{found['kernel']}",
             found["speedup"] >= 1 + least,
             f"at least {1 + least:g} times dense",
@@ -56,7 +56,7 @@ def energy(run: Run) -> Answer:
         raise Missing("The device reported no power while the model was timed.")
     return Answer(
         f"a token takes {100 * (1 - found['energy']):.0f} % less energy",
-        f"power times time, sparse over dense, median of {found['repeats']} batches: {found['energy']:.2f}",
+        f"power times time, sparse over dense, {over_batches(found['repeats'])}: {found['energy']:.2f}",
         found["energy"] <= 1 - 0.118,
         "at least 11.8 % less",
     )

@@ -64,11 +64,17 @@ def speedup(run: Run) -> pd.DataFrame:
     frame = frame.reset_index()
     frame.attrs = {
         "comparable": comparable,
-        "note": f"median of {int(frame['repeats'].min())} batches or more, prefill, {run.manifest.device}"
+        "note": f"{over_batches(*frame['repeats'].agg(['min', 'max']))}, prefill, {run.manifest.device}"
         if comparable
         else REFERENCE,
     }
     return frame
+
+
+def over_batches(least: int, most: int | None = None) -> str:
+    """What a number was taken over, in words."""
+    more = "" if most is None or most == least else " or more"
+    return f"one batch{more}" if least == 1 else f"median of {least} batches{more}"
 
 
 def model_speedup(run: Run) -> dict[str, Any]:
@@ -99,7 +105,7 @@ def model_speedup(run: Run) -> dict[str, Any]:
         "repeats": len(ratio),
         "kernel": ", ".join(sorted(kernels)),
         "comparable": comparable,
-        "note": f"median of {len(ratio)} batches, prefill, {run.manifest.device}" if comparable else REFERENCE,
+        "note": f"{over_batches(len(ratio))}, prefill, {run.manifest.device}" if comparable else REFERENCE,
     }
 
 

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from twell.analysis import by_layer, model_speedup, overview, speedup, speedup_correlation, timings_by_batch
+from twell.analysis.speedup import over_batches
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -150,3 +151,17 @@ def test_model_speedup(made: ModuleType, tmp_path: Path) -> None:
     assert (found["kernel"], found["comparable"]) == ("cpu", True)
     with pytest.raises(Missing, match="whole forward pass"):
         model_speedup(made.make(tmp_path / "layers", sequences=10, parts=1))
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "words"),
+    [
+        (1, None, "one batch"),
+        (1, 1, "one batch"),
+        (1, 4, "one batch or more"),
+        (3, 3, "median of 3 batches"),
+        (3, 9, "median of 3 batches or more"),
+    ],
+)
+def test_what_a_median_is_over(least: int, most: int | None, words: str) -> None:
+    assert over_batches(least, most) == words
