@@ -127,13 +127,8 @@ class Plain:
     logits: list[torch.Tensor]
 
 
-def run_plain(
-    folder: Path, sequences: list[np.ndarray], dtype: torch.dtype, keep: bool = True, threshold: float | None = None
-) -> Plain:
-    """`keep=False`: without gates and logits, for a model and a text that are not tiny.
-
-    threshold: count the hidden values, as they go into the last map, by their size.
-    """
+def run_plain(folder: Path, sequences: list[np.ndarray], dtype: torch.dtype, keep: bool = True) -> Plain:
+    """`keep=False`: without gates and logits, for a model and a text that are not tiny."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     nnz: list[torch.Tensor] = []
     near: list[torch.Tensor] = []
@@ -146,16 +141,8 @@ def run_plain(
         if keep:
             gates.append(gate.numpy().copy())
 
-    def hear_hidden(_module: Any, inputs: tuple[torch.Tensor]) -> None:
-        size = inputs[0][0].abs()
-        nnz.append((size > threshold).sum(-1))
-        near.append((size - threshold).abs().amin(-1) < 1e-5 * size.square().mean(-1).sqrt())
-
     for layer in model.get_decoder().layers:
-        if threshold is None:
-            first_map(layer).register_forward_hook(hear)
-        else:
-            layer.mlp.down_proj.register_forward_pre_hook(hear_hidden)
+        first_map(layer).register_forward_hook(hear)
     logits: list[torch.Tensor] = []
     with torch.inference_mode():
         for ids in sequences:

@@ -5,6 +5,7 @@ readable run marked `interrupted` when it is stopped. Cost: 20 s.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from twell.workbench.cli import main
 from twell.workbench.errors import UserError
 from twell.workbench.options import CaptureOptions
 from twell.workbench.recorder import Recorder
+from twell.workbench.schema import nnz_columns
 from twell.workbench.store import Run, open_run
 
 Twell = Callable[..., str]
@@ -191,3 +193,25 @@ def test_kill_9_loses_the_part_in_flight_only(tiny: Path, tmp_path: Path) -> Non
     assert len(run.parts("activity")) >= 2
     assert len(run.activity()) == run.manifest.tokens == run.frame("sequences")["tokens"].sum()
     assert run.damaged() == []
+
+
+def test_documents_too_long_and_empty_ones(
+    tiny: Path,
+    tmp_path: Path,
+    plain: Callable[..., Any],
+    sequences_of: Callable[..., Any],
+) -> None:
+    """Longer than the context: cut, and each piece read from position 0; without text: left out, but numbered."""
+    long = "The ferry waits for nobody. " * 40
+    path = tmp_path / "mixed.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("", long, " ", "", "x")), encoding="utf-8")
+    run = run_capture(tiny, tmp_path / "run", (str(path),), seq_len=None, batch_tokens=300)
+    sequences = run.frame("sequences")
+    pieces = sequences[sequences["document"] == 1]
+    assert pieces["start"].tolist() == [128 * place for place in range(len(pieces))] and len(pieces) > 1
+    assert pieces["tokens"].max() == 128 == run.activity()["position"].max() + 1
+    assert sequences["document"].tolist() == [*[1] * len(pieces), 2, 4]  # a space is a token, nothing is none
+    assert run.decode(run.activity()["token_id"]) == f"{long} x"
+    expected = plain(tiny, sequences_of(run), torch.float32)
+    differs = run.activity()[nnz_columns(3)].to_numpy() != expected.nnz
+    assert not (differs & ~expected.near).any()

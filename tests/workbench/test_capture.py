@@ -71,26 +71,6 @@ def test_counts(
     assert_counts(run_capture, sequences_of, folder, tmp_path, texts, plain)
 
 
-@pytest.mark.parametrize(("activation", "threshold"), [("silu", 0.1), ("gelu", 0.02), ("relu", 0.3)])
-def test_counts_by_a_threshold(
-    run_capture: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-    activation: str,
-    threshold: float,
-    tmp_path: Path,
-    make_model: Callable[..., Path],
-    texts: tuple[str, ...],
-    plain: Callable[..., Any],
-) -> None:
-    folder = make_model(tmp_path / "model", "llama", hidden_act=activation)
-    run = run_capture(folder, tmp_path / "run", texts, torch.float64, threshold=threshold)
-    expected = plain(folder, sequences_of(run), torch.float64, threshold=threshold)
-    np.testing.assert_array_equal(counts(run), expected.nnz)
-    assert 0.02 < expected.nnz.mean() / run.d_ff < 0.98
-    assert f"> {threshold}" in run.manifest.nnz_definition
-    assert "densely" in run.manifest.nnz_definition
-
-
 @pytest.mark.skipif(not (DATA / "demo-model" / "config.json").exists(), reason="data/demo-model is not trained yet")
 def test_counts_of_the_bundled_model(
     run_capture: Callable[..., Any], sequences_of: Callable[..., Any], tmp_path: Path, plain: Callable[..., Any]

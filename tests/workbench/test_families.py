@@ -217,7 +217,8 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {  # the map back from the hidde
     "falcon": ("mlp.dense_4h_to_h", {"ffn_hidden_size": 264, "alibi": True}),
     "bloom": ("mlp.dense_4h_to_h", {"n_layer": 3, "n_head": 2}),
     "starcoder2": ("mlp.c_proj", {"num_key_value_heads": 1}),
-    "qwen3": ("mlp.down_proj", {"hidden_act": "silu", "head_dim": 16}),
+    "qwen3": ("mlp.down_proj", {"hidden_act": "silu", "head_dim": 32}),  # attention leads back from another width too
+    "llama": ("mlp.down_proj", {"hidden_act": "relu"}),
     "opt": ("fc2", {"activation_function": "gelu"}),
 }
 
