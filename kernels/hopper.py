@@ -31,7 +31,7 @@ LAYOUT = Layout(tile=256, compression=8)  # what the gate product emits
 BLOCK, PANEL = 128, 64  # rows that share a union; columns of a hidden panel
 WINDOW = 1024  # rows that are put in order of nnz before they are cut into blocks
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
-FEW_ROWS = 16  # take launches of their own, bound by reading the gate's weights
+FEW_ROWS = 128  # take two launches of their own, bound by reading weights once and by what waits for what
 MAX_WORKSPACE = 4 * 2**30  # bytes; rows past it take another pass
 STAGES = {"gate": 1, "plan": 2, "up": 4, "down": 8, "counts": 16}
 ALL_STAGES = sum(STAGES.values())
@@ -193,8 +193,8 @@ def launch(
     neurons = [None] * 6 if sums is None else [
         sums.fires, sums.value_sum, sums.value_max, sums.token_min, sums.token_max, sums.first_sequence,
     ]  # fmt: skip
-    if len(y) <= FEW_ROWS and nnz is None and not call.want_packed:
-        stages &= ~STAGES["plan"]  # few rows have no plan, but words in its place, which only the counts read
+    if len(y) <= FEW_ROWS and stats.tiles is None and sums is None and not call.want_packed:
+        stages &= ~(STAGES["plan"] | STAGES["counts"])  # few rows have no plan, but words in its place; nnz needs none
     torch.ops.twell.hopper_ffn(
         _aligned(call.x[rows]), _aligned(call.w_gate), call.w_up if call.w_up is None else _aligned(call.w_up),
         _aligned(call.down_by_neuron), call.b_gate, call.b_up, call.b_down, *workspace.tensors(), y, finite,

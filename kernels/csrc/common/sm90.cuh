@@ -89,6 +89,14 @@ __device__ __forceinline__ void tma_load_2d_multicast(void* smem, const CUtensor
       : "memory");
 }
 
+__device__ __forceinline__ void tma_load_3d(void* smem, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+          smem_address(smem)),
+      "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
 __device__ __forceinline__ void bulk_load(void* smem, const void* global, uint32_t bytes, uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    smem_address(smem)),
@@ -118,6 +126,11 @@ __device__ __forceinline__ void bulk_wait() {  // until the destinations are wri
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
+// Into the L2 alone: a hint, which other memory operations need no fence with.
+__device__ __forceinline__ void prefetch_bulk(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -136,7 +149,12 @@ __device__ __forceinline__ void async_arrive(uint64_t* barrier) {
 }
 __device__ __forceinline__ void async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// ---- clusters and registers
+// ---- launches that overlap, clusters, and registers
+
+// Lets the next kernel of the stream start, up to its `wait_for_launches`, once every CTA of this one has begun.
+__device__ __forceinline__ void let_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// Until the kernels before this one are over and their writes are visible.
+__device__ __forceinline__ void wait_for_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t rank;
@@ -145,6 +163,15 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 }
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Where the same variable lies in another CTA of the cluster, and a write to it that the next cluster_sync makes visible there.
+__device__ __forceinline__ uint32_t remote_address(const void* pointer, uint32_t cta) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(smem_address(pointer)), "r"(cta));
+  return remote;
+}
+__device__ __forceinline__ void store_remote(uint32_t remote, float a, float b) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(a), "f"(b) : "memory");
 }
 template <int kRegisters>
 __device__ __forceinline__ void registers_up() {

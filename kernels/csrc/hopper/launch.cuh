@@ -13,10 +13,8 @@ inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-// A row-major matrix [height, width] of T, copied in boxes of [box_height, 64], zeros outside, that lie 128-byte swizzled in
-// shared memory, or as they lie outside.
-template <typename T>
-CUtensorMap tensor_map(const void* matrix, int height, int width, int box_height, bool swizzled = true) {
+inline CUtensorMap encode_map(CUtensorMapDataType type, const void* matrix, int rank, const cuuint64_t* sizes, const cuuint64_t* strides,
+                              const cuuint32_t* box, bool swizzled) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -24,18 +22,38 @@ CUtensorMap tensor_map(const void* matrix, int height, int width, int box_height
           "cuTensorMapEncodeTiled");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
-  constexpr auto kType =
-      std::is_same_v<T, __nv_bfloat16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   CUtensorMap map;
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)};
-  const cuuint64_t strides[] = {sizes[0] * sizeof(T)};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_height)}, every[] = {1, 1};
-  const CUresult result = encode(&map, kType, 2, const_cast<void*>(matrix), sizes, strides, box, every,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE,
+  const cuuint32_t every[] = {1, 1, 1};
+  const CUresult result = encode(&map, type, rank, const_cast<void*>(matrix), sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                  swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) throw std::runtime_error("tensor map: the driver answers " + std::to_string(result));
   return map;
+}
+
+template <typename T>
+constexpr CUtensorMapDataType kMapType =
+    std::is_same_v<T, __nv_bfloat16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+
+// A row-major matrix [height, width] of T, copied in boxes of [box_height, 64], zeros outside, that lie 128-byte swizzled in
+// shared memory, or as they lie outside.
+template <typename T>
+CUtensorMap tensor_map(const void* matrix, int height, int width, int box_height, bool swizzled = true) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)}, strides[] = {sizes[0] * sizeof(T)};
+  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_height)};
+  return encode_map(kMapType<T>, matrix, 2, sizes, strides, box, swizzled);
+}
+
+// The same matrix, swizzled, in boxes of `tiles` such that follow each other in k. The box at (0, row, tile); where the width is no
+// multiple of 64, of one each, at (k, row, 0).
+template <typename T>
+CUtensorMap tiles_map(const void* matrix, int height, int width, int box_height, int tiles) {
+  const bool even = width % 64 == 0;
+  const cuuint64_t columns = even ? 64 : width, row = width * sizeof(T);
+  const cuuint64_t sizes[] = {columns, static_cast<cuuint64_t>(height), even ? width / columns : 1};
+  const cuuint64_t strides[] = {row, even ? columns * sizeof(T) : row * height};
+  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_height), even ? static_cast<cuuint32_t>(tiles) : 1};
+  return encode_map(kMapType<T>, matrix, 3, sizes, strides, box, true);
 }
 
 inline int multiprocessors() {
@@ -50,6 +68,22 @@ void launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, c
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "shared memory");
   kernel<<<grid, threads, shared, stream>>>(arguments...);
   check(cudaGetLastError(), "launch");
+}
+
+// In clusters of that many CTAs; may start before the kernel before it in the stream is over, and waits for that itself.
+template <typename... Parameters, typename... Arguments>
+void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, int cluster, cudaStream_t stream,
+                        const Arguments&... arguments) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "shared memory");
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream;
+  config.attrs = attributes, config.numAttrs = 2;
+  check(cudaLaunchKernelEx(&config, kernel, arguments...), "launch");
 }
 
 }  // namespace twell::hopper

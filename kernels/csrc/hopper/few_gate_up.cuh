@@ -1,0 +1,248 @@
+// The gate and up products of few rows: 48 neurons to a CTA, rows as the 64 to 256 rows of the products.
+#pragma once
+
+#include "hopper/few.cuh"
+
+namespace twell::hopper {
+
+constexpr int few_consumers(int groups, int tiles) { return 128 * groups * tiles; }  // a warpgroup to 64 rows and a tile of a stage
+
+template <int kGroups, int kTiles>
+struct __align__(16) FewShared {
+  static constexpr int kRows = 64 * kGroups;
+  uint64_t full[kFewStages], empty[kFewStages];
+  uint16_t gates[kRows][kFewNeurons + 8];  // values, then the hidden state; banks apart
+  uint32_t fires[2], broken[2 * kGroups];  // a bit a neuron that any row fires; a bit a row that is not finite
+  uint16_t list[kFewNeurons];              // the neurons that fire, ascending
+  float4 sums[kTiles - 1][kGroups][kFewNeurons / 8][128];  // of the warpgroups of other tiles than the first
+};
+
+// Fills the stages with the rows, and with weights: from `map`, or, if there is a list, the neurons of `weights` that it names.
+// Each CTA begins elsewhere in k, so that not all ask for the same at once.
+template <typename T, int kTiles>
+__device__ __forceinline__ void produce_few(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, const T* weights,
+                                            const uint16_t* list, int count, int first, const FewShape& shape, const Ffn& f) {
+  const int thread = threadIdx.x % kFewProducers, row = thread / 8, chunk = thread % 8;
+  const int tiles = (f.d_model + kTileK - 1) / kTileK, stages = (tiles + kTiles - 1) / kTiles, step = shape.even ? kTiles : 1;
+  const uint32_t bytes = kTiles * (shape.row_bytes() + (list == nullptr ? kFewWeightBytes : 0));
+  const uint32_t place = row * 128 + ((chunk ^ (row & 7)) << 4);
+  const T* from[kFewNeurons / 16];
+#pragma unroll
+  for (int j = 0; j < kFewNeurons / 16; ++j)
+    if (row + 16 * j < count) from[j] = weights + static_cast<int64_t>(first + list[row + 16 * j]) * f.d_model + 8 * chunk;
+  int tile = blockIdx.x % stages * kTiles;
+  for (int stage = 0; stage < stages; ++stage, s.next()) {
+    barrier_wait(&s.empty[s.at], s.phase);
+    uint64_t* full = &s.full[s.at];
+    if (thread == 0) {
+      barrier_expect(full, bytes);
+      for (int i = 0; i < kTiles; i += step) {
+        const int x = shape.even ? 0 : (tile + i) * kTileK, z = shape.even ? tile + i : 0;
+        tma_load_3d(s.here() + kTiles * kFewWeightBytes + i * shape.row_bytes(), &x_map, full, x, 0, z);
+        if (list == nullptr) tma_load_3d(s.here() + i * kFewWeightBytes, &map, full, x, first, z);
+      }
+    }
+    const uint32_t to = smem_address(s.here()) + place;
+#pragma unroll
+    for (int j = 0; j < kFewNeurons / 16; ++j) {
+      if (row + 16 * j >= count) break;
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        const int k = (tile + i) * kTileK;
+        const bool inside = k + 8 * chunk < f.d_model;
+        async_copy_16(to + i * kFewWeightBytes + j * 2048, from[j] + (inside ? k : 0), inside);
+      }
+    }
+    async_arrive(full);
+    tile = tile + kTiles < stages * kTiles ? tile + kTiles : 0;
+  }
+}
+
+// Adds up what the warpgroups of the same rows have of D[64 x kN], in order; only that of the first tile has it then.
+template <int kN, int kGroups, int kTiles>
+__device__ __forceinline__ void add_up(float (&d)[kFewNeurons / 2], FewShared<kGroups, kTiles>& s, int rows, int tile) {
+  const int thread = threadIdx.x % 128;
+  if (tile > 0)
+#pragma unroll
+    for (int i = 0; i < kN / 8; ++i) s.sums[tile - 1][rows][i][thread] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
+  named_sync<few_consumers(kGroups, kTiles)>(1);
+  if (tile == 0)
+#pragma unroll
+    for (int t = 0; t < kTiles - 1; ++t)
+#pragma unroll
+      for (int i = 0; i < kN / 8; ++i) {
+        const float4 v = s.sums[t][rows][i][thread];
+        d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
+      }
+}
+
+// The gate's epilogue: values into `gates`, what fired, what is not finite, and how many fired in each row.
+template <typename T, int kGroups, int kTiles>
+__device__ __forceinline__ void finish_gate(float (&d)[kFewNeurons / 2], FewShared<kGroups, kTiles>& s, const Ffn& f, const FewMarks& marks,
+                                            const Consumer& c, int first, bool dense) {
+  const int quad = c.lane & 3;
+  const uint64_t real = first + kFewNeurons <= f.d_ff ? ~0ull : (1ull << max(f.d_ff - first, 0)) - 1;  // past the last, NaN fires too
+  if (const T* bias = static_cast<const T*>(f.b_gate)) {
+#pragma unroll
+    for (int j = 0; j < kFewNeurons / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int neuron = first + 8 * j + 2 * quad + e;
+        const float b = neuron < f.d_ff ? static_cast<float>(bias[neuron]) : 0.f;
+        d[4 * j + e] += b, d[4 * j + 2 + e] += b;
+      }
+  }
+  uint32_t mask[2] = {0, 0};  // over both rows
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = c.row() + 8 * h;
+    if (row >= f.rows) {
+      if (row < (f.rows + 7) / 8 * 8)
+#pragma unroll
+        for (int j = 0; j < kFewNeurons / 8; ++j) *reinterpret_cast<uint32_t*>(&s.gates[row][8 * j + 2 * quad]) = 0;
+      continue;
+    }
+    float broken = 0.f, peak = 0.f;  // inf or NaN times 0 is NaN, and stays
+    uint32_t mine[2] = {0, 0};
+#pragma unroll
+    for (int j = 0; j < kFewNeurons / 8; ++j) {
+      const float low = d[4 * j + 2 * h], high = d[4 * j + 2 * h + 1];
+      broken = fmaf(low, 0.f, fmaf(high, 0.f, broken)), peak = fmaxf(peak, fmaxf(low, high));
+      const uint32_t pair = round_relu<T>(low, high), signs = (pair + 0x7fff7fffu) & 0x80008000u;
+      mine[j / 4] |= (signs >> 15 | signs >> 30) % 4 << 8 * (j % 4);
+      *reinterpret_cast<uint32_t*>(&s.gates[row][8 * j + 2 * quad]) = pair;
+    }
+#pragma unroll
+    for (int w = 0; w < 2; ++w) mine[w] &= static_cast<uint32_t>(real >> 32 * w) >> 2 * quad;
+    if (broken != 0.f || !stays_finite<T>(peak)) atomicOr(&s.broken[row / 32], 1u << (row & 31));
+    int count = __popc(mine[0]) + __popc(mine[1]);
+    count += __shfl_xor_sync(0xfu << (c.lane & 28), count, 1), count += __shfl_xor_sync(0xfu << (c.lane & 28), count, 2);
+    if (quad == 0 && first < f.d_ff) marks.counts[blockIdx.x * f.rows + row] = count;
+    mask[0] |= mine[0], mask[1] |= mine[1];
+    if (dense)
+#pragma unroll
+      for (int j = 0; j < kFewNeurons / 8; ++j) {
+        const int neuron = first + 8 * j + 2 * quad, at = neuron % kTile;
+        uint16_t* tile = static_cast<uint16_t*>(f.spill) + (static_cast<int64_t>(row) * f.tiles + neuron / kTile) * kTile;
+        if (neuron < f.d_ff)
+          *reinterpret_cast<uint32_t*>(tile + ((at / 8) ^ (row & 7)) * 8 + at % 8) =
+              *reinterpret_cast<const uint32_t*>(&s.gates[row][8 * j + 2 * quad]);
+      }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t any = __reduce_or_sync(~0u, mask[i] << 2 * quad);
+    if (c.lane == 0 && any) atomicOr(&s.fires[i], any);
+  }
+}
+
+// The up product's: the hidden state in place of the values.
+template <typename T, int kN, int kGroups, int kTiles>
+__device__ __forceinline__ void finish_few_up(const float (&d)[kFewNeurons / 2], FewShared<kGroups, kTiles>& s, const Ffn& f, const Consumer& c,
+                                              int first, int count) {
+  const T* bias = static_cast<const T*>(f.b_up);
+  bool fine[2] = {true, true};
+#pragma unroll
+  for (int j = 0; j < kN / 8; ++j)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int place = 8 * j + 2 * (c.lane & 3) + e;
+      if (place >= count) continue;
+      const int column = s.list[place];
+      const float b = bias != nullptr ? static_cast<float>(bias[first + column]) : 0.f;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (c.row() + 8 * h >= f.rows) continue;
+        uint16_t& value = s.gates[c.row() + 8 * h][column];
+        const float g = half_of<T>(value, 0), out = g > 0.f ? g * (d[4 * j + 2 * h + e] + b) : 0.f;
+        fine[h] = fine[h] && stays_finite<T>(fabsf(out));
+        value = static_cast<uint16_t>(round_pair<T>(out, 0.f));
+      }
+    }
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    if (!fine[h]) atomicOr(&s.broken[(c.row() + 8 * h) / 32], 1u << ((c.row() + 8 * h) & 31));
+}
+
+template <typename T, int kGroups, int kTiles>
+__global__ void __launch_bounds__(few_consumers(kGroups, kTiles) + kFewProducers, 1)
+    few_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
+                const __grid_constant__ CUtensorMap up_map, const Ffn f, const FewShape shape) {
+  constexpr int kFewConsumers = few_consumers(kGroups, kTiles);
+  extern __shared__ unsigned char raw[];
+  unsigned char* base = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
+  FewShared<kGroups, kTiles>& s = *reinterpret_cast<FewShared<kGroups, kTiles>*>(base);
+  const int thread = threadIdx.x, group = thread / 128, first = blockIdx.x * kFewNeurons;
+  const int stages = (f.d_model + kTiles * kTileK - 1) / (kTiles * kTileK);
+  const bool consumes = group < kGroups * kTiles;
+  Stages ring{base + (sizeof(s) + 1023) / 1024 * 1024, s.full, s.empty, shape.stages, kTiles * (kFewWeightBytes + shape.row_bytes()), !consumes};
+  if (thread == 0) {
+    for (int i = 0; i < shape.stages; ++i)
+      barrier_init(&s.full[i], 1 + kFewProducers), barrier_init(&s.empty[i], kFewConsumers / 32);
+    fence_barrier_init();
+    s.fires[0] = s.fires[1] = 0;
+    for (uint32_t& word : s.broken) word = 0;
+  }
+  __syncthreads();
+  let_next_launch();
+  wait_for_launches();
+
+  const FewMarks marks(f);
+  const int rows = group % kGroups, tile = group / kGroups;  // of a consumer
+  const Consumer c{rows, thread / 32 % 4, thread % 32};
+  const int a_at = kTiles * kFewWeightBytes + tile * shape.row_bytes() + rows * 64 * kTileK * 2, b_at = tile * kFewWeightBytes;
+  float d[kFewNeurons / 2];
+  if (consumes) {
+    multiply<T, kFewNeurons, kTileK / 16, 0>(d, ring, stages, a_at, b_at, c.lane);
+    add_up<kFewNeurons, kGroups, kTiles>(d, s, rows, tile);
+    if (tile == 0) finish_gate<T, kGroups, kTiles>(d, s, f, marks, c, first, shape.dense);
+  } else {
+    produce_few<T, kTiles>(ring, x_map, gate_map, nullptr, nullptr, 0, first, shape, f);
+  }
+  __syncthreads();
+  const uint64_t fires = s.fires[0] | static_cast<uint64_t>(s.fires[1]) << 32;
+  const int count = __popcll(fires);
+  if (thread < kFewNeurons && fires >> thread & 1) s.list[__popcll(fires & ((1ull << thread) - 1))] = thread;
+  if (thread == 0 && first < f.d_ff) marks.fired[blockIdx.x] = fires;
+  __syncwarp();  // racecheck does not see that threads of a parted warp wait for each other
+  __syncthreads();
+
+  const bool all = count == kFewNeurons, ups = f.w_up != nullptr && count > 0;
+  if (!consumes) {
+    if (thread - kFewConsumers < count) {  // what comes next, into the L2
+      const int64_t at = static_cast<int64_t>(first + s.list[thread - kFewConsumers]) * f.d_model;
+      if (ups && !all) prefetch_bulk(static_cast<const T*>(f.w_up) + at, f.d_model * 2);
+      prefetch_bulk(static_cast<const T*>(f.w_down) + at, f.d_model * 2);
+    }
+    if (ups)
+      produce_few<T, kTiles>(ring, x_map, up_map, static_cast<const T*>(f.w_up), all ? nullptr : s.list, all ? 0 : count, first, shape, f);
+  } else {
+    if (ups) {
+      const auto run = [&]<int kN>() {
+        multiply<T, kN, kTileK / 16, 0>(d, ring, stages, a_at, b_at, c.lane);
+        add_up<kN, kGroups, kTiles>(d, s, rows, tile);
+        if (tile == 0) finish_few_up<T, kN, kGroups, kTiles>(d, s, f, c, first, count);
+      };
+      if (count <= 16)
+        run.template operator()<16>();
+      else if (count <= 32)
+        run.template operator()<32>();
+      else
+        run.template operator()<48>();
+    }
+    named_sync<few_consumers(kGroups, kTiles)>(1);
+    const int eights = (f.rows + 7) / 8;
+    for (int i = thread; i < count * eights; i += kFewConsumers) {
+      const int column = s.list[i / eights], row = i % eights * 8;
+      uint32_t h[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) h[e] = s.gates[row + 2 * e][column] | s.gates[row + 2 * e + 1][column] << 16;
+      reinterpret_cast<uint4*>(f.hidden)[(static_cast<int64_t>(first + column) * FewShared<kGroups, kTiles>::kRows + row) / 8] =
+          make_uint4(h[0], h[1], h[2], h[3]);
+    }
+    if (thread < 2 * kGroups && first < f.d_ff) marks.broken[blockIdx.x * 2 * kGroups + thread] = s.broken[thread];
+  }
+}
+
+}  // namespace twell::hopper

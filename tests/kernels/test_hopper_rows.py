@@ -1,0 +1,143 @@
+"""Few rows on Hopper: every count of rows against the reference, and launches that overlap with what comes before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from twell.kernels import hopper, reference
+from twell.kernels.call import Call, Stats
+from twell.kernels.layout import Layout
+from twell.kernels.ops import gated_ffn
+
+CUDA = torch.device("cuda")
+ROWS = [1, 2, 7, 8, 9, 16, 17, 40, 63, 64, 65, 127, 128, 129, 200, 255, 256, 257]
+SHAPES = [(64, 8, 4), (192, 1000, 12), (2048, 5632, 90), (1000, 392, -40), (320, 3080, 400)]  # d_model, d_ff, quiet
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> None:
+    """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
+    if not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU here")
+    if reason := hopper.refuses(CUDA, torch.bfloat16, 64, 64, 1):
+        pytest.skip(reason)
+    poison = torch.full((2**26,), float("nan"), device=CUDA)
+    del poison
+
+
+def call(n: int, d_model: int, d_ff: int, quiet: float, *, gated: bool = True, bias: bool = False, seed: int = 0,
+         dtype: torch.dtype = torch.bfloat16, **options: Any) -> Call:  # fmt: skip
+    """A checked call of -1, 0 and 1, whose gate pre-activations all lie `quiet` lower: every sum is exact."""
+    generator = torch.Generator(device=CUDA).manual_seed(n * d_ff + d_model + seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randint(-1, 2, shape, generator=generator, device=CUDA).to(dtype)
+
+    x, w_gate = draw(n, d_model), draw(d_ff, d_model)
+    x[:, 0], w_gate[:, 0] = 1, -quiet
+    w_up, w_down = draw(d_ff, d_model) if gated else None, draw(d_ff, d_model).t()
+    biases = (draw(d_ff), draw(d_ff) if gated else None, draw(d_model)) if bias else (None, None, None)
+    row = torch.arange(n, dtype=torch.int32, device=CUDA)
+    about: dict[str, Any] = {
+        "rows": (row % 5 > 0).byte(), "tokens": row * 7 % 31, "sequences": row // 9, "activation": "relu",
+        "up_relu": False, "threshold": None, "probes": "counts", "layout": None, "want_packed": False,
+    }  # fmt: skip
+    return Call(x, w_gate, w_up, w_down, *biases, **(about | options)).checked()
+
+
+def assert_same(got: tuple[Tensor, Stats], expected: tuple[Tensor, Stats], about: object) -> None:
+    """The same bits throughout: y, and all that was counted."""
+    pairs = [("y", got[0], expected[0])]
+    pairs += [(name, getattr(got[1], name), getattr(expected[1], name)) for name in ("nnz", "finite")]
+    for group in ("tiles", "neurons", "packed"):
+        mine, theirs = getattr(got[1], group), getattr(expected[1], group)
+        assert (mine is None) == (theirs is None)
+        for name, true in vars(theirs).items() if theirs is not None else ():
+            if isinstance(true, Tensor):
+                pairs.append((f"{group}.{name}", getattr(mine, name), true))
+    for name, mine, theirs in pairs:
+        told = f"{about} {name}: {{}}".format
+        torch.testing.assert_close(mine.double(), theirs.double(), rtol=0, atol=0, equal_nan=True, msg=told)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_count_of_rows_equals_the_reference(shape: tuple[int, int, float], dtype: torch.dtype) -> None:
+    everything = {"probes": "neurons", "layout": Layout(), "want_packed": True}
+    for n in ROWS:
+        for options in ({}, {"gated": False}, {"bias": True}, everything, {"bias": True, "gated": False} | everything):
+            one = call(n, *shape, dtype=dtype, **options)
+            assert_same(hopper.run(one), reference.run(one), (n, options))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 3, 40, 100, 128, 250])
+def test_rows_that_are_not_finite_are_nan_and_alone(n: int) -> None:
+    one = call(n, 128, 512, 12, rows=None)
+    one.x[n // 2, 3], one.x[n - 1, 1] = float("nan"), float("-inf")
+    got = hopper.run(one)
+    assert_same(got, reference.run(one), n)
+    assert not bool(got[1].finite[n // 2])
+    half = call(n, 64, 128, 0, dtype=torch.float16, rows=None)
+    half.x[n // 3] *= 2000  # gate and up products fit a half, their product does not
+    got = hopper.run(half)
+    assert_same(got, reference.run(half), n)
+    assert not bool(got[1].finite[n // 3])
+
+
+@pytest.mark.gpu
+def test_waits_for_what_was_launched_before(gpu: None) -> None:
+    """x and weights that the stream writes just before each call, and a workspace that the call before still reads."""
+    calls = [call(n, 512, 2816, 20, seed=n) for n in (1, 64, 5, 128, 17, 256, 3, 300)]
+    expected = [reference.run(one) for one in calls]
+    sources = [[tensor.clone() for tensor in (one.x, one.w_gate, one.w_up, one.w_down)] for one in calls]
+
+    def run_all() -> list[tuple[Tensor, Stats]]:
+        out = []
+        for one, source in zip(calls, sources, strict=True):
+            for tensor, true in zip((one.x, one.w_gate, one.w_up, one.w_down), source, strict=True):
+                tensor.fill_(float("nan"))
+                tensor.copy_(true)
+            out.append(hopper.run(one))
+            out.append(hopper.run(one))
+        return out
+
+    graph = torch.cuda.CUDAGraph()
+    eager = run_all()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = run_all()
+    for y, _ in captured:
+        y.fill_(float("nan"))
+    for got in (eager, captured):
+        for again in range(10 if got is captured else 1):
+            if got is captured:
+                graph.replay()
+            for i, result in enumerate(got):
+                assert_same(result, expected[i // 2], (i, again))
+
+
+@pytest.mark.gpu
+def test_the_same_bits_on_two_streams() -> None:
+    generator = torch.Generator(device=CUDA).manual_seed(1)
+    weights = [torch.randn(5632, 1024, device=CUDA, generator=generator).bfloat16() / 32 for _ in range(3)]
+    weights[0][:, 0] = -2
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    for n in (1, 16, 64, 100, 250):
+        x = torch.randn(n, 1024, device=CUDA, generator=generator).bfloat16()
+        x[:, 0] = 1
+        expected = gated_ffn(x, weights[0], weights[1], weights[2].t(), kernel="hopper")
+        torch.cuda.synchronize()
+        others = []
+        for _ in range(10):
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    others.append(gated_ffn(x, weights[0], weights[1], weights[2].t(), kernel="hopper"))
+        torch.cuda.synchronize()
+        for other in others:
+            assert_same(other, expected, n)
