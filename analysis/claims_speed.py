@@ -41,7 +41,7 @@ def faster(least: float, text: str) -> Claim:
         found = _model(run)
         return Answer(
             f"the whole forward pass runs {found['speedup']:.2f} times as fast, on {run.manifest.device}",
-            f"{over_batches(found['repeats'])}, from {found['low']:.2f} to {found['high']:.2f}; kernel "
+            f"{over_batches(int(found['repeats']))}, from {found['low']:.2f} to {found['high']:.2f}; kernel "
             f"{found['kernel']}",
             found["speedup"] >= 1 + least,
             f"at least {1 + least:g} times dense",
@@ -56,7 +56,7 @@ def energy(run: Run) -> Answer:
         raise Missing("The device reported no power while the model was timed.")
     return Answer(
         f"a token takes {100 * (1 - found['energy']):.0f} % less energy",
-        f"power times time, sparse over dense, {over_batches(found['repeats'])}: {found['energy']:.2f}",
+        f"power times time, sparse over dense, {over_batches(int(found['repeats']))}: {found['energy']:.2f}",
         found["energy"] <= 1 - 0.118,
         "at least 11.8 % less",
     )
