@@ -80,10 +80,11 @@ class Page:
         )
         if drawn := power(found):
             self._console.print(Text("  " + drawn, "dim"), soft_wrap=True)
-        for name, reason in result.left_out.items():
+        for reason in dict.fromkeys(result.left_out.values()):
             if reason not in self._said:
                 self._said.add(reason)
-                self._console.print(Text(f"  without {name}: {reason}", "dim"), soft_wrap=True)
+                names = ", ".join(name for name, said in result.left_out.items() if said == reason)
+                self._console.print(Text(f"  without {names}: {reason}", "dim"), soft_wrap=True)
         self._add_up(case, result)
         self._progress.advance(self._task)
 

@@ -207,9 +207,9 @@ def test_rates_are_what_has_to_be_done_over_time() -> None:
 
 
 def test_the_page_says_each_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
-    bench(quick(nnz="9,20", kernel=("hopper", "cpu", "reference"), plain=True))
+    bench(quick(nnz="9,20", kernel=("hopper", "cuda", "cpu", "reference"), plain=True))
     shown = capsys.readouterr().out
-    assert shown.count("without hopper: expected device cuda, got cpu") == 1
+    assert shown.count("without hopper, cuda: expected device cuda, got cpu") == 1
     assert shown.count("plain, even nnz") == 2
     assert "made-up inputs, 64 × 128, float32" in shown and "µs" not in shown
     lines = [line.split() for line in shown.splitlines()]
