@@ -5,6 +5,7 @@ windows of 1024, where that pays, so that the few that fire many neurons share b
 in that order, the union of the neurons they fire, and lays the gate values out over it. Up and down are products over
 the union, whose weight rows are gathered once a block; where the union is nearly everything they read whole weight
 tiles instead. A last launch counts, if asked. Sums have one order, set by shapes and inputs: same call, same bits.
+Up to 128 rows take two launches of their own, which overlap: gate and up by 48 neurons a CTA, down over the one union.
 
 Cost: the gate product in full, up and down by the size of the unions (a block's union is about 15 times a row's nnz in
 text). Workspace is worst case, from torch's allocator, and touched only where it is used: 25 KB a row at d_ff 5632.
