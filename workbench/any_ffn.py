@@ -32,8 +32,10 @@ def watch(
     found: list[CountedMap] = []
     for layer, block in enumerate(blocks):
         back = [place for place, module in block.named_modules() if _leads_back(place, module, d_model)]
-        if len(back) != 1:
-            raise _refusal(name, model, f"{len(back)} maps back from one in layer {layer}")
+        attends = any("att" in place for place, _ in block.named_modules())
+        if len(back) != 1 or not attends:
+            got = f"{len(back)} maps back from one" if attends else "no attention"
+            raise _refusal(name, model, f"{got} in layer {layer}")
         holder, _, last = back[0].rpartition(".")
         down = block.get_submodule(back[0])
         found.append(CountedMap(down, d_model, _sizes(down)[0], threshold=threshold, layer=layer, probe=probe))
@@ -59,7 +61,7 @@ def _sizes(module: nn.Module) -> tuple[int, int]:
 
 def _refusal(name: str, model: PreTrainedModel, got: str) -> UserError:
     return UserError(
-        f"Expected decoder layers with one FFN each in {name}, all of one width, got {got} (model_type "
+        f"Expected decoder layers of attention and one FFN in {name}, all of one width, got {got} (model_type "
         f"{model.config.model_type}): models with experts, for one, cannot be counted."
     )
 

@@ -229,13 +229,8 @@ def _kept(packed: TwELL) -> TwELL:
     over = packed.spill_index >= 0
     index = torch.where(over, over.flatten().cumsum(0).view_as(over) - 1, -1).to(packed.spill_index.dtype)
     values = None if packed.values is None else packed.values.clone()
-    return replace(
-        packed,
-        words=packed.words.clone(),
-        values=values,
-        spill_index=index,
-        spill=packed.spill[packed.spill_index[over].long()],
-    )
+    spill = packed.spill[packed.spill_index[over].long()]
+    return TwELL(packed.layout, packed.d_ff, packed.dtype, packed.words.clone(), values, index, spill)
 
 
 def _rows(packed: TwELL, order: Tensor) -> TwELL:

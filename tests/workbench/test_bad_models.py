@@ -122,6 +122,7 @@ def test_no_such_model(tmp_path: Path, refused: Twell, monkeypatch: pytest.Monke
     ("family", "fields", "sentence"),
     [
         ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 1}, "got 0 maps back from one in layer 0"),
+        ("mamba", {}, "got no attention in layer 0"),
         ("gemma2", {"head_dim": 16, "final_logit_softcapping": 0.5}, "as by a cap or a scale: add --no-loss"),
         ("bert", {"is_decoder": False}, "got one whose tokens see later ones (model_type bert)"),
     ],
