@@ -1,7 +1,8 @@
 """Findings: what has been claimed of sparse feed-forward layers, each claim against this run.
 
-    findings(run)             a row a claim: what it says, what this run says, and whether it holds
-    print(markdown(run))      the same as a table for a report
+    findings(run)                             a row a claim: what it says, what this run says, and whether it holds
+    print(markdown(run))                      the same as a table for a report
+    python -m twell.analysis.findings RUN …   several runs side by side: verdict and what it rests on
 
 The claims are those of the paper that introduced the format and of its reports, in our words. What one run of one
 finished model cannot tell says why, and what could. Cost: 0.3 s.
@@ -9,11 +10,14 @@ finished model cannot tell says why, and what could. Cost: 0.3 s.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 import pandas as pd
 
 from twell.analysis import claims, claims_speed
 from twell.workbench.errors import Missing
-from twell.workbench.store import Run
+from twell.workbench.store import Run, open_run
 
 HOLDS, FAILS, UNTOLD = "holds", "does not hold", "cannot be told from this run"
 
@@ -78,6 +82,24 @@ def markdown(run: Run, beyond: bool = False) -> str:
         if row["claim"] in never and not beyond:
             continue
         says = row["this_run"] or row["reason"]
-        cells = (row["claim"], says, row["statistic"], row["verdict"])
-        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", "⏎") for cell in cells) + " |")
+        lines.append(_line((row["claim"], says, row["statistic"], row["verdict"])))
     return "\n".join(lines)
+
+
+def side_by_side(runs: Sequence[Run]) -> str:
+    """The claims that at least one of the runs could settle, as a Markdown table with a column a run."""
+    lines = [_line(("claim", *(run.name for run in runs))), "|" + "---|" * (len(runs) + 1)]
+    tables = [findings(run) for run in runs]
+    for rows in zip(*(table.to_dict("records") for table in tables), strict=True):
+        if any(row["verdict"] != UNTOLD for row in rows):
+            told = [f"**{row['verdict']}**: {row['this_run'] or row['reason']}" for row in rows]
+            lines.append(_line((rows[0]["claim"], *told)))
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "⏎") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    print(side_by_side([open_run(path) for path in sys.argv[1:]]))

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from twell.analysis import findings, layer_gains
-from twell.analysis.findings import BEYOND, FAILS, HOLDS, UNTOLD, markdown
+from twell.analysis.findings import BEYOND, FAILS, HOLDS, UNTOLD, markdown, side_by_side
 from twell.workbench.schema import nnz_columns
 from twell.workbench.store import Run
 
@@ -195,3 +195,14 @@ def test_markdown(run: Run) -> None:
     assert len(lines) == 2 + len(table) - len(BEYOND)
     assert len(markdown(run, beyond=True).splitlines()) == 2 + len(table)
     assert all(line.count("|") == 5 for line in lines)
+
+
+def test_side_by_side(run: Run, bos_run: Run) -> None:
+    lines = side_by_side([run, bos_run]).splitlines()
+    tables = [findings(one).set_index("claim") for one in (run, bos_run)]
+    told = [claim for claim in tables[0].index if any(table["verdict"][claim] != UNTOLD for table in tables)]
+    assert len(lines) == 2 + len(told)
+    for claim, line in zip(told, lines[2:], strict=True):
+        cells = line.strip("| ").split(" | ")
+        assert cells[0] == claim
+        assert [cell.split("**")[1] for cell in cells[1:]] == [table["verdict"][claim] for table in tables]
