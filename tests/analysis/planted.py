@@ -29,6 +29,7 @@ from twell.analysis import (
     surprisal_correlation,
     token_classes,
 )
+from twell.analysis.classes import classify
 from twell.analysis.layers import DEAD_BOUND
 from twell.analysis.speedup import correlate
 from twell.workbench.store import Run
@@ -65,8 +66,8 @@ def counts(rng: np.random.Generator, sequence: np.ndarray, position: np.ndarray,
 def planted(made: ModuleType, path: Path, seed: int) -> tuple[Run, np.ndarray]:
     """A run, and the effects of its tokens."""
     rng = np.random.default_rng(seed)
-    initial = np.array([text.startswith(" ") for text in made.vocabulary(VOCAB)["text"]])
-    effect = effects(rng, initial)
+    kinds = [classify(text) for text in made.vocabulary(VOCAB)["text"]]
+    effect = effects(rng, np.array(kinds) == "word-initial piece")
 
     def change(columns: dict[str, Any]) -> dict[str, Any]:
         columns["token_id"] = rng.choice(VOCAB, len(columns["flags"]), p=token_chances()).astype(np.int32)
