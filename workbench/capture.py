@@ -2,7 +2,8 @@
 
 The idea: text is tokenised ahead in a thread of its own, batches of whole sequences run one after another, and while
 the device works on one the host writes the one before. Counts are reduced on the device; a token costs a few bytes of
-copy and of disk. Sums stay on the device until their part of the run closes.
+copy and of disk. Sums stay on the device until their part of the run closes. With `--generate` each sequence is
+a prompt, and the model writes on (`generate.py`).
 
 Ctrl-C and SIGTERM stop at the end of a window, within a few batches: what was counted is kept and the run is marked
 `interrupted`. So does

@@ -56,7 +56,7 @@ class CaptureOptions:
     temperature: float = option(0.0, help="draw what is generated at this temperature; 0: take the likeliest token")
     seed: int = option(0, help="of these draws")
     threshold: float | None = option(
-        None, help="count |hidden| above this, and run densely; for SiLU, GELU and other models without zeros"
+        None, help="count |hidden| above this, and run the model as it is; for SiLU, GELU and any FFN without zeros"
     )
     examples: int = option(0, help="keep so many of each neuron's largest values, and as many drawn at random")
     fired: str | None = option(
