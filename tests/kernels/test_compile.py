@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from twell.kernels import build, cuda, hopper
+from twell.kernels import build, cuda, hopper, unions
 from twell.kernels.build import Source
 
-LIBRARIES = (hopper.LIBRARY, cuda.library(((8, 0), (9, 0))))
+LIBRARIES = (hopper.LIBRARY, cuda.library(((8, 0), (9, 0))), unions.library((8, 0)))
 CUDA = [source for library in LIBRARIES for source in library.sources if source.path.endswith(".cu")]
 
 
