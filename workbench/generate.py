@@ -126,7 +126,7 @@ class Passes:
         self.loaded, self.prompts, self.tokens, self.probes, self.known = loaded, prompts, tokens, probes, known
         self.keeps, self.on_layer = keeps, on_layer
         self.inputs = Inputs.of(prompts, loaded.device)
-        self.ends = torch.tensor(sorted(_ends(loaded)), device=loaded.device)
+        self.ends = torch.tensor(sorted(_ends(loaded)), dtype=torch.long, device=loaded.device)
         self._special = torch.from_numpy(prompts.special).to(loaded.device)
         self._numbers = torch.from_numpy(prompts.numbers).to(loaded.device)
         self._over = torch.zeros(len(prompts.sequences), dtype=torch.bool, device=loaded.device)
@@ -156,13 +156,12 @@ class Passes:
             rows = self.known[:, column : column + ids.shape[1]]
             plain = torch.zeros_like(plain) if rows.shape != plain.shape else rows
         self.passes.append(Pass(ids, real))
-        too_many = len(self.passes) > self.tokens + 1  # a stop that is seen late: nothing of it is a token
         about = {
             "rows": plain.to(torch.uint8).reshape(-1).contiguous(),
             "tokens": ids.to(torch.int32).reshape(-1).contiguous(),
             "sequences": self._numbers.repeat_interleave(ids.shape[1]),
         }
-        wanted = asked(self.loaded, "none" if too_many else self.probes, self._hear, self.keeps, **about)
+        wanted = asked(self.loaded, self.probes, self._hear, self.keeps, **about)
         self.loaded.probe.__dict__.update(vars(wanted))
 
     def _hear(self, layer: int, x: Tensor, stats: Stats) -> None:
@@ -179,7 +178,7 @@ class Passes:
 
     def joined(self, loss: bool, watch: Watch | None, flags: np.ndarray | None) -> tuple[Batch, Counted, Seen | None]:
         """The batch with what was generated, and what all passes counted of it."""
-        first, *later = self.passes[: self.tokens + 1]
+        first, *later = self.passes[: self.tokens + 1]  # a stop may be seen a pass late
         made = torch.cat([one.ids for one in later], 1).cpu().numpy()
         lengths = torch.cat([one.real for one in later], 1).sum(1).cpu().numpy()
         sequences = [
