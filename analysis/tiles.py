@@ -9,6 +9,7 @@ time alone. From the summary `tiles`, which the kernel counted while the model r
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from twell.analysis import summary
@@ -34,7 +35,7 @@ def tile_audit(run: Run) -> pd.DataFrame:
     layout = run.manifest.layout
     found = []
     for (layer, tile), group in rows.groupby(["layer", "tile"]):
-        fired, pairs = group["occupancy"], group["pairs"]
+        fired, pairs = group["occupancy"].to_numpy(), group["pairs"].to_numpy()
         for compression in COMPRESSIONS:
             slots = int(tile) // compression - 1
             found.append(
@@ -44,7 +45,7 @@ def tile_audit(run: Run) -> pd.DataFrame:
                     "compression": compression,
                     "slots": slots,
                     "in_use": (tile, compression) == (layout.get("tile"), layout.get("compression")),
-                    "occupancy_mean": (fired * pairs).sum() / pairs.sum(),
+                    "occupancy_mean": fired @ pairs / pairs.sum(),
                     "occupancy_max": int(fired[pairs > 0].max()),
                     **_over(group, slots),
                 }
@@ -56,15 +57,14 @@ def tile_audit(run: Run) -> pd.DataFrame:
 
 def _over(group: pd.DataFrame, slots: int) -> dict[str, float]:
     """What exceeds the slots, in the rows of one layer and tile size."""
-    fired, pairs, rows = group["occupancy"], group["pairs"], group["rows"]
-    over = fired > slots
-    lost = int(((fired - slots) * pairs)[over].sum())
-    every = int((fired * pairs).sum())
+    fired, pairs, rows = (group[name].to_numpy() for name in ("occupancy", "pairs", "rows"))
+    past = np.maximum(fired - slots, 0)
+    lost, every = int(past @ pairs), int(fired @ pairs)
     return {
         "tokens": int(rows.sum()),
-        "rows_over": int(rows[over].sum()),
-        "rows_over_share": rows[over].sum() / rows.sum(),
-        "tiles_over_share": pairs[over].sum() / pairs.sum(),
+        "rows_over": int(rows[past > 0].sum()),
+        "rows_over_share": rows[past > 0].sum() / rows.sum(),
+        "tiles_over_share": pairs[past > 0].sum() / pairs.sum(),
         "lost": lost,
         "lost_share": lost / every if every else 0.0,
     }
