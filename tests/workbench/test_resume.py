@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import random
 import shutil
@@ -18,6 +19,7 @@ import pandas as pd
 import pytest
 
 from twell.workbench import batches, writer
+from twell.workbench import text as text_module
 from twell.workbench.capture import capture
 from twell.workbench.errors import UserError
 from twell.workbench.options import CaptureOptions
@@ -161,6 +163,28 @@ def refused(chosen: CaptureOptions, *words: str) -> None:
     assert all(word in message for word in words), message
     assert "\n" not in message
     assert {path: path.read_bytes() for path in chosen.out.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_file_in_the_middle_of_a_list_loses_nothing(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_module, "BATCH", 1)  # characters tokenised at a time: no reading ahead
+    monkeypatch.setattr(batches, "WINDOW", 2)
+    paths = [tmp_path / name for name in ("first.txt", "second.txt.gz", "third.txt")]
+    written = [f"{name} has the ferry wait, and the gulls. " * 40 for name in ("One", "Two", "Three")]
+    for path, one in zip(paths, written, strict=True):
+        path.write_bytes(gzip.compress(one.encode()) if path.suffix == ".gz" else one.encode())
+    names = tuple(map(str, paths))
+    whole = paths[1].read_bytes()
+    paths[1].write_bytes(whole[:-12])
+    with pytest.raises(UserError, match=r"Expected to read .*second.txt.gz, got an error"):
+        capture(options(tiny, tmp_path / "run", names))
+    run = open_run(tmp_path / "run")
+    assert run.manifest.status == "interrupted"
+    assert len(run.activity()) == run.manifest.tokens > 300
+    paths[1].write_bytes(whole)
+    capture(options(tiny, tmp_path / "run", names, resume=True))
+    assert_same(open_run(tmp_path / "run"), capture(options(tiny, tmp_path / "whole", names)))
 
 
 def test_other_options_are_named(begun: CaptureOptions, tmp_path: Path, make_model: Callable[..., Path]) -> None:
