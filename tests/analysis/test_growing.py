@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -146,3 +147,26 @@ def test_summaries_of_an_earlier_revision(questions: ModuleType, small: Run, tmp
         by_token(copy, rank="z_position")
     assert by_token(small, min_count=1, rank="z_position")["z_position"].notna().all()
     assert len(surprisal_correlation(small, by_class=True))
+
+
+def test_parts_of_several_ranks(questions: ModuleType, made: ModuleType, tmp_path: Path) -> None:
+    """Each rank writes parts of its own, in the order in which they close; a new one costs itself alone."""
+    whole = made.make(tmp_path / "whole", sequences=40, parts=4)
+    folder = tmp_path / "ranks"
+    shutil.copytree(whole.path, folder)
+    told = json.loads((folder / "run.json").read_text())
+    for part in told["parts"]:
+        name = re.sub(r"part-0000([13])", r"rank-1-0000\1", part["file"])
+        (folder / part["file"]).rename(folder / name)
+        part["file"] = name
+    told["parts"].sort(key=lambda part: "rank-1-" not in part["file"])
+    (folder / "run.json").write_text(json.dumps(told))
+    last = [part for part in told["parts"] if "part-00002" in part["file"]]
+    running = {**told, "status": "recording", "parts": [part for part in told["parts"] if part not in last]}
+    (folder / "run.json").write_text(json.dumps(running))
+    ensure(open_run(folder))
+    (folder / "run.json").write_text(json.dumps(told))
+    read: list[int] = []
+    ensure(open_run(folder), read.append)
+    assert read == [part["rows"] for part in last if part["table"] == "activity"]
+    questions.same(open_run(folder), whole)
