@@ -39,7 +39,7 @@ def time_split(frame: pd.DataFrame) -> go.Figure:
     for part, (color, strength) in SHADES.items():
         if part not in rows.index:
             continue
-        times = [float(rows.loc[part, f"{side}_us"]) * scale for side in ("dense", "sparse")]
+        times = [max(float(rows.loc[part, f"{side}_us"]), 0.0) * scale for side in ("dense", "sparse")]
         shares = [float(rows.loc[part, f"{side}_share"]) for side in ("dense", "sparse")]
         figure.add_bar(
             y=["dense", "sparse"],
@@ -50,7 +50,7 @@ def time_split(frame: pd.DataFrame) -> go.Figure:
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
-            textfont={"size": 12, "color": "#ffffff"} if part == "ffn" else {"size": 12},
+            textfont={"size": 12},
             customdata=[percent(share) for share in shares],
             hovertemplate=f"{part}: %{{x:,.4g}} {unit}, %{{customdata}} of the pass<extra></extra>",
             width=0.6,

@@ -142,7 +142,7 @@ def definition(run: Run) -> None:
             "sparsity": "1 − mean nnz / d_ff.",
             "z": "nnz in standard deviations from its layer's mean, averaged over layers.",
             "dead": "never fired in the tokens counted here. That does not prove that a neuron never fires: it says "
-            "that its density is under 3 / tokens, with 95 % confidence.",
+            "that its density is under 3 / tokens, with 95 % confidence, were its tokens independent.",
             "left out": "special tokens, the first token of each sequence and tokens with a non-finite value, except "
             "where the first position is shown by itself.",
         }

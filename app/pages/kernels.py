@@ -70,6 +70,8 @@ def equal_times(run: Run, frame: pd.DataFrame) -> str:
     nnz = break_even(frame)
     if nnz is None:
         return ""
+    if nnz > run.d_ff:
+        return " By the line through the layers' times, sparse is the faster at any nnz."
     edge = "" if frame["nnz_mean"].min() <= nnz <= frame["nnz_mean"].max() else ", beyond the layers measured"
     return (
         f" By the line through the layers' times, sparse and dense take equally long at about {number(nnz, 2)} of "
@@ -83,10 +85,12 @@ def whole_pass(run: Run) -> None:
         frame = ask(run, "model_time")
     except Missing:
         return
+    rest = frame.set_index("part").loc["rest", ["dense_us", "sparse_us"]]
+    more = "" if (rest >= 0).all() else " Timed one by one, the parts took longer than the whole pass."
     parts.heading(
         "Where the time goes",
         f"One forward pass, medians over the timed batches, on {run.manifest.device}. Rest: norms, embedding, output "
-        "product and launches.",
+        f"product and launches.{more}",
         frame,
         run,
         "analysis.model_time(run)",
