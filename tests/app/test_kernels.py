@@ -52,7 +52,8 @@ def benched(runs: Path, tmp_path: Path) -> Run:
         case = f"layer {layer} on text"
         rows = [row(case, layer, "ffn_dense", "torch", 500.0), row(case, layer, "ffn_fused", "torch", 400.0)]
         rows += [row(case, layer, "ffn_sparse", "cpu", took), row(case, layer, "gate", "torch", 90.0)]
-        sheet.add([*rows, row(case, layer, "ffn_sparse", "cpu", 2e-7, metric="error_max", unit="relative")])
+        past = [row(case, layer, "ffn_sparse", "cpu", float(layer == 2), metric="rows_past_slots", unit="rows")]
+        sheet.add([*rows, *past, row(case, layer, "ffn_sparse", "cpu", 2e-7, metric="error_max", unit="relative")])
     for nnz, took in ((5, 100.0), (50, 200.0), (100, 400.0), (200, 700.0), (512, 900.0)):
         more = {"input": "dense" if nnz == 512 else "even", "nnz_mean": float(nnz)}
         rows = [row(f"even nnz {nnz}", -1, "ffn_dense", "torch", 500.0, **more)]
