@@ -53,6 +53,7 @@ class Timings:
         self._gauge = Gauge(loaded.device)
         self._kind = loaded.device.type
         self._started, self._spent, self._cost, self._timed = time.perf_counter(), 0.0, 0.0, 0
+        self._rows = 0  # timed of the largest batch so far
 
     @contextmanager
     def of(self, batch: Batch) -> Iterator[OnLayer | None]:
@@ -71,8 +72,10 @@ class Timings:
         self._close(batch)
 
     def _wants(self, batch: Batch) -> bool:
-        """Whether this batch is due, and can be afforded."""
-        if not self.every or batch.number % self.every:
+        """Whether this batch is due, can be afforded, and is no remainder, whose times would stand for no other's."""
+        rows = min(batch.padded, ROWS[self._kind])
+        self._rows = max(self._rows, rows)
+        if not self.every or batch.number % self.every or 2 * rows < self._rows:
             return False
         budget = ALLOWANCE + self.share * (time.perf_counter() - self._started)
         return not self._timed or self._spent + self._cost <= budget
