@@ -59,8 +59,9 @@ def capture(options: CaptureOptions) -> Run:
             refuse_existing(options.out)
         opened = open_sources(options.text)
         ranks.refuse(opened)
-        given = {"kernel": options.kernel, "threshold": options.threshold}
-        return record(load(options.model, options.revision, options.device, **given), options, opened, recorded, ranks)
+        where = options.revision, options.device
+        loaded = load(options.model, *where, kernel=options.kernel, threshold=options.threshold)
+        return record(loaded, options, opened, recorded, ranks)
     except BaseException:
         ranks.say("begun", "no")
         raise

@@ -129,6 +129,8 @@ def _config(folder: Path, name: str, family: Family | None, fields: dict[str, An
         if family is None or not family.base:
             return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         left_out = {"model_type", "auto_map", "architectures", "transformers_version", *family.own_fields}
+        if fields.get("rope_scaling") is None:  # which transformers renamed, and warns of
+            left_out.add("rope_scaling")
         given = {field: value for field, value in family.as_base(fields).items() if field not in left_out}
         return AutoConfig.for_model(family.base, **given)
     except Exception as error:  # each configuration class checks itself in its own ways

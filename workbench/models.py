@@ -12,11 +12,13 @@ Cost: reading the weights, and one pass over the FFN's to see that they are fini
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -152,6 +154,7 @@ def load(
 
     Raises UserError for a model that is not there, not understood, not whole, or not finite.
     """
+    transformers.logging.set_verbosity_error()  # what matters is refused, in a sentence
     place = pick_device(device)
     folder, name, revision = find(model, revision, threshold)
     checkpoint = understood(folder, name, threshold)
@@ -196,7 +199,9 @@ def pick_device(device: str) -> torch.device:
 def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerFast:
     wanted = f"Expected a tokenizer.json beside the weights of {name}"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        with warnings.catch_warnings():  # of the configuration that lies beside it
+            warnings.simplefilter("ignore", FutureWarning)
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
         why = first_line(error)
         raise UserError(f"{wanted}, got none that loads ({why}): save the model's tokenizer there.") from None

@@ -92,7 +92,6 @@ def read(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
         others = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(folder.glob(pattern))]
         got = f"only {others[0]}, a pickle, which is never opened" if others else "none"
         raise UserError(f"Expected weights in safetensors in {name}, got {got}: save it with save_pretrained.")
-    transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     # Of another size: to name them below.
     given: dict[str, Any] = {"config": checkpoint.config, "dtype": dtype, "ignore_mismatched_sizes": True}
