@@ -60,9 +60,10 @@ h4.tw-part { font-size: .9rem; font-weight: 600; margin: .2rem 0; padding: 0; }
 
 /* the tokens that a neuron writes */
 .tw-logits { display: grid; grid-template-columns: 1fr 1fr; gap: 0 3rem; max-width: 62rem; }
-a.tw-logit { display: grid; grid-template-columns: 9rem minmax(0,1fr) 4rem; gap: .7rem; align-items: center;
+a.tw-logit { display: grid; grid-template-columns: 10.5rem minmax(0,1fr) 4rem; gap: .7rem; align-items: center;
   padding: .12rem 0; color: inherit !important; text-decoration: none !important; }
 a.tw-logit > span:first-child { overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
+a.tw-logit .tw-token { font-size: .87rem; white-space: pre; overflow-wrap: normal; }
 a.tw-logit:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
 a.tw-logit b { display: block; height: .7rem; border-radius: 2px; background: #2f7ed8; opacity: .75; }
 a.tw-logit.lowered b { background: #8b95a1; }
