@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,11 +34,7 @@ def decays(fits: pd.DataFrame) -> go.Figure:
                 "thickness": 1.4,
                 "width": 0,
             },
-            text=[
-                f"λ {number(r.decay)} (95 % {number(r.decay_low)} to {number(r.decay_high)}) tokens<br>"
-                f"level {number(r.a)}, {number(r.b)} more at position 0"
-                for r in told.itertuples()
-            ],
+            text=[_said(row) for row in told.itertuples()],
             hovertemplate="%{text}<extra></extra>",
         )
     )
@@ -68,3 +65,11 @@ def decays(fits: pd.DataFrame) -> go.Figure:
         range=[math.log10(max(low, 1e-3) / 1.3), math.log10(high * 1.3)],
     )
     return figure
+
+
+def _said(row: Any) -> str:
+    """A fit, in two lines."""
+    return (
+        f"λ {number(row.decay)} (95 % {number(row.decay_low)} to {number(row.decay_high)}) tokens<br>"
+        f"level {number(row.a)}, {number(row.b)} more at position 0"
+    )
