@@ -6,7 +6,7 @@ together: whoever has closed a part takes its lock for a moment, and puts what i
 waits for another, but for rank 0 to begin the run, and rank 0 at the end for all. What floating-point sums there are
 add up in the order of the ranks. Examples are cut to the best of all ranks at the end.
 
-A rank that dies is named when the others have ended. The run goes on with --resume and as many ranks as it began with.
+A rank that dies is named by those that end after it. The run goes on with --resume and as many ranks as it began with.
 
 Cost: the text is tokenised once a rank. One host, as all ranks write to one folder and look for each other's processes.
 """

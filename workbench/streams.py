@@ -71,7 +71,7 @@ def blocks(path: Path, hashed: Hash) -> Iterator[bytes]:
 
 def stdin_blocks(hashed: Hash) -> Iterator[bytes]:
     """What is piped in, as it comes."""
-    while block := sys.stdin.buffer.read1(BLOCK):
+    while block := sys.stdin.buffer.read(BLOCK):
         yield hashed(block)
 
 

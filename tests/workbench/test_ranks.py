@@ -41,7 +41,7 @@ def rank_of_two(rank: int, port: int, slowly: bool, options: CaptureOptions, sai
     writer.PART_TOKENS, batches.WINDOW = 200, 2
     if slowly:
         step = Recorder.step
-        Recorder.step = lambda *given: (time.sleep(0.15), step(*given))[1]  # type: ignore[method-assign]
+        Recorder.step = lambda *given: (time.sleep(0.06), step(*given))[1]  # type: ignore[method-assign]
     try:
         capture(options)
     except (UserError, KeyboardInterrupt) as error:
@@ -59,7 +59,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(tiny: Path, text: Path) -> Callable[..., tuple[list[BaseProcess], Any]]:
     SPAWN.set_forkserver_preload(["twell.workbench.capture", "transformers.models.llama.modeling_llama"])
 
-    def run(out: Path, slow: int | None = None, **given: Any) -> tuple[list[BaseProcess], Any]:
+    def run(out: Path, slow: bool = False, **given: Any) -> tuple[list[BaseProcess], Any]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -74,9 +74,7 @@ def start(tiny: Path, text: Path) -> Callable[..., tuple[list[BaseProcess], Any]
             model=str(tiny), text=(str(text),), out=out, examples=2, fired="1:0.3", **{**fields, **given}
         )
         said = SPAWN.Queue()
-        processes = [
-            SPAWN.Process(target=rank_of_two, args=(rank, port, rank == slow, options, said)) for rank in (0, 1)
-        ]
+        processes = [SPAWN.Process(target=rank_of_two, args=(rank, port, slow, options, said)) for rank in (0, 1)]
         for process in processes:
             process.start()
         return processes, said
@@ -161,7 +159,7 @@ def test_a_rank_that_dies_is_named_and_the_run_goes_on(
     victim: int, whole: Run, start: Callable[..., Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    processes, said = start(out, slow=victim)
+    processes, said = start(out, slow=True)
     deadline = time.monotonic() + 60
     while not ((out / "run.json").exists() and open_run(out).manifest.ranks[victim]["tokens"] > 0):
         assert time.monotonic() < deadline and processes[victim].is_alive()

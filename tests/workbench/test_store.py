@@ -247,6 +247,8 @@ KILLED = """
     for number in range(10**6):
         run.add("activity", made_activity(20, 50, first=20 * number))
         run.close_part()
+        if not number:
+            run.drain()
         print(number, flush=True)
 """
 
