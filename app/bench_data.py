@@ -23,8 +23,9 @@ def measured(run: Run) -> pd.DataFrame:
     device; what (dense, dense compiled, …, or the kernel with what was special about it); sparse (a kernel, no probe);
     nnz_mean; us, low, high (µs: median, least and greatest turn); times (dense time / its own); error_max; repeats."""
     table = run.frame("bench")
+    table = table[table["d_ff"] == run.d_ff]  # a bench of another width may have joined
     found = table[(table["metric"] == "microseconds") & table["op"].str.startswith("ffn_")].reset_index(drop=True)
-    dense = found[found["op"] == "ffn_dense"].set_index(CASE)["value"]
+    dense = found[found["op"] == "ffn_dense"].groupby(CASE)["value"].median()
     found["times"] = dense.reindex(pd.MultiIndex.from_frame(found[CASE])).to_numpy() / found["value"]
     keys = [*CASE, "kernel", "op", "compression"]
     error = table[table["metric"] == "error_max"].drop_duplicates(keys).set_index(keys)["value"]

@@ -20,6 +20,8 @@ def bench(run: Run) -> None:
     if not run.has("bench"):
         return
     groups = settings(ask(run, measured))
+    if not groups:
+        return
     names = list(groups)
     name = names[0]
     if len(names) > 1:

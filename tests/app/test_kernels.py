@@ -58,6 +58,7 @@ def benched(runs: Path, tmp_path: Path) -> Run:
         more = {"input": "dense" if nnz == 512 else "even", "nnz_mean": float(nnz)}
         rows = [row(f"even nnz {nnz}", -1, "ffn_dense", "torch", 500.0, **more)]
         sheet.add([*rows, row(f"even nnz {nnz}", -1, "ffn_sparse", "cpu", took, **more)])
+    sheet.add([row("wider", 1, "ffn_dense", "torch", 9.0, d_ff=1024)])
     sheet.add([row("one", 0, op, k, 9.0, rows=64) for op, k in (("ffn_dense", "torch"), ("ffn_sparse", "cpu"))])
     return open_run(tmp_path / "benched")
 
