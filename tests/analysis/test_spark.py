@@ -22,6 +22,9 @@ from twell.workbench.options import SummarizeOptions
 from twell.workbench.schema import SUMMARIES
 from twell.workbench.store import Run, open_run
 
+SMALL = (
+    "spark.sql.codegen.wholeStage false\nspark.sql.codegen.factoryMode NO_CODEGEN\n"  # a run not worth compiling for
+)
 DEPLOY = "org.apache.spark.deploy"
 
 
@@ -64,8 +67,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.wait(30)
 
 
-def test_identical_summaries(cluster: str, made: ModuleType, tmp_path: Path) -> None:
+def test_identical_summaries(cluster: str, made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers to the last bit, sums of z to the order in which they were added."""
+    (tmp_path / "spark-defaults.conf").write_text(SMALL)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     here = made.make(tmp_path / "duckdb", layers=2, sequences=40, parts=2, seed=4)
     shutil.copytree(here.path, tmp_path / "spark")
     ensure(here)
