@@ -8,6 +8,7 @@ part, for z, follows once the means are known.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +39,14 @@ KEYS = {
     "tiles": ("layer", "tile", "occupancy"),
     "unions": ("layer", "block", "neurons"),
 }
+LOSSES = "losses"  # by token, on their way into `tokens`
+# Summaries that queries give with columns a layer: their keys, the columns, and whether the total over layers is one.
+WIDE: tuple[tuple[str, list[str], dict[str, str], bool], ...] = (
+    ("used", ["flagged", "tokens"], {"used_sum": "s{}"}, False),
+    ("surprisal", ["replicate", "loss_bin", "tokens"], {"nnz_sum": "s{}"}, False),
+    ("positions", ["position", "flagged", "tokens"], {"nnz_sum": "s{}", "nnz_square": "q{}"}, True),
+    ("position_bands", ["replicate", "band", "tokens"], {"nnz_sum": "s{}"}, True),
+)
 EXTREMES = {"value_max": "max", "token_min": "min", "token_max": "max", "first_sequence": "min"}
 
 Tables = dict[str, pa.Table]
@@ -51,12 +60,18 @@ def build(run: Run, files: set[str], tables: Tables, tick: Tick, engine: str) ->
     `tick` is called with the number of tokens read since the last call.
     """
     total = Total(tables)
-    with open_engine(engine) as opened:
+    # What the engine has answered is put into its form and added up beside its next query, which leaves a core idle.
+    with open_engine(engine) as opened, ThreadPoolExecutor(1) as beside:
+        adding = []
         for chunk in chunks(run, files, opened.chunk_tokens):
-            total.add(take(opened, run, chunk))
+            adding.append(beside.submit(lambda found: total.add(shaped(found, run.layers)), take(opened, run, chunk)))
             tick(sum(part.rows for part in chunk if part.table == "activity"))
-        tables = total.tables()
-        tables |= {"token_scores": scores(opened, run, tables["layers"], tables["positions"])}
+        for each in adding:
+            each.result()
+        means = total.table("layers"), total.table("positions")
+        rest = beside.submit(total.tables)
+        scored = scores(opened, run, *means)
+        tables = {**rest.result(), "token_scores": scored}
     return {name: table.sort_by([(key, "ascending") for key in KEYS[name]]) for name, table in tables.items()}
 
 
@@ -73,9 +88,15 @@ class Total:
             if sum(piece.num_rows for piece in pieces[1:]) > max(HELD_ROWS, pieces[0].num_rows):
                 self._pieces[name] = [_added(name, pieces)]
 
+    def table(self, name: str) -> pa.Table:
+        """One summary of all that was added."""
+        if len(self._pieces[name]) > 1:
+            self._pieces[name] = [_added(name, self._pieces[name])]
+        return self._pieces[name][0]
+
     def tables(self) -> Tables:
         """Each summary of all that was added."""
-        return {name: _added(name, pieces) if len(pieces) > 1 else pieces[0] for name, pieces in self._pieces.items()}
+        return {name: self.table(name) for name in self._pieces}
 
 
 def chunks(run: Run, files: set[str], tokens: int) -> Iterator[Parts]:
@@ -96,42 +117,46 @@ def chunks(run: Run, files: set[str], tokens: int) -> Iterator[Parts]:
 
 
 def take(engine: Engine, run: Run, chunk: Parts) -> Tables:
-    """Every additive summary of some parts."""
+    """What the engine answers of some parts, as its queries give it: `shaped` makes summaries of it."""
     files = {table: [run.path / part.file for part in chunk if part.table == table] for table in SOURCES}
     found: Tables = {}
     for name, paths in files.items():
         if paths and name != "activity":
-            rows = engine.read(paths)
-            found[name] = _typed(name, engine.arrow(sums.added(rows, KEYS[name], _how(name))))
+            found[name] = engine.arrow(sums.added(engine.read(paths), KEYS[name], _how(name)))
     if not files["activity"]:
         return found
-    activity, layers = engine.read(files["activity"]), list(range(run.layers))
+    activity = engine.read(files["activity"])
     if run.manifest.counts_used:
-        wide = engine.arrow(sums.used(activity, nnz_columns(run.layers, "used")))
-        found["used"] = tidy(wide, ["flagged", "tokens"], layers, {"used_sum": "s{}"})
+        found["used"] = engine.arrow(sums.used(activity, nnz_columns(run.layers, "used")))
     with sums.chunk(engine, activity, nnz_columns(run.layers)) as this:
         found["layers"] = engine.arrow(sums.layers(this))
-        found["surprisal_ranks"] = engine.arrow(sums.surprisal_ranks(this))
-        bands = engine.arrow(sums.surprisal(this))
-        places = engine.arrow(sums.positions(this))
-        stretches = engine.arrow(sums.position_bands(this))
-        wide = clusters.tokens(engine, this)
-        losses = engine.arrow(clusters.losses(this))
+        found["surprisal_ranks"] = engine.arrow(sums.surprisal_ranks(this, class_step(run)))
+        found["surprisal"] = engine.arrow(sums.surprisal(this))
+        found["positions"] = engine.arrow(sums.positions(this))
+        found["position_bands"] = engine.arrow(sums.position_bands(this))
+        found["tokens"] = clusters.tokens(engine, this)
+        found[LOSSES] = engine.arrow(clusters.losses(this))
         kinds = engine.table(numbers(run))
-        by_class = sums.surprisal_classes(engine, this, kinds, class_step(run))
-    found["surprisal_classes"] = by_class.append_column("class", CLASSES.take(by_class["kind"]))
-    found["surprisal"] = tidy(bands, ["replicate", "loss_bin", "tokens"], layers, {"nnz_sum": "s{}"})
-    positions = {"nnz_sum": "s{}", "nnz_square": "q{}"}
-    found["positions"] = tidy(places, ["position", "flagged", "tokens"], [*layers, sums.TOTAL], positions)
-    found["position_bands"] = tidy(
-        stretches, ["replicate", "band", "tokens"], [*layers, sums.TOTAL], {"nnz_sum": "s{}"}
-    )
-    parts = {f"nnz_{part}": f"{{}}_{part}" for part in ("sum", "square", "cross")}
-    found["token_layers"] = tidy(wide, ["token_id", "flagged"], layers, parts)
-    found["tokens"] = wide.drop([name for name in wide.schema.names if name[0].isdigit()]).join(
-        losses, ["token_id", "flagged"]
-    )
-    return {name: _typed(name, table) for name, table in found.items()}
+        found["surprisal_classes"] = sums.surprisal_classes(engine, this, kinds, class_step(run))
+    return found
+
+
+def shaped(found: Tables, layers: int) -> Tables:
+    """Every additive summary, a row a layer, of what `take` found."""
+    whole = dict(found)
+    for name, keys, columns, total in WIDE:
+        if name in found:
+            rows = [*range(layers), sums.TOTAL] if total else list(range(layers))
+            whole[name] = tidy(found[name], keys, rows, columns)
+    if "tokens" in found:
+        wide = found["tokens"]
+        parts = {f"nnz_{part}": f"{{}}_{part}" for part in ("sum", "square", "cross")}
+        whole["token_layers"] = tidy(wide, ["token_id", "flagged"], list(range(layers)), parts)
+        narrow = wide.drop([name for name in wide.schema.names if name[0].isdigit()])
+        whole["tokens"] = narrow.join(whole.pop(LOSSES), ["token_id", "flagged"])
+        by_class = found["surprisal_classes"]
+        whole["surprisal_classes"] = by_class.append_column("class", CLASSES.take(by_class["kind"]))
+    return {name: _typed(name, table) for name, table in whole.items()}
 
 
 def tidy(wide: pa.Table, keys: list[str], layers: list[int], columns: dict[str, str]) -> pa.Table:

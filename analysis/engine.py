@@ -29,7 +29,7 @@ DUCKDB = "duckdb"
 class Engine:
     """One embedded connection, for one thread, in a `with` block."""
 
-    chunk_tokens = 2**21  # whose sums are taken at a time
+    chunk_tokens = 3 * 2**20  # whose sums are taken at a time
 
     def __init__(self) -> None:
         self._spill = tempfile.TemporaryDirectory(prefix="twell-")

@@ -34,7 +34,7 @@ from twell.workbench.store import Run, copy_without_activity, open_run
 
 BUILT = "built.json"
 SOURCES = ("activity", "neurons", "tiles", "unions")  # the tables of a run that summaries are made from
-CLASS_TOKENS = 2**19  # `surprisal_classes` counts one to two times as many, of a run that has them
+CLASS_TOKENS = 2**19  # rank correlations come from one to two times as many, of a run that has them
 PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}  # paths as they are
 
 Tick = Callable[[int], None]
@@ -110,7 +110,8 @@ EARLIER = "its summaries are of an earlier revision: summarise the run it was co
 
 
 def class_step(run: Run) -> int:
-    """Of how many groups of 20 sequences `surprisal_classes` takes one: a power of two that grows with the run."""
+    """Of how many groups of 20 sequences the tables of rank correlations take one: a power of two that grows with the
+    run."""
     return 2 ** max(0, (run.manifest.tokens // CLASS_TOKENS).bit_length() - 1)
 
 

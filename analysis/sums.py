@@ -104,9 +104,10 @@ def surprisal(this: Chunk) -> ir.Table:
     return rows.group_by("replicate", "loss_bin").agg(tokens=_.count(), **sums)
 
 
-def surprisal_ranks(this: Chunk) -> ir.Table:
-    """Tokens by class of loss and class of nnz: both fine enough to keep a rank correlation."""
-    rows = _predicted(this)
+def surprisal_ranks(this: Chunk, every: int) -> ir.Table:
+    """Tokens by class of loss and class of nnz, both fine enough to keep a rank correlation; of 20 sequences in every
+    20 · `every`."""
+    rows = _predicted(this).filter(_group(_.sequence) % every == 0)
     return stack(
         [
             rows.group_by("replicate", "loss_class", nnz_class=_class(rows[name]))
@@ -129,7 +130,7 @@ def surprisal_classes(engine: Engine, this: Chunk, kinds: ir.Table, every: int) 
     Coarser than `surprisal_ranks`, since there are so many more rows, and of 20 sequences in every 20 · `every` alone.
     `kinds` has token_id and kind, the number of its class.
     """
-    some = this.activity.filter((_.sequence // REPLICATES) % every == 0)
+    some = this.activity.filter(_group(_.sequence) % every == 0)
     earlier = some.select("sequence", position=(some.position + 1).cast("int32"), own=some.loss)
     rows = some.filter(_.flags == 0).inner_join(kinds, "token_id").left_join(earlier, ["sequence", "position"])
     rough = {f"c{name}": _coarse(rows[name].cast("float64").sqrt(), COARSE_COUNT) for name in this.counts}
@@ -151,6 +152,11 @@ def surprisal_classes(engine: Engine, this: Chunk, kinds: ir.Table, every: int) 
             for loss in ("later", "own")
         ]
         return engine.arrow(stack(found))
+
+
+def _group(sequence: ir.IntegerValue) -> ir.IntegerValue:
+    """Groups of as many sequences as there are replicates, so that a choice of groups leaves none of these empty."""
+    return sequence // REPLICATES
 
 
 def _coarse(number: ir.FloatingValue, scale: int) -> ir.IntegerValue:

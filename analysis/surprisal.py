@@ -4,8 +4,9 @@
     surprisal_correlation(run)   Spearman's rank correlation of the two by layer, or by class of token and layer
 
 Over unflagged tokens that have a loss. Intervals leave out one group of sequences at a time (delete-a-group jackknife):
-one twentieth, or one tenth where the token's own loss or its class is asked for. Those come from coarser counts, which
-long runs take of half a million tokens or more (summary `surprisal_classes`). Cost: 30 ms.
+one twentieth, or one tenth where the token's own loss or its class is asked for, which come from coarser counts. Of
+long runs, correlations and classes are those of half a million tokens or more, of whole sequences
+(`summary.class_step`). Cost: 30 ms.
 """
 
 from __future__ import annotations

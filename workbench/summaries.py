@@ -137,7 +137,7 @@ _SURPRISAL = Table(
 
 _SURPRISAL_RANKS = Table(
     "surprisal_ranks",
-    "a class of loss and of nnz, in a layer and replicate, over unflagged tokens",
+    "a class of loss and of nnz, in a layer and replicate, over unflagged tokens; of long runs as `surprisal_classes`",
     (
         LAYER,
         _REPLICATE,
