@@ -11,7 +11,7 @@ import pandas as pd
 
 from twell.workbench.store import Run
 
-SETTING = ["rows", "dtype", "weights", "device"]
+SETTING = ["ffn", "rows", "dtype", "weights", "device"]
 CASE = ["case", *SETTING]
 BASELINES = {"ffn_dense": "dense", "ffn_compiled": "dense, compiled", "ffn_fused": "dense, gate and up fused"}
 PROBES = {"ffn_counts": "counting", "ffn_neurons": "neuron sums", "ffn_packed": "TwELL handed out"}
@@ -19,9 +19,9 @@ MADE = ("even", "heavy", "dense")
 
 
 def measured(run: Run) -> pd.DataFrame:
-    """A row an operation and case, of those that are a whole FFN. Columns: case, input, layer, rows, dtype, weights,
-    device; what (dense, dense compiled, …, or the kernel with what was special about it); sparse (a kernel, no probe);
-    nnz_mean; us, low, high (µs: median, least and greatest turn); times (dense time / its own); error_max; repeats."""
+    """A row an operation and case, of those that are a whole FFN. Columns: case, input, layer, ffn, rows, dtype,
+    weights, device; what (dense, dense compiled, …, or the kernel with what was special about it); sparse (a kernel, no
+    probe); nnz_mean; us, low, high (µs: median, least and greatest turn); times (dense time / its own); error_max; repeats."""
     table = run.frame("bench")
     table = table[table["d_ff"] == run.d_ff]  # a bench of another width may have joined
     found = table[(table["metric"] == "microseconds") & table["op"].str.startswith("ffn_")].reset_index(drop=True)
@@ -33,7 +33,7 @@ def measured(run: Run) -> pd.DataFrame:
     several = found.loc[found["compression"] > 0, "compression"].nunique() > 1
     found["what"] = [_named(row.op, row.kernel, row.compression if several else 0) for row in found.itertuples()]
     found["sparse"] = (found["op"] == "ffn_sparse") & (found["kernel"] != "reference")
-    names = "case input layer rows dtype weights device what sparse nnz_mean us low high times error_max repeats"
+    names = "case input layer ffn rows dtype weights device what sparse nnz_mean us low high times error_max repeats"
     return found.rename(columns={"value": "us"})[names.split()]
 
 
@@ -45,11 +45,13 @@ def _named(op: str, kernel: str, compression: int) -> str:
 
 
 def settings(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The rows by what cases have to share to be compared, under its name; what was measured last comes first."""
+    """The rows by what cases have to share to be compared, under its name; the one of most cases comes first, of equals
+    the one measured last."""
     groups = {}
-    for (rows, dtype, weights, device), part in frame.groupby(SETTING, sort=False):
-        groups[f"{rows} rows, {dtype}, {weights} weights, {device}"] = part
-    return dict(reversed(groups.items()))
+    several = frame["ffn"].nunique() > 1
+    for (ffn, rows, dtype, weights, device), part in frame.groupby(SETTING, sort=False):
+        groups[f"{rows} rows, {dtype}, {weights} weights, {device}" + (f", {ffn} FFN" if several else "")] = part
+    return dict(sorted(reversed(groups.items()), key=lambda group: -group[1]["case"].nunique()))
 
 
 def equal_at(part: pd.DataFrame) -> float | None:
