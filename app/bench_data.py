@@ -21,7 +21,8 @@ MADE = ("even", "heavy", "dense")
 def measured(run: Run) -> pd.DataFrame:
     """A row an operation and case, of those that are a whole FFN. Columns: case, input, layer, ffn, rows, dtype,
     weights, device; what (dense, dense compiled, …, or the kernel with what was special about it); sparse (a kernel, no
-    probe); nnz_mean; us, low, high (µs: median, least and greatest turn); times (dense time / its own); error_max; repeats."""
+    probe); nnz_mean; us, low, high (µs: median, least and greatest turn); times (dense time / its own); error_max;
+    repeats."""
     table = run.frame("bench")
     table = table[table["d_ff"] == run.d_ff]  # a bench of another width may have joined
     found = table[(table["metric"] == "microseconds") & table["op"].str.startswith("ffn_")].reset_index(drop=True)
