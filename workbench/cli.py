@@ -8,12 +8,14 @@ one module that may reach into any folder. Errors are one sentence and exit code
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import inspect
 import sys
 import time
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -38,25 +40,52 @@ COMMANDS: dict[str, tuple[type, str]] = {
 DEMO_TOKENS = 160_000
 DEMO_EXAMPLES = 8  # of each neuron and kind
 
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # columns, where the terminal has them
+VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}  # what stands for a value in the help
+
 cli = typer.Typer(
     name="twell",
     help="Which neurons of a sparse language model fire, and what that is worth.",
+    epilog="Errors are one sentence, and exit code 2; with --debug anywhere in the command, the traceback too.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings=HELP,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"twell-workbench {importlib.metadata.version('twell-workbench')}")
+        raise typer.Exit
+
+
+@cli.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 def parameter(item: Field[Any], hint: Any) -> inspect.Parameter:
     """The typer parameter of one option field."""
-    unit = item.metadata["unit"]
-    text = item.metadata["help"] + (f" [{unit}]" if unit else "")
-    required = item.default is MISSING
+    about = item.metadata
+    text = about["help"] + (f" [{about['unit']}]" if about["unit"] else "")
+    kinds = [kind for kind in typing.get_args(hint) if kind not in (type(None), ...)] or [hint]
     if typing.get_origin(hint) is tuple:
-        hint = list[typing.get_args(hint)[0]]  # type: ignore[misc]
-    kind = typer.Argument(help=text) if item.metadata["argument"] else typer.Option(help=text)
-    default = inspect.Parameter.empty if required else item.default
+        hint = list[kinds[0]]  # type: ignore[valid-type]
+    value = about["value"] or VALUES.get(kinds[0])  # a choice of words stands for itself
+    if about["argument"]:
+        kind: Any = typer.Argument(help=text, metavar=value)
+    elif hint is bool:  # what is off is switched on, and what is on is switched off
+        name = item.name.replace("_", "-")
+        kind = typer.Option(f"--{name}/--no-{name}" if item.default else f"--{name}", help=text, show_default=False)
+    else:
+        kind = typer.Option(help=text, metavar=value)
+    default = inspect.Parameter.empty if item.default is MISSING else item.default
     if default == ():
         default = []
     return inspect.Parameter(
@@ -76,8 +105,15 @@ def command(dataclass: type, target: str) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [parameter(item, hints[item.name]) for item in fields(dataclass)]
     )
-    run.__doc__ = dataclass.__doc__
     return run
+
+
+def said(dataclass: type) -> tuple[str, str]:
+    """A command's help and its examples, from the dataclass's docstring."""
+    lines = inspect.cleandoc(dataclass.__doc__ or "").splitlines()
+    examples = [line for line in lines if line.startswith("twell ")]
+    text = "\n".join(line for line in lines if not line.startswith("twell ")).strip()
+    return text, "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
 
 
 def demo(chosen: options.DemoOptions) -> None:
@@ -114,8 +150,11 @@ def demo(chosen: options.DemoOptions) -> None:
         launch(options.AppOptions(runs=chosen.out.parent, port=chosen.port))
 
 
-for _name, (_options, _target) in COMMANDS.items():
-    cli.command(_name)(command(_options, _target))
+for _name, (_dataclass, _target) in COMMANDS.items():
+    _help, _examples = said(_dataclass)
+    cli.command(_name, help=_help, short_help=_help.split("\n")[0], epilog=_examples, context_settings=HELP)(
+        command(_dataclass, _target)
+    )
 
 
 def main() -> None:

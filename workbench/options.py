@@ -4,7 +4,8 @@
     from twell.workbench.capture import capture
     run = capture(CaptureOptions(model="path/to/model", text=("book.txt",), out=Path("runs/book")))
 
-The command line builds its signatures from these fields (see `cli.py`). Nothing heavy is imported here.
+The command line builds its signatures from these fields, and its help from these docstrings: a first line short enough
+for the list of commands, and examples (see `cli.py`). Nothing heavy is imported here.
 """
 
 from __future__ import annotations
@@ -17,19 +18,28 @@ Device = Literal["auto", "cpu", "cuda"]
 Kernel = Literal["auto", "reference", "cpu", "cuda", "hopper"]
 
 
-def option(default: Any = MISSING, *, help: str, unit: str = "", argument: bool = False) -> Any:
-    """A dataclass field that is also a command-line option, or an argument by position."""
-    return field(default=default, metadata={"help": help, "unit": unit, "argument": argument})
+def option(default: Any = MISSING, *, help: str, unit: str = "", value: str = "", argument: bool = False) -> Any:
+    """A dataclass field that is also a command-line option, or an argument by position.
+
+    value: what stands for the option's value in the help; default: by its type (N, X, PATH, TEXT)
+    """
+    return field(default=default, metadata={"help": help, "unit": unit, "value": value, "argument": argument})
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureOptions:
-    """Run a model over text and record which FFN neurons fire."""
+    """Run a model over text and record which FFN neurons fire.
 
-    model: str = option(help="a local folder or a hub id", argument=True)
+    twell capture path/to/model --text book.txt --text chats.jsonl --out runs/mine --examples 8
+    twell capture path/to/model --text 'shards/*.jsonl.zst' --tokens 1000000 --out runs/sample
+    twell capture path/to/model --text prompts.jsonl --generate 64 --out runs/made
+    """
+
+    model: str = option(help="a local folder or a hub id", value="MODEL", argument=True)
     text: tuple[str, ...] = option(
         help="a .txt or .jsonl file, plain, .zst, .gz or .xz; FILE.parquet:COLUMN; a pattern of such files; - for "
-        "standard input; hf:DATASET:COLUMN; builtin:passages, builtin:python-docs"
+        "standard input; hf:DATASET:COLUMN; builtin:passages, builtin:python-docs; may be given again",
+        value="SOURCE",
     )
     out: Path = option(help="the run's folder; it must not hold a run already")
     tokens: int | None = option(None, help="stop after this many", unit="tokens")
@@ -60,15 +70,19 @@ class CaptureOptions:
     )
     examples: int = option(0, help="keep so many of each neuron's largest values, and as many drawn at random")
     fired: str | None = option(
-        None, help="keep the activations themselves: LAYERS[:SHARE of tokens], as in 0,3-5:0.01 or all"
+        None, help="keep the activations themselves, of these tokens: as in 0,3-5:0.01 or all", value="LAYERS[:SHARE]"
     )
-    revision: str | None = option(None, help="branch, tag or commit of a hub model")
+    revision: str | None = option(None, help="branch, tag or commit of a hub model", value="REV")
     resume: bool = option(False, help="go on with the run in --out where it ends; it begins if there is none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """Capture the bundled model on the bundled text and open the dashboard."""
+    """Capture the bundled model on bundled text; open the dashboard.
+
+    twell demo
+    twell demo --out /tmp/demo --no-app
+    """
 
     out: Path = option(Path("runs/demo"), help="the run's folder; a complete demo run there is used again")
     app: bool = option(True, help="open the dashboard afterwards")
@@ -77,20 +91,33 @@ class DemoOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SummarizeOptions:
-    """Build the summaries that tables and pages are read from."""
+    """Build the summaries that tables and pages are read from.
 
-    runs: tuple[Path, ...] = option(help="run folders", argument=True)
+    twell summarize runs/mine
+    twell summarize runs/mine --summary-only runs/to-share
+    """
+
+    runs: tuple[Path, ...] = option(help="run folders", value="RUN", argument=True)
     summary_only: Path | None = option(None, help="write a copy there that keeps no row of single tokens (one run)")
-    engine: str = option("duckdb", help="where queries run: duckdb, on this machine, or spark://HOST:PORT")
+    engine: str = option(
+        "duckdb", help="where queries run: duckdb, on this machine, or spark://HOST:PORT", value="ENGINE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Write a run's tables to files that other tools read."""
+    """Write a run's tables to files that other tools read.
 
-    run: Path = option(help="a run's folder", argument=True)
+    twell export runs/mine --out tables
+    twell export runs/mine --table by_token --format csv --out by_token.csv
+    twell export runs/mine --format notebook --out mine.ipynb
+    """
+
+    run: Path = option(help="a run's folder", value="RUN", argument=True)
     table: tuple[str, ...] = option(
-        (), help="by_layer, by_token, …, or a table of the run; default: every analysis table"
+        (),
+        help="by_layer, by_token, …, or a table of the run; may be given again; default: every analysis table",
+        value="TABLE",
     )
     format: Literal["parquet", "csv", "json", "npz", "notebook", "html"] = option(
         "parquet",
@@ -101,46 +128,80 @@ class ExportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """Set runs side by side: loss, nnz and speed, and the differences by layer."""
+    """Set runs side by side: loss, nnz, speed, and what differs.
 
-    runs: tuple[Path, ...] = option(help="run folders; differences are to the first", argument=True)
+    twell compare runs/mine runs/demo
+    """
+
+    runs: tuple[Path, ...] = option(help="run folders; differences are to the first", value="RUN", argument=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppOptions:
-    """Open the dashboard over a folder of runs."""
+    """Open the dashboard over a folder of runs.
 
-    runs: Path = option(Path("runs"), help="a folder of runs, or one run", argument=True)
+    twell app
+    twell app runs/mine --port 8600 --no-browser
+    """
+
+    runs: Path = option(Path("runs"), help="a folder of runs, or one run", value="RUNS", argument=True)
     port: int = option(8501, help="port")
-    host: str = option("127.0.0.1", help="address to listen on; the default is reachable from this machine only")
+    host: str = option(
+        "127.0.0.1", help="address to listen on; the default is reachable from this machine only", value="ADDRESS"
+    )
     browser: bool = option(True, help="open a browser window")
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """Hold a run's model to the checkpoint's own code, and measure what its probes cost; for the run's manifest."""
+    """Hold a run to the checkpoint's own code; time its probes.
 
-    run: Path = option(help="a run's folder", argument=True)
+    Logits and counts are compared on tokens of the run, and what was found goes into the run's manifest.
+
+    twell verify runs/mine
+    twell verify runs/mine --tokens 20000 --model path/to/model
+    """
+
+    run: Path = option(help="a run's folder", value="RUN", argument=True)
     tokens: int = option(8_000, help="of the run, from its beginning", unit="tokens")
-    model: str | None = option(None, help="the model's folder, where the name in the manifest does not lead to it")
+    model: str | None = option(
+        None, help="the model's folder, where the name in the manifest does not lead to it", value="PATH"
+    )
     device: Device = option("auto", help="where to run")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Time the FFN dense and sparse, side by side, with the error of each: on a model, a shape or recorded patterns."""
+    """Time the FFN dense and sparse side by side, errors included.
 
-    model: str | None = option(None, help="a local folder or a hub id; default: the bundled model", argument=True)
-    shape: str | None = option(None, help="D_MODEL,D_FF: made-up weights and inputs instead of a model's")
+    On a model's layers, on a shape with made-up weights and inputs, or on recorded firing patterns.
+
+    twell bench path/to/model --out runs/mine
+    twell bench --shape 2048,5632 --nnz 29,120 --rows 8192
+    twell bench --patterns patterns_d2048_f5632.npz --rows 1,8,64
+    """
+
+    model: str | None = option(
+        None, help="a local folder or a hub id; default: the bundled model", value="MODEL", argument=True
+    )
+    shape: str | None = option(None, help="made-up weights and inputs instead of a model's", value="D_MODEL,D_FF")
     patterns: Path | None = option(None, help="an .npz of recorded firing patterns, for up and down alone")
-    text: tuple[str, ...] = option((), help="text for a model, as for `twell capture`; default: the built-in ones")
-    rows: str | None = option(None, help="N[,N…] of a case; default: 131072 on a GPU, 1024 on a CPU", unit="tokens")
-    layers: str | None = option(None, help="L[,L…], the layers to time; default: all")
-    inputs: str | None = option(None, help="of text,uniform for a model and heavy,even,dense for a shape; default: all")
-    nnz: str = option("15,29,60,120,250", help="N[,N…], mean nnz of made-up inputs", unit="neurons")
-    compression: str = option("8", help="C[,C…] of 4, 8 and 16: of the TwELL that kernels emit")
+    text: tuple[str, ...] = option(
+        (), help="text for a model, as for `twell capture`; default: the built-in ones", value="SOURCE"
+    )
+    rows: str | None = option(
+        None, help="of a case; default: 131072 on a GPU, 1024 on a CPU", unit="tokens", value="N[,N…]"
+    )
+    layers: str | None = option(None, help="the layers to time; default: all", value="L[,L…]")
+    inputs: str | None = option(
+        None, help="of text,uniform for a model and heavy,even,dense for a shape; default: all", value="KIND[,KIND…]"
+    )
+    nnz: str = option("15,29,60,120,250", help="mean nnz of made-up inputs", unit="neurons", value="N[,N…]")
+    compression: str = option("8", help="of the TwELL that kernels emit: of 4, 8 and 16", value="C[,C…]")
     kernel: tuple[str, ...] = option(
-        (), help="time this kernel alone; may be given again; default: all that can run, on a GPU without the reference"
+        (),
+        help="time this kernel alone; may be given again; default: all that can run, on a GPU without the reference",
+        value="KERNEL",
     )
     plain: bool = option(False, help="a plain FFN instead of a gated one, for a shape")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = option("auto", help="of weights and inputs")
@@ -155,22 +216,30 @@ class BenchOptions:
         None, help="about what the turns of a case take; default: 0.3, on a GPU 1", unit="seconds"
     )
     out: Path | None = option(None, help="a .parquet file, or a run's folder: figures of other cases there are kept")
-    revision: str | None = option(None, help="branch, tag or commit of a hub model")
+    revision: str | None = option(None, help="branch, tag or commit of a hub model", value="REV")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """Say what this machine has, and which kernel would run and why."""
+    """Say what this machine has, and which kernel would run and why.
+
+    twell doctor
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """Train a sparse model: ReLU gate, a little L1 on the FFN's activations."""
+    """Train a sparse model: ReLU gate, a little L1 on activations.
 
-    config: str = option(help="a named recipe (demo, h200-8x2048) or a .toml/.json file of one")
-    text: tuple[str, ...] = option(help="what to train on: the sources of `twell capture`")
+    twell train --config demo --text corpus.txt.zst --out models/mine --minutes 5
+    """
+
+    config: str = option(help="a named recipe (demo, h200-8x2048) or a .toml/.json file of one", value="NAME|FILE")
+    text: tuple[str, ...] = option(
+        help="what to train on: the sources of `twell capture`; may be given again", value="SOURCE"
+    )
     out: Path = option(help="the model's folder; a checkpoint of the same recipe there is continued")
-    valid: tuple[str, ...] = option((), help="other text to measure the finished model on")
+    valid: tuple[str, ...] = option((), help="other text to measure the finished model on", value="SOURCE")
     holdout: float = option(0.02, help="share at the end of each text that is never trained on", unit="share")
     licences: str = option("", help="licences of the text, for the model card")
     tokens: int | None = option(None, help="train on this many instead of the recipe's length", unit="tokens")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +24,34 @@ def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, cwd=folder)
 
 
-def test_help_names_every_command() -> None:
+def test_help_names_every_command_with_its_whole_first_line() -> None:
     shown = run("--help").stdout
-    for name in cli.COMMANDS:
-        assert f"  {name} " in shown
+    for name, (dataclass, _) in cli.COMMANDS.items():
+        assert f"  {name:<9}  {cli.said(dataclass)[0].splitlines()[0]}\n" in shown
+    assert "..." not in shown.partition("Commands:")[2]
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"twell-workbench {version('twell-workbench')}\n"
+
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = [line for dataclass, _ in cli.COMMANDS.values() for line in cli.said(dataclass)[1].splitlines()[2:]]
+README = re.findall(r"^\$ ((?:twell|torchrun) .*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", EXAMPLES + README)
+def test_every_command_that_is_shown_can_be_typed(line: str) -> None:
+    words = shlex.split(line.replace(" -m twell.workbench", " twell"), comments=True)
+    name, *arguments = words[words.index("twell") + 1 :]
+    typed = typer.main.get_command(cli.cli).commands[name]  # type: ignore[attr-defined]
+    assert typed.make_context(name, arguments).args == []
+
+
+def test_every_command_is_shown_in_its_help_and_in_the_readme() -> None:
+    shown = {line.split()[1] for line in EXAMPLES}
+    assert shown == set(cli.COMMANDS)
+    assert {line.split()[1] for line in README if line.startswith("twell")} >= shown - {"demo", "summarize"}
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
