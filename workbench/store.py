@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,15 @@ class Run:
     """One run on disk, as its manifest stood when it was opened."""
 
     path: Path
-    manifest: Manifest = field(repr=False)
+    manifest: Manifest
+
+    def __repr__(self) -> str:
+        about = self.manifest
+        tables = ", ".join(dict.fromkeys(part.table for part in about.parts))
+        return (
+            f"Run({str(self.path)!r}: {about.status}, {about.tokens:,} tokens, {about.model['name']}, "
+            f"{self.layers} layers of {self.d_ff:,} neurons; tables {tables})"
+        )
 
     @property
     def name(self) -> str:
@@ -81,7 +89,8 @@ class Run:
         """The counts, a row a token (columns nnz_LL) or, with `tidy`, a row a token and layer (layer, nnz); and used_LL
         (used), where the run has them.
 
-        `layers` keeps those layers only; `flagged=False` drops special, first and non-finite tokens.
+        `layers` keeps those layers only; `flagged=False` drops special, first and non-finite tokens. loss is in nats;
+        float16 on disk, float32 here, since pandas warns of overflows in the former when it is shown.
         """
         kinds = ("nnz", "used") if self.manifest.counts_used else ("nnz",)
         every = {kind: nnz_columns(self.layers, kind) for kind in kinds}
@@ -91,6 +100,7 @@ class Run:
             raise UserError(f"Expected layers from 0 to {self.layers - 1}, got {unknown[0]}.")
         keys = ["sequence", "position", "token_id", "phase", "flags", "loss"]
         frame = self.frame("activity", keys + [names[layer] for names in every.values() for layer in wanted])
+        frame["loss"] = frame["loss"].astype("float32")
         if not flagged:
             frame = frame[frame["flags"] == 0].reset_index(drop=True)
         if not tidy:
@@ -205,7 +215,9 @@ def copy_without_activity(source: Path, target: Path) -> None:
     manifest.summary_only = True
     summary = Path("summary") / f"v{SUMMARIES.version}"
     files = [Path(part.file) for part in manifest.parts]
-    files += [path.relative_to(source) for path in sorted((source / summary).glob("*")) if path.suffix != ".tmp"]
+    left_out = {f"{name}.parquet" for name, table in SUMMARIES.tables.items() if not table.in_summary_only}
+    found = (path for path in sorted((source / summary).glob("*")) if path.name not in left_out)
+    files += [path.relative_to(source) for path in found if path.suffix != ".tmp"]
     try:
         for file in files:
             (target / file).parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,15 @@ def test_a_count_that_does_not_fit_is_refused(tmp_path: Path, make_manifest: Mak
     run = RunWriter(tmp_path / "run", make_manifest())
     with pytest.raises(pa.ArrowInvalid):
         run.add("activity", activity)
+
+
+def test_a_run_and_its_rows_can_be_shown(tmp_path: Path, make_manifest: Maker, make_activity: Maker) -> None:
+    record(tmp_path / "run", make_manifest(), [make_activity(2, 5)])
+    run = open_run(tmp_path / "run")
+    assert repr(run).endswith("10 tokens, made, 3 layers of 64 neurons; tables activity, sequences)")
+    with warnings.catch_warnings():  # of overflows, where pandas formats numbers of 16 bits
+        warnings.simplefilter("error")
+        assert len(str(run.activity(tidy=True)).splitlines()) > 10
 
 
 def test_tidy_agrees_with_wide(tmp_path: Path, make_manifest: Maker, make_activity: Maker) -> None:
