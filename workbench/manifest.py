@@ -104,9 +104,10 @@ def read(folder: Path) -> Manifest:
     path = folder / FILE
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        found = f"a file of that name, not a folder with a {FILE}" if folder.is_file() else f"no {FILE} there"
         raise UserError(
-            f"Expected a run in {folder}, found no {FILE} there: give the folder that `twell capture --out` wrote."
+            f"Expected a run in {folder}, found {found}: give the folder that `twell capture --out` wrote."
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -68,18 +68,22 @@ class Run:
     def arrow(self, table: str = "activity", columns: Sequence[str] | None = None) -> pa.Table:
         """A table as Arrow, every part joined; `columns` names those wanted."""
         import pyarrow as pa
+
+        return pa.concat_tables(self.pieces(table, columns))
+
+    def pieces(self, table: str = "activity", columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """A table's parts as Arrow, one at a time. UserError for one that cannot be read."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        pieces = []
         for path in self.parts(table):
             try:
-                pieces.append(pq.read_table(path, columns=list(columns) if columns is not None else None))
+                yield pq.read_table(path, columns=list(columns) if columns is not None else None)
             except (OSError, pa.ArrowException) as error:
                 raise UserError(
                     f"Expected a readable part at {path}, got {_first_line(error)}: copy it again from where it was "
                     "recorded, or capture anew."
                 ) from None
-        return pa.concat_tables(pieces)
 
     def frame(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """A table as a DataFrame."""

@@ -12,14 +12,16 @@ probe on over that with none, in turns. Both go into the manifest.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from twell.kernels.call import Stats
@@ -38,30 +40,70 @@ from twell.workbench.vocabulary import special_ids
 
 ROUNDS = 3
 PROBES = ("counts", "neurons", "all")
+WAYS = 2 + len(PROBES)  # in which passes are timed: watching nothing, with each kind of probe, dense
 ROUNDING = {"float64": 2.0**-52}  # of a product's accumulator; of every other dtype 2^-23
 CHUNK = 2**24  # elements of a float64 matrix at a time
 
 
 def verify(options: VerifyOptions) -> Run:
-    """Verify a run, print what was found, and write it into the run's manifest."""
+    """Verify a run, print what was found, and write it into the run's manifest.
+
+    Raises UserError for a run that cannot be verified, and, once all is written, where a count is off by more than
+    rounding.
+    """
+    if options.tokens < 1:
+        raise UserError(f"Expected --tokens of at least 1, got {options.tokens}.")
     run = open_run(options.run)
     manifest = run.manifest
     if manifest.status == manifests.RECORDING:
         raise UserError(f"Expected a run that has ended, {run.path} is still being recorded: wait for it.")
-    loaded, checkpoint = _model(run, options)
     sequences = _sequences(run, options.tokens)
+    loaded, checkpoint = _model(run, options)
     texts = list(batches(sequences, int(manifest.options.get("batch_tokens", 8192)), special_ids(loaded.tokenizer)))
-    manifest.parity = parity(loaded, checkpoint, texts)
-    manifest.overhead = overhead(loaded, texts, loss=bool(manifest.options.get("loss", True)))
+    console = Console(highlight=False, soft_wrap=True)
+    with _progress(console) as progress:
+        step = progress.add_task("", total=len(texts) * (1 + (1 + ROUNDS) * WAYS))
+        manifest.parity = parity(loaded, checkpoint, texts, partial(progress.advance, step))
+        loss = bool(manifest.options.get("loss", True))
+        manifest.overhead = overhead(loaded, texts, loss, partial(progress.advance, step))
     manifests.write(run.path, manifest)
-    for name, found in (("parity", manifest.parity), ("overhead", manifest.overhead)):
-        print(f"{run.path} {name}: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    console.print("\n".join([f"{run.path}: verified", *said(manifest.parity, manifest.overhead)]))
+    if wrong := manifest.parity["beyond_rounding"]:
+        raise UserError(
+            f"Expected counts that differ by no more than rounding, got {wrong:,} of {manifest.parity['counts']:,} off "
+            f"by more with the {manifest.parity['kernel']} kernel: capture with --kernel reference."
+        )
     return run
 
 
-def parity(loaded: LoadedModel, checkpoint: Checkpoint, texts: list[Batch]) -> dict[str, Any]:
+def said(parity: dict[str, Any], overhead: dict[str, Any]) -> list[str]:
+    """What was found, a line a question."""
+    ways = (*PROBES, "dense")
+    times = ", ".join(f"{way} {overhead[f'{way}_over_none']:.2f}" for way in ways)
+    counts = (
+        f"{parity['counts']:,} compared, {parity['differing']:,} differ, {parity['beyond_rounding']:,} beyond rounding"
+    )
+    return [
+        f"  input   {parity['tokens']:,} of its tokens, {parity['dtype']}, kernel {parity['kernel']}",
+        f"  logits  at most {parity['logit_error']:.1e} of the greatest off the checkpoint's own code; "
+        f"{parity['same_choice']:.2%} the same first choice",
+        f"  counts  {counts if parity['counts'] else 'above a threshold: not compared'}",
+        f"  time    {times} × a pass that watches nothing (medians of {overhead['rounds']})",
+    ]
+
+
+def _progress(console: Console) -> Progress:
+    """A bar that is drawn seldom, as it runs beside what is timed."""
+    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("batches"), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=2)
+
+
+def parity(
+    loaded: LoadedModel, checkpoint: Checkpoint, texts: list[Batch], done: Callable[[], object]
+) -> dict[str, Any]:
     """logit_error: greatest difference over the greatest logit; same_choice: share of rows with the same first choice;
-    counts, differing, beyond_rounding: (token, layer) counts compared, unequal, and unequal by more than rounding."""
+    counts, differing, beyond_rounding: (token, layer) counts compared, unequal, and unequal by more than rounding.
+    `done` is called after each batch."""
     own: Any = network.read(checkpoint, loaded.model.dtype)
     own.to(loaded.device)
     counted = Counts(loaded)
@@ -82,6 +124,7 @@ def parity(loaded: LoadedModel, checkpoint: Checkpoint, texts: list[Batch]) -> d
                 error, largest = max(error, float((mine - right).abs().max())), max(largest, float(right.abs().max()))
                 same += float((mine.argmax(1) == right.argmax(1)).sum())
         rows += len(place)
+        done()
     found = {"logit_error": error / largest, "same_choice": same / rows}
     return found | counted.found() | {"tokens": int(rows), "dtype": loaded.dtype, "kernel": _kernel(loaded, texts)}
 
@@ -113,8 +156,9 @@ class Counts:
             self.beyond += int((off > (z.abs() <= bound).sum(1)).sum())
 
 
-def overhead(loaded: LoadedModel, texts: list[Batch], loss: bool) -> dict[str, Any]:
-    """Median over ROUNDS of the time with each probe, and of the dense model's, over that with no probe."""
+def overhead(loaded: LoadedModel, texts: list[Batch], loss: bool, done: Callable[[], object]) -> dict[str, Any]:
+    """Median over ROUNDS of the time with each probe, and of the dense model's, over that with no probe. `done` is
+    called after each batch."""
 
     def passes(probes: str, run_dense: bool = False) -> None:
         for batch in texts:
@@ -123,6 +167,7 @@ def overhead(loaded: LoadedModel, texts: list[Batch], loss: bool) -> dict[str, A
                     forward(loaded, Inputs.of(batch, loaded.device), loss=loss).wait()
             else:
                 forward(loaded, Inputs.of(batch, loaded.device), probes=probes, loss=loss).wait()
+            done()
 
     operations: dict[str, Any] = {name: partial(passes, name) for name in ("none", *PROBES)}
     operations["dense"] = partial(passes, "none", True)
@@ -162,8 +207,7 @@ def _model(run: Run, options: VerifyOptions) -> tuple[LoadedModel, Checkpoint]:
 def _sequences(run: Run, tokens: int) -> list[Sequence]:
     """The run's first sequences, as many as come to so many tokens."""
     found: list[Sequence] = []
-    for path in run.parts("activity"):
-        rows = pq.read_table(path, columns=["sequence", "token_id"])
+    for rows in run.pieces("activity", ["sequence", "token_id"]):
         sequence, ids = (rows[name].to_numpy() for name in ("sequence", "token_id"))
         for piece in np.split(ids, np.flatnonzero(np.diff(sequence)) + 1):
             found.append(Sequence(len(found), run.name, 0, piece))

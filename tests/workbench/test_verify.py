@@ -23,6 +23,7 @@ def test_a_run_is_verified(
     texts: tuple[str, ...],
     make_model: Callable[..., Path],
     run_capture: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = make_model(tmp_path / "model", family)
     run = run_capture(folder, tmp_path / "run", texts)
@@ -36,6 +37,9 @@ def test_a_run_is_verified(
     assert manifest.parity["same_choice"] == 1
     assert set(manifest.overhead) >= {"counts_over_none", "neurons_over_none", "all_over_none", "dense_over_none"}
     assert manifest.status == "complete" and run.damaged() == []
+    shown = capsys.readouterr().out
+    assert f"counts  {manifest.parity['counts']} compared" in shown and "0 beyond rounding" in shown
+    assert f"dense {manifest.overhead['dense_over_none']:.2f}" in shown
 
 
 def test_counts_and_outputs_that_are_off_are_told(
@@ -59,7 +63,8 @@ def test_counts_and_outputs_that_are_off_are_told(
             self.probe.on_stats = heard
 
     monkeypatch.setattr(SparseFFN, "forward", off)
-    verify(VerifyOptions(run=run.path, tokens=100, model=str(tiny), device="cpu"))
+    with pytest.raises(UserError, match="by no more than rounding"):
+        verify(VerifyOptions(run=run.path, tokens=100, model=str(tiny), device="cpu"))
     found = open_run(run.path).manifest.parity
     assert found is not None
     assert found["beyond_rounding"] > 0.15 * found["counts"]
@@ -73,3 +78,15 @@ def test_other_weights_are_refused(
     other = make_model(tmp_path / "other", initializer_range=0.3)
     with pytest.raises(UserError, match="got others in"):
         verify(VerifyOptions(run=run.path, model=str(other), device="cpu"))
+
+
+def test_what_cannot_be_verified_is_refused(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], run_capture: Callable[..., Any]
+) -> None:
+    run = run_capture(tiny, tmp_path / "run", texts)
+    with pytest.raises(UserError, match="--tokens of at least 1, got 0"):
+        verify(VerifyOptions(run=run.path, tokens=0, model=str(tiny), device="cpu"))
+    part = run.parts("activity")[0]
+    part.write_bytes(part.read_bytes()[:1000])
+    with pytest.raises(UserError, match="Expected a readable part at"):
+        verify(VerifyOptions(run=run.path, model=str(tiny), device="cpu"))
