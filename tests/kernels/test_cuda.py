@@ -4,85 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from gpu_checks import (
+    CUDA,
+    assert_as_exact_as_dense,
+    assert_same,
+    assert_same_in_a_graph,
+    make,
+    normal_ffn,
+    poison,
+    skip_without,
+)
 from torch import Tensor
 
 from twell.kernels import cuda, gpu, reference
 from twell.kernels.call import Asks, Call, Stats
-from twell.kernels.layout import Layout, TwELL, unpack
+from twell.kernels.layout import Layout
 from twell.kernels.ops import choose, gated_ffn
 
-CUDA = torch.device("cuda")
 Make = Callable[..., Call]
-
-
-def poison() -> None:
-    """What is freed here is what workspaces and results are made of next."""
-    block = torch.full((2**26,), float("nan"), device=CUDA)
-    small = [torch.full((2**exponent,), float("nan"), device=CUDA) for exponent in range(7, 24)]
-    del block, small
-
-
-def make(n: int, d_model: int, d_ff: int, quiet: float, *, gated: bool = True, bias: bool = False,
-         dtype: torch.dtype = torch.bfloat16, **options: Any) -> Call:  # fmt: skip
-    """A checked call of -1, 0 and 1, whose gate pre-activations all lie `quiet` lower."""
-    generator = torch.Generator(device=CUDA).manual_seed(n * d_ff + d_model)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randint(-1, 2, shape, generator=generator, device=CUDA).to(dtype)
-
-    x, w_gate = draw(n, d_model), draw(d_ff, d_model)
-    x[:, 0], w_gate[:, 0] = 1, -quiet
-    w_up, w_down = draw(d_ff, d_model) if gated else None, draw(d_ff, d_model).t()
-    biases = (draw(d_ff), draw(d_ff) if gated else None, draw(d_model)) if bias else (None, None, None)
-    row = torch.arange(n, dtype=torch.int32, device=CUDA)
-    about: dict[str, Any] = {
-        "rows": (row % 5 > 0).byte(),
-        "tokens": row * 7 % 31,
-        "sequences": row // 9,
-        "activation": "relu",
-        "up_relu": False,
-        "threshold": None,
-        "probes": "neurons",
-        "layout": Layout(),
-        "want_packed": True,
-    }
-    return Call(x, w_gate, w_up, w_down, *biases, **(about | options)).checked()
 
 
 @pytest.fixture
 def ffn() -> Make:
     """Makes calls; skips without a GPU that the kernel takes."""
-    if not torch.cuda.is_available():
-        pytest.skip("no NVIDIA GPU here")
-    if reason := cuda.refuses(CUDA, torch.bfloat16, 64, 64, 1):
-        pytest.skip(reason)
+    skip_without(cuda)
     return make
-
-
-def assert_same(name: str, got: Any, expected: Any) -> None:
-    """Equal throughout, NaN and all, or the first place where not, by name. TwELL may spill to other places."""
-    if isinstance(expected, Tensor):
-        assert got.shape == expected.shape, f"{name}: expected {list(expected.shape)}, got {list(got.shape)}"
-        wrong = ~torch.isclose(got.double(), expected.double(), rtol=0, atol=0, equal_nan=True)
-        if bool(wrong.any()):
-            at = tuple(wrong.nonzero()[0].tolist())
-            pytest.fail(
-                f"{name}{list(at)}: expected {expected[at].item()}, got {got[at].item()}; {int(wrong.sum())} wrong"
-            )
-    elif isinstance(expected, TwELL):
-        assert_same(f"{name}.words", got.words, expected.words)
-        assert_same(f"{name}.spill_index", got.spill_index < 0, expected.spill_index < 0)
-        assert_same(f"{name} unpacked", unpack(got), unpack(expected))
-    elif hasattr(expected, "__dataclass_fields__"):
-        for field in fields(expected):
-            assert_same(f"{name}.{field.name}", getattr(got, field.name), getattr(expected, field.name))
-    else:
-        assert got == expected, name
 
 
 def assert_right(call: Call, about: Any = "") -> Stats:
@@ -90,7 +42,7 @@ def assert_right(call: Call, about: Any = "") -> Stats:
     poison()
     y, stats = cuda.run(call)
     assert_same(f"y {about}", y, expected_y)
-    assert_same(f"stats {about}", stats, expected)
+    assert_same(f"stats {about}", stats, expected, spill=False)
     return stats
 
 
@@ -199,19 +151,13 @@ def test_passes_of_a_small_workspace_add_up(ffn: Make, monkeypatch: pytest.Monke
     monkeypatch.setattr(gpu, "MAX_WORKSPACE", 1)
     y, stats = cuda.run(call)
     assert_same("y", y, whole[0])
-    assert_same("stats", stats, whole[1])
+    assert_same("stats", stats, whole[1], spill=False)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [3, 200, 3000])
 def test_same_bits_again_on_other_streams_from_two_threads_and_in_graphs(ffn: Make, n: int) -> None:
-    generator = torch.Generator(device=CUDA).manual_seed(1)
-    weights = [torch.randn(1024, 256, device=CUDA, generator=generator).bfloat16() / 16 for _ in range(3)]
-    x = torch.randn(n, 256, device=CUDA, generator=generator).bfloat16()
-    weights[0][:, 0], x[:, 0] = -2, 1
-
-    def run() -> tuple[Tensor, Stats]:
-        return gated_ffn(x, weights[0], weights[1], weights[2].t(), layout=Layout(), kernel="cuda")
+    run = partial(gated_ffn, *normal_ffn(n, 256, 1024, seed=1), layout=Layout(), kernel="cuda")
 
     def on_a_stream(_: int) -> list[tuple[Tensor, Stats]]:
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -225,14 +171,8 @@ def test_same_bits_again_on_other_streams_from_two_threads_and_in_graphs(ffn: Ma
         for outcomes in threads.map(on_a_stream, range(2)):
             for other, counted in outcomes:
                 assert_same("y", other, y)
-                assert_same("stats", counted, stats)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured, counts = run()
-    captured.fill_(float("nan")), counts.nnz.fill_(-1)
-    graph.replay()
-    assert_same("y", captured, y)
-    assert_same("nnz", counts.nnz, stats.nnz)
+                assert_same("stats", counted, stats, spill=False)
+    assert_same_in_a_graph(run, y, stats)
 
 
 @pytest.mark.gpu
@@ -253,21 +193,7 @@ def test_compiles_into_one_graph(ffn: Make) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [16, 500, 1000])
 def test_is_as_exact_as_the_dense_product(ffn: Make, n: int) -> None:
-    """Relative error a row against float64, beside that of torch's three dense products."""
-    generator = torch.Generator(device=CUDA).manual_seed(2)
-    w_gate, w_up, by_neuron = (
-        torch.randn(2816, 1024, device=CUDA, generator=generator).bfloat16() / 32 for _ in range(3)
-    )
-    x = torch.randn(n, 1024, device=CUDA, generator=generator).bfloat16()
-    w_gate[:, 0], x[:, 0] = -2, 1
-    linear = torch.nn.functional.linear
-    wide = [t.double() for t in (x, w_gate, w_up, by_neuron)]
-    exact = linear(torch.relu(linear(wide[0], wide[1])) * linear(wide[0], wide[2]), wide[3].t())
-    dense = linear(torch.relu(linear(x, w_gate)) * linear(x, w_up), by_neuron.t())
-    y, _ = gated_ffn(x, w_gate, w_up, by_neuron.t(), kernel="cuda")
-    ours, theirs = (((t.double() - exact).norm(dim=1) / exact.norm(dim=1)) for t in (y, dense))
-    assert ours.max() <= 1.25 * theirs.max()
-    assert ours.mean() <= 1.25 * theirs.mean()
+    assert_as_exact_as_dense("cuda", n)
 
 
 def test_refuses_with_the_reason() -> None:
