@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -17,10 +16,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from twell.kernels.ops import choose
+from twell.kernels.build import BuildError, find_compiler
+from twell.kernels.ops import Choice, choose
 from twell.workbench.options import DoctorOptions
 
 LIBRARIES = ("twell-workbench", "torch", "transformers", "tokenizers", "safetensors", "pyarrow")
+DASHBOARD = ("streamlit", "plotly", "duckdb")
 VECTOR_UNITS = ("sse4_2", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 SHAPE = (2048, 5632, 8192)  # d_model, d_ff and rows of the question which kernel would run
 
@@ -32,7 +33,7 @@ def doctor(options: DoctorOptions) -> None:
     table.add_column()
     for name, value in findings():
         table.add_row(name, value)
-    Console().print(table)
+    Console(highlight=False).print(table)
 
 
 def findings() -> list[tuple[str, str]]:
@@ -45,14 +46,19 @@ def findings() -> list[tuple[str, str]]:
         rows.append((f"GPU {index}", f"{torch.cuda.get_device_name(index)}, sm_{major}{minor}, {memory:.0f} GiB"))
     if not torch.cuda.is_available():
         rows.append(("GPU", "none that PyTorch sees"))
-    rows += [(name, compiler(name)) for name in ("g++", "nvcc")]
+    rows += [("C++ compiler", compiler(cuda=False)), ("CUDA compiler", compiler(cuda=True))]
     rows.append(("Python", platform.python_version()))
-    rows += list(versions().items())
+    rows += [*versions().items(), ("dashboard", dashboard())]
     d_model, d_ff, n = SHAPE
     for device, dtype in [("cuda", torch.bfloat16)] * torch.cuda.is_available() + [("cpu", torch.float32)]:
-        choice = choose(device, dtype, d_model, d_ff, n)
-        rows.append((f"kernel on {device}", f"{choice.kernel}: {choice.reason}"))
+        rows.append((f"kernel on {device}", why(choose(device, dtype, d_model, d_ff, n))))
     return rows
+
+
+def why(choice: Choice) -> str:
+    """The kernel and why it runs: of those before it, what each lacks, but for those of another device."""
+    name, *others = choice.reason.split("; ")
+    return f"{choice.kernel}: {'; '.join([name, *(other for other in others if 'expected device' not in other)])}"
 
 
 def versions() -> dict[str, str]:
@@ -64,6 +70,14 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found | {"torch": torch.__version__}  # with its build: +cpu, +cu130
+
+
+def dashboard() -> str:
+    """Versions of the libraries that the dashboard and the tables need, or how they are had."""
+    try:
+        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in DASHBOARD)
+    except importlib.metadata.PackageNotFoundError as missing:
+        return f"{missing.name} is not installed: pip install 'twell-workbench[dashboard]'"
 
 
 def device_name(device: torch.device) -> str:
@@ -91,11 +105,12 @@ def vector_units() -> list[str]:
     return [unit for unit in VECTOR_UNITS if unit in flags]
 
 
-def compiler(name: str) -> str:
-    """The compiler's version, or that it is not there."""
-    path = shutil.which(name)
-    if path is None:
-        return "not found"
+def compiler(cuda: bool) -> str:
+    """The version of the compiler that kernels are built with, or what is expected."""
+    try:
+        path = find_compiler(cuda)
+    except BuildError as error:
+        return str(error) + (", which only GPU kernels need" if cuda else "")
     shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
     return next((line for line in shown if "release" in line), shown[0] if shown else path).strip()
 

@@ -27,7 +27,7 @@ from rich.progress import (
 from rich.text import Text
 from transformers import PreTrainedTokenizerFast
 
-from twell.workbench.doctor import device_name
+from twell.workbench.doctor import device_name, why
 from twell.workbench.errors import UserError
 from twell.workbench.manifest import COMPLETE
 from twell.workbench.models import LoadedModel
@@ -74,8 +74,7 @@ def expected_bytes(loaded: LoadedModel, options: CaptureOptions, tokens: int) ->
 
 
 def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> str:
-    """One line on what is about to run, and what it will take on disk."""
-    choice = loaded.choice(options.batch_tokens)
+    """A line each on what is about to run, which kernel and why, and what it will take on disk."""
     amount = (
         f"about {tokens:,} tokens, {expected_bytes(loaded, options, tokens) / 1e6:,.1f} MB on disk"
         if tokens
@@ -83,7 +82,9 @@ def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> st
     )
     return (
         f"{loaded.name} ({loaded.family}, {loaded.layers} layers of {loaded.d_model} × {loaded.d_ff}, {loaded.dtype}) "
-        f"on {device_name(loaded.device)}; kernel {choice.kernel}: {choice.reason}; {amount}."
+        f"on {device_name(loaded.device)}\n"
+        f"kernel {why(loaded.choice(options.batch_tokens))}\n"
+        f"{amount}"
     )
 
 

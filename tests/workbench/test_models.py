@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from twell.kernels.module import SparseFFN
-from twell.workbench.doctor import findings
+from twell.kernels.ops import Choice
+from twell.workbench.doctor import findings, why
 from twell.workbench.models import load
 from twell.workbench.vocabulary import display, vocabulary
 
@@ -85,3 +86,19 @@ def test_doctor_names_the_kernel() -> None:
     assert found["torch"] == torch.__version__
     assert found["kernel on cpu"].split(":")[0] in {"reference", "cpu"}
     assert np.all([value for value in found.values()])
+    assert "streamlit" in found["dashboard"]
+
+
+def test_doctor_says_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("twell.workbench.doctor.DASHBOARD", ("no-such-library",))
+    found = dict(findings())
+    assert found["C++ compiler"] == (
+        "expected a C++ compiler (no-such-compiler) on PATH, found none; install one or set CXX"
+    )
+    assert found["dashboard"] == "no-such-library is not installed: pip install 'twell-workbench[dashboard]'"
+
+
+def test_a_reason_leaves_out_kernels_of_another_device() -> None:
+    choice = Choice("cpu", "it is quick; hopper: expected device cuda, got cpu; other: expected rows, got none")
+    assert why(choice) == "cpu: it is quick; other: expected rows, got none"
