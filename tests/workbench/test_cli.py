@@ -37,7 +37,9 @@ def test_version() -> None:
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [line for dataclass, _ in cli.COMMANDS.values() for line in cli.said(dataclass)[1].splitlines()[2:]]
-README = re.findall(r"^\$ ((?:twell|torchrun) .*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
+README = re.findall(r"^\$ ((?:twell|torchrun) .*)$", PAGE, re.MULTILINE)
+PROOFS = re.findall(r"`(test_\w+\.py)(::\w+)?`", PAGE)
 
 
 @pytest.mark.parametrize("line", EXAMPLES + README)
@@ -46,6 +48,13 @@ def test_every_command_that_is_shown_can_be_typed(line: str) -> None:
     name, *arguments = words[words.index("twell") + 1 :]
     typed = typer.main.get_command(cli.cli).commands[name]  # type: ignore[attr-defined]
     assert typed.make_context(name, arguments).args == []
+
+
+@pytest.mark.parametrize("proof", PROOFS, ids="".join)
+def test_every_test_that_the_readme_names_is_there(proof: tuple[str, str]) -> None:
+    file, name = proof
+    held = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob(file)]
+    assert any(not name or f"\ndef {name.strip(':')}(" in text for text in held)
 
 
 def test_every_command_is_shown_in_its_help_and_in_the_readme() -> None:
