@@ -22,6 +22,7 @@ from twell.app.words import number, plural, seconds_ago, whole
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.store import Run, open_run
 
+LOOK = 0.25  # seconds from one look at a run that is being recorded to the next: a look takes a few milliseconds
 STALE = 60.0  # seconds without a new part before a recording run is said to be silent; a part closes after 10
 
 
@@ -169,9 +170,9 @@ def status(run: Run) -> None:
         )
 
 
-@st.fragment(run_every=0.5)
+@st.fragment(run_every=LOOK)
 def follow(path: str, seen: str) -> None:
-    """The state of a run that is being recorded, twice a second; a new part draws the page anew."""
+    """The state of a run that is being recorded, looked at again and again; a new part draws the page anew."""
     try:
         run = open_run(path)
         age = time.time() - (Path(path) / "run.json").stat().st_mtime

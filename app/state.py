@@ -8,16 +8,19 @@ stands is never computed twice.
 from __future__ import annotations
 
 import hashlib
+import html
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import streamlit as st
 
 from twell import analysis
+from twell.app.kept import kept
 from twell.workbench.errors import UserError
 from twell.workbench.store import Run, list_runs, open_run
 
@@ -51,11 +54,11 @@ def shelf() -> Shelf:
     """The runs of the folder, newest first, then the recorded runs of the package."""
     folder = runs_folder()
     runs, broken = list_runs(folder)
-    found = {run.name: run for run in runs}
+    found: dict[str, Run] = {run.name: kept(run) for run in runs}
     recorded = recorded_folder()
     if recorded is not None and recorded.resolve() != folder.resolve():
         more, worse = list_runs(recorded)
-        found |= {RECORDED + run.name: run for run in more}
+        found |= {RECORDED + run.name: kept(run) for run in more}
         broken |= {RECORDED + name: reason for name, reason in worse.items()}
     return Shelf(folder, found, broken)
 
@@ -68,7 +71,7 @@ def digest(run: Run) -> str:
 
 @st.cache_data(max_entries=256, show_spinner=False)
 def _answer(path: str, parts: str, module: str, question: str, arguments: dict[str, Any]) -> Any:
-    return getattr(import_module(module), question)(open_run(path), **arguments)
+    return getattr(import_module(module), question)(kept(open_run(path)), **arguments)
 
 
 def ask(run: Run, question: str | Callable[..., Any], **arguments: Any) -> Any:
@@ -126,6 +129,11 @@ def shown() -> Run:
     """The run that the page is about; the entry script has put it here."""
     run: Run = st.session_state["shown"]
     return run
+
+
+def link(page: str, **query: Any) -> str:
+    """The address of a page about the same run, as an attribute of HTML."""
+    return html.escape(f"{page}?{urlencode({'run': st.session_state['run'], **query})}", quote=True)
 
 
 def open_page(name: str, **parameters: Any) -> None:
