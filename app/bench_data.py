@@ -31,8 +31,12 @@ def measured(run: Run) -> pd.DataFrame:
     keys = [*CASE, "kernel", "op", "compression"]
     error = table[table["metric"] == "error_max"].drop_duplicates(keys).set_index(keys)["value"]
     found["error_max"] = error.reindex(pd.MultiIndex.from_frame(found[keys])).to_numpy()
-    several = found.loc[found["compression"] > 0, "compression"].nunique() > 1
-    found["what"] = [_named(row.op, row.kernel, row.compression if several else 0) for row in found.itertuples()]
+    settled = [*SETTING, "kernel"]  # a kernel's compression is named where it was timed at several in one setting
+    several = found.groupby(settled)["compression"].transform("nunique") > 1
+    found["what"] = [
+        _named(row.op, row.kernel, row.compression * more)
+        for row, more in zip(found.itertuples(), several, strict=True)
+    ]
     found["sparse"] = (found["op"] == "ffn_sparse") & (found["kernel"] != "reference")
     names = "case input layer ffn rows dtype weights device what sparse nnz_mean us low high times error_max repeats"
     return found.rename(columns={"value": "us"})[names.split()]

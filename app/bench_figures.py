@@ -18,15 +18,15 @@ LOOKS: dict[str, dict[str, Any]] = {
     "dense": {"color": GREY, "symbol": "circle-open", **OPEN},
     "dense, compiled": {"color": GREY, "symbol": "square-open", **OPEN},
     "dense, gate and up fused": {"color": GREY, "symbol": "diamond-open", **OPEN},
-    "reference kernel": {"color": GREY, "symbol": "x-thin-open", **OPEN},
 }
+REFERENCE = {"color": GREY, "symbol": "x-thin-open", **OPEN}
 KERNELS = ({"color": BLUE, "size": 9}, {"color": AMBER, "size": 9}, {"color": BLUE, "size": 9, "symbol": "diamond"})
 
 
 def looks(names: list[str]) -> dict[str, dict[str, Any]]:
     """A marker for everything that was timed."""
     free = iter(KERNELS * 8)
-    return {name: LOOKS.get(name) or next(free) for name in names}
+    return {name: LOOKS.get(name) or (REFERENCE if name.startswith("reference") else next(free)) for name in names}
 
 
 def by_layer(frame: pd.DataFrame) -> go.Figure:
@@ -54,7 +54,7 @@ def by_layer(frame: pd.DataFrame) -> go.Figure:
             hovertemplate=f"layer %{{y}}, {what}: %{{x:,.4g}} {unit}, %{{customdata[0]:.3g}} × dense<br>"
             "mean nnz %{customdata[1]:.3g}, %{customdata[2]} turns<extra></extra>",
         )
-    finish(figure, height(len(layers)) + 30, right=76, left=44, top=50)
+    finish(figure, height(len(layers)) + 60, right=76, left=44, top=80)
     figure.update_layout(showlegend=True, legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"})
     layer_axis(figure, layers)
     best = frame[frame["sparse"]].groupby("layer")["times"].max()
@@ -75,8 +75,8 @@ def _span(low: float, high: float) -> list[float]:
     return [math.log10(low / 1.2), math.log10(high * 1.2)] if high > 20 * low else [0, high * 1.25]
 
 
-def by_nnz(frame: pd.DataFrame) -> go.Figure:
-    """Dense over sparse time against the nnz of made-up inputs, a line a kernel."""
+def by_nnz(frame: pd.DataFrame, tall: int) -> go.Figure:
+    """Dense over sparse time against the nnz of made-up inputs, a line a kernel; `tall` pixels."""
     figure = go.Figure()
     frame = frame[frame["nnz_mean"] > 0].sort_values("nnz_mean")
     frame = frame.assign(heavy=frame["input"] == "heavy")  # with all neurons firing, rows are even
@@ -92,7 +92,7 @@ def by_nnz(frame: pd.DataFrame) -> go.Figure:
                 name=name,
                 hovertemplate=f"{name}: nnz %{{x:.4g}}, %{{y:.3g}} × dense<extra></extra>",
             )
-    finish(figure, 320, top=50)
+    finish(figure, tall, top=80)
     figure.update_layout(showlegend=True, legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"})
     figure.add_hline(y=1, line={"color": GREY, "width": 1, "dash": "dot"})
     low, high = float(frame["nnz_mean"].min()), float(frame["nnz_mean"].max())

@@ -9,6 +9,7 @@ from twell.app import parts
 from twell.app.bench_data import MADE, equal_at, measured, settings
 from twell.app.bench_figures import by_layer, by_nnz
 from twell.app.state import ask, bound
+from twell.app.timing_figures import height
 from twell.app.words import number, percent, times, whole
 from twell.workbench.store import Run
 
@@ -31,15 +32,24 @@ def bench(run: Run) -> None:
     layers = part[part["layer"] >= 0]
     texts = layers[layers["input"] == "text"]
     layers = texts if len(texts) else layers
-    if len(layers):
-        parts.heading("Measured side by side", f"{sums(layers)} {name}; {turns(layers)}.", layers, run, CODE)
-        parts.draw(by_layer(layers), "bench-layers", "Time of each FFN operation by layer")
     made = part[part["input"].isin(MADE)]
     sparse = made[made["sparse"]]
-    if sparse["nnz_mean"].nunique() > 1:
-        said = f"Dense time over sparse time on made-up inputs, {name}. {even_at(run, sparse)}"
-        parts.heading("Where it breaks even", said, made, run, CODE)
-        parts.draw(by_nnz(sparse), "bench-nnz", "Speed against dense by nnz on made-up inputs")
+    curve = sparse["nnz_mean"].nunique() > 1
+    if len(layers) and curve:
+        with st.container(key="pair-bench"):
+            left, right = st.columns(2, gap="large")
+    else:
+        left = right = st.container()
+    tall = height(layers["layer"].nunique()) + 60
+    if len(layers):
+        with left:
+            parts.heading("Measured side by side", f"{sums(layers)} {name}; {turns(layers)}.", layers, run, CODE)
+            parts.draw(by_layer(layers), "bench-layers", "Time of each FFN operation by layer")
+    if curve:
+        with right:
+            said = f"Dense time over sparse time on made-up inputs, {name}. {even_at(run, sparse)}"
+            parts.heading("Where it breaks even", said, made, run, CODE)
+            parts.draw(by_nnz(sparse, min(tall, 440)), "bench-nnz", "Speed against dense by nnz on made-up inputs")
 
 
 def sums(layers: pd.DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""What all figures share, the heat map and the panels by layer: a frame of `twell.analysis` in, a figure out.
+"""What all figures share, and the panels by layer: a frame of `twell.analysis` in, a figure out.
 
 No figure draws more than a few thousand marks, whatever the run's size: the frames are summaries. Titles, units and n
 stand in the page above each figure; inside it stand axis names, direct labels and nothing else.
@@ -14,11 +14,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.app.theme import AMBER, BLUE, GREY, GRID, SCALE
+from twell.app.theme import AMBER, BLUE, GREY, GRID
 from twell.app.words import number, whole
 
 CONFIG = {"displaylogo": False, "displayModeBar": False, "scrollZoom": False, "responsive": True}
-ROOM = 112  # characters that the names along the heat map's axis may take together
+RATIOS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # ticks of a logarithmic axis of ratios
 ZERO = 0.5  # where a logarithmic axis shows 0
 
 
@@ -76,64 +76,14 @@ def zero_log_axis(figure: go.Figure, high: float, title: str, **where: Any) -> N
     )
 
 
-def heat_map(blocks: pd.DataFrame) -> go.Figure:
-    """Mean nnz by layer and position, colours logarithmic (position_blocks)."""
-    frame = blocks.sort_values(["layer", "position_from"])
-    table = frame.pivot(index="layer", columns="position_from", values="mean")
-    relative = frame.pivot(index="layer", columns="position_from", values="relative")
-    spans = frame.drop_duplicates("position_from").set_index("position_from")["position_to"]
-    names = [whole(a) if a == spans[a] else f"{whole(a)}–{whole(spans[a])}" for a in table.columns]
-    layers = [int(layer) for layer in table.index]
-    values = table.to_numpy(float)
-    shown = np.log10(np.maximum(values, 1e-3))
-    low, high = float(np.nanmin(shown)), float(np.nanmax(shown))
-    ticks, text = log_ticks(10**low, 10**high)
-    few = len(layers) <= 16 and len(names) <= 16
-    words = [[number(v, 2) if v < 100 else whole(v) for v in row] for row in values]
-    hover = np.dstack([values, relative.to_numpy(float)])
-    figure = go.Figure(
-        go.Heatmap(
-            z=shown,
-            x=list(range(len(names))),
-            y=layers,
-            colorscale=SCALE,
-            zmin=low,
-            zmax=high,
-            xgap=1,
-            ygap=1,
-            text=words if few else None,
-            texttemplate="%{text}" if few else None,
-            textfont={"size": 11},
-            customdata=hover,
-            hovertext=[names] * len(layers),
-            hovertemplate="layer %{y}, position %{hovertext}<br>mean nnz %{customdata[0]:.3g}<br>"
-            "%{customdata[1]:.2f} × the layer's mean<extra></extra>",
-            colorbar={
-                "tickvals": [math.log10(t) for t in ticks],
-                "ticktext": text,
-                "thickness": 8,
-                "outlinewidth": 0,
-                "title": {"text": "mean nnz", "side": "right"},
-                "len": 0.9,
-            },
-        )
-    )
-    finish(figure, 90 + max(22, 30 if few else 20) * len(layers))
-    layer_axis(figure, layers, showgrid=False)
-    figure.update_yaxes(range=[max(layers) + 0.5, min(layers) - 0.5])
-    every = max(1, math.ceil(len(names) * max(len(name) for name in names) / ROOM))
-    figure.update_xaxes(
-        tickvals=list(range(0, len(names), every)),
-        ticktext=names[::every],
-        showgrid=False,
-        tickangle=0,
-        title="position in the sequence, tokens",
-    )
-    return figure
-
-
 def small_multiples(
-    frame: pd.DataFrame, x: str, titles: dict[int, str], x_title: str, y_title: str, log: bool = False
+    frame: pd.DataFrame,
+    x: str,
+    titles: dict[int, str],
+    x_title: str,
+    y_title: str,
+    log: bool = False,
+    log_y: bool = False,
 ) -> go.Figure:
     """A panel a layer: `relative` with its interval `low` to `high` against `x`; rows marked `first` stand apart."""
     layers = sorted(frame["layer"].unique())
@@ -168,7 +118,13 @@ def small_multiples(
     for n in list(panels.values())[-columns:]:  # the lowest panel of each column
         figure.layout[f"xaxis{n}"].update(title=x_title, title_standoff=6, showticklabels=True)
     low, high = min(float(frame["low"].min()), 0.9), max(float(frame["high"].max()), 1.1)
-    figure.update_yaxes(range=[max(0.0, low - 0.08 * (high - low)), high + 0.08 * (high - low)])
+    if log_y:
+        low = max(low, float(frame.loc[frame["relative"] > 0, "relative"].min()) / 2)
+        ticks = [tick for tick in RATIOS if low / 1.1 <= tick <= high * 1.1]
+        ends = [math.log10(low / 1.1), math.log10(high * 1.1)]
+        figure.update_yaxes(type="log", tickvals=ticks, ticktext=[number(tick, 2) for tick in ticks], range=ends)
+    else:
+        figure.update_yaxes(range=[max(0.0, low - 0.08 * (high - low)), high + 0.08 * (high - low)])
     figure.update_yaxes(title=y_title, row=(rows + 1) // 2, col=1)
     return figure
 

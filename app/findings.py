@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twell.app.state import ask
+import pandas as pd
+
+from twell.app.state import ask, link
 from twell.app.words import SPACE, number, percent, plural, signed, times, token_html, whole
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
@@ -42,8 +44,11 @@ def _tokens(run: Run) -> str:
     if len(frame) < 4:
         return ""
 
-    def named(rows: object) -> str:
-        return ", ".join(f"{token_html(r.text)} ({signed(r.z, 2)})" for r in rows.itertuples())  # type: ignore[attr-defined]
+    def named(rows: pd.DataFrame) -> str:
+        return ", ".join(
+            f'<a href="{link("token", token=r.token_id)}">{token_html(r.text)}</a> ({signed(r.z, 2)})'
+            for r in rows.itertuples()
+        )
 
     return (
         f"Loudest of the {plural(len(frame), 'token')} seen at least 20 times: {named(frame.head(3))}. "
@@ -114,6 +119,26 @@ def _kernels(run: Run) -> str:
     )
 
 
+def _verified(run: Run) -> str:
+    parity = run.manifest.parity
+    if not parity or not {"same_choice", "tokens", "counts", "differing", "beyond_rounding"} <= set(parity):
+        return ""
+    beyond = parity["beyond_rounding"]
+    rounding = "none by more than rounding" if not beyond else f"{whole(beyond)} by more than rounding"
+    differ = f"{whole(parity['differing'])} of {plural(parity['counts'], 'count')} differ"
+    return (
+        f"Verified against dense: the same next token for {percent(parity['same_choice'])} of "
+        f"{plural(parity['tokens'], 'token')}; {differ}{', ' + rounding if parity['differing'] else ''}."
+    )
+
+
+def _watched(run: Run) -> str:
+    overhead = run.manifest.overhead or {}
+    said = {"counts": "counts", "neurons": "neuron sums too", "all": "all of it"}
+    cost = [f"{number(overhead[f'{k}_over_none'])} with {v}" for k, v in said.items() if f"{k}_over_none" in overhead]
+    return f"Time of the same pass, watched, over that of one that is not: {', '.join(cost)}." if cost else ""
+
+
 LOOKS: tuple[tuple[str, Callable[[Run], str]], ...] = (
     ("tokens", _tokens),
     ("layers", _layers),
@@ -121,4 +146,6 @@ LOOKS: tuple[tuple[str, Callable[[Run], str]], ...] = (
     ("layers", _surprisal),
     ("positions", _positions),
     ("kernels", _kernels),
+    ("kernels", _verified),
+    ("kernels", _watched),
 )

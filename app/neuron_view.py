@@ -18,7 +18,10 @@ from twell.workbench.store import Run
 
 def examples_html(run: Run, frame: pd.DataFrame, high: float, name: str, label: str) -> str:
     """A line an example: where, its text with the values as shades, the value, and its quantile where it was drawn."""
-    out = ['<div class="tw-places">']
+    quantiles = "no greater" if frame["quantile"].notna().any() else ""
+    names = ("where", "sequence:position"), ("words", ""), ("number", quantiles), ("number", "value")
+    cells = "".join(f'<span class="{kind}">{name}</span>' for kind, name in names)
+    out = [f'<div class="tw-places"><div class="tw-example-names">{cells}</div>']
     for row in frame.itertuples():
         rows = ask(run, read.passage, sequence=int(row.sequence))
         window = dict(zip(range(row.position - SIDE, row.position + SIDE + 1), row.window, strict=False))

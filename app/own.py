@@ -16,7 +16,13 @@ from twell.workbench.errors import UserError
 from twell.workbench.store import Run, open_run
 
 LONGEST = 20_000  # characters of own text
-MEASURED = {"layers": "This model's layers", "nnz": "Any sparsity"}
+MEASURED = {"layers": "This model's layers", "compressions": "Compressions", "nnz": "Any sparsity"}
+SAID = {
+    "layers": "Every layer with its own weights, on its own activity on the bundled text.",
+    "compressions": "The same with tiles of 31, 63 and 15 slots: which is the fastest that holds every row?",
+    "nnz": "Made-up weights of this width, from 1 % to all neurons firing: where does sparse stop to pay?",
+}
+COMPRESSIONS = "8,4,16"
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)  # of the neurons, that made-up inputs fire
 
 
@@ -63,11 +69,7 @@ def measure(run: Run) -> None:
         what = st.segmented_control(
             "What", list(MEASURED), format_func=lambda k: MEASURED[k], default="layers", required=True, key="measured"
         )
-        parts.note(
-            "Every layer with its own weights, on its own activity on the bundled text."
-            if what == "layers"
-            else "Made-up weights of this width, from 1 % to all neurons firing: where does sparse stop to pay?"
-        )
+        parts.note(SAID[str(what)])
         if st.button("Measure", type="primary", key="measure-start", disabled=desk_is_busy()):
             arguments, cases = measurement(run, model, str(what))
             _start("a measurement", run.path.resolve(), str(st.session_state["run"]), arguments, cases=cases)
@@ -75,8 +77,9 @@ def measure(run: Run) -> None:
 
 def measurement(run: Run, model: tuple[str, str | None], what: str) -> tuple[list[str], int]:
     """The arguments of `twell bench`, and how many cases it will time."""
-    if what == "layers":
-        return ["bench", *_model(model), "--inputs", "text", "--no-compile"], run.layers
+    if what != "nnz":
+        more = ["--compression", COMPRESSIONS] if what == "compressions" else []
+        return ["bench", *_model(model), "--inputs", "text", "--no-compile", *more], run.layers
     nnz = [str(max(round(share * run.d_ff), 1)) for share in SHARES]
     shape = f"{run.manifest.model['d_model']},{run.d_ff}"
     return ["bench", "--shape", shape, "--inputs", "even,dense", "--nnz", ",".join(nnz), "--no-compile"], len(nnz) + 1

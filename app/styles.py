@@ -50,16 +50,29 @@ a.tw-jump .token { border-radius: 3px; padding: 0 .25rem; max-width: 16rem; text
 
 /* a neuron's examples */
 h4.tw-part { font-size: .9rem; font-weight: 600; margin: .2rem 0; padding: 0; }
-.tw-example { display: grid; grid-template-columns: 6.6rem minmax(0,1fr) 3.4rem 4.2rem; gap: .45rem; padding: .25rem 0;
+.tw-example, .tw-example-names {
+  display: grid; grid-template-columns: 6.6rem minmax(0,1fr) 3.4rem 4.2rem; gap: .45rem; padding: .25rem 0;
   border-bottom: 1px solid rgba(139,149,161,.22); align-items: baseline; }
 .tw-example a.where { color: #2f7ed8 !important; text-decoration: none !important; font-variant-numeric: tabular-nums; }
+.tw-example-names > * { font-family: "Source Sans", sans-serif; opacity: .72; }
 .tw-example .words { white-space: pre-wrap; overflow-wrap: anywhere; }
 .tw-example .words span { border-radius: 3px; padding: .1em 0; }
 .tw-example .words .here { outline: 1px solid #c9821f; }
-.tw-example .number { text-align: right; opacity: .72; }
+:is(.tw-example, .tw-example-names) .number { text-align: right; opacity: .72; }
+
+/* the neurons of a token */
+.tw-neuron { display: grid; grid-template-columns: 6rem 5rem minmax(0,1fr) 4.6rem 4.2rem; gap: .7rem;
+  align-items: center; padding: .17rem 0; border-bottom: 1px solid rgba(139,149,161,.22); font-size: .87rem;
+  color: inherit !important; text-decoration: none !important; font-variant-numeric: tabular-nums; }
+.tw-neuron .name { color: #2f7ed8; }
+.tw-neuron i { height: .55rem; border-radius: 2px; background: rgba(139,149,161,.2); }
+.tw-neuron b { display: block; height: 100%; border-radius: 2px; background: #2f7ed8; opacity: .75; }
+.tw-neuron .number, .tw-neuron.names span:nth-child(n+4) { text-align: right; }
+.tw-neuron.names { opacity: .72; }
+a.tw-neuron:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
 
 /* the tokens that a neuron writes */
-.tw-logits { display: grid; grid-template-columns: 1fr 1fr; gap: 0 3rem; max-width: 62rem; }
+.tw-logits { display: grid; grid-template-columns: 1fr 1fr; gap: 0 3rem; }
 a.tw-logit { display: grid; grid-template-columns: 10.5rem minmax(0,1fr) 4rem; gap: .7rem; align-items: center;
   padding: .12rem 0; color: inherit !important; text-decoration: none !important; }
 a.tw-logit > span:first-child { overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }

@@ -68,7 +68,11 @@ CSS = """<style>
 [data-testid="stPageLink"] a { padding-left: 0; }
 .st-key-nav [data-testid="stPageLink"] a { padding: .3rem .7rem; }
 .stElementContainer:not(.st-key-nav *) > [data-testid="stPageLink"] a p { color: #2f7ed8; font-weight: 600; }
-@media (max-width: 900px) { .st-key-pair [data-testid="stColumn"] { min-width: 100%; } }
+@media (max-width: 900px) {
+  .st-key-bar .stSelectbox { width: 18rem !important; }
+  [class*="st-key-pair"] [data-testid="stColumn"] { min-width: 100%; }
+  .st-key-cards [data-testid="stColumn"] { min-width: calc(50% - 2rem); }
+}
 
 /* words */
 h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; }
@@ -82,6 +86,9 @@ h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; 
 .tw-token { font-family: "Source Code Pro", monospace; background: rgba(47,126,216,.14); border-radius: 4px;
   padding: .05em .35em; unicode-bidi: isolate; white-space: pre-wrap; overflow-wrap: anywhere; }
 .tw-said .tw-token { font-size: .92em; }
+.tw-said a { color: inherit !important; text-decoration: none !important; }
+.tw-said a:is(:hover, :focus-visible) .tw-token { background: rgba(47,126,216,.32); }
+.st-key-cards .tw-said { font-size: .95rem; }
 .stHtml .tw-facts { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; margin: 0; padding: 0;
   font-size: .9rem; }
 .tw-facts dt { opacity: .72; }

@@ -12,6 +12,8 @@ import plotly.graph_objects as go
 from twell.app.figures import finish, layer_axis, layer_names, log_ticks
 from twell.app.theme import BLUE, GREY
 from twell.app.words import times
+from twell.workbench.schema import PREFILL
+from twell.workbench.store import Run
 
 
 def time_unit(most: float) -> tuple[str, float]:
@@ -29,16 +31,17 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
     layers = [int(layer) for layer in frame["layer"]]
     unit, scale = time_unit(float(frame[["dense_us", "sparse_us"]].max().max()))
     frame = frame.assign(dense=frame["dense_us"] * scale, sparse=frame["sparse_us"] * scale)
-    figure = go.Figure()
-    for row in frame.itertuples():
-        figure.add_scatter(
-            x=[row.dense, row.sparse],
-            y=[row.layer] * 2,
+    ends = [(value, row.layer) for row in frame.itertuples() for value in (row.dense, row.sparse, None)]
+    figure = go.Figure(
+        go.Scatter(
+            x=[end[0] for end in ends],
+            y=[end[1] for end in ends],
             mode="lines",
             line={"color": GREY, "width": 1.5},
             opacity=0.6,
             hoverinfo="skip",
         )
+    )
     looks: dict[str, dict[str, Any]] = {
         "dense": {"color": GREY, "size": 12, "symbol": "circle-open", "line": {"width": 2}},
         "sparse": {"color": BLUE, "size": 8},
@@ -57,28 +60,12 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
     log = high > 20 * max(low, 1e-9)
     finish(figure, height(len(layers)), right=70 if ratios else 16, left=44, top=36)
     layer_axis(figure, layers)
-    figure.add_annotation(
-        text=f'<span style="color:{GREY}">○</span> dense   <span style="color:{BLUE}">●</span> sparse',
-        xref="paper",
-        yref="paper",
-        x=0,
-        y=1,
-        yshift=22,
-        xanchor="left",
-        showarrow=False,
-        font={"size": 12},
-    )
-    for row in frame.itertuples() if ratios else ():
-        figure.add_annotation(
-            text=times(row.speedup),
-            xref="paper",
-            x=1,
-            xshift=8,
-            xanchor="left",
-            y=row.layer,
-            showarrow=False,
-            font={"size": 12},
-        )
+    beside = {"xref": "paper", "xanchor": "left", "showarrow": False, "font": {"size": 12}}
+    names = f'<span style="color:{GREY}">○</span> dense   <span style="color:{BLUE}">●</span> sparse'
+    notes = [{**beside, "text": names, "yref": "paper", "x": 0, "y": 1, "yshift": 22}]
+    if ratios:
+        notes += [{**beside, "text": times(r.speedup), "x": 1, "xshift": 8, "y": r.layer} for r in frame.itertuples()]
+    figure.update_layout(annotations=notes)
     if log:
         ticks, text = log_ticks(low, high)
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=text)
@@ -133,12 +120,22 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
     return figure
 
 
+def batch_times(run: Run) -> pd.DataFrame:
+    """Each layer's FFN in each timed batch, dense and sparse, prefill alone. Columns: batch, layer, op, tokens (of the
+    batch), microseconds, nnz_mean, kernel."""
+    rows = run.frame("timings")
+    rows = rows[rows["op"].isin(["ffn_dense", "ffn_sparse"]) & (rows["layer"] >= 0) & (rows["phase"] == PREFILL)]
+    rows = rows.sort_values(["batch", "layer", "op"], ignore_index=True)
+    return rows[["batch", "layer", "op", "tokens", "microseconds", "nnz_mean", "kernel"]]
+
+
 def over_batches(timings: pd.DataFrame) -> go.Figure:
-    """Sparse and dense time by batch number; `timings` has batch, op, microseconds."""
+    """Sparse and dense time a token by batch number; `timings` has batch, op, tokens, microseconds."""
     figure = go.Figure()
-    unit, scale = time_unit(float(timings["microseconds"].max()))
-    timings = timings.assign(time=timings["microseconds"] * scale)
-    last = timings["batch"].max()
+    timings = timings.assign(time=timings["microseconds"] / timings["tokens"].clip(lower=1))
+    unit, scale = ("ns", 1e3) if float(timings["time"].max()) < 1 else time_unit(float(timings["time"].max()))
+    timings["time"] *= scale
+    last, notes = timings["batch"].max(), []
     for op, color in (("dense", GREY), ("sparse", BLUE)):
         part = timings[timings["op"] == op].sort_values("batch")
         if not len(part):
@@ -149,18 +146,13 @@ def over_batches(timings: pd.DataFrame) -> go.Figure:
             mode="lines+markers",
             line={"color": color, "width": 1.5},
             marker={"size": 5},
-            hovertemplate=f"batch %{{x}}, {op}: %{{y:,.4g}} {unit}<extra></extra>",
+            customdata=part["tokens"],
+            hovertemplate=f"batch %{{x}}, %{{customdata:,}} tokens, {op}: %{{y:,.4g}} {unit} a token<extra></extra>",
         )
-        figure.add_annotation(
-            text=op,
-            x=part["batch"].iloc[-1],
-            y=part["time"].iloc[-1],
-            xanchor="left",
-            xshift=8,
-            showarrow=False,
-            font={"color": color, "size": 12},
-        )
+        note = {"text": op, "x": part["batch"].iloc[-1], "y": part["time"].iloc[-1], "xanchor": "left", "xshift": 8}
+        notes.append({**note, "showarrow": False, "font": {"color": color, "size": 12}})
     finish(figure, 260, right=64)
+    figure.update_layout(annotations=notes)
     figure.update_xaxes(title="batch", range=[-0.5, float(np.nan_to_num(last)) * 1.02 + 0.5], showgrid=False)
-    figure.update_yaxes(title=f"{unit} for one batch", rangemode="tozero")
+    figure.update_yaxes(title=f"{unit} a token", rangemode="tozero")
     return figure

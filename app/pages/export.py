@@ -68,7 +68,7 @@ def recorded(run: Run, name: str) -> None:
             f"and <code>twell export … --table {name} --format csv</code> writes them out part by part."
         )
     st.dataframe(head(run, name), hide_index=True, height=320)
-    columns = [vars(column) for column in expand(TABLES[name], run.layers, run.d_ff)]
+    columns = [vars(column) for column in expand(TABLES[name], run.layers, run.d_ff, run.manifest.counts_used)]
     st.dataframe(
         pd.DataFrame(columns)[["name", "type", "unit", "meaning"]].rename(columns={"name": "column"}),
         hide_index=True,
@@ -151,7 +151,7 @@ def page(run: Run) -> None:
     with parts.told():
         all_of_it(run)
     name = chosen(run)
-    with parts.told():
+    with st.container(key="one"), parts.told():
         if name.startswith(RECORDED):
             recorded(run, name.removeprefix(RECORDED))
         else:

@@ -10,8 +10,9 @@ import streamlit as st
 from twell.app import own, parts
 from twell.app.bench_view import bench
 from twell.app.kernel_figures import audit_map, break_even, time_split
+from twell.app.settings_view import compressions
 from twell.app.state import ask, bound, shown
-from twell.app.timing_figures import dense_and_sparse, over_batches, speedup_by_nnz
+from twell.app.timing_figures import batch_times, dense_and_sparse, over_batches, speedup_by_nnz
 from twell.app.words import number, percent, plural, signed, whole
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
@@ -112,7 +113,7 @@ def audit(run: Run) -> None:
         "Tile audit",
         f"Share of tokens with a tile of {tile} neurons that fires more than its slots hold, by compression; this run "
         f"used {run.manifest.layout['compression']}. Here such tiles go to a spill and the result stays exact; a "
-        f"kernel without one would drop what does not fit.{fastest_safe(run)}",
+        f"kernel without one would drop what does not fit.",
         frame,
         run,
         "analysis.tile_audit(run)",
@@ -120,42 +121,26 @@ def audit(run: Run) -> None:
     parts.draw(audit_map(part), "audit", "Share of tokens that overflow a tile, by layer and compression")
 
 
-def fastest_safe(run: Run) -> str:
-    """The fastest compression of those timed whose slots held every row, by layer, in a sentence; nothing without
-    timings of more than one."""
-    try:
-        frame = ask(run, "tile_settings")
-    except Missing:
-        return ""
-    if frame["compression"].nunique() < 2:
-        return ""
-    best = frame[frame["fastest"]].groupby("compression")["layer"].unique()
-    said = [f"{c} in {', '.join(f'L{layer}' for layer in sorted(layers))}" for c, layers in best.items()]
-    none = sorted(set(frame["layer"]) - set(frame.loc[frame["fastest"], "layer"]))
-    said += [f"none in {', '.join(f'L{layer}' for layer in none)}"] if none else []
-    return f" Fastest of the compressions timed whose slots hold every row: {'; '.join(said)}."
-
-
 def batches(run: Run) -> None:
     """Times as the capture went along."""
-    frame = ask(run, "timings_by_batch")
-    frame = frame[frame["op"].isin(["ffn_dense", "ffn_sparse"]) & (frame["layer"] >= 0)]
+    frame = ask(run, batch_times)
     if frame["batch"].nunique() < 2:
         return  # one batch has no drift
     parts.heading(
         "Over the capture",
-        "FFN time of each timed batch, in the order they ran. Drift and outliers show here, and not in the medians.",
+        "FFN time of each timed batch, over its tokens, in the order they ran. Drift and outliers show here, and not "
+        "in the medians.",
         frame,
         run,
-        "analysis.timings_by_batch(run)",
+        "run.frame(\"timings\").query(\"layer >= 0 and op in ['ffn_dense', 'ffn_sparse'] and phase == 0\")",
     )
     names = ["all layers", *[f"L{layer}" for layer in sorted(frame["layer"].unique())]]
     tie = bound("layer", names[0], lambda text: text if text in names else None)
     which = st.selectbox("Layer", names, width=160, label_visibility="collapsed", **tie)
     part = frame if which == names[0] else frame[frame["layer"] == int(which[1:])]
-    sums = part.groupby(["batch", "op"], as_index=False)["microseconds"].sum()
+    sums = part.groupby(["batch", "op", "tokens"], as_index=False)["microseconds"].sum()
     sums["op"] = sums["op"].str.removeprefix("ffn_")
-    parts.draw(over_batches(sums), "batches", "Sparse and dense time by batch")
+    parts.draw(over_batches(sums), "batches", "Sparse and dense time a token by batch")
 
 
 def page(run: Run) -> None:
@@ -194,3 +179,5 @@ with parts.told():
 if shown().manifest.status != "recording":  # the audit is of sums that are read once a run is whole
     with parts.told():
         audit(shown())
+    with parts.told():
+        compressions(shown())

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import html
 from itertools import groupby
+from typing import Any
 
+import pandas as pd
 import streamlit as st
 
 from twell.app import parts
-from twell.app.figures import heat_map
 from twell.app.findings import findings
+from twell.app.overview_figures import layer_by_layer
 from twell.app.state import ask, shown
-from twell.app.words import number, percent, plural, times, whole
+from twell.app.words import SPACE, number, percent, plural, times, whole
+from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
 
@@ -29,7 +32,7 @@ def headline(run: Run) -> None:
         dead = (
             f"{whole(found['dead'])} of {whole(neurons)} never fired in {whole(tokens)} tokens of "
             f"{plural(run.manifest.sequences, 'sequence')}: density under "
-            f"{number(found['dead_upper'] * 1e6, 2)} per million (95 %)"
+            f"{number(found['dead_upper'] * 1e6, 2)} per million (95{SPACE}%)"
         )
     loss = f"over {plural(found['loss_tokens'], 'prediction')}" if found["loss_tokens"] else "not recorded"
     if found["speedup"] is None:
@@ -53,22 +56,48 @@ def headline(run: Run) -> None:
     parts.numbers(values)
 
 
+def layers(run: Run) -> None:
+    """A row a layer: where in the sequence it fires, how much, what never does, and what that buys."""
+    blocks, by_layer = ask(run, "position_blocks", blocks=16), ask(run, "by_layer")
+    try:
+        speedup = ask(run, "speedup")
+        speedup = speedup if speedup.attrs["comparable"] else None
+    except Missing:
+        speedup = None
+    tokens = blocks.groupby("layer")["tokens"].sum().max()
+    first = ", position 0 included" if (blocks["position_from"] == 0).any() else ""
+    said = f"{plural(tokens, 'token')} a layer{first}; the map's shade is logarithmic."
+    code = (
+        'by_position = analysis.position_blocks(run, blocks=16).pivot(index="layer", columns="position_from", '
+        'values="mean")\nby_position.join(analysis.by_layer(run).set_index("layer"))'
+    )
+    parts.heading("Layer by layer", said, drawn(blocks, by_layer, speedup), run, code)
+    alt = "By layer: mean nnz by position, nnz of a token, neurons that never fired, FFN speedup"
+    parts.draw(layer_by_layer(blocks, by_layer, speedup), "layer-by-layer", alt)
+
+
+def drawn(blocks: pd.DataFrame, by_layer: pd.DataFrame, speedup: pd.DataFrame | None) -> pd.DataFrame:
+    """What the figure draws, a row a layer."""
+    table = blocks.pivot(index="layer", columns="position_from", values="mean")
+    table.columns = [f"nnz from position {start}" for start in table.columns]
+    table = table.join(by_layer.set_index("layer")[["mean", "p10", "p90", "dead_share"]])
+    if speedup is not None:
+        table = table.join(speedup.set_index("layer")["speedup"])
+    return table.reset_index()
+
+
 def worth_a_look(run: Run) -> None:
     """A sentence for each thing that stands out, under a link to the page that shows it."""
     parts.heading("Worth a look")
-    for page, group in groupby(findings(run), key=lambda finding: finding.page):
-        parts.linked(f"{page}.py", f"{page.capitalize()} →")
-        st.html("".join(f'<p class="tw-said">{finding.sentence}</p>' for finding in group))
-
-
-def map_of_activity(run: Run) -> None:
-    """The heat map layer × position."""
-    blocks = ask(run, "position_blocks", blocks=16)
-    tokens = blocks.groupby("layer")["tokens"].sum().max()
-    first = ", position 0 included" if (blocks["position_from"] == 0).any() else ""
-    said = f"Mean nnz of a token, logarithmic shade; {plural(tokens, 'token')} a layer{first}."
-    parts.heading("Layer × position", said, blocks, run, "analysis.position_blocks(run, blocks=16)")
-    parts.draw(heat_map(blocks), "heat-map", "Heat map of mean nnz by layer and position")
+    found = [(page, list(group)) for page, group in groupby(findings(run), key=lambda finding: finding.page)]
+    if not found:
+        return
+    with st.container(key="cards"):
+        columns = st.columns(len(found), gap="large")
+    for column, (page, group) in zip(columns, found, strict=True):
+        with column:
+            parts.linked(f"{page}.py", f"{page.capitalize()} →")
+            st.html("".join(f'<p class="tw-said">{finding.sentence}</p>' for finding in group))
 
 
 def what_was_run(run: Run) -> None:
@@ -88,22 +117,29 @@ def what_was_run(run: Run) -> None:
         "nnz": m.nnz_definition,
         "recorded": f"{m.created}, in {number(m.seconds)} s",
         "versions": ", ".join(f"{k} {v}" for k, v in m.versions.items()) or "–",
-        "parity": ", ".join(f"{k} {v}" for k, v in (m.parity or {}).items()) or "not verified",
-        "overhead": ", ".join(f"{k} {v}" for k, v in (m.overhead or {}).items()) or "not measured",
+        "parity": measured(m.parity) or "not verified: twell verify compares outputs and counts with the dense model",
+        "overhead": measured(m.overhead) or "not measured: twell verify does",
     }
     with st.expander("What was run"):
         rows = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in facts.items())
         st.html(f'<dl class="tw-facts">{rows}</dl>')
 
 
+def measured(found: dict[str, Any] | None) -> str:
+    """What `twell verify` found, by name."""
+    values = {
+        k: number(v) if isinstance(v, float) else whole(v) if isinstance(v, int) else v
+        for k, v in (found or {}).items()
+    }
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
+
+
 def page(run: Run) -> None:
-    """Headline, then the map beside what is worth a look."""
+    """Headline, the layers, and what is worth a look."""
     headline(run)
-    with st.container(key="pair"):
-        left, right = st.columns([3, 2], gap="large")
-    with left, parts.told():
-        map_of_activity(run)
-    with right, parts.told():
+    with parts.told():
+        layers(run)
+    with parts.told():
         worth_a_look(run)
     what_was_run(run)
 

@@ -104,7 +104,7 @@ def page(run: Run) -> None:
     )
     parts.heading(
         "Mean nnz by position, relative to the layer's mean",
-        f"{plural(sequences, 'sequence')}, up to {whole(frame['position'].max() + 1)} tokens; logarithmic position; "
+        f"{plural(sequences, 'sequence')}, up to {whole(frame['position'].max() + 1)} tokens; both axes logarithmic; "
         f"bands are 95 % intervals. {apart}{fitted}",
         frame,
         run,
@@ -112,7 +112,8 @@ def page(run: Run) -> None:
     )
     level = bins.groupby("layer")["layer_mean"].first()
     titles = {int(layer): f"L{layer} · mean {number(mean)}" for layer, mean in level.items()}
-    figure = small_multiples(bins, "position", titles, "position, tokens", "nnz / layer mean", log=True)
+    axes = {"x_title": "position, tokens", "y_title": "nnz / layer mean"}
+    figure = small_multiples(bins, "position", titles, **axes, log=True, log_y=True)
     parts.draw(figure, "positions", "Mean nnz by position, a panel a layer")
     with parts.told():
         decay(run)

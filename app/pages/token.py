@@ -11,7 +11,9 @@ import streamlit as st
 from twell.app import parts
 from twell.app.state import ask, bound, filters, parameter, shown, whole_number
 from twell.app.token_figures import profile
+from twell.app.token_neurons import neurons_html, neurons_of, said
 from twell.app.words import number, plural, running, signed, token_html, visible, whole
+from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
 PLACES = 50
@@ -37,6 +39,18 @@ def layers(run: Run, token: int) -> None:
     said = "Standard deviations from each layer's mean nnz, with 95 % intervals clustered by sequence."
     parts.heading("Over the layers", said, frame, run, f"analysis.token_profile(run, token_id={token})")
     parts.draw(profile(frame), "profile", "The token's z by layer")
+
+
+def neurons(run: Run, token: int) -> None:
+    """The neurons that answer to the token."""
+    try:
+        frame = ask(run, neurons_of, token=token)
+    except Missing:
+        parts.heading("Its neurons")
+        raise
+    code = f"from twell.app.token_neurons import neurons_of\nneurons_of(run, {token})"
+    parts.heading("Its neurons", said(frame), frame, run, code)
+    st.html(neurons_html(frame))
 
 
 def places(run: Run, token: int, count: int) -> None:
@@ -68,7 +82,7 @@ def places(run: Run, token: int, count: int) -> None:
 def lines(frame: pd.DataFrame) -> str:
     """The places as HTML, a grid with the token in its middle."""
     head = ("sequence:position", "", "", "", "nnz", "z", "loss")
-    marks = ("where", "before", "token", "after", "number", "number", "number loss")
+    marks = ("where", "before", "token", "after", "number nnz", "number", "number loss")
     out = ['<div class="tw-places"><div class="tw-place names">']
     out += [f'<span class="{mark}">{text}</span>' for mark, text in zip(marks, head, strict=True)]
     out.append("</div>")
@@ -109,8 +123,12 @@ def page(run: Run) -> None:
     row = rows.iloc[0]
     st.html(f'<h1 class="tw-title">{token_html(row["text"])} <span class="tw-note">token {token}</span></h1>')
     facts(run, row)
-    with parts.told():
+    with st.container(key="pair"):
+        left, right = st.columns(2, gap="large")
+    with left, parts.told():
         layers(run, int(row["token_id"]))
+    with right, parts.told():
+        neurons(run, int(row["token_id"]))
     with parts.told():
         places(run, int(row["token_id"]), int(row["count"]))
 

@@ -11,12 +11,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from twell.analysis import tile_settings
 from twell.app.bench_data import equal_at, measured, settings
 from twell.app.jobs import CASE, Desk
 from twell.app.own import SHARES, measurement
+from twell.app.settings_view import settings_map, timed
+from twell.app.timing_figures import batch_times, over_batches
 from twell.workbench.bench_table import Sheet
 from twell.workbench.options import BenchOptions
 from twell.workbench.store import Run, open_run
@@ -97,7 +102,7 @@ def test_the_page_shows_what_was_measured(show: Show, benched: Run) -> None:
 def test_what_is_asked_of_twell_bench_is_what_it_takes(made_run: Run) -> None:
     """Every option is one of the command's, and cases are counted as it says them."""
     flags = {f"--{name.replace('_', '-')}" for name in BenchOptions.__dataclass_fields__} | {"--no-compile"}
-    for what, cases in (("layers", made_run.layers), ("nnz", len(SHARES) + 1)):
+    for what, cases in (("layers", made_run.layers), ("compressions", made_run.layers), ("nnz", len(SHARES) + 1)):
         arguments, count = measurement(made_run, ("model", None), what)
         assert count == cases
         assert {word for word in arguments if word.startswith("--")} <= flags
@@ -148,3 +153,66 @@ def test_a_measurement_that_is_stopped_keeps_what_it_has(made: ModuleType, tmp_p
     assert job.failure() is None
     table = open_run(tmp_path / "tiny").frame("bench")
     assert 1 <= table["case"].nunique() < 58
+
+
+def test_the_fastest_safe_compression_of_a_layer_is_marked(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "settled", layers=5, d_ff=512, sequences=30, bench=True)
+    truth = tile_settings(run).set_index(["layer", "compression"])
+    frame = timed(tile_settings(run))
+    assert set(zip(frame["layer"], frame["compression"], strict=True)) == {(a, c) for a in (0, 3) for c in (4, 8, 16)}
+    heat = settings_map(frame).data[0]
+    for layer, line in zip(heat.y, heat.text, strict=True):
+        safe = {c: truth.loc[(layer, c), "microseconds"] for c in (4, 8, 16) if truth.loc[(layer, c), "safe"]}
+        best = min(safe, key=safe.__getitem__) if safe else None
+        for compression, said in zip((4, 8, 16), line, strict=True):
+            assert said.startswith("✓") == (compression == best)
+            assert ("(" in said) == (compression not in safe)
+            assert f"{truth.loc[(layer, compression), 'microseconds']:.0f}" in said
+    assert any(said.startswith("✓") for line in heat.text for said in line)
+    assert any("(" in said for line in heat.text for said in line)
+    test = show(tmp_path, "kernels", run="settled")
+    assert not test.exception
+    assert "settings" in {chart.key for chart in test.get("plotly_chart")}
+
+
+def test_a_fast_setting_that_is_not_safe_is_passed_over() -> None:
+    case = {"case": "layer 0", "layer": 0, "rows": 64, "dtype": "float32", "weights": "warm", "device": "made"}
+    rows = [
+        {**case, "compression": c, "kernel": kernel, "microseconds": us, "safe": safe, "fastest": False}
+        for c, kernel, us, safe in (
+            (4, "cpu", 60.0, True),
+            (8, "cpu", 50.0, True),
+            (16, "cpu", 40.0, False),
+            (4, "reference", 10.0, True),
+        )
+    ]
+    found = timed(pd.DataFrame(rows))
+    assert found.loc[found["fastest"], "compression"].tolist() == [8]
+    assert set(found["kernel"]) == {"cpu"}
+
+
+def test_one_compression_leaves_none_to_choose_and_the_page_says_how_to_time_more(show: Show, benched: Run) -> None:
+    test = show(benched.path.parent, "kernels", run="benched")
+    shown = "\n".join(str(element.proto.body) for element in test.get("html"))
+    assert "Only compression 8 has been timed" in shown
+    assert "--compression 4,8,16" in shown
+
+
+def test_a_kernel_is_named_with_its_compression_only_where_it_had_several(benched: Run) -> None:
+    sheet = Sheet(benched.path)
+    case = "layer 0 on text"
+    sheet.add([row(case, 0, "ffn_sparse", "cuda", 90.0), row(case, 0, "ffn_sparse", "cuda", 80.0, compression=16)])
+    names = set(measured(open_run(benched.path))["what"])
+    assert {"cpu kernel", "cuda kernel, compression 8", "cuda kernel, compression 16"} <= names
+
+
+def test_batches_of_different_size_are_compared_by_the_token(made_run: Run) -> None:
+    frame = batch_times(made_run)
+    frame["tokens"] = frame["tokens"].where(frame["batch"] < frame["batch"].max(), 17)
+    frame["microseconds"] = np.where(frame["op"] == "ffn_dense", 3.0, 2.0) * frame["tokens"]
+    sums = frame.groupby(["batch", "op", "tokens"], as_index=False)["microseconds"].sum()
+    sums["op"] = sums["op"].str.removeprefix("ffn_")
+    dense, sparse = over_batches(sums).data
+    assert len(dense.y) == frame["batch"].nunique() > 1
+    np.testing.assert_allclose(dense.y, 3.0 * made_run.layers)
+    np.testing.assert_allclose(sparse.y, 2.0 * made_run.layers)

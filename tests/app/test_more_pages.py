@@ -9,6 +9,7 @@ import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -122,6 +123,20 @@ def test_export_shows_any_table_and_says_what_is_missing(show: Show, runs: Path,
     assert not lacking.exception
     assert "timings" in notices(lacking)
     assert not show(runs, "export", run="torn", table="recorded: activity").exception
+
+
+def test_columns_of_a_second_relu_are_described(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    def both(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {f"used_{layer:02d}": columns[f"nnz_{layer:02d}"] // 2 for layer in range(3)}
+
+    for name, used in (("two", True), ("one", False)):
+        change = {"change": both} if used else {}
+        run = made.make(tmp_path / name, layers=3, sequences=20, up_relu=used, **change)
+        test = show(tmp_path, "export", run=name, table="recorded: activity")
+        described = test.dataframe[1].value
+        assert set(described["column"]) == set(run.frame("activity").columns)
+        assert ("used_02" in set(described["column"])) == used
+        assert (described["meaning"].str.len() > 10).all()
 
 
 @pytest.mark.parametrize("table", ["by_token", "recorded: activity", "recorded: vocab", "recorded: examples"])

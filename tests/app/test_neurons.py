@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from twell.analysis import by_neuron, examples
 from twell.app.neuron_data import density_bins, neuron_list, parse
+from twell.app.token_neurons import neurons_of
 from twell.app.words import number, percent, whole
-from twell.workbench.store import Run
+from twell.workbench.errors import Missing
+from twell.workbench.store import Run, open_run
 
 Show = Callable[..., AppTest]
 
@@ -108,3 +112,54 @@ def test_a_run_without_the_neurons_probe_says_so(show: Show, runs: Path) -> None
     test = show(runs, "neurons", run="counts")
     assert not test.exception
     assert test.info
+
+
+def test_a_tokens_neurons_are_those_with_examples_at_it(show: Show, runs: Path, made_run: Run) -> None:
+    """Held against the examples of every neuron, one by one."""
+    tokens = made_run.activity().set_index(["sequence", "position"])["token_id"]
+    kept = made_run.frame("examples")
+    token = int(tokens.loc[list(zip(kept["sequence"], kept["position"], strict=True))].mode().iloc[0])
+    found = neurons_of(made_run, token).set_index("label")
+    every = by_neuron(made_run).set_index("label")
+    there = {}
+    for (layer, neuron), part in kept.groupby(["layer", "neuron"]):
+        here = np.array([tokens[place] == token for place in zip(part["sequence"], part["position"], strict=True)])
+        if here.any():
+            tops = part["kind"] == "top"
+            counts = (int((tops & here).sum()), int(tops.sum()), int((~tops & here).sum()), int((~tops).sum()))
+            there[f"L{layer}/N{neuron}"] = (*counts, float(part.loc[here, "value"].max()))
+    names = ["top", "top_kept", "drawn", "drawn_kept", "value"]
+    assert {row[0]: tuple(row[1:]) for row in found[names].itertuples()} == there
+    assert len(there) > 1
+    assert (found["density"] == every.loc[found.index, "density"]).all()
+    shares = (found["top"] / found["top_kept"]).tolist()
+    assert shares == sorted(shares, reverse=True)
+    shown = markup(show(runs, "token", run="made", token=str(token)))
+    assert re.findall(r'class="name">(L\d+/N\d+)<', shown) == found.index[:12].tolist()
+    assert "neuron?run=made&amp;neuron=L" in shown
+
+
+def test_a_neuron_that_the_token_alone_fires_is_marked(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    """Two neurons of an example at a token, one of which the sums say answers to that token alone."""
+    run = made.make(tmp_path / "run", layers=3, sequences=20, fired=True)
+    tokens = run.activity().set_index(["sequence", "position"])["token_id"]
+    first = run.frame("examples").iloc[0]
+    token = int(tokens[(first["sequence"], first["position"])])
+    assert not neurons_of(run, token)["only"].any()
+    place = next((run.path / "summary").rglob("neurons.parquet"))
+    sums = pd.read_parquet(place)
+    it = (sums["layer"] == first["layer"]) & (sums["neuron"] == first["neuron"])
+    sums.loc[it, ["token_min", "token_max"]] = token
+    sums.to_parquet(place, index=False)
+    found = neurons_of(open_run(run.path), token)
+    assert found.loc[found["only"], "label"].tolist() == [f"L{first['layer']}/N{first['neuron']}"]
+    assert markup(show(tmp_path, "token", run="run", token=str(token))).count("fires for nothing else") == 1
+
+
+def test_without_examples_a_tokens_page_says_how_to_have_them(show: Show, runs: Path) -> None:
+    with pytest.raises(Missing, match="--examples"):
+        neurons_of(open_run(runs / "summary"), 40)
+    test = show(runs, "token", run="summary", token="40")
+    assert not test.exception
+    assert "--examples" in "".join(element.value for element in test.info).replace("\\", "")
+    assert "Its neurons" in markup(test)

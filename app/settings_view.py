@@ -1,0 +1,118 @@
+"""Which compression to choose, on the Kernels page: what each costs in time, beside the rows that its slots do not
+hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from twell.app import parts
+from twell.app.figures import finish, layer_axis
+from twell.app.state import ask
+from twell.app.theme import SCALE
+from twell.app.timing_figures import time_unit
+from twell.app.words import number, percent, plural, whole
+from twell.workbench.errors import Missing
+from twell.workbench.store import Run
+
+TOGETHER = ["rows", "dtype", "weights", "device"]  # what times have to share to be compared
+HOW = "Measure now, Compressions times the others; so does twell bench MODEL --compression 4,8,16 --out RUN."
+
+
+def compressions(run: Run) -> None:
+    """Time by layer and compression with the fastest safe one marked; or, where one alone was timed, how to time more;
+    nothing where none was."""
+    try:
+        frame = timed(ask(run, "tile_settings"))
+    except Missing:
+        return
+    several = frame["compression"].nunique() > 1
+    name = "Fastest safe compression"
+    if not several:
+        only = int(frame["compression"].iloc[0])
+        holds = ", ".join(f"L{layer}" for layer in frame.loc[frame["safe"], "layer"])
+        parts.heading(
+            name,
+            f"Only compression {only} has been timed, so there is none to choose. Its slots hold every row in "
+            f"{holds or 'no layer'}. {HOW}",
+        )
+        return
+    first = frame.iloc[0]
+    unmarked = sorted(set(frame["layer"]) - set(frame.loc[frame["fastest"], "layer"]))
+    none = f" In {', '.join(f'L{layer}' for layer in unmarked)} no compression timed holds every row." * bool(unmarked)
+    parts.heading(
+        name,
+        f"Time of the sparse FFN, the fastest kernel of each; {whole(first['rows'])} rows, {first['dtype']}, "
+        f"{first['weights']} weights, {first['device']}. ✓: the fastest of those whose slots hold every row, of this "
+        f"input and of the run. In brackets: the share of rows past its slots; here they are right all the same.{none}",
+        frame,
+        run,
+        "analysis.tile_settings(run)",
+    )
+    alt = f"Time by layer and compression, {plural(frame['layer'].nunique(), 'layer')}"
+    parts.draw(settings_map(frame), "settings", alt)
+
+
+def timed(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row a layer and compression, in the setting timed at most compressions: the layer's first case, and the
+    fastest kernel in it (the reference only where it is alone). Columns of tile_settings, `fastest` among these."""
+    if (frame["kernel"] != "reference").any():
+        frame = frame[frame["kernel"] != "reference"]
+    sizes = frame.groupby(TOGETHER).agg(c=("compression", "nunique"), layers=("layer", "nunique"))
+    best = sizes.sort_values(["c", "layers"], kind="stable").index[-1]
+    part = frame[(frame[TOGETHER] == list(best)).all(axis=1)]
+    part = part[part["case"] == part.groupby("layer")["case"].transform("first")]
+    part = part.loc[part.groupby(["layer", "compression"])["microseconds"].idxmin()].reset_index(drop=True)
+    safe = part[part["safe"]]
+    part["fastest"] = part.index.isin(safe.groupby("layer")["microseconds"].idxmin())
+    return part
+
+
+def settings_map(frame: pd.DataFrame) -> go.Figure:
+    """Times as shades, each layer's own least the faintest; a mark on the fastest safe one (timed)."""
+    unit, scale = time_unit(float(frame["microseconds"].max()))
+    table = frame.pivot(index="layer", columns="compression", values="microseconds")
+    words = frame.assign(
+        said=[
+            ("✓ " * row.fastest)
+            + f"{number(row.microseconds * scale)} {unit}"
+            + ("" if row.safe else f" ({past(row.past_share, row.rows_over_share)})")
+            for row in frame.itertuples()
+        ]
+    ).pivot(index="layer", columns="compression", values="said")
+    layers = [int(layer) for layer in table.index]
+    slower = table.to_numpy(float) / np.nanmin(table.to_numpy(float), axis=1, keepdims=True)
+    figure = go.Figure(
+        go.Heatmap(
+            z=slower,
+            x=list(range(len(table.columns))),
+            y=layers,
+            colorscale=SCALE,
+            zmin=1,
+            zmax=max(1.5, float(np.nanmax(slower))),
+            xgap=1,
+            ygap=1,
+            text=words.fillna("").to_numpy(),
+            texttemplate="%{text}",
+            textfont={"size": 11},
+            hovertemplate="layer %{y}: %{text}, %{z:.3g} × its fastest<extra></extra>",
+            showscale=False,
+        )
+    )
+    slots = frame.drop_duplicates("compression").set_index("compression")["slots"]
+    finish(figure, 90 + 28 * len(layers))
+    layer_axis(figure, layers, showgrid=False)
+    figure.update_yaxes(range=[max(layers) + 0.5, min(layers) - 0.5])
+    figure.update_xaxes(
+        tickvals=list(range(len(table.columns))),
+        ticktext=[f"{c}<br>{whole(slots[c])} slots" for c in table.columns],
+        showgrid=False,
+        title="compression",
+    )
+    return figure
+
+
+def past(here: float, run: float) -> str:
+    """The share of rows past the slots, of the case that was timed or, where it has none, of the run."""
+    return percent(here) if here > 0 else f"{percent(run)} of the run"
