@@ -37,7 +37,10 @@ from twell.workbench.options import BenchOptions
 
 
 def bench(options: BenchOptions) -> list[dict[str, Any]]:
-    """Run the cases, print them, and write them to --out. Returns the rows of the `bench` table."""
+    """Run the cases, print them, and write them to --out. Returns the rows of the `bench` table.
+
+    Raises UserError for what cannot be asked, and at the end where kernels were asked for by name and none of them ran.
+    """
     sheet, asked = Sheet(options.out), _asked(options)
     found, common = cases(options)
     device: torch.device = common["device"]
@@ -49,6 +52,7 @@ def bench(options: BenchOptions) -> list[dict[str, Any]]:
     about = {"d_model": common["d_model"], "d_ff": common["d_ff"], "dtype": dtype, "device": name, "commit": commit()}
     title = f"{common['name']}, {about['d_model']} × {about['d_ff']}, {dtype}, on {name}; medians of turns side by side"
     rows: list[dict[str, Any]] = []
+    refused: dict[str, str] = {}
     with Page(title, len(found), device.type == "cuda", Console()) as page:
         for case in found:
             page.begin(case)
@@ -56,10 +60,14 @@ def bench(options: BenchOptions) -> list[dict[str, Any]]:
             fresh, result, known = _run(case, asked, about, gauged)
             sheet.add(fresh)
             rows += fresh
+            refused |= result.left_out
             page.show(case, result, known)
         page.close()
     if sheet.out is not None:
         print(f"{sheet.out}: {len(rows):,} figures of {len(found)} cases")
+    if options.kernel and not {row["kernel"] for row in rows} & set(options.kernel):
+        why = "; ".join(f"{name}: {reason}" for name, reason in refused.items() if name in options.kernel)
+        raise UserError(f"Expected a kernel of --kernel that runs here, got none ({why}): ask for another.")
     return rows
 
 

@@ -17,6 +17,7 @@ from twell.kernels.bench import Result
 from twell.kernels.operations import DENSE, GATE, UP_DOWN, Operation
 from twell.workbench.bench_cases import Case
 
+EVEN = 0.03  # a kernel's ratio this near to 1 is shown as neither faster nor slower
 WIDTH = 110  # where there is no terminal
 DENSE_LABEL = "dense"
 LABELS = {"ffn_dense": DENSE_LABEL, "ffn_compiled": "dense, compiled", "ffn_fused": "dense, gate and up one"}
@@ -163,7 +164,9 @@ def _cells(result: Result, operation: Operation, figures: Figures) -> dict[str, 
     cells = {"": Text("  " + label(operation)), "µs": Text(f"{took:,.1f}")}
     if base in result.took:
         dense = result.median(base)
-        cells["× dense"] = Text(f"{dense / statistics.median(times):.2f}", "bold")
+        ratio = dense / statistics.median(times)
+        colour = "" if operation.kernel == "torch" or abs(ratio - 1) < EVEN else " green" if ratio > 1 else " red"
+        cells["× dense"] = Text(f"{ratio:.2f}", "bold" + colour)
         cells["of turns"] = Text(f"{dense / max(times):.2f}–{dense / min(times):.2f}", "dim")
     if "ceiling_share" in figures and operation != GATE:
         cells["gate share"] = Text(f"{figures['ceiling_share']:.0%}")

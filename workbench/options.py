@@ -197,7 +197,7 @@ class BenchOptions:
         None, help="of text,uniform for a model and heavy,even,dense for a shape; default: all", value="KIND[,KIND…]"
     )
     nnz: str = option("15,29,60,120,250", help="mean nnz of made-up inputs", unit="neurons", value="N[,N…]")
-    compression: str = option("8", help="of the TwELL that kernels emit: of 4, 8 and 16", value="C[,C…]")
+    compression: str = option("8", help="of the TwELL that kernels emit: of 2, 4, 8 and 16", value="C[,C…]")
     kernel: tuple[str, ...] = option(
         (),
         help="time this kernel alone; may be given again; default: all that can run, on a GPU without the reference",

@@ -246,6 +246,7 @@ def test_layers_are_added_up(tiny: Path, texts: tuple[str, ...], capsys: pytest.
         ({"nnz": "120"}, "--nnz of at most 54 for 128 neurons, got 120"),
         ({"inputs": "light"}, "--inputs of heavy, even, dense, got 'light'"),
         ({"kernel": ("magic",)}, "--kernel of .*, got 'magic'"),
+        ({"kernel": ("hopper",), "device": "cpu", "nnz": "9"}, r"got none \(hopper: expected device cuda, got cpu\)"),
         ({"compression": "8,3"}, "--compression of 2, 4, 8, 16, got 8,3"),
         ({"seconds": 0.0}, "--seconds above 0, got 0"),
         ({"device": "cuda"}, "a CUDA device for --device cuda"),
