@@ -15,6 +15,7 @@ from there, at the cost of tokenising once more what was read.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from itertools import chain
 
@@ -83,9 +84,17 @@ def record(
         )
     manifest = new_manifest(loaded, options, [source.name for source in sources])
     manifest.ranks = ranks.planned()
+    unreadable: list[UserError] = []
     with closing(read_batches(loaded, options, sources, ranks)) as texts:
-        first = next(texts, None) if recorded is None and ranks.rank == 0 else None
-        if first is None and recorded is None and ranks.rank == 0:
+        first = None
+        if recorded is None and not (ranks.rank and options.resume):  # a run that goes on has something to skip first
+            try:
+                first = next(texts, None)
+            except UserError as error:
+                if not ranks.rank:
+                    raise
+                unreadable.append(error)  # the run is rank 0's to begin: it ends where this rank's text does
+        if first is None and recorded is None and not ranks.rank:
             raise UserError(f"Expected a token of text in {', '.join(options.text)}, got none: give other text.")
         total = expected_tokens(loaded.tokenizer, sources, options.tokens)
         if total is not None and options.generate:  # at least: of prompts that are as long as they can be
@@ -102,19 +111,26 @@ def record(
             first = next(texts, None) if first is None else first
         writer = RunWriter(options.out, manifest, resume=recorded is not None, ranks=ranks)
         recorder = Recorder(loaded, writer, options)
-        return _record(recorder, ranks, sources, [] if first is None else [first], texts, total)
+        rest = chain([] if first is None else [first], until_unreadable(texts, unreadable))
+        return _record(recorder, ranks, sources, rest, texts, unreadable, total)
 
 
 def _record(
-    recorder: Recorder, ranks: Ranks, sources: list[Source], first: list[Batch], texts: Texts, total: int | None
+    recorder: Recorder,
+    ranks: Ranks,
+    sources: list[Source],
+    batches: Iterable[Batch],
+    texts: Texts,
+    unreadable: list[UserError],
+    total: int | None,
 ) -> Run:
-    unreadable: list[UserError] = []
+    """Runs `batches`, which come from `texts` until one is `unreadable`, and ends the run."""
     loaded, options, writer = recorder.loaded, recorder.options, recorder.writer
     console = Console(highlight=False, soft_wrap=True, quiet=ranks.rank > 0)
     console.print(plan(loaded, options, total))
     try:
         with Interrupt() as interrupt, Bar(total, console, writer.manifest.tokens * ranks.world) as bar:
-            for batch in chain(first, until_unreadable(texts, unreadable)):
+            for batch in batches:
                 recorder.step(batch)
                 bar.advance(recorder.fresh_tokens * ranks.world, recorder.nnz_mean)
                 if interrupt.asked and batch.ends:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 WINDOW = 5.0  # seconds
+WINDOW_SECONDS = 1.2 * WINDOW  # what a window takes, the warm-up before it counted
 Reading = tuple[float | None, float | None]  # SM clock in MHz, power in W; None where unknown
 
 

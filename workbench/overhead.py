@@ -2,9 +2,11 @@
 
 The idea: the same text goes through the model in several ways, in turns: recorded with each kind of probe (read,
 counted, added up, written), through the same kernels with every probe off, and with every FFN dense, as the
-checkpoint's own code runs it. All compute the loss, and all have the next batch ready before the device is done with
-one. Only ratios are reported, each from one process and one round of turns next to another. A turn's beginning and end
-are in it, so give it text for 20 s or more where the cost of a long capture is asked for.
+checkpoint's own code runs it. All read the text and compute the loss alike, one batch behind the device. Only ratios
+are reported, each from one process and one round of turns next to another. A turn is told apart into its beginning
+(until the first batch is read), its end (after the last one is given to the device) and what lies between, less what
+goes into timings, a share of the run that an option sets. Give it text for 20 s or more where the cost of a long
+capture is asked for.
 
     overhead(load("data/demo-model"), CaptureOptions(..., tokens=100_000))
 """
@@ -14,11 +16,10 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from contextlib import closing, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,28 @@ from twell.workbench.forward import Counted, Inputs, forward
 from twell.workbench.manifest import COMPLETE
 from twell.workbench.models import LoadedModel
 from twell.workbench.options import CaptureOptions
-from twell.workbench.reading import read_batches
+from twell.workbench.reading import Texts, read_batches
 from twell.workbench.recorder import Recorder, new_manifest
 from twell.workbench.sources import open_sources
 from twell.workbench.timing import dense
 from twell.workbench.writer import RunWriter
 
 WARM = 2  # batches of each way before the first turn
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Seconds of one turn: whole; until its first batch is read; after its last is given to the device; in timings."""
+
+    whole: float
+    start: float
+    end: float
+    timings: float = 0.0
+
+    @property
+    def steady(self) -> float:
+        """What is left of it."""
+        return self.whole - self.start - self.end - self.timings
 
 
 def overhead(
@@ -52,63 +68,102 @@ def overhead(
     options: as a capture's; `tokens` bounds the text of one turn
     folder: where the runs are written and removed again; default the system's folder for such files
 
-    Returns for each of `probes`, and for dense, its ratio `NAME_over_unwatched`, and the least and the greatest of it
-    (`_low`, `_high`); seconds (median of a turn with probes off), tokens, batches, rounds, kernel and device.
+    Returns for each of `probes`, and for dense, the ratio of whole turns `NAME_over_unwatched`, the least and the
+    greatest of it (`_low`, `_high`) and that of their steady parts (`_steady`); of these and of unwatched the seconds
+    of a turn, its start, end and timings (`NAME_seconds`, `NAME_start`, …; medians); tokens, batches, rounds, kernel
+    and device.
     """
-    held = list(_read(loaded, options))
+    warm = list(islice(_read(loaded, options), WARM))
+    seen: list[int] = []  # tokens of each batch, counted once
+
+    def unwatched(texts: Iterable[Batch]) -> Turn:
+        seen.clear()
+        return _pass(loaded, texts, options.loss, seen)
+
+    def run_densely(texts: Iterable[Batch]) -> Turn:
+        with dense(loaded):
+            return _pass(loaded, texts, options.loss, [])
+
     with tempfile.TemporaryDirectory(dir=folder) as place:
         runs = (Path(place) / f"run-{number}" for number in count())
 
-        def recorded(kind: Any, batches: Iterable[Batch] | None) -> None:
-            _record(loaded, replace(options, probes=kind, out=next(runs)), batches)
+        def recorded(kind: Any, texts: Iterable[Batch]) -> Turn:
+            timed = 0 if texts is warm else options.timings
+            return _record(loaded, replace(options, probes=kind, timings=timed, out=next(runs)), texts)
 
-        ways: dict[str, Callable[[Iterable[Batch] | None], None]] = {
-            "unwatched": lambda batches: _pass(loaded, batches or held, options.loss, False)
-        }
+        ways: dict[str, Callable[[Iterable[Batch]], Turn]] = {"unwatched": unwatched}
         ways |= {kind: partial(recorded, kind) for kind in probes}
-        if run_dense:
-            ways["dense"] = lambda batches: _pass(loaded, batches or held, options.loss, True)
+        ways |= {"dense": run_densely} if run_dense else {}
         for way in ways.values():
-            way(held[:WARM])
-        took = [{name: _seconds(way, loaded.device) for name, way in ways.items()} for _ in range(rounds)]
+            way(warm)
+        took = [{name: way(_read(loaded, options)) for name, way in ways.items()} for _ in range(rounds)]
     found: dict[str, Any] = {}
     for name in [*ways][1:]:
-        ratios = [seconds[name] / seconds["unwatched"] for seconds in took]
+        ratios = [turn[name].whole / turn["unwatched"].whole for turn in took]
+        steady = statistics.median(turn[name].steady / turn["unwatched"].steady for turn in took)
         said = f"{name}_over_unwatched"
         found |= {said: statistics.median(ratios), f"{said}_low": min(ratios), f"{said}_high": max(ratios)}
-    about = {"seconds": statistics.median(seconds["unwatched"] for seconds in took)}
-    about |= {"tokens": sum(int(batch.lengths.sum()) for batch in held), "batches": len(held), "rounds": rounds}
-    return found | about | {"kernel": loaded.choice(held[0].padded).kernel, "device": loaded.device.type}
+        found[f"{said}_steady"] = steady
+    for name in ways:
+        turns = [turn[name] for turn in took]
+        found[f"{name}_seconds"] = statistics.median(turn.whole for turn in turns)
+        for part in ("start", "end", "timings"):
+            found[f"{name}_{part}"] = statistics.median(getattr(turn, part) for turn in turns)
+    about = {"tokens": sum(seen), "batches": len(seen), "rounds": rounds}
+    return found | about | {"kernel": loaded.choice(warm[0].padded).kernel, "device": loaded.device.type}
 
 
-def _read(loaded: LoadedModel, options: CaptureOptions) -> Any:
+def _read(loaded: LoadedModel, options: CaptureOptions) -> Texts:
     return read_batches(loaded, options, open_sources(options.text))
 
 
-def _pass(loaded: LoadedModel, batches: Iterable[Batch], loss: bool, run_dense: bool) -> None:
+def _pass(loaded: LoadedModel, texts: Iterable[Batch], loss: bool, seen: list[int]) -> Turn:
+    """Forward passes with probes off; `seen`: the tokens of each batch, added as they come."""
     before: Counted | None = None
-    with dense(loaded) if run_dense else nullcontext():
-        for batch in batches:
-            counted = forward(loaded, Inputs.of(batch, loaded.device), loss=loss)
-            if before is not None:
-                before.wait()
-            before = counted
+    clock = _Clock(loaded.device)
+    for batch in clock.begun(texts):
+        counted = forward(loaded, Inputs.of(batch, loaded.device), loss=loss)
+        if before is not None:
+            before.wait()
+        before = counted
+        seen.append(int(batch.lengths.sum()))
+    clock.given()
     if before is not None:
         before.wait()
+    return clock.turn()
 
 
-def _record(loaded: LoadedModel, options: CaptureOptions, batches: Iterable[Batch] | None) -> None:
-    """A capture, of the options' text or of these batches."""
+def _record(loaded: LoadedModel, options: CaptureOptions, texts: Iterable[Batch]) -> Turn:
+    """A capture."""
+    clock = _Clock(loaded.device)
     recorder = Recorder(loaded, RunWriter(options.out, new_manifest(loaded, options, options.text)), options)
-    with closing(_read(loaded, options)) if batches is None else nullcontext(batches) as texts:
-        for batch in texts:
-            recorder.step(batch)
+    for batch in clock.begun(texts):
+        recorder.step(batch)
+    clock.given()
     recorder.finish(COMPLETE, [])
+    return clock.turn(recorder.timings.spent)
 
 
-def _seconds(way: Callable[[None], None], device: torch.device) -> float:
-    began = time.perf_counter()
-    way(None)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+class _Clock:
+    """Of one turn, from now on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._began = device, time.perf_counter()
+        self._read = self._given = self._began
+
+    def begun(self, texts: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches; the first ends the turn's beginning."""
+        for number, batch in enumerate(texts):
+            if not number:
+                self._read = time.perf_counter()
+            yield batch
+
+    def given(self) -> None:
+        """All batches have been given to the device."""
+        self._given = time.perf_counter()
+
+    def turn(self, timings: float = 0.0) -> Turn:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        return Turn(now - self._began, self._read - self._began, now - self._given, timings)

@@ -58,14 +58,13 @@ class Recorder:
         self._window: list[tuple[Batch, dict[str, Any]]] = []  # batches whose rows are not written, with their rows
         self._fired: list[pa.Table] = []
         self._sums: Sums | None = None
-        self._part_tokens = 0  # unflagged tokens of the open part
         self._nnz_sum = self._unflagged = self.fresh_tokens = 0
         self._loss_sum, self._loss_tokens = manifest.loss_sum, manifest.loss_tokens
         run = Run(writer.folder, manifest)
         if run.has("examples"):
             self._watch.restore(run.arrow("examples"), loaded.device)
         if not manifest.parts and writer.first:
-            writer.add("vocab", vocabulary(loaded.tokenizer))
+            writer.add_made("vocab", lambda: vocabulary(loaded.tokenizer))
 
     @property
     def nnz_mean(self) -> float:
@@ -140,7 +139,6 @@ class Recorder:
             self._sums.merge(counted.sums)
         self._fired += [pa.table(columns) for columns in (seen.accept() if seen is not None else ())]
         plain = flags == 0
-        self._part_tokens += int(plain.sum())
         self._unflagged += int(plain.sum())
         self._nnz_sum += int(nnz.sum(0, dtype=np.int64)[plain].sum())
         self.fresh_tokens = len(flags)
@@ -189,18 +187,18 @@ class Recorder:
     def _flush(self) -> tuple[Callable[[], Iterator[Rows]], dict[str, Any]]:
         """The open part's sums, timings and examples, to be made into tables by the thread that writes them, as they
         must come from the device first; and what the manifest says of all tokens until now."""
-        sums, tokens, timings = self._sums, self._part_tokens, self.timings.rows
+        sums, timings = self._sums, self.timings.rows
         examples = self._watch.examples()
 
         def tables() -> Iterator[Rows]:
             if sums is not None:
-                yield from sums.tables(tokens)
+                yield from sums.tables()
             if timings:
                 yield "timings", {name: [row[name] for row in timings] for name in timings[0]}
             if kept := examples():
                 yield "examples", kept
 
-        self._sums, self._part_tokens, self.timings.rows = None, 0, []
+        self._sums, self.timings.rows = None, []
         seconds = time.monotonic() - self._began
         about = {"seconds": seconds, "loss_sum": self._loss_sum, "loss_tokens": self._loss_tokens}
         text = [{"source": name} | self._text.get(name, {}) for name in self._names]

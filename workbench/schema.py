@@ -71,10 +71,7 @@ ACTIVITY = Table(
 NEURONS = Table(
     "neurons",
     "a neuron that fired in the part; those that never fired in it have no row",
-    (
-        *NEURON_SUMS,
-        Column("tokens", "int64", "tokens", "unflagged tokens in the part: what fires is counted out of"),
-    ),
+    NEURON_SUMS,
     in_summary_only=False,
 )
 

@@ -65,14 +65,13 @@ class Sums:
         if self.unions is not None and other.unions is not None:
             self.unions += other.unions
 
-    def tables(self, tokens: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The rows of the tables that hold them; `tokens`: how many unflagged ones were summed over."""
+    def tables(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The rows of the tables that hold them."""
         if self.neurons is not None:
             sums = {item.name: getattr(self.neurons, item.name).cpu().numpy() for item in fields(NeuronSums)}
             layer, neuron = np.nonzero(sums["fires"])
             columns = {name: values[layer, neuron] for name, values in sums.items()}
-            counted = np.full(len(layer), tokens, dtype=np.int64)
-            yield "neurons", {"layer": layer, "neuron": neuron, "tokens": counted} | columns
+            yield "neurons", {"layer": layer, "neuron": neuron} | columns
         if self.tiles is not None:
             pairs, rows = self.tiles.pairs.cpu().numpy(), self.tiles.rows.cpu().numpy()
             layer, occupancy = np.nonzero(pairs | rows)

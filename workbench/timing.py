@@ -5,10 +5,11 @@ FFN, the sparse FFN and the dense gate product in turns on the same input, media
 on a GPU. The gate product is what no sparse kernel is spared. Now and then the whole model is timed in the same way, so
 that each share in it can be told. Timed calls run with probes off and are heard by nobody, so they change no count.
 
-Cost: ALLOWANCE seconds and a share of the capture's time, and on a GPU that reports its power 12 s at the first batch,
-for the power that the whole model draws, dense and sparse. The first batch is always timed; after that, one is passed
-over when timing another would spend more. On a CPU the first ROWS rows of a batch are timed, which is enough to fill
-it, and of the attention's sequences as many as come to that, but one.
+Cost: ALLOWANCE seconds and a share of the capture's time. The first batch is always timed; after that, one is passed
+over when timing another would spend more. On a GPU that reports its power, 12 s once for the power that the whole model
+draws, dense and sparse: as soon as they can be afforded too, with a share of 1 at the first batch. On a CPU the first
+ROWS rows of a batch are timed, which is enough to fill it, and of the attention's sequences as many as come to that,
+but one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -28,7 +30,7 @@ from twell.kernels.module import Probe
 from twell.kernels.turns import turns
 from twell.workbench.batches import Batch
 from twell.workbench.forward import Inputs, OnLayer, forward, probing
-from twell.workbench.gauge import Gauge, Reading
+from twell.workbench.gauge import WINDOW_SECONDS, Gauge, Reading
 from twell.workbench.models import LoadedModel
 from twell.workbench.schema import PREFILL
 
@@ -52,7 +54,9 @@ class Timings:
         self.rows: list[dict[str, Any]] = []
         self._gauge = Gauge(loaded.device)
         self._kind = loaded.device.type
-        self._started, self._spent, self._cost, self._timed = time.perf_counter(), 0.0, 0.0, 0
+        self.spent = 0.0  # seconds, of the batches timed so far
+        self._started, self._cost, self._timed = time.perf_counter(), 0.0, 0
+        self._powered = not self._gauge.reads  # whether nothing is left to ask of the device's power
         self._rows = 0  # timed of the largest batch so far
 
     @contextmanager
@@ -77,11 +81,13 @@ class Timings:
         self._rows = max(self._rows, rows)
         if not self.every or batch.number % self.every or 2 * rows < self._rows:
             return False
-        budget = ALLOWANCE + self.share * (time.perf_counter() - self._started)
-        return not self._timed or self._spent + self._cost <= budget
+        return not self._timed or self._affords(self._cost)
+
+    def _affords(self, seconds: float) -> bool:
+        return self.spent + seconds <= ALLOWANCE + self.share * (time.perf_counter() - self._started)
 
     def _ffn(self, batch: Batch, layer: int, x: Tensor, stats: Stats, phase: int = PREFILL) -> None:
-        began = time.perf_counter()
+        began = self._now()
         ffn, x = self.loaded.ffns[layer], x[: ROWS[self._kind]]
         gate = partial(linear, x, ffn.w_gate, ffn.b_gate)
         with probing(self.loaded.probe, Probe()):
@@ -91,7 +97,7 @@ class Timings:
         self._cost += time.perf_counter() - began
 
     def _attention(self, batch: Batch, layer: int, module: nn.Module, args: tuple[Any, ...], given: Any) -> None:
-        began = time.perf_counter()
+        began = self._now()
         hidden = given["hidden_states"] if "hidden_states" in given else args[0]  # [sequences, positions, d_model]
         held, longest = hidden.shape[:2]
         kept = min(held, max(1, ROWS[self._kind] // longest))
@@ -108,7 +114,7 @@ class Timings:
     def _close(self, batch: Batch) -> None:
         """After the forward pass of a timed batch: the whole model, when it is its turn, and the books."""
         if self._timed % MODEL_EVERY == 0:
-            began = time.perf_counter()
+            began = self._now()
             part = batch.head(ROWS[self._kind])
             inputs = Inputs.of(part, self.loaded.device)
             run = partial(forward, self.loaded, inputs, loss=self.loss)
@@ -118,13 +124,19 @@ class Timings:
                     run()
 
             operations: dict[str, Callable[[], Any]] = {"model_dense": run_dense, "model_sparse": run}
-            took = self._take(operations)
-            self._spent += time.perf_counter() - began
-            power = {}  # of the first batch alone, and not counted: a window is long
-            if not self._timed and self._gauge.reads:
+            took, power = self._take(operations), dict[str, Reading]()
+            if not self._powered and (self.share >= 1 or self._affords(self._cost + len(operations) * WINDOW_SECONDS)):
                 power = {op: self._gauge.window(operation) for op, operation in operations.items()}
+                self._powered = True
             self._add(batch, -1, part.padded, None, took, power)
-        self._spent, self._timed = self._spent + self._cost, self._timed + 1
+            self.spent += time.perf_counter() - began
+        self.spent, self._timed = self.spent + self._cost, self._timed + 1
+
+    def _now(self) -> float:
+        """Once the device has done what it was given, so that no work of the capture counts as spent on timings."""
+        if self._kind == "cuda":
+            torch.cuda.synchronize(self.loaded.device)
+        return time.perf_counter()
 
     def _take(self, operations: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
         return turns(operations, self.loaded.device, REPEATS)

@@ -90,6 +90,10 @@ class RunWriter:
         if sum(one.num_rows for one in held) >= GROUP:
             self._submit(self._write, table, self._rows.pop(table))
 
+    def add_made(self, table: str, make: Callable[[], pa.Table]) -> None:
+        """Rows that take a while to make, by the writing thread, into the open part; else as `add`."""
+        self._submit(lambda: self._write(table, [self._cast(table, make())]))
+
     @property
     def first(self) -> bool:
         """Whether it writes what a run has once."""
@@ -179,9 +183,11 @@ class RunWriter:
         files, self._part = self._files, number + 1
         if not files:
             return
+        with ThreadPoolExecutor(len(files)) as pool:  # each waits for the disk
+            closed = list(pool.map(GrowingFile.close, files.values()))
         parts = [
-            Part(table, str(file.path.relative_to(self.folder)), file.rows, *file.close())
-            for table, file in files.items()
+            Part(table, str(file.path.relative_to(self.folder)), file.rows, *found)
+            for (table, file), found in zip(files.items(), closed, strict=True)
         ]
         self._files, manifest = {}, self.manifest
         gone = [part for part in manifest.parts if TABLES[part.table].whole and part.table in files]

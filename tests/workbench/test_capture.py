@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from twell.workbench import batches, writer
+from twell.workbench import batches, timing, writer
 from twell.workbench.capture import capture, record
+from twell.workbench.gauge import Gauge
 from twell.workbench.models import load
 from twell.workbench.options import CaptureOptions
 from twell.workbench.overhead import overhead
 from twell.workbench.schema import VALUE_SCALE, nnz_columns
 from twell.workbench.sources import Source
 from twell.workbench.store import Run
+from twell.workbench.text import documents, sequences
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -173,7 +174,6 @@ def assert_neurons(run: Run, gates: list[list[np.ndarray]]) -> None:
     plain_rows = (activity["flags"] == 0).to_numpy()
     ids, sequence = (activity[name].to_numpy()[plain_rows] for name in ("token_id", "sequence"))
     frame = run.frame("neurons")
-    assert sum(pq.read_table(path)["tokens"][0].as_py() for path in run.parts("neurons")) == plain_rows.sum()
     sums = frame.groupby(["layer", "neuron"]).agg(
         {"fires": "sum", "value_sum": "sum", "value_max": "max", "token_min": "min", "token_max": "max",
          "first_sequence": "min"}
@@ -256,6 +256,29 @@ def test_timings_change_no_count(
     assert first.set_index(["layer", "op"]).loc[(1, "ffn_sparse"), "nnz_mean"] == pytest.approx(mean, rel=0.3)
 
 
+@pytest.mark.parametrize(("share", "asked"), [(1.0, 2), (0.01, 0)])
+def test_power_is_asked_for_once_and_only_when_it_can_be_afforded(
+    share: float, asked: int, tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = []
+
+    def window(_self: Gauge, operation: Any) -> tuple[float, float]:
+        windows.append(operation)
+        return 1000.0, 300.0
+
+    monkeypatch.setattr(Gauge, "reads", True)
+    monkeypatch.setattr(Gauge, "read", lambda _self: (1000.0, 100.0))
+    monkeypatch.setattr(Gauge, "window", window)
+    monkeypatch.setattr(timing, "MODEL_EVERY", 1)
+    options = CaptureOptions(
+        model=str(tiny), text=texts, out=tmp_path / "run", seq_len=24, batch_tokens=64, timings=1, timings_share=share
+    )
+    frame = record(load(str(tiny), device="cpu"), options, [Source(name) for name in texts]).frame("timings")
+    assert len(windows) == asked
+    whole = frame[frame["layer"] == -1]
+    assert len(whole) > 2 and whole["watts"].notna().sum() == asked
+
+
 def test_batches_change_no_count(
     run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
 ) -> None:
@@ -285,9 +308,15 @@ def test_manifest(tiny: Path, tmp_path: Path, texts: tuple[str, ...], capsys: py
 
 
 def test_overhead(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
-    options = CaptureOptions(model=str(tiny), text=texts, out=tmp_path / "unused", seq_len=24)
-    found = overhead(load(str(tiny), device="cpu"), options, rounds=2, folder=tmp_path)
+    options = CaptureOptions(model=str(tiny), text=texts, out=tmp_path / "unused", seq_len=24, batch_tokens=64)
+    loaded = load(str(tiny), device="cpu")
+    found = overhead(loaded, options, rounds=2, folder=tmp_path)
     assert min(found["counts_over_unwatched"], found["all_over_unwatched"]) > 1
     assert found["dense_over_unwatched_low"] <= found["dense_over_unwatched"] <= found["dense_over_unwatched_high"]
-    assert found["tokens"] > 100
+    assert found["tokens"] == sum(len(one.ids) for one in sequences(documents(texts), loaded.tokenizer, 24))
+    assert found["batches"] > 5
+    assert found["counts_timings"] > 0 == found["unwatched_timings"]
+    for name in ("unwatched", "counts", "all", "dense"):
+        parts = [found[f"{name}_{part}"] for part in ("start", "end", "timings")]
+        assert 0 < sum(parts) < found[f"{name}_seconds"]
     assert list(tmp_path.iterdir()) == []

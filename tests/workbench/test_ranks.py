@@ -1,4 +1,4 @@
-"""Two ranks on the CPU: one run between them, and what is left when one of them dies. Cost: 15 s."""
+"""Two ranks on the CPU: one run between them, and what is left when one of them dies. Cost: 40 s."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -119,8 +122,6 @@ def assert_same(run: Run, other: Run, order: list[str] | None = None) -> None:
                 assert one.equals(two), (table, name)
     for table in ("neurons", "tiles", "unions"):
         one, two = added_up(run, table), added_up(other, table)
-        if order and table == "neurons":  # tokens are those of the parts in which it fired
-            one, two = one.drop(columns="tokens"), two.drop(columns="tokens")
         pd.testing.assert_frame_equal(one, two)
 
 
@@ -204,3 +205,56 @@ def test_whose_part_it_is() -> None:
     assert Part("activity", "activity/rank-12-00003.parquet", 1, 1, "").number == 3
     assert Part("activity", "activity/part-00003.parquet", 1, 1, "").rank == 0
     assert Part("vocab", "vocab.parquet", 1, 1, "").rank == 0
+
+
+def launched(folder: Path, text: Path, out: Path, *words: str) -> subprocess.Popen[str]:
+    """Two ranks by torchrun itself, as the README has it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    capture = ["-m", "twell.workbench", "capture", str(folder), "--text", str(text), "--out", str(out)]
+    given = ["--device", "cpu", "--kernel", "reference", "--timings", "0", "--seq-len", "24", *words]
+    return subprocess.Popen(
+        [*launch, *capture, *given], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def rank_process(launcher: subprocess.Popen[str], rank: int) -> int:
+    """The number of a rank's process, by the environment that its launcher gave it."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == launcher.pid and f"RANK={rank}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                return int(process.name)
+    raise AssertionError("no such rank is running")
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds a rank by /proc")
+def test_torchrun(tiny: Path, text: Path, tmp_path: Path) -> None:
+    """Launched, one rank killed, launched again with --resume: the killed one is named, nothing is lost."""
+    long = tmp_path / "long.txt"
+    long.write_text(text.read_text(encoding="utf-8") * 12, encoding="utf-8")
+    out, words = tmp_path / "run", ("--batch-tokens", "480")
+    with launched(tiny, long, out, *words) as process:
+        try:
+            deadline = time.monotonic() + 120
+            while not (out / "run.json").exists():
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            os.kill(rank_process(process, 1), signal.SIGKILL)
+            said, _ = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode != 0
+    assert "twell: Expected 2 ranks to finish run, rank 1 died after" in said
+    broken = open_run(out)
+    assert broken.manifest.status == "interrupted" and broken.damaged() == []
+    with launched(tiny, long, out, *words, "--resume") as process:
+        said, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    run = open_run(out)
+    assert_whole(run)
+    assert broken.manifest.tokens < run.manifest.tokens == run.frame("sequences")["tokens"].sum()
+    assert {part.rank for part in run.manifest.parts if part.table == "activity"} == {0, 1}

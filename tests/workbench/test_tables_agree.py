@@ -47,10 +47,13 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory, make_model: Call
         seq_len=100,
         batch_tokens=300,
         timings=4,
+        timings_share=1.0,
         examples=K,
         fired="all",
     )
-    return record(loaded, options, [Source(name) for name in names])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("twell.workbench.gauge.WINDOW", 0.5)
+        return record(loaded, options, [Source(name) for name in names])
 
 
 @pytest.fixture(scope="module")
