@@ -21,6 +21,7 @@ from twell.workbench.cli import main
 from twell.workbench.families import FAMILIES
 from twell.workbench.models import load
 from twell.workbench.options import CaptureOptions
+from twell.workbench.recipes import Recipe
 from twell.workbench.sources import Source
 from twell.workbench.store import Run
 
@@ -189,6 +190,28 @@ def run_capture() -> Callable[..., Run]:
 @pytest.fixture(scope="session")
 def sequences_of() -> Callable[[Run], list[np.ndarray]]:
     return _sequences_of
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe() -> Recipe:
+    """A model that trains in seconds on a CPU, and is sparse at the end."""
+    return Recipe(
+        name="tiny",
+        layers=2,
+        d_model=32,
+        d_ff=96,
+        head_size=16,
+        kv_heads=1,
+        vocab=400,
+        seq_len=32,
+        steps=60,
+        rows=8,
+        warmup=5,
+        l1=0.03,
+        l1_warmup=10,
+        log_every=10,
+        evaluations=3,
+    )
 
 
 @pytest.fixture
