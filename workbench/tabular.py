@@ -2,14 +2,16 @@
 
 Rows are streamed, some hundred at a time. A column is named after a colon, as in `web.parquet:body`; without one it is
 `text`. Of a dataset, `hf:org/name,CONFIG@SPLIT:COLUMN`, the configuration may be left out, and the split, which is then
-train. A row without text (null) is an empty document.
+train; in the place of its name may stand a folder, of data files or as `save_to_disk` leaves it. A row without text
+(null) is an empty document.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from twell.workbench.errors import UserError
@@ -63,6 +65,16 @@ def check_datasets(name: str) -> None:
         raise UserError(f"Expected the datasets library for {name}, it is not installed: pip install datasets.")
 
 
+def _rows(datasets: Any, name: str, config: str | None, split: str | None) -> Iterable[dict[str, Any]]:
+    saved = [Path(name, file).is_file() for file in ("dataset_dict.json", "state.json")]  # of several splits, of one
+    if not any(saved):
+        return datasets.load_dataset(name, config, split=split or "train", streaming=True)
+    if config or (split and not saved[0]):
+        raise ValueError(f"it was saved to disk without a {'configuration' if config else 'split'}")
+    found = datasets.load_from_disk(name)  # mapped, not read
+    return found[split or "train"] if saved[0] else found
+
+
 def hf_texts(name: str) -> Iterator[str]:
     """The texts of a dataset's column, streamed."""
     import datasets
@@ -71,8 +83,7 @@ def hf_texts(name: str) -> Iterator[str]:
     assert asked is not None  # checked when the source was made
     column = asked["column"] or COLUMN
     try:
-        rows = datasets.load_dataset(asked["name"], asked["config"], split=asked["split"] or "train", streaming=True)
-        for row in rows:
+        for row in _rows(datasets, asked["name"], asked["config"], asked["split"]):
             text = row.get(column, 0)
             if not (text is None or isinstance(text, str)):
                 got = f"one of {type(text).__name__}" if column in row else f"the columns {', '.join(row)}"

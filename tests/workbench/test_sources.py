@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib.machinery
 import importlib.util
 import inspect
 import io
@@ -13,8 +12,7 @@ import json
 import lzma
 import re
 import sys
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -214,43 +212,67 @@ def test_standard_input_is_one_document(monkeypatch: pytest.MonkeyPatch) -> None
     assert source.manifest() == {"source": "-", "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 
-class Datasets(types.ModuleType):
-    """Stands where the `datasets` library is imported; says what it was asked for."""
-
-    asked: tuple[Any, ...] = ()
-
-    def load_dataset(self, *names: Any, **given: Any) -> Iterator[dict[str, Any]]:
-        self.asked = (*names, given)
-        if names[0] == "org/gone":
-            raise ConnectionError("no route\nto host")
-        return iter([{"text": "one", "body": "two", "n": 1}, {"text": None, "body": "three", "n": 2}])
+@pytest.fixture(scope="module")
+def datasets() -> Any:
+    return pytest.importorskip("datasets")
 
 
-def test_a_dataset_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = Datasets("datasets")
-    library.__spec__ = importlib.machinery.ModuleSpec("datasets", None)
-    monkeypatch.setitem(sys.modules, "datasets", library)
-    assert read("hf:org/name") == ["one", ""]
-    assert library.asked == ("org/name", None, {"split": "train", "streaming": True})
-    assert read("hf:org/name,en@test:body") == ["two", "three"]
-    assert library.asked == ("org/name", "en", {"split": "test", "streaming": True})
+def test_a_dataset_is_streamed_by_its_library(datasets: Any, tmp_path: Path) -> None:
+    """A folder with a card, as on the hub: two configurations, of which one has two splits."""
+    files = {"train": ["one", None, "é 🐈"], "late": ["two"], "en": ["three"]}
+    for name, texts in files.items():
+        write(
+            tmp_path / f"{name}.jsonl", "".join(json.dumps({"text": one, "body": name, "n": 1}) + "\n" for one in texts)
+        )
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n- config_name: all\n  default: true\n  data_files:\n  - {split: train, path: train.jsonl}\n"
+        "  - {split: late, path: late.jsonl}\n- config_name: en\n  data_files: en.jsonl\n---\n"
+    )
+    assert read(f"hf:{tmp_path}") == ["one", "", "é 🐈"]
+    assert read(f"hf:{tmp_path}@late") == ["two"]
+    assert read(f"hf:{tmp_path}@late:body") == ["late"]
+    assert read(f"hf:{tmp_path},en:body") == ["en"]
+    source = Source(f"hf:{tmp_path}")
+    given = datasets.load_dataset
+    asked: list[dict[str, Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "load_dataset", lambda *names, **how: asked.append(how) or given(*names, **how))
+        assert [*source.read()] and asked == [{"split": "train", "streaming": True}]
+    digest = hashlib.sha256("oneé 🐈".encode()).hexdigest()
+    assert source.manifest() == {"source": source.name, "sha256": digest, "bytes": len("oneé 🐈".encode())}
+
+
+def test_a_dataset_that_was_saved_to_disk(datasets: Any, tmp_path: Path) -> None:
+    one, two = (datasets.Dataset.from_dict({"text": texts}) for texts in (["one", None], ["two"]))
+    one.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict(train=one, late=two).save_to_disk(tmp_path / "both")
+    assert read(f"hf:{tmp_path}/one") == read(f"hf:{tmp_path}/both") == ["one", ""]
+    assert read(f"hf:{tmp_path}/both@late") == ["two"]
+
+
+def test_what_is_no_dataset(datasets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    write(folder / "rows.jsonl", '{"body": "one", "n": 1}\n')
+    datasets.Dataset.from_dict({"text": ["one"]}).save_to_disk(tmp_path / "saved")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name, got in (
-        ("hf:org/name:n", "got one of int"),
-        ("hf:org/name:gone", "got the columns text, body, n"),
-        ("hf:org/gone", r"got an error \(no route\)"),
+        (f"hf:{folder}:n", "got one of int"),
+        (f"hf:{folder}", "got the columns body, n: name another as :COLUMN."),
+        (f"hf:{folder}@late:body", "Bad split: late"),
+        (f"hf:{folder},en:body", "BuilderConfig 'en' not found"),
+        (f"hf:{tmp_path}/saved@late", "saved to disk without a split"),
+        (f"hf:{tmp_path}/saved,en", "saved to disk without a configuration"),
+        (f"hf:{tmp_path}/gone", "got an error"),
+        ("hf:nobody/no-such-dataset", "got an error"),
         ("hf:", "got hf:: correct the name"),
     ):
-        with pytest.raises(UserError, match=got):
+        with pytest.raises(UserError, match=re.escape(got)) as refused:
             read(name)
+        assert str(refused.value).startswith("Expected ") and "\n" not in str(refused.value)
 
 
 def test_without_the_datasets_library_its_absence_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="it is not installed: pip install datasets"):
         Source("hf:org/name")
-
-
-def test_a_dataset_of_the_library_itself(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    write(tmp_path / "rows.jsonl", '{"body": "one"}\n{"body": "two"}\n')
-    assert read(f"hf:{tmp_path}:body") == ["one", "two"]
