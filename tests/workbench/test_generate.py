@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from twell.workbench import batches as batching
 from twell.workbench.capture import record
 from twell.workbench.cli import main
+from twell.workbench.generate import Passes
 from twell.workbench.models import load
 from twell.workbench.options import CaptureOptions
 from twell.workbench.recorder import Recorder, new_manifest
@@ -25,6 +26,7 @@ from twell.workbench.schema import DECODE, PREFILL, nnz_columns
 from twell.workbench.sources import Source
 from twell.workbench.store import Run, open_run
 from twell.workbench.text import Sequence as Text
+from twell.workbench.verify import Counts
 from twell.workbench.vocabulary import special_ids
 from twell.workbench.writer import RunWriter
 
@@ -65,7 +67,14 @@ def likeliest(folder: Path, prompt: np.ndarray, ends: Sequence[int]) -> list[int
 
 @pytest.mark.parametrize(
     ("family", "fields"),
-    [("llama", {}), ("mistral", {"sliding_window": 12}), ("opt", {}), ("qwen3", {"head_dim": 16})],
+    [
+        ("llama", {}),
+        ("mistral", {"sliding_window": 12}),
+        ("qwen2", {}),
+        ("qwen3", {"head_dim": 16}),
+        ("nemotron", {"hidden_act": "relu2", "mlp_bias": True}),
+        ("opt", {}),
+    ],
 )
 def test_counts_are_those_of_one_full_pass(
     family: str,
@@ -99,6 +108,52 @@ def test_counts_are_those_of_one_full_pass(
     losses = rows["loss"].to_numpy().astype(float)
     np.testing.assert_allclose(losses[~np.isnan(losses)], np.concatenate(expected), rtol=1e-3)
     assert np.flatnonzero(np.isnan(losses)).tolist() == (np.cumsum([len(one) for one in ids]) - 1).tolist()
+
+
+def on_gpu(dtype: torch.dtype) -> Any:
+    needed = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+    return pytest.param("cuda", dtype, marks=[pytest.mark.gpu, needed])
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [("cpu", torch.float32), on_gpu(torch.float64), on_gpu(torch.float32), on_gpu(torch.bfloat16)],
+)
+def test_counts_on_the_input_that_each_layer_had(
+    device: str,
+    dtype: torch.dtype,
+    tmp_path: Path,
+    texts: tuple[str, ...],
+    make_model: Callable[..., Path],
+    sequences_of: Callable[..., Any],
+    plain: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In every pass, whatever the attention over a cache was rounded to; in float32 and 64 as in one full pass too."""
+    folder = make_model(tmp_path / "model", intermediate_size=768)
+    ends_with(folder, 2)
+    loaded = load(str(folder), device=device, dtype=dtype)
+    found, hear = {phase: Counts(loaded) for phase in (PREFILL, DECODE)}, Passes._hear
+
+    def counting(self: Passes, layer: int, x: torch.Tensor, stats: Any) -> None:
+        phase = PREFILL if len(self.passes) == 1 else DECODE
+        found[phase].hear(self.passes[-1].real.flatten().nonzero().squeeze(1), layer, x, stats)
+        hear(self, layer, x, stats)
+
+    monkeypatch.setattr(Passes, "_hear", counting)
+    given: dict[str, Any] = GIVEN | {"timings": 0, "device": device, "examples": 1, "fired": "all"}
+    options = CaptureOptions(model=str(folder), text=texts, out=tmp_path / "run", **given)
+    run = record(loaded, options, [Source(name) for name in texts])
+    rows = run.activity()
+    for phase, counted in found.items():
+        assert counted.compared >= 3 * (rows["phase"] == phase).sum() > 200
+        assert counted.beyond == 0
+        assert counted.differing <= 0.01 * counted.compared
+    fired = run.frame("fired").set_index(["sequence", "position", "layer"])["neuron"].map(len)
+    np.testing.assert_array_equal(fired.sort_index().to_numpy(), counts(run).ravel())
+    if dtype != torch.bfloat16:
+        full = plain(folder, sequences_of(run), dtype)
+        assert not ((counts(run) != full.nnz) & ~full.near).any()
 
 
 def test_an_end_in_mid_batch(

@@ -46,6 +46,19 @@ def test_outputs_unchanged(family: str, tmp_path: Path, make_model: Callable[...
     assert about["revision"] is None
 
 
+def test_a_hub_id(tmp_path: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the hub's own cache, which is what it leads to; the name and the commit are kept, the place is not."""
+    commit, place = "0123456789abcdef0123456789abcdef01234567", tmp_path / "models--org--tiny"
+    make_model(place / "snapshots" / commit)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for revision in (None, "main", commit):
+        about = load("org/tiny", revision, device="cpu").describe()
+        assert (about["name"], about["revision"], about["family"]) == ("org/tiny", commit, "llama")
+
+
 def test_default_dtype_on_a_cpu_is_float32(tmp_path: Path, make_model: Callable[..., Path]) -> None:
     folder = make_model(tmp_path / "half")
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)

@@ -199,6 +199,18 @@ def test_other_options_are_named(begun: CaptureOptions, tmp_path: Path, make_mod
     refused(begun, "document 0", begun.text[1])
 
 
+def test_a_run_folder_that_cannot_be_read(begun: CaptureOptions) -> None:
+    """From a newer version, and with its manifest cut short: not gone on with, and left as it is."""
+    path = begun.out / "run.json"
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole.replace('"schema_version": 1', '"schema_version": 9'), encoding="utf-8")
+    refused(begun, "of schema version 1 or older", "got version 9", "update twell-workbench")
+    path.write_text(whole[: len(whole) // 2], encoding="utf-8")
+    refused(begun, "Expected a readable manifest at", "copy the run again")
+    path.write_text(whole, encoding="utf-8")
+    assert capture(begun).manifest.status == "complete"
+
+
 def test_a_text_that_ends_too_soon(begun: CaptureOptions) -> None:
     first = Path(begun.text[0])
     text = first.read_text(encoding="utf-8")
