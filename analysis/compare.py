@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_float_dtype
 
 from twell.analysis import summary
 from twell.analysis.layers import by_layer
@@ -27,18 +28,38 @@ from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import CompareOptions
 from twell.workbench.store import Run, open_run
 
+SHOWN = {  # by column of the printed tables: its heading, with the unit, and how a value is written
+    "tokens": ("tokens", "{:,}"),
+    "loss": ("loss, nats", "{:.3f}"),
+    "nnz_mean": ("nnz", "{:.1f}"),
+    "sparsity": ("sparsity", "{:.2%}"),
+    "dead_share": ("dead", "{:.1%}"),
+    "ffn_speedup": ("FFN ×", "{:.2f}"),
+    "model_speedup": ("model ×", "{:.2f}"),
+    "difference": ("difference", "{:+.4g}"),
+    "low": ("95 % from", "{:+.4g}"),
+    "high": ("to", "{:+.4g}"),
+}
+
 
 def compare(options: CompareOptions) -> pd.DataFrame:
     """Print the runs side by side, then the differences by layer; returns the first table."""
     runs = [open_run(path) for path in options.runs]
     table = compare_runs(runs)
-    print(_text(table))
-    print(f"\nBy layer, against {runs[0].name}:\n{_text(compare_layers(runs))}")
+    layers = compare_layers(runs)
+    shown = table if table.attrs["comparable"] else table.drop(columns="best")
+    print(f"{_text(shown)}\n  {table.attrs['note']}\n\nMean nnz by layer, against {runs[0].name}:\n{_text(layers)}")
+    print(f"  {layers.attrs['note']}; paired: both ran the same sequences")
     return table
 
 
 def _text(frame: pd.DataFrame) -> str:
-    return frame.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="–")
+    """A table as it is printed: shares in per cent, speedups as factors, the rest to four digits."""
+    shown = pd.DataFrame(index=frame.index)
+    for name, values in frame.items():
+        heading, form = SHOWN.get(str(name), (str(name), "{:.4g}" if is_float_dtype(values) else "{}"))
+        shown[heading] = ["–" if pd.isna(value) else form.format(value) for value in values]
+    return shown.replace({"True": "yes", "False": "no"}).to_string(index=False)
 
 
 def _several(runs: Sequence[Run]) -> None:
@@ -52,7 +73,7 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     run; model; tokens; loss (nats); nnz_mean (mean over layers); sparsity; dead_share; ffn_speedup, model_speedup
     (empty where not timed or where the reference ran); best (no other run is as good in loss and in the share of
     neurons firing, and better in one; empty without a loss). Losses compare only over the same text and vocabulary:
-    attrs["note"] says if not.
+    attrs["note"] says if not, attrs["comparable"] is False then.
     """
     _several(runs)
     rows = []
@@ -70,7 +91,8 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     texts = {tuple(text["sha256"] for text in run.manifest.text) for run in runs}
     words = {run.manifest.tokenizer["vocab_size"] for run in runs}
     alike = len(texts) == len(words) == 1
-    frame.attrs = {"note": "the same text" if alike else "texts or vocabularies differ, so losses do not compare"}
+    note = "the same text" if alike else "texts or vocabularies differ, so losses do not compare"
+    frame.attrs = {"note": note, "comparable": alike}
     return frame
 
 

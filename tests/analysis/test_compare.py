@@ -117,7 +117,7 @@ def test_compare_tokens(run: Run, other_text: Run, made: ModuleType) -> None:
     assert loud["low"] <= 0 <= loud["high"], "loud in both"
 
 
-def test_what_cannot_be_compared(run: Run, made: ModuleType, tmp_path: Path) -> None:
+def test_what_cannot_be_compared(run: Run, made: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for question in (compare_runs, compare_layers, compare_positions, compare_tokens):
         with pytest.raises(UserError, match="two runs or more"):
             question([run])
@@ -130,11 +130,17 @@ def test_what_cannot_be_compared(run: Run, made: ModuleType, tmp_path: Path) -> 
     table = compare_runs([run, other])
     assert "do not compare" in table.attrs["note"]
     assert pd.isna(table["best"].iloc[1])
+    compare(CompareOptions(runs=(run.path, other.path)))
+    said = capsys.readouterr().out
+    assert "do not compare" in said and " best\n" not in said, "no run is best where losses do not compare"
 
 
 def test_the_command(run: Run, sparser: Run, capsys: pytest.CaptureFixture) -> None:
     table = compare(CompareOptions(runs=(run.path, sparser.path)))
     said = capsys.readouterr().out
     assert "sparser" in said
-    assert "By layer, against made" in said
-    assert said.count("\n") == 3 + len(table) + 1 + run.layers
+    assert "by layer, against made" in said and table.attrs["note"] in said
+    assert said.count("\n") == len(table) + run.layers + 6
+    assert f"{table['sparsity'].iloc[1]:.2%}" in said and " best\n" in said
+    frame = compare_layers([run, sparser])
+    assert f"{frame['difference'].iloc[0]:+.4g}" in said
