@@ -1,4 +1,6 @@
-"""Families with code of their own, and any FFN by a threshold: counts equal to the plain model's. Cost: 10 s."""
+"""Families with code of their own, and any FFN by a threshold: counts equal to the plain model's, of text that is read
+and of text that the model writes. Cost: 20 s.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from twell.analysis.summary import summarize
 from twell.workbench.errors import UserError
 from twell.workbench.models import load
 from twell.workbench.options import SummarizeOptions, VerifyOptions
-from twell.workbench.schema import nnz_columns
+from twell.workbench.schema import DECODE, nnz_columns
 from twell.workbench.store import Run, open_run
 from twell.workbench.verify import verify
 
@@ -115,6 +117,22 @@ def columns(run: Run, name: str = "nnz") -> np.ndarray:
     return run.activity()[nnz_columns(run.layers, name)].to_numpy().astype(np.int64)
 
 
+GENERATED = 4
+
+
+@pytest.fixture
+def generated(run_capture: Callable[..., Any], tmp_path: Path, texts: tuple[str, ...]) -> Callable[..., Run]:
+    """A capture of what the model writes after the texts, which is then to be counted like any text."""
+
+    def run(folder: Path, **given: Any) -> Run:
+        found = run_capture(folder, tmp_path / "generated", texts, torch.float64, generate=GENERATED, **given)
+        rows = found.activity()
+        assert (rows["phase"] == DECODE).sum() > GENERATED * 10
+        return found
+
+    return run
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_published_checkpoints(
     layout: str,
@@ -122,6 +140,7 @@ def test_the_published_checkpoints(
     texts: tuple[str, ...],
     save_tokenizer: Callable[..., Any],
     run_capture: Callable[..., Any],
+    generated: Callable[..., Run],
     sequences_of: Callable[..., Any],
 ) -> None:
     folder = tmp_path / "model"
@@ -134,6 +153,9 @@ def test_the_published_checkpoints(
     assert (run.manifest.model["family"], run.d_ff) == ("llama_sparse_relu", 264)
     assert ("plain FFN" in run.manifest.nnz_definition) == layout.startswith("plain")
     assert run.manifest.loss is not None
+    made = generated(folder)
+    gates = heard(model, lambda layer: getattr(layer.mlp, first), sequences_of(made))
+    np.testing.assert_array_equal(columns(made), (gates > 0).sum(-1))
 
 
 @pytest.mark.parametrize("layout", ["weights", "plain weights", "hybrid"])
@@ -169,6 +191,7 @@ def test_a_relu_on_both_branches(
     texts: tuple[str, ...],
     save_tokenizer: Callable[..., Any],
     run_capture: Callable[..., Any],
+    generated: Callable[..., Run],
     sequences_of: Callable[..., Any],
 ) -> None:
     """Bamboo: a Mistral, with predictors in its checkpoint that are not used."""
@@ -187,12 +210,13 @@ def test_a_relu_on_both_branches(
     model = model.double().eval()
     for layer in model.model.layers:
         layer.mlp.up_proj.register_forward_hook(lambda _module, _inputs, output: output.clamp(min=0))
-    gates, ups = (
-        heard(model, lambda layer, name=name: getattr(layer.mlp, name), sequences_of(run))
-        for name in ("gate_proj", "up_proj")
-    )
-    np.testing.assert_array_equal(columns(run), (gates > 0).sum(-1))
-    np.testing.assert_array_equal(columns(run, "used"), ((gates > 0) & (ups > 0)).sum(-1))
+    for one in (run, generated(folder)):
+        gates, ups = (
+            heard(model, lambda layer, name=name: getattr(layer.mlp, name), sequences_of(one))
+            for name in ("gate_proj", "up_proj")
+        )
+        np.testing.assert_array_equal(columns(one), (gates > 0).sum(-1))
+        np.testing.assert_array_equal(columns(one, "used"), ((gates > 0) & (ups > 0)).sum(-1))
     assert 0 < columns(run, "used").sum() < columns(run).sum()
     assert "used_LL" in run.manifest.nnz_definition
     tidy = run.activity(tidy=True, layers=[2])
@@ -230,6 +254,7 @@ def test_any_ffn_by_a_threshold(
     texts: tuple[str, ...],
     make_model: Callable[..., Path],
     run_capture: Callable[..., Any],
+    generated: Callable[..., Run],
     sequences_of: Callable[..., Any],
 ) -> None:
     place, fields = OTHERS[family]
@@ -245,3 +270,9 @@ def test_any_ffn_by_a_threshold(
     fires = run.frame("neurons").groupby(["layer", "neuron"])["fires"].sum()
     assert fires.sum() == (np.abs(hidden[plain]) > 0.05).sum()
     assert run.frame("neurons")["value_max"].max() == pytest.approx(np.abs(hidden[plain]).max(), rel=1e-6)
+    given = {"threshold": 0.05} | (
+        {"batch_tokens": 1} if family == "bloom" else {}
+    )  # whose own code spoils what is padded
+    made = generated(folder, **given)
+    hidden = heard(model, lambda layer: layer.get_submodule(place), sequences_of(made), inputs=True)
+    np.testing.assert_array_equal(columns(made), (np.abs(hidden) > 0.05).sum(-1))
