@@ -122,7 +122,7 @@ def small_multiples(
         low = max(low, float(frame.loc[frame["relative"] > 0, "relative"].min()) / 2)
         ticks = [tick for tick in RATIOS if low / 1.1 <= tick <= high * 1.1]
         ends = [math.log10(low / 1.1), math.log10(high * 1.1)]
-        figure.update_yaxes(type="log", tickvals=ticks, ticktext=[number(tick, 2) for tick in ticks], range=ends)
+        figure.update_yaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks], range=ends)
     else:
         figure.update_yaxes(range=[max(0.0, low - 0.08 * (high - low)), high + 0.08 * (high - low)])
     figure.update_yaxes(title=y_title, row=(rows + 1) // 2, col=1)

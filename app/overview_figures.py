@@ -74,8 +74,9 @@ def _map(figure: go.Figure, blocks: pd.DataFrame, few: bool, column: int) -> Non
         "ticklabelposition": "inside",
         "thickness": 12,
         "outlinewidth": 0,
+        "xpad": 0,
         "len": 0.2,
-        "x": 0.53,
+        "x": figure.layout.xaxis.domain[1],
         "xanchor": "right",
         "y": 1,
         "yanchor": "bottom",
@@ -176,6 +177,12 @@ def _bars(
         col=column,
     )
     most = max(float(lengths.max()), 1e-9)
-    figure.update_xaxes(range=[0, most * 1.6], showticklabels=False, showgrid=False, row=1, col=column)
+    few = len(frame) <= FEW  # else an axis stands in for the values
+    figure.update_xaxes(range=[0, most * (1.6 if few else 1.1)], showgrid=False, row=1, col=column)
+    if few:
+        figure.update_xaxes(showticklabels=False, row=1, col=column)
+    else:
+        ticks = [1.0, most] if name == "speedup" else [0.0, most]
+        figure.update_xaxes(tickvals=ticks, ticktext=[said(tick) for tick in ticks], tickangle=0, row=1, col=column)
     if name == "speedup" and most > 1:
         figure.add_vline(x=1, line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=column)

@@ -51,7 +51,7 @@ a.tw-jump .token { border-radius: 3px; padding: 0 .25rem; max-width: 16rem; text
 /* a neuron's examples */
 h4.tw-part { font-size: .9rem; font-weight: 600; margin: .2rem 0; padding: 0; }
 .tw-example, .tw-example-names {
-  display: grid; grid-template-columns: 6.6rem minmax(0,1fr) 3.4rem 4.2rem; gap: .45rem; padding: .25rem 0;
+  display: grid; grid-template-columns: 6.6rem minmax(0,1fr) 5rem 4.2rem; gap: .45rem; padding: .25rem 0;
   border-bottom: 1px solid rgba(139,149,161,.22); align-items: baseline; }
 .tw-example a.where { color: #2f7ed8 !important; text-decoration: none !important; font-variant-numeric: tabular-nums; }
 .tw-example-names > * { font-family: "Source Sans", sans-serif; opacity: .72; }

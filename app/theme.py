@@ -68,8 +68,11 @@ CSS = """<style>
 [data-testid="stPageLink"] a { padding-left: 0; }
 .st-key-nav [data-testid="stPageLink"] a { padding: .3rem .7rem; }
 .stElementContainer:not(.st-key-nav *) > [data-testid="stPageLink"] a p { color: #2f7ed8; font-weight: 600; }
+@media (min-width: 1200px) {
+  .st-key-bar :is(.st-key-chooser, .st-key-chooser .stSelectbox) {
+    flex-basis: 25rem !important; width: 25rem !important; }
+}
 @media (max-width: 900px) {
-  .st-key-bar .stSelectbox { width: 18rem !important; }
   [class*="st-key-pair"] [data-testid="stColumn"] { min-width: 100%; }
   .st-key-cards [data-testid="stColumn"] { min-width: calc(50% - 2rem); }
 }

@@ -62,7 +62,7 @@ def bar(found: state.Shelf, links: dict[str, Any], name: str) -> None:
             index=None,
             key="chooser",
             on_change=switch,
-            width=380,
+            width=300,
             required=True,
             format_func=lambda name: parts.run_label(name, found),
             label_visibility="collapsed",
