@@ -270,9 +270,7 @@ def test_any_ffn_by_a_threshold(
     fires = run.frame("neurons").groupby(["layer", "neuron"])["fires"].sum()
     assert fires.sum() == (np.abs(hidden[plain]) > 0.05).sum()
     assert run.frame("neurons")["value_max"].max() == pytest.approx(np.abs(hidden[plain]).max(), rel=1e-6)
-    given = {"threshold": 0.05} | (
-        {"batch_tokens": 1} if family == "bloom" else {}
-    )  # whose own code spoils what is padded
-    made = generated(folder, **given)
+    # In float64 alone, BLOOM's own attention makes NaN of rows that see nothing, and spoils what is padded with them.
+    made = generated(folder, threshold=0.05, batch_tokens=1 if family == "bloom" else 64)
     hidden = heard(model, lambda layer: layer.get_submodule(place), sequences_of(made), inputs=True)
     np.testing.assert_array_equal(columns(made), (np.abs(hidden) > 0.05).sum(-1))
