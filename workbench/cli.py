@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
+import os
 import sys
 import time
 import typing
@@ -41,6 +42,9 @@ DEMO_TOKENS = 160_000
 DEMO_EXAMPLES = 8  # of each neuron and kind
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # columns, where the terminal has them
+# How often torch's threads on a CPU look for work before they sleep. With libgomp's own 300,000 they keep from running,
+# on a machine that has other work too, the very thread they wait for: 64 tokens then take several times as long.
+SPIN = "2000"
 VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}  # what stands for a value in the help
 
 cli = typer.Typer(
@@ -159,6 +163,8 @@ for _name, (_dataclass, _target) in COMMANDS.items():
 
 def main() -> None:
     """Run the command line; every error a person can mend is one sentence on standard error."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")

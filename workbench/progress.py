@@ -6,6 +6,7 @@ are noted and answered at the end of a batch, so that what was counted is kept w
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import threading
@@ -40,6 +41,7 @@ SAMPLE = 2**16  # characters whose tokens are counted, to tell how many a file h
 BYTES_PER_COUNT = 1.2  # on disk, a token and layer
 BYTES_PER_TOKEN = 6  # on disk, a token, whatever the layers
 BYTES_PER_EXAMPLE = 35  # on disk
+STOPPING = b"\nStopping after the batches in hand, so that what is counted is kept; once more stops at once.\n"
 LINE_SECONDS = 15.0  # between two lines where there is no terminal
 
 
@@ -176,3 +178,4 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        os.write(2, STOPPING)  # not print: the signal may have come in the middle of one

@@ -176,6 +176,7 @@ def test_ctrl_c(tiny: Path, tmp_path: Path) -> None:
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in said
+    assert "Stopping after the batches in hand" in said
     run = open_run(out)
     assert run.manifest.status == "interrupted"
     assert len(run.activity()) == run.manifest.tokens > 0

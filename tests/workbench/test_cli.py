@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -29,6 +30,16 @@ def test_help_names_every_command_with_its_whole_first_line() -> None:
     for name, (dataclass, _) in cli.COMMANDS.items():
         assert f"  {name:<9}  {cli.said(dataclass)[0].splitlines()[0]}\n" in shown
     assert "..." not in shown.partition("Commands:")[2]
+
+
+def test_threads_spin_for_a_moment_unless_told_otherwise() -> None:
+    shown = "import atexit, os; atexit.register(lambda: print(os.environ.get('GOMP_SPINCOUNT'))); "
+    code = shown + "from twell.workbench import cli; cli.main()"
+    for given, expected in (({}, cli.SPIN), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")):
+        plain = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+        command = [sys.executable, "-c", code, "--version"]
+        said = subprocess.run(command, capture_output=True, text=True, env=plain | given).stdout
+        assert said.splitlines()[-1] == expected
 
 
 def test_version() -> None:
