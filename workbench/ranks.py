@@ -53,8 +53,14 @@ class Ranks:
     @classmethod
     def here(cls, device: str) -> Ranks:
         """As torchrun tells by its environment variables; `device`: as the option has it."""
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        world = os.environ.get("WORLD_SIZE", "1")
+        if int(world) == 1:
             return cls()
+        if (here := os.environ.get("LOCAL_WORLD_SIZE", world)) != world:
+            raise UserError(
+                f"Expected all ranks on one host, as they write to one folder, got {here} of {world} here: launch with "
+                "one node, and give each host text and an --out of its own."
+            )
         import torch  # here, as whoever writes a run without a model needs none
 
         local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -65,8 +71,8 @@ class Ranks:
                     "lower --nproc-per-node, or add --device cpu."
                 )
             torch.cuda.set_device(local)
-        store, rank, world = next(torch.distributed.rendezvous("env://"))
-        return cls(rank, world, store)
+        store, rank, ranks = next(torch.distributed.rendezvous("env://"))
+        return cls(rank, ranks, store)
 
     def runs(self, window: int) -> bool:
         """Whether a window of the text is this rank's."""

@@ -200,6 +200,16 @@ def test_another_number_of_ranks_is_refused(whole: Run, tiny: Path, text: Path) 
     (whole.path / "run.json").write_bytes(before)
 
 
+def test_ranks_of_several_hosts_are_refused(tiny: Path, text: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    from twell.workbench.capture import capture
+
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"Expected all ranks on one host, .*, got 2 of 4 here: launch with one node"):
+        capture(CaptureOptions(model=str(tiny), text=(str(text),), out=tmp_path / "run", device="cpu"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_whose_part_it_is() -> None:
     assert Part("activity", "activity/rank-12-00003.parquet", 1, 1, "").rank == 12
     assert Part("activity", "activity/rank-12-00003.parquet", 1, 1, "").number == 3
