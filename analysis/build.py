@@ -2,18 +2,22 @@
 files in `summary`.
 
 Cost: a chunk is held in memory (95 bytes a token at 28 layers) while its sums are taken. A second reading of every
-part, for z, follows once the means are known.
+part, for z (`scores`), follows once the means are known: tables that do not add up come from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+import ibis.expr.types as ir
+import numpy as np
 import pyarrow as pa
+from ibis import _
 
-from twell.analysis import clusters, sums
+from twell.analysis import clusters, scores, sums
 from twell.analysis.classes import CLASSES, numbers
 from twell.analysis.engine import Engine, open_engine
 from twell.analysis.layers import moments
@@ -23,6 +27,7 @@ from twell.workbench.schema import SUMMARIES, nnz_columns
 from twell.workbench.store import Run
 
 HELD_ROWS = 2**22  # of a summary's pieces not yet added up
+MOST_WORDS = 2**18  # that a summary keeps: the more frequent ones, of a run that has more
 # What makes a row of each summary; every other column adds up, but for those in EXTREMES.
 KEYS = {
     "layers": ("layer", "flagged", "nnz"),
@@ -35,6 +40,7 @@ KEYS = {
     "surprisal_ranks": ("layer", "nnz_class", "loss_class", "replicate"),
     "surprisal_classes": ("layer", "own", "class", "nnz_class", "loss_class", "replicate"),
     "used": ("layer", "flagged"),
+    "words": ("word",),
     "neurons": ("layer", "neuron"),
     "tiles": ("layer", "tile", "occupancy"),
     "unions": ("layer", "block", "neurons"),
@@ -54,25 +60,36 @@ Parts = list[Any]  # entries of the manifest: table, file, rows
 Tick = Callable[[int], None]
 
 
-def build(run: Run, files: set[str], tables: Tables, tick: Tick, engine: str) -> Tables:
+def build(run: Run, files: set[str], tables: Tables, tick: Tick, engine: str, scored: bool = True) -> Tables:
     """Every summary of the run, from the sums there are already and those of the parts named.
 
-    `tick` is called with the number of tokens read since the last call.
+    `tick` is called with the number of tokens read since the last call; without `scored`, the tables that do not add up
+    are left out, and no other part is read.
     """
-    total = Total(tables)
+    total, kinds = Total(tables), numbers(run)
     # What the engine has answered is put into its form and added up beside its next query, which leaves a core idle.
     with open_engine(engine) as opened, ThreadPoolExecutor(1) as beside:
         adding = []
         for chunk in chunks(run, files, opened.chunk_tokens):
-            adding.append(beside.submit(lambda found: total.add(shaped(found, run.layers)), take(opened, run, chunk)))
+            adding.append(
+                beside.submit(lambda found: total.add(shaped(found, run.layers)), take(opened, run, chunk, kinds))
+            )
             tick(sum(part.rows for part in chunk if part.table == "activity"))
         for each in adding:
             each.result()
+        if not scored:
+            return _sorted(total.tables())
         means = total.table("layers"), total.table("positions")
         rest = beside.submit(total.tables)
-        scored = scores(opened, run, *means)
-        tables = {**rest.result(), "token_scores": scored}
-    return {name: table.sort_by([(key, "ascending") for key in KEYS[name]]) for name, table in tables.items()}
+        found = second_reading(opened, run, kinds, *means)
+        return _sorted({**rest.result(), **found})
+
+
+def _sorted(tables: Tables) -> Tables:
+    """By their keys; words by how often they occur, so that a reader of the frequent ones skips the others."""
+    order = {name: [(key, "ascending") for key in KEYS[name]] for name in tables}
+    order["words"] = [("occurrences", "descending"), ("word", "ascending")]
+    return {name: table.sort_by(order[name]) for name, table in tables.items()}
 
 
 class Total:
@@ -116,8 +133,9 @@ def chunks(run: Run, files: set[str], tokens: int) -> Iterator[Parts]:
         yield chunk
 
 
-def take(engine: Engine, run: Run, chunk: Parts) -> Tables:
-    """What the engine answers of some parts, as its queries give it: `shaped` makes summaries of it."""
+def take(engine: Engine, run: Run, chunk: Parts, kinds: pa.Table) -> Tables:
+    """What the engine answers of some parts, as its queries give it: `shaped` makes summaries of it. `kinds` has the
+    class of each token."""
     files = {table: [run.path / part.file for part in chunk if part.table == table] for table in SOURCES}
     found: Tables = {}
     for name, paths in files.items():
@@ -136,8 +154,7 @@ def take(engine: Engine, run: Run, chunk: Parts) -> Tables:
         found["position_bands"] = engine.arrow(sums.position_bands(this))
         found["tokens"] = clusters.tokens(engine, this)
         found[LOSSES] = engine.arrow(clusters.losses(this))
-        kinds = engine.table(numbers(run))
-        found["surprisal_classes"] = sums.surprisal_classes(engine, this, kinds, class_step(run))
+        found["surprisal_classes"] = sums.surprisal_classes(engine, this, engine.table(kinds), class_step(run))
     return found
 
 
@@ -171,17 +188,43 @@ def tidy(wide: pa.Table, keys: list[str], layers: list[int], columns: dict[str, 
     )
 
 
-def scores(engine: Engine, run: Run, layers: pa.Table, positions: pa.Table) -> pa.Table:
-    """z by token needs the means over the whole run, so it is taken last, over every part."""
+def second_reading(engine: Engine, run: Run, kinds: pa.Table, layers: pa.Table, positions: pa.Table) -> Tables:
+    """What takes the means of the whole run, over every part: z by token and, where there is a vocabulary, by word."""
     whole = moments(layers.to_pandas(), run.layers)
     places = band_moments(positions.to_pandas(), *whole)
-    total = Total({})
-    every = {part.file for part in run.manifest.parts if part.table == "activity"}
-    for chunk in chunks(run, every, engine.chunk_tokens):
-        activity = engine.read([run.path / part.file for part in chunk])
-        piece = clusters.scores(engine, activity, nnz_columns(run.layers), whole, places)
-        total.add({"token_scores": _typed("token_scores", piece)})
-    return total.tables()["token_scores"]
+    spelling = None
+    if run.has("vocab"):
+        vocab = run.arrow("vocab", ["token_id", "bytes"])
+        spelling = scores.Spelling.of(vocab["token_id"].to_numpy(), vocab["bytes"].to_pylist())
+    scored = partial(
+        scores.of_part, counts=nnz_columns(run.layers), scale=scores.Scale.of(whole, places), spelling=spelling
+    )
+    with engine.each(run.parts("activity"), scored, scores.ROWS) as rows:
+        tokens = sums.added(rows.filter(rows.word.isnull()), KEYS["token_scores"], _how("token_scores"))
+        found = {"token_scores": _typed("token_scores", _classed(engine.arrow(tokens), kinds))}
+        if spelling is not None:
+            found["words"] = words(engine, sums.added(rows.filter(rows.word.notnull()), KEYS["words"], _how("words")))
+    return found
+
+
+def _classed(tokens: pa.Table, kinds: pa.Table) -> pa.Table:
+    """The rows with the class of each token; one that the vocabulary lacks is of the last."""
+    ids, known = tokens["token_id"].to_numpy(), kinds["token_id"].to_numpy()
+    kind = np.full(1 + max(ids.max(initial=0), known.max(initial=0)), len(CLASSES) - 1)
+    kind[known] = kinds["kind"].to_numpy()
+    return tokens.append_column("class", CLASSES.take(pa.array(kind[ids])))
+
+
+def words(engine: Engine, every: ir.Table) -> pa.Table:
+    """The words that a summary keeps, with how many there are (`words`) and how often those kept occur (`least`) in the
+    table's own metadata."""
+    with engine.keep(every) as held:
+        counted = engine.arrow(held.group_by("occurrences").agg(words=_.count())).sort_by("occurrences")
+        occurs, number = (counted[name].to_numpy() for name in ("occurrences", "words"))
+        past = int((np.cumsum(number[::-1]) > MOST_WORDS).sum())
+        least = 1 + int(occurs[past - 1]) if past else 1
+        kept = _typed("words", engine.arrow(held.filter(held.occurrences >= least)))
+    return kept.replace_schema_metadata({"words": str(number.sum()), "least": str(least)})
 
 
 def _typed(name: str, table: pa.Table) -> pa.Table:
@@ -199,5 +242,6 @@ def _added(name: str, pieces: list[pa.Table]) -> pa.Table:
 
 
 def _how(name: str) -> dict[str, str]:
-    """How each column of a summary that is no key adds up: sum, min or max."""
-    return {c.name: EXTREMES.get(c.name, "sum") for c in SUMMARIES.tables[name].columns if c.name not in KEYS[name]}
+    """How each column of a summary that is no key adds up: sum, min or max. (What a row is called does not.)"""
+    columns = SUMMARIES.tables[name].columns
+    return {c.name: EXTREMES.get(c.name, "sum") for c in columns if c.name not in KEYS[name] and c.type != "string"}

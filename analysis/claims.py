@@ -17,7 +17,7 @@ from twell.analysis.layers import by_layer
 from twell.analysis.positions import by_position
 from twell.analysis.statistics import t_half
 from twell.analysis.surprisal import surprisal_correlation
-from twell.analysis.tokens import by_token
+from twell.analysis.tokens import tokens_spelt
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -145,8 +145,7 @@ def named_tokens(words: Sequence[str], sign: int) -> Callable[[Run], Answer]:
     side = "above" if sign > 0 else "below"
 
     def check(run: Run) -> Answer:
-        rows = by_token(run, min_count=LEAST_COUNT)
-        rows = rows[rows["text"].str.strip().isin(words)].dropna(subset=["z_se"])
+        rows = tokens_spelt(run, words, LEAST_COUNT).dropna(subset=["z_se"])
         if rows.empty:
             raise Missing(
                 f"None of {', '.join(words)} is a single token that occurs {LEAST_COUNT} times in {run.name}: another "
@@ -154,8 +153,8 @@ def named_tokens(words: Sequence[str], sign: int) -> Callable[[Run], Answer]:
             )
         half = t_half(rows["sequences"].to_numpy() - 1) * rows["z_se"]
         sure = (sign * rows["z"] - half) > 0
-        named = [f"{row.text.strip()} {row.z:+.2f} (n = {row.count})" for row in rows.itertuples()]
-        absent = [word for word in words if word not in set(rows["text"].str.strip())]
+        named = [f"{row.text} {row.z:+.2f} (n = {row.count})" for row in rows.itertuples()]
+        absent = [word for word in words if word not in set(rows["text"])]
         return Answer(
             "z of " + ", ".join(named) + (f"; not there as one token: {', '.join(absent)}" if absent else ""),
             f"{int(sure.sum())} of {len(rows)} {side} the layers' means with 95 % confidence",

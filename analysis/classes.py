@@ -15,10 +15,11 @@ import re
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from twell.analysis import summary
 from twell.analysis.statistics import ratio_error, t_half
-from twell.analysis.tokens import token_text, z_variances
+from twell.analysis.tokens import sums, token_text, z_variances
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -79,16 +80,14 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     of all other classes); effect, effect_low, effect_high (Hedges' g over tokens of the vocabulary, class against the
     others, 95 %); mean (nnz a layer); loss_mean (nats, of predictions made there). Intervals are empty for one token.
     """
-    rows = summary.read(run, "tokens").merge(summary.read(run, "token_scores"), on=["token_id", "flagged"])
-    rows = rows if flagged else rows[~rows["flagged"]]
-    rows = rows.drop(columns="flagged").groupby("token_id", as_index=False).sum()
+    rows = sums(run, flagged)
     rows = rows[rows["tokens"] > 0].reset_index(drop=True)
     if rows.empty:
         raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
     rows["variance"] = z_variances(rows)
-    rows["class"] = [classify(text) for text in token_text(run, rows["token_id"])]
-    found = [_row(run, name, rows, (rows["class"] == name).to_numpy()) for name in sorted(rows["class"].unique())]
-    frame = pd.DataFrame(found).sort_values("z", ascending=False, ignore_index=True)
+    names, number = np.unique(_classes(run, rows["token_id"]), return_inverse=True)
+    found = _rows(run, rows, names, number)
+    frame = found.sort_values("z", ascending=False, ignore_index=True)
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "note": "classes by spelling alone; intervals take the tokens of the vocabulary as the units",
@@ -97,45 +96,64 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     return frame
 
 
-def _row(run: Run, name: str, rows: pd.DataFrame, inside: np.ndarray) -> dict[str, object]:
-    here, there = rows[inside], rows[~inside]
-    n, y = here["tokens"].to_numpy(float), here["z_sum"].to_numpy()
-    z = y.sum() / n.sum()
-    error = float(ratio_error(n.sum(), (n * n).sum(), y.sum(), (y * y).sum(), (n * y).sum(), len(here)))
-    half = float(t_half(len(here) - 1)) * error
-    effect, spread = _effect(*(part[part["tokens"] >= OFTEN] for part in (here, there)))
-    predicted = here["loss_tokens"].sum()
-    return {
-        "class": name,
-        "tokens": len(here),
-        "count": int(n.sum()),
-        "share": n.sum() / rows["tokens"].sum(),
-        "z": z,
-        "z_se": error,
-        "low": z - half,
-        "high": z + half,
-        "others": there["z_sum"].sum() / there["tokens"].sum() if len(there) else np.nan,
-        "effect": effect,
-        "effect_low": effect - 1.96 * spread,
-        "effect_high": effect + 1.96 * spread,
-        "mean": here["nnz_sum"].sum() / n.sum() / run.layers,
-        "loss_mean": here["loss_sum"].sum() / 2**24 / predicted if predicted else np.nan,
-    }
+def _classes(run: Run, token_ids: pd.Series) -> NDArray:
+    """The class of each token, from the summary, or from its text where that is of an earlier revision."""
+    told = summary.read(run, "token_scores", ("token_id", "class")).drop_duplicates("token_id")
+    if told["class"].isna().any():
+        return np.array([classify(text) for text in token_text(run, token_ids)])
+    return told.set_index("token_id")["class"].reindex(token_ids).to_numpy(str)
 
 
-def _effect(here: pd.DataFrame, there: pd.DataFrame) -> tuple[float, float]:
+def _rows(run: Run, rows: pd.DataFrame, names: NDArray, number: NDArray) -> pd.DataFrame:
+    """A row a class; `number` is the place of each token's in `names`."""
+    columns = ("tokens", "z_sum", "nnz_sum", "loss_sum", "loss_tokens")
+    n, y, nnz, loss, predicted = (rows[column].to_numpy(float) for column in columns)
+    size = len(names)
+    tokens = np.bincount(number, minlength=size)
+    weights = (n, n * n, y, y * y, n * y, nnz, loss, predicted)
+    count, n2, total, y2, ny, nnz, loss, predicted = (np.bincount(number, values, size) for values in weights)
+    error = ratio_error(count, n2, total, y2, ny, tokens)
+    half = t_half(tokens - 1) * error
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z, others = total / count, (total.sum() - total) / (count.sum() - count)
+        loss = loss / 2**24 / predicted
+    often = rows["tokens"].to_numpy() >= OFTEN
+    means, variance, number = (y / n)[often], rows["variance"].to_numpy()[often], number[often]
+    effects = [_effect(means, variance, number == place) for place in range(size)]
+    effect, spread = np.array(effects).T
+    return pd.DataFrame(
+        {
+            "class": names,
+            "tokens": tokens,
+            "count": count.astype(np.int64),
+            "share": count / count.sum(),
+            "z": z,
+            "z_se": error,
+            "low": z - half,
+            "high": z + half,
+            "others": others,
+            "effect": effect,
+            "effect_low": effect - 1.96 * spread,
+            "effect_high": effect + 1.96 * spread,
+            "mean": nnz / count / run.layers,
+            "loss_mean": loss,
+        }
+    )
+
+
+def _effect(means: NDArray, variance: NDArray, inside: NDArray) -> tuple[float, float]:
     """Standardised difference of two classes' tokens and its standard error; NaN with fewer than two in either.
 
     Hedges' g (1981) of the tokens' mean z, where the variance that a mean has from being taken over few occurrences is
     left out of the pooled one (Hunter and Schmidt, 2004, chapter 3: correction for unreliability): rare tokens would
     make every class look alike. Without such variance it is Hedges' g.
     """
-    a, b = ((rows["z_sum"] / rows["tokens"]).to_numpy() for rows in (here, there))
+    a, b = means[inside], means[~inside]
     if min(len(a), len(b)) < 2:
         return np.nan, np.nan
     degrees = len(a) + len(b) - 2
     seen = ((len(a) - 1) * a.var(ddof=1) + (len(b) - 1) * b.var(ddof=1)) / degrees
-    noise = (here["variance"].sum() + there["variance"].sum()) / (degrees + 2)
+    noise = variance.sum() / (degrees + 2)
     true = seen - noise
     if not true > 0:
         return np.nan, np.nan

@@ -2,8 +2,7 @@
 
 With a token's count n_g and its nnz y_g in each sequence g: Σ n_g, Σ n_g², Σ y_g, Σ y_g², Σ y_g n_g (see
 `statistics.ratio_error`). `tokens` has them of nnz, by layer and of the sum over layers; they are integers and add up
-over chunks. `scores` has them of z, which needs the means of the whole run and is therefore taken over again once these
-change. Cost, 1 M tokens of 28 layers on 2 cores: about 1 s and 0.4 GB.
+over chunks. (`scores` has them of z.) Cost, 1 M tokens of 28 layers on 2 cores: about 0.7 s and 0.4 GB.
 
 Flagged tokens: rows with `flagged` true hold what those tokens add to each sum; for sums of squares over sequences that
 is the difference that they make.
@@ -22,11 +21,10 @@ import pyarrow.compute as pc
 from ibis import _
 
 from twell.analysis.engine import Engine
-from twell.analysis.sums import LOSS_UNIT, Chunk, position_band, sum_of
+from twell.analysis.sums import LOSS_UNIT, Chunk, sum_of
 
 EXACT = 2.0**53  # sums of integers in float64 are exact up to here
 Kind = Literal["int64", "float64"]
-Moments = tuple[np.ndarray, np.ndarray]  # means and sds
 
 
 def clustered(engine: Engine, rows: ir.Table, values: Mapping[str, ir.NumericValue], kind: Kind) -> pa.Table:
@@ -110,20 +108,3 @@ def standardised(rows: ir.Table, counts: Sequence[str], mean: np.ndarray, sd: np
     weight = {layer: float(1 / (sd[layer] * len(spread))) for layer in spread}
     level = sum(weight[layer] * float(mean[layer]) for layer in spread)
     return sum_of([rows[counts[layer]].cast("float64") * weight[layer] for layer in spread]) - level
-
-
-def scores(engine: Engine, activity: ir.Table, counts: Sequence[str], moments: Moments, places: Moments) -> pa.Table:
-    """Sums of z and of z_position over sequences by token.
-
-    `moments` are mean and sd [layer] of the whole run's unflagged tokens, `places` those at each band of positions
-    [band, layer]; z_position is z with the latter.
-    """
-    mean, sd = places
-    spread = np.where(sd > 0, sd, np.inf) * np.maximum((sd > 0).sum(axis=1, keepdims=True), 1)
-    weights = {f"w{layer}": column for layer, column in enumerate((1 / spread).T)}
-    bands = pa.table({"band": np.arange(len(mean), dtype=np.int32), "level": (mean / spread).sum(axis=1), **weights})
-    rows = activity.mutate(band=position_band(activity.position)).join(engine.table(bands), "band")
-    z_position = sum_of([rows[name] * rows[f"w{layer}"] for layer, name in enumerate(counts)]) - rows.level
-    rows = rows.select("sequence", "token_id", "flags", z=standardised(rows, counts, *moments), z_position=z_position)
-    with engine.keep(rows) as held:
-        return clustered(engine, held, {"z": held.z, "z_position": held.z_position}, "float64")

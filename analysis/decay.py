@@ -11,7 +11,7 @@ three numbers each and are compared by AICc (Hurvich and Tsai, 1989). Cost: 40 m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +60,7 @@ def exponential(position: NDArray, rate: NDArray) -> NDArray:
 
 def power(position: NDArray, rate: NDArray) -> NDArray:
     """p^(-k), rate = ln k."""
-    return position ** -np.exp(rate)
+    return np.exp(-np.exp(rate) * np.log(position))
 
 
 def position_fit(run: Run) -> pd.DataFrame:
@@ -74,14 +74,16 @@ def position_fit(run: Run) -> pd.DataFrame:
     four times the longest sequence, k 0.02 to 8; its interval is then 0 to infinity).
     """
     rows = summary.read(run, "position_bands")
-    places = summary.read(run, "positions", flagged=False)
-    fits = []
-    for layer in [*range(run.layers), -1]:
-        at = places[places["layer"] == layer]
-        bands = _bands(run, rows[rows["layer"] == layer], at[at["position"] > 0])
-        first = at[at["position"] == 0]
-        start = float(first["nnz_sum"].iloc[0] / first["tokens"].iloc[0]) if len(first) else np.nan
-        fits.append({"layer": layer, "tokens": int(at.loc[at["position"] > 0, "tokens"].sum()), **_fit(bands, start)})
+    places = summary.read(run, "positions")
+    places = places[~places["flagged"]]
+    first = places[places["position"] == 0].set_index("layer")
+    start = (first["nnz_sum"] / first["tokens"]).reindex([*range(run.layers), -1])
+    later = places[places["position"] > 0]
+    tokens = int(later.loc[later["layer"] == -1, "tokens"].sum())
+    fits = [
+        {"layer": layer, "tokens": tokens, **fit}
+        for layer, fit in zip(start.index, _fits(_bands(run, rows, later), start.to_numpy()), strict=True)
+    ]
     frame = pd.DataFrame(fits)
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
@@ -92,40 +94,51 @@ def position_fit(run: Run) -> pd.DataFrame:
     return frame
 
 
-def _bands(run: Run, rows: pd.DataFrame, places: pd.DataFrame) -> Bands:
-    """The means of a layer by band. Missing with too few of them to fit three numbers and judge the fit."""
-    numbers = np.sort(rows["band"].unique())
+def _bands(run: Run, rows: pd.DataFrame, places: pd.DataFrame) -> list[Bands]:
+    """The means by band of each layer, then of their sum. Missing with too few of them to fit three numbers and judge
+    the fit."""
+    numbers, band = np.unique(rows["band"], return_inverse=True)
     if len(numbers) < LEAST_BANDS:
         raise Missing(
             f"{run.name} has unflagged tokens in {len(numbers)} bands of positions: a fit needs at least "
             f"{LEAST_BANDS}, so sequences of 9 tokens or more."
         )
-    replicates = np.unique(rows["replicate"])
-    n, y = np.zeros((2, len(replicates), len(numbers)))
-    place = (np.searchsorted(replicates, rows["replicate"]), np.searchsorted(numbers, rows["band"]))
+    replicates, replicate = np.unique(rows["replicate"], return_inverse=True)
+    n, y = np.zeros((2, run.layers + 1, len(replicates), len(numbers)))
+    place = (rows["layer"].to_numpy(), replicate, band)  # layer -1 is the last
     n[place], y[place] = rows["tokens"], rows["nnz_sum"]
-    band = np.searchsorted(numbers, _band(places["position"].to_numpy()))
+    place = places["layer"].to_numpy() % (run.layers + 1) * len(numbers)
+    place += np.searchsorted(numbers, _band(places["position"].to_numpy()))
     tokens, position, square = (
-        np.bincount(band, weights, minlength=len(numbers))
+        np.bincount(place, weights, minlength=n[:, 0].size).reshape(n[:, 0].shape)
         for weights in (places["tokens"], places["tokens"] * places["position"], places["nnz_square"])
     )
-    mean = y.sum(axis=0) / tokens
+    mean = y.sum(axis=1) / tokens
     variance = np.maximum(square / tokens - mean**2, 0)
-    variance = np.maximum(variance, variance.mean() * 1e-3 + 1e-12)  # where all counts agree
-    left = n.sum(axis=0) - n
+    variance = np.maximum(variance, variance.mean(axis=1, keepdims=True) * 1e-3 + 1e-12)  # where all counts agree
+    left = n.sum(axis=1, keepdims=True) - n
     with np.errstate(divide="ignore", invalid="ignore"):
-        without = np.where(left > 0, (y.sum(axis=0) - y) / left, 0.0)
-    return Bands(position / tokens, mean, tokens / variance, without, left / variance)
+        without = np.where(left > 0, (y.sum(axis=1, keepdims=True) - y) / left, 0.0)
+    each = (position / tokens, mean, tokens / variance, without, left / variance[:, None])
+    return [Bands(*arrays) for arrays in zip(*each, strict=True)]
 
 
 def _band(position: NDArray) -> NDArray:
     return np.where(position < 8, position, np.floor(np.sqrt(8.0 * position))).astype(int)
 
 
-def _fit(bands: Bands, start: float) -> dict[str, object]:
-    longest = bands.position[-1]
-    falling = _search(bands, exponential, np.linspace(np.log(0.5), np.log(4 * longest), GRID))
-    scaling = _search(bands, power, np.linspace(np.log(0.02), np.log(8.0), GRID))
+def _fits(layers: list[Bands], starts: NDArray) -> Iterator[dict[str, object]]:
+    """The fit of each layer. Their bands are those of the same tokens, so all searches begin with the same curves."""
+    position = layers[-1].position
+    grids = []
+    for shape, least, most in ((exponential, 0.5, 4 * position[-1]), (power, 0.02, 8.0)):
+        rates = np.linspace(np.log(least), np.log(most), GRID)
+        grids.append((rates, shape(position, rates[:, None])))
+    for bands, start in zip(layers, starts, strict=True):
+        yield _fit(bands, start, _search(bands, exponential, *grids[0]), _search(bands, power, *grids[1]))
+
+
+def _fit(bands: Bands, start: float, falling: Curve, scaling: Curve) -> dict[str, object]:
     half = float(t_half(len(bands.without) - 1))
     reach = np.inf if falling.at_end else half * _errors(bands, falling, exponential)[2]
     total = _squares(bands, np.average(bands.mean, weights=bands.weight))
@@ -158,26 +171,29 @@ def _verdict(better: Curve, certain: bool, aicc: float) -> str:
     return "exponential" if aicc < 0 else "power law"
 
 
-def _search(bands: Bands, shape: Shape, rates: NDArray) -> Curve:
-    """The best curve over a grid of rates, then twice over a finer one around the best."""
+def _search(bands: Bands, shape: Shape, rates: NDArray, x: NDArray) -> Curve:
+    """The best curve over a grid of rates, whose curves are given, then twice over a finer one around the best."""
     ends = rates[0], rates[-1]
-    for _ in range(3):
-        a, b, left = _linear(bands, shape(bands.position, rates[:, None]))
+    for finer in (True, True, False):
+        a, b, left = _linear(bands, x)
         best = int(np.argmin(left))
         found = float(rates[best]), float(a[best]), float(b[best]), float(left[best])
-        step = rates[1] - rates[0]
-        rates = np.linspace(max(ends[0], found[0] - step), min(ends[1], found[0] + step), GRID)
+        if finer:
+            step = rates[1] - rates[0]
+            rates = np.linspace(max(ends[0], found[0] - step), min(ends[1], found[0] + step), GRID)
+            x = shape(bands.position, rates[:, None])
     return Curve(*found, at_end=min(found[0] - ends[0], ends[1] - found[0]) < 1e-3)
 
 
 def _linear(bands: Bands, x: NDArray) -> tuple[NDArray, NDArray, NDArray]:
     """Weighted least squares of the means on each row of x: a, b, the sum of squares left."""
     w, y = bands.weight / bands.weight.sum(), bands.mean
-    dx, dy = x - (w * x).sum(axis=1, keepdims=True), y - (w * y).sum()
-    spread = (w * dx**2).sum(axis=1)
-    b = np.divide((w * dx * dy).sum(axis=1), spread, out=np.zeros(len(x)), where=spread > 1e-30)
-    left = (bands.weight * (dy - b[:, None] * dx) ** 2).sum(axis=1)
-    return (w * (y - b[:, None] * x)).sum(axis=1), b, left
+    centre, level = x @ w, w @ y
+    dx, dy = x - centre[:, None], y - level
+    spread = dx**2 @ w
+    b = np.divide(dx @ (w * dy), spread, out=np.zeros(len(x)), where=spread > 1e-30)
+    left = (dy - b[:, None] * dx) ** 2 @ bands.weight
+    return level - b * centre, b, left
 
 
 def _squares(bands: Bands, fitted: float) -> float:

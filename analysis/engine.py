@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 import ibis
 import ibis.expr.types as ir
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from twell.workbench.errors import UserError
 
 MEMORY = 4 * 2**30
+THREADS = 4  # for functions of a file, at most: each holds one part in memory
 DUCKDB = "duckdb"
 
 
@@ -59,6 +63,36 @@ class Engine:
         """Parquet files of one table as one table, read when a query asks."""
         return self._connection.read_parquet([str(file) for file in files])
 
+    @contextmanager
+    def each(
+        self, files: Sequence[Path], function: Callable[[Path], pa.Table], schema: pa.Schema
+    ) -> Iterator[ir.Table]:
+        """The rows that a function gives of each file, as one table, as long as the block lasts.
+
+        They wait on disk, since all of them need not fit into memory at once.
+        """
+        with tempfile.TemporaryDirectory(dir=self._spill.name) as folder:
+
+            def written(number: int) -> Path:
+                path = Path(folder) / f"{number}.parquet"
+                try:
+                    rows = function(files[number]).cast(schema)
+                except (OSError, pa.ArrowException) as error:
+                    raise UserError(
+                        f"Expected a readable part at {files[number]}, got {_first_line(error)}."
+                    ) from error
+                pq.write_table(rows, path, compression="lz4")
+                return path
+
+            with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
+                try:
+                    paths = list(threads.map(written, range(len(files))))
+                except OSError as error:
+                    raise UserError(
+                        f"Expected to write to {folder}, got {error.strerror or error}: free some space there."
+                    ) from error
+            yield self.read(paths)
+
     def keep(self, table: ir.Table) -> ir.Table:
         """Compute a table once and keep it; `with engine.keep(table) as kept` lets it go again."""
         try:
@@ -82,7 +116,7 @@ class Engine:
         import duckdb
 
         if isinstance(error, duckdb.IOException | duckdb.InvalidInputException | duckdb.OutOfMemoryException):
-            return UserError(f"Expected to read the run's parts, got {str(error).strip().splitlines()[0]}.")
+            return UserError(f"Expected to read the run's parts, got {_first_line(error)}.")
         return error
 
 
@@ -95,6 +129,10 @@ def open_engine(address: str = DUCKDB) -> Engine:
     from twell.analysis.spark import SparkEngine
 
     return SparkEngine(address)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")
 
 
 def _machine_memory() -> int:

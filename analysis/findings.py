@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from twell.analysis import claims, claims_speed
+from twell.analysis.shared import together
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run, open_run
 
@@ -44,7 +45,8 @@ BEYOND = (
 def findings(run: Run) -> pd.DataFrame:
     """Columns: topic; claim; this_run (what it says, in words); statistic (with n); verdict (holds, does not hold,
     cannot be told from this run); reason (what it takes to hold, or why it cannot be told)."""
-    rows = [_row(run, claim) for claim in (*claims.CLAIMS, *claims_speed.CLAIMS)]
+    with together():
+        rows = [_row(run, claim) for claim in (*claims.CLAIMS, *claims_speed.CLAIMS)]
     rows += [_untold(topic, text, reason) for topic, text, reason in BEYOND]
     frame = pd.DataFrame(rows)
     counted = frame["verdict"].value_counts()

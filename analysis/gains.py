@@ -17,10 +17,9 @@ import pandas as pd
 
 from twell.analysis import summary
 from twell.analysis.layers import by_layer
-from twell.analysis.speedup import correlate, model_speedup, speedup
+from twell.analysis.speedup import correlate, model_speedup, speedup, timings
 from twell.analysis.tiles import tile_audit
 from twell.workbench.errors import Missing
-from twell.workbench.schema import PREFILL
 from twell.workbench.store import Run
 
 BLOCK = 128  # the unions that speed is compared with
@@ -42,7 +41,7 @@ def layer_gains(run: Run) -> pd.DataFrame:
     """
     frame = speedup(run)
     notes = dict(frame.attrs)
-    layers = by_layer(run).set_index("layer")
+    layers = by_layer(run).set_index("layer")[["max", "mean", "sparsity"]].to_dict("index")
     frame["union"] = frame["layer"].map(_unions(run))
     frame["contribution"] = (frame["dense_us"] - frame["sparse_us"]) * _scale(run).get("ffn_dense") / _whole(run)
     frame["ceiling"] = (frame["dense_us"] / frame["gate_us"]).where(frame["gate_us"] < frame["sparse_us"])
@@ -52,7 +51,7 @@ def layer_gains(run: Run) -> pd.DataFrame:
     frame["different"] = union / _line(nnz, union)
     frame["off"] = frame["speedup"] / frame["expected"] - 1
     over = _overflow(run)
-    frame["cause"] = [_cause(row, layers.loc[row["layer"]], over) for row in frame.to_dict("records")]
+    frame["cause"] = [_cause(row, layers[row["layer"]], over) for row in frame.to_dict("records")]
     names = "layer nnz_mean union dense_us sparse_us speedup contribution ceiling expected off cause repeats kernel"
     frame = frame[names.split()]
     frame.attrs = notes
@@ -64,8 +63,9 @@ def _unions(run: Run) -> pd.Series:
         rows = summary.read(run, "unions", block=BLOCK)
     except Missing:
         return pd.Series(dtype=float)
-    total = (rows["neurons"] * rows["blocks"]).groupby(rows["layer"]).sum()
-    return total / rows.groupby("layer")["blocks"].sum()
+    layers, place = np.unique(rows["layer"], return_inverse=True)
+    blocks, neurons = rows["blocks"].to_numpy(), rows["neurons"].to_numpy()
+    return pd.Series(np.bincount(place, neurons * blocks) / np.bincount(place, blocks), layers)
 
 
 def _whole(run: Run) -> float:
@@ -79,8 +79,7 @@ def _whole(run: Run) -> float:
 def _scale(run: Run) -> pd.Series:
     """By operation, rows of a timed pass of the whole model over rows that the operation was timed on: on a CPU a part
     is timed on fewer. NaN where the whole was not timed."""
-    rows = run.frame("timings", ["phase", "op", "tokens"])
-    tokens = rows[rows["phase"] == PREFILL].groupby("op")["tokens"].median()
+    tokens = timings(run).groupby("op")["tokens"].median()
     return tokens.get("model_dense", np.nan) / tokens
 
 
@@ -102,7 +101,7 @@ def _overflow(run: Run) -> pd.Series:
     return rows[rows["in_use"]].set_index("layer")["rows_over_share"]
 
 
-def _cause(row: dict[Any, Any], layer: pd.Series, over: pd.Series) -> str:
+def _cause(row: dict[Any, Any], layer: dict[str, float], over: pd.Series) -> str:
     """The likeliest cause of a layer's distance from the trend, of those that the run can show."""
     if not abs(row["off"]) > OFF:
         return ""
@@ -155,8 +154,8 @@ def model_time(run: Run) -> pd.DataFrame:
     Missing where the whole model was not timed.
     """
     whole, layers = model_speedup(run), speedup(run)
-    rows = run.frame("timings")
-    rows, scale = rows[(rows["phase"] == PREFILL) & (rows["op"] == "attention")], _scale(run)
+    rows, scale = timings(run), _scale(run)
+    rows = rows[rows["op"] == "attention"]
     attention = np.nan
     if len(rows):
         attention = float(rows.groupby("layer")["microseconds"].median().sum() * scale["attention"])

@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis import summary
+from twell.analysis.shared import shared
 from twell.analysis.statistics import jackknife_error, quantiles, t_half
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
@@ -33,9 +34,12 @@ def histogram(run: Run, flagged: bool = False) -> pd.DataFrame:
     rows = rows if flagged else rows[~rows["flagged"]]
     if rows.empty:
         raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
+    if not flagged:
+        return rows[["layer", "nnz", "tokens"]].reset_index(drop=True)
     return rows.groupby(["layer", "nnz"])["tokens"].sum().reset_index()
 
 
+@shared
 def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     """Columns, nnz in neurons a token:
 
@@ -50,8 +54,9 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     """
     counted = layer_histogram(run, flagged)
     rows = []
-    for layer, group in counted.groupby("layer"):
-        nnz, tokens = group["nnz"].to_numpy(), group["tokens"].to_numpy()
+    starts = np.flatnonzero(np.diff(counted["layer"], prepend=-1))
+    split = [np.split(counted[name].to_numpy(), starts[1:]) for name in ("nnz", "tokens")]
+    for layer, nnz, tokens in zip(counted["layer"].to_numpy(np.int64)[starts], *split, strict=True):
         n = int(tokens.sum())
         mean = float((nnz * tokens).sum() / n)
         sd = float(np.sqrt((tokens * (nnz - mean) ** 2).sum() / n))
@@ -63,9 +68,12 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     frame["share"] = frame["mean"] * frame["tokens"] / total if total else np.nan
     counted_out_of = unflagged_tokens(run)
     try:
-        alive = summary.read(run, "neurons").groupby("layer").size().reindex(frame["layer"], fill_value=0).to_numpy()
+        fired = summary.read(run, "neurons", ("layer",))["layer"].to_numpy()
+        alive = np.bincount(fired, minlength=run.layers)[frame["layer"]]
         frame["dead"] = pd.array(run.d_ff - alive, dtype="Int64")
-    except Missing:
+        lacking = ""
+    except Missing as reason:
+        lacking = str(reason)
         frame["dead"] = pd.array([None] * len(frame), dtype="Int64")
     frame["dead_share"] = frame["dead"].to_numpy(float, na_value=np.nan) / run.d_ff
     bound = DEAD_BOUND / counted_out_of if counted_out_of else np.nan
@@ -80,7 +88,8 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
         "definition": run.manifest.nnz_definition,
         "tokens": int(frame["tokens"].iloc[0]),
         "sequences": run.manifest.sequences,
-        "note": f"dead: no firing in {counted_out_of:,} unflagged tokens of {run.manifest.sequences:,} sequences; "
+        "note": lacking
+        or f"dead: no firing in {counted_out_of:,} unflagged tokens of {run.manifest.sequences:,} sequences; "
         f"the density of such a neuron is below {bound:.2g} with 95 % confidence, were its tokens independent, and it "
         f"fires in less than {100 * DEAD_BOUND / max(run.manifest.sequences, 1):.2g} % of sequences however they are",
     }
@@ -89,12 +98,13 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
 
 def _half_width(run: Run) -> pd.Series:
     """Half of the 95 % interval of each layer's mean; empty with fewer than two groups of sequences."""
-    sums = summary.read(run, "position_bands").groupby(["layer", "replicate"])[["tokens", "nnz_sum"]].sum()
-    n, y = (sums[name].unstack(fill_value=0) for name in ("tokens", "nnz_sum"))
-    total_n, total_y = n.sum(axis=1), y.sum(axis=1)
-    without = y.rsub(total_y, axis=0) / n.rsub(total_n, axis=0)
-    error = jackknife_error(total_y / total_n, without.to_numpy().T)
-    return pd.Series(t_half(n.shape[1] - 1) * error, n.index)
+    rows = summary.read(run, "position_bands")
+    groups, replicate = np.unique(rows["replicate"], return_inverse=True)
+    place, shape = replicate * (run.layers + 1) + rows["layer"].to_numpy() + 1, (len(groups), run.layers + 1)
+    n, y = (np.bincount(place, rows[name], np.prod(shape)).reshape(shape) for name in ("tokens", "nnz_sum"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        estimate, without = y.sum(axis=0) / n.sum(axis=0), (y.sum(axis=0) - y) / (n.sum(axis=0) - n)
+    return pd.Series(t_half(len(groups) - 1) * jackknife_error(estimate, without), range(-1, run.layers))
 
 
 def _used(run: Run, flagged: bool) -> pd.Series:
@@ -108,8 +118,8 @@ def _used(run: Run, flagged: bool) -> pd.Series:
 
 def unflagged_tokens(run: Run) -> int:
     """How many tokens the statistics count by default."""
-    rows = summary.read(run, "layers", layer=0, flagged=False)
-    return int(rows["tokens"].sum())
+    rows = summary.read(run, "layers")
+    return int(rows.loc[(rows["layer"] == 0) & ~rows["flagged"], "tokens"].sum())
 
 
 def moments(counted: pd.DataFrame, layers: int) -> tuple[NDArray, NDArray]:

@@ -23,6 +23,7 @@ from twell.workbench.errors import Missing, UserError
 from twell.workbench.store import Run
 
 EACH = 8  # positions below it are bands of their own
+SUMS = ["tokens", "nnz_sum", "nnz_square"]
 NOTE = "position 0 stands apart and is counted though it is flagged; flagged tokens after it are left out"
 
 
@@ -85,7 +86,10 @@ def _sums(run: Run, flagged: bool) -> pd.DataFrame:
     rows = rows if flagged else rows[~rows["flagged"]]
     if rows.empty:
         raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
-    sums = rows.groupby(["position", "layer"], as_index=False)[["tokens", "nnz_sum", "nnz_square"]].sum()
+    if not flagged:
+        order = np.lexsort((rows["layer"], rows["position"]))
+        return rows[["position", "layer", *SUMS]].iloc[order].reset_index(drop=True)
+    sums = rows.groupby(["position", "layer"], as_index=False)[SUMS].sum()
     return sums.sort_values(["position", "layer"], ignore_index=True)
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -59,8 +60,28 @@ class SparkEngine(Engine):
 
         kinds = pq.read_schema(files[0])
         schema = pa.schema([(field.name, PLAIN.get(str(field.type), field.type)) for field in kinds])
+        return self._named(self._paths(files).mapInArrow(_reader(schema), from_arrow_schema(schema)))
+
+    @contextmanager
+    def each(
+        self, files: Sequence[Path], function: Callable[[Path], pa.Table], schema: pa.Schema
+    ) -> Iterator[ir.Table]:
+        from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        module = sys.modules[getattr(function, "func", function).__module__]
+        register_pickle_by_value(module)  # workers have no copy of this code
+        try:
+            mapped = self._paths(files).mapInArrow(_mapper(function, schema), from_arrow_schema(schema))
+            with self.keep(self._named(mapped)) as kept:
+                yield kept
+        finally:
+            unregister_pickle_by_value(module)
+
+    def _paths(self, files: Sequence[Path]) -> DataFrame:
+        """The files' names, a task each."""
         paths = self._session.createDataFrame([(str(file.absolute()),) for file in files], "path string")
-        return self._named(paths.repartition(len(files)).mapInArrow(_reader(schema), from_arrow_schema(schema)))
+        return paths.repartition(len(files))
 
     def table(self, rows: pa.Table) -> ir.Table:
         return self._named(self._session.createDataFrame(rows))
@@ -115,5 +136,16 @@ def _reader(schema: pa.Schema) -> Any:
             for path in batch.column(0).to_pylist():
                 for piece in pq.ParquetFile(path).iter_batches(columns=schema.names):
                     yield piece.cast(schema)
+
+    return rows
+
+
+def _mapper(function: Callable[[Path], pa.Table], schema: pa.Schema) -> Any:
+    """What the workers run: the rows that a function gives of the files named."""
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for path in batch.column(0).to_pylist():
+                yield from function(path).cast(schema).to_batches()
 
     return rows

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from twell.analysis import summary
 from twell.analysis.layers import moments
+from twell.analysis.shared import shared
 from twell.analysis.statistics import fisher_interval, permutation_p, student_p
 from twell.workbench.errors import Missing
 from twell.workbench.schema import PREFILL
@@ -28,14 +29,21 @@ EXACT_BELOW = 12
 OPS = {"dense_us": "ffn_dense", "sparse_us": "ffn_sparse", "gate_us": "gate"}
 
 
+@shared
+def timings(run: Run) -> pd.DataFrame:
+    """The rows of the prefill phase, as recorded."""
+    rows = run.frame("timings")
+    return rows[rows["phase"] == PREFILL]
+
+
 def timings_by_batch(run: Run) -> pd.DataFrame:
     """Columns: batch; layer (-1: the whole model); op; microseconds; nnz_mean; kernel. Prefill alone."""
-    rows = run.frame("timings")
-    rows = rows[rows["phase"] == PREFILL].sort_values(["batch", "layer", "op"], ignore_index=True)
+    rows = timings(run).sort_values(["batch", "layer", "op"], ignore_index=True)
     rows["nnz_mean"] = rows["nnz_mean"].astype("float64")  # means of float32 values are off in the seventh digit
     return rows[["batch", "layer", "op", "microseconds", "nnz_mean", "kernel"]]
 
 
+@shared
 def speedup(run: Run) -> pd.DataFrame:
     """Columns: layer; nnz_mean (of the batches timed; of the run's unflagged tokens where the timings have none);
     dense_us, sparse_us, gate_us (µs, median over batches; gate where it was timed); speedup (median over batches of
@@ -77,16 +85,17 @@ def over_batches(least: int, most: int | None = None) -> str:
     return f"one batch{more}" if least == 1 else f"median of {least} batches{more}"
 
 
+@shared
 def model_speedup(run: Run) -> dict[str, Any]:
     """The whole forward pass, dense against sparse on the same batches: dense_us, sparse_us (µs, medians); speedup,
     low, high (median, least and greatest over batches); energy (sparse over dense, power times time, median;
     NaN where the device reports no power); repeats (batches); kernel; comparable; note. Missing where it was not timed
     both ways."""
-    rows = run.frame("timings")
-    rows = rows[(rows["phase"] == PREFILL) & rows["op"].isin(["model_dense", "model_sparse"])]
-    wide = rows.pivot_table(index="batch", columns="op", values=["microseconds", "watts"], dropna=False)
+    rows = timings(run)
+    rows = rows[rows["op"].isin(["model_dense", "model_sparse"])]
     if rows["op"].nunique() < 2:
         raise Missing(f"{run.name} did not time the whole forward pass both dense and sparse.")
+    wide = rows.pivot_table(index="batch", columns="op", values=["microseconds", "watts"], dropna=False)
     time = wide["microseconds"].dropna()
     ratio = time["model_dense"] / time["model_sparse"]
     kernels = set(rows.loc[rows["op"] == "model_sparse", "kernel"])

@@ -7,16 +7,17 @@
 
 `summary/vN/` holds one Parquet file a table (declared in `workbench.schema.SUMMARIES`) and `built.json`, the checksums
 of the parts that they cover. New parts are added to what is there; any other difference builds them anew, and so does
-each doubling of a run past a million tokens (`class_step`). Files are written under temporary names; `built.json` is
-taken away first and comes back last, so what a crash leaves behind is never taken for a summary; builders in several
-processes wait for each other. Cost: see `sums`.
+each doubling of a run past a million tokens (`class_step`). Tables that do not add up are taken over every part
+(`scores`): of a run that is still being recorded, once one of them is asked for. Files are written under temporary
+names; `built.json` is taken away first and comes back last, so what a crash leaves behind is never taken for a summary;
+builders in several processes wait for each other. Cost: see `sums`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from twell.analysis.shared import shared
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.schema import SUMMARIES
@@ -35,6 +37,7 @@ from twell.workbench.store import Run, copy_without_activity, open_run
 BUILT = "built.json"
 SOURCES = ("activity", "neurons", "tiles", "unions")  # the tables of a run that summaries are made from
 CLASS_TOKENS = 2**19  # rank correlations come from one to two times as many, of a run that has them
+ROW_GROUP = 2**16  # rows: what a reader skips that filters
 PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}  # paths as they are
 
 Tick = Callable[[int], None]
@@ -51,20 +54,26 @@ def summarize(options: SummarizeOptions) -> list[Run]:
             ensure(run, tick, options.engine)
         size = sum(file.stat().st_size for file in _folder(run).iterdir())
         console.print(f"{run.path}: summaries of {run.manifest.tokens:,} tokens, {size / 1e6:.1f} MB", **PLAIN)
+        for table, sentence in damage(run).items():
+            console.print(f"{table} left out: {sentence}", **PLAIN)
     if options.summary_only is not None:
+        if damage(runs[0]):
+            raise UserError(f"Expected a whole run to copy, got: {next(iter(damage(runs[0]).values()))}")
         copy_without_activity(runs[0].path, options.summary_only)
         runs = [open_run(options.summary_only)]
         console.print(f"{runs[0].path}: a copy without rows of single tokens", **PLAIN)
     return runs
 
 
-def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb") -> None:
+def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb", scored: bool = True) -> None:
     """Build what summaries the run lacks; at once where they are up to date.
 
     `tick` is called with the number of tokens read since the last call; `engine` is where queries run: duckdb, or
-    spark://HOST:PORT. Missing where a run has nothing to summarise, UserError where a part cannot be read.
+    spark://HOST:PORT; without `scored`, tables that do not add up are not asked for, and a new part costs only itself.
+    What comes from a table with a damaged part is left out until that part is put right (`damage`). Missing where a run
+    has nothing to summarise, UserError where it cannot be written.
     """
-    if _current(run):
+    if _current(run, scored):
         return
     if run.manifest.summary_only:
         raise Missing(
@@ -73,27 +82,47 @@ def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb") -> None:
         )
     run.parts("activity")
     with _alone(run):
-        if not _current(run):
-            _build(run, tick or (lambda tokens: None), engine)
+        if not _current(run, scored):
+            now = open_run(run.path) if _growing(run) else run  # others may have summarised more of it than this saw
+            _build(now, tick or (lambda tokens: None), engine, scored)
 
 
-def read(run: Run, name: str, **filters: Any) -> pd.DataFrame:
-    """A summary as a DataFrame, brought up to date first; `filters` keep rows by the values of columns.
-
-    Columns that a summary-only copy of an earlier revision lacks are empty.
-    """
-    ensure(run)
+@shared
+def read(run: Run, name: str, columns: tuple[str, ...] = (), **filters: Any) -> pd.DataFrame:
+    """A summary, brought up to date first: all columns, or those named, empty where a copy of an earlier revision lacks
+    them; `filters` keep rows by the values of columns, (operator, value) where these are not to be equal."""
+    table = SUMMARIES.tables[name]
+    ensure(run, scored=not (_growing(run) and table.adds_up))
     path = run.summary_path(name)
     if not path.exists():
         raise Missing(f"{run.name} holds no {name}: {_lacking(run, name)}.")
-    wanted = [(column, "=", value) for column, value in filters.items()]
-    found = pq.read_table(path, filters=wanted or None).to_pandas()
-    return found.reindex(columns=[column.name for column in SUMMARIES.tables[name].columns])
+    wanted = [(column, *(w if isinstance(w, tuple) else ("=", w))) for column, w in filters.items()]
+    names = list(columns) or [column.name for column in table.columns]
+    try:
+        return pq.read_table(path, columns=names, filters=wanted or None).to_pandas()
+    except pa.ArrowInvalid:
+        there = [name for name in names if name in pq.read_schema(path).names]
+        return pq.read_table(path, columns=there, filters=wanted or None).to_pandas().reindex(columns=names)
+
+
+def words_kept(run: Run) -> tuple[int, int]:
+    """How many words the run has, and how often those occur at least that its summary keeps."""
+    told = pq.read_schema(run.summary_path("words")).metadata
+    return int(told[b"words"]), int(told[b"least"])
+
+
+def _growing(run: Run) -> bool:
+    return run.manifest.status == "recording"
 
 
 def _lacking(run: Run, name: str) -> str:
-    if _listed(run).get("revision", 0) < SUMMARIES.revision:
+    source = name if name in SOURCES else "activity"
+    if source in damage(run):
+        return damage(run)[source].rstrip(".")
+    if _listed(run).get("revision", 0) < SINCE.get(name, 0):
         return EARLIER
+    if run.manifest.summary_only and not SUMMARIES.tables[name].in_summary_only:
+        return "it is a summary-only run, which spells out none of its text"
     return LACKING.get(name, "it was not recorded")
 
 
@@ -105,7 +134,9 @@ LACKING = {
     "surprisal_ranks": "no loss was recorded (--no-loss)",
     "surprisal_classes": "no loss was recorded (--no-loss)",
     "used": "its model has no ReLU on the up branch, so every neuron that fires is used",
+    "words": "it has no vocab table, which spells the tokens",
 }
+SINCE = {"surprisal_classes": 1, "used": 1}  # the revision that a table of copies came with, past the first
 EARLIER = "its summaries are of an earlier revision: summarise the run it was copied from and copy it again"
 
 
@@ -119,8 +150,25 @@ def _folder(run: Run) -> Path:
     return run.summary_path("any").parent
 
 
-def _wanted(run: Run) -> dict[str, str]:
-    return {part.file: part.sha256 for part in run.manifest.parts if part.table in SOURCES}
+def damage(run: Run) -> dict[str, str]:
+    """The tables that summaries leave out, because a part is missing or differs from its checksum, and a sentence of
+    each. A table counts no longer once any of its files has changed."""
+    told = _listed(run).get("damaged", {})
+    return {table: was["says"] for table, was in told.items() if was["seen"] == _seen(run, table)}
+
+
+def _seen(run: Run, table: str) -> list[list[int] | None]:
+    """Size and time of change of a table's files, None for one that is not there."""
+    found = []
+    for path in run.parts(table):
+        there = path.stat() if path.exists() else None
+        found.append(there and [there.st_size, there.st_mtime_ns])
+    return found
+
+
+def _wanted(run: Run, without: Collection[str]) -> dict[str, str]:
+    """The parts that summaries are to cover, without those of some tables."""
+    return {p.file: p.sha256 for p in run.manifest.parts if p.table in SOURCES and p.table not in without}
 
 
 def _listed(run: Run) -> dict[str, Any]:
@@ -139,12 +187,14 @@ def _built(run: Run) -> dict[str, str]:
     return told.get("parts", {}) if fits or run.manifest.summary_only else {}
 
 
-def _current(run: Run) -> bool:
+def _current(run: Run, scored: bool) -> bool:
     """Whether the summaries cover the run's parts; those of a run still growing may cover more than this reader saw."""
-    built, wanted = _built(run), _wanted(run)
+    built, wanted = _built(run), _wanted(run, damage(run))
     if not built or run.manifest.summary_only:
         return bool(built)
-    return wanted == built or (run.manifest.status == "recording" and wanted.items() <= built.items())
+    if scored and not _listed(run)["scored"]:
+        return False
+    return wanted == built or (_growing(run) and wanted.items() <= built.items())
 
 
 @contextmanager
@@ -172,28 +222,37 @@ def _refused(run: Run, error: OSError) -> UserError:
     )
 
 
-def _build(run: Run, tick: Tick, engine: str) -> None:
+def _build(run: Run, tick: Tick, engine: str, scored: bool) -> None:
     from twell.analysis import build  # a query engine is loaded where there is something to build, and not before
 
-    built, wanted = _built(run), _wanted(run)
+    built, every = _built(run), _wanted(run, ())
+    harmed = _harmed(run, every.keys() - built.keys() if built.items() <= every.items() else every)
+    wanted = _wanted(run, harmed)
     grows = bool(built) and built.items() <= wanted.items()
+    if not grows:
+        harmed = _harmed(run, every)
+        wanted = _wanted(run, harmed)
     new = {file for file in wanted if not grows or file not in built}
-    damaged = run.damaged(*SOURCES)
-    if damaged:
-        raise UserError(
-            f"Expected {run.name} as it was written, got: {damaged[0]} Copy it again from where it was recorded, or "
-            "capture anew."
-        )
-    tables = build.build(run, new, _read_all(run) if grows else {}, tick, engine)
-    _publish(run, tables, wanted)
+    scores = scored and "activity" not in harmed
+    tables = build.build(run, new, _read_all(run) if grows else {}, tick, engine, scores)
+    _publish(run, tables, wanted, scored, harmed)
+
+
+def _harmed(run: Run, files: Collection[str]) -> dict[str, str]:
+    """Which tables have a damaged part among these files, and a sentence of each."""
+    found = {table: run.damaged(table, files=files) for table in SOURCES}
+    again = "Copy it again from where it was recorded, or capture anew."
+    return {table: f"{sentences[0]} {again}" for table, sentences in found.items() if sentences}
 
 
 def _read_all(run: Run) -> dict[str, pa.Table]:
-    found = {name: run.summary_path(name) for name in SUMMARIES.tables if name != "token_scores"}
+    found = {name: run.summary_path(name) for name, table in SUMMARIES.tables.items() if table.adds_up}
     return {name: pq.read_table(path) for name, path in found.items() if path.exists()}
 
 
-def _publish(run: Run, tables: dict[str, pa.Table], parts: dict[str, str]) -> None:
+def _publish(
+    run: Run, tables: dict[str, pa.Table], parts: dict[str, str], scored: bool, harmed: dict[str, str]
+) -> None:
     """Replace the files, `built.json` last."""
     folder = _folder(run)
     try:
@@ -204,9 +263,15 @@ def _publish(run: Run, tables: dict[str, pa.Table], parts: dict[str, str]) -> No
                 run.summary_path(name).unlink(missing_ok=True)
                 continue
             temporary = folder / f"{name}.tmp"
-            pq.write_table(table, temporary, **_encoding(table))
+            pq.write_table(table, temporary, row_group_size=ROW_GROUP, **_encoding(table))
             os.replace(temporary, run.summary_path(name))
-        about = {"version": SUMMARIES.version, "revision": SUMMARIES.revision, "class_step": class_step(run)}
+        about: dict[str, Any] = {
+            "version": SUMMARIES.version,
+            "revision": SUMMARIES.revision,
+            "class_step": class_step(run),
+        }
+        damaged = {table: {"says": says, "seen": _seen(run, table)} for table, says in harmed.items()}
+        about |= {"scored": scored, "damaged": damaged}
         temporary = folder / f"{BUILT}.tmp"
         temporary.write_text(json.dumps({**about, "parts": parts}, indent=1), encoding="utf-8")
         os.replace(temporary, folder / BUILT)

@@ -117,9 +117,9 @@ def surprisal_classes(run: Run) -> pd.DataFrame:
 def _spearman(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
     replicates = np.unique(rows["replicate"])
     shape = (run.layers, len(replicates), int(rows["loss_class"].max()) + 1, int(rows["nnz_class"].max()) + 1)
-    counts = np.zeros(shape)
     place = (rows["layer"], np.searchsorted(replicates, rows["replicate"]), rows["loss_class"], rows["nnz_class"])
-    np.add.at(counts, place, rows["tokens"])
+    cell = np.ravel_multi_index(tuple(np.asarray(index) for index in place), shape)
+    counts = np.bincount(cell, rows["tokens"], np.prod(shape)).reshape(shape)
     whole = counts.sum(axis=1)
     estimate = table_spearman(whole)
     without = table_spearman(whole[:, None] - counts)

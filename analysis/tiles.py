@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from twell.analysis import summary
 from twell.analysis.layers import layer_histogram
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
+COUNTS = ("occupancy", "pairs", "rows")
 COMPRESSIONS = (2, 4, 8, 16)
 PEER_TILE, PEER_SLOTS = 256, 31  # the published inference kernels, default settings
 PEER_ROW, PEER_TAIL = 128, 2048  # the published training format: non-zeros a row, and rows in its dense tail
@@ -35,7 +37,7 @@ def tile_audit(run: Run) -> pd.DataFrame:
     layout = run.manifest.layout
     found = []
     for (layer, tile), group in rows.groupby(["layer", "tile"]):
-        fired, pairs = group["occupancy"].to_numpy(), group["pairs"].to_numpy()
+        fired, pairs, tokens = (group[name].to_numpy() for name in COUNTS)
         for compression in COMPRESSIONS:
             slots = int(tile) // compression - 1
             found.append(
@@ -47,7 +49,7 @@ def tile_audit(run: Run) -> pd.DataFrame:
                     "in_use": (tile, compression) == (layout.get("tile"), layout.get("compression")),
                     "occupancy_mean": fired @ pairs / pairs.sum(),
                     "occupancy_max": int(fired[pairs > 0].max()),
-                    **_over(group, slots),
+                    **_over(fired, pairs, tokens, slots),
                 }
             )
     frame = pd.DataFrame(found)
@@ -55,9 +57,8 @@ def tile_audit(run: Run) -> pd.DataFrame:
     return frame
 
 
-def _over(group: pd.DataFrame, slots: int) -> dict[str, float]:
-    """What exceeds the slots, in the rows of one layer and tile size."""
-    fired, pairs, rows = (group[name].to_numpy() for name in ("occupancy", "pairs", "rows"))
+def _over(fired: NDArray, pairs: NDArray, rows: NDArray, slots: int) -> dict[str, float]:
+    """What exceeds the slots, of pairs and rows by occupancy, in one layer and tile size."""
     past = np.maximum(fired - slots, 0)
     lost, every = int(past @ pairs), int(fired @ pairs)
     return {
@@ -84,12 +85,13 @@ def peer_audit(run: Run) -> pd.DataFrame:
         tiles = summary.read(run, "tiles", tile=PEER_TILE)
         why = "" if len(tiles) else f"the run counted no tiles of {PEER_TILE}"
     except Missing as reason:
-        tiles, why = pd.DataFrame({"layer": []}), str(reason)
+        tiles, why = pd.DataFrame({"layer": [], **{name: [] for name in COUNTS}}), str(reason)
     for layer, group in counted.groupby("layer"):
         tokens = int(group["tokens"].sum())
         long = int(group.loc[group["nnz"] > PEER_ROW, "tokens"].sum())
         here = tiles[tiles["layer"] == layer]
-        over = _over(here, PEER_SLOTS) if len(here) else {}
+        fired, pairs, rows = (here[name].to_numpy() for name in COUNTS)
+        over = _over(fired, pairs, rows, PEER_SLOTS) if len(here) else {}
         found.append(
             {
                 "layer": layer,

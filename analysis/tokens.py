@@ -10,6 +10,7 @@ for a vocabulary of 50 000, from the summaries `tokens`, `token_scores`, `token_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from twell.analysis import summary
 from twell.analysis.layers import moments
+from twell.analysis.shared import shared
 from twell.analysis.statistics import ratio_error, shrink
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
@@ -42,10 +44,7 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     by ten more sequences). Standard errors: `statistics.ratio_error`, clusters are sequences; empty for one sequence.
     They take the layers' means and sds as known. Missing where no token occurs that often.
     """
-    keys = ["token_id", "flagged"]
-    rows = summary.read(run, "tokens").merge(summary.read(run, "token_scores"), on=keys)
-    rows = rows if flagged else rows[~rows["flagged"]]
-    rows = rows.drop(columns="flagged").groupby("token_id", as_index=False).sum(min_count=1)
+    rows = sums(run, flagged)
     rows["shrunk"], rows["shrunk_se"] = _shrunk(rows)
     kept = rows[rows["tokens"] >= min_count].reset_index(drop=True)
     if kept.empty:
@@ -76,6 +75,20 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
         "note": f"left out: {len(rows) - len(kept):,} of {len(rows):,} tokens, which occur under {min_count} times",
     }
     return frame
+
+
+@shared
+def sums(run: Run, flagged: bool) -> pd.DataFrame:
+    """A row a token that occurs: the columns of the summaries `tokens` and `token_scores`, added up."""
+    rows, scored = summary.read(run, "tokens"), summary.read(run, "token_scores")
+    keys = ["token_id", "flagged"]
+    if rows[keys].equals(scored[keys]):  # as they are, but for a run that has grown in between
+        rows = pd.concat([rows, scored.drop(columns=[*keys, "class"])], axis=1)
+    else:
+        rows = rows.merge(scored.drop(columns="class"), on=keys)
+    if not flagged:
+        return rows[~rows["flagged"]].drop(columns="flagged").reset_index(drop=True)
+    return rows.drop(columns="flagged").groupby("token_id", as_index=False).sum(min_count=1)
 
 
 def _shrunk(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
@@ -120,8 +133,22 @@ def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFram
     return frame
 
 
+def tokens_spelt(run: Run, words: Sequence[str], min_count: int) -> pd.DataFrame:
+    """Unflagged tokens that are one of these words, white space around it aside, and occur at least `min_count` times,
+    loudest first. Columns: text, count, sequences, z, z_se, as in by_token."""
+    text = run.vocab["text"].str.strip() if run.has("vocab") else pd.Series(dtype=str)
+    text = text[text.isin(words)]
+    rows = sums(run, False)
+    rows = rows[rows["token_id"].isin(text.index) & (rows["tokens"] >= min_count)]
+    n, g = rows["tokens"], rows["sequences"]
+    error = ratio_error(n, rows["tokens_square"], rows["z_sum"], rows["z_square"], rows["z_cross"], g)
+    columns = {"count": n, "sequences": g, "z": rows["z_sum"] / n, "z_se": error}
+    frame = pd.DataFrame({"text": text.loc[rows["token_id"]].to_numpy(object), **columns})
+    return frame.sort_values(["z", "text"], ascending=[False, True], ignore_index=True)
+
+
 def token_text(run: Run, token_ids: pd.Series) -> list[str]:
     """The tokens as the vocabulary displays them; an id that it lacks as <id>."""
     text = run.vocab["text"] if run.has("vocab") else pd.Series(dtype=str)
-    shown = text.reindex(token_ids.to_numpy())
+    shown = text.reindex(token_ids.to_numpy()).to_numpy(object)
     return [piece if isinstance(piece, str) else f"<{i}>" for piece, i in zip(shown, token_ids, strict=True)]

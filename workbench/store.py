@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -150,12 +150,12 @@ class Run:
         pieces = self.vocab["bytes"].reindex(list(token_ids))
         return b"".join(piece for piece in pieces if isinstance(piece, bytes)).decode("utf-8", errors="replace")
 
-    def damaged(self, *tables: str) -> list[str]:
-        """A sentence for each file that is missing or differs from its checksum in the manifest; of some tables only,
-        where they are named."""
+    def damaged(self, *tables: str, files: Collection[str] | None = None) -> list[str]:
+        """A sentence for each file that is missing or differs from its checksum in the manifest; of some tables or
+        files only, where they are named."""
         found = []
         for part in self.manifest.parts:
-            if tables and part.table not in tables:
+            if (tables and part.table not in tables) or (files is not None and part.file not in files):
                 continue
             path = self.path / part.file
             if not path.exists():

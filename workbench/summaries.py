@@ -1,6 +1,7 @@
 """The tables that analysis derives from a run's parts, declared as the run's own are (`schema.py`).
 
-All but `token_scores` hold integer sums that add up across parts, ranks and runs.
+All but `token_scores` and `words` hold integer sums that add up across parts, ranks and runs; these two take the means
+of the whole run.
 
 Tables and columns are added at the end, and counted by `revision`: a run whose summaries are of an earlier one gets
 them built anew; a summary-only copy of an earlier one opens, and lacks what came later.
@@ -119,6 +120,7 @@ _TOKEN_SCORES = Table(
         ),
         Column("z_position_square", "double", "sd²", "sum over sequences of that z there, squared"),
         Column("z_position_cross", "double", "sd·tokens", "sum over sequences of that z there times occurrences there"),
+        Column("class", "string", "", "its class by spelling (see token_classes)"),
     ),
     adds_up=False,
 )
@@ -192,9 +194,27 @@ _USED = Table(
     ),
 )
 
+_WORDS = Table(
+    "words",
+    "a word of the text: tokens joined where letters, digits or bytes of longer characters meet; most frequent first",
+    (
+        Column("word", "binary", "", "its bytes, without white space around them"),
+        Column("occurrences", "int64", "", "how often it occurs, n, where none of its tokens is flagged"),
+        Column("sequences", "int64", "", "sequences it occurs in"),
+        Column("occurrences_square", "int64", "", "sum over sequences of its occurrences there, squared"),
+        Column("pieces", "int64", "tokens", "tokens that its occurrences are cut into"),
+        Column("nnz_sum", "double", "neurons", "sum of its nnz, over all layers, mean over its tokens"),
+        Column("z_sum", "double", "sd", "sum of z (see token_scores), mean over its tokens"),
+        Column("z_square", "double", "sd²", "sum over sequences of its z there, squared"),
+        Column("z_cross", "double", "sd", "sum over sequences of its z there times its occurrences there"),
+    ),
+    adds_up=False,
+    in_summary_only=False,
+)
+
 SUMMARIES = Summaries(
     2,
-    1,
+    2,
     {
         t.name: t
         for t in (
@@ -211,6 +231,7 @@ SUMMARIES = Summaries(
             _UNION_COUNTS,
             _SURPRISAL_CLASSES,
             _USED,
+            _WORDS,
         )
     },
 )

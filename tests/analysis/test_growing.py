@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twell.analysis import by_layer, by_token, ensure, summarize, summary, surprisal_correlation
+from twell.analysis import by_layer, by_token, by_word, ensure, scores, summarize, summary, surprisal_correlation
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.store import Run, open_run
@@ -64,6 +64,47 @@ def test_a_live_run_is_summarised_again_as_parts_come(questions: ModuleType, mad
     fresh = tmp_path / "fresh"
     shutil.copytree(tmp_path / "live", fresh, ignore=shutil.ignore_patterns("summary"))
     questions.same(open_run(tmp_path / "live"), open_run(fresh))
+
+
+def test_a_new_part_costs_only_itself(
+    questions: ModuleType, made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs the means of the whole run is read again once it is asked for, and not before."""
+    read: list[str] = []
+    real = scores.of_part
+
+    def noted(path: Path, **given: Any) -> Any:
+        read.append(path.name)
+        return real(path, **given)
+
+    monkeypatch.setattr(scores, "of_part", noted)
+    writer, _, part = grow(made, tmp_path / "live")
+    part(0)
+    part(1)
+    early = open_run(tmp_path / "live")
+    by_layer(early)
+    surprisal_correlation(early)
+    assert read == []
+    assert not early.summary_path("token_scores").exists()
+    assert by_token(early, min_count=1)["count"].sum() == by_layer(early)["tokens"].iloc[0]
+    assert sorted(read) == ["part-00000.parquet", "part-00001.parquet"]
+    read.clear()
+    part(2)
+    late = open_run(tmp_path / "live")
+    by_layer(late)
+    assert read == []
+    before = by_layer(late)
+    assert by_token(early, min_count=1)["count"].sum() == before["tokens"].iloc[0], "the run as it is by now"
+    pd.testing.assert_frame_equal(by_layer(late), before)
+    assert len(read) == 3
+    by_word(late, min_count=1)
+    ensure(late)
+    assert len(read) == 3, "read once for both"
+    writer.finish()
+    shutil.copytree(tmp_path / "live", tmp_path / "fresh", ignore=shutil.ignore_patterns("summary"))
+    questions.same(open_run(tmp_path / "live"), open_run(tmp_path / "fresh"))
+    words = [by_word(open_run(tmp_path / name), min_count=1) for name in ("live", "fresh")]
+    pd.testing.assert_frame_equal(*words, rtol=1e-12, atol=1e-12)
 
 
 def test_stale_summaries_are_rebuilt(made: ModuleType, small: Run, tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from twell.analysis import tile_audit, tile_settings
@@ -43,3 +46,40 @@ def test_what_was_not_timed(made: ModuleType, tmp_path: Path) -> None:
     wide.manifest.model["d_ff"] = 4096
     with pytest.raises(Missing, match="no timing of its layers at any compression"):
         tile_settings(wide)
+
+
+def only(keep: Callable[[pd.DataFrame], pd.Series]) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """The rows of a bench that are to stay."""
+    return lambda bench: bench[keep(bench)].reset_index(drop=True)
+
+
+def benched(made: ModuleType, path: Path, change: Callable[[pd.DataFrame], pd.DataFrame], **shape: Any) -> Run:
+    """A made run whose bench has been changed."""
+    run = made.make(path, sequences=10, parts=1, bench=True, **shape)
+    (file,) = run.parts("bench")
+    change(pd.read_parquet(file)).to_parquet(file)
+    return run
+
+
+def test_one_compression_leaves_nothing_to_choose_from(run: Run, made: ModuleType, tmp_path: Path) -> None:
+    assert tile_settings(run).attrs["note"].startswith("safe:")
+    one = benched(made, tmp_path / "one", only(lambda bench: bench["compression"].isin([0, 8])))
+    assert set(tile_settings(one)["compression"]) == {8}
+    assert "Every kernel was timed at one compression" in tile_settings(one).attrs["note"]
+    each = only(lambda bench: (bench["compression"] != 4) | (bench["layer"] == 0))
+    apart = benched(made, tmp_path / "apart", lambda bench: each(bench.assign(kernel=bench["compression"].astype(str))))
+    assert tile_settings(apart)["compression"].nunique() == 3
+    assert "Every kernel was timed at one compression" in tile_settings(apart).attrs["note"], "no two of one kernel"
+
+
+def test_a_bench_that_counts_no_rows_past_slots(made: ModuleType, tmp_path: Path) -> None:
+    """What the run counted decides; where it counted nothing either, no setting is called safe."""
+    without = only(lambda bench: bench["metric"] != "rows_past_slots")
+    table = tile_settings(benched(made, tmp_path / "counted", without))
+    assert table["past_share"].isna().all()
+    assert table["safe"].tolist() == (table["rows_over_share"] == 0).tolist()
+    assert table["safe"].any()
+    assert table["fastest"].any()
+    unknown = tile_settings(benched(made, tmp_path / "unknown", without, tiles=False))
+    assert not unknown["safe"].any()
+    assert not unknown["fastest"].any()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from twell.analysis import by_token, by_word, token_classes
+from twell.analysis import build, by_token, by_word, summarize, token_classes
 from twell.analysis.classes import classify
 from twell.workbench.errors import Missing
+from twell.workbench.options import SummarizeOptions
 from twell.workbench.store import Run
 
 
@@ -76,6 +81,96 @@ def test_by_word(run: Run, scored: pd.DataFrame) -> None:
             g = len(residuals)
             expected = np.sqrt(g / (g - 1) * (residuals**2).sum()) / len(z)
             assert row["z_se"] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_a_word_is_not_cut_where_parts_and_chunks_meet(made: ModuleType, tmp_path: Path) -> None:
+    """However the run is cut into parts, and whatever order these lie in, the words are the same."""
+    one, many = (made.make(tmp_path / str(parts), sequences=40, parts=parts) for parts in (1, 8))
+    reverse = replace(many.manifest, parts=many.manifest.parts[::-1])
+    shutil.copytree(many.path, tmp_path / "reverse")
+    tables = [by_word(run, min_count=1) for run in (one, many, Run(tmp_path / "reverse", reverse))]
+    for table in tables[1:]:
+        pd.testing.assert_frame_equal(table, tables[0], rtol=1e-12, atol=1e-12)
+    assert (tables[0]["pieces"] > 1).any()
+
+
+def test_pieces_of_every_kind(made: ModuleType, tmp_path: Path) -> None:
+    """White space is stripped from the ends, spellings that agree are one word, unknown tokens end a word."""
+    pieces = {
+        1: b" for",
+        2: b"mal",
+        3: b" form",
+        4: b"al ",
+        5: b" ",
+        6: b"!",
+        7: b"\xc3",
+        8: b"\xa9t",
+        9: b" 7",
+        10: b".",
+    }
+    text = [[1, 2, 6, 3, 4], [3, 4, 5, 9, 10, 9], [7, 8, 7, 8, 6, 1, 300, 2]]
+
+    def change(columns: dict[str, Any]) -> dict[str, Any]:
+        length = [len(tokens) + 1 for tokens in text]
+        rows = np.arange(sum(length))
+        new = {name: values[rows] for name, values in columns.items()}
+        new["sequence"] = np.repeat(np.arange(len(text)), length).astype(np.int32)
+        new["position"] = np.concatenate([np.arange(n) for n in length]).astype(np.int32)
+        new["token_id"] = np.concatenate([[0, *tokens] for tokens in text]).astype(np.int32)
+        new["flags"] = (new["position"] == 0).astype(np.uint8)
+        return new
+
+    spelt = [pieces.get(token, b"") for token in range(12)]
+    run = made.make(
+        tmp_path / "pieces", vocab=12, sequences=20, parts=1, tiles=False, neurons=False, timings=0, change=change
+    )
+    (file,) = run.parts("vocab")
+    pq.write_table(pq.read_table(file).set_column(1, "bytes", pa.array(spelt, pa.binary())), file)
+    table = by_word(run, min_count=1).set_index("word")
+    expected = {"formal": (3, 2), "7": (2, 1), "étét": (1, 1), "for": (1, 1), "mal": (1, 1)}
+    assert {word: (row["count"], row["sequences"]) for word, row in table.iterrows()} == expected
+    assert table["pieces"].to_dict() == {"formal": 2, "7": 1, "étét": 4, "for": 1, "mal": 1}
+    rows = run.activity()
+    rows["nnz"] = rows[[name for name in rows if name.startswith("nnz_")]].mean(axis=1)
+    assert table.loc["étét", "mean"] == pytest.approx(rows.loc[rows["token_id"].isin([7, 8]), "nnz"].mean(), rel=1e-12)
+
+
+def test_a_run_of_many_words_keeps_the_frequent_ones(
+    run: Run, made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = by_word(run, min_count=1)
+    least = int(every["count"].nlargest(50).min()) + 1
+    fits = (every["count"] >= least).sum()
+    monkeypatch.setattr(build, "MOST_WORDS", int(fits))
+    few = made.make(tmp_path / "made")  # as `run`: fired and bench are drawn last
+    table = by_word(few, min_count=least)
+    pd.testing.assert_frame_equal(table, by_word(run, min_count=least))
+    assert (
+        table.attrs["note"]
+        == f"left out: {len(every) - fits:,} of {len(every):,} words, which occur under {least} times"
+    )
+    told = int(every.loc[every["count"] < least, "count"].max()) + 1
+    with pytest.raises(
+        Missing, match=f"made has {len(every):,} words, .* occur {told} times or more, got .* 1: ask for {told}"
+    ):
+        by_word(few, min_count=1)
+
+
+def test_no_vocabulary(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "mute", sequences=10, parts=1)
+    bare = Run(run.path, replace(run.manifest, parts=[part for part in run.manifest.parts if part.table != "vocab"]))
+    with pytest.raises(Missing, match="holds no words: it has no vocab table"):
+        by_word(bare)
+    assert set(token_classes(bare)["class"]) == {"other"}
+
+
+def test_a_copy_spells_out_no_text(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "whole", sequences=10, parts=1)
+    (copy,) = summarize(SummarizeOptions(runs=(run.path,), summary_only=tmp_path / "copy"))
+    assert by_word(run, min_count=1) is not None
+    assert not copy.summary_path("words").exists()
+    with pytest.raises(Missing, match="summary-only run, which spells out none of its text"):
+        by_word(copy)
 
 
 def test_rare_words(run: Run) -> None:
