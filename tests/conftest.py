@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,3 +58,13 @@ def make_manifest() -> Callable[..., Manifest]:
 @pytest.fixture
 def make_activity() -> Callable[..., dict[str, Any]]:
     return made_activity
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that `twell demo` makes: the bundled model over the bundled text, captured once for all tests."""
+    folder = tmp_path_factory.mktemp("demo") / "runs" / "demo"
+    line = [sys.executable, "-m", "twell.workbench", "demo", "--out", str(folder), "--no-app"]
+    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder.parents[1])
+    assert done.returncode == 0, done.stdout
+    return folder

@@ -1,0 +1,197 @@
+"""The dashboard on what the project itself makes: the demo run, and a capture that goes on beside the open page."""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from twell.analysis import by_token, contexts, examples
+from twell.app.token_neurons import neurons_of
+from twell.app.words import number, visible, whole
+from twell.workbench import manifest as manifests
+from twell.workbench.errors import UserError
+from twell.workbench.store import Run, open_run
+
+BATCHES = ".st-key-batches .js-plotly-plot"
+LONG, LEAST = 35, 32_000  # seconds of the capture beside the page, about: three parts of ten; and tokens, at least
+
+# Notes when the figure of batches first shows how many, by the clock that files are stamped with.
+NOTICE = """figure => {
+    window.drawn = {};
+    setInterval(() => {
+        const many = document.querySelector(figure)?._fullData?.[0]?._length;
+        if (many && !(many in window.drawn)) window.drawn[many] = Date.now() / 1000;
+    }, 10);
+}"""
+
+
+class Watcher(threading.Thread):
+    """Notes every state of a run that times batches: `written[batches timed]` is the time stamp of its manifest."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__(daemon=True)
+        self.path, self.over = run, threading.Event()
+        self.written: dict[int, float] = {}
+
+    def run(self) -> None:
+        seen = 0
+        while not self.over.wait(0.005):
+            try:
+                stamp = (self.path / manifests.FILE).stat().st_mtime_ns
+                if stamp == seen:
+                    continue
+                run = open_run(self.path)
+                many = run.frame("timings", ["batch"])["batch"].nunique() if run.has("timings") else 0
+            except (OSError, UserError):
+                continue  # not begun yet
+            seen = stamp
+            self.written.setdefault(many, stamp / 1e9)
+
+
+def enough(demo: Run, folder: Path) -> tuple[Path, int]:
+    """A text, and how many of its tokens this machine captures in about LONG seconds with one thread, going by the demo
+    run, which had them all."""
+    speed = demo.manifest.tokens / demo.manifest.seconds / (os.cpu_count() or 1)
+    tokens = max(int(LONG * speed), LEAST)
+    passages = resources.files("twell.data").joinpath("passages.jsonl").read_text(encoding="utf-8")
+    text = folder / "text.jsonl"
+    text.write_text(passages * (2 + 8 * tokens // len(passages)), encoding="utf-8")
+    return text, tokens
+
+
+def waited() -> float:
+    """How many times longer work takes now than it would on a processor of its own."""
+    began, used = time.monotonic(), time.thread_time()
+    while time.thread_time() - used < 0.1:
+        pass
+    return (time.monotonic() - began) / 0.1
+
+
+@pytest.mark.timeout(600)
+def test_parts_of_a_capture_appear_on_the_open_page(
+    browser: Any, serve: Callable[[Path], str], watch: Any, demo: Path, tmp_path: Path
+) -> None:
+    """`twell capture` from its first part to its end, with the Kernels page open beside it."""
+    runs, said = tmp_path / "runs", tmp_path / "said.txt"
+    runs.mkdir()
+    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(runs))
+    watched.open("/", ".tw-title, .tw-numbers")
+    text, tokens = enough(open_run(demo), tmp_path)
+    model, watcher = str(resources.files("twell.data") / "demo-model"), Watcher(runs / "live")
+    line = [sys.executable, "-m", "twell.workbench", "capture", model, "--text", str(text), "--tokens", str(tokens)]
+    line += ["--batch-tokens", "512", "--timings", "8", "--timings-share", "1", "--out", str(runs / "live")]
+    with said.open("wb") as log:
+        capture = subprocess.Popen(line, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    try:
+        watcher.start()
+        while max(watcher.written, default=0) < 2:  # times are drawn by batch from the second on
+            assert capture.poll() is None, said.read_text()
+            watcher.join(0.1)
+        watched.open("/kernels?run=live", BATCHES)
+        watched.page.evaluate(NOTICE, BATCHES)
+        assert watched.page.locator(".tw-mark.live").count() == 1
+        shares = []
+        while capture.poll() is None:
+            shares.append(waited())
+            time.sleep(1)
+        assert capture.returncode == 0, said.read_text()
+    finally:
+        capture.kill()
+    watched.page.wait_for_selector(".tw-mark", state="detached", timeout=30_000)
+    watched.settle()
+    watcher.over.set()
+    drawn = {int(many): float(at) for many, at in watched.page.evaluate("window.drawn").items()}
+    ended = open_run(runs / "live")
+    assert ended.manifest.status == manifests.COMPLETE
+    assert max(drawn) == ended.frame("timings")["batch"].nunique()
+    took = [drawn[many] - watcher.written[many] for many in sorted(drawn)[1:]]
+    print("seconds from a part's manifest to the screen:", *(f"{one:.2f}" for one in took))
+    assert len(took) >= 2
+    assert min(took) > 0, "the page cannot show what is not there yet"
+    busy = min(max(1.0, statistics.median(shares)), 5.0)
+    room = 2.0 * busy  # 2 s of processors that have nothing else to do
+    print(f"all work took {busy:.1f} times as long as alone: up to {room:.1f} s are right")
+    assert min(took) < room, took
+    assert statistics.median(took) < 2 * room, took
+    watched.check()
+
+
+def saved(page: Any, name: str, within: str) -> bytes:
+    """The file that a button of a part of the page saves."""
+    with page.expect_download(timeout=60_000) as waiting:
+        page.locator(within).get_by_role("button", name=name).click()
+    return Path(waiting.value.path()).read_bytes()
+
+
+@pytest.mark.timeout(900)
+def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
+    browser: Any, serve: Callable[[Path], str], watch: Any, demo: Path
+) -> None:
+    """On the demo run: Tokens, a token, its contexts, one of its neurons, the neuron's examples, Export."""
+    run = open_run(demo)
+    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(demo.parent))
+    page = watched.page
+
+    watched.open("/tokens?run=demo", ".st-key-ranking .js-plotly-plot")
+    tokens = by_token(run, min_count=20)
+    loudest = tokens.iloc[0]
+    page.locator(".js-plotly-plot .scatterlayer .point").first.click(force=True)
+    page.wait_for_selector(".tw-places")
+    watched.settle()
+    assert f"token={loudest['token_id']}" in page.url
+    assert page.locator("h1").inner_text().startswith(visible(loudest["text"]))
+
+    places = contexts(run, int(loudest["token_id"]), limit=50, order="loudest")
+    shown = page.locator(".tw-place:not(.names)")
+    assert shown.count() == len(places)
+    assert [where.inner_text() for where in shown.locator(".where").all()] == [
+        f"{row.sequence}:{row.position}" for row in places.itertuples()
+    ]
+    assert [cell.inner_text() for cell in shown.locator(".nnz").all()] == [whole(nnz) for nnz in places["nnz"]]
+
+    own = neurons_of(run, int(loudest["token_id"]))
+    links = page.locator("a.tw-neuron")
+    assert [link.locator(".name").inner_text() for link in links.all()] == own["label"].head(links.count()).tolist()
+    assert links.count() > 0
+    label = own["label"].iloc[0]
+    links.first.click()
+    page.wait_for_selector(".tw-example")
+    watched.settle()
+    assert page.locator("h1").inner_text() == label
+
+    layer, neuron = (int(word[1:]) for word in label.split("/"))
+    kept = examples(run, layer, neuron)
+    lines = page.locator(".tw-example")
+    assert [line.locator(".number").last.inner_text() for line in lines.all()] == [
+        number(value) for kind in ("top", "sample") for value in kept.loc[kept["kind"] == kind, "value"]
+    ]
+    marked = lines.first.locator(".here").inner_text()
+    assert marked.strip() in kept["token"].iloc[0]
+    page.locator(".st-key-in-the-text-data button").click()
+    table = pd.read_parquet(io.BytesIO(saved(page, "Save as Parquet", "body")))
+    pd.testing.assert_frame_equal(table, kept.drop(columns="window"), check_dtype=False)
+    page.keyboard.press("Escape")
+
+    page.get_by_role("link", name="Export").click()
+    page.wait_for_url("**/export?run=demo*")
+    watched.settle()
+    watched.open("/export?run=demo&table=by_token", '[data-testid="stDataFrame"]')
+    whole_table = by_token(run)
+    exported = pd.read_parquet(io.BytesIO(saved(page, "Save as Parquet", ".st-key-one")))
+    pd.testing.assert_frame_equal(exported, whole_table, check_dtype=False)
+    text = pd.read_csv(io.BytesIO(saved(page, "Save as CSV", ".st-key-one")), keep_default_na=False)
+    assert text["text"].tolist() == whole_table["text"].tolist()
+    assert text["count"].tolist() == whole_table["count"].tolist()
+    watched.check()
