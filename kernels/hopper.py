@@ -5,7 +5,8 @@ windows of 1024, where that pays, so that the few that fire many neurons share b
 in that order, the union of the neurons they fire, and lays the gate values out over it. Up and down are products over
 the union, whose weight rows are gathered once a block; where the union is nearly everything they read whole weight
 tiles instead. A last launch counts, if asked. Sums have one order, set by shapes and inputs: same call, same bits.
-Up to 128 rows take two launches of their own, which overlap: gate and up by 48 neurons a CTA, down over the one union.
+Up to 2 048 rows take two launches, which overlap, and no plan: gate and up together by tiles of up to 176 neurons,
+down over what the tiles of a block's rows have fired; up to 64 rows are one block.
 
 Cost: the gate product in full, up and down by the size of the unions (a block's union is about 15 times a row's nnz in
 text). Workspace is worst case, from torch's allocator, and touched only where it is used: 25 KB a row at d_ff 5632.
@@ -32,7 +33,7 @@ LAYOUT = Layout(tile=256, compression=8)  # what the gate product emits
 BLOCK, PANEL = 128, 64  # rows that share a union; columns of a hidden panel
 WINDOW = 1024  # rows that are put in order of nnz before they are cut into blocks
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
-FEW_ROWS = 128  # take two launches of their own, bound by reading weights once and by what waits for what
+FEW_ROWS = 2048  # up to which rows have no order, no plan and, unless they are asked for, no words
 MAX_WORKSPACE = 4 * 2**30  # bytes; rows past it take another pass
 STAGES = {"gate": 1, "plan": 2, "up": 4, "down": 8, "counts": 16}
 ALL_STAGES = sum(STAGES.values())
@@ -43,7 +44,7 @@ LIBRARY = Library(
     (
         *(
             Source(f"hopper/{stage}.cu", (_ARCH, f"-DTWELL_T={value}"))
-            for stage in ("gate", "plan", "up", "down", "few", "counts")
+            for stage in ("gate", "plan", "up", "down", "few", "mid", "counts")
             for value in ("__nv_bfloat16", "__half")
         ),
         Source("hopper/bindings.cpp"),

@@ -1,4 +1,4 @@
-"""Few rows on Hopper: every count of rows against the reference, and launches that overlap with what comes before."""
+"""Up to 2 048 rows on Hopper: counts of rows against the reference, and launches that overlap with others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ from twell.kernels.layout import Layout
 from twell.kernels.ops import gated_ffn
 
 CUDA = torch.device("cuda")
-ROWS = [1, 2, 7, 8, 9, 16, 17, 40, 63, 64, 65, 127, 128, 129, 200, 255, 256, 257]
-SHAPES = [(64, 8, 4), (192, 1000, 12), (2048, 5632, 90), (1000, 392, -40), (320, 3080, 400)]  # d_model, d_ff, quiet
+ROWS = [1, 2, 7, 8, 9, 16, 17, 40, 63, 64, 65, 127, 128, 129, 200, 256, 257, 384, 513, 1000, 2047, 2048, 2049]
+SHAPES = [  # d_model, d_ff, quiet: rows that fire hardly, nearly all, not at all; one past and one short of tiles
+    (64, 8, 4),
+    (192, 1000, 12),
+    (2048, 5632, 90),
+    (1000, 392, -40),
+    (320, 3080, 400),
+    (264, 5640, -40),
+    (136, 16384, 10),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +84,38 @@ def test_every_count_of_rows_equals_the_reference(shape: tuple[int, int, float],
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [1, 3, 40, 100, 128, 250])
+@pytest.mark.parametrize("n", [64, 100, 250, 500, 1100])
+def test_every_density_in_one_call(n: int) -> None:
+    """From neurons that none fires to neurons that all do: each way that a CTA takes its up product, side by side."""
+    for options in ({"bias": True}, {"gated": False}, {"probes": "neurons", "layout": Layout(), "want_packed": True}):
+        one = call(n, 256, 4096, 0, **options)
+        one.w_gate[:, 0] = torch.linspace(60, -40, 4096, device=CUDA).round().neg()
+        got = hopper.run(one)
+        assert_same(got, reference.run(one), (n, options))
+        unions = (one.x[:128].float() @ one.w_gate.float().t() > 0).any(0).view(-1, 64).sum(1)
+        assert int(unions.min()) == 0 and int(unions.max()) == 64 and len(unions.unique()) > 10
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [100, 250, 500])
+def test_as_few_as_scalar_products_take_and_one_more(n: int, dtype: torch.dtype) -> None:
+    """Rows of one block and neurons of one tile: so many fire, in one column, in a row, and spread."""
+    one = call(n, 128, 352, 0, rows=None, dtype=dtype)
+    one.x[:] = torch.eye(128, device=CUDA, dtype=dtype)[torch.arange(n, device=CUDA) % 128]
+    spots = [(r, neuron) for neuron in (3, 17, 40, 47) for r in range(0, 95, 1 + neuron % 3)]
+    for fired in (1, 2, 95, 96, 97, 98, len(spots)):
+        planted = torch.full((128, 352), -1.0, device=CUDA)
+        for r, neuron in spots[-fired:]:
+            planted[r, neuron] = 1 + (r + neuron) % 3
+        one.w_gate[:] = planted.t().to(dtype)
+        got = hopper.run(one)
+        assert int(got[1].nnz[:100].sum()) == int((planted[:100] > 0).sum())
+        assert_same(got, reference.run(one), (n, fired))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 3, 40, 100, 128, 250, 700])
 def test_rows_that_are_not_finite_are_nan_and_alone(n: int) -> None:
     one = call(n, 128, 512, 12, rows=None)
     one.x[n // 2, 3], one.x[n - 1, 1] = float("nan"), float("-inf")
@@ -93,7 +132,7 @@ def test_rows_that_are_not_finite_are_nan_and_alone(n: int) -> None:
 @pytest.mark.gpu
 def test_waits_for_what_was_launched_before(gpu: None) -> None:
     """x and weights that the stream writes just before each call, and a workspace that the call before still reads."""
-    calls = [call(n, 512, 2816, 20, seed=n) for n in (1, 64, 5, 128, 17, 256, 3, 300)]
+    calls = [call(n, 512, 2816, 20, seed=n) for n in (1, 64, 5, 128, 17, 256, 3, 700)]
     expected = [reference.run(one) for one in calls]
     sources = [[tensor.clone() for tensor in (one.x, one.w_gate, one.w_up, one.w_down)] for one in calls]
 
@@ -128,7 +167,7 @@ def test_the_same_bits_on_two_streams() -> None:
     weights = [torch.randn(5632, 1024, device=CUDA, generator=generator).bfloat16() / 32 for _ in range(3)]
     weights[0][:, 0] = -2
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    for n in (1, 16, 64, 100, 250):
+    for n in (1, 16, 64, 100, 250, 600):
         x = torch.randn(n, 1024, device=CUDA, generator=generator).bfloat16()
         x[:, 0] = 1
         expected = gated_ffn(x, weights[0], weights[1], weights[2].t(), kernel="hopper")

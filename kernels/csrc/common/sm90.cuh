@@ -131,6 +131,9 @@ __device__ __forceinline__ void prefetch_bulk(const void* global, uint32_t bytes
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
+// The line of that address into the L2; unlike bulk copies, no part of the copy engine's time.
+__device__ __forceinline__ void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory"); }
+
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -146,6 +149,11 @@ __device__ __forceinline__ void async_copy_16(uint32_t smem, const void* global,
 // Arrives, as one of those that the barrier was made for, once the copies that this thread has begun have landed.
 __device__ __forceinline__ void async_arrive(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLeft>
+__device__ __forceinline__ void async_wait_but() {  // for all copies but those of the last kLeft commits
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 __device__ __forceinline__ void async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
@@ -172,6 +180,9 @@ __device__ __forceinline__ uint32_t remote_address(const void* pointer, uint32_t
 }
 __device__ __forceinline__ void store_remote(uint32_t remote, float a, float b) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(a), "f"(b) : "memory");
+}
+__device__ __forceinline__ void store_remote(uint32_t remote, float4 v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 template <int kRegisters>
 __device__ __forceinline__ void registers_up() {

@@ -53,11 +53,12 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
              as<uint32_t>(first_sequence)};
   const auto run = [&]<typename T>(cudaStream_t on) {
     using namespace twell::hopper;
-    if (f.rows <= kFewRows) {  // words and, from them, counts only where more is asked for than nnz
-      const bool words = stages & 2;
-      if (stages & 1) launch_few_gate_up<T>(f, words, on);
+    if (f.rows <= kMidRows) {  // words and, from them, counts only where more is asked for than nnz
+      const bool words = stages & 2, few = f.rows <= kFewRows;
+      if (stages & 1) few ? launch_few_gate_up<T>(f, words, on) : launch_mid_gate_up<T>(f, words, on);
       if (words) launch_few_pack<T>(f, on);
-      if (stages & 8) launch_few_down<T>(f, words ? nullptr : out.nnz, on);
+      int* nnz = words ? nullptr : out.nnz;
+      if (stages & 8) few ? launch_few_down<T>(f, nnz, on) : launch_mid_down<T>(f, nnz, on);
     } else {
       if (stages & 1) launch_gate<T>(f, on);
       if (stages & 2) launch_plan<T>(f, on);

@@ -6,17 +6,15 @@ namespace twell::hopper {
 
 namespace {
 
-constexpr int kMostShared = 220 * 1024;  // bytes of shared memory to a CTA
+constexpr int kMostShared = 227 * 1024;  // bytes of shared memory to a CTA
 
 // Calls run<groups of 64 rows, tiles to a stage>().
 template <typename Run>
 void by_rows(int rows, Run run) {
   if (rows <= 32)
     run.template operator()<1, 4>();
-  else if (rows <= 64)
-    run.template operator()<1, 2>();
   else
-    run.template operator()<2, 2>();
+    run.template operator()<1, 2>();
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Up to 256 rows: bound by reading each weight once, and by what waits for what. Two launches that overlap, and no plan.
+// Up to 64 rows: bound by reading each weight once, and by what waits for what. Two launches that overlap, and no plan.
 //
 // `few_gate_up` gives a CTA 48 neurons and all rows: their gate rows stream through a ring of stages, and for those that any row fires
 // it takes the up product at once. `few_down` goes over the union, a cluster to 64 outputs, each of whose CTAs takes a quarter of
@@ -10,7 +10,7 @@
 // many fired in each row, a byte. `few_pack` turns the values, dense in `spill`, into words where they are wanted.
 #pragma once
 
-#include "hopper/gemm.cuh"
+#include "hopper/stream.cuh"
 
 namespace twell::hopper {
 
@@ -38,47 +38,6 @@ struct FewMarks {
     counts = reinterpret_cast<uint8_t*>(f.tails);
   }
 };
-
-// A ring of stages in shared memory, and where a thread stands in it.
-struct Stages {
-  unsigned char* base;
-  uint64_t *full, *empty;
-  int count, bytes;
-  uint32_t phase;
-  int at = 0;
-  __device__ __forceinline__ unsigned char* here() const { return base + at * bytes; }
-  __device__ __forceinline__ void next() {
-    if (++at == count) at = 0, phase ^= 1;
-  }
-};
-
-// D[64 x kN] = A B^T over `stages` stages, of each of which this warpgroup takes kSteps times 16 of k, A and B at their offsets;
-// frees a stage once its products are done. kByNeuron: both operands lie [k][64], otherwise [64][k] and [kN][k].
-template <typename T, int kN, int kSteps, int kByNeuron, int kSize>
-__device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stages, int a_at, int b_at, int lane) {
-  constexpr uint32_t kStep = kByNeuron ? 2048 >> 4 : 32 >> 4;
-  const auto release = [&](int stage) {
-    if (lane == 0) barrier_arrive(&s.empty[stage]);
-  };
-  int last = -1;
-  for (int i = 0; i < stages; ++i) {
-    barrier_wait(&s.full[s.at], s.phase);
-    fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
-    const uint64_t a = descriptor(s.here() + a_at, 8192, 1024), b = descriptor(s.here() + b_at, 8192, 1024);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) wgmma<T, kN, kByNeuron, kByNeuron>(d, a + k * kStep, b + k * kStep, i > 0 || k > 0);
-    wgmma_commit();
-    if (last >= 0) {
-      wgmma_wait<1>();
-      release(last);
-    }
-    last = s.at;
-    s.next();
-  }
-  wgmma_wait<0>();
-  if (last >= 0) release(last);
-}
 
 // Words from the dense values in `spill`: a warp a tile of a row, a lane eight columns.
 template <typename T>

@@ -136,7 +136,13 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
 #pragma unroll
       for (float& value : d) value = 0.f;
     }
-    multiply<T, kDownOutputs, kTileK / 16 / kHalves, 1>(d, ring, filled, (rows + 1) * kDownSide + skip, skip, lane);
+    const auto ready = [&](int stage, uint32_t phase) {
+      barrier_wait(&full[stage], phase);
+      fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
+    };
+    multiply<T, kDownOutputs, kTileK / 16 / kHalves, 1>(d, ring, filled, (rows + 1) * kDownSide + skip, skip, ready, [&](int stage) {
+      if (lane == 0) barrier_arrive(&empty[stage]);
+    });
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = c.row() + 8 * h;

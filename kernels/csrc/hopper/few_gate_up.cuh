@@ -11,7 +11,7 @@ template <int kGroups, int kTiles>
 struct __align__(16) FewShared {
   static constexpr int kRows = 64 * kGroups;
   uint64_t full[kFewStages], empty[kFewStages];
-  uint16_t gates[kRows][kFewNeurons + 8];  // values, then the hidden state; banks apart
+  uint32_t gates[kRows][kFewNeurons + 8];  // in a gated FFN float32 values, then the hidden state in 16 bits; banks apart
   uint32_t fires[2], broken[2 * kGroups];  // a bit a neuron that any row fires; a bit a row that is not finite
   uint16_t list[kFewNeurons];              // the neurons that fire, ascending
   float4 sums[kTiles - 1][kGroups][kFewNeurons / 8][128];  // of the warpgroups of other tiles than the first
@@ -99,7 +99,7 @@ __device__ __forceinline__ void finish_gate(float (&d)[kFewNeurons / 2], FewShar
     if (row >= f.rows) {
       if (row < (f.rows + 7) / 8 * 8)
 #pragma unroll
-        for (int j = 0; j < kFewNeurons / 8; ++j) *reinterpret_cast<uint32_t*>(&s.gates[row][8 * j + 2 * quad]) = 0;
+        for (int j = 0; j < kFewNeurons / 8; ++j) *reinterpret_cast<uint2*>(&s.gates[row][8 * j + 2 * quad]) = make_uint2(0, 0);
       continue;
     }
     float broken = 0.f, peak = 0.f;  // inf or NaN times 0 is NaN, and stays
@@ -110,7 +110,12 @@ __device__ __forceinline__ void finish_gate(float (&d)[kFewNeurons / 2], FewShar
       broken = fmaf(low, 0.f, fmaf(high, 0.f, broken)), peak = fmaxf(peak, fmaxf(low, high));
       const uint32_t pair = round_relu<T>(low, high), signs = (pair + 0x7fff7fffu) & 0x80008000u;
       mine[j / 4] |= (signs >> 15 | signs >> 30) % 4 << 8 * (j % 4);
-      *reinterpret_cast<uint32_t*>(&s.gates[row][8 * j + 2 * quad]) = pair;
+      const bool rounds = f.w_up == nullptr;  // the value is the hidden state
+      *reinterpret_cast<uint2*>(&s.gates[row][8 * j + 2 * quad]) =
+          make_uint2(rounds ? pair & 0xffff : pair & 0xffff ? __float_as_uint(low) : 0, rounds ? pair >> 16 : pair >> 16 ? __float_as_uint(high) : 0);
+      const int neuron = first + 8 * j + 2 * quad, at = neuron % kTile;
+      if (dense && neuron < f.d_ff)
+        reinterpret_cast<uint32_t*>(f.spill)[((static_cast<int64_t>(row) * f.tiles + neuron / kTile) * kTile + ((at / 8) ^ (row & 7)) * 8 + at % 8) / 2] = pair;
     }
 #pragma unroll
     for (int w = 0; w < 2; ++w) mine[w] &= static_cast<uint32_t>(real >> 32 * w) >> 2 * quad;
@@ -119,15 +124,6 @@ __device__ __forceinline__ void finish_gate(float (&d)[kFewNeurons / 2], FewShar
     count += __shfl_xor_sync(0xfu << (c.lane & 28), count, 1), count += __shfl_xor_sync(0xfu << (c.lane & 28), count, 2);
     if (quad == 0 && first < f.d_ff) marks.counts[blockIdx.x * f.rows + row] = count;
     mask[0] |= mine[0], mask[1] |= mine[1];
-    if (dense)
-#pragma unroll
-      for (int j = 0; j < kFewNeurons / 8; ++j) {
-        const int neuron = first + 8 * j + 2 * quad, at = neuron % kTile;
-        uint16_t* tile = static_cast<uint16_t*>(f.spill) + (static_cast<int64_t>(row) * f.tiles + neuron / kTile) * kTile;
-        if (neuron < f.d_ff)
-          *reinterpret_cast<uint32_t*>(tile + ((at / 8) ^ (row & 7)) * 8 + at % 8) =
-              *reinterpret_cast<const uint32_t*>(&s.gates[row][8 * j + 2 * quad]);
-      }
   }
   __syncwarp();
 #pragma unroll
@@ -154,10 +150,10 @@ __device__ __forceinline__ void finish_few_up(const float (&d)[kFewNeurons / 2],
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         if (c.row() + 8 * h >= f.rows) continue;
-        uint16_t& value = s.gates[c.row() + 8 * h][column];
-        const float g = half_of<T>(value, 0), out = g > 0.f ? g * (d[4 * j + 2 * h + e] + b) : 0.f;
+        uint32_t& value = s.gates[c.row() + 8 * h][column];
+        const float g = __uint_as_float(value), out = g > 0.f ? g * (d[4 * j + 2 * h + e] + b) : 0.f;
         fine[h] = fine[h] && stays_finite<T>(fabsf(out));
-        value = static_cast<uint16_t>(round_pair<T>(out, 0.f));
+        value = round_pair<T>(out, 0.f);
       }
     }
 #pragma unroll
@@ -192,9 +188,16 @@ __global__ void __launch_bounds__(few_consumers(kGroups, kTiles) + kFewProducers
   const int rows = group % kGroups, tile = group / kGroups;  // of a consumer
   const Consumer c{rows, thread / 32 % 4, thread % 32};
   const int a_at = kTiles * kFewWeightBytes + tile * shape.row_bytes() + rows * 64 * kTileK * 2, b_at = tile * kFewWeightBytes;
+  const auto ready = [&](int stage, uint32_t phase) {
+    barrier_wait(&ring.full[stage], phase);
+    fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
+  };
+  const auto release = [&](int stage) {
+    if (c.lane == 0) barrier_arrive(&ring.empty[stage]);
+  };
   float d[kFewNeurons / 2];
   if (consumes) {
-    multiply<T, kFewNeurons, kTileK / 16, 0>(d, ring, stages, a_at, b_at, c.lane);
+    multiply<T, kFewNeurons, kTileK / 16, 0>(d, ring, stages, a_at, b_at, ready, release);
     add_up<kFewNeurons, kGroups, kTiles>(d, s, rows, tile);
     if (tile == 0) finish_gate<T, kGroups, kTiles>(d, s, f, marks, c, first, shape.dense);
   } else {
@@ -220,7 +223,7 @@ __global__ void __launch_bounds__(few_consumers(kGroups, kTiles) + kFewProducers
   } else {
     if (ups) {
       const auto run = [&]<int kN>() {
-        multiply<T, kN, kTileK / 16, 0>(d, ring, stages, a_at, b_at, c.lane);
+        multiply<T, kN, kTileK / 16, 0>(d, ring, stages, a_at, b_at, ready, release);
         add_up<kN, kGroups, kTiles>(d, s, rows, tile);
         if (tile == 0) finish_few_up<T, kN, kGroups, kTiles>(d, s, f, c, first, count);
       };

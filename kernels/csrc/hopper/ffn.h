@@ -9,7 +9,8 @@ namespace twell::hopper {
 constexpr int kBlockRows = 128;   // rows that share a union
 constexpr int kWindow = 1024;     // rows among which blocks choose theirs
 constexpr int kPanelColumns = 64; // columns of a hidden panel: [128 rows][64] values, 16 KB, 128-byte swizzled
-constexpr int kFewRows = 128;      // up to here rows take a path of their own
+constexpr int kFewRows = 64;      // up to here rows take a path of their own
+constexpr int kMidRows = 2048;    // and up to here another
 constexpr int kTile = 256, kWords = 32, kSlots = kWords - 1;  // TwELL at compression 8
 constexpr int kHead = 8, kTail = kWords - kHead;              // its words, split where most rows end
 
@@ -63,6 +64,8 @@ template <typename T> void launch_down(const Ffn&, cudaStream_t);
 template <typename T> void launch_few_gate_up(const Ffn&, bool dense, cudaStream_t);  // up to kFewRows rows: in place of gate and up
 template <typename T> void launch_few_pack(const Ffn&, cudaStream_t);     // the words, where they are wanted
 template <typename T> void launch_few_down(const Ffn&, int* nnz, cudaStream_t);
+template <typename T> void launch_mid_gate_up(const Ffn&, bool dense, cudaStream_t);  // up to kMidRows
+template <typename T> void launch_mid_down(const Ffn&, int* nnz, cudaStream_t);
 template <typename T> void launch_counts(const Ffn&, const Counts&, cudaStream_t);
 
 }  // namespace twell::hopper

@@ -1,0 +1,222 @@
+// The down product of a block of 128 rows, y = h Wd^T + b over the block's union: kOut outputs to a cluster, whose kSplits CTAs
+// share out the union; their parts add up in one order.
+#pragma once
+
+#include <algorithm>
+
+#include "hopper/mid.cuh"
+
+namespace twell::hopper {
+
+// Registers of a thread, where two CTAs share a multiprocessor and where not.
+constexpr int mid_down_ctas(int splits) { return splits == 4 ? 2 : 1; }
+
+template <int kOut, int kSplits>
+struct MidDown {
+  static constexpr int kSide = kTileK * 64 * 2;  // bytes of 64 neurons of 64 rows, or of 64 outputs
+  static constexpr int kStageBytes = (2 + kOut / 64) * kSide, kShare = kOut / kSplits;
+  static constexpr int kPitch = kShare * 2 + 16;  // bytes of a row of outputs in shared memory; banks apart
+  static constexpr int kLeastBytes = std::max(kSplits > 1 ? kBlockRows * kOut * 4 : 0, kBlockRows * kPitch);
+  static constexpr int kLeastStages = (kLeastBytes + kStageBytes - 1) / kStageBytes;
+  static constexpr int kConsumerRegs = kSplits == 4 ? 96 : 208, kProducerRegs = kSplits == 4 ? 48 : 80;
+  // Neurons to a CTA at most.
+  static constexpr int list_bytes(int d_ff) { return ((d_ff + kSplits - 1) / kSplits + kTileK) * 2 + 127 & ~127; }
+  static int stages(int d_ff) { return std::min(kMidStages, (226 * 1024 / mid_down_ctas(kSplits) - 1024 - list_bytes(d_ff)) / kStageBytes); }
+};
+
+// The neurons of this CTA's share of the block's union, ascending, into `list`; how many. By all threads.
+__device__ __forceinline__ int list_share(const MidMarks& marks, const Ffn& f, int splits, int rank, uint16_t* list, int (&sums)[kThreads / 32]) {
+  const int groups = (f.d_ff + 15) / 16, each = (groups + kThreads - 1) / kThreads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int from = min(static_cast<int>(threadIdx.x) * each, groups), to = min(from + each, groups);
+  int mine = 0;
+  for (int g = from; g < to; ++g) mine += __popc(marks.fired[g]);
+  int at = mine;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, at, step);
+    if (lane >= step) at += other;
+  }
+  if (lane == 31) sums[warp] = at;
+  __syncthreads();
+  at -= mine;
+  int total = 0;
+#pragma unroll
+  for (int w = 0; w < kThreads / 32; ++w) at += w < warp ? sums[w] : 0, total += sums[w];
+  const int share = ((total + splits - 1) / splits + kTileK - 1) / kTileK * kTileK, low = min(rank * share, total);
+  const int size = min(share, total - low);
+  at -= low;
+  for (int g = from; g < to; ++g)
+    for (uint32_t left = marks.fired[g]; left; left &= left - 1, ++at)
+      if (static_cast<unsigned>(at) < static_cast<unsigned>(size)) list[at] = g * 16 + __ffs(left) - 1;
+  return size;
+}
+
+// Fills the stages: 64 neurons of the block's hidden state and of the outputs' weights, by tensor copies where they follow each other.
+template <typename T, int kOut, int kSplits>
+__device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap& w_map, const CUtensorMap& h_map, const Ffn& f, int block,
+                                                 int out0, const uint16_t* list, int size) {
+  using Down = MidDown<kOut, kSplits>;
+  constexpr int kOutChunks = kOut / 8, kAtOnce = kProducers / kOutChunks;  // of a neuron's weights; neurons to a round of copies
+  const int thread = threadIdx.x - kConsumers;
+  const int h_chunk = thread % 16, h_row = thread / 16, w_chunk = thread % kOutChunks, w_row = thread / kOutChunks;
+  const bool inside = out0 + 8 * w_chunk < f.d_model;
+  const T* h = hidden_of<T>(f, block, 0) + 8 * h_chunk;
+  const T* w = static_cast<const T*>(f.w_down) + (inside ? out0 + 8 * w_chunk : 0);
+  for (int k0 = 0; k0 < size; k0 += kTileK, ring.next()) {
+    const bool run = k0 + kTileK <= size && list[k0 + kTileK - 1] - list[k0] == kTileK - 1;  // neurons that follow each other
+    uint64_t* full = &ring.full[ring.at];
+    barrier_wait(&ring.empty[ring.at], ring.phase);
+    if (thread == 0) {
+      barrier_expect(full, run ? Down::kStageBytes : 0);
+      if (run) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          tma_load_2d(ring.here() + i * Down::kSide, &h_map, full, 64 * i, block * f.panels * kPanelColumns + list[k0]);
+#pragma unroll
+        for (int i = 0; i < kOut / 64; ++i) tma_load_2d(ring.here() + (2 + i) * Down::kSide, &w_map, full, out0 + 64 * i, list[k0]);
+      }
+    }
+    if (!run) {
+      const uint32_t to = smem_address(ring.here());
+#pragma unroll
+      for (int i = 0; i < kTileK / 8; ++i) {
+        const int k = h_row + 8 * i;
+        const bool there = k0 + k < size;
+        async_copy_16(to + h_chunk / 8 * Down::kSide + k * 128 + (((h_chunk ^ k) & 7) << 4), h + (there ? list[k0 + k] : 0) * kBlockRows, there);
+      }
+#pragma unroll
+      for (int i = 0; i < kTileK / kAtOnce; ++i) {
+        const int k = w_row + kAtOnce * i;
+        const bool there = k0 + k < size && inside;
+        async_copy_16(to + (2 + w_chunk / 8) * Down::kSide + k * 128 + (((w_chunk ^ k) & 7) << 4),
+                      w + (there ? list[k0 + k] : 0) * static_cast<uint32_t>(f.d_model), there);
+      }
+    }
+    async_arrive(full);
+  }
+}
+
+// Each CTA of the cluster gives its sums of the others' outputs to them, and adds up those of its own, in order of rank, into the first of
+// `d`. [CTAs][kShare / 8][consumers] of four sums arrive at `to`, as they lie in registers. The producers make two cluster_syncs beside it.
+template <int kOut, int kSplits>
+__device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* to, int rank) {
+  constexpr int kRuns = kOut / kSplits / 8;
+  float4* parts = reinterpret_cast<float4*>(to) + threadIdx.x;
+  const auto place = [](int from, int run) { return (from * kRuns + run) * kConsumers; };
+  const auto mine = [&](int i) { return make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]); };
+  cluster_sync();  // all have read their rings
+#pragma unroll
+  for (int r = 0; r < kSplits; ++r)
+    if (r != rank)
+#pragma unroll
+      for (int i = 0; i < kRuns; ++i) store_remote(remote_address(parts + place(rank, i), r), mine(r * kRuns + i));
+  cluster_sync();
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int r = 0; r < kSplits; ++r) {
+      float4 part;
+      if (r == rank)
+        part = mine(r * kRuns + i);
+      else
+        part = parts[place(r, i)];
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+    }
+    d[4 * i] = sum.x, d[4 * i + 1] = sum.y, d[4 * i + 2] = sum.z, d[4 * i + 3] = sum.w;
+  }
+}
+
+template <typename T, int kOut, int kSplits>
+__global__ void __launch_bounds__(kThreads, mid_down_ctas(kSplits))
+    mid_down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap h_map, const Ffn f, int* nnz, int tiles, int stages) {
+  using Down = MidDown<kOut, kSplits>;
+  extern __shared__ unsigned char raw[];
+  __shared__ uint64_t full[kMidStages], empty[kMidStages];
+  __shared__ uint32_t broken[kBlockRows / 32];
+  __shared__ int sums[kThreads / 32];
+  const int thread = threadIdx.x, block = blockIdx.z, m0 = block * kBlockRows, out0 = blockIdx.y * kOut, rank = kSplits > 1 ? cluster_rank() : 0;
+  const bool consumes = thread < kConsumers;
+  Stages ring{reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023}), full, empty, stages,
+              Down::kStageBytes, !consumes};
+  uint16_t* list = reinterpret_cast<uint16_t*>(ring.base + stages * Down::kStageBytes);
+  if (thread == 0) {
+    for (int i = 0; i < stages; ++i) barrier_init(&full[i], 1 + kProducers), barrier_init(&empty[i], kConsumerWarps);
+    fence_barrier_init();
+    for (uint32_t& word : broken) word = 0;
+  }
+  __syncthreads();
+  let_next_launch();
+  wait_for_launches();
+
+  const MidMarks marks(f, block, tiles);
+  const uint32_t rows = thread < tiles * (kBlockRows / 32) ? marks.broken[thread] : 0;  // on its way while the list is made
+  const int size = list_share(marks, f, kSplits, rank, list, sums);
+  if (rows) atomicOr(&broken[thread % (kBlockRows / 32)], rows);
+  for (int i = thread + kThreads; i < tiles * (kBlockRows / 32); i += kThreads)
+    if (const uint32_t more = marks.broken[i]) atomicOr(&broken[i % (kBlockRows / 32)], more);
+  __syncthreads();
+
+  const Consumer c{thread / 128, thread / 32 % 4, thread % 32};
+  const T* bias = static_cast<const T*>(f.b_down);
+  if (!consumes) {
+    registers_down<Down::kProducerRegs>();
+    produce_mid_down<T, kOut, kSplits>(ring, w_map, h_map, f, block, out0, list, size);
+    const int row = thread - kConsumers;
+    if (blockIdx.y == block % gridDim.y && rank == 0 && m0 + row < f.rows) {
+      const bool fine = !(broken[row / 32] >> (row & 31) & 1);
+      f.finite[m0 + row] = fine;
+      if (nnz != nullptr) {
+        int sum = 0;
+#pragma unroll 8
+        for (int t = 0; t < tiles; ++t) sum += marks.counts[t * kBlockRows + row];
+        nnz[m0 + row] = fine ? sum : 0;
+      }
+    }
+    async_wait();
+    __syncwarp();
+    if constexpr (kSplits > 1) cluster_sync(), cluster_sync();  // the consumers' two
+  } else {
+    registers_up<Down::kConsumerRegs>();
+    float d[kOut / 2];
+    if (size == 0) {
+#pragma unroll
+      for (float& value : d) value = 0.f;
+    }
+    const auto ready = [&](int stage, uint32_t phase) {
+      barrier_wait(&full[stage], phase);
+      fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
+    };
+    const auto release = [&](int stage) {
+      if (c.lane == 0) barrier_arrive(&empty[stage]);
+    };
+    multiply<T, kOut, kTileK / 16, 1>(d, ring, (size + kTileK - 1) / kTileK, c.group * Down::kSide, 2 * Down::kSide, ready, release);
+    if constexpr (kSplits > 1) add_shares<kOut, kSplits>(d, ring.base, rank);
+    named_sync<kConsumers>(3);  // the ring is read, or what came there; the outputs go there, on their way to whole lines
+    constexpr int kShare = Down::kShare;
+    const int first = out0 + rank * kShare, matrix = c.lane >> 3, low = c.group * 64 + c.warp * 16;
+    unsigned char* to = ring.base + (low + (matrix & 1) * 8 + (c.lane & 7)) * Down::kPitch + (matrix >> 1) * 16;
+#pragma unroll
+    for (int j = 0; j < kShare / 8; j += 2) {
+      if (bias != nullptr)
+#pragma unroll
+        for (int g = 0; g < 4; ++g) {
+          const int out = first + 8 * (j + g / 2) + 2 * (c.lane & 3) + g % 2;
+          const float b = out < f.d_model ? static_cast<float>(bias[out]) : 0.f;
+          d[4 * (j + g / 2) + g % 2] += b, d[4 * (j + g / 2) + 2 + g % 2] += b;
+        }
+      store_fragments<false>(to + 16 * j, round_pair<T>(d[4 * j], d[4 * j + 1]), round_pair<T>(d[4 * j + 2], d[4 * j + 3]),
+                             round_pair<T>(d[4 * j + 4], d[4 * j + 5]), round_pair<T>(d[4 * j + 6], d[4 * j + 7]));
+    }
+    __syncwarp();
+    for (int i = c.lane; i < 16 * (kShare / 8); i += 32) {
+      const int row = low + i / (kShare / 8), chunk = i % (kShare / 8), out = first + 8 * chunk;
+      if (m0 + row >= f.rows || out >= f.d_model) continue;
+      uint4 values = *reinterpret_cast<const uint4*>(ring.base + row * Down::kPitch + chunk * 16);
+      if (broken[row / 32] >> (row & 31) & 1) values = make_uint4(0x7fff7fffu, 0x7fff7fffu, 0x7fff7fffu, 0x7fff7fffu);  // NaN
+      *reinterpret_cast<uint4*>(static_cast<T*>(f.y) + static_cast<int64_t>(m0 + row) * f.d_model + out) = values;
+    }
+  }
+}
+
+}  // namespace twell::hopper
