@@ -18,6 +18,8 @@ void launch_mid_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) 
     run.template operator()<48>();
   else if (width == 96)
     run.template operator()<96>();
+  else if (width == 128)
+    run.template operator()<128>();
   else
     run.template operator()<176>();
 }

@@ -19,7 +19,7 @@ constexpr int kMidStages = 12;
 // neurons' weights, at a rate that is the same on all multiprocessors, and has a part that is as long where it reads less.
 inline int mid_width(const Ffn& f, int processors) {
   int best = 0, least = 0;
-  for (const int width : {48, 96, 176}) {
+  for (const int width : {48, 96, 128, 176}) {
     const int ctas = (f.d_ff + width - 1) / width * f.blocks, cost = (ctas + processors - 1) / processors * (kBlockRows + width + 32);
     if (best == 0 || cost < least) best = width, least = cost;
   }

@@ -5,17 +5,13 @@
 
 namespace twell::hopper {
 
-constexpr int kMostPairs = 96;  // up to so many (row, neuron) of a CTA the up product is that many scalar products
-
 template <int kN>
 struct __align__(16) MidShared {
   static constexpr int kWords = (kN + 31) / 32;
   uint64_t full[2][kMidStages], empty[2][kMidStages], gathered[kMidStages];  // of the gate's stages, of the up product's
   uint32_t fires[kWords], broken[kBlockRows / 32];   // a bit a neuron that any row fires; a bit a row that is not finite
-  int fired, pairs;                                  // (row, neuron) that fired, and how many of them are in `pair`
-  uint16_t pair[kMostPairs];                         // 128 * place in the list + row
-  __align__(16) uint16_t list[kN];                   // the neurons that fire, ascending; then zeros
-  __align__(16) uint16_t gates[kBlockRows][kN + 8];  // the gate's values; banks apart
+  __align__(16) uint16_t list[kN];                   // the neurons that fire, ascending; then kN
+  __align__(16) uint16_t gates[kBlockRows][kN + 8];  // the gate's values, then a column of zeros; banks apart
 };
 
 // Where the stages lie: a tile of the rows, and one of `width` neurons' weights.
@@ -25,14 +21,6 @@ struct MidRing {
   static constexpr int stage(int width) { return kABytes + width * kTileK * 2; }
   static constexpr int stages(int width) { return kBytes / stage(width) < kMidStages ? kBytes / stage(width) : kMidStages; }
 };
-
-// How wide the up product of so many neurons is.
-template <int kN>
-__device__ __forceinline__ int up_width(int count) {
-  int width = 16;
-  while (width < count && width < 256) width *= 2;
-  return width < kN ? width : kN;
-}
 
 // Fills the stages by the copy engine, with the rows' tile and, if asked, with weights; by one thread. Each tile of neurons begins
 // elsewhere in k, so that not all ask for the same at once.
@@ -94,7 +82,6 @@ __device__ __forceinline__ void finish_mid_gate(float (&d)[kN / 2], MidShared<kN
                                                 uint8_t* counts) {
   constexpr int kWords = MidShared<kN>::kWords;
   const int quad = c.lane & 3;
-  int fired = 0;
   if (const T* bias = static_cast<const T*>(f.b_gate)) {
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j)
@@ -137,10 +124,7 @@ __device__ __forceinline__ void finish_mid_gate(float (&d)[kN / 2], MidShared<kN
     if (there[h] && (broken[h] != 0.f || !stays_finite<T>(peak[h]))) atomicOr(&s.broken[row / 32], 1u << (row & 31));
     count += __shfl_xor_sync(~0u, count, 1), count += __shfl_xor_sync(~0u, count, 2);
     if (quad == 0 && there[h]) counts[row] = count;
-    fired += count;
   }
-  fired = __reduce_add_sync(~0u, quad == 0 ? fired : 0);
-  if (c.lane == 0 && fired) atomicAdd(&s.fired, fired);
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
     const uint32_t any = __reduce_or_sync(~0u, (mine[0][w] | mine[1][w]) << 2 * quad);
@@ -165,11 +149,27 @@ __device__ __forceinline__ unsigned char* hidden_chunk(unsigned char* base, int 
   return base + chunk / 8 * (kN * 128) + place * 128 + (((chunk ^ place) & 7) << 4);
 }
 
-// The hidden state of the neurons in the list, in a plain FFN the values. kAll: the list is every neuron.
-template <typename T, int kUp, bool kAll, int kN>
-__device__ __forceinline__ void finish_mid_up(const float (&d)[kN / 2], MidShared<kN>& s, const Ffn& f, const Consumer& c, int first, int m0,
-                                              int count, unsigned char* base) {
-  const T* bias = static_cast<const T*>(f.b_up);
+// The hidden state of the neurons in the list, in a plain FFN the values. kWhole: of every neuron, in its place.
+template <typename T, int kUp, bool kWhole, int kN>
+__device__ __forceinline__ void finish_mid_up(float (&d)[kN / 2], MidShared<kN>& s, const Ffn& f, const Consumer& c, int first, int m0,
+                                              unsigned char* base) {
+  const auto columns_at = [&](int j, int (&column)[2]) {
+    const int place = 8 * j + 2 * (c.lane & 3);
+    const uint32_t pair = kWhole ? place | (place + 1) << 16 : *reinterpret_cast<const uint32_t*>(&s.list[place]);
+    column[0] = pair & 0xffff, column[1] = pair >> 16;
+  };
+  if (const T* bias = static_cast<const T*>(f.b_up)) {
+#pragma unroll
+    for (int j = 0; j < kUp / 8; ++j) {
+      int column[2];
+      columns_at(j, column);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float b = column[e] < kN && first + column[e] < f.d_ff ? static_cast<float>(bias[first + column[e]]) : 0.f;
+        d[4 * j + e] += b, d[4 * j + 2 + e] += b;
+      }
+    }
+  }
   const bool gated = f.w_up != nullptr;
   const int matrix = c.lane >> 3;
   unsigned char* to = hidden_chunk<kN>(base, 8 * (matrix >> 1) + (c.lane & 7), 8 * c.group + 2 * c.warp + (matrix & 1));
@@ -179,26 +179,18 @@ __device__ __forceinline__ void finish_mid_up(const float (&d)[kN / 2], MidShare
     uint32_t pair[4];
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
-      const int place = 8 * (j + g) + 2 * (c.lane & 3);
-      int column[2] = {place, place + 1};
-      if constexpr (!kAll) {
-        const uint32_t columns = *reinterpret_cast<const uint32_t*>(&s.list[place]);
-        column[0] = columns & 0xffff, column[1] = columns >> 16;
-      }
-      float b[2] = {0.f, 0.f};
-      if (bias != nullptr)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) b[e] = static_cast<float>(bias[min(first + column[e], f.d_ff - 1)]);
+      int column[2];
+      columns_at(j + g, column);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const uint16_t* gates = s.gates[c.row() + 8 * h];
-        const uint32_t values = kAll ? *reinterpret_cast<const uint32_t*>(gates + place) : gates[column[0]] | gates[column[1]] << 16;
+        const uint32_t values = kWhole ? *reinterpret_cast<const uint32_t*>(gates + column[0]) : gates[column[0]] | gates[column[1]] << 16;
         float out[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const float value = half_of<T>(values, e);
-          out[e] = !gated ? value : value > 0.f ? value * (d[4 * (j + g) + 2 * h + e] + b[e]) : 0.f;
-          if (place + e < count) peak[h] = max_nan(peak[h], fabsf(out[e]));  // further ones are of no neuron
+          out[e] = !gated ? value : value > 0.f ? value * d[4 * (j + g) + 2 * h + e] : 0.f;
+          peak[h] = max_nan(peak[h], fabsf(out[e]));
         }
         pair[2 * g + h] = round_pair<T>(out[0], out[1]);
       }
@@ -210,48 +202,6 @@ __device__ __forceinline__ void finish_mid_up(const float (&d)[kN / 2], MidShare
     const int row = c.row() + 8 * h;
     if (m0 + row < f.rows && !stays_finite<T>(peak[h])) atomicOr(&s.broken[row / 32], 1u << (row & 31));
   }
-}
-
-// A warp's scalar product of two rows of d_model values.
-template <typename T>
-__device__ __forceinline__ float scalar_product(const T* a, const T* b, int d_model, int lane) {
-  float sum[2] = {0.f, 0.f};
-#pragma unroll 8
-  for (int k = 8 * lane; k < d_model; k += 256) {
-    const uint4 u = *reinterpret_cast<const uint4*>(a + k), v = *reinterpret_cast<const uint4*>(b + k);
-    const uint32_t us[4] = {u.x, u.y, u.z, u.w}, vs[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) sum[e] = fmaf(half_of<T>(us[i], e), half_of<T>(vs[i], e), sum[e]);
-  }
-  float total = sum[0] + sum[1];
-#pragma unroll
-  for (int apart = 16; apart > 0; apart /= 2) total += __shfl_xor_sync(~0u, total, apart);
-  return total;
-}
-
-// The hidden state where few fire: a scalar product of the up weights for each that does. By all threads, after a barrier.
-template <typename T, int kN>
-__device__ __forceinline__ void take_pairs(MidShared<kN>& s, const Ffn& f, int first, int m0, int count, unsigned char* base) {
-  const int thread = threadIdx.x, lane = thread % 32;
-  for (int i = thread; i < count * (kBlockRows / 8); i += kThreads) {  // eight rows of a neuron
-    const int place = i / (kBlockRows / 8), chunk = i % (kBlockRows / 8), column = s.list[place];
-    *reinterpret_cast<uint4*>(hidden_chunk<kN>(base, place, chunk)) = make_uint4(0, 0, 0, 0);
-    for (int r = 8 * chunk; r < 8 * chunk + 8; ++r)
-      if (s.gates[r][column] != 0) s.pair[atomicAdd(&s.pairs, 1)] = place * kBlockRows + r;
-  }
-  __syncthreads();
-  const T *x = static_cast<const T*>(f.x), *up = static_cast<const T*>(f.w_up), *bias = static_cast<const T*>(f.b_up);
-  for (int i = thread / 32; i < s.pairs; i += kThreads / 32) {
-    const int place = s.pair[i] / kBlockRows, row = s.pair[i] % kBlockRows, column = s.list[place];
-    const float u = scalar_product(x + static_cast<int64_t>(m0 + row) * f.d_model, up + static_cast<int64_t>(first + column) * f.d_model, f.d_model, lane);
-    const float value = half_of<T>(s.gates[row][column], 0), out = value > 0.f ? value * (u + (bias != nullptr ? static_cast<float>(bias[first + column]) : 0.f)) : 0.f;
-    if (lane > 0) continue;
-    if (!stays_finite<T>(fabsf(out))) atomicOr(&s.broken[row / 32], 1u << (row & 31));
-    reinterpret_cast<uint16_t*>(hidden_chunk<kN>(base, place, row / 8))[row % 8] = static_cast<uint16_t>(round_pair<T>(out, 0.f));
-  }
-  __syncthreads();
 }
 
 template <typename T, int kN>
@@ -275,8 +225,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     fence_barrier_init();
     for (uint32_t& word : s.fires) word = 0;
     for (uint32_t& word : s.broken) word = 0;
-    s.fired = s.pairs = 0;
   }
+  if (thread < kBlockRows) s.gates[thread][kN] = 0;
   __syncthreads();
   let_next_launch();
   wait_for_launches();
@@ -308,10 +258,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     mine = mine || (w == thread / 32 && fires >> (thread & 31) & 1);
   }
   const int real = min(kN, f.d_ff - first);
-  const bool all = 8 * count >= 7 * real;  // nearly: the weights' tile whole is cheaper than row by row
+  const bool all = 8 * count >= 5 * real;  // `down` takes neurons that follow each other at twice the rate
   if (all) count = real, before = thread, mine = thread < count;
   if (mine) s.list[before] = thread;
-  if (thread >= count && thread < kN) s.list[thread] = 0;
+  if (thread >= count && thread < kN) s.list[thread] = kN;
   if (thread < kN / 16 && first / 16 + thread < f.panels * (kPanelColumns / 16)) {
     const int left = count - 16 * thread;
     marks.fired[first / 16 + thread] =
@@ -320,59 +270,52 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();  // racecheck does not see that threads of a parted warp wait for each other
   __syncthreads();
 
-  const auto fetch = [&](const void* weights, int from, int step) {  // the list's, into the L2
-    const int lines = (f.d_model * 2 + 127) / 128;
-    for (int i = from; i < count * lines; i += step)
-      prefetch_line(static_cast<const T*>(weights) + static_cast<int64_t>(first + s.list[i / lines]) * f.d_model + i % lines * 64);
-  };
-  const bool ups = f.w_up != nullptr && count > 0, few = ups && s.fired <= kMostPairs;
-  if (few) {
-    fetch(f.w_down, thread, kThreads);
-    take_pairs<T, kN>(s, f, first, m0, count, ring.base);
-  }
-  const int width = all ? kN : up_width<kN>(count);
+  // From a share of the tile on, weights come whole: by the copy engine that is less work than row by row.
+  constexpr int kMost = 5 * kN / 16, kWidest = kMost > 32 ? 64 : kMost > 16 ? 32 : 16;
+  const bool ups = f.w_up != nullptr && count > 0, whole = count > kMost || all;
+  const int width = whole ? kN : count <= 16 ? 16 : count <= 32 ? 32 : 64;
   Stages again{ring.base, s.full[1], s.empty[1], Where::stages(width), Where::stage(width), !consumes};
   if (!consumes) {
-    if (ups && !few && thread == kConsumers)
-      load_mid(again, x_map, up_map, all, m0, first, steps);
-    else if (ups && !few && !all && thread >= kConsumers + 32)
-      again.count > 5 ? gather_mid<T, kN, 4>(again, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, steps, f.d_model)
-                      : gather_mid<T, kN, 2>(again, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, steps, f.d_model);
+    const T* up = static_cast<const T*>(f.w_up);
+    if (ups && thread == kConsumers)
+      load_mid(again, x_map, up_map, whole, m0, first, steps);
+    else if (ups && !whole && thread >= kConsumers + 32)
+      again.count > 5 ? gather_mid<T, kN, 4>(again, s.gathered, up, s.list, count, first, steps, f.d_model)
+                      : gather_mid<T, kN, 2>(again, s.gathered, up, s.list, count, first, steps, f.d_model);
     return;
   }
-  if (!few) {
-    if (!all && ups) fetch(f.w_up, thread, kConsumers);
-    if (!all) fetch(f.w_down, thread, kConsumers);  // all of it at once would hold up what the copy engine reads
-    const auto run = [&]<int kUp, bool kAll>() {
-      const auto loaded = [&](int stage, uint32_t phase) {
-        barrier_wait(&s.full[1][stage], phase);
-        if constexpr (!kAll) barrier_wait(&s.gathered[stage], phase);
-      };
-      const auto release = [&](int stage) {
-        if (c.lane == 0) barrier_arrive(&s.empty[1][stage]);
-      };
-      if (ups) multiply<T, kUp, kTileK / 16, 0>(d, again, steps, a_at, kABytes, loaded, release);
-      named_sync<kConsumers>(3);  // the ring is read; the hidden state goes there
-      finish_mid_up<T, kUp, kAll, kN>(d, s, f, c, first, m0, count, ring.base);
+  const auto fetch = [&](const void* weights) {  // those of the list, into the L2
+    const int lines = (f.d_model * 2 + 127) / 128;
+    for (int i = thread; i < count * lines; i += kConsumers)
+      prefetch_line(static_cast<const T*>(weights) + static_cast<int64_t>(first + s.list[i / lines]) * f.d_model + i % lines * 64);
+  };
+  if (ups && !whole) fetch(f.w_up);
+  if (!all) fetch(f.w_down);  // all of it at once would hold up what the copy engine reads
+  const auto run = [&]<int kUp, bool kWhole>() {
+    const auto loaded = [&](int stage, uint32_t phase) {
+      barrier_wait(&s.full[1][stage], phase);
+      if constexpr (!kWhole) barrier_wait(&s.gathered[stage], phase);
     };
-    if (all)
-      run.template operator()<kN, true>();
-    else if (width == 16)
-      run.template operator()<16, false>();
-    else if (width == 32)
-      run.template operator()<32, false>();
-    else if (kN > 64 && width == 64)
-      run.template operator()<std::min(kN, 64), false>();
-    else if (kN > 128 && width == 128)
-      run.template operator()<std::min(kN, 128), false>();
-    else
-      run.template operator()<kN, false>();
-    named_sync<kConsumers>(3);
-  }
+    const auto release = [&](int stage) {
+      if (c.lane == 0) barrier_arrive(&s.empty[1][stage]);
+    };
+    if (ups) multiply<T, kUp, kTileK / 16, 0>(d, again, steps, a_at, kABytes, loaded, release);
+    named_sync<kConsumers>(3);  // the ring is read; the hidden state goes there
+    finish_mid_up<T, kUp, kWhole, kN>(d, s, f, c, first, m0, ring.base);
+  };
+  if (whole)
+    run.template operator()<kN, true>();
+  else if (kWidest == 16 || width == 16)
+    run.template operator()<16, false>();
+  else if (kWidest == 32 || width == 32)
+    run.template operator()<std::min(32, kWidest), false>();
+  else
+    run.template operator()<kWidest, false>();
+  named_sync<kConsumers>(3);
   for (int i = thread; i < count * (kBlockRows / 8); i += kConsumers) {
-    const int place = i / (kBlockRows / 8), chunk = i % (kBlockRows / 8);
-    reinterpret_cast<uint4*>(hidden_of<T>(f, block, first + s.list[place]))[chunk] =
-        *reinterpret_cast<const uint4*>(hidden_chunk<kN>(ring.base, place, chunk));
+    const int place = i / (kBlockRows / 8), chunk = i % (kBlockRows / 8), column = s.list[place];
+    reinterpret_cast<uint4*>(hidden_of<T>(f, block, first + column))[chunk] =
+        *reinterpret_cast<const uint4*>(hidden_chunk<kN>(ring.base, whole ? column : place, chunk));
   }
   if (thread < kBlockRows / 32) marks.broken[tile * (kBlockRows / 32) + thread] = s.broken[thread];
 }
