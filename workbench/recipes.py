@@ -56,7 +56,7 @@ class Recipe:
         lengths = [name for name in ("tokens", "steps", "minutes") if getattr(self, name) is not None]
         if len(lengths) != 1:
             got = " and ".join(lengths) or "none of them"
-            raise UserError(f"A recipe sets exactly one of tokens, steps and minutes, but this one sets {got}.")
+            raise UserError(f"Expected one of tokens, steps and minutes in a recipe, got {got}: give one length.")
         heads, rest = divmod(self.d_model, self.head_size)
         if rest or heads % self.kv_heads:
             raise UserError(
@@ -68,7 +68,13 @@ class Recipe:
         least = {"vocab": 257, "seq_len": 2, "layers": 1, "rows": 1, "log_every": 1, "evaluations": 1}
         for name, bound in least.items():
             if getattr(self, name) < bound:
-                raise UserError(f"{name} must be at least {bound}, but is {getattr(self, name)}.")
+                raise UserError(f"Expected {name} of at least {bound}, got {getattr(self, name)}.")
+        for name in ("tokens", "steps", "minutes", "rate"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"Expected {name} above 0, got {value}.")
+        if not self.l1 >= 0:
+            raise UserError(f"Expected l1 of at least 0, got {self.l1}.")
 
     @property
     def step_tokens(self) -> int:
@@ -112,7 +118,7 @@ def load_recipe(name_or_file: str) -> Recipe:
     path = Path(name_or_file)
     if path.suffix not in (".toml", ".json"):
         known = ", ".join(RECIPES)
-        raise UserError(f"A recipe is one of {known}, or a .toml or .json file, but came as {name_or_file!r}.")
+        raise UserError(f"Expected a recipe, one of {known}, or a .toml or .json file of one, got {name_or_file!r}.")
     try:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)

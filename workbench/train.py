@@ -29,6 +29,7 @@ from twell.workbench.corpus import Corpus, Rows, in_order, prepare, source_name,
 from twell.workbench.errors import UserError
 from twell.workbench.options import TrainOptions
 from twell.workbench.recipes import Recipe, load_recipe
+from twell.workbench.sources import open_sources
 from twell.workbench.sparse_llama import build, evaluate, forward
 from twell.workbench.training_folder import Row, TrainingFolder, writing
 
@@ -184,8 +185,10 @@ def train(options: TrainOptions) -> Path:
     recipe = load_recipe(options.config).override(**{name: getattr(options, name) for name in names})
     device = pick_device(options.device)
     if not 0 < options.holdout < 1:
-        raise UserError(f"holdout must be a share between 0 and 1, but is {options.holdout}.")
+        raise UserError(f"Expected --holdout between 0 and 1, a share of the text, got {options.holdout}.")
     folder = TrainingFolder(options.out)
+    if not folder.record:  # a source that is not there leaves no folder behind
+        open_sources([*options.text, *options.valid])
     folder.claim(recipe=recipe.as_dict(), holdout=options.holdout)
     if folder.complete:
         folder.say(f"{options.out} holds this model, complete; nothing to do.")
@@ -247,7 +250,7 @@ def finish(training: Training, folder: TrainingFolder, options: TrainOptions) ->
 
 def pick_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("Expected a CUDA device, but torch finds none; use --device cpu.")
+        raise UserError("Expected a CUDA device for --device cuda, PyTorch sees none: use --device cpu.")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 

@@ -85,7 +85,9 @@ class TrainingFolder:
         if path.exists():
             self.record: dict[str, Any] = json.loads(path.read_text())
         elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-            raise UserError(f"{self.out} must be new, empty or a training run, but is something else; name another.")
+            raise UserError(
+                f"Expected --out to be new, empty or a training's folder, got {self.out}, which is none: name another."
+            )
         else:
             self.record = {}
 

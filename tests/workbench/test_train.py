@@ -130,10 +130,15 @@ def test_recipes_from_files(tmp_path: Path) -> None:
     [
         ("steps = 1\nwidth = 4", "no field 'width'"),
         ("steps = 1\nrate = 'high'", "rate must be float"),
-        ("steps = 1\ntokens = 2", "sets tokens and steps"),
+        ("steps = 1\ntokens = 2", "got tokens and steps"),
         ("rate = 0.1", "none of them"),
         ("steps = 1\nd_model = 100", "d_model must be whole heads"),
         ("steps = 1\nschedule = 'step'", "'wsd' or 'cosine'"),
+        ("tokens = 0", "Expected tokens above 0, got 0"),
+        ("minutes = -1", "Expected minutes above 0, got -1"),
+        ("steps = 1\nrate = -0.1", "Expected rate above 0, got -0.1"),
+        ("steps = 1\nl1 = -1", "Expected l1 of at least 0, got -1"),
+        ("steps = 1\nrows = 0", "Expected rows of at least 1, got 0"),
         ("steps = ", "could not be read"),
     ],
 )

@@ -178,6 +178,13 @@ def test_a_complete_run_is_left_alone_and_a_foreign_folder_refused(home: Path, s
         train(options(home, "foreign"))
 
 
+def test_text_that_is_not_there_leaves_no_folder(home: Path) -> None:
+    for given in ({"text": ("nowhere.txt",)}, {"valid": ("nowhere.txt",)}):
+        with pytest.raises(UserError, match=r"Expected a text file at nowhere\.txt"):
+            train(options(home, "unborn", **given))
+        assert not (home / "unborn").exists()
+
+
 def test_too_little_text_is_refused(home: Path, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("A few words.\n" * 3)
     with pytest.raises(UserError, match="more text or a smaller vocab"):
