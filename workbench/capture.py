@@ -45,10 +45,10 @@ def capture(options: CaptureOptions) -> Run:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(f"Expected --{name.replace('_', '-')} of at least 1, got {value}.")
-    for name in ("threshold", "generate", "temperature"):
+    for name in ("threshold", "generate", "temperature", "examples", "timings", "timings_share"):
         value = getattr(options, name)
         if value is not None and not 0 <= value < float("inf"):
-            raise UserError(f"Expected --{name} of at least 0, got {value}.")
+            raise UserError(f"Expected --{name.replace('_', '-')} of at least 0, got {value}.")
     ranks = Ranks.here(options.device)
     try:
         recorded = Recorded.find(options) if ranks.rank == 0 else None

@@ -203,7 +203,9 @@ def refuse_existing(folder: Path) -> None:
         raise UserError(
             f"Expected an empty output folder, {folder} already holds a run: choose another --out or remove it first."
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"Expected an output folder, {folder} is a file: choose another --out.")
+    if folder.exists() and any(folder.iterdir()):
         raise UserError(f"Expected an empty output folder, {folder} holds other files: choose another --out.")
 
 

@@ -55,6 +55,8 @@ def test_text(name: str, content: bytes | None, sentence: str, tmp_path: Path, r
 def test_options(refused: Twell) -> None:
     assert "--tokens of at least 1, got 0" in refused("--tokens", "0")
     assert "--batch-tokens of at least 1, got -5" in refused("--batch-tokens", "-5")
+    for name, value in (("--examples", "-3"), ("--timings", "-1"), ("--timings-share", "-0.5"), ("--generate", "-1")):
+        assert f"{name} of at least 0, got {value}" in refused(name, value)
     assert "--seq-len of at most 128" in refused("--seq-len", "129")
     if not torch.cuda.is_available():
         assert "--device cpu" in refused("--device", "cuda")
@@ -77,6 +79,7 @@ def test_a_folder_that_holds_a_run(
     assert len(list(out.rglob("*.parquet"))) > 2
     assert "already holds a run" in refused(out=out)
     assert "already holds a run" in refused(out=out, model="nobody/asked-for-this-first")
+    assert "run.json is a file" in refused(out=out / "run.json")
 
 
 # ---- runs that end before their text does
