@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from twell.analysis import contexts
 from twell.workbench.store import Run
-from twell.workbench.writer import RunWriter
 
 PAGES = {
     "": ".tw-numbers",
@@ -29,9 +23,6 @@ PAGES = {
     "compare": ".js-plotly-plot",
     "export": '[data-testid="stDataFrame"]',
 }
-
-# Whether the last figure shows so many batches.
-DRAWN = "many => [...document.querySelectorAll('.js-plotly-plot')].at(-1)?._fullData?.[0]?._length === many"
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (800, "dark")])
@@ -79,36 +70,4 @@ def test_token_text_does_nothing_in_a_browser(watched: Any, hostile: dict[int, s
     watched.open("/tokens?run=made&least=1&find=script", ".js-plotly-plot .ytick")
     assert "<script>window" in watched.page.locator(".js-plotly-plot .ytick").all_text_contents()[0]
     assert watched.page.evaluate("window.twellHurt") is None
-    watched.check()
-
-
-def test_a_new_part_is_on_the_open_page_within_two_seconds(
-    browser: Any, serve: Callable[[Path], str], watch: Any, made: ModuleType, tmp_path: Path
-) -> None:
-    """The quickest of three parts counts: a busy machine may hold one up, and not the page."""
-    shape = made.Shape(layers=3, sequences=40, timings=1)
-    rng = np.random.default_rng(5)
-    columns, times = made.draw(shape), made.timings(shape, made.draw(shape), rng)
-    writer = RunWriter(tmp_path / "live", made.manifest(shape))
-    writer.add("vocab", made.vocabulary(shape.vocab))
-
-    def part(number: int) -> None:
-        rows = columns["sequence"] // 8 == number
-        writer.add("timings", {**times, "batch": [number] * len(times["batch"])})
-        made.add_part(writer, shape, {name: values[rows] for name, values in columns.items()}, rng)
-
-    part(0)
-    part(1)  # times are drawn by batch from the second on
-    watched = watch(browser.new_page(), serve(tmp_path))
-    watched.open("/kernels?run=live", ".tw-mark.live")
-    took = []
-    for number in (2, 3, 4):
-        watched.page.wait_for_function(DRAWN, arg=number, timeout=20_000)
-        began = time.monotonic()
-        part(number)
-        watched.page.wait_for_function(DRAWN, arg=number + 1, timeout=20_000)
-        took.append(time.monotonic() - began)
-    writer.finish()
-    assert min(took) < 2.0, took
-    watched.page.wait_for_selector(".tw-mark", state="detached", timeout=20_000)
     watched.check()
