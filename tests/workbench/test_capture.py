@@ -318,5 +318,5 @@ def test_overhead(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     assert found["counts_timings"] > 0 == found["unwatched_timings"]
     for name in ("unwatched", "counts", "all", "dense"):
         parts = [found[f"{name}_{part}"] for part in ("start", "end", "timings")]
-        assert 0 < sum(parts) < found[f"{name}_seconds"]
+        assert min(parts[:2]) > 0 and sum(parts) < found[f"{name}_seconds"]
     assert list(tmp_path.iterdir()) == []
