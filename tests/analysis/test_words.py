@@ -95,7 +95,8 @@ def test_a_word_is_not_cut_where_parts_and_chunks_meet(made: ModuleType, tmp_pat
 
 
 def test_pieces_of_every_kind(made: ModuleType, tmp_path: Path) -> None:
-    """White space is stripped from the ends, spellings that agree are one word, unknown tokens end a word."""
+    """White space is stripped from the ends, spellings that agree are one word, unknown tokens end a word, and so does
+    the end of a sequence; a word with a flagged piece is left out."""
     pieces = {
         1: b" for",
         2: b"mal",
@@ -108,16 +109,18 @@ def test_pieces_of_every_kind(made: ModuleType, tmp_path: Path) -> None:
         9: b" 7",
         10: b".",
     }
-    text = [[1, 2, 6, 3, 4], [3, 4, 5, 9, 10, 9], [7, 8, 7, 8, 6, 1, 300, 2]]
+    text = [[1, 2, 6, 3, 4], [3, 4, 5, 9, 10, 9], [7, 8, 7, 8, 6, 1, 300, 2], [1, 2], [], []]
 
     def change(columns: dict[str, Any]) -> dict[str, Any]:
-        length = [len(tokens) + 1 for tokens in text]
+        length = [len(tokens) + 1 for tokens in text]  # each begins with a special token, but for the last two
         rows = np.arange(sum(length))
         new = {name: values[rows] for name, values in columns.items()}
         new["sequence"] = np.repeat(np.arange(len(text)), length).astype(np.int32)
         new["position"] = np.concatenate([np.arange(n) for n in length]).astype(np.int32)
         new["token_id"] = np.concatenate([[0, *tokens] for tokens in text]).astype(np.int32)
         new["flags"] = (new["position"] == 0).astype(np.uint8)
+        new["flags"][-3] = 4  # the second piece of a word is not finite
+        new["token_id"][-2:], new["flags"][-2:] = (1, 2), 0  # a word does not go on in the next sequence
         return new
 
     spelt = [pieces.get(token, b"") for token in range(12)]
@@ -127,7 +130,7 @@ def test_pieces_of_every_kind(made: ModuleType, tmp_path: Path) -> None:
     (file,) = run.parts("vocab")
     pq.write_table(pq.read_table(file).set_column(1, "bytes", pa.array(spelt, pa.binary())), file)
     table = by_word(run, min_count=1).set_index("word")
-    expected = {"formal": (3, 2), "7": (2, 1), "étét": (1, 1), "for": (1, 1), "mal": (1, 1)}
+    expected = {"formal": (3, 2), "7": (2, 1), "étét": (1, 1), "for": (2, 2), "mal": (2, 2)}
     assert {word: (row["count"], row["sequences"]) for word, row in table.iterrows()} == expected
     assert table["pieces"].to_dict() == {"formal": 2, "7": 1, "étét": 4, "for": 1, "mal": 1}
     rows = run.activity()
