@@ -115,16 +115,17 @@ class Workspace:
 
     def packed(self, d_ff: int, finite: Tensor) -> TwELL:
         """The gate's TwELL as the layout module has it. Waits for the host: how many tiles spill is data."""
-        counts = self.heads[:, :, :1] * finite[:, None, None]  # [n, tiles, 1]
-        slot = torch.arange(LAYOUT.words, dtype=torch.int32, device=counts.device)
-        words = torch.where(slot <= counts, torch.cat([self.heads, self.tails], 2), 0)
-        words[:, :, :1] = counts
-        over = counts[:, :, 0] > LAYOUT.slots
-        row, chunk = over.nonzero()[:, :1], torch.arange(32, device=counts.device)  # eight columns to a chunk
-        spill = self.spill[over].view(-1, 32, 8).gather(1, (chunk ^ row % 8)[:, :, None].expand(-1, -1, 8)).flatten(1)
-        words[over] = pack(spill, spill > 0, LAYOUT).words[:, 0]
+        first = self.heads[:, :, :1] * finite[:, None, None]  # [n, tiles, 1]
+        slot = torch.arange(LAYOUT.words, dtype=torch.int32, device=first.device)
+        words = torch.where(slot <= first, torch.cat([self.heads, self.tails], 2), 0)
+        words[:, :, :1] = first
+        whole = first[:, :, 0] > LAYOUT.slots  # in `spill`: past its slots, or marked so
+        row, chunk = whole.nonzero()[:, :1], torch.arange(32, device=first.device)  # eight columns to a chunk
+        spill = self.spill[whole].view(-1, 32, 8).gather(1, (chunk ^ row % 8)[:, :, None].expand(-1, -1, 8)).flatten(1)
+        words[whole] = pack(spill, spill > 0, LAYOUT).words[:, 0]
+        over = words[:, :, 0] > LAYOUT.slots
         index = torch.where(over, over.flatten().cumsum(0).view_as(over) - 1, -1).int()
-        return TwELL(LAYOUT, d_ff, self.spill.dtype, words, None, index, spill)
+        return TwELL(LAYOUT, d_ff, self.spill.dtype, words, None, index, spill[over[whole]])
 
     def fill(self, packed: TwELL) -> None:
         """Leaves what the gate product leaves where it emits `packed`, as `packed` above reads it."""
@@ -133,6 +134,8 @@ class Workspace:
         over = packed.spill_index >= 0
         row, chunk = over.nonzero()[:, :1], torch.arange(32, device=over.device)
         spill = packed.spill[packed.spill_index[over].long()].view(-1, 32, 8)
+        bit = 1 << torch.arange(32, device=over.device)
+        self.tails[over, :HEAD] = ((spill.view(-1, 8, 32) != 0) * bit).sum(-1).int()  # what fired, a bit a neuron
         self.spill[over] = spill.gather(1, (chunk ^ row % 8)[:, :, None].expand(-1, -1, 8)).flatten(1)
 
 

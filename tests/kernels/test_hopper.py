@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from threading import Barrier
 from typing import Any
 
 import pytest
 import torch
+from gpu_checks import (
+    CUDA,
+    assert_as_exact_as_dense,
+    assert_same,
+    assert_same_in_a_graph,
+    make,
+    normal_ffn,
+    poison,
+    skip_without,
+)
 from torch import Tensor
 
 from twell.kernels import hopper, reference
@@ -16,66 +26,12 @@ from twell.kernels.call import Asks, Call, Stats
 from twell.kernels.layout import Layout
 from twell.kernels.ops import choose, gated_ffn
 
-CUDA = torch.device("cuda")
-
-
-def why_not() -> str | None:
-    if not torch.cuda.is_available():
-        return "no NVIDIA GPU here"
-    return hopper.refuses(CUDA, torch.bfloat16, 64, 64, 1)
-
 
 @pytest.fixture
 def gpu() -> None:
     """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
-    if reason := why_not():
-        pytest.skip(reason)
-    poison = torch.full((2**28,), float("nan"), device=CUDA)
-    del poison
-
-
-def ffn(n: int, d_model: int, d_ff: int, quiet: float, *, gated: bool = True, bias: bool = False,
-        dtype: torch.dtype = torch.bfloat16, **options: Any) -> Call:  # fmt: skip
-    """A checked call of -1, 0 and 1, whose gate pre-activations all lie `quiet` lower."""
-    generator = torch.Generator(device=CUDA).manual_seed(n * d_ff + d_model)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randint(-1, 2, shape, generator=generator, device=CUDA).to(dtype)
-
-    x, w_gate = draw(n, d_model), draw(d_ff, d_model)
-    x[:, 0], w_gate[:, 0] = 1, -quiet
-    w_up, w_down = draw(d_ff, d_model) if gated else None, draw(d_ff, d_model).t()
-    biases = (draw(d_ff), draw(d_ff) if gated else None, draw(d_model)) if bias else (None, None, None)
-    row = torch.arange(n, dtype=torch.int32, device=CUDA)
-    about: dict[str, Any] = {
-        "rows": (row % 5 > 0).byte(),
-        "tokens": row * 7 % 31,
-        "sequences": row // 9,
-        "activation": "relu",
-        "up_relu": False,
-        "threshold": None,
-        "probes": "neurons",
-        "layout": Layout(),
-        "want_packed": True,
-    }
-    return Call(x, w_gate, w_up, w_down, *biases, **(about | options)).checked()
-
-
-def assert_same(name: str, got: Any, expected: Any) -> None:
-    """Equal throughout, NaN and all, or the first place where not, by name."""
-    if isinstance(expected, Tensor):
-        assert got.shape == expected.shape, f"{name}: expected {list(expected.shape)}, got {list(got.shape)}"
-        wrong = ~torch.isclose(got.double(), expected.double(), rtol=0, atol=0, equal_nan=True)
-        if bool(wrong.any()):
-            at = tuple(wrong.nonzero()[0].tolist())
-            pytest.fail(
-                f"{name}{list(at)}: expected {expected[at].item()}, got {got[at].item()}; {int(wrong.sum())} wrong"
-            )
-    elif hasattr(expected, "__dataclass_fields__"):
-        for field in fields(expected):
-            assert_same(f"{name}.{field.name}", getattr(got, field.name), getattr(expected, field.name))
-    else:
-        assert got == expected, name
+    skip_without(hopper)
+    poison()
 
 
 def both(call: Call) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
@@ -97,6 +53,11 @@ SHAPES = [  # n, d_model, d_ff, quiet: one past every tile and one short of it, 
     (300, 192, 704, 400),
     (640, 1024, 2816, 60),
     (200, 64, 1000, -9),
+    (2049, 320, 5632, 34),
+    (2177, 72, 264, 12),
+    (2300, 1024, 2816, 60),
+    (3000, 64, 1000, -9),
+    (2050, 192, 704, 400),
 ]
 
 
@@ -105,14 +66,14 @@ SHAPES = [  # n, d_model, d_ff, quiet: one past every tile and one short of it, 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_the_reference(gpu: None, shape: tuple[int, int, int, float], dtype: torch.dtype) -> None:
     for options in ({}, {"bias": True}, {"gated": False}):
-        (y, stats), (y_true, expected) = both(ffn(*shape, dtype=dtype, **options))
+        (y, stats), (y_true, expected) = both(make(*shape, dtype=dtype, **options))
         assert_same(f"y {options}", y, y_true)
         assert_same(f"stats {options}", stats, expected)
 
 
 def uneven(n: int, d_model: int, d_ff: int, quiet: float, **options: Any) -> Call:
     """The same with rows of which each fires as many neurons as it will: the kernel puts them in another order."""
-    call = ffn(n, d_model, d_ff, quiet, **options)
+    call = make(n, d_model, d_ff, quiet, **options)
     row = torch.arange(n, device=CUDA)
     call.x[:, 0] = torch.where(row % 41 == 7, -1, row * 13 % 7 % 3)  # -1: nearly every neuron, as quiet turns to loud
     return call
@@ -146,14 +107,41 @@ def test_windows_are_in_order_of_nnz_unless_alike(gpu: None) -> None:
 
 
 @pytest.mark.gpu
-def test_rows_that_are_not_finite_are_nan_and_alone(gpu: None) -> None:
-    call = ffn(300, 128, 512, 12, rows=None)
+@pytest.mark.parametrize(("d_ff", "quiet", "dense"), [(2816, 0, True), (2816, 1, True), (600, 1, False)], ids=str)
+def test_tiles_that_nearly_all_fire_stay_whole(gpu: None, d_ff: int, quiet: int, dense: bool) -> None:
+    """Though no row is past its slots; the others' rows join them where the block runs dense, and are gathered else."""
+    n = 2300
+    for options in ({}, {"bias": True}, {"gated": False}, {"dtype": torch.float16}):
+        call, gated = make(n, 64, d_ff, 9, **options), options.get("gated", True)
+        call.w_gate[256 : 256 + 256 * quiet, 0] = -17
+        call.x[2290, 5] = float("nan")
+        (y, stats), (y_true, expected) = both(call)
+        assert_same(f"y {options}", y, y_true)
+        assert_same(f"stats {options}", stats, expected)
+        workspace = hopper.Workspace(n, d_ff, call.x.dtype, CUDA)
+        finite = torch.ones(n, dtype=torch.uint8, device=CUDA)
+        hopper.launch(replace(call, probes="none"), slice(0, n), workspace, y, finite, stats)
+        first, sizes = workspace.heads[:2048, :, 0], workspace.union_sizes[:16]
+        assert int((first & 0xFFFF).max()) <= hopper.LAYOUT.slots
+        whole = [gated and not 1 <= tile <= quiet for tile in range(first.shape[1])]
+        assert (first >> 16 == torch.tensor(whole, device=CUDA)).all()
+        if dense:
+            assert sizes.tolist() == [-d_ff if gated else d_ff] * 16
+        else:
+            assert ((sizes > 0) & (sizes < d_ff)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [300, 2300])
+@pytest.mark.parametrize("quiet", [12, 2])
+def test_rows_that_are_not_finite_are_nan_and_alone(gpu: None, n: int, quiet: int) -> None:
+    call = make(n, 128, 512, quiet, rows=None)
     call.x[7, 3], call.x[130], call.x[299, 1] = float("nan"), float("inf"), float("-inf")
     (y, stats), (y_true, expected) = both(call)
     assert_same("y", y, y_true)
     assert_same("stats", stats, expected)
     assert (~stats.finite).nonzero().flatten().tolist() == [7, 130, 299]
-    half = replace(ffn(200, 64, 128, 0, dtype=torch.float16), rows=None)
+    half = replace(make(n - 100, 64, 128, 0, dtype=torch.float16), rows=None)
     half.x[5] *= 60000  # the gate's product is finite in float32 and no longer in float16
     (y, stats), (y_true, expected) = both(half)
     assert not bool(stats.finite[5])
@@ -162,8 +150,9 @@ def test_rows_that_are_not_finite_are_nan_and_alone(gpu: None) -> None:
 
 
 @pytest.mark.gpu
-def test_probes_change_nothing_else(gpu: None) -> None:
-    call = ffn(500, 256, 1024, 20)
+@pytest.mark.parametrize("n", [500, 2500])
+def test_probes_change_nothing_else(gpu: None, n: int) -> None:
+    call = make(n, 256, 1024, 20)
     y, stats = hopper.run(call)
     for probes in ("none", "counts"):
         bare = replace(call, probes=probes, layout=None, want_packed=False, tokens=None, sequences=None)
@@ -171,28 +160,26 @@ def test_probes_change_nothing_else(gpu: None) -> None:
         assert_same("y", again, y)
         assert_same("finite", less.finite, stats.finite)
         assert less.tiles is None and less.neurons is None and less.packed is None
-        assert len(less.nnz) == (0 if probes == "none" else 500)
+        assert len(less.nnz) == (0 if probes == "none" else n)
 
 
 @pytest.mark.gpu
 def test_passes_of_a_small_workspace_add_up(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = ffn(1500, 64, 512, 8)
+    call = make(5000, 64, 512, 8)
     whole = hopper.run(call)
-    monkeypatch.setattr(hopper, "MAX_WORKSPACE", 1)
-    parts = hopper.run(call)
-    assert_same("y", parts[0], whole[0])
-    assert_same("stats", parts[1], whole[1])
+    for most in (1, 2304 * 512 * 9 // 2):  # passes of 256 rows and of 2304
+        monkeypatch.setattr(hopper, "MAX_WORKSPACE", most)
+        parts = hopper.run(call)
+        assert_same("y", parts[0], whole[0])
+        assert_same("stats", parts[1], whole[1])
 
 
 @pytest.mark.gpu
 def test_same_bits_again_on_other_streams_and_in_graphs(gpu: None) -> None:
-    generator = torch.Generator(device=CUDA).manual_seed(1)
-    weights = [torch.randn(1024, 256, device=CUDA, generator=generator).bfloat16() / 16 for _ in range(3)]
-    x = torch.randn(3000, 256, device=CUDA, generator=generator).bfloat16()
-    weights[0][:, 0], x[:, 0] = -2, 1
+    x, w_gate, w_up, w_down = normal_ffn(3000, 256, 1024, seed=1)
 
     def run() -> tuple[Tensor, Stats]:
-        return gated_ffn(x, weights[0], weights[1], weights[2].t(), layout=Layout(), kernel="hopper")
+        return gated_ffn(x, w_gate, w_up, w_down, layout=Layout(), kernel="hopper")
 
     y, stats = run()
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
@@ -206,13 +193,7 @@ def test_same_bits_again_on_other_streams_and_in_graphs(gpu: None) -> None:
         for other, counted in others:
             assert_same("y", other, y)
             assert_same("stats", counted, stats)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured, counts = run()
-    captured.fill_(float("nan"))
-    graph.replay()
-    assert_same("y", captured, y)
-    assert_same("nnz", counts.nnz, stats.nnz)
+    assert_same_in_a_graph(run, y, stats)
 
 
 @pytest.mark.gpu
@@ -239,7 +220,7 @@ def test_same_bits_from_two_threads_at_once(gpu: None) -> None:
 
 @pytest.mark.gpu
 def test_compiles_into_one_graph(gpu: None) -> None:
-    call = ffn(200, 64, 512, 8)
+    call = make(200, 64, 512, 8)
 
     def layer(x: Tensor) -> tuple[Tensor, Tensor]:
         y, stats = gated_ffn(x, call.w_gate, call.w_up, call.w_down, kernel="hopper")
@@ -252,22 +233,9 @@ def test_compiles_into_one_graph(gpu: None) -> None:
 
 
 @pytest.mark.gpu
-def test_is_as_exact_as_the_dense_product(gpu: None) -> None:
-    """Relative error a row against float64, beside that of torch's three dense products."""
-    generator = torch.Generator(device=CUDA).manual_seed(2)
-    w_gate, w_up, by_neuron = (
-        torch.randn(2816, 1024, device=CUDA, generator=generator).bfloat16() / 32 for _ in range(3)
-    )
-    x = torch.randn(1000, 1024, device=CUDA, generator=generator).bfloat16()
-    w_gate[:, 0], x[:, 0] = -2, 1
-    linear = torch.nn.functional.linear
-    wide = [t.double() for t in (x, w_gate, w_up, by_neuron)]
-    exact = linear(torch.relu(linear(wide[0], wide[1])) * linear(wide[0], wide[2]), wide[3].t())
-    dense = linear(torch.relu(linear(x, w_gate)) * linear(x, w_up), by_neuron.t())
-    y, _ = gated_ffn(x, w_gate, w_up, by_neuron.t(), kernel="hopper")
-    ours, theirs = (((t.double() - exact).norm(dim=1) / exact.norm(dim=1)) for t in (y, dense))
-    assert ours.max() <= 1.25 * theirs.max()
-    assert ours.mean() <= 1.25 * theirs.mean()
+@pytest.mark.parametrize("n", [1000, 2500])
+def test_is_as_exact_as_the_dense_product(gpu: None, n: int) -> None:
+    assert_as_exact_as_dense("hopper", n)
 
 
 def test_refuses_with_the_reason() -> None:

@@ -2,20 +2,22 @@
 //
 // Clusters of two CTAs take the two row tiles of a pair and the same 256 neurons; each loads half of the weights' tile for both.
 // Consumers round relu(z) into the staging tile and go on; packing warps turn it into words during the next main loop.
+// Where the tile's 128 rows together fire nearly all of its neurons, and the block will run dense, they leave whole instead.
 #pragma once
 
 #include "hopper/gemm.cuh"
 
 namespace twell::hopper {
 
-constexpr int kPackWarps = kProducerWarps - 1;
-using Lines = uint32_t[kTileM][kWords + 1];  // words of a tile's rows, a bank apart
+constexpr int kPackWarps = kProducerWarps - 1, kPackers = kPackWarps * 32;
+constexpr int kPackRows = 16;  // at a time by a warp, two lanes to each row: shares of three warps in 128 rows are nearly equal
 
-__device__ __forceinline__ void store_matrices(void* smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(smem)), "r"(a),
-               "r"(b), "r"(c), "r"(d)
-               : "memory");
-}
+// What the packers share. Of a row: its words, or before them what it fires, a bit a neuron, in words 8 to 15; and last how many are
+// in use, so that rows lie a bank apart.
+struct Packs {
+  uint32_t lines[kTileM][kWords + 1];
+  uint32_t fired[kPackWarps][8];  // by the rows of each warp, a bit a neuron of the tile
+};
 
 // The staging tile here: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither side conflicts.
 __device__ __forceinline__ unsigned char* staged_chunk(unsigned char* staging, int row, int chunk) {
@@ -49,10 +51,11 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
 #pragma unroll
       for (int h = 0; h < 2; ++h) peak[h] = fmaxf(peak[h], fmaxf(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]));
   }
-  const int matrix = c.lane >> 3, row = c.group * 64 + c.warp * 16 + (matrix & 1) * 8 + (c.lane & 7);
+  const Corner corner(c.lane);
+  const int row = c.group * 64 + c.warp * 16 + corner.row;
 #pragma unroll
   for (int j = 0; j < kTileN / 8; j += 2)
-    store_matrices(staged_chunk(s.staging, row, j + (matrix >> 1)), round_relu<T>(d[4 * j], d[4 * j + 1]),
+    store_matrices(staged_chunk(s.staging, row, j + corner.chunk), round_relu<T>(d[4 * j], d[4 * j + 1]),
                    round_relu<T>(d[4 * j + 2], d[4 * j + 3]), round_relu<T>(d[4 * j + 4], d[4 * j + 5]),
                    round_relu<T>(d[4 * j + 6], d[4 * j + 7]));
 #pragma unroll
@@ -63,52 +66,90 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
     }
 }
 
-// A warp turns 32 rows of the staging tile into words. Each lane takes its own row: what fired as 256 bits, without a branch, then
-// a step for each slot, ascending, into shared memory; the warp then writes the words in use, eight at a time. A row past
-// its slots has its count alone, and leaves whole, as it lies in the staging tile. Other words are whatever they were.
-template <typename T>
-__device__ __forceinline__ void pack_rows(unsigned char* staging, Lines& lines, const Ffn& f, int row0, int m0, int tile, int lane) {
-  const int row = row0 + lane;
-  uint32_t* line = lines[row];
-  uint32_t mask[8], count = 0;
+// What each row of the tile fires, as bits in its line: a lane takes half of a row's columns, without a branch. Returns whether all
+// rows together fire nearly all of the tile's columns.
+__device__ __forceinline__ bool find_fired(unsigned char* staging, Packs& s, int rows, int columns, int warp, int lane) {
+  const int half = lane / kPackRows;
+  uint32_t any[4] = {};
+#pragma unroll 1
+  for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kPackWarps) {
+    const int row = row0 + lane % kPackRows;
 #pragma unroll
-  for (int w = 0; w < 8; ++w) {
-    mask[w] = 0;
+    for (int w = 0; w < 4; ++w) {
+      uint32_t mask = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      mask[w] |= positive(*reinterpret_cast<const uint4*>(staged_chunk(staging, row, 4 * w + i))) << (8 * i);
-  }
-#pragma unroll
-  for (int w = 0; w < 8; ++w) count += __popc(mask[w]);
-  const int rows = min(32, f.rows - m0 - row0);
-  const int64_t at = static_cast<int64_t>(m0 + row0) * f.tiles + tile;  // of the first row; the next is `tiles` on
-  if (count > kSlots) {
-    if (lane < rows)
-      bulk_store(static_cast<T*>(f.spill) + (at + static_cast<int64_t>(lane) * f.tiles) * kTile, staging + row * (kTile * 2),
-                 kTile * 2);
-  } else {
-    uint32_t slot = 1;
-#pragma unroll
-    for (int w = 0; w < 8; ++w)
-      for (uint32_t left = mask[w]; left; left &= left - 1) {
-        const int column = 32 * w + __ffs(left) - 1;
-        const uint32_t value = *reinterpret_cast<const uint16_t*>(staged_chunk(staging, row, column / 8) + 2 * (column % 8));
-        line[slot++] = column | value << 16;
-      }
-  }
-  bulk_commit();
-  line[0] = count;
-  __syncwarp();
-  for (int first = 0; first < kWords; first += kHead) {  // eight words of four rows at a time
-    if (!__any_sync(~0u, first == 0 || (count >= first && count <= kSlots))) break;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int r = 4 * i + lane / 8, used = lines[row0 + r][0], word = first + lane % 8;
-      const int64_t tile_of_row = at + static_cast<int64_t>(r) * f.tiles;
-      uint32_t* to = first == 0 ? f.heads + tile_of_row * kHead + word : f.tails + tile_of_row * kTail + word - kHead;
-      if (r < rows && (first == 0 || (used >= first && used <= kSlots))) *to = lines[row0 + r][word];
+      for (int i = 0; i < 4; ++i)
+        mask |= positive(*reinterpret_cast<const uint4*>(staged_chunk(staging, row, 16 * half + 4 * w + i))) << (8 * i);
+      s.lines[row][kHead + 4 * half + w] = mask;
+      if (row < rows) any[w] |= mask;
     }
   }
+  uint32_t mine = 0;
+#pragma unroll
+  for (int w = 0; w < 8; ++w) {
+    const uint32_t together = __reduce_or_sync(~0u, half == w / 4 ? any[w % 4] : 0);
+    if (lane == w) mine = together;
+  }
+  if (lane < 8) s.fired[warp][lane] = mine;
+  named_sync<kPackers>(1);
+  uint32_t all = 0;
+  if (lane < 8)
+    for (int other = 0; other < kPackWarps; ++other) all |= s.fired[other][lane];  // until the next tile is staged
+  return nearly_all(__reduce_add_sync(~0u, __popc(all)), columns);
+}
+
+// Turns the warp's rows of the staging tile into words. A step for each slot, ascending, into the row's line; then the warp writes the
+// words in use, eight at a time. A row past its slots, or of a tile that stays whole, leaves as it lies in the staging tile, and in
+// place of slots has what it fires as bits. Other words are whatever they were.
+template <typename T>
+__device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, const Ffn& f, int m0, int tile, int warp, int lane) {
+  const int half = lane / kPackRows, rows = min(kTileM, f.rows - m0);
+  const bool full = find_fired(staging, s, rows, min(kTile, f.d_ff - tile * kTile), warp, lane);
+  const bool whole = full && f.w_up != nullptr;
+#pragma unroll 1
+  for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kPackWarps) {
+    const int row = row0 + lane % kPackRows;
+    const int64_t at = static_cast<int64_t>(m0 + row0) * f.tiles + tile;  // of the first row; the next is `tiles` on
+    uint32_t* line = s.lines[row];
+    uint32_t mask[4], mine = 0;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) mask[w] = line[kHead + 4 * half + w], mine += __popc(mask[w]);
+    const uint32_t other = __shfl_xor_sync(~0u, mine, kPackRows), count = mine + other;
+    const bool leaves = whole || count > kSlots;
+    __syncwarp();  // slots will lie where the bits do
+    if (!leaves) {
+      uint32_t* to = line + 1 + (half ? other : 0);
+      uint32_t left = mask[0], column = 0, value = 0;
+      for (uint32_t base = 128 * half, done = 0; done < mine;) {
+        if (left == 0) {
+          left = mask[1], mask[1] = mask[2], mask[2] = mask[3], base += 32;
+          continue;
+        }
+        const uint32_t next = base + __ffs(left) - 1;
+        left &= left - 1;
+        const uint32_t loaded = *reinterpret_cast<const uint16_t*>(staged_chunk(staging, row, next / 8) + 2 * (next % 8));
+        if (done++) *to++ = column | value << 16;  // a step late, so that loading does not hold it up
+        column = next, value = loaded;
+      }
+      if (mine) *to = column | value << 16;
+    } else if (half == 0 && row < rows) {
+      bulk_store(static_cast<T*>(f.spill) + (at + static_cast<int64_t>(row - row0) * f.tiles) * kTile, staging + row * (kTile * 2),
+                 kTile * 2);
+    }
+    const uint32_t last = leaves ? kHead + 7 : count;  // of the words in use
+    if (half == 0) line[0] = whole ? count | kWhole : count, line[kWords] = last;
+    __syncwarp();
+    for (uint32_t first = 0; __any_sync(~0u, last >= first); first += kHead) {  // eight words of four rows at a time
+#pragma unroll
+      for (int i = 0; i < kPackRows / 4; ++i) {
+        const int r = 4 * i + lane / 8, word = first + lane % 8;
+        const int64_t tile_of_row = at + static_cast<int64_t>(r) * f.tiles;
+        uint32_t* out = first == 0 ? f.heads + tile_of_row * kHead + word : f.tails + tile_of_row * kTail + word - kHead;
+        if (row0 + r < rows && s.lines[row0 + r][kWords] >= first) *out = s.lines[row0 + r][word];
+      }
+    }
+  }
+  bulk_commit();
   bulk_wait_read<0>();
   __syncwarp();
 }
@@ -118,13 +159,13 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     gate(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const Ffn f) {
   extern __shared__ unsigned char raw[];
   Shared& s = aligned(raw);
-  __shared__ Lines lines;
+  __shared__ Packs packs;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const uint32_t rank = cluster_rank();
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
-    barrier_init(&s.staged[0], kConsumers), barrier_init(&s.drained, kPackWarps * 32);
+    barrier_init(&s.staged[0], kConsumers), barrier_init(&s.drained, kPackers);
     fence_barrier_init();
     if (blockIdx.x == 0) f.tasks[0] = 0;  // the plan, the next launch, counts from here
   }
@@ -155,10 +196,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     } else {
       uint32_t phase = 0;
       for (int t = first; t < total; t += clusters, phase ^= 1) {
-        const int tile = t % f.tiles, m0 = (t / f.tiles * 2 + rank) * kTileM;
         barrier_wait(&s.staged[0], phase);
-        for (int row0 = 32 * (warp - 1); row0 < min(kTileM, f.rows - m0); row0 += 32 * kPackWarps)
-          pack_rows<T>(s.staging, lines, f, row0, m0, tile, lane);
+        pack_tile<T>(s.staging, packs, f, (t / f.tiles * 2 + rank) * kTileM, t % f.tiles, warp - 1, lane);
         barrier_arrive(&s.drained);
       }
     }

@@ -3,6 +3,7 @@
 // stages, and a 64 KB staging tile between a product's epilogue and whoever takes it from there during the next main loop.
 #pragma once
 
+#include "common/sm80.cuh"
 #include "common/wgmma.cuh"
 #include "hopper/ffn.h"
 
@@ -15,7 +16,7 @@ constexpr int kABytes = kTileM * kTileK * 2, kBBytes = kTileN * kTileK * 2;
 constexpr int kPanelBytes = kTileM * kPanelColumns * 2;
 constexpr int kConsumers = 256, kProducers = 128, kThreads = kConsumers + kProducers;
 constexpr int kConsumerWarps = kConsumers / 32, kProducerWarps = kProducers / 32;
-constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
+constexpr int kConsumerRegisters = 208, kProducerRegisters = 88;
 
 struct __align__(1024) Shared {
   unsigned char a[kStages][kABytes];
@@ -54,6 +55,19 @@ __device__ __forceinline__ int block_to_take(const Ffn& f, int i) {
   const int whole = f.blocks / kBlocks, more = f.blocks % kBlocks, early = more * (whole + 1);  // the last window may have fewer
   if (i < early) return i % (whole + 1) * kBlocks + i / (whole + 1);
   return (i - early) % whole * kBlocks + more + (i - early) / whole;
+}
+
+// Which row of a warp's 16 a lane addresses when the warp moves four matrices of 8 x 8 between registers and shared memory, and which
+// of two chunks of eight columns: rows 0..7 and 8..15 of the first chunk, then of the second, as a product's accumulators lie.
+struct Corner {
+  int row, chunk;
+  __device__ __forceinline__ explicit Corner(int lane) : row(lane % 16), chunk(lane / 16) {}
+};
+
+__device__ __forceinline__ void store_matrices(void* smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(smem)), "r"(a),
+               "r"(b), "r"(c), "r"(d)
+               : "memory");
 }
 
 // A panel of a block's hidden state.

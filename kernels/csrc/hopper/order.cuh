@@ -41,7 +41,7 @@ static __global__ void __launch_bounds__(kWindow) order(const Ffn f) {
     for (int tile = lane; tile < f.tiles; tile += 32)
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)
-        if (row0 + i < rows) nnz[i] += f.heads[(static_cast<int64_t>(m0 + row0 + i) * f.tiles + tile) * kHead];
+        if (row0 + i < rows) nnz[i] += f.heads[(static_cast<int64_t>(m0 + row0 + i) * f.tiles + tile) * kHead] & kCount;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       nnz[i] = __reduce_add_sync(~0u, nnz[i]);

@@ -1,10 +1,10 @@
 // The plan: for each block of 128 rows in their order, the union of the neurons that they fire, and the gate values over it as panels.
 //
-// A CTA a block (with few blocks several, that share out the panels), a thread a tile of a row. It reads the words twice: once
-// for the union, a bit a neuron in shared memory, and once to put each value at its neuron's rank in the union, four panels at a
-// time, which leave by bulk copy. Where nearly every neuron is in the union, or half of all values are, it takes every neuron:
-// a value's place is then its neuron, and the products read whole weight tiles. Where nearly every tile is in `spill` besides,
-// the values stay there, since a spilled row lies as a row of four panels does.
+// A CTA a block (several that share out the panels, where blocks are few or loud), a thread a tile of a row. It reads the words
+// twice: once for the union, a bit a neuron in shared memory, and once to put each value at its neuron's rank in the union, four
+// panels at a time, which leave by bulk copy. Where nearly every neuron is in the union, or half of all values are, it takes every
+// neuron: a value's place is then its neuron, and the products read whole weight tiles. If such a block's rows are consecutive
+// besides, its values stay in `spill`, where a row lies as a row of four panels does, and those of the other tiles join them there.
 #pragma once
 
 #include "hopper/gemm.cuh"
@@ -13,6 +13,7 @@ namespace twell::hopper {
 
 constexpr int kPlanThreads = 512, kPlanCtas = 3;  // to a multiprocessor
 constexpr int kPlanSplits = 6;  // CTAs that share out the panels of a block, at most: each finds the union anew
+constexpr int kLoudSplits = 4;  // of the first block of a window, where blocks are many: in order of nnz it is the one with most to do
 constexpr int kGroup = 4, kGroupColumns = kGroup * kPanelColumns;  // panels at a time; as many columns as a tile has
 static_assert(kGroupColumns == kTile);
 
@@ -31,8 +32,8 @@ struct Plan {
 
   __device__ __forceinline__ int64_t at(int row, int tile) const { return static_cast<int64_t>(order[row]) * f.tiles + tile; }
 
-  // Calls tile(row, tile, count) for every row and each of `many` tiles from `first` on; whole warps at a time, with count -1
-  // where there is no row or none that is finite.
+  // Calls tile(row, tile, word) for every row and each of `many` tiles from `first` on, with the tile's first word; whole warps at a
+  // time, with word -1 where there is no row or none that is finite.
   template <typename Tile>
   __device__ __forceinline__ void each_tile(int first, int many, Tile tile) const {
     for (int i = warp * 32; i < kBlockRows * many; i += kPlanThreads) {
@@ -56,11 +57,12 @@ struct Plan {
     }
   }
 
-  // Calls eight(row, column, values) for every eight columns of the tiles past their slots, the warp together.
-  template <typename Eight>
-  __device__ __forceinline__ void each_spilled(int row, int tile, int count, Eight eight) const {
+  // Calls eight(row, column, values) for every eight columns, of the tiles that lie in `spill`, that are wanted(column), the warp
+  // together.
+  template <typename Wanted, typename Eight>
+  __device__ __forceinline__ void each_spilled(int row, int tile, int word, Wanted wanted, Eight eight) const {
     constexpr int kAhead = 4;  // loads in flight
-    for (uint32_t over = __ballot_sync(~0u, count > kSlots); over;) {
+    for (uint32_t over = __ballot_sync(~0u, word > kSlots); over;) {
       int where[kAhead];  // column * 128 + row, or -1
       uint4 v[kAhead];
 #pragma unroll
@@ -68,8 +70,10 @@ struct Plan {
         where[i] = -1;
         if (over == 0) continue;
         const int r = __shfl_sync(~0u, row, __ffs(over) - 1), t = __shfl_sync(~0u, tile, __ffs(over) - 1);
+        const int column = t * kTile + 8 * (lane ^ (order[r] & 7));
+        if (!wanted(column)) continue;
         v[i] = static_cast<const uint4*>(f.spill)[at(r, t) * (kTile / 8) + lane];
-        where[i] = (t * kTile + 8 * (lane ^ (order[r] & 7))) * kBlockRows + r;
+        where[i] = column * kBlockRows + r;
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)
@@ -95,21 +99,27 @@ __device__ __forceinline__ int count_before(const uint32_t* bits, int* before, i
   return sum;
 }
 
+// `shared` blocks, the first to be taken, have `splits` CTAs each, and the others one.
 template <typename T>
-__global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int processors) {
-  extern __shared__ __align__(128) unsigned char shared[];  // panels [4][128][64]; bits [words]; before [words]
-  const int words = f.tiles * (kTile / 32), block = block_to_take(f, blockIdx.x), m0 = block * kBlockRows;
-  const int rows = min(kBlockRows, f.rows - m0);
-  uint32_t* bits = reinterpret_cast<uint32_t*>(shared + kGroup * kPanelBytes);  // of the union, a bit a neuron
-  int* before = reinterpret_cast<int*>(bits + words);                           // neurons of the union before each word
-  __shared__ int values, packed, spilled, size;  // fired neurons, tiles within and past their slots, the union's size
+__global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int shared, int splits, int processors) {
+  extern __shared__ __align__(128) unsigned char panels_memory[];  // panels [4][128][64]; bits [words]; before [words]
+  const bool shares = blockIdx.x < shared * splits;
+  const int block = block_to_take(f, shares ? blockIdx.x / splits : blockIdx.x - shared * (splits - 1));
+  const int words = f.tiles * (kTile / 32), m0 = block * kBlockRows, rows = min(kBlockRows, f.rows - m0);
+  uint32_t* bits = reinterpret_cast<uint32_t*>(panels_memory + kGroup * kPanelBytes);  // of the union, a bit a neuron
+  int* before = reinterpret_cast<int*>(bits + words);  // neurons of the union before each word
+  __shared__ int values, size;   // fired neurons, and the union's size
+  __shared__ int part, parts;    // which CTA of the block this is, and of how many
+  __shared__ uint32_t loose[8];  // tiles, of 256 at most, of which a row lies in words; a bit each
+  __shared__ bool spilled;       // whether any tile of any row lies in `spill`
+  __shared__ bool consecutive;   // are the rows
   __shared__ int order[kBlockRows];
-  __shared__ bool consecutive;  // is the order
   const int thread = threadIdx.x, lane = thread % 32;
   const Plan p{f, order, thread / 32, lane};
 
   for (int w = thread; w < words; w += kPlanThreads) bits[w] = 0;
-  if (thread == 0) values = packed = spilled = 0;
+  if (thread < 8) loose[thread] = 0;
+  if (thread == 0) values = 0, spilled = false;
   bool in_place = true;
   if (thread < kBlockRows) {
     const int row = f.blocks > 1 ? f.order[m0 + thread] : thread;  // a single block has no order of its own
@@ -117,46 +127,53 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     order[thread] = row < f.rows && f.finite[row] ? row : -1;
     in_place = row == m0 + thread;
   }
-  const bool together = __syncthreads_and(in_place);
-  if (thread == 0) consecutive = together;
+  const bool together = __syncthreads_and(in_place), alone = !shares || (together && shared < f.blocks);
+  if (alone && shares && blockIdx.x % splits > 0) return;  // rows in place are no louder than others
+  if (thread == 0) consecutive = together, part = alone ? 0 : blockIdx.x % splits, parts = alone ? 1 : splits;
   const auto join = [&](int w, uint32_t more) {
     if ((reinterpret_cast<volatile uint32_t*>(bits)[w] & more) != more) atomicOr(&bits[w], more);
   };
-  int mine = 0, within = 0;
-  p.each_tile(0, f.tiles, [&](int row, int tile, int count) {
-    mine += max(count, 0), within += count >= 0 && count <= kSlots;
-    if (count > kSlots)
-      spilled = 1;
-    else
-      p.each_slot(row, tile, count, [&](int, int column, uint16_t) { join(column >> 5, 1u << (column & 31)); });
+  int mine = 0;
+  p.each_tile(0, f.tiles, [&](int row, int tile, int word) {
+    if (word < 0) return;
+    mine += word & kCount;
+    if (word > kSlots) {
+      if (together && word & kWhole) {  // these rows fire nearly all of it: all, then
+        for (int w = tile * (kTile / 32); w < min((tile + 1) * (kTile / 32), f.d_ff / 32); ++w) join(w, ~0u);
+        if (f.d_ff % 32 && tile + 1 == f.tiles) join(f.d_ff / 32, (1u << f.d_ff % 32) - 1);
+      } else {
+        const uint4* masks = reinterpret_cast<const uint4*>(f.tails + p.at(row, tile) * kTail);
+        for (int half = 0; half < 2; ++half) {
+          const uint4 mask = masks[half];
+          const int w = tile * (kTile / 32) + 4 * half;
+          join(w, mask.x), join(w + 1, mask.y), join(w + 2, mask.z), join(w + 3, mask.w);
+        }
+      }
+      spilled = true;
+    } else {
+      if (!(reinterpret_cast<volatile uint32_t*>(loose)[tile >> 5] >> (tile & 31) & 1)) atomicOr(&loose[tile >> 5], 1u << (tile & 31));
+      p.each_slot(row, tile, word, [&](int, int column, uint16_t) { join(column >> 5, 1u << (column & 31)); });
+    }
   });
-  mine = __reduce_add_sync(~0u, mine), within = __reduce_add_sync(~0u, within);
-  if (lane == 0) atomicAdd(&values, mine), atomicAdd(&packed, within);
-  __syncthreads();
-  const bool half = 2ll * values >= static_cast<int64_t>(rows) * f.d_ff;
-  if (spilled && !half)
-    p.each_tile(0, f.tiles, [&](int row, int tile, int count) {
-      p.each_spilled(row, tile, count, [&](int, int column, const uint4& v) {
-        if (const uint32_t mask = positive(v)) join(column >> 5, mask << (column & 24));
-      });
-    });
+  mine = __reduce_add_sync(~0u, mine);
+  if (lane == 0) atomicAdd(&values, mine);
   __syncthreads();
   if (thread < 32) {
     const int sum = count_before(bits, before, words, lane);
-    if (lane == 0) size = half || 20ll * sum >= 17ll * f.d_ff ? f.d_ff : sum;
+    if (lane == 0) size = nearly_all(sum, f.d_ff) || 2ll * values >= static_cast<int64_t>(rows) * f.d_ff ? f.d_ff : sum;
   }
   __syncthreads();
 
-  const bool all = size == f.d_ff, stays = all && consecutive && f.w_up != nullptr && 8 * packed <= rows * f.tiles;
+  const bool all = size == f.d_ff, stays = all && consecutive && f.w_up != nullptr;
   const int panels = (size + kPanelColumns - 1) / kPanelColumns;
   uint16_t* list = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
-  for (int w = blockIdx.y == 0 ? thread : words; w < words; w += kPlanThreads) {
+  for (int w = part == 0 ? thread : words; w < words; w += kPlanThreads) {
     int at = all ? 32 * w : before[w];
     for (uint32_t left = all ? ~0u : bits[w]; left && at < size; left &= left - 1) list[at++] = 32 * w + __ffs(left) - 1;
   }
-  if (blockIdx.y == 0)
+  if (part == 0)
     for (int i = size + thread; i < panels * kPanelColumns; i += kPlanThreads) list[i] = 0;
-  if (blockIdx.y == 0 && thread == 0) {
+  if (part == 0 && thread == 0) {
     f.union_sizes[block] = stays ? -size : size;
     if (f.w_up != nullptr) {
       int chunk = kGroup;  // panels to a task: fewer where tasks would be too few for the processors
@@ -168,60 +185,58 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     }
   }
 
-  if (stays) {  // nearly every tile is in `spill` as a panel would have it; the others join them
-    if (blockIdx.y > 0) return;
-    p.each_tile(0, f.tiles, [&](int row, int tile, int count) {
-      if (count < 0 || count > kSlots) return;
-      uint4* chunks = static_cast<uint4*>(f.spill) + p.at(row, tile) * (kTile / 8);
-      for (int i = 0; i < kTile / 8; ++i) chunks[i] = make_uint4(0, 0, 0, 0);
-      p.each_slot(row, tile, count, [&](int r, int column, uint16_t value) {
-        reinterpret_cast<uint16_t*>(chunks + ((column % kTile / 8) ^ (r & 7)))[column % 8] = value;
-      });
-    });
-    return;
-  }
-
   int low = 0;
-  for (int group = blockIdx.y; group * kGroup < panels; group += gridDim.y) {
-    const int first = group * kGroupColumns;  // rank
+  for (int group = part; group * kGroup < panels; group += parts) {
+    if (stays && !(loose[group >> 5] >> (group & 31) & 1)) continue;  // a group is a tile there
+    const int first = group * kGroupColumns;                          // rank
     if (all) low = group;
     while (!all && low + 1 < f.tiles && before[(low + 1) * (kTile / 32)] <= first) ++low;
     int high = low;
     while (!all && high + 1 < f.tiles && before[(high + 1) * (kTile / 32)] < first + kGroupColumns) ++high;
-    if (thread == 0) bulk_wait_read<0>();
+    if (thread < kBlockRows) bulk_wait_read<0>();
     __syncthreads();
     for (int i = thread; i < kGroup * kPanelBytes / 16; i += kPlanThreads)
-      reinterpret_cast<uint4*>(shared)[i] = make_uint4(0, 0, 0, 0);
+      reinterpret_cast<uint4*>(panels_memory)[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
-    const auto place = [&](int row, int rank) { return shared + (rank >> 6) * kPanelBytes + in_panel(row, rank & 63); };
-    const auto put = [&](int row, int column, uint16_t value) {
-      const int word = column >> 5, rank = all ? column : before[word] + __popc(bits[word] & ((1u << (column & 31)) - 1));
-      if (static_cast<unsigned>(rank - first) < kGroupColumns) *reinterpret_cast<uint16_t*>(place(row, rank - first)) = value;
+    const auto rank_of = [&](int column) {
+      const int word = column >> 5;
+      return all ? column : before[word] + __popc(bits[word] & ((1u << (column & 31)) - 1));
     };
-    p.each_tile(low, high - low + 1, [&](int row, int tile, int count) {
-      if (count <= kSlots) p.each_slot(row, tile, count, put);
-      if (spilled)
-        p.each_spilled(row, tile, count, [&](int r, int column, const uint4& v) {
-          if (all) {
-            *reinterpret_cast<uint4*>(place(r, column - first)) = v;
-            return;
-          }
-          const uint32_t pair[4] = {v.x, v.y, v.z, v.w};
+    const auto put = [&](int row, int rank, uint16_t value) {
+      if (const int at = rank - first; static_cast<unsigned>(at) < kGroupColumns)
+        *reinterpret_cast<uint16_t*>(panels_memory + (at >> 6) * kPanelBytes + in_panel(row, at & 63)) = value;
+    };
+    p.each_tile(low, high - low + 1, [&](int row, int tile, int word) {
+      if (word <= kSlots) p.each_slot(row, tile, word, [&](int r, int column, uint16_t value) { put(r, rank_of(column), value); });
+      if (spilled && !stays)
+        p.each_spilled(
+            row, tile, word, [&](int column) { return all || static_cast<unsigned>(rank_of(column) - first + 8) < kGroupColumns + 8; },
+            [&](int r, int column, const uint4& v) {
+              int rank = rank_of(column);
+              if (all) {
+                *reinterpret_cast<uint4*>(panels_memory + ((rank - first) >> 6) * kPanelBytes + in_panel(r, rank & 63)) = v;
+                return;
+              }
+              const uint32_t pair[4] = {v.x, v.y, v.z, v.w}, in_union = bits[column >> 5] >> (column & 24);
 #pragma unroll
-          for (int e = 0; e < 8; ++e) {
-            const uint16_t value = static_cast<uint16_t>(pair[e / 2] >> (16 * (e & 1)));
-            if (value) put(r, column + e, value);
-          }
-        });
+              for (int e = 0; e < 8; ++e)  // those of the eight that the union has follow each other there
+                if (in_union >> e & 1) put(r, rank++, static_cast<uint16_t>(pair[e / 2] >> (16 * (e & 1))));
+            });
     });
     fence_async_proxy();
     __syncthreads();
-    if (thread == 0) {
-      bulk_store(hidden_panel(f, block, group * kGroup), shared, min(kGroup, panels - group * kGroup) * kPanelBytes);
-      bulk_commit();
+    if (stays) {  // a row in words becomes a row of `spill`
+      if (const int word = thread < kBlockRows && order[thread] >= 0 ? static_cast<int>(f.heads[p.at(thread, group) * kHead]) : -1;
+          word >= 0 && word <= kSlots)
+        for (int panel = 0; panel < kGroup; ++panel)
+          bulk_store(static_cast<T*>(f.spill) + p.at(thread, group) * kTile + panel * kPanelColumns,
+                     panels_memory + panel * kPanelBytes + thread * (kPanelColumns * 2), kPanelColumns * 2);
+    } else if (thread == 0) {
+      bulk_store(hidden_panel(f, block, group * kGroup), panels_memory, min(kGroup, panels - group * kGroup) * kPanelBytes);
     }
+    bulk_commit();
   }
-  if (thread == 0) bulk_wait<0>();
+  bulk_wait<0>();
 }
 
 }  // namespace twell::hopper
