@@ -98,27 +98,33 @@ __device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& 
   unsigned char* out = s.staging + (c.group * 4 + c.warp) * kOutBytes;
   bulk_wait_read<0>();  // the task before has left it
   __syncwarp();
-  const auto write = [&](auto place) {  // place(chunk of 16 bytes, row)
+  if (bias != nullptr) {
 #pragma unroll
     for (int j = 0; j < kTileN / 8; ++j) {
-      if (bias != nullptr) {
-        const int column = task.n0 + 8 * j + 2 * (c.lane & 3);
+      const int column = task.n0 + 8 * j + 2 * (c.lane & 3);
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float b = column + e < f.d_model ? static_cast<float>(bias[column + e]) : 0.f;
-          d[4 * j + e] += b, d[4 * j + 2 + e] += b;
-        }
+      for (int e = 0; e < 2; ++e) {
+        const float b = column + e < f.d_model ? static_cast<float>(bias[column + e]) : 0.f;
+        d[4 * j + e] += b, d[4 * j + 2 + e] += b;
       }
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        reinterpret_cast<uint32_t*>(out + place(j, c.lane / 4 + 8 * h))[c.lane & 3] =
-            whole[h] ? round_pair<T>(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]) : 0x7fff7fffu;  // NaN
     }
+  }
+  if (!__all_sync(~0u, whole[0] && whole[1])) {
+#pragma unroll
+    for (int i = 0; i < 128; ++i)
+      if (!whole[i / 2 % 2]) d[i] = __int_as_float(0x7fffffff);  // NaN
+  }
+  const Corner corner(c.lane);
+  const auto write = [&](auto place) {  // place(chunk of 16 bytes)
+#pragma unroll
+    for (int j = 0; j < kTileN / 8; j += 2)
+      store_matrices(out + place(j + corner.chunk), round_pair<T>(d[4 * j], d[4 * j + 1]), round_pair<T>(d[4 * j + 2], d[4 * j + 3]),
+                     round_pair<T>(d[4 * j + 4], d[4 * j + 5]), round_pair<T>(d[4 * j + 6], d[4 * j + 7]));
   };
   if (consecutive)
-    write([](int chunk, int row) { return chunk / 8 * (kOutRows * 128) + row * 128 + (((chunk ^ row) & 7) << 4); });
+    write([&](int chunk) { return chunk / 8 * (kOutRows * 128) + corner.row * 128 + (((chunk ^ corner.row) & 7) << 4); });
   else
-    write([](int chunk, int row) { return row * kOutPitch + chunk * 16; });
+    write([&](int chunk) { return corner.row * kOutPitch + chunk * 16; });
   fence_async_proxy();
   __syncwarp();
   if (consecutive) {

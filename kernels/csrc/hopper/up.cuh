@@ -75,11 +75,9 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
 template <typename T, int kPanels>
 __device__ __forceinline__ void finish_up(float (&d)[128], const Ffn& f, Shared& s, const UpTask& task, const Consumer& c) {
   const T* bias = static_cast<const T*>(f.b_up);
-  unsigned char* row = s.staging + c.row() * 128 + (c.lane & 3) * 4;  // of the first of the thread's two rows
-  float peak[2] = {0.f, 0.f};
+  if (bias != nullptr) {
 #pragma unroll
-  for (int j = 0; j < 8 * kPanels; ++j) {
-    if (bias != nullptr) {
+    for (int j = 0; j < 8 * kPanels; ++j) {
       const uint16_t* neuron = task.list(f) + 8 * j + 2 * (c.lane & 3);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -87,15 +85,23 @@ __device__ __forceinline__ void finish_up(float (&d)[128], const Ffn& f, Shared&
         d[4 * j + e] += b, d[4 * j + 2 + e] += b;
       }
     }
+  }
+  const Corner corner(c.lane);
+  unsigned char* row = s.staging + (c.group * 64 + c.warp * 16 + corner.row) * 128;
+  float peak[2] = {0.f, 0.f};
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      uint32_t* at = reinterpret_cast<uint32_t*>(row + (j / 8) * kPanelBytes + h * 8 * 128 + (((j & 7) ^ (c.lane >> 2)) << 4));
-      const uint32_t gates = *at;
-      const float g0 = half_of<T>(gates, 0), g1 = half_of<T>(gates, 1);
-      const float h0 = g0 > 0.f ? g0 * d[4 * j + 2 * h] : 0.f, h1 = g1 > 0.f ? g1 * d[4 * j + 2 * h + 1] : 0.f;
-      peak[h] = max_nan(peak[h], max_nan(fabsf(h0), fabsf(h1)));
-      *at = round_pair<T>(h0, h1);
+  for (int j = 0; j < 8 * kPanels; j += 2) {
+    unsigned char* at = row + (j / 8) * kPanelBytes + ((((j & 7) + corner.chunk) ^ (corner.row & 7)) << 4);
+    uint32_t pair[4];  // of columns 8 j and 8 j + 8, each for the thread's two rows
+    sm80::load_matrices<false>(pair, smem_address(at));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float g0 = half_of<T>(pair[i], 0), g1 = half_of<T>(pair[i], 1);
+      const float h0 = g0 > 0.f ? g0 * d[4 * j + 2 * i] : 0.f, h1 = g1 > 0.f ? g1 * d[4 * j + 2 * i + 1] : 0.f;
+      peak[i % 2] = max_nan(peak[i % 2], max_nan(fabsf(h0), fabsf(h1)));
+      pair[i] = round_pair<T>(h0, h1);
     }
+    store_matrices(at, pair[0], pair[1], pair[2], pair[3]);
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h)
