@@ -33,6 +33,7 @@ from twell.workbench.recorder import Recorder, new_manifest
 from twell.workbench.resume import Recorded
 from twell.workbench.sources import Source, open_sources
 from twell.workbench.store import Run, open_run
+from twell.workbench.watched import parse_fired
 from twell.workbench.writer import RunWriter, refuse_existing
 
 
@@ -82,6 +83,8 @@ def record(
             f"Expected logits that are the head's product with the last hidden state, got others in {loaded.name} "
             f"({loaded.family}), as by a cap or a scale: add --no-loss, which counts without them."
         )
+    if options.fired:
+        parse_fired(options.fired, loaded.layers)  # refused while nothing is written
     manifest = new_manifest(loaded, options, [source.name for source in sources])
     manifest.ranks = ranks.planned()
     unreadable: list[UserError] = []

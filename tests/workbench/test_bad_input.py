@@ -57,6 +57,7 @@ def test_options(refused: Twell) -> None:
     assert "--batch-tokens of at least 1, got -5" in refused("--batch-tokens", "-5")
     for name, value in (("--examples", "-3"), ("--timings", "-1"), ("--timings-share", "-0.5"), ("--generate", "-1")):
         assert f"{name} of at least 0, got {value}" in refused(name, value)
+    assert "--fired as LAYERS[:SHARE], layers from 0 to 2" in refused("--fired", "3")
     assert "--seq-len of at most 128" in refused("--seq-len", "129")
     if not torch.cuda.is_available():
         assert "--device cpu" in refused("--device", "cuda")
