@@ -8,46 +8,43 @@ namespace {
 
 constexpr int kMostShared = 227 * 1024;  // bytes of shared memory to a CTA
 
-// Calls run<groups of 64 rows, tiles to a stage>().
+// Calls run<tiles to a stage>().
 template <typename Run>
 void by_rows(int rows, Run run) {
   if (rows <= 32)
-    run.template operator()<1, 4>();
+    run.template operator()<4>();
   else
-    run.template operator()<1, 2>();
+    run.template operator()<2>();
 }
 
 }  // namespace
 
 template <>
 void launch_few_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) {
-  by_rows(f.rows, [&]<int kGroups, int kTiles>() {
+  by_rows(f.rows, [&]<int kTiles>() {
     FewShape shape{0, (f.rows + 7) / 8 * 8, f.d_model % kTileK == 0, dense};
     const int bytes = kTiles * (kFewWeightBytes + shape.row_bytes());
     // The products read 64 rows from where a tile's rows begin, also where fewer lie there.
-    const int rest = (sizeof(FewShared<kGroups, kTiles>) + 1023) / 1024 * 1024 + 1024 + 64 * kGroups * kTileK * 2;
+    const int rest = (sizeof(FewShared<kTiles>) + 1023) / 1024 * 1024 + 1024 + kFewRows * kTileK * 2;
     shape.stages = std::min((kMostShared - rest) / bytes, kFewStages);
     const auto x = tiles_map<TWELL_T>(f.x, f.rows, f.d_model, shape.box, kTiles);
     const auto gate = tiles_map<TWELL_T>(f.w_gate, f.d_ff, f.d_model, kFewNeurons, kTiles);
     const auto up = f.w_up == nullptr ? gate : tiles_map<TWELL_T>(f.w_up, f.d_ff, f.d_model, kFewNeurons, kTiles);
     const int ctas = (f.d_ff + kFewNeurons - 1) / kFewNeurons;
-    launch_overlapping(few_gate_up<TWELL_T, kGroups, kTiles>, ctas, few_consumers(kGroups, kTiles) + kFewProducers,
+    launch_overlapping(few_gate_up<TWELL_T, kTiles>, ctas, few_consumers(kTiles) + kFewProducers,
                        shape.stages * bytes + rest, 1, stream, x, gate, up, f, shape);
   });
 }
 
 template <>
 void launch_few_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
-  by_rows(f.rows, [&]<int kGroups, int kTiles>() {
-    constexpr int kRows = 64 * kGroups;
-    const int rest = DownSpace(kRows, f.d_ff).bytes + 1024;
-    // Two CTAs find room where they can: clusters of four then take all multiprocessors.
-    const int stages = std::clamp((112 * 1024 - rest) / down_stage_bytes(kGroups), 2, kFewStages);
-    const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
-    const auto h = tensor_map<TWELL_T>(f.hidden, f.d_ff, kRows, kTileK);
-    launch_overlapping(few_down<TWELL_T, kGroups>, dim3(kDownSplits, (f.d_model + kDownOutputs - 1) / kDownOutputs),
-                       kDownConsumers + kDownProducers, stages * down_stage_bytes(kGroups) + rest, kDownSplits, stream, w, h, f, nnz, stages);
-  });
+  const int rest = DownSpace(f.d_ff).bytes + 1024;
+  // Two CTAs find room where they can: clusters of four then take all multiprocessors.
+  const int stages = std::clamp((112 * 1024 - rest) / kDownStageBytes, 2, kFewStages);
+  const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
+  const auto h = tensor_map<TWELL_T>(f.hidden, f.d_ff, kFewRows, kTileK);
+  launch_overlapping(few_down<TWELL_T>, dim3(kDownSplits, (f.d_model + kDownOutputs - 1) / kDownOutputs), kDownConsumers + kDownProducers,
+                     stages * kDownStageBytes + rest, kDownSplits, stream, w, h, f, nnz, stages);
 }
 
 template <>

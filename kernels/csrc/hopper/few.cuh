@@ -14,7 +14,7 @@
 
 namespace twell::hopper {
 
-constexpr int kFewNeurons = 48, kFewProducers = 128, kFewStages = 16;
+constexpr int kFewNeurons = 48, kFewWords = kFewRows / 32, kFewProducers = 128, kFewStages = 16;
 constexpr int kFewWeightBytes = kFewNeurons * kTileK * 2;
 constexpr int kDownOutputs = 64, kDownSplits = 4, kDownShare = kDownOutputs / kDownSplits;
 

@@ -7,15 +7,15 @@ namespace twell::hopper {
 
 constexpr int kDownConsumers = 256, kDownProducers = 256, kDownSide = kTileK * 64 * 2;  // bytes of a tile: 64 neurons of 64 outputs, or of 64 rows
 
-constexpr int down_halves(int groups) { return 2 / groups; }  // warpgroups that share out a stage's 64 of k
-constexpr int down_stage_bytes(int groups) { return (groups + 1) * kDownSide; }
+constexpr int kDownHalves = 2;  // warpgroups that share out a stage's 64 of k
+constexpr int kDownStageBytes = 2 * kDownSide;
 
 // Beside the ring: what the CTAs of a cluster send each other; a quarter of the union; what fires, and how many do before.
 struct DownSpace {
   int parts, list, fired, before, bytes;
-  constexpr DownSpace(int rows, int d_ff) {
+  constexpr explicit DownSpace(int d_ff) {
     const int groups = (d_ff + kFewNeurons - 1) / kFewNeurons;
-    parts = 0, list = kDownSplits * down_halves(rows / 64) * rows * kDownShare * 4;
+    parts = 0, list = kDownSplits * kDownHalves * kFewRows * kDownShare * 4;
     fired = list + ((d_ff / kDownSplits + 16) * 2 + 15) / 16 * 16, before = fired + groups * 8, bytes = before + groups * 2;
   }
 };
@@ -43,23 +43,23 @@ __device__ __forceinline__ void scan_union(const FewMarks& marks, uint64_t* fire
   for (int g = from; g < to; ++g) before[g] = at, at += __popcll(fired[g]);
 }
 
-template <typename T, int kGroups>
+template <typename T>
 __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(const __grid_constant__ CUtensorMap w_map,
                                                                            const __grid_constant__ CUtensorMap h_map, const Ffn f, int* nnz,
                                                                            int stages) {
-  constexpr int kAll = kDownConsumers + kDownProducers, kHalves = down_halves(kGroups), kRows = 64 * kGroups, kWords = 2 * kGroups;
+  constexpr int kAll = kDownConsumers + kDownProducers;
   extern __shared__ unsigned char raw[];
   __shared__ uint64_t full[kFewStages], empty[kFewStages];
-  __shared__ uint32_t broken[kWords];
+  __shared__ uint32_t broken[kFewWords];
   __shared__ int sums[4];
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, out0 = blockIdx.y * kDownOutputs;
   const bool consumes = group < 2;
   const uint32_t rank = cluster_rank();
   Stages ring{reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023}), full, empty, stages,
-              down_stage_bytes(kGroups), !consumes};
-  const DownSpace space(kRows, f.d_ff);
+              kDownStageBytes, !consumes};
+  const DownSpace space(f.d_ff);
   unsigned char* rest = ring.base + stages * ring.bytes;
-  float(*parts)[kRows][kDownShare] = reinterpret_cast<float(*)[kRows][kDownShare]>(rest + space.parts);
+  float(*parts)[kFewRows][kDownShare] = reinterpret_cast<float(*)[kFewRows][kDownShare]>(rest + space.parts);
   uint16_t *list = reinterpret_cast<uint16_t*>(rest + space.list), *before = reinterpret_cast<uint16_t*>(rest + space.before);
   uint64_t* fired = reinterpret_cast<uint64_t*>(rest + space.fired);
   if (threadIdx.x == 0) {
@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
   if (group == 2)
     scan_union(marks, fired, before, sums, threadIdx.x % 128);
   else
-    for (int i = threadIdx.x - (consumes ? 0 : 128); i < marks.groups * kWords; i += kAll - 128)
-      if (const uint32_t rows = marks.broken[i]) atomicOr(&broken[i % kWords], rows);
+    for (int i = threadIdx.x - (consumes ? 0 : 128); i < marks.groups * kFewWords; i += kAll - 128)
+      if (const uint32_t rows = marks.broken[i]) atomicOr(&broken[i % kFewWords], rows);
   __syncthreads();
   const int total = sums[0] + sums[1] + sums[2] + sums[3], share = ((total + kDownSplits - 1) / kDownSplits + 15) & ~15;
   const int low = min(static_cast<int>(rank) * share, total), size = min(share, total - low);
@@ -99,10 +99,10 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
       const bool run = k0 + kTileK <= size && list[k0 + kTileK - 1] - list[k0] == kTileK - 1;  // neurons that follow each other
       barrier_wait(&empty[ring.at], ring.phase);
       if (thread == 0) {
-        barrier_expect(&full[ring.at], run ? down_stage_bytes(kGroups) : 0);
+        barrier_expect(&full[ring.at], run ? kDownStageBytes : 0);
         if (run) {
           tma_load_2d(ring.here(), &w_map, &full[ring.at], out0, list[k0]);
-          for (int g = 0; g < kGroups; ++g) tma_load_2d(ring.here() + (g + 1) * kDownSide, &h_map, &full[ring.at], 64 * g, list[k0]);
+          tma_load_2d(ring.here() + kDownSide, &h_map, &full[ring.at], 0, list[k0]);
         }
       }
       const uint32_t to = smem_address(ring.here()) + place;
@@ -113,9 +113,7 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
         const bool there = which < size;
         const uint32_t neuron = there ? list[which] : 0, at = to + j * (kDownProducers / 8 * 128);
         async_copy_16(at, w + static_cast<int64_t>(neuron) * f.d_model, there && inside);
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g)
-          if (64 * g + 8 * chunk < f.rows) async_copy_16(at + (g + 1) * kDownSide, h + neuron * kRows + 64 * g, there);
+        if (8 * chunk < f.rows) async_copy_16(at + kDownSide, h + neuron * kFewRows, there);
       }
       async_arrive(&full[ring.at]);
     }
@@ -129,8 +127,8 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
       if (lane == 0) nnz[row] = fine ? sum : 0;
     }
   } else {
-    const int rows = group % kGroups, half = group / kGroups, skip = half * (kTileK / kHalves) * 128;
-    const Consumer c{rows, static_cast<int>(threadIdx.x) / 32 % 4, lane};
+    const int half = group, skip = half * (kTileK / kDownHalves) * 128;
+    const Consumer c{0, static_cast<int>(threadIdx.x) / 32 % 4, lane};
     float d[kDownOutputs / 2];
     if (filled == 0) {
 #pragma unroll
@@ -140,7 +138,7 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
       barrier_wait(&full[stage], phase);
       fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
     };
-    multiply<T, kDownOutputs, kTileK / 16 / kHalves, 1>(d, ring, filled, (rows + 1) * kDownSide + skip, skip, ready, [&](int stage) {
+    multiply<T, kDownOutputs, kTileK / 16 / kDownHalves, 1>(d, ring, filled, kDownSide + skip, skip, ready, [&](int stage) {
       if (lane == 0) barrier_arrive(&empty[stage]);
     });
 #pragma unroll
@@ -149,7 +147,7 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
       if (row >= f.rows) continue;
 #pragma unroll
       for (int j = 0; j < kDownOutputs / 8; ++j)
-        store_remote(remote_address(&parts[rank * kHalves + half][row][8 * j % kDownShare + 2 * (lane & 3)], 8 * j / kDownShare), d[4 * j + 2 * h],
+        store_remote(remote_address(&parts[rank * kDownHalves + half][row][8 * j % kDownShare + 2 * (lane & 3)], 8 * j / kDownShare), d[4 * j + 2 * h],
                      d[4 * j + 2 * h + 1]);
     }
   }
@@ -160,7 +158,7 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
     if (out >= f.d_model) continue;
     float2 sum = bias != nullptr ? make_float2(static_cast<float>(bias[out]), static_cast<float>(bias[out + 1])) : make_float2(0.f, 0.f);
 #pragma unroll
-    for (int r = 0; r < kDownSplits * kHalves; ++r) {
+    for (int r = 0; r < kDownSplits * kDownHalves; ++r) {
       const float2 part = *reinterpret_cast<const float2*>(&parts[r][row][place]);
       sum.x += part.x, sum.y += part.y;
     }

@@ -5,16 +5,15 @@
 
 namespace twell::hopper {
 
-constexpr int few_consumers(int groups, int tiles) { return 128 * groups * tiles; }  // a warpgroup to 64 rows and a tile of a stage
+constexpr int few_consumers(int tiles) { return 128 * tiles; }  // a warpgroup to a tile of a stage
 
-template <int kGroups, int kTiles>
+template <int kTiles>
 struct __align__(16) FewShared {
-  static constexpr int kRows = 64 * kGroups;
   uint64_t full[kFewStages], empty[kFewStages];
-  uint32_t gates[kRows][kFewNeurons + 8];  // in a gated FFN float32 values, then the hidden state in 16 bits; banks apart
-  uint32_t fires[2], broken[2 * kGroups];  // a bit a neuron that any row fires; a bit a row that is not finite
+  uint32_t gates[kFewRows][kFewNeurons + 8];  // in a gated FFN float32 values, then the hidden state in 16 bits; banks apart
+  uint32_t fires[2], broken[kFewWords];  // a bit a neuron that any row fires; a bit a row that is not finite
   uint16_t list[kFewNeurons];              // the neurons that fire, ascending
-  float4 sums[kTiles - 1][kGroups][kFewNeurons / 8][128];  // of the warpgroups of other tiles than the first
+  float4 sums[kTiles - 1][kFewNeurons / 8][128];  // of the warpgroups of other tiles than the first
 };
 
 // Fills the stages with the rows, and with weights: from `map`, or, if there is a list, the neurons of `weights` that it names.
@@ -58,27 +57,27 @@ __device__ __forceinline__ void produce_few(Stages& s, const CUtensorMap& x_map,
   }
 }
 
-// Adds up what the warpgroups of the same rows have of D[64 x kN], in order; only that of the first tile has it then.
-template <int kN, int kGroups, int kTiles>
-__device__ __forceinline__ void add_up(float (&d)[kFewNeurons / 2], FewShared<kGroups, kTiles>& s, int rows, int tile) {
+// Adds up what the warpgroups have of D[64 x kN], in order; only that of the first tile has it then.
+template <int kN, int kTiles>
+__device__ __forceinline__ void add_up(float (&d)[kFewNeurons / 2], FewShared<kTiles>& s, int tile) {
   const int thread = threadIdx.x % 128;
   if (tile > 0)
 #pragma unroll
-    for (int i = 0; i < kN / 8; ++i) s.sums[tile - 1][rows][i][thread] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
-  named_sync<few_consumers(kGroups, kTiles)>(1);
+    for (int i = 0; i < kN / 8; ++i) s.sums[tile - 1][i][thread] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
+  named_sync<few_consumers(kTiles)>(1);
   if (tile == 0)
 #pragma unroll
     for (int t = 0; t < kTiles - 1; ++t)
 #pragma unroll
       for (int i = 0; i < kN / 8; ++i) {
-        const float4 v = s.sums[t][rows][i][thread];
+        const float4 v = s.sums[t][i][thread];
         d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
       }
 }
 
 // The gate's epilogue: values into `gates`, what fired, what is not finite, and how many fired in each row.
-template <typename T, int kGroups, int kTiles>
-__device__ __forceinline__ void finish_gate(float (&d)[kFewNeurons / 2], FewShared<kGroups, kTiles>& s, const Ffn& f, const FewMarks& marks,
+template <typename T, int kTiles>
+__device__ __forceinline__ void finish_gate(float (&d)[kFewNeurons / 2], FewShared<kTiles>& s, const Ffn& f, const FewMarks& marks,
                                             const Consumer& c, int first, bool dense) {
   const int quad = c.lane & 3;
   const uint64_t real = first + kFewNeurons <= f.d_ff ? ~0ull : (1ull << max(f.d_ff - first, 0)) - 1;  // past the last, NaN fires too
@@ -134,8 +133,8 @@ __device__ __forceinline__ void finish_gate(float (&d)[kFewNeurons / 2], FewShar
 }
 
 // The up product's: the hidden state in place of the values.
-template <typename T, int kN, int kGroups, int kTiles>
-__device__ __forceinline__ void finish_few_up(const float (&d)[kFewNeurons / 2], FewShared<kGroups, kTiles>& s, const Ffn& f, const Consumer& c,
+template <typename T, int kN, int kTiles>
+__device__ __forceinline__ void finish_few_up(const float (&d)[kFewNeurons / 2], FewShared<kTiles>& s, const Ffn& f, const Consumer& c,
                                               int first, int count) {
   const T* bias = static_cast<const T*>(f.b_up);
   bool fine[2] = {true, true};
@@ -161,17 +160,17 @@ __device__ __forceinline__ void finish_few_up(const float (&d)[kFewNeurons / 2],
     if (!fine[h]) atomicOr(&s.broken[(c.row() + 8 * h) / 32], 1u << ((c.row() + 8 * h) & 31));
 }
 
-template <typename T, int kGroups, int kTiles>
-__global__ void __launch_bounds__(few_consumers(kGroups, kTiles) + kFewProducers, 1)
+template <typename T, int kTiles>
+__global__ void __launch_bounds__(few_consumers(kTiles) + kFewProducers, 1)
     few_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
                 const __grid_constant__ CUtensorMap up_map, const Ffn f, const FewShape shape) {
-  constexpr int kFewConsumers = few_consumers(kGroups, kTiles);
+  constexpr int kFewConsumers = few_consumers(kTiles);
   extern __shared__ unsigned char raw[];
   unsigned char* base = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
-  FewShared<kGroups, kTiles>& s = *reinterpret_cast<FewShared<kGroups, kTiles>*>(base);
+  FewShared<kTiles>& s = *reinterpret_cast<FewShared<kTiles>*>(base);
   const int thread = threadIdx.x, group = thread / 128, first = blockIdx.x * kFewNeurons;
   const int stages = (f.d_model + kTiles * kTileK - 1) / (kTiles * kTileK);
-  const bool consumes = group < kGroups * kTiles;
+  const bool consumes = group < kTiles;
   Stages ring{base + (sizeof(s) + 1023) / 1024 * 1024, s.full, s.empty, shape.stages, kTiles * (kFewWeightBytes + shape.row_bytes()), !consumes};
   if (thread == 0) {
     for (int i = 0; i < shape.stages; ++i)
@@ -185,9 +184,9 @@ __global__ void __launch_bounds__(few_consumers(kGroups, kTiles) + kFewProducers
   wait_for_launches();
 
   const FewMarks marks(f);
-  const int rows = group % kGroups, tile = group / kGroups;  // of a consumer
-  const Consumer c{rows, thread / 32 % 4, thread % 32};
-  const int a_at = kTiles * kFewWeightBytes + tile * shape.row_bytes() + rows * 64 * kTileK * 2, b_at = tile * kFewWeightBytes;
+  const int tile = group;  // of a consumer
+  const Consumer c{0, thread / 32 % 4, thread % 32};
+  const int a_at = kTiles * kFewWeightBytes + tile * shape.row_bytes(), b_at = tile * kFewWeightBytes;
   const auto ready = [&](int stage, uint32_t phase) {
     barrier_wait(&ring.full[stage], phase);
     fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
@@ -198,8 +197,8 @@ __global__ void __launch_bounds__(few_consumers(kGroups, kTiles) + kFewProducers
   float d[kFewNeurons / 2];
   if (consumes) {
     multiply<T, kFewNeurons, kTileK / 16, 0>(d, ring, stages, a_at, b_at, ready, release);
-    add_up<kFewNeurons, kGroups, kTiles>(d, s, rows, tile);
-    if (tile == 0) finish_gate<T, kGroups, kTiles>(d, s, f, marks, c, first, shape.dense);
+    add_up<kFewNeurons, kTiles>(d, s, tile);
+    if (tile == 0) finish_gate<T, kTiles>(d, s, f, marks, c, first, shape.dense);
   } else {
     produce_few<T, kTiles>(ring, x_map, gate_map, nullptr, nullptr, 0, first, shape, f);
   }
@@ -224,8 +223,8 @@ __global__ void __launch_bounds__(few_consumers(kGroups, kTiles) + kFewProducers
     if (ups) {
       const auto run = [&]<int kN>() {
         multiply<T, kN, kTileK / 16, 0>(d, ring, stages, a_at, b_at, ready, release);
-        add_up<kN, kGroups, kTiles>(d, s, rows, tile);
-        if (tile == 0) finish_few_up<T, kN, kGroups, kTiles>(d, s, f, c, first, count);
+        add_up<kN, kTiles>(d, s, tile);
+        if (tile == 0) finish_few_up<T, kN, kTiles>(d, s, f, c, first, count);
       };
       if (count <= 16)
         run.template operator()<16>();
@@ -234,17 +233,17 @@ __global__ void __launch_bounds__(few_consumers(kGroups, kTiles) + kFewProducers
       else
         run.template operator()<48>();
     }
-    named_sync<few_consumers(kGroups, kTiles)>(1);
+    named_sync<few_consumers(kTiles)>(1);
     const int eights = (f.rows + 7) / 8;
     for (int i = thread; i < count * eights; i += kFewConsumers) {
       const int column = s.list[i / eights], row = i % eights * 8;
       uint32_t h[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) h[e] = s.gates[row + 2 * e][column] | s.gates[row + 2 * e + 1][column] << 16;
-      reinterpret_cast<uint4*>(f.hidden)[(static_cast<int64_t>(first + column) * FewShared<kGroups, kTiles>::kRows + row) / 8] =
+      reinterpret_cast<uint4*>(f.hidden)[(static_cast<int64_t>(first + column) * kFewRows + row) / 8] =
           make_uint4(h[0], h[1], h[2], h[3]);
     }
-    if (thread < 2 * kGroups && first < f.d_ff) marks.broken[blockIdx.x * 2 * kGroups + thread] = s.broken[thread];
+    if (thread < kFewWords && first < f.d_ff) marks.broken[blockIdx.x * kFewWords + thread] = s.broken[thread];
   }
 }
 

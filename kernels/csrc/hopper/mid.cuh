@@ -1,12 +1,14 @@
 // From 65 to 2 048 rows: too many to take every row at once as fewer do, too few to fill the multiprocessors with tiles of 128 x 256
 // and to pay for an order and a plan. Two launches that overlap.
 //
-// `mid_gate_up` gives a CTA 128 rows and 48 to 192 neurons, as wide as keeps all multiprocessors busy, and for those of its neurons that
-// any of its rows fires it takes the up product at once. `mid_down` goes over the union of a block of 128 rows, which is the
-// concatenation of what its tiles fired; where tiles of outputs are few, clusters share out the union and add up in one order.
+// `mid_gate_up` gives a CTA 128 rows and 48 to 176 neurons, and for those of its neurons that any of its rows fires it takes the up
+// product at once. `mid_down` goes over the union of a block of 128 rows, tile after tile of what they fired; where outputs are few, the
+// CTAs of a cluster share out the union and add up in one order.
+// What bounds both is what a multiprocessor takes in, about 40 bytes a cycle by the copy engine, multicast too, and half of that
+// by threads' own copies.
 //
 // What they leave each other: in `hidden`, for each block, [panels * 64 neurons][128 rows], neurons of the block's union alone. In
-// `unions`, for each block, `MidMarks`. In `tails`, how many fired in each row of a tile.
+// `unions`, for each block, `MidMarks`, and its counts in `tails`.
 #pragma once
 
 #include "hopper/stream.cuh"

@@ -8,7 +8,7 @@
 
 namespace twell::hopper {
 
-// Registers of a thread, where two CTAs share a multiprocessor and where not.
+// CTAs to a multiprocessor: clusters of four would not take all of them, one to each.
 constexpr int mid_down_ctas(int splits) { return splits == 4 ? 2 : 1; }
 
 template <int kOut, int kSplits>
@@ -19,7 +19,7 @@ struct MidDown {
   static constexpr int kLeastBytes = std::max(kSplits > 1 ? kBlockRows * kOut * 4 : 0, kBlockRows * kPitch);
   static constexpr int kLeastStages = (kLeastBytes + kStageBytes - 1) / kStageBytes;
   static constexpr int kConsumerRegs = kSplits == 4 ? 96 : 208, kProducerRegs = kSplits == 4 ? 48 : 80;
-  // Neurons to a CTA at most.
+  // Of the numbers of as many neurons as can be a CTA's share.
   static constexpr int list_bytes(int d_ff) { return ((d_ff + kSplits - 1) / kSplits + kTileK) * 2 + 127 & ~127; }
   static int stages(int d_ff) { return std::min(kMidStages, (226 * 1024 / mid_down_ctas(kSplits) - 1024 - list_bytes(d_ff)) / kStageBytes); }
 };
