@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from twell.workbench.manifest import Part
 from twell.workbench.store import Run
 
 if TYPE_CHECKING:
@@ -50,9 +49,9 @@ def kept(run: Run) -> Kept:
 
 
 class Alone:
-    """One part of a run, as a key: parts of the same place and checksum are the same."""
+    """One part of a run (of its manifest's `parts`), as a key: parts of the same place and checksum are the same."""
 
-    def __init__(self, run: Run, part: Part) -> None:
+    def __init__(self, run: Run, part: Any) -> None:
         self.key = (run.path.absolute(), part.file, part.sha256)
         self.run = Run(run.path, replace(run.manifest, parts=[part]))
 
