@@ -23,7 +23,7 @@ from torch import Tensor
 
 from twell.kernels import hopper, reference
 from twell.kernels.call import Asks, Call, Stats
-from twell.kernels.layout import Layout
+from twell.kernels.layout import Layout, pack, tile_view
 from twell.kernels.ops import choose, gated_ffn
 
 
@@ -236,6 +236,33 @@ def test_compiles_into_one_graph(gpu: None) -> None:
 @pytest.mark.parametrize("n", [1000, 2500])
 def test_is_as_exact_as_the_dense_product(gpu: None, n: int) -> None:
     assert_as_exact_as_dense("hopper", n)
+
+
+def test_a_workspace_is_read_as_it_was_filled() -> None:
+    """As the gate product fills one: with tiles past their slots, and with tiles that lie whole though they are not."""
+    n, d_ff, source = 20, 600, torch.Generator().manual_seed(0)
+    fired = torch.rand(n, d_ff, generator=source) < torch.tensor([0.02, 0.1, 0.2]).repeat_interleave(256)[:d_ff]
+    hidden = torch.rand(n, d_ff, generator=source).bfloat16() + 0.1
+    packed, finite = pack(hidden, fired, hopper.LAYOUT), torch.ones(n, dtype=torch.bool)
+    workspace = hopper.Workspace(n, d_ff, torch.bfloat16, torch.device("cpu"))
+    for tensor in (workspace.heads, workspace.tails, workspace.spill):
+        tensor.fill_(-7)
+    workspace.fill(packed)
+    assert_same("packed", workspace.packed(d_ff, finite), packed)
+
+    bits = tile_view(fired, hopper.LAYOUT).view(n, -1, 8, 32).long() << torch.arange(32)
+    over = packed.spill_index >= 0
+    assert 0 < int(over.sum()) < n
+    assert_same("what fired", workspace.tails[over, :8].long() & 0xFFFFFFFF, bits.sum(-1)[over])
+
+    row, chunk = torch.arange(n)[:, None], torch.arange(32)
+    dense = tile_view(hidden * fired, hopper.LAYOUT)[:, 1].reshape(n, 32, 8)
+    workspace.spill[:, 1] = dense[row, chunk ^ row % 8].flatten(1)
+    workspace.heads[:, 1, 0] |= 1 << 16
+    workspace.heads[:, 1, 1:], workspace.tails[:, 1] = -7, -7
+    assert_same("whole", workspace.packed(d_ff, finite), packed)
+    finite[3] = False
+    assert int(workspace.packed(d_ff, finite).words[3].count_nonzero()) == 0
 
 
 def test_refuses_with_the_reason() -> None:
