@@ -4,7 +4,7 @@ The questions are ibis expressions over the run's Parquet parts; an `Engine` rea
 intermediate result, and turns an expression into Arrow. Only what it takes to read the rows of single tokens goes
 through here: summaries are small, and pandas reads them faster than any engine starts. Nothing is fetched: the
 extensions that DuckDB would load by itself from the network are switched off, and Parquet is built in.
-Cost: 15 ms to open; memory is limited to half of the machine's, at most 2 GiB, and past that DuckDB spills to a
+Cost: 15 ms to open; memory is limited to half of the machine's, at most 1.5 GiB, and past that DuckDB spills to a
 temporary folder.
 """
 
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from twell.workbench.errors import UserError
 
-MEMORY = 2 * 2**30
+MEMORY = 3 * 2**29
 THREADS = 4  # for functions of a file, at most: each holds one part in memory
 DUCKDB = "duckdb"
 
