@@ -122,7 +122,9 @@ def test_other_activations(make_ffn, level, dtype, options) -> None:
 @pytest.mark.parametrize("bias", [-3.0, 0.0, 3.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_errors_are_those_of_a_dense_product(level, dtype, bias) -> None:
-    """On random values, the distance from float64 is at most 1.25 times that of torch's dense FFN."""
+    """On random values, the distance from float64 is at most 1.25 times that of torch's dense FFN, or two units of
+    float32's rounding more: in what order torch adds up, and so how far off it is, differs between processors."""
+    slack = 2**-22
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -139,8 +141,8 @@ def test_errors_are_those_of_a_dense_product(level, dtype, bias) -> None:
         dense = functional.linear(call.x, call.w_gate, call.b_gate).relu() * functional.linear(call.x, call.w_up)
         dense = functional.linear(dense, call.w_down)
         ours, theirs = ((y.double() - truth).norm(dim=1) / truth.norm(dim=1) for y in (cpu.run(call, level)[0], dense))
-        assert ours.max() <= 1.25 * theirs.max() + 1e-7
-        assert ours.mean() <= 1.25 * theirs.mean() + 1e-7
+        assert ours.max() <= 1.25 * theirs.max() + slack
+        assert ours.mean() <= 1.25 * theirs.mean() + slack
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -301,8 +301,9 @@ def test_manifest(tiny: Path, tmp_path: Path, texts: tuple[str, ...], capsys: py
     assert (manifest.options["seq_len"], manifest.options["model"]) == (128, "tiny-llama")
     assert str(tiny.parent) not in (run.path / "run.json").read_text()  # no path but those typed to name the text
     assert all(len(source["sha256"]) == 64 for source in manifest.text)
-    plan, outcome = capsys.readouterr().out.strip().split("\n")
-    assert all(words in plan for words in ("tiny-llama", "kernel", "MB on disk"))
+    *plan, outcome = capsys.readouterr().out.strip().split("\n")
+    assert len(plan) == 3
+    assert all(words in line for words, line in zip(("tiny-llama", "kernel", "MB on disk"), plan, strict=True))
     said = (f"{manifest.tokens:,} tokens", "sparsity", f"{manifest.loss:.3f} nats")
     assert all(words in outcome for words in said)
 
