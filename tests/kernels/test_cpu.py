@@ -122,9 +122,8 @@ def test_other_activations(make_ffn, level, dtype, options) -> None:
 @pytest.mark.parametrize("bias", [-3.0, 0.0, 3.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_errors_are_those_of_a_dense_product(level, dtype, bias) -> None:
-    """On random values, the distance from float64 is at most 1.25 times that of torch's dense FFN, or two units of
-    float32's rounding more: in what order torch adds up, and so how far off it is, differs between processors."""
-    slack = 2**-22
+    """On random values, the distance from float64 is at most 1.25 times that of torch's dense FFN."""
+    slack = 1e-7 if level else 2**-22  # without vectors sums have one order, torch's the processor's own
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int) -> torch.Tensor:
