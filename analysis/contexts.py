@@ -10,11 +10,13 @@ Reads the rows of single tokens, so a summary-only run cannot answer. Cost: 0.1 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from twell.analysis import summary
 from twell.analysis.layers import histogram, moments
@@ -121,7 +123,7 @@ def _places(run: Run, token_id: int | None, limit: int, order: Order, flagged: b
 
 def _scored(engine: Engine, run: Run, order: Order, token_id: int | None = None) -> ir.Table:
     """The run's tokens with nnz and z over layers; the order is refused here if there is none of that name."""
-    from twell.analysis import clusters, sums
+    import ibis
 
     if order not in get_args(Order):
         raise UserError(f"Expected an order of {', '.join(get_args(Order))}, got {order!r}.")
@@ -134,10 +136,37 @@ def _scored(engine: Engine, run: Run, order: Order, token_id: int | None = None)
         "position",
         "token_id",
         "flags",
-        nnz=sums.sum_of([rows[name].cast("int64") for name in names]),
-        z=clusters.standardised(rows, names, mean, sd),
-        loss=sums.finite_loss(rows.loss),
+        nnz=_sum_of([rows[name].cast("int64") for name in names]),
+        z=_standardised(ibis, rows, names, mean, sd),
+        loss=_finite_loss(ibis, rows.loss),
     )
+
+
+def _sum_of(terms: Sequence[ir.NumericValue]) -> ir.NumericValue:
+    """The sum of expressions, as a balanced tree: a long chain would nest too deeply."""
+    terms = list(terms)
+    while len(terms) > 1:
+        pairs = [left + right for left, right in zip(terms[::2], terms[1::2], strict=False)]
+        terms = pairs + terms[len(terms) - len(terms) % 2 :]
+    return terms[0]
+
+
+def _finite_loss(ibis: ModuleType, loss: ir.FloatingColumn) -> ir.FloatingValue:
+    """The loss where there is one and it is a number, else null."""
+    wide = loss.cast("float64")
+    return ibis.ifelse(wide.isnan() | wide.isinf(), ibis.null("float64"), wide)
+
+
+def _standardised(
+    ibis: ModuleType, rows: ir.Table, counts: Sequence[str], mean: NDArray, sd: NDArray
+) -> ir.FloatingValue:
+    """z of a token: the mean over layers of (nnz - layer mean) / layer sd; layers without spread are left out."""
+    spread = [layer for layer in range(len(counts)) if sd[layer] > 0]
+    if not spread:
+        return ibis.literal(0.0)
+    weight = {layer: float(1 / (sd[layer] * len(spread))) for layer in spread}
+    level = sum(weight[layer] * float(mean[layer]) for layer in spread)
+    return _sum_of([rows[counts[layer]].cast("float64") * weight[layer] for layer in spread]) - level
 
 
 def _first(ibis: ModuleType, order: Order) -> list[ir.Value]:

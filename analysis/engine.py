@@ -1,8 +1,9 @@
 """Where queries run: DuckDB, embedded, and the only module that knows its name; `spark` has the other engine.
 
 The questions are ibis expressions over the run's Parquet parts; an `Engine` reads files as tables, keeps an
-intermediate result, and turns an expression into Arrow. Only what it takes to read the rows of single tokens goes
-through here: summaries are small, and pandas reads them faster than any engine starts. Nothing is fetched: the
+intermediate result, and turns an expression into Arrow. What is taken of a part at a time (`sums`, `scores`) is a
+function of its file, which an engine runs where the file lies. Only what it takes to read the rows of single tokens
+goes through here: summaries are small, and pandas reads them faster than any engine starts. Nothing is fetched: the
 extensions that DuckDB would load by itself from the network are switched off, and Parquet is built in.
 Cost: 15 ms to open; memory is limited to half of the machine's, at most 1.5 GiB, and past that DuckDB spills to a
 temporary folder.
@@ -12,28 +13,31 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import ibis
 import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from twell.analysis.totals import Tables, Total
 from twell.workbench.errors import UserError
 
 MEMORY = 3 * 2**29
 THREADS = 4  # for functions of a file, at most: each holds one part in memory
 DUCKDB = "duckdb"
 
+Given = TypeVar("Given")
+
 
 class Engine:
     """One embedded connection, for one thread, in a `with` block."""
-
-    chunk_tokens = 3 * 2**20  # whose sums are taken at a time
 
     def __init__(self) -> None:
         self._spill = tempfile.TemporaryDirectory(prefix="twell-")
@@ -63,6 +67,25 @@ class Engine:
         """Parquet files of one table as one table, read when a query asks."""
         return self._connection.read_parquet([str(file) for file in files])
 
+    def sums(
+        self, files: Sequence[Path], function: Callable[[Path], Tables], tick: Callable[[Sequence[Path]], None]
+    ) -> Tables:
+        """The sums that a function gives of each file, added up. `tick` is told which files are through."""
+        total, waiting = Total(), deque[tuple[Path, Future[Tables]]]()
+        threads = _threads()
+        with ThreadPoolExecutor(threads) as pool:
+            try:
+                for file in [*files, *[None] * threads]:
+                    if file is not None:
+                        waiting.append((file, pool.submit(_of_file, function, file)))
+                    if waiting and (file is None or len(waiting) > threads):
+                        through, found = waiting.popleft()
+                        total.add(found.result())
+                        tick([through])
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return total.tables()
+
     @contextmanager
     def each(
         self, files: Sequence[Path], function: Callable[[Path], pa.Table], schema: pa.Schema
@@ -75,16 +98,11 @@ class Engine:
 
             def written(number: int) -> Path:
                 path = Path(folder) / f"{number}.parquet"
-                try:
-                    rows = function(files[number]).cast(schema)
-                except (OSError, pa.ArrowException) as error:
-                    raise UserError(
-                        f"Expected a readable part at {files[number]}, got {_first_line(error)}."
-                    ) from error
+                rows = _of_file(function, files[number]).cast(schema)
                 pq.write_table(rows, path, compression="lz4")
                 return path
 
-            with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
+            with ThreadPoolExecutor(_threads()) as threads:
                 try:
                     paths = list(threads.map(written, range(len(files))))
                 except OSError as error:
@@ -129,6 +147,19 @@ def open_engine(address: str = DUCKDB) -> Engine:
     from twell.analysis.spark import SparkEngine
 
     return SparkEngine(address)
+
+
+def _of_file(function: Callable[[Path], Given], file: Path) -> Given:
+    try:
+        return function(file)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"Expected a readable part at {file}, got {_first_line(error)}.") from error
+    except OverflowError as error:
+        raise UserError(f"{error} It is in {file}.") from error
+
+
+def _threads() -> int:
+    return min(THREADS, os.cpu_count() or 1)
 
 
 def _first_line(error: Exception) -> str:

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-BLOCK = 2**14  # rows whose z is taken at a time: they stay in the core's cache
-EACH_BAND = 8  # positions below it are bands of their own
+from twell.analysis.clusters import Sums, clustered, firsts
+from twell.analysis.rows import Rows, band, groups, pieces
+
 LETTER = rb"[0-9A-Za-z\x80-\xff]"
 
 WORDS = ("occurrences", "sequences", "occurrences_square", "pieces", "nnz_sum", "z_sum", "z_square", "z_cross")
@@ -44,7 +44,7 @@ Pair = tuple[NDArray, NDArray]
 
 @dataclass(frozen=True)
 class Scale:
-    """What z is taken with: weight [layer] and level of the whole run; band_weight [layer, band] and band_level [band]
+    """What z is taken with: weight [layer] and level of the whole run; band_weight [band, layer] and band_level [band]
     of the layer at each band of positions."""
 
     weight: NDArray
@@ -59,7 +59,7 @@ class Scale:
         z is the mean over layers of (nnz - mean) / sd; layers without spread are left out.
         """
         (weight, level), (band_weight, band_level) = _standard(*whole), _standard(*places)
-        return cls(weight, float(level), band_weight.T.copy(), band_level)
+        return cls(weight, float(level), band_weight, band_level)
 
 
 def _standard(mean: NDArray, sd: NDArray) -> Pair:
@@ -97,76 +97,65 @@ def of_part(path: Path, counts: Sequence[str], scale: Scale, spelling: Spelling 
 
     `counts` names the nnz columns. By token, rows with `flagged` hold what flagged tokens add to each sum.
     """
-    names = ["sequence", "position", "token_id", "flags", *counts]
-    blocks = [_scored(rows, scale) for rows in pq.ParquetFile(path).iter_batches(BLOCK, columns=names)]
-    sequence, token, flags, z, z_position, nnz = (np.concatenate(column) for column in zip(*blocks, strict=True))
-    found = [by_token(sequence, token, flags, z, z_position)]
-    if spelling is not None:
-        found.append(by_word(sequence, token, flags, z, nnz, spelling))
-    empty = ROWS.empty_table()
-    return pa.concat_tables([empty, *found], promote_options="default")
+    found = [ROWS.empty_table()]
+    for rows in pieces(path, counts):
+        z, z_position, nnz = _scored(rows, scale)
+        found.append(by_token(rows, z, z_position))
+        if spelling is not None:
+            found.append(by_word(rows, z, nnz, spelling))
+    return pa.concat_tables(found, promote_options="default")
 
 
-def _scored(rows: pa.RecordBatch, scale: Scale) -> tuple[NDArray, ...]:
-    """sequence, token id, flags, z, z_position, and nnz over layers, of a few rows."""
-    sequence, position, token, flags, *counts = (column.to_numpy() for column in rows.columns)
-    band = np.where(position < EACH_BAND, position, np.floor(np.sqrt(EACH_BAND * position.astype(float)))).astype(
-        np.intp
-    )
-    z, z_position, nnz = np.full(len(band), -scale.level), -scale.band_level[band], np.zeros(len(band))
-    for layer, column in enumerate(counts):
-        values = column.astype(float)
-        nnz += values
-        z_position += values * scale.band_weight[layer].take(band)
-        values *= scale.weight[layer]
-        z += values
-    return sequence, token, flags, z, z_position, nnz
+def _scored(rows: Rows, scale: Scale) -> tuple[NDArray, NDArray, NDArray]:
+    """z, z_position and nnz over layers of each row."""
+    z, z_position, nnz = np.empty((3, len(rows)))
+    for block in rows.blocks():
+        counts, place = rows.counts[block].astype(float), band(rows.position[block])
+        nnz[block] = counts.sum(axis=1)
+        z[block] = counts @ scale.weight - scale.level
+        z_position[block] = np.einsum("ij,ij->i", counts, scale.band_weight[place]) - scale.band_level[place]
+    return z, z_position, nnz
 
 
-def by_token(sequence: NDArray, token: NDArray, flags: NDArray, z: NDArray, z_position: NDArray) -> pa.Table:
+def by_token(rows: Rows, z: NDArray, z_position: NDArray) -> pa.Table:
     """Σ over sequences of z there, of its square, and of its product with the token's occurrences there; and so for
-    z_position. Rows are those of one part."""
-    order, starts = _groups(sequence, token)
-    token = token[order][starts]
-    plain = (flags == 0)[order]
-    n, n0 = np.diff(np.append(starts, len(order))).astype(float), np.add.reduceat(plain, starts, dtype=float)
-    there, touched = n0 > 0, n0 < n
-    base: dict[str, NDArray] = {"token_id": token[there]}
-    added: dict[str, NDArray] = {"token_id": token[touched]}
-    for name, values in (("z", z[order]), ("z_position", z_position[order])):
-        y, y0 = np.add.reduceat(values, starts), np.add.reduceat(np.where(plain, values, 0), starts)
-        for part, all_of, unflagged in (("sum", y, y0), ("square", y * y, y0 * y0), ("cross", y * n, y0 * n0)):
-            base[f"{name}_{part}"] = unflagged[there]
-            added[f"{name}_{part}"] = (all_of - unflagged)[touched]
-    tables = []
-    for flagged, each in ((False, base), (True, added)):
-        ids, place = np.unique(each.pop("token_id"), return_inverse=True)
-        sums = {name: np.bincount(place, values, len(ids)).astype(float) for name, values in each.items()}
-        tables.append(pa.table({"token_id": ids, "flagged": np.full(len(ids), flagged), **sums}))
-    return pa.concat_tables(tables)
+    z_position."""
+
+    def sums(order: NDArray, starts: NDArray, counted: NDArray) -> Sums:
+        ids, weight = rows.token[order[starts]], counted.astype(float)
+        first = firsts(ids)
+        n = np.add.reduceat(weight, starts)
+        found = {"token_id": ids[first]}
+        for name, values in (("z", z), ("z_position", z_position)):
+            y = np.add.reduceat(values[order] * weight, starts)
+            for part, each in (("sum", y), ("square", y * y), ("cross", y * n)):
+                found[f"{name}_{part}"] = np.add.reduceat(each, first)
+        return found
+
+    return clustered(rows, sums)
 
 
-def by_word(
-    sequence: NDArray, token: NDArray, flags: NDArray, z: NDArray, nnz: NDArray, spelling: Spelling
-) -> pa.Table:
+def by_word(rows: Rows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.Table:
     """Occurrences of each word, the sequences it occurs in, the square of its occurrences in each, its pieces; sums of
     nnz (over layers) and of z, each the mean over the pieces of an occurrence; and the squares and products of z as in
     `by_token`. Rows are those of one part, in the order of the text."""
-    unknown = len(spelling.begins) - 1
-    token = np.where((token >= 0) & (token < unknown), token, unknown)
+    sequence, unknown = rows.sequence, len(spelling.begins) - 1
+    token = np.where((rows.token >= 0) & (rows.token < unknown), rows.token, unknown)
     joins = np.zeros(len(token), bool)
     joins[1:] = spelling.begins[token[1:]] & spelling.ends[token[:-1]] & (sequence[1:] == sequence[:-1])
     starts = np.flatnonzero(~joins)
     bounds = np.append(starts, len(token))
     pieces = np.diff(bounds)
-    kept = (np.add.reduceat(flags, starts, dtype=np.int64) == 0) & np.logical_or.reduceat(spelling.holds[token], starts)
+    kept = (np.add.reduceat(rows.flags, starts, dtype=np.int64) == 0) & np.logical_or.reduceat(
+        spelling.holds[token], starts
+    )
     text = _text(token, bounds, spelling, len(spelling.begins)).filter(pa.array(kept)).dictionary_encode()
     z, nnz = np.add.reduceat(z, starts)[kept] / pieces[kept], np.add.reduceat(nnz, starts)[kept] / pieces[kept]
     word = text.indices.to_numpy()
-    order, groups = _groups(sequence[starts][kept], word)
-    n = np.diff(np.append(groups, len(order)))
-    y = np.add.reduceat(z[order], groups)
-    inside = word[order][groups]
+    order, begins = groups(word, sequence[starts][kept])
+    n = np.diff(np.append(begins, len(order)))
+    y = np.add.reduceat(z[order], begins)
+    inside = word[order[begins]]
     size = len(text.dictionary)
     columns = (
         np.bincount(word, minlength=size),
@@ -188,11 +177,3 @@ def _text(token: NDArray, bounds: NDArray, spelling: Spelling, size: int) -> pa.
     piece[bounds[:-1]] += size
     piece[bounds[1:] - 1] += 2 * size
     return pc.binary_join(pa.ListArray.from_arrays(bounds.astype(np.int32), spelling.pieces.take(pa.array(piece))), b"")
-
-
-def _groups(sequence: NDArray, unit: NDArray) -> tuple[NDArray, NDArray]:
-    """The rows in an order where those of one unit in one sequence stand together, and where each such group starts."""
-    key = (sequence.astype(np.int64) - sequence.min(initial=0)) * (int(unit.max(initial=0)) + 1) + unit
-    order = np.argsort(key)
-    key = key[order]
-    return order, np.flatnonzero(np.diff(key, prepend=key[:1] - 1))

@@ -1,8 +1,7 @@
-"""Summaries: built once, over chunks and parts, as declared."""
+"""Summaries: built once, over parts, as declared."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,18 +44,6 @@ def test_built_once(questions: ModuleType, small: Run) -> None:
     by_layer(small)
     ensure(open_run(small.path))
     assert questions.changed(small) == before
-
-
-def test_chunks_add_up(
-    questions: ModuleType, made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = made.make(tmp_path / "whole", sequences=40, parts=5)
-    ensure(whole)
-    shutil.copytree(whole.path, tmp_path / "chunks", ignore=shutil.ignore_patterns("summary"))
-    monkeypatch.setattr(Engine, "chunk_tokens", 700)
-    pieces = open_run(tmp_path / "chunks")
-    assert len(list(build.chunks(pieces, {part.file for part in pieces.manifest.parts}, 700))) > 2
-    questions.same(pieces, whole)
 
 
 def test_nothing_is_fetched() -> None:

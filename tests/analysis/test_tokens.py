@@ -10,10 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twell.analysis import by_layer, by_token, clusters, sums, surprisal_correlation, token_profile
-from twell.analysis.engine import Engine
+from twell.analysis import by_layer, by_token, surprisal_correlation, token_profile
 from twell.workbench.errors import Missing
-from twell.workbench.schema import nnz_columns
 from twell.workbench.store import Run
 
 
@@ -150,23 +148,3 @@ def test_ranked_within_position(run: Run) -> None:
     assert table["z_position"].is_monotonic_decreasing
     assert table["token_id"].tolist() != by_token(run)["token_id"].tolist()
     assert set(table["token_id"]) == set(by_token(run)["token_id"])
-
-
-def test_sums_past_what_float64_holds_are_taken_in_integers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds: list[str] = []
-    real = clusters.clustered
-
-    def note(engine: Any, rows: Any, values: Any, kind: Any) -> Any:
-        kinds.append(kind)
-        return real(engine, rows, values, kind)
-
-    monkeypatch.setattr(clusters, "clustered", note)
-    with Engine() as engine, sums.chunk(engine, engine.read(run.parts("activity")), nnz_columns(run.layers)) as this:
-        quick = clusters.tokens(engine, this)
-        monkeypatch.setattr(clusters, "EXACT", 100.0)
-        whole = clusters.tokens(engine, this)
-    assert kinds == ["float64", "float64", "int64"]
-    by = [("token_id", "ascending"), ("flagged", "ascending")]
-    pd.testing.assert_frame_equal(
-        quick.sort_by(by).to_pandas().astype(float), whole.sort_by(by).to_pandas().astype(float)
-    )

@@ -1,0 +1,124 @@
+"""Rows: a part's tokens as numpy arrays, whole sequences at a time, and sums over them by a key.
+
+Sums over the layers' columns are functions of one part in numpy, and no queries of the engine: grouping 28 wide columns
+in DuckDB takes 7 times the CPU time of one pass over blocks that stay in the core's cache, with a product by a sparse
+matrix of zeros and ones for each sum by a key. They run where the part lies, in a thread here or in a worker of a
+cluster. Integers wrap around in between and are exact where they end below 2^63. Cost: 0.3 CPU seconds to read 1 M
+tokens of 28 layers, and 100 bytes a token of the rows held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from scipy.sparse import csc_array
+
+PIECE = 3 * 2**19  # rows held at a time, at most: a part of ours is one piece, a larger one is cut between sequences
+READ = 2**14  # rows read at a time
+BLOCK = 2**13  # rows summed at a time: as 64-bit numbers of 28 layers, they stay in the core's cache
+EACH = 8  # positions, and counts, below it are bands of their own
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Whole sequences, in the order of the text. counts: [row, layer]; loss: NaN where there is none."""
+
+    sequence: NDArray
+    position: NDArray
+    token: NDArray
+    flags: NDArray
+    loss: NDArray
+    counts: NDArray
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    def take(self, which: NDArray) -> Rows:
+        """The rows of these places, or where a mask is true."""
+        return Rows(*(getattr(self, field.name)[which] for field in fields(self)))
+
+    def follow(self) -> NDArray:
+        """Whether the row before is the token before in the same sequence."""
+        found = np.zeros(len(self), bool)
+        found[1:] = (np.diff(self.sequence) == 0) & (np.diff(self.position) == 1)
+        return found
+
+    def blocks(self) -> Iterator[slice]:
+        """All rows, BLOCK at a time."""
+        return (slice(low, low + BLOCK) for low in range(0, len(self), BLOCK))
+
+
+def pieces(path: Path, counts: Sequence[str]) -> Iterator[Rows]:
+    """The rows of a part, at most PIECE at a time, or one longer sequence. `counts` names the columns of layers."""
+    file = pq.ParquetFile(path)
+    names = ["sequence", "position", "token_id", "flags", "loss"]
+    batches = file.iter_batches(READ, columns=[*names, *counts])
+    wide = file.schema_arrow.field(counts[0]).type.to_pandas_dtype()
+    left = pa.RecordBatch.from_pylist([], file.schema_arrow)
+    for low, high in pairwise(_bounds(file.read(["sequence"])["sequence"].to_numpy())):
+        size, place = high - low, 0
+        keys = np.empty((3, size), np.int32)
+        nnz = np.empty((size, len(counts)), wide)
+        rows = Rows(keys[0], keys[1], keys[2], np.empty(size, np.uint8), np.empty(size), nnz)
+        held = (rows.sequence, rows.position, rows.token, rows.flags, rows.loss, *rows.counts.T)
+        while place < size:
+            left = left if len(left) else next(batches)
+            few, left = left.slice(0, size - place), left.slice(size - place)
+            here = slice(place, place + len(few))
+            columns = [column.to_numpy(zero_copy_only=False) for column in few.columns]
+            for into, column in zip(held, columns, strict=True):
+                into[here] = column
+            place += len(few)
+        yield _in_order(rows)
+
+
+def _bounds(sequence: NDArray) -> list[int]:
+    """Where pieces begin and the last one ends: where all sequences before are less than all that follow."""
+    before, after = np.maximum.accumulate(sequence), np.minimum.accumulate(sequence[::-1])[::-1]
+    ends = np.append(1 + np.flatnonzero(before[:-1] < after[1:]), len(sequence))
+    bounds = [0]
+    while bounds[-1] < len(sequence):
+        within = ends[(ends > bounds[-1]) & (ends <= bounds[-1] + PIECE)]
+        bounds.append(int(within[-1] if len(within) else ends[ends > bounds[-1]][0]))
+    return bounds
+
+
+def _in_order(rows: Rows) -> Rows:
+    ahead = np.diff(rows.sequence.astype(np.int64) * 2**32 + rows.position)
+    return rows if (ahead > 0).all() else rows.take(np.lexsort((rows.position, rows.sequence)))
+
+
+def grouped(key: NDArray, values: NDArray, size: int, weight: NDArray | None = None) -> NDArray:
+    """Σ weight·values [row, column] by key, of which there are `size`: [key, column]."""
+    rows = len(key)
+    weight = np.ones(rows, values.dtype) if weight is None else weight.astype(values.dtype)
+    pick = csc_array((weight, key.astype(np.int32), np.arange(rows + 1, dtype=np.int32)), shape=(size, rows))
+    return pick @ values
+
+
+def groups(unit: NDArray, sequence: NDArray) -> tuple[NDArray, NDArray]:
+    """The rows in an order where those of one unit, and of it in one sequence, stand together; and where each such
+    group starts."""
+    rows, base = len(unit), int(sequence.min(initial=0))
+    span = int(sequence.max(initial=0)) - base + 1
+    key = unit.astype(np.int64) * span + (sequence - base)
+    if (int(unit.max(initial=0)) + 1) * span * max(rows, 1) < 2**63:  # numbers are sorted faster than places
+        key = key * rows + np.arange(rows)
+        key.sort()
+        key, order = np.divmod(key, rows) if rows else (key, key)
+    else:
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+    return order, np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
+
+
+def band(number: NDArray) -> NDArray:
+    """Whole numbers in bands that widen with the square root: each below 8 its own, then floor(√(8·number))."""
+    return np.where(number < EACH, number, np.floor(np.sqrt(EACH * number.astype(float)))).astype(np.int32)
