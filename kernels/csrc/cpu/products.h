@@ -9,7 +9,9 @@ namespace {
 
 constexpr int kWide = 2 * kLanes;  // neurons of a panel: two vectors beside each other
 constexpr int kTall = 6;           // rows of a tile: 12 accumulators hide the latency of FMA, and fit 16 registers
-constexpr int64_t kRun = 128;
+// Products of a sum that is taken by itself first, as rounding grows with the length of a sum; fewer where there is no
+// FMA, and each product is rounded too.
+constexpr int64_t kRun = kLanes >= 8 ? 128 : 32;
 static_assert(kWide <= twell::cpu::kPanel && twell::cpu::kChunk % kWide == 0);
 
 // weight [neurons, depth] -> panels [neurons / kWide][depth][kWide], the last one filled up with zeros.
@@ -24,8 +26,8 @@ void pack_panels(const T* weight, int64_t neurons, int64_t depth, float* out) {
   }
 }
 
-// c [kM, kWide] += a [kM, depth] b [depth, kWide], or, with a bias [kWide], c = a b + bias. Sums over kRun steps of the
-// depth are taken by themselves first, as rounding grows with the length of a sum.
+// c [kM, kWide] += a [kM, depth] b [depth, kWide], or, with a bias [kWide], c = a b + bias; kRun steps of the depth at a
+// time.
 template <int kM>
 void tile_product(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t depth, float* c,
                   int64_t c_stride, const float* bias) {
@@ -57,22 +59,30 @@ void panel_product(const float* a, int64_t a_stride, const float* b, int64_t b_s
   if constexpr (kM > 1) panel_product<kM / 2>(a, a_stride, b, b_stride, depth, c, c_stride, bias, rows);
 }
 
-// out [kM, 4] = x [kM, depth] times four rows of a weight: dot products along the depth.
+// out [kM, 4] = x [kM, depth] times four rows of a weight: dot products along the depth. Every lane is a sum of its own,
+// which is short enough where lanes are many; else half a run at a time.
 template <int kM, class T>
 void dots_of_4(const float* x, int64_t x_stride, const T* const* w, int64_t depth, float* out, int64_t out_stride) {
   Vec sum[kM][4] = {};
-  int64_t k = 0;
-  for (; k + kLanes <= depth; k += kLanes) {
-    Vec b[4];
-    for (int j = 0; j < 4; ++j) b[j] = load(w[j] + k);
-    for (int i = 0; i < kM; ++i) {
-      const Vec a = load(x + i * x_stride + k);
-      for (int j = 0; j < 4; ++j) sum[i][j] += a * b[j];
+  const int64_t run = kLanes >= 8 ? depth : kRun / 2;
+  for (int64_t from = 0; from < depth; from += run) {
+    const int64_t to = from + run < depth ? from + run : depth;
+    Vec part[kM][4] = {};
+    int64_t k = from;
+    for (; k + kLanes <= to; k += kLanes) {
+      Vec b[4];
+      for (int j = 0; j < 4; ++j) b[j] = load(w[j] + k);
+      for (int i = 0; i < kM; ++i) {
+        const Vec a = load(x + i * x_stride + k);
+        for (int j = 0; j < 4; ++j) part[i][j] += a * b[j];
+      }
     }
-  }
-  if (k < depth)
+    if (k < to)
+      for (int i = 0; i < kM; ++i)
+        for (int j = 0; j < 4; ++j) part[i][j] += load_part(x + i * x_stride + k, to - k) * load_part(w[j] + k, to - k);
     for (int i = 0; i < kM; ++i)
-      for (int j = 0; j < 4; ++j) sum[i][j] += load_part(x + i * x_stride + k, depth - k) * load_part(w[j] + k, depth - k);
+      for (int j = 0; j < 4; ++j) sum[i][j] += part[i][j];
+  }
   for (int i = 0; i < kM; ++i) sums_of_4(sum[i], out + i * out_stride);
 }
 
