@@ -103,9 +103,10 @@ class _Wide:
         found = [np.zeros((1 + int(token.max(initial=-1)), layers + 1), np.int64) for _ in range(3)]
         rough = np.zeros(len(found[0]))
         bounds = np.unique(np.append(np.searchsorted(starts, np.arange(0, len(order), BLOCK)), len(starts)))
+        held = np.empty((np.diff(ends[bounds]).max(initial=0), layers + 1), np.int64)
         for low, high in pairwise(bounds):
             rows = order[ends[low] : ends[high]]
-            values = np.empty((len(rows), layers + 1), np.int64)
+            values = held[: len(rows)]
             values[:, :layers] = self.rows.counts.take(rows, axis=0)
             values[:, layers] = self.over_layers[rows]
             group = np.repeat(np.arange(high - low), np.diff(ends[low : high + 1]))
@@ -113,9 +114,10 @@ class _Wide:
             place = token[low:high] - token[low]
             size = int(place[-1]) + 1
             here = slice(token[low], token[low] + size)
-            for sums, each, times in zip(found, (y, y * y, y), (None, None, n[low:high]), strict=True):
-                sums[here] += grouped(place, each, size, times)
             rough[here] += np.bincount(place, np.square(y[:, layers].astype(float)), size)
+            squares = np.multiply(y, y, out=held[: len(y)])
+            for sums, each, times in zip(found, (y, squares, y), (None, None, n[low:high]), strict=True):
+                sums[here] += grouped(place, each, size, times)
         if rough.max(initial=0) >= MOST:
             raise OverflowError("Expected sums of squared nnz below 2^63, got a token that fires too many neurons.")
         return found

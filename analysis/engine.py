@@ -99,7 +99,7 @@ class Engine:
             def written(number: int) -> Path:
                 path = Path(folder) / f"{number}.parquet"
                 rows = _of_file(function, files[number]).cast(schema)
-                pq.write_table(rows, path, compression="lz4")
+                pq.write_table(rows, path, compression="lz4", use_dictionary=False, write_statistics=False)
                 return path
 
             with ThreadPoolExecutor(_threads()) as threads:

@@ -50,9 +50,15 @@ class Rows:
         found[1:] = (np.diff(self.sequence) == 0) & (np.diff(self.position) == 1)
         return found
 
-    def blocks(self) -> Iterator[slice]:
-        """All rows, BLOCK at a time."""
-        return (slice(low, low + BLOCK) for low in range(0, len(self), BLOCK))
+    def blocks(self, kind: type, more: int = 0) -> Iterator[tuple[slice, NDArray]]:
+        """All rows, BLOCK at a time: where they are, and their counts as numbers of that kind, with room for more
+        columns. The next block comes in the same memory, since fresh pages cost as much as what is done with them."""
+        held = np.empty((min(BLOCK, len(self)), self.counts.shape[1] + more), kind)
+        for low in range(0, len(self), BLOCK):
+            here = slice(low, min(low + BLOCK, len(self)))
+            values = held[: here.stop - low]
+            values[:, : self.counts.shape[1]] = self.counts[here]
+            yield here, values
 
 
 def pieces(path: Path, counts: Sequence[str]) -> Iterator[Rows]:

@@ -109,11 +109,13 @@ def of_part(path: Path, counts: Sequence[str], scale: Scale, spelling: Spelling 
 def _scored(rows: Rows, scale: Scale) -> tuple[NDArray, NDArray, NDArray]:
     """z, z_position and nnz over layers of each row."""
     z, z_position, nnz = np.empty((3, len(rows)))
-    for block in rows.blocks():
-        counts, place = rows.counts[block].astype(float), band(rows.position[block])
-        nnz[block] = counts.sum(axis=1)
-        z[block] = counts @ scale.weight - scale.level
-        z_position[block] = np.einsum("ij,ij->i", counts, scale.band_weight[place]) - scale.band_level[place]
+    both = np.stack([scale.weight, np.ones(len(scale.weight))], axis=1)
+    for block, counts in rows.blocks(float):
+        z[block], nnz[block] = (counts @ both).T
+        place = band(rows.position[block])
+        np.einsum("ij,ij->i", counts, scale.band_weight.take(place, axis=0), out=z_position[block])
+        z_position[block] -= scale.band_level[place]
+    z -= scale.level
     return z, z_position, nnz
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from twell.analysis.clusters import tokens
 from twell.analysis.ranks import ranks, ranks_by_class
-from twell.analysis.rows import READ, Rows, band, grouped, pieces
+from twell.analysis.rows import BLOCK, READ, Rows, band, grouped, pieces
 from twell.analysis.totals import Tables, Total
 from twell.workbench.schema import FLAG_NOT_FINITE
 
@@ -80,16 +80,17 @@ class _Sums:
 
 def _add_up(rows: Rows, sums: Sequence[_Sums]) -> NDArray:
     """Add all rows to each; the sum over layers of each row."""
-    layers = rows.counts.shape[1]
-    over_layers, square = np.empty(len(rows), np.int64), np.empty((0, 0), np.int64)
-    for block in rows.blocks():
-        counts = rows.counts[block]
-        values = np.empty((len(counts), layers + 1), np.int64)
-        values[:, :layers] = counts
-        over_layers[block] = values[:, layers] = values[:, :layers].sum(axis=1)
-        square = np.multiply(values, values, out=square if square.shape == values.shape else None)
+    over_layers = np.empty(len(rows), np.int64)
+    for block, values in rows.blocks(np.int64, more=1):
+        np.einsum("ij->i", values[:, :-1], out=over_layers[block])
+        values[:, -1] = over_layers[block]
         for each in sums:
-            each.add(block, square if each.square else values)
+            if not each.square:
+                each.add(block, values)
+        np.multiply(values, values, out=values)
+        for each in sums:
+            if each.square:
+                each.add(block, values)
     return over_layers
 
 
@@ -154,8 +155,8 @@ def _histograms(rows: Rows, over_layers: NDArray) -> list[NDArray]:
     """How many rows have each count, by layer, and by their sum last."""
     layers, size = rows.counts.shape[1], 1 + int(rows.counts.max(initial=0))
     found = np.zeros((layers, size), np.int64)
-    for block in rows.blocks():
-        counts = rows.counts[block]
+    for low in range(0, len(rows), BLOCK):
+        counts = rows.counts[low : low + BLOCK]
         for layer in range(layers):
             found[layer] += np.bincount(counts[:, layer], minlength=size)
     return [*found, np.bincount(over_layers)]
