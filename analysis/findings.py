@@ -1,8 +1,8 @@
 """Findings: what has been claimed of sparse feed-forward layers, each claim against this run.
 
-    findings(run)                             a row a claim: what it says, what this run says, and whether it holds
-    print(markdown(run))                      the same as a table for a report
-    python -m twell.analysis.findings RUN …   several runs side by side: verdict and what it rests on
+    findings(run)                    a row a claim: what it says, what this run says, and whether it holds
+    print(markdown(run))             the same as a table for a report
+    python -m twell.analysis RUN …   several runs side by side: verdict and what it rests on
 
 The claims are those of the paper that introduced the format and of its reports, in our words. What one run of one
 finished model cannot tell says why, and what could. Cost: 0.3 s.
@@ -10,7 +10,6 @@ finished model cannot tell says why, and what could. Cost: 0.3 s.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import pandas as pd
@@ -18,7 +17,7 @@ import pandas as pd
 from twell.analysis import claims, claims_speed
 from twell.analysis.shared import together
 from twell.workbench.errors import Missing
-from twell.workbench.store import Run, open_run
+from twell.workbench.store import Run
 
 HOLDS, FAILS, UNTOLD = "holds", "does not hold", "cannot be told from this run"
 
@@ -101,7 +100,3 @@ def side_by_side(runs: Sequence[Run]) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "⏎") for cell in cells) + " |"
-
-
-if __name__ == "__main__":
-    print(side_by_side([open_run(path) for path in sys.argv[1:]]))

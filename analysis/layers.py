@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from twell.analysis import summary
 from twell.analysis.shared import shared
-from twell.analysis.statistics import jackknife_error, quantiles, t_half
+from twell.analysis.statistics import distinct, jackknife_error, quantiles, t_half
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -99,7 +99,7 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
 def _half_width(run: Run) -> pd.Series:
     """Half of the 95 % interval of each layer's mean; empty with fewer than two groups of sequences."""
     rows = summary.read(run, "position_bands")
-    groups, replicate = np.unique(rows["replicate"], return_inverse=True)
+    groups, replicate = distinct(rows["replicate"])
     place, shape = replicate * (run.layers + 1) + rows["layer"].to_numpy() + 1, (len(groups), run.layers + 1)
     n, y = (np.bincount(place, rows[name], np.prod(shape)).reshape(shape) for name in ("tokens", "nnz_sum"))
     with np.errstate(divide="ignore", invalid="ignore"):

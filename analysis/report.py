@@ -136,10 +136,17 @@ def _section(run: Run, section: Section) -> str:
         figure = getattr(plots, section.figure)(table)
         drawn = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
     note = _note(table.attrs, len(table))
-    rows = table.head(ROWS).to_html(index=False, float_format=lambda value: f"{value:.4g}", border=0)
+    rows = _named(table.head(ROWS)).to_html(index=False, float_format=lambda value: f"{value:.4g}", border=0)
     shown = f'<div class="wide">{rows}</div>'
     shown = f"<details><summary>Table</summary>{shown}</details>" if drawn else shown
     return f'{head}{drawn}{shown}<p class="note">{html.escape(note)}</p>'
+
+
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the sum over layers called by its name, not by its number."""
+    if "layer" not in table:
+        return table
+    return table.assign(layer=table["layer"].astype(object).where(table["layer"] != -1, "all layers"))
 
 
 def _note(attrs: Mapping[Any, Any], rows: int) -> str:

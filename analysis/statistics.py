@@ -54,6 +54,14 @@ def jackknife_error(estimate: ArrayLike, without: ArrayLike) -> NDArray:
     return np.sqrt((groups - 1) / groups * ((without - np.asarray(estimate)) ** 2).sum(axis=0))
 
 
+def distinct(numbers: ArrayLike) -> tuple[NDArray, NDArray]:
+    """The different ones of small whole numbers, from 0 up, ascending; and the place of each number among them.
+    np.unique without sorting."""
+    numbers = np.asarray(numbers)
+    there = np.bincount(numbers) > 0
+    return np.flatnonzero(there), (np.cumsum(there) - 1)[numbers]
+
+
 def quantiles(values: NDArray, counts: NDArray, shares: ArrayLike) -> NDArray:
     """Exact quantiles of a histogram (values ascending): the least value that at least the share of counts reaches."""
     up_to = np.cumsum(counts)

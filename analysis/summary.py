@@ -98,11 +98,13 @@ def read(run: Run, name: str, columns: tuple[str, ...] = (), **filters: Any) -> 
         raise Missing(f"{run.name} holds no {name}: {_lacking(run, name)}.")
     wanted = [(column, *(w if isinstance(w, tuple) else ("=", w))) for column, w in filters.items()]
     names = list(columns) or [column.name for column in table.columns]
-    try:
-        return pq.read_table(path, columns=names, filters=wanted or None).to_pandas()
-    except pa.ArrowInvalid:
-        there = [name for name in names if name in pq.read_schema(path).names]
-        return pq.read_table(path, columns=there, filters=wanted or None).to_pandas().reindex(columns=names)
+    with pq.ParquetFile(path) as file:
+        there = [name for name in names if name in file.schema_arrow.names]
+        if not wanted:  # without what it takes to filter, which is slower to set up than a summary is to read
+            found = file.read(there)
+    if wanted:
+        found = pq.read_table(path, columns=there, filters=wanted)
+    return found.to_pandas().reindex(columns=names)
 
 
 def words_kept(run: Run) -> tuple[int, int]:
@@ -293,6 +295,7 @@ def _encoding(table: pa.Table) -> dict[str, Any]:
 def _progress(console: Console, run: Run) -> Iterator[Tick]:
     """A bar of tokens read."""
     bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"))
-    with Progress(*bars, TimeRemainingColumn(), console=console, transient=True) as progress:
+    hidden = not console.is_terminal  # where it would leave an empty line behind
+    with Progress(*bars, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task(f"summarising {run.name}", total=run.manifest.tokens)
         yield lambda tokens: progress.update(task, advance=tokens)

@@ -18,7 +18,7 @@ import pandas as pd
 
 from twell.analysis import summary
 from twell.analysis.classes import CLASSES
-from twell.analysis.statistics import fisher_interval, jackknife_error, table_spearman
+from twell.analysis.statistics import distinct, fisher_interval, jackknife_error, table_spearman
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.store import Run
 
@@ -115,11 +115,11 @@ def surprisal_classes(run: Run) -> pd.DataFrame:
 
 
 def _spearman(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
-    replicates = np.unique(rows["replicate"])
-    shape = (run.layers, len(replicates), int(rows["loss_class"].max()) + 1, int(rows["nnz_class"].max()) + 1)
-    place = (rows["layer"], np.searchsorted(replicates, rows["replicate"]), rows["loss_class"], rows["nnz_class"])
-    cell = np.ravel_multi_index(tuple(np.asarray(index) for index in place), shape)
-    counts = np.bincount(cell, rows["tokens"], np.prod(shape)).reshape(shape)
+    replicates, replicate = distinct(rows["replicate"])
+    layer, loss, nnz = (rows[name].to_numpy() for name in ("layer", "loss_class", "nnz_class"))
+    shape = (run.layers, len(replicates), int(loss.max()) + 1, int(nnz.max()) + 1)
+    cell = ((layer * shape[1] + replicate) * shape[2] + loss) * shape[3] + nnz
+    counts = np.bincount(cell, rows["tokens"].to_numpy(), np.prod(shape)).reshape(shape)
     whole = counts.sum(axis=1)
     estimate = table_spearman(whole)
     without = table_spearman(whole[:, None] - counts)

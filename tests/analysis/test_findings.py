@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twell.analysis import findings, layer_gains
+from twell.analysis import ensure, findings, layer_gains
 from twell.analysis.findings import BEYOND, FAILS, HOLDS, UNTOLD, markdown, side_by_side
 from twell.workbench.schema import nnz_columns
 from twell.workbench.store import Run
@@ -206,3 +208,16 @@ def test_side_by_side(run: Run, bos_run: Run) -> None:
         cells = line.strip("| ").split(" | ")
         assert cells[0] == claim
         assert [cell.split("**")[1] for cell in cells[1:]] == [table["verdict"][claim] for table in tables]
+
+
+def test_from_the_command_line(run: Run, bos_run: Run) -> None:
+    """Side by side, and nothing else said: no warning, no progress."""
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "twell.analysis"]
+    ensure(run)
+    ensure(bos_run)
+    told = subprocess.run([*command, str(run.path), str(bos_run.path)], capture_output=True, text=True)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout == side_by_side([run, bos_run]) + "\n"
+    bare = subprocess.run(command, capture_output=True, text=True)
+    assert (bare.returncode, bare.stdout) == (1, "")
+    assert bare.stderr == "Expected one run or more: python -m twell.analysis RUN …\n"

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from plotly.offline import get_plotlyjs
 
 from twell.analysis import by_token, dead_mask, fired_csr
 from twell.analysis.export import export
@@ -58,6 +59,8 @@ def test_page_needs_nothing_else(run: Run, tmp_path: Path) -> None:
     text = re.sub(r"<script.*?</script>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert "formaldehyde" in text
     assert "did not time the whole forward pass" in text
+    assert "<td>all layers</td>" in text
+    assert not re.search(r"<td>-1</td>|layer -1", path.read_text(encoding="utf-8").replace(get_plotlyjs(), ""))
     assert path.read_text(encoding="utf-8").count("Plotly.newPlot(") >= sum(
         bool(section.figure) for section in SECTIONS
     )

@@ -54,14 +54,15 @@ def test_once_a_block(run: Run, bos_run: Run, asked: Any) -> None:
 def test_findings_are_those_of_each_table_by_itself(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sharing changes no answer, and the tables that claims share are read once."""
     found, read = findings(run), []
-    real = pq.read_table
 
-    def noted(path: Any, **given: Any) -> Any:
-        read.append(Path(path).name)
-        return real(path, **given)
+    class Noted(pq.ParquetFile):
+        def __init__(self, path: Any, **given: Any) -> None:
+            read.append(Path(path).name)
+            super().__init__(path, **given)
 
-    monkeypatch.setattr(pq, "read_table", noted)
+    monkeypatch.setattr(pq, "ParquetFile", Noted)
     findings(run)
+    assert {"layers.parquet", "positions.parquet", "token_scores.parquet"} <= set(read)
     together_reads = len(read)
     assert together_reads == len(set(read)) + 1, "each once, but for two choices of the columns of token_scores"
     monkeypatch.setitem(findings.__globals__, "together", nullcontext)

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from twell.analysis.statistics import (
+    distinct,
     fisher_interval,
     jackknife_error,
     mean_error,
@@ -145,3 +146,12 @@ def test_shrink_means_that_differ_by_chance_alone() -> None:
     found, spread = shrink(np.array([1.0, 1.01, 0.99]), np.full(3, 0.5))
     np.testing.assert_allclose(found, 1.0, atol=1e-6)
     assert (spread < 1e-3).all()
+
+
+def test_distinct_numbers() -> None:
+    numbers = np.array([7, 0, 7, 3, 3, 0, 19], np.int32)
+    found, place = distinct(numbers)
+    expected, inverse = np.unique(numbers, return_inverse=True)
+    assert found.tolist() == expected.tolist()
+    assert place.tolist() == inverse.tolist()
+    assert [len(values) for values in distinct(numbers[:0])] == [0, 0]

@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from twell.analysis import build, by_layer, by_neuron, ensure, summary
+from twell.analysis import build, by_layer, by_neuron, ensure, summarize, summary
 from twell.analysis.engine import Engine
+from twell.workbench.options import SummarizeOptions
 from twell.workbench.schema import SUMMARIES
 from twell.workbench.store import Run, open_run
 
@@ -70,3 +71,9 @@ def test_neurons_merge_extremes(small: Run) -> None:
     summary.ensure(small)
     parts = small.frame("neurons").groupby(["layer", "neuron"])
     assert by_neuron(small)["first_sequence"].max() == parts["first_sequence"].min().max()
+
+
+def test_off_a_terminal_a_line_a_run_is_said(small: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    summarize(SummarizeOptions(runs=(small.path,)))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{small.path}: summaries of {small.manifest.tokens:,} tokens, ")

@@ -1,0 +1,17 @@
+"""What has been claimed of sparse layers, of several runs side by side: python -m twell.analysis RUN …"""
+
+from __future__ import annotations
+
+import sys
+
+from twell.analysis.findings import side_by_side
+from twell.workbench.errors import UserError
+from twell.workbench.store import open_run
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("Expected one run or more: python -m twell.analysis RUN …")
+    try:
+        print(side_by_side([open_run(path) for path in sys.argv[1:]]))
+    except UserError as error:
+        sys.exit(str(error))
