@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from twell.workbench.families import FAMILIES
 from twell.workbench.models import load
 from twell.workbench.options import CaptureOptions
 from twell.workbench.recipes import Recipe
+from twell.workbench.schema import nnz_columns
 from twell.workbench.sources import Source
 from twell.workbench.store import Run
 
@@ -176,10 +178,21 @@ def _run_capture(
     return record(loaded, options, [Source(name) for name in text])
 
 
-def _sequences_of(run: Run) -> list[np.ndarray]:
-    """The token ids of each sequence, from the activity table."""
+def _sequences_of(run: Run, phase: int | None = None) -> list[np.ndarray]:
+    """The token ids of each sequence, from the activity table; of one phase alone, or of all."""
     frame = run.activity()
-    return [group["token_id"].to_numpy() for _, group in frame.groupby("sequence")]
+    here = np.ones(len(frame), bool) if phase is None else frame["phase"] == phase
+    return [group["token_id"][here[group.index]].to_numpy() for _, group in frame.groupby("sequence")]
+
+
+def _counts_of(run: Run) -> np.ndarray:
+    """nnz, int64 [tokens, layers]."""
+    return run.activity()[nnz_columns(run.layers)].to_numpy().astype(np.int64)
+
+
+def _ends_with(folder: Path, token: int | list[int]) -> None:
+    """Have a model end its sequences with a token, or with any of several."""
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": token, "do_sample": True, "top_k": 3}))
 
 
 @pytest.fixture(scope="session")
@@ -188,8 +201,18 @@ def run_capture() -> Callable[..., Run]:
 
 
 @pytest.fixture(scope="session")
-def sequences_of() -> Callable[[Run], list[np.ndarray]]:
+def sequences_of() -> Callable[..., list[np.ndarray]]:
     return _sequences_of
+
+
+@pytest.fixture(scope="session")
+def counts_of() -> Callable[[Run], np.ndarray]:
+    return _counts_of
+
+
+@pytest.fixture(scope="session")
+def ends_with() -> Callable[..., None]:
+    return _ends_with
 
 
 @pytest.fixture(scope="session")

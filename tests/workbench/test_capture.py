@@ -11,16 +11,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from twell.workbench import batches, timing, writer
+from twell.workbench import batches, writer
 from twell.workbench.capture import capture, record
-from twell.workbench.gauge import Gauge
 from twell.workbench.models import load
 from twell.workbench.options import CaptureOptions
-from twell.workbench.overhead import overhead
-from twell.workbench.schema import VALUE_SCALE, nnz_columns
+from twell.workbench.schema import VALUE_SCALE
 from twell.workbench.sources import Source
 from twell.workbench.store import Run
-from twell.workbench.text import documents, sequences
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -34,13 +31,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 KEYS = ["sequence", "position", "token_id", "phase", "flags", "loss"]
 
 
-def counts(run: Run) -> np.ndarray:
-    return run.activity()[nnz_columns(run.layers)].to_numpy().astype(np.int64)
-
-
 def assert_counts(
     run_capture: Callable[..., Any],
     sequences_of: Callable[..., Any],
+    counts_of: Callable[..., Any],
     folder: Path,
     out: Path,
     text: tuple[str, ...],
@@ -50,10 +44,10 @@ def assert_counts(
     """Every (token, layer) cell equal in float64; in float32 but for the few within rounding of zero."""
     exact = run_capture(folder, out / "64", text, torch.float64, loss=False, **given)
     expected = plain(folder, sequences_of(exact), torch.float64, keep=False)
-    np.testing.assert_array_equal(counts(exact), expected.nnz)
+    np.testing.assert_array_equal(counts_of(exact), expected.nnz)
     single = run_capture(folder, out / "32", text, torch.float32, loss=False, **given)
     np.testing.assert_array_equal(single.activity()["token_id"], exact.activity()["token_id"])
-    differs = counts(single) != expected.nnz
+    differs = counts_of(single) != expected.nnz
     assert not (differs & ~expected.near).any()
     assert differs.mean() < 1e-3
 
@@ -62,6 +56,7 @@ def assert_counts(
 def test_counts(
     run_capture: Callable[..., Any],
     sequences_of: Callable[..., Any],
+    counts_of: Callable[..., Any],
     family: str,
     tmp_path: Path,
     make_model: Callable[..., Path],
@@ -69,17 +64,22 @@ def test_counts(
     plain: Callable[..., Any],
 ) -> None:
     folder = make_model(tmp_path / "model", family, **FAMILIES[family])
-    assert_counts(run_capture, sequences_of, folder, tmp_path, texts, plain)
+    assert_counts(run_capture, sequences_of, counts_of, folder, tmp_path, texts, plain)
 
 
 @pytest.mark.skipif(not (DATA / "demo-model" / "config.json").exists(), reason="data/demo-model is not trained yet")
 def test_counts_of_the_bundled_model(
-    run_capture: Callable[..., Any], sequences_of: Callable[..., Any], tmp_path: Path, plain: Callable[..., Any]
+    run_capture: Callable[..., Any],
+    sequences_of: Callable[..., Any],
+    counts_of: Callable[..., Any],
+    tmp_path: Path,
+    plain: Callable[..., Any],
 ) -> None:
     text = (str(DATA / "passages.jsonl"),)
     assert_counts(
         run_capture,
         sequences_of,
+        counts_of,
         DATA / "demo-model",
         tmp_path,
         text,
@@ -158,14 +158,18 @@ def test_loss(
 
 
 def test_without_loss_and_neurons(
-    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
+    run_capture: Callable[..., Any],
+    counts_of: Callable[..., Any],
+    tiny: Path,
+    tmp_path: Path,
+    texts: tuple[str, ...],
 ) -> None:
     full = run_capture(tiny, tmp_path / "full", texts)
     run = run_capture(tiny, tmp_path / "run", texts, loss=False, probes="counts")
     assert run.activity()["loss"].isna().all()
     assert (run.manifest.loss, run.manifest.loss_tokens) == (None, 0)
     assert not run.has("neurons")
-    np.testing.assert_array_equal(counts(run), counts(full))
+    np.testing.assert_array_equal(counts_of(run), counts_of(full))
 
 
 def assert_neurons(run: Run, gates: list[list[np.ndarray]]) -> None:
@@ -235,56 +239,16 @@ def test_a_value_that_is_not_finite(
     assert_neurons(run, plain(tiny, sequences_of(run), torch.float64).gates)
 
 
-def test_timings_change_no_count(
-    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
-) -> None:
-    silent = run_capture(tiny, tmp_path / "silent", texts)
-    timed = run_capture(tiny, tmp_path / "timed", texts, timings=1)
-    assert not silent.has("timings")
-    for table in ("activity", "neurons", "sequences", "vocab"):
-        assert timed.arrow(table).equals(silent.arrow(table)), table
-    frame = timed.frame("timings")
-    first = frame[frame["batch"] == 0]
-    ops = ("ffn_dense", "ffn_sparse", "gate", "attention")
-    pairs = {(layer, op) for layer in range(3) for op in ops}
-    assert set(zip(first["layer"], first["op"], strict=True)) == pairs | {(-1, "model_dense"), (-1, "model_sparse")}
-    assert (frame["microseconds"] > 0).all()
-    assert len(first) == len(pairs) + 2
-    assert set(frame["kernel"]) == {"dense", timed.manifest.kernel["name"]}
-    rows = silent.activity()
-    mean = rows[rows["sequence"].isin(range(2))]["nnz_01"].mean()  # of the batch's real rows: near, padding aside
-    assert first.set_index(["layer", "op"]).loc[(1, "ffn_sparse"), "nnz_mean"] == pytest.approx(mean, rel=0.3)
-
-
-@pytest.mark.parametrize(("share", "asked"), [(1.0, 2), (0.01, 0)])
-def test_power_is_asked_for_once_and_only_when_it_can_be_afforded(
-    share: float, asked: int, tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    windows = []
-
-    def window(_self: Gauge, operation: Any) -> tuple[float, float]:
-        windows.append(operation)
-        return 1000.0, 300.0
-
-    monkeypatch.setattr(Gauge, "reads", True)
-    monkeypatch.setattr(Gauge, "read", lambda _self: (1000.0, 100.0))
-    monkeypatch.setattr(Gauge, "window", window)
-    monkeypatch.setattr(timing, "MODEL_EVERY", 1)
-    options = CaptureOptions(
-        model=str(tiny), text=texts, out=tmp_path / "run", seq_len=24, batch_tokens=64, timings=1, timings_share=share
-    )
-    frame = record(load(str(tiny), device="cpu"), options, [Source(name) for name in texts]).frame("timings")
-    assert len(windows) == asked
-    whole = frame[frame["layer"] == -1]
-    assert len(whole) > 2 and whole["watts"].notna().sum() == asked
-
-
 def test_batches_change_no_count(
-    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
+    run_capture: Callable[..., Any],
+    counts_of: Callable[..., Any],
+    tiny: Path,
+    tmp_path: Path,
+    texts: tuple[str, ...],
 ) -> None:
     runs = [run_capture(tiny, tmp_path / f"{size}", texts, torch.float64, batch_tokens=size) for size in (1, 64, 4096)]
     for other in runs[1:]:
-        np.testing.assert_array_equal(counts(other), counts(runs[0]))
+        np.testing.assert_array_equal(counts_of(other), counts_of(runs[0]))
         assert (
             other.frame("neurons").drop(columns="value_sum").equals(runs[0].frame("neurons").drop(columns="value_sum"))
         )
@@ -306,18 +270,3 @@ def test_manifest(tiny: Path, tmp_path: Path, texts: tuple[str, ...], capsys: py
     assert all(words in line for words, line in zip(("tiny-llama", "kernel", "MB on disk"), plan, strict=True))
     said = (f"{manifest.tokens:,} tokens", "sparsity", f"{manifest.loss:.3f} nats")
     assert all(words in outcome for words in said)
-
-
-def test_overhead(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
-    options = CaptureOptions(model=str(tiny), text=texts, out=tmp_path / "unused", seq_len=24, batch_tokens=64)
-    loaded = load(str(tiny), device="cpu")
-    found = overhead(loaded, options, rounds=2, folder=tmp_path)
-    assert min(found["counts_over_unwatched"], found["all_over_unwatched"]) > 1
-    assert found["dense_over_unwatched_low"] <= found["dense_over_unwatched"] <= found["dense_over_unwatched_high"]
-    assert found["tokens"] == sum(len(one.ids) for one in sequences(documents(texts), loaded.tokenizer, 24))
-    assert found["batches"] > 5
-    assert found["counts_timings"] > 0 == found["unwatched_timings"]
-    for name in ("unwatched", "counts", "all", "dense"):
-        parts = [found[f"{name}_{part}"] for part in ("start", "end", "timings")]
-        assert min(parts[:2]) > 0 and sum(parts) < found[f"{name}_seconds"]
-    assert list(tmp_path.iterdir()) == []
