@@ -5,8 +5,8 @@ windows of 1024, where that pays, so that the few that fire many neurons share b
 in that order, the union of the neurons they fire, and lays the gate values out over it. Up and down are products over
 the union, whose weight rows are gathered once a block; where the union is nearly everything they read whole weight
 tiles instead. A last launch counts, if asked. Sums have one order, set by shapes and inputs: same call, same bits.
-Up to 2 048 rows take two launches, which overlap, and no plan: gate and up together by tiles of up to 176 neurons,
-down over what the tiles of a block's rows have fired; up to 64 rows are one block.
+Up to 2 048 rows take two launches, which overlap, and no plan: gate and up together by tiles of 128 rows and up to 256
+neurons, or of 256 and 176, down over what the tiles of a block's rows have fired; up to 64 rows are one block.
 
 Cost: the gate product in full, up and down by the size of the unions (a block's union is about 15 times a row's nnz in
 text). Workspace is worst case, from torch's allocator, and touched only where it is used: 25 KB a row at d_ff 5632.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
+import gpu_checks
 import pytest
 import torch
+from gpu_checks import CUDA, make, poison, skip_without
 from torch import Tensor
 
 from twell.kernels import hopper, reference
-from twell.kernels.call import Call, Stats
+from twell.kernels.call import Stats
 from twell.kernels.layout import Layout
 from twell.kernels.ops import gated_ffn
 
-CUDA = torch.device("cuda")
-ROWS = [1, 2, 7, 8, 9, 16, 17, 40, 63, 64, 65, 127, 128, 129, 200, 256, 257, 384, 513, 1000, 2047, 2048, 2049]
+ROWS = [1, 2, 7, 8, 9, 16, 17, 40, 63, 64, 65, 127, 128, 129, 200, 256, 257, 384, 513, 641, 768, 1000,
+        1025, 1400, 2047, 2048, 2049]  # fmt: skip
 SHAPES = [  # d_model, d_ff, quiet: rows that fire hardly, nearly all, not at all; one past and one short of tiles
     (64, 8, 4),
     (192, 1000, 12),
@@ -29,47 +31,17 @@ SHAPES = [  # d_model, d_ff, quiet: rows that fire hardly, nearly all, not at al
 @pytest.fixture(autouse=True)
 def gpu() -> None:
     """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
-    if not torch.cuda.is_available():
-        pytest.skip("no NVIDIA GPU here")
-    if reason := hopper.refuses(CUDA, torch.bfloat16, 64, 64, 1):
-        pytest.skip(reason)
-    poison = torch.full((2**26,), float("nan"), device=CUDA)
-    del poison
+    skip_without(hopper)
+    poison()
 
 
-def call(n: int, d_model: int, d_ff: int, quiet: float, *, gated: bool = True, bias: bool = False, seed: int = 0,
-         dtype: torch.dtype = torch.bfloat16, **options: Any) -> Call:  # fmt: skip
-    """A checked call of -1, 0 and 1, whose gate pre-activations all lie `quiet` lower: every sum is exact."""
-    generator = torch.Generator(device=CUDA).manual_seed(n * d_ff + d_model + seed)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randint(-1, 2, shape, generator=generator, device=CUDA).to(dtype)
-
-    x, w_gate = draw(n, d_model), draw(d_ff, d_model)
-    x[:, 0], w_gate[:, 0] = 1, -quiet
-    w_up, w_down = draw(d_ff, d_model) if gated else None, draw(d_ff, d_model).t()
-    biases = (draw(d_ff), draw(d_ff) if gated else None, draw(d_model)) if bias else (None, None, None)
-    row = torch.arange(n, dtype=torch.int32, device=CUDA)
-    about: dict[str, Any] = {
-        "rows": (row % 5 > 0).byte(), "tokens": row * 7 % 31, "sequences": row // 9, "activation": "relu",
-        "up_relu": False, "threshold": None, "probes": "counts", "layout": None, "want_packed": False,
-    }  # fmt: skip
-    return Call(x, w_gate, w_up, w_down, *biases, **(about | options)).checked()
+call = partial(make, probes="counts", layout=None, want_packed=False)
 
 
 def assert_same(got: tuple[Tensor, Stats], expected: tuple[Tensor, Stats], about: object) -> None:
     """The same bits throughout: y, and all that was counted."""
-    pairs = [("y", got[0], expected[0])]
-    pairs += [(name, getattr(got[1], name), getattr(expected[1], name)) for name in ("nnz", "finite")]
-    for group in ("tiles", "neurons", "packed"):
-        mine, theirs = getattr(got[1], group), getattr(expected[1], group)
-        assert (mine is None) == (theirs is None)
-        for name, true in vars(theirs).items() if theirs is not None else ():
-            if isinstance(true, Tensor):
-                pairs.append((f"{group}.{name}", getattr(mine, name), true))
-    for name, mine, theirs in pairs:
-        told = f"{about} {name}: {{}}".format
-        torch.testing.assert_close(mine.double(), theirs.double(), rtol=0, atol=0, equal_nan=True, msg=told)
+    for name, mine, true in zip(("y", "stats"), got, expected, strict=True):
+        gpu_checks.assert_same(f"{about} {name}", mine, true)
 
 
 @pytest.mark.gpu
@@ -84,7 +56,7 @@ def test_every_count_of_rows_equals_the_reference(shape: tuple[int, int, float],
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [64, 100, 250, 500, 1100])
+@pytest.mark.parametrize("n", [64, 100, 250, 500, 700, 1000, 1100])
 def test_every_density_in_one_call(n: int) -> None:
     """From neurons that none fires to neurons that all do: each way that a CTA takes its up product, side by side."""
     for options in ({"bias": True}, {"gated": False}, {"probes": "neurons", "layout": Layout(), "want_packed": True}):
@@ -97,14 +69,18 @@ def test_every_density_in_one_call(n: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [64, 100, 250, 384, 500], ids=lambda n: f"{n} rows")
-def test_as_many_neurons_as_each_width_takes_and_one_more(n: int) -> None:
-    """So many of the first tile fire, each in one row of every 128; of further tiles none, of the last one all."""
-    one = call(n, 128, 5640, 0, rows=None)
+@pytest.mark.parametrize(
+    ("n", "d_ff"),
+    [(64, 5640), (100, 5640), (250, 5640), (384, 5640), (500, 5640), (640, 5640), (700, 5504), (1000, 5640)],
+    ids=str,
+)
+def test_as_many_neurons_as_each_width_takes_and_one_more(n: int, d_ff: int) -> None:
+    """So many of the first tile fire, each in one row of every 128; of further tiles none, of the last one eight."""
+    one = call(n, 128, d_ff, 0, rows=None)
     one.x[:] = torch.eye(128, device=CUDA, dtype=one.x.dtype)[torch.arange(n, device=CUDA) % 128]
-    for fired in (1, 15, 16, 17, 30, 31, 33, 40, 41, 48):
+    for fired in (1, 15, 16, 17, 30, 31, 32, 33, 40, 41, 48, 55, 56, 64, 65):
         one.w_gate[:] = -1
-        neuron = torch.cat([torch.arange(fired), torch.arange(5632, 5640)]).to(CUDA)
+        neuron = torch.cat([torch.arange(fired), torch.arange(d_ff - 8, d_ff)]).to(CUDA)
         one.w_gate[neuron, neuron % 50] = (1 + neuron % 3).to(one.w_gate.dtype)
         got = hopper.run(one)
         assert int(got[1].nnz[:50].sum()) == fired + 8
@@ -112,15 +88,30 @@ def test_as_many_neurons_as_each_width_takes_and_one_more(n: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [1, 3, 40, 100, 128, 250, 700])
-def test_rows_that_are_not_finite_are_nan_and_alone(n: int) -> None:
-    one = call(n, 128, 512, 12, rows=None)
-    one.x[n // 2, 3], one.x[n - 1, 1] = float("nan"), float("-inf")
-    got = hopper.run(one)
-    assert_same(got, reference.run(one), n)
-    assert not bool(got[1].finite[n // 2])
-    half = call(n, 64, 128, 0, dtype=torch.float16, rows=None)
-    half.x[n // 3] *= 2000  # gate and up products fit a half, their product does not
+@pytest.mark.parametrize("loud", [0, 1, 2, 7])
+@pytest.mark.parametrize("quiet", [20, -20])
+def test_blocks_of_a_tile_that_fire_otherwise(loud: int, quiet: float) -> None:
+    """Of eight blocks one fires hardly, or nearly all, the others nothing: two share a tile, but not their unions."""
+    for gated in (True, False):
+        one = call(1000, 128, 5632, quiet, gated=gated, rows=None)
+        one.x[: loud * 128], one.x[(loud + 1) * 128 :] = 0, 0
+        got = hopper.run(one)
+        assert_same(got, reference.run(one), (loud, quiet))
+        assert bool((got[0][: loud * 128] == 0).all()) and bool(got[0][loud * 128 : (loud + 1) * 128].any())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 3, 40, 100, 128, 250, 700, 1000])
+@pytest.mark.parametrize("gated", [True, False])
+def test_rows_that_are_not_finite_are_nan_and_alone(n: int, gated: bool) -> None:
+    for d_ff, quiet in ((512, 12), (5000, -40)):
+        one = call(n, 128, d_ff, quiet, gated=gated, rows=None)
+        one.x[n // 2, 3], one.x[n - 1, 1] = float("nan"), float("-inf")
+        got = hopper.run(one)
+        assert_same(got, reference.run(one), n)
+        assert not bool(got[1].finite[n // 2])
+    half = call(n, 64, 5000, 0, dtype=torch.float16, gated=gated, rows=None)
+    half.x[n // 3] *= 2000 if gated else 20000  # the products fit a half, what comes of them does not
     got = hopper.run(half)
     assert_same(got, reference.run(half), n)
     assert not bool(got[1].finite[n // 3])

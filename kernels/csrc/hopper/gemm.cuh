@@ -64,10 +64,14 @@ struct Corner {
   __device__ __forceinline__ explicit Corner(int lane) : row(lane % 16), chunk(lane / 16) {}
 };
 
+// Four matrices of 8 x 8 from where a product's sums lie: lane 8 i + j gives the address of row j of matrix i, transposed of column j.
+// No order is kept with ordinary reads and writes: what is written is read after a barrier, or by another instruction of this kind.
+template <bool kTransposed = false>
 __device__ __forceinline__ void store_matrices(void* smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(smem)), "r"(a),
-               "r"(b), "r"(c), "r"(d)
-               : "memory");
+  if constexpr (kTransposed)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(smem)), "r"(a), "r"(b), "r"(c), "r"(d));
+  else
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(smem)), "r"(a), "r"(b), "r"(c), "r"(d));
 }
 
 // A panel of a block's hidden state.

@@ -56,6 +56,15 @@ CUtensorMap tiles_map(const void* matrix, int height, int width, int box_height,
   return encode_map(kMapType<T>, matrix, 3, sizes, strides, box, true);
 }
 
+// `hidden` of the middle rows, [blocks][panels * 64 neurons][128 rows], in boxes of 64 rows of `neurons`, swizzled.
+template <typename T>
+CUtensorMap hidden_map(const Ffn& f, int neurons) {
+  const cuuint64_t columns = static_cast<cuuint64_t>(f.panels) * kPanelColumns, row = kBlockRows * sizeof(T);
+  const cuuint64_t sizes[] = {kBlockRows, columns, static_cast<cuuint64_t>(f.blocks)}, strides[] = {row, row * columns};
+  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(neurons), 1};
+  return encode_map(kMapType<T>, f.hidden, 3, sizes, strides, box, true);
+}
+
 inline int multiprocessors() {
   int device, count;
   check(cudaGetDevice(&device), "device");

@@ -4,29 +4,44 @@
 
 namespace twell::hopper {
 
+namespace {
+
+// Calls run<neurons, rows>().
+template <typename Run>
+void by_tile(const MidTile& tile, Run run) {
+  if (tile.rows == 256)
+    run.template operator()<176, 256>();
+  else if (tile.neurons == 48)
+    run.template operator()<48, 128>();
+  else if (tile.neurons == 96)
+    run.template operator()<96, 128>();
+  else if (tile.neurons == 128)
+    run.template operator()<128, 128>();
+  else if (tile.neurons == 176)
+    run.template operator()<176, 128>();
+  else if (tile.neurons == 224)
+    run.template operator()<224, 128>();
+  else
+    run.template operator()<256, 128>();
+}
+
+}  // namespace
+
 template <>
 void launch_mid_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) {
-  const int width = mid_width(f, multiprocessors());
-  const auto run = [&]<int kN>() {
-    using Where = MidRing<kN>;
-    const auto x = tensor_map<TWELL_T>(f.x, f.rows, f.d_model, kBlockRows), gate = tensor_map<TWELL_T>(f.w_gate, f.d_ff, f.d_model, kN);
+  by_tile(mid_tile(f, multiprocessors()), [&]<int kN, int kRows>() {
+    using Where = MidRing<kN, kRows>;
+    const auto x = tensor_map<TWELL_T>(f.x, f.rows, f.d_model, kRows), gate = tensor_map<TWELL_T>(f.w_gate, f.d_ff, f.d_model, kN);
     const auto up = f.w_up == nullptr ? gate : tensor_map<TWELL_T>(f.w_up, f.d_ff, f.d_model, kN);
-    launch_overlapping(mid_gate_up<TWELL_T, kN>, dim3((f.d_ff + kN - 1) / kN, f.blocks), kThreads, Where::kBegin + Where::kBytes + 1024, 1, stream,
-                       x, gate, up, f, dense);
-  };
-  if (width == 48)
-    run.template operator()<48>();
-  else if (width == 96)
-    run.template operator()<96>();
-  else if (width == 128)
-    run.template operator()<128>();
-  else
-    run.template operator()<176>();
+    const auto h = hidden_map<TWELL_T>(f, kN);
+    launch_overlapping(mid_gate_up<TWELL_T, kN, kRows>, dim3((f.d_ff + kN - 1) / kN, (f.rows + kRows - 1) / kRows), kThreads,
+                       Where::kBegin + Where::kBytes + 1024, 1, stream, x, gate, up, h, f, dense);
+  });
 }
 
 template <>
 void launch_mid_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
-  const int width = mid_width(f, multiprocessors()), tiles = (f.d_ff + width - 1) / width;
+  const int tiles = mid_tile(f, multiprocessors()).columns(f);
   const auto run = [&]<int kOut, int kSplits>() {
     using Down = MidDown<kOut, kSplits>;
     const int stages = Down::stages(f.d_ff);
@@ -36,17 +51,17 @@ void launch_mid_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
     launch_overlapping(mid_down<TWELL_T, kOut, kSplits>, dim3(kSplits, (f.d_model + kOut - 1) / kOut, f.blocks), kThreads,
                        stages * Down::kStageBytes + Down::list_bytes(f.d_ff) + 1024, kSplits, stream, w, h, f, nnz, tiles, stages);
   };
-  const int tasks = f.blocks * ((f.d_model + 63) / 64);  // of 64 outputs
-  if (tasks <= 32)
+  const MidOutputs outputs = mid_outputs(f, multiprocessors());
+  if (outputs.splits == 4)
     run.template operator()<64, 4>();
-  else if (tasks <= 64)
+  else if (outputs.each == 64)
     run.template operator()<64, 2>();
-  else if (tasks <= 128)
+  else if (outputs.each == 128)
     run.template operator()<128, 2>();
-  else if (tasks <= 256 || f.d_ff > 16384)  // the longer a union, the larger a CTA's list of it
-    run.template operator()<256, 2>();
+  else if (outputs.each == 192)
+    outputs.splits == 2 ? run.template operator()<192, 2>() : run.template operator()<192, 1>();
   else
-    run.template operator()<256, 1>();
+    outputs.splits == 2 ? run.template operator()<256, 2>() : run.template operator()<256, 1>();
 }
 
 }  // namespace twell::hopper

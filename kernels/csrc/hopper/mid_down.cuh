@@ -11,6 +11,24 @@ namespace twell::hopper {
 // CTAs to a multiprocessor: clusters of four would not take all of them, one to each.
 constexpr int mid_down_ctas(int splits) { return splits == 4 ? 2 : 1; }
 
+// How many outputs a cluster takes, and how many CTAs share out the union.
+struct MidOutputs {
+  int each, splits;
+};
+
+// As for `mid_tile`, of unions that are everything; what does not hang on the union takes as long as 512 neurons do.
+inline MidOutputs mid_outputs(const Ffn& f, int processors) {
+  MidOutputs best{};
+  int64_t least = INT64_MAX;
+  for (const MidOutputs some : {MidOutputs{64, 4}, {64, 2}, {128, 2}, {192, 2}, {256, 2}, {192, 1}, {256, 1}}) {
+    if (some.splits == 1 && f.d_ff > 16384) continue;  // the longer a union, the larger a CTA's list of it
+    const int ctas = (f.d_model + some.each - 1) / some.each * f.blocks * some.splits, waves = (ctas + processors - 1) / processors;
+    const int64_t cost = static_cast<int64_t>(waves) * (kBlockRows + some.each) * (f.d_ff / some.splits + kTileK * 8);
+    if (cost < least) best = some, least = cost;
+  }
+  return best;
+}
+
 template <int kOut, int kSplits>
 struct MidDown {
   static constexpr int kSide = kTileK * 64 * 2;  // bytes of 64 neurons of 64 rows, or of 64 outputs
@@ -18,7 +36,7 @@ struct MidDown {
   static constexpr int kPitch = kShare * 2 + 16;  // bytes of a row of outputs in shared memory; banks apart
   static constexpr int kLeastBytes = std::max(kSplits > 1 ? kBlockRows * kOut * 4 : 0, kBlockRows * kPitch);
   static constexpr int kLeastStages = (kLeastBytes + kStageBytes - 1) / kStageBytes;
-  static constexpr int kConsumerRegs = kSplits == 4 ? 96 : 208, kProducerRegs = kSplits == 4 ? 48 : 80;
+  static constexpr int kConsumerRegs = kSplits == 4 ? 96 : 208, kProducerRegs = kSplits == 4 ? 48 : 88;
   // Of the numbers of as many neurons as can be a CTA's share.
   static constexpr int list_bytes(int d_ff) { return ((d_ff + kSplits - 1) / kSplits + kTileK) * 2 + 127 & ~127; }
   static int stages(int d_ff) { return std::min(kMidStages, (226 * 1024 / mid_down_ctas(kSplits) - 1024 - list_bytes(d_ff)) / kStageBytes); }
@@ -56,12 +74,12 @@ template <typename T, int kOut, int kSplits>
 __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap& w_map, const CUtensorMap& h_map, const Ffn& f, int block,
                                                  int out0, const uint16_t* list, int size) {
   using Down = MidDown<kOut, kSplits>;
-  constexpr int kOutChunks = kOut / 8, kAtOnce = kProducers / kOutChunks;  // of a neuron's weights; neurons to a round of copies
+  constexpr int kOutChunks = kOut / 8, kDistinct = kOutChunks % 3 == 0 ? 3 : 1;  // of a neuron's weights; of those, a thread's
+  constexpr int kApart = kDistinct * kProducers / kOutChunks;                    // neurons between its copies of the same
   const int thread = threadIdx.x - kConsumers;
-  const int h_chunk = thread % 16, h_row = thread / 16, w_chunk = thread % kOutChunks, w_row = thread / kOutChunks;
-  const bool inside = out0 + 8 * w_chunk < f.d_model;
+  const int h_chunk = thread % 16, h_row = thread / 16;
   const T* h = hidden_of<T>(f, block, 0) + 8 * h_chunk;
-  const T* w = static_cast<const T*>(f.w_down) + (inside ? out0 + 8 * w_chunk : 0);
+  const T* w = static_cast<const T*>(f.w_down);
   for (int k0 = 0; k0 < size; k0 += kTileK, ring.next()) {
     const bool run = k0 + kTileK <= size && list[k0 + kTileK - 1] - list[k0] == kTileK - 1;  // neurons that follow each other
     uint64_t* full = &ring.full[ring.at];
@@ -85,11 +103,17 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap
         async_copy_16(to + h_chunk / 8 * Down::kSide + k * 128 + (((h_chunk ^ k) & 7) << 4), h + (there ? list[k0 + k] : 0) * kBlockRows, there);
       }
 #pragma unroll
-      for (int i = 0; i < kTileK / kAtOnce; ++i) {
-        const int k = w_row + kAtOnce * i;
-        const bool there = k0 + k < size && inside;
-        async_copy_16(to + (2 + w_chunk / 8) * Down::kSide + k * 128 + (((w_chunk ^ k) & 7) << 4),
-                      w + (there ? list[k0 + k] : 0) * static_cast<uint32_t>(f.d_model), there);
+      for (int r = 0; r < kDistinct; ++r) {
+        const int at = thread + r * kProducers, first = at / kOutChunks, chunk = at % kOutChunks;
+        const bool inside = out0 + 8 * chunk < f.d_model;
+        const T* from = w + (inside ? out0 + 8 * chunk : 0);
+#pragma unroll
+        for (int i = 0; i < kTileK / kApart; ++i) {
+          const int k = first + kApart * i;
+          const bool there = k0 + k < size && inside;
+          async_copy_16(to + (2 + chunk / 8) * Down::kSide + k * 128 + (((chunk ^ k) & 7) << 4),
+                        from + (there ? list[k0 + k] : 0) * static_cast<uint32_t>(f.d_model), there);
+        }
       }
     }
     async_arrive(full);
@@ -205,8 +229,8 @@ __global__ void __launch_bounds__(kThreads, mid_down_ctas(kSplits))
           const float b = out < f.d_model ? static_cast<float>(bias[out]) : 0.f;
           d[4 * (j + g / 2) + g % 2] += b, d[4 * (j + g / 2) + 2 + g % 2] += b;
         }
-      store_fragments<false>(to + 16 * j, round_pair<T>(d[4 * j], d[4 * j + 1]), round_pair<T>(d[4 * j + 2], d[4 * j + 3]),
-                             round_pair<T>(d[4 * j + 4], d[4 * j + 5]), round_pair<T>(d[4 * j + 6], d[4 * j + 7]));
+      store_matrices(to + 16 * j, round_pair<T>(d[4 * j], d[4 * j + 1]), round_pair<T>(d[4 * j + 2], d[4 * j + 3]),
+                     round_pair<T>(d[4 * j + 4], d[4 * j + 5]), round_pair<T>(d[4 * j + 6], d[4 * j + 7]));
     }
     __syncwarp();
     for (int i = c.lane; i < 16 * (kShare / 8); i += 32) {

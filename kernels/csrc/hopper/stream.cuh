@@ -18,19 +18,15 @@ struct Stages {
   }
 };
 
-// D[64 x kN] = A B^T over `stages` stages, of each of which this warpgroup takes kSteps times 16 of k, A and B at their offsets, once
-// ready(stage, phase) comes back; release(stage), by whole warps, once a stage's products are done. kByNeuron: both operands lie
-// [k][64], otherwise [64][k] and [kN][k].
-template <typename T, int kN, int kSteps, int kByNeuron, int kSize, typename Ready, typename Release>
-__device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stages, int a_at, int b_at, Ready ready, Release release) {
-  constexpr uint32_t kStep = kByNeuron ? 2048 >> 4 : 32 >> 4;
+// `products(stage, more)` over `stages` stages, each once ready(stage, phase) comes back; the products of one stage are always in flight.
+// release(stage), by whole warps, once they are done. more: sums are there from stages before.
+template <typename Products, typename Ready, typename Release>
+__device__ __forceinline__ void stream(Stages& s, int stages, Products products, Ready ready, Release release) {
   int last = -1;
   for (int i = 0; i < stages; ++i) {
     ready(s.at, s.phase);
-    const uint64_t a = descriptor(s.here() + a_at, 8192, 1024), b = descriptor(s.here() + b_at, 8192, 1024);
     wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) wgmma<T, kN, kByNeuron, kByNeuron>(d, a + k * kStep, b + k * kStep, i > 0 || k > 0);
+    products(s.here(), i > 0);
     wgmma_commit();
     if (last >= 0) {
       wgmma_wait<1>();
@@ -41,6 +37,34 @@ __device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stage
   }
   wgmma_wait<0>();
   if (last >= 0) release(last);
+}
+
+// D[64 x kN] = A B^T over stages of each of which this warpgroup takes kSteps times 16 of k, A and B at their offsets. kByNeuron: both
+// operands lie [k][64], otherwise [64][k] and [kN][k].
+template <typename T, int kN, int kSteps, int kByNeuron, int kSize, typename Ready, typename Release>
+__device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stages, int a_at, int b_at, Ready ready, Release release) {
+  constexpr uint32_t kStep = kByNeuron ? 2048 >> 4 : 32 >> 4;
+  const auto products = [&](const unsigned char* stage, bool more) {
+    const uint64_t a = descriptor(stage + a_at, 8192, 1024), b = descriptor(stage + b_at, 8192, 1024);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) wgmma<T, kN, kByNeuron, kByNeuron>(d, a + k * kStep, b + k * kStep, more || k > 0);
+  };
+  stream(s, stages, products, ready, release);
+}
+
+// The same for kPieces times 64 rows, one after the other, of operands that lie by rows: each 16 of k of B meets them all in turn. They add to what is in D.
+template <typename T, int kN, int kPieces, int kSize, typename Ready, typename Release>
+__device__ __forceinline__ void multiply_pieces(float (&d)[kPieces][kSize], Stages& s, int stages, int a_at, int b_at, Ready ready,
+                                                Release release) {
+  const auto products = [&](const unsigned char* stage, bool) {
+    const uint64_t a = descriptor(stage + a_at, 8192, 1024), b = descriptor(stage + b_at, 8192, 1024);
+#pragma unroll
+    for (int k = 0; k < kTileK / 16; ++k)
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p)
+        wgmma<T, kN, 0>(d[p], a + k * (32 >> 4) + p * (64 * kTileK * 2 >> 4), b + k * (32 >> 4), 1);
+  };
+  stream(s, stages, products, ready, release);
 }
 
 }  // namespace twell::hopper

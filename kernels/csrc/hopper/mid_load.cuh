@@ -1,0 +1,139 @@
+// What the CTAs of `mid_gate_up` share, where in shared memory it lies, and the producers that fill it.
+#pragma once
+
+#include <algorithm>
+
+#include "hopper/mid.cuh"
+
+namespace twell::hopper {
+
+template <int kN, int kRows>
+struct __align__(16) MidShared {
+  static constexpr int kWords = (kN + 31) / 32, kBlocks = kRows / kBlockRows;
+  // From a share of the tile on, weights come whole: by the copy engine that is less work than row by row.
+  static constexpr int kMost = std::min(5 * kN / 16, 64);
+  uint64_t full[2][kMidStages], empty[2][kMidStages], gathered[kMidStages];  // of the gate's stages, of the up product's
+  uint32_t fires[kBlocks][kWords], broken[kRows / 32];  // a bit a neuron that any row of a block fires; a bit a row that is not finite
+  int count, width;                                     // neurons that fire; of those whose up product is taken
+  __align__(16) uint16_t list[kN];                      // the neurons that fire, ascending
+};
+
+// Panels: [neurons][64 rows], 128-byte swizzled, as the copy engine has them; one for each 64 rows of the tile, one after the other.
+// First the ring of the gate product has all the room. Then the gate's values lie at its end, in panels of the whole tile. Of few
+// neurons that fire they move to its beginning, in panels of their own, before the up product's ring. Otherwise that ring lies before
+// them, or, where it would have too few stages, has all the room again: they leave for `hidden` and come back as its last stages do.
+template <int kN, int kRows>
+struct MidRing {
+  static constexpr int kBegin = (sizeof(MidShared<kN, kRows>) + 1023) / 1024 * 1024, kBytes = 226 * 1024 - kBegin;
+  static constexpr int kPanel = kN * 128, kHeld = kBytes - kRows / 64 * kPanel, kEnoughStages = 4;
+  static constexpr int stage(int width) { return (kRows + width) * kTileK * 2; }
+  static constexpr bool kLeaves = kHeld / stage(kN) < kEnoughStages;
+  static constexpr int kClear = kHeld / stage(kN);  // stages that lie before the gate's values
+  // Of the up product's ring: where it begins, and how many stages it has.
+  static constexpr int begin(int width) { return width == kN ? 0 : width * kRows * 2; }
+  static constexpr int stages(int width) {
+    const int most = ((width == kN && !kLeaves ? kHeld : kBytes) - begin(width)) / stage(width);
+    return most < kMidStages ? most : kMidStages;
+  }
+  static constexpr int kGateStages = std::min(kMidStages, kBytes / stage(kN));
+  static constexpr int kProducerRegisters = kRows == kBlockRows ? 72 : 40, kConsumerRegisters = 252 - kProducerRegisters / 2;
+  static constexpr int kLate = stages(64) > 5 ? 4 : 2;  // of a gathered stage, as below
+  static_assert(stages(64) >= kLate + 2);  // else gatherers wait for a stage that waits for one not yet announced
+};
+
+// Where 8 rows of a neuron lie in a panel.
+__device__ __forceinline__ unsigned char* panel_chunk(unsigned char* panel, int neuron, int chunk) {
+  return panel + neuron * 128 + (((chunk ^ neuron) & 7) << 4);
+}
+
+// Fills a stage after the other by the copy engine, with the rows' tile and, if asked, with weights; by one thread. Each tile of neurons
+// begins elsewhere in k, so that not all ask for the same at once. before(i) runs before the i-th stage.
+template <typename Before>
+__device__ __forceinline__ void load_mid(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, bool weights, int m0, int first,
+                                         int steps, int row_bytes, Before before) {
+  for (int i = 0, step = blockIdx.x % steps; i < steps; ++i, s.next()) {
+    uint64_t* full = &s.full[s.at];
+    before(i);
+    barrier_wait(&s.empty[s.at], s.phase);
+    barrier_expect(full, weights ? s.bytes : row_bytes);
+    tma_load_2d(s.here(), &x_map, full, step * kTileK, m0);
+    if (weights) tma_load_2d(s.here() + row_bytes, &map, full, step * kTileK, first);
+    step = step + 1 < steps ? step + 1 : 0;
+  }
+}
+
+// Copies the neurons in the list out of `weights` into the stages, by all producers but the first warp, which is busy with the rows. What
+// has landed is announced kLate stages later, so that nobody waits for it.
+template <typename T, int kMost, int kLate>
+__device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int steps,
+                                           int d_model, int row_bytes) {
+  constexpr int kApart = (kProducers - 32) / 8, kRounds = (kMost + kApart - 1) / kApart;
+  const int thread = threadIdx.x - kConsumers - 32, row = thread / 8, chunk = thread % 8;
+  uint32_t offset[kRounds];
+#pragma unroll
+  for (int j = 0; j < kRounds; ++j)
+    offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * d_model : 0;
+  int late = 0;
+  const auto announce = [&] {
+    fence_async_proxy();  // copied through the generic proxy; the tensor cores read through the other
+    __syncwarp();
+    if (thread % 32 == 0) barrier_arrive(&gathered[late]);
+    if (++late == s.count) late = 0;
+  };
+  for (int i = 0, step = blockIdx.x % steps; i < steps; ++i, s.next()) {
+    barrier_wait(&s.empty[s.at], s.phase);
+    const uint32_t to = smem_address(s.here()) + row_bytes + chunk * 16;
+    const int k = step * kTileK + 8 * chunk;
+    const bool inside = k < d_model;
+    const T* from = weights + (inside ? k : 0);
+#pragma unroll
+    for (int j = 0; j < kRounds; ++j) {
+      const int r = row + kApart * j;
+      if (r >= count) break;
+      async_copy_16((to + r * 128) ^ ((r & 7) << 4), from + offset[j], inside);
+    }
+    async_commit();
+    if (i >= kLate) {
+      async_wait_but<kLate>();
+      announce();
+    }
+    step = step + 1 < steps ? step + 1 : 0;
+  }
+  async_wait();
+  for (int i = max(steps - kLate, 0); i < steps; ++i) announce();
+}
+
+// The gate's values leave for `hidden`, the up product's tiles come, and then the values again, each warpgroup's in a stage of its own.
+template <int kN, int kRows>
+__device__ __forceinline__ void load_whole(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, const CUtensorMap& h_map,
+                                           unsigned char* held, int m0, int first, int steps) {
+  using Where = MidRing<kN, kRows>;
+  constexpr int kPanels = kRows / 64, kOwn = kPanels / 2;
+  const int block0 = m0 / kBlockRows;
+  if constexpr (!Where::kLeaves) {
+    load_mid(s, x_map, map, true, m0, first, steps, kRows * kTileK * 2, [](int) {});
+  } else {
+    const auto leave = [&](int i) {  // once all stages that lie before the values have been asked for
+      if (i != min(Where::kClear, steps)) return;
+#pragma unroll
+      for (int p = 0; p < kPanels; ++p) tma_store_3d(&h_map, held + p * Where::kPanel, 64 * (p % 2), first, block0 + p / 2);
+      bulk_commit();
+      bulk_wait_read<0>();
+    };
+    load_mid(s, x_map, map, true, m0, first, steps, kRows * kTileK * 2, leave);
+    if (steps <= Where::kClear) leave(steps);
+    bulk_wait<0>();
+#pragma unroll
+    for (int p = 0; p < kPanels; ++p) {
+      uint64_t* full = &s.full[s.at];
+      if (p % kOwn == 0) {
+        barrier_wait(&s.empty[s.at], s.phase);
+        barrier_expect(full, kOwn * Where::kPanel);
+      }
+      tma_load_3d(s.here() + p % kOwn * Where::kPanel, &h_map, full, 64 * (p % 2), first, block0 + p / 2);
+      if (p % kOwn == kOwn - 1) s.next();
+    }
+  }
+}
+
+}  // namespace twell::hopper
