@@ -79,7 +79,7 @@ def test_groups(far: bool) -> None:
     """Rows of a unit in a sequence stand together, whether their numbers fit into 64 bits with the row's or not."""
     rng = np.random.default_rng(1)
     unit, sequence = rng.integers(0, 30, 2000), rng.integers(5, 40, 2000).astype(np.int32)
-    unit = unit * (2**40 if far else 1)
+    unit = unit * (2**44 if far else 1)
     order, starts = rows.groups(unit, sequence)
     assert sorted(order.tolist()) == list(range(2000))
     pairs = [set(zip(unit[few].tolist(), sequence[few].tolist(), strict=True)) for few in np.split(order, starts[1:])]
