@@ -10,7 +10,7 @@ of the parts that they cover. New parts are added to what is there; any other di
 each doubling of a run past a million tokens (`class_step`). Tables that do not add up are taken over every part
 (`scores`): of a run that is still being recorded, once one of them is asked for. Files are written under temporary
 names; `built.json` is taken away first and comes back last, so what a crash leaves behind is never taken for a summary;
-builders in several processes wait for each other. Cost: see `sums`.
+builders in several processes wait for each other. Cost: see `build`.
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from twell.analysis import build, clusters, ensure, rows, summary
+from twell.analysis import build, clusters, ensure, rows, summary, sums
 from twell.workbench.errors import UserError
 from twell.workbench.schema import nnz_columns
 from twell.workbench.store import Run, open_run
@@ -110,7 +111,7 @@ def test_sums_by_token_are_exact_past_2_to_53() -> None:
     assert [(row["token_id"], row["flagged"]) for row in table] == [(t, f) for f in (False, True) for t in range(3)]
     for row in table:
         for name, values in (("0", few.counts[:, 0]), ("1", few.counts[:, 1]), ("nnz", total)):
-            sums = []
+            both = []
             for every in (True, False):
                 rows_of = [
                     [i for i in range(90) if few.sequence[i] == s and few.token[i] == row["token_id"]] for s in range(4)
@@ -118,11 +119,29 @@ def test_sums_by_token_are_exact_past_2_to_53() -> None:
                 kept = [[i for i in group if every or not few.flags[i]] for group in rows_of]
                 pairs = [(sum(int(values[i]) for i in group), len(group)) for group in kept if group]
                 squares = sum(y * y for y, _ in pairs), sum(y * n for y, n in pairs), sum(n * n for _, n in pairs)
-                sums.append([sum(y for y, _ in pairs), *squares, sum(n for _, n in pairs), len(pairs)])
-            expected = np.subtract(*sums).tolist() if row["flagged"] else sums[1]
+                both.append([sum(y for y, _ in pairs), *squares, sum(n for _, n in pairs), len(pairs)])
+            expected = np.subtract(*both).tolist() if row["flagged"] else both[1]
             names = [f"{name}_sum", f"{name}_square", f"{name}_cross", "tokens_square", "tokens", "sequences"]
             assert [row[column] for column in names] == expected
     assert max(row["nnz_square"] for row in table) > 2**53
+
+
+def test_a_tokens_own_loss_is_that_of_the_position_before() -> None:
+    """And of no other: not after a gap, nor of the sequence before, even where that one's end has a loss."""
+
+    def gap(columns: dict[str, Any]) -> None:
+        columns["position"][10:30] += 3
+        columns["counts"] = columns["counts"].astype(np.uint16)
+
+    few = wide(gap)
+    follows = np.array([i not in (0, 10, 30, 50, 75) for i in range(90)])
+    found = sums.of_rows(few, np.zeros(3, np.int32), 1)
+    own = found["surprisal_classes"].filter(pc.field("own") & (pc.field("layer") == 0))
+    assert pc.sum(own["tokens"]).as_py() == (follows & (few.flags == 0)).sum()
+    by_token = found["tokens"].to_pandas().groupby("token_id")[["surprisal_tokens", "surprisal_sum"]].sum()
+    for token, row in by_token.iterrows():
+        here = np.flatnonzero(follows & (few.token == token))
+        assert row.tolist() == [len(here), int((few.loss[here - 1] * 2**24).sum())]
 
 
 def test_squares_past_64_bits_are_refused(made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
