@@ -8,11 +8,12 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from twell.app.figures import finish, layer_axis, log_ticks
+from twell.app.figures import finish, layer_axis, log_ticks, whiskers
 from twell.app.theme import AMBER, BLUE, GREY
 from twell.app.timing_figures import height, time_unit
 from twell.app.words import times
 
+FAINT = "rgba(139, 149, 161, 0.45)"
 OPEN = {"size": 11, "line": {"width": 2}}
 LOOKS: dict[str, dict[str, Any]] = {
     "dense": {"color": GREY, "symbol": "circle-open", **OPEN},
@@ -42,14 +43,13 @@ def by_layer(frame: pd.DataFrame) -> go.Figure:
             mode="markers",
             marker=marker,
             name=what,
-            error_x={
-                "type": "data",
-                "array": (part["high"] - part["us"]).fillna(0) * scale,
-                "arrayminus": (part["us"] - part["low"]).fillna(0) * scale,
-                "thickness": 1,
-                "width": 0,
-                "color": "rgba(139, 149, 161, 0.45)",
-            },
+            error_x=whiskers(
+                part["low"].fillna(part["us"]) * scale,
+                part["us"] * scale,
+                part["high"].fillna(part["us"]) * scale,
+                thickness=1,
+                color=FAINT,
+            ),
             customdata=part[["times", "nnz_mean", "repeats"]],
             hovertemplate=f"layer %{{y}}, {what}: %{{x:,.4g}} {unit}, %{{customdata[0]:.3g}} × dense<br>"
             "mean nnz %{customdata[1]:.3g}, %{customdata[2]} turns<extra></extra>",

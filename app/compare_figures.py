@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.app.figures import finish, layer_axis
+from twell.app.figures import finish, layer_axis, spans, whiskers
 from twell.app.theme import BLUE, GREY
 from twell.app.words import number, percent, signed, times
 
@@ -25,10 +25,9 @@ def side_by_side(frame: pd.DataFrame, measures: dict[str, str]) -> go.Figure:
     layers = sorted(int(layer) for layer in frame["layer"].unique())
     for place, (measure, name) in enumerate(measures.items(), start=1):
         wide = frame.pivot(index="layer", columns="run", values=measure)
-        for layer in wide.dropna().index:
+        if {0, 1} <= set(wide.columns):
             figure.add_scatter(
-                x=wide.loc[layer],
-                y=[layer, layer],
+                **spans(wide[0], wide[1], wide.index),
                 mode="lines",
                 line={"color": GREY, "width": 1.5},
                 opacity=0.5,
@@ -64,13 +63,7 @@ def differences(frame: pd.DataFrame) -> go.Figure:
             y=layers,
             mode="markers",
             marker={"color": BLUE, "size": 8},
-            error_x={
-                "type": "data",
-                "array": frame["high"] - frame["difference"],
-                "arrayminus": frame["difference"] - frame["low"],
-                "thickness": 1.4,
-                "width": 0,
-            },
+            error_x=whiskers(frame["low"], frame["difference"], frame["high"]),
             text=[f"{signed(r.difference)} (95 % {signed(r.low)} to {signed(r.high)})" for r in frame.itertuples()],
             hovertemplate="layer %{y}: %{text}<extra></extra>",
         )
@@ -78,17 +71,8 @@ def differences(frame: pd.DataFrame) -> go.Figure:
     finish(figure, 90 + max(18, min(34, 800 // max(len(layers), 1))) * max(len(layers), 4), left=44, right=76)
     layer_axis(figure, layers)
     figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"})
-    for row in frame.itertuples():
-        figure.add_annotation(
-            text=times(row.ratio),
-            xref="paper",
-            x=1,
-            xshift=8,
-            xanchor="left",
-            y=row.layer,
-            showarrow=False,
-            font={"size": 12},
-        )
+    beside = {"xref": "paper", "xanchor": "left", "x": 1, "xshift": 8, "showarrow": False, "font": {"size": 12}}
+    figure.update_layout(annotations=[{**beside, "text": times(r.ratio), "y": r.layer} for r in frame.itertuples()])
     figure.update_xaxes(title="mean nnz, difference in neurons a token")
     return figure
 

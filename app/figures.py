@@ -7,6 +7,7 @@ stand in the page above each figure; inside it stand axis names, direct labels a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,24 @@ def layer_axis(figure: go.Figure, layers: list[int], **where: Any) -> None:
     figure.update_yaxes(
         tickvals=named, ticktext=layer_names(named), range=[max(layers) + 0.75, min(layers) - 0.95], **where
     )
+
+
+def spans(low: Sequence[float], high: Sequence[float], rows: Sequence[float]) -> dict[str, list[float | None]]:
+    """x and y of a line in each row, from one value to another: one trace for all of them."""
+    ends = [(x, y) for a, b, y in zip(low, high, rows, strict=True) for x in (a, b, None)]
+    return {"x": [x for x, _ in ends], "y": [y for _, y in ends]}
+
+
+def whiskers(low: pd.Series, value: pd.Series, high: pd.Series, thickness: float = 1.4, **look: Any) -> dict[str, Any]:
+    """The interval of each dot, as plotly's error bars."""
+    bars = {"type": "data", "array": high - value, "arrayminus": value - low}
+    return {**bars, "thickness": thickness, "width": 0, **look}
+
+
+def panel_title(name: str, column: int, above: int = 22) -> dict[str, Any]:
+    """A note: what a panel shows, so many pixels above its left end."""
+    place = {"xref": f"x{column if column > 1 else ''} domain", "yref": "paper", "x": 0, "y": 1, "yshift": above}
+    return {**place, "text": name, "xanchor": "left", "showarrow": False, "font": {"size": 12, "color": GREY}}
 
 
 def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:

@@ -64,36 +64,47 @@ def time_split(frame: pd.DataFrame) -> go.Figure:
 
 def audit_map(frame: pd.DataFrame) -> go.Figure:
     """Share of tokens past the slots by layer and compression (tile_audit, one tile size)."""
-    table = frame.pivot(index="layer", columns="compression", values="rows_over_share")
-    slots = frame.drop_duplicates("compression").set_index("compression")["slots"]
-    layers = [int(layer) for layer in table.index]
-    values = table.to_numpy(float)
-    few = len(layers) <= 20
+    values = frame.pivot(index="layer", columns="compression", values="rows_over_share")
+    few = len(values) <= 20
+    text = values.map(lambda share: f"{number(100 * share, 2)}{SPACE}%") if few else None
+    hover = "layer %{y}: %{customdata:.3g} % of tokens<extra></extra>"
+    return by_compression(frame, np.sqrt(values), (0, 1), text, hover, 100 * values)
+
+
+def by_compression(
+    frame: pd.DataFrame,
+    shades: pd.DataFrame,
+    ends: tuple[float, float],
+    text: pd.DataFrame | None,
+    hover: str,
+    more: pd.DataFrame | None = None,
+) -> go.Figure:
+    """A heat map, a row a layer and a column a compression: `shades` between `ends`, `text` in the cells where there is
+    room for it, `more` for the hover; `frame` tells the slots of each compression."""
+    layers = [int(layer) for layer in shades.index]
+    columns = list(range(len(shades.columns)))
     figure = go.Figure(
         go.Heatmap(
-            z=np.sqrt(values),
-            x=list(range(len(table.columns))),
+            z=shades.to_numpy(float),
+            x=columns,
             y=layers,
             colorscale=SCALE,
-            zmin=0,
-            zmax=1,
+            zmin=ends[0],
+            zmax=ends[1],
             xgap=1,
             ygap=1,
-            text=[[f"{number(100 * v, 2)}{SPACE}%" for v in row] for row in values] if few else None,
-            texttemplate="%{text}" if few else None,
+            text=None if text is None else text.to_numpy(),
+            texttemplate=None if text is None else "%{text}",
             textfont={"size": 11},
-            customdata=100 * values,
-            hovertemplate="layer %{y}: %{customdata:.3g} % of tokens<extra></extra>",
+            customdata=None if more is None else more.to_numpy(float),
+            hovertemplate=hover,
             showscale=False,
         )
     )
-    finish(figure, 90 + max(20, 28 if few else 20) * len(layers))
+    slots = frame.drop_duplicates("compression").set_index("compression")["slots"]
+    finish(figure, 90 + (20 if text is None else 28) * len(layers))
     layer_axis(figure, layers, showgrid=False)
     figure.update_yaxes(range=[max(layers) + 0.5, min(layers) - 0.5])
-    figure.update_xaxes(
-        tickvals=list(range(len(table.columns))),
-        ticktext=[f"{c}<br>{whole(slots[c])} slots" for c in table.columns],
-        showgrid=False,
-        title="compression",
-    )
+    named = [f"{compression}<br>{whole(slots[compression])} slots" for compression in shades.columns]
+    figure.update_xaxes(tickvals=columns, ticktext=named, showgrid=False, title="compression")
     return figure

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.app.figures import ZERO, finish, layer_axis, zero_log_axis
+from twell.app.figures import ZERO, finish, layer_axis, panel_title, zero_log_axis
 from twell.app.theme import BLUE, GREY
 from twell.app.words import number, percent
 
@@ -51,19 +51,8 @@ def ridges(histogram: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(showgrid=False, col=2)
     figure.update_yaxes(showgrid=False, col=3)
     names = ("distribution over tokens, ● mean", "mean nnz · share", "dead neurons")
-    for column, name in enumerate(names, start=1):
-        where = f"x{column if column > 1 else ''} domain"
-        figure.add_annotation(
-            text=name,
-            xref=where,
-            yref="paper",
-            x=0,
-            y=1,
-            yshift=26,
-            xanchor="left",
-            showarrow=False,
-            font={"size": 12, "color": GREY},
-        )
+    notes = [panel_title(name, column, above=26) for column, name in enumerate(names, start=1)]
+    figure.update_layout(annotations=notes)
     return figure
 
 

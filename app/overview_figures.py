@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.app.figures import finish, layer_axis, log_ticks
+from twell.app.figures import finish, layer_axis, log_ticks, panel_title, spans
 from twell.app.theme import BLUE, GREY, SCALE
 from twell.app.words import number, percent, times, whole
 
@@ -42,14 +42,8 @@ def layer_by_layer(blocks: pd.DataFrame, layers: pd.DataFrame, speedup: pd.DataF
     figure.update_yaxes(range=[max(rows) + 0.5, min(rows) - 0.5], showgrid=False)
     figure.update_yaxes(showgrid=True, col=2)
     figure.update_xaxes(title_standoff=8)
-    figure.update_layout(annotations=[_title(name, column) for column, (name, *_) in enumerate(panels, start=1)])
+    figure.update_layout(annotations=[panel_title(name, column) for column, (name, *_) in enumerate(panels, start=1)])
     return figure
-
-
-def _title(name: str, column: int) -> dict[str, Any]:
-    """What a panel shows, above it."""
-    place = {"xref": f"x{column if column > 1 else ''} domain", "yref": "paper", "x": 0, "y": 1, "yshift": 21}
-    return {**place, "text": name, "xanchor": "left", "showarrow": False, "font": {"size": 12, "color": GREY}}
 
 
 def _map(figure: go.Figure, blocks: pd.DataFrame, few: bool, column: int) -> None:
@@ -118,10 +112,8 @@ def _spread(figure: go.Figure, layers: pd.DataFrame, column: int) -> None:
     """A dot at the mean over a line between the quantiles, logarithmic from 1 up."""
     low, high = np.maximum(layers["p10"], 1), np.maximum(layers["p90"], 1)
     mean = np.maximum(layers["mean"], 1)
-    lines = [(x, y) for a, b, y in zip(low, high, layers["layer"], strict=True) for x, y in ((a, y), (b, y), (None, y))]
     figure.add_scatter(
-        x=[x for x, _ in lines],
-        y=[y for _, y in lines],
+        **spans(low, high, layers["layer"]),
         mode="lines",
         line={"color": BLUE, "width": 5},
         opacity=0.3,

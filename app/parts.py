@@ -22,7 +22,7 @@ from twell.app.words import number, plural, seconds_ago, whole
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.store import Run, open_run
 
-LOOK = 0.4  # seconds from one look at a run that is being recorded to the next: a look takes 0.02 s here, 0.06 in a browser
+LOOK = 0.4  # seconds between looks at a run that is being recorded, each of which takes a browser 0.06
 STALE = 60.0  # seconds without a new part before a recording run is said to be silent; a part closes after 10
 
 

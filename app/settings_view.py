@@ -3,14 +3,12 @@ hold."""
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from twell.app import parts
-from twell.app.figures import finish, layer_axis
+from twell.app.kernel_figures import by_compression
 from twell.app.state import ask
-from twell.app.theme import SCALE
 from twell.app.timing_figures import time_unit
 from twell.app.words import number, percent, plural, whole
 from twell.workbench.errors import Missing
@@ -81,36 +79,10 @@ def settings_map(frame: pd.DataFrame) -> go.Figure:
             for row in frame.itertuples()
         ]
     ).pivot(index="layer", columns="compression", values="said")
-    layers = [int(layer) for layer in table.index]
-    slower = table.to_numpy(float) / np.nanmin(table.to_numpy(float), axis=1, keepdims=True)
-    figure = go.Figure(
-        go.Heatmap(
-            z=slower,
-            x=list(range(len(table.columns))),
-            y=layers,
-            colorscale=SCALE,
-            zmin=1,
-            zmax=max(1.5, float(np.nanmax(slower))),
-            xgap=1,
-            ygap=1,
-            text=words.fillna("").to_numpy(),
-            texttemplate="%{text}",
-            textfont={"size": 11},
-            hovertemplate="layer %{y}: %{text}, %{z:.3g} × its fastest<extra></extra>",
-            showscale=False,
-        )
-    )
-    slots = frame.drop_duplicates("compression").set_index("compression")["slots"]
-    finish(figure, 90 + 28 * len(layers))
-    layer_axis(figure, layers, showgrid=False)
-    figure.update_yaxes(range=[max(layers) + 0.5, min(layers) - 0.5])
-    figure.update_xaxes(
-        tickvals=list(range(len(table.columns))),
-        ticktext=[f"{c}<br>{whole(slots[c])} slots" for c in table.columns],
-        showgrid=False,
-        title="compression",
-    )
-    return figure
+    slower = table.div(table.min(axis=1), axis=0)
+    ends = (1, max(1.5, float(slower.max(axis=None))))
+    hover = "layer %{y}: %{text}, %{z:.3g} × its fastest<extra></extra>"
+    return by_compression(frame, slower, ends, words.fillna(""), hover)
 
 
 def past(here: float, run: float) -> str:

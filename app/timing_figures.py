@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from twell.app.figures import finish, layer_axis, layer_names, log_ticks
+from twell.app.figures import finish, layer_axis, layer_names, log_ticks, spans
 from twell.app.theme import BLUE, GREY
 from twell.app.words import times
 from twell.workbench.schema import PREFILL
@@ -31,11 +31,9 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
     layers = [int(layer) for layer in frame["layer"]]
     unit, scale = time_unit(float(frame[["dense_us", "sparse_us"]].max().max()))
     frame = frame.assign(dense=frame["dense_us"] * scale, sparse=frame["sparse_us"] * scale)
-    ends = [(value, row.layer) for row in frame.itertuples() for value in (row.dense, row.sparse, None)]
     figure = go.Figure(
         go.Scatter(
-            x=[end[0] for end in ends],
-            y=[end[1] for end in ends],
+            **spans(frame["dense"], frame["sparse"], layers),
             mode="lines",
             line={"color": GREY, "width": 1.5},
             opacity=0.6,

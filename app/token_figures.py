@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.app.figures import finish, layer_names
+from twell.app.figures import finish, layer_names, panel_title, whiskers
 from twell.app.theme import BLUE, GREY
 from twell.app.words import percent, plot_label
 
@@ -51,18 +51,7 @@ def ranking(loud: pd.DataFrame, quiet: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(
         range=[span[0] - margin, span[1] + margin], title="z: standard deviations from the layers' means"
     )
-    for column, title in ((1, "Loudest"), (2, "Quietest")):
-        figure.add_annotation(
-            text=title,
-            xref=f"x{column if column > 1 else ''} domain",
-            yref="paper",
-            x=0,
-            y=1,
-            yshift=22,
-            xanchor="left",
-            showarrow=False,
-            font={"size": 12, "color": GREY},
-        )
+    figure.update_layout(annotations=[panel_title("Loudest", 1), panel_title("Quietest", 2)])
     return figure
 
 
@@ -75,13 +64,7 @@ def class_dots(frame: pd.DataFrame) -> go.Figure:
             y=y,
             mode="markers",
             marker={"color": BLUE, "size": 9},
-            error_x={
-                "type": "data",
-                "array": frame["high"] - frame["z"],
-                "arrayminus": frame["z"] - frame["low"],
-                "thickness": 1.4,
-                "width": 0,
-            },
+            error_x=whiskers(frame["low"], frame["z"], frame["high"]),
             customdata=frame[["tokens", "count", "mean", "loss_mean"]],
             hovertemplate="z %{x:.2f}, mean nnz %{customdata[2]:.3g}, loss %{customdata[3]:.2f} nats<br>"
             "%{customdata[1]:,} places, %{customdata[0]:,} tokens of the vocabulary<extra></extra>",
