@@ -46,20 +46,32 @@ __device__ __forceinline__ unsigned char* panel_chunk(unsigned char* panel, int 
   return panel + neuron * 128 + (((chunk ^ neuron) & 7) << 4);
 }
 
-// Fills a stage after the other by the copy engine, with the rows' tile and, if asked, with weights; by one thread. Each tile of neurons
+// Fills a stage after the other by the copy engine, with the rows' tile and so many bytes of weights, or none; by one thread. Each tile of neurons
 // begins elsewhere in k, so that not all ask for the same at once. before(i) runs before the i-th stage.
 template <typename Before>
-__device__ __forceinline__ void load_mid(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, bool weights, int m0, int first,
+__device__ __forceinline__ void load_mid(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, int weight_bytes, int m0, int first,
                                          int steps, int row_bytes, Before before) {
   for (int i = 0, step = blockIdx.x % steps; i < steps; ++i, s.next()) {
     uint64_t* full = &s.full[s.at];
     before(i);
     barrier_wait(&s.empty[s.at], s.phase);
-    barrier_expect(full, weights ? s.bytes : row_bytes);
+    barrier_expect(full, row_bytes + weight_bytes);
     tma_load_2d(s.here(), &x_map, full, step * kTileK, m0);
-    if (weights) tma_load_2d(s.here() + row_bytes, &map, full, step * kTileK, first);
+    if (weight_bytes > 0) tma_load_2d(s.here() + row_bytes, &map, full, step * kTileK, first);
     step = step + 1 < steps ? step + 1 : 0;
   }
+}
+
+// Zeros in the weights' place of each stage from row `real` on, for the last tile, which has no more: copies that reach past the end of
+// the weights would bring them, but take longer than whole ones. By the consumers.
+template <int kN, int kRows>
+__device__ __forceinline__ void clear_rest(unsigned char* base, int real) {
+  using Where = MidRing<kN, kRows>;
+  const int chunks = (kN - real) * 8;
+  for (int i = threadIdx.x; i < Where::kGateStages * chunks; i += kConsumers)
+    *reinterpret_cast<uint4*>(base + i / chunks * Where::stage(kN) + (kRows + real) * kTileK * 2 + i % chunks * 16) = make_uint4(0, 0, 0, 0);
+  fence_async_proxy();
+  named_sync<kConsumers>(3);
 }
 
 // Copies the neurons in the list out of `weights` into the stages, by all producers but the first warp, which is busy with the rows. What
@@ -105,13 +117,13 @@ __device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const 
 
 // The gate's values leave for `hidden`, the up product's tiles come, and then the values again, each warpgroup's in a stage of its own.
 template <int kN, int kRows>
-__device__ __forceinline__ void load_whole(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, const CUtensorMap& h_map,
-                                           unsigned char* held, int m0, int first, int steps) {
+__device__ __forceinline__ void load_whole(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, int weight_bytes,
+                                           const CUtensorMap& h_map, unsigned char* held, int m0, int first, int steps) {
   using Where = MidRing<kN, kRows>;
   constexpr int kPanels = kRows / 64, kOwn = kPanels / 2;
   const int block0 = m0 / kBlockRows;
   if constexpr (!Where::kLeaves) {
-    load_mid(s, x_map, map, true, m0, first, steps, kRows * kTileK * 2, [](int) {});
+    load_mid(s, x_map, map, weight_bytes, m0, first, steps, kRows * kTileK * 2, [](int) {});
   } else {
     const auto leave = [&](int i) {  // once all stages that lie before the values have been asked for
       if (i != min(Where::kClear, steps)) return;
@@ -120,7 +132,7 @@ __device__ __forceinline__ void load_whole(Stages& s, const CUtensorMap& x_map, 
       bulk_commit();
       bulk_wait_read<0>();
     };
-    load_mid(s, x_map, map, true, m0, first, steps, kRows * kTileK * 2, leave);
+    load_mid(s, x_map, map, weight_bytes, m0, first, steps, kRows * kTileK * 2, leave);
     if (steps <= Where::kClear) leave(steps);
     bulk_wait<0>();
 #pragma unroll
