@@ -72,16 +72,20 @@ class Engine:
     ) -> Tables:
         """The sums that a function gives of each file, added up. `tick` is told which files are through."""
         total, waiting = Total(), deque[tuple[Path, Future[Tables]]]()
-        threads = _threads()
-        with ThreadPoolExecutor(threads) as pool:
+
+        def finish() -> None:
+            file, found = waiting.popleft()
+            total.add(found.result())
+            tick([file])
+
+        with ThreadPoolExecutor(_threads()) as pool:
             try:
-                for file in [*files, *[None] * threads]:
-                    if file is not None:
-                        waiting.append((file, pool.submit(_of_file, function, file)))
-                    if waiting and (file is None or len(waiting) > threads):
-                        through, found = waiting.popleft()
-                        total.add(found.result())
-                        tick([through])
+                for file in files:
+                    waiting.append((file, pool.submit(_of_file, function, file)))
+                    if len(waiting) > _threads():  # what is found waits in memory
+                        finish()
+                while waiting:
+                    finish()
             finally:
                 pool.shutdown(cancel_futures=True)
         return total.tables()
