@@ -47,7 +47,7 @@ def launch(options: AppOptions) -> None:
             f"Expected a folder of runs at {options.runs}, found none: record one with `twell capture`, or "
             "`twell demo` for the bundled model."
         )
-    _check_address(options.host, options.port)
+    check_address(options.host, options.port)
     process = subprocess.Popen(command(options))
     url = f"http://{'[' + options.host + ']' if ':' in options.host else options.host}:{options.port}"
     threading.Thread(target=_announce, args=(process, options, url), daemon=True).start()
@@ -72,7 +72,7 @@ def command(options: AppOptions) -> list[str]:
     return [*run, *flags(SETTINGS | address), "--", str(options.runs.resolve())]
 
 
-def _check_address(host: str, port: int) -> None:
+def check_address(host: str, port: int) -> None:
     """UserError, in one sentence, where nothing could listen at this address."""
     if not 1 <= port <= 65535:
         raise UserError(f"Expected a port from 1 to 65535, got {port}: choose another with --port.")

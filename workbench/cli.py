@@ -129,6 +129,11 @@ def demo(chosen: options.DemoOptions) -> None:
     from twell.workbench.capture import capture
     from twell.workbench.store import open_run
 
+    if chosen.app:  # what would be found out after the capture is found out before it
+        from twell.app.launch import check_address, launch
+
+        shown = options.AppOptions(runs=chosen.out.parent, port=chosen.port)
+        check_address(shown.host, shown.port)
     if (chosen.out / manifests.FILE).exists():
         found = open_run(chosen.out).manifest
         if found.status == manifests.COMPLETE:
@@ -149,9 +154,7 @@ def demo(chosen: options.DemoOptions) -> None:
         )
     summarize(options.SummarizeOptions(runs=(chosen.out,)))
     if chosen.app:
-        from twell.app.launch import launch
-
-        launch(options.AppOptions(runs=chosen.out.parent, port=chosen.port))
+        launch(shown)
 
 
 for _name, (_dataclass, _target) in COMMANDS.items():

@@ -10,8 +10,9 @@ import pytest
 
 from twell.app.launch import command, launch
 from twell.app.theme import SETTINGS
+from twell.workbench.cli import demo
 from twell.workbench.errors import UserError
-from twell.workbench.options import AppOptions
+from twell.workbench.options import AppOptions, DemoOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,6 +24,16 @@ def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"Expected port {port} to be free.*--port"):
             launch(AppOptions(runs=tmp_path, port=port, browser=False))
+
+
+def test_the_demo_looks_at_its_port_before_it_captures(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"Expected port {port} to be free"):
+            demo(DemoOptions(out=tmp_path / "demo", port=port))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_port_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
