@@ -112,7 +112,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     };
     const auto run = [&]<int kUp>() {
       Stages again = up_ring(kUp);
-      begin_sums<T, kUp>(d, f.b_up, f.d_ff, rows_left(), [&](int place) { return kUp == kN ? first + place : place < count ? first + s.list[place] : f.d_ff; });
+      begin_sums<T, kUp>(d, f.b_up, f.d_ff, rows_left(), [&](int place) {
+        return kUp == kN ? first + place : place < count ? first + s.list[place] : f.d_ff;
+      });
       multiply_pieces<T, kUp>(d, again, steps, a_at, kRowBytes,
                               [&](int stage, uint32_t phase) {
                                 barrier_wait(&s.full[1][stage], phase);

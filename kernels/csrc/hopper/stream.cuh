@@ -52,7 +52,8 @@ __device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stage
   stream(s, stages, products, ready, release);
 }
 
-// The same for kPieces times 64 rows, one after the other, of operands that lie by rows: each 16 of k of B meets them all in turn. They add to what is in D.
+// The same for kPieces times 64 rows, one after the other, of operands that lie by rows: each 16 of k of B meets them all in turn. They
+// add to what is in D.
 template <typename T, int kN, int kPieces, int kSize, typename Ready, typename Release>
 __device__ __forceinline__ void multiply_pieces(float (&d)[kPieces][kSize], Stages& s, int stages, int a_at, int b_at, Ready ready,
                                                 Release release) {
