@@ -35,6 +35,9 @@ CSS = """<style>
   .tw-text .tw-pane, .tw-passage a.t::after { top: auto; bottom: 0; right: auto; left: 0; width: 100%; }
 }
 
+/* a table's own buttons stand in its last line: above it they would cover Data and Code */
+[data-testid="stElementToolbar"] { top: auto !important; bottom: .3rem; right: .3rem !important; }
+
 /* places that are links */
 a.tw-jump { display: grid; grid-template-columns: 6.6rem minmax(0,1fr) auto minmax(0,1fr) 4.6rem; gap: .45rem;
   padding: .2rem 0; border-bottom: 1px solid rgba(139,149,161,.22); align-items: baseline; color: inherit !important;

@@ -10,6 +10,10 @@ from __future__ import annotations
 import html
 import math
 import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SPACE = "\u202f"
 _NAMED = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
@@ -21,6 +25,14 @@ def visible(text: str) -> str:
     if not text:
         return "⟨empty⟩"
     return "".join(_NAMED.get(c) or _seen(c) for c in ("◌" + text if unicodedata.combining(text[0]) else text))
+
+
+def searched(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:
+    """The rows of a table whose text, as it is shown, holds what is searched for; capitals or not."""
+    if not search:
+        return frame
+    wanted = visible(search).replace("◌", "").lower()
+    return frame[[wanted in visible(text).lower() for text in frame[column]]]
 
 
 def running(text: str) -> str:

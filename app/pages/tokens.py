@@ -8,7 +8,7 @@ import streamlit as st
 from twell.app import parts
 from twell.app.state import ask, bound, filters, open_page, shown, whole_number
 from twell.app.token_figures import class_dots, ranking
-from twell.app.words import plural, visible, whole
+from twell.app.words import plural, searched, visible, whole
 from twell.workbench.store import Run
 
 EACH = 15  # tokens at each end of the ranking
@@ -64,12 +64,13 @@ def go_to(token: int) -> None:
     open_page("token", run=st.session_state["run"], token=int(token), **filters())
 
 
-def table(run: Run, frame: pd.DataFrame, code: str) -> None:
-    """Every token that the filters leave; a click on a row opens the token's page."""
+def table(run: Run, frame: pd.DataFrame, drawn: pd.DataFrame, lines: str) -> None:
+    """Every token that the filters leave (`drawn`: with the z that they are ranked by); a click on a row opens the
+    token's page."""
     cut = f", the {whole(ROWS)} loudest shown" if len(frame) > ROWS else ""
     said = f"{plural(len(frame), 'token')}{cut}. Choose a row to see where in the text the token stands."
-    parts.heading("Every token", said, frame, run, code)
-    rows = frame.head(ROWS).assign(text=frame["text"].map(visible))
+    parts.heading("Every token", said, frame, run, lines)
+    rows = drawn.head(ROWS).assign(text=drawn["text"].map(visible))
     event = st.dataframe(
         rows,
         hide_index=True,
@@ -118,12 +119,13 @@ def table(run: Run, frame: pd.DataFrame, code: str) -> None:
         go_to(rows.iloc[event.selection.rows[0]]["token_id"])
 
 
-def searched(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:
-    """The rows whose text holds what is searched for."""
+def code(question: str, column: str, search: str, **arguments: object) -> str:
+    """The lines that make a ranking in a notebook, filters applied."""
+    asked = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    line = f"analysis.{question}(run, {asked})"
     if not search:
-        return frame
-    wanted = visible(search).replace("◌", "").lower()
-    return frame[[wanted in visible(text).lower() for text in frame[column]]]
+        return line
+    return f"from twell.app.words import searched\nsearched({line}, {column!r}, {search!r})"
 
 
 def words(run: Run, least: int, search: str) -> None:
@@ -138,7 +140,7 @@ def words(run: Run, least: int, search: str) -> None:
         f"Mean z of a word's tokens with 95 % intervals, clustered by sequence, of {plural(len(frame), 'word')} seen "
         f"at least {plural(least, 'time')}."
     )
-    parts.heading("Loudest and quietest words", said, frame, run, f"analysis.by_word(run, min_count={least})")
+    parts.heading("Loudest and quietest words", said, frame, run, code("by_word", "word", search, min_count=least))
     parts.draw(ranking(both.head(each), both[each:].tail(each)[::-1]), "words", "Loudest and quietest words by z")
     column = st.column_config
     st.dataframe(
@@ -176,21 +178,19 @@ def page(run: Run) -> None:
         words(run, least, search)
         return
     frame = searched(ask(run, "by_token", min_count=least, rank=rank), "text", search)
-    code = f"analysis.by_token(run, min_count={least}{', rank=' + repr(rank) if rank != 'z' else ''})"
-    if rank != "z":
-        frame = frame.assign(z=frame[rank], z_se=frame[f"{rank}_se"])
+    lines = code("by_token", "text", search, min_count=least, **({"rank": rank} if rank != "z" else {}))
     if frame.empty:
         st.info("No token is left: shorten the search, or lower the minimum count.")
         return
     each = min(EACH, -(-len(frame) // 2))
-    loud, quiet = frame.head(each), frame[each:].tail(each)[::-1]
+    drawn = frame.assign(z=frame[rank], z_se=frame[f"{rank}_se"])
+    loud, quiet = drawn.head(each), drawn[each:].tail(each)[::-1]
     said = (
         f"Mean z over layers with 95 % intervals, clustered by sequence, of {plural(len(frame), 'token')} seen at "
         f"least {plural(least, 'time')}; z against the mean of {MEANS[rank]}. Choose a dot to see where in "
         "the text the token stands."
     )
-    both = pd.concat([loud, quiet])
-    parts.heading("Loudest and quietest", said, both, run, code)
+    parts.heading("Loudest and quietest", said, frame, run, lines)
     event = parts.draw(
         ranking(loud, quiet),
         "ranking",
@@ -201,7 +201,7 @@ def page(run: Run) -> None:
     for point in event.selection.points:
         chosen = (loud, quiet)[point["curve_number"]].iloc[point["point_index"]]
         go_to(chosen["token_id"])
-    table(run, frame, code)
+    table(run, frame, drawn, lines)
 
 
 parts.title("Which tokens fire the most neurons?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import statistics
@@ -14,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -121,10 +123,10 @@ def test_parts_of_a_capture_appear_on_the_open_page(
     assert len(took) >= 2
     assert min(took) > 0, "the page cannot show what is not there yet"
     busy = min(max(1.0, statistics.median(shares)), 5.0)
-    room = 2.0 * busy  # 2 s of processors that have nothing else to do
+    room = 0.5 + 1.5 * busy  # 2 s of processors that have nothing else to do, of which up to 0.5 are waiting, not work
     print(f"all work took {busy:.1f} times as long as alone: up to {room:.1f} s are right")
-    assert min(took) < room, took
-    assert statistics.median(took) < 2 * room, took
+    assert statistics.median(took) < room, took
+    assert max(took) < 2 * room, took
     watched.check()
 
 
@@ -135,6 +137,15 @@ def saved(page: Any, name: str, within: str) -> bytes:
     return Path(waiting.value.path()).read_bytes()
 
 
+def made_by(lines: str) -> Any:
+    """What the last line of a Code makes, run as a notebook runs it."""
+    cells, space = ast.parse(lines), dict[str, Any]()
+    last = cells.body.pop()
+    assert isinstance(last, ast.Expr)
+    exec(compile(cells, "code", "exec"), space)
+    return eval(compile(ast.Expression(last.value), "code", "eval"), space)
+
+
 @pytest.mark.timeout(900)
 def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     browser: Any, serve: Callable[[Path], str], watch: Any, demo: Path
@@ -143,6 +154,25 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     run = open_run(demo)
     watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(demo.parent))
     page = watched.page
+
+    watched.open("/tokens?run=demo", ".st-key-ranking .js-plotly-plot")
+    page.get_by_role("textbox", name="Search").fill("ING")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**find=ING*")
+    page.get_by_role("spinbutton", name="Seen at least").fill("5")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**least=5*")
+    watched.settle()
+    seldom = by_token(run, min_count=5)
+    wanted = seldom[seldom["text"].str.contains("ing", case=False, regex=False)].reset_index(drop=True)
+    assert 0 < len(wanted) < len(seldom)
+    page.locator(".st-key-every-token-data button").click()
+    filtered = pd.read_parquet(io.BytesIO(saved(page, "Save as Parquet", "body")))
+    pd.testing.assert_frame_equal(filtered, wanted, check_dtype=False)
+    page.keyboard.press("Escape")
+    page.locator(".st-key-every-token-code button").click()
+    made = made_by(page.locator('[data-testid="stCode"]').inner_text())
+    pd.testing.assert_frame_equal(made.reset_index(drop=True), wanted)
 
     watched.open("/tokens?run=demo", ".st-key-ranking .js-plotly-plot")
     tokens = by_token(run, min_count=20)
@@ -160,6 +190,16 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
         f"{row.sequence}:{row.position}" for row in places.itertuples()
     ]
     assert [cell.inner_text() for cell in shown.locator(".nnz").all()] == [whole(nnz) for nnz in places["nnz"]]
+
+    at = places.iloc[0]
+    shown.first.locator("a.where").click()
+    page.wait_for_selector(".tw-passage a.here")
+    watched.settle()
+    assert f"sequence={at['sequence']}&position={at['position']}" in page.url
+    assert page.locator(".tw-passage a.here").inner_text().strip() == str(loudest["text"]).strip()
+    page.go_back()
+    page.wait_for_selector("a.tw-neuron")
+    watched.settle()
 
     own = neurons_of(run, int(loudest["token_id"]))
     links = page.locator("a.tw-neuron")
@@ -194,4 +234,5 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     text = pd.read_csv(io.BytesIO(saved(page, "Save as CSV", ".st-key-one")), keep_default_na=False)
     assert text["text"].tolist() == whole_table["text"].tolist()
     assert text["count"].tolist() == whole_table["count"].tolist()
+    np.testing.assert_allclose(text["z"], whole_table["z"])
     watched.check()
