@@ -77,9 +77,10 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
     """A dot a layer: mean nnz of the timed batches against dense time / sparse time."""
     frame = speedup[speedup["nnz_mean"] > 0].sort_values("nnz_mean")
     names, few = layer_names(frame["layer"]), len(frame) <= 16
-    near = frame["nnz_mean"].pct_change() < 0.08  # labels of close neighbours go to both sides
+    near = frame["nnz_mean"].pct_change() < 0.08
     after = near.shift(-1, fill_value=False)
-    below = near & (near.groupby((~near).cumsum()).cumsum() % 2 == 1)
+    beside = frame["speedup"].groupby((~near).cumsum()).transform("mean")
+    below = frame["speedup"] < beside  # labels of close neighbours go to both sides, the slower one's under its dot
     figure = go.Figure(
         go.Scatter(
             x=frame["nnz_mean"],
