@@ -1,6 +1,8 @@
 #include "hopper/few_down.cuh"
 #include "hopper/few_gate_up.cuh"
 #include "hopper/launch.cuh"
+#include "hopper/thin_down.cuh"
+#include "hopper/thin_gate_up.cuh"
 
 namespace twell::hopper {
 
@@ -17,10 +19,39 @@ void by_rows(int rows, Run run) {
     run.template operator()<2>();
 }
 
+// The same of tiles of eight rows, up to kThinRows.
+template <typename Run>
+void by_thin_rows(int rows, Run run) {
+  if (rows <= 8)
+    run.template operator()<1>();
+  else
+    run.template operator()<2>();
+}
+
+void launch_thin_gate_up(const Ffn& f, bool dense, cudaStream_t stream) {
+  by_thin_rows(f.rows, [&]<int kTiles>() {
+    using Gate = ThinGate<kTiles>;
+    const auto x = tensor_map<TWELL_T>(f.x, f.rows, f.d_model, Gate::kRows);
+    const auto gate = tensor_map<TWELL_T>(f.w_gate, f.d_ff, f.d_model, kThinNeurons);
+    const auto up = f.w_up == nullptr ? gate : tensor_map<TWELL_T>(f.w_up, f.d_ff, f.d_model, kThinNeurons);
+    const int ctas = (f.d_ff + kThinNeurons - 1) / kThinNeurons;
+    launch_overlapping(thin_gate_up<TWELL_T, kTiles>, ctas, kThinThreads + 32, Gate::kBytes, 1, stream, x, gate, up, f, dense);
+  });
+}
+
+void launch_thin_down(const Ffn& f, int* nnz, cudaStream_t stream) {
+  by_thin_rows(f.rows, [&]<int kTiles>() {
+    const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kThinNeurons);
+    const dim3 grid(kThinSplits, (f.d_model + kThinOutputs - 1) / kThinOutputs);
+    launch_overlapping(thin_down<TWELL_T, kTiles>, grid, kThinThreads, ThinDown<kTiles>::kBytes, kThinSplits, stream, w, f, nnz);
+  });
+}
+
 }  // namespace
 
 template <>
 void launch_few_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) {
+  if (f.rows <= kThinRows) return launch_thin_gate_up(f, dense, stream);
   by_rows(f.rows, [&]<int kTiles>() {
     FewShape shape{0, (f.rows + 7) / 8 * 8, f.d_model % kTileK == 0, dense};
     const int bytes = kTiles * (kFewWeightBytes + shape.row_bytes());
@@ -38,6 +69,7 @@ void launch_few_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) 
 
 template <>
 void launch_few_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
+  if (f.rows <= kThinRows) return launch_thin_down(f, nnz, stream);
   const int rest = DownSpace(f.d_ff).bytes + 1024;
   // Two CTAs find room where they can: clusters of four then take all multiprocessors.
   const int stages = std::clamp((112 * 1024 - rest) / kDownStageBytes, 2, kFewStages);

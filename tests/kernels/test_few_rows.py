@@ -1,0 +1,72 @@
+"""Up to 64 rows on Hopper: every way that 48 neurons take their up and down products, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpu_checks import CUDA, assert_same, assert_same_in_a_graph, make, poison, skip_without
+from torch import Tensor
+
+from twell.kernels import hopper, reference
+from twell.kernels.call import Stats
+
+ROWS = [1, 3, 8, 9, 16, 17, 32, 33, 64]  # one and two tiles of rows, then both cuts of the other kernels
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> None:
+    """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
+    skip_without(hopper)
+    poison()
+
+
+def assert_as(about: str, got: tuple[Tensor, Stats], expected: tuple[Tensor, Stats]) -> None:
+    assert_same(f"{about}: y", got[0], expected[0])
+    assert_same(f"{about}: stats", got[1], expected[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", ROWS, ids=lambda n: f"{n} rows")
+@pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
+def test_as_many_neurons_of_a_group_as_each_way_takes_and_one_more(n: int, gated: bool) -> None:
+    """So many of the second group fire, each in one row; of the others none, but all of the last, which is not full."""
+    one = make(n, 200, 1016, 0, gated=gated)
+    one.x[:] = torch.eye(200, device=CUDA, dtype=one.x.dtype)[:n]
+    for fired in (0, 1, 15, 16, 17, 31, 32, 33, 47, 48):
+        one.w_gate[:] = -1
+        neuron = torch.cat([torch.arange(48, 48 + fired), torch.arange(1008, 1016)]).to(CUDA)
+        one.w_gate[neuron, neuron % n] = (1 + neuron % 3).to(one.w_gate.dtype)
+        got = hopper.run(one)
+        assert int(got[1].nnz.sum()) == fired + 8
+        assert_as(f"{fired} fired", got, reference.run(one))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", ROWS, ids=lambda n: f"{n} rows")
+def test_groups_of_every_density_side_by_side(n: int) -> None:
+    """More groups than the warps of a cluster take at once; a row that is not finite leaves the others as they are."""
+    one = make(n, 136, 16384, 0, bias=True, probes="counts", layout=None, want_packed=False)
+    one.w_gate[:, 0] = torch.linspace(60, -40, 16384, device=CUDA).round().neg()
+    whole = reference.run(one)
+    assert_as("finite", hopper.run(one), whole)
+    one.x[n // 2, 5] = float("nan")
+    y, stats = hopper.run(one)
+    assert bool(y[n // 2].isnan().all())
+    assert not bool(stats.finite[n // 2])
+    others = torch.arange(n, device=CUDA) != n // 2
+    assert_same("y beside it", y[others], whole[0][others])
+    assert_same("nnz beside it", stats.nnz[others], whole[1].nnz[others])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", ROWS, ids=lambda n: f"{n} rows")
+def test_the_same_bits_again_and_again(n: int) -> None:
+    """Sums that are not exact: their order shows. Calls that overlap, then a graph of them."""
+    one = make(n, 1096, 2816, 20, probes="counts", layout=None, want_packed=False)
+    for tensor in (one.x[:, 1:], one.w_gate[:, 1:], one.w_up, one.w_down):
+        tensor.copy_(torch.randn(tensor.shape, device=CUDA, generator=torch.Generator(device=CUDA).manual_seed(n)))
+    y, stats = hopper.run(one)
+    assert 0 < int(stats.nnz.sum()) < n * 2816
+    for again in [hopper.run(one) for _ in range(20)]:
+        assert_as("again", again, (y, stats))
+    assert_same_in_a_graph(lambda: hopper.run(one), y, stats)
