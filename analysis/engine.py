@@ -163,7 +163,8 @@ def _of_file(function: Callable[[Path], Given], file: Path) -> Given:
 
 
 def _threads() -> int:
-    return min(THREADS, os.cpu_count() or 1)
+    """One more than there are cores, as each holds Python's lock at times, and parts seldom come out even."""
+    return min(THREADS, 1 + (os.cpu_count() or 1))
 
 
 def _first_line(error: Exception) -> str:
