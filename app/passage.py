@@ -134,6 +134,11 @@ def pieces(found: Iterable[object]) -> list[str]:
     return [decoder.decode(piece) if isinstance(piece, bytes) else "" for piece in found]
 
 
+def alone(found: Iterable[object]) -> list[str]:
+    """Each token as text by itself; "" where the vocabulary lacks it."""
+    return [piece.decode("utf-8", errors="replace") if isinstance(piece, bytes) else "" for piece in found]
+
+
 def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:
     """The places of greatest value in the run, or in one phase of it, each token once. Columns: sequence, position,
     token_id, value, before, token, after."""

@@ -17,6 +17,7 @@ from twell.workbench.schema import DECODE, FLAG_FIRST, FLAG_NOT_FINITE, FLAG_SPE
 
 FAINT, STRONG = 0.02, 0.72  # opacity of the ends of the scale
 LINE = 16  # strokes in the longest bar
+BARS = ["━" * (halves // 2) + "╸" * (halves % 2) for halves in range(2 * LINE + 1)]
 
 
 def opacity(share: float) -> float:
@@ -37,8 +38,7 @@ def legend(scale: Scale) -> str:
 
 def bar(share: float) -> str:
     """A bar of strokes, to half of one."""
-    halves = round(max(0.0, min(share, 1.0)) * LINE * 2)
-    return "━" * (halves // 2) + "╸" * (halves % 2)
+    return BARS[round(max(0.0, min(share, 1.0)) * LINE * 2)]
 
 
 def lines(row: dict[str, Any], text: str, value: str, percentile: float, tops: dict[str, float]) -> str:

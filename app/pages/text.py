@@ -156,7 +156,7 @@ def the_passage(run: Run, sequences: pd.DataFrame, choice: Choice) -> None:
     vocabulary = run.vocab["bytes"]
     texts = read.pieces(vocabulary.reindex(rows["token_id"]))
     offset = int(part.index[0])
-    names = [run.decode([token]) for token in part["token_id"]]
+    names = read.alone(vocabulary.reindex(part["token_id"]))
     about = sequences.set_index("sequence").loc[sequence] if sequence in set(sequences["sequence"]) else None
     where = "" if about is None else f"{about['source']}, document {whole(about['document'])}; "
     some = "" if len(part) == len(rows) else f", {whole(part.index[0])} to {whole(part.index[-1])} shown"
