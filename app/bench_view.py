@@ -53,12 +53,13 @@ def bench(run: Run) -> None:
 
 
 def sums(layers: pd.DataFrame) -> str:
-    """Each operation over all layers that have it and dense, against dense, in a sentence."""
-    said = []
+    """Each operation over the layers that have it and dense, against dense, in a sentence."""
+    said, every = [], layers["layer"].nunique()
     for what, part in layers[layers["what"] != "dense"].groupby("what", sort=False):
-        dense = (part["us"] * part["times"]).sum()
-        said.append(f"{what} {times(dense / part['us'].sum())}")
-    return f"{whole(layers['layer'].nunique())} layers together, against dense: {', '.join(said)}."
+        dense, has = (part["us"] * part["times"]).sum(), part["layer"].nunique()
+        some = "" if has == every else f" (over the {whole(has)} where it was timed)"
+        said.append(f"{what} {times(dense / part['us'].sum())}{some}")
+    return f"{whole(every)} layers together, against dense: {', '.join(said)}."
 
 
 def turns(frame: pd.DataFrame) -> str:

@@ -18,6 +18,7 @@ from streamlit.testing.v1 import AppTest
 
 from twell.analysis import tile_settings
 from twell.app.bench_data import equal_at, measured, settings
+from twell.app.bench_view import sums
 from twell.app.jobs import CASE, Desk
 from twell.app.own import SHARES, measurement
 from twell.app.settings_view import settings_map, timed
@@ -216,3 +217,13 @@ def test_batches_of_different_size_are_compared_by_the_token(made_run: Run) -> N
     assert len(dense.y) == frame["batch"].nunique() > 1
     np.testing.assert_allclose(dense.y, 3.0 * made_run.layers)
     np.testing.assert_allclose(sparse.y, 2.0 * made_run.layers)
+
+
+def test_layers_together_name_an_operation_that_was_timed_on_fewer() -> None:
+    rows = [("dense", 0, 8.0, 1.0), ("dense", 1, 8.0, 1.0), ("cpu kernel", 0, 4.0, 2.0), ("cpu kernel", 1, 2.0, 4.0)]
+    frame = pd.DataFrame([*rows, ("gate", 1, 5.0, 1.6)], columns=["what", "layer", "us", "times"])
+    said = sums(frame)
+    assert said.startswith("2 layers together, against dense: ")
+    assert "cpu kernel 2.67" in said
+    assert "gate 1.60" in said
+    assert said.endswith("(over the 1 where it was timed).")
