@@ -59,6 +59,23 @@ def settings(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return dict(sorted(reversed(groups.items()), key=lambda group: -group[1]["case"].nunique()))
 
 
+def of_setting(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The rows of one of the settings."""
+    return settings(frame)[name]
+
+
+def on_text(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a model's layers: those on text, or where there are none, on whatever they were timed on."""
+    layers = frame[frame["layer"] >= 0]
+    texts = layers[layers["input"] == "text"]
+    return texts if len(texts) else layers
+
+
+def made_up(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows on made-up inputs."""
+    return frame[frame["input"].isin(MADE)]
+
+
 def equal_at(part: pd.DataFrame) -> float | None:
     """The nnz at which one kernel takes as long as dense, between two cases of made-up inputs that were measured on
     either side of it (linear in time); None where it is faster, or slower, in all of them."""

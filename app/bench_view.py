@@ -6,14 +6,13 @@ import pandas as pd
 import streamlit as st
 
 from twell.app import parts
-from twell.app.bench_data import MADE, equal_at, measured, settings
+from twell.app.answers import answer
+from twell.app.bench_data import equal_at, made_up, measured, of_setting, on_text, settings
 from twell.app.bench_figures import by_layer, by_nnz
 from twell.app.state import ask, bound
 from twell.app.timing_figures import height
 from twell.app.words import number, percent, times, whole
 from twell.workbench.store import Run
-
-CODE = 'bench = run.frame("bench")\nbench[(bench["metric"] == "microseconds") & bench["op"].str.startswith("ffn_")]'
 
 
 def bench(run: Run) -> None:
@@ -28,11 +27,9 @@ def bench(run: Run) -> None:
     if len(names) > 1:
         tie = bound("setting", name, lambda text: text if text in names else None)
         name = str(st.selectbox("Measured with", names, width=420, **tie))
-    part = groups[name]
-    layers = part[part["layer"] >= 0]
-    texts = layers[layers["input"] == "text"]
-    layers = texts if len(texts) else layers
-    made = part[part["input"].isin(MADE)]
+    part = answer(run, measured).then(of_setting, name)
+    of_layers, of_made = part.then(on_text), part.then(made_up)
+    layers, made = of_layers.frame, of_made.frame
     sparse = made[made["sparse"]]
     curve = sparse["nnz_mean"].nunique() > 1
     if len(layers) and curve:
@@ -43,12 +40,12 @@ def bench(run: Run) -> None:
     tall = height(layers["layer"].nunique()) + 60
     if len(layers):
         with left:
-            parts.heading("Measured side by side", f"{sums(layers)} {name}; {turns(layers)}.", layers, run, CODE)
+            parts.heading("Measured side by side", f"{sums(layers)} {name}; {turns(layers)}.", of_layers)
             parts.draw(by_layer(layers), "bench-layers", "Time of each FFN operation by layer")
     if curve:
         with right:
             said = f"Dense time over sparse time on made-up inputs, {name}. {even_at(run, sparse)}"
-            parts.heading("Where it breaks even", said, made, run, CODE)
+            parts.heading("Where it breaks even", said, of_made)
             parts.draw(by_nnz(sparse, min(tall, 440)), "bench-nnz", "Speed against dense by nnz on made-up inputs")
 
 

@@ -4,6 +4,8 @@ run that is shown. Cost: theirs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,15 +18,23 @@ from twell.workbench.store import Run, open_run
 MOST = 24  # runs that are shown in one figure
 
 
-def against(run: Run, question: str, others: list[Run]) -> pd.DataFrame:
-    """What `twell.analysis` answers about the others and this run, which comes last: differences to the first of them.
-    Kept until one of them changes."""
-    seen = " ".join(digest(other) for other in others)
-    return ask(run, _together, compared=question, paths=[str(other.path) for other in others], seen=seen)
+def against(run: Run, question: str | Callable[..., Any], others: list[Run]) -> pd.DataFrame:
+    """What `twell.analysis`, or a function of a list of runs, answers about the others and this run, which comes last:
+    differences to the first of them. Kept until one of them changes."""
+    module, name = (question.__module__, question.__qualname__) if callable(question) else (analysis.__name__, question)
+    seen, paths = " ".join(digest(other) for other in others), [str(other.path) for other in others]
+    return ask(run, _together, module=module, compared=name, paths=paths, seen=seen)
 
 
-def _together(run: Run, compared: str, paths: list[str], seen: str) -> Any:
-    return getattr(analysis, compared)([*map(open_run, paths), run])
+def _together(run: Run, module: str, compared: str, paths: list[str], seen: str) -> Any:
+    return getattr(import_module(module), compared)([*map(open_run, paths), run])
+
+
+def layers_of(runs: Sequence[Run]) -> pd.DataFrame:
+    """by_layer of several runs, one below the other, the last first, with two columns more: run (0 for the last, 1 for
+    the one before it, …), name."""
+    frames = [analysis.by_layer(run).assign(run=place, name=run.name) for place, run in enumerate(reversed(runs))]
+    return pd.concat(frames, ignore_index=True)
 
 
 def same_text(run: Run, runs: list[Run]) -> list[Run]:

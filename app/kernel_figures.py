@@ -62,6 +62,11 @@ def time_split(frame: pd.DataFrame) -> go.Figure:
     return figure
 
 
+def of_tile(frame: pd.DataFrame, tile: int) -> pd.DataFrame:
+    """The rows of tile_audit about one size of tile."""
+    return frame[frame["tile"] == tile]
+
+
 def audit_map(frame: pd.DataFrame) -> go.Figure:
     """Share of tokens past the slots by layer and compression (tile_audit, one tile size)."""
     values = frame.pivot(index="layer", columns="compression", values="rows_over_share")

@@ -10,16 +10,18 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from twell.app.figures import ZERO, finish, layer_axis, panel_title, zero_log_axis
+from twell.app.layer_data import span
 from twell.app.theme import BLUE, GREY
 from twell.app.words import number, percent
 
 
-def ridges(histogram: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
-    """Each layer's distribution of nnz, its share of the model's nnz, and its dead neurons, in one row a layer."""
+def ridges(bins: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
+    """Each layer's distribution of nnz (spread), its share of the model's nnz, and its dead neurons, in one row a
+    layer."""
     layers = [int(layer) for layer in by_layer["layer"]]
     figure = make_subplots(rows=1, cols=3, shared_yaxes=True, column_widths=[0.62, 0.19, 0.19], horizontal_spacing=0.03)
-    high = float(histogram["nnz"].max())
-    curves = {layer: _density(histogram[histogram["layer"] == layer], high) for layer in layers}
+    high = float(by_layer["max"].max())
+    curves = {layer: _density(part) for layer, part in bins.groupby("layer")}
     peak = max((float(y.max()) for _, y, _ in curves.values() if len(y)), default=1.0) or 1.0
     for layer in layers:
         x, y, spans = curves[layer]
@@ -107,21 +109,16 @@ def _used(figure: go.Figure, by_layer: pd.DataFrame) -> None:
     )
 
 
-def _density(histogram: pd.DataFrame, high: float) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Share of tokens per unit of log nnz, in geometric bins of whole counts; 0 is a bin of its own at `ZERO`."""
-    edges = np.unique(np.round(np.geomspace(1, high + 2, 44)).astype(int))
-    nnz, tokens = histogram["nnz"].to_numpy(), histogram["tokens"].to_numpy(float)
-    total = tokens.sum()
-    if not total:
-        return np.array([]), np.array([]), []
-    inside = np.histogram(nnz, bins=edges, weights=tokens)[0]
-    widths = np.log(edges[1:] / edges[:-1])
-    zero = tokens[nnz == 0].sum()
-    x = np.concatenate([[ZERO * 0.82, ZERO], np.sqrt(edges[:-1] * (edges[1:] - 1.0).clip(min=1))])
-    y = np.concatenate([[0, zero / math.log(2)], inside / widths]) / total
-    spans = ["", f"nnz 0: {percent(zero / total)} of tokens"] + [
-        f"nnz {a if a == b - 1 else f'{a}–{b - 1}'}: {percent(n / total)} of tokens"
-        for a, b, n in zip(edges[:-1], edges[1:], inside, strict=True)
+def _density(bins: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Share of a layer's tokens per unit of log nnz, from its bins (spread); 0 is a bin of its own at `ZERO`."""
+    low, high, share = (bins[name].to_numpy(float) for name in ("nnz_from", "nnz_to", "share"))
+    inner = low[1:], high[1:]
+    widths = np.concatenate([[math.log(2)], np.log((inner[1] + 1) / inner[0])])
+    x = np.concatenate([[ZERO * 0.82, ZERO], np.sqrt(inner[0] * inner[1])])
+    y = np.concatenate([[0.0], share / widths])
+    spans = [
+        "",
+        *(f"nnz {span(row.nnz_from, row.nnz_to)}: {percent(row.share)} of tokens" for row in bins.itertuples()),
     ]
     last = np.flatnonzero(y)[-1] + 2  # nothing is drawn past the largest count
     return x[:last], y[:last], spans[:last]

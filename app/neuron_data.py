@@ -42,8 +42,9 @@ def density_bins(run: Run) -> pd.DataFrame:
     return found[["layer", "low", "high", "neurons", "share"]]
 
 
-def neuron_list(run: Run, layer: int | None, kind: str) -> tuple[pd.DataFrame, int]:
-    """The neurons of a kind, the foremost first, at most LISTED of them; and how many there are."""
+def neuron_list(run: Run, layer: int | None, kind: str) -> pd.DataFrame:
+    """The neurons of a kind, the foremost first, at most LISTED of them, as by_neuron has them. `attrs`: count (how
+    many there are)."""
     frame = analysis.by_neuron(run) if layer is None else analysis.by_neuron(run, layer=layer)
     fired = frame["fires"] > 0
     if kind == "dead":
@@ -54,16 +55,23 @@ def neuron_list(run: Run, layer: int | None, kind: str) -> tuple[pd.DataFrame, i
         found = frame[fired].sort_values("value_max", ascending=False, kind="stable")
     else:
         found = frame[fired].sort_values("density", ascending=kind == "rare", kind="stable")
-    return found.head(LISTED).reset_index(drop=True), len(found)
+    listed = found.head(LISTED).reset_index(drop=True)
+    listed.attrs["count"] = len(found)
+    return listed
 
 
-def one_neuron(run: Run, layer: int, neuron: int) -> tuple[dict[str, object], np.ndarray]:
-    """A neuron's row of by_neuron with its rank by density in its layer, and the densities of the layer, descending."""
+def one_neuron(run: Run, layer: int, neuron: int) -> dict[str, object]:
+    """A neuron's row of by_neuron, with its rank by density in its layer."""
     frame = analysis.by_neuron(run, layer=layer)
     row = dict(frame.iloc[neuron])
-    densities = -np.sort(-frame["density"].to_numpy(float))
     row["rank"] = int((frame["density"] > row["density"]).sum()) + 1
-    return row, densities
+    return row
+
+
+def ranks(run: Run, layer: int) -> pd.DataFrame:
+    """The densities of a layer's neurons, the busiest first. Columns: rank (from 1), density."""
+    densities = -np.sort(-analysis.by_neuron(run, layer=layer)["density"].to_numpy(float))
+    return pd.DataFrame({"rank": np.arange(1, len(densities) + 1), "density": densities})
 
 
 def parse(label: str | None, run: Run) -> tuple[int, int] | None:

@@ -20,17 +20,17 @@ from twell.workbench.store import Run
 SIDE = 16  # tokens that an example's window holds on either side
 
 
-def sampled(run: Run, layer: int, neuron: int) -> pd.Series:
+def sampled(run: Run, layer: int, neuron: int) -> pd.DataFrame:
     """The neuron's values over 0 in a random sample of its firings: those of `fired` where it covers the layer, else
-    the examples drawn at random. `attrs`: source (fired, examples); tokens (that were looked at; 0 for examples)."""
+    the examples drawn at random. Column: value. `attrs`: source (fired, examples); tokens (that were looked at; 0 for
+    examples)."""
     rows = _fired(run, layer)
     if rows is not None and rows.num_rows:
-        values = _of(rows, neuron)["value"].to_numpy(float)
-        found = pd.Series(values, name="value")
+        found = pd.DataFrame({"value": _of(rows, neuron)["value"].to_numpy(float)})
         found.attrs = {"source": "fired", "tokens": rows.num_rows}
         return found
     kept = analysis.examples(run, layer, neuron)
-    found = kept.loc[kept["kind"] == "sample", "value"].astype(float).reset_index(drop=True)
+    found = kept.loc[kept["kind"] == "sample", ["value"]].astype(float).reset_index(drop=True)
     found.attrs = {"source": "examples", "tokens": 0}
     return found
 

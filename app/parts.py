@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from twell import analysis
+from twell.app.answers import Answer
 from twell.app.figures import CONFIG
 from twell.app.state import RECORDED, Shelf, digest
 from twell.app.words import number, plural, seconds_ago, whole
@@ -36,24 +37,21 @@ def title(question: str) -> None:
     st.html(f'<h1 class="tw-title">{html.escape(question)}</h1>')
 
 
-def heading(
-    name: str, said: str = "", data: pd.DataFrame | None = None, run: Run | None = None, code: str = ""
-) -> None:
+def heading(name: str, said: str = "", drawn: Answer | None = None) -> None:
     """The title of a figure or table; under it units, n and how to read it; beside it what it draws, as a table to look
     at or to save, and the lines that make that table in a notebook."""
     key = name.lower().replace(" ", "-")
     with st.container(horizontal=True, wrap=False, vertical_alignment="bottom", gap="small"):
         note = f'<p class="tw-note">{html.escape(said)}</p>' if said else ""
         st.html(f'<div class="tw-figure"><h3>{html.escape(name)}</h3>{note}</div>', width="stretch")
-        if data is None or run is None:
+        if drawn is None:
             return
         with st.popover("Data", type="tertiary", key=f"{key}-data", on_change="rerun") as popover:
             if popover.open:
-                st.dataframe(data, hide_index=True, height=280, width=640)
-                save(data, f"{run.name}-{key}", key)
+                st.dataframe(drawn.frame, hide_index=True, height=280, width=640)
+                save(drawn.frame, f"{drawn.run.name}-{key}", key)
         with st.popover("Code", type="tertiary", key=f"{key}-code"):
-            opened = f"run = open_run({str(run.path)!r})"
-            st.code(f"from twell import analysis\nfrom twell.workbench import open_run\n\n{opened}\n{code}", "python")
+            st.code(drawn.code, "python")
 
 
 def save(data: pd.DataFrame | Callable[[], pd.DataFrame], file: str, key: str) -> None:

@@ -127,6 +127,16 @@ def values(rows: pd.DataFrame, run: Run, shade: str) -> np.ndarray:
     return rows["nnz" if shade == ALL else nnz_columns(run.layers)[int(shade[1:])]].to_numpy(float)
 
 
+def shaded(rows: pd.DataFrame, run: Run, shade: str, phase: str | None, begin: int, most: int) -> pd.DataFrame:
+    """A stretch of a passage from a position on, of at most so many tokens, with one column more: shade (what shades
+    the token; NaN where it is not known, or the token is of another phase)."""
+    part = rows.iloc[begin : begin + most]
+    found = values(part, run, shade)
+    if phase is not None:
+        found = np.where(part["phase"] == PHASES[phase], found, np.nan)
+    return part.assign(shade=found)
+
+
 def pieces(found: Iterable[object]) -> list[str]:
     """What each token adds to the text: a character that several tokens make up is the last one's, and the others add
     nothing."""
@@ -184,19 +194,6 @@ def _place(run: Run, sequence: int, position: int, value: float) -> dict[str, ob
         "token": run.decode([int(ids[at])]),
         "after": run.decode(ids[at + 1 : at + 1 + AROUND].tolist()),
     }
-
-
-def code(run: Run, shade: str) -> str:
-    """The lines that find the loudest places in a notebook."""
-    if "/" in shade:
-        layer, neuron = _neuron(run, shade)
-        return f"analysis.examples(run, {layer}, {neuron})"
-    if shade == ALL:
-        keys = '["sequence", "position", "token_id"]'
-        return f'run.activity(tidy=True, flagged=False).groupby({keys})["nnz"].sum().nlargest({SEEN})'
-    if shade == SURPRISAL:
-        return f'run.activity().nlargest({SEEN}, "loss")  # the next token\'s surprisal'
-    return f'run.activity(flagged=False).nlargest({SEEN}, "{nnz_columns(run.layers)[int(shade[1:])]}")'
 
 
 def sequences(run: Run) -> pd.DataFrame:

@@ -10,10 +10,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.app.figures import finish, log_ticks
+from twell.app.position_data import DRAWN
 from twell.app.theme import BLUE
 from twell.app.words import number
-
-DRAWN = ("exponential", "either")
 
 
 def decays(fits: pd.DataFrame) -> go.Figure:

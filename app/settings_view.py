@@ -7,8 +7,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.app import parts
+from twell.app.answers import answer
 from twell.app.kernel_figures import by_compression
-from twell.app.state import ask
 from twell.app.timing_figures import time_unit
 from twell.app.words import number, percent, plural, whole
 from twell.workbench.errors import Missing
@@ -22,7 +22,8 @@ def compressions(run: Run) -> None:
     """Time by layer and compression with the fastest safe one marked; or, where one alone was timed, how to time more;
     nothing where none was."""
     try:
-        frame = timed(ask(run, "tile_settings"))
+        drawn = answer(run, "tile_settings").then(timed)
+        frame = drawn.frame
     except Missing:
         return
     several = frame["compression"].nunique() > 1
@@ -44,9 +45,7 @@ def compressions(run: Run) -> None:
         f"Time of the sparse FFN, the fastest kernel of each; {whole(first['rows'])} rows, {first['dtype']}, "
         f"{first['weights']} weights, {first['device']}. ✓: the fastest of those whose slots hold every row, of this "
         f"input and of the run. In brackets: the share of rows past its slots; here they are right all the same.{none}",
-        frame,
-        run,
-        "analysis.tile_settings(run)",
+        drawn,
     )
     alt = f"Time by layer and compression, {plural(frame['layer'].nunique(), 'layer')}"
     parts.draw(settings_map(frame), "settings", alt)

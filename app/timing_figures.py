@@ -128,6 +128,14 @@ def batch_times(run: Run) -> pd.DataFrame:
     return rows[["batch", "layer", "op", "tokens", "microseconds", "nnz_mean", "kernel"]]
 
 
+def summed(frame: pd.DataFrame, layer: int | None = None) -> pd.DataFrame:
+    """Times of the timed batches (batch_times) over all layers, or of one. Columns: batch; op (dense, sparse); tokens;
+    microseconds."""
+    part = frame if layer is None else frame[frame["layer"] == layer]
+    sums = part.groupby(["batch", "op", "tokens"], as_index=False)["microseconds"].sum()
+    return sums.assign(op=sums["op"].str.removeprefix("ffn_"))
+
+
 def over_batches(timings: pd.DataFrame) -> go.Figure:
     """Sparse and dense time a token by batch number; `timings` has batch, op, tokens, microseconds."""
     figure = go.Figure()

@@ -11,13 +11,14 @@ from plotly.subplots import make_subplots
 
 from twell.app.figures import finish, layer_names, panel_title, whiskers
 from twell.app.theme import BLUE, GREY
+from twell.app.token_data import ENDS
 from twell.app.words import percent, plot_label
 
 
-def ranking(loud: pd.DataFrame, quiet: pd.DataFrame) -> go.Figure:
-    """The loudest and the quietest tokens by z, with 95 % intervals, on one scale."""
+def ranking(both: pd.DataFrame) -> go.Figure:
+    """The loudest and the quietest tokens by z (both_ends), with 95 % intervals, on one scale."""
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.2)
-    both = pd.concat([loud, quiet])
+    loud, quiet = (both[both["end"] == end] for end in ENDS)
     reach = 1.96 * both["z_se"].fillna(0)
     span = [float((both["z"] - reach).min()), float((both["z"] + reach).max())]
     margin = 0.06 * (span[1] - span[0] or 1)

@@ -10,8 +10,9 @@ import pandas as pd
 import streamlit as st
 
 from twell.app import parts
+from twell.app.answers import together
 from twell.app.compare_figures import differences, frontier, side_by_side
-from twell.app.comparison import against, by_place, same_text
+from twell.app.comparison import by_place, layers_of, same_text
 from twell.app.figures import small_multiples
 from twell.app.state import Shelf, ask, bound, shelf, shown
 from twell.app.words import fixed, number, percent, plural, times, token_html, whole
@@ -63,34 +64,26 @@ def headline(runs: tuple[Run, Run]) -> None:
 
 def by_layer(runs: tuple[Run, Run]) -> None:
     """Layer by layer: both, and how sure the difference is."""
-    frames = [ask(run, "by_layer").assign(run=place, name=run.name) for place, run in enumerate(runs)]
-    frame = pd.concat(frames, ignore_index=True)
+    drawn = together(layers_of, [runs[1]], runs[0])
+    frame = drawn.frame
     measures = {"mean": "mean nnz", "sparsity": "sparsity"}
     if frame["dead_share"].notna().all():
         measures |= {"dead_share": "share of dead neurons"}
     parts.heading(
         "Layer by layer",
         f"Full: {runs[0].name}; open: {runs[1].name}. Dead neurons depend on how much text was read.",
-        frame,
-        runs[0],
-        f"{opened(runs[1])}\nanalysis.by_layer(run), analysis.by_layer(other)",
+        drawn,
     )
     parts.draw(side_by_side(frame, measures), "layers", "Both runs by layer")
-    found = against(runs[0], "compare_layers", [runs[1]])
+    drawn = together("compare_layers", [runs[1]], runs[0])
+    found = drawn.frame
     parts.heading(
         "The difference by layer",
         f"Mean nnz of {runs[0].name} less that of {runs[1].name}, with 95 % intervals; at the right, the ratio. "
         f"{paired(found)}",
-        found,
-        runs[0],
-        f"{opened(runs[1])}\nanalysis.compare_layers([other, run])",
+        drawn,
     )
     parts.draw(differences(found), "differences", "Difference of mean nnz by layer")
-
-
-def opened(other: Run) -> str:
-    """The line that opens the other run in a notebook."""
-    return f"other = open_run({str(other.path)!r})"
 
 
 def paired(found: pd.DataFrame) -> str:
@@ -102,29 +95,30 @@ def paired(found: pd.DataFrame) -> str:
 
 def by_position(runs: tuple[Run, Run]) -> None:
     """How the ratio of the two changes along a sequence, a panel a layer."""
-    found = by_place(against(runs[0], "compare_positions", [runs[1]]))
-    found["hover"] = [
+    drawn = together("compare_positions", [runs[1]], runs[0]).then(by_place)
+    found = drawn.frame
+    hover = [
         f"position about {number(r.position, 2)}<br>{times(r.relative)} (95 % {times(r.low)} to {times(r.high)})"
         for r in found.itertuples()
     ]
     said = f"Mean nnz of {runs[0].name} over that of {runs[1].name}, logarithmic position; bands are 95 % intervals."
-    code = f"{opened(runs[1])}\nanalysis.compare_positions([other, run])"
-    parts.heading("The ratio by position", said, found.drop(columns="hover"), runs[0], code)
+    parts.heading("The ratio by position", said, drawn)
     titles = {int(layer): f"L{layer}" for layer in found["layer"].unique()}
-    figure = small_multiples(found, "position", titles, "position, tokens", "ratio of mean nnz", log=True)
+    figure = small_multiples(
+        found.assign(hover=hover), "position", titles, "position, tokens", "ratio of mean nnz", log=True
+    )
     parts.draw(figure, "ratios", "Ratio of mean nnz by position, a panel a layer")
 
 
 def by_token(runs: tuple[Run, Run]) -> None:
     """Tokens whose place in the ranking differs most surely, where both runs have one vocabulary."""
-    found = against(runs[0], "compare_tokens", [runs[1]])
+    drawn = together("compare_tokens", [runs[1]], runs[0])
+    found = drawn.frame
     parts.heading(
         "Tokens that moved most surely",
         f"Of {plural(len(found), 'token')} seen at least 20 times in both: z in {runs[0].name} less that in "
         f"{runs[1].name}, with 95 % intervals clustered by sequence, largest against their standard error first.",
-        found,
-        runs[0],
-        f"{opened(runs[1])}\nanalysis.compare_tokens([other, run])",
+        drawn,
     )
     lines = "".join(
         f"<div><span>{token_html(r.text)}</span><span>{fixed(r.z)}</span><span>{fixed(r.first_z)}</span>"
@@ -151,15 +145,14 @@ def all_of_the_text(run: Run, found: Shelf) -> None:
     others = [other for other in same_text(run, list(found.runs.values())) if readable(other)]
     if not others:
         return
-    frame = against(run, "compare_runs", others)
+    drawn = together("compare_runs", others, run)
+    frame = drawn.frame
     parts.heading(
         "Loss, nnz and speed",
         f"{plural(len(frame), 'run')} over this text and vocabulary; blue: {run.name}. Full, along the dotted line: no "
         "other run is as good in loss and in the share of neurons firing and better in one. Labels have the FFN's "
         "speedup.",
-        frame,
-        run,
-        "analysis.compare_runs([run, other])",
+        drawn,
     )
     parts.draw(frontier(frame, run.name), "frontier", "Loss against the share of neurons that fire, a dot a run")
 

@@ -16,6 +16,7 @@ import streamlit as st
 from twell.analysis import report
 from twell.analysis.export import ANALYSIS
 from twell.app import parts
+from twell.app.answers import answer
 from twell.app.state import ask, bound, shown
 from twell.app.words import number, plural, whole
 from twell.workbench.errors import Missing, UserError
@@ -40,11 +41,12 @@ def described(text: str | None) -> str:
     return " ".join((text or "").split()).rstrip(".") + "."
 
 
-def answer(run: Run, name: str) -> None:
+def computed(run: Run, name: str) -> None:
     """A table computed from the run, by the function of the same name."""
-    frame = ask(run, name)
+    drawn = answer(run, name)
+    frame = drawn.frame
     said = f"{plural(len(frame), 'row')}{', the first ' + whole(SEEN) + ' shown' if len(frame) > SEEN else ''}"
-    parts.heading(name, f"{said}. {frame.attrs.get('note', '')}", frame, run, f"analysis.{name}(run)")
+    parts.heading(name, f"{said}. {frame.attrs.get('note', '')}", drawn)
     parts.save(frame, f"{run.name}-{name}", "table")
     st.dataframe(frame.head(SEEN), hide_index=True, height=320)
     parts.note(html.escape(described(ANALYSIS[name].__doc__)))
@@ -155,7 +157,7 @@ def page(run: Run) -> None:
         if name.startswith(RECORDED):
             recorded(run, name.removeprefix(RECORDED))
         else:
-            answer(run, name)
+            computed(run, name)
     commands(run)
 
 

@@ -8,7 +8,8 @@ import pandas as pd
 import streamlit as st
 
 from twell.app import parts
-from twell.app.state import ask, shown
+from twell.app.answers import answer
+from twell.app.state import shown
 from twell.app.words import plural
 from twell.workbench.store import Run
 
@@ -31,7 +32,8 @@ def rows_of(frame: pd.DataFrame) -> str:
 
 def page(run: Run) -> None:
     """Claims that the run settles, by topic; then those that it cannot."""
-    frame = ask(run, "findings")
+    drawn = answer(run, "findings")
+    frame = drawn.frame
     told = frame[frame["verdict"].isin([HOLDS, FAILS])]
     untold = frame[~frame["verdict"].isin([HOLDS, FAILS])]
     holding = int((told["verdict"] == HOLDS).sum())
@@ -40,7 +42,7 @@ def page(run: Run) -> None:
         f"{holding} of the {len(told)} that it can tell {'holds' if holding == 1 else 'hold'}. One model on one text: "
         "a claim that fails here may hold elsewhere."
     )
-    parts.heading("Claims", said, frame, run, "analysis.findings(run)")
+    parts.heading("Claims", said, drawn)
     if told.empty:
         st.info("This run can tell none of them: see below what each would take.")
     for topic, group in told.groupby("topic", sort=False):

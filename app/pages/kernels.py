@@ -8,11 +8,12 @@ import pandas as pd
 import streamlit as st
 
 from twell.app import own, parts
+from twell.app.answers import Answer, answer
 from twell.app.bench_view import bench
-from twell.app.kernel_figures import audit_map, break_even, time_split
+from twell.app.kernel_figures import audit_map, break_even, of_tile, time_split
 from twell.app.settings_view import compressions
 from twell.app.state import ask, bound, shown
-from twell.app.timing_figures import batch_times, dense_and_sparse, over_batches, speedup_by_nnz
+from twell.app.timing_figures import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
 from twell.app.words import number, percent, plural, signed, whole
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
@@ -28,31 +29,27 @@ def oracle(run: Run) -> None:
     )
 
 
-def layers(run: Run, frame: pd.DataFrame) -> None:
+def layers(run: Run, drawn: Answer) -> None:
     """Dense and sparse time a layer."""
+    frame = drawn.frame
     comparable, least = frame.attrs["comparable"], int(frame["repeats"].min())
     said = (
         f"FFN of one batch, {'median over ' * (least > 1)}{plural(least, 'timed batch', 'es')}, the same input for "
         f"both; {', '.join(sorted(set(frame['kernel'])))} kernel on {run.manifest.device}, {run.manifest.dtype}. "
         f"{'At the right: dense / sparse.' if comparable else ''}"
     )
-    parts.heading("Time by layer", said, frame, run, "analysis.speedup(run)")
+    parts.heading("Time by layer", said, drawn)
     parts.draw(dense_and_sparse(frame, comparable), "layer-times", "Dense and sparse time by layer")
 
 
-def against_activity(run: Run, frame: pd.DataFrame) -> None:
+def against_activity(run: Run, drawn: Answer) -> None:
     """Speedup against mean nnz, with both correlations or the reason why there is none."""
+    frame = drawn.frame
     try:
         said = correlation(ask(run, "speedup_correlation"))
     except Missing as error:
         said = str(error)
-    parts.heading(
-        "Speedup and activity",
-        f"A dot a layer. {said}{equal_times(run, frame)}",
-        frame,
-        run,
-        "analysis.speedup_correlation(run)",
-    )
+    parts.heading("Speedup and activity", f"A dot a layer. {said}{equal_times(run, frame)}", drawn)
     if (frame["nnz_mean"] > 0).any():
         parts.draw(speedup_by_nnz(frame), "speedup", "Speedup against mean nnz")
 
@@ -83,7 +80,8 @@ def equal_times(run: Run, frame: pd.DataFrame) -> str:
 def whole_pass(run: Run) -> None:
     """Where the time of a forward pass goes."""
     try:
-        frame = ask(run, "model_time")
+        drawn = answer(run, "model_time")
+        frame = drawn.frame
     except Missing:
         return
     rest = frame.set_index("part").loc["rest", ["dense_us", "sparse_us"]]
@@ -92,9 +90,7 @@ def whole_pass(run: Run) -> None:
         "Where the time goes",
         f"One forward pass, medians over the timed batches, on {run.manifest.device}. Rest: norms, embedding, output "
         f"product and launches.{more}",
-        frame,
-        run,
-        "analysis.model_time(run)",
+        drawn,
     )
     parts.draw(time_split(frame), "time-split", "Time of a forward pass by part, dense and sparse")
 
@@ -102,11 +98,11 @@ def whole_pass(run: Run) -> None:
 def audit(run: Run) -> None:
     """What the slots of a tile would hold, at every compression."""
     try:
-        frame = ask(run, "tile_audit")
+        tile = run.manifest.layout["tile"]
+        drawn = answer(run, "tile_audit").then(of_tile, tile)
+        part = drawn.frame
     except Missing:
         return
-    tile = run.manifest.layout["tile"]
-    part = frame[frame["tile"] == tile]
     if part.empty:
         return
     parts.heading(
@@ -114,33 +110,29 @@ def audit(run: Run) -> None:
         f"Share of tokens with a tile of {tile} neurons that fires more than its slots hold, by compression; this run "
         f"used {run.manifest.layout['compression']}. Here such tiles go to a spill and the result stays exact; a "
         f"kernel without one would drop what does not fit.",
-        frame,
-        run,
-        "analysis.tile_audit(run)",
+        drawn,
     )
     parts.draw(audit_map(part), "audit", "Share of tokens that overflow a tile, by layer and compression")
 
 
 def batches(run: Run) -> None:
     """Times as the capture went along."""
-    frame = ask(run, batch_times)
-    if frame["batch"].nunique() < 2:
+    every = answer(run, batch_times)
+    if every.frame["batch"].nunique() < 2:
         return  # one batch has no drift
-    parts.heading(
-        "Over the capture",
-        "FFN time of each timed batch, over its tokens, in the order they ran. Drift and outliers show here, and not "
-        "in the medians.",
-        frame,
-        run,
-        "run.frame(\"timings\").query(\"layer >= 0 and op in ['ffn_dense', 'ffn_sparse'] and phase == 0\")",
-    )
-    names = ["all layers", *[f"L{layer}" for layer in sorted(frame["layer"].unique())]]
+    above = st.container()
+    names = ["all layers", *[f"L{layer}" for layer in sorted(every.frame["layer"].unique())]]
     tie = bound("layer", names[0], lambda text: text if text in names else None)
     which = st.selectbox("Layer", names, width=160, label_visibility="collapsed", **tie)
-    part = frame if which == names[0] else frame[frame["layer"] == int(which[1:])]
-    sums = part.groupby(["batch", "op", "tokens"], as_index=False)["microseconds"].sum()
-    sums["op"] = sums["op"].str.removeprefix("ffn_")
-    parts.draw(over_batches(sums), "batches", "Sparse and dense time a token by batch")
+    drawn = every.then(summed, *([] if which == names[0] else [int(which[1:])]))
+    with above:
+        parts.heading(
+            "Over the capture",
+            "FFN time of each timed batch, over its tokens, in the order they ran. Drift and outliers show here, and "
+            "not in the medians.",
+            drawn,
+        )
+    parts.draw(over_batches(drawn.frame), "batches", "Sparse and dense time a token by batch")
 
 
 def page(run: Run) -> None:
@@ -151,17 +143,17 @@ def page(run: Run) -> None:
             f"No layer has been timed{yet}. Capture with --timings above 0 to time each layer's FFN every few batches, "
             "sparse and dense on the same input."
         )
-    frame = ask(run, "speedup")
-    if not frame.attrs["comparable"]:
+    drawn = answer(run, "speedup")
+    if not drawn.frame.attrs["comparable"]:
         oracle(run)
-        layers(run, frame)
+        layers(run, drawn)
     else:
         with st.container(key="pair"):
             left, right = st.columns(2, gap="large")
         with left:
-            layers(run, frame)
+            layers(run, drawn)
         with right:
-            against_activity(run, frame)
+            against_activity(run, drawn)
     with parts.told():
         batches(run)
     with parts.told():

@@ -6,7 +6,9 @@ import pandas as pd
 import streamlit as st
 
 from twell.app import parts
+from twell.app.answers import answer
 from twell.app.figures import small_multiples
+from twell.app.layer_data import layer_rows, spread, surprise
 from twell.app.layer_figures import ridges
 from twell.app.state import ask, bound, shown
 from twell.app.words import number, percent, plural, signed, whole
@@ -18,18 +20,15 @@ LOSSES = {"next": "of what comes next", "own": "of the token itself"}
 def distributions(run: Run) -> None:
     """Distribution, share and dead neurons, a row a layer."""
     frame = ask(run, "by_layer")
-    histogram = ask(run, "layer_histogram")
     tokens = int(frame["tokens"].max())
     parts.heading(
         "Activity by layer",
         f"Exact counts of {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, logarithmic axis "
         f"with a place for 0.{second_relu(frame)} Dead: never fired in these tokens; the density of such a neuron "
         f"is under {number(3e6 / max(tokens, 1), 2)} per million tokens (95 %).",
-        frame,
-        run,
-        "analysis.by_layer(run), analysis.layer_histogram(run)",
+        answer(run, layer_rows),
     )
-    parts.draw(ridges(histogram, frame), "ridges", "Distribution of nnz in each layer")
+    parts.draw(ridges(ask(run, spread), frame), "ridges", "Distribution of nnz in each layer")
 
 
 def second_relu(frame: pd.DataFrame) -> str:
@@ -47,19 +46,11 @@ def surprisal(run: Run) -> None:
     of = st.segmented_control(
         "Loss", list(LOSSES), format_func=lambda o: LOSSES[o], required=True, label_visibility="collapsed", **tie
     )
+    drawn = answer(run, surprise, of=of)
     with above:
-        frame = ask(run, "surprisal", of=of)
+        frame = drawn.frame
     correlation = ask(run, "surprisal_correlation", of=of).set_index("layer")
-    means = frame.groupby("layer")[["nnz_mean", "tokens"]].apply(
-        lambda part: (part["nnz_mean"] * part["tokens"]).sum() / max(part["tokens"].sum(), 1)
-    )
-    last = frame["bin"] == frame["bin"].max()  # open to the right: drawn where it begins
-    middle = (frame["loss_low"] + frame["loss_high"]) / 2
-    frame = frame.assign(layer_mean=frame["layer"].map(means), loss=middle.where(~last, frame["loss_low"]))
-    frame = frame[(frame["layer_mean"] > 0) & (frame["tokens"] > 0)]
-    for name, shift in (("relative", 0.0), ("low", -1.96), ("high", 1.96)):
-        frame[name] = (frame["nnz_mean"] + shift * frame["nnz_se"].fillna(0)) / frame["layer_mean"]
-    frame["hover"] = [
+    hover = [
         f"loss {r.loss_low:.2f}–{r.loss_high:.2f} nats<br>mean nnz {number(r.nnz_mean)}, n = {whole(r.tokens)}"
         for r in frame.itertuples()
     ]
@@ -69,15 +60,13 @@ def surprisal(run: Run) -> None:
             "Activity and surprise",
             f"Mean nnz relative to the layer's mean, against the loss of {which}, in bins of equal counts, the last "
             "one drawn where it begins; bands are 95 % intervals. ρ: Spearman over tokens.",
-            frame.drop(columns="hover"),
-            run,
-            "analysis.surprisal(run)" if of == "next" else 'analysis.surprisal(run, of="own")',
+            drawn,
         )
     titles = {
         layer: f"L{layer} · ρ {signed(correlation['spearman'].get(layer, float('nan')), 2)}"
         for layer in frame["layer"].unique()
     }
-    figure = small_multiples(frame, "loss", titles, "loss, nats", "nnz / layer mean")
+    figure = small_multiples(frame.assign(hover=hover), "loss", titles, "loss, nats", "nnz / layer mean")
     parts.draw(figure, "surprisal", "Mean nnz against loss, by layer")
 
 

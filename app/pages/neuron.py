@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import streamlit as st
 
 from twell.app import parts
+from twell.app.answers import answer
 from twell.app.jobs import model_of
-from twell.app.neuron_data import one_neuron, parse
+from twell.app.neuron_data import one_neuron, parse, ranks
 from twell.app.neuron_figures import rank_curve, value_spread
 from twell.app.neuron_values import known, missing, sampled
 from twell.app.neuron_view import examples_html, written_html
@@ -46,14 +45,14 @@ def facts(run: Run, row: dict[str, object]) -> None:
         parts.linked("text.py", "The first sequence that fires it →", sequence=row["first_sequence"])
 
 
-def in_layer(run: Run, row: dict[str, object], densities: np.ndarray) -> None:
+def in_layer(run: Run, row: dict[str, object]) -> None:
     """Where the neuron stands among those of its layer."""
     layer = int(str(row["layer"]))
-    frame = pd.DataFrame({"rank": np.arange(1, len(densities) + 1), "density": densities})
+    drawn = answer(run, ranks, layer=layer)
+    densities = drawn.frame["density"].to_numpy()
     dead = int((densities == 0).sum())
     said = f"Every neuron of layer {layer}, the busiest first, both axes logarithmic; {whole(dead)} never fired."
-    code = f'analysis.by_neuron(run, layer={layer}).sort_values("density", ascending=False)'
-    parts.heading("In its layer", said, frame, run, code)
+    parts.heading("In its layer", said, drawn)
     figure = rank_curve(densities, int(str(row["rank"])), float(str(row["density"])), str(row["label"]))
     parts.draw(figure, "rank", "Densities of the layer's neurons by rank")
 
@@ -66,18 +65,17 @@ def spread(run: Run, row: dict[str, object]) -> None:
     if not known(run):
         parts.heading("Its values")
         raise missing(run)
-    values = ask(run, sampled, layer=layer, neuron=neuron)
+    drawn = answer(run, sampled, layer=layer, neuron=neuron)
+    values = drawn.frame
     if values.attrs["source"] == "fired":
         tokens, n = plural(values.attrs["tokens"], "token"), plural(len(values), "firing")
         said = f"{n} among the {tokens} whose activations the run keeps."
-        code = f"analysis.fired_csr(run, {layer})[0][:, {neuron}].data"
     else:
         said = f"A sample: {plural(len(values), 'firing')} drawn at random of {whole(float(str(row['fires'])))}."
-        code = f"analysis.examples(run, {layer}, {neuron})"
     said += " Mean and largest are over every firing."
-    parts.heading("Its values", said, values.to_frame(), run, code)
+    parts.heading("Its values", said, drawn)
     mean, most = float(str(row["value_mean"])), float(str(row["value_max"]))
-    parts.draw(value_spread(values.to_numpy(), mean, most), "values", "How the neuron's values spread")
+    parts.draw(value_spread(values["value"].to_numpy(), mean, most), "values", "How the neuron's values spread")
 
 
 def writes(run: Run, layer: int, neuron: int) -> None:
@@ -90,7 +88,8 @@ def writes(run: Run, layer: int, neuron: int) -> None:
             "The tokens that this neuron makes likelier and less likely are read off the model's weights, and those "
             "are not on this machine. They are for the bundled model, and for a model captured from a local folder."
         )
-    frame = ask(run, written, folder=model[0], layer=layer, neuron=neuron)
+    drawn = answer(run, written, folder=model[0], layer=layer, neuron=neuron)
+    frame = drawn.frame
     sign = (
         " The up branch decides the sign: where it is negative, the two sides change places."
         if frame.attrs["gated"]
@@ -102,9 +101,7 @@ def writes(run: Run, layer: int, neuron: int) -> None:
         f"Its down row through the unembedding, {scale} and before its division by the residual's length; logits "
         f"relative to the mean of {plural(frame.attrs['tokens'], 'token')}. The direct effect alone: later layers "
         f"read the row too.{sign}",
-        frame,
-        run,
-        f"from twell.app.weights import written\nwritten(run, {model[0]!r}, {layer}, {neuron})",
+        drawn,
     )
     st.html(written_html(frame, st.session_state["run"]))
 
@@ -114,7 +111,8 @@ def in_text(run: Run, layer: int, neuron: int) -> None:
     if not run.has("examples"):
         parts.heading("In the text")
         raise missing(run)
-    frame = ask(run, "examples", layer=layer, neuron=neuron)
+    drawn = answer(run, "examples", layer=layer, neuron=neuron)
+    frame = drawn.frame
     top, sample = frame[frame["kind"] == "top"], frame[frame["kind"] == "sample"]
     high = float(frame["value"].max())
     said = (
@@ -122,8 +120,7 @@ def in_text(run: Run, layer: int, neuron: int) -> None:
         f"with the share of them that are no greater. Each token is shaded by the neuron's value there, from 0 to "
         f"{number(high)}. A place opens the passage, shaded by this neuron."
     )
-    data = frame.drop(columns="window")
-    parts.heading("In the text", said, data, run, f"analysis.examples(run, {layer}, {neuron})")
+    parts.heading("In the text", said, drawn)
     for name, part in (("Greatest", top), ("Across its range", sample)):
         if len(part):
             lines = examples_html(run, part, high, st.session_state["run"], f"L{layer}/N{neuron}")
@@ -154,12 +151,12 @@ def page(run: Run) -> None:
     layer, neuron = place
     neighbours(run, layer, neuron)
     parts.title(f"L{layer}/N{neuron}")
-    row, densities = ask(run, one_neuron, layer=layer, neuron=neuron)
+    row = ask(run, one_neuron, layer=layer, neuron=neuron)
     facts(run, row)
     with st.container(key="pair"):
         left, right = st.columns(2, gap="large")
     with left, parts.told():
-        in_layer(run, row, densities)
+        in_layer(run, row)
     with right, parts.told():
         spread(run, row)
     with parts.told():

@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from twell.app import parts
+from twell.app.answers import answer
 from twell.app.neuron_data import KINDS, LISTED, density_bins, neuron_list, parse
 from twell.app.neuron_figures import density_map
 from twell.app.state import ask, bound, open_page, shown
@@ -17,18 +18,16 @@ from twell.workbench.store import Run
 
 def densities(run: Run) -> None:
     """The map of densities."""
-    frame = ask(run, density_bins)
+    drawn = answer(run, density_bins)
     tokens = int(ask(run, "by_layer")["tokens"].max())
     parts.heading(
         "Density by layer",
         f"Share of a layer's {whole(run.d_ff)} neurons by the share of {plural(tokens, 'token')} that fire them. "
         f"Never: in none of these tokens, of {plural(run.manifest.sequences, 'sequence')}; the density of such a "
         f"neuron is under {number(3e6 / max(tokens, 1), 2)} per million (95 %).",
-        frame,
-        run,
-        'analysis.by_neuron(run).groupby("layer")["density"].describe()',
+        drawn,
     )
-    parts.draw(density_map(frame), "densities", "Share of neurons by density in each layer")
+    parts.draw(density_map(drawn.frame), "densities", "Share of neurons by density in each layer")
 
 
 def go_to(label: str) -> None:
@@ -61,12 +60,13 @@ def choices(run: Run) -> tuple[str, int | None]:
 
 def table(run: Run, kind: str, layer: int | None) -> None:
     """The neurons chosen; a click on a row opens the neuron's page."""
-    frame, count = ask(run, neuron_list, layer=layer, kind=kind)
+    drawn = answer(run, neuron_list, layer=layer, kind=kind)
+    frame = drawn.frame
+    count = frame.attrs["count"]
     where = "of all layers" if layer is None else f"of layer {layer}"
     cut = f", the first {whole(LISTED)} shown" if count > LISTED else ""
-    code = "analysis.by_neuron(run)" if layer is None else f"analysis.by_neuron(run, layer={layer})"
     said = f"{plural(count, 'neuron')} {where}{cut}. Choose a row to open the neuron's page."
-    parts.heading(KINDS[kind], said, frame, run, code)
+    parts.heading(KINDS[kind], said, drawn)
     if frame.empty:
         st.info("There is no such neuron here." if kind != "dead" else "Every neuron fired at least once.")
         return

@@ -6,15 +6,15 @@ import html
 from itertools import groupby
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from twell.app import parts
+from twell.app.answers import answer
 from twell.app.findings import findings
+from twell.app.overview_data import BLOCKS, fair_speedup, layer_rows
 from twell.app.overview_figures import layer_by_layer
 from twell.app.state import ask, shown
 from twell.app.words import SPACE, number, percent, plural, times, whole
-from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
 
@@ -58,32 +58,14 @@ def headline(run: Run) -> None:
 
 def layers(run: Run) -> None:
     """A row a layer: where in the sequence it fires, how much, what never does, and what that buys."""
-    blocks, by_layer = ask(run, "position_blocks", blocks=16), ask(run, "by_layer")
-    try:
-        speedup = ask(run, "speedup")
-        speedup = speedup if speedup.attrs["comparable"] else None
-    except Missing:
-        speedup = None
+    blocks, by_layer = ask(run, "position_blocks", blocks=BLOCKS), ask(run, "by_layer")
+    speedup = ask(run, fair_speedup)
     tokens = blocks.groupby("layer")["tokens"].sum().max()
     first = ", position 0 included" if (blocks["position_from"] == 0).any() else ""
     said = f"{plural(tokens, 'token')} a layer{first}; the map's shade is logarithmic."
-    code = (
-        'by_position = analysis.position_blocks(run, blocks=16).pivot(index="layer", columns="position_from", '
-        'values="mean")\nby_position.join(analysis.by_layer(run).set_index("layer"))'
-    )
-    parts.heading("Layer by layer", said, drawn(blocks, by_layer, speedup), run, code)
+    parts.heading("Layer by layer", said, answer(run, layer_rows))
     alt = "By layer: mean nnz by position, nnz of a token, neurons that never fired, FFN speedup"
     parts.draw(layer_by_layer(blocks, by_layer, speedup), "layer-by-layer", alt)
-
-
-def drawn(blocks: pd.DataFrame, by_layer: pd.DataFrame, speedup: pd.DataFrame | None) -> pd.DataFrame:
-    """What the figure draws, a row a layer."""
-    table = blocks.pivot(index="layer", columns="position_from", values="mean")
-    table.columns = [f"nnz from position {start}" for start in table.columns]
-    table = table.join(by_layer.set_index("layer")[["mean", "p10", "p90", "dead_share"]])
-    if speedup is not None:
-        table = table.join(speedup.set_index("layer")["speedup"])
-    return table.reset_index()
 
 
 def worth_a_look(run: Run) -> None:

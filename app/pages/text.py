@@ -10,6 +10,7 @@ import streamlit as st
 
 from twell.app import own, parts
 from twell.app import passage as read
+from twell.app.answers import answer
 from twell.app.neuron_data import parse
 from twell.app.neuron_values import known
 from twell.app.passage_view import jumps, layer_tops, legend, passage_html
@@ -115,13 +116,12 @@ def chosen(run: Run, sequences: pd.DataFrame) -> Choice:
     return Choice(sequence, shade, phase)
 
 
-def window(rows: pd.DataFrame, at: int | None) -> pd.DataFrame:
-    """The stretch of a long sequence that is drawn: the one that holds the place, or the one asked for."""
+def beginning(length: int, at: int | None) -> int:
+    """Where the stretch of a long sequence begins that is drawn: the one that holds the place, or the one asked for."""
     begin = whole_number(parameter("from"))
     if begin is None:
         begin = (at or 0) // SHOWN * SHOWN
-    begin = min(begin, max(len(rows) - 1, 0))
-    return rows.iloc[begin : begin + SHOWN]
+    return min(begin, max(length - 1, 0))
 
 
 def turns(choice: Choice, rows: pd.DataFrame, length: int) -> None:
@@ -148,47 +148,44 @@ def the_passage(run: Run, sequences: pd.DataFrame, choice: Choice) -> None:
     rows = ask(run, read.passage, sequence=sequence)
     at = whole_number(parameter("position"))
     at = at if at is not None and at < len(rows) else None
-    part = window(rows, at)
+    begin = beginning(len(rows), at)
+    drawn = answer(run, read.passage, sequence=sequence).then(read.shaded, run, shade, choice.phase, begin, SHOWN)
+    part = drawn.frame
     scale = ask(run, read.scale, shade=shade)
     counts, reached = ask(run, read.percentiles)
     place = counts.searchsorted(part["nnz"].to_numpy(), side="right") - 1
     ranks = reached[place.clip(min=0)]
     vocabulary = run.vocab["bytes"]
     texts = read.pieces(vocabulary.reindex(rows["token_id"]))
-    offset = int(part.index[0])
     names = read.alone(vocabulary.reindex(part["token_id"]))
     about = sequences.set_index("sequence").loc[sequence] if sequence in set(sequences["sequence"]) else None
     where = "" if about is None else f"{about['source']}, document {whole(about['document'])}; "
-    some = "" if len(part) == len(rows) else f", {whole(part.index[0])} to {whole(part.index[-1])} shown"
+    some = "" if len(part) == len(rows) else f", {whole(begin)} to {whole(begin + len(part) - 1)} shown"
     parts.heading(
         f"Sequence {sequence}",
         f"{where}{plural(len(rows), 'token')}{some}. Each token is a link to its page; dotted ones are in no "
         "statistic.",
-        part,
-        run,
-        f'run.activity().query("sequence == {sequence}")',
+        drawn,
     )
     st.html(legend(scale))
-    values = read.values(part, run, shade)
+    values = part["shade"].to_numpy(float)
     shares = scale.share(np.where(values == 0, np.nan, values) if "/" in shade else values)
-    if choice.phase is not None:
-        shares = np.where(part["phase"] == read.PHASES[choice.phase], shares, np.nan)
     tops = layer_tops(ask(run, "by_layer"), run.layers)
     told, name = neuron_lines(values, shade), st.session_state["run"]
-    st.html(passage_html(part, texts[offset : offset + len(part)], names, shares, ranks, tops, told, name, at))
+    st.html(passage_html(part, texts[begin : begin + len(part)], names, shares, ranks, tops, told, name, at))
     turns(choice, part, len(rows))
 
 
 def places(run: Run, choice: Choice) -> None:
     """The loudest places of the whole run."""
     shade = choice.shade
-    frame = ask(run, read.loudest, shade=shade, phase=choice.phase)
+    drawn = answer(run, read.loudest, shade=shade, **({"phase": choice.phase} if choice.phase else {}))
     scale = ask(run, read.scale, shade=shade)
     where = f"the run's {choice.phase}" if choice.phase and "/" not in shade else "the run"
     once = "" if "/" in shade else ", each token once"
     said = f"Greatest {scale.name} of {where}{once}. Choose one to see it in its passage."
-    parts.heading("Loudest places", said, frame, run, read.code(run, shade))
-    st.html(jumps(frame, st.session_state["run"], choice.address, scale))
+    parts.heading("Loudest places", said, drawn)
+    st.html(jumps(drawn.frame, st.session_state["run"], choice.address, scale))
 
 
 def page(run: Run) -> None:

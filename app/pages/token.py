@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from twell.app import parts
+from twell.app.answers import answer
 from twell.app.state import ask, bound, filters, parameter, shown, whole_number
 from twell.app.token_figures import profile
 from twell.app.token_neurons import neurons_html, neurons_of, said
@@ -35,21 +36,21 @@ def facts(run: Run, row: pd.Series) -> None:
 
 def layers(run: Run, token: int) -> None:
     """The token's profile over layers."""
-    frame = ask(run, "token_profile", token_id=token)
+    drawn = answer(run, "token_profile", token_id=token)
     said = "Standard deviations from each layer's mean nnz, with 95 % intervals clustered by sequence."
-    parts.heading("Over the layers", said, frame, run, f"analysis.token_profile(run, token_id={token})")
-    parts.draw(profile(frame), "profile", "The token's z by layer")
+    parts.heading("Over the layers", said, drawn)
+    parts.draw(profile(drawn.frame), "profile", "The token's z by layer")
 
 
 def neurons(run: Run, token: int) -> None:
     """The neurons that answer to the token."""
     try:
-        frame = ask(run, neurons_of, token=token)
+        drawn = answer(run, neurons_of, token=token)
+        frame = drawn.frame
     except Missing:
         parts.heading("Its neurons")
         raise
-    code = f"from twell.app.token_neurons import neurons_of\nneurons_of(run, {token})"
-    parts.heading("Its neurons", said(frame), frame, run, code)
+    parts.heading("Its neurons", said(frame), drawn)
     st.html(neurons_html(frame))
 
 
@@ -68,14 +69,14 @@ def places(run: Run, token: int, count: int) -> None:
         required=True,
         **bound("order", "loudest", lambda text: text if text in ORDERS else None),
     )
-    frame = ask(run, "contexts", token_id=token, limit=PLACES, order=order)
+    drawn = answer(run, "contexts", token_id=token, limit=PLACES, order=order)
+    frame = drawn.frame
     said = (
         f"{whole(len(frame))} of {plural(count, 'place')}. nnz is the sum over layers, z the mean; the shade is the "
         "percentile of nnz among all tokens of the run."
     )
     with above:
-        code = f'analysis.contexts(run, {token}, limit={PLACES}, order="{order}")'
-        parts.heading("In the text", said, frame, run, code)
+        parts.heading("In the text", said, drawn)
     st.html(lines(frame))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import streamlit as st
 
 from twell.app import parts
-from twell.app.state import ask, bound, filters, open_page, shown, whole_number
+from twell.app.answers import Answer, answer
+from twell.app.state import bound, filters, open_page, shown, whole_number
+from twell.app.token_data import ENDS, both_ends, ranked_by
 from twell.app.token_figures import class_dots, ranking
 from twell.app.words import plural, searched, visible, whole
 from twell.workbench.store import Run
@@ -64,13 +65,14 @@ def go_to(token: int) -> None:
     open_page("token", run=st.session_state["run"], token=int(token), **filters())
 
 
-def table(run: Run, frame: pd.DataFrame, drawn: pd.DataFrame, lines: str) -> None:
-    """Every token that the filters leave (`drawn`: with the z that they are ranked by); a click on a row opens the
-    token's page."""
+def table(left: Answer, rank: str) -> None:
+    """Every token that the filters leave, with the z that they are ranked by; a click on a row opens the token's
+    page."""
+    frame = left.frame
     cut = f", the {whole(ROWS)} loudest shown" if len(frame) > ROWS else ""
     said = f"{plural(len(frame), 'token')}{cut}. Choose a row to see where in the text the token stands."
-    parts.heading("Every token", said, frame, run, lines)
-    rows = drawn.head(ROWS).assign(text=drawn["text"].map(visible))
+    parts.heading("Every token", said, left)
+    rows = ranked_by(frame.head(ROWS), rank).assign(text=frame["text"].head(ROWS).map(visible))
     event = st.dataframe(
         rows,
         hide_index=True,
@@ -119,29 +121,24 @@ def table(run: Run, frame: pd.DataFrame, drawn: pd.DataFrame, lines: str) -> Non
         go_to(rows.iloc[event.selection.rows[0]]["token_id"])
 
 
-def code(question: str, column: str, search: str, **arguments: object) -> str:
-    """The lines that make a ranking in a notebook, filters applied."""
-    asked = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    line = f"analysis.{question}(run, {asked})"
-    if not search:
-        return line
-    return f"from twell.app.words import searched\nsearched({line}, {column!r}, {search!r})"
-
-
 def words(run: Run, least: int, search: str) -> None:
     """Whole words, whatever tokens they are cut into."""
-    frame = searched(ask(run, "by_word", min_count=least), "word", search)
+    left = answer(run, "by_word", min_count=least)
+    left = left.then(searched, "word", search) if search else left
+    frame = left.frame
     if frame.empty:
         st.info("No word is left: shorten the search, or lower the minimum count.")
         return
-    each = min(EACH, -(-len(frame) // 2))
-    both = frame.rename(columns={"word": "text"}).assign(token_id=-1)
+    drawn = left.then(both_ends, EACH)
     said = (
         f"Mean z of a word's tokens with 95 % intervals, clustered by sequence, of {plural(len(frame), 'word')} seen "
         f"at least {plural(least, 'time')}."
     )
-    parts.heading("Loudest and quietest words", said, frame, run, code("by_word", "word", search, min_count=least))
-    parts.draw(ranking(both.head(each), both[each:].tail(each)[::-1]), "words", "Loudest and quietest words by z")
+    parts.heading("Loudest and quietest words", said, drawn)
+    both = drawn.frame.rename(columns={"word": "text"}).assign(token_id=-1)
+    parts.draw(ranking(both), "words", "Loudest and quietest words by z")
+    cut = f", the {whole(ROWS)} loudest shown" if len(frame) > ROWS else ""
+    parts.heading("Every word", f"{plural(len(frame), 'word')}{cut}.", left)
     column = st.column_config
     st.dataframe(
         frame.head(ROWS).assign(word=frame["word"].map(visible)),
@@ -158,13 +155,13 @@ def words(run: Run, least: int, search: str) -> None:
 
 def classes(run: Run) -> None:
     """Kinds of tokens, told apart by their spelling."""
-    frame = ask(run, "token_classes")
+    drawn = answer(run, "token_classes")
     said = (
         "Mean z of the tokens of a class with 95 % intervals, which take the tokens of the vocabulary as units. A "
         "class goes by spelling alone: a name is a capitalised word, at the start of a sentence too."
     )
-    parts.heading("Classes of tokens", said, frame, run, "analysis.token_classes(run)")
-    parts.draw(class_dots(frame), "classes", "Mean z by class of tokens")
+    parts.heading("Classes of tokens", said, drawn)
+    parts.draw(class_dots(drawn.frame), "classes", "Mean z by class of tokens")
 
 
 def page(run: Run) -> None:
@@ -177,31 +174,31 @@ def page(run: Run) -> None:
     if view == "words":
         words(run, least, search)
         return
-    frame = searched(ask(run, "by_token", min_count=least, rank=rank), "text", search)
-    lines = code("by_token", "text", search, min_count=least, **({"rank": rank} if rank != "z" else {}))
+    left = answer(run, "by_token", min_count=least, rank=rank)
+    left = left.then(searched, "text", search) if search else left
+    frame = left.frame
     if frame.empty:
         st.info("No token is left: shorten the search, or lower the minimum count.")
         return
-    each = min(EACH, -(-len(frame) // 2))
-    drawn = frame.assign(z=frame[rank], z_se=frame[f"{rank}_se"])
-    loud, quiet = drawn.head(each), drawn[each:].tail(each)[::-1]
+    drawn = left.then(both_ends, EACH)
+    both = ranked_by(drawn.frame, rank)
     said = (
         f"Mean z over layers with 95 % intervals, clustered by sequence, of {plural(len(frame), 'token')} seen at "
         f"least {plural(least, 'time')}; z against the mean of {MEANS[rank]}. Choose a dot to see where in "
         "the text the token stands."
     )
-    parts.heading("Loudest and quietest", said, frame, run, lines)
+    parts.heading("Loudest and quietest", said, drawn)
     event = parts.draw(
-        ranking(loud, quiet),
+        ranking(both),
         "ranking",
         "Loudest and quietest tokens by z",
         on_select="rerun",
         selection_mode="points",
     )
     for point in event.selection.points:
-        chosen = (loud, quiet)[point["curve_number"]].iloc[point["point_index"]]
+        chosen = both[both["end"] == ENDS[point["curve_number"]]].iloc[point["point_index"]]
         go_to(chosen["token_id"])
-    table(run, frame, drawn, lines)
+    table(left, rank)
 
 
 parts.title("Which tokens fire the most neurons?")

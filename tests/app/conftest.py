@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import shutil
@@ -124,6 +125,20 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
         return test
 
     return run
+
+
+@pytest.fixture(scope="session")
+def notebook() -> Callable[[str], Any]:
+    """What the last line of a Code makes, run as a notebook runs it: `notebook(code)`."""
+
+    def made_by(lines: str) -> Any:
+        cells, space = ast.parse(lines), dict[str, Any]()
+        last = cells.body.pop()
+        assert isinstance(last, ast.Expr)
+        exec(compile(cells, "code", "exec"), space)
+        return eval(compile(ast.Expression(last.value), "code", "eval"), space)
+
+    return made_by
 
 
 def free_port() -> int:

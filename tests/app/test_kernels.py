@@ -22,7 +22,7 @@ from twell.app.bench_view import sums
 from twell.app.jobs import CASE, Desk
 from twell.app.own import SHARES, measurement
 from twell.app.settings_view import settings_map, timed
-from twell.app.timing_figures import batch_times, over_batches
+from twell.app.timing_figures import batch_times, over_batches, summed
 from twell.workbench.bench_table import Sheet
 from twell.workbench.options import BenchOptions
 from twell.workbench.store import Run, open_run
@@ -211,9 +211,7 @@ def test_batches_of_different_size_are_compared_by_the_token(made_run: Run) -> N
     frame = batch_times(made_run)
     frame["tokens"] = frame["tokens"].where(frame["batch"] < frame["batch"].max(), 17)
     frame["microseconds"] = np.where(frame["op"] == "ffn_dense", 3.0, 2.0) * frame["tokens"]
-    sums = frame.groupby(["batch", "op", "tokens"], as_index=False)["microseconds"].sum()
-    sums["op"] = sums["op"].str.removeprefix("ffn_")
-    dense, sparse = over_batches(sums).data
+    dense, sparse = over_batches(summed(frame)).data
     assert len(dense.y) == frame["batch"].nunique() > 1
     np.testing.assert_allclose(dense.y, 3.0 * made_run.layers)
     np.testing.assert_allclose(sparse.y, 2.0 * made_run.layers)

@@ -37,16 +37,16 @@ def test_every_neuron_is_in_one_bin_of_its_layer(made_run: Run) -> None:
 
 def test_lists_hold_their_kind_foremost_first(made_run: Run) -> None:
     every = by_neuron(made_run)
-    hot, count = neuron_list(made_run, None, "hot")
-    assert count == (every["fires"] > 0).sum()
+    hot = neuron_list(made_run, None, "hot")
+    assert hot.attrs["count"] == (every["fires"] > 0).sum()
     assert hot["density"].iloc[0] == every["density"].max()
-    rare, _ = neuron_list(made_run, 2, "rare")
+    rare = neuron_list(made_run, 2, "rare")
     assert set(rare["layer"]) == {2}
     assert rare["fires"].iloc[0] == every.loc[(every["layer"] == 2) & (every["fires"] > 0), "fires"].min()
-    dead, count = neuron_list(made_run, None, "dead")
-    assert count == (every["fires"] == 0).sum() > 0
+    dead = neuron_list(made_run, None, "dead")
+    assert dead.attrs["count"] == (every["fires"] == 0).sum() > 0
     assert (dead["fires"] == 0).all()
-    one, _ = neuron_list(made_run, None, "one")
+    one = neuron_list(made_run, None, "one")
     assert one["one_token"].all()
     assert (one["token_text"] != "").all()
 

@@ -85,7 +85,7 @@ def test_values_are_those_of_the_fired_rows(made_run: Run) -> None:
     ]
     values = sampled(made_run, 1, 5)
     assert values.attrs == {"source": "fired", "tokens": len(rows)}
-    assert sorted(values) == sorted(float(v) for _, _, v in told)
+    assert sorted(values["value"]) == sorted(float(v) for _, _, v in told)
     sequence = told[0][0]
     found = in_sequence(made_run, 1, 5, sequence)
     looked_at = rows[rows["sequence"] == sequence]["position"]
