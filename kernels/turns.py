@@ -17,12 +17,24 @@ K = TypeVar("K")
 Run = Callable[[], Any]
 
 
-def turns(operations: Mapping[K, Run], device: torch.device, repeats: int) -> dict[K, list[float]]:
-    """Microseconds of each operation by name, turn by turn after one that is not timed."""
-    for operation in operations.values():
-        operation()
+def turns(
+    operations: Mapping[K, Run],
+    device: torch.device,
+    repeats: int,
+    *,
+    untimed: bool = True,
+    shuffled: random.Random | None = None,
+) -> dict[K, list[float]]:
+    """Microseconds of each operation by name, turn by turn.
+
+    untimed: whether a turn that is not timed comes first
+    shuffled: what draws the orders, where turns are taken a few at a time; default one that begins anew
+    """
+    if untimed:
+        for operation in operations.values():
+            operation()
     took: dict[K, list[Callable[[], float]]] = {name: [] for name in operations}
-    order, shuffled = list(operations), random.Random(0)
+    order, shuffled = list(operations), shuffled or random.Random(0)
     for _ in range(repeats):
         shuffled.shuffle(order)
         for name in order:

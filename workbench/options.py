@@ -49,9 +49,13 @@ class CaptureOptions:
     batch_tokens: int = option(8192, help="padded size of a batch", unit="tokens")
     device: Device = option("auto", help="where to run")
     kernel: Kernel = option("auto", help="which FFN kernel; auto picks one and records why")
-    timings: int = option(16, help="time every layer, sparse and dense, each so many batches; 0: never", unit="batches")
+    timings: int = option(
+        1, help="time layers, sparse and dense, at most each so many batches; 0: never", unit="batches"
+    )
     timings_share: float = option(
-        0.01, help="time goes into timings up to 4 s and this share of it; 1: time all that is due"
+        0.01,
+        help="of the time goes into timings, beside 4 s on a CPU and 0.1 s on a GPU; 1: time every layer in each batch "
+        "that is due",
     )
     loss: bool = option(True, help="record the next token's loss")
     probes: Literal["counts", "neurons", "all"] = option(

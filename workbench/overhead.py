@@ -8,7 +8,8 @@ are reported, each from one process and one round of turns next to another. A tu
 goes into timings, a share of the run that an option sets. Give it text for 20 s or more where the cost of a long
 capture is asked for.
 
-    overhead(load("data/demo-model"), CaptureOptions(..., tokens=100_000))
+    overhead(load("data/demo-model"), CaptureOptions(..., tokens=100_000))   # ratios
+    in_turns(load("data/demo-model"), CaptureOptions(..., tokens=100_000))   # every turn, as it was measured
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -33,7 +35,8 @@ from twell.workbench.options import CaptureOptions
 from twell.workbench.reading import Texts, read_batches
 from twell.workbench.recorder import Recorder, new_manifest
 from twell.workbench.sources import open_sources
-from twell.workbench.timing import dense
+from twell.workbench.store import open_run
+from twell.workbench.timing import SPARSE, dense
 from twell.workbench.writer import RunWriter
 
 WARM = 2  # batches of each way before the first turn
@@ -41,12 +44,18 @@ WARM = 2  # batches of each way before the first turn
 
 @dataclass(frozen=True)
 class Turn:
-    """Seconds of one turn: whole; until its first batch is read; after its last is given to the device; in timings."""
+    """Seconds of one turn: whole; until its first batch is read; after its last is given to the device; in timings.
+
+    batches: tokens of each
+    timed: by layer (-1: the whole model) how often it was
+    """
 
     whole: float
     start: float
     end: float
+    batches: tuple[int, ...]
     timings: float = 0.0
+    timed: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def steady(self) -> float:
@@ -63,26 +72,55 @@ def overhead(
     rounds: int = 3,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Median ratios of wall time over `rounds`, to that of the forward passes with probes off.
-
-    options: as a capture's; `tokens` bounds the text of one turn
-    folder: where the runs are written and removed again; default the system's folder for such files
+    """Median ratios of wall time over `rounds`, to that of the forward passes with probes off; all given as to
+    `in_turns`.
 
     Returns for each of `probes`, and for dense, the ratio of whole turns `NAME_over_unwatched`, the least and the
     greatest of it (`_low`, `_high`) and that of their steady parts (`_steady`); of these and of unwatched the seconds
     of a turn, its start, end and timings (`NAME_seconds`, `NAME_start`, …; medians); tokens, batches, rounds, kernel
     and device.
     """
+    took = in_turns(loaded, options, probes=probes, run_dense=run_dense, rounds=rounds, folder=folder)
+    ways = [*took[0]]
+    found: dict[str, Any] = {}
+    for name in ways[1:]:
+        ratios = [turn[name].whole / turn["unwatched"].whole for turn in took]
+        steady = statistics.median(turn[name].steady / turn["unwatched"].steady for turn in took)
+        said = f"{name}_over_unwatched"
+        found |= {said: statistics.median(ratios), f"{said}_low": min(ratios), f"{said}_high": max(ratios)}
+        found[f"{said}_steady"] = steady
+    for name in ways:
+        turns = [turn[name] for turn in took]
+        found[f"{name}_seconds"] = statistics.median(turn.whole for turn in turns)
+        for part in ("start", "end", "timings"):
+            found[f"{name}_{part}"] = statistics.median(getattr(turn, part) for turn in turns)
+    read = took[0][ways[0]].batches
+    about = {"tokens": sum(read), "batches": len(read), "rounds": rounds}
+    return found | about | {"kernel": loaded.choice(options.batch_tokens).kernel, "device": loaded.device.type}
+
+
+def in_turns(
+    loaded: LoadedModel,
+    options: CaptureOptions,
+    *,
+    probes: tuple[str, ...] = ("counts", "all"),
+    run_dense: bool = True,
+    rounds: int = 3,
+    folder: Path | None = None,
+) -> list[dict[str, Turn]]:
+    """A turn of each way, round after round, after WARM batches of each: "unwatched" first, `probes`, then "dense".
+
+    options: as a capture's; `tokens` bounds the text of one turn
+    folder: where the runs are written and removed again; default the system's folder for such files
+    """
     warm = list(islice(_read(loaded, options), WARM))
-    seen: list[int] = []  # tokens of each batch, counted once
 
     def unwatched(texts: Iterable[Batch]) -> Turn:
-        seen.clear()
-        return _pass(loaded, texts, options.loss, seen)
+        return _pass(loaded, texts, options.loss)
 
     def run_densely(texts: Iterable[Batch]) -> Turn:
         with dense(loaded):
-            return _pass(loaded, texts, options.loss, [])
+            return _pass(loaded, texts, options.loss)
 
     with tempfile.TemporaryDirectory(dir=folder) as place:
         runs = (Path(place) / f"run-{number}" for number in count())
@@ -96,29 +134,15 @@ def overhead(
         ways |= {"dense": run_densely} if run_dense else {}
         for way in ways.values():
             way(warm)
-        took = [{name: way(_read(loaded, options)) for name, way in ways.items()} for _ in range(rounds)]
-    found: dict[str, Any] = {}
-    for name in [*ways][1:]:
-        ratios = [turn[name].whole / turn["unwatched"].whole for turn in took]
-        steady = statistics.median(turn[name].steady / turn["unwatched"].steady for turn in took)
-        said = f"{name}_over_unwatched"
-        found |= {said: statistics.median(ratios), f"{said}_low": min(ratios), f"{said}_high": max(ratios)}
-        found[f"{said}_steady"] = steady
-    for name in ways:
-        turns = [turn[name] for turn in took]
-        found[f"{name}_seconds"] = statistics.median(turn.whole for turn in turns)
-        for part in ("start", "end", "timings"):
-            found[f"{name}_{part}"] = statistics.median(getattr(turn, part) for turn in turns)
-    about = {"tokens": sum(seen), "batches": len(seen), "rounds": rounds}
-    return found | about | {"kernel": loaded.choice(warm[0].padded).kernel, "device": loaded.device.type}
+        return [{name: way(_read(loaded, options)) for name, way in ways.items()} for _ in range(rounds)]
 
 
 def _read(loaded: LoadedModel, options: CaptureOptions) -> Texts:
     return read_batches(loaded, options, open_sources(options.text))
 
 
-def _pass(loaded: LoadedModel, texts: Iterable[Batch], loss: bool, seen: list[int]) -> Turn:
-    """Forward passes with probes off; `seen`: the tokens of each batch, added as they come."""
+def _pass(loaded: LoadedModel, texts: Iterable[Batch], loss: bool) -> Turn:
+    """Forward passes with probes off."""
     before: Counted | None = None
     clock = _Clock(loaded.device)
     for batch in clock.begun(texts):
@@ -126,7 +150,6 @@ def _pass(loaded: LoadedModel, texts: Iterable[Batch], loss: bool, seen: list[in
         if before is not None:
             before.wait()
         before = counted
-        seen.append(int(batch.lengths.sum()))
     clock.given()
     if before is not None:
         before.wait()
@@ -141,7 +164,10 @@ def _record(loaded: LoadedModel, options: CaptureOptions, texts: Iterable[Batch]
         recorder.step(batch)
     clock.given()
     recorder.finish(COMPLETE, [])
-    return clock.turn(recorder.timings.spent)
+    turn = clock.turn(recorder.timings.spent)
+    run = open_run(options.out)
+    timed = run.arrow("timings", ["layer", "op"]).to_pylist() if run.has("timings") else []
+    return replace(turn, timed=Counter(row["layer"] for row in timed if row["op"] in SPARSE))
 
 
 class _Clock:
@@ -150,12 +176,14 @@ class _Clock:
     def __init__(self, device: torch.device) -> None:
         self._device, self._began = device, time.perf_counter()
         self._read = self._given = self._began
+        self._batches: list[int] = []
 
     def begun(self, texts: Iterable[Batch]) -> Iterator[Batch]:
         """The batches; the first ends the turn's beginning."""
         for number, batch in enumerate(texts):
             if not number:
                 self._read = time.perf_counter()
+            self._batches.append(int(batch.lengths.sum()))
             yield batch
 
     def given(self) -> None:
@@ -166,4 +194,5 @@ class _Clock:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         now = time.perf_counter()
-        return Turn(now - self._began, self._read - self._began, now - self._given, timings)
+        start, end = self._read - self._began, now - self._given
+        return Turn(now - self._began, start, end, tuple(self._batches), timings)

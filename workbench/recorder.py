@@ -45,7 +45,6 @@ class Recorder:
 
     def __init__(self, loaded: LoadedModel, writer: RunWriter, options: CaptureOptions) -> None:
         self.loaded, self.writer, self.options = loaded, writer, options
-        self.timings = Timings(loaded, options.timings, options.timings_share, options.loss, bool(options.generate))
         manifest = writer.manifest  # of a run that goes on: what it says of the tokens so far
         known = ("documents", "sequences", "tokens")
         self._text: dict[str, dict[str, Any]] = {
@@ -63,6 +62,9 @@ class Recorder:
         run = Run(writer.folder, manifest)
         if run.has("examples"):
             self._watch.restore(run.arrow("examples"), loaded.device)
+        last = run.arrow("timings", ["layer"])["layer"][-1].as_py() if run.has("timings") else None
+        timed = options.timings, options.timings_share, options.loss, bool(options.generate), last
+        self.timings = Timings(loaded, *timed)
         if not manifest.parts and writer.first:
             writer.add_made("vocab", lambda: vocabulary(loaded.tokenizer))
 

@@ -1,20 +1,28 @@
-"""How long each layer's FFN takes, sparse and dense, on the input that the capture just gave it.
+"""How long the layers take, sparse and dense, on the input that the capture just gave them.
 
-The idea: every so many batches, each layer is timed where it stands in the forward pass: its attention, then the dense
-FFN, the sparse FFN and the dense gate product in turns on the same input, medians over repetitions, with device events
-on a GPU. The gate product is what no sparse kernel is spared. Now and then the whole model is timed in the same way, so
-that each share in it can be told. Timed calls run with probes off and are heard by nobody, so they change no count.
+The idea: a piece at a time, spread over the run. A piece is one layer where it stands in the forward pass: its
+attention, then the dense FFN, the sparse FFN and the dense gate product, each once, on the same input and in an order
+that is drawn anew. The gate product is what no sparse kernel is spared. Layers have their turns one after another,
+round after round, at most once a batch. After the first of every MODEL_EVERY rounds the whole model has its turn on a
+batch, dense and sparse, so that each share in it can be told. Each piece is a sample by itself, with the clock and
+power of its moment; medians over batches are for the analysis to take. Timed calls run with probes off and are heard by
+nobody, so they change no count.
 
-Cost: ALLOWANCE seconds and a share of the capture's time. The first batch is always timed; after that, one is passed
-over when timing another would spend more. On a GPU that reports its power, 12 s once for the power that the whole model
-draws, dense and sparse: as soon as they can be afforded too, with a share of 1 at the first batch. On a CPU the first
-ROWS rows of a batch are timed, which is enough to fill it, and of the attention's sequences as many as come to that,
-but one.
+Cost, one rule: a piece is timed once what it will take fits into ALLOWANCE seconds and a share of the time since the
+capture began. What is next in turn waits until then, so a capture that ends early has the pieces that it came to. What
+a piece will take is what the last of its kind took by the row: of the first layer nothing is known, and the whole model
+is taken for PASSES times what the capture itself takes for as many rows. A turn that is not timed comes first where
+more rows run than before, whose kernels and memory are to be found yet, and where a turn is shorter than LONG, so that
+what lies in caches and queues would sway it. On a CPU the first ROWS rows of a batch are timed, which is enough to fill
+it, and of the attention's sequences as many as come to that, but one.
+
+On a GPU that reports its power, the power that the whole model draws, dense and sparse, is asked for once, 12 s: with a
+share of 1 at its first turn, else at the first one by which timings were allowed twice that.
 """
 
 from __future__ import annotations
 
-import statistics
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,69 +42,98 @@ from twell.workbench.gauge import WINDOW_SECONDS, Gauge, Reading
 from twell.workbench.models import LoadedModel
 from twell.workbench.schema import PREFILL
 
-ALLOWANCE = 4.0  # seconds that may go into timings whatever the length of the capture
+ALLOWANCE = {"cpu": 4.0, "cuda": 0.1}  # seconds that may go into timings whatever the length of the capture
 ROWS = {"cpu": 1024, "cuda": 2**31}  # rows of a batch that are timed
-REPEATS = 5
 SPARSE = ("ffn_sparse", "model_sparse")  # what the sparse kernel runs; the rest is dense
-MODEL_EVERY = 4  # timed batches between two timings of the whole model
+LAYER, MODEL = "layer", "model"  # kinds of pieces
+MODEL_EVERY = 2  # rounds of the layers between two turns of the whole model
+PASSES = 3.0  # dense and sparse, over the capture's own pass: what the whole model is taken for before it was timed
+LONG = 0.02  # seconds
 
 
 class Timings:
     """Collects the rows of the run's `timings` table as batches go by; `rows` holds those not yet fetched."""
 
-    def __init__(self, loaded: LoadedModel, every: int, share: float, loss: bool, generates: bool = False) -> None:
-        """`every`: batches from one timed batch to the next, 0 for none; `share`: of the capture's time that they may
-        take beside ALLOWANCE; `loss`: as the capture computes it; `generates`: attention, whose cache a repetition
-        would spoil, is then not timed, and each layer's FFN in the prompts' pass and in the one after it."""
-        self.generates = generates
-        self.loaded, self.share, self.loss = loaded, share, loss
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        every: int,
+        share: float,
+        loss: bool,
+        generates: bool = False,
+        last: int | None = None,
+    ) -> None:
+        """`every`: batches from one in which pieces may be timed to the next, 0 for none; `share`: of the capture's
+        time that they may take beside ALLOWANCE, from 1 on all; `loss`: as the capture computes it; `generates`:
+        attention, whose cache a repetition would spoil, is then not timed, and each layer's FFN in the prompts' pass
+        and in the one after it; `last`: the layer of a run that goes on that was timed last (-1: the whole model). It
+        has had its ALLOWANCE."""
+        self.loaded, self.share, self.loss, self.generates = loaded, share, loss, generates
         self.every = every if loaded.ffns else 0  # what only counts has no faster form
         self.rows: list[dict[str, Any]] = []
-        self._gauge = Gauge(loaded.device)
+        self.spent = 0.0  # seconds
         self._kind = loaded.device.type
-        self.spent = 0.0  # seconds, of the batches timed so far
-        self._started, self._cost, self._timed = time.perf_counter(), 0.0, 0
+        self._allowance = ALLOWANCE[self._kind] if last is None else 0.0
+        self._gauge = Gauge(loaded.device)
         self._powered = not self._gauge.reads  # whether nothing is left to ask of the device's power
-        self._rows = 0  # timed of the largest batch so far
+        self._started, self._read = time.perf_counter(), 0  # and padded rows of the capture since
+        self._next = 0 if last is None else last + 1  # the layer whose turn it is; after the last one the whole model's
+        self._round = 1 if last == -1 else 0
+        self._timed: set[int] = set()  # layers, in this batch
+        self._untimed = False  # whether a turn that is not timed comes first, in the layer at hand
+        self._turn: dict[str, float] = {}  # seconds a row that the last piece of each kind took for a turn
+        self._most = self._largest = 0  # rows that have been timed, and rows of any batch
+        self._order = random.Random(0)
 
     @contextmanager
     def of(self, batch: Batch) -> Iterator[OnLayer | None]:
         """Around the batch's forward pass, which is to tell each layer to what comes out, if anything does."""
-        if not self._wants(batch):
-            yield None
-            return
-        self._cost = 0.0
+        rows = min(batch.padded, ROWS[self._kind])
+        self._largest, self._timed = max(self._largest, rows), set()
+        # a batch that is due and no remainder, whose times would stand for no other's
+        due = self.every > 0 and batch.number % self.every == 0 and 2 * rows >= self._largest
         with ExitStack() as stack:
-            for number, layer in enumerate([] if self.generates else self.loaded.blocks):
+            hears = due and self._affords(LAYER, rows)
+            for number, layer in enumerate(self.loaded.blocks if hears and not self.generates else ()):
                 attention = getattr(layer, "self_attn", None)
                 if attention is not None:
-                    hear = partial(self._attention, batch, number)
+                    hear = partial(self._attention, batch, rows, number)
                     stack.callback(attention.register_forward_pre_hook(hear, with_kwargs=True).remove)
-            yield partial(self._ffn, batch)
-        self._close(batch)
+            yield partial(self._ffn, batch, rows) if hears else None
+        self._read += batch.padded
+        if due and self._next == len(self.loaded.ffns):
+            self._whole(batch, rows)
 
-    def _wants(self, batch: Batch) -> bool:
-        """Whether this batch is due, can be afforded, and is no remainder, whose times would stand for no other's."""
-        rows = min(batch.padded, ROWS[self._kind])
-        self._rows = max(self._rows, rows)
-        if not self.every or batch.number % self.every or 2 * rows < self._rows:
-            return False
-        return not self._timed or self._affords(self._cost)
+    def _affords(self, kind: str, rows: int, more: float = 0.0) -> bool:
+        """Whether a piece of so many rows, and so many seconds more, may be timed now."""
+        passed = time.perf_counter() - self._started
+        took = (1 + self._cold(kind, rows)) * self._seconds(kind, rows) + more
+        return self.share >= 1 or self.spent + took <= self._allowance + self.share * passed
 
-    def _affords(self, seconds: float) -> bool:
-        return self.spent + seconds <= ALLOWANCE + self.share * (time.perf_counter() - self._started)
+    def _seconds(self, kind: str, rows: int) -> float:
+        """What a turn of so many rows will take."""
+        if kind in self._turn:
+            return self._turn[kind] * rows
+        pace = (time.perf_counter() - self._started - self.spent) / max(1, self._read)
+        return PASSES * pace * rows if kind == MODEL else 0.0
 
-    def _ffn(self, batch: Batch, layer: int, x: Tensor, stats: Stats, phase: int = PREFILL) -> None:
-        began = self._now()
-        ffn, x = self.loaded.ffns[layer], x[: ROWS[self._kind]]
-        gate = partial(linear, x, ffn.w_gate, ffn.b_gate)
-        with probing(self.loaded.probe, Probe()):
-            took = self._take({"ffn_dense": partial(ffn.dense, x), "ffn_sparse": partial(ffn, x), "gate": gate})
-        mean = float(stats.nnz[: len(x)].double().mean())
-        self._add(batch, layer, len(x), mean, took, phase=phase)
-        self._cost += time.perf_counter() - began
+    def _cold(self, kind: str, rows: int) -> bool:
+        """Whether a turn that is not timed comes first."""
+        return rows > self._most or self._seconds(kind, rows) < LONG
 
-    def _attention(self, batch: Batch, layer: int, module: nn.Module, args: tuple[Any, ...], given: Any) -> None:
+    def _chosen(self, layer: int, rows: int) -> bool:
+        """Whether a layer is timed in this batch; its turn is over with that."""
+        if layer == self._next and self._affords(LAYER, rows):
+            self._timed.add(layer)
+            self._next += 1
+            self._untimed, self._turn[LAYER] = self._cold(LAYER, rows), 0.0
+        return layer in self._timed
+
+    def _attention(
+        self, batch: Batch, rows: int, layer: int, module: nn.Module, args: tuple[Any, ...], given: Any
+    ) -> None:
+        if not self._chosen(layer, rows):
+            return
         began = self._now()
         hidden = given["hidden_states"] if "hidden_states" in given else args[0]  # [sequences, positions, d_model]
         held, longest = hidden.shape[:2]
@@ -108,29 +145,52 @@ class Timings:
             return tuple(map(cut, value)) if isinstance(value, tuple) else value
 
         attend = partial(module.forward, *cut(args), **{name: cut(value) for name, value in given.items()})
-        self._add(batch, layer, kept * longest, None, self._take({"attention": attend}))
-        self._cost += time.perf_counter() - began
+        took = self._take({"attention": attend}, self._untimed)
+        self._add(batch, layer, kept * longest, None, took)
+        self._book(began, LAYER, rows, took)
 
-    def _close(self, batch: Batch) -> None:
-        """After the forward pass of a timed batch: the whole model, when it is its turn, and the books."""
-        if self._timed % MODEL_EVERY == 0:
-            began = self._now()
-            part = batch.head(ROWS[self._kind])
-            inputs = Inputs.of(part, self.loaded.device)
-            run = partial(forward, self.loaded, inputs, loss=self.loss)
+    def _ffn(self, batch: Batch, rows: int, layer: int, x: Tensor, stats: Stats, phase: int = PREFILL) -> None:
+        prefill = phase == PREFILL
+        if not (self._chosen(layer, rows) if prefill else layer in self._timed):
+            return
+        began = self._now()
+        ffn, x = self.loaded.ffns[layer], x[: ROWS[self._kind]]
+        gate = partial(linear, x, ffn.w_gate, ffn.b_gate)
+        with probing(self.loaded.probe, Probe()):
+            operations = {"ffn_dense": partial(ffn.dense, x), "ffn_sparse": partial(ffn, x), "gate": gate}
+            took = self._take(operations, self._untimed or not prefill)
+        self._add(batch, layer, len(x), float(stats.nnz[: len(x)].double().mean()), took, phase=phase)
+        self._book(began, LAYER, rows, took)
+        self._most = max(self._most, rows)
 
-            def run_dense() -> None:
-                with dense(self.loaded):
-                    run()
+    def _whole(self, batch: Batch, rows: int) -> None:
+        """The whole model's turn: passed over in most rounds, else waited for."""
+        if self._round % MODEL_EVERY == 0:
+            windows = 2 * WINDOW_SECONDS
+            passed = time.perf_counter() - self._started
+            power = not self._powered and (self.share >= 1 or self.share * passed >= 2 * windows)
+            if not self._affords(MODEL, rows, windows if power else 0.0):
+                return
+            self._time_model(batch, rows, power)
+        self._next, self._round = 0, self._round + 1
 
-            operations: dict[str, Callable[[], Any]] = {"model_dense": run_dense, "model_sparse": run}
-            took, power = self._take(operations), dict[str, Reading]()
-            if not self._powered and (self.share >= 1 or self._affords(self._cost + len(operations) * WINDOW_SECONDS)):
-                power = {op: self._gauge.window(operation) for op, operation in operations.items()}
-                self._powered = True
-            self._add(batch, -1, part.padded, None, took, power)
-            self.spent += time.perf_counter() - began
-        self.spent, self._timed = self.spent + self._cost, self._timed + 1
+    def _time_model(self, batch: Batch, rows: int, power: bool) -> None:
+        began, untimed = self._now(), self._cold(MODEL, rows)
+        part = batch.head(ROWS[self._kind])
+        run = partial(forward, self.loaded, Inputs.of(part, self.loaded.device), loss=self.loss)
+
+        def run_dense() -> None:
+            with dense(self.loaded):
+                run()
+
+        operations: dict[str, Callable[[], Any]] = {"model_dense": run_dense, "model_sparse": run}
+        took, readings = self._take(operations, untimed), dict[str, Reading]()
+        if power:
+            readings = {op: self._gauge.window(operation) for op, operation in operations.items()}
+            self._powered = True
+        self._add(batch, -1, part.padded, None, took, readings)
+        self._turn[MODEL] = 0.0
+        self._book(began, MODEL, rows, took)
 
     def _now(self) -> float:
         """Once the device has done what it was given, so that no work of the capture counts as spent on timings."""
@@ -138,8 +198,15 @@ class Timings:
             torch.cuda.synchronize(self.loaded.device)
         return time.perf_counter()
 
-    def _take(self, operations: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-        return turns(operations, self.loaded.device, REPEATS)
+    def _book(self, began: float, kind: str, rows: int, took: dict[str, float]) -> None:
+        """What has been spent since `began`, and what a turn of these operations takes."""
+        self.spent += self._now() - began
+        self._turn[kind] += sum(took.values()) * 1e-6 / rows
+
+    def _take(self, operations: dict[str, Callable[[], Any]], untimed: bool) -> dict[str, float]:
+        """Microseconds of each operation in one turn."""
+        took = turns(operations, self.loaded.device, 1, untimed=untimed, shuffled=self._order)
+        return {op: times[0] for op, times in took.items()}
 
     def _add(
         self,
@@ -147,16 +214,16 @@ class Timings:
         layer: int,
         rows: int,
         nnz_mean: float | None,
-        took: dict[str, list[float]],
+        took: dict[str, float],
         power: dict[str, Reading] | None = None,
         phase: int = PREFILL,
     ) -> None:
         """`power`: by operation, from windows of it alone; without one, what the device reports now."""
         now = self._gauge.read()
-        for op, times in took.items():
+        for op, microseconds in took.items():
             kernel = self.loaded.choice(rows).kernel if op in SPARSE else "dense"
             about = {"batch": batch.number, "layer": layer, "op": op, "phase": phase, "tokens": rows}
-            found = {"nnz_mean": nnz_mean, "microseconds": statistics.median(times), "kernel": kernel}
+            found = {"nnz_mean": nnz_mean, "microseconds": microseconds, "kernel": kernel}
             mhz, watts = now if power is None else power.get(op, (now[0], None))
             self.rows.append(about | found | {"sm_mhz": mhz, "watts": watts})
 
