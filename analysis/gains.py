@@ -17,7 +17,7 @@ import pandas as pd
 
 from twell.analysis import summary
 from twell.analysis.layers import by_layer
-from twell.analysis.speedup import correlate, model_speedup, speedup, timings
+from twell.analysis.speedup import correlate, model_speedup, of_one_size, speedup, timings
 from twell.analysis.tiles import tile_audit
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
@@ -154,7 +154,7 @@ def model_time(run: Run) -> pd.DataFrame:
     Missing where the whole model was not timed.
     """
     whole, layers = model_speedup(run), speedup(run)
-    rows, scale = timings(run), _scale(run)
+    rows, scale = of_one_size(timings(run)), _scale(run)
     rows = rows[rows["op"] == "attention"]
     attention = np.nan
     if len(rows):

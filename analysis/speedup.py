@@ -36,9 +36,21 @@ def timings(run: Run) -> pd.DataFrame:
     return rows[rows["phase"] == PREFILL]
 
 
+def of_one_size(rows: pd.DataFrame) -> pd.DataFrame:
+    """Timings with each time brought, by the token, to the median rows of its operation: layers are timed in batches of
+    their own, and batches differ in size."""
+    rows = rows[rows["tokens"] > 0]
+    median = rows.groupby("op")["tokens"].transform("median")
+    return rows.assign(microseconds=rows["microseconds"] * (median / rows["tokens"]))
+
+
 def timings_by_batch(run: Run) -> pd.DataFrame:
     """Columns: batch; layer (-1: the whole model); op; microseconds; nnz_mean; kernel. Prefill alone."""
-    rows = timings(run).sort_values(["batch", "layer", "op"], ignore_index=True)
+    return _in_order(timings(run))
+
+
+def _in_order(rows: pd.DataFrame) -> pd.DataFrame:
+    rows = rows.sort_values(["batch", "layer", "op"], ignore_index=True)
     rows["nnz_mean"] = rows["nnz_mean"].astype("float64")  # means of float32 values are off in the seventh digit
     return rows[["batch", "layer", "op", "microseconds", "nnz_mean", "kernel"]]
 
@@ -46,13 +58,13 @@ def timings_by_batch(run: Run) -> pd.DataFrame:
 @shared
 def speedup(run: Run) -> pd.DataFrame:
     """Columns: layer; nnz_mean (of the batches timed; of the run's unflagged tokens where the timings have none);
-    dense_us, sparse_us, gate_us (µs, median over batches; gate where it was timed); speedup (median over batches of
-    dense / sparse); repeats (batches); kernel (that ran the sparse op).
+    dense_us, sparse_us, gate_us (µs of a batch of median size, median over batches; gate where it was timed); speedup
+    (median over batches of dense / sparse); repeats (batches); kernel (that ran the sparse op).
 
     `attrs["comparable"]` is false, with a sentence in `attrs["note"]`, where the reference ran. Missing where no batch
     was timed both dense and sparse.
     """
-    rows = timings_by_batch(run)
+    rows = _in_order(of_one_size(timings(run)))
     wide = rows[rows["layer"] >= 0].pivot_table(index=["layer", "batch"], columns="op", values="microseconds")
     if not {"ffn_dense", "ffn_sparse"} <= set(wide.columns):
         raise Missing(f"{run.name} timed no batch both dense and sparse: capture with --timings above 0.")
@@ -91,7 +103,7 @@ def model_speedup(run: Run) -> dict[str, Any]:
     low, high (median, least and greatest over batches); energy (sparse over dense, power times time, median;
     NaN where the device reports no power); repeats (batches); kernel; comparable; note. Missing where it was not timed
     both ways."""
-    rows = timings(run)
+    rows = of_one_size(timings(run))
     rows = rows[rows["op"].isin(["model_dense", "model_sparse"])]
     if rows["op"].nunique() < 2:
         raise Missing(f"{run.name} did not time the whole forward pass both dense and sparse.")

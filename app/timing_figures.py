@@ -129,11 +129,18 @@ def batch_times(run: Run) -> pd.DataFrame:
 
 
 def summed(frame: pd.DataFrame, layer: int | None = None) -> pd.DataFrame:
-    """Times of the timed batches (batch_times) over all layers, or of one. Columns: batch; op (dense, sparse); tokens;
-    microseconds."""
+    """Times (of batch_times) of one layer, or of all together: of the first time that each was timed, of the second,
+    and so on, as far as all were, brought to the largest of their batches. Columns: batch (the last of them); op
+    (dense, sparse); tokens; microseconds."""
     part = frame if layer is None else frame[frame["layer"] == layer]
-    sums = part.groupby(["batch", "op", "tokens"], as_index=False)["microseconds"].sum()
-    return sums.assign(op=sums["op"].str.removeprefix("ffn_"))
+    part = part.assign(turn=part.groupby(["layer", "op"]).cumcount())
+    most = part.groupby(["turn", "op"])["tokens"].transform("max")
+    part["microseconds"] *= most / part["tokens"].clip(lower=1)
+    turns = part.groupby(["turn", "op"], as_index=False)
+    sums = turns.agg(batch=("batch", "max"), tokens=("tokens", "max"), microseconds=("microseconds", "sum"))
+    whole = turns["layer"].nunique()["layer"] == part["layer"].nunique()
+    sums = sums[whole].drop(columns="turn")
+    return sums.assign(op=sums["op"].str.removeprefix("ffn_"))[["batch", "op", "tokens", "microseconds"]]
 
 
 def over_batches(timings: pd.DataFrame) -> go.Figure:

@@ -111,6 +111,26 @@ def test_decode_is_not_mixed_in(made: ModuleType, tmp_path: Path) -> None:
     assert table["dense_us"].max() < 1000
 
 
+def test_layers_timed_in_batches_of_other_sizes_are_compared_by_the_token(made: ModuleType, tmp_path: Path) -> None:
+    """Twice the tokens in twice the time, every second batch, and each layer in its own: 0.2 and 0.1 µs a token."""
+
+    def sized(table):
+        keep = table["batch"] % table["layer"].max() == table["layer"] % 2
+        table = {name: np.ma.asarray(values)[keep] for name, values in table.items()}
+        tokens = np.where(table["batch"] % 2 == 0, 1024, 2048).astype(np.int32)
+        each = np.where(table["op"] == "ffn_dense", 0.2, 0.1)
+        return {**table, "tokens": tokens, "microseconds": tokens * each}
+
+    run = made.make(tmp_path / "sized", layers=3, sequences=10, parts=1, timings=4, change_timings=sized)
+    times = run.frame("timings")
+    assert times.groupby("layer")["tokens"].median().nunique() == 2
+    size = times.loc[times["op"] == "ffn_dense", "tokens"].median()
+    table = speedup(run)
+    np.testing.assert_allclose(table["dense_us"], 0.2 * size)
+    np.testing.assert_allclose(table["sparse_us"], 0.1 * size)
+    np.testing.assert_allclose(table["speedup"], 2.0)
+
+
 def test_timings_by_batch(run: Run) -> None:
     table = timings_by_batch(run)
     assert list(table.columns) == ["batch", "layer", "op", "microseconds", "nnz_mean", "kernel"]

@@ -207,6 +207,9 @@ def test_a_kernel_is_named_with_its_compression_only_where_it_had_several(benche
     assert {"cpu kernel", "cuda kernel, compression 8", "cuda kernel, compression 16"} <= names
 
 
+PER_TOKEN = {"dense": 3.0, "sparse": 2.0}  # µs
+
+
 def test_batches_of_different_size_are_compared_by_the_token(made_run: Run) -> None:
     frame = batch_times(made_run)
     frame["tokens"] = frame["tokens"].where(frame["batch"] < frame["batch"].max(), 17)
@@ -215,6 +218,19 @@ def test_batches_of_different_size_are_compared_by_the_token(made_run: Run) -> N
     assert len(dense.y) == frame["batch"].nunique() > 1
     np.testing.assert_allclose(dense.y, 3.0 * made_run.layers)
     np.testing.assert_allclose(sparse.y, 2.0 * made_run.layers)
+
+
+def test_layers_timed_in_batches_of_their_own_are_added_up_by_turn() -> None:
+    """Two layers whose turns are in batches 0 and 1, then 2 and 3, of which the last is larger, and one in batch 4."""
+    batch, layer, tokens = [0, 1, 2, 3, 4], [0, 1, 0, 1, 0], [10, 10, 10, 20, 10]
+    times = pd.DataFrame({"batch": batch, "layer": layer, "tokens": tokens})
+    frame = pd.concat([times.assign(op=f"ffn_{op}", microseconds=us * times["tokens"]) for op, us in PER_TOKEN.items()])
+    sums = summed(frame).sort_values(["op", "batch"])
+    assert sums[["batch", "op", "tokens"]].to_numpy().tolist() == [
+        [1, "dense", 10], [3, "dense", 20], [1, "sparse", 10], [3, "sparse", 20]
+    ]  # fmt: skip
+    np.testing.assert_allclose(sums["microseconds"], [60, 120, 40, 80])
+    assert summed(frame, 0).query("op == 'dense'")["batch"].tolist() == [0, 2, 4]
 
 
 def test_layers_together_name_an_operation_that_was_timed_on_fewer() -> None:
