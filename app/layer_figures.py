@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,24 +24,23 @@ def ridges(bins: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
     high = float(by_layer["max"].max())
     curves = {layer: _density(part) for layer, part in bins.groupby("layer")}
     peak = max((float(y.max()) for _, y, _ in curves.values() if len(y)), default=1.0) or 1.0
+    ridge: dict[str, list[Any]] = {"x": [], "y": [], "text": []}  # one trace: each begins and ends on its layer's line
     for layer in layers:
         x, y, spans = curves[layer]
-        top = layer - 1.5 * y / peak
-        figure.add_scatter(
-            x=x, y=np.full(len(x), layer), mode="lines", line={"width": 0}, hoverinfo="skip", row=1, col=1
-        )
-        figure.add_scatter(
-            x=x,
-            y=top,
-            mode="lines",
-            line={"color": BLUE, "width": 1.2},
-            fill="tonexty",
-            fillcolor="rgba(47, 126, 216, 0.22)",
-            text=spans,
-            hovertemplate=f"layer {layer}<br>%{{text}}<extra></extra>",
-            row=1,
-            col=1,
-        )
+        ridge["x"] += [x[0], *x, x[-1], None]
+        ridge["y"] += [layer, *(layer - 1.5 * y / peak), layer, None]
+        ridge["text"] += ["", *(f"layer {layer}<br>{span}" * bool(span) for span in spans), "", None]
+    figure.add_scatter(
+        **ridge,
+        mode="lines",
+        line={"color": BLUE, "width": 1.2},
+        fill="toself",
+        fillcolor="rgba(47, 126, 216, 0.22)",
+        hoveron="points",
+        hoverinfo="text",
+        row=1,
+        col=1,
+    )
     _means(figure, by_layer)
     _used(figure, by_layer)
     said = [f"{number(m)} · {percent(s)}" for m, s in zip(by_layer["mean"], by_layer["share"], strict=True)]

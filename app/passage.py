@@ -11,6 +11,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,6 +29,7 @@ from twell.workbench.store import Run
 
 ALL, SURPRISAL = "all", "surprisal"
 SEEN = 12  # loudest places that are listed
+ORDER = ["value", "sequence", "position"]  # of the loudest places, the first by the greatest value
 AROUND = 10  # tokens shown to either side of a place
 PHASES = {"prefill": PREFILL, "decode": DECODE}
 
@@ -93,18 +96,21 @@ def phases(run: Run) -> list[str]:
     return [name for name, number in PHASES.items() if number in found]
 
 
+def _read(path: Path, **wanted: Any) -> pa.Table:
+    """A part of activity, or some of it."""
+    try:
+        return pq.read_table(path, **wanted)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(
+            f"Expected a readable part at {path}, got {str(error).splitlines()[0]}: copy it again from where it was "
+            "recorded, or capture anew."
+        ) from None
+
+
 def passage(run: Run, sequence: int) -> pd.DataFrame:
     """The tokens of a sequence in order. Columns: position; token_id; flags; phase; loss (nats, of the next token as
     predicted here); surprisal (nats, of this token); nnz (sum over layers); nnz_LL."""
-    found = []
-    for path in run.parts("activity"):
-        try:
-            found.append(pq.read_table(path, filters=[("sequence", "=", sequence)]))
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(
-                f"Expected a readable part at {path}, got {str(error).splitlines()[0]}: copy it again from where it "
-                "was recorded, or capture anew."
-            ) from None
+    found = [_read(path, filters=[("sequence", "=", sequence)]) for path in run.parts("activity")]
     rows = pa.concat_tables(found).to_pandas().sort_values("position", ignore_index=True)
     if rows.empty:
         raise Missing(f"{run.name} holds no sequence {sequence}: it has 0 to {run.manifest.sequences - 1}.")
@@ -167,18 +173,40 @@ def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:
             f"select sequence, {place} as position, {value} as value from activity {last} where {where} "
             f"order by value desc, sequence, position limit {4 * SEEN}"
         )
+        run.parts("activity")
+        top = run.sql(query)
     else:
         columns = nnz_columns(run.layers)
-        chosen = columns if shade == ALL else [columns[int(shade[1:])]]
-        total = " + ".join(f"cast({name} as bigint)" for name in chosen)
-        query = (
-            "select -top.s as sequence, -top.p as position, top.v as value from (select token_id, "
-            f"max({{'v': {total}, 's': -sequence, 'p': -position}}) as top from activity where flags = 0{only} "
-            f"group by token_id) order by value desc, sequence, position limit {SEEN}"
-        )
-    run.parts("activity")
-    found = [_place(run, *place) for place in run.sql(query).itertuples(index=False)]
+        top = _fullest(run, columns if shade == ALL else [columns[int(shade[1:])]], phase)
+    found = [_place(run, *place) for place in top.itertuples(index=False)]
     return pd.DataFrame(found).drop_duplicates("token_id").head(SEEN).reset_index(drop=True)
+
+
+def _fullest(run: Run, columns: list[str], phase: str | None) -> pd.DataFrame:
+    """The SEEN tokens that fire most neurons, each where it first does. Columns: sequence, position, value (sum of the
+    columns). Reads a part at a time: 0.3 s of a processor for a million tokens of 28 layers."""
+    best = []
+    for path in run.parts("activity"):
+        rows = _read(path, columns=["sequence", "position", "token_id", "phase", "flags", *columns])
+        counted = np.zeros(rows.num_rows, np.int64)
+        for name in columns:
+            counted += rows[name].to_numpy()
+        used = rows["flags"].to_numpy() == 0
+        if phase is not None:
+            used &= rows["phase"].to_numpy() == PHASES[phase]
+        most, left = 64 * SEEN, int(used.sum())
+        while True:  # until there are tokens enough among the rows of greatest value
+            least = np.partition(counted[used], left - most)[left - most] if most < left else 0
+            places = np.flatnonzero(used & (counted >= least))
+            kept = rows.select(["sequence", "position", "token_id"]).take(places).to_pandas()
+            kept = kept.assign(value=counted[places]).sort_values(ORDER, ascending=[False, True, True])
+            kept = kept.drop_duplicates("token_id").head(SEEN)
+            if len(kept) == SEEN or most >= left:
+                break
+            most *= 16
+        best.append(kept)
+    every = pd.concat(best).sort_values(ORDER, ascending=[False, True, True]).drop_duplicates("token_id")
+    return every.head(SEEN)[["sequence", "position", "value"]]
 
 
 def _place(run: Run, sequence: int, position: int, value: float) -> dict[str, object]:

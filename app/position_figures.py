@@ -42,26 +42,22 @@ def decays(fits: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(
         tickvals=list(range(len(rows)))[::-1][::step], ticktext=names[::-1][::step], range=[len(rows) - 0.4, -0.6]
     )
-    for row in rows.itertuples():
-        r2 = row.r2 if row.verdict in DRAWN else row.power_r2
-        figure.add_annotation(
-            text=f"{row.verdict} · R² {number(max(r2, 0), 2)}",
-            xref="paper",
-            x=1,
-            xshift=8,
-            xanchor="left",
-            y=row.place,
-            showarrow=False,
-            font={"size": 12},
-        )
+    beside = {"xref": "paper", "x": 1, "xshift": 8, "xanchor": "left", "showarrow": False, "font": {"size": 12}}
+    fits_well = rows["r2"].where(rows["verdict"].isin(DRAWN), rows["power_r2"]).clip(lower=0)
+    said = [f"{verdict} · R² {number(r2, 2)}" for verdict, r2 in zip(rows["verdict"], fits_well, strict=True)]
+    notes = [{**beside, "text": text, "y": place} for place, text in enumerate(said)]
+    figure.update_layout(annotations=notes)  # all at once: one by one, plotly looks through those before
     low, high = (float(told["decay_low"].min()), float(told["decay_high"].max())) if len(told) else (1.0, 100.0)
-    ticks, text = log_ticks(low / 3, high * 3)
+    ticks, text = log_ticks(low / 4, high * 4)
+    ends = low / 1.3, high * 1.3
+    if sum(ends[0] <= tick <= ends[1] for tick in ticks) < 2:  # an axis says nothing with fewer
+        ends = max(tick for tick in ticks if tick <= low), min(tick for tick in ticks if tick >= high)
     figure.update_xaxes(
         type="log",
         title="λ, tokens",
         tickvals=ticks,
         ticktext=text,
-        range=[math.log10(max(low, 1e-3) / 1.3), math.log10(high * 1.3)],
+        range=[math.log10(max(end, 1e-4)) for end in ends],
     )
     return figure
 

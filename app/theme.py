@@ -8,6 +8,7 @@ alone orders them, so they read the same with any kind of colour vision.
 from __future__ import annotations
 
 BLUE, GREY, AMBER = "#2f7ed8", "#8b95a1", "#c9821f"
+WORDS = "#717c88"  # of names inside figures, to be read on both backgrounds
 GRID = "rgba(139, 149, 161, 0.22)"
 SCALE = [[0.0, "rgba(47, 126, 216, 0.04)"], [0.5, "rgba(47, 126, 216, 0.36)"], [1.0, "rgba(47, 126, 216, 0.8)"]]
 
@@ -113,6 +114,7 @@ h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; 
 .stPlotlyChart { margin-top: -.6rem; }
 .stPlotlyChart :is([class*="tick"], .cbaxis, .cbtitle) text, .stPlotlyChart [class*="title"] {
   fill: light-dark(#56606c, #aeb7c2) !important; }
+.stPlotlyChart .textpoint text { fill: light-dark(#56606c, #aeb7c2) !important; }
 .stPlotlyChart :is(.heatmap-label text, .bartext) { fill: light-dark(#16202b, #eef2f6) !important; }
 
 /* the places where a token stands: a grid with the token in its middle */

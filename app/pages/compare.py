@@ -13,7 +13,7 @@ from twell.app import parts
 from twell.app.answers import together
 from twell.app.compare_figures import differences, frontier, side_by_side
 from twell.app.comparison import by_place, layers_of, same_text
-from twell.app.figures import small_multiples
+from twell.app.multiples import small_multiples
 from twell.app.state import Shelf, ask, bound, shelf, shown
 from twell.app.words import fixed, number, percent, plural, times, token_html, whole
 from twell.workbench.errors import UserError

@@ -7,9 +7,9 @@ import streamlit as st
 
 from twell.app import parts
 from twell.app.answers import answer
-from twell.app.figures import small_multiples
 from twell.app.layer_data import layer_rows, spread, surprise
 from twell.app.layer_figures import ridges
+from twell.app.multiples import small_multiples
 from twell.app.state import ask, bound, shown
 from twell.app.words import number, percent, plural, signed, whole
 from twell.workbench.store import Run

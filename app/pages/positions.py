@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from twell.app import parts
 from twell.app.answers import answer
-from twell.app.figures import small_multiples
 from twell.app.layer_data import span
+from twell.app.multiples import small_multiples
 from twell.app.position_data import panels
 from twell.app.position_figures import decays
 from twell.app.state import shown
