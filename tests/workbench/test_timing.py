@@ -28,6 +28,7 @@ from twell.workbench.timing import Timings
 
 # Of one H200 and 131,072 rows of a model of 2048 x 5632, in seconds
 BATCH = 0.265
+LAYER = ("attention", "ffn_dense", "ffn_sparse", "gate")
 TAKES = {"attention": 0.010, "ffn_dense": 0.0142, "ffn_sparse": 0.0068, "gate": 0.0052}
 TAKES |= {"model_dense": 0.318, "model_sparse": 0.261}
 
@@ -134,14 +135,15 @@ def test_a_run_that_goes_on_goes_on_with_the_next(
 ) -> None:
     timings = Timings(loaded, 1, 0.05, True, last=last)
     for _number in passes(timings, batch, clock, 150):
-        assert timings.spent <= 0.05 * clock.now + sum(TAKES.values())  # of what comes first nothing is known
+        # of the first layer nothing is known, and its first turn is not timed; ALLOWANCE it has had
+        assert timings.spent <= 0.05 * clock.now + 2 * sum(TAKES[op] for op in LAYER)
     assert [layer for _, layer in pieces(timings)][:4] == order
 
 
-@pytest.mark.parametrize(("share", "passed", "asked"), [(1.0, 0.0, 2), (0.5, 0.0, 0), (0.5, 60.0, 2)])
+@pytest.mark.parametrize(("share", "many", "asked"), [(1.0, 40, 2), (0.5, 40, 0), (0.5, 250, 2)])
 def test_power_is_asked_for_once_and_only_when_it_can_be_afforded(
     share: float,
-    passed: float,
+    many: int,
     asked: int,
     loaded: LoadedModel,
     batch: Batch,
@@ -159,8 +161,7 @@ def test_power_is_asked_for_once_and_only_when_it_can_be_afforded(
     monkeypatch.setattr(Gauge, "read", lambda _self: (1000.0, 100.0))
     monkeypatch.setattr(Gauge, "window", window)
     timings = Timings(loaded, 1, share, True)
-    clock.now += passed
-    for _number in passes(timings, batch, clock, 40):
+    for _number in passes(timings, batch, clock, many):
         assert share == 1 or timings.spent <= timing.ALLOWANCE["cuda"] + share * clock.now
     assert len(windows) == asked
     whole = [row for row in timings.rows if row["layer"] == -1]
@@ -175,9 +176,7 @@ def test_all_layers_of_the_bundled_model(tmp_path: Path) -> None:
     )
     frame = capture(options).frame("timings")
     layers = frame[frame["layer"] >= 0]
-    assert {*zip(layers["layer"], layers["op"], strict=True)} == {
-        (layer, op) for layer in range(8) for op in ("attention", "ffn_dense", "ffn_sparse", "gate")
-    }
+    assert {*zip(layers["layer"], layers["op"], strict=True)} == {(layer, op) for layer in range(8) for op in LAYER}
     assert {"model_dense", "model_sparse"} == {*frame.loc[frame["layer"] < 0, "op"]}
     often = layers[layers["op"] == "ffn_sparse"].groupby("layer")["batch"].nunique()
     assert often.max() - often.min() <= 1
