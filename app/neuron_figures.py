@@ -27,7 +27,8 @@ def density_map(frame: pd.DataFrame) -> go.Figure:
     counts = frame.pivot(index="layer", columns="low", values="neurons")
     highs = frame.drop_duplicates("low").set_index("low")["high"]
     names = ["never" if low == 0 else f"{fine(low)}–{fine(highs[low])}" for low in table.columns]
-    labels = ["never" if low == 0 else f"≥ {fine(low)}" for low in table.columns]
+    labels = ["never" if low == 0 else fine(low) for low in table.columns]
+    every = 1 if max(map(len, labels)) <= 6 else 2  # named; the first is "never"
     layers = [int(layer) for layer in table.index]
     few = len(layers) <= 20
     share = table.to_numpy(float)
@@ -54,7 +55,11 @@ def density_map(frame: pd.DataFrame) -> go.Figure:
     layer_axis(figure, layers, showgrid=False)
     figure.update_yaxes(range=[max(layers) + 0.5, min(layers) - 0.5])
     figure.update_xaxes(
-        tickvals=list(range(len(labels))), ticktext=labels, showgrid=False, tickangle=0, title="density of the neuron"
+        tickvals=list(range(len(labels)))[::every],
+        ticktext=labels[::every],
+        showgrid=False,
+        tickangle=0,
+        title="density of the neuron, from",
     )
     return figure
 

@@ -18,12 +18,12 @@ import streamlit as st
 from twell import analysis
 from twell.app.answers import Answer
 from twell.app.figures import CONFIG
-from twell.app.state import RECORDED, Shelf, digest
+from twell.app.state import MANIFEST, RECORDED, Shelf, digest, opened
 from twell.app.words import number, plural, seconds_ago, whole
 from twell.workbench.errors import Missing, UserError
-from twell.workbench.store import Run, open_run
+from twell.workbench.store import Run
 
-LOOK = 0.4  # seconds between looks at a run that is being recorded, each of which takes a browser 0.06
+LOOK = 0.3  # seconds between looks at a run that is being recorded, each of which takes a browser 0.06
 STALE = 60.0  # seconds without a new part before a recording run is said to be silent; a part closes after 10
 
 
@@ -172,8 +172,8 @@ def status(run: Run) -> None:
 def follow(path: str, seen: str) -> None:
     """The state of a run that is being recorded, looked at again and again; a new part draws the page anew."""
     try:
-        run = open_run(path)
-        age = time.time() - (Path(path) / "run.json").stat().st_mtime
+        run = opened(Path(path))
+        age = time.time() - (Path(path) / MANIFEST).stat().st_mtime
     except (UserError, OSError):
         st.rerun()
     if digest(run) != seen:

@@ -12,6 +12,7 @@ import html
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.store import Run, list_runs, open_run
 
 RECORDED = "recorded/"
+MANIFEST = "run.json"
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,26 @@ def digest(run: Run) -> str:
     return hashlib.sha256(f"{run.manifest.status} {run.manifest.created} {parts}".encode()).hexdigest()[:16]
 
 
+def opened(path: Path) -> Run:
+    """A run as it stands now; its manifest is read anew only where its file is another than the last time.
+
+    Raises UserError where there is no run, or a broken one.
+    """
+    try:
+        stamp = (path / MANIFEST).stat()
+    except OSError:
+        return open_run(path)  # which says what is wrong
+    return _opened(path, stamp.st_ino, stamp.st_mtime_ns, stamp.st_size)
+
+
+@lru_cache(maxsize=64)
+def _opened(path: Path, *stamp: int) -> Run:
+    return kept(open_run(path))
+
+
 @st.cache_data(max_entries=256, show_spinner=False)
 def _answer(path: str, parts: str, module: str, question: str, arguments: dict[str, Any]) -> Any:
-    return getattr(import_module(module), question)(kept(open_run(path)), **arguments)
+    return getattr(import_module(module), question)(opened(Path(path)), **arguments)
 
 
 def ask(run: Run, question: str | Callable[..., Any], **arguments: Any) -> Any:

@@ -76,6 +76,7 @@ CSS = """<style>
 @media (max-width: 900px) {
   [class*="st-key-pair"] [data-testid="stColumn"] { min-width: 100%; }
   .st-key-cards [data-testid="stColumn"] { min-width: calc(50% - 2rem); }
+  .stPlotlyChart .heatmap-label text { font-size: 9px !important; }
 }
 
 /* words */

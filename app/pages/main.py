@@ -11,6 +11,7 @@ from typing import Any
 
 import streamlit as st
 
+from twell.analysis.shared import together
 from twell.app import parts, state, styles, theme
 from twell.workbench.errors import UserError
 
@@ -98,7 +99,8 @@ def main() -> None:
     try:
         if page.url_path != "kernels":  # timings need no summary, and a live run has a new one every part
             parts.summarise(run)
-        page.run()
+        with together():  # what several figures of a page are made from is taken once
+            page.run()
     except (UserError, OSError) as error:
         parts.unreadable(run, error)
 

@@ -51,6 +51,21 @@ def test_a_part_that_breaks_and_a_run_that_goes_leave_the_pages_standing(
     context.close()
 
 
+def test_a_run_that_ends_without_another_part_is_seen_to_have_ended(
+    browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path
+) -> None:
+    """The last word of a capture may be its state alone: the parts stay as they are."""
+    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(recording))
+    watched.open("/layers?run=live", ".tw-mark.live")
+    found = manifests.read(recording / "live")
+    found.status = manifests.INTERRUPTED
+    manifests.write(recording / "live", found)
+    watched.page.get_by_text("The capture stopped before its end").wait_for(timeout=10_000)
+    assert watched.page.locator(".tw-mark.live").count() == 0
+    watched.check()
+    watched.page.close()
+
+
 def test_every_choice_is_reached_without_a_pointer(watched: Any) -> None:
     """From the top of the page with Tab: the pages, the run chooser, the token; Enter follows it."""
     page = watched.page
