@@ -22,9 +22,9 @@ from twell.analysis.layers import by_layer, layer_histogram
 from twell.analysis.neurons import by_neuron
 from twell.analysis.overview import overview
 from twell.analysis.positions import by_position, position_blocks
+from twell.analysis.refresh import ensure, summarize
 from twell.analysis.settings import tile_settings
 from twell.analysis.speedup import model_speedup, speedup, speedup_correlation, timings_by_batch
-from twell.analysis.summary import ensure, summarize
 from twell.analysis.surprisal import surprisal, surprisal_classes, surprisal_correlation, surprisal_own
 from twell.analysis.tiles import peer_audit, tile_audit
 from twell.analysis.together import fired_csr, together

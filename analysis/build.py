@@ -16,13 +16,15 @@ import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
 from ibis import _
+from numpy.typing import NDArray
 
 from twell.analysis import scores, sums
 from twell.analysis.classes import CLASSES, numbers
 from twell.analysis.engine import Engine, open_engine
 from twell.analysis.layers import moments
 from twell.analysis.positions import band_moments
-from twell.analysis.summary import SOURCES, class_step
+from twell.analysis.ranks import of_tokens
+from twell.analysis.refresh import SOURCES, class_step
 from twell.analysis.totals import EXTREMES, KEYS, KIND, Tables, Total
 from twell.workbench.schema import SUMMARIES, nnz_columns
 from twell.workbench.store import Run
@@ -69,17 +71,14 @@ def counted(engine: Engine, run: Run, parts: Parts) -> Tables:
     return found
 
 
-def taken(engine: Engine, run: Run, parts: Parts, kinds: pa.Table, tick: Tick) -> Tables:
+def taken(engine: Engine, run: Run, parts: Parts, kinds: NDArray, tick: Tick) -> Tables:
     """The sums of the tokens of parts, some with columns a layer: `shaped` makes summaries of them."""
     rows = {run.path / part.file: part.rows for part in parts if part.table == "activity"}
-    token_ids, classes = (kinds[name].to_numpy() for name in ("token_id", "kind"))
-    class_of = np.full(1 + token_ids.max(initial=0), -1, np.int32)
-    class_of[token_ids] = classes
     of_part = partial(
         sums.of_part,
         counts=nnz_columns(run.layers),
         used=nnz_columns(run.layers, "used") if run.manifest.counts_used else [],
-        kinds=class_of,
+        kinds=kinds,
         every=class_step(run),
     )
     return engine.sums(list(rows), of_part, lambda files: tick(sum(rows[file] for file in files)))
@@ -121,10 +120,10 @@ def tidy(wide: pa.Table, keys: list[str], layers: list[int], columns: dict[str, 
     )
 
 
-def second_reading(engine: Engine, run: Run, kinds: pa.Table, layers: pa.Table, positions: pa.Table) -> Tables:
+def second_reading(engine: Engine, run: Run, kinds: NDArray, layers: pa.Table, positions: pa.Table) -> Tables:
     """What takes the means of the whole run, over every part: z by token and, where there is a vocabulary, by word."""
-    whole = moments(layers.to_pandas(), run.layers)
-    places = band_moments(positions.to_pandas(), *whole)
+    whole = moments(layers, run.layers)
+    places = band_moments(positions, *whole)
     spelling = None
     if run.has("vocab"):
         vocab = run.arrow("vocab", ["token_id", "bytes"])
@@ -134,18 +133,13 @@ def second_reading(engine: Engine, run: Run, kinds: pa.Table, layers: pa.Table, 
     )
     with engine.each(run.parts("activity"), scored, scores.ROWS) as rows:
         tokens = added(rows.filter(rows.word.isnull()), KEYS["token_scores"], _how("token_scores"))
-        found = {"token_scores": _typed("token_scores", _classed(engine.arrow(tokens), kinds))}
+        scored_tokens = engine.arrow(tokens)
+        kind = of_tokens(kinds, scored_tokens["token_id"].to_numpy())
+        scored_tokens = scored_tokens.append_column("class", CLASSES.take(pa.array(kind)))
+        found = {"token_scores": _typed("token_scores", scored_tokens)}
         if spelling is not None:
             found["words"] = words(engine, added(rows.filter(rows.word.notnull()), KEYS["words"], _how("words")))
     return found
-
-
-def _classed(tokens: pa.Table, kinds: pa.Table) -> pa.Table:
-    """The rows with the class of each token; one that the vocabulary lacks is of the last."""
-    ids, known = tokens["token_id"].to_numpy(), kinds["token_id"].to_numpy()
-    kind = np.full(1 + max(ids.max(initial=0), known.max(initial=0)), len(CLASSES) - 1)
-    kind[known] = kinds["kind"].to_numpy()
-    return tokens.append_column("class", CLASSES.take(pa.array(kind[ids])))
 
 
 def words(engine: Engine, every: ir.Table) -> pa.Table:

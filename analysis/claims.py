@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from twell.analysis.classes import token_classes
@@ -106,10 +107,12 @@ def _deep(run: Run, least: int) -> pd.DataFrame:
 
 def first_fires_more(run: Run) -> Answer:
     rows = by_position(run)
-    first, later = rows[rows["first"]].set_index("layer"), rows[~rows["first"]]
-    if first.empty or later.empty:
+    start = rows["first"].to_numpy()
+    first = rows[start].set_index("layer")
+    if first.empty or start.all():
         raise Missing("No position 0, or nothing after it, was counted.")
-    rest = (later["mean"] * later["tokens"]).groupby(later["layer"]).sum() / later.groupby("layer")["tokens"].sum()
+    layer, tokens, mean = (rows[name].to_numpy()[~start] for name in ("layer", "tokens", "mean"))
+    rest = np.bincount(layer, mean * tokens, run.layers) / np.bincount(layer, tokens, run.layers)
     n = int(first["tokens"].iloc[0])
     if n < 2 or not (rest > 0).all():
         raise Missing(f"{n} sequences have a position 0 that was counted, or a layer fires nothing after it.")

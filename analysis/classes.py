@@ -11,14 +11,16 @@ class. Cost: 30 ms.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from twell.analysis import summary
-from twell.analysis.statistics import ratio_error, t_half
+from twell.analysis.statistics import distinct, ratio_error, t_half
 from twell.analysis.tokens import sums, token_text, z_variances
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
@@ -62,14 +64,15 @@ def _number(text: str) -> int:
     return 1 + found.lastindex if found and found.lastindex else len(CLASSES) - 1
 
 
-def numbers(run: Run) -> pa.Table:
-    """token_id and kind, the number of its class, of the whole vocabulary."""
+def numbers(run: Run) -> NDArray:
+    """The number of the class of each token of the vocabulary, by its id; last, that of an id that it lacks."""
     if not run.has("vocab"):
-        ids = np.arange(run.manifest.tokenizer["vocab_size"], dtype=np.int32)
-        return pa.table({"token_id": ids, "kind": np.full(len(ids), len(CLASSES) - 1, np.int32)})
+        return np.array([len(CLASSES) - 1])
     vocab = run.arrow("vocab", ["token_id", "text"])
-    kinds = [_number(text) for text in vocab["text"].to_pylist()]
-    return pa.table({"token_id": vocab["token_id"], "kind": pa.array(kinds, pa.int32())})
+    token_ids = vocab["token_id"].to_numpy()
+    found = np.full(2 + token_ids.max(initial=-1), len(CLASSES) - 1)
+    found[token_ids] = [_number(text) for text in vocab["text"].to_pylist()]
+    return found
 
 
 def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
@@ -81,13 +84,12 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     others, 95 %); mean (nnz a layer); loss_mean (nats, of predictions made there). Intervals are empty for one token.
     """
     rows = sums(run, flagged)
-    rows = rows[rows["tokens"] > 0].reset_index(drop=True)
-    if rows.empty:
+    if not len(rows["tokens"]):
         raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
-    rows["variance"] = z_variances(rows)
-    names, number = np.unique(_classes(run, rows["token_id"]), return_inverse=True)
-    found = _rows(run, rows, names, number)
-    frame = found.sort_values("z", ascending=False, ignore_index=True)
+    kinds = _kinds(run, rows["token_id"])
+    number, place = distinct(kinds)
+    found = _rows(run, rows, [CLASSES[kind].as_py() for kind in number.tolist()], place)
+    frame = found.sort_values(["z", "class"], ascending=[False, True], ignore_index=True)
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "note": "classes by spelling alone; intervals take the tokens of the vocabulary as the units",
@@ -96,18 +98,21 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     return frame
 
 
-def _classes(run: Run, token_ids: pd.Series) -> NDArray:
-    """The class of each token, from the summary, or from its text where that is of an earlier revision."""
-    told = summary.read(run, "token_scores", ("token_id", "class")).drop_duplicates("token_id")
-    if told["class"].isna().any():
-        return np.array([classify(text) for text in token_text(run, token_ids)])
-    return told.set_index("token_id")["class"].reindex(token_ids).to_numpy(str)
+def _kinds(run: Run, token_ids: NDArray) -> NDArray:
+    """The number of each token's class, from the summary, or from its text where that is of an earlier revision."""
+    told = summary.arrow(run, "token_scores", ["token_id", "class"])
+    if "class" not in told.schema.names:
+        return np.array([_number(text) for text in token_text(run, token_ids)])
+    known = told["token_id"].to_numpy()
+    kinds = np.empty(1 + known.max(initial=0), np.int64)
+    kinds[known] = pc.index_in(told["class"], CLASSES).to_numpy()
+    return kinds[token_ids]
 
 
-def _rows(run: Run, rows: pd.DataFrame, names: NDArray, number: NDArray) -> pd.DataFrame:
+def _rows(run: Run, rows: Mapping[str, NDArray], names: Sequence[str], number: NDArray) -> pd.DataFrame:
     """A row a class; `number` is the place of each token's in `names`."""
     columns = ("tokens", "z_sum", "nnz_sum", "loss_sum", "loss_tokens")
-    n, y, nnz, loss, predicted = (rows[column].to_numpy(float) for column in columns)
+    n, y, nnz, loss, predicted = (rows[column].astype(float) for column in columns)
     size = len(names)
     tokens = np.bincount(number, minlength=size)
     weights = (n, n * n, y, y * y, n * y, nnz, loss, predicted)
@@ -117,8 +122,8 @@ def _rows(run: Run, rows: pd.DataFrame, names: NDArray, number: NDArray) -> pd.D
     with np.errstate(divide="ignore", invalid="ignore"):
         z, others = total / count, (total.sum() - total) / (count.sum() - count)
         loss = loss / 2**24 / predicted
-    often = rows["tokens"].to_numpy() >= OFTEN
-    means, variance, number = (y / n)[often], rows["variance"].to_numpy()[often], number[often]
+    often = n >= OFTEN
+    means, variance, number = (y / n)[often], z_variances(rows)[often], number[often]
     effects = [_effect(means, variance, number == place) for place in range(size)]
     effect, spread = np.array(effects).T
     return pd.DataFrame(

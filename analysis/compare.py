@@ -183,7 +183,7 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
     for run in runs[1:]:
         if run.manifest.tokenizer["vocab_size"] != runs[0].manifest.tokenizer["vocab_size"]:
             raise Missing(f"{run.name} has another vocabulary than {runs[0].name}: their tokens do not compare.")
-        both = by_token(run, min_count).set_index("token_id").join(first, rsuffix="_first", how="inner")
+        both = by_token(run, min_count).set_index("token_id").join(first.add_suffix("_first"), how="inner")
         error = np.hypot(both["z_se"], both["z_se_first"])
         degrees = np.minimum(both["sequences"], both["sequences_first"]) - 1
         difference, half = both["z"] - both["z_first"], t_half(degrees) * error

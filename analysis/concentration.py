@@ -25,7 +25,7 @@ BUSIEST = (0.01, 0.05, 0.10, 0.20)
 
 def _table(run: Run, column: str, never: int) -> NDArray:
     """A column of the neurons as an array [layers, d_ff]."""
-    rows = summary.read(run, "neurons")
+    rows = summary.columns(run, "neurons", "layer", "neuron", column)
     if not unflagged_tokens(run):
         raise Missing(f"{run.name} holds no unflagged token, and neurons are counted over those alone.")
     found = np.full((run.layers, run.d_ff), never, dtype=np.int64)

@@ -18,8 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from twell.analysis import summary
-from twell.analysis.layers import histogram, moments
+from twell.analysis.layers import histogram, layer_moments
 from twell.analysis.tokens import token_text
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.schema import nnz_columns
@@ -127,7 +126,7 @@ def _scored(engine: Engine, run: Run, order: Order, token_id: int | None = None)
 
     if order not in get_args(Order):
         raise UserError(f"Expected an order of {', '.join(get_args(Order))}, got {order!r}.")
-    mean, sd = moments(summary.read(run, "layers"), run.layers)
+    mean, sd = layer_moments(run)
     names = nnz_columns(run.layers)
     rows = engine.read(run.parts("activity"))
     rows = rows if token_id is None else rows.filter(rows.token_id == token_id)

@@ -19,7 +19,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis import summary
-from twell.analysis.statistics import distinct, jackknife_error, t_half
+from twell.analysis.layers import band_sums
+from twell.analysis.statistics import band, distinct, jackknife_error, t_half
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -76,15 +77,15 @@ def position_fit(run: Run) -> pd.DataFrame:
     not above 0 with 95 % confidence), or cannot be told (λ or k is at the end of what was searched: λ half a token to
     four times the longest sequence, k 0.02 to 8; its interval is then 0 to infinity).
     """
-    rows = summary.read(run, "position_bands")
-    places = summary.read(run, "positions")
-    places = places[~places["flagged"]]
-    first = places[places["position"] == 0].set_index("layer")
-    start = (first["nnz_sum"] / first["tokens"]).reindex([*range(run.layers), -1])
-    later = places[places["position"] > 0]
-    tokens = int(later.loc[later["layer"] == -1, "tokens"].sum())
-    fits = _fits(_bands(run, rows, later), start.to_numpy())
-    frame = pd.DataFrame({"layer": start.index.to_numpy(), "tokens": tokens, **fits})
+    rows = band_sums(run)
+    places = summary.columns(run, "positions", "layer", "flagged", "position", "tokens", "nnz_sum", "nnz_square")
+    layer, later = places["layer"], ~places["flagged"] & (places["position"] > 0)
+    first = ~places["flagged"] & (places["position"] == 0)
+    start = np.full(run.layers + 1, np.nan)
+    start[layer[first]] = places["nnz_sum"][first] / places["tokens"][first]  # layer -1 is the last
+    tokens = int(places["tokens"][later & (layer == -1)].sum())
+    fits = _fits(_bands(run, rows, {name: values[later] for name, values in places.items()}), start)
+    frame = pd.DataFrame({"layer": np.append(np.arange(run.layers), -1), "tokens": tokens, **fits})
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "note": "a + b·exp(-p/λ) over unflagged tokens from position 1 on; intervals from groups of sequences, each "
@@ -94,10 +95,10 @@ def position_fit(run: Run) -> pd.DataFrame:
     return frame
 
 
-def _bands(run: Run, rows: pd.DataFrame, places: pd.DataFrame) -> Bands:
+def _bands(run: Run, rows: dict[str, NDArray], places: dict[str, NDArray]) -> Bands:
     """The means by band of each layer and, last, of their sum. Missing with too few of them to fit three numbers and
     judge the fit."""
-    numbers, band = distinct(rows["band"])
+    numbers, here = distinct(rows["band"])
     if len(numbers) < LEAST_BANDS:
         raise Missing(
             f"{run.name} has unflagged tokens in {len(numbers)} bands of positions: a fit needs at least "
@@ -105,12 +106,11 @@ def _bands(run: Run, rows: pd.DataFrame, places: pd.DataFrame) -> Bands:
         )
     replicates, replicate = distinct(rows["replicate"])
     n, y = np.zeros((2, run.layers + 1, len(replicates), len(numbers)))
-    place = (rows["layer"].to_numpy(), replicate, band)  # layer -1 is the last
+    place = (rows["layer"], replicate, here)
     n[place], y[place] = rows["tokens"], rows["nnz_sum"]
-    place = places["layer"].to_numpy() % (run.layers + 1) * len(numbers)
-    place += np.searchsorted(numbers, _band(places["position"].to_numpy()))
+    spot = places["layer"] % (run.layers + 1) * len(numbers) + np.searchsorted(numbers, band(places["position"]))
     tokens, position, square = (
-        np.bincount(place, weights, minlength=n[:, 0].size).reshape(n[:, 0].shape)
+        np.bincount(spot, weights, minlength=n[:, 0].size).reshape(n[:, 0].shape)
         for weights in (places["tokens"], places["tokens"] * places["position"], places["nnz_square"])
     )
     mean = y.sum(axis=1) / tokens
@@ -121,10 +121,6 @@ def _bands(run: Run, rows: pd.DataFrame, places: pd.DataFrame) -> Bands:
         without = np.where(left > 0, (y.sum(axis=1, keepdims=True) - y) / left, 0.0)
     # every layer has the same tokens, and so the same mean positions
     return Bands((position / tokens)[-1], mean, tokens / variance, without, left / variance[:, None])
-
-
-def _band(position: NDArray) -> NDArray:
-    return np.where(position < 8, position, np.floor(np.sqrt(8.0 * position))).astype(int)
 
 
 def _fits(bands: Bands, starts: NDArray) -> dict[str, NDArray]:

@@ -10,14 +10,16 @@ Sen, 1968), so that single layers do not bend it. Cost: 20 ms (about a second fo
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from twell.analysis import summary
 from twell.analysis.layers import by_layer
 from twell.analysis.speedup import correlate, model_speedup, of_one_size, speedup, timings
+from twell.analysis.statistics import grouped_median
 from twell.analysis.tiles import tile_audit
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
@@ -40,32 +42,35 @@ def layer_gains(run: Run) -> pd.DataFrame:
     over layers; empty under 4 layers); off (speedup / expected - 1); cause (where off is past ±10 %).
     """
     frame = speedup(run)
-    notes = dict(frame.attrs)
-    layers = by_layer(run).set_index("layer")[["max", "mean", "sparsity"]].to_dict("index")
-    frame["union"] = frame["layer"].map(_unions(run))
-    frame["contribution"] = (frame["dense_us"] - frame["sparse_us"]) * _scale(run).get("ffn_dense") / _whole(run)
-    frame["ceiling"] = (frame["dense_us"] / frame["gate_us"]).where(frame["gate_us"] < frame["sparse_us"])
-    nnz, union = frame["nnz_mean"].to_numpy(), frame["union"].to_numpy(float)
-    line = _line(nnz, (frame["sparse_us"] / frame["dense_us"]).to_numpy())
-    frame["expected"] = 1 / np.where(line > 0, line, np.nan)
-    frame["different"] = union / _line(nnz, union)
-    frame["off"] = frame["speedup"] / frame["expected"] - 1
-    over = _overflow(run)
-    frame["cause"] = [_cause(row, layers[row["layer"]], over) for row in frame.to_dict("records")]
+    layer, nnz, gained, dense, sparse, gate = (
+        frame[name].to_numpy() for name in ("layer", "nnz_mean", "speedup", "dense_us", "sparse_us", "gate_us")
+    )
+    union, line = _unions(run)[layer], _line(nnz, sparse / dense)
+    expected = 1 / np.where(line > 0, line, np.nan)
+    added = {
+        "union": union,
+        "contribution": (dense - sparse) * _scale(run)("ffn_dense") / _whole(run),
+        "ceiling": np.where(gate < sparse, dense / gate, np.nan),
+        "expected": expected,
+        "off": gained / expected - 1,
+    }
+    activity, over = by_layer(run)[["max", "mean", "sparsity"]].iloc[layer].to_dict("list"), _overflow(run)[layer]
+    told = {"speedup": gained, "different": union / _line(nnz, union), "over": over, **added, **activity}
+    added["cause"] = [_cause(dict(zip(told, row, strict=True))) for row in zip(*told.values(), strict=True)]
     names = "layer nnz_mean union dense_us sparse_us speedup contribution ceiling expected off cause repeats kernel"
-    frame = frame[names.split()]
-    frame.attrs = notes
-    return frame
+    return frame.assign(**added)[names.split()]
 
 
-def _unions(run: Run) -> pd.Series:
+def _unions(run: Run) -> NDArray:
+    """Mean number of different neurons in a block, by layer; NaN where it was not counted."""
     try:
-        rows = summary.read(run, "unions", block=BLOCK)
+        rows = summary.columns(run, "unions", "layer", "block", "neurons", "blocks")
     except Missing:
-        return pd.Series(dtype=float)
-    layers, place = np.unique(rows["layer"], return_inverse=True)
-    blocks, neurons = rows["blocks"].to_numpy(), rows["neurons"].to_numpy()
-    return pd.Series(np.bincount(place, neurons * blocks) / np.bincount(place, blocks), layers)
+        return np.full(run.layers, np.nan)
+    here = rows["block"] == BLOCK
+    layer, neurons, blocks = (rows[name][here] for name in ("layer", "neurons", "blocks"))
+    with np.errstate(invalid="ignore"):
+        return np.bincount(layer, neurons * blocks, run.layers) / np.bincount(layer, blocks, run.layers)
 
 
 def _whole(run: Run) -> float:
@@ -76,11 +81,16 @@ def _whole(run: Run) -> float:
         return np.nan
 
 
-def _scale(run: Run) -> pd.Series:
-    """By operation, rows of a timed pass of the whole model over rows that the operation was timed on: on a CPU a part
-    is timed on fewer. NaN where the whole was not timed."""
-    tokens = timings(run).groupby("op")["tokens"].median()
-    return tokens.get("model_dense", np.nan) / tokens
+def _scale(run: Run) -> Callable[[str], float]:
+    """Of an operation: rows of a timed pass of the whole model over rows that it was timed on, as on a CPU a part is
+    timed on fewer. NaN where either was not timed."""
+    rows = timings(run)
+
+    def tokens(op: str) -> float:
+        found = rows["tokens"].to_numpy()[(rows["op"] == op).to_numpy()]
+        return float(np.median(found)) if len(found) else np.nan
+
+    return lambda op: tokens("model_dense") / tokens(op)
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -93,15 +103,19 @@ def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.median(y - slope * x) + slope * x
 
 
-def _overflow(run: Run) -> pd.Series:
+def _overflow(run: Run) -> NDArray:
+    """Share of tokens past the slots of a tile as the run's kernel had them, by layer; 0 where it was not counted."""
+    share = np.zeros(run.layers)
     try:
         rows = tile_audit(run)
     except Missing:
-        return pd.Series(dtype=float)
-    return rows[rows["in_use"]].set_index("layer")["rows_over_share"]
+        return share
+    rows = rows[rows["in_use"]]
+    share[rows["layer"]] = rows["rows_over_share"]
+    return share
 
 
-def _cause(row: dict[Any, Any], layer: dict[str, float], over: pd.Series) -> str:
+def _cause(row: dict[str, float]) -> str:
     """The likeliest cause of a layer's distance from the trend, of those that the run can show."""
     if not abs(row["off"]) > OFF:
         return ""
@@ -114,15 +128,14 @@ def _cause(row: dict[Any, Any], layer: dict[str, float], over: pd.Series) -> str
         return (
             f"little shared: a block of {BLOCK} asks for {row['different']:.1f} times the neurons that its nnz suggests"
         )
-    share = float(over.get(row["layer"], 0.0))
-    if share > OVERFLOW:
-        return f"overflow: {100 * share:.1f} % of tokens exceed the slots of a tile"
-    if layer["max"] > UNEVEN * layer["mean"]:
-        return f"imbalance: the fullest token fires {layer['max'] / layer['mean']:.0f} times the mean"
+    if row["over"] > OVERFLOW:
+        return f"overflow: {100 * row['over']:.1f} % of tokens exceed the slots of a tile"
+    if row["max"] > UNEVEN * row["mean"]:
+        return f"imbalance: the fullest token fires {row['max'] / row['mean']:.0f} times the mean"
     if row["speedup"] > NEAR * row["ceiling"]:
         return "fixed cost: little is left beside the gate product"
-    if layer["sparsity"] < 0.9:
-        return f"little to skip: {100 * layer['sparsity']:.0f} % sparse"
+    if row["sparsity"] < 0.9:
+        return f"little to skip: {100 * row['sparsity']:.0f} % sparse"
     return "none that the run shows"
 
 
@@ -154,12 +167,13 @@ def model_time(run: Run) -> pd.DataFrame:
     Missing where the whole model was not timed.
     """
     whole, layers = model_speedup(run), speedup(run)
-    rows, scale = of_one_size(timings(run)), _scale(run)
+    rows, scale = of_one_size(run), _scale(run)
     rows = rows[rows["op"] == "attention"]
     attention = np.nan
     if len(rows):
-        attention = float(rows.groupby("layer")["microseconds"].median().sum() * scale["attention"])
-    ffn = scale["ffn_dense"]
+        medians = grouped_median(rows["microseconds"].to_numpy(), rows["layer"].to_numpy())
+        attention = float(np.nansum(medians) * scale("attention"))
+    ffn = scale("ffn_dense")
     parts = {
         "ffn": (ffn * layers["dense_us"].sum(), ffn * layers["sparse_us"].sum()),
         "attention": (attention, attention),

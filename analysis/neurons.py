@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pandas.api.extensions import ExtensionArray
 
 from twell.analysis import summary
 from twell.analysis.layers import unflagged_tokens
@@ -18,9 +22,10 @@ from twell.workbench.errors import Missing, UserError
 from twell.workbench.schema import NEVER_SEQUENCE, NEVER_TOKEN_MAX, NEVER_TOKEN_MIN, VALUE_SCALE
 from twell.workbench.store import Run
 
-NEVER = {
+NEVER: dict[str, float] = {
     "fires": 0,
     "value_sum": 0,
+    "value_max": np.nan,
     "token_min": NEVER_TOKEN_MIN,
     "token_max": NEVER_TOKEN_MAX,
     "first_sequence": NEVER_SEQUENCE,
@@ -36,29 +41,54 @@ def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
     """
     if layer is not None and not 0 <= layer < run.layers:
         raise UserError(f"Expected a layer from 0 to {run.layers - 1}, got {layer}.")
-    rows = summary.read(run, "neurons") if layer is None else summary.read(run, "neurons", layer=layer)
-    layers = range(run.layers) if layer is None else [layer]
-    every = pd.MultiIndex.from_product([layers, range(run.d_ff)], names=["layer", "neuron"])
-    rows = rows.set_index(["layer", "neuron"]).reindex(every)
-    rows = rows.fillna(NEVER).astype(dict.fromkeys(NEVER, "int64")).reset_index()
     tokens = unflagged_tokens(run)
     if not tokens:
         raise Missing(f"{run.name} holds no unflagged token, and neurons are counted over those alone.")
-    frame = rows[["layer", "neuron", "fires"]].copy()
-    tails = [f"/N{neuron}" for neuron in range(run.d_ff)]
-    frame.insert(0, "label", [f"L{number}" + tail for number in layers for tail in tails])
-    frame["tokens"] = tokens
-    frame["density"] = frame["fires"] / tokens
-    fired = frame["fires"] > 0
-    frame["value_mean"] = np.where(fired, rows["value_sum"] / VALUE_SCALE / frame["fires"].where(fired), np.nan)
-    frame["value_max"] = rows["value_max"]
-    frame["one_token"] = fired & (rows["token_min"] == rows["token_max"])
-    frame["token_text"] = ""
-    one = frame["one_token"]
-    frame.loc[one, "token_text"] = token_text(run, rows.loc[one, "token_min"])
-    frame["first_sequence"] = rows["first_sequence"]
+    layers = range(run.layers) if layer is None else range(layer, layer + 1)
+    rows = _every(run, layers)
+    fires = rows["fires"]
+    with np.errstate(invalid="ignore"):
+        value_mean = rows["value_sum"] / VALUE_SCALE / fires
+    one = (fires > 0) & (rows["token_min"] == rows["token_max"])
+    text = np.full(len(fires), "", object)
+    text[one] = token_text(run, rows["token_min"][one])
+    frame = pd.DataFrame(
+        {
+            "label": _labels(layers, run.d_ff),
+            "layer": np.repeat(layers, run.d_ff),
+            "neuron": np.tile(np.arange(run.d_ff), len(layers)),
+            "fires": fires,
+            "tokens": tokens,
+            "density": fires / tokens,
+            "value_mean": value_mean,
+            "value_max": rows["value_max"],
+            "one_token": one,
+            "token_text": text,
+            "first_sequence": rows["first_sequence"],
+        }
+    )
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "note": f"over {tokens:,} unflagged tokens of {run.manifest.sequences:,} sequences",
     }
     return frame
+
+
+def _every(run: Run, layers: range) -> dict[str, NDArray]:
+    """The columns of the summary `neurons` for every neuron of these layers: as NEVER says where it has none."""
+    rows = summary.columns(run, "neurons", "layer", "neuron", *NEVER)
+    here = slice(*np.searchsorted(rows["layer"], (layers.start, layers.stop)))
+    place = (rows["layer"][here] - layers.start) * run.d_ff + rows["neuron"][here]
+    found = {}
+    for name, never in NEVER.items():
+        found[name] = np.full(len(layers) * run.d_ff, never, np.float32 if name == "value_max" else np.int64)
+        found[name][place] = rows[name][here]
+    return found
+
+
+def _labels(layers: range, d_ff: int) -> ExtensionArray:
+    """L0/N0, L0/N1, …"""
+    heads, tails = pa.array([f"L{layer}" for layer in layers]), pa.array([f"/N{neuron}" for neuron in range(d_ff)])
+    heads = heads.take(pa.array(np.repeat(np.arange(len(layers)), d_ff)))
+    tails = tails.take(pa.array(np.tile(np.arange(d_ff), len(layers))))
+    return pc.binary_join_element_wise(heads, tails, "").to_pandas().array

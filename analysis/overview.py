@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from twell.analysis.layers import by_layer, layer_histogram
+from twell.analysis.layers import by_layer, flagged_tokens
 from twell.analysis.positions import by_position
+from twell.analysis.shared import together
 from twell.analysis.speedup import speedup, speedup_correlation
 from twell.analysis.surprisal import surprisal_correlation
 from twell.analysis.tokens import by_token
@@ -41,24 +42,23 @@ def overview(run: Run) -> dict[str, Any]:
         "loss_tokens": manifest.loss_tokens,
         "missing": {},
     }
-    for names, answer in QUESTIONS.items():
-        try:
-            found |= answer(run)
-        except Missing as reason:
-            found |= dict.fromkeys(names)
-            found["missing"] |= dict.fromkeys(names, str(reason))
+    with together():
+        for names, answer in QUESTIONS.items():
+            try:
+                found |= answer(run)
+            except Missing as reason:
+                found |= dict.fromkeys(names)
+                found["missing"] |= dict.fromkeys(names, str(reason))
     return found
 
 
 def _activity(run: Run) -> dict[str, Any]:
     layers = by_layer(run)
-    counted = layer_histogram(run, flagged=True)
-    every = int(counted.loc[counted["layer"] == 0, "tokens"].sum())
     densest, sparsest = layers.iloc[layers["mean"].argmax()], layers.iloc[layers["mean"].argmin()]
     dead = None if layers["dead"].isna().any() else int(layers["dead"].sum())
     return {
         "tokens": int(layers["tokens"].iloc[0]),
-        "flagged_tokens": every - int(layers["tokens"].iloc[0]),
+        "flagged_tokens": flagged_tokens(run),
         "nnz_mean": float(layers["mean"].mean()),
         "sparsity": float(layers["sparsity"].mean()),
         "densest_layer": int(densest["layer"]),

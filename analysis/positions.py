@@ -10,19 +10,18 @@ unless asked for. Cost: 5 ms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from twell.analysis import summary
-from twell.analysis.layers import moments
-from twell.analysis.statistics import mean_error, t_half
+from twell.analysis.layers import layer_moments
+from twell.analysis.statistics import band, mean_error, t_half
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.store import Run
 
-EACH = 8  # positions below it are bands of their own
 SUMS = ["tokens", "nnz_sum", "nnz_square"]
 NOTE = "position 0 stands apart and is counted though it is flagged; flagged tokens after it are left out"
 
@@ -33,15 +32,13 @@ def by_position(run: Run, flagged: bool = False, total: bool = False) -> pd.Data
     nnz in neurons a token. A sequence has one token at each position, so n is the number of sequences that reach it
     and the error is that of independent values. `total` gives the sum over the layers, as layer -1, in place of them.
     """
-    rows = _sums(run, flagged)
-    rows = rows[(rows["layer"] < 0) if total else (rows["layer"] >= 0)].reset_index(drop=True)
-    n, y, y2 = (rows[name].to_numpy(float) for name in ("tokens", "nnz_sum", "nnz_square"))
-    frame = rows[["position", "layer", "tokens"]].copy()
-    frame["mean"] = y / n
-    frame["se"] = mean_error(n, y, y2)
-    half = t_half(n - 1) * frame["se"].to_numpy()
-    frame["low"], frame["high"] = frame["mean"] - half, frame["mean"] + half
-    frame["first"] = frame["position"] == 0
+    rows = _sums(run, flagged, total)
+    n, y, y2 = (rows[name].astype(float) for name in SUMS)
+    mean, se = y / n, mean_error(n, y, y2)
+    half = t_half(rows["tokens"] - 1) * se
+    columns = {name: rows[name] for name in ("position", "layer", "tokens")}
+    columns |= {"mean": mean, "se": se, "low": mean - half, "high": mean + half, "first": rows["position"] == 0}
+    frame = pd.DataFrame(columns)
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "note": "" if flagged else NOTE,
@@ -57,22 +54,23 @@ def position_blocks(run: Run, blocks: int | Sequence[int] = 24, flagged: bool = 
     0 is a block of its own. The layer's mean is that of unflagged tokens, as in by_layer.
     """
     rows = _sums(run, flagged)
-    rows = rows[rows["layer"] >= 0]
-    last = int(rows["position"].max())
+    last = int(rows["position"][-1])
     starts = _starts(blocks, last)
-    block = np.searchsorted(starts, rows["position"].to_numpy(), side="right") - 1
     ends = np.append(starts[1:] - 1, last)
-    grouped = rows.assign(block=block).groupby(["layer", "block"], as_index=False)[["tokens", "nnz_sum"]].sum()
-    mean = grouped["nnz_sum"] / grouped["tokens"]
-    layer_mean, _ = moments(summary.read(run, "layers"), run.layers)
+    place = rows["layer"] * len(starts) + np.searchsorted(starts, rows["position"], side="right") - 1
+    tokens, nnz = (np.bincount(place, rows[name], run.layers * len(starts)) for name in ("tokens", "nnz_sum"))
+    there = np.flatnonzero(tokens)
+    layer, block = np.divmod(there, len(starts))
+    layer_mean, _ = layer_moments(run)
     with np.errstate(divide="ignore", invalid="ignore"):
-        relative = mean.to_numpy() / layer_mean[grouped["layer"].to_numpy()]
+        mean = nnz[there] / tokens[there]
+        relative = mean / layer_mean[layer]
     frame = pd.DataFrame(
         {
-            "layer": grouped["layer"],
-            "position_from": starts[grouped["block"].to_numpy()],
-            "position_to": ends[grouped["block"].to_numpy()],
-            "tokens": grouped["tokens"],
+            "layer": layer.astype(rows["layer"].dtype),
+            "position_from": starts[block],
+            "position_to": ends[block],
+            "tokens": tokens[there].astype(np.int64),
             "mean": mean,
             "relative": relative,
         }
@@ -81,33 +79,36 @@ def position_blocks(run: Run, blocks: int | Sequence[int] = 24, flagged: bool = 
     return frame
 
 
-def _sums(run: Run, flagged: bool) -> pd.DataFrame:
-    rows = summary.read(run, "positions")
-    rows = rows if flagged else rows[~rows["flagged"]]
-    if rows.empty:
+def _sums(run: Run, flagged: bool, total: bool = False) -> dict[str, NDArray]:
+    """Columns of the summary, by position and layer; with `total` those of the sum over layers."""
+    rows = summary.columns(run, "positions", "layer", "flagged", "position", *SUMS)
+    if not flagged and rows["flagged"].all():
         raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
-    if not flagged:
-        order = np.lexsort((rows["layer"], rows["position"]))
-        return rows[["position", "layer", *SUMS]].iloc[order].reset_index(drop=True)
-    sums = rows.groupby(["position", "layer"], as_index=False)[SUMS].sum()
-    return sums.sort_values(["position", "layer"], ignore_index=True)
+    kept = np.flatnonzero(((rows["layer"] < 0) == total) & (flagged | ~rows["flagged"]))
+    size = run.layers + 1
+    place = rows["position"][kept].astype(np.int64) * size + rows["layer"][kept]
+    order = np.argsort(place, kind="stable")
+    kept, place = kept[order], place[order]
+    starts = np.flatnonzero(np.diff(place, prepend=place[:1] - 1))  # flagged tokens and others may share a place
+    found = {name: rows[name][kept[starts]] for name in ("position", "layer")}
+    return found | {name: np.add.reduceat(rows[name][kept], starts) for name in SUMS}
 
 
-def band_moments(rows: pd.DataFrame, mean: NDArray, sd: NDArray) -> tuple[NDArray, NDArray]:
-    """Mean and sd of nnz by band of positions and layer [band, layer], from the rows of the summary `positions`.
+def band_moments(rows: Mapping[str, ArrayLike], mean: NDArray, sd: NDArray) -> tuple[NDArray, NDArray]:
+    """Mean and sd of nnz by band of positions and layer [band, layer], from columns of the summary `positions`.
 
     A band is a position below 8, then floor(√(8·position)). Over unflagged tokens; where a band has none, `mean` and
     `sd` of its layer stand in.
     """
     layers = len(mean)
-    position = rows["position"].to_numpy()
-    band = np.where(position < EACH, position, np.floor(np.sqrt(EACH * position.astype(float)))).astype(int)
-    used = (~rows["flagged"] & (rows["layer"] >= 0)).to_numpy()
-    place = band[used] * layers + rows["layer"].to_numpy()[used]
-    shape = (int(band.max(initial=0)) + 1, layers)
+    step = band(np.asarray(rows["position"]))
+    layer = np.asarray(rows["layer"])
+    used = ~np.asarray(rows["flagged"]) & (layer >= 0)
+    place = step[used] * layers + layer[used]
+    shape = (int(step.max(initial=0)) + 1, layers)
     n, y, y2 = (
-        np.bincount(place, rows[name].to_numpy(float)[used], shape[0] * layers).reshape(shape)
-        for name in ("tokens", "nnz_sum", "nnz_square")
+        np.bincount(place, np.asarray(rows[name])[used].astype(float), shape[0] * layers).reshape(shape)
+        for name in SUMS
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         inside = y / n

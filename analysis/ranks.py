@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from twell.analysis.rows import Rows, band
+from twell.analysis.rows import Rows
+from twell.analysis.statistics import band
 
 BINS_A_CLASS, BINS_A_COARSE_CLASS = 4, 8  # bands of loss (`sums.loss_bins`): floor(6·√loss), floor(3·√loss)
 COARSE_COUNT, COARSE_REPLICATES = 8, 10
@@ -29,14 +30,14 @@ def ranks(rows: Rows, replicate: NDArray, bins: NDArray) -> pa.Table:
 def ranks_by_class(rows: Rows, losses: Mapping[str, NDArray], kinds: NDArray) -> pa.Table:
     """Tokens and their nnz by class of token, of loss (the next token's; with `own`, the token's) and of nnz.
 
-    Coarser than `ranks`, since there are so many more rows. `losses`: bands of either, `later` and `own`; `kinds`: the
-    number of each token's class, -1 where it has none.
+    Coarser than `ranks`, since there are so many more rows. `losses`: bands of either, `later` and `own`; `kinds`:
+    as `classes.numbers`.
     """
-    kind = np.append(kinds, -1)[np.where((rows.token >= 0) & (rows.token < len(kinds)), rows.token, -1)]
+    kind = of_tokens(kinds, rows.token)
     coarse = np.floor(COARSE_COUNT * np.sqrt(np.sqrt(_every(rows.counts).astype(float)))).astype(np.int32)
     found = []
     for name, bins in losses.items():
-        counted = (rows.flags == 0) & (bins >= 0) & (kind >= 0)
+        counted = (rows.flags == 0) & (bins >= 0)
         keys = {
             "kind": kind[counted],
             "replicate": rows.sequence[counted] % COARSE_REPLICATES,
@@ -45,6 +46,11 @@ def ranks_by_class(rows: Rows, losses: Mapping[str, NDArray], kinds: NDArray) ->
         tokens = _counted(rows.counts[counted], keys, coarse, sums=True)
         found.append(tokens.append_column("own", pa.array(np.full(tokens.num_rows, name == "own"))))
     return pa.concat_tables(found)
+
+
+def of_tokens(kinds: NDArray, token: NDArray) -> NDArray:
+    """What `kinds` has for each token, by its id; last, for one that the vocabulary lacks."""
+    return kinds[np.where((token >= 0) & (token < len(kinds)), token, -1)]
 
 
 def _every(counts: NDArray) -> NDArray:

@@ -23,7 +23,6 @@ from scipy.sparse import csc_array
 PIECE = 3 * 2**19  # rows held at a time, at most: a part of ours is one piece, a larger one is cut between sequences
 READ = 2**14  # rows read at a time
 BLOCK = 2**13  # rows summed at a time: as 64-bit numbers of 28 layers, they stay in the core's cache
-EACH = 8  # positions, and counts, below it are bands of their own
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,3 @@ def groups(unit: NDArray, sequence: NDArray) -> tuple[NDArray, NDArray]:
         order = np.argsort(key, kind="stable")
         key = key[order]
     return order, np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
-
-
-def band(number: NDArray) -> NDArray:
-    """Whole numbers in bands that widen with the square root: each below 8 its own, then floor(√(8·number))."""
-    return np.where(number < EACH, number, np.floor(np.sqrt(EACH * number.astype(float)))).astype(np.int32)

@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from twell.analysis.clusters import Sums, clustered, firsts
-from twell.analysis.rows import Rows, band, groups, pieces
+from twell.analysis.rows import Rows, groups, pieces
+from twell.analysis.statistics import band
 
 LETTER = rb"[0-9A-Za-z\x80-\xff]"
 

@@ -23,8 +23,8 @@ _held: ContextVar[dict[Any, Any] | None] = ContextVar("held", default=None)
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Hold what shared functions return, for as long as the block lasts."""
-    token = _held.set({})
+    """Hold what shared functions return, for as long as the outermost block lasts."""
+    token = _held.set({} if _held.get() is None else _held.get())
     try:
         yield
     finally:

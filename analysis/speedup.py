@@ -10,23 +10,23 @@ Dense and sparse ran on the same input in the same batch. Cost: 10 ms (with 11 l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from twell.analysis import summary
-from twell.analysis.layers import moments
+from twell.analysis.layers import layer_moments
 from twell.analysis.shared import shared
-from twell.analysis.statistics import fisher_interval, permutation_p, student_p
+from twell.analysis.statistics import distinct, fisher_interval, grouped_median, mid_ranks, permutation_p, student_p
 from twell.workbench.errors import Missing
 from twell.workbench.schema import PREFILL
 from twell.workbench.store import Run
 
 REFERENCE = "the reference kernel is an oracle, not a fast kernel: no speedup is claimed from it"
 EXACT_BELOW = 12
-OPS = {"dense_us": "ffn_dense", "sparse_us": "ffn_sparse", "gate_us": "gate"}
+WHOLE = ("model_dense", "model_sparse")
 
 
 @shared
@@ -36,21 +36,20 @@ def timings(run: Run) -> pd.DataFrame:
     return rows[rows["phase"] == PREFILL]
 
 
-def of_one_size(rows: pd.DataFrame) -> pd.DataFrame:
-    """Timings with each time brought, by the token, to the median rows of its operation: layers are timed in batches of
-    their own, and batches differ in size."""
+@shared
+def of_one_size(run: Run) -> pd.DataFrame:
+    """As `timings`, with each time brought, by the token, to the median rows of its operation: layers are timed in
+    batches of their own, and batches differ in size."""
+    rows = timings(run)
     rows = rows[rows["tokens"] > 0]
-    median = rows.groupby("op")["tokens"].transform("median")
-    return rows.assign(microseconds=rows["microseconds"] * (median / rows["tokens"]))
+    op, _ = pd.factorize(rows["op"])
+    median = grouped_median(rows["tokens"].to_numpy(float), op)
+    return rows.assign(microseconds=rows["microseconds"] * (median[op] / rows["tokens"]))
 
 
 def timings_by_batch(run: Run) -> pd.DataFrame:
     """Columns: batch; layer (-1: the whole model); op; microseconds; nnz_mean; kernel. Prefill alone."""
-    return _in_order(timings(run))
-
-
-def _in_order(rows: pd.DataFrame) -> pd.DataFrame:
-    rows = rows.sort_values(["batch", "layer", "op"], ignore_index=True)
+    rows = timings(run).sort_values(["batch", "layer", "op"], ignore_index=True)
     rows["nnz_mean"] = rows["nnz_mean"].astype("float64")  # means of float32 values are off in the seventh digit
     return rows[["batch", "layer", "op", "microseconds", "nnz_mean", "kernel"]]
 
@@ -64,31 +63,53 @@ def speedup(run: Run) -> pd.DataFrame:
     `attrs["comparable"]` is false, with a sentence in `attrs["note"]`, where the reference ran. Missing where no batch
     was timed both dense and sparse.
     """
-    rows = _in_order(of_one_size(timings(run)))
-    wide = rows[rows["layer"] >= 0].pivot_table(index=["layer", "batch"], columns="op", values="microseconds")
-    if not {"ffn_dense", "ffn_sparse"} <= set(wide.columns):
+    rows = of_one_size(run)
+    rows = rows[rows["layer"] >= 0]
+    layer, (dense, sparse, gate) = _side_by_side(rows, "microseconds", ("ffn_dense", "ffn_sparse", "gate"))
+    both = ~np.isnan(dense + sparse)
+    if not both.any():
         raise Missing(f"{run.name} timed no batch both dense and sparse: capture with --timings above 0.")
-    wide = wide.dropna(subset=["ffn_dense", "ffn_sparse"])
-    wide["speedup"] = wide["ffn_dense"] / wide["ffn_sparse"]
-    by_layer = wide.groupby("layer")
-    sparse = rows[rows["op"] == "ffn_sparse"].groupby("layer")
-    frame = pd.DataFrame({"nnz_mean": sparse["nnz_mean"].mean().reindex(by_layer.size().index)})
-    if frame["nnz_mean"].isna().any():
-        means, _ = moments(summary.read(run, "layers"), run.layers)
-        frame["nnz_mean"] = frame["nnz_mean"].fillna(pd.Series(means))
-    for column, op in OPS.items():
-        frame[column] = by_layer[op].median() if op in wide else np.nan
-    frame["speedup"], frame["repeats"] = by_layer["speedup"].median(), by_layer.size()
-    frame["kernel"] = sparse["kernel"].agg(lambda names: ", ".join(sorted(set(names))))
-    comparable = "reference" not in set(rows.loc[rows["op"] == "ffn_sparse", "kernel"])
-    frame = frame.reset_index()
+    layers, place = distinct(layer[both])
+    rows = rows[rows["op"] == "ffn_sparse"]
+    timed, kernels = rows["layer"].to_numpy(), rows["kernel"].to_numpy(object)
+    nnz = _means(timed, rows["nnz_mean"].to_numpy(float), run.layers)[layers]
+    repeats = np.bincount(place)
+    columns: dict[str, Any] = {
+        "layer": layers.astype(timed.dtype),
+        "nnz_mean": np.where(np.isnan(nnz), layer_moments(run)[0][layers], nnz) if np.isnan(nnz).any() else nnz,
+    }
+    for name, values in {"dense_us": dense, "sparse_us": sparse, "gate_us": gate, "speedup": dense / sparse}.items():
+        columns[name] = grouped_median(values[both], place)
+    columns |= {"repeats": repeats, "kernel": [", ".join(sorted(set(kernels[timed == n]))) for n in layers]}
+    frame = pd.DataFrame(columns)
+    comparable = "reference" not in kernels
     frame.attrs = {
         "comparable": comparable,
-        "note": f"{over_batches(*frame['repeats'].agg(['min', 'max']))}, prefill, {run.manifest.device}"
+        "note": f"{over_batches(repeats.min(), repeats.max())}, prefill, {run.manifest.device}"
         if comparable
         else REFERENCE,
     }
     return frame
+
+
+def _side_by_side(rows: pd.DataFrame, value: str, ops: Sequence[str]) -> tuple[NDArray, NDArray]:
+    """A value of some operations by layer and batch [operation, layer and batch], NaN where one was not timed; and the
+    layer of each. The mean, where one was timed several times."""
+    batch, values = rows["batch"].to_numpy(np.int64), rows[value].to_numpy(float)
+    size = int(batch.max(initial=0)) + 1
+    keys, place = np.unique(rows["layer"].to_numpy() * size + batch, return_inverse=True)
+    found = np.empty((len(ops), len(keys)))
+    for row, op in zip(found, ops, strict=True):
+        here = (rows["op"] == op).to_numpy()
+        row[:] = _means(place[here], values[here], len(keys))
+    return keys // size, found
+
+
+def _means(place: NDArray, values: NDArray, size: int) -> NDArray:
+    """The mean of the values at each of so many places that are not NaN; NaN where there is none."""
+    told = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        return np.bincount(place[told], values[told], size) / np.bincount(place[told], minlength=size)
 
 
 def over_batches(least: int, most: int | None = None) -> str:
@@ -103,26 +124,24 @@ def model_speedup(run: Run) -> dict[str, Any]:
     low, high (median, least and greatest over batches); energy (sparse over dense, power times time, median;
     NaN where the device reports no power); repeats (batches); kernel; comparable; note. Missing where it was not timed
     both ways."""
-    rows = of_one_size(timings(run))
-    rows = rows[rows["op"].isin(["model_dense", "model_sparse"])]
-    if rows["op"].nunique() < 2:
+    rows = of_one_size(run)
+    rows = rows[rows["op"].isin(WHOLE)]
+    (_, (dense, sparse)), (_, power) = (_side_by_side(rows, name, WHOLE) for name in ("microseconds", "watts"))
+    both = ~np.isnan(dense + sparse)
+    if not both.any():
         raise Missing(f"{run.name} did not time the whole forward pass both dense and sparse.")
-    wide = rows.pivot_table(index="batch", columns="op", values=["microseconds", "watts"], dropna=False)
-    time = wide["microseconds"].dropna()
-    ratio = time["model_dense"] / time["model_sparse"]
+    dense, sparse, power = dense[both], sparse[both], power[:, both]
+    ratio, energy = dense / sparse, power[1] / power[0] * sparse / dense
+    energy = energy[~np.isnan(energy)]
     kernels = set(rows.loc[rows["op"] == "model_sparse", "kernel"])
-    energy = np.nan
-    if "watts" in wide and len(wide["watts"].dropna()):
-        power = wide["watts"].dropna().astype("float64")
-        energy = float((power["model_sparse"] / power["model_dense"] / ratio).median())
     comparable = "reference" not in kernels
     return {
-        "dense_us": float(time["model_dense"].median()),
-        "sparse_us": float(time["model_sparse"].median()),
-        "speedup": float(ratio.median()),
+        "dense_us": float(np.median(dense)),
+        "sparse_us": float(np.median(sparse)),
+        "speedup": float(np.median(ratio)),
         "low": float(ratio.min()),
         "high": float(ratio.max()),
-        "energy": energy,
+        "energy": float(np.median(energy)) if len(energy) else np.nan,
         "repeats": len(ratio),
         "kernel": ", ".join(sorted(kernels)),
         "comparable": comparable,
@@ -155,7 +174,7 @@ def correlate(x: NDArray, y: NDArray) -> dict[str, Any]:
     exact = n < EXACT_BELOW
     return {
         "pearson": pearson,
-        "spearman": float(pd.Series(x).rank().corr(pd.Series(y).rank())),
+        "spearman": float(np.corrcoef(mid_ranks(x), mid_ranks(y))[0, 1]),
         "low": float(low),
         "high": float(high),
         "n": n,

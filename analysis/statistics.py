@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
+SMALL = 2**20  # numbers up to it are told apart by counting
+EACH = 8  # numbers below it are bands of their own
 
 
 def ratio_error(n: ArrayLike, n2: ArrayLike, y: ArrayLike, y2: ArrayLike, ny: ArrayLike, g: ArrayLike) -> NDArray:
@@ -35,10 +37,10 @@ def mean_error(n: ArrayLike, y: ArrayLike, y2: ArrayLike) -> NDArray:
 
 def t_half(degrees: ArrayLike) -> NDArray:
     """Half the width, in standard errors, of a 95 % interval with this many degrees of freedom."""
-    few, place = np.unique(np.asarray(degrees, dtype=float), return_inverse=True)  # whose quantiles are slow to find
-    return np.where(few > 0, stdtrit(np.maximum(few, 1), (1 + CONFIDENCE) / 2), np.nan)[place].reshape(
-        np.shape(degrees)
-    )
+    degrees = np.asarray(degrees)
+    whole = degrees.ndim == 1 and np.issubdtype(degrees.dtype, np.integer)
+    few, place = distinct(np.maximum(degrees, 0)) if whole else (degrees, ...)  # their quantiles are slow to find
+    return np.where(few > 0, stdtrit(np.maximum(few, 1), (1 + CONFIDENCE) / 2), np.nan)[place]
 
 
 def jackknife_error(estimate: ArrayLike, without: ArrayLike) -> NDArray:
@@ -54,10 +56,18 @@ def jackknife_error(estimate: ArrayLike, without: ArrayLike) -> NDArray:
     return np.sqrt((groups - 1) / groups * ((without - np.asarray(estimate)) ** 2).sum(axis=0))
 
 
+def band(number: NDArray) -> NDArray:
+    """Whole numbers (positions, counts) in bands that widen with the square root: each below 8 its own, then
+    floor(√(8·number))."""
+    return np.where(number < EACH, number, np.floor(np.sqrt(EACH * number.astype(float)))).astype(np.int32)
+
+
 def distinct(numbers: ArrayLike) -> tuple[NDArray, NDArray]:
-    """The different ones of small whole numbers, from 0 up, ascending; and the place of each number among them.
-    np.unique without sorting."""
+    """The different ones of whole numbers from 0 up, ascending; and the place of each number among them. np.unique,
+    without sorting where they are small."""
     numbers = np.asarray(numbers)
+    if numbers.max(initial=0) > SMALL:
+        return np.unique(numbers, return_inverse=True)
     there = np.bincount(numbers) > 0
     return np.flatnonzero(there), (np.cumsum(there) - 1)[numbers]
 
@@ -69,22 +79,46 @@ def quantiles(values: NDArray, counts: NDArray, shares: ArrayLike) -> NDArray:
     return values[np.searchsorted(up_to, np.maximum(needed, 1))]
 
 
-def table_spearman(counts: NDArray) -> NDArray:
-    """Spearman's rank correlation from tables of counts [..., a, b], ties at their mid-rank.
+def grouped_median(values: NDArray, group: NDArray) -> NDArray:
+    """The median of each group's values that are not NaN; NaN where there is none. `group`: whole numbers from 0 up."""
+    order = np.lexsort((values, group))  # NaN last within its group
+    starts = np.cumsum(np.bincount(group)) - np.bincount(group)
+    number = np.bincount(group, ~np.isnan(values)).astype(int)
+    low, high = starts + np.maximum(number - 1, 0) // 2, starts + number // 2
+    return (values[order[low]] + values[order[high]]) / 2
 
-    NaN where either margin has one class only.
+
+def mid_ranks(values: NDArray) -> NDArray:
+    """Ranks from 1, ties at their mid-rank."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+def grouped_spearman(a: NDArray, b: NDArray, group: NDArray, count: NDArray) -> tuple[float, NDArray]:
+    """Spearman's rank correlation of a and b, ties at their mid-rank, and the same without each group [group].
+
+    From how often class a meets class b in a group, all whole numbers from 0 up. NaN where either has one class only.
+    No table is made of what a group leaves: its sums are those of all less the group's, and so are its products.
     """
-    counts = np.asarray(counts, dtype=float)
-    rows, columns = counts.sum(axis=-1), counts.sum(axis=-2)
-    a, b = _centred_ranks(rows), _centred_ranks(columns)
-    joint = (a * (counts @ b[..., None])[..., 0]).sum(axis=-1)
-    spread = (rows * a**2).sum(axis=-1) * (columns * b**2).sum(axis=-1)
+    classes_a, classes_b, groups = (int(each.max()) + 1 for each in (a, b, group))
+    groups += 1  # the last one leaves nothing out
+    count, in_a, in_b = count.astype(float), a * groups + group, b * groups + group
+    both = np.bincount(a * classes_b + b, count, classes_a * classes_b).reshape(classes_a, classes_b)
+    left_a, rank_a = _left(in_a, count, classes_a, groups)
+    left_b, rank_b = _left(in_b, count, classes_b, groups)
+    inside = np.bincount(group, count * rank_a.take(in_a) * rank_b.take(in_b), groups)
+    joint = (rank_a * (both @ rank_b)).sum(axis=0) - inside
+    spread = (left_a * rank_a**2).sum(axis=0) * (left_b * rank_b**2).sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(spread > 0, joint / np.sqrt(spread), np.nan)
+        found = np.where(spread > 0, joint / np.sqrt(spread), np.nan)
+    return float(found[-1]), found[:-1]
 
 
-def _centred_ranks(margin: NDArray) -> NDArray:
-    return np.cumsum(margin, axis=-1) - margin / 2 - margin.sum(axis=-1, keepdims=True) / 2
+def _left(place: NDArray, count: NDArray, classes: int, groups: int) -> tuple[NDArray, NDArray]:
+    """How many are left of each class without each group, and their mid-ranks less the mean one [class, group]."""
+    inside = np.bincount(place, count, classes * groups).reshape(classes, groups)
+    left = inside.sum(axis=1, keepdims=True) - inside
+    return left, np.cumsum(left, axis=0) - left / 2 - left.sum(axis=0) / 2
 
 
 def fisher_interval(r: ArrayLike, error: ArrayLike, degrees: ArrayLike) -> tuple[NDArray, NDArray]:

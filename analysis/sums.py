@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from twell.analysis.clusters import tokens
 from twell.analysis.ranks import ranks, ranks_by_class
-from twell.analysis.rows import BLOCK, READ, Rows, band, grouped, pieces
+from twell.analysis.rows import BLOCK, READ, Rows, grouped, pieces
+from twell.analysis.statistics import band
 from twell.analysis.totals import Tables, Total
 from twell.workbench.schema import FLAG_NOT_FINITE
 
@@ -31,8 +32,8 @@ LOSS_SCALE = 24
 def of_part(path: Path, counts: Sequence[str], used: Sequence[str], kinds: NDArray, every: int) -> Tables:
     """The sums of one part, by the name of the summary that they are for; some with columns a layer (s0, s1, …).
 
-    `counts` and `used` name the columns of layers; `kinds` has the number of each token's class, -1 where it has none;
-    rank correlations are of 20 sequences in every 20 · `every`.
+    `counts` and `used` name the columns of layers; `kinds` is as `classes.numbers` has it; rank correlations are of 20
+    sequences in every 20 · `every`.
     """
     total = Total()
     for rows in pieces(path, counts):

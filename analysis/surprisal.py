@@ -11,18 +11,24 @@ long runs, correlations and classes are those of half a million tokens or more, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from twell.analysis import summary
 from twell.analysis.classes import CLASSES
-from twell.analysis.statistics import distinct, fisher_interval, jackknife_error, table_spearman
+from twell.analysis.statistics import distinct, fisher_interval, grouped_spearman, jackknife_error
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.store import Run
 
 LOSS_SCALE, COARSE_SCALE = 24, 3  # band k is from (k/scale)² to ((k+1)/scale)² nats
+
+RANKS = ("layer", "nnz_class", "loss_class", "replicate", "tokens")
+SUMS = ("tokens", "nnz_sum")
 
 Of = Literal["next", "own"]
 
@@ -38,19 +44,21 @@ def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None
     if bins < 1:
         raise UserError(f"Expected at least 1 bin, got {bins}.")
     if of == "next" and token_class is None:
-        rows, scale = summary.read(run, "surprisal"), LOSS_SCALE
+        rows, scale = summary.columns(run, "surprisal", "layer", "replicate", "loss_bin", *SUMS), LOSS_SCALE
     else:
-        rows, scale = _classes(run, of, token_class).rename(columns={"loss_class": "loss_bin"}), COARSE_SCALE
-    per_band = rows[rows["layer"] == 0].groupby("loss_bin")["tokens"].sum()
+        rows, scale = _classes(run, of, token_class, SUMS), COARSE_SCALE
+        rows["loss_bin"] = rows["loss_class"]
+    one = rows["layer"] == 0
+    per_band = np.bincount(rows["loss_bin"][one], rows["tokens"][one])
+    bands = np.flatnonzero(per_band)
+    per_band = per_band[bands]
     middle = (per_band.cumsum() - per_band / 2) / per_band.sum()
     chosen = np.minimum((middle * bins).astype(int), bins - 1)
-    number = pd.Series(pd.factorize(chosen)[0], index=per_band.index)
-    rows = rows.assign(bin=rows["loss_bin"].map(number))
-    shape = (run.layers, int(number.max()) + 1, int(rows["replicate"].max()) + 1)
-    place = (rows["layer"], rows["bin"], rows["replicate"])
-    tokens, nnz = np.zeros(shape), np.zeros(shape)
-    np.add.at(tokens, place, rows["tokens"])
-    np.add.at(nnz, place, rows["nnz_sum"])
+    number = np.cumsum(np.diff(chosen, prepend=chosen[:1]) > 0)  # of a band's bin
+    shape = (run.layers, int(number[-1]) + 1, int(rows["replicate"].max()) + 1)
+    place = np.searchsorted(bands, rows["loss_bin"])
+    place = (rows["layer"] * shape[1] + number[place]) * shape[2] + rows["replicate"]
+    tokens, nnz = (np.bincount(place, rows[name], np.prod(shape)).reshape(shape) for name in SUMS)
     used = np.flatnonzero(tokens[0].sum(axis=0))  # replicates that hold any token at all
     n, y = tokens.sum(axis=2), nnz.sum(axis=2)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -58,25 +66,36 @@ def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None
         without = (y[..., None] - nnz) / (n[..., None] - tokens)
     error = jackknife_error(mean, np.moveaxis(without[..., used], -1, 0))
     layer, index = np.indices(mean.shape)
-    bands = number.index.to_numpy()
-    low, high = (pd.Series(bands).groupby(number.to_numpy()).agg(how).to_numpy() for how in ("min", "max"))
-    frame = pd.DataFrame({"layer": layer.ravel(), "bin": index.ravel()})
-    frame["loss_low"] = (low[frame["bin"]] / scale) ** 2
-    frame["loss_high"] = ((high[frame["bin"]] + 1) / scale) ** 2
-    frame["tokens"], frame["nnz_mean"], frame["nnz_se"] = n.ravel().astype("int64"), mean.ravel(), error.ravel()
+    first = np.searchsorted(number, np.arange(shape[1]))
+    low, high = (bands[first] / scale) ** 2, ((bands[np.append(first[1:], len(bands)) - 1] + 1) / scale) ** 2
+    frame = pd.DataFrame(
+        {
+            "layer": layer.ravel(),
+            "bin": index.ravel(),
+            "loss_low": low[index.ravel()],
+            "loss_high": high[index.ravel()],
+            "tokens": n.ravel().astype(np.int64),
+            "nnz_mean": mean.ravel(),
+            "nnz_se": error.ravel(),
+        }
+    )
     frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(len(used)), "tokens": int(n[0].sum())}
     return frame
 
 
-def _classes(run: Run, of: Of, token_class: str | None = None) -> pd.DataFrame:
-    """The rows of `surprisal_classes` by one of the two losses, of one class or all."""
-    rows = summary.read(run, "surprisal_classes", own=of == "own")
-    if token_class is None:
-        return rows
-    if token_class not in CLASSES.to_pylist():
-        raise UserError(f"Expected a class of {', '.join(CLASSES.to_pylist())}, got {token_class!r}.")
-    rows = rows[rows["class"] == token_class]
-    if rows.empty:
+def _classes(run: Run, of: Of, token_class: str | None = None, sums: Sequence[str] = ("tokens",)) -> dict[str, NDArray]:
+    """The rows of `surprisal_classes` by one of the two losses, of one class or all; class: its place in CLASSES."""
+    kinds = CLASSES.to_pylist()
+    if token_class is not None and token_class not in kinds:
+        raise UserError(f"Expected a class of {', '.join(kinds)}, got {token_class!r}.")
+    names = ("own", "class", "layer", "replicate", "loss_class", "nnz_class", *sums)
+    table = summary.arrow(run, "surprisal_classes", names)
+    kind = pc.index_in(table["class"], CLASSES).to_numpy()
+    kept = table["own"].to_numpy() == (of == "own")
+    if token_class is not None:
+        kept &= kind == kinds.index(token_class)
+    rows = {name: table[name].to_numpy()[kept] for name in names[2:]} | {"class": kind[kept]}
+    if not kept.any():
         raise Missing(f"{run.name} holds no {token_class} that has a loss.")
     return rows
 
@@ -89,16 +108,11 @@ def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> 
     loss or its class is asked for within 0.01 over 10 000 tokens (0.04 over 200). The interval is a jackknife's on the
     atanh scale, Student's t with the number of groups less one. Empty where all counts, or all losses, are the same.
     """
-    if of == "next" and not by_class:
-        rows = summary.read(run, "surprisal_ranks")
-        pieces = [_spearman(run, rows)]
-    else:
-        rows = _classes(run, of)
-        groups = rows.groupby("class") if by_class else [("", rows)]
-        pieces = [_spearman(run, group).assign(**{"class": name}) for name, group in groups]
-    frame = pd.concat(pieces, ignore_index=True)
-    frame = frame[[*(["class"] if by_class else []), "layer", "spearman", "low", "high", "n"]]
-    frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(rows["replicate"].nunique())}
+    fine = of == "next" and not by_class
+    rows = summary.columns(run, "surprisal_ranks", *RANKS) if fine else _classes(run, of)
+    frame = _by_class(rows) if by_class else _spearman(rows)
+    groups = int(np.count_nonzero(np.bincount(rows["replicate"])))
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(groups)}
     return frame
 
 
@@ -114,20 +128,30 @@ def surprisal_classes(run: Run) -> pd.DataFrame:
     return surprisal_correlation(run, by_class=True)
 
 
-def _spearman(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
-    replicates, replicate = distinct(rows["replicate"])
-    layer, loss, nnz = (rows[name].to_numpy() for name in ("layer", "loss_class", "nnz_class"))
-    shape = (run.layers, len(replicates), int(loss.max()) + 1, int(nnz.max()) + 1)
-    cell = ((layer * shape[1] + replicate) * shape[2] + loss) * shape[3] + nnz
-    counts = np.bincount(cell, rows["tokens"].to_numpy(), np.prod(shape)).reshape(shape)
-    whole = counts.sum(axis=1)
-    estimate = table_spearman(whole)
-    without = table_spearman(whole[:, None] - counts)
+def _by_class(rows: Mapping[str, NDArray]) -> pd.DataFrame:
+    """Rank correlations within each class, in the order of their names."""
+    pieces = []
+    for number in np.argsort(CLASSES.to_pylist()):
+        here = rows["class"] == number
+        if here.any():
+            piece = _spearman({name: values[here] for name, values in rows.items()})
+            piece.insert(0, "class", CLASSES[int(number)].as_py())
+            pieces.append(piece)
+    return pd.concat(pieces, ignore_index=True)
+
+
+def _spearman(rows: Mapping[str, NDArray]) -> pd.DataFrame:
+    """The table of `surprisal_correlation` without its class, from columns named as RANKS, by layer."""
+    groups, group = distinct(rows["replicate"])
+    starts = np.searchsorted(rows["layer"], np.arange(1, rows["layer"][-1] + 1))
+    columns = (np.split(values, starts) for values in (rows["nnz_class"], rows["loss_class"], group, rows["tokens"]))
+    found = [grouped_spearman(*layer) for layer in zip(*columns, strict=True)]
+    estimate, without = (np.array(each) for each in zip(*found, strict=True))
     with np.errstate(divide="ignore", invalid="ignore"):
-        error = jackknife_error(np.arctanh(estimate), np.arctanh(without).T)
-    low, high = fisher_interval(estimate, error, len(replicates) - 1)
-    n = whole.sum(axis=(1, 2)).astype("int64")
-    return pd.DataFrame({"layer": range(run.layers), "spearman": estimate, "low": low, "high": high, "n": n})
+        error = jackknife_error(np.arctanh(estimate), np.arctanh(without.T))
+    low, high = fisher_interval(estimate, error, len(groups) - 1)
+    n = np.bincount(rows["layer"], rows["tokens"]).astype(np.int64)
+    return pd.DataFrame({"layer": np.arange(len(n)), "spearman": estimate, "low": low, "high": high, "n": n})
 
 
 def _note(groups: int) -> str:

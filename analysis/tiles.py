@@ -33,22 +33,26 @@ def tile_audit(run: Run) -> pd.DataFrame:
     tiles_over_share (of pairs of token and tile); lost, lost_share (firings past the slots, and their share of all:
     what a kernel without overflow would drop).
     """
-    rows = summary.read(run, "tiles")
-    layout = run.manifest.layout
+    rows = summary.columns(run, "tiles", "layer", "tile", *COUNTS)
+    in_use = run.manifest.layout.get("tile"), run.manifest.layout.get("compression")
+    starts = np.flatnonzero(np.diff(rows["layer"], prepend=-1) | np.diff(rows["tile"], prepend=-1))
+    groups = (np.split(rows[name], starts[1:]) for name in COUNTS)
     found = []
-    for (layer, tile), group in rows.groupby(["layer", "tile"]):
-        fired, pairs, tokens = (group[name].to_numpy() for name in COUNTS)
+    for layer, tile, fired, pairs, tokens in zip(
+        rows["layer"][starts].tolist(), rows["tile"][starts].tolist(), *groups, strict=True
+    ):
+        mean, most = fired @ pairs / pairs.sum(), int(fired[pairs > 0][-1])
         for compression in COMPRESSIONS:
-            slots = int(tile) // compression - 1
+            slots = tile // compression - 1
             found.append(
                 {
                     "layer": layer,
                     "tile": tile,
                     "compression": compression,
                     "slots": slots,
-                    "in_use": (tile, compression) == (layout.get("tile"), layout.get("compression")),
-                    "occupancy_mean": fired @ pairs / pairs.sum(),
-                    "occupancy_max": int(fired[pairs > 0].max()),
+                    "in_use": (tile, compression) == in_use,
+                    "occupancy_mean": mean,
+                    "occupancy_max": most,
                     **_over(fired, pairs, tokens, slots),
                 }
             )
@@ -59,13 +63,14 @@ def tile_audit(run: Run) -> pd.DataFrame:
 
 def _over(fired: NDArray, pairs: NDArray, rows: NDArray, slots: int) -> dict[str, float]:
     """What exceeds the slots, of pairs and rows by occupancy, in one layer and tile size."""
-    past = np.maximum(fired - slots, 0)
-    lost, every = int(past @ pairs), int(fired @ pairs)
+    fits = int(np.searchsorted(fired, slots, side="right"))  # ascending
+    lost, every = int((fired[fits:] - slots) @ pairs[fits:]), int(fired @ pairs)
+    tokens, over = int(rows.sum()), int(rows[fits:].sum())
     return {
-        "tokens": int(rows.sum()),
-        "rows_over": int(rows[past > 0].sum()),
-        "rows_over_share": rows[past > 0].sum() / rows.sum(),
-        "tiles_over_share": pairs[past > 0].sum() / pairs.sum(),
+        "tokens": tokens,
+        "rows_over": over,
+        "rows_over_share": over / tokens,
+        "tiles_over_share": pairs[fits:].sum() / pairs.sum(),
         "lost": lost,
         "lost_share": lost / every if every else 0.0,
     }
@@ -80,28 +85,29 @@ def peer_audit(run: Run) -> pd.DataFrame:
     are empty where the run's tiles are of another size than 256, or none were counted.
     """
     counted = layer_histogram(run)
-    found = []
+    layer, nnz, counts = (counted[name].to_numpy() for name in ("layer", "nnz", "tokens"))
+    tokens = np.bincount(layer, counts, run.layers).astype(np.int64)
+    long = np.bincount(layer, counts * (nnz > PEER_ROW), run.layers).astype(np.int64)
     try:
-        tiles = summary.read(run, "tiles", tile=PEER_TILE)
-        why = "" if len(tiles) else f"the run counted no tiles of {PEER_TILE}"
+        tiles = summary.columns(run, "tiles", "layer", "tile", *COUNTS)
+        why = "" if (tiles["tile"] == PEER_TILE).any() else f"the run counted no tiles of {PEER_TILE}"
     except Missing as reason:
-        tiles, why = pd.DataFrame({"layer": [], **{name: [] for name in COUNTS}}), str(reason)
-    for layer, group in counted.groupby("layer"):
-        tokens = int(group["tokens"].sum())
-        long = int(group.loc[group["nnz"] > PEER_ROW, "tokens"].sum())
-        here = tiles[tiles["layer"] == layer]
-        fired, pairs, rows = (here[name].to_numpy() for name in COUNTS)
-        over = _over(fired, pairs, rows, PEER_SLOTS) if len(here) else {}
+        tiles, why = {name: np.zeros(0, int) for name in ("layer", "tile", *COUNTS)}, str(reason)
+    found = []
+    for number in range(run.layers):
+        here = (tiles["layer"] == number) & (tiles["tile"] == PEER_TILE)
+        fired, pairs, rows = (tiles[name][here] for name in COUNTS)
+        over = _over(fired, pairs, rows, PEER_SLOTS) if here.any() else {}
         found.append(
             {
-                "layer": layer,
-                "tokens": tokens,
+                "layer": number,
+                "tokens": tokens[number],
                 "wrong": over.get("rows_over"),
                 "wrong_share": over.get("rows_over_share"),
                 "lost_share": over.get("lost_share"),
-                "long": long,
-                "long_share": long / tokens,
-                "tail_full": long / tokens * PEER_BATCH > PEER_TAIL,
+                "long": long[number],
+                "long_share": long[number] / tokens[number],
+                "tail_full": long[number] / tokens[number] * PEER_BATCH > PEER_TAIL,
             }
         )
     frame = pd.DataFrame(found).astype({"wrong": "Int64", "wrong_share": float, "lost_share": float})

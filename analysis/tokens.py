@@ -10,15 +10,18 @@ for a vocabulary of 50 000, from the summaries `tokens`, `token_scores`, `token_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pandas.api.extensions import ExtensionArray
 
 from twell.analysis import summary
-from twell.analysis.layers import moments
+from twell.analysis.layers import layer_moments
 from twell.analysis.shared import shared
 from twell.analysis.statistics import ratio_error, shrink
 from twell.workbench.errors import Missing
@@ -26,6 +29,9 @@ from twell.workbench.store import Run
 
 PRIOR_SEQUENCES = 10  # what the common variance of z counts for, beside a token's own
 Rank = Literal["z", "z_position"]
+KEY = ("token_id", "flagged")
+COUNTS = ("tokens", "sequences", "tokens_square", "loss_sum", "loss_tokens", "surprisal_sum", "surprisal_tokens")
+SCORES, PARTS = ("z", "z_position"), ("sum", "square", "cross")
 LOSS_UNIT = 2.0**24  # sums of losses are kept in units of 2^-24 nats
 DEFINITION = (
     "z: (nnz - layer mean) / layer sd, mean over layers, layer means and sds being those of unflagged tokens; "
@@ -45,69 +51,74 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     They take the layers' means and sds as known. Missing where no token occurs that often.
     """
     rows = sums(run, flagged)
-    rows["shrunk"], rows["shrunk_se"] = _shrunk(rows)
-    kept = rows[rows["tokens"] >= min_count].reset_index(drop=True)
-    if kept.empty:
-        most = int(rows["tokens"].max()) if len(rows) else 0
+    often = rows["tokens"] >= min_count
+    if not often.any():
+        most = int(rows["tokens"].max(initial=0))
         raise Missing(
             f"No token of {run.name} occurs {min_count} times, the most frequent one {most} times: ask for a lower "
             "minimum count."
         )
-    n, n2, g = kept["tokens"], kept["tokens_square"], kept["sequences"]
-    frame = pd.DataFrame({"token_id": kept["token_id"], "text": token_text(run, kept["token_id"])})
-    frame["count"], frame["sequences"] = n, g
-    frame["z"] = kept["z_sum"] / n
-    frame["z_se"] = ratio_error(n, n2, kept["z_sum"], kept["z_square"], kept["z_cross"], g)
-    y, y2, ny = (kept[f"z_position_{part}"] for part in ("sum", "square", "cross"))
-    frame["z_position"], frame["z_position_se"] = y / n, ratio_error(n, n2, y, y2, ny, g)
-    frame["mean"] = kept["nnz_sum"] / n / run.layers
-    frame["mean_se"] = ratio_error(n, n2, kept["nnz_sum"], kept["nnz_square"], kept["nnz_cross"], g) / run.layers
-    frame["loss_mean"] = kept["loss_sum"] / LOSS_UNIT / kept["loss_tokens"].where(kept["loss_tokens"] > 0)
-    own = kept["surprisal_tokens"].where(kept["surprisal_tokens"] > 0)
-    frame["surprisal_mean"] = kept["surprisal_sum"] / LOSS_UNIT / own
-    frame["shrunk"], frame["shrunk_se"] = kept["shrunk"], kept["shrunk_se"]
-    if frame[rank].isna().all():
+    by = rows[f"{rank}_sum"] / rows["tokens"]
+    if np.isnan(by).all():
         raise Missing(f"{run.name} holds no {rank}: {summary.EARLIER}.")
-    frame = frame.sort_values([rank, "token_id"], ascending=[False, True], ignore_index=True)
+    here = np.flatnonzero(often)
+    here = here[np.lexsort((rows["token_id"][here], -by[here]))]
+    rows["shrunk"], rows["shrunk_se"] = _shrunk(rows)
+    kept = {name: values[here] for name, values in rows.items()}
+    n, n2, g = kept["tokens"], kept["tokens_square"], kept["sequences"]
+    columns: dict[str, Any] = {"token_id": kept["token_id"], "text": token_text(run, kept["token_id"])}
+    columns |= {"count": n, "sequences": g}
+    for name in SCORES:
+        y, y2, ny = (kept[f"{name}_{part}"] for part in PARTS)
+        columns |= {name: y / n, f"{name}_se": ratio_error(n, n2, y, y2, ny, g)}
+    y, y2, ny = (kept[f"nnz_{part}"] for part in PARTS)
+    columns |= {"mean": y / n / run.layers, "mean_se": ratio_error(n, n2, y, y2, ny, g) / run.layers}
+    with np.errstate(invalid="ignore"):
+        columns["loss_mean"] = kept["loss_sum"] / LOSS_UNIT / kept["loss_tokens"]
+        columns["surprisal_mean"] = kept["surprisal_sum"] / LOSS_UNIT / kept["surprisal_tokens"]
+    frame = pd.DataFrame(columns | {"shrunk": kept["shrunk"], "shrunk_se": kept["shrunk_se"]})
     frame.attrs = {
         "definition": DEFINITION,
         "tokens": int(n.sum()),
-        "note": f"left out: {len(rows) - len(kept):,} of {len(rows):,} tokens, which occur under {min_count} times",
+        "note": f"left out: {(~often).sum():,} of {len(often):,} tokens, which occur under {min_count} times",
     }
     return frame
 
 
 @shared
-def sums(run: Run, flagged: bool) -> pd.DataFrame:
-    """A row a token that occurs: the columns of the summaries `tokens` and `token_scores`, added up."""
-    rows, scored = summary.read(run, "tokens"), summary.read(run, "token_scores")
-    keys = ["token_id", "flagged"]
-    if rows[keys].equals(scored[keys]):  # as they are, but for a run that has grown in between
-        rows = pd.concat([rows, scored.drop(columns=[*keys, "class"])], axis=1)
-    else:
-        rows = rows.merge(scored.drop(columns="class"), on=keys)
+def sums(run: Run, flagged: bool) -> dict[str, NDArray]:
+    """By token that occurs: token_id, and the columns of the summaries `tokens` and `token_scores`, added up."""
+    scored = summary.columns(run, "token_scores", *KEY, *(f"{name}_{part}" for name in SCORES for part in PARTS))
+    rows = summary.columns(run, "tokens", *KEY, *COUNTS, *(f"nnz_{part}" for part in PARTS))
+    if not all(np.array_equal(rows[name], scored[name]) for name in KEY):  # a run that has grown in between
+        here, there = (2 * each["token_id"].astype(np.int64) + each["flagged"] for each in (rows, scored))
+        _, here, there = np.intersect1d(here, there, assume_unique=True, return_indices=True)
+        rows, scored = ({n: v[at] for n, v in each.items()} for each, at in ((rows, here), (scored, there)))
+    rows |= scored
+    flags = rows.pop("flagged")
     if not flagged:
-        return rows[~rows["flagged"]].drop(columns="flagged").reset_index(drop=True)
-    return rows.drop(columns="flagged").groupby("token_id", as_index=False).sum(min_count=1)
+        return {name: values[~flags] for name, values in rows.items()}
+    starts = np.flatnonzero(np.diff(rows["token_id"], prepend=-1))
+    token_id = rows.pop("token_id")[starts]
+    return {"token_id": token_id} | {name: np.add.reduceat(values, starts) for name, values in rows.items()}
 
 
-def _shrunk(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """z of every token by empirical Bayes, and its posterior sd; empty where no token tells how much z varies."""
+def _shrunk(rows: Mapping[str, NDArray]) -> tuple[NDArray, NDArray]:
+    """z of every token by empirical Bayes, and its posterior sd; NaN where no token tells how much z varies."""
     variance = z_variances(rows)
     if np.isnan(variance).any():
-        return pd.Series(np.nan, rows.index), pd.Series(np.nan, rows.index)
-    means, errors = shrink(rows["z_sum"].to_numpy() / rows["tokens"].to_numpy(float), np.sqrt(variance))
-    return pd.Series(means, rows.index), pd.Series(errors, rows.index)
+        return variance, variance
+    return shrink(rows["z_sum"] / rows["tokens"], np.sqrt(variance))
 
 
-def z_variances(rows: pd.DataFrame) -> NDArray:
+def z_variances(rows: Mapping[str, NDArray]) -> NDArray:
     """The variance of each token's mean z, its clustered estimate drawn towards the common one as if by ten more
     sequences; NaN where under two tokens stand in two sequences."""
-    n, g = rows["tokens"].to_numpy(float), rows["sequences"].to_numpy(float)
+    n, g = rows["tokens"].astype(float), rows["sequences"].astype(float)
     alone = n * ratio_error(n, rows["tokens_square"], rows["z_sum"], rows["z_square"], rows["z_cross"], g) ** 2
     told = g > 1
     if told.sum() < 2:
-        return np.full(len(rows), np.nan)
+        return np.full(len(n), np.nan)
     common = float((alone[told] * (g[told] - 1)).sum() / (g[told] - 1).sum())
     mixed = (np.where(told, alone, 0.0) * (g - 1) + common * PRIOR_SEQUENCES) / (g - 1 + PRIOR_SEQUENCES)
     return mixed / n
@@ -123,7 +134,7 @@ def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFram
     rows = summary.read(run, "token_layers", token_id=token_id)
     rows = rows if flagged else rows[~rows["flagged"]]
     sums = rows.groupby("layer", as_index=False)[["nnz_sum", "nnz_square", "nnz_cross"]].sum()
-    layer_mean, layer_sd = moments(summary.read(run, "layers"), run.layers)
+    layer_mean, layer_sd = layer_moments(run)
     centre, spread = layer_mean[sums["layer"].to_numpy()], pd.Series(layer_sd[sums["layer"].to_numpy()])
     spread = spread.where(spread > 0)
     frame = pd.DataFrame({"layer": sums["layer"], "count": n, "mean": sums["nnz_sum"] / n})
@@ -136,19 +147,41 @@ def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFram
 def tokens_spelt(run: Run, words: Sequence[str], min_count: int) -> pd.DataFrame:
     """Unflagged tokens that are one of these words, white space around it aside, and occur at least `min_count` times,
     loudest first. Columns: text, count, sequences, z, z_se, as in by_token."""
-    text = run.vocab["text"].str.strip() if run.has("vocab") else pd.Series(dtype=str)
-    text = text[text.isin(words)]
     rows = sums(run, False)
-    rows = rows[rows["token_id"].isin(text.index) & (rows["tokens"] >= min_count)]
+    kept = np.isin(rows["token_id"], _spelt(run, words)) & (rows["tokens"] >= min_count)
+    rows = {name: values[kept] for name, values in rows.items()}
     n, g = rows["tokens"], rows["sequences"]
     error = ratio_error(n, rows["tokens_square"], rows["z_sum"], rows["z_square"], rows["z_cross"], g)
-    columns = {"count": n, "sequences": g, "z": rows["z_sum"] / n, "z_se": error}
-    frame = pd.DataFrame({"text": text.loc[rows["token_id"]].to_numpy(object), **columns})
+    text = [piece.strip() for piece in token_text(run, rows["token_id"])]
+    frame = pd.DataFrame({"text": text, "count": n, "sequences": g, "z": rows["z_sum"] / n, "z_se": error})
     return frame.sort_values(["z", "text"], ascending=[False, True], ignore_index=True)
 
 
-def token_text(run: Run, token_ids: pd.Series) -> list[str]:
+def _spelt(run: Run, words: Sequence[str]) -> NDArray:
+    """Ids of the tokens that are one of these words, white space around it aside."""
+    vocab = _vocabulary(run)
+    found = pc.is_in(pc.utf8_trim_whitespace(vocab["text"]), pa.array(words))
+    return vocab["token_id"][found.to_numpy(zero_copy_only=False)]
+
+
+def token_text(run: Run, token_ids: NDArray) -> ExtensionArray:
     """The tokens as the vocabulary displays them; an id that it lacks as <id>."""
-    text = run.vocab["text"] if run.has("vocab") else pd.Series(dtype=str)
-    shown = text.reindex(token_ids.to_numpy()).to_numpy(object)
-    return [piece if isinstance(piece, str) else f"<{i}>" for piece, i in zip(shown, token_ids, strict=True)]
+    vocab, token_ids = _vocabulary(run), np.asarray(token_ids)
+    known = vocab["token_id"]
+    place = np.full(1 + max(known.max(initial=0), token_ids.max(initial=0)), -1)
+    place[known] = np.arange(len(known))
+    place = place[token_ids]
+    text = vocab["text"].take(pa.array(place, mask=place < 0))
+    if text.null_count:
+        names = [f"<{token}>" for token in token_ids]
+        text = pc.coalesce(text, pa.array(names, pa.string()))
+    return text.to_pandas().array
+
+
+@shared
+def _vocabulary(run: Run) -> dict[str, Any]:
+    """token_id and text; without a row where the run has no vocabulary."""
+    if not run.has("vocab"):
+        return {"token_id": np.zeros(0, np.int32), "text": pa.array([], pa.string())}
+    vocab = run.arrow("vocab", ["token_id", "text"])
+    return {"token_id": vocab["token_id"].to_numpy(), "text": vocab["text"].combine_chunks()}

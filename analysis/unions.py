@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from twell.analysis import summary
-from twell.analysis.layers import moments
+from twell.analysis.layers import layer_moments
 from twell.analysis.statistics import quantiles
 from twell.workbench.store import Run
 
@@ -20,12 +20,14 @@ from twell.workbench.store import Run
 def union_sizes(run: Run) -> pd.DataFrame:
     """Columns: layer; block (tokens); blocks; mean, p50, p90, max (different neurons fired in a block); share (mean /
     d_ff); overlap (mean over block × mean nnz: 1 where no two tokens share a neuron, 1 / block where all share all)."""
-    rows = summary.read(run, "unions")
-    nnz, _ = moments(summary.read(run, "layers"), run.layers)
+    rows = summary.columns(run, "unions", "layer", "block", "neurons", "blocks")
+    nnz, _ = layer_moments(run)
+    starts = np.flatnonzero(np.diff(rows["layer"], prepend=-1) | np.diff(rows["block"], prepend=-1))
+    groups = (np.split(rows[name], starts[1:]) for name in ("neurons", "blocks"))
     found = []
-    for (layer, block), group in rows.groupby(["layer", "block"]):
-        group = group.sort_values("neurons")
-        count, blocks = group["neurons"].to_numpy(), group["blocks"].to_numpy()
+    for layer, block, count, blocks in zip(
+        rows["layer"][starts].tolist(), rows["block"][starts].tolist(), *groups, strict=True
+    ):
         mean = float((count * blocks).sum() / blocks.sum())
         p50, p90 = quantiles(count, blocks, [0.5, 0.9])
         alone = block * nnz[layer]
@@ -37,7 +39,7 @@ def union_sizes(run: Run) -> pd.DataFrame:
                 "mean": mean,
                 "p50": p50,
                 "p90": p90,
-                "max": int(count.max()),
+                "max": int(count[-1]),
                 "share": mean / run.d_ff,
                 "overlap": mean / alone if alone else np.nan,
             }

@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "capture": (options.CaptureOptions, "twell.workbench.capture:capture"),
     "verify": (options.VerifyOptions, "twell.workbench.verify:verify"),
     "bench": (options.BenchOptions, "twell.workbench.bench:bench"),
-    "summarize": (options.SummarizeOptions, "twell.analysis.summary:summarize"),
+    "summarize": (options.SummarizeOptions, "twell.analysis.refresh:summarize"),
     "app": (options.AppOptions, "twell.app.launch:launch"),
     "export": (options.ExportOptions, "twell.analysis.export:export"),
     "compare": (options.CompareOptions, "twell.analysis.compare:compare"),
@@ -124,7 +124,7 @@ def demo(chosen: options.DemoOptions) -> None:
     """Capture, summarise, show: the whole path on what ships with the package, without a network."""
     from importlib.resources import files
 
-    from twell.analysis.summary import summarize
+    from twell.analysis.refresh import summarize
     from twell.workbench import manifest as manifests
     from twell.workbench.capture import capture
     from twell.workbench.store import open_run

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twell.analysis import by_layer, by_token, by_word, ensure, scores, summarize, summary, surprisal_correlation
+from twell.analysis import by_layer, by_token, by_word, ensure, refresh, scores, summarize, surprisal_correlation
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.store import Run, open_run
@@ -149,7 +149,7 @@ def test_two_processes_at_once(small: Run) -> None:
     both = [subprocess.Popen([sys.executable, "-c", code, str(small.path)], stderr=subprocess.PIPE) for _ in range(2)]
     assert [process.communicate()[1].decode() for process in both] == ["", ""]
     built = json.loads((small.summary_path("any").parent / "built.json").read_text())
-    assert len(built["parts"]) == 3 * len(summary.SOURCES)
+    assert len(built["parts"]) == 3 * len(refresh.SOURCES)
     assert len(by_layer(small)) == small.layers
 
 

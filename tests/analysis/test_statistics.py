@@ -5,21 +5,24 @@ from __future__ import annotations
 from itertools import permutations
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from twell.analysis.statistics import (
     distinct,
     fisher_interval,
+    grouped_median,
+    grouped_spearman,
     jackknife_error,
     mean_error,
+    mid_ranks,
     permutation_p,
     quantiles,
     ratio_error,
     shrink,
     student_p,
     t_half,
-    table_spearman,
 )
 
 
@@ -69,16 +72,38 @@ def test_quantiles(shares: list[float], n: int) -> None:
     assert quantiles(values, counts, shares).tolist() == exact.tolist()
 
 
-def test_spearman_of_tables() -> None:
+def test_spearman_of_counts() -> None:
+    """Against scipy on the pairs themselves, all of them and without each group, counted at once or by ones."""
     rng = np.random.default_rng(2)
-    a = rng.integers(0, 6, 500)
+    a, group = rng.integers(0, 6, 500), rng.integers(0, 4, 500)
     b = np.minimum(a + rng.integers(0, 5, 500), 8)
-    table = np.zeros((2, 6, 9))
-    np.add.at(table[0], (a, b), 1)
-    np.add.at(table[1], (a[:100], b[:100]), 1)
-    expected = [stats.spearmanr(a, b).statistic, stats.spearmanr(a[:100], b[:100]).statistic]
-    np.testing.assert_allclose(table_spearman(table), expected, rtol=1e-12)
-    assert np.isnan(table_spearman(np.array([[3.0, 4.0]])))
+    estimate, without = grouped_spearman(a, b, group, np.ones(500, int))
+    assert estimate == pytest.approx(stats.spearmanr(a, b).statistic, rel=1e-12)
+    expected = [stats.spearmanr(a[group != left], b[group != left]).statistic for left in range(4)]
+    np.testing.assert_allclose(without, expected, rtol=1e-12)
+    entries, count = np.unique(np.stack([a, b, group]), axis=1, return_counts=True)
+    again, less = grouped_spearman(*entries, count)
+    assert (again, less.tolist()) == (pytest.approx(estimate), pytest.approx(without.tolist()))
+
+
+def test_spearman_of_one_class_is_empty() -> None:
+    estimate, without = grouped_spearman(*np.array([[0, 0, 0], [0, 1, 2], [0, 1, 1], [3, 4, 5]]))
+    assert np.isnan(estimate) and np.isnan(without).all()
+    estimate, without = grouped_spearman(*np.array([[0, 1, 1], [0, 1, 1], [0, 1, 2], [3, 4, 5]]))
+    assert estimate == pytest.approx(1) and np.isnan(without).tolist() == [True, False, False], "all of one class left"
+
+
+def test_median_of_groups() -> None:
+    rng = np.random.default_rng(4)
+    group = np.concatenate([rng.integers(0, 7, 60), [8, 8, 9]])
+    values = np.concatenate([np.where(rng.random(60) < 0.2, np.nan, rng.normal(size=60)), [np.nan, np.nan, 3.0]])
+    expected = pd.Series(values).groupby(group).median().reindex(range(10))
+    np.testing.assert_array_equal(grouped_median(values, group), expected)
+
+
+def test_ranks_with_ties() -> None:
+    values = np.random.default_rng(5).integers(0, 9, 40) / 4
+    np.testing.assert_array_equal(mid_ranks(values), stats.rankdata(values))
 
 
 @pytest.mark.parametrize("n", [3, 5, 8])

@@ -68,7 +68,7 @@ def test_counts_of_parts_add_up(small: Run, table: str, keys: list[str], sums: l
 
 
 def test_neurons_merge_extremes(small: Run) -> None:
-    summary.ensure(small)
+    ensure(small)
     parts = small.frame("neurons").groupby(["layer", "neuron"])
     assert by_neuron(small)["first_sequence"].max() == parts["first_sequence"].min().max()
 

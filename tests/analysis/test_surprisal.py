@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from twell.analysis import summary, surprisal, surprisal_correlation
+from twell.analysis import refresh, surprisal, surprisal_correlation
 from twell.analysis.classes import classify
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.store import Run
@@ -136,11 +136,11 @@ def test_unknown_class(run: Run) -> None:
 def test_long_runs_are_sampled_by_groups_of_sequences(
     made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summary, "CLASS_TOKENS", 1500)
+    monkeypatch.setattr(refresh, "CLASS_TOKENS", 1500)
     run = made.make(tmp_path / "long", sequences=100, length=32, parts=3, layers=2)
-    assert summary.class_step(run) == 1
-    monkeypatch.setattr(summary, "CLASS_TOKENS", 600)
-    assert summary.class_step(run) == 4
+    assert refresh.class_step(run) == 1
+    monkeypatch.setattr(refresh, "CLASS_TOKENS", 600)
+    assert refresh.class_step(run) == 4
     rows = run.activity(flagged=False).dropna(subset="loss")
     some = rows[rows["sequence"] // 20 % 4 == 0]
     assert 0 < len(some) < len(rows) / 2

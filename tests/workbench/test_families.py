@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from twell.analysis import by_layer, by_token
-from twell.analysis.summary import summarize
+from twell.analysis import by_layer, by_token, summarize
 from twell.workbench.errors import UserError
 from twell.workbench.models import load
 from twell.workbench.options import SummarizeOptions, VerifyOptions
