@@ -1,8 +1,14 @@
-"""Made runs for every test here: written once, by the real writer."""
+"""Made runs for every test here: written once, by the real writer.
+
+    MADE_TOKENS=200000 pytest tests/analysis    `run` as a run of that many tokens or some more: 20 minutes, 2 GB
+
+Its tests compare every table with numpy and pandas on the rows, and none may take for granted that it is small.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +18,9 @@ import pandas as pd
 import pytest
 
 from twell.workbench.store import Run
+
+TOKENS = int(os.environ.get("MADE_TOKENS", "5600"))
+SEQUENCE = 47  # tokens of a made sequence, a little under the mean of their lengths
 
 
 def _load(name: str) -> ModuleType:
@@ -48,7 +57,8 @@ def small(made: ModuleType, tmp_path: Path) -> Run:
 @pytest.fixture(scope="session")
 def run(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four layers, three parts, first tokens flagged, a few not finite. Read it, never change it."""
-    return made.make(tmp_path_factory.mktemp("runs") / "made", fired=True, bench=True)
+    path = tmp_path_factory.mktemp("runs") / "made"
+    return made.make(path, sequences=-(-TOKENS // SEQUENCE), fired=True, bench=True)
 
 
 @pytest.fixture(scope="session")

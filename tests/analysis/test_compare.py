@@ -26,7 +26,7 @@ from twell.workbench.store import Run
 
 
 @pytest.fixture(scope="module")
-def sparser(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def sparser(run: Run, made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """As the made run, the same text, but layers 0 to 2 fire four fifths of it and layer 3 the same."""
 
     def change(columns):
@@ -35,7 +35,7 @@ def sparser(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
             columns[name] = rng.binomial(columns[name], 0.8).astype(np.uint16)
         return columns
 
-    return made.make(tmp_path_factory.mktemp("other") / "sparser", change=change)
+    return made.make(tmp_path_factory.mktemp("other") / "sparser", change=change, sequences=run.manifest.sequences)
 
 
 @pytest.fixture(scope="module")

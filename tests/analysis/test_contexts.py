@@ -21,7 +21,7 @@ def places(run: Run, rows: pd.DataFrame, made: ModuleType) -> pd.DataFrame:
     plain = rows[rows["flags"] == 0]
     z = ((plain[layers] - plain[layers].mean()) / plain[layers].std(ddof=0)).mean(axis=1)
     frame = plain.assign(nnz=plain[layers].sum(axis=1), z=z)
-    frame["percentile"] = [100 * (frame["nnz"] <= nnz).mean() for nnz in frame["nnz"]]
+    frame["percentile"] = 100 * frame["nnz"].rank(method="max", pct=True)
     return frame[frame["token_id"] == made.LOUD]
 
 
