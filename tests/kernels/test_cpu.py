@@ -119,12 +119,31 @@ def test_other_activations(make_ffn, level, dtype, options) -> None:
             torch.testing.assert_close(y, expected, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-3)
 
 
+def dense(
+    x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    return functional.linear(functional.linear(x, gate, bias).relu() * functional.linear(x, up), down)
+
+
+def rounding(
+    x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """[rows]: the root mean square, to first order, of an output row's distance from the truth if every product of its
+    sums, and nothing else, were off by an independent share of float32's unit, 2^-24; of float64 operands."""
+    z, u = functional.linear(x, gate, bias), functional.linear(x, up)
+    of_z = functional.linear(x**2, gate**2, bias**2) * (z > 0)
+    of_h = of_z * u**2 + z.relu() ** 2 * functional.linear(x**2, up**2) + (z.relu() * u) ** 2
+    return 2**-24 * functional.linear(of_h, down**2).sum(dim=1).sqrt()
+
+
 @pytest.mark.parametrize("bias", [-3.0, 0.0, 3.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [3, 300])
-def test_errors_are_those_of_a_dense_product(level, dtype, bias, rows) -> None:
-    """On random values, in calls of so many rows: the distance from float64, over the size of an output row, is at most
-    1.25 times that of torch's dense FFN: on the mean, to a sixth of float32's unit, and the largest, to 1e-7."""
+def test_errors_are_those_of_roundings(level, dtype, bias, rows) -> None:
+    """On random values, in calls of so many rows, the distance of a row from float64. In float32 it is at most 3.5
+    times that of independent roundings of every product on the mean, and 12 times in any row (torch's own, which sums
+    in other orders on other processors and numbers of threads, is no measure). In bf16, which rounds what passes
+    between the products too, at most 1.25 times that of torch's dense FFN."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -134,18 +153,16 @@ def test_errors_are_those_of_a_dense_product(level, dtype, bias, rows) -> None:
     tensors = {"x": x, "w_gate": gate, "w_up": up, "w_down": down, "b_gate": draw(776) + bias}
     call = make_call(tensors, dtype)
     weights = (call.w_gate, call.w_up, call.w_down, call.b_gate)
-
-    def dense(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, bias: torch.Tensor):
-        return functional.linear(functional.linear(x, gate, bias).relu() * functional.linear(x, up), down)
-
-    truth = dense(call.x.double(), *(weight.double() for weight in weights))
-    size = truth.square().sum(dim=1).mean().sqrt()
-    pieces = x.split(rows)
-    ours = torch.cat([cpu.run(make_call({**tensors, "x": piece}, dtype), level)[0] for piece in pieces])
-    theirs = torch.cat([dense(piece.to(dtype), *weights) for piece in pieces])
-    far, dense_far = ((y.double() - truth).norm(dim=1) / size for y in (ours, theirs))
-    assert far.mean() <= 1.25 * dense_far.mean() + 2e-8
-    assert far.max() <= 1.25 * dense_far.max() + 1e-7
+    exact = (call.x.double(), *(weight.double() for weight in weights))
+    truth = dense(*exact)
+    ours = torch.cat([cpu.run(make_call({**tensors, "x": piece}, dtype), level)[0] for piece in x.split(rows)])
+    far = (ours.double() - truth).norm(dim=1)
+    if dtype is torch.float32:
+        far /= rounding(*exact)
+        assert far.mean() <= 3.5 and far.max() <= 12
+    else:
+        dense_far = (dense(call.x, *weights).double() - truth).norm(dim=1)
+        assert far.mean() <= 1.25 * dense_far.mean() and far.max() <= 1.25 * dense_far.max()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
