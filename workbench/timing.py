@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -203,7 +203,7 @@ class Timings:
         self.spent += self._now() - began
         self._turn[kind] += sum(took.values()) * 1e-6 / rows
 
-    def _take(self, operations: dict[str, Callable[[], Any]], untimed: bool) -> dict[str, float]:
+    def _take(self, operations: Mapping[str, Callable[[], Any]], untimed: bool) -> dict[str, float]:
         """Microseconds of each operation in one turn."""
         took = turns(operations, self.loaded.device, 1, untimed=untimed, shuffled=self._order)
         return {op: times[0] for op, times in took.items()}
