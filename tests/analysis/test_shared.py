@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from twell.analysis import findings
+from twell.analysis import findings, overview
 from twell.analysis.shared import shared, together
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
@@ -49,11 +49,21 @@ def test_once_a_block(run: Run, bos_run: Run, asked: Any) -> None:
     assert calls[:4] == [(run.name, 0), (run.name, 3), (run.name, 3), (bos_run.name, 0)]
     table(run)
     assert len(calls) == 7
+    calls.clear()
+    with together():
+        table(run)
+        with together():
+            table(run)
+        table(run)
+    assert len(calls) == 1, "a block within another shares what that one holds"
 
 
-def test_findings_are_those_of_each_table_by_itself(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sharing changes no answer, and the tables that claims share are read once."""
-    found, read = findings(run), []
+@pytest.mark.parametrize(("question", "twice"), [(findings, 1), (overview, 0)])
+def test_answers_are_those_of_each_table_by_itself(
+    run: Run, monkeypatch: pytest.MonkeyPatch, question: Callable[[Run], Any], twice: int
+) -> None:
+    """Sharing changes no answer, and the tables that questions share are read once."""
+    found, read = question(run), []
 
     class Noted(pq.ParquetFile):
         def __init__(self, path: Any, **given: Any) -> None:
@@ -61,10 +71,11 @@ def test_findings_are_those_of_each_table_by_itself(run: Run, monkeypatch: pytes
             super().__init__(path, **given)
 
     monkeypatch.setattr(pq, "ParquetFile", Noted)
-    findings(run)
+    question(run)
     assert {"layers.parquet", "positions.parquet", "token_scores.parquet"} <= set(read)
     together_reads = len(read)
-    assert together_reads == len(set(read)) + 1, "each once, but for two choices of the columns of token_scores"
-    monkeypatch.setitem(findings.__globals__, "together", nullcontext)
-    pd.testing.assert_frame_equal(findings(run), found)
-    assert len(read) > 2 * together_reads
+    assert together_reads == len(set(read)) + twice, "each once, but for the classes of token_scores"
+    monkeypatch.setitem(question.__globals__, "together", nullcontext)
+    again = question(run)
+    assert again.equals(found) if isinstance(again, pd.DataFrame) else again == found
+    assert len(read) > 1.5 * together_reads

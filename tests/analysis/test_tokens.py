@@ -105,6 +105,19 @@ def test_flagged_special_token_appears_only_when_asked(bos_run: Run) -> None:
     assert np.isnan(table.loc[0, "surprisal_mean"])
 
 
+def test_summaries_written_while_they_are_read(made: ModuleType, tmp_path: Path, flagged: bool) -> None:
+    """Of a run that grows, one may hold tokens that the other does not yet: those of both are told, each by its own."""
+    run = made.make(tmp_path / "grown", sequences=20, parts=1, timings=0)
+    whole = by_token(run, min_count=1, flagged=flagged).set_index("token_id")
+    for name, missing in (("tokens", [3, 90]), ("token_scores", [1, made.LOUD])):
+        rows = pd.read_parquet(run.summary_path(name))
+        rows[~rows["token_id"].isin(missing)].to_parquet(run.summary_path(name))
+    table = by_token(run, min_count=1, flagged=flagged).set_index("token_id")
+    assert set(whole.index) - set(table.index) == {1, 3, 90, made.LOUD} & set(whole.index)
+    columns = ["count", "z", "mean", "loss_mean"]
+    pd.testing.assert_frame_equal(table[columns].sort_index(), whole.loc[sorted(table.index), columns])
+
+
 def test_fewer_tokens_than_the_minimum(run: Run) -> None:
     most = int(by_token(run, min_count=1)["count"].max())
     with pytest.raises(Missing, match=f"the most frequent one {most} times"):
