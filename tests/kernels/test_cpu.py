@@ -141,9 +141,10 @@ def rounding(
 @pytest.mark.parametrize("rows", [3, 300])
 def test_errors_are_those_of_roundings(level, dtype, bias, rows) -> None:
     """On random values, in calls of so many rows, the distance of a row from float64. In float32 it is at most 3.5
-    times that of independent roundings of every product on the mean, and 12 times in any row (torch's own, which sums
-    in other orders on other processors and numbers of threads, is no measure). In bf16, which rounds what passes
-    between the products too, at most 1.25 times that of torch's dense FFN."""
+    times that of independent roundings of every product on the mean (2.2 times where the portable kernel sums in
+    shorter parts), and 12 times in any row; torch's own, which sums in other orders on other processors and numbers of
+    threads, is no measure. In bf16, which rounds what passes between the products too, at most 1.25 times that of
+    torch's dense FFN."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -159,7 +160,7 @@ def test_errors_are_those_of_roundings(level, dtype, bias, rows) -> None:
     far = (ours.double() - truth).norm(dim=1)
     if dtype is torch.float32:
         far /= rounding(*exact)
-        assert far.mean() <= 3.5 and far.max() <= 12
+        assert far.mean() <= (3.5 if level else 2.2) and far.max() <= 12
     else:
         dense_far = (dense(call.x, *weights).double() - truth).norm(dim=1)
         assert far.mean() <= 1.25 * dense_far.mean() and far.max() <= 1.25 * dense_far.max()
