@@ -94,7 +94,7 @@ def by_nnz(frame: pd.DataFrame, tall: int) -> go.Figure:
     figure.update_layout(showlegend=True, legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"})
     figure.add_hline(y=1, line={"color": GREY, "width": 1, "dash": "dot"})
     low, high = float(frame["nnz_mean"].min()), float(frame["nnz_mean"].max())
-    ticks, text = log_ticks(low / 2, high * 2)
+    ticks, text = log_ticks(low / 1.3, high * 1.3)
     figure.update_xaxes(
         type="log",
         title="mean nnz, neurons",

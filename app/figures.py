@@ -72,11 +72,15 @@ def panel_title(name: str, column: int, above: int = 22) -> dict[str, Any]:
 
 
 def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Ticks of a logarithmic axis at 1, 3, 10, 30, … between two values, or at powers of ten where those are many."""
-    steps = (1, 3) if math.log10(max(high, 1) / max(low, 1e-9)) <= 3 else (1,)
+    """Ticks of a logarithmic axis at 1, 3, 10, 30, … between two values, at powers of ten where those are many, and
+    closer where there would be fewer than two."""
     first, last = math.floor(math.log10(max(low, 1e-9))), math.ceil(math.log10(max(high, 1e-9)))
-    ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
-    ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+    ticks: list[float] = []
+    for steps in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+        every = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+        ticks = [tick for tick in every if low * 0.999 <= tick <= high * 1.001]
+        if len(ticks) >= (5 if steps == (1,) else 2):
+            break
     return ticks, [number(tick, 1) for tick in ticks]
 
 

@@ -101,7 +101,7 @@ def _surprisal(run: Run) -> str:
     return (
         f"nnz against the loss of the prediction made there: Spearman {signed(frame['spearman'].min(), 2)} to "
         f"{signed(frame['spearman'].max(), 2)} by layer, strongest in layer {strongest['layer']:.0f} "
-        f"(95 % {signed(strongest['low'], 2)} to {signed(strongest['high'], 2)}, n = {whole(strongest['n'])})."
+        f"(95{SPACE}% {signed(strongest['low'], 2)} to {signed(strongest['high'], 2)}, n = {whole(strongest['n'])})."
     )
 
 

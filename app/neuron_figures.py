@@ -85,7 +85,7 @@ def rank_curve(densities: np.ndarray, rank: int, density: float, label: str) -> 
             mode="markers+text",
             marker={"color": AMBER, "size": 9},
             text=[label],
-            textposition="top right" if rank < len(alive) / 30 else "top left",
+            textposition="top right" if rank < len(alive) / 30 else "bottom left",  # under the falling curve
             hovertemplate=f"{label}: rank {whole(rank)}, density %{{y:.3%}}<extra></extra>",
             cliponaxis=False,
         )

@@ -19,7 +19,7 @@ from twell import analysis
 from twell.app.answers import Answer
 from twell.app.figures import CONFIG
 from twell.app.state import MANIFEST, RECORDED, Shelf, digest, opened
-from twell.app.words import number, plural, seconds_ago, whole
+from twell.app.words import SPACE, number, plural, seconds_ago, whole
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.store import Run
 
@@ -42,7 +42,7 @@ def heading(name: str, said: str = "", drawn: Answer | None = None) -> None:
     at or to save, and the lines that make that table in a notebook."""
     key = name.lower().replace(" ", "-")
     with st.container(horizontal=True, wrap=False, vertical_alignment="bottom", gap="small"):
-        note = f'<p class="tw-note">{html.escape(said)}</p>' if said else ""
+        note = f'<p class="tw-note">{html.escape(said).replace(" %", f"{SPACE}%")}</p>' if said else ""
         st.html(f'<div class="tw-figure"><h3>{html.escape(name)}</h3>{note}</div>', width="stretch")
         if drawn is None:
             return
@@ -141,7 +141,7 @@ def definition(run: Run) -> None:
             "sparsity": "1 − mean nnz / d_ff.",
             "z": "nnz in standard deviations from its layer's mean, averaged over layers.",
             "dead": "never fired in the tokens counted here. That does not prove that a neuron never fires: it says "
-            "that its density is under 3 / tokens, with 95 % confidence, were its tokens independent.",
+            f"that its density is under 3 / tokens, with 95{SPACE}% confidence, were its tokens independent.",
             "left out": "special tokens, the first token of each sequence and tokens with a non-finite value, except "
             "where the first position is shown by itself.",
         }

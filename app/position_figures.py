@@ -48,16 +48,14 @@ def decays(fits: pd.DataFrame) -> go.Figure:
     notes = [{**beside, "text": text, "y": place} for place, text in enumerate(said)]
     figure.update_layout(annotations=notes)  # all at once: one by one, plotly looks through those before
     low, high = (float(told["decay_low"].min()), float(told["decay_high"].max())) if len(told) else (1.0, 100.0)
-    ticks, text = log_ticks(low / 4, high * 4)
-    ends = low / 1.3, high * 1.3
-    if sum(ends[0] <= tick <= ends[1] for tick in ticks) < 2:  # an axis says nothing with fewer
-        ends = max(tick for tick in ticks if tick <= low), min(tick for tick in ticks if tick >= high)
+    ends = max(low, 1e-3) / 1.3, high * 1.3
+    ticks, text = log_ticks(*ends)
     figure.update_xaxes(
         type="log",
         title="λ, tokens",
         tickvals=ticks,
         ticktext=text,
-        range=[math.log10(max(end, 1e-4)) for end in ends],
+        range=[math.log10(end) for end in ends],
     )
     return figure
 

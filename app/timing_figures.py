@@ -107,7 +107,7 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
         font={"size": 11, "color": GREY},
     )
     low, high = float(frame["nnz_mean"].min()), float(frame["nnz_mean"].max())
-    ticks, text = log_ticks(low / 2, high * 2)
+    ticks, text = log_ticks(low / 1.4, high * 1.4)
     figure.update_xaxes(
         type="log",
         title="mean nnz of the timed batches, neurons",
@@ -163,8 +163,14 @@ def over_batches(timings: pd.DataFrame) -> go.Figure:
             customdata=part["tokens"],
             hovertemplate=f"batch %{{x}}, %{{customdata:,}} tokens, {op}: %{{y:,.4g}} {unit} a token<extra></extra>",
         )
-        note = {"text": op, "x": part["batch"].iloc[-1], "y": part["time"].iloc[-1], "xanchor": "left", "xshift": 8}
-        notes.append({**note, "showarrow": False, "font": {"color": color, "size": 12}})
+        note = {
+            "text": f'<span style="color:{color}">{op}</span>',
+            "x": part["batch"].iloc[-1],
+            "y": part["time"].iloc[-1],
+            "xanchor": "left",
+            "xshift": 8,
+        }
+        notes.append({**note, "showarrow": False, "font": {"size": 12}})
     finish(figure, 260, right=64)
     figure.update_layout(annotations=notes)
     figure.update_xaxes(title="batch", range=[-0.5, float(np.nan_to_num(last)) * 1.02 + 0.5], showgrid=False)

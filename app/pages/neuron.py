@@ -27,7 +27,11 @@ def facts(run: Run, row: dict[str, object]) -> None:
     density = (
         ("Density", percent(float(str(row["density"]))), f"fires on {whole(fires)} of {out_of}")
         if fires
-        else ("Density", f"<{SPACE}{number(3e6 / tokens, 2)} per million", f"never fired in {out_of} (95 % bound)")
+        else (
+            "Density",
+            f"<{SPACE}{number(3e6 / tokens, 2)} per million",
+            f"never fired in {out_of} (95{SPACE}% bound)",
+        )
     )
     never = "it never fired"
     values = (

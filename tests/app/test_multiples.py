@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from twell.app.figures import log_ticks
 from twell.app.multiples import small_multiples
 
 
@@ -70,3 +71,10 @@ def test_a_fit_is_drawn_in_the_layers_that_have_one(frame: pd.DataFrame) -> None
     figure = small_multiples(frame, "position", dict.fromkeys(range(14), ""), "x", "y", log=True)
     (fit,) = [trace for trace in figure.data if trace.line.dash == "dot" and trace.line.color == "#c9821f"]
     assert sum(x is not None for x in fit.x) == 2 * 5
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 768), (21, 46), (3.8, 9.1), (1, 60_000), (0.002, 0.9)])
+def test_a_logarithmic_axis_names_two_values_or_more(low: float, high: float) -> None:
+    ticks, names = log_ticks(low, high)
+    assert 2 <= len(ticks) == len(set(names)) <= 8
+    assert low <= ticks[0] < ticks[-1] <= high
