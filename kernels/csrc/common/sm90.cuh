@@ -28,6 +28,11 @@ __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
+// For so many of those that the barrier was made for.
+__device__ __forceinline__ void barrier_arrive_for(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(arrivals) : "memory");
+}
+
 // Arrives at the same barrier of another CTA of the cluster. Release is for this CTA alone, as is all that a stage needs: the tensor
 // cores have read it, and the copy engine will write. Over the cluster it costs a memory barrier, a thousand cycles.
 __device__ __forceinline__ void barrier_arrive_remote(uint64_t* barrier, uint32_t cta) {

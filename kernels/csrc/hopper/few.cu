@@ -70,9 +70,7 @@ void launch_few_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) 
 template <>
 void launch_few_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
   if (f.rows <= kThinRows) return launch_thin_down(f, nnz, stream);
-  const int rest = DownSpace(f.d_ff).bytes + 1024;
-  // Two CTAs find room where they can: clusters of four then take all multiprocessors.
-  const int stages = std::clamp((112 * 1024 - rest) / kDownStageBytes, 2, kFewStages);
+  const int rest = DownSpace(f.d_ff).bytes + 1024, stages = std::min((226 * 1024 - rest) / kDownStageBytes, kFewStages);
   const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
   const auto h = tensor_map<TWELL_T>(f.hidden, f.d_ff, kFewRows, kTileK);
   launch_overlapping(few_down<TWELL_T>, dim3(kDownSplits, (f.d_model + kDownOutputs - 1) / kDownOutputs), kDownConsumers + kDownProducers,

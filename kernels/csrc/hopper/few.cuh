@@ -1,8 +1,8 @@
 // From 17 to 64 rows: bound by reading each weight once, and by what waits for what. Two launches that overlap, and no plan.
 //
 // `few_gate_up` gives a CTA 48 neurons and all rows: their gate rows stream through a ring of stages, and for those that any row fires
-// it takes the up product at once. `few_down` goes over the union, a cluster to 64 outputs, each of whose CTAs takes a quarter of
-// the union; the quarters add up in one order.
+// it takes the up product at once. `few_down` goes over the union, a cluster to 64 outputs, each of whose CTAs takes a third of
+// the union; the thirds add up in one order. Clusters of four would not take all multiprocessors, and two CTAs to one take twice as long.
 // Products this small last as long as their latency, about 70 cycles for 16 of k: warpgroups share out k, and add up at the end.
 //
 // What they leave each other (hidden, in `Ffn`): [d_ff][rows up to a multiple of 64], neurons of the union alone. In `unions`, for
@@ -14,9 +14,11 @@
 
 namespace twell::hopper {
 
-constexpr int kFewNeurons = 48, kFewWords = kFewRows / 32, kFewProducers = 128, kFewStages = 16;
+constexpr int kFewNeurons = 48, kFewWords = kFewRows / 32, kFewProducers = 128, kFewStages = 16, kFewLate = 2;
+constexpr int kFewGathered = 32;  // neurons whose up weights are fetched one by one; of more, all 48 are taken
 constexpr int kFewWeightBytes = kFewNeurons * kTileK * 2;
-constexpr int kDownOutputs = 64, kDownSplits = 4, kDownShare = kDownOutputs / kDownSplits;
+constexpr int kDownOutputs = 64, kDownSplits = 3;
+constexpr int kDownShare = (kDownOutputs / 8 + kDownSplits - 1) / kDownSplits * 8;  // outputs that a CTA adds up, the last one what is left
 
 // How the launcher cuts `few_gate_up`.
 struct FewShape {

@@ -1,4 +1,4 @@
-// The down product of few rows, y = h Wd^T + b over the union: a cluster of four to 64 outputs, a quarter of the union to each.
+// The down product of few rows, y = h Wd^T + b over the union: a cluster of three to 64 outputs, a third of the union to each.
 #pragma once
 
 #include "hopper/few.cuh"
@@ -10,7 +10,7 @@ constexpr int kDownConsumers = 256, kDownProducers = 256, kDownSide = kTileK * 6
 constexpr int kDownHalves = 2;  // warpgroups that share out a stage's 64 of k
 constexpr int kDownStageBytes = 2 * kDownSide;
 
-// Beside the ring: what the CTAs of a cluster send each other; a quarter of the union; what fires, and how many do before.
+// Beside the ring: what the CTAs of a cluster send each other; a third of the union; what fires, and how many do before.
 struct DownSpace {
   int parts, list, fired, before, bytes;
   constexpr explicit DownSpace(int d_ff) {
@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
     fence_barrier_init();
     for (uint32_t& word : broken) word = 0;
   }
+  if (threadIdx.x == 32) prefetch_map(&w_map), prefetch_map(&h_map);
   cluster_sync();
   let_next_launch();
   wait_for_launches();
@@ -83,9 +84,7 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
   for (int i = threadIdx.x; i < 3 * marks.groups; i += kAll) {  // 16 neurons
     const uint64_t mask = fired[i / 3];
     const int first = i % 3 * 16;
-    int at = before[i / 3] + __popcll(mask & ((1ull << first) - 1)) - low;
-    for (uint32_t left = mask >> first & 0xffffu; left; left &= left - 1, ++at)
-      if (static_cast<unsigned>(at) < static_cast<unsigned>(size)) list[at] = i * 16 + __ffs(left) - 1;
+    list_sixteen(list, size, before[i / 3] + __popcll(mask & ((1ull << first) - 1)) - low, mask >> first & 0xffffu, i * 16);
   }
   __syncthreads();
 
@@ -96,19 +95,20 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
     const T *w = static_cast<const T*>(f.w_down) + (inside ? out : 0), *h = static_cast<const T*>(f.hidden) + 8 * chunk;
     const uint32_t place = thread / 8 * 128 + ((chunk ^ (thread / 8 & 7)) << 4);
     for (int k0 = 0; k0 < size; k0 += kTileK, ring.next()) {
-      const bool run = k0 + kTileK <= size && list[k0 + kTileK - 1] - list[k0] == kTileK - 1;  // neurons that follow each other
+      const bool run = is_run(list, k0, size);
       barrier_wait(&empty[ring.at], ring.phase);
       if (thread == 0) {
         barrier_expect(&full[ring.at], run ? kDownStageBytes : 0);
         if (run) {
           tma_load_2d(ring.here(), &w_map, &full[ring.at], out0, list[k0]);
           tma_load_2d(ring.here() + kDownSide, &h_map, &full[ring.at], 0, list[k0]);
+          barrier_arrive_for(&full[ring.at], kDownProducers);
         }
       }
+      if (run) continue;
       const uint32_t to = smem_address(ring.here()) + place;
 #pragma unroll
       for (int j = 0; j < kTileK * 8 / kDownProducers; ++j) {
-        if (run) break;
         const int which = k0 + thread / 8 + j * (kDownProducers / 8);
         const bool there = which < size;
         const uint32_t neuron = there ? list[which] : 0, at = to + j * (kDownProducers / 8 * 128);
@@ -134,9 +134,12 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
 #pragma unroll
       for (float& value : d) value = 0.f;
     }
+    int k0 = 0;
     const auto ready = [&](int stage, uint32_t phase) {
+      const bool run = is_run(list, k0, size);
       barrier_wait(&full[stage], phase);
-      fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
+      if (!run) fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
+      k0 += kTileK;
     };
     multiply<T, kDownOutputs, kTileK / 16 / kDownHalves, 1>(d, ring, filled, kDownSide + skip, skip, ready, [&](int stage) {
       if (lane == 0) barrier_arrive(&empty[stage]);
@@ -155,7 +158,7 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
   const T* bias = static_cast<const T*>(f.b_down);
   for (int i = threadIdx.x; i < f.rows * (kDownShare / 2); i += kAll) {
     const int row = i / (kDownShare / 2), place = 2 * (i % (kDownShare / 2)), out = out0 + rank * kDownShare + place;
-    if (out >= f.d_model) continue;
+    if (out >= min(out0 + kDownOutputs, f.d_model)) continue;
     float2 sum = bias != nullptr ? make_float2(static_cast<float>(bias[out]), static_cast<float>(bias[out + 1])) : make_float2(0.f, 0.f);
 #pragma unroll
     for (int r = 0; r < kDownSplits * kDownHalves; ++r) {

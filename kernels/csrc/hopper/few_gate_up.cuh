@@ -6,55 +6,77 @@
 namespace twell::hopper {
 
 constexpr int few_consumers(int tiles) { return 128 * tiles; }  // a warpgroup to a tile of a stage
+// Whether what threads gather is announced late, by warps: a ring of large stages is too short for that, and each copy announces itself.
+constexpr bool few_late(int tiles) { return tiles == 2; }
 
 template <int kTiles>
 struct __align__(16) FewShared {
-  uint64_t full[kFewStages], empty[kFewStages];
+  uint64_t full[2][kFewStages], empty[2][kFewStages], gathered[kFewStages];  // of the gate's stages, of the up product's
   uint32_t gates[kFewRows][kFewNeurons + 8];  // in a gated FFN float32 values, then the hidden state in 16 bits; banks apart
   uint32_t fires[2], broken[kFewWords];  // a bit a neuron that any row fires; a bit a row that is not finite
   uint16_t list[kFewNeurons];              // the neurons that fire, ascending
   float4 sums[kTiles - 1][kFewNeurons / 8][128];  // of the warpgroups of other tiles than the first
 };
 
-// Fills the stages with the rows, and with weights: from `map`, or, if there is a list, the neurons of `weights` that it names.
-// Each CTA begins elsewhere in k, so that not all ask for the same at once.
-template <typename T, int kTiles>
-__device__ __forceinline__ void produce_few(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, const T* weights,
-                                            const uint16_t* list, int count, int first, const FewShape& shape, const Ffn& f) {
-  const int thread = threadIdx.x % kFewProducers, row = thread / 8, chunk = thread % 8;
-  const int tiles = (f.d_model + kTileK - 1) / kTileK, stages = (tiles + kTiles - 1) / kTiles, step = shape.even ? kTiles : 1;
-  const uint32_t bytes = kTiles * (shape.row_bytes() + (list == nullptr ? kFewWeightBytes : 0));
-  const uint32_t place = row * 128 + ((chunk ^ (row & 7)) << 4);
-  const T* from[kFewNeurons / 16];
-#pragma unroll
-  for (int j = 0; j < kFewNeurons / 16; ++j)
-    if (row + 16 * j < count) from[j] = weights + static_cast<int64_t>(first + list[row + 16 * j]) * f.d_model + 8 * chunk;
+// Calls at(tile) for each stage, which begins with that tile of k, once it is free. Each CTA begins elsewhere in k, so that not
+// all ask for the same at once.
+template <int kTiles, typename At>
+__device__ __forceinline__ void each_stage(Stages& s, int d_model, At at) {
+  const int tiles = (d_model + kTileK - 1) / kTileK, stages = (tiles + kTiles - 1) / kTiles;
   int tile = blockIdx.x % stages * kTiles;
-  for (int stage = 0; stage < stages; ++stage, s.next()) {
+  for (int i = 0; i < stages; ++i, s.next()) {
     barrier_wait(&s.empty[s.at], s.phase);
-    uint64_t* full = &s.full[s.at];
-    if (thread == 0) {
-      barrier_expect(full, bytes);
-      for (int i = 0; i < kTiles; i += step) {
-        const int x = shape.even ? 0 : (tile + i) * kTileK, z = shape.even ? tile + i : 0;
-        tma_load_3d(s.here() + kTiles * kFewWeightBytes + i * shape.row_bytes(), &x_map, full, x, 0, z);
-        if (list == nullptr) tma_load_3d(s.here() + i * kFewWeightBytes, &map, full, x, first, z);
-      }
-    }
-    const uint32_t to = smem_address(s.here()) + place;
-#pragma unroll
-    for (int j = 0; j < kFewNeurons / 16; ++j) {
-      if (row + 16 * j >= count) break;
-#pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
-        const int k = (tile + i) * kTileK;
-        const bool inside = k + 8 * chunk < f.d_model;
-        async_copy_16(to + i * kFewWeightBytes + j * 2048, from[j] + (inside ? k : 0), inside);
-      }
-    }
-    async_arrive(full);
+    at(tile);
     tile = tile + kTiles < stages * kTiles ? tile + kTiles : 0;
   }
+}
+
+// Fills the stages by the copy engine with the rows and, if `whole`, with the weights; by one thread.
+template <int kTiles>
+__device__ __forceinline__ void load_few(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, bool whole, int first, const FewShape& shape,
+                                         int d_model) {
+  const int step = shape.even ? kTiles : 1;
+  const uint32_t bytes = kTiles * (shape.row_bytes() + (whole ? kFewWeightBytes : 0));
+  each_stage<kTiles>(s, d_model, [&](int tile) {
+    uint64_t* full = &s.full[s.at];
+    barrier_expect(full, bytes);
+    for (int i = 0; i < kTiles; i += step) {
+      const int x = shape.even ? 0 : (tile + i) * kTileK, z = shape.even ? tile + i : 0;
+      tma_load_3d(s.here() + kTiles * kFewWeightBytes + i * shape.row_bytes(), &x_map, full, x, 0, z);
+      if (whole) tma_load_3d(s.here() + i * kFewWeightBytes, &map, full, x, first, z);
+    }
+  });
+}
+
+// Fills them with the weights of the neurons in the list, by all producers but the first warp, which is busy with the rows.
+template <typename T, int kTiles>
+__device__ __forceinline__ void gather_few(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int d_model) {
+  constexpr int kApart = (kFewProducers - 32) / 8, kRounds = (kFewGathered + kApart - 1) / kApart;
+  const int thread = threadIdx.x % kFewProducers - 32, row = thread / 8, chunk = thread % 8;
+  uint32_t offset[kRounds];
+#pragma unroll
+  for (int j = 0; j < kRounds; ++j)
+    offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * d_model : 0;
+  Announcer<kFewLate> announcer{gathered, s.count};
+  each_stage<kTiles>(s, d_model, [&](int tile) {
+    const uint32_t to = smem_address(s.here()) + chunk * 16;
+#pragma unroll 1
+    for (int i = 0; i < kTiles; ++i) {
+      const int k = (tile + i) * kTileK + 8 * chunk;
+      const bool inside = k < d_model;
+#pragma unroll
+      for (int j = 0; j < kRounds; ++j) {
+        const int r = row + kApart * j;
+        if (r >= count) break;
+        async_copy_16((to + i * kFewWeightBytes + r * 128) ^ ((r & 7) << 4), weights + offset[j] + (inside ? k : 0), inside);
+      }
+    }
+    if constexpr (few_late(kTiles))
+      announcer.asked();
+    else
+      async_arrive(&gathered[s.at]);
+  });
+  if constexpr (few_late(kTiles)) announcer.rest();
 }
 
 // Adds up what the warpgroups have of D[64 x kN], in order; only that of the first tile has it then.
@@ -66,7 +88,7 @@ __device__ __forceinline__ void add_up(float (&d)[kFewNeurons / 2], FewShared<kT
     for (int i = 0; i < kN / 8; ++i) s.sums[tile - 1][i][thread] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
   named_sync<few_consumers(kTiles)>(1);
   if (tile == 0)
-#pragma unroll
+#pragma unroll 1
     for (int t = 0; t < kTiles - 1; ++t)
 #pragma unroll
       for (int i = 0; i < kN / 8; ++i) {
@@ -75,12 +97,17 @@ __device__ __forceinline__ void add_up(float (&d)[kFewNeurons / 2], FewShared<kT
       }
 }
 
+// A bit for each of a CTA's neurons that there is.
+__device__ __forceinline__ uint64_t real_neurons(const Ffn& f, int first) {
+  return first + kFewNeurons <= f.d_ff ? (1ull << kFewNeurons) - 1 : (1ull << max(f.d_ff - first, 0)) - 1;
+}
+
 // The gate's epilogue: values into `gates`, what fired, what is not finite, and how many fired in each row.
 template <typename T, int kTiles>
 __device__ __forceinline__ void finish_gate(float (&d)[kFewNeurons / 2], FewShared<kTiles>& s, const Ffn& f, const FewMarks& marks,
                                             const Consumer& c, int first, bool dense) {
   const int quad = c.lane & 3;
-  const uint64_t real = first + kFewNeurons <= f.d_ff ? ~0ull : (1ull << max(f.d_ff - first, 0)) - 1;  // past the last, NaN fires too
+  const uint64_t real = real_neurons(f, first);  // past the last, NaN fires too
   if (const T* bias = static_cast<const T*>(f.b_gate)) {
 #pragma unroll
     for (int j = 0; j < kFewNeurons / 8; ++j)
@@ -171,58 +198,81 @@ __global__ void __launch_bounds__(few_consumers(kTiles) + kFewProducers, 1)
   const int thread = threadIdx.x, group = thread / 128, first = blockIdx.x * kFewNeurons;
   const int stages = (f.d_model + kTiles * kTileK - 1) / (kTiles * kTileK);
   const bool consumes = group < kTiles;
-  Stages ring{base + (sizeof(s) + 1023) / 1024 * 1024, s.full, s.empty, shape.stages, kTiles * (kFewWeightBytes + shape.row_bytes()), !consumes};
+  const auto ring_of = [&](int product) {
+    return Stages{base + (sizeof(s) + 1023) / 1024 * 1024, s.full[product], s.empty[product], shape.stages,
+                  kTiles * (kFewWeightBytes + shape.row_bytes()), !consumes};
+  };
   if (thread == 0) {
-    for (int i = 0; i < shape.stages; ++i)
-      barrier_init(&s.full[i], 1 + kFewProducers), barrier_init(&s.empty[i], kFewConsumers / 32);
+    for (int i = 0; i < shape.stages; ++i) {
+      for (int j = 0; j < 2; ++j) barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], kFewConsumers / 32);
+      barrier_init(&s.gathered[i], few_late(kTiles) ? kFewProducers / 32 - 1 : kFewProducers - 32);
+    }
     fence_barrier_init();
     s.fires[0] = s.fires[1] = 0;
     for (uint32_t& word : s.broken) word = 0;
   }
+  if (thread == 32) prefetch_map(&x_map), prefetch_map(&gate_map), prefetch_map(&up_map);
   __syncthreads();
   let_next_launch();
   wait_for_launches();
 
-  const FewMarks marks(f);
   const int tile = group;  // of a consumer
   const Consumer c{0, thread / 32 % 4, thread % 32};
   const int a_at = kTiles * kFewWeightBytes + tile * shape.row_bytes(), b_at = tile * kFewWeightBytes;
-  const auto ready = [&](int stage, uint32_t phase) {
-    barrier_wait(&ring.full[stage], phase);
-    fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
-  };
-  const auto release = [&](int stage) {
-    if (c.lane == 0) barrier_arrive(&ring.empty[stage]);
-  };
   float d[kFewNeurons / 2];
   if (consumes) {
+    Stages ring = ring_of(0);
+    const auto ready = [&](int stage, uint32_t phase) { barrier_wait(&s.full[0][stage], phase); };
+    const auto release = [&](int stage) {
+      if (c.lane == 0) barrier_arrive(&s.empty[0][stage]);
+    };
     multiply<T, kFewNeurons, kTileK / 16, 0>(d, ring, stages, a_at, b_at, ready, release);
     add_up<kFewNeurons, kTiles>(d, s, tile);
-    if (tile == 0) finish_gate<T, kTiles>(d, s, f, marks, c, first, shape.dense);
-  } else {
-    produce_few<T, kTiles>(ring, x_map, gate_map, nullptr, nullptr, 0, first, shape, f);
+    if (tile == 0) finish_gate<T, kTiles>(d, s, f, FewMarks(f), c, first, shape.dense);
+  } else if (thread == kFewConsumers) {
+    Stages ring = ring_of(0);
+    load_few<kTiles>(ring, x_map, gate_map, true, first, shape, f.d_model);
   }
+  __syncwarp();
   __syncthreads();
-  const uint64_t fires = s.fires[0] | static_cast<uint64_t>(s.fires[1]) << 32;
+  uint64_t fires = s.fires[0] | static_cast<uint64_t>(s.fires[1]) << 32;
+  const bool whole = __popcll(fires) > kFewGathered;
+  if (whole) fires = real_neurons(f, first);  // what those leave that do not fire is zero
   const int count = __popcll(fires);
   if (thread < kFewNeurons && fires >> thread & 1) s.list[__popcll(fires & ((1ull << thread) - 1))] = thread;
-  if (thread == 0 && first < f.d_ff) marks.fired[blockIdx.x] = fires;
+  if (thread == 0 && first < f.d_ff) FewMarks(f).fired[blockIdx.x] = fires;
   __syncwarp();  // racecheck does not see that threads of a parted warp wait for each other
   __syncthreads();
 
-  const bool all = count == kFewNeurons, ups = f.w_up != nullptr && count > 0;
+  const bool ups = f.w_up != nullptr && count > 0;
   if (!consumes) {
-    if (thread - kFewConsumers < count) {  // what comes next, into the L2
-      const int64_t at = static_cast<int64_t>(first + s.list[thread - kFewConsumers]) * f.d_model;
-      if (ups && !all) prefetch_bulk(static_cast<const T*>(f.w_up) + at, f.d_model * 2);
-      prefetch_bulk(static_cast<const T*>(f.w_down) + at, f.d_model * 2);
+    const int producer = thread - kFewConsumers;
+    const T* down = static_cast<const T*>(f.w_down);
+    if (!whole && producer < count) {  // what comes next, into the L2
+      const int64_t at = static_cast<int64_t>(first + s.list[producer]) * f.d_model;
+      if (ups) prefetch_bulk(static_cast<const T*>(f.w_up) + at, f.d_model * 2);
+      prefetch_bulk(down + at, f.d_model * 2);
     }
-    if (ups)
-      produce_few<T, kTiles>(ring, x_map, up_map, static_cast<const T*>(f.w_up), all ? nullptr : s.list, all ? 0 : count, first, shape, f);
+    if (!ups) return;
+    Stages again = ring_of(1);
+    if (producer == 0)
+      load_few<kTiles>(again, x_map, up_map, whole, first, shape, f.d_model);
+    else if (producer >= 32 && !whole)
+      gather_few<T, kTiles>(again, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, f.d_model);
   } else {
     if (ups) {
+      const auto ready = [&](int stage, uint32_t phase) {
+        barrier_wait(&s.full[1][stage], phase);
+        if (whole) return;
+        barrier_wait(&s.gathered[stage], phase);
+        if (!few_late(kTiles)) fence_async_proxy();  // else those who copied have made it
+      };
+      const auto release = [&](int stage) {
+        if (c.lane == 0) barrier_arrive(&s.empty[1][stage]);
+      };
       const auto run = [&]<int kN>() {
-        multiply<T, kN, kTileK / 16, 0>(d, ring, stages, a_at, b_at, ready, release);
+        Stages again = ring_of(1);
+        multiply<T, kN, kTileK / 16, 0>(d, again, stages, a_at, b_at, ready, release);
         add_up<kN, kTiles>(d, s, tile);
         if (tile == 0) finish_few_up<T, kN, kTiles>(d, s, f, c, first, count);
       };
@@ -243,7 +293,7 @@ __global__ void __launch_bounds__(few_consumers(kTiles) + kFewProducers, 1)
       reinterpret_cast<uint4*>(f.hidden)[(static_cast<int64_t>(first + column) * kFewRows + row) / 8] =
           make_uint4(h[0], h[1], h[2], h[3]);
     }
-    if (thread < kFewWords && first < f.d_ff) marks.broken[blockIdx.x * kFewWords + thread] = s.broken[thread];
+    if (thread < kFewWords && first < f.d_ff) FewMarks(f).broken[blockIdx.x * kFewWords + thread] = s.broken[thread];
   }
 }
 

@@ -18,6 +18,58 @@ struct Stages {
   }
 };
 
+// Puts the neurons from `neuron` on whose bits are set in `fires`, of 16, into a list from its at-th place on, as far as they lie in it;
+// the place behind them. All 16 of them go as two words.
+__device__ __forceinline__ int list_sixteen(uint16_t* list, int size, int at, uint32_t fires, int neuron) {
+  if (fires == 0xffff && at % 8 == 0 && at >= 0 && at + 16 <= size) {
+    const uint32_t pair = neuron * 0x10001u + 0x10000u;
+    uint4* to = reinterpret_cast<uint4*>(list + at);
+    to[0] = make_uint4(pair, pair + 0x20002u, pair + 0x40004u, pair + 0x60006u);
+    to[1] = make_uint4(pair + 0x80008u, pair + 0xa000au, pair + 0xc000cu, pair + 0xe000eu);
+    return at + 16;
+  }
+  for (uint32_t left = fires; left; left &= left - 1, ++at)
+    if (static_cast<unsigned>(at) < static_cast<unsigned>(size)) list[at] = neuron + __ffs(left) - 1;
+  return at;
+}
+
+// Whether a stage's 64 neurons from the k0-th of a list on follow each other, so that the copy engine takes them whole.
+__device__ __forceinline__ bool is_run(const uint16_t* list, int k0, int size) {
+  return k0 + kTileK <= size && list[k0 + kTileK - 1] - list[k0] == kTileK - 1;
+}
+
+// Stages of a ring of `count` that a warp's threads fill by copies of their own, announced on `barriers` kLate stages later, so that nobody
+// waits for what is on its way. They go through the generic proxy, and the tensor cores read through the other: the fence between is made
+// here, once, by those who copied. Consumers give a stage back once they have the next: the ring has kLate + 2 stages or more.
+template <int kLate>
+struct Announcer {
+  uint64_t* barriers;
+  int count, at = 0, behind = 0;
+
+  // What was asked for since the last call is one stage.
+  __device__ __forceinline__ void asked() {
+    async_commit();
+    if (behind < kLate) {
+      ++behind;
+    } else {
+      async_wait_but<kLate>();
+      announce();
+    }
+  }
+  __device__ __forceinline__ void rest() {
+    async_wait();
+    for (; behind > 0; --behind) announce();
+  }
+
+ private:
+  __device__ __forceinline__ void announce() {
+    fence_async_proxy();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(&barriers[at]);
+    if (++at == count) at = 0;
+  }
+};
+
 // `products(stage, more)` over `stages` stages, each once ready(stage, phase) comes back; the products of one stage are always in flight.
 // release(stage), by whole warps, once they are done. more: sums are there from stages before.
 template <typename Products, typename Ready, typename Release>
