@@ -31,14 +31,15 @@ template <>
 void launch_mid_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) {
   by_tile(mid_tile(f, multiprocessors()), [&]<int kN, int kRows>() {
     using Where = MidRing<kN, kRows>;
-    const auto x = tensor_map<TWELL_T>(f.x, f.rows, f.d_model, kRows);
+    const auto rows = [&](int box) { return tensor_map<TWELL_T>(f.x, f.rows, f.d_model, box); };
+    const auto x = rows(kRows), last_x = rows(f.rows % kRows > 0 ? f.rows % kRows : kRows);  // rows of the last tile
     const auto weights = [&](const void* matrix, int neurons) { return tensor_map<TWELL_T>(matrix, f.d_ff, f.d_model, neurons); };
     const int last = f.d_ff % kN > 0 ? f.d_ff % kN : kN;  // neurons of the last tile
     const auto gate = weights(f.w_gate, kN), last_gate = weights(f.w_gate, last);
     const auto up = f.w_up == nullptr ? gate : weights(f.w_up, kN), last_up = f.w_up == nullptr ? gate : weights(f.w_up, last);
     const auto h = hidden_map<TWELL_T>(f, kN);
     launch_overlapping(mid_gate_up<TWELL_T, kN, kRows>, dim3((f.d_ff + kN - 1) / kN, (f.rows + kRows - 1) / kRows), kThreads,
-                       Where::kBegin + Where::kBytes + 1024, 1, stream, x, gate, up, last_gate, last_up, h, f, dense);
+                       Where::kBegin + Where::kBytes + 1024, 1, stream, x, last_x, gate, up, last_gate, last_up, h, f, dense);
   });
 }
 
@@ -55,8 +56,8 @@ void launch_mid_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
                        stages * Down::kStageBytes + Down::list_bytes(f.d_ff) + 1024, kSplits, stream, w, h, f, nnz, tiles, stages);
   };
   const MidOutputs outputs = mid_outputs(f, multiprocessors());
-  if (outputs.splits == 4)
-    run.template operator()<64, 4>();
+  if (outputs.splits == 3)
+    run.template operator()<64, 3>();
   else if (outputs.each == 64)
     run.template operator()<64, 2>();
   else if (outputs.each == 128)

@@ -8,19 +8,16 @@
 
 namespace twell::hopper {
 
-// CTAs to a multiprocessor: clusters of four would not take all of them, one to each.
-constexpr int mid_down_ctas(int splits) { return splits == 4 ? 2 : 1; }
-
 // How many outputs a cluster takes, and how many CTAs share out the union.
 struct MidOutputs {
   int each, splits;
-};
+};  // three: clusters of four would not take all multiprocessors, and two CTAs to one take twice as long
 
 // As for `mid_tile`, of unions that are everything; what does not hang on the union takes as long as 512 neurons do.
 inline MidOutputs mid_outputs(const Ffn& f, int processors) {
   MidOutputs best{};
   int64_t least = INT64_MAX;
-  for (const MidOutputs some : {MidOutputs{64, 4}, {64, 2}, {128, 2}, {192, 2}, {256, 2}, {192, 1}, {256, 1}}) {
+  for (const MidOutputs some : {MidOutputs{64, 3}, {64, 2}, {128, 2}, {192, 2}, {256, 2}, {192, 1}, {256, 1}}) {
     if (some.splits == 1 && f.d_ff > 16384) continue;  // the longer a union, the larger a CTA's list of it
     const int ctas = (f.d_model + some.each - 1) / some.each * f.blocks * some.splits, waves = (ctas + processors - 1) / processors;
     const int64_t cost = static_cast<int64_t>(waves) * (kBlockRows + some.each) * (f.d_ff / some.splits + kTileK * 8);
@@ -32,22 +29,22 @@ inline MidOutputs mid_outputs(const Ffn& f, int processors) {
 template <int kOut, int kSplits>
 struct MidDown {
   static constexpr int kSide = kTileK * 64 * 2;  // bytes of 64 neurons of 64 rows, or of 64 outputs
-  static constexpr int kStageBytes = (2 + kOut / 64) * kSide, kShare = kOut / kSplits;
+  static constexpr int kStageBytes = (2 + kOut / 64) * kSide, kShare = (kOut / 8 + kSplits - 1) / kSplits * 8;
   static constexpr int kPitch = kShare * 2 + 16;  // bytes of a row of outputs in shared memory; banks apart
-  static constexpr int kLeastBytes = std::max(kSplits > 1 ? kBlockRows * kOut * 4 : 0, kBlockRows * kPitch);
+  static constexpr int kLeastBytes = std::max(kSplits > 1 ? kBlockRows * kShare * kSplits * 4 : 0, kBlockRows * kPitch);
   static constexpr int kLeastStages = (kLeastBytes + kStageBytes - 1) / kStageBytes;
-  static constexpr int kConsumerRegs = kSplits == 4 ? 96 : 208, kProducerRegs = kSplits == 4 ? 48 : 88;
   // Of the numbers of as many neurons as can be a CTA's share.
   static constexpr int list_bytes(int d_ff) { return ((d_ff + kSplits - 1) / kSplits + kTileK) * 2 + 127 & ~127; }
-  static int stages(int d_ff) { return std::min(kMidStages, (226 * 1024 / mid_down_ctas(kSplits) - 1024 - list_bytes(d_ff)) / kStageBytes); }
+  static int stages(int d_ff) { return std::min(kMidStages, (226 * 1024 - 1024 - list_bytes(d_ff)) / kStageBytes); }
 };
 
 // The neurons of this CTA's share of the block's union, ascending, into `list`; how many. By all threads.
 __device__ __forceinline__ int list_share(const MidMarks& marks, const Ffn& f, int splits, int rank, uint16_t* list, int (&sums)[kThreads / 32]) {
   const int groups = (f.d_ff + 15) / 16, each = (groups + kThreads - 1) / kThreads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int from = min(static_cast<int>(threadIdx.x) * each, groups), to = min(from + each, groups);
-  int mine = 0;
-  for (int g = from; g < to; ++g) mine += __popc(marks.fired[g]);
+  const uint32_t first = from < to ? marks.fired[from] : 0;  // mostly all that a thread has
+  int mine = __popc(first);
+  for (int g = from + 1; g < to; ++g) mine += __popc(marks.fired[g]);
   int at = mine;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -63,9 +60,7 @@ __device__ __forceinline__ int list_share(const MidMarks& marks, const Ffn& f, i
   const int share = ((total + splits - 1) / splits + kTileK - 1) / kTileK * kTileK, low = min(rank * share, total);
   const int size = min(share, total - low);
   at -= low;
-  for (int g = from; g < to; ++g)
-    for (uint32_t left = marks.fired[g]; left; left &= left - 1, ++at)
-      if (static_cast<unsigned>(at) < static_cast<unsigned>(size)) list[at] = g * 16 + __ffs(left) - 1;
+  for (int g = from; g < to; ++g) at = list_sixteen(list, size, at, g == from ? first : marks.fired[g], 16 * g);
   return size;
 }
 
@@ -81,7 +76,7 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap
   const T* h = hidden_of<T>(f, block, 0) + 8 * h_chunk;
   const T* w = static_cast<const T*>(f.w_down);
   for (int k0 = 0; k0 < size; k0 += kTileK, ring.next()) {
-    const bool run = k0 + kTileK <= size && list[k0 + kTileK - 1] - list[k0] == kTileK - 1;  // neurons that follow each other
+    const bool run = is_run(list, k0, size);
     uint64_t* full = &ring.full[ring.at];
     barrier_wait(&ring.empty[ring.at], ring.phase);
     if (thread == 0) {
@@ -92,28 +87,28 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap
           tma_load_2d(ring.here() + i * Down::kSide, &h_map, full, 64 * i, block * f.panels * kPanelColumns + list[k0]);
 #pragma unroll
         for (int i = 0; i < kOut / 64; ++i) tma_load_2d(ring.here() + (2 + i) * Down::kSide, &w_map, full, out0 + 64 * i, list[k0]);
+        barrier_arrive_for(full, kProducers);
       }
     }
-    if (!run) {
-      const uint32_t to = smem_address(ring.here());
+    if (run) continue;
+    const uint32_t to = smem_address(ring.here());
 #pragma unroll
-      for (int i = 0; i < kTileK / 8; ++i) {
-        const int k = h_row + 8 * i;
-        const bool there = k0 + k < size;
-        async_copy_16(to + h_chunk / 8 * Down::kSide + k * 128 + (((h_chunk ^ k) & 7) << 4), h + (there ? list[k0 + k] : 0) * kBlockRows, there);
-      }
+    for (int i = 0; i < kTileK / 8; ++i) {
+      const int k = h_row + 8 * i;
+      const bool there = k0 + k < size;
+      async_copy_16(to + h_chunk / 8 * Down::kSide + k * 128 + (((h_chunk ^ k) & 7) << 4), h + (there ? list[k0 + k] : 0) * kBlockRows, there);
+    }
 #pragma unroll
-      for (int r = 0; r < kDistinct; ++r) {
-        const int at = thread + r * kProducers, first = at / kOutChunks, chunk = at % kOutChunks;
-        const bool inside = out0 + 8 * chunk < f.d_model;
-        const T* from = w + (inside ? out0 + 8 * chunk : 0);
+    for (int r = 0; r < kDistinct; ++r) {
+      const int at = thread + r * kProducers, first = at / kOutChunks, chunk = at % kOutChunks;
+      const bool inside = out0 + 8 * chunk < f.d_model;
+      const T* from = w + (inside ? out0 + 8 * chunk : 0);
 #pragma unroll
-        for (int i = 0; i < kTileK / kApart; ++i) {
-          const int k = first + kApart * i;
-          const bool there = k0 + k < size && inside;
-          async_copy_16(to + (2 + chunk / 8) * Down::kSide + k * 128 + (((chunk ^ k) & 7) << 4),
-                        from + (there ? list[k0 + k] : 0) * static_cast<uint32_t>(f.d_model), there);
-        }
+      for (int i = 0; i < kTileK / kApart; ++i) {
+        const int k = first + kApart * i;
+        const bool there = k0 + k < size && inside;
+        async_copy_16(to + (2 + chunk / 8) * Down::kSide + k * 128 + (((chunk ^ k) & 7) << 4),
+                      from + (there ? list[k0 + k] : 0) * static_cast<uint32_t>(f.d_model), there);
       }
     }
     async_arrive(full);
@@ -124,7 +119,7 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap
 // `d`. [CTAs][kShare / 8][consumers] of four sums arrive at `to`, as they lie in registers. The producers make two cluster_syncs beside it.
 template <int kOut, int kSplits>
 __device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* to, int rank) {
-  constexpr int kRuns = kOut / kSplits / 8;
+  constexpr int kRuns = MidDown<kOut, kSplits>::kShare / 8;
   float4* parts = reinterpret_cast<float4*>(to) + threadIdx.x;
   const auto place = [](int from, int run) { return (from * kRuns + run) * kConsumers; };
   const auto mine = [&](int i) { return make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]); };
@@ -133,7 +128,8 @@ __device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* 
   for (int r = 0; r < kSplits; ++r)
     if (r != rank)
 #pragma unroll
-      for (int i = 0; i < kRuns; ++i) store_remote(remote_address(parts + place(rank, i), r), mine(r * kRuns + i));
+      for (int i = 0; i < kRuns; ++i)
+        if (r * kRuns + i < kOut / 8) store_remote(remote_address(parts + place(rank, i), r), mine(r * kRuns + i));
   cluster_sync();
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
@@ -141,7 +137,7 @@ __device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* 
 #pragma unroll
     for (int r = 0; r < kSplits; ++r) {
       float4 part;
-      if (r == rank)
+      if (r == rank && r * kRuns + i < kOut / 8)
         part = mine(r * kRuns + i);
       else
         part = parts[place(r, i)];
@@ -152,7 +148,7 @@ __device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* 
 }
 
 template <typename T, int kOut, int kSplits>
-__global__ void __launch_bounds__(kThreads, mid_down_ctas(kSplits))
+__global__ void __launch_bounds__(kThreads, 1)
     mid_down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap h_map, const Ffn f, int* nnz, int tiles, int stages) {
   using Down = MidDown<kOut, kSplits>;
   extern __shared__ unsigned char raw[];
@@ -169,6 +165,7 @@ __global__ void __launch_bounds__(kThreads, mid_down_ctas(kSplits))
     fence_barrier_init();
     for (uint32_t& word : broken) word = 0;
   }
+  if (thread == 32) prefetch_map(&w_map), prefetch_map(&h_map);
   __syncthreads();
   let_next_launch();
   wait_for_launches();
@@ -184,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, mid_down_ctas(kSplits))
   const Consumer c{thread / 128, thread / 32 % 4, thread % 32};
   const T* bias = static_cast<const T*>(f.b_down);
   if (!consumes) {
-    registers_down<Down::kProducerRegs>();
+    registers_down<kProducerRegisters>();
     produce_mid_down<T, kOut, kSplits>(ring, w_map, h_map, f, block, out0, list, size);
     const int row = thread - kConsumers;
     if (blockIdx.y == block % gridDim.y && rank == 0 && m0 + row < f.rows) {
@@ -201,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, mid_down_ctas(kSplits))
     __syncwarp();
     if constexpr (kSplits > 1) cluster_sync(), cluster_sync();  // the consumers' two
   } else {
-    registers_up<Down::kConsumerRegs>();
+    registers_up<kConsumerRegisters>();
     float d[kOut / 2];
     if (size == 0) {
 #pragma unroll
@@ -235,7 +232,7 @@ __global__ void __launch_bounds__(kThreads, mid_down_ctas(kSplits))
     __syncwarp();
     for (int i = c.lane; i < 16 * (kShare / 8); i += 32) {
       const int row = low + i / (kShare / 8), chunk = i % (kShare / 8), out = first + 8 * chunk;
-      if (m0 + row >= f.rows || out >= f.d_model) continue;
+      if (m0 + row >= f.rows || out >= min(out0 + kOut, f.d_model)) continue;
       uint4 values = *reinterpret_cast<const uint4*>(ring.base + row * Down::kPitch + chunk * 16);
       if (broken[row / 32] >> (row & 31) & 1) values = make_uint4(0x7fff7fffu, 0x7fff7fffu, 0x7fff7fffu, 0x7fff7fffu);  // NaN
       *reinterpret_cast<uint4*>(static_cast<T*>(f.y) + static_cast<int64_t>(m0 + row) * f.d_model + out) = values;

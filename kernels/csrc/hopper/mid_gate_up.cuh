@@ -7,9 +7,10 @@ namespace twell::hopper {
 
 template <typename T, int kN, int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
-    mid_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
-                const __grid_constant__ CUtensorMap up_map, const __grid_constant__ CUtensorMap last_gate_map,
-                const __grid_constant__ CUtensorMap last_up_map, const __grid_constant__ CUtensorMap h_map, const Ffn f, bool dense) {
+    mid_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap last_x_map,
+                const __grid_constant__ CUtensorMap gate_map, const __grid_constant__ CUtensorMap up_map,
+                const __grid_constant__ CUtensorMap last_gate_map, const __grid_constant__ CUtensorMap last_up_map,
+                const __grid_constant__ CUtensorMap h_map, const Ffn f, bool dense) {
   using Space = MidShared<kN, kRows>;
   using Where = MidRing<kN, kRows>;
   constexpr int kPieces = kRows / kBlockRows, kRowBytes = kRows * kTileK * 2;
@@ -19,8 +20,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   Space& s = *reinterpret_cast<Space*>(start);
   const int thread = threadIdx.x, steps = (f.d_model + kTileK - 1) / kTileK;
   const int tile = blockIdx.x, first = tile * kN, m0 = blockIdx.y * kRows;
-  const int real = min(kN, f.d_ff - first), weight_bytes = real * kTileK * 2;
-  const bool consumes = thread < kConsumers, last = real < kN;
+  const int real = min(kN, f.d_ff - first), real_rows = min(kRows, f.rows - m0);
+  const bool consumes = thread < kConsumers, last = real < kN, last_rows = real_rows < kRows;
   if (thread == 0) {
     for (int i = 0; i < kMidStages; ++i) {
       for (int j = 0; j < 2; ++j) barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], kConsumerWarps);
@@ -30,6 +31,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (auto& words : s.fires)
       for (uint32_t& word : words) word = 0;
     for (uint32_t& word : s.broken) word = 0;
+  }
+  if (thread == 32) {
+    prefetch_map(last_rows ? &last_x_map : &x_map);
+    prefetch_map(last ? &last_gate_map : &gate_map), prefetch_map(last ? &last_up_map : &up_map);
   }
   __syncthreads();
   let_next_launch();
@@ -41,16 +46,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   if (!consumes) {
     registers_down<Where::kProducerRegisters>();
-    if (thread == kConsumers) load_mid(ring, x_map, last ? last_gate_map : gate_map, weight_bytes, m0, first, steps, kRowBytes, [](int) {});
+    const auto load = [&](const CUtensorMap& weights, int neurons) {
+      return MidLoad{last_rows ? last_x_map : x_map, weights, real_rows * kTileK * 2, neurons * kTileK * 2, m0, first, kRowBytes};
+    };
+    if (thread == kConsumers) load_mid(ring, load(last ? last_gate_map : gate_map, real), steps, [](int) {});
     __syncwarp();  // racecheck does not see that threads of a parted warp wait for each other
     __syncthreads();  // what fired is listed
     const int count = s.count, width = s.width;
     if (f.w_up == nullptr || count == 0) return;
     Stages again = up_ring(width);
     if (width == kN) {
-      if (thread == kConsumers) load_whole<kN, kRows>(again, x_map, last ? last_up_map : up_map, weight_bytes, h_map, held, m0, first, steps);
+      if (thread == kConsumers) load_whole<kN, kRows>(again, load(last ? last_up_map : up_map, real), h_map, held, steps);
     } else if (thread == kConsumers) {
-      load_mid(again, x_map, up_map, 0, m0, first, steps, kRowBytes, [](int) {});
+      load_mid(again, load(up_map, 0), steps, [](int) {});
     } else if (thread >= kConsumers + 32) {
       const T* up = static_cast<const T*>(f.w_up);
       gather_mid<T, Space::kMost, Where::kLate>(again, s.gathered, up, s.list, count, first, steps, f.d_model, kRowBytes);
@@ -65,7 +73,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     };
     const int block = blockIdx.y * Space::kBlocks + group * kPieces / 2, a_at = group * (kRowBytes / 2);
     const auto marks = [&] { return MidMarks(f, block, gridDim.x); };
-    if (last) clear_rest<kN, kRows>(base, real);
+    if (last) clear_rest<kN, kRows>(base, kRows + real, kRows + kN);
+    if (last_rows) clear_rest<kN, kRows>(base, real_rows, kRows);
     float d[kPieces][kN / 2];
     const auto rows_left = [&] { return f.rows - m0 - piece(0).row(); };
     begin_sums<T, kN>(d, f.b_gate, f.d_ff, rows_left(), [&](int place) { return first + place; });

@@ -46,36 +46,40 @@ __device__ __forceinline__ unsigned char* panel_chunk(unsigned char* panel, int 
   return panel + neuron * 128 + (((chunk ^ neuron) & 7) << 4);
 }
 
-// Fills a stage after the other by the copy engine, with the rows' tile and so many bytes of weights, or none; by one thread. Each tile of neurons
-// begins elsewhere in k, so that not all ask for the same at once. before(i) runs before the i-th stage.
+// What the copy engine brings of a tile into each stage: its rows that there are, and, `weights_at` bytes behind, so many bytes of weights.
+struct MidLoad {
+  const CUtensorMap &x, &weights;
+  int x_bytes, weight_bytes, m0, first, weights_at;
+};
+
+// Fills a stage after the other by the copy engine; by one thread. Each tile of neurons begins elsewhere in k, so that not all ask for the
+// same at once. before(i) runs before the i-th stage.
 template <typename Before>
-__device__ __forceinline__ void load_mid(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, int weight_bytes, int m0, int first,
-                                         int steps, int row_bytes, Before before) {
+__device__ __forceinline__ void load_mid(Stages& s, const MidLoad& load, int steps, Before before) {
   for (int i = 0, step = blockIdx.x % steps; i < steps; ++i, s.next()) {
     uint64_t* full = &s.full[s.at];
     before(i);
     barrier_wait(&s.empty[s.at], s.phase);
-    barrier_expect(full, row_bytes + weight_bytes);
-    tma_load_2d(s.here(), &x_map, full, step * kTileK, m0);
-    if (weight_bytes > 0) tma_load_2d(s.here() + row_bytes, &map, full, step * kTileK, first);
+    barrier_expect(full, load.x_bytes + load.weight_bytes);
+    tma_load_2d(s.here(), &load.x, full, step * kTileK, load.m0);
+    if (load.weight_bytes > 0) tma_load_2d(s.here() + load.weights_at, &load.weights, full, step * kTileK, load.first);
     step = step + 1 < steps ? step + 1 : 0;
   }
 }
 
-// Zeros in the weights' place of each stage from row `real` on, for the last tile, which has no more: copies that reach past the end of
-// the weights would bring them, but take longer than whole ones. By the consumers.
+// Zeros in each stage of the gate's, from one row of the tile's to another: behind its last rows, or behind its last neurons, which lie
+// behind the rows. Copies that reach past the end of a matrix would bring them, but take longer than whole ones. By the consumers.
 template <int kN, int kRows>
-__device__ __forceinline__ void clear_rest(unsigned char* base, int real) {
+__device__ __forceinline__ void clear_rest(unsigned char* base, int from, int to) {
   using Where = MidRing<kN, kRows>;
-  const int chunks = (kN - real) * 8;
+  const int chunks = (to - from) * 8;
   for (int i = threadIdx.x; i < Where::kGateStages * chunks; i += kConsumers)
-    *reinterpret_cast<uint4*>(base + i / chunks * Where::stage(kN) + (kRows + real) * kTileK * 2 + i % chunks * 16) = make_uint4(0, 0, 0, 0);
+    *reinterpret_cast<uint4*>(base + i / chunks * Where::stage(kN) + from * kTileK * 2 + i % chunks * 16) = make_uint4(0, 0, 0, 0);
   fence_async_proxy();
   named_sync<kConsumers>(3);
 }
 
-// Copies the neurons in the list out of `weights` into the stages, by all producers but the first warp, which is busy with the rows. What
-// has landed is announced kLate stages later, so that nobody waits for it.
+// Copies the neurons in the list out of `weights` into the stages, by all producers but the first warp, which is busy with the rows.
 template <typename T, int kMost, int kLate>
 __device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int steps,
                                            int d_model, int row_bytes) {
@@ -85,13 +89,7 @@ __device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const 
 #pragma unroll
   for (int j = 0; j < kRounds; ++j)
     offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * d_model : 0;
-  int late = 0;
-  const auto announce = [&] {
-    fence_async_proxy();  // copied through the generic proxy; the tensor cores read through the other
-    __syncwarp();
-    if (thread % 32 == 0) barrier_arrive(&gathered[late]);
-    if (++late == s.count) late = 0;
-  };
+  Announcer<kLate> announcer{gathered, s.count};
   for (int i = 0, step = blockIdx.x % steps; i < steps; ++i, s.next()) {
     barrier_wait(&s.empty[s.at], s.phase);
     const uint32_t to = smem_address(s.here()) + row_bytes + chunk * 16;
@@ -104,26 +102,20 @@ __device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const 
       if (r >= count) break;
       async_copy_16((to + r * 128) ^ ((r & 7) << 4), from + offset[j], inside);
     }
-    async_commit();
-    if (i >= kLate) {
-      async_wait_but<kLate>();
-      announce();
-    }
+    announcer.asked();
     step = step + 1 < steps ? step + 1 : 0;
   }
-  async_wait();
-  for (int i = max(steps - kLate, 0); i < steps; ++i) announce();
+  announcer.rest();
 }
 
 // The gate's values leave for `hidden`, the up product's tiles come, and then the values again, each warpgroup's in a stage of its own.
 template <int kN, int kRows>
-__device__ __forceinline__ void load_whole(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, int weight_bytes,
-                                           const CUtensorMap& h_map, unsigned char* held, int m0, int first, int steps) {
+__device__ __forceinline__ void load_whole(Stages& s, const MidLoad& load, const CUtensorMap& h_map, unsigned char* held, int steps) {
   using Where = MidRing<kN, kRows>;
   constexpr int kPanels = kRows / 64, kOwn = kPanels / 2;
-  const int block0 = m0 / kBlockRows;
+  const int block0 = load.m0 / kBlockRows, first = load.first;
   if constexpr (!Where::kLeaves) {
-    load_mid(s, x_map, map, weight_bytes, m0, first, steps, kRows * kTileK * 2, [](int) {});
+    load_mid(s, load, steps, [](int) {});
   } else {
     const auto leave = [&](int i) {  // once all stages that lie before the values have been asked for
       if (i != min(Where::kClear, steps)) return;
@@ -132,7 +124,7 @@ __device__ __forceinline__ void load_whole(Stages& s, const CUtensorMap& x_map, 
       bulk_commit();
       bulk_wait_read<0>();
     };
-    load_mid(s, x_map, map, weight_bytes, m0, first, steps, kRows * kTileK * 2, leave);
+    load_mid(s, load, steps, leave);
     if (steps <= Where::kClear) leave(steps);
     bulk_wait<0>();
 #pragma unroll
