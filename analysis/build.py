@@ -1,5 +1,5 @@
 """Building summaries: parts in, Arrow tables out. What is taken of a part is in `sums` and `scores`, how it adds up in
-`totals`, where it runs in `engine`, the files in `summary`.
+`totals`, where it runs in `engine`, the files in `refresh`.
 
 A second reading of every part, for z (`scores`), follows once the means are known: tables that do not add up come from
 it. Cost, 1 M tokens of 28 layers, on a slow core: 3 CPU seconds for both, and 0.3 GB a thread.

@@ -1,6 +1,6 @@
 """Ranks: tokens by class of nnz and class of loss, which rank correlations come from. Functions of a part's rows.
 
-Of runs past a million tokens, some whole groups of 20 sequences are counted alone (`summary.class_step`). Cost,
+Of runs past a million tokens, some whole groups of 20 sequences are counted alone (`refresh.class_step`). Cost,
 1 M tokens of 28 layers of which an eighth are counted: 0.25 CPU seconds.
 """
 

@@ -6,7 +6,7 @@
 Over unflagged tokens that have a loss. Intervals leave out one group of sequences at a time (delete-a-group jackknife):
 one twentieth, or one tenth where the token's own loss or its class is asked for, which come from coarser counts. Of
 long runs, correlations and classes are those of half a million tokens or more, of whole sequences
-(`summary.class_step`). Cost: 30 ms.
+(`refresh.class_step`). Cost: 30 ms.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from twell.analysis import findings, overview
+from twell.analysis import by_layer, findings, overview, summary
 from twell.analysis.shared import shared, together
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
@@ -64,6 +65,7 @@ def test_answers_are_those_of_each_table_by_itself(
 ) -> None:
     """Sharing changes no answer, and the tables that questions share are read once."""
     found, read = question(run), []
+    monkeypatch.setattr(summary, "_decoded", summary._decoded.__wrapped__)  # which keeps what was read before
 
     class Noted(pq.ParquetFile):
         def __init__(self, path: Any, **given: Any) -> None:
@@ -79,3 +81,16 @@ def test_answers_are_those_of_each_table_by_itself(
     again = question(run)
     assert again.equals(found) if isinstance(again, pd.DataFrame) else again == found
     assert len(read) > 1.5 * together_reads
+
+
+def test_decoded_columns_are_those_of_the_file_as_it_is(small: Run) -> None:
+    """They are kept until the file is another, and nobody can change them for the next who asks."""
+    names = ("layer", "nnz", "tokens")
+    first = summary.columns(small, "layers", *names)
+    assert all(summary.columns(small, "layers", *names)[name] is first[name] for name in names)
+    for values in first.values():
+        with pytest.raises(ValueError, match="read-only"):
+            values[0] = 7
+    before, rows = by_layer(small), pd.read_parquet(small.summary_path("layers"))
+    rows.assign(nnz=rows["nnz"] + 1).to_parquet(small.summary_path("layers"))
+    np.testing.assert_allclose(by_layer(small)["mean"], before["mean"] + 1)
