@@ -55,7 +55,17 @@ def test_fires_add_up_to_the_counts(run: Run, rows: pd.DataFrame) -> None:
 
 def test_one_layer_alone(run: Run) -> None:
     every = by_neuron(run)
-    pd.testing.assert_frame_equal(by_neuron(run, layer=3), every[every["layer"] == 3].reset_index(drop=True))
+    for layer in (0, 1, 3):
+        here = every[every["layer"] == layer].reset_index(drop=True)
+        pd.testing.assert_frame_equal(by_neuron(run, layer=layer), here)
+
+
+def test_a_neuron_that_fired_once_answers_to_one_token(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "once", sequences=3, length=6, parts=1, tiles=False, timings=0)
+    rows = run.frame("neurons").set_index(["layer", "neuron"])
+    once = rows[(rows["fires"] == 1) & (rows["token_min"] == rows["token_max"])]
+    assert len(once)
+    assert by_neuron(run).set_index(["layer", "neuron"]).loc[once.index, "one_token"].all()
 
 
 def test_impossible_layer(run: Run) -> None:

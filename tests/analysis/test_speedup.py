@@ -100,6 +100,15 @@ def test_timings_without_nnz_take_the_runs(made: ModuleType, tmp_path: Path) -> 
     np.testing.assert_allclose(speedup(run)["nnz_mean"], by_layer(run)["mean"], rtol=1e-12)
 
 
+def test_a_batch_without_nnz_is_left_out_of_its_mean(made: ModuleType, tmp_path: Path) -> None:
+    def forget(table):
+        return {**table, "nnz_mean": np.ma.masked_array(table["nnz_mean"].astype(np.float32), table["batch"] == 2)}
+
+    run = made.make(tmp_path / "some", sequences=10, parts=1, change_timings=forget)
+    rows = run.frame("timings").query("op == 'ffn_sparse' and batch != 2").astype({"nnz_mean": float})
+    np.testing.assert_allclose(speedup(run)["nnz_mean"], rows.groupby("layer")["nnz_mean"].mean(), rtol=1e-12)
+
+
 def test_decode_is_not_mixed_in(made: ModuleType, tmp_path: Path) -> None:
     def decode(table):
         phase = np.where(table["batch"] == 0, 1, 0)
