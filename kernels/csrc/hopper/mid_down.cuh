@@ -11,9 +11,10 @@ namespace twell::hopper {
 // How many outputs a cluster takes, and how many CTAs share out the union.
 struct MidOutputs {
   int each, splits;
-};  // three: clusters of four would not take all multiprocessors, and two CTAs to one take twice as long
+};
 
-// As for `mid_tile`, of unions that are everything; what does not hang on the union takes as long as 512 neurons do.
+// As for `mid_tile`, of unions that are everything; what does not hang on the union takes as long as 512 neurons do. Not in clusters of
+// four: they would not take all multiprocessors, and where two CTAs share one, both take twice as long.
 inline MidOutputs mid_outputs(const Ffn& f, int processors) {
   MidOutputs best{};
   int64_t least = INT64_MAX;
