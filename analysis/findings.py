@@ -5,7 +5,7 @@
     python -m twell.analysis RUN …   several runs side by side: verdict and what it rests on
 
 The claims are those of the paper that introduced the format and of its reports, in our words. What one run of one
-finished model cannot tell says why, and what could. Cost: 0.3 s.
+finished model cannot tell says why, and what could. Cost: 0.2 s.
 """
 
 from __future__ import annotations

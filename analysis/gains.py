@@ -148,7 +148,8 @@ def gain_correlations(run: Run) -> pd.DataFrame:
     rows = []
     for of, source in (("nnz", "nnz_mean"), ("union", "union")):
         for gain in ("speedup", "contribution"):
-            pair = frame[[source, gain]].dropna().to_numpy()
+            pair = np.stack([frame[source].to_numpy(), frame[gain].to_numpy()], axis=1)
+            pair = pair[~np.isnan(pair).any(axis=1)]
             if len(pair) >= 4 and (np.ptp(pair, axis=0) > 0).all():
                 rows.append({"of": of, "with": gain, **correlate(pair[:, 0], pair[:, 1])})
     if not rows:

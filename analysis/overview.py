@@ -2,7 +2,7 @@
 
     overview(run)
 
-Cost: 50 ms. What the run cannot tell is None, with the reason in `missing`.
+Cost: 0.15 s. What the run cannot tell is None, with the reason in `missing`.
 """
 
 from __future__ import annotations
