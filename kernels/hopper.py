@@ -1,15 +1,18 @@
 """The `hopper` kernel: the FFN op on tensor cores of sm_90a, dense in the gate and over each block's union afterwards.
 
-Six launches and no wait for the host. The gate product's epilogue emits TwELL. Rows are put in order of nnz within
-windows of 1024, where that pays, so that the few that fire many neurons share blocks. A plan lists, for every 128 rows
-in that order, the union of the neurons they fire, and lays the gate values out over it. Up and down are products over
-the union, whose weight rows are gathered once a block; where the union is nearly everything they read whole weight
-tiles instead. A last launch counts, if asked. Sums have one order, set by shapes and inputs: same call, same bits.
+Six launches, which overlap, and no wait for the host. The gate product's epilogue emits TwELL. Rows are put in order
+of nnz within windows of 1024, where that pays, so that the few that fire many neurons share blocks. A plan lists, for
+every 128 rows in that order, the union of the neurons they fire, and lays the gate values out over it. Up and down are
+products over the union, whose weight rows are gathered once a block; where the union is nearly everything they read
+whole weight tiles instead. Of up to 256 blocks the down product's work is shared out evenly: what one multiprocessor
+begins another may go on with. A last launch counts, if asked. Sums have one order, set by shapes and inputs: same call,
+same bits.
+
 Up to 2 048 rows take two launches, which overlap, and no plan: gate and up together by tiles of 128 rows and up to 256
 neurons, or of 256 and 176, down over what the tiles of a block's rows have fired; up to 64 rows are one block.
 
 Cost: the gate product in full, up and down by the size of the unions (a block's union is about 15 times a row's nnz in
-text). Workspace is worst case, from torch's allocator, and touched only where it is used: 25 KB a row at d_ff 5632.
+text). Workspace is worst case, from torch's allocator, and touched only where it is used: 26 KB a row at d_ff 5632.
 
     y, stats = gated_ffn(x, w_gate, w_up, w_down, kernel="hopper")
 """
@@ -27,13 +30,15 @@ from torch import Tensor
 from twell.kernels import build
 from twell.kernels.build import Library, Source
 from twell.kernels.call import Asks, Call, NeuronSums, Stats, TileCounts
-from twell.kernels.layout import Layout, TwELL, pack
+from twell.kernels.layout import Layout, TwELL, pack, tile_view, unpack
 
 LAYOUT = Layout(tile=256, compression=8)  # what the gate product emits
 BLOCK, PANEL = 128, 64  # rows that share a union; columns of a hidden panel
+OUTPUTS = 256  # columns of y that the down product makes at once
 WINDOW = 1024  # rows that are put in order of nnz before they are cut into blocks
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
 FEW_ROWS = 2048  # up to which rows have no order, no plan and, unless they are asked for, no words
+PARTS = 144  # sums of a tile of y that can be left for others at once: as many as a GH100 has multiprocessors
 MAX_WORKSPACE = 4 * 2**30  # bytes; rows past it take another pass
 STAGES = {"gate": 1, "plan": 2, "up": 4, "down": 8, "counts": 16}
 ALL_STAGES = sum(STAGES.values())
@@ -104,14 +109,22 @@ class Workspace:
         self.heads = empty(n, tiles, HEAD)
         self.tails = empty(n, tiles, LAYOUT.words - HEAD)
         self.spill = empty(n, tiles, LAYOUT.tile, dtype=dtype)
+        self.masks = empty(n, tiles, LAYOUT.tile // 32)
+        self.fired = empty(blocks, tiles, LAYOUT.tile // 32)
+        self.fired_in_place = empty(blocks)
         self.order = empty(-(-n // WINDOW) * WINDOW)
         self.unions = empty(blocks, panels * PANEL, dtype=torch.int16)
         self.union_sizes = empty(blocks)
         self.hidden = empty(blocks, panels, BLOCK, PANEL, dtype=dtype)
         self.tasks = empty(1 + blocks * panels, 2)
+        parts = PARTS if n > FEW_ROWS else 0
+        self.parts = empty(parts, BLOCK, OUTPUTS, dtype=torch.float32)
+        self.part_ready = empty(parts, 8)  # by warps
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.heads, self.tails, self.spill, self.order, self.unions, self.union_sizes, self.hidden, self.tasks
+        of_gate = self.heads, self.tails, self.masks, self.spill, self.fired
+        of_plan = self.fired_in_place, self.order, self.unions, self.union_sizes, self.hidden, self.tasks
+        return *of_gate, *of_plan, self.parts, self.part_ready
 
     def packed(self, d_ff: int, finite: Tensor) -> TwELL:
         """The gate's TwELL as the layout module has it. Waits for the host: how many tiles spill is data."""
@@ -135,8 +148,11 @@ class Workspace:
         row, chunk = over.nonzero()[:, :1], torch.arange(32, device=over.device)
         spill = packed.spill[packed.spill_index[over].long()].view(-1, 32, 8)
         bit = 1 << torch.arange(32, device=over.device)
-        self.tails[over, :HEAD] = ((spill.view(-1, 8, 32) != 0) * bit).sum(-1).int()  # what fired, a bit a neuron
         self.spill[over] = spill.gather(1, (chunk ^ row % 8)[:, :, None].expand(-1, -1, 8)).flatten(1)
+        for at, rows in enumerate(unpack(packed).ne(0).split(BLOCK)):
+            fired = torch.cat([rows, rows.any(0, keepdim=True)])
+            masks = (tile_view(fired, LAYOUT).view(len(fired), -1, 8, 32) * bit).sum(-1).int()
+            self.masks[at * BLOCK : at * BLOCK + len(rows)], self.fired[at] = masks[:-1], masks[-1]
 
 
 class Unread(TwELL):
@@ -174,7 +190,7 @@ def run(call: Call) -> tuple[Tensor, Stats]:
         stats.tiles = TileCounts(call.layout, zeros[0], zeros[1])
     if call.probes == "neurons":
         stats.neurons = NeuronSums.empty(d_ff, device)
-    row_bytes = d_ff * 9 // 2  # words, spill and hidden: 1/2, 2 and 2 bytes a neuron
+    row_bytes = d_ff * 37 // 8  # words, masks, spill and hidden: 1/2, 1/8, 2 and 2 bytes a neuron
     step = max(1, MAX_WORKSPACE // row_bytes // (2 * BLOCK)) * (2 * BLOCK)
     packed = []
     for at in range(0, n, step):
@@ -222,7 +238,6 @@ def stages(call: Call, packed: TwELL | None = None) -> dict[str, Callable[[], An
     do = partial(launch, replace(call, probes="none"), slice(0, n), workspace, y, finite, stats)
 
     def up_down() -> Tensor:
-        workspace.tasks[:1].zero_()  # as the gate product does
         do(STAGES["plan"] | STAGES["up"] | STAGES["down"])
         return y
 

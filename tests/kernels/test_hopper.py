@@ -58,6 +58,8 @@ SHAPES = [  # n, d_model, d_ff, quiet: one past every tile and one short of it, 
     (2300, 1024, 2816, 60),
     (3000, 64, 1000, -9),
     (2050, 192, 704, 400),
+    (32769, 72, 328, 12),
+    (33000, 264, 264, -9),
 ]
 
 
@@ -167,7 +169,7 @@ def test_probes_change_nothing_else(gpu: None, n: int) -> None:
 def test_passes_of_a_small_workspace_add_up(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     call = make(5000, 64, 512, 8)
     whole = hopper.run(call)
-    for most in (1, 2304 * 512 * 9 // 2):  # passes of 256 rows and of 2304
+    for most in (1, 2304 * 512 * 37 // 8):  # passes of 256 rows and of 2304
         monkeypatch.setattr(hopper, "MAX_WORKSPACE", most)
         parts = hopper.run(call)
         assert_same("y", parts[0], whole[0])
@@ -245,15 +247,16 @@ def test_a_workspace_is_read_as_it_was_filled() -> None:
     hidden = torch.rand(n, d_ff, generator=source).bfloat16() + 0.1
     packed, finite = pack(hidden, fired, hopper.LAYOUT), torch.ones(n, dtype=torch.bool)
     workspace = hopper.Workspace(n, d_ff, torch.bfloat16, torch.device("cpu"))
-    for tensor in (workspace.heads, workspace.tails, workspace.spill):
+    for tensor in (workspace.heads, workspace.tails, workspace.masks, workspace.fired, workspace.spill):
         tensor.fill_(-7)
     workspace.fill(packed)
     assert_same("packed", workspace.packed(d_ff, finite), packed)
 
     bits = tile_view(fired, hopper.LAYOUT).view(n, -1, 8, 32).long() << torch.arange(32)
-    over = packed.spill_index >= 0
-    assert 0 < int(over.sum()) < n
-    assert_same("what fired", workspace.tails[over, :8].long() & 0xFFFFFFFF, bits.sum(-1)[over])
+    assert_same("what fired", workspace.masks.long() & 0xFFFFFFFF, bits.sum(-1))
+    together = tile_view(fired.any(0, keepdim=True), hopper.LAYOUT).view(-1, 8, 32).long() << torch.arange(32)
+    assert_same("what fired together", workspace.fired[0].long() & 0xFFFFFFFF, together.sum(-1))
+    assert 0 < int((packed.spill_index >= 0).sum()) < packed.spill_index.numel()
 
     row, chunk = torch.arange(n)[:, None], torch.arange(32)
     dense = tile_view(hidden * fired, hopper.LAYOUT)[:, 1].reshape(n, 32, 8)

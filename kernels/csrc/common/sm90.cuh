@@ -168,6 +168,18 @@ __device__ __forceinline__ void async_wait_but() {  // for all copies but those 
 }
 __device__ __forceinline__ void async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// ---- memory that CTAs share
+
+// A write after all writes of this thread, and of those it has synchronised with, as the device sees them; and the read that meets it.
+__device__ __forceinline__ void release_store(int* global, int value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
+}
+__device__ __forceinline__ int acquire_load(const int* global) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(global) : "memory");
+  return value;
+}
+
 // ---- launches that overlap, clusters, and registers
 
 // Lets the next kernel of the stream start, up to its `wait_for_launches`, once every CTA of this one has begun.

@@ -26,10 +26,12 @@ T* as(const Any& tensor) {
   return static_cast<T*>(at(tensor));
 }
 
-// workspace: heads, tails, spill, order, unions, union_sizes, hidden, tasks.
+// workspace: heads, tails, masks, spill, fired, fired_in_place, order, unions, union_sizes, hidden, tasks, parts, part_ready.
 void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor& w_down, const Maybe& b_gate, const Maybe& b_up,
-         const Maybe& b_down, const Tensor& heads, const Tensor& tails, const Tensor& spill, const Tensor& order,
-         const Tensor& unions, const Tensor& union_sizes, const Tensor& hidden, const Tensor& tasks, const Tensor& y,
+         const Maybe& b_down, const Tensor& heads, const Tensor& tails, const Tensor& masks, const Tensor& spill, const Tensor& fired,
+         const Tensor& fired_in_place, const Tensor& order,
+         const Tensor& unions, const Tensor& union_sizes, const Tensor& hidden, const Tensor& tasks, const Tensor& parts,
+         const Tensor& part_ready, const Tensor& y,
          const Tensor& finite, const Maybe& counted, const Maybe& tokens, const Maybe& sequences, const Maybe& nnz, const Maybe& pairs, const Maybe& fullest,
          const Maybe& fires, const Maybe& value_sum, const Maybe& value_max, const Maybe& token_min, const Maybe& token_max,
          const Maybe& first_sequence, int64_t stages) {
@@ -44,8 +46,9 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
   f.x = at(x), f.w_gate = at(w_gate), f.w_up = at(w_up), f.w_down = at(w_down);
   f.b_gate = at(b_gate), f.b_up = at(b_up), f.b_down = at(b_down);
   f.heads = as<uint32_t>(heads), f.tails = as<uint32_t>(tails), f.spill = at(spill), f.order = as<int>(order);
-  f.unions = as<uint16_t>(unions);
+  f.masks = as<uint32_t>(masks), f.fired = as<uint32_t>(fired), f.fired_in_place = as<int>(fired_in_place), f.unions = as<uint16_t>(unions);
   f.union_sizes = as<int>(union_sizes), f.hidden = at(hidden), f.tasks = as<int>(tasks);
+  f.parts = as<float>(parts), f.part_ready = as<int>(part_ready);
   f.y = at(y), f.finite = as<uint8_t>(finite);
   Counts out{as<uint8_t>(counted), as<int>(tokens), as<int>(sequences), as<int>(nnz),
              as<unsigned long long>(pairs), as<unsigned long long>(fullest), as<unsigned long long>(fires),
@@ -79,8 +82,8 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(
       "hopper_ffn(Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? b_gate, Tensor? b_up, Tensor? b_down, "
-      "Tensor(a!) heads, Tensor(b!) tails, Tensor(c!) spill, Tensor(s!) order, Tensor(d!) unions, Tensor(e!) union_sizes, "
-      "Tensor(f!) hidden, Tensor(g!) tasks, Tensor(h!) y, Tensor(i!) finite, Tensor? counted, Tensor? tokens, Tensor? sequences, "
+      "Tensor(a!) heads, Tensor(b!) tails, Tensor(x!) masks, Tensor(c!) spill, Tensor(s!) fired, Tensor(t!) fired_in_place, Tensor(u!) order, Tensor(d!) unions, Tensor(e!) union_sizes, "
+      "Tensor(f!) hidden, Tensor(g!) tasks, Tensor(v!) parts, Tensor(w!) part_ready, Tensor(h!) y, Tensor(i!) finite, Tensor? counted, Tensor? tokens, Tensor? sequences, "
       "Tensor(j!)? nnz, Tensor(k!)? pairs, Tensor(l!)? fullest, Tensor(m!)? fires, Tensor(n!)? value_sum, "
       "Tensor(o!)? value_max, Tensor(p!)? token_min, Tensor(q!)? token_max, Tensor(r!)? first_sequence, "
       "int stages) -> ()");

@@ -7,7 +7,8 @@ template <>
 void launch_down<TWELL_T>(const Ffn& f, cudaStream_t stream) {
   const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
   const auto y = tensor_map<TWELL_T>(f.y, f.rows, f.d_model, kOutRows);
-  launch(down<TWELL_T>, std::min(multiprocessors(), f.blocks * down_tasks(f)), kThreads, kDownSharedBytes, stream, w, y, f);
+  const int ctas = std::min(multiprocessors(), f.blocks > kShareBlocks ? f.blocks * down_tasks(f) : kParts);
+  launch_overlapping(down<TWELL_T>, ctas, kThreads, kDownSharedBytes, 1, stream, w, y, f);
 }
 
 }  // namespace twell::hopper

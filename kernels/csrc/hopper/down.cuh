@@ -1,11 +1,12 @@
 // The down product: y = h Wd^T + b over each block's union, 128 rows by 256 outputs to a task.
 //
 // The hidden state's panels are images of shared memory and come by plain bulk copies; the union's rows of Wd (by neuron)
-// by 16-byte copies in runs of 512 bytes. The tasks of a block follow each other, so that panels and list stay in L2. A warp's 16
-// rows of y leave by tensor copies where they are consecutive, and else by a bulk copy each, to their places.
+// by 16-byte copies in runs of 512 bytes. A warp's 16 rows of y leave by tensor copies where they are consecutive, and else by a bulk
+// copy each, to their places.
 #pragma once
 
 #include "hopper/gather.cuh"
+#include "hopper/shares.cuh"
 
 namespace twell::hopper {
 
@@ -14,58 +15,45 @@ constexpr int kOutRows = 16, kOutPitch = kTileN * 2 + 16, kOutBytes = 9216;
 constexpr int kDownSharedBytes = kSharedBytes - sizeof(Shared::staging) + kConsumerWarps * kOutBytes;
 static_assert(kOutRows * kOutPitch <= kOutBytes && kOutBytes % 1024 == 0);
 
-// How many tasks a block has.
-__host__ __device__ __forceinline__ int down_tasks(const Ffn& f) { return (f.d_model + kTileN - 1) / kTileN; }
-
-// Of up to so many blocks the longest come first. Of more, each CTA has long and short ones anyhow, and blocks that follow each other
-// have more of their neurons in common, and so in L2.
-constexpr int kFewBlocks = 256;
-
-// A task and what its warp reads of the block besides: read while the task before runs, as a task may be but a step long.
-struct DownTask {
-  int block, n0, signed_size;
-  int listed;  // the `at`-th neuron of the union, to a producer; the `at`-th row of the block, to a consumer
-  __device__ __forceinline__ DownTask(const Ffn& f, int t, int at) {
-    const int tasks = down_tasks(f);
-    block = min(t / tasks, f.blocks - 1), n0 = t % tasks * kTileN;
-    if (f.blocks <= kFewBlocks) block = block_to_take(f, block);
-    signed_size = f.union_sizes[block];
+// A piece and what its warp reads of the block besides: read while the piece before runs, as a piece may be but a step long.
+struct DownPiece {
+  int block, n0, signed_size, first, end;  // steps first to end
+  int listed;  // the `at`-th neuron of the union from `first` on, to a producer; the `at`-th row of the block, to a consumer
+  __device__ __forceinline__ DownPiece(const Ffn& f, const Piece& piece, int at) {
+    block = piece.block, n0 = piece.outputs * kTileN, first = piece.first;
+    signed_size = f.union_sizes[block], end = min(piece.end, steps());
     listed = threadIdx.x < kConsumers ? f.order[block * kTileM + at]
-                                      : f.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + at];
+                                      : f.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + first * kTileK + at];
   }
   __device__ __forceinline__ int size() const { return abs(signed_size); }
-  __device__ __forceinline__ int steps() const { return (size() + kTileK - 1) / kTileK; }
+  __device__ __forceinline__ int steps() const { return steps_of(signed_size); }  // of the whole task
 };
 
-// Calls work(task) for the tasks of this CTA. CTAs take turns forth and back, as tasks become shorter.
 template <typename Work>
-__device__ __forceinline__ void each_down_task(const Ffn& f, int at, Work work) {
-  const int total = f.blocks * down_tasks(f), ctas = gridDim.x, cta = blockIdx.x;
-  const auto turn = [&](int round) { return round * ctas + (round % 2 ? ctas - 1 - cta : cta); };
-  DownTask next(f, turn(0), at);
-  for (int round = 0; round * ctas < total; ++round) {
-    const DownTask task = next;
-    next = DownTask(f, turn(round + 1), at);
-    if (turn(round) < total) work(task);
+__device__ __forceinline__ void each_down_piece(const Ffn& f, const Shares& shares, int at, Work work) {
+  DownPiece next(f, shares.piece(0), at);
+  for (int i = 0; i < shares.count(); ++i) {
+    const DownPiece piece = next;
+    next = DownPiece(f, shares.piece(i + 1), at);
+    work(piece);
   }
 }
 
 template <typename T>
-__device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn& f, Shared& s) {
+__device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn& f, Shared& s, const Shares& shares) {
   constexpr int kRows = kTileK / kProducerWarps;  // of a stage to a warp, a row of 512 bytes a copy
   const int thread = threadIdx.x - kConsumers, warp = thread / 32, lane = thread % 32;
   Ring ring;
   ring.phase = 1;
   const int place = warp * kRows + lane % kRows;  // of the neuron that this lane looks up, in a step
-  each_down_task(f, place, [&](const DownTask& task) {
+  each_down_piece(f, shares, place, [&](const DownPiece& task) {
     const bool all = task.size() == f.d_ff, inside = task.n0 + 8 * lane < f.d_model;
     const T* w = static_cast<const T*>(f.w_down) + (inside ? task.n0 + 8 * lane : 0);
     const uint16_t* list = f.unions + static_cast<int64_t>(task.block) * f.panels * kPanelColumns + place;
-    const int steps = task.steps();
     uint32_t ahead = task.listed;
-    for (int step = 0; step < steps; ++step, ring.next()) {
+    for (int step = task.first; step < task.end; ++step, ring.next()) {
       const uint32_t neurons = ahead;
-      if (step + 1 < steps) ahead = list[(step + 1) * kTileK];
+      if (step + 1 < task.end) ahead = list[(step + 1) * kTileK];
       barrier_wait(&s.empty[ring.stage], ring.phase);
       if (thread == 0) {
         uint64_t* full = &s.full[ring.stage];
@@ -90,7 +78,7 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
 }
 
 template <typename T>
-__device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& y_map, const Ffn& f, Shared& s, const DownTask& task,
+__device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& y_map, const Ffn& f, Shared& s, const DownPiece& task,
                                             const Consumer& c, const bool (&whole)[2]) {
   const T* bias = static_cast<const T*>(f.b_down);
   const int row0 = task.block * kTileM + c.group * 64 + c.warp * kOutRows;
@@ -137,21 +125,53 @@ __device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& 
   bulk_commit();
 }
 
+// A thread's part of f.parts: 16 bytes of every 4 KB.
+__device__ __forceinline__ float4* part_of(const Ffn& f, int share) {
+  return reinterpret_cast<float4*>(f.parts) + static_cast<int64_t>(share) * (kTileM * kTileN / 4) + threadIdx.x;
+}
+
+// Leaves the sums to the share that owns the task; warp by warp.
+__device__ __forceinline__ void leave_part(const float (&d)[128], const Ffn& f, int share) {
+  float4* part = part_of(f, share);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) __stcg(part + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) release_store(f.part_ready + share * kPartWarps + threadIdx.x / 32, 1);
+}
+
+__device__ __forceinline__ void add_part(float (&d)[128], const Ffn& f, int share) {
+  if (threadIdx.x % 32 == 0)
+    while (!acquire_load(f.part_ready + share * kPartWarps + threadIdx.x / 32)) {
+    }
+  __syncwarp();
+  const float4* part = part_of(f, share);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const float4 v = __ldcg(part + i * kConsumers);
+    d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
+  }
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map, const Ffn f) {
   extern __shared__ unsigned char raw[];
   Shared& s = aligned(raw);
+  __shared__ SharesMemory memory;
   begin_ring(s);
+  let_next_launch();
+  if (f.w_up == nullptr) wait_for_launches();  // the launch before is the plan itself
+  const Shares shares(f, memory);
+  wait_for_launches();
   if (threadIdx.x >= kConsumers) {
     registers_down<kProducerRegisters>();
-    produce_down<T>(w_map, f, s);
+    produce_down<T>(w_map, f, s, shares);
   } else {
     registers_up<kConsumerRegisters>();
     const Consumer c{static_cast<int>(threadIdx.x) / 128, static_cast<int>(threadIdx.x) / 32 % 4, static_cast<int>(threadIdx.x) % 32};
     Ring ring;
     float d[128];
-    each_down_task(f, c.group * 64 + c.warp * 16 + c.lane % 16, [&](const DownTask& task) {
+    each_down_piece(f, shares, c.group * 64 + c.warp * 16 + c.lane % 16, [&](const DownPiece& task) {
       bool whole[2];  // whether the thread's two rows are finite
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -162,7 +182,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (float& value : d) value = 0.f;
       }
-      multiply<T, kTileN, 1, 1, true>(d, s, ring, task.steps(), c, [] {});
+      multiply<T, kTileN, 1, 1, true>(d, s, ring, task.end - task.first, c, [] {});
+      if (task.first > 0) {
+        leave_part(d, f, shares.index());
+        return;
+      }
+      if (task.end < task.steps()) shares.each_further([&](int share) { add_part(d, f, share); });
       finish_down<T>(d, y_map, f, s, task, c, whole);
     });
     bulk_wait<0>();

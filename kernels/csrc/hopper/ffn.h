@@ -13,6 +13,8 @@ constexpr int kFewRows = 64;      // up to here rows take a path of their own
 constexpr int kMidRows = 2048;    // and up to here another
 constexpr int kTile = 256, kWords = 32, kSlots = kWords - 1;  // TwELL at compression 8
 constexpr int kHead = 8, kTail = kWords - kHead;              // its words, split where most rows end
+constexpr int kMaskWords = kTile / 32;  // of what a tile fires, a bit a neuron
+constexpr int kParts = 144, kPartWarps = 8;  // sums that `down` can leave for others at once, of so many warps each
 constexpr uint32_t kWhole = 1u << 16, kCount = kWhole - 1;    // of a first word: that the tile lies in `spill`; its count
 
 // Whether so many of d_ff neurons, or of a tile's, are so nearly all that products over all of them take no longer.
@@ -34,15 +36,19 @@ struct Ffn {
 
   uint32_t* heads;       // [rows, tiles, 8]: the true count, then slots of index | value << 16; past the count, anything. A tile
                          // past its slots, or with kWhole beside its count, lies in `spill`
-  uint32_t* tails;       // [rows, tiles, 24]: further slots, touched 8 at a time where they are used; the first 8 of a tile that
-                         // lies in `spill`: what fired, a bit a neuron
+  uint32_t* tails;       // [rows, tiles, 24]: further slots, touched 8 at a time where they are used
   void* spill;           // [rows, tiles, 32, 8]: such tiles, dense, chunk c of row r at c ^ (r % 8); others untouched by the gate
+  uint32_t* masks;       // [rows, tiles, 8]: what fires, a bit a neuron
+  uint32_t* fired;       // [blocks, tiles, 8]: what 128 rows that follow each other fire together, likewise
+  int* fired_in_place;   // [blocks]: how many values that are, or -1 where the window's rows are put in another order
   int* order;            // [windows * 1024]: the rows of each block, by nnz in a window; from `rows` on in their place
   uint16_t* unions;      // [blocks, panels * 64]: the block's neurons, ascending, filled up to 64 with neuron 0
   int* union_sizes;      // [blocks]; d_ff: every neuron, and the block runs dense; -d_ff: and its gate values lie in `spill`
   void* hidden;          // [blocks, panels, 128, 64]: gate values over the union, then the hidden state, swizzled
   int* tasks;            // [1 + blocks * panels, 2] of the up product: how many; then a block, and 16 * first panel +
                          // 8 * (its rows are consecutive) + panels
+  float* parts;          // [kParts, 32, 256, 4]: the sums so far of a task of `down` that a CTA does not finish, by thread
+  int* part_ready;       // [kParts, kPartWarps]: 1 once a warp's part is there
   void* y;               // [rows, d_model]
   uint8_t* finite;       // [rows], ones from the caller, zeroed where a row is not; few rows' are written in full
 };

@@ -8,7 +8,7 @@ void launch_gate<TWELL_T>(const Ffn& f, cudaStream_t stream) {
   const auto x = tensor_map<TWELL_T>(f.x, f.rows, f.d_model, kTileM);
   const auto w = tensor_map<TWELL_T>(f.w_gate, f.d_ff, f.d_model, kTileN / 2);
   const int pairs = (f.blocks + 1) / 2 * f.tiles;
-  launch(gate<TWELL_T>, 2 * std::min(multiprocessors() / 2, pairs), kThreads, kSharedBytes, stream, x, w, f);
+  launch_overlapping(gate<TWELL_T>, 2 * std::min(multiprocessors() / 2, pairs), kThreads, kSharedBytes, 2, stream, x, w, f);
 }
 
 }  // namespace twell::hopper

@@ -1,7 +1,8 @@
 // The gate product, z = x Wg^T + b, whose epilogue is TwELL: nothing dense leaves the chip but tiles past their slots.
 //
 // Clusters of two CTAs take the two row tiles of a pair and the same 256 neurons; each loads half of the weights' tile for both.
-// Consumers round relu(z) into the staging tile and go on; packing warps turn it into words during the next main loop.
+// Consumers round relu(z) into the staging tile and go on; packing warps turn it into words during the next main loop, and of
+// a CTA's last tile all do.
 // Where the tile's 128 rows together fire nearly all of its neurons, and the block will run dense, they leave whole instead.
 #pragma once
 
@@ -10,13 +11,14 @@
 namespace twell::hopper {
 
 constexpr int kPackWarps = kProducerWarps - 1, kPackers = kPackWarps * 32;
+constexpr int kLastPackWarps = kPackWarps + kConsumerWarps;  // of a CTA's last tile, when consumers have nothing else to do
 constexpr int kPackRows = 16;  // at a time by a warp, two lanes to each row: shares of three warps in 128 rows are nearly equal
 
 // What the packers share. Of a row: its words, or before them what it fires, a bit a neuron, in words 8 to 15; and last how many are
 // in use, so that rows lie a bank apart.
 struct Packs {
   uint32_t lines[kTileM][kWords + 1];
-  uint32_t fired[kPackWarps][8];  // by the rows of each warp, a bit a neuron of the tile
+  uint32_t fired[kLastPackWarps][8];  // by the rows of each warp, a bit a neuron of the tile
 };
 
 // The staging tile here: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither side conflicts.
@@ -66,23 +68,27 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
     }
 }
 
-// What each row of the tile fires, as bits in its line: a lane takes half of a row's columns, without a branch. Returns whether all
-// rows together fire nearly all of the tile's columns.
-__device__ __forceinline__ bool find_fired(unsigned char* staging, Packs& s, int rows, int columns, int warp, int lane) {
+// What each row of the tile fires, as bits in its line and in f.masks, and all rows together, in f.fired: a lane takes half of a row's
+// columns, without a branch. Returns whether that is nearly all of the tile's columns.
+template <int kWarps>
+__device__ __forceinline__ bool find_fired(unsigned char* staging, Packs& s, const Ffn& f, int m0, int tile, int rows, int warp, int lane) {
   const int half = lane / kPackRows;
   uint32_t any[4] = {};
+  uint32_t* masks = f.masks + (static_cast<int64_t>(m0) * f.tiles + tile) * kMaskWords + 4 * half;
 #pragma unroll 1
-  for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kPackWarps) {
+  for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
     const int row = row0 + lane % kPackRows;
+    uint32_t mask[4] = {};
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      uint32_t mask = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        mask |= positive(*reinterpret_cast<const uint4*>(staged_chunk(staging, row, 16 * half + 4 * w + i))) << (8 * i);
-      s.lines[row][kHead + 4 * half + w] = mask;
-      if (row < rows) any[w] |= mask;
+        mask[w] |= positive(*reinterpret_cast<const uint4*>(staged_chunk(staging, row, 16 * half + 4 * w + i))) << (8 * i);
+      s.lines[row][kHead + 4 * half + w] = mask[w];
+      if (row < rows) any[w] |= mask[w];
     }
+    if (row < rows)
+      *reinterpret_cast<uint4*>(masks + static_cast<int64_t>(row) * f.tiles * kMaskWords) = make_uint4(mask[0], mask[1], mask[2], mask[3]);
   }
   uint32_t mine = 0;
 #pragma unroll
@@ -91,23 +97,24 @@ __device__ __forceinline__ bool find_fired(unsigned char* staging, Packs& s, int
     if (lane == w) mine = together;
   }
   if (lane < 8) s.fired[warp][lane] = mine;
-  named_sync<kPackers>(1);
+  named_sync<kWarps * 32>(1);
   uint32_t all = 0;
   if (lane < 8)
-    for (int other = 0; other < kPackWarps; ++other) all |= s.fired[other][lane];  // until the next tile is staged
-  return nearly_all(__reduce_add_sync(~0u, __popc(all)), columns);
+    for (int other = 0; other < kWarps; ++other) all |= s.fired[other][lane];  // until the next tile is staged
+  if (warp == 0 && lane < 8 && rows > 0) f.fired[(static_cast<int64_t>(m0 / kBlockRows) * f.tiles + tile) * kMaskWords + lane] = all;
+  return nearly_all(__reduce_add_sync(~0u, __popc(all)), min(kTile, f.d_ff - tile * kTile));
 }
 
 // Turns the warp's rows of the staging tile into words. A step for each slot, ascending, into the row's line; then the warp writes the
-// words in use, eight at a time. A row past its slots, or of a tile that stays whole, leaves as it lies in the staging tile, and in
-// place of slots has what it fires as bits. Other words are whatever they were.
-template <typename T>
+// words in use, eight at a time. A row past its slots, or of a tile that stays whole, leaves as it lies in the staging tile. Other words
+// are whatever they were.
+template <typename T, int kWarps>
 __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, const Ffn& f, int m0, int tile, int warp, int lane) {
   const int half = lane / kPackRows, rows = min(kTileM, f.rows - m0);
-  const bool full = find_fired(staging, s, rows, min(kTile, f.d_ff - tile * kTile), warp, lane);
+  const bool full = find_fired<kWarps>(staging, s, f, m0, tile, rows, warp, lane);
   const bool whole = full && f.w_up != nullptr;
 #pragma unroll 1
-  for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kPackWarps) {
+  for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
     const int row = row0 + lane % kPackRows;
     const int64_t at = static_cast<int64_t>(m0 + row0) * f.tiles + tile;  // of the first row; the next is `tiles` on
     uint32_t* line = s.lines[row];
@@ -136,7 +143,7 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, cons
       bulk_store(static_cast<T*>(f.spill) + (at + static_cast<int64_t>(row - row0) * f.tiles) * kTile, staging + row * (kTile * 2),
                  kTile * 2);
     }
-    const uint32_t last = leaves ? kHead + 7 : count;  // of the words in use
+    const uint32_t last = leaves ? 0 : count;  // of the words in use
     if (half == 0) line[0] = whole ? count | kWhole : count, line[kWords] = last;
     __syncwarp();
     for (uint32_t first = 0; __any_sync(~0u, last >= first); first += kHead) {  // eight words of four rows at a time
@@ -155,7 +162,7 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, cons
 }
 
 template <typename T>
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 1)
     gate(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const Ffn f) {
   extern __shared__ unsigned char raw[];
   Shared& s = aligned(raw);
@@ -167,8 +174,9 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
     barrier_init(&s.staged[0], kConsumers), barrier_init(&s.drained, kPackers);
     fence_barrier_init();
-    if (blockIdx.x == 0) f.tasks[0] = 0;  // the plan, the next launch, counts from here
   }
+  let_next_launch();
+  wait_for_launches();
   cluster_sync();
 
   const int clusters = gridDim.x / 2, first = blockIdx.x / 2;
@@ -197,7 +205,11 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
       uint32_t phase = 0;
       for (int t = first; t < total; t += clusters, phase ^= 1) {
         barrier_wait(&s.staged[0], phase);
-        pack_tile<T>(s.staging, packs, f, (t / f.tiles * 2 + rank) * kTileM, t % f.tiles, warp - 1, lane);
+        const int m0 = (t / f.tiles * 2 + rank) * kTileM, tile = t % f.tiles;
+        if (t + clusters < total)
+          pack_tile<T, kPackWarps>(s.staging, packs, f, m0, tile, warp - 1, lane);
+        else
+          pack_tile<T, kLastPackWarps>(s.staging, packs, f, m0, tile, warp - 1, lane);
         barrier_arrive(&s.drained);
       }
     }
@@ -214,6 +226,9 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
       stage_gate<T>(d, s, f, m0, n0, c);
       fence_async_proxy();  // rows past their slots leave by the copy engine
       barrier_arrive(&s.staged[0]);
+      if (t + clusters < total) continue;
+      barrier_wait(&s.staged[0], phase ^ 1);
+      pack_tile<T, kLastPackWarps>(s.staging, packs, f, m0, t % f.tiles, kPackWarps + group * 4 + warp, lane);
     }
   }
   cluster_sync();  // no CTA leaves while the other may still write to it

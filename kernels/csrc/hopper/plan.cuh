@@ -1,8 +1,8 @@
 // The plan: for each block of 128 rows in their order, the union of the neurons that they fire, and the gate values over it as panels.
 //
-// A CTA a block (several that share out the panels, where blocks are few or loud), a thread a tile of a row. It reads the words
-// twice: once for the union, a bit a neuron in shared memory, and once to put each value at its neuron's rank in the union, four
-// panels at a time, which leave by bulk copy. Where nearly every neuron is in the union, or half of all values are, it takes every
+// A CTA a block (several that share out the panels, where blocks are few or loud). It reads what the rows fire, a bit a neuron, for the
+// union, where the gate has not put that together already; then their words, a thread a tile of a row, to put each value at its neuron's
+// rank in the union, four panels at a time, which leave by bulk copy. Where nearly every neuron is in the union, or half of all values are, it takes every
 // neuron: a value's place is then its neuron, and the products read whole weight tiles. If such a block's rows are consecutive
 // besides, its values stay in `spill`, where a row lies as a row of four panels does, and those of the other tiles join them there.
 #pragma once
@@ -12,7 +12,7 @@
 namespace twell::hopper {
 
 constexpr int kPlanThreads = 512, kPlanCtas = 3;  // to a multiprocessor
-constexpr int kPlanSplits = 6;  // CTAs that share out the panels of a block, at most: each finds the union anew
+constexpr int kPlanSplits = 16;  // CTAs that share out the panels of a block, at most: each finds the union anew
 constexpr int kLoudSplits = 4;  // of the first block of a window, where blocks are many: in order of nnz it is the one with most to do
 constexpr int kGroup = 4, kGroupColumns = kGroup * kPanelColumns;  // panels at a time; as many columns as a tile has
 static_assert(kGroupColumns == kTile);
@@ -45,14 +45,13 @@ struct Plan {
   // Calls one(row, column, value) for the slots of a tile that holds all its neurons.
   template <typename One>
   __device__ __forceinline__ void each_slot(int row, int tile, int count, One one) const {
-    const uint4* heads = reinterpret_cast<const uint4*>(f.heads + at(row, tile) * kHead);
-    const uint4* tails = reinterpret_cast<const uint4*>(f.tails + at(row, tile) * kTail);
-    for (int slot = 0; slot <= count && count > 0; slot += 4) {
-      const uint4 v = slot < kHead ? heads[slot / 4] : tails[(slot - kHead) / 4];
-      const uint32_t word[4] = {v.x, v.y, v.z, v.w};
+    for (int first = 0; first <= count && count > 0; first += kHead) {
+      const uint32_t* words = first == 0 ? f.heads + at(row, tile) * kHead : f.tails + at(row, tile) * kTail + first - kHead;
+      const uint4 low = reinterpret_cast<const uint4*>(words)[0], high = reinterpret_cast<const uint4*>(words)[1];
+      const uint32_t word[kHead] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (slot + i > 0 && slot + i <= count)
+      for (int i = 0; i < kHead; ++i)
+        if (first + i > 0 && first + i <= count)
           one(row, tile * kTile + static_cast<int>(word[i] & 0xffffu), static_cast<uint16_t>(word[i] >> 16));
     }
   }
@@ -61,7 +60,7 @@ struct Plan {
   // together.
   template <typename Wanted, typename Eight>
   __device__ __forceinline__ void each_spilled(int row, int tile, int word, Wanted wanted, Eight eight) const {
-    constexpr int kAhead = 4;  // loads in flight
+    constexpr int kAhead = 3;  // loads in flight
     for (uint32_t over = __ballot_sync(~0u, word > kSlots); over;) {
       int where[kAhead];  // column * 128 + row, or -1
       uint4 v[kAhead];
@@ -109,54 +108,51 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   uint32_t* bits = reinterpret_cast<uint32_t*>(panels_memory + kGroup * kPanelBytes);  // of the union, a bit a neuron
   int* before = reinterpret_cast<int*>(bits + words);  // neurons of the union before each word
   __shared__ int values, size;   // fired neurons, and the union's size
-  __shared__ int part, parts;    // which CTA of the block this is, and of how many
-  __shared__ uint32_t loose[8];  // tiles, of 256 at most, of which a row lies in words; a bit each
-  __shared__ bool spilled;       // whether any tile of any row lies in `spill`
-  __shared__ bool consecutive;   // are the rows
+  __shared__ uint32_t loose[8];  // of rows in place, tiles, of 256 at most, that the gate did not leave whole; a bit each
   __shared__ int order[kBlockRows];
   const int thread = threadIdx.x, lane = thread % 32;
   const Plan p{f, order, thread / 32, lane};
 
   for (int w = thread; w < words; w += kPlanThreads) bits[w] = 0;
   if (thread < 8) loose[thread] = 0;
-  if (thread == 0) values = 0, spilled = false;
-  bool in_place = true;
-  if (thread < kBlockRows) {
-    const int row = f.blocks > 1 ? f.order[m0 + thread] : thread;  // a single block has no order of its own
-    if (f.blocks == 1) f.order[thread] = row;
-    order[thread] = row < f.rows && f.finite[row] ? row : -1;
-    in_place = row == m0 + thread;
-  }
-  const bool together = __syncthreads_and(in_place), alone = !shares || (together && shared < f.blocks);
+  if (thread == 0) values = 0;
+  let_next_launch();
+  wait_for_launches();
+  const int in_place = f.fired_in_place[block];
+  const bool consecutive = in_place >= 0, alone = !shares || (consecutive && shared < f.blocks);
   if (alone && shares && blockIdx.x % splits > 0) return;  // rows in place are no louder than others
-  if (thread == 0) consecutive = together, part = alone ? 0 : blockIdx.x % splits, parts = alone ? 1 : splits;
-  const auto join = [&](int w, uint32_t more) {
-    if ((reinterpret_cast<volatile uint32_t*>(bits)[w] & more) != more) atomicOr(&bits[w], more);
-  };
-  int mine = 0;
-  p.each_tile(0, f.tiles, [&](int row, int tile, int word) {
-    if (word < 0) return;
-    mine += word & kCount;
-    if (word > kSlots) {
-      if (together && word & kWhole) {  // these rows fire nearly all of it: all, then
-        for (int w = tile * (kTile / 32); w < min((tile + 1) * (kTile / 32), f.d_ff / 32); ++w) join(w, ~0u);
-        if (f.d_ff % 32 && tile + 1 == f.tiles) join(f.d_ff / 32, (1u << f.d_ff % 32) - 1);
-      } else {
-        const uint4* masks = reinterpret_cast<const uint4*>(f.tails + p.at(row, tile) * kTail);
-        for (int half = 0; half < 2; ++half) {
-          const uint4 mask = masks[half];
-          const int w = tile * (kTile / 32) + 4 * half;
-          join(w, mask.x), join(w + 1, mask.y), join(w + 2, mask.z), join(w + 3, mask.w);
-        }
-      }
-      spilled = true;
-    } else {
-      if (!(reinterpret_cast<volatile uint32_t*>(loose)[tile >> 5] >> (tile & 31) & 1)) atomicOr(&loose[tile >> 5], 1u << (tile & 31));
-      p.each_slot(row, tile, word, [&](int, int column, uint16_t) { join(column >> 5, 1u << (column & 31)); });
+  const int part = alone ? 0 : blockIdx.x % splits, parts = alone ? 1 : splits;
+  if (thread < kBlockRows) {
+    const int row = f.order[m0 + thread];
+    order[thread] = row < f.rows && f.finite[row] ? row : -1;
+  }
+  __syncthreads();
+  if (consecutive) {  // the gate has it all, by tiles
+    for (int w = thread; w < words; w += kPlanThreads) {
+      const int tile = w / (kTile / 32), left = f.d_ff - 32 * w;
+      const int64_t at = static_cast<int64_t>(m0) * f.tiles + tile;
+      const bool whole = f.heads[at * kHead] & kWhole;  // as of the others' rows: nearly all of it fires, so let all
+      bits[w] = whole ? left <= 0 ? 0 : left < 32 ? (1u << left) - 1 : ~0u : f.fired[static_cast<int64_t>(block) * words + w];
+      if (!whole && w % (kTile / 32) == 0) atomicOr(&loose[tile >> 5], 1u << (tile & 31));
     }
-  });
-  mine = __reduce_add_sync(~0u, mine);
-  if (lane == 0) atomicAdd(&values, mine);
+    if (thread == 0) values = in_place;
+  } else {
+    const int quads = words / 4;  // a thread takes four words of some rows
+    uint32_t any[4] = {};
+    int mine = 0;
+#pragma unroll 4
+    for (int row = thread < kPlanThreads / quads * quads ? thread / quads : kBlockRows; row < kBlockRows; row += kPlanThreads / quads) {
+      const int at = order[row];
+      const uint4 v = at < 0 ? uint4{} : reinterpret_cast<const uint4*>(f.masks)[static_cast<int64_t>(at) * quads + thread % quads];
+      any[0] |= v.x, any[1] |= v.y, any[2] |= v.z, any[3] |= v.w;
+      mine += __popc(v.x) + __popc(v.y) + __popc(v.z) + __popc(v.w);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (any[i]) atomicOr(&bits[thread % quads * 4 + i], any[i]);
+    mine = __reduce_add_sync(~0u, mine);
+    if (lane == 0) atomicAdd(&values, mine);
+  }
   __syncthreads();
   if (thread < 32) {
     const int sum = count_before(bits, before, words, lane);
@@ -167,12 +163,13 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   const bool all = size == f.d_ff, stays = all && consecutive && f.w_up != nullptr;
   const int panels = (size + kPanelColumns - 1) / kPanelColumns;
   uint16_t* list = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
-  for (int w = part == 0 ? thread : words; w < words; w += kPlanThreads) {
-    int at = all ? 32 * w : before[w];
-    for (uint32_t left = all ? ~0u : bits[w]; left && at < size; left &= left - 1) list[at++] = 32 * w + __ffs(left) - 1;
+  if (part == 0) {
+    for (int i = all ? thread : size + thread; i < panels * kPanelColumns; i += kPlanThreads) list[i] = i < size ? i : 0;
+    for (int w = all ? words : thread; w < words; w += kPlanThreads) {
+      int at = before[w];
+      for (uint32_t left = bits[w]; left; left &= left - 1) list[at++] = 32 * w + __ffs(left) - 1;
+    }
   }
-  if (part == 0)
-    for (int i = size + thread; i < panels * kPanelColumns; i += kPlanThreads) list[i] = 0;
   if (part == 0 && thread == 0) {
     f.union_sizes[block] = stays ? -size : size;
     if (f.w_up != nullptr) {
@@ -208,7 +205,7 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     };
     p.each_tile(low, high - low + 1, [&](int row, int tile, int word) {
       if (word <= kSlots) p.each_slot(row, tile, word, [&](int r, int column, uint16_t value) { put(r, rank_of(column), value); });
-      if (spilled && !stays)
+      if (!stays)
         p.each_spilled(
             row, tile, word, [&](int column) { return all || static_cast<unsigned>(rank_of(column) - first + 8) < kGroupColumns + 8; },
             [&](int r, int column, const uint4& v) {

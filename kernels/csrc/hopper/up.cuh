@@ -10,13 +10,28 @@
 
 namespace twell::hopper {
 
+// The tasks: those of the plan, but that what is left after whole rounds of the CTAs is cut where it would leave most of them idle.
+struct UpTasks {
+  int whole, cuts, total;
+  __device__ __forceinline__ explicit UpTasks(const Ffn& f) {
+    const int planned = f.tasks[0], ctas = gridDim.x, left = planned % ctas;
+    cuts = 4 * left <= ctas ? 4 : 2 * left <= ctas ? 2 : 1;
+    whole = planned - left, total = whole + left * cuts;
+  }
+};
+
 struct UpTask {
-  int block, panel, panels;  // first panel, and how many
+  int block, panel, panels;  // first panel, and how many: none where a task is cut into more parts than it has panels
   bool consecutive;          // the block's rows
   bool all, stays;           // the union is every neuron; and the gate values are in `spill`
-  __device__ __forceinline__ UpTask(const Ffn& f, int t) {
-    const int2 task = reinterpret_cast<const int2*>(f.tasks)[1 + t];
+  // Past the last: of any task.
+  __device__ __forceinline__ UpTask(const Ffn& f, const UpTasks& tasks, int t) {
+    t = min(t, tasks.total - 1);
+    const int late = max(t - tasks.whole, 0), part = late % tasks.cuts;
+    const int2 task = reinterpret_cast<const int2*>(f.tasks)[1 + min(t, tasks.whole) + late / tasks.cuts];
     block = task.x, panel = task.y / 16, panels = task.y % 8, consecutive = task.y & 8;
+    const int share = (panels + tasks.cuts - 1) / tasks.cuts, before = part * share;
+    if (t >= tasks.whole) panel += before, panels = min(share, panels - before);
     const int size = abs(f.union_sizes[block]);
     all = size == f.d_ff, stays = f.union_sizes[block] < 0;
   }
@@ -25,17 +40,28 @@ struct UpTask {
   }
 };
 
+// Calls work(task) for the tasks of this CTA. A task is read while the one before it runs.
+template <typename Work>
+__device__ __forceinline__ void each_up_task(const Ffn& f, const UpTasks& tasks, Work work) {
+  UpTask next(f, tasks, blockIdx.x);
+  for (int t = blockIdx.x; t < tasks.total; t += gridDim.x) {
+    const UpTask task = next;
+    next = UpTask(f, tasks, t + gridDim.x);
+    if (task.panels > 0) work(task);
+  }
+}
+
 template <typename T>
-__device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUtensorMap& w_map, const Ffn& f, Shared& s, int total,
+__device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUtensorMap& w_map, const Ffn& f, Shared& s, const UpTasks& tasks,
                                            int steps) {
   constexpr int kRows = kTileN / (kProducers / 8), kXRows = kTileM / (kProducers / 8);  // of a stage to a thread: one in 16
   const int thread = threadIdx.x - kConsumers, first = thread / 8, chunk = thread & 7;
+  constexpr int kPanelWeights = kPanelColumns * kTileK * 2;                             // bytes of a stage
   const T *x = static_cast<const T*>(f.x), *w = static_cast<const T*>(f.w_up);
   const uint32_t place = first * 128 + ((chunk ^ (first & 7)) << 4);
   Ring ring;
   ring.phase = 1;
-  for (int t = blockIdx.x; t < total; t += gridDim.x) {
-    const UpTask task(f, t);
+  each_up_task(f, tasks, [&](const UpTask& task) {
     uint32_t offset[kRows];  // in values
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
@@ -48,9 +74,10 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
       barrier_wait(&s.empty[ring.stage], ring.phase);
       if (thread == 0) {
         uint64_t* full = &s.full[ring.stage];
-        barrier_expect(full, (task.consecutive ? kABytes : 0) + (task.all ? kBBytes : 0));
+        barrier_expect(full, (task.consecutive ? kABytes : 0) + (task.all ? task.panels * kPanelWeights : 0));
         if (task.consecutive) tma_load_2d(s.a[ring.stage], &x_map, full, step * kTileK, task.block * kTileM);
-        if (task.all) tma_load_2d(s.b[ring.stage], &w_map, full, step * kTileK, task.panel * kPanelColumns);
+        for (int p = 0; p < task.panels && task.all; ++p)
+          tma_load_2d(s.b[ring.stage] + p * kPanelWeights, &w_map, full, step * kTileK, (task.panel + p) * kPanelColumns);
       }
       if (!task.all) {
         const uint32_t to = smem_address(s.b[ring.stage]) + place;
@@ -68,7 +95,7 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
       }
       async_arrive(&s.full[ring.stage]);
     }
-  }
+  });
   async_wait();
 }
 
@@ -112,12 +139,12 @@ __device__ __forceinline__ void finish_up(float (&d)[128], const Ffn& f, Shared&
 }
 
 template <typename T>
-__device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const Ffn& f, Shared& s, const Consumer& c, int total, int steps) {
+__device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const Ffn& f, Shared& s, const Consumer& c, const UpTasks& tasks,
+                                           int steps) {
   Ring ring;
   uint32_t phase = 0;
   float d[128];
-  for (int t = blockIdx.x; t < total; t += gridDim.x, phase ^= 1) {
-    const UpTask task(f, t);
+  each_up_task(f, tasks, [&](const UpTask& task) {
     unsigned char* half = s.staging + c.group * (kPanelBytes / 2);  // this warpgroup's rows of each panel
     const auto hidden = [&](int p) { return hidden_panel(f, task.block, task.panel + p) + c.group * (kPanelBytes / 2); };
     const auto fetch = [&] {
@@ -134,6 +161,7 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
     const auto run = [&]<int kPanels>() {
       multiply<T, 64 * kPanels, 0, 1, true>(d, s, ring, steps, c, fetch);
       barrier_wait(&s.staged[c.group], phase);
+      phase ^= 1;
       finish_up<T, kPanels>(d, f, s, task, c);
     };
     switch (task.panels) {
@@ -148,7 +176,7 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
       for (int p = 0; p < task.panels; ++p) bulk_store(hidden(p), half + p * kPanelBytes, kPanelBytes / 2);
       bulk_commit();
     }
-  }
+  });
   if (c.leads()) bulk_wait<0>();
 }
 
@@ -159,14 +187,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ unsigned char raw[];
   Shared& s = aligned(raw);
   begin_ring(s);
-  const int total = f.tasks[0], steps = (f.d_model + kTileK - 1) / kTileK;
+  wait_for_launches();
+  let_next_launch();  // `down` looks at the plan before its own wait: it is there for good once this has waited for it
+  const UpTasks tasks(f);
+  const int steps = (f.d_model + kTileK - 1) / kTileK;
   if (threadIdx.x >= kConsumers) {
     registers_down<kProducerRegisters>();
-    produce_up<T>(x_map, w_map, f, s, total, steps);
+    produce_up<T>(x_map, w_map, f, s, tasks, steps);
   } else {
     registers_up<kConsumerRegisters>();
     const Consumer c{static_cast<int>(threadIdx.x) / 128, static_cast<int>(threadIdx.x) / 32 % 4, static_cast<int>(threadIdx.x) % 32};
-    consume_up<T>(spill_map, f, s, c, total, steps);
+    consume_up<T>(spill_map, f, s, c, tasks, steps);
   }
 }
 
