@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,21 @@ def test_a_run_that_ends_without_another_part_is_seen_to_have_ended(
     assert watched.page.locator(".tw-mark.live").count() == 0
     watched.check()
     watched.page.close()
+
+
+def test_an_open_page_looks_at_a_growing_run_once_a_second_or_more(
+    browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path
+) -> None:
+    """Whatever else the machine does: a look is a message from the page, however long its answer takes."""
+    page, sent = browser.new_page(viewport={"width": 1440, "height": 900}), []
+    page.on("websocket", lambda opened: opened.on("framesent", lambda _: sent.append(time.monotonic())))
+    watched = watch(page, serve(recording))
+    watched.open("/layers?run=live", ".js-plotly-plot")
+    began = time.monotonic()
+    page.wait_for_timeout(6_000)
+    assert sum(at > began for at in sent) >= time.monotonic() - began
+    watched.check()
+    page.close()
 
 
 def test_every_choice_is_reached_without_a_pointer(watched: Any) -> None:
