@@ -21,13 +21,13 @@ from twell.workbench.store import Run, open_run
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are read from now on."""
     files: list[str] = []
-    plain = pq.read_table
 
-    def noted(path: Path, **options: object) -> object:
-        files.append(Path(path).name if "timings" not in str(path) else "timings/" + Path(path).name)
-        return plain(path, **options)
+    class Noted(pq.ParquetFile):
+        def __init__(self, path: Path, **options: object) -> None:
+            files.append(Path(path).name if "timings" not in str(path) else "timings/" + Path(path).name)
+            super().__init__(path, **options)
 
-    monkeypatch.setattr(pq, "read_table", noted)
+    monkeypatch.setattr(pq, "ParquetFile", Noted)
     return files
 
 
@@ -65,6 +65,7 @@ def test_the_vocabulary_is_read_once_a_run(made_run: Run, read: list[str]) -> No
     assert again is first
     assert read == []
     pd.testing.assert_frame_equal(again, open_run(made_run.path).vocab)
+    assert read == ["vocab.parquet"], "by the run that is not kept"
 
 
 def test_what_cannot_be_read_is_said_and_not_kept(made: ModuleType, tmp_path: Path) -> None:
