@@ -75,7 +75,7 @@ def test_the_same_bits_again_and_again(n: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [17, 33, 64])
 def test_gathered_weights_that_come_last(n: int) -> None:
-    """Of each group a few fire, and their weights lie in memory alone: they come after the rows, which the gate has read."""
+    """Of each group a few fire, and their weights lie in memory alone: after the rows, which the gate has read."""
     one = make(n, 2048, 5632, 90, probes="counts", layout=None, want_packed=False)
     expected = reference.run(one)
     away = torch.empty(2**28, dtype=torch.uint8, device=CUDA)
