@@ -18,7 +18,7 @@ from streamlit.testing.v1 import AppTest
 
 from twell.app.jobs import OWN, Desk, model_of
 from twell.app.neuron_values import in_sequence
-from twell.app.passage import loudest, passage, pieces, scale
+from twell.app.passage import SEEN, loudest, passage, pieces, scale
 from twell.workbench.errors import UserError
 from twell.workbench.store import Run, open_run
 
@@ -74,6 +74,21 @@ def test_the_loudest_places_are_those_of_the_rows(made_run: Run) -> None:
     every = made_run.activity()
     last = every.groupby("sequence")["position"].transform("max")
     assert first["value"] == every.loc[every["position"] < last, "loss"].max()
+
+
+def test_the_loudest_places_are_of_different_tokens_though_one_fills_the_top(made: ModuleType, tmp_path: Path) -> None:
+    def fill(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        total = sum(columns[name].astype(int) for name in columns if name.startswith("nnz_"))
+        columns["token_id"][np.argsort(total)[-1000:]] = 7
+        return columns
+
+    run = made.make(tmp_path / "run", layers=2, sequences=120, parts=1, change=fill)
+    rows = run.activity(flagged=False)
+    assert len(rows) > 1500
+    best = rows.filter(like="nnz_").sum(axis=1).groupby(rows["token_id"]).max().sort_values(ascending=False)
+    found = loudest(run, "all")
+    assert found["token_id"].iloc[0] == 7
+    assert found["value"].tolist() == best.head(SEEN).tolist()
 
 
 def test_characters_of_several_tokens_stand_once_whole() -> None:
