@@ -1,4 +1,4 @@
-"""What watching costs: a capture against the same forward passes without it.
+"""What a whole capture costs, against the same forward passes without it.
 
 The idea: the same text goes through the model in several ways, in turns: recorded with each kind of probe (read,
 counted, added up, written), through the same kernels with every probe off, and with every FFN dense, as the
@@ -8,8 +8,8 @@ are reported, each from one process and one round of turns next to another. A tu
 goes into timings, a share of the run that an option sets. Give it text for 20 s or more where the cost of a long
 capture is asked for.
 
-    overhead(load("data/demo-model"), CaptureOptions(..., tokens=100_000))   # ratios
-    in_turns(load("data/demo-model"), CaptureOptions(..., tokens=100_000))   # every turn, as it was measured
+    took = in_turns(load("data/demo-model"), CaptureOptions(..., tokens=100_000))  # every turn, as it was measured
+    ratios(took)
 """
 
 from __future__ import annotations
@@ -63,42 +63,6 @@ class Turn:
         return self.whole - self.start - self.end - self.timings
 
 
-def overhead(
-    loaded: LoadedModel,
-    options: CaptureOptions,
-    *,
-    probes: tuple[str, ...] = ("counts", "all"),
-    run_dense: bool = True,
-    rounds: int = 3,
-    folder: Path | None = None,
-) -> dict[str, Any]:
-    """Median ratios of wall time over `rounds`, to that of the forward passes with probes off; all given as to
-    `in_turns`.
-
-    Returns for each of `probes`, and for dense, the ratio of whole turns `NAME_over_unwatched`, the least and the
-    greatest of it (`_low`, `_high`) and that of their steady parts (`_steady`); of these and of unwatched the seconds
-    of a turn, its start, end and timings (`NAME_seconds`, `NAME_start`, …; medians); tokens, batches, rounds, kernel
-    and device.
-    """
-    took = in_turns(loaded, options, probes=probes, run_dense=run_dense, rounds=rounds, folder=folder)
-    ways = [*took[0]]
-    found: dict[str, Any] = {}
-    for name in ways[1:]:
-        ratios = [turn[name].whole / turn["unwatched"].whole for turn in took]
-        steady = statistics.median(turn[name].steady / turn["unwatched"].steady for turn in took)
-        said = f"{name}_over_unwatched"
-        found |= {said: statistics.median(ratios), f"{said}_low": min(ratios), f"{said}_high": max(ratios)}
-        found[f"{said}_steady"] = steady
-    for name in ways:
-        turns = [turn[name] for turn in took]
-        found[f"{name}_seconds"] = statistics.median(turn.whole for turn in turns)
-        for part in ("start", "end", "timings"):
-            found[f"{name}_{part}"] = statistics.median(getattr(turn, part) for turn in turns)
-    read = took[0][ways[0]].batches
-    about = {"tokens": sum(read), "batches": len(read), "rounds": rounds}
-    return found | about | {"kernel": loaded.choice(options.batch_tokens).kernel, "device": loaded.device.type}
-
-
 def in_turns(
     loaded: LoadedModel,
     options: CaptureOptions,
@@ -135,6 +99,29 @@ def in_turns(
         for way in ways.values():
             way(warm)
         return [{name: way(_read(loaded, options)) for name, way in ways.items()} for _ in range(rounds)]
+
+
+def ratios(took: list[dict[str, Turn]]) -> dict[str, Any]:
+    """Medians over the rounds of `in_turns`, to the forward passes with probes off.
+
+    Returns for each other way the ratio of whole turns `NAME_over_unwatched`, the least and the greatest of it (`_low`,
+    `_high`) and that of their steady parts (`_steady`); of these and of unwatched the seconds of a turn, its start, end
+    and timings (`NAME_seconds`, `NAME_start`, …; medians); tokens, batches and rounds.
+    """
+    found: dict[str, Any] = {}
+    for name in took[0]:
+        turns = [turn[name] for turn in took]
+        found[f"{name}_seconds"] = statistics.median(turn.whole for turn in turns)
+        for part in ("start", "end", "timings"):
+            found[f"{name}_{part}"] = statistics.median(getattr(turn, part) for turn in turns)
+        if name == "unwatched":
+            continue
+        whole = [turn[name].whole / turn["unwatched"].whole for turn in took]
+        said = f"{name}_over_unwatched"
+        found |= {said: statistics.median(whole), f"{said}_low": min(whole), f"{said}_high": max(whole)}
+        found[f"{said}_steady"] = statistics.median(turn[name].steady / turn["unwatched"].steady for turn in took)
+    read = took[0]["unwatched"].batches
+    return found | {"tokens": sum(read), "batches": len(read), "rounds": len(took)}
 
 
 def _read(loaded: LoadedModel, options: CaptureOptions) -> Texts:
