@@ -1,8 +1,8 @@
 """Building summaries: parts in, Arrow tables out. What is taken of a part is in `sums` and `scores`, how it adds up in
 `totals`, where it runs in `engine`, the files in `refresh`.
 
-A second reading of every part, for z (`scores`), follows once the means are known: tables that do not add up come from
-it. Cost, 1 M tokens of 28 layers, on a slow core: 3 CPU seconds for both, and 0.3 GB a thread.
+A second reading of every part, for z (`scores`), follows once the means are known: the tables of `refresh.SCORED` come
+from it. Cost, 1 M tokens of 28 layers, on a slow core: 3 CPU seconds for both, and 0.3 GB a thread.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from twell.analysis.layers import moments
 from twell.analysis.positions import band_moments
 from twell.analysis.ranks import of_tokens
 from twell.analysis.refresh import SOURCES, class_step
+from twell.analysis.surprisal import correlations
 from twell.analysis.totals import EXTREMES, KEYS, KIND, Tables, Total
 from twell.workbench.schema import SUMMARIES, nnz_columns
 from twell.workbench.store import Run
@@ -45,8 +46,8 @@ Tick = Callable[[int], None]
 def build(run: Run, files: set[str], tables: Tables, tick: Tick, engine: str, scored: bool = True) -> Tables:
     """Every summary of the run, from the sums there are already and those of the parts named.
 
-    `tick` is called with the number of tokens read since the last call; without `scored`, the tables that do not add up
-    are left out, and no other part is read.
+    `tick` is called with the number of tokens read since the last call; without `scored`, the tables of SCORED are
+    left out, and no other part is read.
     """
     parts = [part for part in run.manifest.parts if part.file in files]
     kinds = numbers(run)
@@ -55,9 +56,9 @@ def build(run: Run, files: set[str], tables: Tables, tick: Tick, engine: str, sc
         total.add(counted(opened, run, parts))
         total.add(shaped(taken(opened, run, parts, kinds, tick), run.layers))
         if not scored:
-            return _sorted(total.tables())
+            return _whole(total)
         means = total.table("layers"), total.table("positions")
-        rest = beside.submit(lambda: _sorted(total.tables()))  # on a core that waits for the last part
+        rest = beside.submit(_whole, total)  # on a core that waits for the last part
         return {**_sorted(second_reading(opened, run, kinds, *means)), **rest.result()}
 
 
@@ -82,6 +83,15 @@ def taken(engine: Engine, run: Run, parts: Parts, kinds: NDArray, tick: Tick) ->
         every=class_step(run),
     )
     return engine.sums(list(rows), of_part, lambda files: tick(sum(rows[file] for file in files)))
+
+
+def _whole(total: Total) -> Tables:
+    """Every summary of all that was added, and what comes from these alone."""
+    tables = _sorted(total.tables())
+    ranks, classes = (tables.get(name) for name in ("surprisal_ranks", "surprisal_classes"))
+    if ranks and classes:
+        tables["surprisal_correlations"] = _typed("surprisal_correlations", correlations(ranks, classes))
+    return tables
 
 
 def _sorted(tables: Tables) -> Tables:

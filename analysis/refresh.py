@@ -6,10 +6,10 @@
     from twell.analysis import ensure; ensure(run)         the same from Python; every table calls it by itself
 
 New parts are added to what is there; any other difference builds them anew, and so does each doubling of a run past a
-million tokens (`class_step`). Tables that do not add up are taken over every part (`scores`): of a run that is still
-being recorded, once one of them is asked for. Files are written under temporary names; `built.json`, the checksums of
-the parts that they cover, is taken away first and comes back last, so what a crash leaves behind is never taken for a
-summary; builders in several processes wait for each other. Cost: see `build`.
+million tokens (`class_step`). Tables of the whole run's means are taken over every part (`SCORED`): of a run that is
+still being recorded, once one of them is asked for. Files are written under temporary names; `built.json`, the
+checksums of the parts that they cover, is taken away first and comes back last, so what a crash leaves behind is never
+taken for a summary; builders in several processes wait for each other. Cost: see `build`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from twell.workbench.store import Run, copy_without_activity, open_run
 
 BUILT = "built.json"
 SOURCES = ("activity", "neurons", "tiles", "unions")  # the tables of a run that summaries are made from
+SCORED = ("token_scores", "words")  # the summaries that take the means of the whole run, and so every part anew
 CLASS_TOKENS = 2**19  # rank correlations come from one to two times as many, of a run that has them
 ROW_GROUP = 2**20  # rows: a column of one group is read without a copy
 PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}  # paths as they are
@@ -66,7 +67,7 @@ def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb", scored: b
     """Build what summaries the run lacks; at once where they are up to date.
 
     `tick` is called with the number of tokens read since the last call; `engine` is where queries run: duckdb, or
-    spark://HOST:PORT; without `scored`, tables that do not add up are not asked for, and a new part costs only itself.
+    spark://HOST:PORT; without `scored`, those of SCORED are not asked for, and a new part costs only itself.
     What comes from a table with a damaged part is left out until that part is put right (`damage`). Missing where a run
     has nothing to summarise, UserError where it cannot be written.
     """
@@ -97,6 +98,7 @@ LACKING = {
     "surprisal": "no loss was recorded (--no-loss)",
     "surprisal_ranks": "no loss was recorded (--no-loss)",
     "surprisal_classes": "no loss was recorded (--no-loss)",
+    "surprisal_correlations": "no loss was recorded (--no-loss)",
     "used": "its model has no ReLU on the up branch, so every neuron that fires is used",
     "words": "it has no vocab table, which spells the tokens",
 }

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from twell.analysis.refresh import LACKING, SOURCES, damage, ensure, growing, listed
+from twell.analysis.refresh import LACKING, SCORED, SOURCES, damage, ensure, growing, listed
 from twell.analysis.shared import shared
 from twell.workbench.errors import Missing
 from twell.workbench.schema import SUMMARIES
@@ -69,7 +69,7 @@ def arrow(run: Run, name: str, names: Sequence[str], **equal: Any) -> pa.Table:
 
 def _file(run: Run, name: str) -> Path:
     """Where a summary lies, brought up to date."""
-    ensure(run, scored=not (growing(run) and SUMMARIES.tables[name].adds_up))
+    ensure(run, scored=name in SCORED or not growing(run))
     path = run.summary_path(name)
     if not path.exists():
         raise Missing(f"{run.name} holds no {name}: {_lacking(run, name)}.")

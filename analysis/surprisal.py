@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -28,7 +29,10 @@ from twell.workbench.store import Run
 LOSS_SCALE, COARSE_SCALE = 24, 3  # band k is from (k/scale)² to ((k+1)/scale)² nats
 
 RANKS = ("layer", "nnz_class", "loss_class", "replicate", "tokens")
+CLASSED = ("class", "layer", "replicate", "loss_class", "nnz_class")
+CORRELATED = ("class", "layer", "spearman", "low", "high", "tokens", "groups")
 SUMS = ("tokens", "nnz_sum")
+ALL = ""  # in place of a class: tokens of every class
 
 Of = Literal["next", "own"]
 
@@ -84,20 +88,28 @@ def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None
 
 
 def _classes(run: Run, of: Of, token_class: str | None = None, sums: Sequence[str] = ("tokens",)) -> dict[str, NDArray]:
-    """The rows of `surprisal_classes` by one of the two losses, of one class or all; class: its place in CLASSES."""
+    """The rows of `surprisal_classes` by one of the two losses, of one class or all; class: its place in CLASSES.
+    Missing where there is none."""
     kinds = CLASSES.to_pylist()
     if token_class is not None and token_class not in kinds:
         raise UserError(f"Expected a class of {', '.join(kinds)}, got {token_class!r}.")
-    names = ("own", "class", "layer", "replicate", "loss_class", "nnz_class", *sums)
-    table = summary.arrow(run, "surprisal_classes", names)
-    kind = pc.index_in(table["class"], CLASSES).to_numpy()
-    kept = table["own"].to_numpy() == (of == "own")
-    if token_class is not None:
-        kept &= kind == kinds.index(token_class)
-    rows = {name: table[name].to_numpy()[kept] for name in names[2:]} | {"class": kind[kept]}
-    if not kept.any():
-        raise Missing(f"{run.name} holds no {token_class} that has a loss.")
+    table = summary.arrow(run, "surprisal_classes", ("own", *CLASSED, *sums))
+    rows = _of_classes(table, of == "own", None if token_class is None else kinds.index(token_class), sums)
+    if not len(rows["class"]):
+        raise Missing(f"{run.name} holds no {token_class or 'token'} that has a loss.")
     return rows
+
+
+def _of_classes(
+    table: pa.Table, own: bool, kind: int | None = None, sums: Sequence[str] = ("tokens",)
+) -> dict[str, NDArray]:
+    """The rows of a table like `surprisal_classes` by one of the two losses, and of the class with this place in
+    CLASSES if one is given."""
+    kinds = pc.index_in(table["class"], CLASSES).to_numpy()
+    kept = table["own"].to_numpy() == own
+    if kind is not None:
+        kept &= kinds == kind
+    return {name: table[name].to_numpy()[kept] for name in (*CLASSED[1:], *sums)} | {"class": kinds[kept]}
 
 
 def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> pd.DataFrame:
@@ -108,11 +120,20 @@ def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> 
     loss or its class is asked for within 0.01 over 10 000 tokens (0.04 over 200). The interval is a jackknife's on the
     atanh scale, Student's t with the number of groups less one. Empty where all counts, or all losses, are the same.
     """
-    fine = of == "next" and not by_class
-    rows = summary.columns(run, "surprisal_ranks", *RANKS) if fine else _classes(run, of)
-    frame = _by_class(rows) if by_class else _spearman(rows)
-    groups = int(np.count_nonzero(np.bincount(rows["replicate"])))
-    frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(groups)}
+    try:
+        rows = summary.columns(run, "surprisal_correlations", "own", *CORRELATED)
+    except Missing:  # as in a copy of an earlier revision, if not for want of losses
+        fine = of == "next" and not by_class
+        rows = _correlated(summary.columns(run, "surprisal_ranks", *RANKS) if fine else _classes(run, of), by_class)
+    else:
+        kept = (rows["own"] == (of == "own")) & ((rows["class"] != ALL) == by_class)
+        if not kept.any():
+            raise Missing(f"{run.name} holds no token that has a loss of its own.")
+        rows = {name: values[kept] for name, values in rows.items()}
+    columns = {"class": rows["class"]} if by_class else {}
+    columns |= {"layer": rows["layer"].astype(np.int64), **{name: rows[name] for name in ("spearman", "low", "high")}}
+    frame = pd.DataFrame({**columns, "n": rows["tokens"]})
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(int(rows["groups"][0]))}
     return frame
 
 
@@ -128,20 +149,34 @@ def surprisal_classes(run: Run) -> pd.DataFrame:
     return surprisal_correlation(run, by_class=True)
 
 
-def _by_class(rows: Mapping[str, NDArray]) -> pd.DataFrame:
-    """Rank correlations within each class, in the order of their names."""
+def correlations(ranks: pa.Table, classes: pa.Table) -> pa.Table:
+    """The summary `surprisal_correlations`, from `surprisal_ranks` and `surprisal_classes`, both sorted by layer."""
+    found = [(False, _correlated({name: ranks[name].to_numpy() for name in RANKS}, by_class=False))]
+    for own in (False, True):
+        rows = _of_classes(classes, own)
+        if len(rows["class"]):
+            found += [(own, _correlated(rows, by_class)) for by_class in (False, True) if own or by_class]
+    return pa.concat_tables(pa.table({"own": np.full(len(rows["layer"]), own), **rows}) for own, rows in found)
+
+
+def _correlated(rows: Mapping[str, NDArray], by_class: bool) -> dict[str, NDArray]:
+    """The columns CORRELATED of all tokens, or a class after the other in the order of their names."""
+    groups = np.count_nonzero(np.bincount(rows["replicate"]))
+    if by_class:
+        kinds = [(CLASSES[kind].as_py(), rows["class"] == kind) for kind in np.argsort(CLASSES.to_pylist()).tolist()]
+    else:
+        kinds = [(ALL, np.full(len(rows["tokens"]), True))]
     pieces = []
-    for number in np.argsort(CLASSES.to_pylist()):
-        here = rows["class"] == number
+    for kind, here in kinds:
         if here.any():
-            piece = _spearman({name: values[here] for name, values in rows.items()})
-            piece.insert(0, "class", CLASSES[int(number)].as_py())
-            pieces.append(piece)
-    return pd.concat(pieces, ignore_index=True)
+            found = _spearman({name: rows[name][here] for name in RANKS})
+            pieces.append({**found, "class": np.full(len(found["layer"]), kind, object)})
+    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in CORRELATED[:-1]}
+    return {**columns, "groups": np.full(len(columns["layer"]), groups)}
 
 
-def _spearman(rows: Mapping[str, NDArray]) -> pd.DataFrame:
-    """The table of `surprisal_correlation` without its class, from columns named as RANKS, by layer."""
+def _spearman(rows: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """Rank correlations, their intervals and the tokens by layer, from columns named as RANKS and sorted by layer."""
     groups, group = distinct(rows["replicate"])
     starts = np.searchsorted(rows["layer"], np.arange(1, rows["layer"][-1] + 1))
     columns = (np.split(values, starts) for values in (rows["nnz_class"], rows["loss_class"], group, rows["tokens"]))
@@ -151,7 +186,7 @@ def _spearman(rows: Mapping[str, NDArray]) -> pd.DataFrame:
         error = jackknife_error(np.arctanh(estimate), np.arctanh(without.T))
     low, high = fisher_interval(estimate, error, len(groups) - 1)
     n = np.bincount(rows["layer"], rows["tokens"]).astype(np.int64)
-    return pd.DataFrame({"layer": np.arange(len(n)), "spearman": estimate, "low": low, "high": high, "n": n})
+    return {"layer": np.arange(len(n)), "spearman": estimate, "low": low, "high": high, "tokens": n}
 
 
 def _note(groups: int) -> str:

@@ -21,6 +21,7 @@ KEYS = {
     "surprisal": ("layer", "replicate", "loss_bin"),
     "surprisal_ranks": ("layer", "nnz_class", "loss_class", "replicate"),
     "surprisal_classes": ("layer", "own", "class", "nnz_class", "loss_class", "replicate"),
+    "surprisal_correlations": ("own", "class", "layer"),
     "used": ("layer", "flagged"),
     "words": ("word",),
     "neurons": ("layer", "neuron"),

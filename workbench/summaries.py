@@ -1,7 +1,7 @@
 """The tables that analysis derives from a run's parts, declared as the run's own are (`schema.py`).
 
-All but `token_scores` and `words` hold integer sums that add up across parts, ranks and runs; these two take the means
-of the whole run.
+Most hold integer sums that add up across parts, ranks and runs. `token_scores` and `words` take the means of the whole
+run, and `surprisal_correlations` come from other summaries.
 
 Tables and columns are added at the end, and counted by `revision`: a run whose summaries are of an earlier one gets
 them built anew; a summary-only copy of an earlier one opens, and lacks what came later.
@@ -212,9 +212,25 @@ _WORDS = Table(
     in_summary_only=False,
 )
 
+_SURPRISAL_CORRELATIONS = Table(
+    "surprisal_correlations",
+    "a layer, with one of two losses, of one class of tokens or all; over unflagged tokens",
+    (
+        Column("own", "bool", "", "false: with the loss of the next token; true: with that of the token itself"),
+        Column("class", "string", "", "class of the tokens by their spelling (see token_classes); empty: all of them"),
+        LAYER,
+        Column("spearman", "double", "", "rank correlation of nnz and the loss"),
+        Column("low", "double", "", "lower end of its 95 % interval"),
+        Column("high", "double", "", "upper end"),
+        _tokens(),
+        Column("groups", "int32", "", "groups of sequences, each left out once for the interval; of all classes"),
+    ),
+    adds_up=False,
+)
+
 SUMMARIES = Summaries(
     2,
-    2,
+    3,
     {
         t.name: t
         for t in (
@@ -232,6 +248,7 @@ SUMMARIES = Summaries(
             _SURPRISAL_CLASSES,
             _USED,
             _WORDS,
+            _SURPRISAL_CORRELATIONS,
         )
     },
 )

@@ -170,6 +170,12 @@ def test_one_builder_waits_for_another(small: Run) -> None:
 def test_summaries_of_an_earlier_revision(questions: ModuleType, small: Run, tmp_path: Path) -> None:
     """A run with its rows gets them anew; a copy without rows opens, and says what it lacks."""
     summarize(SummarizeOptions(runs=(small.path,), summary_only=tmp_path / "copy"))
+    kept = [surprisal_correlation(small, by_class=by_class) for by_class in (False, True)]
+    (tmp_path / "copy" / "summary" / "v2" / "surprisal_correlations.parquet").unlink()
+    computed = [surprisal_correlation(open_run(tmp_path / "copy"), by_class=by_class) for by_class in (False, True)]
+    for one, other in zip(kept, computed, strict=True):
+        pd.testing.assert_frame_equal(one, other, check_exact=True)
+        assert one.attrs == other.attrs
     for path in (small.path, tmp_path / "copy"):
         folder = open_run(path).summary_path("any").parent
         told = json.loads((folder / "built.json").read_text())

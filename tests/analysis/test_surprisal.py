@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from twell.analysis import refresh, surprisal, surprisal_correlation
+from twell.analysis import ensure, refresh, surprisal, surprisal_correlation
 from twell.analysis.classes import classify
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.store import Run
@@ -100,6 +100,15 @@ def test_correlation_by_class(run: Run, known: pd.DataFrame, of: Literal["next",
         assert row.high == pytest.approx(np.tanh(np.arctanh(row.spearman) + half), rel=1e-9)
 
 
+def test_correlations_are_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are worked out where summaries are built, and not where they are asked for."""
+    ensure(run)
+    monkeypatch.delitem(surprisal_correlation.__globals__, "grouped_spearman")
+    for of in ("next", "own"):
+        for by_class in (False, True):
+            assert len(surprisal_correlation(run, of=of, by_class=by_class)) >= run.layers
+
+
 @pytest.mark.parametrize("of", ["next", "own"])
 def test_coarse_classes_lose_little(run: Run, known: pd.DataFrame, of: Literal["next", "own"]) -> None:
     there = known[known[{"next": "loss", "own": "own"}[of]].notna()]
@@ -176,6 +185,8 @@ def test_fewer_sequences_than_groups(made: ModuleType, tmp_path: Path) -> None:
     table = surprisal(run, bins=1)
     assert table["nnz_se"].item() == pytest.approx(error, rel=1e-9)
     assert "from 7 groups" in table.attrs["note"]
+    notes = [surprisal_correlation(run, of=of, by_class=of == "own").attrs["note"] for of in ("next", "own")]
+    assert ["from 7 groups" in notes[0], "from 5 groups" in notes[1]] == [True, True], "of 20 and of 10"
 
 
 def test_one_sequence_has_no_interval(made: ModuleType, tmp_path: Path) -> None:
