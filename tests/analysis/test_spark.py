@@ -22,9 +22,13 @@ from twell.workbench.options import SummarizeOptions
 from twell.workbench.schema import SUMMARIES
 from twell.workbench.store import Run, open_run
 
-SMALL = (
-    "spark.sql.codegen.wholeStage false\nspark.sql.codegen.factoryMode NO_CODEGEN\n"  # a run not worth compiling for
-)
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a run not worth compiling for
+SMALL = f"""
+spark.sql.codegen.wholeStage false
+spark.sql.codegen.factoryMode NO_CODEGEN
+spark.driver.extraJavaOptions {JAVA}
+spark.executor.extraJavaOptions {JAVA}
+"""
 DEPLOY = "org.apache.spark.deploy"
 
 
@@ -43,6 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder, port, home = tmp_path_factory.mktemp("spark"), free_port(), Path(pyspark.__file__).parent
     env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
     env |= {"SPARK_LOCAL_DIRS": str(folder), "SPARK_WORKER_DIR": str(folder), "SPARK_DAEMON_MEMORY": "256m"}
+    env |= {"SPARK_DAEMON_JAVA_OPTS": JAVA}
 
     def start(name: str, *arguments: str) -> None:
         line = [str(home / "bin" / "spark-class"), f"{DEPLOY}.{name}", "--host", "127.0.0.1", "--webui-port", "0"]
