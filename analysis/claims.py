@@ -69,7 +69,8 @@ def dead(run: Run) -> Answer:
         f"{100 * layers['dead_share'].max():.1f} % by layer",
         f"{int(layers['dead'].sum()):,} of {run.layers * run.d_ff:,} neurons, in {layers['tokens'].iloc[0]:,} tokens "
         f"of {run.manifest.sequences:,} sequences; each in under {100 * layers['dead_sequences'].iloc[0]:.2g} % of "
-        f"them, and of tokens, were they independent, in under {layers['dead_upper'].iloc[0]:.1g} of them (95 %)",
+        f"them, and of tokens, were they independent, in under {1e6 * layers['dead_upper'].iloc[0]:,.1f} per million "
+        "(95 %)",
         share > 0.30,
         "more than 30 % without a firing",
     )
@@ -206,8 +207,8 @@ def follows_surprisal(run: Run) -> Answer:
         raise Missing("No layer's counts vary, so there is nothing to correlate with the loss.")
     above, below = int((rows["low"] > 0).sum()), int((rows["high"] < 0).sum())
     return Answer(
-        f"nnz rises with the next token's loss in {above} layers, falls in {below}, neither for certain in "
-        f"{len(rows) - above - below}",
+        f"of {len(rows)} layers, nnz rises with the next token's loss in {above}, falls in {below}, neither for "
+        f"certain in {len(rows) - above - below}",
         f"Spearman {rows['spearman'].min():+.2f} to {rows['spearman'].max():+.2f}, median "
         f"{rows['spearman'].median():+.2f}, {rows['n'].iloc[0]:,} tokens",
         above > len(rows) / 2,

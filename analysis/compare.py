@@ -91,7 +91,7 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     texts = {tuple(text["sha256"] for text in run.manifest.text) for run in runs}
     words = {run.manifest.tokenizer["vocab_size"] for run in runs}
     alike = len(texts) == len(words) == 1
-    note = "the same text" if alike else "texts or vocabularies differ, so losses do not compare"
+    note = "the same text" if alike else "texts or vocabularies differ, so losses cannot be compared"
     frame.attrs = {"note": note, "comparable": alike}
     return frame
 
@@ -182,7 +182,7 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
     pieces = []
     for run in runs[1:]:
         if run.manifest.tokenizer["vocab_size"] != runs[0].manifest.tokenizer["vocab_size"]:
-            raise Missing(f"{run.name} has another vocabulary than {runs[0].name}: their tokens do not compare.")
+            raise Missing(f"{run.name} has another vocabulary than {runs[0].name}: their tokens cannot be compared.")
         both = by_token(run, min_count).set_index("token_id").join(first.add_suffix("_first"), how="inner")
         error = np.hypot(both["z_se"], both["z_se_first"])
         degrees = np.minimum(both["sequences"], both["sequences_first"]) - 1

@@ -15,7 +15,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.app.theme import GRID, WORDS
-from twell.app.words import number
+from twell.app.words import SPACE, number
 
 CONFIG = {"displaylogo": False, "displayModeBar": False, "scrollZoom": False, "responsive": True}
 ZERO = 0.5  # where a logarithmic axis shows 0
@@ -33,6 +33,7 @@ def finish(
         hovermode="closest",
         plot_bgcolor="rgba(0,0,0,0)",
         paper_bgcolor="rgba(0,0,0,0)",
+        separators=f".{SPACE}",
     )
     figure.update_xaxes(gridcolor=GRID, gridwidth=1, zeroline=False, title_standoff=6, ticks="", fixedrange=True)
     figure.update_yaxes(gridcolor=GRID, gridwidth=1, zeroline=False, title_standoff=6, ticks="", fixedrange=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from twell.app.state import ask, link
-from twell.app.words import SPACE, number, percent, plural, signed, times, token_html, whole
+from twell.app.words import SPACE, fixed, number, percent, plural, times, token_html, whole
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -46,7 +46,7 @@ def _tokens(run: Run) -> str:
 
     def named(rows: pd.DataFrame) -> str:
         return ", ".join(
-            f'<a href="{link("token", token=r.token_id)}">{token_html(r.text)}</a> ({signed(r.z, 2)})'
+            f'<a href="{link("token", token=r.token_id)}">{token_html(r.text)}</a> ({fixed(r.z)})'
             for r in rows.itertuples()
         )
 
@@ -91,7 +91,7 @@ def _positions(run: Run) -> str:
         return ""
     return (
         f"The first position of a sequence fires {number(ratio.min(), 2)} to {number(ratio.max(), 2)}{SPACE}× the "
-        f"neurons of positions from {LATE} on, by layer; {number(ratio.median(), 2)}{SPACE}× in the middle one."
+        f"neurons that positions from {LATE} on do, by layer (median {number(ratio.median(), 2)}{SPACE}×)."
     )
 
 
@@ -99,9 +99,9 @@ def _surprisal(run: Run) -> str:
     frame = ask(run, "surprisal_correlation")
     strongest = frame.loc[frame["spearman"].abs().idxmax()]
     return (
-        f"nnz against the loss of the prediction made there: Spearman {signed(frame['spearman'].min(), 2)} to "
-        f"{signed(frame['spearman'].max(), 2)} by layer, strongest in layer {strongest['layer']:.0f} "
-        f"(95{SPACE}% {signed(strongest['low'], 2)} to {signed(strongest['high'], 2)}, n = {whole(strongest['n'])})."
+        f"nnz against the loss of the next token: Spearman {fixed(frame['spearman'].min())} to "
+        f"{fixed(frame['spearman'].max())} by layer, strongest in layer {strongest['layer']:.0f} "
+        f"(95{SPACE}% {fixed(strongest['low'])} to {fixed(strongest['high'])}, n = {whole(strongest['n'])})."
     )
 
 
@@ -113,8 +113,8 @@ def _kernels(run: Run) -> str:
         )
     best, worst = frame.loc[frame["speedup"].idxmax()], frame.loc[frame["speedup"].idxmin()]
     return (
-        f"Sparse against dense, layer {best['layer']:.0f} gains most, {times(best['speedup'])}, at mean nnz "
-        f"{number(best['nnz_mean'])}; layer {worst['layer']:.0f} least, {times(worst['speedup'])}, at "
+        f"Sparse against dense, layer {best['layer']:.0f} gains most, {times(best['speedup'])} at a mean nnz of "
+        f"{number(best['nnz_mean'])}; layer {worst['layer']:.0f} least, {times(worst['speedup'])} at "
         f"{number(worst['nnz_mean'])}."
     )
 
@@ -134,9 +134,9 @@ def _verified(run: Run) -> str:
 
 def _watched(run: Run) -> str:
     overhead = run.manifest.overhead or {}
-    said = {"counts": "counts", "neurons": "neuron sums too", "all": "all of it"}
-    cost = [f"{number(overhead[f'{k}_over_none'])} with {v}" for k, v in said.items() if f"{k}_over_none" in overhead]
-    return f"Time of the same pass, watched, over that of one that is not: {', '.join(cost)}." if cost else ""
+    said = {"counts": "counts", "neurons": "neuron sums too", "all": "everything"}
+    cost = [f"{times(overhead[f'{k}_over_none'])} with {v}" for k, v in said.items() if f"{k}_over_none" in overhead]
+    return f"Time of a watched pass over that of an unwatched one: {', '.join(cost)}." if cost else ""
 
 
 LOOKS: tuple[tuple[str, Callable[[Run], str]], ...] = (

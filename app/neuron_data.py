@@ -16,6 +16,13 @@ from twell.workbench.store import Run
 
 NEVER = "never"
 KINDS = {"hot": "Hottest", "strong": "Strongest", "one": "One token only", "rare": "Rarest", "dead": "Never fired"}
+SAID = {
+    "hot": "Those of greatest density first.",
+    "strong": "Those of largest value first.",
+    "one": "Fired more than once, and by a single token of the vocabulary.",
+    "rare": "Those of least density first, of the ones that fired.",
+    "dead": "In no token counted here.",
+}
 LISTED = 1000  # neurons of a list that go to the browser
 
 

@@ -12,13 +12,13 @@ from twell.app import passage as read
 from twell.app.neuron_values import SIDE
 from twell.app.passage_view import opacity
 from twell.app.state import ask
-from twell.app.words import SPACE, number, running, signed, token_html
+from twell.app.words import aligned, number, running, token_html
 from twell.workbench.store import Run
 
 
 def examples_html(run: Run, frame: pd.DataFrame, high: float, name: str, label: str) -> str:
     """A line an example: where, its text with the values as shades, the value, and its quantile where it was drawn."""
-    quantiles = "no greater" if frame["quantile"].notna().any() else ""
+    quantiles = "percentile" if frame["quantile"].notna().any() else ""
     names = ("where", "sequence:position"), ("words", ""), ("number", quantiles), ("number", "value")
     cells = "".join(f'<span class="{kind}">{name}</span>' for kind, name in names)
     out = [f'<div class="tw-places"><div class="tw-example-names">{cells}</div>']
@@ -36,7 +36,7 @@ def examples_html(run: Run, frame: pd.DataFrame, high: float, name: str, label: 
             spans.append(f"<span{mark}{shade}{tip}>{html.escape(running(texts[place]))}</span>")
         query = {"run": name, "sequence": row.sequence, "position": row.position, "neuron": label}
         address = html.escape("text?" + urlencode(query), quote=True)
-        drawn = "" if np.isnan(row.quantile) else f"{100 * row.quantile:.0f}{SPACE}%"
+        drawn = "" if np.isnan(row.quantile) else f"{100 * row.quantile:.0f}"
         out.append(
             f'<div class="tw-example"><a class="where" href="{address}">{row.sequence}:{row.position}</a>'
             f'<span class="words">{"".join(spans)}</span><span class="number">{drawn}</span>'
@@ -50,13 +50,13 @@ def written_html(frame: pd.DataFrame, run: str) -> str:
     most = max(float(frame["logit"].abs().max()), 1e-9)
     columns = []
     for kind, title in (("raised", "Raised most"), ("lowered", "Lowered most")):
-        lines = []
-        for row in frame[frame["kind"] == kind].itertuples():
+        lines, part = [], frame[frame["kind"] == kind]
+        for row, logit in zip(part.itertuples(), aligned(part["logit"]), strict=True):
             address = html.escape("token?" + urlencode({"run": run, "token": row.token_id}), quote=True)
             width = 100 * abs(row.logit) / most
             lines.append(
                 f'<a class="tw-logit {kind}" href="{address}"><span>{token_html(row.text)}</span>'
-                f'<i><b style="width:{width:.1f}%"></b></i><span class="number">{signed(row.logit)}</span></a>'
+                f'<i><b style="width:{width:.1f}%"></b></i><span class="number">{logit}</span></a>'
             )
         columns.append(f'<div><h4 class="tw-part">{title}</h4>{"".join(lines)}</div>')
     return f'<div class="tw-logits">{"".join(columns)}</div>'

@@ -19,7 +19,7 @@ from twell import analysis
 from twell.app.answers import Answer
 from twell.app.figures import CONFIG
 from twell.app.state import MANIFEST, RECORDED, Shelf, digest, opened
-from twell.app.words import SPACE, number, plural, seconds_ago, whole
+from twell.app.words import SPACE, number, plural, seconds_ago, typeset, whole
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.store import Run
 
@@ -27,9 +27,9 @@ LOOK = 0.3  # seconds between looks at a run that is being recorded, each of whi
 STALE = 60.0  # seconds without a new part before a recording run is said to be silent; a part closes after 10
 
 
-def note(markup: str) -> None:
+def note(markup: str, width: Any = "stretch") -> None:
     """A quiet line of HTML."""
-    st.html(f'<p class="tw-note">{markup}</p>')
+    st.html(f'<p class="tw-note">{markup}</p>', width=width)
 
 
 def title(question: str) -> None:
@@ -42,7 +42,7 @@ def heading(name: str, said: str = "", drawn: Answer | None = None) -> None:
     at or to save, and the lines that make that table in a notebook."""
     key = name.lower().replace(" ", "-")
     with st.container(horizontal=True, wrap=False, vertical_alignment="bottom", gap="small"):
-        note = f'<p class="tw-note">{html.escape(said).replace(" %", f"{SPACE}%")}</p>' if said else ""
+        note = f'<p class="tw-note">{html.escape(typeset(said))}</p>' if said else ""
         st.html(f'<div class="tw-figure"><h3>{html.escape(name)}</h3>{note}</div>', width="stretch")
         if drawn is None:
             return
@@ -239,7 +239,7 @@ def not_found(found: Shelf, wanted: str) -> None:
 
 def unreadable_folders(found: Shelf) -> None:
     """Which folders look like runs and cannot be read, and why."""
-    with st.popover(f"{len(found.broken)} cannot be read", type="tertiary", key="broken"):
+    with st.popover(f"{plural(len(found.broken), 'run')} cannot be read", type="tertiary", key="broken"):
         rows = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in found.broken.items())
         st.html(f'<dl class="tw-facts">{rows}</dl>')
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import unicodedata
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 SPACE = "\u202f"
 _NAMED = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+TINY = -4  # powers of ten below it are written as such
 _UNSEEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"}
 
 
@@ -57,13 +61,39 @@ def plot_label(text: str, width: int = 18) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number to so many significant digits: 0.0123, 7.45, 1 048 576; a dash for nothing."""
+    """A number to so many significant digits: 0.0123, 7.45, 1 048 576, 1.05 × 10⁻⁶; a dash for nothing."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:
         return "0"
-    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    power = math.floor(math.log10(abs(value)))
+    if power < TINY:
+        return f"{number(value / 10.0**power, digits)}{SPACE}×{SPACE}10{str(power).translate(_RAISED)}"
+    places = max(0, digits - 1 - power)
     return f"{value:,.{places}f}".replace(",", SPACE).replace("-", "−")
+
+
+def aligned(values: Iterable[float], digits: int = 3) -> list[str]:
+    """Numbers of a column with their signs, all to the decimals that the largest needs for so many digits: +12.1,
+    −0.3."""
+    found = list(values)
+    most = max((abs(value) for value in found if math.isfinite(value)), default=0.0)
+    places = max(0, digits - 1 - math.floor(math.log10(most))) if most else 0
+    return [f"{value:+,.{places}f}".replace(",", SPACE).replace("-", "−") for value in found]
+
+
+def decimals(values: Iterable[float], digits: int = 3) -> str:
+    """The format of a column of numbers, all with the decimals that their median needs for so many digits: %.3f."""
+    found = sorted(abs(value) for value in values if math.isfinite(value) and value)
+    power = math.floor(math.log10(found[len(found) // 2])) if found else 0
+    return f"%.{max(0, digits - 1 - power)}f"
+
+
+def typeset(text: str) -> str:
+    """A sentence as plain characters have it (-0.27, 26,452, 95 %), with the signs and spaces of the other numbers."""
+    text = re.sub(r"(?<![\w.,-])-(?=\d)", "−", text)
+    text = re.sub(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])", lambda found: found[0].replace(",", SPACE), text)
+    return text.replace(" %", f"{SPACE}%")
 
 
 def times(ratio: float | None) -> str:
@@ -94,8 +124,11 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def fixed(value: float) -> str:
-    """A number with its sign and two decimals: +2.13, −0.40."""
-    return f"{value:+.2f}".replace("-", "−")
+    """A number with its sign and two decimals: +2.13, −0.40; a dash for nothing."""
+    if not math.isfinite(value):
+        return "–"
+    said = f"{value:+.2f}".replace("-", "−")
+    return said if said.strip("+−0.") else "0.00"
 
 
 def plural(count: float, noun: str, ending: str = "s") -> str:

@@ -10,23 +10,28 @@ import streamlit as st
 from twell.app import parts
 from twell.app.answers import answer
 from twell.app.state import shown
-from twell.app.words import plural
+from twell.app.words import plural, typeset
 from twell.workbench.store import Run
 
 HOLDS, FAILS = "holds", "does not hold"
+NAMES = (
+    '<div class="tw-claims names"><div class="tw-claim"><div>What is claimed</div><div>This run</div>'
+    "<div>Verdict, and the rule for it</div></div></div>"
+)
 
 
 def rows_of(frame: pd.DataFrame) -> str:
     """Claims as HTML: the claim, what the run says, the statistic, the verdict and what it takes."""
     out = ['<div class="tw-claims">']
     for row in frame.itertuples():
-        cells = [html.escape(str(text)) for text in (row.claim, row.this_run, row.statistic, row.reason, row.verdict)]
-        claim, says, statistic, reason, verdict = cells
+        texts = (row.claim, row.this_run, row.statistic, row.reason, row.verdict)
+        claim, says, statistic, reason, verdict = (html.escape(typeset(str(text))) for text in texts)
         kind = {HOLDS: "yes", FAILS: "no"}.get(row.verdict, "open")
         answer = f"<p>{says}</p><p class='tw-note'>{statistic}</p>" if says else f"<p class='tw-note'>{reason}</p>"
         rule = f"<p class='tw-note'>{reason}</p>" if says else ""
         mark = f'<span class="tw-verdict {kind}">{verdict}</span>' if kind != "open" else ""
-        out.append(f'<div class="tw-claim"><div>{claim}</div><div>{answer}</div><div>{mark}{rule}</div></div>')
+        out.append(f'<div class="tw-claim"><div class="claim">{claim}</div><div>{answer}</div>')
+        out.append(f"<div>{mark}{rule}</div></div>")
     return "".join([*out, "</div>"])
 
 
@@ -45,6 +50,8 @@ def page(run: Run) -> None:
     parts.heading("Claims", said, drawn)
     if told.empty:
         st.info("This run can tell none of them: see below what each would take.")
+    else:
+        st.html(NAMES)
     for topic, group in told.groupby("topic", sort=False):
         st.html(f'<h4 class="tw-part">{html.escape(str(topic).capitalize())}</h4>{rows_of(group)}')
     if len(untold):

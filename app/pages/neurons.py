@@ -9,10 +9,10 @@ import streamlit as st
 
 from twell.app import parts
 from twell.app.answers import answer
-from twell.app.neuron_data import KINDS, LISTED, density_bins, neuron_list, parse
+from twell.app.neuron_data import KINDS, LISTED, SAID, density_bins, neuron_list, parse
 from twell.app.neuron_figures import density_map
 from twell.app.state import ask, bound, open_page, shown
-from twell.app.words import number, plural, visible, whole
+from twell.app.words import decimals, number, plural, visible, whole
 from twell.workbench.store import Run
 
 
@@ -65,7 +65,7 @@ def table(run: Run, kind: str, layer: int | None) -> None:
     count = frame.attrs["count"]
     where = "of all layers" if layer is None else f"of layer {layer}"
     cut = f", the first {whole(LISTED)} shown" if count > LISTED else ""
-    said = f"{plural(count, 'neuron')} {where}{cut}. Choose a row to open the neuron's page."
+    said = f"{plural(count, 'neuron')} {where}{cut}. {SAID[kind]} Choose a row to open the neuron's page."
     parts.heading(KINDS[kind], said, drawn)
     if frame.empty:
         st.info("There is no such neuron here." if kind != "dead" else "Every neuron fired at least once.")
@@ -98,10 +98,12 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
             help="share of the tokens that fire it",
         ),
         "fires": column.NumberColumn("fires", format="localized", help="tokens that fire it"),
-        "value_mean": column.NumberColumn("mean value", format="%.3g", help="over the tokens that fire it"),
-        "value_max": column.NumberColumn("largest value", format="%.3g"),
+        "value_mean": column.NumberColumn(
+            "mean value", format=decimals(frame["value_mean"]), help="over the tokens that fire it"
+        ),
+        "value_max": column.NumberColumn("largest value", format=decimals(frame["value_max"])),
         "token_text": column.TextColumn("one token", help="the token, where only one of the vocabulary fires it"),
-        "first_sequence": column.NumberColumn("first sequence", format="%d", help="in which it fired; -1: never"),
+        "first_sequence": column.NumberColumn("first sequence", format="%d", help="in which it first fired; −1: never"),
     }
 
 

@@ -28,7 +28,7 @@ from twell.analysis import (
 )
 from twell.app.compare_figures import frontier
 from twell.app.kernel_figures import break_even
-from twell.app.words import number, percent, times
+from twell.app.words import number, percent, times, typeset
 from twell.workbench.store import Run, open_run
 
 Show = Callable[..., AppTest]
@@ -59,7 +59,7 @@ def test_every_claim_stands_there_with_its_verdict(show: Show, runs: Path, made_
     shown = markup(show(runs, "findings", run="made"))
     frame = findings(made_run)
     for row in frame.itertuples():
-        assert html.escape(row.claim) in shown
+        assert html.escape(typeset(row.claim)) in shown
     told = frame[frame["verdict"] == "holds"]
     assert shown.count('class="tw-verdict yes">holds<') == len(told)
     assert shown.count('class="tw-verdict no"') == (frame["verdict"] == "does not hold").sum()

@@ -74,7 +74,7 @@ def test_what_was_verified_is_said_in_words(show: Show, made: ModuleType, tmp_pa
     assert open_run(run.path).manifest.parity == found["parity"]
     shown = markup(show(tmp_path, run="checked")).replace("\u202f", " ")
     assert "the same next token for 99.36 % of 40 960 tokens; 8 of 327 680 counts differ, none by more than" in shown
-    assert "0.998 with counts, 1.02 with all of it" in shown
+    assert "0.998 × with counts, 1.02 × with everything" in shown
 
 
 def test_tokens_of_the_sentences_are_links_to_their_pages(show: Show, runs: Path, hostile: dict[int, str]) -> None:

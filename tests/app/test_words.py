@@ -7,6 +7,8 @@ import math
 import pytest
 
 from twell.app.words import (
+    aligned,
+    decimals,
     fixed,
     number,
     percent,
@@ -16,6 +18,7 @@ from twell.app.words import (
     seconds_ago,
     signed,
     token_html,
+    typeset,
     visible,
     whole,
 )
@@ -61,6 +64,8 @@ def test_tokens_are_escaped_for_html_and_for_plotly() -> None:
         (1048576, f"1{THIN}048{THIN}576"),
         (0, "0"),
         (-2.5, "−2.50"),
+        (0.00000105, f"1.05{THIN}×{THIN}10⁻⁶"),
+        (-0.0001, "−0.000100"),
         (None, "–"),
         (math.nan, "–"),
     ],
@@ -83,5 +88,27 @@ def test_small_words() -> None:
     assert signed(1.5) == "+1.50"
     assert signed(-1.5) == "−1.50"
     assert whole(12.6) == "13"
-    assert fixed(-0.4) == "−0.40"
+    assert [fixed(value) for value in (-0.4, -0.001, math.nan)] == ["−0.40", "0.00", "–"]
     assert [seconds_ago(s) for s in (5, 90, 7300, 200000)] == ["5 s ago", "1 min ago", "2 h ago", "2 days ago"]
+
+
+def test_the_numbers_of_a_column_share_their_decimals() -> None:
+    assert aligned([12.07, -0.314, 0.0]) == ["+12.1", "−0.3", "+0.0"]
+    assert aligned([0.0502, -0.00041]) == ["+0.0502", "−0.0004"]
+    assert aligned([]) == []
+    assert decimals([0.0, 0.0021, 0.134, 1.12, math.nan]) == "%.3f"
+    assert decimals([1500.0, 22.0, 310.0]) == "%.0f"
+    assert decimals([]) == "%.2f"
+
+
+@pytest.mark.parametrize(
+    ("plain", "said"),
+    [
+        ("z -0.27 (-0.3 to 26,452)", f"z −0.27 (−0.3 to 26{THIN}452)"),
+        ("1,212,907 tokens, 95 %", f"1{THIN}212{THIN}907 tokens, 95{THIN}%"),
+        ("2026-11-22, part-00000, --compression 4,8,16", "2026-11-22, part-00000, --compression 4,8,16"),
+        ("of 2048,5632 in 3,5", "of 2048,5632 in 3,5"),
+    ],
+)
+def test_sentences_get_the_signs_and_spaces_of_the_other_numbers(plain: str, said: str) -> None:
+    assert typeset(plain) == said
