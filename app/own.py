@@ -19,8 +19,8 @@ LONGEST = 20_000  # characters of own text
 MEASURED = {"layers": "This model's layers", "compressions": "Compressions", "nnz": "Any sparsity"}
 SAID = {
     "layers": "Every layer with its own weights, on its own activity on the bundled text.",
-    "compressions": "The same with tiles of 31, 63 and 15 slots: which is the fastest that holds every row?",
-    "nnz": "Made-up weights of this width, from 1 % to all neurons firing: where does sparse stop to pay?",
+    "compressions": "The same with tiles of 63, 31 and 15 slots: which is the fastest that holds every row?",
+    "nnz": "Made-up weights of this shape, from 1 % to all neurons firing: up to where does sparse pay?",
 }
 COMPRESSIONS = "8,4,16"
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)  # of the neurons, that made-up inputs fire
@@ -141,7 +141,7 @@ def _progress(job: Job) -> None:
         if job.cases:
             st.progress(min(done / job.cases, 1.0), f"{words}; {job.cases} cases in all", width=520)
         else:
-            parts.note(f'<span class="tw-mark live">{words}</span>')
+            parts.note(f'<span class="tw-mark live">{words}</span>', width="content")
         st.button("Stop", key="job-stop", on_click=job.stop)
 
 

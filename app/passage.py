@@ -44,6 +44,11 @@ class Scale:
     high: float
     said: str = "1st to 99th percentile of the run"
 
+    @property
+    def short(self) -> str:
+        """What heads a column of the values."""
+        return "nnz" if self.unit == "neurons" else self.unit or "value"
+
     def share(self, values: np.ndarray) -> np.ndarray:
         """The values from 0 (low and below) to 1 (high and above); NaN stays."""
         return np.clip((values - self.low) / max(self.high - self.low, 1e-9), 0, 1)

@@ -28,10 +28,11 @@ def opacity(share: float) -> float:
 def legend(scale: Scale) -> str:
     """The scale, its range printed."""
     unit = f"{SPACE}{scale.unit}" if scale.unit not in ("", "neurons") else ""
-    ends = [number(end) + unit for end in (scale.low, scale.high)]
+    low, high = ((whole if scale.unit == "neurons" else number)(end) + unit for end in (scale.low, scale.high))
+    low = low if scale.low == 0 else f"≤{SPACE}{low}"
     return (
-        f'<div class="tw-scale"><span>{html.escape(scale.name)}</span><span>≤{SPACE}{html.escape(ends[0])}</span>'
-        f"<i></i><span>≥{SPACE}{html.escape(ends[1])}</span>"
+        f'<div class="tw-scale"><span>{html.escape(scale.name)}</span><span>{html.escape(low)}</span>'
+        f"<i></i><span>≥{SPACE}{html.escape(high)}</span>"
         f'<span class="tw-quiet">{html.escape(scale.said)}</span></div>'
     )
 
@@ -112,7 +113,9 @@ def _broken(text: str) -> str:
 
 def jumps(frame: pd.DataFrame, run: str, more: dict[str, str], scale: Scale) -> str:
     """The loudest places, each a link to its place in the text; `more` is what else of the address stays."""
-    out = []
+    names = ("where", "sequence:position"), ("before", ""), ("token", ""), ("after", ""), ("number", scale.short)
+    cells = "".join(f'<span class="{kind}">{html.escape(name)}</span>' for kind, name in names)
+    out = [f'<div class="tw-jump names">{cells}</div>']
     for row in frame.itertuples():
         query = {"run": run, "sequence": row.sequence, "position": row.position, **more}
         address = html.escape("text?" + urlencode(query), quote=True)

@@ -39,13 +39,15 @@ CSS = """<style>
 [data-testid="stElementToolbar"] { top: auto !important; bottom: .3rem; right: .3rem !important; }
 
 /* places that are links */
-a.tw-jump { display: grid; grid-template-columns: 6.6rem minmax(0,1fr) auto minmax(0,1fr) 4.6rem; gap: .45rem;
+.tw-jump { display: grid; grid-template-columns: 6.6rem minmax(0,1fr) auto minmax(0,1fr) 4.6rem; gap: .45rem;
   padding: .2rem 0; border-bottom: 1px solid rgba(139,149,161,.22); align-items: baseline; color: inherit !important;
   text-decoration: none !important; }
 a.tw-jump:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
-a.tw-jump > * { white-space: pre; overflow: hidden; unicode-bidi: isolate; }
-a.tw-jump .where, a.tw-jump .number { opacity: .72; font-variant-numeric: tabular-nums; }
-a.tw-jump .number { text-align: right; }
+.tw-jump > * { white-space: pre; overflow: hidden; unicode-bidi: isolate; }
+.tw-jump .where, .tw-jump .number { opacity: .72; font-variant-numeric: tabular-nums; }
+a.tw-jump .where { color: #2f7ed8; opacity: 1; }
+.tw-jump.names > * { font-family: "Source Sans", sans-serif; overflow: visible; }
+.tw-jump .number { text-align: right; }
 a.tw-jump .before { display: flex; justify-content: flex-end; }
 a.tw-jump .token { border-radius: 3px; padding: 0 .25rem; max-width: 16rem; text-overflow: ellipsis; }
 
@@ -90,9 +92,15 @@ a.tw-logit .number { text-align: right; font-size: .87rem; font-variant-numeric:
 .tw-claim { display: grid; grid-template-columns: 5fr 6fr 4fr; gap: 1.4rem; padding: .55rem 0; line-height: 1.4;
   border-bottom: 1px solid rgba(139,149,161,.22); overflow-wrap: anywhere; }
 .tw-claim p { margin: 0; }
+.tw-claim .claim { font-weight: 600; }
+.tw-claims.names { border-top: none; font-size: .87rem; }
+.tw-claims.names .tw-claim { padding: 0 0 .2rem; border-bottom: none; opacity: .72; }
 .tw-verdict { border-radius: 999px; padding: .05rem .6rem; font-size: .83rem; border: 1px solid currentColor; }
 .tw-verdict.yes { background: #2f7ed8; border-color: #2f7ed8; color: #fff; }
-@media (max-width: 900px) { .tw-claim { grid-template-columns: 1fr; gap: .3rem; } }
+@media (max-width: 900px) {
+  .tw-claim { grid-template-columns: 1fr; gap: .3rem; }
+  .tw-claims.names { display: none; }
+}
 
 /* two runs side by side */
 .tw-two { max-width: 62rem; }

@@ -73,9 +73,15 @@ CSS = """<style>
   .st-key-bar :is(.st-key-chooser, .st-key-chooser .stSelectbox) {
     flex-basis: 25rem !important; width: 25rem !important; }
 }
+.stHorizontalBlock { row-gap: .6rem; }
+/* a choice is as tall as the fields beside it, with its label in line with theirs */
+[data-testid="stButtonGroup"] button { min-height: 2.5rem; }
+[data-testid="stButtonGroup"] > [data-testid="stWidgetLabel"] { height: 1.5rem; }
 @media (max-width: 900px) {
+  .stHorizontalBlock:not(:has(> .stColumn), .st-key-nav) { column-gap: 1rem; }
   [class*="st-key-pair"] [data-testid="stColumn"] { min-width: 100%; }
   .st-key-cards [data-testid="stColumn"] { min-width: calc(50% - 2rem); }
+  .stHtml .tw-numbers:has(> :nth-child(4):last-child) { grid-template-columns: repeat(4, 1fr); column-gap: 1.2rem; }
   .stPlotlyChart .heatmap-label text { font-size: 9px !important; }
 }
 
@@ -86,7 +92,8 @@ h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; 
 .stElementContainer:has(.tw-said) { margin-top: -.8rem; }
 .tw-head { display: flex; flex-wrap: wrap; gap: .25rem .9rem; align-items: baseline; font-size: .87rem; }
 .tw-head span { opacity: .72; }
-.tw-mark { border: 1px solid currentColor; border-radius: 999px; padding: 0 .55rem; font-size: .8rem; }
+.tw-mark { border: 1px solid currentColor; border-radius: 999px; padding: 0 .55rem; margin-right: .3rem;
+  font-size: .8rem; }
 .tw-mark.live::before { content: "●"; color: #2f7ed8; margin-right: .35rem; }
 .tw-token { font-family: "Source Code Pro", monospace; background: rgba(47,126,216,.14); border-radius: 4px;
   padding: .05em .35em; unicode-bidi: isolate; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -128,9 +135,12 @@ h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; 
 .tw-place .before { display: flex; justify-content: flex-end; }
 .tw-place .before span { unicode-bidi: isolate; }
 .tw-place .token { border-radius: 3px; padding: 0 .25rem; max-width: 16rem; text-overflow: ellipsis; }
-.tw-place.names > * { font-family: "Source Sans", sans-serif; opacity: .72; }
+.tw-place.names > * { font-family: "Source Sans", sans-serif; opacity: .72; overflow: visible; }
+/* text that is cut fades out instead of ending inside a letter */
+.tw-places .before { mask-image: linear-gradient(to right, transparent, #000 1.5rem); }
+.tw-places .after { mask-image: linear-gradient(to left, transparent, #000 1.5rem); }
 @media (max-width: 900px) {
-  .tw-place { grid-template-columns: minmax(0,1fr) auto minmax(0,1fr) 3.4rem 3rem; }
-  .tw-place .where, .tw-place .loss { display: none; }
+  .tw-place { grid-template-columns: 4.6rem minmax(0,1fr) auto minmax(0,1fr) 3.2rem 3rem; }
+  .tw-place .loss { display: none; }
 }
 </style>"""

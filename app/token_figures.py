@@ -52,7 +52,7 @@ def ranking(both: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(
         range=[span[0] - margin, span[1] + margin], title="z: standard deviations from the layers' means"
     )
-    figure.update_layout(annotations=[panel_title("Loudest", 1), panel_title("Quietest", 2)])
+    figure.update_layout(annotations=[panel_title("loudest", 1), panel_title("quietest", 2)])
     return figure
 
 
@@ -68,7 +68,7 @@ def class_dots(frame: pd.DataFrame) -> go.Figure:
             error_x=whiskers(frame["low"], frame["z"], frame["high"]),
             customdata=frame[["tokens", "count", "mean", "loss_mean"]],
             hovertemplate="z %{x:.2f}, mean nnz %{customdata[2]:.3g}, loss %{customdata[3]:.2f} nats<br>"
-            "%{customdata[1]:,} places, %{customdata[0]:,} tokens of the vocabulary<extra></extra>",
+            "%{customdata[1]:,} tokens, %{customdata[0]:,} different ones<extra></extra>",
         )
     )
     finish(figure, 90 + 30 * len(frame), left=190, top=16)
@@ -90,7 +90,7 @@ def profile(frame: pd.DataFrame) -> go.Figure:
             marker={"size": 8},
             error_y={"type": "data", "array": 1.96 * frame["z_se"], "thickness": 1.4, "width": 0},
             customdata=frame[["mean", "count"]],
-            hovertemplate="layer %{x}: z %{y:.2f}<br>mean nnz %{customdata[0]:.3g}, n = %{customdata[1]:,}"
+            hovertemplate="layer %{x:.0f}: z %{y:.2f}<br>mean nnz %{customdata[0]:.3g}, n = %{customdata[1]:,}"
             "<extra></extra>",
         )
     )
@@ -99,5 +99,5 @@ def profile(frame: pd.DataFrame) -> go.Figure:
     layers = [int(layer) for layer in frame["layer"]]
     named = layers[:: max(1, math.ceil(len(layers) / 24))]
     figure.update_xaxes(tickvals=named, ticktext=layer_names(named), showgrid=False)
-    figure.update_yaxes(title="z")
+    figure.update_yaxes(title="z, standard deviations")
     return figure

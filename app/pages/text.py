@@ -64,7 +64,12 @@ def chosen_neuron(run: Run) -> str:
 
     tie = bound("neuron", "", named)
     asked = st.text_input(
-        "One neuron", placeholder="L3/N42", width=120, max_chars=20, help="Shade by its value, where kept.", **tie
+        "or by one neuron",
+        placeholder="L3/N42",
+        width=120,
+        max_chars=20,
+        help="Its value at each token, where the run keeps it.",
+        **tie,
     )
     return named(asked) or ""
 
@@ -183,7 +188,7 @@ def places(run: Run, choice: Choice) -> None:
     scale = ask(run, read.scale, shade=shade)
     where = f"the run's {choice.phase}" if choice.phase and "/" not in shade else "the run"
     once = "" if "/" in shade else ", each token once"
-    said = f"Greatest {scale.name} of {where}{once}. Choose one to see it in its passage."
+    said = f"Greatest {scale.name} in {where}{once}. Choose one to see it in its passage."
     parts.heading("Loudest places", said, drawn)
     st.html(jumps(drawn.frame, st.session_state["run"], choice.address, scale))
 

@@ -13,7 +13,7 @@ from twell.app.answers import answer
 from twell.app.state import ask, bound, filters, parameter, shown, whole_number
 from twell.app.token_figures import profile
 from twell.app.token_neurons import neurons_html, neurons_of, said
-from twell.app.words import number, plural, running, signed, token_html, visible, whole
+from twell.app.words import fixed, number, plural, running, token_html, visible, whole
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -23,13 +23,17 @@ ORDERS = {"loudest": "Loudest first", "quietest": "Quietest first", "text": "In 
 
 def facts(run: Run, row: pd.Series) -> None:
     """The token's numbers, each with what it is of."""
+    z, mean, error = fixed(row["z"]), number(row["mean"]), "no standard error from one sequence"
+    if pd.notna(row["z_se"]):
+        z, mean = f"{z} ± {row['z_se']:.2f}", f"{mean} ± {number(row['mean_se'], 2)}"
+        error = "± standard error"
     parts.numbers(
         (
-            ("z", f"{signed(row['z'])} ± {number(row['z_se'], 2)}", "mean over layers ± standard error"),
-            ("nnz per layer", f"{number(row['mean'])} ± {number(row['mean_se'], 2)}", f"of {whole(run.d_ff)} neurons"),
+            ("z", z, f"mean over layers; {error}"),
+            ("nnz per layer", mean, f"of {whole(run.d_ff)} neurons; {error}"),
             ("Count", whole(row["count"]), f"in {plural(row['sequences'], 'sequence')}"),
-            ("Its own surprisal", parts.nats(row["surprisal_mean"]), "loss of the token, as predicted before it"),
-            ("Loss at it", parts.nats(row["loss_mean"]), "loss of what follows, as predicted here"),
+            ("Surprisal", parts.nats(row["surprisal_mean"]), "loss of the token, as predicted before it"),
+            ("Next loss", parts.nats(row["loss_mean"]), "loss of what follows, as predicted here"),
         )
     )
 
@@ -72,8 +76,8 @@ def places(run: Run, token: int, count: int) -> None:
     drawn = answer(run, "contexts", token_id=token, limit=PLACES, order=order)
     frame = drawn.frame
     said = (
-        f"{whole(len(frame))} of {plural(count, 'place')}. nnz is the sum over layers, z the mean; the shade is the "
-        "percentile of nnz among all tokens of the run."
+        f"{whole(len(frame))} of {plural(count, 'place')}. nnz: sum over layers; z: mean over layers; loss: of what "
+        "follows, in nats. The shade is the percentile of nnz among all tokens of the run."
     )
     with above:
         parts.heading("In the text", said, drawn)

@@ -31,22 +31,6 @@ def chosen_filters() -> tuple[str, int, str, str]:
         )
         if view == "classes":
             return "classes", 0, "", "z"
-        search = st.text_input(
-            "Search",
-            placeholder="part of a token; ␣ stands for a space",
-            width=300,
-            max_chars=100,
-            **bound("find", "", lambda text: text[:100]),
-        )
-        least = st.number_input(
-            "Seen at least",
-            1,
-            MOST,
-            step=10,
-            width=150,
-            help="Tokens seen fewer times are left out: their means say little.",
-            **bound("least", 20, lambda text: min(max(whole_number(text) or 20, 1), MOST)),
-        )
         rank = "z"
         if view == "tokens":
             rank = st.segmented_control(
@@ -54,9 +38,25 @@ def chosen_filters() -> tuple[str, int, str, str]:
                 list(MEANS),
                 format_func=lambda r: MEANS[r],
                 required=True,
-                help="Of the layer at the token's place in its sequence, too: what stands early fires more in some.",
+                help="Layer and position: of tokens at the same place in a sequence, as early ones fire more in some.",
                 **bound("rank", "z", lambda text: text if text in MEANS else None),
             )
+        search = st.text_input(
+            "Search",
+            placeholder=f"part of a {'word' if view == 'words' else 'token'}; ␣ stands for a space",
+            width=300,
+            max_chars=100,
+            **bound("find", "", lambda text: text[:100]),
+        )
+        least = st.number_input(
+            "Seen at least, times",
+            1,
+            MOST,
+            step=10,
+            width=150,
+            help="Tokens seen fewer times are left out: their means say little.",
+            **bound("least", 20, lambda text: min(max(whole_number(text) or 20, 1), MOST)),
+        )
     return str(view), int(least), search, str(rank)
 
 
@@ -93,10 +93,10 @@ def table(left: Answer, rank: str) -> None:
             "loss_mean",
         ],
         column_config={
-            "text": st.column_config.TextColumn("token", width="medium"),
+            "text": st.column_config.TextColumn("token", width=130),
             "token_id": st.column_config.NumberColumn("id", format="%d"),
-            "count": st.column_config.NumberColumn("count", format="%d", help="times the token stands in the text"),
-            "sequences": st.column_config.NumberColumn("sequences", format="%d", help="sequences that hold it"),
+            "count": st.column_config.NumberColumn("count", format="localized", help="times it stands in the text"),
+            "sequences": st.column_config.NumberColumn("sequences", format="localized", help="sequences that hold it"),
             "z": st.column_config.NumberColumn(
                 "z", format="%+.2f", help="nnz in standard deviations from its layer's mean, averaged over layers"
             ),
@@ -110,10 +110,10 @@ def table(left: Answer, rank: str) -> None:
                 "± se", format="%.1f", help="standard error of the mean, clustered by sequence"
             ),
             "surprisal_mean": st.column_config.NumberColumn(
-                "its surprisal", format="%.2f", help="loss of the token itself, nats"
+                "surprisal, nats", format="%.2f", help="loss of the token itself, as predicted before it"
             ),
             "loss_mean": st.column_config.NumberColumn(
-                "loss at it", format="%.2f", help="loss of the prediction made at the token, nats"
+                "next loss, nats", format="%.2f", help="loss of the prediction that is made at the token"
             ),
         },
     )
@@ -145,10 +145,12 @@ def words(run: Run, least: int, search: str) -> None:
         hide_index=True,
         height=420,
         column_config={
-            "pieces": column.NumberColumn("tokens a word", format="%.1f"),
-            "z": column.NumberColumn("z", format="%+.2f"),
-            "z_se": column.NumberColumn("± se", format="%.2f"),
-            "mean": column.NumberColumn("mean nnz", format="%.1f"),
+            "count": column.NumberColumn("count", format="localized", help="times the word stands in the text"),
+            "sequences": column.NumberColumn("sequences", format="localized", help="sequences that hold it"),
+            "pieces": column.NumberColumn("tokens per word", format="%.1f"),
+            "z": column.NumberColumn("z", format="%+.2f", help="mean z of the word's tokens"),
+            "z_se": column.NumberColumn("± se", format="%.2f", help="standard error of z, clustered by sequence"),
+            "mean": column.NumberColumn("mean nnz", format="%.1f", help="neurons a layer, averaged over layers"),
         },
     )
 
@@ -158,7 +160,8 @@ def classes(run: Run) -> None:
     drawn = answer(run, "token_classes")
     said = (
         "Mean z of the tokens of a class with 95 % intervals, which take the tokens of the vocabulary as units. A "
-        "class goes by spelling alone: a name is a capitalised word, at the start of a sentence too."
+        "class goes by spelling alone: a name is a capitalised word, at the start of a sentence too. Beside each class "
+        "its share of all tokens."
     )
     parts.heading("Classes of tokens", said, drawn)
     parts.draw(class_dots(drawn.frame), "classes", "Mean z by class of tokens")

@@ -132,7 +132,7 @@ def test_started_over_nothing_it_listens_here_alone_and_asks_nobody(
 def test_a_link_opens_what_the_sender_saw(watched: Any, browser: Any, address: str, watch: Any) -> None:
     page = watched.page
     watched.open("/text?run=made", ".tw-passage")
-    page.get_by_role("textbox", name="One neuron").fill("L1/N5")
+    page.get_by_role("textbox", name="or by one neuron").fill("L1/N5")
     page.keyboard.press("Enter")
     page.get_by_test_id("stNumberInputStepUp").click()
     page.wait_for_function("document.body.innerText.includes('Sequence 1')")
