@@ -13,7 +13,7 @@ from twell.workbench.store import Run
 
 SETTING = ["ffn", "rows", "dtype", "weights", "device"]
 CASE = ["case", *SETTING]
-BASELINES = {"ffn_dense": "dense", "ffn_compiled": "dense, compiled", "ffn_fused": "dense, gate and up fused"}
+BASELINES = {"ffn_dense": "dense", "ffn_compiled": "dense compiled", "ffn_fused": "dense with gate and up fused"}
 PROBES = {"ffn_counts": "counting", "ffn_neurons": "neuron sums", "ffn_packed": "TwELL handed out"}
 MADE = ("even", "heavy", "dense")
 

@@ -17,8 +17,8 @@ FAINT = "rgba(139, 149, 161, 0.45)"
 OPEN = {"size": 11, "line": {"width": 2}}
 LOOKS: dict[str, dict[str, Any]] = {
     "dense": {"color": GREY, "symbol": "circle-open", **OPEN},
-    "dense, compiled": {"color": GREY, "symbol": "square-open", **OPEN},
-    "dense, gate and up fused": {"color": GREY, "symbol": "diamond-open", **OPEN},
+    "dense compiled": {"color": GREY, "symbol": "square-open", **OPEN},
+    "dense with gate and up fused": {"color": GREY, "symbol": "diamond-open", **OPEN},
 }
 REFERENCE = {"color": GREY, "symbol": "x-thin-open", **OPEN}
 KERNELS = ({"color": BLUE, "size": 9}, {"color": AMBER, "size": 9}, {"color": BLUE, "size": 9, "symbol": "diamond"})
@@ -51,7 +51,7 @@ def by_layer(frame: pd.DataFrame) -> go.Figure:
                 color=FAINT,
             ),
             customdata=part[["times", "nnz_mean", "repeats"]],
-            hovertemplate=f"layer %{{y}}, {what}: %{{x:,.4g}} {unit}, %{{customdata[0]:.3g}} × dense<br>"
+            hovertemplate=f"layer %{{y:.0f}}, {what}: %{{x:,.4g}} {unit}, %{{customdata[0]:.3g}} × dense<br>"
             "mean nnz %{customdata[1]:.3g}, %{customdata[2]} turns<extra></extra>",
         )
     finish(figure, height(len(layers)) + 60, right=76, left=44, top=80)
@@ -64,7 +64,9 @@ def by_layer(frame: pd.DataFrame) -> go.Figure:
     if high > 20 * low:
         ticks, text = log_ticks(low, high)
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=text)
-    figure.update_xaxes(title=f"{unit} a call: median, least to greatest turn", range=_span(low, high))
+    figure.update_xaxes(
+        title=f"{unit} per call: median, lines from the least to the greatest turn", range=_span(low, high)
+    )
     return figure
 
 
@@ -102,5 +104,5 @@ def by_nnz(frame: pd.DataFrame, tall: int) -> go.Figure:
         ticktext=text,
         range=[math.log10(low / 1.3), math.log10(high * 1.3)],
     )
-    figure.update_yaxes(title="× dense", range=[0, max(1.15, float(frame["times"].max()) * 1.1)])
+    figure.update_yaxes(title="speedup, × dense", range=[0, max(1.15, float(frame["times"].max()) * 1.1)])
     return figure

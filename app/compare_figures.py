@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -25,6 +26,7 @@ def side_by_side(frame: pd.DataFrame, measures: dict[str, str]) -> go.Figure:
     layers = sorted(int(layer) for layer in frame["layer"].unique())
     for place, (measure, name) in enumerate(measures.items(), start=1):
         wide = frame.pivot(index="layer", columns="run", values=measure)
+        form = ".4~g" if measure == "mean" else ".4~%"
         if {0, 1} <= set(wide.columns):
             figure.add_scatter(
                 **spans(wide[0], wide[1], wide.index),
@@ -43,11 +45,12 @@ def side_by_side(frame: pd.DataFrame, measures: dict[str, str]) -> go.Figure:
                 mode="markers",
                 marker=look,
                 text=part["name"],
-                hovertemplate=f"layer %{{y}}, {name}: %{{x:.4g}}<extra></extra>",
+                hovertemplate=f"%{{text}}, layer %{{y:.0f}}: {name} %{{x:{form}}}<extra></extra>",
                 row=1,
                 col=place,
             )
-        figure.update_xaxes(title=name, rangemode="normal" if measure == "sparsity" else "tozero", row=1, col=place)
+        mode = "normal" if measure == "sparsity" else "tozero"
+        figure.update_xaxes(title=name, rangemode=mode, tickformat=form, row=1, col=place)
     finish(figure, 90 + max(18, min(34, 800 // max(len(layers), 1))) * max(len(layers), 4), left=44)
     layer_axis(figure, layers)
     return figure
@@ -65,7 +68,7 @@ def differences(frame: pd.DataFrame) -> go.Figure:
             marker={"color": BLUE, "size": 8},
             error_x=whiskers(frame["low"], frame["difference"], frame["high"]),
             text=[f"{signed(r.difference)} (95 % {signed(r.low)} to {signed(r.high)})" for r in frame.itertuples()],
-            hovertemplate="layer %{y}: %{text}<extra></extra>",
+            hovertemplate="layer %{y:.0f}: %{text}<extra></extra>",
         )
     )
     finish(figure, 90 + max(18, min(34, 800 // max(len(layers), 1))) * max(len(layers), 4), left=44, right=76)
@@ -73,7 +76,7 @@ def differences(frame: pd.DataFrame) -> go.Figure:
     figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"})
     beside = {"xref": "paper", "xanchor": "left", "x": 1, "xshift": 8, "showarrow": False, "font": {"size": 12}}
     figure.update_layout(annotations=[{**beside, "text": times(r.ratio), "y": r.layer} for r in frame.itertuples()])
-    figure.update_xaxes(title="mean nnz, difference in neurons a token")
+    figure.update_xaxes(title="difference of mean nnz, neurons per token")
     return figure
 
 
@@ -104,15 +107,15 @@ def frontier(frame: pd.DataFrame, here: str) -> go.Figure:
             "symbol": ["circle" if good else "circle-open" for good in best],
             "line": {"width": 2},
         },
-        text=labels,
+        text=_stacked(labels, share, frame["loss"]),
         textposition="top center",
         textfont={"size": 11},
         customdata=[
-            f"loss {number(row.loss)} nats, nnz {number(row.nnz_mean)}, sparsity {percent(row.sparsity)}<br>"
+            f"{label}<br>loss {number(row.loss)} nats, nnz {number(row.nnz_mean)}, sparsity {percent(row.sparsity)}<br>"
             f"FFN {times(row.ffn_speedup)}, model {times(row.model_speedup)}"
-            for row in frame.itertuples()
+            for label, row in zip(labels, frame.itertuples(), strict=True)
         ],
-        hovertemplate="%{text}<br>%{customdata}<extra></extra>",
+        hovertemplate="%{customdata}<extra></extra>",
         cliponaxis=False,
     )
     finish(figure, 340, top=36)
@@ -123,3 +126,11 @@ def frontier(frame: pd.DataFrame, here: str) -> go.Figure:
         margin = 0.18 * (high - low) or 0.05 * max(abs(high), 1e-9)
         axis(range=[low - margin, high + margin])
     return figure
+
+
+def _stacked(labels: list[str], *places: pd.Series) -> list[str]:
+    """The labels, those of dots that lie on each other above one another, all at the first of them."""
+    steps = [(values / max(float(np.ptp(values)) / 30, 1e-12)).round() for values in places]
+    spots = pd.MultiIndex.from_arrays(steps)
+    stacks = pd.Series(labels).groupby(spots, sort=False).agg("<br>".join)
+    return [stacks[spot] if first else "" for spot, first in zip(spots, ~spots.duplicated(), strict=True)]

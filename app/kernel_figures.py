@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from twell.app.figures import finish, layer_axis
 from twell.app.theme import BLUE, GREY, SCALE
 from twell.app.timing_figures import time_unit
-from twell.app.words import SPACE, number, percent, whole
+from twell.app.words import SPACE, percent, whole
 
 FEWEST = 4  # layers that a line is drawn through
 NARROW = 0.07  # of the pass: a part below it has no room for its name
@@ -39,6 +39,7 @@ def time_split(frame: pd.DataFrame) -> go.Figure:
     for part, (color, strength) in SHADES.items():
         if part not in rows.index:
             continue
+        name = "FFN" if part == "ffn" else part
         times = [max(float(rows.loc[part, f"{side}_us"]), 0.0) * scale for side in ("dense", "sparse")]
         shares = [float(rows.loc[part, f"{side}_share"]) for side in ("dense", "sparse")]
         figure.add_bar(
@@ -46,13 +47,13 @@ def time_split(frame: pd.DataFrame) -> go.Figure:
             x=times,
             orientation="h",
             marker={"color": color, "opacity": strength},
-            text=[f"{part} {percent(share)}" if share >= NARROW else "" for share in shares],
+            text=[f"{name} {percent(share)}" if share >= NARROW else "" for share in shares],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
             textfont={"size": 12},
             customdata=[percent(share) for share in shares],
-            hovertemplate=f"{part}: %{{x:,.4g}} {unit}, %{{customdata}} of the pass<extra></extra>",
+            hovertemplate=f"{name}: %{{x:,.4g}} {unit}, %{{customdata}} of the pass<extra></extra>",
             width=0.6,
         )
     finish(figure, 170, left=56)
@@ -71,8 +72,8 @@ def audit_map(frame: pd.DataFrame) -> go.Figure:
     """Share of tokens past the slots by layer and compression (tile_audit, one tile size)."""
     values = frame.pivot(index="layer", columns="compression", values="rows_over_share")
     few = len(values) <= 20
-    text = values.map(lambda share: f"{number(100 * share, 2)}{SPACE}%") if few else None
-    hover = "layer %{y}: %{customdata:.3g} % of tokens<extra></extra>"
+    text = values.map(lambda share: f"<{SPACE}0.01{SPACE}%" if 0 < share < 1e-4 else percent(share)) if few else None
+    hover = "layer %{y:.0f}: %{customdata:.3g} % of tokens<extra></extra>"
     return by_compression(frame, np.sqrt(values), (0, 1), text, hover, 100 * values)
 
 

@@ -52,7 +52,7 @@ def ridges(bins: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(range=[max(layers) + 0.6, min(layers) - 1.6])
     figure.update_yaxes(showgrid=False, col=2)
     figure.update_yaxes(showgrid=False, col=3)
-    names = ("distribution over tokens, ● mean", "mean nnz · share", "dead neurons")
+    names = ("distribution over tokens, ● mean", "mean nnz · share of all", "dead neurons")
     notes = [panel_title(name, column, above=26) for column, name in enumerate(names, start=1)]
     figure.update_layout(annotations=notes)
     return figure
@@ -70,7 +70,7 @@ def _bars(figure: go.Figure, column: int, layers: list[int], values: pd.Series, 
         text=said,
         textposition="outside",
         cliponaxis=False,
-        hovertemplate="layer %{y}: %{text}<extra></extra>",
+        hovertemplate="layer %{y:.0f}: %{text}<extra></extra>",
         row=1,
         col=column,
     )

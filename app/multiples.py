@@ -17,7 +17,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.app.figures import ZERO, finish
-from twell.app.theme import AMBER, BLUE, GREY, GRID
+from twell.app.theme import AMBER, BLUE, GREY, GRID, WORDS
 from twell.app.words import whole
 
 RATIOS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # ticks of a logarithmic axis of ratios
@@ -90,7 +90,7 @@ def _x_scale(frame: pd.DataFrame, x: str, log: bool) -> Scale:
     powers = {10.0**k: whole(10.0**k) for k in range(math.ceil(math.log10(max(high, 2))))}
     if not frame["first"].any():
         return Scale(0.85, high * 1.2, True, powers)
-    return Scale(ZERO * 0.7, high * 1.2, True, {ZERO: "first"} | {p: name for p, name in powers.items() if p > 1})
+    return Scale(ZERO * 0.7, high * 1.2, True, {ZERO: "0"} | powers)
 
 
 def _y_scale(frame: pd.DataFrame, log: bool) -> Scale:
@@ -104,9 +104,9 @@ def _y_scale(frame: pd.DataFrame, log: bool) -> Scale:
 
 
 def _steps(low: float, high: float) -> Ticks:
-    """Two to five round values between two others."""
+    """Two to six round values between two others."""
     power = 10.0 ** math.floor(math.log10(max(high - low, 1e-9)))
-    step = next(s * power for s in (0.2, 0.25, 0.5, 1.0, 2.0, 5.0) if (high - low) / (s * power) <= 4.0)
+    step = next(s * power for s in (0.2, 0.5, 1.0, 2.0) if (high - low) / (s * power) <= 5.0)
     return {k * step: f"{k * step:g}" for k in range(math.ceil(low / step), math.floor(high / step) + 1)}
 
 
@@ -140,7 +140,7 @@ def _curves(drawn: pd.DataFrame) -> list[dict[str, Any]]:
     line |= {"text": [said for p in parts for said in (*p["hover"], None)], "hoverinfo": "text"}
     found = [_lines(bands, **fill), line]
     if "fit" in drawn and drawn["fit"].notna().any():
-        dotted = {"color": AMBER, "width": 1.4, "dash": "dot"}
+        dotted = {"color": WORDS, "width": 1.6, "dash": "dash"}
         found.append(_lines(((p["x"], p["fit"]) for p in parts if p["fit"].notna().all()), line=dotted))
     return found
 

@@ -28,7 +28,7 @@ def density_map(frame: pd.DataFrame) -> go.Figure:
     highs = frame.drop_duplicates("low").set_index("low")["high"]
     names = ["never" if low == 0 else f"{fine(low)}–{fine(highs[low])}" for low in table.columns]
     labels = ["never" if low == 0 else fine(low) for low in table.columns]
-    every = 1 if max(map(len, labels)) <= 6 else 2  # named; the first is "never"
+    every = 1 if max(map(len, labels)) <= 8 else 2  # named; the first is "never"
     layers = [int(layer) for layer in table.index]
     few = len(layers) <= 20
     share = table.to_numpy(float)
@@ -47,7 +47,7 @@ def density_map(frame: pd.DataFrame) -> go.Figure:
             textfont={"size": 11},
             customdata=counts.to_numpy(),
             hovertext=[names] * len(layers),
-            hovertemplate="layer %{y}, density %{hovertext}<br>%{customdata:,} neurons<extra></extra>",
+            hovertemplate="layer %{y:.0f}, density %{hovertext}<br>%{customdata:,} neurons<extra></extra>",
             showscale=False,
         )
     )
@@ -127,7 +127,7 @@ def value_spread(values: np.ndarray, mean: float, most: float) -> go.Figure:
     finish(figure, 250, top=36)
     for value, name in ((mean, "mean"), (most, "largest")):
         if math.isfinite(value):
-            figure.add_vline(x=value, line={"color": AMBER if name == "mean" else GREY, "width": 1.2, "dash": "dot"})
+            figure.add_vline(x=value, line={"color": GREY, "width": 1.2, "dash": "dot"})
             figure.add_annotation(
                 text=f"{name} {number(value)}",
                 x=value,

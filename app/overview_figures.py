@@ -89,7 +89,7 @@ def _map(figure: go.Figure, blocks: pd.DataFrame, few: bool, column: int) -> Non
         textfont={"size": 11},
         customdata=np.dstack([values, relative.to_numpy(float)]),
         hovertext=[names] * len(values),
-        hovertemplate="layer %{y}, position %{hovertext}<br>mean nnz %{customdata[0]:.3g}<br>"
+        hovertemplate="layer %{y:.0f}, position %{hovertext}<br>mean nnz %{customdata[0]:.3g}<br>"
         "%{customdata[1]:.2f} × the layer's mean<extra></extra>",
         showscale=not few,
         colorbar=None if few else scale,
@@ -130,8 +130,9 @@ def _spread(figure: go.Figure, layers: pd.DataFrame, column: int) -> None:
         textposition="top center",
         textfont={"size": 10},
         customdata=layers[["mean", "p10", "p50", "p90", "p99", "max"]],
-        hovertemplate="layer %{y}: mean nnz %{customdata[0]:.4g}<br>p10 %{customdata[1]:.0f} · p50 %{customdata[2]:.0f}"
-        " · p90 %{customdata[3]:.0f} · p99 %{customdata[4]:.0f} · max %{customdata[5]:.0f}<extra></extra>",
+        hovertemplate="layer %{y:.0f}: mean nnz %{customdata[0]:.4g}<br>p10 %{customdata[1]:.0f} · p50 "
+        "%{customdata[2]:.0f} · p90 %{customdata[3]:.0f} · p99 %{customdata[4]:.0f} · max %{customdata[5]:.0f}"
+        "<extra></extra>",
         row=1,
         col=column,
     )
@@ -164,17 +165,15 @@ def _bars(
         textposition="outside",
         cliponaxis=False,
         customdata=words,
-        hovertemplate="layer %{y}: %{customdata}<extra></extra>",
+        hovertemplate="layer %{y:.0f}: %{customdata}<extra></extra>",
         row=1,
         col=column,
     )
     most = max(float(lengths.max()), 1e-9)
     few = len(frame) <= FEW  # else an axis stands in for the values
     figure.update_xaxes(range=[0, most * (1.6 if few else 1.1)], showgrid=False, row=1, col=column)
-    if few:
-        figure.update_xaxes(showticklabels=False, row=1, col=column)
-    else:
-        ticks = [1.0, most] if name == "speedup" else [0.0, most]
-        figure.update_xaxes(tickvals=ticks, ticktext=[said(tick) for tick in ticks], tickangle=0, row=1, col=column)
+    ticks = [1.0] * (name == "speedup") if few else [1.0, most] if name == "speedup" else [0.0, most]
+    text = ["as dense" if few else said(tick) for tick in ticks]
+    figure.update_xaxes(tickvals=ticks, ticktext=text, tickangle=0, row=1, col=column)
     if name == "speedup" and most > 1:
         figure.add_vline(x=1, line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=column)

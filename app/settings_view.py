@@ -15,7 +15,10 @@ from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
 TOGETHER = ["rows", "dtype", "weights", "device"]  # what times have to share to be compared
-HOW = "Measure now, Compressions times the others; so does twell bench MODEL --compression 4,8,16 --out RUN."
+HOW = (
+    "To time the others, choose Compressions under Measure now, or run "
+    "twell bench MODEL --compression 4,8,16 --out RUN."
+)
 
 
 def compressions(run: Run) -> None:
@@ -80,7 +83,7 @@ def settings_map(frame: pd.DataFrame) -> go.Figure:
     ).pivot(index="layer", columns="compression", values="said")
     slower = table.div(table.min(axis=1), axis=0)
     ends = (1, max(1.5, float(slower.max(axis=None))))
-    hover = "layer %{y}: %{text}, %{z:.3g} × its fastest<extra></extra>"
+    hover = "layer %{y:.0f}: %{text}, %{z:.3g} × its fastest<extra></extra>"
     return by_compression(frame, slower, ends, words.fillna(""), hover)
 
 

@@ -50,7 +50,7 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
             y=layers,
             mode="markers",
             marker=marker,
-            hovertemplate=f"layer %{{y}}, {name}: %{{x:,.4g}} {unit}<extra></extra>",
+            hovertemplate=f"layer %{{y:.0f}}, {name}: %{{x:,.4g}} {unit}<extra></extra>",
         )
     high, low = (
         float(edge) for edge in (frame[["dense", "sparse"]].max().max(), frame[["dense", "sparse"]].min().min())
@@ -59,7 +59,10 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
     finish(figure, height(len(layers)), right=70 if ratios else 16, left=44, top=36)
     layer_axis(figure, layers)
     beside = {"xref": "paper", "xanchor": "left", "showarrow": False, "font": {"size": 12}}
-    names = f'<span style="color:{GREY}">○</span> dense   <span style="color:{BLUE}">●</span> sparse'
+    marks = (("○", GREY, "dense"), ("●", BLUE, "sparse"))
+    names = "   ".join(
+        f'<span style="color:{color};font-size:15px">{sign}</span> {name}' for sign, color, name in marks
+    )
     notes = [{**beside, "text": names, "yref": "paper", "x": 0, "y": 1, "yshift": 22}]
     if ratios:
         notes += [{**beside, "text": times(r.speedup), "x": 1, "xshift": 8, "y": r.layer} for r in frame.itertuples()]
@@ -69,7 +72,7 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=text)
     else:
         figure.update_xaxes(range=[0, high * 1.06])
-    figure.update_xaxes(title=f"{unit} for one batch, median")
+    figure.update_xaxes(title=f"{unit} per batch, median")
     return figure
 
 
@@ -77,7 +80,8 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
     """A dot a layer: mean nnz of the timed batches against dense time / sparse time."""
     frame = speedup[speedup["nnz_mean"] > 0].sort_values("nnz_mean")
     names, few = layer_names(frame["layer"]), len(frame) <= 16
-    near = frame["nnz_mean"].pct_change() < 0.08
+    spread = math.log(frame["nnz_mean"].max() / frame["nnz_mean"].min() * 2)  # that the axis shows
+    near = np.log(frame["nnz_mean"]).diff() < 0.05 * spread
     after = near.shift(-1, fill_value=False)
     beside = frame["speedup"].groupby((~near).cumsum()).transform("mean")
     below = frame["speedup"] < beside  # labels of close neighbours go to both sides, the slower one's under its dot
@@ -161,7 +165,7 @@ def over_batches(timings: pd.DataFrame) -> go.Figure:
             line={"color": color, "width": 1.5},
             marker={"size": 5},
             customdata=part["tokens"],
-            hovertemplate=f"batch %{{x}}, %{{customdata:,}} tokens, {op}: %{{y:,.4g}} {unit} a token<extra></extra>",
+            hovertemplate=f"batch %{{x}}, %{{customdata:,}} tokens, {op}: %{{y:,.4g}} {unit} per token<extra></extra>",
         )
         note = {
             "text": f'<span style="color:{color}">{op}</span>',
@@ -174,5 +178,5 @@ def over_batches(timings: pd.DataFrame) -> go.Figure:
     finish(figure, 260, right=64)
     figure.update_layout(annotations=notes)
     figure.update_xaxes(title="batch", range=[-0.5, float(np.nan_to_num(last)) * 1.02 + 0.5], showgrid=False)
-    figure.update_yaxes(title=f"{unit} a token", rangemode="tozero")
+    figure.update_yaxes(title=f"{unit} per token", rangemode="tozero")
     return figure

@@ -45,10 +45,10 @@ def headline(runs: tuple[Run, Run]) -> None:
     """The numbers that runs are known by, and what differs in what was run."""
     answers = [ask(run, "overview") for run in runs]
     facts = {
-        "model": [str(run.manifest.model["name"]) for run in runs],
-        "layers × d_ff": [f"{run.layers} × {whole(run.d_ff)}" for run in runs],
-        "text": [", ".join(str(t.get("source", "?")) for t in run.manifest.text) for run in runs],
-        "kernel, device": [f"{r.manifest.kernel['name']}, {r.manifest.device}, {r.manifest.dtype}" for r in runs],
+        "Model": [str(run.manifest.model["name"]) for run in runs],
+        "Layers × d_ff": [f"{run.layers} × {whole(run.d_ff)}" for run in runs],
+        "Text": [", ".join(str(t.get("source", "?")) for t in run.manifest.text) for run in runs],
+        "Kernel": [f"{r.manifest.kernel['name']}, {r.manifest.dtype} on {r.manifest.device}" for r in runs],
     }
     rows = [(name, *values) for name, values in facts.items()]
     rows += [(name, *(show(answer[key]) for answer in answers)) for name, key, show in NUMBERS]
@@ -101,7 +101,7 @@ def by_position(runs: tuple[Run, Run]) -> None:
         f"position about {number(r.position, 2)}<br>{times(r.relative)} (95 % {times(r.low)} to {times(r.high)})"
         for r in found.itertuples()
     ]
-    said = f"Mean nnz of {runs[0].name} over that of {runs[1].name}, logarithmic position; bands are 95 % intervals."
+    said = f"Mean nnz of {runs[0].name} over that of {runs[1].name}; position logarithmic; bands are 95 % intervals."
     parts.heading("The ratio by position", said, drawn)
     titles = {int(layer): f"L{layer}" for layer in found["layer"].unique()}
     figure = small_multiples(

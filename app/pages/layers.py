@@ -11,10 +11,10 @@ from twell.app.layer_data import layer_rows, spread, surprise
 from twell.app.layer_figures import ridges
 from twell.app.multiples import small_multiples
 from twell.app.state import ask, bound, shown
-from twell.app.words import number, percent, plural, signed, whole
+from twell.app.words import fixed, number, percent, plural, whole
 from twell.workbench.store import Run
 
-LOSSES = {"next": "of what comes next", "own": "of the token itself"}
+LOSSES = {"next": "Loss of the next token", "own": "Loss of the token itself"}
 
 
 def distributions(run: Run) -> None:
@@ -59,11 +59,11 @@ def surprisal(run: Run) -> None:
         parts.heading(
             "Activity and surprise",
             f"Mean nnz relative to the layer's mean, against the loss of {which}, in bins of equal counts, the last "
-            "one drawn where it begins; bands are 95 % intervals. ρ: Spearman over tokens.",
+            "one drawn where it begins; bands are 95 % intervals. ρ: Spearman's correlation over tokens.",
             drawn,
         )
     titles = {
-        layer: f"L{layer} · ρ {signed(correlation['spearman'].get(layer, float('nan')), 2)}"
+        layer: f"L{layer} · ρ {fixed(correlation['spearman'].get(layer, float('nan')))}"
         for layer in frame["layer"].unique()
     }
     figure = small_multiples(frame.assign(hover=hover), "loss", titles, "loss, nats", "nnz / layer mean")

@@ -36,7 +36,11 @@ def facts(run: Run, row: dict[str, object]) -> None:
     never = "it never fired"
     values = (
         density,
-        ("Rank in its layer", whole(float(str(row["rank"]))), f"by density, of {whole(run.d_ff)} neurons"),
+        (
+            "Rank in its layer",
+            whole(float(str(row["rank"]))) if fires else "–",
+            f"by density, of {whole(run.d_ff)} neurons" if fires else never,
+        ),
         ("Mean value", number(float(str(row["value_mean"]))), "over the tokens that fire it" if fires else never),
         ("Largest value", number(float(str(row["value_max"]))), "in the run" if fires else never),
     )
@@ -64,11 +68,9 @@ def in_layer(run: Run, row: dict[str, object]) -> None:
 def spread(run: Run, row: dict[str, object]) -> None:
     """How strongly it fires, where it does."""
     layer, neuron = int(str(row["layer"])), int(str(row["neuron"]))
-    if not int(str(row["fires"])):
-        return
-    if not known(run):
+    if not known(run) or not int(str(row["fires"])):
         parts.heading("Its values")
-        raise missing(run)
+        raise missing(run) if not known(run) else Missing("It has no values: it never fired in this run.")
     drawn = answer(run, sampled, layer=layer, neuron=neuron)
     values = drawn.frame
     if values.attrs["source"] == "fired":
@@ -116,12 +118,16 @@ def in_text(run: Run, layer: int, neuron: int) -> None:
         parts.heading("In the text")
         raise missing(run)
     drawn = answer(run, "examples", layer=layer, neuron=neuron)
-    frame = drawn.frame
+    try:
+        frame = drawn.frame
+    except Missing:
+        parts.heading("In the text")
+        raise
     top, sample = frame[frame["kind"] == "top"], frame[frame["kind"] == "sample"]
     high = float(frame["value"].max())
     said = (
         f"The {plural(len(top), 'greatest value')} of the run, then {plural(len(sample), 'firing')} drawn at random, "
-        f"with the share of them that are no greater. Each token is shaded by the neuron's value there, from 0 to "
+        f"with percentiles among these. Each token is shaded by the neuron's value there, from 0 to "
         f"{number(high)}. A place opens the passage, shaded by this neuron."
     )
     parts.heading("In the text", said, drawn)
@@ -136,9 +142,9 @@ def neighbours(run: Run, layer: int, neuron: int) -> None:
     with st.container(horizontal=True, gap="medium"):
         parts.linked("neurons.py", "← All neurons")
         if neuron > 0:
-            parts.linked("neuron.py", f"N{neuron - 1}", neuron=f"L{layer}/N{neuron - 1}")
+            parts.linked("neuron.py", f"L{layer}/N{neuron - 1}", neuron=f"L{layer}/N{neuron - 1}")
         if neuron + 1 < run.d_ff:
-            parts.linked("neuron.py", f"N{neuron + 1}", neuron=f"L{layer}/N{neuron + 1}")
+            parts.linked("neuron.py", f"L{layer}/N{neuron + 1}", neuron=f"L{layer}/N{neuron + 1}")
 
 
 def page(run: Run) -> None:

@@ -91,16 +91,16 @@ def what_was_run(run: Run) -> None:
     ]
     size = [plural(m.model["parameters"], "parameter")] if m.model.get("parameters") else []
     facts = {
-        "model": ", ".join([str(m.model[k]) for k in ("name", "revision", "family") if m.model.get(k)] + size),
-        "text": "; ".join(text) or "–",
-        "device": ", ".join(word for word in (m.device, m.driver, m.dtype) if word),
-        "kernel": f"{m.kernel['name']}: {m.kernel.get('reason', '')}",
+        "Model": ", ".join([str(m.model[k]) for k in ("name", "revision", "family") if m.model.get(k)] + size),
+        "Text": "; ".join(text) or "–",
+        "Device": ", ".join(word for word in (m.device, m.driver, m.dtype) if word),
+        "Kernel": f"{m.kernel['name']}: {m.kernel.get('reason', '')}",
         "TwELL": f"tile {m.layout['tile']}, compression {m.layout['compression']}, {m.layout['slots']} slots a tile",
         "nnz": m.nnz_definition,
-        "recorded": f"{m.created}, in {number(m.seconds)} s",
-        "versions": ", ".join(f"{k} {v}" for k, v in m.versions.items()) or "–",
-        "parity": measured(m.parity) or "not verified: twell verify compares outputs and counts with the dense model",
-        "overhead": measured(m.overhead) or "not measured: twell verify does",
+        "Recorded": f"{m.created[:16].replace('T', ' ')} UTC, in {number(m.seconds)} s",
+        "Versions": ", ".join(f"{k} {v}" for k, v in m.versions.items()) or "–",
+        "Parity": measured(m.parity) or "not verified: twell verify compares outputs and counts with the dense model",
+        "Overhead": measured(m.overhead) or "not measured: twell verify does",
     }
     with st.expander("What was run"):
         rows = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in facts.items())

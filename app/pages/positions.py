@@ -17,13 +17,13 @@ def decay(run: Run) -> None:
     """Over how many tokens nnz falls off, layer by layer."""
     drawn = answer(run, "position_fit")
     fits = drawn.frame
-    told = fits["verdict"].value_counts()
-    said = ", ".join(f"{verdict} {count}" for verdict, count in told.items())
+    told = fits.loc[fits["layer"] >= 0, "verdict"].value_counts()
+    said = ", ".join(f"{verdict} in {count}" for verdict, count in told.items())
     parts.heading(
         "How fast it falls off",
         "λ of a + b·exp(−p/λ), fitted to bands of positions from 1 on, with 95 % intervals from groups of sequences; "
-        f"and whether an exponential or a power law describes the layer better (AICc): {said}. R² is of the bands' "
-        "means.",
+        f"and whether an exponential or a power law describes a layer better, by AICc: {said} of {told.sum()} layers. "
+        "R²: over the means of these bands.",
         drawn,
     )
     parts.draw(decays(fits), "decay", "Length over which nnz falls off, by layer")
@@ -33,7 +33,7 @@ def page(run: Run) -> None:
     """A panel a layer, then the fits."""
     drawn = answer(run, panels)
     bins = drawn.frame
-    fitted = " Dotted: the fitted exponential, where it is one." if "fit" in bins else ""
+    fitted = " Dashed: the fitted exponential, where it is one." if "fit" in bins else ""
     first = bins["first"].any()
     sequences = int(bins.loc[bins["first"], "tokens"].max()) if first else run.manifest.sequences
     apart = (

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from twell.app.figures import log_ticks
-from twell.app.multiples import small_multiples
+from twell.app.multiples import _steps, small_multiples
 
 
 @pytest.fixture
@@ -69,8 +69,18 @@ def test_the_first_position_stands_apart_from_the_line(frame: pd.DataFrame) -> N
 def test_a_fit_is_drawn_in_the_layers_that_have_one(frame: pd.DataFrame) -> None:
     frame["fit"] = frame["relative"].where(frame["layer"].isin([2, 5]) & ~frame["first"])
     figure = small_multiples(frame, "position", dict.fromkeys(range(14), ""), "x", "y", log=True)
-    (fit,) = [trace for trace in figure.data if trace.line.dash == "dot" and trace.line.color == "#c9821f"]
+    (fit,) = [trace for trace in figure.data if trace.line.dash == "dash"]
     assert sum(x is not None for x in fit.x) == 2 * 5
+    (dots,) = [trace for trace in figure.data if trace.mode == "markers"]
+    assert fit.line.color != dots.marker.color, "one colour, one meaning"
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.02, 9.7), (0.8, 1.8), (0.0, 1.0), (3.0, 13.5), (0.9, 1.1), (0.0, 2.6)])
+def test_a_linear_axis_names_two_to_six_round_values(low: float, high: float) -> None:
+    ticks = _steps(low, high)
+    assert 2 <= len(ticks) <= 6
+    assert low <= min(ticks) < max(ticks) <= high
+    assert max(map(len, ticks.values())) <= 4
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 768), (21, 46), (3.8, 9.1), (1, 60_000), (0.002, 0.9)])
