@@ -36,9 +36,9 @@ SHOWN = {  # by column of the printed tables: its heading, with the unit, and ho
     "dead_share": ("dead", "{:.1%}"),
     "ffn_speedup": ("FFN ×", "{:.2f}"),
     "model_speedup": ("model ×", "{:.2f}"),
-    "difference": ("difference", "{:+.4g}"),
-    "low": ("95 % from", "{:+.4g}"),
-    "high": ("to", "{:+.4g}"),
+    "difference": ("difference", "{:+.2f}"),
+    "low": ("95 % from", "{:+.2f}"),
+    "high": ("to", "{:+.2f}"),
 }
 
 
@@ -54,10 +54,10 @@ def compare(options: CompareOptions) -> pd.DataFrame:
 
 
 def _text(frame: pd.DataFrame) -> str:
-    """A table as it is printed: shares in per cent, speedups as factors, the rest to four digits."""
+    """A table as it is printed: shares in per cent, speedups as factors, the rest to two decimals."""
     shown = pd.DataFrame(index=frame.index)
     for name, values in frame.items():
-        heading, form = SHOWN.get(str(name), (str(name), "{:.4g}" if is_float_dtype(values) else "{}"))
+        heading, form = SHOWN.get(str(name), (str(name), "{:.2f}" if is_float_dtype(values) else "{}"))
         shown[heading] = ["–" if pd.isna(value) else form.format(value) for value in values]
     return shown.replace({"True": "yes", "False": "no"}).to_string(index=False)
 

@@ -13,14 +13,14 @@ from twell.workbench.store import Run
 
 SETTING = ["ffn", "rows", "dtype", "weights", "device"]
 CASE = ["case", *SETTING]
-BASELINES = {"ffn_dense": "dense", "ffn_compiled": "dense compiled", "ffn_fused": "dense with gate and up fused"}
+BASELINES = {"ffn_dense": "dense", "ffn_compiled": "dense (compiled)", "ffn_fused": "dense (gate and up fused)"}
 PROBES = {"ffn_counts": "counting", "ffn_neurons": "neuron sums", "ffn_packed": "TwELL handed out"}
 MADE = ("even", "heavy", "dense")
 
 
 def measured(run: Run) -> pd.DataFrame:
     """A row an operation and case, of those that are a whole FFN. Columns: case, input, layer, ffn, rows, dtype,
-    weights, device; what (dense, dense compiled, …, or the kernel with what was special about it); sparse (a kernel, no
+    weights, device; what (dense, …, or the kernel with what was special about it); sparse (a kernel, no
     probe); nnz_mean; us, low, high (µs: median, least and greatest turn); times (dense time / its own); error_max;
     repeats."""
     table = run.frame("bench")

@@ -17,8 +17,8 @@ FAINT = "rgba(139, 149, 161, 0.45)"
 OPEN = {"size": 11, "line": {"width": 2}}
 LOOKS: dict[str, dict[str, Any]] = {
     "dense": {"color": GREY, "symbol": "circle-open", **OPEN},
-    "dense compiled": {"color": GREY, "symbol": "square-open", **OPEN},
-    "dense with gate and up fused": {"color": GREY, "symbol": "diamond-open", **OPEN},
+    "dense (compiled)": {"color": GREY, "symbol": "square-open", **OPEN},
+    "dense (gate and up fused)": {"color": GREY, "symbol": "diamond-open", **OPEN},
 }
 REFERENCE = {"color": GREY, "symbol": "x-thin-open", **OPEN}
 KERNELS = ({"color": BLUE, "size": 9}, {"color": AMBER, "size": 9}, {"color": BLUE, "size": 9, "symbol": "diamond"})

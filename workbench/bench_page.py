@@ -20,7 +20,7 @@ from twell.workbench.bench_cases import Case
 EVEN = 0.03  # a kernel's ratio this near to 1 is shown as neither faster nor slower
 WIDTH = 110  # where there is no terminal
 DENSE_LABEL = "dense"
-LABELS = {"ffn_dense": DENSE_LABEL, "ffn_compiled": "dense, compiled", "ffn_fused": "dense, gate and up one"}
+LABELS = {"ffn_dense": DENSE_LABEL, "ffn_compiled": "dense (compiled)", "ffn_fused": "dense (gate and up fused)"}
 SUFFIXES = {
     "ffn_sparse": "",
     "ffn_counts": ", counts on",
@@ -29,6 +29,10 @@ SUFFIXES = {
     "gate": ": gate",
     "up_down": ": up, down",
 }
+LEGEND = (
+    "× dense: dense time over its own, the median and the range of turns; gate share: time of the dense gate product "
+    "over its own; error: of a row, relative to float64, mean and largest"
+)
 COLUMNS = {"": 27, "× dense": 8, "of turns": 11, "gate share": 10, "error": 8, "largest": 8}
 EXTRA = {"TFLOP/s": 8, "GB/s": 7}  # where there is room
 TIME = {"µs": 11}
@@ -56,6 +60,7 @@ class Page:
         )  # fmt: skip
         self._task = self._progress.add_task("", total=total)
         console.print(title, highlight=False)
+        console.print(Text(LEGEND, "dim"))
         self._print([{name: Text(name, "dim") for name in self._columns}])
 
     def __enter__(self) -> Page:

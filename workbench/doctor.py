@@ -55,10 +55,12 @@ def findings() -> list[tuple[str, str]]:
     return rows
 
 
-def why(choice: Choice) -> str:
-    """The kernel and why it runs: of those before it, what each lacks, but for those of another device."""
+def why(choice: Choice, asked: str = "auto") -> str:
+    """The kernel and why it runs: of those before it, what each lacks, but for those of another device that were not
+    asked for by name."""
     name, *others = choice.reason.split("; ")
-    return f"{choice.kernel}: {'; '.join([name, *(other for other in others if 'expected device' not in other)])}"
+    told = [other for other in others if "expected device" not in other or other.startswith(f"{asked}:")]
+    return f"{choice.kernel}: {'; '.join([name, *told])}"
 
 
 def versions() -> dict[str, str]:

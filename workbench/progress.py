@@ -85,7 +85,7 @@ def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> st
     return (
         f"{loaded.name} ({loaded.family}, {loaded.layers} layers of {loaded.d_model} × {loaded.d_ff}, {loaded.dtype}) "
         f"on {device_name(loaded.device)}\n"
-        f"kernel {why(loaded.choice(options.batch_tokens))}\n"
+        f"kernel {why(loaded.choice(options.batch_tokens), options.kernel)}\n"
         f"{amount}"
     )
 

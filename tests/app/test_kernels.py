@@ -79,7 +79,7 @@ def test_times_stand_beside_the_dense_time_of_their_case(benched: Run) -> None:
     layers = frame[(frame["layer"] >= 0) & frame["sparse"]]
     assert layers["times"].tolist() == [5.0, 4.0, 2.0]
     assert layers["error_max"].tolist() == [2e-7] * 3
-    assert set(frame["what"]) == {"dense", "dense with gate and up fused", "cpu kernel"}
+    assert set(frame["what"]) == {"dense", "dense (gate and up fused)", "cpu kernel"}
     assert (frame["times"] * frame["us"] == 500.0).all()
 
 

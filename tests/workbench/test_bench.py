@@ -224,7 +224,7 @@ def test_layers_are_added_up(tiny: Path, texts: tuple[str, ...], capsys: pytest.
         for op in ("ffn_dense", "ffn_sparse")
     }
     ratio = took["ffn_dense"] / took["ffn_sparse"]
-    assert "3 layers on text, 50 rows: dense, gate and up one " in capsys.readouterr().out or ratio < 0
+    assert "3 layers on text, 50 rows: dense (gate and up fused) " in capsys.readouterr().out or ratio < 0
     bench(quick())
     assert "layers" not in capsys.readouterr().out
 

@@ -112,6 +112,8 @@ def test_doctor_says_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["dashboard"] == "no-such-library is not installed: pip install 'twell-workbench[dashboard]'"
 
 
-def test_a_reason_leaves_out_kernels_of_another_device() -> None:
+def test_a_reason_leaves_out_kernels_of_another_device_that_nobody_asked_for() -> None:
     choice = Choice("cpu", "it is quick; hopper: expected device cuda, got cpu; other: expected rows, got none")
     assert why(choice) == "cpu: it is quick; other: expected rows, got none"
+    asked = "cpu: it is quick; hopper: expected device cuda, got cpu; other: expected rows, got none"
+    assert why(choice, "hopper") == asked, "what was asked for by name is never left out"
