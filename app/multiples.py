@@ -94,8 +94,9 @@ def _x_scale(frame: pd.DataFrame, x: str, log: bool) -> Scale:
 
 
 def _y_scale(frame: pd.DataFrame, log: bool) -> Scale:
-    """Over all intervals, 1 inside it."""
-    low, high = min(float(frame["low"].min()), 0.9), max(float(frame["high"].max()), 1.1)
+    """Over all intervals, and values without one; 1 inside it."""
+    low = min(float(frame["low"].fillna(frame["relative"]).min()), 0.9)
+    high = max(float(frame["high"].fillna(frame["relative"]).max()), 1.1)
     if log:
         low = max(low, float(frame.loc[frame["relative"] > 0, "relative"].min()) / 2)
         return Scale(low / 1.1, high * 1.1, True, {r: f"{r:g}" for r in RATIOS if low / 1.1 <= r <= high * 1.1})
@@ -134,7 +135,8 @@ def _frames(corners: dict[int, tuple[float, float]], across: Scale, up: Scale) -
 def _curves(drawn: pd.DataFrame) -> list[dict[str, Any]]:
     """A line over its interval in every panel, and the fitted curve where there is one."""
     parts = [part for _, part in drawn.groupby("layer")]
-    bands = [([*p["x"], *p["x"][::-1]], [*p["high"], *p["low"][::-1]]) for p in parts]
+    wide = [p.dropna(subset=["low", "high"]) for p in parts]  # one sequence tells no interval
+    bands = [([*p["x"], *p["x"][::-1]], [*p["high"], *p["low"][::-1]]) for p in wide]
     fill = {"line": {"width": 0}, "fill": "toself", "fillcolor": "rgba(47, 126, 216, 0.2)", "hoveron": "points"}
     line = _lines(((p["x"], p["relative"]) for p in parts), line={"color": BLUE, "width": 1.6})
     line |= {"text": [said for p in parts for said in (*p["hover"], None)], "hoverinfo": "text"}

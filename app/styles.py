@@ -27,7 +27,7 @@ CSS = """<style>
 .tw-scale { display: flex; align-items: center; gap: .6rem; font-size: .83rem; }
 .tw-scale span { opacity: .8; }
 .tw-scale .tw-quiet { opacity: .6; }
-.tw-place a.where { color: #2f7ed8 !important; opacity: 1; text-decoration: none !important; }
+.tw-place a.where { color: var(--tw-link) !important; opacity: 1; text-decoration: none !important; }
 .tw-scale i { width: 11rem; height: .7rem; border-radius: 3px; border: 1px solid rgba(139,149,161,.35);
   background: linear-gradient(to right, rgba(47,126,216,.02), rgba(47,126,216,.72)); }
 @media (max-width: 900px) {
@@ -45,7 +45,7 @@ CSS = """<style>
 a.tw-jump:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
 .tw-jump > * { white-space: pre; overflow: hidden; unicode-bidi: isolate; }
 .tw-jump .where, .tw-jump .number { opacity: .72; font-variant-numeric: tabular-nums; }
-a.tw-jump .where { color: #2f7ed8; opacity: 1; }
+a.tw-jump .where { color: var(--tw-link); opacity: 1; }
 .tw-jump.names > * { font-family: "Source Sans", sans-serif; overflow: visible; }
 .tw-jump .number { text-align: right; }
 a.tw-jump .before { display: flex; justify-content: flex-end; }
@@ -58,7 +58,8 @@ h4.tw-part { font-size: .9rem; font-weight: 600; margin: .2rem 0; padding: 0; }
 .tw-example, .tw-example-names {
   display: grid; grid-template-columns: 6.6rem minmax(0,1fr) 5rem 4.2rem; gap: .45rem; padding: .25rem 0;
   border-bottom: 1px solid rgba(139,149,161,.22); align-items: baseline; }
-.tw-example a.where { color: #2f7ed8 !important; text-decoration: none !important; font-variant-numeric: tabular-nums; }
+.tw-example a.where { color: var(--tw-link) !important; text-decoration: none !important;
+  font-variant-numeric: tabular-nums; }
 .tw-example-names > * { font-family: "Source Sans", sans-serif; opacity: .72; }
 .tw-example .words { white-space: pre-wrap; overflow-wrap: anywhere; }
 .tw-example .words span { border-radius: 3px; padding: .1em 0; }
@@ -69,7 +70,7 @@ h4.tw-part { font-size: .9rem; font-weight: 600; margin: .2rem 0; padding: 0; }
 .tw-neuron { display: grid; grid-template-columns: 6rem 5rem minmax(0,1fr) 4.6rem 4.2rem; gap: .7rem;
   align-items: center; padding: .17rem 0; border-bottom: 1px solid rgba(139,149,161,.22); font-size: .87rem;
   color: inherit !important; text-decoration: none !important; font-variant-numeric: tabular-nums; }
-.tw-neuron .name { color: #2f7ed8; }
+.tw-neuron .name { color: var(--tw-link); }
 .tw-neuron i { height: .55rem; border-radius: 2px; background: rgba(139,149,161,.2); }
 .tw-neuron b { display: block; height: 100%; border-radius: 2px; background: #2f7ed8; opacity: .75; }
 .tw-neuron .number, .tw-neuron.names span:nth-child(n+4) { text-align: right; }
@@ -96,7 +97,7 @@ a.tw-logit .number { text-align: right; font-size: .87rem; font-variant-numeric:
 .tw-claims.names { border-top: none; font-size: .87rem; }
 .tw-claims.names .tw-claim { padding: 0 0 .2rem; border-bottom: none; opacity: .72; }
 .tw-verdict { border-radius: 999px; padding: .05rem .6rem; font-size: .83rem; border: 1px solid currentColor; }
-.tw-verdict.yes { background: #2f7ed8; border-color: #2f7ed8; color: #fff; }
+.tw-verdict.yes { background: #1f6fc9; border-color: #1f6fc9; color: #fff; }
 @media (max-width: 900px) {
   .tw-claim { grid-template-columns: 1fr; gap: .3rem; }
   .tw-claims.names { display: none; }

@@ -60,6 +60,7 @@ ABOUT = "The TwELL workbench: which neurons of a sparse language model fire, and
 
 # What Streamlit's own elements leave open. `light-dark` follows the theme that the page is in, also when it changes.
 CSS = """<style>
+.stApp { --tw-link: light-dark(#1f6fc9, #6eaaf2); }
 /* the frame: pages and run chooser in one bar, the menu at its right */
 .stApp .stMainBlockContainer { max-width: 1480px; margin-left: 0; padding: .8rem 1.5rem 3rem; }
 [data-testid="stHeader"] { position: absolute; top: .1rem; right: 0; left: auto; width: auto; background: transparent; }
@@ -68,7 +69,7 @@ CSS = """<style>
 .st-key-bar { padding-right: 2.4rem; }
 [data-testid="stPageLink"] a { padding-left: 0; }
 .st-key-nav [data-testid="stPageLink"] a { padding: .3rem .7rem; }
-.stElementContainer:not(.st-key-nav *) > [data-testid="stPageLink"] a p { color: #2f7ed8; font-weight: 600; }
+.stElementContainer:not(.st-key-nav *) > [data-testid="stPageLink"] a p { color: var(--tw-link); font-weight: 600; }
 @media (min-width: 1200px) {
   .st-key-bar :is(.st-key-chooser, .st-key-chooser .stSelectbox) {
     flex-basis: 25rem !important; width: 25rem !important; }

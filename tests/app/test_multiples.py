@@ -75,6 +75,15 @@ def test_a_fit_is_drawn_in_the_layers_that_have_one(frame: pd.DataFrame) -> None
     assert fit.line.color != dots.marker.color, "one colour, one meaning"
 
 
+def test_without_intervals_there_are_lines_alone(frame: pd.DataFrame) -> None:
+    frame[["low", "high"]] = math.nan
+    figure = small_multiples(frame, "position", dict.fromkeys(range(14), ""), "x", "y", log=True)
+    (line,) = [trace for trace in figure.data if trace.line.color == "#2f7ed8" and trace.text is not None]
+    assert sum(y is not None and math.isfinite(y) for y in line.y) == 14 * 5
+    (band,) = [trace for trace in figure.data if trace.fill == "toself"]
+    assert set(band.x) == {None}
+
+
 @pytest.mark.parametrize(("low", "high"), [(0.02, 9.7), (0.8, 1.8), (0.0, 1.0), (3.0, 13.5), (0.9, 1.1), (0.0, 2.6)])
 def test_a_linear_axis_names_two_to_six_round_values(low: float, high: float) -> None:
     ticks = _steps(low, high)
