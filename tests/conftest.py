@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from twell.workbench.cli import SPIN
 from twell.workbench.manifest import Manifest
+
+os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # as on the command line; read once, by what comes with torch
 
 
 def made_manifest(layers: int = 3, d_ff: int = 64, **fields: Any) -> Manifest:
