@@ -68,7 +68,7 @@ def dead(run: Run) -> Answer:
         f"{100 * share:.1f} % of all neurons never fired, from {100 * layers['dead_share'].min():.1f} % to "
         f"{100 * layers['dead_share'].max():.1f} % by layer",
         f"{int(layers['dead'].sum()):,} of {run.layers * run.d_ff:,} neurons, in {layers['tokens'].iloc[0]:,} tokens "
-        f"of {run.manifest.sequences:,} sequences; each in under {100 * layers['dead_sequences'].iloc[0]:.2g} % of "
+        f"of {run.manifest.sequences:,} sequences; each in under {100 * layers['dead_sequences'].iloc[0]:.3g} % of "
         f"them, and of tokens, were they independent, in under {1e6 * layers['dead_upper'].iloc[0]:,.1f} per million "
         "(95 %)",
         share > 0.30,

@@ -98,10 +98,12 @@ def _positions(run: Run) -> str:
 def _surprisal(run: Run) -> str:
     frame = ask(run, "surprisal_correlation")
     strongest = frame.loc[frame["spearman"].abs().idxmax()]
+    low, high = fixed(strongest["low"]), fixed(strongest["high"])
+    interval = f"95{SPACE}% {low} to {high}, " if pd.notna(strongest["low"]) else ""  # one sequence tells none
     return (
         f"nnz against the loss of the next token: Spearman {fixed(frame['spearman'].min())} to "
         f"{fixed(frame['spearman'].max())} by layer, strongest in layer {strongest['layer']:.0f} "
-        f"(95{SPACE}% {fixed(strongest['low'])} to {fixed(strongest['high'])}, n = {whole(strongest['n'])})."
+        f"({interval}n = {whole(strongest['n'])})."
     )
 
 

@@ -20,7 +20,9 @@ def ridges(bins: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
     """Each layer's distribution of nnz (spread), its share of the model's nnz, and its dead neurons, in one row a
     layer."""
     layers = [int(layer) for layer in by_layer["layer"]]
-    figure = make_subplots(rows=1, cols=3, shared_yaxes=True, column_widths=[0.62, 0.19, 0.19], horizontal_spacing=0.03)
+    known = bool(by_layer["dead_share"].notna().any())
+    widths = [0.62, 0.19, 0.19] if known else [0.7, 0.3]
+    figure = make_subplots(rows=1, cols=len(widths), shared_yaxes=True, column_widths=widths, horizontal_spacing=0.03)
     high = float(by_layer["max"].max())
     curves = {layer: _density(part) for layer, part in bins.groupby("layer")}
     peak = max((float(y.max()) for _, y, _ in curves.values() if len(y)), default=1.0) or 1.0
@@ -45,14 +47,15 @@ def ridges(bins: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
     _used(figure, by_layer)
     said = [f"{number(m)} · {percent(s)}" for m, s in zip(by_layer["mean"], by_layer["share"], strict=True)]
     _bars(figure, 2, layers, by_layer["mean"], said, BLUE)
-    _bars(figure, 3, layers, by_layer["dead_share"], [percent(v) for v in by_layer["dead_share"]], GREY)
+    if known:
+        _bars(figure, 3, layers, by_layer["dead_share"], [percent(v) for v in by_layer["dead_share"]], GREY)
     finish(figure, 100 + max(18, min(46, 900 // len(layers))) * len(layers), top=36, left=40)
     zero_log_axis(figure, high, "nnz of a token, neurons", row=1, col=1)
     layer_axis(figure, layers)
     figure.update_yaxes(range=[max(layers) + 0.6, min(layers) - 1.6])
     figure.update_yaxes(showgrid=False, col=2)
     figure.update_yaxes(showgrid=False, col=3)
-    names = ("distribution over tokens, ● mean", "mean nnz · share of all", "dead neurons")
+    names = ("distribution over tokens, ● mean", "mean nnz · share of all", "dead neurons")[: len(widths)]
     notes = [panel_title(name, column, above=26) for column, name in enumerate(names, start=1)]
     figure.update_layout(annotations=notes)
     return figure

@@ -111,6 +111,13 @@ def told() -> Iterator[None]:
         st.warning(plain(str(error)))
 
 
+def bands(*runs: Run) -> str:
+    """What the bands of a figure are, or why there are none."""
+    if all(run.manifest.sequences > 1 for run in runs):
+        return "bands are 95 % intervals"
+    return "one sequence alone gives no intervals"
+
+
 def plain(text: str) -> str:
     """Text for a place that reads Markdown, with nothing left to read in it."""
     return "".join("\\" + c if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)

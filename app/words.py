@@ -118,6 +118,11 @@ def percent(share: float | None) -> str:
     return f"{share * 100:.{places}f}{SPACE}%"
 
 
+def rare(share: float) -> str:
+    """A small share: 113 per million; from 1 % on as a percentage."""
+    return percent(share) if share >= 0.01 else f"{number(1e6 * share, 2)} per million"
+
+
 def signed(value: float, digits: int = 3) -> str:
     """A number with its sign: +2.13, −0.4."""
     return ("+" if value > 0 else "") + number(value, digits)

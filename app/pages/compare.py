@@ -101,7 +101,7 @@ def by_position(runs: tuple[Run, Run]) -> None:
         f"position about {number(r.position, 2)}<br>{times(r.relative)} (95 % {times(r.low)} to {times(r.high)})"
         for r in found.itertuples()
     ]
-    said = f"Mean nnz of {runs[0].name} over that of {runs[1].name}; position logarithmic; bands are 95 % intervals."
+    said = f"Mean nnz of {runs[0].name} over that of {runs[1].name}; position logarithmic; {parts.bands(*runs)}."
     parts.heading("The ratio by position", said, drawn)
     titles = {int(layer): f"L{layer}" for layer in found["layer"].unique()}
     figure = small_multiples(

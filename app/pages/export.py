@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import re
 import tempfile
 import zipfile
 from pathlib import Path
@@ -37,8 +38,9 @@ def chosen(run: Run) -> str:
 
 
 def described(text: str | None) -> str:
-    """What a table of the analysis holds, by the docstring of its function."""
-    return " ".join((text or "").split()).rstrip(".") + "."
+    """What a table of the analysis holds, by the docstring of its function, as HTML."""
+    said = html.escape(" ".join((text or "").split()).rstrip(".") + ".")
+    return re.sub("`([^`]+)`", r"<code>\1</code>", said)
 
 
 def computed(run: Run, name: str) -> None:
@@ -46,10 +48,11 @@ def computed(run: Run, name: str) -> None:
     drawn = answer(run, name)
     frame = drawn.frame
     said = f"{plural(len(frame), 'row')}{', the first ' + whole(SEEN) + ' shown' if len(frame) > SEEN else ''}"
-    parts.heading(name, f"{said}. {frame.attrs.get('note', '')}", drawn)
+    note = str(frame.attrs.get("note", "")).rstrip(".")
+    parts.heading(name, f"{said}. {note}{'.' * bool(note)}", drawn)
     parts.save(frame, f"{run.name}-{name}", "table")
-    st.dataframe(frame.head(SEEN), hide_index=True, height=320)
-    parts.note(html.escape(described(ANALYSIS[name].__doc__)))
+    st.dataframe(frame.head(SEEN), hide_index=True)
+    parts.note(described(ANALYSIS[name].__doc__))
 
 
 def recorded(run: Run, name: str) -> None:
@@ -69,7 +72,7 @@ def recorded(run: Run, name: str) -> None:
             f"Past {whole(MOST)} rows a browser is the wrong way: the files in the run's folder are Parquet already, "
             f"and <code>twell export … --table {name} --format csv</code> writes them out part by part."
         )
-    st.dataframe(head(run, name), hide_index=True, height=320)
+    st.dataframe(head(run, name), hide_index=True)
     columns = [vars(column) for column in expand(TABLES[name], run.layers, run.d_ff, run.manifest.counts_used)]
     st.dataframe(
         pd.DataFrame(columns)[["name", "type", "unit", "meaning"]].rename(columns={"name": "column"}),

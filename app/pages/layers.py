@@ -11,7 +11,7 @@ from twell.app.layer_data import layer_rows, spread, surprise
 from twell.app.layer_figures import ridges
 from twell.app.multiples import small_multiples
 from twell.app.state import ask, bound, shown
-from twell.app.words import fixed, number, percent, plural, whole
+from twell.app.words import fixed, number, percent, plural, rare, whole
 from twell.workbench.store import Run
 
 LOSSES = {"next": "Loss of the next token", "own": "Loss of the token itself"}
@@ -21,11 +21,14 @@ def distributions(run: Run) -> None:
     """Distribution, share and dead neurons, a row a layer."""
     frame = ask(run, "by_layer")
     tokens = int(frame["tokens"].max())
+    dead = (
+        " Dead: never fired in these tokens; the density of such a neuron is under "
+        f"{rare(3 / max(tokens, 1))} (95 %)." * bool(frame["dead_share"].notna().any())
+    )
     parts.heading(
         "Activity by layer",
         f"Exact counts of {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, logarithmic axis "
-        f"with a place for 0.{second_relu(frame)} Dead: never fired in these tokens; the density of such a neuron "
-        f"is under {number(3e6 / max(tokens, 1), 2)} per million tokens (95 %).",
+        f"with a place for 0.{second_relu(frame)}{dead}",
         answer(run, layer_rows),
     )
     parts.draw(ridges(ask(run, spread), frame), "ridges", "Distribution of nnz in each layer")
@@ -59,7 +62,7 @@ def surprisal(run: Run) -> None:
         parts.heading(
             "Activity and surprise",
             f"Mean nnz relative to the layer's mean, against the loss of {which}, in bins of equal counts, the last "
-            "one drawn where it begins; bands are 95 % intervals. ρ: Spearman's correlation over tokens.",
+            f"one drawn where it begins; {parts.bands(run)}. ρ: Spearman's correlation over tokens.",
             drawn,
         )
     titles = {

@@ -15,7 +15,7 @@ from twell.app.neuron_values import known, missing, sampled
 from twell.app.neuron_view import examples_html, written_html
 from twell.app.state import ask, parameter, shown
 from twell.app.weights import written
-from twell.app.words import SPACE, number, percent, plural, token_html, whole
+from twell.app.words import SPACE, number, percent, plural, rare, token_html, whole
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -29,7 +29,7 @@ def facts(run: Run, row: dict[str, object]) -> None:
         if fires
         else (
             "Density",
-            f"<{SPACE}{number(3e6 / tokens, 2)} per million",
+            f"<{SPACE}{rare(3 / tokens)}",
             f"never fired in {out_of} (95{SPACE}% bound)",
         )
     )

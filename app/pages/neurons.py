@@ -12,7 +12,7 @@ from twell.app.answers import answer
 from twell.app.neuron_data import KINDS, LISTED, SAID, density_bins, neuron_list, parse
 from twell.app.neuron_figures import density_map
 from twell.app.state import ask, bound, open_page, shown
-from twell.app.words import decimals, number, plural, visible, whole
+from twell.app.words import decimals, plural, rare, visible, whole
 from twell.workbench.store import Run
 
 
@@ -24,7 +24,7 @@ def densities(run: Run) -> None:
         "Density by layer",
         f"Share of a layer's {whole(run.d_ff)} neurons by the share of {plural(tokens, 'token')} that fire them. "
         f"Never: in none of these tokens, of {plural(run.manifest.sequences, 'sequence')}; the density of such a "
-        f"neuron is under {number(3e6 / max(tokens, 1), 2)} per million (95 %).",
+        f"neuron is under {rare(3 / max(tokens, 1))} (95 %).",
         drawn,
     )
     parts.draw(density_map(drawn.frame), "densities", "Share of neurons by density in each layer")

@@ -14,7 +14,7 @@ from twell.app.findings import findings
 from twell.app.overview_data import BLOCKS, fair_speedup, layer_rows
 from twell.app.overview_figures import layer_by_layer
 from twell.app.state import ask, shown
-from twell.app.words import SPACE, number, percent, plural, times, whole
+from twell.app.words import SPACE, number, percent, plural, rare, times, whole
 from twell.workbench.store import Run
 
 
@@ -32,7 +32,7 @@ def headline(run: Run) -> None:
         dead = (
             f"{whole(found['dead'])} of {whole(neurons)} never fired in {whole(tokens)} tokens of "
             f"{plural(run.manifest.sequences, 'sequence')}: density under "
-            f"{number(found['dead_upper'] * 1e6, 2)} per million (95{SPACE}%)"
+            f"{rare(found['dead_upper'])} (95{SPACE}%)"
         )
     loss = f"over {plural(found['loss_tokens'], 'prediction')}" if found["loss_tokens"] else "not recorded"
     if found["speedup"] is None:

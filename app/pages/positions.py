@@ -44,7 +44,7 @@ def page(run: Run) -> None:
     parts.heading(
         "Mean nnz by position, relative to the layer's mean",
         f"{plural(sequences, 'sequence')}, up to {whole(bins['position_to'].max() + 1)} tokens; both axes logarithmic; "
-        f"bands are 95 % intervals. {apart}{fitted}",
+        f"{parts.bands(run)}. {apart}{fitted}",
         drawn,
     )
     spans = [span(low, high) for low, high in zip(bins["position_from"], bins["position_to"], strict=True)]

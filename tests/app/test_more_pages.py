@@ -276,3 +276,30 @@ def test_every_page_opens_on_the_recorded_runs(show: Show) -> None:
             assert not test.exception
             assert not test.warning
         assert not show(recorded, "neuron", run=name, neuron="L0/N0").exception
+
+
+@pytest.mark.parametrize("page", ["overview", "layers", "positions", "compare"])
+def test_a_run_of_one_sequence_has_lines_and_no_intervals(
+    show: Show, made: ModuleType, tmp_path: Path, page: str
+) -> None:
+    made.make(tmp_path / "one", layers=2, sequences=1, length=48, parts=1, timings=0)
+    made.make(tmp_path / "other", layers=2, sequences=20, timings=0)
+    test = show(tmp_path, page, run="one", **{"with": "other"})
+    assert not test.exception
+    shown = markup(test)
+    assert "– to –" not in shown
+    assert ("one sequence alone gives no intervals" in shown) == (page != "overview")
+
+
+def test_runs_at_one_place_have_their_names_above_one_another(show: Show, runs: Path) -> None:
+    test = show(runs, "compare", run="made", **{"with": "summary"})
+    labels = [text for trace in figure(test, "frontier")["data"] for text in trace.get("text", [])]
+    assert any({"made", "summary"} <= {line.split(" ")[0] for line in text.split("<br>")} for text in labels)
+    assert labels.count("") == len(labels) - len({text for text in labels if text})
+
+
+def test_a_run_without_sums_of_neurons_says_nothing_of_dead_ones(show: Show, runs: Path) -> None:
+    assert "dead neurons" in str(layout(show(runs, "layers", run="made"), "ridges")["annotations"])
+    test = show(runs, "layers", run="counts")
+    assert "dead" not in str(layout(test, "ridges")["annotations"])
+    assert "Dead:" not in markup(test)

@@ -14,6 +14,7 @@ from twell.app.words import (
     percent,
     plot_label,
     plural,
+    rare,
     running,
     seconds_ago,
     signed,
@@ -83,6 +84,7 @@ def test_percentages_keep_the_digits_that_tell_them_from_100(share: float, said:
 
 
 def test_small_words() -> None:
+    assert [rare(share) for share in (3 / 23, 0.01, 0.000113)] == [f"13{THIN}%", f"1.0{THIN}%", "113 per million"]
     assert plural(1, "token") == "1 token"
     assert plural(2000, "token") == f"2{THIN}000 tokens"
     assert signed(1.5) == "+1.50"
