@@ -94,13 +94,12 @@ a.tw-logit .number { text-align: right; font-size: .87rem; font-variant-numeric:
   border-bottom: 1px solid rgba(139,149,161,.22); overflow-wrap: anywhere; }
 .tw-claim p { margin: 0; }
 .tw-claim .claim { font-weight: 600; }
-.tw-claims.names { border-top: none; font-size: .87rem; }
-.tw-claims.names .tw-claim { padding: 0 0 .2rem; border-bottom: none; opacity: .72; }
+.tw-claim.names { padding: 0 0 .2rem; border-bottom: none; font-size: .87rem; opacity: .72; }
 .tw-verdict { border-radius: 999px; padding: .05rem .6rem; font-size: .83rem; border: 1px solid currentColor; }
 .tw-verdict.yes { background: #1f6fc9; border-color: #1f6fc9; color: #fff; }
 @media (max-width: 900px) {
   .tw-claim { grid-template-columns: 1fr; gap: .3rem; }
-  .tw-claims.names { display: none; }
+  .tw-claim.names { display: none; }
 }
 
 /* two runs side by side */

@@ -15,8 +15,8 @@ from twell.workbench.store import Run
 
 HOLDS, FAILS = "holds", "does not hold"
 NAMES = (
-    '<div class="tw-claims names"><div class="tw-claim"><div>What is claimed</div><div>This run</div>'
-    "<div>Verdict, and the rule for it</div></div></div>"
+    '<div class="tw-claim names"><div>What is claimed</div><div>This run</div>'
+    "<div>Verdict, and the rule for it</div></div>"
 )
 
 

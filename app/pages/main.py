@@ -32,6 +32,7 @@ PAGES = {
     "compare": "Compare",
     "export": "Export",
 }
+FRONT = "overview"  # the page that is served at the root, and found under its name too
 SINGLE = ("token", "neuron")  # pages of one thing, reached from the page of all
 
 
@@ -44,6 +45,11 @@ def address(found: state.Shelf) -> str:
     st.session_state["run"] = name
     st.session_state["chooser"] = name if name in found.runs else None
     return name
+
+
+def to_front() -> None:
+    """The front page under its name, as the other pages have theirs: on to the root."""
+    state.open_page(FRONT, **st.query_params)
 
 
 def switch() -> None:
@@ -81,9 +87,11 @@ def main() -> None:
     """Draw the frame around every page, then the page."""
     st.set_page_config(page_title="TwELL workbench", page_icon=ICON, layout="wide", menu_items={"About": theme.ABOUT})
     st.html(theme.CSS + styles.CSS)
-    links = {t: st.Page(f"{n}.py", title=t, url_path=n, default=n == "overview") for n, t in PAGES.items()}
+    links = {title: st.Page(f"{name}.py", title=title, url_path=name) for name, title in PAGES.items() if name != FRONT}
+    links = {PAGES[FRONT]: st.Page(f"{FRONT}.py", title=PAGES[FRONT], url_path="front", default=True)} | links
     single = [st.Page(f"{name}.py", title=name.capitalize(), url_path=name) for name in SINGLE]
-    page = st.navigation([*links.values(), *single], position="hidden")
+    by_name = st.Page(to_front, title=PAGES[FRONT], url_path=FRONT)
+    page = st.navigation([*links.values(), *single, by_name], position="hidden")
     found = state.shelf()
     if not found.runs and not found.broken:
         parts.no_runs(found)

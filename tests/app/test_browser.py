@@ -71,3 +71,10 @@ def test_token_text_does_nothing_in_a_browser(watched: Any, hostile: dict[int, s
     assert "<script>window" in watched.page.locator(".js-plotly-plot .ytick").all_text_contents()[0]
     assert watched.page.evaluate("window.twellHurt") is None
     watched.check()
+
+
+def test_the_front_page_is_found_under_its_name_too(watched: Any) -> None:
+    watched.open("/overview?run=made", ".tw-numbers")
+    watched.page.wait_for_url("**/?run=made")
+    assert watched.page.get_by_text("Page not found").count() == 0
+    watched.check()

@@ -109,7 +109,7 @@ def test_the_numbers_of_a_column_share_their_decimals() -> None:
         ("z -0.27 (-0.3 to 26,452)", f"z −0.27 (−0.3 to 26{THIN}452)"),
         ("1,212,907 tokens, 95 %", f"1{THIN}212{THIN}907 tokens, 95{THIN}%"),
         ("2026-11-22, part-00000, --compression 4,8,16", "2026-11-22, part-00000, --compression 4,8,16"),
-        ("of 2048,5632 in 3,5", "of 2048,5632 in 3,5"),
+        ("of 2048,5632 and 100,2048 in 3,5", "of 2048,5632 and 100,2048 in 3,5"),
     ],
 )
 def test_sentences_get_the_signs_and_spaces_of_the_other_numbers(plain: str, said: str) -> None:
