@@ -109,7 +109,9 @@ def test_killed_at_any_file(
 def test_kill_9(tmp_path: Path, run_capture: Callable[..., Run], make_model: Callable[..., Path]) -> None:
     """Twice, at moments of its own choosing, or as often as TWELL_KILLS says."""
     folder = make_model(tmp_path / "model")
-    (tmp_path / "long.txt").write_text("Where the river bends, the ferry waits for nobody. " * 1000, encoding="utf-8")
+    kills, seen = int(os.environ.get("TWELL_KILLS", "2")), set()
+    sentence = "Where the river bends, the ferry waits for nobody. "
+    (tmp_path / "long.txt").write_text(sentence * 200 * kills, encoding="utf-8")  # 8 000 tokens a kill
     text = (str(tmp_path / "long.txt"),)
     given: dict[str, Any] = {"batch_tokens": 256, "seq_len": 64}
     code = (
@@ -119,7 +121,6 @@ def test_kill_9(tmp_path: Path, run_capture: Callable[..., Run], make_model: Cal
         "seq_len=64, timings=0, device='cpu', kernel='reference', examples=2, fired='1:0.3', resume=True))"
     )
     command = [sys.executable, "-c", code, str(folder), text[0], str(tmp_path / "run")]
-    kills, seen = int(os.environ.get("TWELL_KILLS", "2")), set()
     generator = random.Random(5)
     for _ in range(kills):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
