@@ -124,7 +124,7 @@ h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; 
 .stPlotlyChart :is([class*="tick"], .cbaxis, .cbtitle) text, .stPlotlyChart [class*="title"] {
   fill: light-dark(#56606c, #aeb7c2) !important; }
 .stPlotlyChart :is(.textpoint text, .annotation-text) { fill: light-dark(#56606c, #aeb7c2) !important; }
-.stPlotlyChart :is(.heatmap-label text, .bartext) { fill: light-dark(#16202b, #eef2f6) !important; }
+.stPlotlyChart :is(.heatmap-label text, .bartext, .hovertext text) { fill: light-dark(#16202b, #eef2f6) !important; }
 
 /* the places where a token stands: a grid with the token in its middle */
 .tw-places { font-family: "Source Code Pro", monospace; font-size: .83rem; line-height: 1.5; }

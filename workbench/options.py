@@ -54,8 +54,8 @@ class CaptureOptions:
     )
     timings_share: float = option(
         0.01,
-        help="of the time goes into timings, beside 4 s on a CPU and 0.1 s on a GPU; 1: time every layer in each batch "
-        "that is due",
+        help="share of the time that timings may take, beside 4 s on a CPU and 0.1 s on a GPU; 1: time every layer in "
+        "each batch that is due",
     )
     loss: bool = option(True, help="record the next token's loss")
     probes: Literal["counts", "neurons", "all"] = option(
@@ -167,7 +167,7 @@ class VerifyOptions:
     """
 
     run: Path = option(help="a run's folder", value="RUN", argument=True)
-    tokens: int = option(8_000, help="of the run, from its beginning", unit="tokens")
+    tokens: int = option(8_000, help="compare so many of the run's, from its beginning", unit="tokens")
     model: str | None = option(
         None, help="the model's folder, where the name in the manifest does not lead to it", value="PATH"
     )
@@ -194,14 +194,14 @@ class BenchOptions:
         (), help="text for a model, as for `twell capture`; default: the built-in ones", value="SOURCE"
     )
     rows: str | None = option(
-        None, help="of a case; default: 131072 on a GPU, 1024 on a CPU", unit="tokens", value="N[,N…]"
+        None, help="rows of a case; default: 131072 on a GPU, 1024 on a CPU", unit="tokens", value="N[,N…]"
     )
     layers: str | None = option(None, help="the layers to time; default: all", value="L[,L…]")
     inputs: str | None = option(
-        None, help="of text,uniform for a model and heavy,even,dense for a shape; default: all", value="KIND[,KIND…]"
+        None, help="text,uniform for a model, heavy,even,dense for a shape; default: all", value="KIND[,KIND…]"
     )
     nnz: str = option("15,29,60,120,250", help="mean nnz of made-up inputs", unit="neurons", value="N[,N…]")
-    compression: str = option("8", help="of the TwELL that kernels emit: of 2, 4, 8 and 16", value="C[,C…]")
+    compression: str = option("8", help="of the TwELL that kernels emit: 2, 4, 8 or 16", value="C[,C…]")
     kernel: tuple[str, ...] = option(
         (),
         help="time this kernel alone; may be given again; default: all that can run, on a GPU without the reference",
