@@ -1,12 +1,13 @@
 """Start the dashboard: `twell app RUNS`, or `launch(AppOptions(runs=Path("runs")))` from Python.
 
-Streamlit runs in a process of its own, with address, theme and "no usage statistics" as flags, so that they hold in
+Streamlit runs in a process of its own, with address, theme and "no usage statistics" as settings, so that they hold in
 whatever folder it is started. Costs one Python start; Ctrl-C, or the end of this process, stops it.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import signal
 import socket
 import subprocess
@@ -17,10 +18,9 @@ import webbrowser
 from pathlib import Path
 from typing import Protocol
 
-from twell.app.theme import SETTINGS, flags
+from twell.app.theme import SETTINGS
 from twell.workbench.errors import UserError
 
-MAIN = Path(__file__).with_name("pages") / "main.py"
 DEFAULT_RUNS = Path("runs")  # need not be there: the recorded runs of the package still are
 
 
@@ -68,8 +68,7 @@ def launch(options: AppOptions) -> None:
 def command(options: AppOptions) -> list[str]:
     """The command line that serves the dashboard."""
     address = {"server.address": options.host, "server.port": options.port, "browser.serverAddress": options.host}
-    run = [sys.executable, "-m", "twell.app.serve", "run", str(MAIN)]
-    return [*run, *flags(SETTINGS | address), "--", str(options.runs.resolve())]
+    return [sys.executable, "-m", "twell.app.serve", str(options.runs.resolve()), json.dumps(SETTINGS | address)]
 
 
 def check_address(host: str, port: int) -> None:

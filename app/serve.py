@@ -1,5 +1,7 @@
-"""Streamlit's command line, started with what the pages need already loaded, so that the first visitor waits for none
-of it: `python -m twell.app.serve run app/pages/main.py -- RUNS`. Costs about a second more before the server answers.
+"""The dashboard's server: `python -m twell.app.serve RUNS SETTINGS`, the settings of Streamlit as JSON.
+
+It starts with what the pages need already loaded, so that the first visitor waits for none of it, and tells the browser
+with each page what its elements are drawn with (`preload`). Costs about a second more before the server answers.
 
 Streamlit looks through all that Python holds for garbage after every run of a page and every look at a growing run:
 0.1 s a time for the libraries alone, which are none. So they are set aside, once they are loaded.
@@ -8,9 +10,13 @@ Streamlit looks through all that Python holds for garbage after every run of a p
 from __future__ import annotations
 
 import gc
+import json
+import sys
 import threading
 from importlib import import_module
+from pathlib import Path
 
+MAIN = Path(__file__).with_name("pages") / "main.py"
 # What the pages import, but for what needs a running server; and what answers about single tokens, while that starts.
 PAGES = (
     "streamlit",
@@ -30,14 +36,18 @@ def load(*names: str) -> None:
     gc.freeze()
 
 
-def main() -> None:
-    """Load, then hand over."""
+def main(runs: str, settings: str) -> None:
+    """Load, then serve until stopped."""
     load(*PAGES)
     threading.Thread(target=load, args=(LATER,), daemon=True).start()
-    from streamlit.web.cli import main as streamlit
+    import streamlit as st
+    from starlette.middleware import Middleware
 
-    streamlit(prog_name="streamlit")
+    from twell.app.preload import Announced, scripts
+
+    sys.argv = [str(MAIN), runs]  # as the pages find them, whatever starts the server
+    st.App(MAIN, middleware=[Middleware(Announced, scripts=scripts())]).run(config=json.loads(settings))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

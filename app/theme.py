@@ -34,7 +34,7 @@ _BOTH = {
     "linkUnderline": False,
 }
 
-# Every setting is also a flag of `streamlit run`: given so, it holds in whatever folder the dashboard is started.
+# Given to the server when it starts, so that they hold in whatever folder that is.
 SETTINGS: dict[str, object] = {
     "browser.gatherUsageStats": False,
     "client.showErrorLinks": False,
@@ -49,12 +49,6 @@ SETTINGS: dict[str, object] = {
     **{f"theme.light.{name}": value for name, value in _LIGHT.items()},
     **{f"theme.dark.{name}": value for name, value in _DARK.items()},
 }
-
-
-def flags(settings: dict[str, object]) -> list[str]:
-    """The settings as flags of `streamlit run`."""
-    return [f"--{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in settings.items()]
-
 
 ABOUT = "The TwELL workbench: which neurons of a sparse language model fire, and what that is worth."
 
