@@ -35,20 +35,22 @@ class Answer:
     arguments: dict[str, Any] = field(default_factory=dict)
     others: tuple[Run, ...] = ()
     steps: tuple[Step, ...] = ()
+    before: Answer | None = field(default=None, repr=False, compare=False)  # it without its last step
 
     def then(self, step: Callable[..., pd.DataFrame], *arguments: Any) -> Answer:
         """The same with a step more: a function of the table and of these arguments, the run itself among them."""
-        return replace(self, steps=(*self.steps, (step, arguments)))
+        return replace(self, steps=(*self.steps, (step, arguments)), before=self)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
         """The table, its rows numbered from 0. Raises Missing and UserError as `ask` does."""
-        if self.others:
+        if self.before is not None:
+            step, arguments = self.steps[-1]
+            found = step(self.before.frame, *arguments)
+        elif self.others:
             found = against(self.run, self.question, list(self.others))
         else:
             found = ask(self.run, self.question, **self.arguments)
-        for step, arguments in self.steps:
-            found = step(found, *arguments)
         return found.reset_index(drop=True)
 
     @property

@@ -28,6 +28,8 @@ def visible(text: str) -> str:
     """A token's text with spaces, line ends and characters that draw nothing made visible."""
     if not text:
         return "⟨empty⟩"
+    if text.isascii() and text.isprintable():  # nearly all of a vocabulary, which a search looks through
+        return text.replace(" ", _NAMED[" "])
     return "".join(_NAMED.get(c) or _seen(c) for c in ("◌" + text if unicodedata.combining(text[0]) else text))
 
 

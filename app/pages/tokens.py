@@ -16,7 +16,8 @@ EACH = 15  # tokens at each end of the ranking
 MOST = 1_000_000  # the largest minimum count
 VIEWS = {"tokens": "Tokens", "words": "Whole words", "classes": "Classes"}
 MEANS = {"z": "the layer", "z_position": "layer and position"}  # what a token's nnz is measured from
-ROWS = 5000  # rows of the table that go to the browser
+ROWS = 5000  # rows of the table that go to the browser, with these columns and no other
+COLUMNS = ["text", "token_id", "count", "sequences", "z", "z_se", "mean", "mean_se", "surprisal_mean", "loss_mean"]
 
 
 def chosen_filters() -> tuple[str, int, str, str]:
@@ -72,7 +73,8 @@ def table(left: Answer, rank: str) -> None:
     cut = f", the {whole(ROWS)} loudest shown" if len(frame) > ROWS else ""
     said = f"{plural(len(frame), 'token')}{cut}. Choose a row to see where in the text the token stands."
     parts.heading("Every token", said, left)
-    rows = ranked_by(frame.head(ROWS), rank).assign(text=frame["text"].head(ROWS).map(visible))
+    rows = ranked_by(frame.head(ROWS), rank)[COLUMNS]
+    rows["text"] = rows["text"].map(visible)
     event = st.dataframe(
         rows,
         hide_index=True,
@@ -80,18 +82,6 @@ def table(left: Answer, rank: str) -> None:
         on_select="rerun",
         selection_mode="single-row",
         key="token-table",
-        column_order=[
-            "text",
-            "token_id",
-            "count",
-            "sequences",
-            "z",
-            "z_se",
-            "mean",
-            "mean_se",
-            "surprisal_mean",
-            "loss_mean",
-        ],
         column_config={
             "text": st.column_config.TextColumn("token", width=130),
             "token_id": st.column_config.NumberColumn("id", format="%d"),
@@ -141,7 +131,7 @@ def words(run: Run, least: int, search: str) -> None:
     parts.heading("Every word", f"{plural(len(frame), 'word')}{cut}.", left)
     column = st.column_config
     st.dataframe(
-        frame.head(ROWS).assign(word=frame["word"].map(visible)),
+        frame.head(ROWS).assign(word=frame["word"].head(ROWS).map(visible)),
         hide_index=True,
         height=420,
         column_config={
