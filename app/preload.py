@@ -3,8 +3,8 @@
 Streamlit's front end asks for the code of an element when the first one of its kind arrives: sixty files, plotly.js
 among them, while the server is busy with the rest of the page. Here the answer that carries the page names them in a
 `Link` header, so that they are fetched and compiled before they are needed. The names are read off the files of the
-installed Streamlit. What is not found there is not announced, and is loaded when it is needed, as without this. Costs 20 ms at the start; a browser that has the files asks
-for none of them again.
+installed Streamlit. What is not found there is not announced, and is loaded when it is needed, as without this.
+Costs 20 ms at the start; a browser that has the files asks for none of them again.
 """
 
 from __future__ import annotations
