@@ -207,6 +207,12 @@ __device__ __forceinline__ void store_remote(uint32_t remote, float a, float b) 
 __device__ __forceinline__ void store_remote(uint32_t remote, float4 v) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
+// A write there that the barrier beside it, which counts its bytes, says to have come.
+__device__ __forceinline__ void send_remote(int* to, uint64_t* barrier, int value, uint32_t cta) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.s32 [%0], %1, [%2];" ::"r"(remote_address(to, cta)), "r"(value),
+               "r"(remote_address(barrier, cta))
+               : "memory");
+}
 template <int kRegisters>
 __device__ __forceinline__ void registers_up() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));

@@ -29,17 +29,19 @@ void by_tile(const MidTile& tile, Run run) {
 
 template <>
 void launch_mid_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) {
-  by_tile(mid_tile(f, multiprocessors()), [&]<int kN, int kRows>() {
+  const MidTile tile = mid_tile(f, multiprocessors());
+  by_tile(tile, [&]<int kN, int kRows>() {
     using Where = MidRing<kN, kRows>;
     const auto rows = [&](int box) { return tensor_map<TWELL_T>(f.x, f.rows, f.d_model, box); };
-    const auto x = rows(kRows), last_x = rows(f.rows % kRows > 0 ? f.rows % kRows : kRows);  // rows of the last tile
+    constexpr int kHalf = kRows / kMidPair;  // a CTA's share of a tile's rows
+    const auto x = rows(kHalf), last_x = rows(f.rows % kHalf > 0 ? f.rows % kHalf : kHalf);
     const auto weights = [&](const void* matrix, int neurons) { return tensor_map<TWELL_T>(matrix, f.d_ff, f.d_model, neurons); };
     const int last = f.d_ff % kN > 0 ? f.d_ff % kN : kN;  // neurons of the last tile
     const auto gate = weights(f.w_gate, kN), last_gate = weights(f.w_gate, last);
     const auto up = f.w_up == nullptr ? gate : weights(f.w_up, kN), last_up = f.w_up == nullptr ? gate : weights(f.w_up, last);
     const auto h = hidden_map<TWELL_T>(f, kN);
-    launch_overlapping(mid_gate_up<TWELL_T, kN, kRows>, dim3((f.d_ff + kN - 1) / kN, (f.rows + kRows - 1) / kRows), kThreads,
-                       Where::kBegin + Where::kBytes + 1024, 1, stream, x, last_x, gate, up, last_gate, last_up, h, f, dense);
+    launch_overlapping(mid_gate_up<TWELL_T, kN, kRows>, dim3(tile.columns(f), (f.rows + kRows - 1) / kRows), kThreads,
+                       Where::kBegin + Where::kBytes + 1024, kMidPair, stream, x, last_x, gate, up, last_gate, last_up, h, f, dense);
   });
 }
 

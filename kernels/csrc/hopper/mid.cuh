@@ -16,6 +16,7 @@
 namespace twell::hopper {
 
 constexpr int kMidStages = 12;
+constexpr int kMidPair = 2;  // CTAs of neighbouring neurons that share rows
 
 // Whether so many of a tile's neurons are taken as all of them: `down` takes neurons that follow each other at twice the rate.
 __device__ __forceinline__ bool nearly_whole(int some, int all) { return 8 * some >= 5 * all; }
@@ -23,7 +24,7 @@ __device__ __forceinline__ bool nearly_whole(int some, int all) { return 8 * som
 // How many rows and neurons a CTA takes of the gate and up products.
 struct MidTile {
   int rows, neurons;
-  int columns(const Ffn& f) const { return (f.d_ff + neurons - 1) / neurons; }
+  int columns(const Ffn& f) const { return (f.d_ff + neurons * kMidPair - 1) / (neurons * kMidPair) * kMidPair; }
 };
 
 // What costs least in waves of CTAs, each of which reads its rows and its neurons' weights, at a rate that is the same on all

@@ -127,7 +127,8 @@ __device__ __forceinline__ void spill_mid_gate(unsigned char* panel, uint16_t* r
   }
 }
 
-// Lists what fired, says so to `down`, and moves the values of few neurons to panels of their own; by the consumers. first: of the tile.
+// Lists what fired, says so to `down` and to the other CTA of the pair, and moves the values of few neurons to panels of their own; by the
+// consumers. first: of the tile.
 template <int kN, int kRows>
 __device__ __forceinline__ void list_mid(MidShared<kN, kRows>& s, const Ffn& f, int first, unsigned char* base) {
   using Space = MidShared<kN, kRows>;
@@ -145,8 +146,9 @@ __device__ __forceinline__ void list_mid(MidShared<kN, kRows>& s, const Ffn& f, 
     mine = mine || (w == thread / 32 && fires >> (thread & 31) & 1);
   }
   if (mine) s.list[before] = thread;
-  const int width = count > Space::kMost || nearly_whole(count, real) ? kN : count <= 16 ? 16 : count <= 32 ? 32 : 64;
-  if (thread == 0) s.count = count, s.width = width;
+  const int own = count == 0 ? 0 : count > Space::kMost || nearly_whole(count, real) ? kN : count <= 16 ? 16 : count <= 32 ? 32 : 64;
+  const bool meet = f.w_up != nullptr;
+  if (thread == 0 && meet) send_remote(&s.other, &s.told, own, cluster_rank() ^ 1);
   const int b = thread / 32, group = thread % 32;  // of 16 neurons
   if (b < Space::kBlocks && block0 + b < f.blocks && group < kN / 16 && first / 16 + group < f.panels * (kPanelColumns / 16)) {
     int some = 0;
@@ -156,6 +158,9 @@ __device__ __forceinline__ void list_mid(MidShared<kN, kRows>& s, const Ffn& f, 
     MidMarks(f, block0 + b, gridDim.x).fired[first / 16 + group] =
         nearly_whole(some, real) ? (left >= 16 ? 0xffff : left <= 0 ? 0 : (1 << left) - 1) : s.fires[b][group / 2] >> 16 * (group % 2) & 0xffff;
   }
+  if (meet) barrier_wait(&s.told, 0);
+  const int width = meet ? max(own, s.other) : own;  // a pair's rings are alike
+  if (thread == 0) s.count = count, s.width = width;
   if (width == kN) return;
   __syncwarp();  // racecheck does not see that threads of a parted warp wait for each other
   named_sync<kConsumers>(3);

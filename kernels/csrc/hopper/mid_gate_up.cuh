@@ -1,4 +1,5 @@
-// The gate and up products of kRows rows and kN neurons to a CTA. A consumer warpgroup takes half of the rows, 64 at a time.
+// The gate and up products of kRows rows and kN neurons to a CTA. A consumer warpgroup takes half of the rows, 64 at a time. The CTAs of a
+// pair take neighbouring neurons of the same rows, of which each brings half to both.
 #pragma once
 
 #include "hopper/mid_epilogues.cuh"
@@ -18,25 +19,30 @@ __global__ void __launch_bounds__(kThreads, 1)
   unsigned char* start = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   unsigned char *base = start + Where::kBegin, *held = base + Where::kHeld;
   Space& s = *reinterpret_cast<Space*>(start);
-  const int thread = threadIdx.x, steps = (f.d_model + kTileK - 1) / kTileK;
+  const int thread = threadIdx.x, rank = cluster_rank(), steps = (f.d_model + kTileK - 1) / kTileK;
   const int tile = blockIdx.x, first = tile * kN, m0 = blockIdx.y * kRows;
-  const int real = min(kN, f.d_ff - first), real_rows = min(kRows, f.rows - m0);
+  const int real = max(min(kN, f.d_ff - first), 0), real_rows = min(kRows, f.rows - m0);
   const bool consumes = thread < kConsumers, last = real < kN, last_rows = real_rows < kRows;
+  constexpr int kHalf = kRows / kMidPair;
+  const int half_rows = max(min(real_rows - rank * kHalf, kHalf), 0);
+  const bool whole_half = half_rows == kHalf;
   if (thread == 0) {
     for (int i = 0; i < kMidStages; ++i) {
-      for (int j = 0; j < 2; ++j) barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], kConsumerWarps);
+      for (int j = 0; j < 2; ++j) barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], kMidPair * kConsumerWarps);
       barrier_init(&s.gathered[i], kProducerWarps - 1);
     }
+    barrier_init(&s.told, 1), barrier_init(&s.ready, 1), barrier_init(&s.left, 1);
     fence_barrier_init();
+    barrier_expect(&s.told, sizeof(s.other));
     for (auto& words : s.fires)
       for (uint32_t& word : words) word = 0;
     for (uint32_t& word : s.broken) word = 0;
   }
   if (thread == 32) {
-    prefetch_map(last_rows ? &last_x_map : &x_map);
+    prefetch_map(whole_half ? &x_map : &last_x_map);
     prefetch_map(last ? &last_gate_map : &gate_map), prefetch_map(last ? &last_up_map : &up_map);
   }
-  __syncthreads();
+  cluster_sync();
   let_next_launch();
   wait_for_launches();
 
@@ -47,21 +53,26 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (!consumes) {
     registers_down<Where::kProducerRegisters>();
     const auto load = [&](const CUtensorMap& weights, int neurons) {
-      return MidLoad{last_rows ? last_x_map : x_map, weights, real_rows * kTileK * 2, neurons * kTileK * 2, m0, first, kRowBytes};
+      return MidLoad{whole_half ? x_map : last_x_map, weights, real_rows * kTileK * 2, neurons * kTileK * 2,
+                     m0 + rank * kHalf, rank * (kRowBytes / kMidPair), half_rows, first, kRowBytes};
     };
     if (thread == kConsumers) load_mid(ring, load(last ? last_gate_map : gate_map, real), steps, [](int) {});
     __syncwarp();  // racecheck does not see that threads of a parted warp wait for each other
     __syncthreads();  // what fired is listed
     const int count = s.count, width = s.width;
-    if (f.w_up == nullptr || count == 0) return;
-    Stages again = up_ring(width);
-    if (width == kN) {
-      if (thread == kConsumers) load_whole<kN, kRows>(again, load(last ? last_up_map : up_map, real), h_map, held, steps);
-    } else if (thread == kConsumers) {
-      load_mid(again, load(up_map, 0), steps, [](int) {});
-    } else if (thread >= kConsumers + 32) {
-      const T* up = static_cast<const T*>(f.w_up);
-      gather_mid<T, Space::kMost, Where::kLate>(again, s.gathered, up, s.list, count, first, steps, f.d_model, kRowBytes);
+    if (f.w_up != nullptr && width > 0) {
+      Stages again = up_ring(width);
+      if (thread == kConsumers) {
+        barrier_arrive_remote(&s.ready, rank ^ 1);
+        barrier_wait(&s.ready, 0);  // the other's ring, where the rows go too
+        if (width == kN)
+          load_whole<kN, kRows>(again, s, load(last ? last_up_map : up_map, real), h_map, held, m0, steps);
+        else
+          load_mid(again, load(up_map, 0), steps, [](int) {});
+      } else if (thread >= kConsumers + 32 && width < kN) {
+        const T* up = static_cast<const T*>(f.w_up);
+        gather_mid<T, Space::kMost, Where::kLate>(again, s.gathered, up, s.list, count, first, steps, f.d_model, kRowBytes);
+      }
     }
   } else {
     registers_up<Where::kConsumerRegisters>();
@@ -80,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     begin_sums<T, kN>(d, f.b_gate, f.d_ff, rows_left(), [&](int place) { return first + place; });
     multiply_pieces<T, kN>(d, ring, steps, a_at, kRowBytes, [&](int stage, uint32_t phase) { barrier_wait(&s.full[0][stage], phase); },
                            [&](int stage) {
-                             if (lane == 0) barrier_arrive(&s.empty[0][stage]);
+                             if (lane < kMidPair) barrier_arrive_remote(&s.empty[0][stage], lane);
                            });
     named_sync<kConsumers>(3);  // the ring is read; the values go there
     const auto turn = [&] {  // one piece after the other is in the first sums, so that their code is there once
@@ -101,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
 
     const int count = s.count, width = s.width;
-    const bool ups = f.w_up != nullptr && count > 0, whole = width == kN;
+    const bool ups = f.w_up != nullptr && width > 0, whole = width == kN;
     const auto fetch = [&](const void* weights) {  // those of the list, into the L2
       const int lines = (f.d_model * 2 + 127) / 128;
       for (int i = thread; i < count * lines; i += kConsumers)
@@ -130,8 +141,9 @@ __global__ void __launch_bounds__(kThreads, 1)
                                 if constexpr (kUp < kN) barrier_wait(&s.gathered[stage], phase);
                               },
                               [&](int stage) {
-                                if (lane == 0) barrier_arrive(&s.empty[1][stage]);
-                              });
+                                if (lane < kMidPair) barrier_arrive_remote(&s.empty[1][stage], lane);
+                              },
+                              kUp == kN ? Where::kFurther : 0);
       if constexpr (kUp == kN && Where::kLeaves) {  // the values come back, this warpgroup's as the first or second stage from here
         if (group == 1) again.next();
         barrier_wait(&again.full[again.at], again.phase);

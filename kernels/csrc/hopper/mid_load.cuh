@@ -13,8 +13,10 @@ struct __align__(16) MidShared {
   // From a share of the tile on, weights come whole: by the copy engine that is less work than row by row.
   static constexpr int kMost = std::min(5 * kN / 16, 64);
   uint64_t full[2][kMidStages], empty[2][kMidStages], gathered[kMidStages];  // of the gate's stages, of the up product's
+  uint64_t told, ready, left;                                                // by the other CTA of the pair: its width, and so on
   uint32_t fires[kBlocks][kWords], broken[kRows / 32];  // a bit a neuron that any row of a block fires; a bit a row that is not finite
   int count, width;                                     // neurons that fire; of those whose up product is taken
+  int other;                                            // the width that the other CTA of the pair asks for
   __align__(16) uint16_t list[kN];                      // the neurons that fire, ascending
 };
 
@@ -28,7 +30,8 @@ struct MidRing {
   static constexpr int kPanel = kN * 128, kHeld = kBytes - kRows / 64 * kPanel, kEnoughStages = 4;
   static constexpr int stage(int width) { return (kRows + width) * kTileK * 2; }
   static constexpr bool kLeaves = kHeld / stage(kN) < kEnoughStages;
-  static constexpr int kClear = kHeld / stage(kN);  // stages that lie before the gate's values
+  static constexpr int kClear = kHeld / stage(kN);   // stages that lie before the gate's values
+  static constexpr int kFurther = kLeaves ? 2 : 0;  // that they come back in
   // Of the up product's ring: where it begins, and how many stages it has.
   static constexpr int begin(int width) { return width == kN ? 0 : width * kRows * 2; }
   static constexpr int stages(int width) {
@@ -46,22 +49,25 @@ __device__ __forceinline__ unsigned char* panel_chunk(unsigned char* panel, int 
   return panel + neuron * 128 + (((chunk ^ neuron) & 7) << 4);
 }
 
-// What the copy engine brings of a tile into each stage: its rows that there are, and, `weights_at` bytes behind, so many bytes of weights.
+// What the copy engine brings of a tile into each stage: its rows that there are, of which this CTA asks for one half, for both CTAs of
+// the pair; and, `weights_at` bytes behind, so many bytes of weights.
 struct MidLoad {
   const CUtensorMap &x, &weights;
-  int x_bytes, weight_bytes, m0, first, weights_at;
+  int x_bytes, weight_bytes, half_row, half_at, half_rows, first, weights_at;
 };
 
-// Fills a stage after the other by the copy engine; by one thread. Each tile of neurons begins elsewhere in k, so that not all ask for the
-// same at once. before(i) runs before the i-th stage.
+// Where in k a tile of neurons begins: a pair's at one place, others elsewhere, so that not all ask for the same at once.
+__device__ __forceinline__ int first_step(int steps) { return blockIdx.x / kMidPair % steps; }
+
+// Fills a stage after the other by the copy engine; by one thread. before(i) runs before the i-th stage.
 template <typename Before>
 __device__ __forceinline__ void load_mid(Stages& s, const MidLoad& load, int steps, Before before) {
-  for (int i = 0, step = blockIdx.x % steps; i < steps; ++i, s.next()) {
+  for (int i = 0, step = first_step(steps); i < steps; ++i, s.next()) {
     uint64_t* full = &s.full[s.at];
     before(i);
     barrier_wait(&s.empty[s.at], s.phase);
     barrier_expect(full, load.x_bytes + load.weight_bytes);
-    tma_load_2d(s.here(), &load.x, full, step * kTileK, load.m0);
+    if (load.half_rows > 0) tma_load_2d_multicast(s.here() + load.half_at, &load.x, full, step * kTileK, load.half_row, (1 << kMidPair) - 1);
     if (load.weight_bytes > 0) tma_load_2d(s.here() + load.weights_at, &load.weights, full, step * kTileK, load.first);
     step = step + 1 < steps ? step + 1 : 0;
   }
@@ -90,7 +96,7 @@ __device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const 
   for (int j = 0; j < kRounds; ++j)
     offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * d_model : 0;
   Announcer<kLate> announcer{gathered, s.count};
-  for (int i = 0, step = blockIdx.x % steps; i < steps; ++i, s.next()) {
+  for (int i = 0, step = first_step(steps); i < steps; ++i, s.next()) {
     barrier_wait(&s.empty[s.at], s.phase);
     const uint32_t to = smem_address(s.here()) + row_bytes + chunk * 16;
     const int k = step * kTileK + 8 * chunk;
@@ -110,10 +116,11 @@ __device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const 
 
 // The gate's values leave for `hidden`, the up product's tiles come, and then the values again, each warpgroup's in a stage of its own.
 template <int kN, int kRows>
-__device__ __forceinline__ void load_whole(Stages& s, const MidLoad& load, const CUtensorMap& h_map, unsigned char* held, int steps) {
+__device__ __forceinline__ void load_whole(Stages& s, MidShared<kN, kRows>& shared, const MidLoad& load, const CUtensorMap& h_map,
+                                           unsigned char* held, int m0, int steps) {
   using Where = MidRing<kN, kRows>;
   constexpr int kPanels = kRows / 64, kOwn = kPanels / 2;
-  const int block0 = load.m0 / kBlockRows, first = load.first;
+  const int block0 = m0 / kBlockRows, first = load.first;
   if constexpr (!Where::kLeaves) {
     load_mid(s, load, steps, [](int) {});
   } else {
@@ -123,6 +130,8 @@ __device__ __forceinline__ void load_whole(Stages& s, const MidLoad& load, const
       for (int p = 0; p < kPanels; ++p) tma_store_3d(&h_map, held + p * Where::kPanel, 64 * (p % 2), first, block0 + p / 2);
       bulk_commit();
       bulk_wait_read<0>();
+      barrier_arrive_remote(&shared.left, cluster_rank() ^ 1);
+      barrier_wait(&shared.left, 0);  // what is asked for goes to both
     };
     load_mid(s, load, steps, leave);
     if (steps <= Where::kClear) leave(steps);

@@ -71,9 +71,10 @@ struct Announcer {
 };
 
 // `products(stage, more)` over `stages` stages, each once ready(stage, phase) comes back; the products of one stage are always in flight.
-// release(stage), by whole warps, once they are done. more: sums are there from stages before.
+// release(stage), by whole warps, once they are done, of those that are filled again, `further` of them for others: so whoever is told has
+// still to come, and a CTA may end when it has been. more: sums are there from stages before.
 template <typename Products, typename Ready, typename Release>
-__device__ __forceinline__ void stream(Stages& s, int stages, Products products, Ready ready, Release release) {
+__device__ __forceinline__ void stream(Stages& s, int stages, Products products, Ready ready, Release release, int further = 0) {
   int last = -1;
   for (int i = 0; i < stages; ++i) {
     ready(s.at, s.phase);
@@ -82,13 +83,13 @@ __device__ __forceinline__ void stream(Stages& s, int stages, Products products,
     wgmma_commit();
     if (last >= 0) {
       wgmma_wait<1>();
-      release(last);
+      if (i - 1 + s.count < stages + further) release(last);
     }
     last = s.at;
     s.next();
   }
   wgmma_wait<0>();
-  if (last >= 0) release(last);
+  if (last >= 0 && s.count <= further) release(last);
 }
 
 // D[64 x kN] = A B^T over stages of each of which this warpgroup takes kSteps times 16 of k, A and B at their offsets. kByNeuron: both
@@ -108,7 +109,7 @@ __device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stage
 // add to what is in D.
 template <typename T, int kN, int kPieces, int kSize, typename Ready, typename Release>
 __device__ __forceinline__ void multiply_pieces(float (&d)[kPieces][kSize], Stages& s, int stages, int a_at, int b_at, Ready ready,
-                                                Release release) {
+                                                Release release, int further = 0) {
   const auto products = [&](const unsigned char* stage, bool) {
     const uint64_t a = descriptor(stage + a_at, 8192, 1024), b = descriptor(stage + b_at, 8192, 1024);
 #pragma unroll
@@ -117,7 +118,7 @@ __device__ __forceinline__ void multiply_pieces(float (&d)[kPieces][kSize], Stag
       for (int p = 0; p < kPieces; ++p)
         wgmma<T, kN, 0>(d[p], a + k * (32 >> 4) + p * (64 * kTileK * 2 >> 4), b + k * (32 >> 4), 1);
   };
-  stream(s, stages, products, ready, release);
+  stream(s, stages, products, ready, release, further);
 }
 
 }  // namespace twell::hopper
