@@ -55,15 +55,18 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
       const uint32_t neurons = ahead;
       if (step + 1 < task.end) ahead = list[(step + 1) * kTileK];
       barrier_wait(&s.empty[ring.stage], ring.phase);
+      uint64_t* full = &s.full[ring.stage];
       if (thread == 0) {
-        uint64_t* full = &s.full[ring.stage];
-        barrier_expect(full, kABytes + (all ? kBBytes : 0));
+        barrier_expect(full, kABytes);
         bulk_load(s.a[ring.stage], hidden_panel(f, task.block, step), kPanelBytes, full);
-        if (all)
-          for (int q = 0; q < 4; ++q)
-            tma_load_2d(s.b[ring.stage] + q * (kBBytes / 4), &w_map, full, task.n0 + 64 * q, step * kTileK);
       }
-      if (!all) {
+      if (all) {
+        constexpr int kQuarter = kBBytes / kProducerWarps;
+        if (lane == 0) {
+          barrier_expect_more(full, kQuarter);
+          tma_load_2d(s.b[ring.stage] + warp * kQuarter, &w_map, full, task.n0 + 64 * warp, step * kTileK);
+        }
+      } else {
         const uint32_t to = smem_address(s.b[ring.stage]) + (lane >> 3) * (kBBytes / 4) + warp * kRows * 128;
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
@@ -71,7 +74,7 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
           async_copy_16(to + i * 128 + (((lane ^ i) & 7) << 4), w + neuron * static_cast<uint32_t>(f.d_model), inside);
         }
       }
-      async_arrive(&s.full[ring.stage]);
+      async_arrive(full);
     }
   });
   async_wait();

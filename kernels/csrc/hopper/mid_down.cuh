@@ -65,7 +65,8 @@ __device__ __forceinline__ int list_share(const MidMarks& marks, const Ffn& f, i
   return size;
 }
 
-// Fills the stages: 64 neurons of the block's hidden state and of the outputs' weights, by tensor copies where they follow each other.
+// Fills the stages: 64 neurons of the block's hidden state and of the outputs' weights, by tensor copies where they follow each other, which
+// the warps ask for in turns, as `load_mid` has it.
 template <typename T, int kOut, int kSplits>
 __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap& w_map, const CUtensorMap& h_map, const Ffn& f, int block,
                                                  int out0, const uint16_t* list, int size) {
@@ -76,11 +77,14 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap
   const int h_chunk = thread % 16, h_row = thread / 16;
   const T* h = hidden_of<T>(f, block, 0) + 8 * h_chunk;
   const T* w = static_cast<const T*>(f.w_down);
+  const bool all = ring.count >= kProducerWarps && size > 0 && size % kTileK == 0 && list[size - 1] - list[0] == size - 1;
   for (int k0 = 0; k0 < size; k0 += kTileK, ring.next()) {
+    const int turn = k0 / kTileK % kProducerWarps;
+    if (all && turn != thread / 32) continue;
     const bool run = is_run(list, k0, size);
     uint64_t* full = &ring.full[ring.at];
     barrier_wait(&ring.empty[ring.at], ring.phase);
-    if (thread == 0) {
+    if (thread == 32 * turn) {
       barrier_expect(full, run ? Down::kStageBytes : 0);
       if (run) {
 #pragma unroll

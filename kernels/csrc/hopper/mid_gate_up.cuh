@@ -24,14 +24,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int real = max(min(kN, f.d_ff - first), 0), real_rows = min(kRows, f.rows - m0);
   const bool consumes = thread < kConsumers, last = real < kN, last_rows = real_rows < kRows;
   constexpr int kHalf = kRows / kMidPair;
-  const int half_rows = max(min(real_rows - rank * kHalf, kHalf), 0);
-  const bool whole_half = half_rows == kHalf;
+  const bool whole_half = real_rows >= (rank + 1) * kHalf;
   if (thread == 0) {
     for (int i = 0; i < kMidStages; ++i) {
       for (int j = 0; j < 2; ++j) barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], kMidPair * kConsumerWarps);
       barrier_init(&s.gathered[i], kProducerWarps - 1);
     }
-    barrier_init(&s.told, 1), barrier_init(&s.ready, 1), barrier_init(&s.left, 1);
+    barrier_init(&s.told, 1), barrier_init(&s.ready, 1), barrier_init(&s.left, kMidPair);
     fence_barrier_init();
     barrier_expect(&s.told, sizeof(s.other));
     for (auto& words : s.fires)
@@ -52,24 +51,25 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   if (!consumes) {
     registers_down<Where::kProducerRegisters>();
+    const int turn = thread / 32 - kConsumerWarps;
+    const bool asks = thread % 32 == 0;  // for what the copy engine brings
     const auto load = [&](const CUtensorMap& weights, int neurons) {
-      return MidLoad{whole_half ? x_map : last_x_map, weights, real_rows * kTileK * 2, neurons * kTileK * 2,
-                     m0 + rank * kHalf, rank * (kRowBytes / kMidPair), half_rows, first, kRowBytes};
+      return MidLoad{whole_half ? x_map : last_x_map, weights, real_rows * kTileK * 2, neurons * kTileK * 2, first, kRowBytes};
     };
-    if (thread == kConsumers) load_mid(ring, load(last ? last_gate_map : gate_map, real), steps, [](int) {});
+    if (asks) load_mid(ring, load(last ? last_gate_map : gate_map, real), steps, turn, kProducerWarps, [](int) {});
     __syncwarp();  // racecheck does not see that threads of a parted warp wait for each other
     __syncthreads();  // what fired is listed
     const int count = s.count, width = s.width;
     if (f.w_up != nullptr && width > 0) {
       Stages again = up_ring(width);
-      if (thread == kConsumers) {
-        barrier_arrive_remote(&s.ready, rank ^ 1);
-        barrier_wait(&s.ready, 0);  // the other's ring, where the rows go too
-        if (width == kN)
-          load_whole<kN, kRows>(again, s, load(last ? last_up_map : up_map, real), h_map, held, m0, steps);
-        else
-          load_mid(again, load(up_map, 0), steps, [](int) {});
-      } else if (thread >= kConsumers + 32 && width < kN) {
+      if (thread == kConsumers) barrier_arrive_remote(&s.ready, rank ^ 1);
+      if (asks) barrier_wait(&s.ready, 0);  // the other's ring, where the rows go too
+      __syncwarp();
+      if (width == kN) {
+        if (asks) load_whole<kN, kRows>(again, s, load(last ? last_up_map : up_map, real), h_map, steps, turn);
+      } else if (turn == 0) {
+        if (asks) load_mid(again, load(up_map, 0), steps, 0, 1, [](int) {});
+      } else {
         const T* up = static_cast<const T*>(f.w_up);
         gather_mid<T, Space::kMost, Where::kLate>(again, s.gathered, up, s.list, count, first, steps, f.d_model, kRowBytes);
       }

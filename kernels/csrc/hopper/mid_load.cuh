@@ -41,6 +41,7 @@ struct MidRing {
   static constexpr int kGateStages = std::min(kMidStages, kBytes / stage(kN));
   static constexpr int kProducerRegisters = kRows == kBlockRows ? 72 : 40, kConsumerRegisters = 252 - kProducerRegisters / 2;
   static constexpr int kLate = stages(64) > 5 ? 4 : 2;  // of a gathered stage, as below
+  static_assert(kGateStages >= kProducerWarps && stages(kN) >= kProducerWarps);  // else a warp meets a stage that is two rounds behind
   static_assert(stages(64) >= kLate + 2);  // else gatherers wait for a stage that waits for one not yet announced
 };
 
@@ -53,22 +54,31 @@ __device__ __forceinline__ unsigned char* panel_chunk(unsigned char* panel, int 
 // the pair; and, `weights_at` bytes behind, so many bytes of weights.
 struct MidLoad {
   const CUtensorMap &x, &weights;
-  int x_bytes, weight_bytes, half_row, half_at, half_rows, first, weights_at;
+  int x_bytes, weight_bytes, first, weights_at;
+
+  // The step-th 64 of k into the stage where `s` stands.
+  __device__ __forceinline__ void ask(const Stages& s, int step) const {
+    uint64_t* full = &s.full[s.at];
+    const int half = cluster_rank() * (weights_at / kMidPair), row0 = (blockIdx.y * weights_at + half) / (kTileK * 2);
+    barrier_expect(full, x_bytes + weight_bytes);
+    if (half < x_bytes) tma_load_2d_multicast(s.here() + half, &x, full, step * kTileK, row0, (1 << kMidPair) - 1);
+    if (weight_bytes > 0) tma_load_2d(s.here() + weights_at, &weights, full, step * kTileK, first);
+  }
 };
 
 // Where in k a tile of neurons begins: a pair's at one place, others elsewhere, so that not all ask for the same at once.
 __device__ __forceinline__ int first_step(int steps) { return blockIdx.x / kMidPair % steps; }
 
-// Fills a stage after the other by the copy engine; by one thread. before(i) runs before the i-th stage.
+// Fills the stages by the copy engine, each of `turns` warps one in so many, from the `turn`-th on; by one thread. That takes about 100
+// cycles for a copy and 300 for what stands around it, and steps are 250 to 1 000 long. before(i) runs before the i-th stage.
 template <typename Before>
-__device__ __forceinline__ void load_mid(Stages& s, const MidLoad& load, int steps, Before before) {
+__device__ __forceinline__ void load_mid(Stages& s, const MidLoad& load, int steps, int turn, int turns, Before before) {
   for (int i = 0, step = first_step(steps); i < steps; ++i, s.next()) {
-    uint64_t* full = &s.full[s.at];
-    before(i);
-    barrier_wait(&s.empty[s.at], s.phase);
-    barrier_expect(full, load.x_bytes + load.weight_bytes);
-    if (load.half_rows > 0) tma_load_2d_multicast(s.here() + load.half_at, &load.x, full, step * kTileK, load.half_row, (1 << kMidPair) - 1);
-    if (load.weight_bytes > 0) tma_load_2d(s.here() + load.weights_at, &load.weights, full, step * kTileK, load.first);
+    if (i % turns == turn) {
+      before(i);
+      barrier_wait(&s.empty[s.at], s.phase);
+      load.ask(s, step);
+    }
     step = step + 1 < steps ? step + 1 : 0;
   }
 }
@@ -85,7 +95,8 @@ __device__ __forceinline__ void clear_rest(unsigned char* base, int from, int to
   named_sync<kConsumers>(3);
 }
 
-// Copies the neurons in the list out of `weights` into the stages, by all producers but the first warp, which is busy with the rows.
+// Copies the neurons in the list out of `weights` into the stages, by all producers but the first warp, which asks for the rows alone: beside
+// copies of their own the others would take longer.
 template <typename T, int kMost, int kLate>
 __device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int steps,
                                            int d_model, int row_bytes) {
@@ -116,25 +127,24 @@ __device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const 
 
 // The gate's values leave for `hidden`, the up product's tiles come, and then the values again, each warpgroup's in a stage of its own.
 template <int kN, int kRows>
-__device__ __forceinline__ void load_whole(Stages& s, MidShared<kN, kRows>& shared, const MidLoad& load, const CUtensorMap& h_map,
-                                           unsigned char* held, int m0, int steps) {
+__device__ __forceinline__ void load_whole(Stages& s, MidShared<kN, kRows>& shared, const MidLoad& load, const CUtensorMap& h_map, int steps,
+                                           int turn) {
   using Where = MidRing<kN, kRows>;
   constexpr int kPanels = kRows / 64, kOwn = kPanels / 2;
-  const int block0 = m0 / kBlockRows, first = load.first;
-  if constexpr (!Where::kLeaves) {
-    load_mid(s, load, steps, [](int) {});
-  } else {
-    const auto leave = [&](int i) {  // once all stages that lie before the values have been asked for
-      if (i != min(Where::kClear, steps)) return;
+  const int block0 = blockIdx.y * (kRows / kBlockRows), first = blockIdx.x * kN;
+  const bool moves = Where::kLeaves && turn == kProducerWarps - 1;  // the values, one thread all of them
+  if (moves) {
 #pragma unroll
-      for (int p = 0; p < kPanels; ++p) tma_store_3d(&h_map, held + p * Where::kPanel, 64 * (p % 2), first, block0 + p / 2);
-      bulk_commit();
-      bulk_wait_read<0>();
-      barrier_arrive_remote(&shared.left, cluster_rank() ^ 1);
-      barrier_wait(&shared.left, 0);  // what is asked for goes to both
-    };
-    load_mid(s, load, steps, leave);
-    if (steps <= Where::kClear) leave(steps);
+    for (int p = 0; p < kPanels; ++p) tma_store_3d(&h_map, s.base + Where::kHeld + p * Where::kPanel, 64 * (p % 2), first, block0 + p / 2);
+    bulk_commit();
+    bulk_wait_read<0>();
+    for (int cta = 0; cta < kMidPair; ++cta) barrier_arrive_remote(&shared.left, cta);  // what is asked for goes to both
+  }
+  load_mid(s, load, steps, turn, kProducerWarps, [&](int i) {
+    if (Where::kLeaves && i >= Where::kClear) barrier_wait(&shared.left, 0);
+  });
+  if (moves) {
+    barrier_wait(&shared.left, 0);
     bulk_wait<0>();
 #pragma unroll
     for (int p = 0; p < kPanels; ++p) {

@@ -72,12 +72,14 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
     for (int step = 0; step < steps; ++step, ring.next()) {
       const int k = step * kTileK + chunk * 8;
       barrier_wait(&s.empty[ring.stage], ring.phase);
+      uint64_t* full = &s.full[ring.stage];
       if (thread == 0) {
-        uint64_t* full = &s.full[ring.stage];
-        barrier_expect(full, (task.consecutive ? kABytes : 0) + (task.all ? task.panels * kPanelWeights : 0));
+        barrier_expect(full, task.consecutive ? kABytes : 0);
         if (task.consecutive) tma_load_2d(s.a[ring.stage], &x_map, full, step * kTileK, task.block * kTileM);
-        for (int p = 0; p < task.panels && task.all; ++p)
-          tma_load_2d(s.b[ring.stage] + p * kPanelWeights, &w_map, full, step * kTileK, (task.panel + p) * kPanelColumns);
+      }
+      if (const int p = kProducerWarps - 1 - thread / 32; thread % 32 == 0 && task.all && p < task.panels) {  // a panel's to each warp
+        barrier_expect_more(full, kPanelWeights);
+        tma_load_2d(s.b[ring.stage] + p * kPanelWeights, &w_map, full, step * kTileK, (task.panel + p) * kPanelColumns);
       }
       if (!task.all) {
         const uint32_t to = smem_address(s.b[ring.stage]) + place;
@@ -93,7 +95,7 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
           async_copy_16(to + i * 2048, x + (inside ? static_cast<int64_t>(row[i]) * f.d_model + k : 0), inside);
         }
       }
-      async_arrive(&s.full[ring.stage]);
+      async_arrive(full);
     }
   });
   async_wait();
