@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import gpu_checks
 import pytest
@@ -85,6 +86,23 @@ def test_as_many_neurons_as_each_width_takes_and_one_more(n: int, d_ff: int) -> 
         got = hopper.run(one)
         assert int(got[1].nnz[:50].sum()) == fired + 8
         assert_same(got, reference.run(one), (n, fired))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "tile"), [(100, 48), (250, 96), (384, 128), (500, 176), (640, 224), (768, 256), (1000, 176)]
+)
+def test_neighbouring_tiles_that_take_their_up_product_otherwise(n: int, tile: int) -> None:
+    """So many neurons of one tile fire and so many of the next, each in one row of every 128: the two share rows."""
+    one = call(n, 128, 5632, 0, rows=None)
+    one.x[:] = torch.eye(128, device=CUDA, dtype=one.x.dtype)[torch.arange(n, device=CUDA) % 128]
+    for some, others in product((0, 1, 17, 40, tile), repeat=2):
+        one.w_gate[:] = -1
+        neuron = torch.cat([torch.arange(some), torch.arange(tile, tile + others)]).to(CUDA)
+        one.w_gate[neuron, neuron % 50] = (1 + neuron % 3).to(one.w_gate.dtype)
+        got = hopper.run(one)
+        assert int(got[1].nnz[:50].sum()) == some + others
+        assert_same(got, reference.run(one), (n, some, others))
 
 
 @pytest.mark.gpu
