@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
     for (int k0 = 0; k0 < size; k0 += kTileK, ring.next()) {
       const bool run = is_run(list, k0, size);
       barrier_wait(&empty[ring.at], ring.phase);
-      if (thread == k0 / kTileK * 32 % kDownProducers) {  // the warps in turns: asking takes one longer than a step may
+      if (thread == 0) {
         barrier_expect(&full[ring.at], run ? kDownStageBytes : 0);
         if (run) {
           tma_load_2d(ring.here(), &w_map, &full[ring.at], out0, list[k0]);
