@@ -52,24 +52,20 @@ def library(capabilities: tuple[Capability, ...]) -> Library:
 
 def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n: int) -> str | None:
     """Why this kernel cannot take such a call; builds it to find out, once a process."""
-    if device.type != "cuda":
-        return f"expected device cuda, got {device.type}"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"expected bfloat16 or float16, got {str(dtype).removeprefix('torch.')}"
+    if (reason := gpu.refuses(device, dtype, n)) is not None:
+        return reason
     if d_ff > MAX_D_FF:
         return f"expected d_ff up to {MAX_D_FF}, as a union lies in shared memory, got {d_ff}"
     if d_model * d_ff >= 2**35:
         return f"expected weights of less than 2^35 values, got {d_ff} x {d_model}"
-    if n == 0:
-        return "expected at least 1 row, got 0"
     return _cannot_run(device)
 
 
 @build.constant
 def _cannot_run(device: torch.device) -> str | None:
     """What the machine lacks, or what the build failed of."""
-    if torch.version.hip or not torch.cuda.is_available():
-        return "expected a CUDA device that torch can use, found none"
+    if (reason := gpu.missing()) is not None:
+        return reason
     if torch.cuda.get_device_capability(device) < (8, 0):
         return f"expected a GPU of compute capability 8.0 or newer, got {torch.cuda.get_device_name(device)}"
     present = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}

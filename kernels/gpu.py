@@ -12,11 +12,28 @@ from twell.kernels.call import Call, NeuronSums, Stats, TileCounts
 MAX_WORKSPACE = 4 * 2**30  # bytes; rows past it take another pass
 
 
-def results(call: Call) -> tuple[Tensor, Stats]:
-    """y unwritten, and Stats of nothing counted yet: `finite` ones, nnz unwritten, sums that launches add to."""
+def refuses(device: torch.device, dtype: torch.dtype, n: int) -> str | None:
+    """Why none of them can take a call of n rows."""
+    if device.type != "cuda":
+        return f"expected device cuda, got {device.type}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"expected bfloat16 or float16, got {str(dtype).removeprefix('torch.')}"
+    return None if n else "expected at least 1 row, got 0"
+
+
+def missing() -> str | None:
+    """What the machine lacks for any of them."""
+    if torch.version.hip or not torch.cuda.is_available():
+        return "expected a CUDA device that torch can use, found none"
+    return None
+
+
+def results(call: Call, *, in_full: bool = False) -> tuple[Tensor, Stats]:
+    """y unwritten, and Stats of nothing counted yet: nnz unwritten, sums that launches add to, and `finite` ones, or
+    unwritten where the launches write it `in_full`."""
     n, d_ff, device = call.x.shape[0], call.w_gate.shape[0], call.x.device
     y = torch.empty_like(call.x, memory_format=torch.contiguous_format)
-    finite = torch.ones(n, dtype=torch.uint8, device=device).view(torch.bool)
+    finite = (torch.empty if in_full else torch.ones)(n, dtype=torch.uint8, device=device).view(torch.bool)
     stats = Stats(torch.empty(0 if call.probes == "none" else n, dtype=torch.int32, device=device), finite)
     if call.probes == "none":
         return y, stats

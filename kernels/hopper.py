@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twell.kernels import build
+from twell.kernels import build, gpu
 from twell.kernels.build import Library, Source
-from twell.kernels.call import Asks, Call, NeuronSums, Stats, TileCounts
+from twell.kernels.call import Asks, Call, Stats
 from twell.kernels.layout import Layout, TwELL, pack, tile_view, unpack
 
 LAYOUT = Layout(tile=256, compression=8)  # what the gate product emits
@@ -39,7 +39,6 @@ WINDOW = 1024  # rows that are put in order of nnz before they are cut into bloc
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
 FEW_ROWS = 2048  # up to which rows have no order, no plan and, unless they are asked for, no words
 PARTS = 144  # sums of a tile of y that can be left for others at once: as many as a GH100 has multiprocessors
-MAX_WORKSPACE = 4 * 2**30  # bytes; rows past it take another pass
 STAGES = {"gate": 1, "plan": 2, "up": 4, "down": 8, "counts": 16}
 ALL_STAGES = sum(STAGES.values())
 
@@ -63,24 +62,20 @@ LIBRARY = Library(
 
 def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n: int) -> str | None:
     """Why this kernel cannot take such a call; builds it to find out, once a process."""
-    if device.type != "cuda":
-        return f"expected device cuda, got {device.type}"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"expected bfloat16 or float16, got {str(dtype).removeprefix('torch.')}"
+    if (reason := gpu.refuses(device, dtype, n)) is not None:
+        return reason
     if d_ff > 2**16 - 8:
         return f"expected d_ff up to {2**16 - 8}, as a union holds 16-bit numbers, got {d_ff}"
     if d_model * d_ff >= 2**32:
         return f"expected weights of less than 2^32 values, got {d_ff} x {d_model}"
-    if n == 0:
-        return "expected at least 1 row, got 0"
     return _cannot_run(device)
 
 
 @build.constant
 def _cannot_run(device: torch.device) -> str | None:
     """What the machine lacks, or what the build failed of."""
-    if torch.version.hip or not torch.cuda.is_available():
-        return "expected a CUDA device that torch can use, found none"
+    if (reason := gpu.missing()) is not None:
+        return reason
     if torch.cuda.get_device_capability(device) != (9, 0):
         return f"expected a GPU of compute capability 9.0, got {torch.cuda.get_device_name(device)}"
     return build.failure(LIBRARY)
@@ -179,47 +174,27 @@ class Unread(TwELL):
 def run(call: Call) -> tuple[Tensor, Stats]:
     """Runs a checked call: y [n, d_model] and its Stats."""
     n, d_ff = call.x.shape[0], call.w_gate.shape[0]
-    device = call.x.device
-    y = torch.empty_like(call.x, memory_format=torch.contiguous_format)
-    fresh = torch.empty if n <= FEW_ROWS else torch.ones  # few rows' are written in full
-    finite = fresh(n, dtype=torch.uint8, device=device)
-    counts = call.probes != "none"
-    stats = Stats(torch.empty(n if counts else 0, dtype=torch.int32, device=device), finite.view(torch.bool))
-    if counts and call.layout is not None:
-        zeros = torch.zeros(2, LAYOUT.tile + 1, dtype=torch.int64, device=device)
-        stats.tiles = TileCounts(call.layout, zeros[0], zeros[1])
-    if call.probes == "neurons":
-        stats.neurons = NeuronSums.empty(d_ff, device)
+    y, stats = gpu.results(call, in_full=n <= FEW_ROWS)
     row_bytes = d_ff * 37 // 8  # words, masks, spill and hidden: 1/2, 1/8, 2 and 2 bytes a neuron
-    step = max(1, MAX_WORKSPACE // row_bytes // (2 * BLOCK)) * (2 * BLOCK)
     packed = []
-    for at in range(0, n, step):
-        rows = slice(at, at + step)
-        workspace = Workspace(min(step, n - at), d_ff, call.x.dtype, device)
-        launch(call, rows, workspace, y[rows], finite[rows], stats)
+    for rows in gpu.passes(n, row_bytes, 2 * BLOCK):
+        workspace = Workspace(rows.stop - rows.start, d_ff, call.x.dtype, call.x.device)
+        launch(call, rows, workspace, y, stats)
         if call.want_packed:
             packed.append(Unread(workspace, d_ff, stats.finite[rows]))
     stats.packed = TwELL.cat([*packed]) if len(packed) > 1 else packed[0] if packed else None
     return y, stats
 
 
-def launch(
-    call: Call, rows: slice, workspace: Workspace, y: Tensor, finite: Tensor, stats: Stats, stages: int = ALL_STAGES
-) -> None:
+def launch(call: Call, rows: slice, workspace: Workspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES) -> None:
     """Launches some stages for some rows on the current stream; the neurons' sums add to those in `stats`."""
-    info = (call.rows, call.tokens, call.sequences) if call.probes == "neurons" else (call.rows, None, None)
-    nnz = stats.nnz[rows] if call.probes != "none" else None
-    histograms = (None, None) if stats.tiles is None else (stats.tiles.pairs, stats.tiles.rows)
-    sums = stats.neurons
-    neurons = [None] * 6 if sums is None else [
-        sums.fires, sums.value_sum, sums.value_max, sums.token_min, sums.token_max, sums.first_sequence,
-    ]  # fmt: skip
-    if len(y) <= FEW_ROWS and stats.tiles is None and sums is None and not call.want_packed:
+    few = rows.stop - rows.start <= FEW_ROWS
+    if few and stats.tiles is None and stats.neurons is None and not call.want_packed:
         stages &= ~(STAGES["plan"] | STAGES["counts"])  # few rows have no plan, but words in its place; nnz needs none
     torch.ops.twell.hopper_ffn(
-        _aligned(call.x[rows]), _aligned(call.w_gate), call.w_up if call.w_up is None else _aligned(call.w_up),
-        _aligned(call.down_by_neuron), call.b_gate, call.b_up, call.b_down, *workspace.tensors(), y, finite,
-        *(None if part is None else part[rows] for part in info), nnz, *histograms, *neurons, stages,
+        gpu.aligned(call.x[rows]), gpu.aligned(call.w_gate), call.w_up if call.w_up is None else gpu.aligned(call.w_up),
+        gpu.aligned(call.down_by_neuron), call.b_gate, call.b_up, call.b_down, *workspace.tensors(), y[rows],
+        stats.finite.view(torch.uint8)[rows], *gpu.count_arguments(call, stats, rows), stages,
     )  # fmt: skip
 
 
@@ -232,10 +207,9 @@ def stages(call: Call, packed: TwELL | None = None) -> dict[str, Callable[[], An
     n, d_ff = call.x.shape[0], call.w_gate.shape[0]
     if n <= FEW_ROWS:
         return {}
-    workspace, y = Workspace(n, d_ff, call.x.dtype, call.x.device), torch.empty_like(call.x)
-    finite = torch.ones(n, dtype=torch.uint8, device=call.x.device)
-    stats = Stats(torch.empty(0, dtype=torch.int32, device=call.x.device), finite)
-    do = partial(launch, replace(call, probes="none"), slice(0, n), workspace, y, finite, stats)
+    call = replace(call, probes="none")
+    (y, stats), workspace = gpu.results(call), Workspace(n, d_ff, call.x.dtype, call.x.device)
+    do = partial(launch, call, slice(0, n), workspace, y, stats)
 
     def up_down() -> Tensor:
         do(STAGES["plan"] | STAGES["up"] | STAGES["down"])
@@ -246,8 +220,3 @@ def stages(call: Call, packed: TwELL | None = None) -> dict[str, Callable[[], An
         workspace.fill(packed)
         return {"up_down": up_down}
     return {"gate": partial(do, STAGES["gate"]), "up_down": up_down}
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """The tensor at an address that the copy engine takes; torch.compile's are."""
-    return tensor if torch.compiler.is_compiling() or tensor.data_ptr() % 16 == 0 else tensor.clone()

@@ -23,7 +23,7 @@ def library(capability: tuple[int, int]) -> Library:
     """The sources, for GPUs of this compute capability."""
     arch = "-gencode=arch=compute_{0}{1},code=sm_{0}{1}".format(*capability)
     sources = (Source("unions/unions.cu", (arch,)), Source("unions/bindings.cpp"))
-    return Library("unions", sources, headers=("common/launch.cuh", "unions/*"), seconds=8, cuda=True)
+    return Library("unions", sources, headers=("common/*", "unions/*"), seconds=8, cuda=True)
 
 
 def takes(packed: TwELL) -> bool:

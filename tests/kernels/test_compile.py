@@ -11,12 +11,14 @@ from twell.kernels import build, cuda, hopper, unions
 from twell.kernels.build import Source
 
 LIBRARIES = (hopper.LIBRARY, cuda.library(((8, 0), (9, 0))), unions.library((8, 0)))
-CUDA = [source for library in LIBRARIES for source in library.sources if source.path.endswith(".cu")]
+SOURCES = [source for library in LIBRARIES for source in library.sources]
+CUDA = [source for source in SOURCES if source.path.endswith(".cu")]
+BINDINGS = [source for source in SOURCES if source.path.endswith(".cpp")]
 
 
-def compiled(nvcc: str, source: Source, out: Path) -> tuple[bool, str]:
+def compiled(nvcc: str, source: Source, out: Path, *how: str) -> tuple[bool, str]:
     """Whether nvcc takes it, and what it and the assembler say."""
-    command = [nvcc, "-fatbin", "-Xptxas=-v", *build.compile_command(source, cuda=True), str(build.CSRC / source.path)]
+    command = [nvcc, *how, *build.compile_command(source, cuda=True), str(build.CSRC / source.path)]
     done = subprocess.run([*command, "-o", str(out)], capture_output=True, text=True, check=False)
     return done.returncode == 0, done.stdout + done.stderr
 
@@ -31,17 +33,23 @@ def nvcc() -> str:
 
 @pytest.mark.parametrize("source", CUDA, ids=lambda source: f"{source.path} {source.flags[-1]}")
 def test_compiles_without_spills(nvcc: str, source: Source, tmp_path: Path) -> None:
-    fine, said = compiled(nvcc, source, tmp_path / "out.cubin")
+    fine, said = compiled(nvcc, source, tmp_path / "out.cubin", "-fatbin", "-Xptxas=-v")
     assert fine, said
     assert "bytes spill stores" in said
     assert said.count("bytes spill stores") == said.count(" 0 bytes spill stores"), said
     assert "serialized" not in said, said  # what ptxas says of products that it cannot keep in flight
 
 
+@pytest.mark.parametrize("source", BINDINGS, ids=lambda source: source.path)
+def test_bindings_compile(nvcc: str, source: Source, tmp_path: Path) -> None:
+    fine, said = compiled(nvcc, source, tmp_path / "out.o", "-c")
+    assert fine, said
+
+
 def test_a_source_with_an_error_does_not(nvcc: str, tmp_path: Path) -> None:
     broken = tmp_path / "broken.cu"
     broken.write_text("__global__ void kernel() { return 1; }", encoding="utf-8")
-    fine, said = compiled(nvcc, Source(str(broken), CUDA[0].flags), tmp_path / "out.cubin")
+    fine, said = compiled(nvcc, Source(str(broken), CUDA[0].flags), tmp_path / "out.cubin", "-fatbin")
     assert not fine
     assert "error" in said
 

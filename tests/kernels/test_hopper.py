@@ -23,6 +23,7 @@ from torch import Tensor
 
 from twell.kernels import hopper, reference
 from twell.kernels.call import Asks, Call, Stats
+from twell.kernels.gpu import results
 from twell.kernels.layout import Layout, pack, tile_view
 from twell.kernels.ops import choose, gated_ffn
 
@@ -95,12 +96,10 @@ def test_rows_in_another_order_come_back_in_theirs(gpu: None, shape: tuple[int, 
 @pytest.mark.gpu
 def test_windows_are_in_order_of_nnz_unless_alike(gpu: None) -> None:
     n, alike = 2300, slice(1024, 2048)
-    call = replace(uneven(n, 136, 2816, 6), probes="counts", want_packed=False)
+    call = replace(uneven(n, 136, 2816, 6), probes="counts", layout=None, want_packed=False)
     call.x[alike, 0] = 1
-    workspace, y = hopper.Workspace(n, 2816, call.x.dtype, CUDA), torch.empty_like(call.x)
-    finite = torch.ones(n, dtype=torch.uint8, device=CUDA)
-    stats = Stats(torch.empty(n, dtype=torch.int32, device=CUDA), finite.view(torch.bool))
-    hopper.launch(replace(call, layout=None), slice(0, n), workspace, y, finite, stats)
+    workspace, (y, stats) = hopper.Workspace(n, 2816, call.x.dtype, CUDA), results(call)
+    hopper.launch(call, slice(0, n), workspace, y, stats)
     expected = torch.arange(n, device=CUDA)
     for window in (slice(0, 1024), slice(2048, n)):
         expected[window] = stats.nnz[window].sort(descending=True, stable=True).indices + window.start
@@ -120,9 +119,8 @@ def test_tiles_that_nearly_all_fire_stay_whole(gpu: None, d_ff: int, quiet: int,
         (y, stats), (y_true, expected) = both(call)
         assert_same(f"y {options}", y, y_true)
         assert_same(f"stats {options}", stats, expected)
-        workspace = hopper.Workspace(n, d_ff, call.x.dtype, CUDA)
-        finite = torch.ones(n, dtype=torch.uint8, device=CUDA)
-        hopper.launch(replace(call, probes="none"), slice(0, n), workspace, y, finite, stats)
+        workspace, unprobed = hopper.Workspace(n, d_ff, call.x.dtype, CUDA), replace(call, probes="none")
+        hopper.launch(unprobed, slice(0, n), workspace, *results(unprobed))
         first, sizes = workspace.heads[:2048, :, 0], workspace.union_sizes[:16]
         assert int((first & 0xFFFF).max()) <= hopper.LAYOUT.slots
         whole = [gated and not 1 <= tile <= quiet for tile in range(first.shape[1])]
@@ -170,7 +168,7 @@ def test_passes_of_a_small_workspace_add_up(gpu: None, monkeypatch: pytest.Monke
     call = make(5000, 64, 512, 8)
     whole = hopper.run(call)
     for most in (1, 2304 * 512 * 37 // 8):  # passes of 256 rows and of 2304
-        monkeypatch.setattr(hopper, "MAX_WORKSPACE", most)
+        monkeypatch.setattr("twell.kernels.gpu.MAX_WORKSPACE", most)
         parts = hopper.run(call)
         assert_same("y", parts[0], whole[0])
         assert_same("stats", parts[1], whole[1])
@@ -214,8 +212,8 @@ def test_same_bits_from_two_threads_at_once(gpu: None) -> None:
 
     with ThreadPoolExecutor(len(calls)) as pool:
         found = list(pool.map(again, calls))
-    for results, (y, stats) in zip(found, expected, strict=True):
-        for other, counted in results:
+    for again_and_again, (y, stats) in zip(found, expected, strict=True):
+        for other, counted in again_and_again:
             assert_same("y", other, y)
             assert_same("stats", counted, stats)
 

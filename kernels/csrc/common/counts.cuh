@@ -2,10 +2,9 @@
 #pragma once
 
 #include "common/counts.h"
+#include "common/shared.cuh"
 
 namespace twell {
-
-constexpr int kCountThreads = 256;
 
 // nnz of each row and, if asked, the histograms of how full tiles are. A warp a row, a lane a tile; how_many(row, tile) of them
 // fired. shared: [2 * (tile + 1)], where the histograms gather.
@@ -13,8 +12,8 @@ template <typename HowMany>
 __device__ __forceinline__ void count_tiles(const Counts& out, const uint8_t* finite, int rows, int tiles, int tile_columns,
                                             uint32_t* shared, HowMany how_many) {
   uint32_t *pairs = shared, *fullest = shared + tile_columns + 1;
-  const int lane = threadIdx.x % 32, warps = kCountThreads / 32;
-  for (int i = threadIdx.x; i < 2 * (tile_columns + 1); i += kCountThreads) shared[i] = 0;
+  const int lane = threadIdx.x % 32, warps = static_cast<int>(blockDim.x) / 32;
+  for (int i = threadIdx.x; i < 2 * (tile_columns + 1); i += blockDim.x) shared[i] = 0;
   __syncthreads();
   for (int row = blockIdx.x * warps + threadIdx.x / 32; row < rows; row += gridDim.x * warps) {
     const bool whole = finite[row], counted = whole && (out.counted == nullptr || out.counted[row]);
@@ -32,23 +31,30 @@ __device__ __forceinline__ void count_tiles(const Counts& out, const uint8_t* fi
   }
   if (out.pairs == nullptr) return;
   __syncthreads();
-  for (int i = threadIdx.x; i <= tile_columns; i += kCountThreads) {
+  for (int i = threadIdx.x; i <= tile_columns; i += blockDim.x) {
     if (pairs[i]) atomicAdd(&out.pairs[i], static_cast<unsigned long long>(pairs[i]));
     if (fullest[i]) atomicAdd(&out.fullest[i], static_cast<unsigned long long>(fullest[i]));
   }
 }
 
-// What a CTA gathers of 2048 neurons over at most 512 rows before it adds them to everyone's. A value is at most 2^40 steps of
-// 2^-20; its sum is kept in two parts of 20 bits, each below 2^20 and so 512 of them below 2^29.
+// What a CTA gathers of 2048 neurons over at most 1024 rows before it adds them to everyone's. A value is at most 2^40 steps of
+// 2^-20; its sum is kept in parts: that of the lowest 11 bits, below 2^21, of the next 20, below 2^30, and of the rest, which few
+// values have. The first shares its word with the number of rows that fired.
 struct Sums {
-  static constexpr int kRows = 512, kColumns = 2048;
-  uint32_t fires[kColumns], low[kColumns], high[kColumns], first_sequence[kColumns];
-  int value_max[kColumns], token_min[kColumns], token_max[kColumns];
+  static constexpr int kRows = 1024, kColumns = 2048;
+  static constexpr int kLow = 11, kMiddle = 20, kFires = 21;
+  static_assert(kRows << kLow <= 1 << kFires && kRows < 1 << (32 - kFires));
+  struct __align__(16) Extremes {
+    int value_max, token_min, token_max;
+    uint32_t first_sequence;
+  };
+  Extremes extremes[kColumns];  // first, as they are looked at 16 bytes at a time
+  uint32_t fires_low[kColumns], middle[kColumns], high[kColumns];
 
   __device__ __forceinline__ void begin() {
-    for (int i = threadIdx.x; i < kColumns; i += kCountThreads) {
-      fires[i] = low[i] = high[i] = 0, value_max[i] = 0;
-      token_min[i] = INT32_MAX, token_max[i] = INT32_MIN, first_sequence[i] = UINT32_MAX;
+    for (int i = threadIdx.x; i < kColumns; i += blockDim.x) {
+      fires_low[i] = middle[i] = high[i] = 0;
+      extremes[i] = {0, INT32_MAX, INT32_MIN, UINT32_MAX};
     }
     __syncthreads();
   }
@@ -56,35 +62,36 @@ struct Sums {
   // A value of the neuron `column` of the 2048.
   __device__ __forceinline__ void add(int column, float value, int token, uint32_t sequence) {
     const unsigned long long steps = __float2ull_rn(fminf(value, 0x1p20f) * 0x1p20f);
-    atomicAdd(&fires[column], 1);
-    atomicAdd(&low[column], static_cast<uint32_t>(steps) & 0xfffffu);
-    if (steps >> 20) atomicAdd(&high[column], static_cast<uint32_t>(steps >> 20));
-    // Extremes seldom move: a glance is cheaper than an atomic. Positive floats order as their bits.
-    if (__float_as_int(value) > seen(value_max[column])) atomicMax(&value_max[column], __float_as_int(value));
-    if (token < seen(token_min[column])) atomicMin(&token_min[column], token);
-    if (token > seen(token_max[column])) atomicMax(&token_max[column], token);
-    if (sequence < seen(first_sequence[column])) atomicMin(&first_sequence[column], sequence);
+    atomicAdd(&fires_low[column], 1u << kFires | (static_cast<uint32_t>(steps) & ((1u << kLow) - 1)));
+    atomicAdd(&middle[column], static_cast<uint32_t>(steps >> kLow) & ((1u << kMiddle) - 1));
+    if (const uint32_t rest = steps >> (kLow + kMiddle)) atomicAdd(&high[column], rest);
+    Extremes& has = extremes[column];
+    int value_max, token_min, token_max, first_sequence;  // a glance, as extremes seldom move
+    asm volatile("ld.volatile.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value_max), "=r"(token_min), "=r"(token_max), "=r"(first_sequence)
+                 : "r"(smem_address(&has)));
+    if (__float_as_int(value) > value_max) atomicMax(&has.value_max, __float_as_int(value));  // positive: ordered as its bits
+    if (token < token_min) atomicMin(&has.token_min, token);
+    if (token > token_max) atomicMax(&has.token_max, token);
+    if (sequence < static_cast<uint32_t>(first_sequence)) atomicMin(&has.first_sequence, sequence);
   }
 
   // Adds to those of all rows, from neuron `first` on.
-  __device__ __forceinline__ void finish(const Counts& out, int first) {
+  __device__ __forceinline__ void finish(const Counts& out, int first) const {
     __syncthreads();
-    for (int i = threadIdx.x; i < kColumns; i += kCountThreads) {
-      if (!fires[i]) continue;
+    for (int i = threadIdx.x; i < kColumns; i += blockDim.x) {
       const int neuron = first + i;
-      atomicAdd(&out.fires[neuron], static_cast<unsigned long long>(fires[i]));
-      atomicAdd(&out.value_sum[neuron], (static_cast<unsigned long long>(high[i]) << 20) + low[i]);
-      atomicMax(reinterpret_cast<int*>(&out.value_max[neuron]), value_max[i]);
-      atomicMin(&out.token_min[neuron], token_min[i]);
-      atomicMax(&out.token_max[neuron], token_max[i]);
-      atomicMin(&out.first_sequence[neuron], first_sequence[i]);  // -1, never, is the greatest of them
+      const uint32_t fires = fires_low[i] >> kFires, low = fires_low[i] & ((1u << kFires) - 1);
+      if (!fires) continue;
+      atomicAdd(&out.fires[neuron], static_cast<unsigned long long>(fires));
+      const unsigned long long parts[] = {low, middle[i], high[i]};
+      atomicAdd(&out.value_sum[neuron], parts[0] + (parts[1] << kLow) + (parts[2] << (kLow + kMiddle)));
+      const Extremes& has = extremes[i];
+      atomicMax(reinterpret_cast<int*>(&out.value_max[neuron]), has.value_max);
+      atomicMin(&out.token_min[neuron], has.token_min);
+      atomicMax(&out.token_max[neuron], has.token_max);
+      atomicMin(&out.first_sequence[neuron], has.first_sequence);  // -1, never, is the greatest of them
     }
-  }
-
- private:
-  template <typename Number>
-  static __device__ __forceinline__ Number seen(Number& number) {
-    return *static_cast<volatile Number*>(&number);
   }
 };
 

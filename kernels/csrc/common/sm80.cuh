@@ -8,11 +8,9 @@
 
 #include <type_traits>
 
-namespace twell::sm80 {
+#include "common/shared.cuh"
 
-__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace twell::sm80 {
 
 // 16 bytes; zeros, and nothing is read, unless `inside`.
 __device__ __forceinline__ void copy_16(uint32_t smem, const void* global, bool inside) {

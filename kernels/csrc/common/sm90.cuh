@@ -7,11 +7,9 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-namespace twell::sm90 {
+#include "common/shared.cuh"
 
-__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace twell::sm90 {
 
 // ---- mbarriers
 

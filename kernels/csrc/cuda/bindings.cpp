@@ -1,31 +1,12 @@
 // The launches as a torch op. The host checks stand in kernels/call.py and kernels/cuda.py.
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-
-#include <optional>
-
+#include "common/bindings.h"
 #include "cuda/ffn.h"
-
-struct __nv_bfloat16;
-struct __half;
 
 namespace {
 
-using torch::stable::Tensor;
-using twell::Counts;
+using namespace twell;
 using twell::cuda::Ffn;
 using twell::cuda::Packed;
-using Maybe = std::optional<Tensor>;
-
-void* at(const Tensor& tensor) { return tensor.data_ptr(); }
-void* at(const Maybe& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
-template <typename T, typename Any>
-T* as(const Any& tensor) {
-  return static_cast<T*>(at(tensor));
-}
 
 // workspace: masks, values, lists, sizes, hidden, tasks. stages: 1 gate, 2 plan, 4 up, 8 down, 16 counts, 32 packing.
 void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor& w_down, const Maybe& b_gate, const Maybe& b_up,
@@ -35,23 +16,19 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
          const Maybe& pairs, const Maybe& fullest, const Maybe& fires, const Maybe& value_sum, const Maybe& value_max,
          const Maybe& token_min, const Maybe& token_max, const Maybe& first_sequence, bool relu2, bool up_relu, int64_t block,
          int64_t tile, int64_t stages) {
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
+  const DeviceGuard guard(x.get_device_index());
   Ffn f{};
   f.rows = x.size(0), f.d_model = x.size(1), f.d_ff = w_gate.size(0);
   f.words = masks.size(1), f.pitch = values.size(1), f.block = block, f.blocks = sizes.size(0);
   f.relu2 = relu2, f.up_relu = up_relu;
-  f.x = at(x), f.w_gate = at(w_gate), f.w_up = at(w_up), f.w_down = at(w_down);
-  f.b_gate = at(b_gate), f.b_up = at(b_up), f.b_down = at(b_down);
-  f.masks = as<uint32_t>(masks), f.values = at(values), f.lists = as<int>(lists), f.sizes = as<int>(sizes);
-  f.hidden = at(hidden), f.tasks = as<int>(tasks), f.y = at(y), f.finite = as<uint8_t>(finite), f.used = as<int>(used);
-  const Counts out{as<uint8_t>(counted), as<int>(tokens), as<int>(sequences), as<int>(nnz),
-                   as<unsigned long long>(pairs), as<unsigned long long>(fullest), as<unsigned long long>(fires),
-                   as<unsigned long long>(value_sum), as<float>(value_max), as<int>(token_min), as<int>(token_max),
-                   as<uint32_t>(first_sequence)};
-  const auto on = static_cast<cudaStream_t>(stream);
-  const auto run = [&]<typename T>() {
+  f.x = address(x), f.w_gate = address(w_gate), f.w_up = address(w_up), f.w_down = address(w_down);
+  f.b_gate = address(b_gate), f.b_up = address(b_up), f.b_down = address(b_down);
+  f.masks = as<uint32_t>(masks), f.values = address(values), f.lists = as<int>(lists), f.sizes = as<int>(sizes);
+  f.hidden = address(hidden), f.tasks = as<int>(tasks), f.y = address(y), f.finite = as<uint8_t>(finite), f.used = as<int>(used);
+  const Counts out = counts_of(counted, tokens, sequences, nnz, pairs, fullest, fires, value_sum, value_max, token_min, token_max,
+                               first_sequence);
+  const cudaStream_t on = stream_of(x);
+  by_type(x, [&]<typename T>() {
     using namespace twell::cuda;
     if (stages & 1) launch_gate<T>(f, on);
     if (stages & 2) launch_plan(f, on);
@@ -63,11 +40,7 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
                           as<uint32_t>(words), as<int>(spill_index)};
       launch_pack(f, packed, on);
     }
-  };
-  if (x.scalar_type() == torch::headeronly::ScalarType::BFloat16)
-    run.operator()<__nv_bfloat16>();
-  else
-    run.operator()<__half>();
+  });
 }
 
 }  // namespace

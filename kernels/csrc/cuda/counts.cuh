@@ -7,6 +7,7 @@
 
 namespace twell::cuda {
 
+constexpr int kCountThreads = 256;
 constexpr int kSumWords = Sums::kColumns / 32;  // to a CTA of the neurons' sums
 
 static __global__ void __launch_bounds__(kCountThreads) count_rows(const Ffn f, const Counts out, int tile) {
@@ -25,8 +26,8 @@ static __global__ void __launch_bounds__(kCountThreads) count_rows(const Ffn f, 
 
 template <typename T>
 __global__ void __launch_bounds__(kCountThreads) count_neurons(const Ffn f, const Counts out) {
-  extern __shared__ uint32_t shared[];
-  Sums& sums = *reinterpret_cast<Sums*>(shared);
+  extern __shared__ uint4 raw[];
+  Sums& sums = *reinterpret_cast<Sums*>(raw);
   sums.begin();
   const int first = blockIdx.y * kSumWords, w = first + threadIdx.x % kSumWords;
   const int end = min(f.rows, (static_cast<int>(blockIdx.x) + 1) * Sums::kRows);

@@ -4,6 +4,7 @@
 // of everything needs no case of its own: its list is every neuron, and the products over it are the dense ones.
 #pragma once
 
+#include "common/bits.cuh"
 #include "cuda/product.cuh"
 
 namespace twell::cuda {
@@ -11,23 +12,6 @@ namespace twell::cuda {
 constexpr int kPlanThreads = 256, kPlanWarps = kPlanThreads / 32;
 
 inline int plan_shared_bytes(int words) { return words * 2 * 4 + kPlanWarps * 32 * 32 * 2; }
-
-// How many bits stand before each word of `bits`, by one warp; returns how many there are.
-__device__ __forceinline__ int count_before(const uint32_t* bits, int* before, int words, int lane) {
-  int sum = 0;
-  for (int w0 = 0; w0 < words; w0 += 32) {
-    const int w = w0 + lane, mine = w < words ? __popc(bits[w]) : 0;
-    int upto = mine;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(~0u, upto, step);
-      if (lane >= step) upto += other;
-    }
-    if (w < words) before[w] = sum + upto - mine;
-    sum += __shfl_sync(~0u, upto, 31);
-  }
-  return sum;
-}
 
 // A warp lays out 32 words of a row of `hidden`, a lane a word, through 1024 values of shared memory. Where a neuron of the union
 // did not fire, or there is no finite row, the value is 0.

@@ -1,84 +1,29 @@
-// The probes, read from the words: what fired, a row and a neuron. Integer sums and extremes, so that order does not matter.
+// The probes, read from the words: what fired, a row and a neuron.
 #pragma once
 
+#include "common/counts.cuh"
 #include "hopper/plan.cuh"
 
 namespace twell::hopper {
 
 constexpr int kCountThreads = 512;
-constexpr int kSumTiles = 8, kSumRows = 1024;  // tiles and rows to a CTA of the neurons' sums
-constexpr int kSumColumns = kSumTiles * kTile;
+constexpr int kSumTiles = Sums::kColumns / kTile;  // to a CTA of the neurons' sums
 
-// nnz of each row and, if asked, the histograms of how full tiles are. A warp a row, a lane a tile.
 static __global__ void __launch_bounds__(kCountThreads) count_rows(const Ffn f, const Counts out) {
-  __shared__ uint32_t pairs[kTile + 1], fullest[kTile + 1];
-  const int lane = threadIdx.x % 32, warps = kCountThreads / 32;
-  for (int i = threadIdx.x; i <= kTile; i += kCountThreads) pairs[i] = fullest[i] = 0;
-  __syncthreads();
-  for (int row = blockIdx.x * warps + threadIdx.x / 32; row < f.rows; row += gridDim.x * warps) {
-    const bool finite = f.finite[row], counted = finite && (out.counted == nullptr || out.counted[row]);
-    int sum = 0, most = 0;
-    for (int tile = lane; tile < f.tiles; tile += 32) {
-      const int count = f.heads[(static_cast<int64_t>(row) * f.tiles + tile) * kHead] & kCount;
-      sum += count, most = max(most, count);
-      if (counted && out.pairs != nullptr) atomicAdd(&pairs[count], 1);
-    }
-    sum = __reduce_add_sync(~0u, sum), most = __reduce_max_sync(~0u, most);
-    if (lane == 0) {
-      out.nnz[row] = finite ? sum : 0;
-      if (counted && out.pairs != nullptr) atomicAdd(&fullest[most], 1);
-    }
-  }
-  if (out.pairs == nullptr) return;
-  __syncthreads();
-  for (int i = threadIdx.x; i <= kTile; i += kCountThreads) {
-    if (pairs[i]) atomicAdd(&out.pairs[i], static_cast<unsigned long long>(pairs[i]));
-    if (fullest[i]) atomicAdd(&out.fullest[i], static_cast<unsigned long long>(fullest[i]));
-  }
+  __shared__ uint32_t histograms[2 * (kTile + 1)];
+  count_tiles(out, f.finite, f.rows, f.tiles, kTile, histograms, [&](int row, int tile) {
+    return static_cast<int>(f.heads[(static_cast<int64_t>(row) * f.tiles + tile) * kHead] & kCount);
+  });
 }
-
-// What a CTA gathers of 2048 neurons before it adds them to everyone's. A value is at most 2^40 steps; its sum over 1024 rows is kept in
-// parts: that of the lowest 11 bits, below 2^21, of the next 20, below 2^30, and of the rest, which few values have. The first shares
-// its word with the number of rows that fired.
-struct Sums {
-  static constexpr int kLow = 11, kMiddle = 20, kFires = 21;
-  static_assert(kSumRows << kLow <= 1 << kFires && kSumRows < 1 << (32 - kFires));
-  struct __align__(16) Extremes {
-    int value_max, token_min, token_max;
-    uint32_t first_sequence;
-  };
-  Extremes extremes[kSumColumns];  // first, as they are looked at 16 bytes at a time
-  uint32_t fires_low[kSumColumns], middle[kSumColumns], high[kSumColumns];
-
-  __device__ __forceinline__ void add(int column, float value, int token, uint32_t sequence) {
-    const unsigned long long steps = __float2ull_rn(fminf(value, 0x1p20f) * 0x1p20f);
-    atomicAdd(&fires_low[column], 1u << kFires | (static_cast<uint32_t>(steps) & ((1u << kLow) - 1)));
-    atomicAdd(&middle[column], static_cast<uint32_t>(steps >> kLow) & ((1u << kMiddle) - 1));
-    if (const uint32_t rest = steps >> (kLow + kMiddle)) atomicAdd(&high[column], rest);
-    Extremes& has = extremes[column];
-    int value_max, token_min, token_max, first_sequence;  // a glance, as extremes seldom move
-    asm volatile("ld.volatile.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value_max), "=r"(token_min), "=r"(token_max), "=r"(first_sequence)
-                 : "r"(smem_address(&has)));
-    if (__float_as_int(value) > value_max) atomicMax(&has.value_max, __float_as_int(value));  // positive floats order as their bits
-    if (token < token_min) atomicMin(&has.token_min, token);
-    if (token > token_max) atomicMax(&has.token_max, token);
-    if (sequence < static_cast<uint32_t>(first_sequence)) atomicMin(&has.first_sequence, sequence);
-  }
-};
 
 template <typename T>
 __global__ void __launch_bounds__(kCountThreads) count_neurons(const Ffn f, const Counts out) {
   extern __shared__ uint4 raw[];
   Sums& sums = *reinterpret_cast<Sums*>(raw);
   const int tile0 = blockIdx.y * kSumTiles, tile = tile0 + threadIdx.x % kSumTiles;
-  for (int i = threadIdx.x; i < kSumColumns; i += kCountThreads) {
-    sums.fires_low[i] = sums.middle[i] = sums.high[i] = 0;
-    sums.extremes[i] = {0, INT32_MAX, INT32_MIN, UINT32_MAX};
-  }
-  __syncthreads();
-  const int end = min(f.rows, (static_cast<int>(blockIdx.x) + 1) * kSumRows);
-  for (int row = blockIdx.x * kSumRows + threadIdx.x / kSumTiles; row < end; row += kCountThreads / kSumTiles) {
+  sums.begin();
+  const int end = min(f.rows, (static_cast<int>(blockIdx.x) + 1) * Sums::kRows);
+  for (int row = blockIdx.x * Sums::kRows + threadIdx.x / kSumTiles; row < end; row += kCountThreads / kSumTiles) {
     if (tile >= f.tiles || !f.finite[row] || (out.counted != nullptr && !out.counted[row])) continue;
     const int64_t at = static_cast<int64_t>(row) * f.tiles + tile;
     const uint32_t *head = f.heads + at * kHead, *tail = f.tails + at * kTail - kHead;
@@ -110,20 +55,7 @@ __global__ void __launch_bounds__(kCountThreads) count_neurons(const Ffn f, cons
       }
     }
   }
-  __syncthreads();
-  for (int i = threadIdx.x; i < kSumColumns; i += kCountThreads) {
-    const int neuron = tile0 * kTile + i;
-    const uint32_t fires = sums.fires_low[i] >> Sums::kFires, low = sums.fires_low[i] & ((1u << Sums::kFires) - 1);
-    if (!fires) continue;
-    const unsigned long long middle = sums.middle[i], high = sums.high[i];
-    const Sums::Extremes& has = sums.extremes[i];
-    atomicAdd(&out.fires[neuron], static_cast<unsigned long long>(fires));
-    atomicAdd(&out.value_sum[neuron], (high << (Sums::kLow + Sums::kMiddle)) + (middle << Sums::kLow) + low);
-    atomicMax(reinterpret_cast<int*>(&out.value_max[neuron]), has.value_max);
-    atomicMin(&out.token_min[neuron], has.token_min);
-    atomicMax(&out.token_max[neuron], has.token_max);
-    atomicMin(&out.first_sequence[neuron], has.first_sequence);  // -1, never, is the greatest of them
-  }
+  sums.finish(out, tile0 * kTile);
 }
 
 }  // namespace twell::hopper

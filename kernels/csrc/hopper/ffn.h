@@ -4,6 +4,8 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "common/counts.h"
+
 namespace twell::hopper {
 
 constexpr int kBlockRows = 128;   // rows that share a union
@@ -51,21 +53,6 @@ struct Ffn {
   int* part_ready;       // [kParts, kPartWarps]: 1 once a warp's part is there
   void* y;               // [rows, d_model]
   uint8_t* finite;       // [rows], ones from the caller, zeroed where a row is not; few rows' are written in full
-};
-
-struct Counts {
-  const uint8_t* counted;   // [rows] or null: all
-  const int* tokens;        // [rows]
-  const int* sequences;     // [rows]
-  int* nnz;                 // [rows]
-  unsigned long long* pairs;  // [257] or null: (row, tile) pairs by their count
-  unsigned long long* fullest;  // [257] or null: rows by the count of their fullest tile
-  unsigned long long* fires;  // [d_ff] or null, and so are the following
-  unsigned long long* value_sum;
-  float* value_max;
-  int* token_min;
-  int* token_max;
-  uint32_t* first_sequence;
 };
 
 // Each throws std::runtime_error where the driver refuses.

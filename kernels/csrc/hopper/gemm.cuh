@@ -3,6 +3,7 @@
 // stages, and a 64 KB staging tile between a product's epilogue and whoever takes it from there during the next main loop.
 #pragma once
 
+#include "common/numbers.cuh"
 #include "common/sm80.cuh"
 #include "common/wgmma.cuh"
 #include "hopper/ffn.h"
@@ -121,29 +122,6 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
   if (last >= 0) release(last);
 }
 
-// Whether a row whose greatest magnitude is `peak` stays finite when rounded to T.
-template <typename T>
-__device__ __forceinline__ bool stays_finite(float peak) {
-  constexpr float kBound = std::is_same_v<T, __nv_bfloat16> ? 0x1.ffp127f : 65520.f;  // the least that rounds to inf
-  return peak < kBound;  // false for NaN
-}
-
-__device__ __forceinline__ float max_nan(float a, float b) {
-  float out;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
-  return out;
-}
-
-template <typename T>
-__device__ __forceinline__ uint32_t round_pair(float low, float high) {
-  uint32_t out;
-  if constexpr (std::is_same_v<T, __nv_bfloat16>)
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  return out;
-}
-
 // relu, then rounding to nearest. A half stays positive where the float was; a bfloat16 has float's range.
 template <typename T>
 __device__ __forceinline__ uint32_t round_relu(float low, float high) {
@@ -151,21 +129,11 @@ __device__ __forceinline__ uint32_t round_relu(float low, float high) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   } else {
-    constexpr float kLeast = 0x1p-24f;  // half's least subnormal
-    low = low > 0.f ? fmaxf(low, kLeast) : low;
-    high = high > 0.f ? fmaxf(high, kLeast) : high;
+    low = low > 0.f ? fmaxf(low, kLeast<T>) : low;
+    high = high > 0.f ? fmaxf(high, kLeast<T>) : high;
     asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   }
   return out;
-}
-
-// The value in the low (0) or high (1) half of a word.
-template <typename T>
-__device__ __forceinline__ float half_of(uint32_t pair, int which) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>)
-    return __uint_as_float(which ? pair & 0xffff0000u : pair << 16);
-  else
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(which ? pair >> 16 : pair)));
 }
 
 // A bit for each of eight values that is not zero; none is negative.

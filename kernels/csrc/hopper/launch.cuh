@@ -1,17 +1,10 @@
-// What the launchers share: tensor maps, checks, and the number of multiprocessors.
+// What the launchers share: tensor maps, and launches that overlap.
 #pragma once
 
-#include <algorithm>
-#include <stdexcept>
-#include <string>
-
+#include "common/launch.cuh"
 #include "hopper/gemm.cuh"
 
 namespace twell::hopper {
-
-inline void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
-}
 
 inline CUtensorMap encode_map(CUtensorMapDataType type, const void* matrix, int rank, const cuuint64_t* sizes, const cuuint64_t* strides,
                               const cuuint32_t* box, bool swizzled) {
@@ -63,20 +56,6 @@ CUtensorMap hidden_map(const Ffn& f, int neurons) {
   const cuuint64_t sizes[] = {kBlockRows, columns, static_cast<cuuint64_t>(f.blocks)}, strides[] = {row, row * columns};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(neurons), 1};
   return encode_map(kMapType<T>, f.hidden, 3, sizes, strides, box, true);
-}
-
-inline int multiprocessors() {
-  int device, count;
-  check(cudaGetDevice(&device), "device");
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessors");
-  return count;
-}
-
-template <typename... Parameters, typename... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream, const Arguments&... arguments) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "shared memory");
-  kernel<<<grid, threads, shared, stream>>>(arguments...);
-  check(cudaGetLastError(), "launch");
 }
 
 // In clusters of that many CTAs; may start before the kernel before it in the stream is over, and waits for that itself.

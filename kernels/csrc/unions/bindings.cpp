@@ -1,40 +1,17 @@
 // The launches as torch ops. The host checks stand in kernels/unions.py.
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-
-#include <optional>
-
+#include "common/bindings.h"
 #include "unions/unions.h"
 
 namespace {
 
-using torch::stable::Tensor;
-using Maybe = std::optional<Tensor>;
-
-template <typename T>
-T* as(const Tensor& tensor) {
-  return static_cast<T*>(tensor.data_ptr());
-}
-template <typename T>
-T* as(const Maybe& tensor) {
-  return tensor ? static_cast<T*>(tensor->data_ptr()) : nullptr;
-}
-
-void* stream_of(const Tensor& tensor) {
-  void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
-  return stream;
-}
+using namespace twell;
 
 void of_rows(const Tensor& heads, const Maybe& tails, const Maybe& spill_index, const Tensor& spill, const Tensor& blocks,
              const Tensor& marks, const Tensor& histogram, int64_t tile, int64_t slots) {
-  const torch::stable::accelerator::DeviceGuard guard(heads.get_device_index());
+  const DeviceGuard guard(heads.get_device_index());
   twell::unions::Packed packed{};
   packed.heads = as<uint32_t>(heads), packed.tails = as<uint32_t>(tails), packed.spill_index = as<int>(spill_index);
-  packed.spill = spill.data_ptr(), packed.tiles = heads.size(1), packed.tile = tile, packed.slots = slots;
+  packed.spill = address(spill), packed.tiles = heads.size(1), packed.tile = tile, packed.slots = slots;
   packed.head_words = heads.size(2);
   packed.spill_bytes = spill.scalar_type() == torch::headeronly::ScalarType::Float ? 4 : 2;
   twell::unions::launch_rows(packed, as<int>(blocks), blocks.size(0), blocks.size(1), as<uint32_t>(marks),
@@ -42,7 +19,7 @@ void of_rows(const Tensor& heads, const Maybe& tails, const Maybe& spill_index, 
 }
 
 void of_blocks(const Tensor& smaller, const Tensor& blocks, const Tensor& marks, const Tensor& histogram) {
-  const torch::stable::accelerator::DeviceGuard guard(smaller.get_device_index());
+  const DeviceGuard guard(smaller.get_device_index());
   twell::unions::launch_blocks(as<uint32_t>(smaller), as<int>(blocks), blocks.size(0), blocks.size(1), marks.size(1),
                                as<uint32_t>(marks), as<unsigned long long>(histogram), stream_of(smaller));
 }
