@@ -16,16 +16,21 @@ CASE = ["case", *SETTING]
 BASELINES = {"ffn_dense": "dense", "ffn_compiled": "dense (compiled)", "ffn_fused": "dense (gate and up fused)"}
 PROBES = {"ffn_counts": "counting", "ffn_neurons": "neuron sums", "ffn_packed": "TwELL handed out"}
 MADE = ("even", "heavy", "dense")
+PARTS = ("gate", "up_down")  # of a kernel's FFN
+IN_PARTS = "ffn_parts"  # their sum, in the place of an FFN
 
 
 def measured(run: Run) -> pd.DataFrame:
-    """A row an operation and case, of those that are a whole FFN. Columns: case, input, layer, ffn, rows, dtype,
+    """A row an operation and case, of those that are a whole FFN; where a kernel ran its parts alone (recorded patterns
+    of many rows), these added up. Columns: case, input, layer, ffn, rows, dtype,
     weights, device; what (dense, …, or the kernel with what was special about it); sparse (a kernel, no
     probe); nnz_mean; us, low, high (µs: median, least and greatest turn); times (dense time / its own); error_max;
     repeats."""
     table = run.frame("bench")
     table = table[table["d_ff"] == run.d_ff]  # a bench of another width may have joined
-    found = table[(table["metric"] == "microseconds") & table["op"].str.startswith("ffn_")].reset_index(drop=True)
+    took = table[table["metric"] == "microseconds"]
+    found = took[took["op"].str.startswith("ffn_")]
+    found = pd.concat([found, _in_parts(took)], ignore_index=True)
     dense = found[found["op"] == "ffn_dense"].groupby(CASE)["value"].median()
     found["times"] = dense.reindex(pd.MultiIndex.from_frame(found[CASE])).to_numpy() / found["value"]
     keys = [*CASE, "kernel", "op", "compression"]
@@ -37,15 +42,29 @@ def measured(run: Run) -> pd.DataFrame:
         _named(row.op, row.kernel, row.compression * more)
         for row, more in zip(found.itertuples(), several, strict=True)
     ]
-    found["sparse"] = (found["op"] == "ffn_sparse") & (found["kernel"] != "reference")
+    found["sparse"] = found["op"].isin(("ffn_sparse", IN_PARTS)) & (found["kernel"] != "reference")
     names = "case input layer ffn rows dtype weights device what sparse nnz_mean us low high times error_max repeats"
     return found.rename(columns={"value": "us"})[names.split()]
+
+
+def _in_parts(took: pd.DataFrame) -> pd.DataFrame:
+    """The parts of each kernel's FFN added up, in the cases that it ran no whole one of."""
+    keys = [*CASE, "kernel", "compression"]
+    parts = took[took["op"].isin(PARTS) & (took["kernel"] != "torch")]
+    whole = pd.MultiIndex.from_frame(took.loc[took["op"] == "ffn_sparse", keys])
+    parts = parts[~pd.MultiIndex.from_frame(parts[keys]).isin(whole)]
+    parts = parts[parts.groupby(keys)["op"].transform("nunique") == len(PARTS)]
+    sums = {"value": "sum", "low": "sum", "high": "sum", "repeats": "min"}
+    kept = {name: "first" for name in ("input", "layer", "nnz_mean")}
+    return parts.groupby(keys, sort=False, as_index=False).agg(sums | kept).assign(op=IN_PARTS)
 
 
 def _named(op: str, kernel: str, compression: int) -> str:
     if op in BASELINES:
         return BASELINES[op]
     name = f"{kernel} kernel" + (f", compression {compression}" if compression else "")
+    if op == IN_PARTS:
+        return f"{name} (gate product, and up and down by themselves)"
     return f"{name}, {PROBES[op]}" if op in PROBES else name
 
 

@@ -56,6 +56,8 @@ def sums(layers: pd.DataFrame) -> str:
         dense, has = (part["us"] * part["times"]).sum(), part["layer"].nunique()
         some = "" if has == every else f" (over the {whole(has)} where it was timed)"
         said.append(f"{what} {times(dense / part['us'].sum())}{some}")
+    if not said:
+        return "Only dense was timed."
     return f"{whole(every)} layers together, against dense: {', '.join(said)}."
 
 

@@ -83,6 +83,24 @@ def test_times_stand_beside_the_dense_time_of_their_case(benched: Run) -> None:
     assert (frame["times"] * frame["us"] == 500.0).all()
 
 
+def test_a_kernel_that_ran_in_parts_alone_is_its_parts_added_up(benched: Run) -> None:
+    """As on recorded patterns of many rows; not where it ran whole too, nor one part without the other."""
+    names = {"parts": ("gate", "up_down"), "both": ("gate", "up_down", "ffn_sparse"), "half": ("up_down",)}
+    for layer, (case, ops) in enumerate(names.items()):
+        sheet, more = Sheet(benched.path), {"input": "patterns", "rows": 4096}
+        took = {"gate": 60.0, "up_down": 40.0, "ffn_sparse": 90.0}
+        rows = [row(case, layer, op, "torch", us, **more) for op, us in (("ffn_dense", 500.0), ("gate", 55.0))]
+        sheet.add(rows + [row(case, layer, op, "cpu", took[op], **more, repeats=3 + len(op)) for op in ops])
+    frame = settings(measured(open_run(benched.path)))["4096 rows, float32, warm weights, made"]
+    sparse = frame[frame["sparse"]].set_index("case")
+    assert sparse["us"].to_dict() == {"parts": 100.0, "both": 90.0}
+    summed_up = sparse.loc["parts"]
+    assert summed_up[["times", "low", "high", "repeats"]].tolist() == [5.0, 90.0, 120.0, 7]
+    assert summed_up["what"] == "cpu kernel (gate product, and up and down by themselves)"
+    assert sparse.loc["both", "what"] == "cpu kernel"
+    assert sums(frame[frame["case"] == "half"]) == "Only dense was timed."
+
+
 def test_the_break_even_lies_between_the_cases_on_either_side(benched: Run) -> None:
     frame = measured(benched)
     sparse = frame[frame["sparse"] & (frame["rows"] == 1024) & (frame["input"] != "heavy")]
