@@ -50,7 +50,7 @@ def measured(run: Run) -> pd.DataFrame:
 def _in_parts(took: pd.DataFrame) -> pd.DataFrame:
     """The parts of each kernel's FFN added up, in the cases that it ran no whole one of."""
     keys = [*CASE, "kernel", "compression"]
-    parts = took[took["op"].isin(PARTS) & (took["kernel"] != "torch")]
+    parts = took[took["op"].isin(PARTS)]
     whole = pd.MultiIndex.from_frame(took.loc[took["op"] == "ffn_sparse", keys])
     parts = parts[~pd.MultiIndex.from_frame(parts[keys]).isin(whole)]
     parts = parts[parts.groupby(keys)["op"].transform("nunique") == len(PARTS)]
