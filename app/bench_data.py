@@ -50,7 +50,7 @@ def measured(run: Run) -> pd.DataFrame:
 def _in_parts(took: pd.DataFrame) -> pd.DataFrame:
     """The parts of each kernel's FFN added up, in the cases that it ran no whole one of."""
     keys = [*CASE, "kernel", "compression"]
-    parts = took[took["op"].isin(PARTS)]
+    parts = took[took["op"].isin(PARTS) & (took["kernel"] != "torch")]
     whole = pd.MultiIndex.from_frame(took.loc[took["op"] == "ffn_sparse", keys])
     parts = parts[~pd.MultiIndex.from_frame(parts[keys]).isin(whole)]
     parts = parts[parts.groupby(keys)["op"].transform("nunique") == len(PARTS)]
@@ -64,7 +64,7 @@ def _named(op: str, kernel: str, compression: int) -> str:
         return BASELINES[op]
     name = f"{kernel} kernel" + (f", compression {compression}" if compression else "")
     if op == IN_PARTS:
-        return f"{name} (gate product, and up and down by themselves)"
+        return f"{name} (gate product, then up and down)"
     return f"{name}, {PROBES[op]}" if op in PROBES else name
 
 

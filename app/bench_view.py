@@ -40,7 +40,8 @@ def bench(run: Run) -> None:
     tall = height(layers["layer"].nunique()) + 60
     if len(layers):
         with left:
-            parts.heading("Measured side by side", f"{sums(layers)} {name}; {turns(layers)}.", of_layers)
+            where = "Recorded patterns. " if (layers["input"] == "patterns").all() else ""
+            parts.heading("Measured side by side", f"{where}{sums(layers)} {name}; {turns(layers)}.", of_layers)
             parts.draw(by_layer(layers), "bench-layers", "Time of each FFN operation by layer")
     if curve:
         with right:
