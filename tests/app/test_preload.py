@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ def head_of(app: Any, path: str = "/tokens") -> list[tuple[bytes, bytes]]:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(app({"type": "http", "path": path}, None, send))
+    with ThreadPoolExecutor(1) as pool:  # the browser of other tests has a loop in this thread
+        pool.submit(asyncio.run, app({"type": "http", "path": path}, None, send)).result()
     return list(sent[0]["headers"])
 
 
