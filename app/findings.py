@@ -40,7 +40,7 @@ def findings(run: Run) -> list[Finding]:
 
 
 def _tokens(run: Run) -> str:
-    frame = ask(run, "by_token", min_count=20).dropna(subset=["z_se"])
+    frame = ask(run, "by_token", min_count=20, rank="z").dropna(subset=["z_se"])
     if len(frame) < 4:
         return ""
 

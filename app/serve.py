@@ -25,7 +25,7 @@ PAGES = (
     "twell.app.layer_figures",
     "twell.app.passage",
 )
-LATER = "twell.analysis.engine"
+LATER = ("twell.analysis.engine", "ibis.backends.duckdb")
 
 
 def load(*names: str) -> None:
@@ -39,7 +39,7 @@ def load(*names: str) -> None:
 def main(runs: str, settings: str) -> None:
     """Load, then serve until stopped."""
     load(*PAGES)
-    threading.Thread(target=load, args=(LATER,), daemon=True).start()
+    threading.Thread(target=load, args=LATER, daemon=True).start()
     import streamlit as st
     from starlette.middleware import Middleware
 

@@ -12,7 +12,7 @@ from typing import Any
 import streamlit as st
 
 from twell.analysis.shared import together
-from twell.app import parts, state, styles, theme
+from twell.app import ahead, parts, state, styles, theme
 from twell.workbench.errors import UserError
 
 ICON = (
@@ -109,6 +109,7 @@ def main() -> None:
             parts.summarise(run)
         with together():  # what several figures of a page are made from is taken once
             page.run()
+        ahead.read_ahead(run)
     except (UserError, OSError) as error:
         parts.unreadable(run, error)
 

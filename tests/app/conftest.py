@@ -113,6 +113,7 @@ def recording(made: ModuleType, tmp_path: Path) -> Path:
 def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
     """Open a page of the dashboard over a folder: `show(folder, "tokens", run="made")`."""
     monkeypatch.setattr("twell.app.state.recorded_folder", lambda: None)
+    monkeypatch.setattr("twell.app.ahead._begin", lambda *run: None)  # or it would go on beside later tests
 
     def run(folder: Path, page: str = "overview", **address: str) -> AppTest:
         monkeypatch.setattr(sys, "argv", ["main.py", str(folder)])
