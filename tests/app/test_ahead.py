@@ -80,9 +80,7 @@ def test_a_page_begins_once_it_is_drawn_and_a_run_that_grows_is_left_alone(
     assert len(begun) == 1
 
 
-def test_what_a_run_lacks_and_one_that_has_changed_stop_nothing(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_run_lacks_and_one_that_has_changed_stop_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "PAUSE", 0.0)
     asked: list[str] = []
 
