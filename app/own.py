@@ -11,7 +11,7 @@ import streamlit as st
 from twell.app import parts
 from twell.app.jobs import OWN, Desk, Job, model_of
 from twell.app.state import RECORDED, digest, open_page, runs_folder, shown
-from twell.app.words import plural
+from twell.app.words import plural, whole
 from twell.workbench.errors import UserError
 from twell.workbench.store import Run, open_run
 
@@ -39,17 +39,31 @@ def own_text(run: Run) -> None:
         if model is None:
             parts.note(_far(run))
             return
-        parts.note("Read by this run's model, on this machine, in a process of its own. It becomes a run like others.")
-        text = st.text_area("Text", key="own-words", height=180, max_chars=LONGEST, width=520)
-        if st.button("Read it", type="primary", key="own-start", disabled=desk_is_busy()):
-            if not text.strip():
-                st.info("Write some words first.")
-                return
-            slug = "-".join(re.findall(r"[a-z0-9]+", text.lower())[:4])[:32]
-            stamp = time.strftime("%m%d-%H%M%S")
-            name = "-".join(word for word in ("own", slug, stamp) if word)
-            arguments = ["capture", *_model(model), "--text", OWN, "--timings", "0"]
-            _start("own text", runs_folder().resolve() / name, name, arguments, text=text)
+        parts.note(
+            f"Up to {whole(LONGEST)} characters, read by this run's model, on this machine, in a process of its own. "
+            "It becomes a run like others."
+        )
+        with st.form(_fresh("own-form"), border=False):
+            text = st.text_area("Text", key="own-words", height=180, width=520)
+            asked = st.form_submit_button("Read it", type="primary", key="own-start", disabled=desk_is_busy())
+        _say_if_busy()
+        if not asked:
+            return
+        if not text.strip():
+            st.info("Write some words first.")
+        elif len(text) > LONGEST:
+            st.info(f"These are {whole(len(text))} characters: shorten them to {whole(LONGEST)}.")
+        else:
+            _start_own(model, text)
+
+
+def _start_own(model: tuple[str, str | None], text: str) -> None:
+    """Have the model read the text, into a run that is named after its first words."""
+    slug = "-".join(re.findall(r"[a-z0-9]+", text.lower())[:4])[:32]
+    stamp = time.strftime("%m%d-%H%M%S")
+    name = "-".join(word for word in ("own", slug, stamp) if word)
+    arguments = ["capture", *_model(model), "--text", OWN, "--timings", "0"]
+    _start("own text", runs_folder().resolve() / name, name, arguments, text=text)
 
 
 def measure(run: Run) -> None:
@@ -73,6 +87,7 @@ def measure(run: Run) -> None:
         if st.button("Measure", type="primary", key="measure-start", disabled=desk_is_busy()):
             arguments, cases = measurement(run, model, str(what))
             _start("a measurement", run.path.resolve(), str(st.session_state["run"]), arguments, cases=cases)
+        _say_if_busy()
 
 
 def measurement(run: Run, model: tuple[str, str | None], what: str) -> tuple[list[str], int]:
@@ -91,14 +106,21 @@ def desk_is_busy() -> bool:
     return job is not None and job.running
 
 
-def job_status(page: str) -> None:
+def _say_if_busy() -> None:
+    """Why nothing can be started now."""
+    job = desk().job
+    if job is not None and job.running:
+        parts.note(f"One process runs at a time, and one does ({job.purpose}): wait for its end, or stop it.")
+
+
+def job_status() -> None:
     """How far this server's job is, where there is one; what it has written is on the page with the next look."""
     if desk().job is not None:
-        _follow(page, digest(shown()))
+        _follow(digest(shown()))
 
 
 @st.fragment(run_every=0.5)
-def _follow(page: str, seen: str) -> None:
+def _follow(seen: str) -> None:
     job = desk().job
     if job is None:
         return
@@ -109,16 +131,26 @@ def _follow(page: str, seen: str) -> None:
         _progress(job)
         return
     failed = job.failure()
-    if failed is not None:
-        st.warning(parts.plain(failed))
+    mine = st.session_state.get("job") is job
+    page = "text" if job.purpose == "own text" else "kernels"
+    if failed is None and mine:  # who did not start it stays where they are
+        desk().clear()
+        if here:
+            st.rerun()
+        open_page(page, run=job.run)
+    if here and failed is None:
+        if _written(job) != seen:
+            st.rerun()
+        return
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium", key="job"):
+        if failed is None:
+            parts.note(f"{job.purpose.capitalize()}: done", width="content")
+            parts.linked(f"{page}.py", "Open it →", run=job.run)
+        else:
+            (st.info if job.stopped else st.warning)(parts.plain(failed), width=520)
         if st.button("Close", key="job-close"):
             desk().clear()
             st.rerun()
-        return
-    desk().clear()
-    if here:
-        st.rerun()
-    open_page("text" if job.purpose == "own text" else "kernels", run=job.run)
 
 
 def _written(job: Job) -> str:
@@ -152,7 +184,7 @@ def _start(purpose: str, out: Path, run: str, arguments: list[str], text: str = 
         return
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        desk().start(purpose, out, run, arguments, text, cases)
+        st.session_state["job"] = desk().start(purpose, out, run, arguments, text, cases)
     except (UserError, OSError) as error:
         st.warning(parts.plain(str(error)))
         return

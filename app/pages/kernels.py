@@ -163,7 +163,7 @@ def page(run: Run) -> None:
 with st.container(horizontal=True, vertical_alignment="center"):
     parts.title("What does the sparsity buy?")
     own.measure(shown())
-own.job_status("kernels")
+own.job_status()
 with parts.told():
     bench(shown())
 with parts.told():

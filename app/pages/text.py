@@ -207,6 +207,6 @@ def page(run: Run) -> None:
 
 
 parts.title("What does each token of the text fire?")
-own.job_status("text")
+own.job_status()
 with parts.told():
     page(shown())

@@ -18,6 +18,7 @@ from streamlit.testing.v1 import AppTest
 
 from twell.app.jobs import OWN, Desk, model_of
 from twell.app.neuron_values import in_sequence
+from twell.app.own import LONGEST
 from twell.app.passage import SEEN, loudest, passage, pieces, scale
 from twell.workbench.errors import UserError
 from twell.workbench.store import Run, open_run
@@ -196,13 +197,19 @@ def test_own_text_is_read_by_the_model_and_opens(
     browser: Any, serve: Callable[[Path], str], watch: Any, made: ModuleType, tmp_path: Path
 ) -> None:
     watched = watch(browser.new_page(), serve(bundled(made, tmp_path)))
-    page = watched.page
+    page, other = watched.page, watch(browser.new_page(), watched.address)
+    other.open("/text?run=tiny", ".tw-passage")
     watched.open("/text?run=tiny", ".tw-passage")
     page.get_by_role("button", name="Your own text").click()
-    page.get_by_label("Text", exact=True).fill("A lichen <script>window.twellHurt=1</script> lives here.\n\nשלום")
-    page.keyboard.press("Tab")
+    text = page.get_by_label("Text", exact=True)
+    text.fill("long " * (LONGEST // 5) + "!")
+    page.get_by_role("button", name="Read it").click()
+    page.wait_for_selector("text=shorten them")
+    assert len(text.input_value()) == LONGEST + 1
+    text.fill("A lichen <script>window.twellHurt=1</script> lives here.\n\nשלום")
     page.get_by_role("button", name="Read it").click()
     page.wait_for_selector(".st-key-job")
+    other.open("/text?run=tiny", ".st-key-job")
     page.wait_for_url("**run=own-a-lichen-*", timeout=120_000)
     page.wait_for_selector(".tw-passage:has-text('lichen')")
     watched.settle()
@@ -212,6 +219,16 @@ def test_own_text_is_read_by_the_model_and_opens(
     assert run.manifest.status == "complete"
     assert run.frame("sequences")["source"].tolist() == ["own-text.txt"]
     watched.check()
+    other.page.wait_for_selector(".st-key-job", state="detached")
+    assert other.page.url.endswith("run=tiny"), "one tab's own text took another tab away"
+    page.get_by_role("button", name="Your own text").click()
+    text.fill("Moss, too.")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".st-key-job")
+    page.close()
+    other.page.get_by_text("Open it →").click(timeout=120_000)
+    other.page.wait_for_selector(".tw-passage:has-text('Moss')")
+    other.check()
 
 
 def test_the_dashboard_never_loads_torch() -> None:
