@@ -62,7 +62,23 @@ __device__ __forceinline__ int list_share(const MidMarks& marks, const Ffn& f, i
   const int size = min(share, total - low);
   at -= low;
   for (int g = from; g < to; ++g) at = list_sixteen(list, size, at, g == from ? first : marks.fired[g], 16 * g);
+  if (threadIdx.x < (-size & kTileK - 1)) list[size + threadIdx.x] = 0;  // as gatherers read them 64 at a time
   return size;
+}
+
+// Copies 16 bytes of each of kCount neurons that follow each other in a list: where they lie in shared memory is said of the first, whose
+// place in a panel is a multiple of kCount. left: how many of them there are; zeros for the others. Their numbers are read at once, as each
+// read would have to wait for the copy before it.
+template <int kCount, typename T>
+__device__ __forceinline__ void gather_chunks(uint32_t to, const T* from, uint32_t pitch, const uint16_t* list, int left) {
+  union {
+    uint2 words[kCount / 4];
+    uint16_t neurons[kCount];
+  };
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) words[i] = reinterpret_cast<const uint2*>(list)[i];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) async_copy_16((to ^ (i & 7) << 4) + i * 128, from + neurons[i] * pitch, i < left);
 }
 
 // Fills the stages: 64 neurons of the block's hidden state and of the outputs' weights, by tensor copies where they follow each other, which
@@ -72,9 +88,10 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap
                                                  int out0, const uint16_t* list, int size) {
   using Down = MidDown<kOut, kSplits>;
   constexpr int kOutChunks = kOut / 8, kDistinct = kOutChunks % 3 == 0 ? 3 : 1;  // of a neuron's weights; of those, a thread's
-  constexpr int kApart = kDistinct * kProducers / kOutChunks;                    // neurons between its copies of the same
+  constexpr int kEach = kTileK * kOutChunks / (kDistinct * kProducers);           // neurons of which it copies the same
   const int thread = threadIdx.x - kConsumers;
-  const int h_chunk = thread % 16, h_row = thread / 16;
+  const auto place = [](int side, int chunk, int k) { return side * Down::kSide + k * 128 + (((chunk ^ k) & 7) << 4); };
+  const int h_chunk = thread % 16, h_first = thread / 16 * 8, h_at = place(h_chunk / 8, h_chunk, h_first);
   const T* h = hidden_of<T>(f, block, 0) + 8 * h_chunk;
   const T* w = static_cast<const T*>(f.w_down);
   const bool all = ring.count >= kProducerWarps && size > 0 && size % kTileK == 0 && list[size - 1] - list[0] == size - 1;
@@ -97,24 +114,13 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap
     }
     if (run) continue;
     const uint32_t to = smem_address(ring.here());
-#pragma unroll
-    for (int i = 0; i < kTileK / 8; ++i) {
-      const int k = h_row + 8 * i;
-      const bool there = k0 + k < size;
-      async_copy_16(to + h_chunk / 8 * Down::kSide + k * 128 + (((h_chunk ^ k) & 7) << 4), h + (there ? list[k0 + k] : 0) * kBlockRows, there);
-    }
+    gather_chunks<8>(to + h_at, h, kBlockRows, list + k0 + h_first, size - k0 - h_first);
 #pragma unroll
     for (int r = 0; r < kDistinct; ++r) {
-      const int at = thread + r * kProducers, first = at / kOutChunks, chunk = at % kOutChunks;
+      const int at = thread + r * kProducers, first = at / kOutChunks * kEach, chunk = at % kOutChunks;
       const bool inside = out0 + 8 * chunk < f.d_model;
-      const T* from = w + (inside ? out0 + 8 * chunk : 0);
-#pragma unroll
-      for (int i = 0; i < kTileK / kApart; ++i) {
-        const int k = first + kApart * i;
-        const bool there = k0 + k < size && inside;
-        async_copy_16(to + (2 + chunk / 8) * Down::kSide + k * 128 + (((chunk ^ k) & 7) << 4),
-                      from + (there ? list[k0 + k] : 0) * static_cast<uint32_t>(f.d_model), there);
-      }
+      gather_chunks<kEach>(to + place(2 + chunk / 8, chunk, first), w + (inside ? out0 + 8 * chunk : 0), f.d_model, list + k0 + first,
+                           inside ? size - k0 - first : 0);
     }
     async_arrive(full);
   }
