@@ -1,9 +1,10 @@
 """Recording: batches go through the model, and what they counted to the writer, one batch behind the device.
 
 A batch in which a value was not finite runs once more with those tokens left out of the sums, so that every table
-covers the same tokens. Rows are written a window at a time, in the order of the text, and a part is closed at the end
-of a window, with what the manifest says of the tokens until then. Between two batches nothing waits for the device
-but for the counts of the batch before the last; sums and examples are fetched by the thread that writes them.
+covers the same tokens. Rows are written in the order of the text, as soon as no earlier one is to come, and a part is
+closed at the end of a window, with what the manifest says of the tokens until then. Between two batches nothing waits
+for the device but for the counts of the batch before the last; sums and examples are fetched by the thread that writes
+them, which makes the vocabulary once the device has work.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import pyarrow as pa
 import torch
 
 from twell.workbench import doctor, schema
-from twell.workbench.batches import Batch
+from twell.workbench.batches import Batch, InOrder
 from twell.workbench.forward import Counted, Inputs, OnLayer, forward
 from twell.workbench.generate import Going, generate
 from twell.workbench.manifest import Manifest
@@ -54,7 +55,8 @@ class Recorder:
         self._began = time.monotonic() - manifest.seconds
         self._watch = Watch(loaded.layers, loaded.d_ff, options.examples, options.fired)
         self._in_flight: tuple[Batch, Counted, Seen | None] | None = None
-        self._window: list[tuple[Batch, dict[str, Any]]] = []  # batches whose rows are not written, with their rows
+        self._window: list[Batch] = []  # those of it that have been taken
+        self._in_order = InOrder()
         self._fired: list[pa.Table] = []
         self._sums: Sums | None = None
         self._nnz_sum = self._unflagged = self.fresh_tokens = 0
@@ -65,8 +67,7 @@ class Recorder:
         last = run.arrow("timings", ["layer"])["layer"][-1].as_py() if run.has("timings") else None
         timed = options.timings, options.timings_share, options.loss, bool(options.generate), last
         self.timings = Timings(loaded, *timed)
-        if not manifest.parts and writer.first:
-            writer.add_made("vocab", lambda: vocabulary(loaded.tokenizer))
+        self._lacks_vocabulary = writer.first and not manifest.parts
 
     @property
     def nnz_mean(self) -> float:
@@ -79,6 +80,9 @@ class Recorder:
             batch, counted, seen = self._run(batch, on_layer=on_layer)
         before, self._in_flight = self._in_flight, (batch, counted, seen)
         self.fresh_tokens = 0
+        if self._lacks_vocabulary:
+            self.writer.add_made("vocab", lambda: vocabulary(self.loaded.tokenizer))
+            self._lacks_vocabulary = False
         if before is not None:
             self._take(*before)
 
@@ -117,7 +121,7 @@ class Recorder:
 
     @torch.inference_mode()
     def _take(self, batch: Batch, counted: Counted, seen: Seen | None) -> None:
-        """Adds up what a batch counted, and holds its rows until its window is through."""
+        """Adds up what a batch counted, and writes what rows can be."""
         counted.wait()
         flags = batch.flags
         finite = counted.finite.numpy()
@@ -134,7 +138,10 @@ class Recorder:
         if counted.loss is not None:
             loss[batch.predicts] = counted.loss.numpy()
         keys = {"sequence": batch.sequence, "position": batch.position, "token_id": batch.token_id}
-        self._window.append((batch, keys | {"phase": batch.phase, "flags": flags, "loss": loss} | counts))
+        rows = self._in_order.add(batch, keys | {"phase": batch.phase, "flags": flags, "loss": loss} | counts)
+        if rows is not None:
+            self._write(rows)
+        self._window.append(batch)
         if self._sums is None:
             self._sums = counted.sums
         else:
@@ -145,21 +152,19 @@ class Recorder:
         self._nnz_sum += int(nnz.sum(0, dtype=np.int64)[plain].sum())
         self.fresh_tokens = len(flags)
         if batch.ends:
-            self._write_window()
+            self._end_window()
 
-    def _write_window(self) -> None:
-        """The rows of a window, in the order of the text."""
-        batches, columns = zip(*self._window, strict=True)
-        self._window = []
-        rows = {name: np.concatenate([one[name] for one in columns]) for name in columns[0]}
-        if len(batches) > 1:
-            order = np.argsort(rows["sequence"], kind="stable")
-            rows = {name: values[order] for name, values in rows.items()}
+    def _write(self, rows: dict[str, np.ndarray]) -> None:
+        """Rows of `activity`, in the order of the text."""
         known = np.isfinite(rows["loss"])
         self._loss_sum += float(rows["loss"][known].sum(dtype=np.float64))
         self._loss_tokens += int(known.sum())
         loss = np.ma.MaskedArray(np.where(known, rows["loss"], 0).astype(np.float16), mask=~known)
         self.writer.add("activity", rows | {"loss": loss})
+
+    def _end_window(self) -> None:
+        """What is written once a window is through: sequences and sampled tokens, and the part, if that is due."""
+        batches, self._window = self._window, []
         if self._fired:
             in_order = [(name, "ascending") for name in ("sequence", "position", "layer")]
             self.writer.add("fired", pa.concat_tables(self._fired).sort_by(in_order))

@@ -3,7 +3,7 @@
 The idea: a run's text is shown by joining the bytes of its tokens and decoding the whole, so a character that two
 tokens share comes out right. Tokenizers store pieces in one of two alphabets: byte-level BPE writes each byte as one
 printable character, SentencePiece writes a space as ▁ and single bytes as <0xNN>. Which one it is, the tokenizer's own
-decoder says. Special tokens add nothing to the text. Cost: a second for 500 000 tokens.
+decoder says. Special tokens add nothing to the text. Cost: half a second for 500 000 tokens.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 def vocabulary(tokenizer: PreTrainedTokenizerFast) -> pa.Table:
     """The run's vocab table: token_id, bytes, text (for display), special."""
-    added, special = tokenizer.added_tokens_decoder, special_ids(tokenizer)
+    added, special, known = tokenizer.added_tokens_decoder, special_ids(tokenizer), tokenizer.get_vocab()
     read = _reader(tokenizer)
-    rows: list[tuple[int, bytes, str, bool]] = []
-    for piece, number in sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1]):
-        if number in special:
-            rows.append((number, b"", piece, True))
-        else:
-            data = piece.encode() if number in added else read(piece, number)
-            rows.append((number, data, display(data), False))
-    names = ("token_id", "bytes", "text", "special")
-    return pa.table({name: [row[place] for row in rows] for place, name in enumerate(names)})
+
+    def adds(piece: str, number: int) -> bytes:
+        return b"" if number in special else piece.encode() if number in added else read(piece, number)
+
+    pieces = sorted(known, key=known.__getitem__)
+    numbers = [known[piece] for piece in pieces]
+    data = list(map(adds, pieces, numbers))
+    marks = [number in special for number in numbers]
+    texts = [piece if mark else display(one) for piece, mark, one in zip(pieces, marks, data, strict=True)]
+    return pa.table({"token_id": numbers, "bytes": data, "text": texts, "special": marks})
 
 
 def special_ids(tokenizer: PreTrainedTokenizerFast) -> set[int]:
@@ -43,6 +44,8 @@ def special_ids(tokenizer: PreTrainedTokenizerFast) -> set[int]:
 def display(data: bytes) -> str:
     """Bytes as text on one line: what does not decode as �, control characters escaped."""
     text = data.decode("utf-8", errors="replace")
+    if text.isprintable():  # nearly every token
+        return text
     return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in text)
 
 
@@ -58,11 +61,12 @@ def byte_alphabet() -> dict[str, int]:
 
 def _reader(tokenizer: PreTrainedTokenizerFast) -> Callable[[str, int], bytes]:
     """The function from a stored piece and its id to the bytes it stands for."""
-    decoder: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder") or {}
+    stated = tokenizer.backend_tokenizer.decoder
+    decoder: dict[str, Any] = json.loads(stated.__getstate__()) if stated is not None else {}
     kinds = {part.get("type") for part in [decoder, *decoder.get("decoders", [])]}
     if "ByteLevel" in kinds:
-        alphabet = byte_alphabet()
-        return lambda piece, _: bytes(alphabet[mark] for mark in piece)
+        alphabet = str.maketrans({mark: chr(byte) for mark, byte in byte_alphabet().items()})
+        return lambda piece, _: piece.translate(alphabet).encode("latin-1")
     if kinds & {"Metaspace", "ByteFallback"}:
         return lambda piece, _: _sentencepiece(piece)
     return lambda _, number: str(tokenizer.decode([number])).encode()

@@ -118,16 +118,12 @@ class RunWriter:
     def finish(
         self, status: str = manifests.COMPLETE, tables: Callable[[], Iterable[Rows]] = tuple, **updates: Any
     ) -> None:
-        """Write what is left, wait for it, and set the manifest's status and any other of its fields."""
+        """Write what is left, and wait for it; the manifest's status and any other of its fields are set with that."""
         try:
-            self.close_part(tables, **updates)
+            self.close_part(tables, status=status, **updates)
             self.drain()
         finally:
             self._pool.shutdown(cancel_futures=True)
-        for name, value in updates.items():
-            setattr(self.manifest, name, value)
-        self.manifest.status = status
-        self._publish()
 
     def abandon(self) -> None:
         """Give up the open part and mark what was written as interrupted, if the disk still lets us."""
@@ -181,9 +177,7 @@ class RunWriter:
         for table, columns in tables():
             self._write(table, [self._cast(table, columns)])
         files, self._part = self._files, number + 1
-        if not files:
-            return
-        with ThreadPoolExecutor(len(files)) as pool:  # each waits for the disk
+        with ThreadPoolExecutor(max(1, len(files))) as pool:  # each waits for the disk
             closed = list(pool.map(GrowingFile.close, files.values()))
         parts = [
             Part(table, str(file.path.relative_to(self.folder)), file.rows, *found)

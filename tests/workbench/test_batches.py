@@ -1,4 +1,4 @@
-"""Which sequences run together: every one once, of like length, within a window of the text."""
+"""Which sequences run together, every one once, of like length, within a window of the text; and rows in its order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from twell.workbench import batches as module
-from twell.workbench.batches import Batch, batches
+from twell.workbench.batches import Batch, InOrder, batches
 from twell.workbench.text import Sequence
 
 TOKENS = 256
@@ -64,3 +64,35 @@ def test_the_head_of_a_batch() -> None:
     assert batch.head(1).lengths.tolist() == [10]
     assert batch.head(45).lengths.tolist() == [10, 20, 30]
     assert batch.head(10**6).numbers.tolist() == [0, 1, 2, 3]
+
+
+def rows_of(batch: Batch) -> dict[str, np.ndarray]:
+    return {"sequence": batch.sequence, "position": batch.position, "other": batch.sequence * 1000 + batch.position}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_rows_go_on_in_the_order_of_the_text_as_soon_as_they_can(seed: int) -> None:
+    given, came, went = sequences(400, seed), set[int](), list[int]()
+    in_order, early = InOrder(), 0
+    for batch in batches(given, TOKENS, set()):
+        came |= set(batch.numbers.tolist())
+        going = in_order.add(batch, rows_of(batch))
+        if going is not None:
+            assert len(going["sequence"])
+            np.testing.assert_array_equal(going["other"], going["sequence"] * 1000 + going["position"])
+            length = np.array([len(sequence.ids) for sequence in given])[np.unique(going["sequence"])]
+            np.testing.assert_array_equal(going["position"], np.concatenate([np.arange(one) for one in length]))
+            went += np.unique(going["sequence"]).tolist()
+            early += not batch.ends
+        missing = next(number for number in range(401) if number not in came)
+        assert went == [*range(missing)]  # all that can have gone, and no more
+    assert len(went) == 400 and early > 3
+
+
+def test_rows_of_sequences_that_are_as_long_as_each_other_are_not_held() -> None:
+    given = [Sequence(n, "made", 0, np.full(32, n, dtype=np.int32)) for n in range(100)]
+    in_order = InOrder()
+    for batch in batches(given, TOKENS, set()):
+        rows = rows_of(batch)
+        going = in_order.add(batch, rows)
+        assert going is not None and all(np.array_equal(going[name], rows[name]) for name in rows)

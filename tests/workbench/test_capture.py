@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from twell.workbench import batches, writer
+from twell.workbench import batches, recorder, writer
 from twell.workbench.capture import capture, record
 from twell.workbench.models import load
 from twell.workbench.options import CaptureOptions
@@ -270,3 +270,24 @@ def test_manifest(tiny: Path, tmp_path: Path, texts: tuple[str, ...], capsys: py
     assert all(words in line for words, line in zip(("tiny-llama", "kernel", "MB on disk"), plan, strict=True))
     said = (f"{manifest.tokens:,} tokens", "sparsity", f"{manifest.loss:.3f} nats")
     assert all(words in outcome for words in said)
+
+
+def test_the_vocabulary_is_made_while_the_device_has_work(
+    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def told(name: str) -> Any:
+        before = getattr(recorder, name)
+
+        def tells(*args: Any, **given: Any) -> Any:
+            order.append(name)
+            return before(*args, **given)
+
+        return tells
+
+    for name in ("forward", "vocabulary"):
+        monkeypatch.setattr(recorder, name, told(name))
+    run = run_capture(tiny, tmp_path / "run", texts)
+    assert order[0] == "forward" and order.count("vocabulary") == 1
+    assert len(run.vocab) == run.manifest.tokenizer["vocab_size"]
