@@ -41,7 +41,8 @@ def own_text(run: Run) -> None:
             return
         parts.note(
             f"Up to {whole(LONGEST)} characters, read by this run's model, on this machine, in a process of its own. "
-            "It becomes a run like others."
+            "It becomes a run like others.",
+            width=520,
         )
         with st.form(_fresh("own-form"), border=False):
             text = st.text_area("Text", key="own-words", height=180, width=520)

@@ -70,7 +70,8 @@ def table(run: Run, kind: str, layer: int | None) -> None:
     if frame.empty:
         st.info("There is no such neuron here." if kind != "dead" else "Every neuron fired at least once.")
         return
-    rows = frame.assign(token_text=frame["token_text"].map(lambda text: visible(text) if text else ""))
+    texts = frame["token_text"].map(lambda text: visible(text) if text else "")
+    rows = frame.assign(token_text=texts, density=100 * frame["density"])
     event = st.dataframe(
         rows,
         hide_index=True,
@@ -79,25 +80,26 @@ def table(run: Run, kind: str, layer: int | None) -> None:
         selection_mode="single-row",
         key=f"neuron-table-{kind}-{layer}",
         column_order=["label", "density", "fires", "value_mean", "value_max", "token_text", "first_sequence"],
-        column_config=columns(frame),
+        column_config=columns(rows),
     )
     if event.selection.rows:
         go_to(str(rows.iloc[event.selection.rows[0]]["label"]))
 
 
 def columns(frame: pd.DataFrame) -> dict[str, Any]:
-    """The columns of the table."""
+    """The columns of the table, density in %. Numbers have a form of their own, as Streamlit's for thousands and shares
+    go by the language of the browser, and sentences do not."""
     column = st.column_config
     return {
         "label": column.TextColumn("neuron"),
         "density": column.ProgressColumn(
-            "density",
-            format="percent",
+            "density, %",
+            format=decimals(frame["density"]),
             min_value=0.0,
             max_value=max(float(frame["density"].max()), 1e-9),
-            help="share of the tokens that fire it",
+            help="of the tokens, those that fire it",
         ),
-        "fires": column.NumberColumn("fires", format="localized", help="tokens that fire it"),
+        "fires": column.NumberColumn("fires", format="%d", help="tokens that fire it"),
         "value_mean": column.NumberColumn(
             "mean value", format=decimals(frame["value_mean"]), help="over the tokens that fire it"
         ),

@@ -85,8 +85,8 @@ def table(left: Answer, rank: str) -> None:
         column_config={
             "text": st.column_config.TextColumn("token", width=130),
             "token_id": st.column_config.NumberColumn("id", format="%d"),
-            "count": st.column_config.NumberColumn("count", format="localized", help="times it stands in the text"),
-            "sequences": st.column_config.NumberColumn("sequences", format="localized", help="sequences that hold it"),
+            "count": st.column_config.NumberColumn("count", format="%d", help="times it stands in the text"),
+            "sequences": st.column_config.NumberColumn("sequences", format="%d", help="sequences that hold it"),
             "z": st.column_config.NumberColumn(
                 "z", format="%+.2f", help="nnz in standard deviations from its layer's mean, averaged over layers"
             ),
@@ -135,8 +135,8 @@ def words(run: Run, least: int, search: str) -> None:
         hide_index=True,
         height=420,
         column_config={
-            "count": column.NumberColumn("count", format="localized", help="times the word stands in the text"),
-            "sequences": column.NumberColumn("sequences", format="localized", help="sequences that hold it"),
+            "count": column.NumberColumn("count", format="%d", help="times the word stands in the text"),
+            "sequences": column.NumberColumn("sequences", format="%d", help="sequences that hold it"),
             "pieces": column.NumberColumn("tokens per word", format="%.1f"),
             "z": column.NumberColumn("z", format="%+.2f", help="mean z of the word's tokens"),
             "z_se": column.NumberColumn("± se", format="%.2f", help="standard error of z, clustered by sequence"),

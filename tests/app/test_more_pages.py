@@ -226,3 +226,19 @@ def test_a_run_without_sums_of_neurons_says_nothing_of_dead_ones(show: Show, run
     test = show(runs, "layers", run="counts")
     assert "dead" not in str(layout(test, "ridges")["annotations"])
     assert "Dead:" not in markup(test)
+
+
+@pytest.mark.parametrize(
+    ("page", "address"), [("tokens", {}), ("tokens", {"view": "words"}), ("neurons", {}), ("export", {})]
+)
+def test_numbers_of_tables_do_not_go_by_the_language_of_the_browser(
+    show: Show, runs: Path, page: str, address: dict[str, str]
+) -> None:
+    tables = show(runs, page, run="made", **address).dataframe
+    assert tables, "a page with a table"
+    forms = [
+        (name, told.get("type_config", {}).get("format"))
+        for table in tables
+        for name, told in json.loads(table.proto.columns or "{}").items()
+    ]
+    assert [(name, form) for name, form in forms if form and not form.startswith("%")] == []
