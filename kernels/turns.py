@@ -15,6 +15,7 @@ import torch
 
 K = TypeVar("K")
 Run = Callable[[], Any]
+Read = Callable[[], float]  # gives microseconds, and on a GPU waits for them
 
 
 def turns(
@@ -33,7 +34,7 @@ def turns(
     if untimed:
         for operation in operations.values():
             operation()
-    took: dict[K, list[Callable[[], float]]] = {name: [] for name in operations}
+    took: dict[K, list[Read]] = {name: [] for name in operations}
     order, shuffled = list(operations), shuffled or random.Random(0)
     for _ in range(repeats):
         shuffled.shuffle(order)
@@ -42,23 +43,34 @@ def turns(
     return {name: [read() for read in reads] for name, reads in took.items()}
 
 
-def _timed(operation: Run, device: torch.device) -> Callable[[], float]:
-    """Runs an operation; what comes back gives its microseconds, and on a GPU waits for it first."""
+def _timed(operation: Run, device: torch.device) -> Read:
+    stop = started(device)
+    operation()
+    return stop()
+
+
+def started(device: torch.device) -> Callable[[], Read]:
+    """A watch that runs from now until what comes back is called, which gives what reads it."""
     if device.type != "cuda":
         began = time.perf_counter()
-        operation()
-        took = (time.perf_counter() - began) * 1e6
-        return lambda: took
+
+        def stop() -> Read:
+            took = (time.perf_counter() - began) * 1e6
+            return lambda: took
+
+        return stop
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
-    operation()
-    end.record()
 
     def read() -> float:
         end.synchronize()
         return begin.elapsed_time(end) * 1e3
 
-    return read
+    def record() -> Read:
+        end.record()
+        return read
+
+    return record
 
 
 def graphed(operation: Run) -> Run:

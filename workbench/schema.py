@@ -99,13 +99,14 @@ TIMINGS = Table(
             "op",
             "string",
             "",
-            "ffn_dense; ffn_sparse; gate: the gate product alone, dense; attention; model_dense and model_sparse: the "
-            "whole forward pass; in older runs up_down too: ffn_sparse less gate",
+            "ffn_dense; ffn_sparse; gate: the gate product alone, dense; attention: in the capture's own pass (in "
+            "older runs by itself); model_dense and model_sparse: the whole forward pass; in older runs up_down too: "
+            "ffn_sparse less gate",
         ),
         Column("phase", "uint8", "", "0 prefill, 1 decode"),
-        Column("tokens", "int32", "rows", "rows in the batch, padding included"),
+        Column("tokens", "int32", "rows", "rows of the batch that it ran on, padding included"),
         Column("nnz_mean", "float32", "neurons", "mean nnz of the batch's rows in that layer", True),
-        Column("microseconds", "float64", "µs", "median over repetitions on that input"),
+        Column("microseconds", "float64", "µs", "of one turn on that input (in older runs the median of several)"),
         Column("kernel", "string", "", "the kernel that ran: dense, reference, cpu, cuda, hopper"),
         Column("sm_mhz", "float32", "MHz", "the GPU's clock, where it reports one", True),
         Column(

@@ -1,20 +1,20 @@
 """How long the layers take, sparse and dense, on the input that the capture just gave them.
 
 The idea: a piece at a time, spread over the run. A piece is one layer where it stands in the forward pass: its
-attention, then the dense FFN, the sparse FFN and the dense gate product, each once, on the same input and in an order
-that is drawn anew. The gate product is what no sparse kernel is spared. Layers have their turns one after another,
-round after round, at most once a batch. After the first of every MODEL_EVERY rounds the whole model has its turn on a
-batch, dense and sparse, so that each share in it can be told. Each piece is a sample by itself, with the clock and
-power of its moment; medians over batches are for the analysis to take. Timed calls run with probes off and are heard by
-nobody, so they change no count.
+attention as it runs there anyway, then the dense FFN, the sparse FFN and the dense gate product, each once, on the same
+input and in an order that is drawn anew. The gate product is what no sparse kernel is spared. Layers have their turns
+one after another, round after round, at most once a batch. After the first of every MODEL_EVERY rounds the whole model
+has its turn on a batch, dense and sparse, so that each share in it can be told. Each piece is a sample by itself, with
+the clock and power of its moment; medians over batches are for the analysis to take. Timed calls run with probes off
+and are heard by nobody, so they change no count.
 
 Cost, one rule: a piece is timed once what it will take fits into ALLOWANCE seconds and a share of the time since the
 capture began. What is next in turn waits until then, so a capture that ends early has the pieces that it came to. What
 a piece will take is what the last of its kind took by the row: of the first layer nothing is known, and the whole model
 is taken for PASSES times what the capture itself takes for as many rows. A turn that is not timed comes first where
 more rows run than before, whose kernels and memory are to be found yet, and where a turn is shorter than LONG, so that
-what lies in caches and queues would sway it. On a CPU the first ROWS rows of a batch are timed, which is enough to fill
-it, and of the attention's sequences as many as come to that, but one.
+what lies in caches and queues would sway it. On a CPU the FFN is timed on the first ROWS rows of a batch, which is
+enough to fill it.
 
 On a GPU that reports its power, the power that the whole model draws, dense and sparse, is asked for once, 12 s: with a
 share of 1 at its first turn, else at the first one by which timings were allowed twice that.
@@ -35,14 +35,14 @@ from torch.nn.functional import linear
 
 from twell.kernels.call import Stats
 from twell.kernels.module import Probe
-from twell.kernels.turns import turns
+from twell.kernels.turns import Read, started, turns
 from twell.workbench.batches import Batch
 from twell.workbench.forward import Inputs, OnLayer, forward, probing
 from twell.workbench.gauge import WINDOW_SECONDS, Gauge, Reading
 from twell.workbench.models import LoadedModel
 from twell.workbench.schema import PREFILL
 
-ALLOWANCE = {"cpu": 4.0, "cuda": 0.1}  # seconds that may go into timings whatever the length of the capture
+ALLOWANCE = {"cpu": 4.0, "cuda": 0.05}  # seconds that may go into timings whatever the length of the capture
 ROWS = {"cpu": 1024, "cuda": 2**31}  # rows of a batch that are timed
 SPARSE = ("ffn_sparse", "model_sparse")  # what the sparse kernel runs; the rest is dense
 LAYER, MODEL = "layer", "model"  # kinds of pieces
@@ -81,6 +81,8 @@ class Timings:
         self._round = 1 if last == -1 else 0
         self._timed: set[int] = set()  # layers, in this batch
         self._untimed = False  # whether a turn that is not timed comes first, in the layer at hand
+        self._stop: Callable[[], Read] | None = None  # the watch that runs while a layer's attention does,
+        self._attention: Read | None = None  # and what reads it
         self._turn: dict[str, float] = {}  # seconds a row that the last piece of each kind took for a turn
         self._most = self._largest = 0  # rows that have been timed, and rows of any batch
         self._order = random.Random(0)
@@ -97,8 +99,9 @@ class Timings:
             for number, layer in enumerate(self.loaded.blocks if hears and not self.generates else ()):
                 attention = getattr(layer, "self_attn", None)
                 if attention is not None:
-                    hear = partial(self._attention, batch, rows, number)
-                    stack.callback(attention.register_forward_pre_hook(hear, with_kwargs=True).remove)
+                    begins = partial(self._begin_attention, rows, number)
+                    stack.callback(attention.register_forward_pre_hook(begins, with_kwargs=True).remove)
+                    stack.callback(attention.register_forward_hook(self._end_attention).remove)
             yield partial(self._ffn, batch, rows) if hears else None
         self._read += batch.padded
         if due and self._next == len(self.loaded.ffns):
@@ -129,25 +132,19 @@ class Timings:
             self._untimed, self._turn[LAYER] = self._cold(LAYER, rows), 0.0
         return layer in self._timed
 
-    def _attention(
-        self, batch: Batch, rows: int, layer: int, module: nn.Module, args: tuple[Any, ...], given: Any
-    ) -> None:
+    def _begin_attention(self, rows: int, layer: int, module: nn.Module, args: Any, given: dict[str, Any]) -> None:
         if not self._chosen(layer, rows):
             return
-        began = self._now()
-        hidden = given["hidden_states"] if "hidden_states" in given else args[0]  # [sequences, positions, d_model]
-        held, longest = hidden.shape[:2]
-        kept = min(held, max(1, ROWS[self._kind] // longest))
+        if rows > self._most:
+            began = self._now()
+            module.forward(*args, **given)
+            self.spent += self._now() - began
+        self._stop = started(self.loaded.device)
 
-        def cut(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return value[:kept] if value.dim() and len(value) == held else value
-            return tuple(map(cut, value)) if isinstance(value, tuple) else value
-
-        attend = partial(module.forward, *cut(args), **{name: cut(value) for name, value in given.items()})
-        took = self._take({"attention": attend}, self._untimed)
-        self._add(batch, layer, kept * longest, None, took)
-        self._book(began, LAYER, rows, took)
+    def _end_attention(self, *_: Any) -> None:
+        if self._stop is not None:
+            self._attention = self._stop()
+            self._stop = None
 
     def _ffn(self, batch: Batch, rows: int, layer: int, x: Tensor, stats: Stats, phase: int = PREFILL) -> None:
         prefill = phase == PREFILL
@@ -159,7 +156,11 @@ class Timings:
         with probing(self.loaded.probe, Probe()):
             operations = {"ffn_dense": partial(ffn.dense, x), "ffn_sparse": partial(ffn, x), "gate": gate}
             took = self._take(operations, self._untimed or not prefill)
-        self._add(batch, layer, len(x), float(stats.nnz[: len(x)].double().mean()), took, phase=phase)
+        now = self._gauge.read()
+        if self._attention is not None:
+            self._add(batch, layer, batch.padded, None, {"attention": self._attention()}, now)
+            self._attention = None
+        self._add(batch, layer, len(x), float(stats.nnz[: len(x)].double().mean()), took, now, phase)
         self._book(began, LAYER, rows, took)
         self._most = max(self._most, rows)
 
@@ -184,11 +185,11 @@ class Timings:
                 run()
 
         operations: dict[str, Callable[[], Any]] = {"model_dense": run_dense, "model_sparse": run}
-        took, readings = self._take(operations, untimed), dict[str, Reading]()
-        if power:
-            readings = {op: self._gauge.window(operation) for op, operation in operations.items()}
-            self._powered = True
-        self._add(batch, -1, part.padded, None, took, readings)
+        took, clock = self._take(operations, untimed), self._gauge.read()[0]
+        for op, operation in operations.items():
+            reading = self._gauge.window(operation) if power else (clock, None)
+            self._add(batch, -1, part.padded, None, {op: took[op]}, reading)
+        self._powered = self._powered or power
         self._turn[MODEL] = 0.0
         self._book(began, MODEL, rows, took)
 
@@ -215,16 +216,14 @@ class Timings:
         rows: int,
         nnz_mean: float | None,
         took: dict[str, float],
-        power: dict[str, Reading] | None = None,
+        reading: Reading,
         phase: int = PREFILL,
     ) -> None:
-        """`power`: by operation, from windows of it alone; without one, what the device reports now."""
-        now = self._gauge.read()
+        mhz, watts = reading
         for op, microseconds in took.items():
             kernel = self.loaded.choice(rows).kernel if op in SPARSE else "dense"
             about = {"batch": batch.number, "layer": layer, "op": op, "phase": phase, "tokens": rows}
             found = {"nnz_mean": nnz_mean, "microseconds": microseconds, "kernel": kernel}
-            mhz, watts = now if power is None else power.get(op, (now[0], None))
             self.rows.append(about | found | {"sm_mhz": mhz, "watts": watts})
 
 
