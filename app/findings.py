@@ -15,8 +15,6 @@ from twell.app.words import SPACE, fixed, number, percent, plural, times, token_
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
-LATE = 64  # positions from here on count as late in a sequence
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -40,8 +38,9 @@ def findings(run: Run) -> list[Finding]:
 
 
 def _tokens(run: Run) -> str:
-    frame = ask(run, "by_token", min_count=20, rank="z").dropna(subset=["z_se"])
-    if len(frame) < 4:
+    frame = ask(run, "by_token", min_count=20, rank="z")
+    sure = frame.dropna(subset=["z_se"])
+    if len(sure) < 4:
         return ""
 
     def named(rows: pd.DataFrame) -> str:
@@ -51,8 +50,8 @@ def _tokens(run: Run) -> str:
         )
 
     return (
-        f"Loudest of the {plural(len(frame), 'token')} seen at least 20 times: {named(frame.head(3))}. "
-        f"Quietest: {named(frame.tail(3)[::-1])}. In standard deviations from the layers' means."
+        f"Loudest of the {plural(len(frame), 'token')} seen at least 20 times: {named(sure.head(3))}. "
+        f"Quietest: {named(sure.tail(3)[::-1])}. In standard deviations from the layers' means."
     )
 
 
@@ -82,16 +81,16 @@ def _dead(run: Run) -> str:
 def _positions(run: Run) -> str:
     frame = ask(run, "by_position")
     first = frame[frame["first"]].set_index("layer")["mean"]
-    late = frame[~frame["first"] & (frame["position"] >= LATE)]
-    if not len(first) or not len(late):
+    later = frame[~frame["first"]]
+    if not len(first) or not len(later):
         return ""
-    weighted = (late["mean"] * late["tokens"]).groupby(late["layer"]).sum() / late.groupby("layer")["tokens"].sum()
+    weighted = (later["mean"] * later["tokens"]).groupby(later["layer"]).sum() / later.groupby("layer")["tokens"].sum()
     ratio = (first / weighted).replace(float("inf"), float("nan")).dropna()
     if not len(ratio):
         return ""
     return (
         f"The first position of a sequence fires {number(ratio.min(), 2)} to {number(ratio.max(), 2)}{SPACE}× the "
-        f"neurons that positions from {LATE} on do, by layer (median {number(ratio.median(), 2)}{SPACE}×)."
+        f"neurons of later ones, by layer (median {number(ratio.median(), 2)}{SPACE}×)."
     )
 
 
@@ -116,8 +115,8 @@ def _kernels(run: Run) -> str:
     best, worst = frame.loc[frame["speedup"].idxmax()], frame.loc[frame["speedup"].idxmin()]
     return (
         f"Sparse against dense, layer {best['layer']:.0f} gains most, {times(best['speedup'])} at a mean nnz of "
-        f"{number(best['nnz_mean'])}; layer {worst['layer']:.0f} least, {times(worst['speedup'])} at "
-        f"{number(worst['nnz_mean'])}."
+        f"{number(best['nnz_mean'])} in the timed batches; layer {worst['layer']:.0f} least, "
+        f"{times(worst['speedup'])} at {number(worst['nnz_mean'])}."
     )
 
 

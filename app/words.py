@@ -68,11 +68,16 @@ def number(value: float | None, digits: int = 3) -> str:
         return "–"
     if value == 0:
         return "0"
-    power = math.floor(math.log10(abs(value)))
+    power = _power(value, digits)
     if power < TINY:
         return f"{number(value / 10.0**power, digits)}{SPACE}×{SPACE}10{str(power).translate(_RAISED)}"
     places = max(0, digits - 1 - power)
     return f"{value:,.{places}f}".replace(",", SPACE).replace("-", "−")
+
+
+def _power(value: float, digits: int) -> int:
+    """The power of ten of the first digit that is written: 1 for 9.97 to two digits, which is 10."""
+    return int(f"{value:.{digits - 1}e}".partition("e")[2])
 
 
 def aligned(values: Iterable[float], digits: int = 3) -> list[str]:
@@ -80,22 +85,28 @@ def aligned(values: Iterable[float], digits: int = 3) -> list[str]:
     −0.3."""
     found = list(values)
     most = max((abs(value) for value in found if math.isfinite(value)), default=0.0)
-    places = max(0, digits - 1 - math.floor(math.log10(most))) if most else 0
+    places = max(0, digits - 1 - _power(most, digits)) if most else 0
     return [f"{value:+,.{places}f}".replace(",", SPACE).replace("-", "−") for value in found]
 
 
 def decimals(values: Iterable[float], digits: int = 3) -> str:
     """The format of a column of numbers, all with the decimals that their median needs for so many digits: %.3f."""
     found = sorted(abs(value) for value in values if math.isfinite(value) and value)
-    power = math.floor(math.log10(found[len(found) // 2])) if found else 0
+    power = _power(found[len(found) // 2], digits) if found else 0
     return f"%.{max(0, digits - 1 - power)}f"
 
 
 def typeset(text: str) -> str:
-    """A sentence as plain characters have it (-0.27, 26,452, 95 %), with the signs and spaces of the other numbers."""
+    """A sentence as plain characters have it (-0.27, 26,452, 95 %, 9.9e-05), with the signs and spaces of the other
+    numbers."""
+    text = re.sub(r"(?<![\w.-])(-?\d(?:\.\d+)?)e([+-]\d\d+)(?!\w)", _as_power, text)
     text = re.sub(r"(?<![\w.,-])-(?=\d)", "−", text)
     text = re.sub(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])", lambda found: found[0].replace(",", SPACE), text)
     return text.replace(" %", f"{SPACE}%")
+
+
+def _as_power(found: re.Match[str]) -> str:
+    return f"{found[1]}{SPACE}×{SPACE}10{str(int(found[2])).translate(_RAISED)}"
 
 
 def times(ratio: float | None) -> str:

@@ -36,9 +36,15 @@ def other_run(run: Run, found: Shelf) -> Run | None:
     names = [name for name, other in found.runs.items() if name != here and other.manifest.tokens]
     if not names:
         return None
-    tie = bound("with", names[0], lambda text: text if text in names else None)
+    like = max(names, key=lambda name: likeness(run, found.runs[name]))
+    tie = bound("with", like, lambda text: text if text in names else None)
     name = st.selectbox("Beside", names, format_func=lambda n: parts.run_label(n, found), width=420, **tie)
     return found.runs[str(name)]
+
+
+def likeness(run: Run, other: Run) -> tuple[bool, bool, int]:
+    """How much there is to compare, the most first: the same text; as many layers; then how many tokens."""
+    return bool(same_text(run, [other])), other.layers == run.layers, other.manifest.tokens
 
 
 def headline(runs: tuple[Run, Run]) -> None:

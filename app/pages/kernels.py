@@ -58,7 +58,7 @@ def correlation(found: dict[str, Any]) -> str:
     """Both correlations in a sentence."""
     return (
         f"Pearson {signed(found['pearson'], 2)} (95 % {signed(found['low'], 2)} to {signed(found['high'], 2)}), "
-        f"Spearman {signed(found['spearman'], 2)}; {plural(found['n'], 'layer')}, p = {number(found['p'], 1)}, "
+        f"Spearman {signed(found['spearman'], 2)}; {plural(found['n'], 'layer')}, p = {number(found['p'], 2)}, "
         f"{found['method']}."
     )
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from twell.analysis import (
     by_layer,
+    by_token,
     by_word,
     compare_layers,
     examples,
@@ -24,7 +27,7 @@ from twell.analysis import (
 )
 from twell.app.compare_figures import frontier
 from twell.app.kernel_figures import break_even
-from twell.app.words import number, percent, times, typeset
+from twell.app.words import SPACE, number, percent, times, typeset, whole
 from twell.workbench.store import Run, open_run
 
 Show = Callable[..., AppTest]
@@ -76,8 +79,8 @@ def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> N
     assert titles["text"] == ["L0", "L1", "L2"], "as far as both go"
     assert "Tokens that moved most surely" in shown
     assert "Loss, nnz and speed" in shown
-    test.selectbox(key="with").set_value("summary").run()
-    assert test.query_params["with"] == "summary"
+    test.selectbox(key="with").set_value("counts").run()
+    assert test.query_params["with"] == "counts"
     for gone in ("../made", "nowhere", "made"):
         assert not show(runs, "compare", run="made", **{"with": gone}).exception
 
@@ -242,3 +245,30 @@ def test_numbers_of_tables_do_not_go_by_the_language_of_the_browser(
         for name, told in json.loads(table.proto.columns or "{}").items()
     ]
     assert [(name, form) for name, form in forms if form and not form.startswith("%")] == []
+
+
+def test_the_overview_says_the_numbers_of_the_other_pages(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    def one_alone(columns: dict[str, Any]) -> dict[str, Any]:
+        """Token 199 in a single sequence, which tells no standard error."""
+        columns["token_id"][columns["token_id"] == 199] = 198
+        columns["token_id"][np.flatnonzero(columns["sequence"] == 0)[5:30]] = 199
+        return columns
+
+    run = made.make(tmp_path / "one", layers=3, sequences=40, length=96, change=one_alone)
+    every = by_token(run)
+    assert every["z_se"].isna().sum() == 1
+    worth = markup(show(tmp_path, run="one"))
+    assert f"Loudest of the {whole(len(every))} tokens seen at least 20 times" in worth
+    assert f"of {whole(len(every))} tokens seen at least" in markup(show(tmp_path, "tokens", run="one"))
+    claim = (
+        findings(run).set_index("claim").loc["The first token of a sequence fires far more neurons than later ones."]
+    )
+    least, most = re.findall(r"fires ([\d.]+) to ([\d.]+) times", claim["this_run"])[0]
+    said = re.findall(rf"fires ([\d.]+) to ([\d.]+){SPACE}× the neurons of later ones", worth)[0]
+    assert [f"{float(ratio):.1f}" for ratio in said] == [least, most]
+
+
+def test_the_run_to_compare_with_is_at_first_the_one_most_like_it(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    for name, sequences, layers in (("a few words", 2, 3), ("b", 30, 3), ("c", 60, 4), ("this", 20, 3)):
+        made.make(tmp_path / name, layers=layers, sequences=sequences, tiles=False)
+    assert show(tmp_path, "compare", run="this").selectbox(key="with").value == "b"

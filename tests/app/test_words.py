@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import pytest
 
 from twell.app.words import (
@@ -16,6 +17,7 @@ from twell.app.words import (
     plural,
     rare,
     running,
+    searched,
     seconds_ago,
     signed,
     token_html,
@@ -67,6 +69,10 @@ def test_tokens_are_escaped_for_html_and_for_plotly() -> None:
         (-2.5, "−2.50"),
         (0.00000105, f"1.05{THIN}×{THIN}10⁻⁶"),
         (-0.0001, "−0.000100"),
+        (9.996, "10.0"),
+        (0.0009996, "0.00100"),
+        (9.996e-7, f"1.00{THIN}×{THIN}10⁻⁶"),
+        (9.996e-5, "0.000100"),
         (None, "–"),
         (math.nan, "–"),
     ],
@@ -97,9 +103,11 @@ def test_small_words() -> None:
 def test_the_numbers_of_a_column_share_their_decimals() -> None:
     assert aligned([12.07, -0.314, 0.0]) == ["+12.1", "−0.3", "+0.0"]
     assert aligned([0.0502, -0.00041]) == ["+0.0502", "−0.0004"]
+    assert aligned([9.97, 0.5], 2) == ["+10", "+0"]
     assert aligned([]) == []
     assert decimals([0.0, 0.0021, 0.134, 1.12, math.nan]) == "%.3f"
     assert decimals([1500.0, 22.0, 310.0]) == "%.0f"
+    assert decimals([9.96], 2) == "%.0f"
     assert decimals([]) == "%.2f"
 
 
@@ -109,8 +117,23 @@ def test_the_numbers_of_a_column_share_their_decimals() -> None:
         ("z -0.27 (-0.3 to 26,452)", f"z −0.27 (−0.3 to 26{THIN}452)"),
         ("1,212,907 tokens, 95 %", f"1{THIN}212{THIN}907 tokens, 95{THIN}%"),
         ("2026-11-22, part-00000, --compression 4,8,16", "2026-11-22, part-00000, --compression 4,8,16"),
+        ("p = 9.9e-05, -1e+12, lr-1e-05", f"p = 9.9{THIN}×{THIN}10⁻⁵, −1{THIN}×{THIN}10¹², lr-1e-05"),
         ("of 2048,5632 and 100,2048 in 3,5", "of 2048,5632 and 100,2048 in 3,5"),
     ],
 )
 def test_sentences_get_the_signs_and_spaces_of_the_other_numbers(plain: str, said: str) -> None:
     assert typeset(plain) == said
+
+
+def test_a_search_finds_what_is_shown_whatever_the_alphabet() -> None:
+    texts = [" the", "THE", "Ünï", "\u0301a", "a\u202eb", "日本", "x\u00a0y"]
+    frame = pd.DataFrame({"text": pd.array(texts, "string[pyarrow]")})
+    wanted = {
+        " t": [" the"],
+        "the": [" the", "THE"],
+        "ÜN": ["Ünï"],
+        "◌": texts,
+        "+202e": ["a\u202eb"],
+        "本": ["日本"],
+    }
+    assert {search: searched(frame, "text", search)["text"].tolist() for search in wanted} == wanted
