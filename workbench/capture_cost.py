@@ -72,7 +72,8 @@ def in_turns(
     rounds: int = 3,
     folder: Path | None = None,
 ) -> list[dict[str, Turn]]:
-    """A turn of each way, round after round, after WARM batches of each: "unwatched" first, `probes`, then "dense".
+    """A turn of each way, round after round, after WARM batches of each: "unwatched", `probes`, "dense". Every other
+    round goes the other way about, as a device that warms up makes later turns slower.
 
     options: as a capture's; `tokens` bounds the text of one turn
     folder: where the runs are written and removed again; default the system's folder for such files
@@ -98,7 +99,14 @@ def in_turns(
         ways |= {"dense": run_densely} if run_dense else {}
         for way in ways.values():
             way(warm)
-        return [{name: way(_read(loaded, options)) for name, way in ways.items()} for _ in range(rounds)]
+        return [_round(loaded, options, ways, number % 2 == 1) for number in range(rounds)]
+
+
+def _round(
+    loaded: LoadedModel, options: CaptureOptions, ways: dict[str, Callable[[Iterable[Batch]], Turn]], backwards: bool
+) -> dict[str, Turn]:
+    took = {name: ways[name](_read(loaded, options)) for name in (reversed(ways) if backwards else ways)}
+    return {name: took[name] for name in ways}
 
 
 def ratios(took: list[dict[str, Turn]]) -> dict[str, Any]:

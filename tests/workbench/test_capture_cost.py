@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from twell.workbench import capture_cost
 from twell.workbench.capture_cost import in_turns, ratios
 from twell.workbench.models import load
 from twell.workbench.options import CaptureOptions
@@ -23,3 +26,21 @@ def test_whole_captures_in_turns(tiny: Path, tmp_path: Path, texts: tuple[str, .
         parts = [found[f"{name}_{part}"] for part in ("start", "end", "timings")]
         assert min(parts[:2]) > 0 and sum(parts) < found[f"{name}_seconds"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_other_round_goes_the_other_way_about(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = CaptureOptions(model=str(tiny), text=texts, out=tmp_path / "unused", seq_len=24, timings=0, tokens=48)
+    ran: list[str] = []
+    record, run = capture_cost._record, capture_cost._pass
+    monkeypatch.setattr(
+        capture_cost, "_record", lambda model, given, read: (ran.append(given.probes), record(model, given, read))[1]
+    )
+    monkeypatch.setattr(
+        capture_cost, "_pass", lambda model, read, loss: (ran.append("unwatched"), run(model, read, loss))[1]
+    )
+    rounds = in_turns(load(str(tiny), device="cpu"), options, run_dense=False, rounds=3, folder=tmp_path)
+    once = ["unwatched", "counts", "all"]
+    assert ran == [*once, *once, *reversed(once), *once]  # a few batches of each first
+    assert [[*turns] for turns in rounds] == [once] * 3
