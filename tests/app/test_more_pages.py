@@ -269,6 +269,7 @@ def test_the_overview_says_the_numbers_of_the_other_pages(show: Show, made: Modu
 
 
 def test_the_run_to_compare_with_is_at_first_the_one_most_like_it(show: Show, made: ModuleType, tmp_path: Path) -> None:
-    for name, sequences, layers in (("a few words", 2, 3), ("b", 30, 3), ("c", 60, 4), ("this", 20, 3)):
-        made.make(tmp_path / name, layers=layers, sequences=sequences, tiles=False)
+    runs = ("a few words", 2, 3, 200), ("b", 30, 3, 200), ("c", 60, 4, 200), ("d", 90, 3, 150), ("this", 20, 3, 200)
+    for name, sequences, layers, vocab in runs:
+        made.make(tmp_path / name, layers=layers, sequences=sequences, vocab=vocab, tiles=False)
     assert show(tmp_path, "compare", run="this").selectbox(key="with").value == "b"
