@@ -24,6 +24,7 @@ from twell.workbench.manifest import RECORDING
 from twell.workbench.store import Run
 
 PAUSE = 2.0  # seconds, in which a browser draws the page that was asked for
+GAP = 0.2  # seconds between questions, which are for whoever clicks meanwhile
 # As the pages ask with nothing chosen, so that the answers are found under the same arguments.
 QUESTIONS: tuple[tuple[str | Callable[..., Any], dict[str, Any]], ...] = (
     ("by_token", {"min_count": 20, "rank": "z"}),
@@ -63,3 +64,4 @@ def _read(path: str, seen: str) -> None:
             ask(run, question, **arguments)
         except (UserError, OSError):
             pass  # the page that asks says what is missing
+        time.sleep(GAP)

@@ -96,9 +96,21 @@ def _neuron(run: Run, shade: str) -> tuple[int, int]:
 
 def phases(run: Run) -> list[str]:
     """The phases that the run's tokens are of."""
-    run.parts("activity")
-    found = set(run.sql("select distinct phase from activity")["phase"])
+    found: set[int] = set()
+    for path in run.parts("activity"):
+        found |= _phases_of(path)
     return [name for name, number in PHASES.items() if number in found]
+
+
+def _phases_of(path: Path) -> set[int]:
+    """The phases in a part, from the least and the greatest of each row group, which the file's end states."""
+    try:
+        file = pq.read_metadata(path)
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from None
+    column = file.schema.names.index("phase")
+    told = [file.row_group(group).column(column).statistics for group in range(file.num_row_groups)]
+    return {end for statistics in told for end in (statistics.min, statistics.max)}
 
 
 def _read(path: Path, **wanted: Any) -> pa.Table:
@@ -106,10 +118,14 @@ def _read(path: Path, **wanted: Any) -> pa.Table:
     try:
         return pq.read_table(path, **wanted)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(
-            f"Expected a readable part at {path}, got {str(error).splitlines()[0]}: copy it again from where it was "
-            "recorded, or capture anew."
-        ) from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(
+        f"Expected a readable part at {path}, got {str(error).splitlines()[0]}: copy it again from where it was "
+        "recorded, or capture anew."
+    )
 
 
 def passage(run: Run, sequence: int) -> pd.DataFrame:

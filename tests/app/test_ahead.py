@@ -41,6 +41,7 @@ def test_pages_find_their_first_answers(
     show: Callable[..., AppTest], runs: Path, made_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "PAUSE", 0.0)
+    monkeypatch.setattr(ahead, "GAP", 0.0)
     state._answer.clear()
     BEGIN.__wrapped__(str(made_run.path), state.digest(made_run)).join()
     again: list[str] = []
@@ -82,6 +83,7 @@ def test_a_page_begins_once_it_is_drawn_and_a_run_that_grows_is_left_alone(
 
 def test_what_a_run_lacks_and_one_that_has_changed_stop_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "PAUSE", 0.0)
+    monkeypatch.setattr(ahead, "GAP", 0.0)
     asked: list[str] = []
 
     def ask(run: Run, question: str | Callable[..., Any], **arguments: Any) -> None:
