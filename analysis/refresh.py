@@ -69,8 +69,10 @@ def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb", scored: b
     `tick` is called with the number of tokens read since the last call; `engine` is where queries run: duckdb, or
     spark://HOST:PORT; without `scored`, those of SCORED are not asked for, and a new part costs only itself.
     What comes from a table with a damaged part is left out until that part is put right (`damage`). Missing where a run
-    has nothing to summarise, UserError where it cannot be written.
+    has nothing to summarise, UserError where it cannot be written, and for an engine that is neither.
     """
+    if engine != "duckdb" and not engine.startswith("spark://"):
+        raise UserError(f"Expected duckdb or spark://HOST:PORT as the engine, got {engine!r}.")
     if _current(run, scored):
         return
     if run.manifest.summary_only:

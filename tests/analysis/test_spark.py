@@ -103,3 +103,6 @@ def test_no_master_there(small: Run) -> None:
 def test_unknown_engine(small: Run) -> None:
     with pytest.raises(UserError, match=r"Expected duckdb or spark://HOST:PORT as the engine, got 'polars'"):
         ensure(small, engine="polars")
+    ensure(small)
+    with pytest.raises(UserError, match=r"got 'polars'"):  # where nothing is to be built, too
+        ensure(small, engine="polars")
