@@ -6,7 +6,7 @@ import html
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,11 @@ def told() -> Iterator[None]:
         st.info(plain(str(error)))
     except UserError as error:
         st.warning(plain(str(error)))
+
+
+def looking(run: Run) -> AbstractContextManager[None]:
+    """Say so, while rows of single tokens are looked through: a second and more for ten million."""
+    return st.spinner(f"Looking through {plural(run.manifest.tokens, 'token')}")
 
 
 def bands(*runs: Run) -> str:

@@ -190,7 +190,9 @@ def places(run: Run, choice: Choice) -> None:
     once = "" if "/" in shade else ", each token once"
     said = f"Greatest {scale.name} in {where}{once}. Choose one to see it in its passage."
     parts.heading("Loudest places", said, drawn)
-    st.html(jumps(drawn.frame, st.session_state["run"], choice.address, scale))
+    with parts.looking(run):
+        frame = drawn.frame
+    st.html(jumps(frame, st.session_state["run"], choice.address, scale))
 
 
 def page(run: Run) -> None:

@@ -74,13 +74,14 @@ def places(run: Run, token: int, count: int) -> None:
         **bound("order", "loudest", lambda text: text if text in ORDERS else None),
     )
     drawn = answer(run, "contexts", token_id=token, limit=PLACES, order=order)
-    frame = drawn.frame
     said = (
-        f"{whole(len(frame))} of {plural(count, 'place')}. nnz: sum over layers; z: mean over layers; loss: of what "
-        "follows, in nats. The shade is the percentile of nnz among all tokens of the run."
+        f"{whole(min(PLACES, count))} of {plural(count, 'place')}. nnz: sum over layers; z: mean over layers; loss: of "
+        "what follows, in nats. The shade is the percentile of nnz among all tokens of the run."
     )
     with above:
         parts.heading("In the text", said, drawn)
+    with parts.looking(run):
+        frame = drawn.frame
     st.html(lines(frame))
 
 

@@ -8,12 +8,14 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from twell.analysis import by_layer, by_token, contexts
 from twell.app.words import number, percent, visible, whole
+from twell.workbench.errors import UserError
 from twell.workbench.store import Run
 
 PAGES = ("overview", "text", "tokens", "layers", "positions", "neurons", "kernels", "findings", "compare", "export")
@@ -104,6 +106,19 @@ def test_a_token_shows_its_places_and_numbers(show: Show, runs: Path, made_run: 
 def test_a_token_that_is_not_there_is_said(show: Show, runs: Path) -> None:
     for token in ("99999", "-1", "abc", "１２"):
         assert "No such token" in markup(show(runs, "token", run="made", token=token))
+
+
+def test_the_places_of_a_token_have_their_heading_before_they_are_found(
+    show: Show, runs: Path, made_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unfound(run: Run, **arguments: Any) -> None:
+        raise UserError("a damaged part")
+
+    monkeypatch.setattr("twell.analysis.contexts", unfound)
+    test = show(runs, "token", run="made", token="41")
+    row = by_token(made_run, min_count=1).set_index("token_id").loc[41]
+    assert f"{min(50, row['count'])} of {row['count']} places" in markup(test)
+    assert "a damaged part" in test.warning[0].value
 
 
 @pytest.mark.parametrize("token", range(50, 57))
