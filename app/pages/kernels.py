@@ -38,6 +38,11 @@ def layers(run: Run, drawn: Answer) -> None:
         f"both; {', '.join(sorted(set(frame['kernel'])))} kernel on {run.manifest.device}, {run.manifest.dtype}. "
         f"{'At the right: dense / sparse.' if comparable else ''}"
     )
+    if len(frame) < run.layers:
+        said += (
+            f" {len(frame)} of {plural(run.layers, 'layer')} had their turn: a longer capture times them all, and so "
+            "does a larger --timings-share."
+        )
     parts.heading("Time by layer", said, drawn)
     parts.draw(dense_and_sparse(frame, comparable), "layer-times", "Dense and sparse time by layer")
 

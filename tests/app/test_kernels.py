@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -193,6 +194,18 @@ def test_the_fastest_safe_compression_of_a_layer_is_marked(show: Show, made: Mod
     test = show(tmp_path, "kernels", run="settled")
     assert not test.exception
     assert "settings" in {chart.key for chart in test.get("plotly_chart")}
+
+
+def test_layers_without_a_time_are_counted_and_the_page_says_what_times_them(
+    show: Show, made: ModuleType, tmp_path: Path
+) -> None:
+    said = {}
+    for name, layers in (("whole", 5), ("brief", 2)):
+        run = made.make(tmp_path / name, layers=5, d_ff=512, sequences=30)
+        for part in run.parts("timings"):
+            pq.write_table(pq.read_table(part, filters=[("layer", "<", layers)]), part)
+        said[name] = "\n".join(str(element.proto.body) for element in show(tmp_path, "kernels", run=name).get("html"))
+    assert "2 of 5 layers had their turn" in said["brief"] and "had their turn" not in said["whole"]
 
 
 def test_a_fast_setting_that_is_not_safe_is_passed_over() -> None:
