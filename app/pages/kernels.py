@@ -14,7 +14,7 @@ from twell.app.kernel_figures import audit_map, break_even, of_tile, time_split
 from twell.app.settings_view import compressions
 from twell.app.state import ask, bound, shown
 from twell.app.timing_figures import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
-from twell.app.words import number, percent, plural, signed, whole
+from twell.app.words import fixed, number, percent, plural, whole
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
@@ -62,8 +62,8 @@ def against_activity(run: Run, drawn: Answer) -> None:
 def correlation(found: dict[str, Any]) -> str:
     """Both correlations in a sentence."""
     return (
-        f"Pearson {signed(found['pearson'], 2)} (95 % {signed(found['low'], 2)} to {signed(found['high'], 2)}), "
-        f"Spearman {signed(found['spearman'], 2)}; {plural(found['n'], 'layer')}, p = {number(found['p'], 2)}, "
+        f"Pearson {fixed(found['pearson'])} (95 % {fixed(found['low'])} to {fixed(found['high'])}), "
+        f"Spearman {fixed(found['spearman'])}; {plural(found['n'], 'layer')}, p = {number(found['p'], 2)}, "
         f"{found['method']}."
     )
 

@@ -128,6 +128,8 @@ def test_break_even_is_where_the_line_crosses() -> None:
 def test_kernels_offers_no_measurement_without_the_model(show: Show, runs: Path) -> None:
     shown = markup(show(runs, "kernels", run="made"))
     assert "not on this machine, and nothing is fetched" in shown
+    two = r"[+−]\d\.\d\d"
+    assert re.search(rf"Pearson {two} \(95{SPACE}% {two} to {two}\), Spearman {two};", shown)
     assert "takes equally long" in shown or "take equally long" in shown
 
 
