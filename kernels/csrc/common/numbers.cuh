@@ -28,6 +28,28 @@ __device__ __forceinline__ uint32_t round_pair(float low, float high) {
   return out;
 }
 
+// All ones in each half of a pair that is positive, and zeros in the other.
+template <typename T>
+__device__ __forceinline__ uint32_t positive_halves(uint32_t pair) {
+  uint32_t out;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(pair), "r"(0));
+  else
+    asm("set.gt.u32.f16x2 %0, %1, %2;" : "=r"(out) : "r"(pair), "r"(0));
+  return out;
+}
+
+// `broken`, a pair of zeros at first, with NaN in each half where `pair` is not finite: inf or NaN times 0 is NaN, and stays.
+template <typename T>
+__device__ __forceinline__ uint32_t break_pair(uint32_t broken, uint32_t pair) {
+  uint32_t out;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(pair), "r"(0), "r"(broken));
+  else
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(pair), "r"(0), "r"(broken));
+  return out;
+}
+
 constexpr uint32_t kNanPair = 0x7fff7fffu;  // NaN in both halves, in either type
 
 template <typename T>

@@ -47,8 +47,8 @@ struct Ffn {
   uint16_t* unions;      // [blocks, panels * 64]: the block's neurons, ascending, filled up to 64 with neuron 0
   int* union_sizes;      // [blocks]; d_ff: every neuron, and the block runs dense; -d_ff: and its gate values lie in `spill`
   void* hidden;          // [blocks, panels, 128, 64]: gate values over the union, then the hidden state, swizzled
-  int* tasks;            // [1 + blocks * panels, 2] of the up product: how many; then a block, and 16 * first panel +
-                         // 8 * (its rows are consecutive) + panels
+  int* tasks;            // [1 + blocks * panels, 2] of the up product: how many; then a block, and 32 * first panel +
+                         // 16 * (it runs dense) + 8 * (its rows are consecutive) + panels
   float* parts;          // [kParts, 32, 256, 4]: the sums so far of a task of `down` that a CTA does not finish, by thread
   int* part_ready;       // [kParts, kPartWarps]: 1 once a warp's part is there
   void* y;               // [rows, d_model]

@@ -5,11 +5,12 @@
 
 namespace twell::hopper {
 
-// A stage is full after the copy engine's bytes, and after the copies of each producer thread.
+// A stage is full after the copy engine's bytes, and after the copies of each producer thread; a warpgroup's half of the staging tile
+// after those of its warps.
 __device__ __forceinline__ void begin_ring(Shared& s) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1 + kProducers), barrier_init(&s.empty[i], kConsumerWarps);
-    barrier_init(&s.staged[0], 1), barrier_init(&s.staged[1], 1);
+    barrier_init(&s.staged[0], kConsumerWarps / 2), barrier_init(&s.staged[1], kConsumerWarps / 2);
     fence_barrier_init();
   }
   __syncthreads();

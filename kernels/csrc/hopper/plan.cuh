@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
       const int tasks = (panels + chunk - 1) / chunk;
       int2* task = reinterpret_cast<int2*>(f.tasks) + 1 + atomicAdd(f.tasks, tasks);
       for (int panel = 0; panel < panels; panel += chunk)
-        *task++ = make_int2(block, 16 * panel + 8 * consecutive + min(chunk, panels - panel));
+        *task++ = make_int2(block, 32 * panel + 16 * all + 8 * consecutive + min(chunk, panels - panel));
     }
   }
 

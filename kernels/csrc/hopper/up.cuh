@@ -18,35 +18,35 @@ struct UpTasks {
     cuts = 4 * left <= ctas ? 4 : 2 * left <= ctas ? 2 : 1;
     whole = planned - left, total = whole + left * cuts;
   }
+  // Of the t-th, what the plan says; past the last, of any.
+  __device__ __forceinline__ int2 planned(const Ffn& f, int t) const {
+    t = min(t, total - 1);
+    return reinterpret_cast<const int2*>(f.tasks)[1 + min(t, whole) + max(t - whole, 0) / cuts];
+  }
 };
 
 struct UpTask {
   int block, panel, panels;  // first panel, and how many: none where a task is cut into more parts than it has panels
   bool consecutive;          // the block's rows
   bool all, stays;           // the union is every neuron; and the gate values are in `spill`
-  // Past the last: of any task.
-  __device__ __forceinline__ UpTask(const Ffn& f, const UpTasks& tasks, int t) {
-    t = min(t, tasks.total - 1);
-    const int late = max(t - tasks.whole, 0), part = late % tasks.cuts;
-    const int2 task = reinterpret_cast<const int2*>(f.tasks)[1 + min(t, tasks.whole) + late / tasks.cuts];
-    block = task.x, panel = task.y / 16, panels = task.y % 8, consecutive = task.y & 8;
-    const int share = (panels + tasks.cuts - 1) / tasks.cuts, before = part * share;
+  __device__ __forceinline__ UpTask(const UpTasks& tasks, int t, int2 planned) {
+    block = planned.x, panel = planned.y / 32, panels = planned.y % 8;
+    consecutive = planned.y & 8, all = planned.y & 16, stays = all && consecutive;
+    const int share = (panels + tasks.cuts - 1) / tasks.cuts, before = (t - tasks.whole) % tasks.cuts * share;
     if (t >= tasks.whole) panel += before, panels = min(share, panels - before);
-    const int size = abs(f.union_sizes[block]);
-    all = size == f.d_ff, stays = f.union_sizes[block] < 0;
   }
   __device__ __forceinline__ const uint16_t* list(const Ffn& f) const {
     return f.unions + (static_cast<int64_t>(block) * f.panels + panel) * kPanelColumns;
   }
 };
 
-// Calls work(task) for the tasks of this CTA. A task is read while the one before it runs.
+// Calls work(task) for the tasks of this CTA. What the plan says of a task is read while the one before it runs.
 template <typename Work>
 __device__ __forceinline__ void each_up_task(const Ffn& f, const UpTasks& tasks, Work work) {
-  UpTask next(f, tasks, blockIdx.x);
+  int2 next = tasks.planned(f, blockIdx.x);
   for (int t = blockIdx.x; t < tasks.total; t += gridDim.x) {
-    const UpTask task = next;
-    next = UpTask(f, tasks, t + gridDim.x);
+    const UpTask task(tasks, t, next);
+    next = tasks.planned(f, t + gridDim.x);
     if (task.panels > 0) work(task);
   }
 }
@@ -65,7 +65,7 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
     uint32_t offset[kRows];  // in values
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
-      offset[i] = i < 4 * task.panels ? static_cast<uint32_t>(task.list(f)[first + 16 * i]) * f.d_model : 0;
+      offset[i] = !task.all && i < 4 * task.panels ? static_cast<uint32_t>(task.list(f)[first + 16 * i]) * f.d_model : 0;
     int row[kXRows];
 #pragma unroll
     for (int i = 0; i < kXRows; ++i) row[i] = task.consecutive ? 0 : f.order[task.block * kTileM + first + 16 * i];
@@ -117,24 +117,28 @@ __device__ __forceinline__ void finish_up(float (&d)[128], const Ffn& f, Shared&
   }
   const Corner corner(c.lane);
   unsigned char* row = s.staging + (c.group * 64 + c.warp * 16 + corner.row) * 128;
-  float peak[2] = {0.f, 0.f};
+  uint32_t broken[2] = {};  // of the thread's two rows
 #pragma unroll
-  for (int j = 0; j < 8 * kPanels; j += 2) {
-    unsigned char* at = row + (j / 8) * kPanelBytes + ((((j & 7) + corner.chunk) ^ (corner.row & 7)) << 4);
-    uint32_t pair[4];  // of columns 8 j and 8 j + 8, each for the thread's two rows
-    sm80::load_matrices<false>(pair, smem_address(at));
+  for (int p = 0; p < kPanels; ++p) {
+    uint32_t pair[4][4];  // of columns 64 p + 16 j, and of those 8 further on, each for the thread's two rows
+    const auto at = [&](int j) { return row + p * kPanelBytes + (((2 * j + corner.chunk) ^ (corner.row & 7)) << 4); };
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float g0 = half_of<T>(pair[i], 0), g1 = half_of<T>(pair[i], 1);
-      const float h0 = g0 > 0.f ? g0 * d[4 * j + 2 * i] : 0.f, h1 = g1 > 0.f ? g1 * d[4 * j + 2 * i + 1] : 0.f;
-      peak[i % 2] = max_nan(peak[i % 2], max_nan(fabsf(h0), fabsf(h1)));
-      pair[i] = round_pair<T>(h0, h1);
+    for (int j = 0; j < 4; ++j) sm80::load_matrices<false>(pair[j], smem_address(at(j)));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* u = d + 32 * p + 8 * j + 2 * i;
+        const uint32_t gate = pair[j][i], fired = positive_halves<T>(gate);  // elsewhere the up product is nothing to anyone
+        pair[j][i] = fired & round_pair<T>(half_of<T>(gate, 0) * u[0], half_of<T>(gate, 1) * u[1]);
+        broken[i % 2] = break_pair<T>(broken[i % 2], pair[j][i]);
+      }
+      store_matrices(at(j), pair[j][0], pair[j][1], pair[j][2], pair[j][3]);
     }
-    store_matrices(at, pair[0], pair[1], pair[2], pair[3]);
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h)
-    if (!stays_finite<T>(peak[h])) {
+    if (broken[h] != 0) {
       const int at = f.order[task.block * kTileM + c.row() + 8 * h];
       if (at < f.rows) f.finite[at] = 0;
     }
@@ -147,18 +151,19 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
   uint32_t phase = 0;
   float d[128];
   each_up_task(f, tasks, [&](const UpTask& task) {
-    unsigned char* half = s.staging + c.group * (kPanelBytes / 2);  // this warpgroup's rows of each panel
-    const auto hidden = [&](int p) { return hidden_panel(f, task.block, task.panel + p) + c.group * (kPanelBytes / 2); };
+    constexpr int kHalf = kPanelBytes / 2;  // this warpgroup's rows of a panel; a warp sees to one
+    const bool sees = c.lane == 0 && c.warp < task.panels;
+    unsigned char* half = s.staging + c.warp * kPanelBytes + c.group * kHalf;
+    unsigned char* hidden = hidden_panel(f, task.block, task.panel + c.warp) + c.group * kHalf;
     const auto fetch = [&] {
-      if (!c.leads()) return;
+      if (c.lane != 0) return;
       bulk_wait_read<0>();  // the task before has left the staging tile
-      barrier_expect(&s.staged[c.group], task.panels * (kPanelBytes / 2));
-      for (int p = 0; p < task.panels; ++p)
-        if (task.stays)
-          tma_load_2d(half + p * kPanelBytes, &spill_map, &s.staged[c.group], (task.panel + p) * kPanelColumns,
-                      task.block * kTileM + c.group * 64);
-        else
-          bulk_load(half + p * kPanelBytes, hidden(p), kPanelBytes / 2, &s.staged[c.group]);
+      barrier_expect(&s.staged[c.group], sees ? kHalf : 0);
+      if (!sees) return;
+      if (task.stays)
+        tma_load_2d(half, &spill_map, &s.staged[c.group], (task.panel + c.warp) * kPanelColumns, task.block * kTileM + c.group * 64);
+      else
+        bulk_load(half, hidden, kHalf, &s.staged[c.group]);
     };
     const auto run = [&]<int kPanels>() {
       multiply<T, 64 * kPanels, 0, 1, true>(d, s, ring, steps, c, fetch);
@@ -174,12 +179,9 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
     }
     fence_async_proxy();
     c.sync();
-    if (c.leads()) {
-      for (int p = 0; p < task.panels; ++p) bulk_store(hidden(p), half + p * kPanelBytes, kPanelBytes / 2);
-      bulk_commit();
-    }
+    if (sees) bulk_store(hidden, half, kHalf), bulk_commit();
   });
-  if (c.leads()) bulk_wait<0>();
+  if (c.lane == 0) bulk_wait<0>();
 }
 
 template <typename T>
@@ -188,6 +190,8 @@ __global__ void __launch_bounds__(kThreads, 1)
        const __grid_constant__ CUtensorMap spill_map, const Ffn f) {
   extern __shared__ unsigned char raw[];
   Shared& s = aligned(raw);
+  if (threadIdx.x == 0) prefetch_map(&spill_map);
+  if (threadIdx.x == kConsumers) prefetch_map(&x_map), prefetch_map(&w_map);
   begin_ring(s);
   wait_for_launches();
   let_next_launch();  // `down` looks at the plan before its own wait: it is there for good once this has waited for it
