@@ -1,4 +1,4 @@
-"""The Hopper kernel from 2 049 rows on, where tasks of the down product are cut: right, and the same again."""
+"""The Hopper kernel from 2 049 rows on: tasks of up and down, cut and whole, right, and the same again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def gpu() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [2049, 2176, 2700, 4096])
+@pytest.mark.parametrize("n", [2049, 2176, 2700, 4096, 9000])
 @pytest.mark.parametrize("d_model", [8, 264, 1000])
 def test_tasks_of_the_down_product_cut_anywhere(n: int, d_model: int) -> None:
-    """Fewer and more tasks than multiprocessors, of unions of one length, of many lengths, and of none."""
+    """Fewer tasks than multiprocessors to over twice as many, of unions of one length, of many, and of none."""
     for d_ff in (328, 1016, 2824, 5640):
         for quiet in (-40, 12):
             call = make(n, d_model, d_ff, quiet, probes="none", layout=None, want_packed=False)
@@ -43,3 +43,48 @@ def test_same_bits_fifty_times(n: int, d_model: int) -> None:
         assert bool(y.isfinite().all())
         others = [gated_ffn(*tensors, kernel="hopper")[0] for _ in range(50)]
         assert all(torch.equal(other, y) for other in others)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d_model", [256, 512, 768, 1032])
+@pytest.mark.parametrize(
+    ("n", "loud"),
+    [
+        (2176, (1024, 1024, 128)),
+        (2700, (1024, 1024, 652)),
+        (2700, (1024, 0, 100)),
+        (2700, (0, 200, 0)),
+        (3072, (1024, 300, 700)),
+    ],
+    ids=str,
+)
+def test_dense_blocks_beside_others(n: int, loud: tuple[int, ...], d_model: int) -> None:
+    """As many rows of each window as `loud` says fire everything: in place and in another order, in tasks of one to
+    four panels and in cut ones."""
+    row = torch.arange(n, device=CUDA)
+    dense = row % 1024 < torch.tensor(loud, device=CUDA)[row // 1024]
+    for d_ff in (328, 600, 1080, 5632):
+        call = make(n, d_model, d_ff, 4 * int(d_model**0.5), probes="none", layout=None, want_packed=False)
+        call.w_gate[::9, 0] = -int(d_model**0.5)  # of the others some fire, not the same ones
+        call.x[dense, 0] = -2
+        (y, _), expected = hopper.run(call), reference.run(call)[0]
+        assert_same(f"y {d_ff}", y, expected)
+        assert all(torch.equal(hopper.run(call)[0], y) for _ in range(3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quiet", [-40, 12])
+def test_the_up_product_counts_where_the_gate_fires(quiet: int) -> None:
+    """Past every number it is nothing where a neuron is silent; where one fires, what rounds to inf spoils its row."""
+    call = make(2300, 64, 600, quiet, probes="none", layout=None, want_packed=False)
+    for column in (1, 2, 3):
+        call.x[:, column], call.w_gate[:, column], call.w_up[:, column] = 0, 0, 0
+    call.w_gate[7], call.w_gate[7, 5], call.x[:, 5] = 0, 1, 1  # fires in every row
+    call.x[130, 5], call.x[130, 3], call.w_up[7, 3] = -1, 2.0**20, 2.0**120  # but this one, whose product is 2^140
+    call.w_gate[9], call.w_gate[9, 0], call.w_up[9] = 0, 1, 0  # fires 1 in every row
+    call.w_up[9, 1], call.w_up[9, 2] = 255 * 2.0**120, 2.0**119  # the greatest bfloat16; half of its last bit
+    call.x[131, 1], call.x[131, 2], call.x[132, 1] = 1, 1, 1
+    (y, stats), (expected, other) = hopper.run(call), reference.run(call)
+    assert (~other.finite).nonzero().flatten().tolist() == [131]
+    assert_same("finite", stats.finite, other.finite)
+    assert_same("y", y, expected)

@@ -20,10 +20,11 @@ struct DownPiece {
   int block, n0, signed_size, first, end;  // steps first to end
   int listed;  // the `at`-th neuron of the union from `first` on, to a producer; the `at`-th row of the block, to a consumer
   __device__ __forceinline__ DownPiece(const Ffn& f, const Piece& piece, int at) {
-    block = piece.block, n0 = piece.outputs * kTileN, first = piece.first;
-    signed_size = f.union_sizes[block], end = min(piece.end, steps());
+    block = piece.block, n0 = piece.outputs * kTileN, first = 0, signed_size = f.union_sizes[block];
+    if (piece.upto != Piece::kAll) first = steps() - piece.upto;  // else nothing here waits for the size
     listed = threadIdx.x < kConsumers ? f.order[block * kTileM + at]
                                       : f.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + first * kTileK + at];
+    end = steps() - piece.without;
   }
   __device__ __forceinline__ int size() const { return abs(signed_size); }
   __device__ __forceinline__ int steps() const { return steps_of(signed_size); }  // of the whole task
@@ -161,6 +162,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ unsigned char raw[];
   Shared& s = aligned(raw);
   __shared__ SharesMemory memory;
+  if (threadIdx.x == 0) prefetch_map(&y_map);
+  if (threadIdx.x == kConsumers) prefetch_map(&w_map);
   begin_ring(s);
   let_next_launch();
   if (f.w_up == nullptr) wait_for_launches();  // the launch before is the plan itself
@@ -186,11 +189,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (float& value : d) value = 0.f;
       }
       multiply<T, kTileN, 1, 1, true>(d, s, ring, task.end - task.first, c, [] {});
-      if (task.first > 0) {
+      if (task.end < task.steps()) {
         leave_part(d, f, shares.index());
         return;
       }
-      if (task.end < task.steps()) shares.each_further([&](int share) { add_part(d, f, share); });
+      if (task.first > 0) shares.each_further([&](int share) { add_part(d, f, share); });
       finish_down<T>(d, y_map, f, s, task, c, whole);
     });
     bulk_wait<0>();

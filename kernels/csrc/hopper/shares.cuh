@@ -1,9 +1,13 @@
 // How the down product is shared out among CTAs. A task is a block's product for 256 outputs, of as many steps as its union asks.
 //
 // Of many blocks, CTAs take whole tasks in turns. Of fewer, those seldom come out even: the steps of all tasks, laid end to end, are
-// cut into equal shares. The CTA that has a task's first steps owns it, and adds what others leave of the rest in their order, so that
+// cut into equal shares. The CTA that has a task's last steps owns it, and adds what others leave of the rest in their order, so that
 // a sum has one order. What a CTA leaves is the first that it does, and CTAs wait only for those before them in the grid: none waits
 // for one that has not begun.
+//
+// A task is laid from its last step to its first, though it runs from its first to its last: so all CTAs begin at the first steps of
+// some task, and where a share is about as long as a task, its second piece, the last steps of another, goes on about where the first
+// has come to. CTAs read the same steps of weights and hidden state at the same time.
 #pragma once
 
 #include "hopper/gemm.cuh"
@@ -20,14 +24,14 @@ __host__ __device__ __forceinline__ int down_tasks(const Ffn& f) { return (f.d_m
 
 __device__ __forceinline__ int steps_of(int signed_size) { return (abs(signed_size) + kTileK - 1) / kTileK; }
 
-// Steps first to end of a task, or all that follow.
+// Of a task its last `upto` steps, or all, but for the last `without`.
 struct Piece {
   static constexpr int kAll = 1 << 30;
-  int block, outputs, first = 0, end = kAll;
+  int block, outputs, without = 0, upto = kAll;
 };
 
 struct Position {
-  int task, step;  // task: every block for the first 256 outputs, then for the next
+  int task, step;  // task: every block for the first 256 outputs, then for the next; steps from its end
 };
 
 // In shared memory.
