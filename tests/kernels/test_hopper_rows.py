@@ -57,7 +57,7 @@ def test_every_count_of_rows_equals_the_reference(shape: tuple[int, int, float],
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [64, 100, 250, 500, 700, 1000, 1100])
+@pytest.mark.parametrize("n", [64, 100, 190, 250, 500, 700, 1000, 1100])
 def test_every_density_in_one_call(n: int) -> None:
     """From neurons that none fires to neurons that all do: each way that a CTA takes its up product, side by side."""
     for options in ({"bias": True}, {"gated": False}, {"probes": "neurons", "layout": Layout(), "want_packed": True}):
@@ -72,14 +72,24 @@ def test_every_density_in_one_call(n: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("n", "d_ff"),
-    [(64, 5640), (100, 5640), (250, 5640), (384, 5640), (500, 5640), (640, 5640), (700, 5504), (1000, 5640)],
+    [
+        (64, 5640),
+        (100, 5640),
+        (190, 5640),
+        (250, 5640),
+        (384, 5640),
+        (500, 5640),
+        (640, 5640),
+        (700, 5504),
+        (1000, 5640),
+    ],
     ids=str,
 )
 def test_as_many_neurons_as_each_width_takes_and_one_more(n: int, d_ff: int) -> None:
     """So many of the first tile fire, each in one row of every 128; of further tiles none, of the last one eight."""
     one = call(n, 128, d_ff, 0, rows=None)
     one.x[:] = torch.eye(128, device=CUDA, dtype=one.x.dtype)[torch.arange(n, device=CUDA) % 128]
-    for fired in (1, 15, 16, 17, 30, 31, 32, 33, 40, 41, 48, 55, 56, 64, 65):
+    for fired in (1, 15, 16, 17, 30, 31, 32, 33, 40, 41, 48, 55, 56, 64, 65, 96, 97, 128, 129):
         one.w_gate[:] = -1
         neuron = torch.cat([torch.arange(fired), torch.arange(d_ff - 8, d_ff)]).to(CUDA)
         one.w_gate[neuron, neuron % 50] = (1 + neuron % 3).to(one.w_gate.dtype)
@@ -90,13 +100,13 @@ def test_as_many_neurons_as_each_width_takes_and_one_more(n: int, d_ff: int) -> 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("n", "tile"), [(100, 48), (250, 96), (384, 128), (500, 176), (640, 224), (768, 256), (1000, 176)]
+    ("n", "tile"), [(100, 48), (190, 96), (250, 96), (384, 128), (500, 176), (640, 224), (768, 256), (1000, 176)]
 )
 def test_neighbouring_tiles_that_take_their_up_product_otherwise(n: int, tile: int) -> None:
     """So many neurons of one tile fire and so many of the next, each in one row of every 128: the two share rows."""
     one = call(n, 128, 5632, 0, rows=None)
     one.x[:] = torch.eye(128, device=CUDA, dtype=one.x.dtype)[torch.arange(n, device=CUDA) % 128]
-    for some, others in product((0, 1, 17, 40, tile), repeat=2):
+    for some, others in product((0, 1, 17, 40, 90, tile), repeat=2):
         one.w_gate[:] = -1
         neuron = torch.cat([torch.arange(some), torch.arange(tile, tile + others)]).to(CUDA)
         one.w_gate[neuron, neuron % 50] = (1 + neuron % 3).to(one.w_gate.dtype)

@@ -5,7 +5,7 @@
 // up product at once. `mid_down` goes over the union of a block of 128 rows, tile after tile of what they fired; where outputs are
 // few, the CTAs of a cluster share out the union and add up in one order.
 // A multiprocessor takes in up to 68 bytes a cycle by the copy engine, but no more than 20 to 45 that a single thread asks for: warps ask in
-// turns. Threads' own copies bring about 25.
+// turns.
 //
 // What they leave each other: in `hidden`, for each block, [panels * 64 neurons][128 rows], neurons of the block's union alone. In
 // `unions`, for each block, `MidMarks`, and its counts in `tails`.

@@ -62,43 +62,30 @@ __device__ __forceinline__ int list_share(const MidMarks& marks, const Ffn& f, i
   const int size = min(share, total - low);
   at -= low;
   for (int g = from; g < to; ++g) at = list_sixteen(list, size, at, g == from ? first : marks.fired[g], 16 * g);
-  if (threadIdx.x < (-size & kTileK - 1)) list[size + threadIdx.x] = 0;  // as gatherers read them 64 at a time
+  if (threadIdx.x < (-size & kTileK - 1)) list[size + threadIdx.x] = 0;  // gatherers read whole steps
   return size;
 }
 
-// Copies 16 bytes of each of kCount neurons that follow each other in a list: where they lie in shared memory is said of the first, whose
-// place in a panel is a multiple of kCount. left: how many of them there are; zeros for the others. Their numbers are read at once, as each
-// read would have to wait for the copy before it.
-template <int kCount, typename T>
-__device__ __forceinline__ void gather_chunks(uint32_t to, const T* from, uint32_t pitch, const uint16_t* list, int left) {
-  union {
-    uint2 words[kCount / 4];
-    uint16_t neurons[kCount];
-  };
-#pragma unroll
-  for (int i = 0; i < kCount / 4; ++i) words[i] = reinterpret_cast<const uint2*>(list)[i];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) async_copy_16((to ^ (i & 7) << 4) + i * 128, from + neurons[i] * pitch, i < left);
-}
-
 // Fills the stages: 64 neurons of the block's hidden state and of the outputs' weights, by tensor copies where they follow each other, which
-// the warps ask for in turns, as `load_mid` has it.
+// the warps ask for in turns, as `load_mid` has it. Else a thread copies, of four neurons, 16 of each 128 bytes: it reads their numbers at
+// once and before it waits, as a read between copies would wait for those before it.
 template <typename T, int kOut, int kSplits>
 __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap& w_map, const CUtensorMap& h_map, const Ffn& f, int block,
                                                  int out0, const uint16_t* list, int size) {
   using Down = MidDown<kOut, kSplits>;
-  constexpr int kOutChunks = kOut / 8, kDistinct = kOutChunks % 3 == 0 ? 3 : 1;  // of a neuron's weights; of those, a thread's
-  constexpr int kEach = kTileK * kOutChunks / (kDistinct * kProducers);           // neurons of which it copies the same
-  const int thread = threadIdx.x - kConsumers;
-  const auto place = [](int side, int chunk, int k) { return side * Down::kSide + k * 128 + (((chunk ^ k) & 7) << 4); };
-  const int h_chunk = thread % 16, h_first = thread / 16 * 8, h_at = place(h_chunk / 8, h_chunk, h_first);
-  const T* h = hidden_of<T>(f, block, 0) + 8 * h_chunk;
-  const T* w = static_cast<const T*>(f.w_down);
+  constexpr int kEach = kTileK * 8 / kProducers;
+  static_assert(kEach == 4);
+  const int thread = threadIdx.x - kConsumers, first = thread / 8 * kEach, chunk = thread % 8;
+  const uint32_t place = first * 128 + (((chunk ^ first) & 7) << 4);
+  const T* h = hidden_of<T>(f, block, 0) + 8 * chunk;
+  const T* w = static_cast<const T*>(f.w_down) + out0 + 8 * chunk;
+  const int outputs = f.d_model - out0 - 8 * chunk;  // that there are, from the thread's first on
   const bool all = ring.count >= kProducerWarps && size > 0 && size % kTileK == 0 && list[size - 1] - list[0] == size - 1;
   for (int k0 = 0; k0 < size; k0 += kTileK, ring.next()) {
     const int turn = k0 / kTileK % kProducerWarps;
     if (all && turn != thread / 32) continue;
     const bool run = is_run(list, k0, size);
+    const uint2 neurons = *reinterpret_cast<const uint2*>(list + k0 + first);
     uint64_t* full = &ring.full[ring.at];
     barrier_wait(&ring.empty[ring.at], ring.phase);
     if (thread == 32 * turn) {
@@ -113,14 +100,16 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap
       }
     }
     if (run) continue;
-    const uint32_t to = smem_address(ring.here());
-    gather_chunks<8>(to + h_at, h, kBlockRows, list + k0 + h_first, size - k0 - h_first);
+    const uint32_t stage = smem_address(ring.here()) + place;
 #pragma unroll
-    for (int r = 0; r < kDistinct; ++r) {
-      const int at = thread + r * kProducers, first = at / kOutChunks * kEach, chunk = at % kOutChunks;
-      const bool inside = out0 + 8 * chunk < f.d_model;
-      gather_chunks<kEach>(to + place(2 + chunk / 8, chunk, first), w + (inside ? out0 + 8 * chunk : 0), f.d_model, list + k0 + first,
-                           inside ? size - k0 - first : 0);
+    for (int i = 0; i < kEach; ++i) {
+      const uint32_t neuron = (i < 2 ? neurons.x : neurons.y) >> 16 * (i % 2) & 0xffffu, to = (stage ^ i << 4) + i * 128;
+      const bool there = k0 + first + i < size;
+#pragma unroll
+      for (int p = 0; p < 2; ++p) async_copy_16(to + p * Down::kSide, h + neuron * kBlockRows + 64 * p, there);
+#pragma unroll
+      for (int p = 0; p < kOut / 64; ++p)
+        async_copy_16(to + (2 + p) * Down::kSide, w + neuron * static_cast<uint32_t>(f.d_model) + 64 * p, there && 64 * p < outputs);
     }
     async_arrive(full);
   }
