@@ -1,12 +1,12 @@
 """The `hopper` kernel: the FFN op on tensor cores of sm_90a, dense in the gate and over each block's union afterwards.
 
-Six launches, which overlap, and no wait for the host. The gate product's epilogue emits TwELL. Rows are put in order
-of nnz within windows of 1024, where that pays, so that the few that fire many neurons share blocks. A plan lists, for
+Four launches, which overlap, and no wait for the host. The gate product's epilogue emits TwELL. A plan puts rows in
+order of nnz within windows of 1024, where that pays, so that the few that fire many neurons share blocks; it lists, for
 every 128 rows in that order, the union of the neurons they fire, and lays the gate values out over it. Up and down are
 products over the union, whose weight rows are gathered once a block; where the union is nearly everything they read
 whole weight tiles instead. Of up to 256 blocks the down product's work is shared out evenly: what one multiprocessor
-begins another may go on with. A last launch counts, if asked. Sums have one order, set by shapes and inputs: same call,
-same bits.
+begins another may go on with. Further launches count what is asked for besides nnz. Sums have one order, set by shapes
+and inputs: same call, same bits.
 
 Up to 2 048 rows take two launches, which overlap, and no plan: gate and up together by tiles of 128 rows and up to 256
 neurons, or of 256 and 176, down over what the tiles of a block's rows have fired; up to 64 rows are one block.
@@ -106,19 +106,19 @@ class Workspace:
         self.spill = empty(n, tiles, LAYOUT.tile, dtype=dtype)
         self.masks = empty(n, tiles, LAYOUT.tile // 32)
         self.fired = empty(blocks, tiles, LAYOUT.tile // 32)
-        self.fired_in_place = empty(blocks)
+        self.row_sums = empty(n + 1)
         self.order = empty(-(-n // WINDOW) * WINDOW)
         self.unions = empty(blocks, panels * PANEL, dtype=torch.int16)
         self.union_sizes = empty(blocks)
         self.hidden = empty(blocks, panels, BLOCK, PANEL, dtype=dtype)
-        self.tasks = empty(1 + blocks * panels, 2)
+        self.tasks = empty(blocks * panels, 2)
         parts = PARTS if n > FEW_ROWS else 0
         self.parts = empty(parts, BLOCK, OUTPUTS, dtype=torch.float32)
         self.part_ready = empty(parts, 8)  # by warps
 
     def tensors(self) -> tuple[Tensor, ...]:
         of_gate = self.heads, self.tails, self.masks, self.spill, self.fired
-        of_plan = self.fired_in_place, self.order, self.unions, self.union_sizes, self.hidden, self.tasks
+        of_plan = self.row_sums, self.order, self.unions, self.union_sizes, self.hidden, self.tasks
         return *of_gate, *of_plan, self.parts, self.part_ready
 
     def packed(self, d_ff: int, finite: Tensor) -> TwELL:
@@ -139,6 +139,7 @@ class Workspace:
         """Leaves what the gate product leaves where it emits `packed`, as `packed` above reads it."""
         self.heads.copy_(packed.words[:, :, :HEAD])
         self.tails.copy_(packed.words[:, :, HEAD:])
+        self.row_sums[:-1] = packed.words[:, :, 0].sum(1)
         over = packed.spill_index >= 0
         row, chunk = over.nonzero()[:, :1], torch.arange(32, device=over.device)
         spill = packed.spill[packed.spill_index[over].long()].view(-1, 32, 8)
@@ -174,7 +175,7 @@ class Unread(TwELL):
 def run(call: Call) -> tuple[Tensor, Stats]:
     """Runs a checked call: y [n, d_model] and its Stats."""
     n, d_ff = call.x.shape[0], call.w_gate.shape[0]
-    y, stats = gpu.results(call, in_full=n <= FEW_ROWS)
+    y, stats = gpu.results(call, in_full=True)
     row_bytes = d_ff * 37 // 8  # words, masks, spill and hidden: 1/2, 1/8, 2 and 2 bytes a neuron
     packed = []
     for rows in gpu.passes(n, row_bytes, 2 * BLOCK):

@@ -61,6 +61,14 @@ def make(n: int, d_model: int, d_ff: int, quiet: float, *, gated: bool = True, b
     return Call(x, w_gate, w_up, w_down, *biases, **(about | options)).checked()
 
 
+def uneven(n: int, d_model: int, d_ff: int, quiet: float, **options: Any) -> Call:
+    """Such a call with rows of which each fires as many neurons as it will: the kernel puts them in another order."""
+    call = make(n, d_model, d_ff, quiet, **options)
+    row = torch.arange(n, device=CUDA)
+    call.x[:, 0] = torch.where(row % 41 == 7, -1, row * 13 % 7 % 3)  # -1: nearly every neuron, as quiet turns to loud
+    return call
+
+
 def assert_same(name: str, got: Any, expected: Any, spill: bool = True) -> None:
     """Equal throughout, NaN and all, or the first place where not, by name. Without `spill`, rows past their slots may
     lie at other places of a TwELL's spill."""

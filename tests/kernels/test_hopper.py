@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier
-from typing import Any
 
 import pytest
 import torch
@@ -18,12 +17,12 @@ from gpu_checks import (
     normal_ffn,
     poison,
     skip_without,
+    uneven,
 )
 from torch import Tensor
 
 from twell.kernels import hopper, reference
 from twell.kernels.call import Asks, Call, Stats
-from twell.kernels.gpu import results
 from twell.kernels.layout import Layout, pack, tile_view
 from twell.kernels.ops import choose, gated_ffn
 
@@ -74,14 +73,6 @@ def test_equals_the_reference(gpu: None, shape: tuple[int, int, int, float], dty
         assert_same(f"stats {options}", stats, expected)
 
 
-def uneven(n: int, d_model: int, d_ff: int, quiet: float, **options: Any) -> Call:
-    """The same with rows of which each fires as many neurons as it will: the kernel puts them in another order."""
-    call = make(n, d_model, d_ff, quiet, **options)
-    row = torch.arange(n, device=CUDA)
-    call.x[:, 0] = torch.where(row % 41 == 7, -1, row * 13 % 7 % 3)  # -1: nearly every neuron, as quiet turns to loud
-    return call
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(129, 64, 264, 9), (1025, 256, 1408, 11), (2300, 136, 2816, 6)], ids=str)
 def test_rows_in_another_order_come_back_in_theirs(gpu: None, shape: tuple[int, int, int, float]) -> None:
@@ -91,44 +82,6 @@ def test_rows_in_another_order_come_back_in_theirs(gpu: None, shape: tuple[int, 
         (y, stats), (y_true, expected) = both(call)
         assert_same(f"y {options}", y, y_true)
         assert_same(f"stats {options}", stats, expected)
-
-
-@pytest.mark.gpu
-def test_windows_are_in_order_of_nnz_unless_alike(gpu: None) -> None:
-    n, alike = 2300, slice(1024, 2048)
-    call = replace(uneven(n, 136, 2816, 6), probes="counts", layout=None, want_packed=False)
-    call.x[alike, 0] = 1
-    workspace, (y, stats) = hopper.Workspace(n, 2816, call.x.dtype, CUDA), results(call)
-    hopper.launch(call, slice(0, n), workspace, y, stats)
-    expected = torch.arange(n, device=CUDA)
-    for window in (slice(0, 1024), slice(2048, n)):
-        expected[window] = stats.nnz[window].sort(descending=True, stable=True).indices + window.start
-    assert_same("order", workspace.order[:n], expected.int())
-    assert not torch.equal(expected[:1024], torch.arange(1024, device=CUDA))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("d_ff", "quiet", "dense"), [(2816, 0, True), (2816, 1, True), (600, 1, False)], ids=str)
-def test_tiles_that_nearly_all_fire_stay_whole(gpu: None, d_ff: int, quiet: int, dense: bool) -> None:
-    """Though no row is past its slots; the others' rows join them where the block runs dense, and are gathered else."""
-    n = 2300
-    for options in ({}, {"bias": True}, {"gated": False}, {"dtype": torch.float16}):
-        call, gated = make(n, 64, d_ff, 9, **options), options.get("gated", True)
-        call.w_gate[256 : 256 + 256 * quiet, 0] = -17
-        call.x[2290, 5] = float("nan")
-        (y, stats), (y_true, expected) = both(call)
-        assert_same(f"y {options}", y, y_true)
-        assert_same(f"stats {options}", stats, expected)
-        workspace, unprobed = hopper.Workspace(n, d_ff, call.x.dtype, CUDA), replace(call, probes="none")
-        hopper.launch(unprobed, slice(0, n), workspace, *results(unprobed))
-        first, sizes = workspace.heads[:2048, :, 0], workspace.union_sizes[:16]
-        assert int((first & 0xFFFF).max()) <= hopper.LAYOUT.slots
-        whole = [gated and not 1 <= tile <= quiet for tile in range(first.shape[1])]
-        assert (first >> 16 == torch.tensor(whole, device=CUDA)).all()
-        if dense:
-            assert sizes.tolist() == [-d_ff if gated else d_ff] * 16
-        else:
-            assert ((sizes > 0) & (sizes < d_ff)).all()
 
 
 @pytest.mark.gpu
@@ -147,6 +100,15 @@ def test_rows_that_are_not_finite_are_nan_and_alone(gpu: None, n: int, quiet: in
     assert not bool(stats.finite[5])
     assert_same("y", y, y_true)
     assert_same("stats", stats, expected)
+    half = replace(make(n, 64, 128, 0, dtype=torch.float16), rows=None)
+    half.x[[5, n - 1]] *= 300  # the gate's values are finite in float16, the hidden state is not
+    (y, stats), (y_true, expected) = both(half)
+    assert (~stats.finite).nonzero().flatten().tolist() == [5, n - 1]
+    assert_same("y", y, y_true)
+    assert_same("stats", stats, expected)
+    (y, stats), (y_true, expected) = both(replace(half, probes="counts", layout=None, want_packed=False))
+    assert int(stats.nnz[5]) == 0, "of a row that only the up product finds not finite"
+    assert_same("stats of counts alone", stats, expected)
 
 
 @pytest.mark.gpu
@@ -250,6 +212,7 @@ def test_a_workspace_is_read_as_it_was_filled() -> None:
     workspace.fill(packed)
     assert_same("packed", workspace.packed(d_ff, finite), packed)
 
+    assert workspace.row_sums[:-1].tolist() == fired.sum(1).tolist()
     bits = tile_view(fired, hopper.LAYOUT).view(n, -1, 8, 32).long() << torch.arange(32)
     assert_same("what fired", workspace.masks.long() & 0xFFFFFFFF, bits.sum(-1))
     together = tile_view(fired.any(0, keepdim=True), hopper.LAYOUT).view(-1, 8, 32).long() << torch.arange(32)

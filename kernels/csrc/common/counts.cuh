@@ -37,12 +37,13 @@ __device__ __forceinline__ void count_tiles(const Counts& out, const uint8_t* fi
   }
 }
 
-// What a CTA gathers of 2048 neurons over at most 1024 rows before it adds them to everyone's. A value is at most 2^40 steps of
-// 2^-20; its sum is kept in parts: that of the lowest 11 bits, below 2^21, of the next 20, below 2^30, and of the rest, which few
+// What a CTA gathers of kColumns neurons over at most kRows rows before it adds them to everyone's. A value is at most 2^40 steps of
+// 2^-20; its sum is kept in parts: that of the lowest 10 bits, below 2^21, of the next 20, below 2^31, and of the rest, which few
 // values have. The first shares its word with the number of rows that fired.
+template <int kColumns>
 struct Sums {
-  static constexpr int kRows = 1024, kColumns = 2048;
-  static constexpr int kLow = 11, kMiddle = 20, kFires = 21;
+  static constexpr int kRows = 2016;
+  static constexpr int kLow = 10, kMiddle = 20, kFires = 21;
   static_assert(kRows << kLow <= 1 << kFires && kRows < 1 << (32 - kFires));
   struct __align__(16) Extremes {
     int value_max, token_min, token_max;
@@ -59,7 +60,7 @@ struct Sums {
     __syncthreads();
   }
 
-  // A value of the neuron `column` of the 2048.
+  // A value of the neuron `column` of these.
   __device__ __forceinline__ void add(int column, float value, int token, uint32_t sequence) {
     const unsigned long long steps = __float2ull_rn(fminf(value, 0x1p20f) * 0x1p20f);
     atomicAdd(&fires_low[column], 1u << kFires | (static_cast<uint32_t>(steps) & ((1u << kLow) - 1)));
@@ -79,7 +80,8 @@ struct Sums {
   // Adds to those of all rows, from neuron `first` on.
   __device__ __forceinline__ void finish(const Counts& out, int first) const {
     __syncthreads();
-    for (int i = threadIdx.x; i < kColumns; i += blockDim.x) {
+    for (int at = threadIdx.x; at < kColumns; at += blockDim.x) {
+      const int i = (at + 64 * blockIdx.x) % kColumns;  // not all CTAs at the same neurons at once
       const int neuron = first + i;
       const uint32_t fires = fires_low[i] >> kFires, low = fires_low[i] & ((1u << kFires) - 1);
       if (!fires) continue;

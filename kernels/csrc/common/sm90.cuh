@@ -204,6 +204,9 @@ __device__ __forceinline__ uint32_t remote_address(const void* pointer, uint32_t
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(smem_address(pointer)), "r"(cta));
   return remote;
 }
+__device__ __forceinline__ void store_remote(uint32_t remote, uint32_t value) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(value) : "memory");
+}
 __device__ __forceinline__ void store_remote(uint32_t remote, float a, float b) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(a), "f"(b) : "memory");
 }

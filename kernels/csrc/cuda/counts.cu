@@ -9,8 +9,8 @@ void launch_counts<TWELL_T>(const Ffn& f, const Counts& out, int tile, cudaStrea
   const int grid = std::min(8 * multiprocessors(), (f.rows + warps - 1) / warps);
   launch(count_rows, grid, kCountThreads, 2 * (tile + 1) * 4, stream, f, out, tile);
   if (out.fires != nullptr) {
-    const dim3 grid((f.rows + Sums::kRows - 1) / Sums::kRows, (f.words + kSumWords - 1) / kSumWords);
-    launch(count_neurons<TWELL_T>, grid, kCountThreads, sizeof(Sums), stream, f, out);
+    const dim3 grid((f.rows + kSumRows - 1) / kSumRows, (f.words + kSumWords - 1) / kSumWords);
+    launch(count_neurons<TWELL_T>, grid, kCountThreads, sizeof(NeuronSums), stream, f, out);
   }
 }
 

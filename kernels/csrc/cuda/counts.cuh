@@ -8,7 +8,9 @@
 namespace twell::cuda {
 
 constexpr int kCountThreads = 256;
-constexpr int kSumWords = Sums::kColumns / 32;  // to a CTA of the neurons' sums
+constexpr int kSumColumns = 2048, kSumWords = kSumColumns / 32, kSumRows = 1024;  // to a CTA of the neurons' sums
+using NeuronSums = Sums<kSumColumns>;
+static_assert(kSumRows <= NeuronSums::kRows);
 
 static __global__ void __launch_bounds__(kCountThreads) count_rows(const Ffn f, const Counts out, int tile) {
   extern __shared__ uint32_t shared[];
@@ -27,11 +29,11 @@ static __global__ void __launch_bounds__(kCountThreads) count_rows(const Ffn f, 
 template <typename T>
 __global__ void __launch_bounds__(kCountThreads) count_neurons(const Ffn f, const Counts out) {
   extern __shared__ uint4 raw[];
-  Sums& sums = *reinterpret_cast<Sums*>(raw);
+  NeuronSums& sums = *reinterpret_cast<NeuronSums*>(raw);
   sums.begin();
   const int first = blockIdx.y * kSumWords, w = first + threadIdx.x % kSumWords;
-  const int end = min(f.rows, (static_cast<int>(blockIdx.x) + 1) * Sums::kRows);
-  for (int row = blockIdx.x * Sums::kRows + threadIdx.x / kSumWords; row < end; row += kCountThreads / kSumWords) {
+  const int end = min(f.rows, (static_cast<int>(blockIdx.x) + 1) * kSumRows);
+  for (int row = blockIdx.x * kSumRows + threadIdx.x / kSumWords; row < end; row += kCountThreads / kSumWords) {
     if (w >= f.words || !f.finite[row] || (out.counted != nullptr && !out.counted[row])) continue;
     const uint32_t mask = f.masks[static_cast<int64_t>(row) * f.words + w];
     if (mask == 0) continue;

@@ -7,10 +7,10 @@ namespace {
 using namespace twell;
 using twell::hopper::Ffn;
 
-// workspace: heads, tails, masks, spill, fired, fired_in_place, order, unions, union_sizes, hidden, tasks, parts, part_ready.
+// workspace: heads, tails, masks, spill, fired, row_sums, order, unions, union_sizes, hidden, tasks, parts, part_ready.
 void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor& w_down, const Maybe& b_gate, const Maybe& b_up,
          const Maybe& b_down, const Tensor& heads, const Tensor& tails, const Tensor& masks, const Tensor& spill,
-         const Tensor& fired, const Tensor& fired_in_place, const Tensor& order, const Tensor& unions, const Tensor& union_sizes,
+         const Tensor& fired, const Tensor& row_sums, const Tensor& order, const Tensor& unions, const Tensor& union_sizes,
          const Tensor& hidden, const Tensor& tasks, const Tensor& parts, const Tensor& part_ready, const Tensor& y,
          const Tensor& finite, const Maybe& counted, const Maybe& tokens, const Maybe& sequences, const Maybe& nnz,
          const Maybe& pairs, const Maybe& fullest, const Maybe& fires, const Maybe& value_sum, const Maybe& value_max,
@@ -24,28 +24,27 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
   f.x = address(x), f.w_gate = address(w_gate), f.w_up = address(w_up), f.w_down = address(w_down);
   f.b_gate = address(b_gate), f.b_up = address(b_up), f.b_down = address(b_down);
   f.heads = as<uint32_t>(heads), f.tails = as<uint32_t>(tails), f.spill = address(spill), f.order = as<int>(order);
-  f.masks = as<uint32_t>(masks), f.fired = as<uint32_t>(fired), f.fired_in_place = as<int>(fired_in_place), f.unions = as<uint16_t>(unions);
+  f.masks = as<uint32_t>(masks), f.fired = as<uint32_t>(fired), f.row_sums = as<uint32_t>(row_sums), f.unions = as<uint16_t>(unions);
   f.union_sizes = as<int>(union_sizes), f.hidden = address(hidden), f.tasks = as<int>(tasks);
   f.parts = as<float>(parts), f.part_ready = as<int>(part_ready);
-  f.y = address(y), f.finite = as<uint8_t>(finite);
+  f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);
   const Counts out = counts_of(counted, tokens, sequences, nnz, pairs, fullest, fires, value_sum, value_max, token_min, token_max,
                                first_sequence);
   const cudaStream_t on = stream_of(x);
   by_type(x, [&]<typename T>() {
     using namespace twell::hopper;
-    if (f.rows <= kMidRows) {  // words and, from them, counts only where more is asked for than nnz
+    if (f.rows <= kMidRows) {  // words only where more is asked for than nnz
       const bool words = stages & 2, few = f.rows <= kFewRows;
       if (stages & 1) few ? launch_few_gate_up<T>(f, words, on) : launch_mid_gate_up<T>(f, words, on);
       if (words) launch_few_pack<T>(f, on);
-      int* nnz = words ? nullptr : out.nnz;
-      if (stages & 8) few ? launch_few_down<T>(f, nnz, on) : launch_mid_down<T>(f, nnz, on);
+      if (stages & 8) few ? launch_few_down<T>(f, f.nnz, on) : launch_mid_down<T>(f, f.nnz, on);
     } else {
       if (stages & 1) launch_gate<T>(f, on);
-      if (stages & 2) launch_plan<T>(f, on);
+      if (stages & 2) launch_plan<T>(f, stages & 1, on);
       if (stages & 4 && f.w_up != nullptr) launch_up<T>(f, on);
       if (stages & 8) launch_down<T>(f, on);
     }
-    if (stages & 16 && out.nnz != nullptr) launch_counts<T>(f, out, on);
+    if (stages & 16) launch_counts<T>(f, out, on);
   });
 }
 
@@ -54,7 +53,7 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(
       "hopper_ffn(Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? b_gate, Tensor? b_up, Tensor? b_down, "
-      "Tensor(a!) heads, Tensor(b!) tails, Tensor(x!) masks, Tensor(c!) spill, Tensor(s!) fired, Tensor(t!) fired_in_place, "
+      "Tensor(a!) heads, Tensor(b!) tails, Tensor(x!) masks, Tensor(c!) spill, Tensor(s!) fired, Tensor(t!) row_sums, "
       "Tensor(u!) order, Tensor(d!) unions, Tensor(e!) union_sizes, Tensor(f!) hidden, Tensor(g!) tasks, Tensor(v!) parts, "
       "Tensor(w!) part_ready, Tensor(h!) y, Tensor(i!) finite, Tensor? counted, Tensor? tokens, Tensor? sequences, "
       "Tensor(j!)? nnz, Tensor(k!)? pairs, Tensor(l!)? fullest, Tensor(m!)? fires, Tensor(n!)? value_sum, "

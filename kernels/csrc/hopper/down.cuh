@@ -165,10 +165,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) prefetch_map(&y_map);
   if (threadIdx.x == kConsumers) prefetch_map(&w_map);
   begin_ring(s);
-  let_next_launch();
   if (f.w_up == nullptr) wait_for_launches();  // the launch before is the plan itself
   const Shares shares(f, memory);
   wait_for_launches();
+  let_next_launch();  // the probes read nothing that this writes: they fill the processors as they become free
   if (threadIdx.x >= kConsumers) {
     registers_down<kProducerRegisters>();
     produce_down<T>(w_map, f, s, shares);

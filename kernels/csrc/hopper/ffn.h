@@ -18,6 +18,7 @@ constexpr int kHead = 8, kTail = kWords - kHead;              // its words, spli
 constexpr int kMaskWords = kTile / 32;  // of what a tile fires, a bit a neuron
 constexpr int kParts = 144, kPartWarps = 8;  // sums that `down` can leave for others at once, of so many warps each
 constexpr uint32_t kWhole = 1u << 16, kCount = kWhole - 1;    // of a first word: that the tile lies in `spill`; its count
+constexpr uint32_t kNotFinite = 1u << 31;                     // of a row's sum
 
 // Whether so many of d_ff neurons, or of a tile's, are so nearly all that products over all of them take no longer.
 __host__ __device__ constexpr bool nearly_all(int some, int all) { return 20ll * some >= 17ll * all; }
@@ -42,22 +43,24 @@ struct Ffn {
   void* spill;           // [rows, tiles, 32, 8]: such tiles, dense, chunk c of row r at c ^ (r % 8); others untouched by the gate
   uint32_t* masks;       // [rows, tiles, 8]: what fires, a bit a neuron
   uint32_t* fired;       // [blocks, tiles, 8]: what 128 rows that follow each other fire together, likewise
-  int* fired_in_place;   // [blocks]: how many values that are, or -1 where the window's rows are put in another order
+  uint32_t* row_sums;    // [rows + 1]: how many neurons a row fires, with kNotFinite where its gate values are not; then the number
+                         // of `tasks`. From zeros on
   int* order;            // [windows * 1024]: the rows of each block, by nnz in a window; from `rows` on in their place
   uint16_t* unions;      // [blocks, panels * 64]: the block's neurons, ascending, filled up to 64 with neuron 0
   int* union_sizes;      // [blocks]; d_ff: every neuron, and the block runs dense; -d_ff: and its gate values lie in `spill`
   void* hidden;          // [blocks, panels, 128, 64]: gate values over the union, then the hidden state, swizzled
-  int* tasks;            // [1 + blocks * panels, 2] of the up product: how many; then a block, and 32 * first panel +
-                         // 16 * (it runs dense) + 8 * (its rows are consecutive) + panels
+  int* tasks;            // [blocks * panels, 2] of the up product: a block, and 32 * first panel + 16 * (it runs dense) +
+                         // 8 * (its rows are consecutive) + panels
   float* parts;          // [kParts, 32, 256, 4]: the sums so far of a task of `down` that a CTA does not finish, by thread
   int* part_ready;       // [kParts, kPartWarps]: 1 once a warp's part is there
   void* y;               // [rows, d_model]
-  uint8_t* finite;       // [rows], ones from the caller, zeroed where a row is not; few rows' are written in full
+  uint8_t* finite;       // [rows]: 1, or 0 where a row is not; written by the plan, and again by `up`
+  int* nnz;              // [rows] or null: how many neurons a row fires; none where it is not finite. Written alike
 };
 
 // Each throws std::runtime_error where the driver refuses.
 template <typename T> void launch_gate(const Ffn&, cudaStream_t);
-template <typename T> void launch_plan(const Ffn&, cudaStream_t);  // and, before it, the order
+template <typename T> void launch_plan(const Ffn&, bool first, cudaStream_t);  // of this gate product's words
 template <typename T> void launch_up(const Ffn&, cudaStream_t);
 template <typename T> void launch_down(const Ffn&, cudaStream_t);
 template <typename T> void launch_few_gate_up(const Ffn&, bool dense, cudaStream_t);  // up to kFewRows rows: in place of gate and up

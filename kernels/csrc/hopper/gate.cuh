@@ -4,6 +4,9 @@
 // Consumers round relu(z) into the staging tile and go on; packing warps turn it into words during the next main loop, and of
 // a CTA's last tile all do.
 // Where the tile's 128 rows together fire nearly all of its neurons, and the block will run dense, they leave whole instead.
+//
+// What is left after whole rounds of the clusters, where it would leave half of them idle or more, is cut: a cluster takes one row tile,
+// each CTA half of its rows, each warpgroup half of the neurons.
 #pragma once
 
 #include "hopper/gemm.cuh"
@@ -13,12 +16,36 @@ namespace twell::hopper {
 constexpr int kPackWarps = kProducerWarps - 1, kPackers = kPackWarps * 32;
 constexpr int kLastPackWarps = kPackWarps + kConsumerWarps;  // of a CTA's last tile, when consumers have nothing else to do
 constexpr int kPackRows = 16;  // at a time by a warp, two lanes to each row: shares of three warps in 128 rows are nearly equal
+constexpr int kCutPackWarps = kTileM / 2 / kPackRows;  // of a cut tile, that have rows
 
 // What the packers share. Of a row: its words, or before them what it fires, a bit a neuron, in words 8 to 15; and last how many are
 // in use, so that rows lie a bank apart.
 struct Packs {
   uint32_t lines[kTileM][kWords + 1];
-  uint32_t fired[kLastPackWarps][8];  // by the rows of each warp, a bit a neuron of the tile
+  uint32_t fired[kLastPackWarps][8];  // by the rows of each warp, a bit a neuron of the tile; in a cut tile, of both CTAs' warps
+};
+
+struct GateTasks {
+  int whole, total;
+  __device__ __forceinline__ explicit GateTasks(const Ffn& f) {
+    const int planned = (f.blocks + 1) / 2 * f.tiles, clusters = gridDim.x / 2, left = planned % clusters;
+    whole = 2 * left <= clusters ? planned - left : planned;
+    total = whole + 2 * (planned - whole);
+  }
+};
+
+// Of a CTA: 128 rows, or 64 of a cut tile, from m0 on.
+struct GateTask {
+  int tile, m0, height;
+  bool cut;
+  __device__ __forceinline__ GateTask(const Ffn& f, const GateTasks& tasks, int t, int rank) {
+    cut = t >= tasks.whole;
+    const int late = cut ? t - tasks.whole : 0, planned = t - late + late / 2;
+    tile = planned % f.tiles;
+    m0 = (planned / f.tiles * 2 + (cut ? late % 2 : rank)) * kTileM + (cut ? rank * (kTileM / 2) : 0);
+    height = cut ? kTileM / 2 : kTileM;
+  }
+  __device__ __forceinline__ int rows(const Ffn& f) const { return min(height, f.rows - m0); }  // none or less past the last
 };
 
 // The staging tile here: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither side conflicts.
@@ -26,13 +53,13 @@ __device__ __forceinline__ unsigned char* staged_chunk(unsigned char* staging, i
   return staging + row * (kTileN * 2) + ((chunk ^ (row & 7)) << 4);
 }
 
-// Rounds the accumulator into the staging tile, and marks rows that are not finite.
-template <typename T>
-__device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn& f, int m0, int n0, const Consumer& c) {
+// Rounds the sums of kN columns into the staging tile, and marks rows that are not finite.
+template <typename T, int kN>
+__device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn& f, const GateTask& task, const Consumer& c) {
   if (const T* bias = static_cast<const T*>(f.b_gate)) {
 #pragma unroll
-    for (int j = 0; j < kTileN / 8; ++j) {
-      const int column = n0 + 8 * j + 2 * (c.lane & 3);
+    for (int j = 0; j < kN / 8; ++j) {
+      const int column = task.tile * kTileN + c.column0 + 8 * j + 2 * (c.lane & 3);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float b = column + e < f.d_ff ? static_cast<float>(bias[column + e]) : 0.f;
@@ -42,37 +69,37 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
   }
   float broken[2] = {0.f, 0.f}, peak[2] = {0.f, 0.f};  // of the thread's two rows; inf or NaN times 0 is NaN, and stays
 #pragma unroll
-  for (int j = 0; j < kTileN / 8; ++j)
+  for (int j = 0; j < kN / 8; ++j)
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int e = 0; e < 2; ++e) broken[h] = fmaf(d[4 * j + 2 * h + e], 0.f, broken[h]);
   if (std::is_same_v<T, __half> || f.w_up == nullptr) {  // else `up` sees what bfloat16 makes of the last values before inf
 #pragma unroll
-    for (int j = 0; j < kTileN / 8; ++j)
+    for (int j = 0; j < kN / 8; ++j)
 #pragma unroll
       for (int h = 0; h < 2; ++h) peak[h] = fmaxf(peak[h], fmaxf(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]));
   }
   const Corner corner(c.lane);
-  const int row = c.group * 64 + c.warp * 16 + corner.row;
+  const int row = c.row0 + c.warp * 16 + corner.row;
 #pragma unroll
-  for (int j = 0; j < kTileN / 8; j += 2)
-    store_matrices(staged_chunk(s.staging, row, j + corner.chunk), round_relu<T>(d[4 * j], d[4 * j + 1]),
+  for (int j = 0; j < kN / 8; j += 2)
+    store_matrices(staged_chunk(s.staging, row, c.column0 / 8 + j + corner.chunk), round_relu<T>(d[4 * j], d[4 * j + 1]),
                    round_relu<T>(d[4 * j + 2], d[4 * j + 3]), round_relu<T>(d[4 * j + 4], d[4 * j + 5]),
                    round_relu<T>(d[4 * j + 6], d[4 * j + 7]));
 #pragma unroll
   for (int h = 0; h < 2; ++h)
     if (broken[h] != 0.f || !stays_finite<T>(peak[h])) {
-      const int at = m0 + c.row() + 8 * h;
-      if (at < f.rows) f.finite[at] = 0;
+      const int at = task.m0 + c.row() + 8 * h;
+      if (at < f.rows) atomicOr(f.row_sums + at, kNotFinite);
     }
 }
 
 // What each row of the tile fires, as bits in its line and in f.masks, and all rows together, in f.fired: a lane takes half of a row's
 // columns, without a branch. Returns whether that is nearly all of the tile's columns.
 template <int kWarps>
-__device__ __forceinline__ bool find_fired(unsigned char* staging, Packs& s, const Ffn& f, int m0, int tile, int rows, int warp, int lane) {
-  const int half = lane / kPackRows;
+__device__ __forceinline__ bool find_fired(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
+  const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
   uint32_t any[4] = {};
   uint32_t* masks = f.masks + (static_cast<int64_t>(m0) * f.tiles + tile) * kMaskWords + 4 * half;
 #pragma unroll 1
@@ -96,11 +123,18 @@ __device__ __forceinline__ bool find_fired(unsigned char* staging, Packs& s, con
     const uint32_t together = __reduce_or_sync(~0u, half == w / 4 ? any[w % 4] : 0);
     if (lane == w) mine = together;
   }
-  if (lane < 8) s.fired[warp][lane] = mine;
-  named_sync<kWarps * 32>(1);
-  uint32_t all = 0;
+  const bool joins = kWarps == kLastPackWarps && task.cut;  // the two CTAs' rows
+  if (lane < 8 && (!joins || warp < kCutPackWarps)) s.fired[warp][lane] = mine;
+  if (joins) {
+    if (lane < 8 && warp < kCutPackWarps)
+      store_remote(remote_address(s.fired[kCutPackWarps + warp] + lane, cluster_rank() ^ 1), mine);
+    cluster_sync();
+  } else {
+    named_sync<kWarps * 32>(1);
+  }
+  uint32_t all = 0;  // of what lies there until the next tile is staged
   if (lane < 8)
-    for (int other = 0; other < kWarps; ++other) all |= s.fired[other][lane];  // until the next tile is staged
+    for (int other = 0; other < (joins ? 2 * kCutPackWarps : kWarps); ++other) all |= s.fired[other][lane];
   if (warp == 0 && lane < 8 && rows > 0) f.fired[(static_cast<int64_t>(m0 / kBlockRows) * f.tiles + tile) * kMaskWords + lane] = all;
   return nearly_all(__reduce_add_sync(~0u, __popc(all)), min(kTile, f.d_ff - tile * kTile));
 }
@@ -109,9 +143,9 @@ __device__ __forceinline__ bool find_fired(unsigned char* staging, Packs& s, con
 // words in use, eight at a time. A row past its slots, or of a tile that stays whole, leaves as it lies in the staging tile. Other words
 // are whatever they were.
 template <typename T, int kWarps>
-__device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, const Ffn& f, int m0, int tile, int warp, int lane) {
-  const int half = lane / kPackRows, rows = min(kTileM, f.rows - m0);
-  const bool full = find_fired<kWarps>(staging, s, f, m0, tile, rows, warp, lane);
+__device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
+  const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
+  const bool full = find_fired<kWarps>(staging, s, f, task, warp, lane);
   const bool whole = full && f.w_up != nullptr;
 #pragma unroll 1
   for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
@@ -123,6 +157,7 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, cons
     for (int w = 0; w < 4; ++w) mask[w] = line[kHead + 4 * half + w], mine += __popc(mask[w]);
     const uint32_t other = __shfl_xor_sync(~0u, mine, kPackRows), count = mine + other;
     const bool leaves = whole || count > kSlots;
+    if (half == 0 && row < rows && count > 0) atomicAdd(f.row_sums + m0 + row, count);
     __syncwarp();  // slots will lie where the bits do
     if (!leaves) {
       uint32_t* to = line + 1 + (half ? other : 0);
@@ -163,12 +198,13 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, cons
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    gate(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const Ffn f) {
+    gate(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap half_x_map,
+         const __grid_constant__ CUtensorMap w_map, const Ffn f) {
   extern __shared__ unsigned char raw[];
   Shared& s = aligned(raw);
   __shared__ Packs packs;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const uint32_t rank = cluster_rank();
+  const int rank = cluster_rank();
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
@@ -179,8 +215,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_launches();
   cluster_sync();
 
+  const GateTasks tasks(f);
   const int clusters = gridDim.x / 2, first = blockIdx.x / 2;
-  const int pairs = (f.rows + 2 * kTileM - 1) / (2 * kTileM), total = pairs * f.tiles;
   const int steps = (f.d_model + kTileK - 1) / kTileK;
 
   if (group == 2) {
@@ -189,46 +225,54 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (lane == 0) {
         Ring ring;
         ring.phase = 1;  // every stage is free at first
-        for (int t = first; t < total; t += clusters) {
-          const int n0 = t % f.tiles * kTileN, m0 = (t / f.tiles * 2 + rank) * kTileM;
+        for (int t = first; t < tasks.total; t += clusters) {
+          const GateTask task(f, tasks, t, rank);
+          const CUtensorMap* rows_map = task.cut ? &half_x_map : &x_map;
+          const int bytes = task.height * (kTileK * 2) + kBBytes;
           for (int step = 0; step < steps; ++step, ring.next()) {
             barrier_wait(&s.empty[ring.stage], ring.phase);
-            barrier_expect(&s.full[ring.stage], kABytes + kBBytes);
-            tma_load_2d(s.a[ring.stage], &x_map, &s.full[ring.stage], step * kTileK, m0);
+            barrier_expect(&s.full[ring.stage], bytes);
+            tma_load_2d(s.a[ring.stage], rows_map, &s.full[ring.stage], step * kTileK, task.m0);
             tma_load_2d_multicast(s.b[ring.stage] + rank * (kBBytes / 2), &w_map, &s.full[ring.stage], step * kTileK,
-                                  n0 + rank * (kTileN / 2), 3);
+                                  task.tile * kTileN + rank * (kTileN / 2), 3);
           }
         }
       }
       __syncwarp();
+      if (tasks.whole + first < tasks.total) cluster_sync();  // those who pack a cut tile meet there
     } else {
       uint32_t phase = 0;
-      for (int t = first; t < total; t += clusters, phase ^= 1) {
+      for (int t = first; t < tasks.total; t += clusters, phase ^= 1) {
         barrier_wait(&s.staged[0], phase);
-        const int m0 = (t / f.tiles * 2 + rank) * kTileM, tile = t % f.tiles;
-        if (t + clusters < total)
-          pack_tile<T, kPackWarps>(s.staging, packs, f, m0, tile, warp - 1, lane);
+        const GateTask task(f, tasks, t, rank);
+        if (t + clusters < tasks.total)
+          pack_tile<T, kPackWarps>(s.staging, packs, f, task, warp - 1, lane);
         else
-          pack_tile<T, kLastPackWarps>(s.staging, packs, f, m0, tile, warp - 1, lane);
+          pack_tile<T, kLastPackWarps>(s.staging, packs, f, task, warp - 1, lane);
         barrier_arrive(&s.drained);
       }
     }
   } else {
     registers_up<kConsumerRegisters>();
-    const Consumer c{group, warp, lane};
     Ring ring;
     uint32_t phase = 1;  // the staging tile is free at first
     float d[128];
-    for (int t = first; t < total; t += clusters, phase ^= 1) {
-      const int n0 = t % f.tiles * kTileN, m0 = (t / f.tiles * 2 + rank) * kTileM;
-      multiply<T, kTileN, 0, 2, false>(d, s, ring, steps, c, [] {});
-      barrier_wait(&s.drained, phase);
-      stage_gate<T>(d, s, f, m0, n0, c);
+    for (int t = first; t < tasks.total; t += clusters, phase ^= 1) {
+      const GateTask task(f, tasks, t, rank);
+      const auto run = [&]<int kN>(const Consumer& c) {
+        multiply<T, kN, 0, 2, false>(d, s, ring, steps, c, [] {});
+        barrier_wait(&s.drained, phase);
+        stage_gate<T, kN>(d, s, f, task, c);
+      };
+      if (task.cut)
+        run.template operator()<kTileN / 2>({group, warp, lane, 0, group * (kTileN / 2)});
+      else
+        run.template operator()<kTileN>({group, warp, lane});
       fence_async_proxy();  // rows past their slots leave by the copy engine
       barrier_arrive(&s.staged[0]);
-      if (t + clusters < total) continue;
+      if (t + clusters < tasks.total) continue;
       barrier_wait(&s.staged[0], phase ^ 1);
-      pack_tile<T, kLastPackWarps>(s.staging, packs, f, m0, t % f.tiles, kPackWarps + group * 4 + warp, lane);
+      pack_tile<T, kLastPackWarps>(s.staging, packs, f, task, kPackWarps + group * 4 + warp, lane);
     }
   }
   cluster_sync();  // no CTA leaves while the other may still write to it

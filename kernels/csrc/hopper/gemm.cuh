@@ -44,8 +44,9 @@ struct Ring {
 // Where a thread of a consumer warpgroup stands.
 struct Consumer {
   int group, warp, lane;  // warpgroup 0 or 1, warp 0..3 in it
+  int row0 = group * 64, column0 = 0;  // its part of the tile, where columns are K-major: from here on
   __device__ __forceinline__ bool leads() const { return warp == 0 && lane == 0; }
-  __device__ __forceinline__ int row() const { return group * 64 + warp * 16 + lane / 4; }  // and 8 further on
+  __device__ __forceinline__ int row() const { return row0 + warp * 16 + lane / 4; }  // and 8 further on
   __device__ __forceinline__ void sync() const { named_sync<128>(1 + group); }
 };
 
@@ -103,8 +104,8 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
     }
     barrier_wait(&s.full[ring.stage], ring.phase);
     if constexpr (kCopied) fence_async_proxy();  // written through the generic proxy; the tensor cores read through the other
-    const uint64_t a = descriptor(s.a[ring.stage] + c.group * (kABytes / 2), 16, 1024);
-    const uint64_t b = descriptor(s.b[ring.stage], kLead, 1024);
+    const uint64_t a = descriptor(s.a[ring.stage] + c.row0 * (kTileK * 2), 16, 1024);
+    const uint64_t b = descriptor(s.b[ring.stage] + c.column0 * (kTileK * 2), kLead, 1024);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kTileK / 16; ++k)

@@ -2,86 +2,105 @@
 // share blocks and leave the unions of the others small. Rows of equal nnz keep their order: the same input has the same blocks.
 //
 // Windows whose rows all fire about as many neurons stay as they are: blocks of consecutive rows are read whole.
+//
+// Each CTA of the plan finds its block's rows by itself, from what the gate has added up.
 #pragma once
 
 #include "hopper/gemm.cuh"
 
 namespace twell::hopper {
 
-constexpr int kOrderCtas = kWindow / kBlockRows;  // to a window, a cluster: a block's rows each
-constexpr int kOrderThreads = 2 * kBlockRows, kOrderWarps = kOrderThreads / 32;
+constexpr int kPlanThreads = 512;
 
-// The sum of every thread's value, to every thread. sums: [kOrderWarps], free again after the next barrier.
-__device__ __forceinline__ unsigned long long add_up(unsigned long long value, unsigned long long* sums) {
+// In shared memory. Rows as keys, in the order of which blocks take them: how few they fire, then where in the window they are; places
+// past the last row come last.
+struct Window {
+  static constexpr int kRowBits = 10, kWarps = kPlanThreads / 32;
+  static_assert(kWindow == 1 << kRowBits);
+  __align__(16) uint32_t keys[kWindow];
+  __align__(16) uint32_t block[kBlockRows], taken[kBlockRows];  // the block's, as they come in order; and as they were found
+  unsigned long long squares[kWarps];
+  uint32_t sums[kWarps], broken[kWindow / 32];  // a bit a row that is not finite
+  uint32_t bounds[2];                           // the block's first key and its last
+  int many;                                     // of `taken`
+
+  static __device__ __forceinline__ uint32_t key(const Ffn& f, int row, bool there, uint32_t nnz) {
+    return (there ? f.d_ff - nnz : f.d_ff + 1) << kRowBits | row;
+  }
+  static __device__ __forceinline__ int row_of(uint32_t key) { return key & (kWindow - 1); }
+  static __device__ __forceinline__ int nnz_of(const Ffn& f, uint32_t key) { return f.d_ff - static_cast<int>(key >> kRowBits); }
+  __device__ __forceinline__ bool finite(uint32_t key) const { return !(broken[row_of(key) / 32] >> (key & 31) & 1); }
+};
+
+// The key that has so many before it, by one warp: a bit after the other, the greatest number that no more keys are below.
+__device__ __forceinline__ uint32_t find_key(const Window& w, int before, uint32_t greatest, int lane) {
+  uint32_t found = 0;
+  for (uint32_t bit = 1u << (31 - __clz(greatest)); bit; bit /= 2) {
+    const uint32_t tried = found | bit;
+    int below = 0;
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = 0;
-#pragma unroll
-  for (int warp = 0; warp < kOrderWarps; ++warp) value += sums[warp];
-  return value;
+    for (int i = 0; i < kWindow / 128; ++i) {
+      const uint4 four = reinterpret_cast<const uint4*>(w.keys)[32 * i + lane];
+      below += (four.x < tried) + (four.y < tried) + (four.z < tried) + (four.w < tried);
+    }
+    if (__reduce_add_sync(~0u, below) <= before) found = tried;
+  }
+  return found;
 }
 
-// A CTA counts a block's rows and tells the others of its cluster; each then finds the places of its own rows.
-static __global__ void __launch_bounds__(kOrderThreads) order(const Ffn f) {
-  constexpr int kRowBits = 10, kRowsOfWarp = kBlockRows / kOrderWarps;
-  static_assert(kWindow == 1 << kRowBits);
-  __shared__ __align__(16) uint32_t mine[kBlockRows], keys[kWindow];
-  __shared__ unsigned long long sums[kOrderWarps], squares[kOrderWarps];
-  const int t = threadIdx.x, warp = t / 32, lane = t % 32, rank = cluster_rank();
-  const int m0 = blockIdx.x / kOrderCtas * kWindow, first = rank * kBlockRows, rows = min(kWindow, f.rows - m0);
-  let_next_launch();
-  wait_for_launches();
-  if (blockIdx.x == 0) {  // the launches from here on count up from zero
-    if (t == 0) f.tasks[0] = 0;
-    for (int i = t; i < kParts * kPartWarps; i += kOrderThreads) f.part_ready[i] = 0;
-  }
-
-  const int row0 = first + warp * kRowsOfWarp;  // in the window, the warp's first
-  int nnz[kRowsOfWarp] = {};
-  for (int tile = lane; tile < f.tiles; tile += 32)
+// Puts the block's rows into w.block, by all threads; returns whether the window's stay in place.
+__device__ __forceinline__ bool put_in_order(const Ffn& f, Window& w, int block) {
+  const int t = threadIdx.x, warp = t / 32, lane = t % 32;
+  const int m0 = block * kBlockRows / kWindow * kWindow, first = block * kBlockRows - m0, rows = min(kWindow, f.rows - m0);
+  uint32_t sum = 0;
+  unsigned long long square = 0;
 #pragma unroll
-    for (int i = 0; i < kRowsOfWarp; ++i)
-      if (row0 + i < rows) nnz[i] += f.heads[(static_cast<int64_t>(m0 + row0 + i) * f.tiles + tile) * kHead] & kCount;
-  const bool finite = lane < kRowsOfWarp && row0 + lane < rows && f.finite[m0 + row0 + lane];
+  for (int row = t; row < kWindow; row += kPlanThreads) {
+    const uint32_t word = row < rows ? f.row_sums[m0 + row] : 0, nnz = word & kNotFinite ? 0 : word;
+    const uint32_t broken = __ballot_sync(~0u, word & kNotFinite);
+    if (lane == 0) w.broken[row / 32] = broken;
+    w.keys[row] = Window::key(f, row, row < rows, nnz);
+    sum += nnz, square += static_cast<unsigned long long>(nnz) * nnz;
+  }
+  sum = __reduce_add_sync(~0u, sum);
 #pragma unroll
-  for (int i = 0; i < kRowsOfWarp; ++i) {
-    const int sum = __reduce_add_sync(~0u, nnz[i]);
-    if (lane == i) mine[warp * kRowsOfWarp + i] = finite ? sum : 0;
-  }
-  cluster_sync();  // all have begun, and `mine` is whole
-  store_remote(remote_address(keys + first + 4 * lane, warp), reinterpret_cast<const float4*>(mine)[lane]);
-  cluster_sync();
-
-  unsigned long long sum = 0, square = 0;
-  for (int i = t; i < kWindow; i += kOrderThreads) sum += keys[i], square += static_cast<unsigned long long>(keys[i]) * keys[i];
-  sum = add_up(sum, sums), square = add_up(square, squares);
-  // Their deviation, at most a quarter of the mean or a 256th of d_ff: what sorting gains is then less than what scattered rows cost.
-  const unsigned long long spread = rows * square - sum * sum, least = static_cast<unsigned long long>(rows) * f.d_ff;
-  const bool stays = 16 * spread <= sum * sum || spread <= least * least >> 16;
-  if (t < 32) {  // what the block fires, where it is of rows in place
-    const uint4 four = reinterpret_cast<const uint4*>(mine)[lane];
-    const int fired = __reduce_add_sync(~0u, four.x + four.y + four.z + four.w);
-    const int block = (m0 + first) / kBlockRows;
-    if (lane == 0 && block < f.blocks) f.fired_in_place[block] = stays ? fired : -1;
-  }
-  if (stays) {
-    if (t < kBlockRows) f.order[m0 + first + t] = m0 + first + t;
-    return;
-  }
-  const uint32_t last = (1u << (32 - kRowBits)) - 1;  // where there is no row
-  for (int i = t; i < kWindow; i += kOrderThreads) keys[i] = (i < rows ? last - 1 - keys[i] : last) << kRowBits | i;
+  for (int step = 16; step > 0; step /= 2) square += __shfl_xor_sync(~0u, square, step);
+  if (lane == 0) w.sums[warp] = sum, w.squares[warp] = square;
+  if (t == 0) w.many = 0;
   __syncthreads();
-  const uint32_t key = keys[first + t / 2];  // two threads count the keys before a row's
+  unsigned long long sums = 0, squares = 0;
+#pragma unroll
+  for (int i = 0; i < Window::kWarps; ++i) sums += w.sums[i], squares += w.squares[i];
+  // Their deviation, at most a quarter of the mean or a 256th of d_ff: what sorting gains is then less than what scattered rows cost.
+  const unsigned long long spread = rows * squares - sums * sums, least = static_cast<unsigned long long>(rows) * f.d_ff;
+  const bool stays = 16 * spread <= sums * sums || spread <= least * least >> 16;
+  if (stays) {
+    if (t < kBlockRows) w.block[t] = w.keys[first + t];
+    __syncthreads();
+    return true;
+  }
+  if (warp < 2) {
+    const uint32_t bound = find_key(w, first + warp * (kBlockRows - 1), Window::key(f, kWindow - 1, false, 0), lane);
+    if (lane == 0) w.bounds[warp] = bound;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int row = t; row < kWindow; row += kPlanThreads)
+    if (const uint32_t key = w.keys[row]; key >= w.bounds[0] && key <= w.bounds[1]) w.taken[atomicAdd(&w.many, 1)] = key;
+  __syncthreads();
+  constexpr int kShare = kPlanThreads / kBlockRows;  // threads that count the keys before one
+  const uint32_t key = w.taken[t / kShare];
   int before = 0;
-#pragma unroll 8
-  for (int i = t % 2; i < kWindow / 4; i += 2) {
-    const uint4 four = reinterpret_cast<const uint4*>(keys)[i];
+#pragma unroll
+  for (int i = t % kShare; i < kBlockRows / 4; i += kShare) {
+    const uint4 four = reinterpret_cast<const uint4*>(w.taken)[i];
     before += (four.x < key) + (four.y < key) + (four.z < key) + (four.w < key);
   }
-  before += __shfl_xor_sync(~0u, before, 1);
-  if (t % 2 == 0) f.order[m0 + before] = m0 + static_cast<int>(key & (kWindow - 1));
+#pragma unroll
+  for (int step = 1; step < kShare; step *= 2) before += __shfl_xor_sync(~0u, before, step);
+  if (t % kShare == 0) w.block[before] = key;
+  __syncthreads();
+  return false;
 }
 
 }  // namespace twell::hopper

@@ -1,12 +1,11 @@
 #include "hopper/launch.cuh"
-#include "hopper/order.cuh"
 #include "hopper/plan.cuh"
 
 namespace twell::hopper {
 
 template <>
-void launch_plan<TWELL_T>(const Ffn& f, cudaStream_t stream) {
-  launch_overlapping(order, (f.rows + kWindow - 1) / kWindow * kOrderCtas, kOrderThreads, 0, kOrderCtas, stream, f);
+void launch_plan<TWELL_T>(const Ffn& f, bool first, cudaStream_t stream) {
+  if (!first) check(cudaMemsetAsync(f.row_sums + f.rows, 0, sizeof(uint32_t), stream), "memset");
   const int ctas = kPlanCtas * multiprocessors(), windows = (f.blocks * kBlockRows + kWindow - 1) / kWindow;
   const bool few = f.blocks <= ctas;
   const int shared = few ? f.blocks : windows, splits = few ? std::clamp(ctas / f.blocks, 1, kPlanSplits) : kLoudSplits;

@@ -9,11 +9,11 @@
 #pragma once
 
 #include "common/bits.cuh"
-#include "hopper/gemm.cuh"
+#include "hopper/order.cuh"
 
 namespace twell::hopper {
 
-constexpr int kPlanThreads = 512, kPlanCtas = 3;  // to a multiprocessor
+constexpr int kPlanCtas = 3;  // to a multiprocessor
 constexpr int kPlanSplits = 16;  // CTAs that share out the panels of a block, at most: each finds the union anew
 constexpr int kLoudSplits = 4;  // of the first block of a window, where blocks are many: in order of nnz it is the one with most to do
 constexpr int kGroup = 4, kGroupColumns = kGroup * kPanelColumns;  // panels at a time; as many columns as a tile has
@@ -86,7 +86,7 @@ struct Plan {
 // `shared` blocks, the first to be taken, have `splits` CTAs each, and the others one.
 template <typename T>
 __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int shared, int splits, int processors) {
-  extern __shared__ __align__(128) unsigned char panels_memory[];  // panels [4][128][64]; bits [words]; before [words]
+  extern __shared__ __align__(128) unsigned char panels_memory[];  // panels [4][128][64], before them a Window; bits, before [words]
   const bool shares = blockIdx.x < shared * splits;
   const int block = block_to_take(f, shares ? blockIdx.x / splits : blockIdx.x - shared * (splits - 1));
   const int words = f.tiles * (kTile / 32), m0 = block * kBlockRows, rows = min(kBlockRows, f.rows - m0);
@@ -103,13 +103,24 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   if (thread == 0) values = 0;
   let_next_launch();
   wait_for_launches();
-  const int in_place = f.fired_in_place[block];
-  const bool consecutive = in_place >= 0, alone = !shares || (consecutive && shared < f.blocks);
+  if (blockIdx.x == 0)
+    for (int i = thread; i < kParts * kPartWarps; i += kPlanThreads) f.part_ready[i] = 0;
+  Window& window = *reinterpret_cast<Window*>(panels_memory);
+  const bool consecutive = put_in_order(f, window, block), alone = !shares || (consecutive && shared < f.blocks);
   if (alone && shares && blockIdx.x % splits > 0) return;  // rows in place are no louder than others
   const int part = alone ? 0 : blockIdx.x % splits, parts = alone ? 1 : splits;
   if (thread < kBlockRows) {
-    const int row = f.order[m0 + thread];
-    order[thread] = row < f.rows && f.finite[row] ? row : -1;
+    const uint32_t key = window.block[thread];
+    const int row = m0 / kWindow * kWindow + Window::row_of(key);
+    const bool there = row < f.rows, finite = there && window.finite(key);
+    const int nnz = there ? Window::nnz_of(f, key) : 0, fired = __reduce_add_sync(~0u, nnz);
+    order[thread] = finite ? row : -1;
+    if (lane == 0) atomicAdd(&values, fired);
+    if (part == 0) {
+      f.order[m0 + thread] = row;
+      if (there) f.finite[row] = finite;
+      if (there && f.nnz != nullptr) f.nnz[row] = nnz;
+    }
   }
   __syncthreads();
   if (consecutive) {  // the gate has it all, by tiles
@@ -120,23 +131,18 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
       bits[w] = whole ? left <= 0 ? 0 : left < 32 ? (1u << left) - 1 : ~0u : f.fired[static_cast<int64_t>(block) * words + w];
       if (!whole && w % (kTile / 32) == 0) atomicOr(&loose[tile >> 5], 1u << (tile & 31));
     }
-    if (thread == 0) values = in_place;
   } else {
     const int quads = words / 4;  // a thread takes four words of some rows
     uint32_t any[4] = {};
-    int mine = 0;
 #pragma unroll 4
     for (int row = thread < kPlanThreads / quads * quads ? thread / quads : kBlockRows; row < kBlockRows; row += kPlanThreads / quads) {
       const int at = order[row];
       const uint4 v = at < 0 ? uint4{} : reinterpret_cast<const uint4*>(f.masks)[static_cast<int64_t>(at) * quads + thread % quads];
       any[0] |= v.x, any[1] |= v.y, any[2] |= v.z, any[3] |= v.w;
-      mine += __popc(v.x) + __popc(v.y) + __popc(v.z) + __popc(v.w);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       if (any[i]) atomicOr(&bits[thread % quads * 4 + i], any[i]);
-    mine = __reduce_add_sync(~0u, mine);
-    if (lane == 0) atomicAdd(&values, mine);
   }
   __syncthreads();
   if (thread < 32) {
@@ -161,7 +167,7 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
       int chunk = kGroup;  // panels to a task: fewer where tasks would be too few for the processors
       while (chunk > 1 && f.blocks * ((panels + chunk - 1) / chunk) < processors) chunk /= 2;
       const int tasks = (panels + chunk - 1) / chunk;
-      int2* task = reinterpret_cast<int2*>(f.tasks) + 1 + atomicAdd(f.tasks, tasks);
+      int2* task = reinterpret_cast<int2*>(f.tasks) + atomicAdd(f.row_sums + f.rows, tasks);
       for (int panel = 0; panel < panels; panel += chunk)
         *task++ = make_int2(block, 32 * panel + 16 * all + 8 * consecutive + min(chunk, panels - panel));
     }

@@ -14,14 +14,14 @@ namespace twell::hopper {
 struct UpTasks {
   int whole, cuts, total;
   __device__ __forceinline__ explicit UpTasks(const Ffn& f) {
-    const int planned = f.tasks[0], ctas = gridDim.x, left = planned % ctas;
+    const int planned = static_cast<int>(f.row_sums[f.rows]), ctas = gridDim.x, left = planned % ctas;
     cuts = 4 * left <= ctas ? 4 : 2 * left <= ctas ? 2 : 1;
     whole = planned - left, total = whole + left * cuts;
   }
   // Of the t-th, what the plan says; past the last, of any.
   __device__ __forceinline__ int2 planned(const Ffn& f, int t) const {
-    t = min(t, total - 1);
-    return reinterpret_cast<const int2*>(f.tasks)[1 + min(t, whole) + max(t - whole, 0) / cuts];
+    t = max(0, min(t, total - 1));
+    return reinterpret_cast<const int2*>(f.tasks)[min(t, whole) + max(t - whole, 0) / cuts];
   }
 };
 
@@ -140,7 +140,10 @@ __device__ __forceinline__ void finish_up(float (&d)[128], const Ffn& f, Shared&
   for (int h = 0; h < 2; ++h)
     if (broken[h] != 0) {
       const int at = f.order[task.block * kTileM + c.row() + 8 * h];
-      if (at < f.rows) f.finite[at] = 0;
+      if (at < f.rows) {
+        f.finite[at] = 0;
+        if (f.nnz != nullptr) f.nnz[at] = 0;
+      }
     }
 }
 
