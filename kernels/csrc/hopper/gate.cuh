@@ -24,6 +24,7 @@ struct Packs {
   uint32_t lines[kTileM][kWords + 1];
   uint32_t fired[kLastPackWarps][8];  // by the rows of each warp, a bit a neuron of the tile; in a cut tile, of both CTAs' warps
 };
+static_assert(kSharedBytes + sizeof(Packs) <= 227 * 1024);  // all that a CTA can have
 
 struct GateTasks {
   int whole, total;
