@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from twell.app.layer_data import spread
+from twell.app.layer_data import spread, surprise
 from twell.app.neuron_data import density_bins, neuron_list
 from twell.app.position_data import panels
 from twell.app.state import ask, digest, opened
@@ -25,7 +25,7 @@ from twell.workbench.store import Run
 
 PAUSE = 2.0  # seconds, in which a browser draws the page that was asked for
 GAP = 0.2  # seconds between questions, which are for whoever clicks meanwhile
-# As the pages ask with nothing chosen, so that the answers are found under the same arguments.
+# As the pages ask with nothing chosen, and Layers with its other loss: so answers are found under the same arguments.
 QUESTIONS: tuple[tuple[str | Callable[..., Any], dict[str, Any]], ...] = (
     ("by_token", {"min_count": 20, "rank": "z"}),
     ("by_token", {"min_count": 1}),
@@ -34,6 +34,8 @@ QUESTIONS: tuple[tuple[str | Callable[..., Any], dict[str, Any]], ...] = (
     (density_bins, {}),
     (neuron_list, {"layer": None, "kind": "hot"}),
     (spread, {}),
+    *((surprise, {"of": of}) for of in ("next", "own")),
+    *(("surprisal_correlation", of) for of in ({}, {"of": "next"}, {"of": "own"})),
     (panels, {}),
     ("position_fit", {}),
     ("findings", {}),

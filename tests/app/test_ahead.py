@@ -23,6 +23,7 @@ LOOKS: tuple[tuple[str, dict[str, str]], ...] = (
     ("tokens", {"view": "classes"}),
     ("token", {"token": "40"}),
     ("layers", {}),
+    ("layers", {"of": "own"}),
     ("positions", {}),
     ("neurons", {}),
     ("findings", {}),
