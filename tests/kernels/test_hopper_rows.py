@@ -106,7 +106,7 @@ def test_neighbouring_tiles_that_take_their_up_product_otherwise(n: int, tile: i
     """So many neurons of one tile fire and so many of the next, each in one row of every 128: the two share rows."""
     one = call(n, 128, 5632, 0, rows=None)
     one.x[:] = torch.eye(128, device=CUDA, dtype=one.x.dtype)[torch.arange(n, device=CUDA) % 128]
-    for some, others in product((0, 1, 17, 40, 90, tile), repeat=2):
+    for some, others in product(sorted({0, 1, 17, 40, min(90, tile), tile}), repeat=2):
         one.w_gate[:] = -1
         neuron = torch.cat([torch.arange(some), torch.arange(tile, tile + others)]).to(CUDA)
         one.w_gate[neuron, neuron % 50] = (1 + neuron % 3).to(one.w_gate.dtype)
