@@ -10,7 +10,7 @@ import streamlit as st
 
 from twell.app import parts
 from twell.app.jobs import OWN, Desk, Job, model_of
-from twell.app.state import RECORDED, digest, open_page, runs_folder, shown
+from twell.app.state import RECORDED, digest, open_page, parameter, runs_folder, shown
 from twell.app.words import plural, whole
 from twell.workbench.errors import UserError
 from twell.workbench.store import Run, open_run
@@ -134,11 +134,13 @@ def _follow(seen: str) -> None:
     failed = job.failure()
     mine = st.session_state.get("job") is job
     page = "text" if job.purpose == "own text" else "kernels"
+    whose = st.session_state.get("lender")  # of the scale, so that a few words do not look as busy as any text
+    scale = {"scale": whose} if mine and whose and job.purpose == "own text" else {}
     if failed is None and mine:  # who did not start it stays where they are
         desk().clear()
         if here:
             st.rerun()
-        open_page(page, run=job.run)
+        open_page(page, run=job.run, **scale)
     if here and failed is None:
         if _written(job) != seen:
             st.rerun()
@@ -189,6 +191,7 @@ def _start(purpose: str, out: Path, run: str, arguments: list[str], text: str = 
     except (UserError, OSError) as error:
         st.warning(parts.plain(str(error)))
         return
+    st.session_state["lender"] = parameter("scale") or st.session_state["run"]
     st.session_state["started"] = st.session_state.get("started", 0) + 1
     st.rerun()
 

@@ -3,14 +3,15 @@
 A shade is one of `all` (nnz summed over the layers), `L3` (nnz in layer 3), `surprisal` (loss of the token, as
 predicted one position before it) and `L3/N42` (the value of that neuron, where the run keeps it). Its scale runs from
 the 1st to the 99th percentile of the run's unflagged tokens, a neuron's from 0 to its largest value, so that two
-passages of a run are shaded alike. Cost: 10 ms for a sequence; the loudest places read a column of every token once.
+passages of a run are shaded alike; a longer run of the same weights can lend its own to a short one. Cost: 10 ms for a
+sequence; the loudest places read a column of every token once.
 """
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,10 @@ class Scale:
         """The values from 0 (low and below) to 1 (high and above); NaN stays."""
         return np.clip((values - self.low) / max(self.high - self.low, 1e-9), 0, 1)
 
+    def lent_by(self, run: Run) -> Scale:
+        """The same, as another run's passages are told whose it is."""
+        return replace(self, said=self.said.replace("the run", run.name))
+
 
 def shades(run: Run) -> list[str]:
     """Every shade that the run can be shown in."""
@@ -76,6 +81,21 @@ def scale(run: Run, shade: str) -> Scale:
     up_to = np.cumsum(counted["tokens"].to_numpy(float))
     low, high = (float(counted["nnz"].to_numpy()[np.searchsorted(up_to, share * up_to[-1])]) for share in (0.01, 0.99))
     return Scale("nnz, sum of all layers" if layer < 0 else f"nnz in layer {layer}", "neurons", low, high)
+
+
+def can_lend(run: Run, to: Run) -> bool:
+    """Whether a run can lend its scales: it is of the same weights, counted by the same rule, longer, and has what the
+    other's shades ask for."""
+    ours, theirs = run.manifest, to.manifest
+    same = ours.model.get("weights") is not None and ours.model["weights"] == theirs.model.get("weights")
+    tables = [table for table in ("activity", "neurons") if to.has(table)]
+    return (
+        same
+        and ours.nnz_definition == theirs.nnz_definition
+        and ours.tokens > theirs.tokens
+        and bool(ours.loss_tokens) >= bool(theirs.loss_tokens)
+        and all(run.has(table) for table in tables)
+    )
 
 
 def percentiles(run: Run) -> tuple[np.ndarray, np.ndarray]:

@@ -14,28 +14,38 @@ from twell.app.answers import answer
 from twell.app.neuron_data import parse
 from twell.app.neuron_values import known
 from twell.app.passage_view import jumps, layer_tops, legend, passage_html
-from twell.app.state import ask, bound, parameter, shown, whole_number
+from twell.app.state import ask, bound, parameter, shelf, shown, whole_number
 from twell.app.words import number, plural, whole
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
 SHOWN = 1024  # tokens of a sequence that are drawn at a time
 BOTH = "both"
+OWN = "this run"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is looked at: a sequence, what shades its tokens, and one phase of generation or (None) all."""
+    """What is looked at: a sequence, what shades its tokens, one phase of generation or (None) all; and which run's
+    scale it is shaded by, with the run's name where it is another's."""
 
     sequence: int
     shade: str
-    phase: str | None = None
+    phase: str | None
+    scale_run: Run
+    lender: str | None
 
     @property
     def address(self) -> dict[str, str]:
         """What of it a link to another place keeps."""
         kept = {} if self.shade == read.ALL else {"neuron" if "/" in self.shade else "shade": self.shade}
-        return kept | ({"phase": self.phase} if self.phase else {})
+        kept |= {"phase": self.phase} if self.phase else {}
+        return kept | ({"scale": self.lender} if self.lender else {})
+
+    def scale(self) -> read.Scale:
+        """The scale of the shades."""
+        found: read.Scale = ask(self.scale_run, read.scale, shade=self.shade)
+        return found.lent_by(self.scale_run) if self.lender else found
 
 
 def shade_name(shade: str) -> str:
@@ -84,8 +94,18 @@ def chosen_phase(run: Run) -> str | None:
     return None if phase in (BOTH, None) else str(phase)
 
 
+def chosen_scale(run: Run) -> tuple[Run, str | None]:
+    """The run whose scale to use: this one, or by its name a longer one of the same weights, where there is one."""
+    lenders = {name: other for name, other in shelf().runs.items() if read.can_lend(other, run)}
+    if not lenders:
+        return run, None
+    tie = bound("scale", OWN, lambda text: text if text in lenders else None)
+    name = str(st.selectbox("Scale of", [OWN, *lenders], width=170, **tie))
+    return (run, None) if name == OWN else (lenders[name], name)
+
+
 def chosen(run: Run, sequences: pd.DataFrame) -> Choice:
-    """Sequence, shade and phase, carried by the address; beside them, own text."""
+    """Sequence, shade, phase and scale, carried by the address; beside them, own text."""
     last = int(sequences["sequence"].max())
     tie = bound("sequence", 0, lambda text: None if (n := whole_number(text)) is None else min(n, last))
 
@@ -104,6 +124,7 @@ def chosen(run: Run, sequences: pd.DataFrame) -> Choice:
             **bound("shade", read.ALL, lambda text: text if text in shades else None),
         )
         shade = chosen_neuron(run) or shade
+        scale_run, lender = chosen_scale(run)
         phase = chosen_phase(run)
         sequence = int(st.number_input("Sequence", 0, last, step=1, width=130, key="sequence", on_change=turn))
         sources = list(dict.fromkeys(sequences["source"]))
@@ -118,7 +139,7 @@ def chosen(run: Run, sequences: pd.DataFrame) -> Choice:
                 args=(sequences,),
             )
         own.own_text(run)
-    return Choice(sequence, shade, phase)
+    return Choice(sequence, shade, phase, scale_run, lender)
 
 
 def beginning(length: int, at: int | None) -> int:
@@ -156,10 +177,10 @@ def the_passage(run: Run, sequences: pd.DataFrame, choice: Choice) -> None:
     begin = beginning(len(rows), at)
     drawn = answer(run, read.passage, sequence=sequence).then(read.shaded, run, shade, choice.phase, begin, SHOWN)
     part = drawn.frame
-    scale = ask(run, read.scale, shade=shade)
-    counts, reached = ask(run, read.percentiles)
+    scale = choice.scale()
+    counts, reached = ask(choice.scale_run, read.percentiles)
     place = counts.searchsorted(part["nnz"].to_numpy(), side="right") - 1
-    ranks = reached[place.clip(min=0)]
+    ranks = np.where(place < 0, 0.0, reached[place.clip(min=0)])
     vocabulary = run.vocab["bytes"]
     texts = read.pieces(vocabulary.reindex(rows["token_id"]))
     names = read.alone(vocabulary.reindex(part["token_id"]))
@@ -175,7 +196,7 @@ def the_passage(run: Run, sequences: pd.DataFrame, choice: Choice) -> None:
     st.html(legend(scale))
     values = part["shade"].to_numpy(float)
     shares = scale.share(np.where(values == 0, np.nan, values) if "/" in shade else values)
-    tops = layer_tops(ask(run, "by_layer"), run.layers)
+    tops = layer_tops(ask(choice.scale_run, "by_layer"), run.layers)
     told, name = neuron_lines(values, shade), st.session_state["run"]
     st.html(passage_html(part, texts[begin : begin + len(part)], names, shares, ranks, tops, told, name, at))
     turns(choice, part, len(rows))
@@ -185,7 +206,7 @@ def places(run: Run, choice: Choice) -> None:
     """The loudest places of the whole run."""
     shade = choice.shade
     drawn = answer(run, read.loudest, shade=shade, **({"phase": choice.phase} if choice.phase else {}))
-    scale = ask(run, read.scale, shade=shade)
+    scale = choice.scale()
     where = f"the run's {choice.phase}" if choice.phase and "/" not in shade else "the run"
     once = "" if "/" in shade else ", each token once"
     said = f"Greatest {scale.name} in {where}{once}. Choose one to see it in its passage."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from twell.app.jobs import OWN, Desk, model_of
 from twell.app.neuron_values import in_sequence
 from twell.app.own import LONGEST
 from twell.app.passage import SEEN, loudest, passage, pieces, scale
+from twell.app.passage_view import opacity
+from twell.app.words import whole
 from twell.workbench.errors import UserError
 from twell.workbench.store import Run, open_run
 
@@ -164,6 +167,58 @@ def bundled(made: ModuleType, folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def lending(made: ModuleType, tmp_path: Path) -> Path:
+    """A folder with a run, shorter ones of the same weights and of others, and one that lacks its losses."""
+    for name, weights, changes in (
+        ("long", "a", {"sequences": 60}),
+        ("short", "a", {"sequences": 4, "seed": 5}),
+        ("stranger", "b", {"sequences": 50}),
+        ("unread", "a", {"sequences": 70, "loss": False}),
+    ):
+        made.make(tmp_path / name, layers=3, d_ff=512, **changes)
+        path = tmp_path / name / "run.json"
+        manifest = json.loads(path.read_text())
+        manifest["model"]["weights"] = weights
+        path.write_text(json.dumps(manifest))
+    return tmp_path
+
+
+def lenders(test: AppTest) -> list[str]:
+    return next((box.options for box in test.selectbox if box.label == "Scale of"), [])
+
+
+@pytest.mark.parametrize("shade", ["all", "L1", "surprisal"])
+def test_a_short_run_is_shaded_by_the_scale_of_a_longer_one(show: Show, lending: Path, shade: str) -> None:
+    long, short = open_run(lending / "long"), open_run(lending / "short")
+    own = show(lending, "text", run="short", sequence="1", shade=shade)
+    lent = show(lending, "text", run="short", sequence="1", shade=shade, scale="long")
+    assert lenders(own) == lenders(lent) == ["this run", "long"]
+    assert "percentile of the run" in markup(own)
+    assert "percentile of long" in markup(lent)
+    values = passage(short, 1)[{"all": "nnz", "L1": "nnz_01", "surprisal": "surprisal"}[shade]].to_numpy(float)
+    for test, run in ((own, short), (lent, long)):
+        drawn = np.array(shades(markup(test)))
+        expected = opacity(scale(run, shade).share(values))
+        assert np.allclose(drawn, expected, atol=0.006, equal_nan=True)
+    counted = np.concatenate([passage(long, n).query("flags == 0")["nnz"].to_numpy() for n in range(60)])
+    nnz = int(passage(short, 1)["nnz"].iloc[3])
+    assert f"nnz {whole(nnz)}, percentile {100 * np.mean(counted <= nnz):.0f}" in markup(lent)
+    assert all("scale=long" in place for place in re.findall(r'href="(text[^"]*)"', markup(lent)))
+
+
+def test_only_a_longer_run_of_the_same_weights_lends(show: Show, lending: Path) -> None:
+    assert lenders(show(lending, "text", run="long")) == []
+    assert lenders(show(lending, "text", run="stranger")) == []
+    assert lenders(show(lending, "text", run="unread")) == []
+    for name in ("stranger", "unread", "gone", "short"):
+        assert "percentile of the run" in markup(show(lending, "text", run="short", scale=name))
+    for run in ("long", "short"):  # of a time before manifests named the weights
+        path = lending / run / "run.json"
+        path.write_text(path.read_text().replace('"weights": "a"', '"weights": null'))
+    assert lenders(show(lending, "text", run="short")) == []
+
+
 def test_the_model_is_at_hand_only_if_it_is_the_same(made: ModuleType, made_run: Run, tmp_path: Path) -> None:
     assert model_of(made_run) is None
     run = open_run(bundled(made, tmp_path) / "tiny")
@@ -210,7 +265,7 @@ def test_own_text_is_read_by_the_model_and_opens(
     page.get_by_role("button", name="Read it").click()
     page.wait_for_selector(".st-key-job")
     other.open("/text?run=tiny", ".st-key-job")
-    page.wait_for_url("**run=own-a-lichen-*", timeout=120_000)
+    page.wait_for_url("**run=own-a-lichen-*&scale=tiny", timeout=120_000)
     page.wait_for_selector(".tw-passage:has-text('lichen')")
     watched.settle()
     assert "<script>window" in page.locator(".tw-passage").inner_text()
