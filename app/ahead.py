@@ -20,7 +20,6 @@ from twell.app.neuron_data import density_bins, neuron_list
 from twell.app.position_data import panels
 from twell.app.state import ask, digest, opened
 from twell.workbench.errors import UserError
-from twell.workbench.manifest import RECORDING
 from twell.workbench.store import Run
 
 PAUSE = 2.0  # seconds, in which a browser draws the page that was asked for
@@ -45,7 +44,7 @@ QUESTIONS: tuple[tuple[str | Callable[..., Any], dict[str, Any]], ...] = (
 def read_ahead(run: Run) -> None:
     """Begin to answer for the other pages, in the background; nothing where that has begun, and for a run that still
     grows, whose answers would not last."""
-    if run.manifest.status != RECORDING:
+    if run.manifest.status != "recording":
         _begin(str(run.path), digest(run))
 
 
