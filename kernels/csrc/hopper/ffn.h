@@ -46,7 +46,8 @@ struct Ffn {
   uint32_t* row_sums;    // [rows + 1]: how many neurons a row fires, with kNotFinite where its gate values are not; then the number
                          // of `tasks`. From zeros on
   int* order;            // [windows * 1024]: the rows of each block, by nnz in a window; from `rows` on in their place
-  uint16_t* unions;      // [blocks, panels * 64]: the block's neurons, ascending, filled up to 64 with neuron 0
+  uint16_t* unions;      // [blocks, panels * 64]: the block's neurons, ascending, and neuron 0 in the rest of the last 64 of them, or of
+                         // the first 64 where it has none
   int* union_sizes;      // [blocks]; d_ff: every neuron, and the block runs dense; -d_ff: and its gate values lie in `spill`
   void* hidden;          // [blocks, panels, 128, 64]: gate values over the union, then the hidden state, swizzled
   int* tasks;            // [blocks * panels, 2] of the up product: a block, and 32 * first panel + 16 * (it runs dense) +

@@ -155,7 +155,8 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   const int panels = (size + kPanelColumns - 1) / kPanelColumns;
   uint16_t* list = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
   if (part == 0) {
-    for (int i = all ? thread : size + thread; i < panels * kPanelColumns; i += kPlanThreads) list[i] = i < size ? i : 0;
+    const int filled = max(panels, 1) * kPanelColumns;  // of no neuron too: `down` reads ahead before it knows
+    for (int i = all ? thread : size + thread; i < filled; i += kPlanThreads) list[i] = i < size ? i : 0;
     for (int w = all ? words : thread; w < words; w += kPlanThreads) {
       int at = before[w];
       for (uint32_t left = bits[w]; left; left &= left - 1) list[at++] = 32 * w + __ffs(left) - 1;

@@ -79,14 +79,14 @@ class Shares {
     if (in_turns()) return tasks_ / ctas() + (turn(tasks_ / ctas()) < tasks_);
     return to().task - from().task + (to().step > 0);
   }
-  // The i-th of them; past the last, of any task.
+  // The i-th of them; past the last, all of some task, so that whoever reads ahead finds its first steps.
   __device__ __forceinline__ Piece piece(int i) const {
     if (in_turns()) {
       const int outputs = tasks_ / blocks_, task = min(turn(i), tasks_ - 1);
       return {task / outputs, task % outputs};
     }
     const int task = min(from().task + i, tasks_ - 1);
-    return {task % blocks_, task / blocks_, i == 0 ? from().step : 0, task == to().task ? to().step : Piece::kAll};
+    return {task % blocks_, task / blocks_, i == 0 ? from().step : 0, task == to().task && to().step > 0 ? to().step : Piece::kAll};
   }
   // Calls add(share) for every other share in which this CTA's last task goes on.
   template <typename Add>

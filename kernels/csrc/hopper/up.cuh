@@ -18,10 +18,9 @@ struct UpTasks {
     cuts = 4 * left <= ctas ? 4 : 2 * left <= ctas ? 2 : 1;
     whole = planned - left, total = whole + left * cuts;
   }
-  // Of the t-th, what the plan says; past the last, of any.
+  // Of the t-th, what the plan says; past the last, nothing.
   __device__ __forceinline__ int2 planned(const Ffn& f, int t) const {
-    t = max(0, min(t, total - 1));
-    return reinterpret_cast<const int2*>(f.tasks)[min(t, whole) + max(t - whole, 0) / cuts];
+    return t < total ? reinterpret_cast<const int2*>(f.tasks)[min(t, whole) + max(t - whole, 0) / cuts] : int2{};
   }
 };
 
