@@ -57,13 +57,14 @@ __global__ void __launch_bounds__(32) few_pack(const Ffn f) {
     const int other = __shfl_up_sync(~0u, upto, step);
     if (lane >= step) upto += other;
   }
+  const auto write = [&](int slot, uint32_t word) { (slot < kHead ? f.heads + at * kHead : f.tails + at * kTail - kHead)[slot] = word; };
+  const int count = __shfl_sync(~0u, upto, 31);
+  if (lane == 0 || (lane > count && lane / kHead == count / kHead)) write(lane, lane == 0 ? count : 0);  // whole eights, as they are read
   int slot = upto - __popc(mask) + 1;
-  if (lane == 31) f.heads[at * kHead] = upto;
 #pragma unroll
   for (int e = 0; e < 8; ++e)
     if (mask >> e & 1) {
-      const uint32_t word = (8 * lane + e) | (pair[e / 2] >> (16 * (e & 1)) & 0xffffu) << 16;
-      if (slot <= kSlots) (slot < kHead ? f.heads + at * kHead : f.tails + at * kTail - kHead)[slot] = word;
+      if (slot <= kSlots) write(slot, (8 * lane + e) | (pair[e / 2] >> (16 * (e & 1)) & 0xffffu) << 16);
       ++slot;
     }
 }

@@ -20,7 +20,8 @@ struct DownSpace {
   }
 };
 
-// What fires, and how many neurons do before each group, into shared memory; by 128 threads. `sums` has how many each warp found.
+// What fires, and how many neurons do before each group, into shared memory; by 128 threads. `sums` has how many each warp found. The others
+// make one __syncthreads beside it.
 __device__ __forceinline__ void scan_union(const FewMarks& marks, uint64_t* fired, uint16_t* before, int (&sums)[4], int thread) {
   const int lane = thread % 32, warp = thread / 32, each = (marks.groups + 127) / 128;
   const int from = min(thread * each, marks.groups), to = min(from + each, marks.groups);
@@ -36,7 +37,7 @@ __device__ __forceinline__ void scan_union(const FewMarks& marks, uint64_t* fire
     if (lane >= step) at += other;
   }
   if (lane == 31) sums[warp] = at;
-  named_sync<128>(1);
+  __syncthreads();
   at -= mine;
 #pragma unroll
   for (int w = 0; w < 3; ++w) at += w < warp ? sums[w] : 0;
@@ -73,11 +74,13 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
   wait_for_launches();
 
   const FewMarks marks(f);
-  if (group == 2)
+  if (group == 2) {
     scan_union(marks, fired, before, sums, threadIdx.x % 128);
-  else
+  } else {
     for (int i = threadIdx.x - (consumes ? 0 : 128); i < marks.groups * kFewWords; i += kAll - 128)
       if (const uint32_t rows = marks.broken[i]) atomicOr(&broken[i % kFewWords], rows);
+    __syncthreads();
+  }
   __syncthreads();
   const int total = sums[0] + sums[1] + sums[2] + sums[3], share = ((total + kDownSplits - 1) / kDownSplits + 15) & ~15;
   const int low = min(static_cast<int>(rank) * share, total), size = min(share, total - low);

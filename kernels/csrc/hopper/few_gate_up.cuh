@@ -6,12 +6,14 @@
 namespace twell::hopper {
 
 constexpr int few_consumers(int tiles) { return 128 * tiles; }  // a warpgroup to a tile of a stage
+constexpr int kFewListers = (kFewNeurons + 31) / 32 * 32;       // threads that list what fires: whole warps
 // Whether what threads gather is announced late, by warps: a ring of large stages is too short for that, and each copy announces itself.
 constexpr bool few_late(int tiles) { return tiles == 2; }
 
 template <int kTiles>
 struct __align__(16) FewShared {
   uint64_t full[2][kFewStages], empty[2][kFewStages], gathered[kFewStages];  // of the gate's stages, of the up product's
+  uint64_t listed;
   uint32_t gates[kFewRows][kFewNeurons + 8];  // in a gated FFN float32 values, then the hidden state in 16 bits; banks apart
   uint32_t fires[2], broken[kFewWords];  // a bit a neuron that any row fires; a bit a row that is not finite
   uint16_t list[kFewNeurons];              // the neurons that fire, ascending
@@ -207,6 +209,7 @@ __global__ void __launch_bounds__(few_consumers(kTiles) + kFewProducers, 1)
       for (int j = 0; j < 2; ++j) barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], kFewConsumers / 32);
       barrier_init(&s.gathered[i], few_late(kTiles) ? kFewProducers / 32 - 1 : kFewProducers - 32);
     }
+    barrier_init(&s.listed, kFewListers);
     fence_barrier_init();
     s.fires[0] = s.fires[1] = 0;
     for (uint32_t& word : s.broken) word = 0;
@@ -239,15 +242,17 @@ __global__ void __launch_bounds__(few_consumers(kTiles) + kFewProducers, 1)
   const bool whole = __popcll(fires) > kFewGathered;
   if (whole) fires = real_neurons(f, first);  // what those leave that do not fire is zero
   const int count = __popcll(fires);
-  if (thread < kFewNeurons && fires >> thread & 1) s.list[__popcll(fires & ((1ull << thread) - 1))] = thread;
+  if (thread < kFewListers) {
+    if (thread < kFewNeurons && fires >> thread & 1) s.list[__popcll(fires & ((1ull << thread) - 1))] = thread;
+    barrier_arrive(&s.listed);  // the consumers meet before they read it
+  }
   if (thread == 0 && first < f.d_ff) FewMarks(f).fired[blockIdx.x] = fires;
-  __syncwarp();  // racecheck does not see that threads of a parted warp wait for each other
-  __syncthreads();
 
   const bool ups = f.w_up != nullptr && count > 0;
   if (!consumes) {
     const int producer = thread - kFewConsumers;
     const T* down = static_cast<const T*>(f.w_down);
+    barrier_wait(&s.listed, 0);
     if (!whole && producer < count) {  // what comes next, into the L2
       const int64_t at = static_cast<int64_t>(first + s.list[producer]) * f.d_model;
       if (ups) prefetch_bulk(static_cast<const T*>(f.w_up) + at, f.d_model * 2);

@@ -57,8 +57,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       return MidLoad{whole_half ? x_map : last_x_map, weights, real_rows * kTileK * 2, neurons * kTileK * 2, first, kRowBytes};
     };
     if (asks) load_mid(ring, load(last ? last_gate_map : gate_map, real), steps, turn, kProducerWarps, [](int) {});
-    __syncwarp();  // racecheck does not see that threads of a parted warp wait for each other
     __syncthreads();  // what fired is listed
+    __syncthreads();  // racecheck counts who waits here amiss, as the consumers have met among themselves meanwhile
     const int count = s.count, width = s.width;
     if (f.w_up != nullptr && width > 0) {
       Stages again = up_ring(width);
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     named_sync<kConsumers>(3);
     list_mid<kN, kRows>(s, f, first, base);
     fence_async_proxy();  // the copy engine reads the values, and writes where they were
-    __syncwarp();
     __syncthreads();
+    __syncthreads();  // as the producers have it
 
     const int count = s.count, width = s.width;
     const bool ups = f.w_up != nullptr && width > 0, whole = width == kN;
