@@ -155,6 +155,9 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
 // Ordinary writes to shared memory before, the copy engine's or tensor cores' reads after.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// What is seen to have been written to global memory before, the copy engine's reads after.
+__device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // 16 bytes; zeros, and nothing is read, unless `inside`.
 __device__ __forceinline__ void async_copy_16(uint32_t smem, const void* global, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(inside ? 16 : 0)

@@ -2,7 +2,7 @@
 //
 // The hidden state's panels are images of shared memory and come by plain bulk copies; the union's rows of Wd (by neuron)
 // by 16-byte copies in runs of 512 bytes. A warp's 16 rows of y leave by tensor copies where they are consecutive, and else by a bulk
-// copy each, to their places.
+// copy each, to their places. What another CTA has left of a task comes last, through the ring as well.
 #pragma once
 
 #include "hopper/gather.cuh"
@@ -19,8 +19,9 @@ static_assert(kOutRows * kOutPitch <= kOutBytes && kOutBytes % 1024 == 0);
 struct DownPiece {
   int block, n0, signed_size, first, end;  // steps first to end
   int listed;  // the `at`-th neuron of the union from `first` on, to a producer; the `at`-th row of the block, to a consumer
-  __device__ __forceinline__ DownPiece(const Ffn& f, const Piece& piece, int at) {
-    block = piece.block, n0 = piece.outputs * kTileN, first = 0, signed_size = f.union_sizes[block];
+  __device__ __forceinline__ DownPiece(const Ffn& f, const Shares& shares, int i, int at) {
+    const Piece piece = shares.piece(i);
+    block = piece.block, n0 = piece.outputs * kTileN, first = 0, signed_size = shares.signed_size(f, block);
     if (piece.upto != Piece::kAll) first = steps() - piece.upto;  // else nothing here waits for the size
     listed = threadIdx.x < kConsumers ? f.order[block * kTileM + at]
                                       : f.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + first * kTileK + at];
@@ -28,15 +29,79 @@ struct DownPiece {
   }
   __device__ __forceinline__ int size() const { return abs(signed_size); }
   __device__ __forceinline__ int steps() const { return steps_of(signed_size); }  // of the whole task
+  __device__ __forceinline__ bool left() const { return end < steps(); }  // to the share that has the last steps
+  __device__ __forceinline__ bool joins() const { return !left() && first > 0; }  // what others leave
 };
 
 template <typename Work>
 __device__ __forceinline__ void each_down_piece(const Ffn& f, const Shares& shares, int at, Work work) {
-  DownPiece next(f, shares.piece(0), at);
+  DownPiece next(f, shares, 0, at);
+#pragma unroll 1
   for (int i = 0; i < shares.count(); ++i) {
     const DownPiece piece = next;
-    next = DownPiece(f, shares.piece(i + 1), at);
+    next = DownPiece(f, shares, i + 1, at);
     work(piece);
+  }
+}
+
+constexpr int kPartBytes = kTileM * kTileN * 4, kPartQuarters = 4;  // of what a share leaves
+static_assert(kPartBytes / kPartQuarters <= kBBytes);
+
+// A thread's part of f.parts: 16 bytes of every 4 KB.
+__device__ __forceinline__ float4* part_of(const Ffn& f, int share) {
+  return reinterpret_cast<float4*>(f.parts) + static_cast<int64_t>(share) * (kTileM * kTileN / 4) + threadIdx.x;
+}
+
+// Leaves the sums to the share that owns the task.
+__device__ __forceinline__ void leave_part(const float (&d)[128], const Ffn& f, int share) {
+  float4* part = part_of(f, share);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) __stcg(part + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
+}
+
+// Says that they are there; by the same warps. Best some time later, as it waits for the writes.
+__device__ __forceinline__ void announce_part(const Ffn& f, int share) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) release_store(f.part_ready + share * kPartWarps + threadIdx.x / 32, 1);
+}
+
+// Brings what a share has left, once it is there, through the ring: a quarter of every thread's sums a stage. By the producers.
+__device__ __forceinline__ void bring_part(const Ffn& f, Shared& s, Ring& ring, int share) {
+  const int thread = threadIdx.x - kConsumers, warp = thread / 32, lane = thread % 32;
+  if (lane < kPartWarps)
+    while (!acquire_load(f.part_ready + share * kPartWarps + lane)) {
+    }
+  __syncwarp();
+  fence_async_proxy_global();  // others' writes before, the copy engine's reads after
+  const unsigned char* part = reinterpret_cast<const unsigned char*>(f.parts) + static_cast<int64_t>(share) * kPartBytes;
+#pragma unroll 1
+  for (int quarter = 0; quarter < kPartQuarters; ++quarter, ring.next()) {
+    barrier_wait(&s.empty[ring.stage], ring.phase);
+    if (lane == 0) {
+      constexpr int kBytes = kPartBytes / kPartQuarters, kShare = kBytes / kProducerWarps;
+      uint64_t* full = &s.full[ring.stage];
+      if (warp == 0) barrier_expect(full, kBytes), barrier_arrive_for(full, kProducers);
+      bulk_load(s.b[ring.stage] + warp * kShare, part + quarter * kBytes + warp * kShare, kShare, full);
+    }
+    __syncwarp();
+  }
+}
+
+// Adds it to this thread's sums. By the consumers.
+__device__ __forceinline__ void add_part(float (&d)[128], Shared& s, Ring& ring) {
+  constexpr int kFours = 32 / kPartQuarters;
+#pragma unroll
+  for (int quarter = 0; quarter < kPartQuarters; ++quarter, ring.next()) {
+    barrier_wait(&s.full[ring.stage], ring.phase);
+    const float4* part = reinterpret_cast<const float4*>(s.b[ring.stage]) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const float4 v = part[i * kConsumers];
+      float* sums = d + 4 * (quarter * kFours + i);
+      sums[0] += v.x, sums[1] += v.y, sums[2] += v.z, sums[3] += v.w;
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[ring.stage]);
   }
 }
 
@@ -52,6 +117,7 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
     const T* w = static_cast<const T*>(f.w_down) + (inside ? task.n0 + 8 * lane : 0);
     const uint16_t* list = f.unions + static_cast<int64_t>(task.block) * f.panels * kPanelColumns + place;
     uint32_t ahead = task.listed;
+#pragma unroll 1
     for (int step = task.first; step < task.end; ++step, ring.next()) {
       const uint32_t neurons = ahead;
       if (step + 1 < task.end) ahead = list[(step + 1) * kTileK];
@@ -77,6 +143,7 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
       }
       async_arrive(full);
     }
+    if (task.joins()) shares.each_further([&](int share) { bring_part(f, s, ring, share); });
   });
   async_wait();
 }
@@ -129,33 +196,6 @@ __device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& 
   bulk_commit();
 }
 
-// A thread's part of f.parts: 16 bytes of every 4 KB.
-__device__ __forceinline__ float4* part_of(const Ffn& f, int share) {
-  return reinterpret_cast<float4*>(f.parts) + static_cast<int64_t>(share) * (kTileM * kTileN / 4) + threadIdx.x;
-}
-
-// Leaves the sums to the share that owns the task; warp by warp.
-__device__ __forceinline__ void leave_part(const float (&d)[128], const Ffn& f, int share) {
-  float4* part = part_of(f, share);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) __stcg(part + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) release_store(f.part_ready + share * kPartWarps + threadIdx.x / 32, 1);
-}
-
-__device__ __forceinline__ void add_part(float (&d)[128], const Ffn& f, int share) {
-  if (threadIdx.x % 32 == 0)
-    while (!acquire_load(f.part_ready + share * kPartWarps + threadIdx.x / 32)) {
-    }
-  __syncwarp();
-  const float4* part = part_of(f, share);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const float4 v = __ldcg(part + i * kConsumers);
-    d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
-  }
-}
-
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map, const Ffn f) {
@@ -177,25 +217,37 @@ __global__ void __launch_bounds__(kThreads, 1)
     const Consumer c{static_cast<int>(threadIdx.x) / 128, static_cast<int>(threadIdx.x) / 32 % 4, static_cast<int>(threadIdx.x) % 32};
     Ring ring;
     float d[128];
+    bool announces = false;  // what it has left, in the next piece
     each_down_piece(f, shares, c.group * 64 + c.warp * 16 + c.lane % 16, [&](const DownPiece& task) {
       bool whole[2];  // whether the thread's two rows are finite
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = __shfl_sync(~0u, task.listed, c.lane / 4 + 8 * h);
-        whole[h] = row >= f.rows || f.finite[row];
-      }
       if (task.steps() == 0) {
 #pragma unroll
         for (float& value : d) value = 0.f;
       }
-      multiply<T, kTileN, 1, 1, true>(d, s, ring, task.end - task.first, c, [] {});
-      if (task.end < task.steps()) {
+      const auto early = [&] {
+        if (announces) announce_part(f, shares.index());
+        announces = false;
+        if (task.left()) return;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int row = __shfl_sync(~0u, task.listed, c.lane / 4 + 8 * h);
+          whole[h] = row >= f.rows || f.finite[row];
+        }
+      };
+      if (task.end == task.first) early();
+      multiply<T, kTileN, 1, 1, true>(d, s, ring, task.end - task.first, c, early);
+      if (task.left()) {
         leave_part(d, f, shares.index());
+        announces = true;
         return;
       }
-      if (task.first > 0) shares.each_further([&](int share) { add_part(d, f, share); });
+      int parts = 0;  // counted apart: what is done for each at once costs registers
+      if (task.joins()) shares.each_further([&](int) { ++parts; });
+#pragma unroll 1
+      for (; parts > 0; --parts) add_part(d, s, ring);
       finish_down<T>(d, y_map, f, s, task, c, whole);
     });
+    if (announces) announce_part(f, shares.index());
     bulk_wait<0>();
   }
 }

@@ -81,8 +81,8 @@ __device__ __forceinline__ unsigned char* hidden_panel(const Ffn& f, int block, 
   return static_cast<unsigned char*>(f.hidden) + (static_cast<int64_t>(block) * f.panels + panel) * kPanelBytes;
 }
 
-// D[64 x kN] of this warpgroup over `steps` stages; `hook` runs once, early in the loop. Frees each stage, in `kCluster`
-// CTAs, once its products are done. kCopied: threads' own copies are among what fills the stages.
+// D[64 x kN] of this warpgroup over `steps` stages; `hook` runs once, some steps into the loop, if there are any. Frees each stage, in
+// `kCluster` CTAs, once its products are done. kCopied: threads' own copies are among what fills the stages.
 template <typename T, int kN, int kTransposeB, int kCluster, bool kCopied, typename Hook>
 __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring, int steps, const Consumer& c, Hook hook) {
   // K-major: 16 columns of K are 32 bytes on. MN-major: [4 blocks of 64 n][8 groups of 8 k][8][64], 16 of K are 2 KB on.
@@ -94,8 +94,9 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
       if (c.lane < kCluster) barrier_arrive_remote(&s.empty[stage], c.lane);
     }
   };
-  const int hook_step = min(2, steps - 1);
+  const int hook_step = min(8, steps - 1);  // what has left before is gone by then, and waiting for it is short
   int last = -1;
+#pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     if (last >= 0 && !barrier_ready(&s.full[ring.stage], ring.phase)) {  // nothing to do: free the stage before at once
       wgmma_wait<0>();

@@ -36,9 +36,9 @@ struct Position {
 
 // In shared memory.
 struct SharesMemory {
-  int before[kShareBlocks + 1];  // what the blocks before each take for 256 outputs
-  int weights[kParts + 1];       // what comes before each share
-  Position starts[kParts + 1];   // where each share begins, and the one before it ends
+  int sizes[kShareBlocks];         // as in f.union_sizes, of the blocks' unions
+  int before[kShareBlocks + 1];    // what the blocks before each take for 256 outputs
+  Position starts[2][kParts + 1];  // where each share begins, and the one before it ends: of whole tasks, and cut
 };
 
 class Shares {
@@ -48,27 +48,30 @@ class Shares {
     if (in_turns()) return;
     if (threadIdx.x < 32) {
       int sum = 0;
+#pragma unroll 1
       for (int block0 = 0; block0 < blocks_; block0 += 32) {
-        const int block = block0 + threadIdx.x, mine = block < blocks_ ? steps_of(__ldcg(f.union_sizes + block)) + kTaskSteps : 0;
+        const int block = block0 + threadIdx.x, size = block < blocks_ ? __ldcg(f.union_sizes + block) : 0;
+        const int mine = block < blocks_ ? steps_of(size) + kTaskSteps : 0;
         int upto = mine;
 #pragma unroll
         for (int lanes = 1; lanes < 32; lanes *= 2) {
           const int other = __shfl_up_sync(~0u, upto, lanes);
           if (threadIdx.x >= lanes) upto += other;
         }
-        if (block < blocks_) m_.before[block] = sum + upto - mine;
+        if (block < blocks_) m_.sizes[block] = size, m_.before[block] = sum + upto - mine;
         sum += __shfl_sync(~0u, upto, 31);
       }
       if (threadIdx.x == 0) m_.before[blocks_] = sum;
     }
     __syncthreads();
-    const int share = threadIdx.x, fair = m_.before[blocks_] * down_tasks(f) / ctas();
-    if (share <= ctas()) find(f, share, false);
-    __syncthreads();
-    if (__syncthreads_or(share < ctas() && m_.weights[share + 1] - m_.weights[share] > fair + kCutSteps)) {
-      if (share <= ctas()) find(f, share, true);
-      __syncthreads();
+    // A lane a share; a warp's last share is the next one's first, so that every lane but the last has the next share beside it.
+    const int lane = threadIdx.x % 32, share = threadIdx.x / 32 * 31 + lane, fair = m_.before[blocks_] * down_tasks(f) / ctas();
+    bool uneven = false;
+    if (share - lane <= ctas()) {
+      const int weight = find(f, min(share, ctas()));
+      uneven = __shfl_down_sync(~0u, weight, 1) - weight > fair + kCutSteps;
     }
+    cut_ = __syncthreads_or(uneven && lane < 31 && share < ctas());
   }
 
   __device__ __forceinline__ int ctas() const { return gridDim.x; }
@@ -88,36 +91,41 @@ class Shares {
     const int task = min(from().task + i, tasks_ - 1);
     return {task % blocks_, task / blocks_, i == 0 ? from().step : 0, task == to().task && to().step > 0 ? to().step : Piece::kAll};
   }
+  // As f.union_sizes has it, but without a way to memory where it is known.
+  __device__ __forceinline__ int signed_size(const Ffn& f, int block) const { return in_turns() ? f.union_sizes[block] : m_.sizes[block]; }
   // Calls add(share) for every other share in which this CTA's last task goes on.
   template <typename Add>
   __device__ __forceinline__ void each_further(Add add) const {
-    for (int share = index() + 1; m_.starts[share].task == to().task && m_.starts[share].step > 0; ++share)
-      if (m_.starts[share + 1].task != to().task || m_.starts[share + 1].step != m_.starts[share].step) add(share);
+#pragma unroll 1
+    for (int share = index() + 1; m_.starts[cut_][share].task == to().task && m_.starts[cut_][share].step > 0; ++share)
+      if (m_.starts[cut_][share + 1].task != to().task || m_.starts[cut_][share + 1].step != m_.starts[cut_][share].step) add(share);
   }
 
  private:
-  __device__ __forceinline__ const Position& from() const { return m_.starts[index()]; }
-  __device__ __forceinline__ const Position& to() const { return m_.starts[index() + 1]; }
+  __device__ __forceinline__ const Position& from() const { return m_.starts[cut_][index()]; }
+  __device__ __forceinline__ const Position& to() const { return m_.starts[cut_][index() + 1]; }
   __device__ __forceinline__ bool in_turns() const { return blocks_ > kShareBlocks; }
   // Forth and back, as tasks become shorter.
   __device__ __forceinline__ int turn(int round) const {
     return round * ctas() + static_cast<int>(round % 2 ? ctas() - 1 - blockIdx.x : blockIdx.x);
   }
-  // Where a share begins: where an equal one would, or where the task nearest to that does.
-  __device__ __forceinline__ void find(const Ffn& f, int share, bool cut) {
+  // Where a share begins: where an equal one would, or where the task nearest to that does. Returns what whole tasks come before it.
+  __device__ __forceinline__ int find(const Ffn& f, int share) {
     const int round = m_.before[blocks_], total = round * down_tasks(f);
     const int at = total / ctas() * share + min(share, total % ctas()), outputs = at / round, rest = at % round;
     int block = 0;
     for (int jump = kShareBlocks / 2; jump > 0; jump /= 2)
       if (block + jump < blocks_ && m_.before[block + jump] <= rest) block += jump;
-    const int into = rest - m_.before[block], steps = m_.before[block + 1] - m_.before[block] - kTaskSteps;
-    const bool cuts = cut && into >= kLeastSteps && into <= steps - kLeastSteps, next = !cuts && 2 * into > steps;
-    m_.starts[share] = {outputs * blocks_ + block + next, cuts ? into : 0};
-    m_.weights[share] = outputs * round + m_.before[block + next];
+    const int into = rest - m_.before[block], steps = m_.before[block + 1] - m_.before[block] - kTaskSteps, next = 2 * into > steps;
+    const Position whole = {outputs * blocks_ + block + next, 0};
+    const bool cuts = into >= kLeastSteps && into <= steps - kLeastSteps;
+    m_.starts[0][share] = whole;
+    m_.starts[1][share] = cuts ? Position{outputs * blocks_ + block, into} : whole;
+    return outputs * round + m_.before[block + next];
   }
 
   SharesMemory& m_;
-  int blocks_, tasks_;
+  int blocks_, tasks_, cut_ = 0;
 };
 
 }  // namespace twell::hopper

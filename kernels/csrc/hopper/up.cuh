@@ -12,15 +12,15 @@ namespace twell::hopper {
 
 // The tasks: those of the plan, but that what is left after whole rounds of the CTAs is cut where it would leave most of them idle.
 struct UpTasks {
-  int whole, cuts, total;
+  int whole, shift, total;  // each of those after the whole ones in 1 << shift
   __device__ __forceinline__ explicit UpTasks(const Ffn& f) {
     const int planned = static_cast<int>(f.row_sums[f.rows]), ctas = gridDim.x, left = planned % ctas;
-    cuts = 4 * left <= ctas ? 4 : 2 * left <= ctas ? 2 : 1;
-    whole = planned - left, total = whole + left * cuts;
+    shift = 4 * left <= ctas ? 2 : 2 * left <= ctas ? 1 : 0;
+    whole = planned - left, total = whole + (left << shift);
   }
   // Of the t-th, what the plan says; past the last, nothing.
   __device__ __forceinline__ int2 planned(const Ffn& f, int t) const {
-    return t < total ? reinterpret_cast<const int2*>(f.tasks)[min(t, whole) + max(t - whole, 0) / cuts] : int2{};
+    return t < total ? reinterpret_cast<const int2*>(f.tasks)[min(t, whole) + (max(t - whole, 0) >> shift)] : int2{};
   }
 };
 
@@ -31,7 +31,7 @@ struct UpTask {
   __device__ __forceinline__ UpTask(const UpTasks& tasks, int t, int2 planned) {
     block = planned.x, panel = planned.y / 32, panels = planned.y % 8;
     consecutive = planned.y & 8, all = planned.y & 16, stays = all && consecutive;
-    const int share = (panels + tasks.cuts - 1) / tasks.cuts, before = (t - tasks.whole) % tasks.cuts * share;
+    const int cuts = 1 << tasks.shift, share = (panels + cuts - 1) >> tasks.shift, before = ((t - tasks.whole) & (cuts - 1)) * share;
     if (t >= tasks.whole) panel += before, panels = min(share, panels - before);
   }
   __device__ __forceinline__ const uint16_t* list(const Ffn& f) const {
@@ -43,6 +43,7 @@ struct UpTask {
 template <typename Work>
 __device__ __forceinline__ void each_up_task(const Ffn& f, const UpTasks& tasks, Work work) {
   int2 next = tasks.planned(f, blockIdx.x);
+#pragma unroll 1
   for (int t = blockIdx.x; t < tasks.total; t += gridDim.x) {
     const UpTask task(tasks, t, next);
     next = tasks.planned(f, t + gridDim.x);
@@ -68,6 +69,7 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
     int row[kXRows];
 #pragma unroll
     for (int i = 0; i < kXRows; ++i) row[i] = task.consecutive ? 0 : f.order[task.block * kTileM + first + 16 * i];
+#pragma unroll 1
     for (int step = 0; step < steps; ++step, ring.next()) {
       const int k = step * kTileK + chunk * 8;
       barrier_wait(&s.empty[ring.stage], ring.phase);
@@ -100,8 +102,9 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
   async_wait();
 }
 
+// real: else nothing but the staging tile changes.
 template <typename T, int kPanels>
-__device__ __forceinline__ void finish_up(float (&d)[128], const Ffn& f, Shared& s, const UpTask& task, const Consumer& c) {
+__device__ __forceinline__ void finish_up(float (&d)[128], const Ffn& f, Shared& s, const UpTask& task, const Consumer& c, bool real) {
   const T* bias = static_cast<const T*>(f.b_up);
   if (bias != nullptr) {
 #pragma unroll
@@ -137,7 +140,7 @@ __device__ __forceinline__ void finish_up(float (&d)[128], const Ffn& f, Shared&
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h)
-    if (broken[h] != 0) {
+    if (broken[h] != 0 && real) {
       const int at = f.order[task.block * kTileM + c.row() + 8 * h];
       if (at < f.rows) {
         f.finite[at] = 0;
@@ -152,6 +155,9 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
   Ring ring;
   uint32_t phase = 0;
   float d[128];
+  // Consumers go through the epilogue once before there is anything to multiply, to no effect: its instructions come from memory the
+  // first time, which takes thousands of cycles.
+  bool rehearsed = false;
   each_up_task(f, tasks, [&](const UpTask& task) {
     constexpr int kHalf = kPanelBytes / 2;  // this warpgroup's rows of a panel; a warp sees to one
     const bool sees = c.lane == 0 && c.warp < task.panels;
@@ -168,10 +174,17 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
         bulk_load(half, hidden, kHalf, &s.staged[c.group]);
     };
     const auto run = [&]<int kPanels>() {
-      multiply<T, 64 * kPanels, 0, 1, true>(d, s, ring, steps, c, fetch);
-      barrier_wait(&s.staged[c.group], phase);
-      phase ^= 1;
-      finish_up<T, kPanels>(d, f, s, task, c);
+#pragma unroll 1
+      for (int pass = rehearsed; pass < 2; ++pass) {
+        const bool real = pass == 1;
+        multiply<T, 64 * kPanels, 0, 1, true>(d, s, ring, real ? steps : 0, c, fetch);
+        if (real) barrier_wait(&s.staged[c.group], phase), phase ^= 1;
+        finish_up<T, kPanels>(d, f, s, task, c, real);
+        fence_async_proxy();
+        c.sync();
+        if (sees && real) bulk_store(hidden, half, kHalf), bulk_commit();
+      }
+      rehearsed = true;
     };
     switch (task.panels) {
       case 1: run.template operator()<1>(); break;
@@ -179,9 +192,6 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
       case 3: run.template operator()<3>(); break;
       default: run.template operator()<4>();
     }
-    fence_async_proxy();
-    c.sync();
-    if (sees) bulk_store(hidden, half, kHalf), bulk_commit();
   });
   if (c.lane == 0) bulk_wait<0>();
 }
