@@ -15,13 +15,15 @@ constexpr int kPlanThreads = 512;
 // In shared memory. Rows as keys, in the order of which blocks take them: how few they fire, then where in the window they are; places
 // past the last row come last.
 struct Window {
-  static constexpr int kRowBits = 10, kWarps = kPlanThreads / 32;
+  static constexpr int kRowBits = 10, kWarps = kPlanThreads / 32, kDigit = 8, kDigits = 1 << kDigit;
   static_assert(kWindow == 1 << kRowBits);
   __align__(16) uint32_t keys[kWindow];
   __align__(16) uint32_t block[kBlockRows], taken[kBlockRows];  // the block's, as they come in order; and as they were found
   unsigned long long squares[kWarps];
   uint32_t sums[kWarps], broken[kWindow / 32];  // a bit a row that is not finite
   uint32_t bounds[2];                           // the block's first key and its last
+  int ranks[2];                                 // how many keys that begin as they do are before them
+  uint32_t digits[2][kDigits];                  // of how many such keys follow each next digit
   int many;                                     // of `taken`
 
   static __device__ __forceinline__ uint32_t key(const Ffn& f, int row, bool there, uint32_t nnz) {
@@ -32,20 +34,40 @@ struct Window {
   __device__ __forceinline__ bool finite(uint32_t key) const { return !(broken[row_of(key) / 32] >> (key & 31) & 1); }
 };
 
-// The key that has so many before it, by one warp: a bit after the other, the greatest number that no more keys are below.
-__device__ __forceinline__ uint32_t find_key(const Window& w, int before, uint32_t greatest, int lane) {
-  uint32_t found = 0;
-  for (uint32_t bit = 1u << (31 - __clz(greatest)); bit; bit /= 2) {
-    const uint32_t tried = found | bit;
-    int below = 0;
+// Finds w.bounds, the keys that have w.ranks keys before them, by all threads: a digit after the other, of the keys that begin alike.
+__device__ __forceinline__ void find_bounds(Window& w, uint32_t greatest, int warp, int lane) {
+  constexpr int kEach = Window::kDigits / 32;  // digits to a lane
+  for (int shift = (31 - __clz(greatest)) / Window::kDigit * Window::kDigit; shift >= 0; shift -= Window::kDigit) {
+    for (int i = threadIdx.x; i < 2 * Window::kDigits; i += kPlanThreads) w.digits[0][i] = 0;
+    __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kWindow / 128; ++i) {
-      const uint4 four = reinterpret_cast<const uint4*>(w.keys)[32 * i + lane];
-      below += (four.x < tried) + (four.y < tried) + (four.z < tried) + (four.w < tried);
+    for (int row = threadIdx.x; row < kWindow; row += kPlanThreads) {
+      const uint32_t key = w.keys[row] >> shift;
+#pragma unroll
+      for (int b = 0; b < 2; ++b)
+        if (key >> Window::kDigit == w.bounds[b]) atomicAdd(&w.digits[b][key % Window::kDigits], 1);
     }
-    if (__reduce_add_sync(~0u, below) <= before) found = tried;
+    __syncthreads();
+    if (warp < 2) {
+      uint32_t many[kEach], sum = 0;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) sum += many[i] = w.digits[warp][lane * kEach + i];
+      uint32_t upto = sum;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const uint32_t other = __shfl_up_sync(~0u, upto, step);
+        if (lane >= step) upto += other;
+      }
+      const uint32_t rank = w.ranks[warp], bound = w.bounds[warp];
+      uint32_t before = upto - sum;
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kEach; before += many[i++])
+        if (before <= rank && rank < before + many[i])
+          w.bounds[warp] = bound << Window::kDigit | (lane * kEach + i), w.ranks[warp] = rank - before;
+    }
+    __syncthreads();
   }
-  return found;
 }
 
 // Puts the block's rows into w.block, by all threads; returns whether the window's stay in place.
@@ -66,6 +88,7 @@ __device__ __forceinline__ bool put_in_order(const Ffn& f, Window& w, int block)
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) square += __shfl_xor_sync(~0u, square, step);
   if (lane == 0) w.sums[warp] = sum, w.squares[warp] = square;
+  if (t < 2) w.bounds[t] = 0, w.ranks[t] = first + t * (kBlockRows - 1);
   if (t == 0) w.many = 0;
   __syncthreads();
   unsigned long long sums = 0, squares = 0;
@@ -79,11 +102,7 @@ __device__ __forceinline__ bool put_in_order(const Ffn& f, Window& w, int block)
     __syncthreads();
     return true;
   }
-  if (warp < 2) {
-    const uint32_t bound = find_key(w, first + warp * (kBlockRows - 1), Window::key(f, kWindow - 1, false, 0), lane);
-    if (lane == 0) w.bounds[warp] = bound;
-  }
-  __syncthreads();
+  find_bounds(w, Window::key(f, kWindow - 1, false, 0), warp, lane);
 #pragma unroll
   for (int row = t; row < kWindow; row += kPlanThreads)
     if (const uint32_t key = w.keys[row]; key >= w.bounds[0] && key <= w.bounds[1]) w.taken[atomicAdd(&w.many, 1)] = key;

@@ -1,11 +1,11 @@
 // The plan: for each block of 128 rows in their order, the union of the neurons that they fire, and the gate values over it as panels.
 //
 // A CTA a block (several that share out the panels, where blocks are few or loud). It reads what the rows fire, a bit a neuron, for the
-// union, where the gate has not put that together already; then their words, a thread a tile of a row, to put each value at its neuron's
-// rank in the union, four panels at a time, which leave by bulk copy. Where nearly every neuron is in the union, or half of all values
-// are, it takes every neuron: a value's place is then its neuron, and the products read whole weight tiles. If such a block's rows are
-// consecutive besides, its values stay in `spill`, where a row lies as a row of four panels does, and those of the other tiles join
-// them there.
+// union, where the gate has not put that together already; then their words, a thread a tile of a row (four in loud blocks), to put each
+// value at its neuron's rank in the union, four panels at a time, which leave by bulk copy. Where nearly every neuron is in the union, or
+// half of all values are, it takes every neuron: a value's place is then its neuron, and the products read whole weight tiles. If such a
+// block's rows are consecutive besides, its values stay in `spill`, where a row lies as a row of four panels does, and those of the other
+// tiles join them there.
 #pragma once
 
 #include "common/bits.cuh"
@@ -18,6 +18,7 @@ constexpr int kPlanSplits = 16;  // CTAs that share out the panels of a block, a
 constexpr int kLoudSplits = 4;  // of the first block of a window, where blocks are many: in order of nnz it is the one with most to do
 constexpr int kGroup = 4, kGroupColumns = kGroup * kPanelColumns;  // panels at a time; as many columns as a tile has
 static_assert(kGroupColumns == kTile);
+constexpr int kLoudReaders = 4, kLoudTiles = 4;  // threads that share a tile of a row in a loud block, where no more tiles are read
 
 inline int plan_shared_bytes(int tiles) { return kGroup * kPanelBytes + tiles * (kTile / 32) * 2 * 4; }
 
@@ -34,20 +35,22 @@ struct Plan {
 
   __device__ __forceinline__ int64_t at(int row, int tile) const { return static_cast<int64_t>(order[row]) * f.tiles + tile; }
 
-  // Calls tile(row, tile, word) for every row and each of `many` tiles from `first` on, with the tile's first word; whole warps at a
-  // time, with word -1 where there is no row or none that is finite.
-  template <typename Tile>
+  // Calls tile(row, tile, word, reader) for every row and each of `many` tiles from `first` on, with the tile's first word, by so many
+  // readers; whole warps at a time, with word -1 where there is no row or none that is finite. A single reader's warp takes the tiles of a
+  // row, which lie together; of more, some rows of one tile, for rows past their slots to share what is known of it.
+  template <int kReaders, typename Tile>
   __device__ __forceinline__ void each_tile(int first, int many, Tile tile) const {
-    for (int i = warp * 32; i < kBlockRows * many; i += kPlanThreads) {
-      const int row = (i + lane) / many, which = first + (i + lane) % many;
-      tile(row, which, order[row] >= 0 ? static_cast<int>(f.heads[at(row, which) * kHead]) : -1);
+    for (int i = warp * 32; i < kBlockRows * many * kReaders; i += kPlanThreads) {
+      const int pair = (i + lane) / kReaders, row = kReaders > 1 ? pair % kBlockRows : pair / many;
+      const int which = first + (kReaders > 1 ? pair / kBlockRows : pair % many);
+      tile(row, which, order[row] >= 0 ? static_cast<int>(f.heads[at(row, which) * kHead]) : -1, lane % kReaders);
     }
   }
 
-  // Calls one(row, column, value) for the slots of a tile that holds all its neurons.
-  template <typename One>
-  __device__ __forceinline__ void each_slot(int row, int tile, int count, One one) const {
-    for (int first = 0; first <= count && count > 0; first += kHead) {
+  // Calls one(row, column, value) for a reader's slots of a tile that holds all its neurons.
+  template <int kReaders, typename One>
+  __device__ __forceinline__ void each_slot(int row, int tile, int count, int reader, One one) const {
+    for (int first = reader * kHead; first <= count && count > 0; first += kReaders * kHead) {
       const uint32_t* words = first == 0 ? f.heads + at(row, tile) * kHead : f.tails + at(row, tile) * kTail + first - kHead;
       const uint4 low = reinterpret_cast<const uint4*>(words)[0], high = reinterpret_cast<const uint4*>(words)[1];
       const uint32_t word[kHead] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -58,28 +61,44 @@ struct Plan {
     }
   }
 
-  // Calls eight(row, column, values) for every eight columns, of the tiles that lie in `spill`, that are wanted(column), the warp
-  // together.
+  // Calls eight(row, tile, values) for the tiles that lie in `spill`, the warp together: a lane has the lane-th eight columns, if they
+  // are wanted(column).
   template <typename Wanted, typename Eight>
-  __device__ __forceinline__ void each_spilled(int row, int tile, int word, Wanted wanted, Eight eight) const {
+  __device__ __forceinline__ void each_spilled(int row, int tile, bool spilled, Wanted wanted, Eight eight) const {
     constexpr int kAhead = 3;  // loads in flight
-    for (uint32_t over = __ballot_sync(~0u, word > kSlots); over;) {
-      int where[kAhead];  // column * 128 + row, or -1
+    for (uint32_t over = __ballot_sync(~0u, spilled); over;) {
+      int where[kAhead];  // tile * 128 + row, or -1
       uint4 v[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i, over &= over - 1) {
         where[i] = -1;
         if (over == 0) continue;
         const int r = __shfl_sync(~0u, row, __ffs(over) - 1), t = __shfl_sync(~0u, tile, __ffs(over) - 1);
-        const int column = t * kTile + 8 * (lane ^ (order[r] & 7));
-        if (!wanted(column)) continue;
-        v[i] = static_cast<const uint4*>(f.spill)[at(r, t) * (kTile / 8) + lane];
-        where[i] = column * kBlockRows + r;
+        where[i] = t * kBlockRows + r;
+        if (wanted(t * kTile + 8 * lane)) v[i] = static_cast<const uint4*>(f.spill)[at(r, t) * (kTile / 8) + (lane ^ (order[r] & 7))];
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)
         if (where[i] >= 0) eight(where[i] % kBlockRows, where[i] / kBlockRows, v[i]);
     }
+  }
+};
+
+// Where eight columns that follow each other have their places among the panels: those that the union has follow each other there too.
+struct Places {
+  int tile = -1, rank;  // of the first that the union has, from the panels' first on
+  uint32_t in_union;    // a bit a column
+
+  __device__ __forceinline__ void put(unsigned char* panels, int row, const uint4& v) const {
+    const uint32_t pair[4] = {v.x, v.y, v.z, v.w}, in_row = row * 128 | (row & 7) << 4;
+    uint32_t place = 2 * rank;  // in bytes, if a row were whole
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+      if (in_union >> e & 1) {
+        if (place < 2 * kGroupColumns)
+          *reinterpret_cast<uint16_t*>(panels + ((place / 128 * kPanelBytes | place % 128) ^ in_row)) = pair[e / 2] >> (16 * (e & 1));
+        place += 2;
+      }
   }
 };
 
@@ -152,17 +171,21 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   __syncthreads();
 
   const bool all = size == f.d_ff, stays = all && consecutive && f.w_up != nullptr;
+  const bool loud = values > rows * f.tiles * (kSlots / 2);  // many of its rows' tiles are past their slots
   const int panels = (size + kPanelColumns - 1) / kPanelColumns;
+  const auto rank_of = [&](int column) {
+    const int word = column >> 5;
+    return all ? column : before[word] + __popc(bits[word] & ((1u << (column & 31)) - 1));
+  };
   uint16_t* list = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
-  if (part == 0) {
+  if (part == parts - 1) {  // it has the fewest panels
     const int filled = max(panels, 1) * kPanelColumns;  // of no neuron too: `down` reads ahead before it knows
-    for (int i = all ? thread : size + thread; i < filled; i += kPlanThreads) list[i] = i < size ? i : 0;
-    for (int w = all ? words : thread; w < words; w += kPlanThreads) {
-      int at = before[w];
-      for (uint32_t left = bits[w]; left; left &= left - 1) list[at++] = 32 * w + __ffs(left) - 1;
-    }
+#pragma unroll 1
+    for (int neuron = thread; neuron < f.d_ff; neuron += kPlanThreads)
+      if (all || bits[neuron >> 5] >> (neuron & 31) & 1) list[rank_of(neuron)] = neuron;
+    for (int i = size + thread; i < filled; i += kPlanThreads) list[i] = 0;
   }
-  if (part == 0 && thread == 0) {
+  if (part == parts - 1 && thread == 0) {
     f.union_sizes[block] = stays ? -size : size;
     if (f.w_up != nullptr) {
       int chunk = kGroup;  // panels to a task: fewer where tasks would be too few for the processors
@@ -187,31 +210,33 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     for (int i = thread; i < kGroup * kPanelBytes / 16; i += kPlanThreads)
       reinterpret_cast<uint4*>(panels_memory)[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
-    const auto rank_of = [&](int column) {
-      const int word = column >> 5;
-      return all ? column : before[word] + __popc(bits[word] & ((1u << (column & 31)) - 1));
-    };
-    const auto put = [&](int row, int rank, uint16_t value) {
-      if (const int at = rank - first; static_cast<unsigned>(at) < kGroupColumns)
+    const auto put = [&](int row, int column, uint16_t value) {
+      if (const int at = rank_of(column) - first; static_cast<unsigned>(at) < kGroupColumns)
         *reinterpret_cast<uint16_t*>(panels_memory + (at >> 6) * kPanelBytes + in_panel(row, at & 63)) = value;
     };
-    p.each_tile(low, high - low + 1, [&](int row, int tile, int word) {
-      if (word <= kSlots) p.each_slot(row, tile, word, [&](int r, int column, uint16_t value) { put(r, rank_of(column), value); });
-      if (!stays)
+    const auto take = [&]<int kReaders>() {
+      Places places;
+      p.each_tile<kReaders>(low, high - low + 1, [&](int row, int tile, int word, int reader) {
+        if (word <= kSlots) p.each_slot<kReaders>(row, tile, word, reader, put);
+        if (stays) return;
         p.each_spilled(
-            row, tile, word, [&](int column) { return all || static_cast<unsigned>(rank_of(column) - first + 8) < kGroupColumns + 8; },
-            [&](int r, int column, const uint4& v) {
-              int rank = rank_of(column);
+            row, tile, word > kSlots && reader == 0,
+            [&](int column) { return all || static_cast<unsigned>(rank_of(column) - first + 8) < kGroupColumns + 8; },
+            [&](int r, int t, const uint4& v) {
+              const int column = t * kTile + 8 * lane;
               if (all) {
-                *reinterpret_cast<uint4*>(panels_memory + ((rank - first) >> 6) * kPanelBytes + in_panel(r, rank & 63)) = v;
+                *reinterpret_cast<uint4*>(panels_memory + (lane >> 3) * kPanelBytes + in_panel(r, 8 * lane & 63)) = v;
                 return;
               }
-              const uint32_t pair[4] = {v.x, v.y, v.z, v.w}, in_union = bits[column >> 5] >> (column & 24);
-#pragma unroll
-              for (int e = 0; e < 8; ++e)  // those of the eight that the union has follow each other there
-                if (in_union >> e & 1) put(r, rank++, static_cast<uint16_t>(pair[e / 2] >> (16 * (e & 1))));
+              if (t != places.tile) places = {t, rank_of(column) - first, bits[column >> 5] >> (column & 24) & 0xff};
+              places.put(panels_memory, r, v);
             });
-    });
+      });
+    };
+    if (loud && high - low < kLoudTiles)
+      take.template operator()<kLoudReaders>();
+    else
+      take.template operator()<1>();
     fence_async_proxy();
     __syncthreads();
     if (stays) {  // a row in words becomes a row of `spill`
