@@ -37,7 +37,7 @@ struct Plan {
 
   // Calls tile(row, tile, word, reader) for every row and each of `many` tiles from `first` on, with the tile's first word, by so many
   // readers; whole warps at a time, with word -1 where there is no row or none that is finite. A single reader's warp takes the tiles of a
-  // row, which lie together; of more, some rows of one tile, for rows past their slots to share what is known of it.
+  // row, which lie together; of more, some rows of one tile, so that all warps have rows past their slots.
   template <int kReaders, typename Tile>
   __device__ __forceinline__ void each_tile(int first, int many, Tile tile) const {
     for (int i = warp * 32; i < kBlockRows * many * kReaders; i += kPlanThreads) {
@@ -84,23 +84,19 @@ struct Plan {
   }
 };
 
-// Where eight columns that follow each other have their places among the panels: those that the union has follow each other there too.
-struct Places {
-  int tile = -1, rank;  // of the first that the union has, from the panels' first on
-  uint32_t in_union;    // a bit a column
-
-  __device__ __forceinline__ void put(unsigned char* panels, int row, const uint4& v) const {
-    const uint32_t pair[4] = {v.x, v.y, v.z, v.w}, in_row = row * 128 | (row & 7) << 4;
-    uint32_t place = 2 * rank;  // in bytes, if a row were whole
+// Puts those of eight columns that the union has, a bit a column, into a row of the panels: they follow each other there too, from
+// `rank` on.
+__device__ __forceinline__ void put_eight(unsigned char* panels, int row, int rank, uint32_t in_union, const uint4& v) {
+  const uint32_t pair[4] = {v.x, v.y, v.z, v.w}, in_row = row * 128 | (row & 7) << 4;
+  uint32_t place = 2 * rank;  // in bytes, if a row were whole
 #pragma unroll
-    for (int e = 0; e < 8; ++e)
-      if (in_union >> e & 1) {
-        if (place < 2 * kGroupColumns)
-          *reinterpret_cast<uint16_t*>(panels + ((place / 128 * kPanelBytes | place % 128) ^ in_row)) = pair[e / 2] >> (16 * (e & 1));
-        place += 2;
-      }
-  }
-};
+  for (int e = 0; e < 8; ++e)
+    if (in_union >> e & 1) {
+      if (place < 2 * kGroupColumns)
+        *reinterpret_cast<uint16_t*>(panels + ((place / 128 * kPanelBytes | place % 128) ^ in_row)) = pair[e / 2] >> (16 * (e & 1));
+      place += 2;
+    }
+}
 
 // `shared` blocks, the first to be taken, have `splits` CTAs each, and the others one.
 template <typename T>
@@ -171,7 +167,6 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   __syncthreads();
 
   const bool all = size == f.d_ff, stays = all && consecutive && f.w_up != nullptr;
-  const bool loud = values > rows * f.tiles * (kSlots / 2);  // many of its rows' tiles are past their slots
   const int panels = (size + kPanelColumns - 1) / kPanelColumns;
   const auto rank_of = [&](int column) {
     const int word = column >> 5;
@@ -215,7 +210,6 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
         *reinterpret_cast<uint16_t*>(panels_memory + (at >> 6) * kPanelBytes + in_panel(row, at & 63)) = value;
     };
     const auto take = [&]<int kReaders>() {
-      Places places;
       p.each_tile<kReaders>(low, high - low + 1, [&](int row, int tile, int word, int reader) {
         if (word <= kSlots) p.each_slot<kReaders>(row, tile, word, reader, put);
         if (stays) return;
@@ -224,15 +218,14 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
             [&](int column) { return all || static_cast<unsigned>(rank_of(column) - first + 8) < kGroupColumns + 8; },
             [&](int r, int t, const uint4& v) {
               const int column = t * kTile + 8 * lane;
-              if (all) {
+              if (all)
                 *reinterpret_cast<uint4*>(panels_memory + (lane >> 3) * kPanelBytes + in_panel(r, 8 * lane & 63)) = v;
-                return;
-              }
-              if (t != places.tile) places = {t, rank_of(column) - first, bits[column >> 5] >> (column & 24) & 0xff};
-              places.put(panels_memory, r, v);
+              else
+                put_eight(panels_memory, r, rank_of(column) - first, bits[column >> 5] >> (column & 24), v);
             });
       });
     };
+    const bool loud = values > rows * f.tiles * (kSlots / 2);  // many of its rows' tiles are past their slots
     if (loud && high - low < kLoudTiles)
       take.template operator()<kLoudReaders>();
     else
