@@ -63,7 +63,7 @@ void launch_mid_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
   else if (outputs.each == 64)
     run.template operator()<64, 2>();
   else if (outputs.each == 128)
-    run.template operator()<128, 2>();
+    outputs.splits == 2 ? run.template operator()<128, 2>() : run.template operator()<128, 1>();
   else if (outputs.each == 192)
     outputs.splits == 2 ? run.template operator()<192, 2>() : run.template operator()<192, 1>();
   else

@@ -4,6 +4,8 @@
 // `mid_gate_up` gives a CTA 128 or 256 rows and 48 to 256 neurons, and for those of its neurons that any of its rows fires it takes the
 // up product at once. `mid_down` goes over the union of a block of 128 rows, tile after tile of what they fired; where outputs are
 // few, the CTAs of a cluster share out the union and add up in one order.
+// Loops that index no registers are kept from being unrolled: left to itself the compiler made 150 KB of code of `mid_gate_up`, which did not
+// stay in the instruction cache (128 KB) beside `mid_down`, and what has to come from memory takes longer than what it does.
 // A multiprocessor takes in up to 68 bytes a cycle by the copy engine, but no more than 20 to 45 that a single thread asks for: warps ask in
 // turns.
 //
@@ -17,9 +19,6 @@ namespace twell::hopper {
 
 constexpr int kMidStages = 12;
 constexpr int kMidPair = 2;  // CTAs of neighbouring neurons that share rows
-
-// Whether so many of a tile's neurons are taken as all of them: `down` takes neurons that follow each other at twice the rate.
-__device__ __forceinline__ bool nearly_whole(int some, int all) { return 8 * some >= 5 * all; }
 
 // How many rows and neurons a CTA takes of the gate and up products.
 struct MidTile {

@@ -14,23 +14,27 @@ struct PanelCorner {
   __device__ __forceinline__ unsigned char* operator()(unsigned char* panel, int j) const { return panel_chunk(panel, neuron, chunk) + j * 1024; }
 };
 
-// What the sums of a warpgroup's rows begin with: the bias of the neuron column(place), zeros without one and past the last row.
-template <typename T, int kUse, int kPieces, int kSize, typename Column>
-__device__ __forceinline__ void begin_sums(float (&d)[kPieces][kSize], const void* bias, int d_ff, int rows_left, Column column) {
+// What the sums of a warpgroup's rows begin with: the bias of the neuron column(place), zeros without one and past the last row. By the
+// consumers, by way of `biases`: read where they are wanted they would be a quarter of the kernel's code.
+template <typename T, int kUse, int kN, int kPieces, int kSize, typename Column>
+__device__ __forceinline__ void begin_sums(float (&d)[kPieces][kSize], float (&biases)[kN], const void* bias, int d_ff, int rows_left,
+                                           Column column) {
+  if (threadIdx.x < kUse) {
+    const int neuron = column(threadIdx.x);
+    biases[threadIdx.x] = bias != nullptr && neuron < d_ff ? static_cast<float>(static_cast<const T*>(bias)[neuron]) : 0.f;
+  }
+  named_sync<kConsumers>(3);
 #pragma unroll
-  for (int j = 0; j < kUse / 8; ++j)
+  for (int j = 0; j < kUse / 8; ++j) {
+    const float2 b = *reinterpret_cast<const float2*>(&biases[8 * j + 2 * (threadIdx.x & 3)]);
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      float b = 0.f;
-      if (bias != nullptr) {
-        const int neuron = column(8 * j + 2 * (threadIdx.x & 3) + e);
-        b = neuron < d_ff ? static_cast<float>(static_cast<const T*>(bias)[neuron]) : 0.f;
+    for (int p = 0; p < kPieces; ++p)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const bool there = 64 * p + 8 * h < rows_left;
+        d[p][4 * j + 2 * h] = there ? b.x : 0.f, d[p][4 * j + 2 * h + 1] = there ? b.y : 0.f;
       }
-#pragma unroll
-      for (int p = 0; p < kPieces; ++p)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) d[p][4 * j + 2 * h + e] = 64 * p + 8 * h < rows_left ? b : 0.f;
-    }
+  }
 }
 
 // The top bit of each half that is not zero; none is negative.
@@ -119,6 +123,7 @@ __device__ __forceinline__ void spill_mid_gate(unsigned char* panel, uint16_t* r
     store_matrices(rows + to.row * (kN + 8) + 8 * (j + to.chunk), pair[0], pair[1], pair[2], pair[3]);
   }
   __syncwarp();
+#pragma unroll 1
   for (int i = c.lane; i < 16 * (kN / 8); i += 32) {
     const int row = i / (kN / 8), chunk = i % (kN / 8), neuron = first + 8 * chunk, at = neuron % kTile / 8;
     if (m0 + row >= f.rows || neuron >= f.d_ff) continue;
@@ -146,17 +151,12 @@ __device__ __forceinline__ void list_mid(MidShared<kN, kRows>& s, const Ffn& f, 
     mine = mine || (w == thread / 32 && fires >> (thread & 31) & 1);
   }
   if (mine) s.list[before] = thread;
-  const int own = count == 0 ? 0 : count > Space::kMost || nearly_whole(count, real) ? kN : count <= 16 ? 16 : count <= 32 ? 32 : 64;
+  const int own = count == 0 ? 0 : count > Space::kMost || count == real ? kN : count <= 16 ? 16 : 32;
   const bool meet = f.w_up != nullptr;
   if (thread == 0 && meet) send_remote(&s.other, &s.told, own, cluster_rank() ^ 1);
   const int b = thread / 32, group = thread % 32;  // of 16 neurons
   if (b < Space::kBlocks && block0 + b < f.blocks && group < kN / 16 && first / 16 + group < f.panels * (kPanelColumns / 16)) {
-    int some = 0;
-#pragma unroll
-    for (int w = 0; w < Space::kWords; ++w) some += __popc(s.fires[b][w]);
-    const int left = real - 16 * group;
-    MidMarks(f, block0 + b, gridDim.x).fired[first / 16 + group] =
-        nearly_whole(some, real) ? (left >= 16 ? 0xffff : left <= 0 ? 0 : (1 << left) - 1) : s.fires[b][group / 2] >> 16 * (group % 2) & 0xffff;
+    MidMarks(f, block0 + b, gridDim.x).fired[first / 16 + group] = s.fires[b][group / 2] >> 16 * (group % 2) & 0xffff;
   }
   if (meet) barrier_wait(&s.told, 0);
   const int width = meet ? max(own, s.other) : own;  // a pair's rings are alike
@@ -165,6 +165,7 @@ __device__ __forceinline__ void list_mid(MidShared<kN, kRows>& s, const Ffn& f, 
   __syncwarp();  // racecheck does not see that threads of a parted warp wait for each other
   named_sync<kConsumers>(3);
   constexpr int kChunks = kRows / 8;
+#pragma unroll 1
   for (int i = thread; i < width * kChunks; i += kConsumers) {
     const int place = i / kChunks, chunk = i % kChunks;
     uint4 values = make_uint4(0, 0, 0, 0);

@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr int kHalf = kRows / kMidPair;
   const bool whole_half = real_rows >= (rank + 1) * kHalf;
   if (thread == 0) {
+#pragma unroll 1
     for (int i = 0; i < kMidStages; ++i) {
       for (int j = 0; j < 2; ++j) barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], kMidPair * kConsumerWarps);
       barrier_init(&s.gathered[i], kProducerWarps - 1);
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (last_rows) clear_rest<kN, kRows>(base, real_rows, kRows);
     float d[kPieces][kN / 2];
     const auto rows_left = [&] { return f.rows - m0 - piece(0).row(); };
-    begin_sums<T, kN>(d, f.b_gate, f.d_ff, rows_left(), [&](int place) { return first + place; });
+    begin_sums<T, kN>(d, s.biases, f.b_gate, f.d_ff, rows_left(), [&](int place) { return first + place; });
     multiply_pieces<T, kN>(d, ring, steps, a_at, kRowBytes, [&](int stage, uint32_t phase) { barrier_wait(&s.full[0][stage], phase); },
                            [&](int stage) {
                              if (lane < kMidPair) barrier_arrive_remote(&s.empty[0][stage], lane);
@@ -115,6 +116,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const bool ups = f.w_up != nullptr && width > 0, whole = width == kN;
     const auto fetch = [&](const void* weights) {  // those of the list, into the L2
       const int lines = (f.d_model * 2 + 127) / 128;
+#pragma unroll 1
       for (int i = thread; i < count * lines; i += kConsumers)
         prefetch_line(static_cast<const T*>(weights) + static_cast<int64_t>(first + s.list[i / lines]) * f.d_model + i % lines * 64);
     };
@@ -132,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     };
     const auto run = [&]<int kUp>() {
       Stages again = up_ring(kUp);
-      begin_sums<T, kUp>(d, f.b_up, f.d_ff, rows_left(), [&](int place) {
+      begin_sums<T, kUp>(d, s.biases, f.b_up, f.d_ff, rows_left(), [&](int place) {
         return kUp == kN ? first + place : place < count ? first + s.list[place] : f.d_ff;
       });
       multiply_pieces<T, kUp>(d, again, steps, a_at, kRowBytes,
@@ -155,21 +157,19 @@ __global__ void __launch_bounds__(kThreads, 1)
         if constexpr (kUp == kN) leave(p);
       }
     };
-    constexpr int kWidest = Space::kMost > 32 ? 64 : Space::kMost > 16 ? 32 : 16;
     if (!ups) {
       for (int p = 0; whole && p < kPieces; ++p) leave(p);
     } else if (whole) {
       run.template operator()<kN>();
-    } else if (kWidest == 16 || width == 16) {
+    } else if (Space::kMost <= 16 || width == 16) {
       run.template operator()<16>();
-    } else if (kWidest == 32 || width == 32) {
-      run.template operator()<std::min(32, kWidest)>();
     } else {
-      run.template operator()<kWidest>();
+      run.template operator()<32>();
     }
     named_sync<128>(1 + piece(0).group / kPieces);
     if (!whole && block < f.blocks) {
       constexpr int kChunks = 8 * kPieces;
+#pragma unroll 1
       for (int i = thread % 128; i < count * kChunks; i += 128) {
         const int place = i / kChunks, chunk = i % kChunks;
         reinterpret_cast<uint4*>(hidden_of<T>(f, block, first + s.list[place]))[(kPieces == 1 ? 8 * group : 0) + chunk] =

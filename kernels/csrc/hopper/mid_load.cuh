@@ -10,14 +10,15 @@ namespace twell::hopper {
 template <int kN, int kRows>
 struct __align__(16) MidShared {
   static constexpr int kWords = (kN + 31) / 32, kBlocks = kRows / kBlockRows;
-  // From a share of the tile on, weights come whole: by the copy engine that is less work than row by row.
-  static constexpr int kMost = std::min(5 * kN / 16, 64);
+  // From a share of the tile on, and where they are more than 32, weights come whole: by the copy engine that is less work than row by row.
+  static constexpr int kMost = std::min(5 * kN / 16, 32);
   uint64_t full[2][kMidStages], empty[2][kMidStages], gathered[kMidStages];  // of the gate's stages, of the up product's
   uint64_t told, ready, left;                                                // by the other CTA of the pair: its width, and so on
   uint32_t fires[kBlocks][kWords], broken[kRows / 32];  // a bit a neuron that any row of a block fires; a bit a row that is not finite
   int count, width;                                     // neurons that fire; of those whose up product is taken
   int other;                                            // the width that the other CTA of the pair asks for
   __align__(16) uint16_t list[kN];                      // the neurons that fire, ascending
+  __align__(16) float biases[kN];                       // of a product's neurons
 };
 
 // Panels: [neurons][64 rows], 128-byte swizzled, as the copy engine has them; one for each 64 rows of the tile, one after the other.
@@ -40,9 +41,9 @@ struct MidRing {
   }
   static constexpr int kGateStages = std::min(kMidStages, kBytes / stage(kN));
   static constexpr int kProducerRegisters = kRows == kBlockRows ? 72 : 40, kConsumerRegisters = 252 - kProducerRegisters / 2;
-  static constexpr int kLate = stages(64) > 5 ? 4 : 2;  // of a gathered stage, as below
+  static constexpr int kLate = stages(32) > 5 ? 4 : 2;  // of a gathered stage, as below
   static_assert(kGateStages >= kProducerWarps && stages(kN) >= kProducerWarps);  // else a warp meets a stage that is two rounds behind
-  static_assert(stages(64) >= kLate + 2);  // else gatherers wait for a stage that waits for one not yet announced
+  static_assert(stages(32) >= kLate + 2);  // else gatherers wait for a stage that waits for one not yet announced
 };
 
 // Where 8 rows of a neuron lie in a panel.
@@ -73,6 +74,7 @@ __device__ __forceinline__ int first_step(int steps) { return blockIdx.x / kMidP
 // cycles for a copy and 300 for what stands around it, and steps are 250 to 1 000 long. before(i) runs before the i-th stage.
 template <typename Before>
 __device__ __forceinline__ void load_mid(Stages& s, const MidLoad& load, int steps, int turn, int turns, Before before) {
+#pragma unroll 1
   for (int i = 0, step = first_step(steps); i < steps; ++i, s.next()) {
     if (i % turns == turn) {
       before(i);
@@ -89,6 +91,7 @@ template <int kN, int kRows>
 __device__ __forceinline__ void clear_rest(unsigned char* base, int from, int to) {
   using Where = MidRing<kN, kRows>;
   const int chunks = (to - from) * 8;
+#pragma unroll 1
   for (int i = threadIdx.x; i < Where::kGateStages * chunks; i += kConsumers)
     *reinterpret_cast<uint4*>(base + i / chunks * Where::stage(kN) + from * kTileK * 2 + i % chunks * 16) = make_uint4(0, 0, 0, 0);
   fence_async_proxy();
@@ -107,6 +110,7 @@ __device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const 
   for (int j = 0; j < kRounds; ++j)
     offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * d_model : 0;
   Announcer<kLate> announcer{gathered, s.count};
+#pragma unroll 1
   for (int i = 0, step = first_step(steps); i < steps; ++i, s.next()) {
     barrier_wait(&s.empty[s.at], s.phase);
     const uint32_t to = smem_address(s.here()) + row_bytes + chunk * 16;

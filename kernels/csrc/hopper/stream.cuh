@@ -58,6 +58,7 @@ struct Announcer {
   }
   __device__ __forceinline__ void rest() {
     async_wait();
+#pragma unroll 1
     for (; behind > 0; --behind) announce();
   }
 
@@ -76,6 +77,7 @@ struct Announcer {
 template <typename Products, typename Ready, typename Release>
 __device__ __forceinline__ void stream(Stages& s, int stages, Products products, Ready ready, Release release, int further = 0) {
   int last = -1;
+#pragma unroll 1
   for (int i = 0; i < stages; ++i) {
     ready(s.at, s.phase);
     wgmma_fence();
