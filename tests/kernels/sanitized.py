@@ -1,6 +1,6 @@
 """Calls that take every path of the GPU kernels on small shapes: what test_sanitizer.py watches, and no test itself.
 
-python sanitized.py few middle down tiles cuda    or some of them; all but the last are `hopper`'s
+python sanitized.py few middle down tiles many cuda    or some of them; all but the last are `hopper`'s
 """
 
 from __future__ import annotations
@@ -65,11 +65,10 @@ def down() -> Iterator[Call]:
 
 def tiles() -> Iterator[Call]:
     """Rows in place and in another order, tiles in words, spilled and whole; unions of some, of all and of none; tasks
-    of the down product that are cut, and so many blocks that none is."""
+    of the down product that are cut."""
     yield make(2177, 72, 264, 9)
     yield make(2177, 264, 1016, 12)
     yield uneven(2177, 264, 1016, 30)
-    yield make(32900, 8, 72, 2)
     yield make(2241, 64, 600, 10)
     for options in ({}, PLAIN):
         yield make(2100, 64, 264, -40, **options)
@@ -77,6 +76,11 @@ def tiles() -> Iterator[Call]:
     yield make(2300, 64, 264, 400)
     yield uneven(2300, 136, 520, 6, bias=True)
     yield make(2300, 64, 264, 9, **COUNTS)
+
+
+def many() -> Iterator[Call]:
+    """Two tiles of the gate product to a CTA, and so many blocks that no task of the down product is cut."""
+    yield make(32900, 8, 72, 2)
 
 
 def portable() -> Iterator[Call]:
@@ -93,6 +97,7 @@ CALLS: dict[str, Callable[[], Iterator[Call]]] = {
     "middle": middle,
     "down": down,
     "tiles": tiles,
+    "many": many,
     "cuda": portable,
 }
 

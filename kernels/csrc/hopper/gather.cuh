@@ -9,7 +9,7 @@ namespace twell::hopper {
 // after those of its warps.
 __device__ __forceinline__ void begin_ring(Shared& s) {
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1 + kProducers), barrier_init(&s.empty[i], kConsumerWarps);
+    for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1 + kProducers), barrier_init(&s.empty[i], kConsumers);
     barrier_init(&s.staged[0], kConsumerWarps / 2), barrier_init(&s.staged[1], kConsumerWarps / 2);
     fence_barrier_init();
   }

@@ -89,7 +89,7 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
   constexpr uint32_t kLead = kTransposeB ? 8192 : 16, kStepB = kTransposeB ? 2048 >> 4 : 32 >> 4;
   const auto release = [&](int stage) {
     if constexpr (kCluster == 1) {
-      if (c.lane == 0) barrier_arrive(&s.empty[stage]);
+      if (c.lane == 0) barrier_arrive_for(&s.empty[stage], 32);  // its warp
     } else {
       if (c.lane < kCluster) barrier_arrive_remote(&s.empty[stage], c.lane);
     }
