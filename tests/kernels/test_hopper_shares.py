@@ -76,7 +76,7 @@ def test_dense_blocks_beside_others(n: int, loud: tuple[int, ...], d_model: int)
 @pytest.mark.parametrize("quiet", [-40, 12])
 def test_the_up_product_counts_where_the_gate_fires(quiet: int) -> None:
     """Past every number it is nothing where a neuron is silent; where one fires, what rounds to inf spoils its row."""
-    call = make(2300, 64, 600, quiet, probes="none", layout=None, want_packed=False)
+    call = make(2300, 64, 600, quiet, probes="counts", layout=None, want_packed=False)
     for column in (1, 2, 3):
         call.x[:, column], call.w_gate[:, column], call.w_up[:, column] = 0, 0, 0
     call.w_gate[7], call.w_gate[7, 5], call.x[:, 5] = 0, 1, 1  # fires in every row
@@ -87,4 +87,5 @@ def test_the_up_product_counts_where_the_gate_fires(quiet: int) -> None:
     (y, stats), (expected, other) = hopper.run(call), reference.run(call)
     assert (~other.finite).nonzero().flatten().tolist() == [131]
     assert_same("finite", stats.finite, other.finite)
+    assert_same("nnz", stats.nnz, other.nnz)
     assert_same("y", y, expected)
