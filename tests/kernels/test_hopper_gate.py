@@ -46,8 +46,8 @@ def test_windows_are_in_order_of_nnz_unless_alike() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [2300, 3300, 13_000, 51_000])
 def test_values_find_their_places_in_unions_of_some_neurons(n: int) -> None:
-    """From words and from tiles past their slots, as four neurons in ten never fire: where clusters share blocks, where
-    each CTA has its own, and where only the loud ones are shared."""
+    """From words and from tiles past their slots, as four neurons in ten never fire: where CTAs share every block,
+    and where only the loud ones."""
     for d_ff, options in ((1336, {}), (5640, {"dtype": torch.float16}), (264, {"gated": False})):
         call = replace(uneven(n, 64, d_ff, 6, **options), probes="none", layout=None, want_packed=False)
         call.x[:, 1], call.w_gate[:, 1] = 1, torch.where(torch.arange(d_ff, device=CUDA) * 7 % 10 < 4, -64, 0)

@@ -35,6 +35,7 @@ WATCHES: dict[str, tuple[str, list[str], set[str]]] = {  # what a clean run says
     ),
     "racecheck of mid_down": (NO_HAZARDS, ["--tool", "racecheck"], {"down"}),
 }
+SAYS = ["--print-limit", "10", "--show-backtrace", "device"]
 Watched = tuple[subprocess.Popen[bytes], Path]
 
 
@@ -51,17 +52,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Watc
     program = [sys.executable, str(Path(__file__).with_name("sanitized.py"))]
     running: dict[str, Watched] = {}
     for watch, (_, options, names) in WATCHES.items():
+        if not names & takes:
+            continue
         out = tmp_path_factory.mktemp("sanitizer") / "said.txt"
-        line = [
-            sanitizer,
-            *options,
-            "--print-limit",
-            "10",
-            "--show-backtrace",
-            "device",
-            *program,
-            *sorted(names & takes),
-        ]
+        line = [sanitizer, *options, *SAYS, *program, *sorted(names & takes)]
         with out.open("wb") as to:
             running[watch] = subprocess.Popen(line, stdout=to, stderr=subprocess.STDOUT, env=alone), out
     yield running
@@ -73,6 +67,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Watc
 @pytest.mark.gpu
 @pytest.mark.parametrize("watch", WATCHES)
 def test_nothing_to_report(watched: dict[str, Watched], watch: str) -> None:
+    if watch not in watched:
+        pytest.skip("no kernel here that this watch is of")
     process, out = watched[watch]
     code, said = process.wait(timeout=280), out.read_text(errors="replace")
     assert code == 0 and "all done" in said and WATCHES[watch][0] in said, said[-8000:]
