@@ -7,6 +7,8 @@ import torch
 from gpu_checks import CUDA, assert_same, make, normal_ffn, poison, skip_without
 
 from twell.kernels import hopper, reference
+from twell.kernels.gpu import results
+from twell.kernels.layout import Layout
 from twell.kernels.ops import gated_ffn
 
 
@@ -89,3 +91,41 @@ def test_the_up_product_counts_where_the_gate_fires(quiet: int) -> None:
     assert_same("finite", stats.finite, other.finite)
     assert_same("nnz", stats.nnz, other.nnz)
     assert_same("y", y, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [2049, 2304])
+def test_a_part_is_taken_once_every_warp_has_left_its_share(n: int) -> None:
+    """The flags of all warps but one are up beforehand, over parts of NaN: whoever does not wait for that one's takes
+    them, as it comes to a part before the sums of those that take as many steps are there."""
+    call = make(n, 64, 5640, -40, probes="none", layout=None, want_packed=False)
+    expected, workspace = reference.run(call)[0], hopper.Workspace(n, 5640, call.x.dtype, CUDA)
+    y, stats = results(call)
+    hopper.launch(call, slice(0, n), workspace, y, stats)
+    assert_same("y", y, expected)
+    flags = workspace.part_ready
+    left = flags.any(1)
+    assert 100 < int(left.sum()) < len(flags), "all multiprocessors take a share of so few tasks"
+    warp_of_row = torch.arange(n, device=CUDA) % 128 // 16
+    for warp in range(flags.shape[1]):
+        y.fill_(float("nan")), workspace.parts.fill_(float("nan"))
+        flags.fill_(1)
+        flags[:, warp] = 0
+        hopper.launch(call, slice(0, n), workspace, y, stats, hopper.STAGES["down"])
+        rows = warp_of_row == warp
+        assert_same(f"y of warp {warp}", y[rows], expected[rows])
+
+
+@pytest.mark.gpu
+def test_what_comes_next_finds_y_whole_though_probes_are_over_early() -> None:
+    """Of 257 blocks the last alone fires, everything: one CTA of `down` is at it while others have long made room."""
+    n = 256 * 128 + 100
+    call = make(n, 64, 5640, -40, layout=Layout(), want_packed=False)
+    call.x[: 256 * 128, 0], call.x[: 256 * 128, 1:] = -1, 0
+    expected, workspace = reference.run(call)[0], hopper.Workspace(n, 5640, call.x.dtype, CUDA)
+    y, stats = results(call)
+    for _ in range(3):
+        y.fill_(float("nan"))
+        torch.cuda._sleep(10_000_000)  # cycles, in which all of what follows is launched
+        hopper.launch(call, slice(0, n), workspace, y, stats)
+        assert_same("y", y.clone(), expected)
