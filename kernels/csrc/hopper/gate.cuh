@@ -21,6 +21,7 @@ constexpr int kCutPackWarps = kTileM / 2 / kPackRows;  // of a cut tile, that ha
 // What the packers share. Of a row: its words, or before them what it fires, a bit a neuron, in words 8 to 15; and last how many are
 // in use, so that rows lie a bank apart.
 struct Packs {
+  uint64_t found;  // by all warps, what a CTA's last tile fires
   uint32_t lines[kTileM][kWords + 1];
   uint32_t fired[kLastPackWarps][8];  // by the rows of each warp, a bit a neuron of the tile; in a cut tile, of both CTAs' warps
 };
@@ -130,8 +131,11 @@ __device__ __forceinline__ bool find_fired(unsigned char* staging, Packs& s, con
     if (lane < 8 && warp < kCutPackWarps)
       store_remote(remote_address(s.fired[kCutPackWarps + warp] + lane, cluster_rank() ^ 1), mine);
     cluster_sync();
-  } else {
-    named_sync<kWarps * 32>(1);
+  } else if (kWarps == kPackWarps) {
+    named_sync<kPackers>(1);
+  } else {  // no named barrier: racecheck loses warps that meet at one while others, here the producer's, wait for the cluster
+    if (lane < 8) barrier_arrive(&s.found);
+    barrier_wait(&s.found, 0);
   }
   uint32_t all = 0;  // of what lies there until the next tile is staged
   if (lane < 8)
@@ -210,6 +214,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
     barrier_init(&s.staged[0], kConsumers), barrier_init(&s.drained, kPackers);
+    barrier_init(&packs.found, 8 * kLastPackWarps);
     fence_barrier_init();
   }
   let_next_launch();
