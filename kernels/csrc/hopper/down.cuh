@@ -23,8 +23,10 @@ struct DownPiece {
     const Piece piece = shares.piece(i);
     block = piece.block, n0 = piece.outputs * kTileN, first = 0, signed_size = shares.signed_size(f, block);
     if (piece.upto != Piece::kAll) first = steps() - piece.upto;  // else nothing here waits for the size
-    listed = threadIdx.x < kConsumers ? f.order[block * kTileM + at]
-                                      : f.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + first * kTileK + at];
+    if (threadIdx.x < kConsumers)
+      listed = f.order[block * kTileM + at];
+    else
+      listed = shares.known_whole(f, block) ? 0 : f.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + first * kTileK + at];
     end = steps() - piece.without;
   }
   __device__ __forceinline__ int size() const { return abs(signed_size); }
@@ -33,9 +35,12 @@ struct DownPiece {
   __device__ __forceinline__ bool joins() const { return !left() && first > 0; }  // what others leave
 };
 
+// Calls work(piece) for the pieces of this CTA, once the launches before are over.
 template <typename Work>
 __device__ __forceinline__ void each_down_piece(const Ffn& f, const Shares& shares, int at, Work work) {
-  DownPiece next(f, shares, 0, at);
+  DownPiece next(f, shares, 0, at);  // of the plan, which is there
+  wait_for_launches();
+  let_next_launch();  // the probes read nothing that this writes: they fill the processors as they become free
 #pragma unroll 1
   for (int i = 0; i < shares.count(); ++i) {
     const DownPiece piece = next;
@@ -120,7 +125,7 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
 #pragma unroll 1
     for (int step = task.first; step < task.end; ++step, ring.next()) {
       const uint32_t neurons = ahead;
-      if (step + 1 < task.end) ahead = list[(step + 1) * kTileK];
+      if (!all && step + 1 < task.end) ahead = list[(step + 1) * kTileK];
       barrier_wait(&s.empty[ring.stage], ring.phase);
       uint64_t* full = &s.full[ring.stage];
       if (thread == 0) {
@@ -207,8 +212,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   begin_ring(s);
   if (f.w_up == nullptr) wait_for_launches();  // the launch before is the plan itself
   const Shares shares(f, memory);
-  wait_for_launches();
-  let_next_launch();  // the probes read nothing that this writes: they fill the processors as they become free
   if (threadIdx.x >= kConsumers) {
     registers_down<kProducerRegisters>();
     produce_down<T>(w_map, f, s, shares);

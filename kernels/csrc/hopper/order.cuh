@@ -15,16 +15,16 @@ constexpr int kPlanThreads = 512;
 // In shared memory. Rows as keys, in the order of which blocks take them: how few they fire, then where in the window they are; places
 // past the last row come last.
 struct Window {
-  static constexpr int kRowBits = 10, kWarps = kPlanThreads / 32, kDigit = 8, kDigits = 1 << kDigit;
+  static constexpr int kRowBits = 10, kDigit = 8, kDigits = 1 << kDigit;
   static_assert(kWindow == 1 << kRowBits);
   __align__(16) uint32_t keys[kWindow];
   __align__(16) uint32_t block[kBlockRows], taken[kBlockRows];  // the block's, as they come in order; and as they were found
-  unsigned long long squares[kWarps];
-  uint32_t sums[kWarps], broken[kWindow / 32];  // a bit a row that is not finite
-  uint32_t bounds[2];                           // the block's first key and its last
-  int ranks[2];                                 // how many keys that begin as they do are before them
-  uint32_t digits[2][kDigits];                  // of how many such keys follow each next digit
-  int many;                                     // of `taken`
+  uint32_t sums[kWindow / 32], squares[2][kWindow / 32];  // of 32 rows' nnz; of its square's low halves, and of the high ones
+  uint32_t broken[kWindow / 32];  // a bit a row that is not finite
+  uint32_t bounds[2];             // the block's first key and its last
+  int ranks[2];                   // how many keys that begin as they do are before them
+  uint32_t digits[2][kDigits];    // of how many such keys follow each next digit
+  int many;                       // of `taken`
 
   static __device__ __forceinline__ uint32_t key(const Ffn& f, int row, bool there, uint32_t nnz) {
     return (there ? f.d_ff - nnz : f.d_ff + 1) << kRowBits | row;
@@ -70,38 +70,44 @@ __device__ __forceinline__ void find_bounds(Window& w, uint32_t greatest, int wa
   }
 }
 
-// Puts the block's rows into w.block, by all threads; returns whether the window's stay in place.
-__device__ __forceinline__ bool put_in_order(const Ffn& f, Window& w, int block) {
-  const int t = threadIdx.x, warp = t / 32, lane = t % 32;
+// Reads what the rows of the block's window fire, by all threads, and calls meanwhile() while that is on its way; returns whether they
+// stay in place. All that was written before is there for all threads then.
+template <typename Meanwhile>
+__device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, Meanwhile meanwhile) {
+  constexpr int kEach = kWindow / kPlanThreads;  // rows to a thread
+  const int t = threadIdx.x, lane = t % 32;
   const int m0 = block * kBlockRows / kWindow * kWindow, first = block * kBlockRows - m0, rows = min(kWindow, f.rows - m0);
-  uint32_t sum = 0;
-  unsigned long long square = 0;
+  uint32_t words[kEach];
 #pragma unroll
-  for (int row = t; row < kWindow; row += kPlanThreads) {
-    const uint32_t word = row < rows ? f.row_sums[m0 + row] : 0, nnz = word & kNotFinite ? 0 : word;
-    const uint32_t broken = __ballot_sync(~0u, word & kNotFinite);
-    if (lane == 0) w.broken[row / 32] = broken;
-    w.keys[row] = Window::key(f, row, row < rows, nnz);
-    sum += nnz, square += static_cast<unsigned long long>(nnz) * nnz;
+  for (int i = 0; i < kEach; ++i) {
+    const int row = t + i * kPlanThreads;
+    words[i] = row < rows ? f.row_sums[m0 + row] : 0;
   }
-  sum = __reduce_add_sync(~0u, sum);
+  meanwhile();
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) square += __shfl_xor_sync(~0u, square, step);
-  if (lane == 0) w.sums[warp] = sum, w.squares[warp] = square;
+  for (int i = 0; i < kEach; ++i) {
+    const int row = t + i * kPlanThreads;
+    const uint32_t broken = __ballot_sync(~0u, words[i] & kNotFinite), nnz = words[i] & kNotFinite ? 0 : words[i];
+    w.keys[row] = Window::key(f, row, row < rows, nnz);
+    const uint32_t sum = __reduce_add_sync(~0u, nnz), square = nnz * nnz;
+    const uint32_t low = __reduce_add_sync(~0u, square & 0xffff), high = __reduce_add_sync(~0u, square >> 16);
+    if (lane == 0) w.broken[row / 32] = broken, w.sums[row / 32] = sum, w.squares[0][row / 32] = low, w.squares[1][row / 32] = high;
+  }
   if (t < 2) w.bounds[t] = 0, w.ranks[t] = first + t * (kBlockRows - 1);
   if (t == 0) w.many = 0;
   __syncthreads();
-  unsigned long long sums = 0, squares = 0;
-#pragma unroll
-  for (int i = 0; i < Window::kWarps; ++i) sums += w.sums[i], squares += w.squares[i];
+  static_assert(kWindow / 32 == 32);  // a lane each
+  const unsigned long long sums = __reduce_add_sync(~0u, w.sums[lane]);
+  const unsigned long long squares =
+      __reduce_add_sync(~0u, w.squares[0][lane]) + (static_cast<unsigned long long>(__reduce_add_sync(~0u, w.squares[1][lane])) << 16);
   // Their deviation, at most a quarter of the mean or a 256th of d_ff: what sorting gains is then less than what scattered rows cost.
   const unsigned long long spread = rows * squares - sums * sums, least = static_cast<unsigned long long>(rows) * f.d_ff;
-  const bool stays = 16 * spread <= sums * sums || spread <= least * least >> 16;
-  if (stays) {
-    if (t < kBlockRows) w.block[t] = w.keys[first + t];
-    __syncthreads();
-    return true;
-  }
+  return 16 * spread <= sums * sums || spread <= least * least >> 16;
+}
+
+// Puts the keys of the block's rows into w.block, most first, by all threads: where the window's rows do not stay.
+__device__ __forceinline__ void sort_window(const Ffn& f, Window& w) {
+  const int t = threadIdx.x, warp = t / 32, lane = t % 32;
   find_bounds(w, Window::key(f, kWindow - 1, false, 0), warp, lane);
 #pragma unroll
   for (int row = t; row < kWindow; row += kPlanThreads)
@@ -119,7 +125,6 @@ __device__ __forceinline__ bool put_in_order(const Ffn& f, Window& w, int block)
   for (int step = 1; step < kShare; step *= 2) before += __shfl_xor_sync(~0u, before, step);
   if (t % kShare == 0) w.block[before] = key;
   __syncthreads();
-  return false;
 }
 
 }  // namespace twell::hopper

@@ -107,47 +107,71 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   const int words = f.tiles * (kTile / 32), m0 = block * kBlockRows, rows = min(kBlockRows, f.rows - m0);
   uint32_t* bits = reinterpret_cast<uint32_t*>(panels_memory + kGroup * kPanelBytes);  // of the union, a bit a neuron
   int* before = reinterpret_cast<int*>(bits + words);  // neurons of the union before each word
-  __shared__ int values, size;   // fired neurons, and the union's size
-  __shared__ uint32_t loose[8];  // of rows in place, tiles, of 256 at most, that the gate did not leave whole; a bit each
+  __shared__ int values, size;                 // fired neurons, and the union's size
+  __shared__ int together[kPlanThreads / 32];  // neurons of the union of rows in place, as a warp has found them
+  __shared__ uint32_t loose[8];                // of rows in place, tiles, of 256 at most, that the gate did not leave whole; a bit each
   __shared__ int order[kBlockRows];
   const int thread = threadIdx.x, lane = thread % 32;
   const Plan p{f, order, thread / 32, lane};
 
-  for (int w = thread; w < words; w += kPlanThreads) bits[w] = 0;
   if (thread < 8) loose[thread] = 0;
   if (thread == 0) values = 0;
+  __syncthreads();
   let_next_launch();
   wait_for_launches();
   if (blockIdx.x == 0)
     for (int i = thread; i < kParts * kPartWarps; i += kPlanThreads) f.part_ready[i] = 0;
   Window& window = *reinterpret_cast<Window*>(panels_memory);
-  const bool consecutive = put_in_order(f, window, block), alone = !shares || (consecutive && shared < f.blocks);
+  const bool consecutive = read_window(f, window, block, [&] {  // the union, should rows stay: the gate has it, by tiles
+    int mine = 0;
+#pragma unroll 1
+    for (int w = thread; w < words; w += kPlanThreads) {
+      const int tile = w / (kTile / 32), left = f.d_ff - 32 * w;
+      const uint32_t head = f.heads[(static_cast<int64_t>(m0) * f.tiles + tile) * kHead];
+      const uint32_t fired = f.fired[static_cast<int64_t>(block) * words + w];
+      const bool whole = head & kWhole;  // as of the others' rows: nearly all of it fires, so let all
+      const uint32_t word = whole ? left <= 0 ? 0 : left < 32 ? (1u << left) - 1 : ~0u : fired;
+      bits[w] = word, mine += __popc(word);
+      if (!whole && w % (kTile / 32) == 0) atomicOr(&loose[tile >> 5], 1u << (tile & 31));
+    }
+    mine = __reduce_add_sync(~0u, mine);
+    if (lane == 0) together[thread / 32] = mine;
+  });
+  const bool alone = !shares || (consecutive && shared < f.blocks);
   if (alone && shares && blockIdx.x % splits > 0) return;  // rows in place are no louder than others
   const int part = alone ? 0 : blockIdx.x % splits, parts = alone ? 1 : splits;
+  if (!consecutive) sort_window(f, window);
+  const int first_row = m0 % kWindow;
   if (thread < kBlockRows) {
-    const uint32_t key = window.block[thread];
-    const int row = m0 / kWindow * kWindow + Window::row_of(key);
+    const uint32_t key = consecutive ? window.keys[first_row + thread] : window.block[thread];
+    const int row = m0 - first_row + Window::row_of(key);
     const bool there = row < f.rows, finite = there && window.finite(key);
-    const int nnz = there ? Window::nnz_of(f, key) : 0, fired = __reduce_add_sync(~0u, nnz);
+    const int nnz = there ? Window::nnz_of(f, key) : 0;
     order[thread] = finite ? row : -1;
-    if (lane == 0) atomicAdd(&values, fired);
+    if (!consecutive) {
+      const int fired = __reduce_add_sync(~0u, nnz);
+      if (lane == 0) atomicAdd(&values, fired);
+    }
     if (part == 0) {
       f.order[m0 + thread] = row;
       if (there) f.finite[row] = finite;
       if (there && f.nnz != nullptr) f.nnz[row] = nnz;
     }
   }
-  __syncthreads();
-  if (consecutive) {  // the gate has it all, by tiles
-    for (int w = thread; w < words; w += kPlanThreads) {
-      const int tile = w / (kTile / 32), left = f.d_ff - 32 * w;
-      const int64_t at = static_cast<int64_t>(m0) * f.tiles + tile;
-      const bool whole = f.heads[at * kHead] & kWhole;  // as of the others' rows: nearly all of it fires, so let all
-      bits[w] = whole ? left <= 0 ? 0 : left < 32 ? (1u << left) - 1 : ~0u : f.fired[static_cast<int64_t>(block) * words + w];
-      if (!whole && w % (kTile / 32) == 0) atomicOr(&loose[tile >> 5], 1u << (tile & 31));
-    }
+  const auto takes_all = [&](int neurons, int fired) {
+    return nearly_all(neurons, f.d_ff) || 2ll * fired >= static_cast<int64_t>(rows) * f.d_ff;
+  };
+  bool counts = true;  // else the union is known to be everything, where a neuron's rank is its number
+  if (consecutive) {
+    int fired = 0;
+#pragma unroll
+    for (int i = 0; i < kBlockRows / 32; ++i) fired += window.sums[first_row / 32 + i];
+    counts = !takes_all(__reduce_add_sync(~0u, lane < kPlanThreads / 32 ? together[lane] : 0), fired);
+    if (thread == 0) values = fired, size = f.d_ff;
   } else {
-    const int quads = words / 4;  // a thread takes four words of some rows
+    for (int w = thread; w < words; w += kPlanThreads) bits[w] = 0;
+    __syncthreads();
+    const int quads = 2 * f.tiles;  // a thread takes four words of some rows
     uint32_t any[4] = {};
 #pragma unroll 4
     for (int row = thread < kPlanThreads / quads * quads ? thread / quads : kBlockRows; row < kBlockRows; row += kPlanThreads / quads) {
@@ -158,11 +182,11 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       if (any[i]) atomicOr(&bits[thread % quads * 4 + i], any[i]);
+    __syncthreads();
   }
-  __syncthreads();
-  if (thread < 32) {
+  if (counts && thread < 32) {
     const int sum = count_before(bits, before, words, lane);
-    if (lane == 0) size = nearly_all(sum, f.d_ff) || 2ll * values >= static_cast<int64_t>(rows) * f.d_ff ? f.d_ff : sum;
+    if (lane == 0) size = takes_all(sum, values) ? f.d_ff : sum;
   }
   __syncthreads();
 
@@ -173,11 +197,13 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     return all ? column : before[word] + __popc(bits[word] & ((1u << (column & 31)) - 1));
   };
   uint16_t* list = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
-  if (part == parts - 1) {  // it has the fewest panels
-    const int filled = max(panels, 1) * kPanelColumns;  // of no neuron too: `down` reads ahead before it knows
+  const int filled = max(panels, 1) * kPanelColumns;  // of no neuron too: `down` reads ahead before it knows
+  if (all) {
+    for (int i = part * kPlanThreads + thread; i < filled; i += parts * kPlanThreads) list[i] = i < f.d_ff ? i : 0;
+  } else if (part == parts - 1) {  // it has the fewest panels
 #pragma unroll 1
     for (int neuron = thread; neuron < f.d_ff; neuron += kPlanThreads)
-      if (all || bits[neuron >> 5] >> (neuron & 31) & 1) list[rank_of(neuron)] = neuron;
+      if (bits[neuron >> 5] >> (neuron & 31) & 1) list[rank_of(neuron)] = neuron;
     for (int i = size + thread; i < filled; i += kPlanThreads) list[i] = 0;
   }
   if (part == parts - 1 && thread == 0) {

@@ -93,6 +93,8 @@ class Shares {
   }
   // As f.union_sizes has it, but without a way to memory where it is known.
   __device__ __forceinline__ int signed_size(const Ffn& f, int block) const { return in_turns() ? f.union_sizes[block] : m_.sizes[block]; }
+  // Whether the block is known to take every neuron, without a way to memory.
+  __device__ __forceinline__ bool known_whole(const Ffn& f, int block) const { return !in_turns() && abs(m_.sizes[block]) == f.d_ff; }
   // Calls add(share) for every other share in which this CTA's last task goes on.
   template <typename Add>
   __device__ __forceinline__ void each_further(Add add) const {
