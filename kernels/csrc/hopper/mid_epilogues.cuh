@@ -151,7 +151,7 @@ __device__ __forceinline__ void list_mid(MidShared<kN, kRows>& s, const Ffn& f, 
     mine = mine || (w == thread / 32 && fires >> (thread & 31) & 1);
   }
   if (mine) s.list[before] = thread;
-  const int own = count == 0 ? 0 : count > Space::kMost || count == real ? kN : count <= 16 ? 16 : 32;
+  const int own = count == 0 ? 0 : count > Space::kMost || count == real ? kN : Space::width_of(count);
   const bool meet = f.w_up != nullptr;
   if (thread == 0 && meet) send_remote(&s.other, &s.told, own, cluster_rank() ^ 1);
   const int b = thread / 32, group = thread % 32;  // of 16 neurons

@@ -161,10 +161,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int p = 0; whole && p < kPieces; ++p) leave(p);
     } else if (whole) {
       run.template operator()<kN>();
-    } else if (Space::kMost <= 16 || width == 16) {
-      run.template operator()<16>();
     } else {
-      run.template operator()<32>();
+      by_width<Space>(width, run);
     }
     named_sync<128>(1 + piece(0).group / kPieces);
     if (!whole && block < f.blocks) {

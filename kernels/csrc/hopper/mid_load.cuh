@@ -10,8 +10,12 @@ namespace twell::hopper {
 template <int kN, int kRows>
 struct __align__(16) MidShared {
   static constexpr int kWords = (kN + 31) / 32, kBlocks = kRows / kBlockRows;
-  // From a share of the tile on, and where they are more than 32, weights come whole: by the copy engine that is less work than row by row.
-  static constexpr int kMost = std::min(5 * kN / 16, 32);
+  // From a share of the tile on, of more rows a greater one, and where they are more than 48, in large tiles 64, weights come whole: by the
+  // copy engine that is less work than row by row.
+  static constexpr int kMost = kN == 48 ? 16 : std::min((4 + kBlocks) * kN / 16, kRows * kN < 128 * 224 ? 48 : 64);
+  // Of the up product of so many gathered neurons.
+  __host__ __device__ static constexpr int width_of(int count) { return count <= 16 ? 16 : count <= 32 ? 32 : count <= 48 ? 48 : 64; }
+  static constexpr int kWidest = width_of(kMost);
   uint64_t full[2][kMidStages], empty[2][kMidStages], gathered[kMidStages];  // of the gate's stages, of the up product's
   uint64_t told, ready, left;                                                // by the other CTA of the pair: its width, and so on
   uint32_t fires[kBlocks][kWords], broken[kRows / 32];  // a bit a neuron that any row of a block fires; a bit a row that is not finite
@@ -20,6 +24,19 @@ struct __align__(16) MidShared {
   __align__(16) uint16_t list[kN];                      // the neurons that fire, ascending
   __align__(16) float biases[kN];                       // of a product's neurons
 };
+
+// Calls run<width>(), of a product of gathered neurons.
+template <typename Space, typename Run>
+__device__ __forceinline__ void by_width(int width, Run run) {
+  if (Space::kWidest == 16 || width == 16)
+    run.template operator()<16>();
+  else if (Space::kWidest <= 32 || width == 32)
+    run.template operator()<std::min(32, Space::kWidest)>();
+  else if (Space::kWidest <= 48 || width == 48)
+    run.template operator()<std::min(48, Space::kWidest)>();
+  else
+    run.template operator()<Space::kWidest>();
+}
 
 // Panels: [neurons][64 rows], 128-byte swizzled, as the copy engine has them; one for each 64 rows of the tile, one after the other.
 // First the ring of the gate product has all the room. Then the gate's values lie at its end, in panels of the whole tile. Of few
@@ -41,9 +58,9 @@ struct MidRing {
   }
   static constexpr int kGateStages = std::min(kMidStages, kBytes / stage(kN));
   static constexpr int kProducerRegisters = kRows == kBlockRows ? 72 : 40, kConsumerRegisters = 252 - kProducerRegisters / 2;
-  static constexpr int kLate = stages(32) > 5 ? 4 : 2;  // of a gathered stage, as below
+  static constexpr int kWidest = MidShared<kN, kRows>::kWidest, kLate = stages(kWidest) > 5 ? 4 : 2;  // of a gathered stage, as below
   static_assert(kGateStages >= kProducerWarps && stages(kN) >= kProducerWarps);  // else a warp meets a stage that is two rounds behind
-  static_assert(stages(32) >= kLate + 2);  // else gatherers wait for a stage that waits for one not yet announced
+  static_assert(stages(kWidest) >= kLate + 2);  // else gatherers wait for a stage that waits for one not yet announced
 };
 
 // Where 8 rows of a neuron lie in a panel.
@@ -104,24 +121,26 @@ template <typename T, int kMost, int kLate>
 __device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int steps,
                                            int d_model, int row_bytes) {
   constexpr int kApart = (kProducers - 32) / 8, kRounds = (kMost + kApart - 1) / kApart;
+  static_assert(kApart % 4 == 0);  // a thread's rows are swizzled alike but for 64 bytes
   const int thread = threadIdx.x - kConsumers - 32, row = thread / 8, chunk = thread % 8;
-  uint32_t offset[kRounds];
+  uint32_t offset[kRounds];  // of a thread's rows, in 16 bytes
 #pragma unroll
   for (int j = 0; j < kRounds; ++j)
-    offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * d_model : 0;
+    offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * (d_model / 8) : 0;
+  const uint32_t place = row_bytes + row * 128 + ((chunk ^ row & 7) << 4);
   Announcer<kLate> announcer{gathered, s.count};
 #pragma unroll 1
   for (int i = 0, step = first_step(steps); i < steps; ++i, s.next()) {
     barrier_wait(&s.empty[s.at], s.phase);
-    const uint32_t to = smem_address(s.here()) + row_bytes + chunk * 16;
+    const uint32_t to = smem_address(s.here()) + place;
     const int k = step * kTileK + 8 * chunk;
     const bool inside = k < d_model;
-    const T* from = weights + (inside ? k : 0);
+    const uint4* from = reinterpret_cast<const uint4*>(weights + (inside ? k : 0));
+    asm("" : "+l"(from));  // else each row's address is worked out ahead, and there are no registers to keep them in
 #pragma unroll
     for (int j = 0; j < kRounds; ++j) {
-      const int r = row + kApart * j;
-      if (r >= count) break;
-      async_copy_16((to + r * 128) ^ ((r & 7) << 4), from + offset[j], inside);
+      if (row + kApart * j >= count) break;
+      async_copy_16((to ^ kApart * j % 8 << 4) + kApart * j * 128, from + offset[j], inside);
     }
     announcer.asked();
     step = step + 1 < steps ? step + 1 : 0;
