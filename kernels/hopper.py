@@ -1,12 +1,13 @@
 """The `hopper` kernel: the FFN op on tensor cores of sm_90a, dense in the gate and over each block's union afterwards.
 
-Four launches, which overlap, and no wait for the host. The gate product's epilogue emits TwELL. A plan puts rows in
-order of nnz within windows of 1024, where that pays, so that the few that fire many neurons share blocks; it lists, for
-every 128 rows in that order, the union of the neurons they fire, and lays the gate values out over it. Up and down are
-products over the union, whose weight rows are gathered once a block; where the union is nearly everything they read
-whole weight tiles instead. Of up to 256 blocks the down product's work is shared out evenly: what one multiprocessor
-begins another may go on with. Further launches count what is asked for besides nnz. Sums have one order, set by shapes
-and inputs: same call, same bits.
+Five launches, which overlap, and no wait for the host. One zeroes what the gate product adds to, whose epilogue emits
+TwELL. A plan puts rows in order of nnz within windows of 1024, where that pays, so that the few that fire many neurons
+share blocks; it lists, for every 128 rows in that order, the union of the neurons they fire, and lays the gate values
+out over it. Up and down are products over the union, whose weight rows are gathered once a block; where the union is
+nearly everything they read whole weight tiles instead. Of up to 64 blocks such tiles need no plan: the gate's kernel
+goes on with their up products, as it comes to have them. Of up to 256 blocks the down product's work is shared out
+evenly: what one multiprocessor begins another may go on with. Further launches count what is asked for besides nnz.
+Sums have one order, set by shapes and inputs: same call, same bits.
 
 Up to 2 048 rows take two launches, which overlap, and no plan: gate and up together by tiles of 128 rows and up to 256
 neurons, or of 256 and 176, down over what the tiles of a block's rows have fired; up to 64 rows are one block.
@@ -106,7 +107,7 @@ class Workspace:
         self.spill = empty(n, tiles, LAYOUT.tile, dtype=dtype)
         self.masks = empty(n, tiles, LAYOUT.tile // 32)
         self.fired = empty(blocks, tiles, LAYOUT.tile // 32)
-        self.row_sums = empty(n + 1)
+        self.row_sums = empty(n + 3 + -(-n // WINDOW) + 2 * -(-blocks // 2) * tiles)  # and behind them what lies whole
         self.order = empty(-(-n // WINDOW) * WINDOW)
         self.unions = empty(blocks, panels * PANEL, dtype=torch.int16)
         self.union_sizes = empty(blocks)
@@ -139,7 +140,7 @@ class Workspace:
         """Leaves what the gate product leaves where it emits `packed`, as `packed` above reads it."""
         self.heads.copy_(packed.words[:, :, :HEAD])
         self.tails.copy_(packed.words[:, :, HEAD:])
-        self.row_sums[:-1] = packed.words[:, :, 0].sum(1)
+        self.row_sums.zero_()[: len(packed.words)] = packed.words[:, :, 0].sum(1)
         over = packed.spill_index >= 0
         row, chunk = over.nonzero()[:, :1], torch.arange(32, device=over.device)
         spill = packed.spill[packed.spill_index[over].long()].view(-1, 32, 8)

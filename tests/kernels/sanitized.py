@@ -83,6 +83,12 @@ def many() -> Iterator[Call]:
     yield make(32900, 8, 72, 2)
 
 
+def whole() -> Iterator[Call]:
+    """More rounds of tiles than one, that lie whole: the gate's kernel goes on with their up products."""
+    yield make(3800, 264, 2904, -70)
+    yield make(3800, 264, 2904, -70, bias=True, **COUNTS)
+
+
 def portable() -> Iterator[Call]:
     """Blocks of 16 rows and of 64."""
     for n in (1, 17, 300):
@@ -98,6 +104,7 @@ CALLS: dict[str, Callable[[], Iterator[Call]]] = {
     "down": down,
     "tiles": tiles,
     "many": many,
+    "whole": whole,
     "cuda": portable,
 }
 

@@ -186,6 +186,13 @@ __device__ __forceinline__ int acquire_load(const int* global) {
   return value;
 }
 
+// Adds after all such writes, as all who add have seen those of the ones before them; what was there.
+__device__ __forceinline__ int add_in_order(int* global, int value) {
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(global), "r"(value) : "memory");
+  return before;
+}
+
 // ---- launches that overlap, clusters, and registers
 
 // Lets the next kernel of the stream start, up to its `wait_for_launches`, once every CTA of this one has begun.

@@ -5,7 +5,7 @@
 namespace {
 
 using namespace twell;
-using twell::hopper::Ffn;
+using twell::hopper::Ffn, twell::hopper::kWholeBlocks;
 
 // workspace: heads, tails, masks, spill, fired, row_sums, order, unions, union_sizes, hidden, tasks, parts, part_ready.
 void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor& w_down, const Maybe& b_gate, const Maybe& b_up,
@@ -25,6 +25,8 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
   f.b_gate = address(b_gate), f.b_up = address(b_up), f.b_down = address(b_down);
   f.heads = as<uint32_t>(heads), f.tails = as<uint32_t>(tails), f.spill = address(spill), f.order = as<int>(order);
   f.masks = as<uint32_t>(masks), f.fired = as<uint32_t>(fired), f.row_sums = as<uint32_t>(row_sums), f.unions = as<uint16_t>(unions);
+  f.whole = f.w_up != nullptr && f.blocks <= kWholeBlocks ? reinterpret_cast<int*>(f.row_sums + f.rows + 1) : nullptr;
+  f.goes_on = f.whole != nullptr && stages & 4;
   f.union_sizes = as<int>(union_sizes), f.hidden = address(hidden), f.tasks = as<int>(tasks);
   f.parts = as<float>(parts), f.part_ready = as<int>(part_ready);
   f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);

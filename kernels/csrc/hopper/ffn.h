@@ -18,7 +18,8 @@ constexpr int kHead = 8, kTail = kWords - kHead;              // its words, spli
 constexpr int kMaskWords = kTile / 32;  // of what a tile fires, a bit a neuron
 constexpr int kParts = 144, kPartWarps = 8;  // sums that `down` can leave for others at once, of so many warps each
 constexpr uint32_t kWhole = 1u << 16, kCount = kWhole - 1;    // of a first word: that the tile lies in `spill`; its count
-constexpr uint32_t kNotFinite = 1u << 31;                     // of a row's sum
+constexpr int kWholeBlocks = 64;  // up to so many blocks the gate's kernel goes on with up products, if it can
+constexpr uint32_t kNotFinite = 1u << 31, kSpoiled = 1u << 30;  // of a row's sum: gate values, and up products that are not finite
 
 // Whether so many of d_ff neurons, or of a tile's, are so nearly all that products over all of them take no longer.
 __host__ __device__ constexpr bool nearly_all(int some, int all) { return 20ll * some >= 17ll * all; }
@@ -43,8 +44,11 @@ struct Ffn {
   void* spill;           // [rows, tiles, 32, 8]: such tiles, dense, chunk c of row r at c ^ (r % 8); others untouched by the gate
   uint32_t* masks;       // [rows, tiles, 8]: what fires, a bit a neuron
   uint32_t* fired;       // [blocks, tiles, 8]: what 128 rows that follow each other fire together, likewise
-  uint32_t* row_sums;    // [rows + 1]: how many neurons a row fires, with kNotFinite where its gate values are not; then the number
-                         // of `tasks`. From zeros on
+  uint32_t* row_sums;    // [rows + 1]: how many neurons a row fires, with kNotFinite where its gate values are not, and kSpoiled where
+                         // up products that the gate's kernel made are not; then the number of `tasks`. From zeros on
+  int* whole;            // [2 + windows + 2 * pairs of blocks * tiles], behind them: what lies whole in `spill`, as whole.cuh has it. From
+                         // zeros on; null in a plain FFN, and of more than kWholeBlocks
+  bool goes_on;          // whether the gate's kernel may go on with their up products
   int* order;            // [windows * 1024]: the rows of each block, by nnz in a window; from `rows` on in their place
   uint16_t* unions;      // [blocks, panels * 64]: the block's neurons, ascending, and neuron 0 in the rest of the last 64 of them, or of
                          // the first 64 where it has none

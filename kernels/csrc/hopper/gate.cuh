@@ -1,220 +1,177 @@
-// The gate product, z = x Wg^T + b, whose epilogue is TwELL: nothing dense leaves the chip but tiles past their slots.
+// The gate product, z = x Wg^T + b, whose epilogue is TwELL: nothing dense leaves the chip but tiles past their slots. And the up products
+// of what lies whole already.
 //
 // Clusters of two CTAs take the two row tiles of a pair and the same 256 neurons; each loads half of the weights' tile for both.
-// Consumers round relu(z) into the staging tile and go on; packing warps turn it into words during the next main loop, and of
-// a CTA's last tile all do.
-// Where the tile's 128 rows together fire nearly all of its neurons, and the block will run dense, they leave whole instead.
 //
 // What is left after whole rounds of the clusters, where it would leave half of them idle or more, is cut: a cluster takes one row tile,
 // each CTA half of its rows, each warpgroup half of the neurons.
+//
+// Clusters that have no more tiles go on with up products of pairs that lie whole, as they come: so there is no second ragged round where
+// all is dense, and nothing waits for the plan, which only says what is known there.
 #pragma once
 
-#include "hopper/gemm.cuh"
+#include "hopper/hidden.cuh"
+#include "hopper/pack.cuh"
 
 namespace twell::hopper {
 
-constexpr int kPackWarps = kProducerWarps - 1, kPackers = kPackWarps * 32;
-constexpr int kLastPackWarps = kPackWarps + kConsumerWarps;  // of a CTA's last tile, when consumers have nothing else to do
-constexpr int kPackRows = 16;  // at a time by a warp, two lanes to each row: shares of three warps in 128 rows are nearly equal
-constexpr int kCutPackWarps = kTileM / 2 / kPackRows;  // of a cut tile, that have rows
-
-// What the packers share. Of a row: its words, or before them what it fires, a bit a neuron, in words 8 to 15; and last how many are
-// in use, so that rows lie a bank apart.
-struct Packs {
-  uint64_t found;  // by all warps, what a CTA's last tile fires
-  uint32_t lines[kTileM][kWords + 1];
-  uint32_t fired[kLastPackWarps][8];  // by the rows of each warp, a bit a neuron of the tile; in a cut tile, of both CTAs' warps
-};
-static_assert(kSharedBytes + sizeof(Packs) <= 227 * 1024);  // all that a CTA can have
-
-struct GateTasks {
-  int whole, total;
-  __device__ __forceinline__ explicit GateTasks(const Ffn& f) {
-    const int planned = (f.blocks + 1) / 2 * f.tiles, clusters = gridDim.x / 2, left = planned % clusters;
-    whole = 2 * left <= clusters ? planned - left : planned;
-    total = whole + 2 * (planned - whole);
+// What the producer of a cluster's first CTA decides for both, one after the other: a tile whose up product comes next, or -1 at the end.
+// It decides once the loads of the task before are issued; all have read those of kStages tasks before by then, as these are multiplied.
+struct Decisions {
+  static constexpr int kSlots = kStages + 1;
+  int tile[kSlots];
+  uint64_t told[kSlots];
+  __device__ __forceinline__ void init() {
+    for (uint64_t& barrier : told) barrier_init(&barrier, 1);
   }
-};
-
-// Of a CTA: 128 rows, or 64 of a cut tile, from m0 on.
-struct GateTask {
-  int tile, m0, height;
-  bool cut;
-  __device__ __forceinline__ GateTask(const Ffn& f, const GateTasks& tasks, int t, int rank) {
-    cut = t >= tasks.whole;
-    const int late = cut ? t - tasks.whole : 0, planned = t - late + late / 2;
-    tile = planned % f.tiles;
-    m0 = (planned / f.tiles * 2 + (cut ? late % 2 : rank)) * kTileM + (cut ? rank * (kTileM / 2) : 0);
-    height = cut ? kTileM / 2 : kTileM;
+  __device__ __forceinline__ int wait(int i) {
+    barrier_wait(&told[i % kSlots], i / kSlots % 2);
+    return tile[i % kSlots];
   }
-  __device__ __forceinline__ int rows(const Ffn& f) const { return min(height, f.rows - m0); }  // none or less past the last
-};
-
-// The staging tile here: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither side conflicts.
-__device__ __forceinline__ unsigned char* staged_chunk(unsigned char* staging, int row, int chunk) {
-  return staging + row * (kTileN * 2) + ((chunk ^ (row & 7)) << 4);
-}
-
-// Rounds the sums of kN columns into the staging tile, and marks rows that are not finite.
-template <typename T, int kN>
-__device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn& f, const GateTask& task, const Consumer& c) {
-  if (const T* bias = static_cast<const T*>(f.b_gate)) {
-#pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
-      const int column = task.tile * kTileN + c.column0 + 8 * j + 2 * (c.lane & 3);
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float b = column + e < f.d_ff ? static_cast<float>(bias[column + e]) : 0.f;
-        d[4 * j + e] += b, d[4 * j + 2 + e] += b;
-      }
+  // By the producers' threads of both CTAs; the first one's decides.
+  __device__ __forceinline__ int make(const Ffn& f, int i, int rank) {
+    barrier_expect(&told[i % kSlots], sizeof(tile[0]));
+    if (rank == 0) {
+      const int next = f.goes_on ? WholePairs(f).take(f) : -1;
+      for (int cta = 0; cta < 2; ++cta) send_remote(&tile[i % kSlots], &told[i % kSlots], next, cta);
     }
+    return wait(i);
   }
-  float broken[2] = {0.f, 0.f}, peak[2] = {0.f, 0.f};  // of the thread's two rows; inf or NaN times 0 is NaN, and stays
-#pragma unroll
-  for (int j = 0; j < kN / 8; ++j)
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) broken[h] = fmaf(d[4 * j + 2 * h + e], 0.f, broken[h]);
-  if (std::is_same_v<T, __half> || f.w_up == nullptr) {  // else `up` sees what bfloat16 makes of the last values before inf
-#pragma unroll
-    for (int j = 0; j < kN / 8; ++j)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) peak[h] = fmaxf(peak[h], fmaxf(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]));
-  }
-  const Corner corner(c.lane);
-  const int row = c.row0 + c.warp * 16 + corner.row;
-#pragma unroll
-  for (int j = 0; j < kN / 8; j += 2)
-    store_matrices(staged_chunk(s.staging, row, c.column0 / 8 + j + corner.chunk), round_relu<T>(d[4 * j], d[4 * j + 1]),
-                   round_relu<T>(d[4 * j + 2], d[4 * j + 3]), round_relu<T>(d[4 * j + 4], d[4 * j + 5]),
-                   round_relu<T>(d[4 * j + 6], d[4 * j + 7]));
-#pragma unroll
-  for (int h = 0; h < 2; ++h)
-    if (broken[h] != 0.f || !stays_finite<T>(peak[h])) {
-      const int at = task.m0 + c.row() + 8 * h;
-      if (at < f.rows) atomicOr(f.row_sums + at, kNotFinite);
-    }
-}
+};
 
-// What each row of the tile fires, as bits in its line and in f.masks, and all rows together, in f.fired: a lane takes half of a row's
-// columns, without a branch. Returns whether that is nearly all of the tile's columns.
-template <int kWarps>
-__device__ __forceinline__ bool find_fired(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
-  const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
-  uint32_t any[4] = {};
-  uint32_t* masks = f.masks + (static_cast<int64_t>(m0) * f.tiles + tile) * kMaskWords + 4 * half;
+struct GateMemory {
+  Packs packs;
+  Decisions decisions;
+  uint64_t fetched[2];  // the gate's panels, by the warps of each warpgroup
+};
+static_assert(kSharedBytes + sizeof(GateMemory) <= 227 * 1024);  // all that a CTA can have
+
+// One CTA's part in up products of tiles that lie whole.
+struct WholeTask {
+  int block, tile;
+  __device__ __forceinline__ WholeTask(const Ffn& f, int tile_of_pair, int rank)
+      : block(tile_of_pair / f.tiles * 2 + rank), tile(tile_of_pair % f.tiles) {}
+};
+
+// Fills the ring with `steps` of a task: x of this CTA's rows, and half of the weights for both. By a thread.
+__device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensorMap& x_map, const CUtensorMap& w_map, int m0, int height,
+                                           int tile, int rank, int steps) {
+  const int bytes = height * (kTileK * 2) + kBBytes;
 #pragma unroll 1
-  for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
-    const int row = row0 + lane % kPackRows;
-    uint32_t mask[4] = {};
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        mask[w] |= positive(*reinterpret_cast<const uint4*>(staged_chunk(staging, row, 16 * half + 4 * w + i))) << (8 * i);
-      s.lines[row][kHead + 4 * half + w] = mask[w];
-      if (row < rows) any[w] |= mask[w];
-    }
-    if (row < rows)
-      *reinterpret_cast<uint4*>(masks + static_cast<int64_t>(row) * f.tiles * kMaskWords) = make_uint4(mask[0], mask[1], mask[2], mask[3]);
+  for (int step = 0; step < steps; ++step, ring.next()) {
+    barrier_wait(&s.empty[ring.stage], ring.phase);
+    barrier_expect(&s.full[ring.stage], bytes);
+    tma_load_2d(s.a[ring.stage], &x_map, &s.full[ring.stage], step * kTileK, m0);
+    tma_load_2d_multicast(s.b[ring.stage] + rank * (kBBytes / 2), &w_map, &s.full[ring.stage], step * kTileK,
+                          tile * kTileN + rank * (kTileN / 2), 3);
   }
-  uint32_t mine = 0;
-#pragma unroll
-  for (int w = 0; w < 8; ++w) {
-    const uint32_t together = __reduce_or_sync(~0u, half == w / 4 ? any[w % 4] : 0);
-    if (lane == w) mine = together;
-  }
-  const bool joins = kWarps == kLastPackWarps && task.cut;  // the two CTAs' rows
-  if (lane < 8 && (!joins || warp < kCutPackWarps)) s.fired[warp][lane] = mine;
-  if (joins) {
-    if (lane < 8 && warp < kCutPackWarps)
-      store_remote(remote_address(s.fired[kCutPackWarps + warp] + lane, cluster_rank() ^ 1), mine);
-    cluster_sync();
-  } else if (kWarps == kPackWarps) {
-    named_sync<kPackers>(1);
-  } else {  // no named barrier: racecheck loses warps that meet at one while others, here the producer's, wait for the cluster
-    if (lane < 8) barrier_arrive(&s.found);
-    barrier_wait(&s.found, 0);
-  }
-  uint32_t all = 0;  // of what lies there until the next tile is staged
-  if (lane < 8)
-    for (int other = 0; other < (joins ? 2 * kCutPackWarps : kWarps); ++other) all |= s.fired[other][lane];
-  if (warp == 0 && lane < 8 && rows > 0) f.fired[(static_cast<int64_t>(m0 / kBlockRows) * f.tiles + tile) * kMaskWords + lane] = all;
-  return nearly_all(__reduce_add_sync(~0u, __popc(all)), min(kTile, f.d_ff - tile * kTile));
 }
 
-// Turns the warp's rows of the staging tile into words. A step for each slot, ascending, into the row's line; then the warp writes the
-// words in use, eight at a time. A row past its slots, or of a tile that stays whole, leaves as it lies in the staging tile. Other words
-// are whatever they were.
-template <typename T, int kWarps>
-__device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
-  const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
-  const bool full = find_fired<kWarps>(staging, s, f, task, warp, lane);
-  const bool whole = full && f.w_up != nullptr;
-#pragma unroll 1
-  for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
-    const int row = row0 + lane % kPackRows;
-    const int64_t at = static_cast<int64_t>(m0 + row0) * f.tiles + tile;  // of the first row; the next is `tiles` on
-    uint32_t* line = s.lines[row];
-    uint32_t mask[4], mine = 0;
-#pragma unroll
-    for (int w = 0; w < 4; ++w) mask[w] = line[kHead + 4 * half + w], mine += __popc(mask[w]);
-    const uint32_t other = __shfl_xor_sync(~0u, mine, kPackRows), count = mine + other;
-    const bool leaves = whole || count > kSlots;
-    if (half == 0 && row < rows && count > 0) atomicAdd(f.row_sums + m0 + row, count);
-    __syncwarp();  // slots will lie where the bits do
-    if (!leaves) {
-      uint32_t* to = line + 1 + (half ? other : 0);
-      uint32_t left = mask[0], column = 0, value = 0;
-      for (uint32_t base = 128 * half, done = 0; done < mine;) {
-        if (left == 0) {
-          left = mask[1], mask[1] = mask[2], mask[2] = mask[3], base += 32;
-          continue;
-        }
-        const uint32_t next = base + __ffs(left) - 1;
-        left &= left - 1;
-        const uint32_t loaded = *reinterpret_cast<const uint16_t*>(staged_chunk(staging, row, next / 8) + 2 * (next % 8));
-        if (done++) *to++ = column | value << 16;  // a step late, so that loading does not hold it up
-        column = next, value = loaded;
-      }
-      if (mine) *to = column | value << 16;
-    } else if (half == 0 && row < rows) {
-      bulk_store(static_cast<T*>(f.spill) + (at + static_cast<int64_t>(row - row0) * f.tiles) * kTile, staging + row * (kTile * 2),
-                 kTile * 2);
-    }
-    const uint32_t last = leaves ? 0 : count;  // of the words in use
-    if (half == 0) line[0] = whole ? count | kWhole : count, line[kWords] = last;
-    __syncwarp();
-    for (uint32_t first = 0; __any_sync(~0u, last >= first); first += kHead) {  // eight words of four rows at a time
-#pragma unroll
-      for (int i = 0; i < kPackRows / 4; ++i) {
-        const int r = 4 * i + lane / 8, word = first + lane % 8;
-        const int64_t tile_of_row = at + static_cast<int64_t>(r) * f.tiles;
-        uint32_t* out = first == 0 ? f.heads + tile_of_row * kHead + word : f.tails + tile_of_row * kTail + word - kHead;
-        if (row0 + r < rows && s.lines[row0 + r][kWords] >= first) *out = s.lines[row0 + r][word];
-      }
-    }
+// By a thread.
+__device__ __forceinline__ void produce_gate(const CUtensorMap& x_map, const CUtensorMap& half_x_map, const CUtensorMap& w_map,
+                                             const CUtensorMap& up_map, const Ffn& f, Shared& s, Decisions& decisions,
+                                             const GateTasks& tasks, int rank, int steps) {
+  Ring ring;
+  ring.phase = 1;  // every stage is free at first
+  for (int t = tasks.first; t <= tasks.last; t += tasks.clusters) {
+    const GateTask task(f, tasks, t, rank);
+    load_steps(s, ring, task.cut ? half_x_map : x_map, w_map, task.m0, task.height, task.tile, rank, steps);
   }
-  bulk_commit();
-  bulk_wait_read<0>();
-  __syncwarp();
+  for (int i = 0, next; (next = decisions.make(f, i, rank)) >= 0; ++i) {
+    const WholeTask task(f, next, rank);
+    load_steps(s, ring, x_map, up_map, task.block * kTileM, kTileM, task.tile, rank, steps);
+  }
+}
+
+// By packing warps of the producers' warpgroup, the warp-th.
+template <typename T>
+__device__ __forceinline__ void pack_gate(const Ffn& f, Shared& s, GateMemory& m, const GateTasks& tasks, int rank, int warp, int lane) {
+  uint32_t phase = 0;
+  for (int t = tasks.first; t <= tasks.last; t += tasks.clusters, phase ^= 1) {
+    barrier_wait(&s.staged[0], phase);
+    const GateTask task(f, tasks, t, rank);
+    if (t < tasks.last || m.decisions.wait(0) >= 0)
+      pack_tile<T, kPackWarps>(s.staging, m.packs, f, task, warp, lane);
+    else
+      pack_tile<T, kLastPackWarps>(s.staging, m.packs, f, task, warp, lane);
+    barrier_arrive(&s.drained);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void consume_gate(const CUtensorMap& spill_map, const Ffn& f, Shared& s, GateMemory& m, const GateTasks& tasks,
+                                             int rank, int steps, const Consumer& c) {
+  Ring ring;
+  uint32_t phase = 1;  // the staging tile is free at first
+  float d[128];
+  for (int t = tasks.first; t <= tasks.last; t += tasks.clusters, phase ^= 1) {
+    const GateTask task(f, tasks, t, rank);
+    const auto run = [&]<int kN>(const Consumer& part) {
+      multiply<T, kN, 0, 2, false>(d, s, ring, steps, part, [] {});
+      barrier_wait(&s.drained, phase);
+      stage_gate<T, kN>(d, s, f, task, part);
+    };
+    if (task.cut)
+      run.template operator()<kTileN / 2>({c.group, c.warp, c.lane, 0, c.group * (kTileN / 2)});
+    else
+      run.template operator()<kTileN>(c);
+    fence_async_proxy();  // rows past their slots leave by the copy engine
+    barrier_arrive(&s.staged[0]);
+  }
+  int next = m.decisions.wait(0);
+  if (next < 0 && tasks.first <= tasks.last) {
+    barrier_wait(&s.staged[0], phase);
+    pack_tile<T, kLastPackWarps>(s.staging, m.packs, f, GateTask(f, tasks, tasks.last, rank), kPackWarps + c.group * 4 + c.warp, c.lane);
+  }
+  uint32_t fetched = 0;
+#pragma unroll 1
+  for (int i = 1; next >= 0; next = m.decisions.wait(i++), fetched ^= 1) {
+    constexpr int kHalf = kPanelBytes / 2;  // this warpgroup's rows of a panel; a warp sees to one
+    const WholeTask task(f, next, rank);
+    const int panel = task.tile * (kTileN / kPanelColumns) + c.warp, m0 = task.block * kTileM;
+    unsigned char* half = s.staging + c.warp * kPanelBytes + c.group * kHalf;
+    const auto fetch = [&] {
+      if (c.lane != 0) return;
+      barrier_wait(&s.drained, phase);  // the gate's last tile
+      bulk_wait_read<0>();              // the task before
+      fence_async_proxy_global();
+      barrier_expect(&m.fetched[c.group], kHalf);
+      tma_load_2d(half, &spill_map, &m.fetched[c.group], panel * kPanelColumns, m0 + c.group * 64);
+    };
+    multiply<T, kTileN, 0, 2, false>(d, s, ring, steps, c, fetch);
+    barrier_wait(&m.fetched[c.group], fetched);
+    const T* biases = static_cast<const T*>(f.b_up);
+    const auto bias = [&](int column) {
+      const int neuron = task.tile * kTileN + column;
+      return neuron < f.d_ff ? static_cast<float>(biases[neuron]) : 0.f;
+    };
+    finish_up<T, kTileN / kPanelColumns>(d, s, c, biases != nullptr, bias, [&](int row) {
+      if (m0 + row < f.rows) atomicOr(f.row_sums + m0 + row, kSpoiled);
+    });
+    fence_async_proxy();
+    c.sync();
+    if (c.lane == 0 && task.block < f.blocks && panel < f.panels)
+      bulk_store(hidden_panel(f, task.block, panel) + c.group * kHalf, half, kHalf), bulk_commit();
+  }
+  if (c.lane == 0) bulk_wait<0>();
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     gate(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap half_x_map,
-         const __grid_constant__ CUtensorMap w_map, const Ffn f) {
+         const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap up_map,
+         const __grid_constant__ CUtensorMap spill_map, const Ffn f) {
   extern __shared__ unsigned char raw[];
   Shared& s = aligned(raw);
-  __shared__ Packs packs;
+  __shared__ GateMemory memory;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int rank = cluster_rank();
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
     barrier_init(&s.staged[0], kConsumers), barrier_init(&s.drained, kPackers);
-    barrier_init(&packs.found, 8 * kLastPackWarps);
+    barrier_init(&memory.packs.joined, 1), barrier_init(&memory.packs.found, kMaskWords * kLastPackWarps), memory.decisions.init();
+    for (uint64_t& barrier : memory.fetched) barrier_init(&barrier, kConsumerWarps / 2);
     fence_barrier_init();
   }
   let_next_launch();
@@ -222,64 +179,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   cluster_sync();
 
   const GateTasks tasks(f);
-  const int clusters = gridDim.x / 2, first = blockIdx.x / 2;
   const int steps = (f.d_model + kTileK - 1) / kTileK;
-
   if (group == 2) {
     registers_down<kProducerRegisters>();
-    if (warp == 0) {
-      if (lane == 0) {
-        Ring ring;
-        ring.phase = 1;  // every stage is free at first
-        for (int t = first; t < tasks.total; t += clusters) {
-          const GateTask task(f, tasks, t, rank);
-          const CUtensorMap* rows_map = task.cut ? &half_x_map : &x_map;
-          const int bytes = task.height * (kTileK * 2) + kBBytes;
-          for (int step = 0; step < steps; ++step, ring.next()) {
-            barrier_wait(&s.empty[ring.stage], ring.phase);
-            barrier_expect(&s.full[ring.stage], bytes);
-            tma_load_2d(s.a[ring.stage], rows_map, &s.full[ring.stage], step * kTileK, task.m0);
-            tma_load_2d_multicast(s.b[ring.stage] + rank * (kBBytes / 2), &w_map, &s.full[ring.stage], step * kTileK,
-                                  task.tile * kTileN + rank * (kTileN / 2), 3);
-          }
-        }
-      }
-      __syncwarp();
-      if (tasks.whole + first < tasks.total) cluster_sync();  // those who pack a cut tile meet there
-    } else {
-      uint32_t phase = 0;
-      for (int t = first; t < tasks.total; t += clusters, phase ^= 1) {
-        barrier_wait(&s.staged[0], phase);
-        const GateTask task(f, tasks, t, rank);
-        if (t + clusters < tasks.total)
-          pack_tile<T, kPackWarps>(s.staging, packs, f, task, warp - 1, lane);
-        else
-          pack_tile<T, kLastPackWarps>(s.staging, packs, f, task, warp - 1, lane);
-        barrier_arrive(&s.drained);
-      }
-    }
+    if (warp > 0)
+      pack_gate<T>(f, s, memory, tasks, rank, warp - 1, lane);
+    else if (lane == 0)
+      produce_gate(x_map, half_x_map, w_map, up_map, f, s, memory.decisions, tasks, rank, steps);
+    __syncwarp();
   } else {
     registers_up<kConsumerRegisters>();
-    Ring ring;
-    uint32_t phase = 1;  // the staging tile is free at first
-    float d[128];
-    for (int t = first; t < tasks.total; t += clusters, phase ^= 1) {
-      const GateTask task(f, tasks, t, rank);
-      const auto run = [&]<int kN>(const Consumer& c) {
-        multiply<T, kN, 0, 2, false>(d, s, ring, steps, c, [] {});
-        barrier_wait(&s.drained, phase);
-        stage_gate<T, kN>(d, s, f, task, c);
-      };
-      if (task.cut)
-        run.template operator()<kTileN / 2>({group, warp, lane, 0, group * (kTileN / 2)});
-      else
-        run.template operator()<kTileN>({group, warp, lane});
-      fence_async_proxy();  // rows past their slots leave by the copy engine
-      barrier_arrive(&s.staged[0]);
-      if (t + clusters < tasks.total) continue;
-      barrier_wait(&s.staged[0], phase ^ 1);
-      pack_tile<T, kLastPackWarps>(s.staging, packs, f, task, kPackWarps + group * 4 + warp, lane);
-    }
+    consume_gate<T>(spill_map, f, s, memory, tasks, rank, steps, {group, warp, lane});
   }
   cluster_sync();  // no CTA leaves while the other may still write to it
 }

@@ -1,12 +1,14 @@
 // The order in which blocks take rows: by nnz, most first, within each window of 1024, so that the few rows that fire many neurons
 // share blocks and leave the unions of the others small. Rows of equal nnz keep their order: the same input has the same blocks.
 //
-// Windows whose rows all fire about as many neurons stay as they are: blocks of consecutive rows are read whole.
+// Windows whose rows all fire about as many neurons stay as they are: blocks of consecutive rows are read whole. So do those of which more
+// than half lies whole: in any order that runs dense, and the up products of most of it may be there.
 //
 // Each CTA of the plan finds its block's rows by itself, from what the gate has added up.
 #pragma once
 
 #include "hopper/gemm.cuh"
+#include "hopper/whole.cuh"
 
 namespace twell::hopper {
 
@@ -21,10 +23,12 @@ struct Window {
   __align__(16) uint32_t block[kBlockRows], taken[kBlockRows];  // the block's, as they come in order; and as they were found
   uint32_t sums[kWindow / 32], squares[2][kWindow / 32];  // of 32 rows' nnz; of its square's low halves, and of the high ones
   uint32_t broken[kWindow / 32];  // a bit a row that is not finite
+  uint32_t spoiled[kWindow / 32];  // likewise, by up products alone: the order knows nothing of it
   uint32_t bounds[2];             // the block's first key and its last
   int ranks[2];                   // how many keys that begin as they do are before them
   uint32_t digits[2][kDigits];    // of how many such keys follow each next digit
   int many;                       // of `taken`
+  uint32_t matters;               // 1, or 0 where more than half of the window lies whole: then the order does not
 
   static __device__ __forceinline__ uint32_t key(const Ffn& f, int row, bool there, uint32_t nnz) {
     return (there ? f.d_ff - nnz : f.d_ff + 1) << kRowBits | row;
@@ -32,6 +36,7 @@ struct Window {
   static __device__ __forceinline__ int row_of(uint32_t key) { return key & (kWindow - 1); }
   static __device__ __forceinline__ int nnz_of(const Ffn& f, uint32_t key) { return f.d_ff - static_cast<int>(key >> kRowBits); }
   __device__ __forceinline__ bool finite(uint32_t key) const { return !(broken[row_of(key) / 32] >> (key & 31) & 1); }
+  __device__ __forceinline__ bool unspoiled(uint32_t key) const { return !(spoiled[row_of(key) / 32] >> (key & 31) & 1); }
 };
 
 // Finds w.bounds, the keys that have w.ranks keys before them, by all threads: a digit after the other, of the keys that begin alike.
@@ -87,21 +92,25 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int row = t + i * kPlanThreads;
-    const uint32_t broken = __ballot_sync(~0u, words[i] & kNotFinite), nnz = words[i] & kNotFinite ? 0 : words[i];
+    const uint32_t broken = __ballot_sync(~0u, words[i] & kNotFinite), spoiled = __ballot_sync(~0u, words[i] & kSpoiled);
+    const uint32_t nnz = words[i] & kNotFinite ? 0 : words[i] & ~kSpoiled;
     w.keys[row] = Window::key(f, row, row < rows, nnz);
     const uint32_t sum = __reduce_add_sync(~0u, nnz), square = nnz * nnz;
     const uint32_t low = __reduce_add_sync(~0u, square & 0xffff), high = __reduce_add_sync(~0u, square >> 16);
-    if (lane == 0) w.broken[row / 32] = broken, w.sums[row / 32] = sum, w.squares[0][row / 32] = low, w.squares[1][row / 32] = high;
+    if (lane == 0) {
+      w.broken[row / 32] = broken, w.spoiled[row / 32] = spoiled;
+      w.sums[row / 32] = sum, w.squares[0][row / 32] = low, w.squares[1][row / 32] = high;
+    }
   }
   if (t < 2) w.bounds[t] = 0, w.ranks[t] = first + t * (kBlockRows - 1);
-  if (t == 0) w.many = 0;
+  if (t == 0) w.many = 0, w.matters = f.whole == nullptr || !WholePairs(f).most_of(m0 / kWindow);
   __syncthreads();
   static_assert(kWindow / 32 == 32);  // a lane each
   const unsigned long long sums = __reduce_add_sync(~0u, w.sums[lane]);
   const unsigned long long squares =
       __reduce_add_sync(~0u, w.squares[0][lane]) + (static_cast<unsigned long long>(__reduce_add_sync(~0u, w.squares[1][lane])) << 16);
   // Their deviation, at most a quarter of the mean or a 256th of d_ff: what sorting gains is then less than what scattered rows cost.
-  const unsigned long long spread = rows * squares - sums * sums, least = static_cast<unsigned long long>(rows) * f.d_ff;
+  const unsigned long long spread = (rows * squares - sums * sums) * w.matters, least = static_cast<unsigned long long>(rows) * f.d_ff;
   return 16 * spread <= sums * sums || spread <= least * least >> 16;
 }
 

@@ -110,11 +110,12 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   __shared__ int values, size;                 // fired neurons, and the union's size
   __shared__ int together[kPlanThreads / 32];  // neurons of the union of rows in place, as a warp has found them
   __shared__ uint32_t loose[8];                // of rows in place, tiles, of 256 at most, that the gate did not leave whole; a bit each
+  __shared__ uint32_t done[8];                 // and those whose up product is there
   __shared__ int order[kBlockRows];
   const int thread = threadIdx.x, lane = thread % 32;
   const Plan p{f, order, thread / 32, lane};
 
-  if (thread < 8) loose[thread] = 0;
+  if (thread < 8) loose[thread] = 0, done[thread] = 0;
   if (thread == 0) values = 0;
   __syncthreads();
   let_next_launch();
@@ -129,10 +130,12 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
       const int tile = w / (kTile / 32), left = f.d_ff - 32 * w;
       const uint32_t head = f.heads[(static_cast<int64_t>(m0) * f.tiles + tile) * kHead];
       const uint32_t fired = f.fired[static_cast<int64_t>(block) * words + w];
+      const bool taken = f.whole != nullptr && WholePairs(f).taken(m0 / kPairRows * f.tiles + tile);
       const bool whole = head & kWhole;  // as of the others' rows: nearly all of it fires, so let all
       const uint32_t word = whole ? left <= 0 ? 0 : left < 32 ? (1u << left) - 1 : ~0u : fired;
       bits[w] = word, mine += __popc(word);
       if (!whole && w % (kTile / 32) == 0) atomicOr(&loose[tile >> 5], 1u << (tile & 31));
+      if (taken && w % (kTile / 32) == 0) atomicOr(&done[tile >> 5], 1u << (tile & 31));
     }
     mine = __reduce_add_sync(~0u, mine);
     if (lane == 0) together[thread / 32] = mine;
@@ -154,8 +157,9 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     }
     if (part == 0) {
       f.order[m0 + thread] = row;
-      if (there) f.finite[row] = finite;
-      if (there && f.nnz != nullptr) f.nnz[row] = nnz;
+      const bool unspoiled = window.unspoiled(key);
+      if (there) f.finite[row] = finite && unspoiled;
+      if (there && f.nnz != nullptr) f.nnz[row] = unspoiled ? nnz : 0;
     }
   }
   const auto takes_all = [&](int neurons, int fired) {
@@ -211,10 +215,14 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     if (f.w_up != nullptr) {
       int chunk = kGroup;  // panels to a task: fewer where tasks would be too few for the processors
       while (chunk > 1 && f.blocks * ((panels + chunk - 1) / chunk) < processors) chunk /= 2;
-      const int tasks = (panels + chunk - 1) / chunk;
-      int2* task = reinterpret_cast<int2*>(f.tasks) + atomicAdd(f.row_sums + f.rows, tasks);
-      for (int panel = 0; panel < panels; panel += chunk)
-        *task++ = make_int2(block, 32 * panel + 16 * all + 8 * consecutive + min(chunk, panels - panel));
+      const auto wanted = [&](int panel) { return !(stays && done[panel / (32 * kGroup)] >> (panel / kGroup & 31) & 1); };
+      int tasks = 0;
+#pragma unroll 1
+      for (int panel = 0; panel < panels; panel += chunk) tasks += wanted(panel);
+      int2* task = reinterpret_cast<int2*>(f.tasks) + (tasks > 0 ? atomicAdd(f.row_sums + f.rows, tasks) : 0);
+#pragma unroll 1
+      for (int panel = 0; panel < panels && tasks > 0; panel += chunk)
+        if (wanted(panel)) *task++ = make_int2(block, 32 * panel + 16 * all + 8 * consecutive + min(chunk, panels - panel));
     }
   }
 

@@ -3,10 +3,11 @@
 // A task is a block and up to 256 neurons of its union. Their rows of Wu come by 16-byte copies that do the swizzle by hand, and so do
 // the block's rows of x; by tensor copies where the rows are consecutive, and the weights where the union is every neuron. The gate's
 // panels arrive in the staging tile during the main loop, become the hidden state there, and leave as they came: as the images of
-// shared memory that `down` multiplies.
+// shared memory that `down` multiplies. What the gate's kernel has gone on with is not among the tasks.
 #pragma once
 
 #include "hopper/gather.cuh"
+#include "hopper/hidden.cuh"
 
 namespace twell::hopper {
 
@@ -102,53 +103,6 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
   async_wait();
 }
 
-// real: else nothing but the staging tile changes.
-template <typename T, int kPanels>
-__device__ __forceinline__ void finish_up(float (&d)[128], const Ffn& f, Shared& s, const UpTask& task, const Consumer& c, bool real) {
-  const T* bias = static_cast<const T*>(f.b_up);
-  if (bias != nullptr) {
-#pragma unroll
-    for (int j = 0; j < 8 * kPanels; ++j) {
-      const uint16_t* neuron = task.list(f) + 8 * j + 2 * (c.lane & 3);
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float b = static_cast<float>(bias[neuron[e]]);
-        d[4 * j + e] += b, d[4 * j + 2 + e] += b;
-      }
-    }
-  }
-  const Corner corner(c.lane);
-  unsigned char* row = s.staging + (c.group * 64 + c.warp * 16 + corner.row) * 128;
-  uint32_t broken[2] = {};  // of the thread's two rows
-#pragma unroll
-  for (int p = 0; p < kPanels; ++p) {
-    uint32_t pair[4][4];  // of columns 64 p + 16 j, and of those 8 further on, each for the thread's two rows
-    const auto at = [&](int j) { return row + p * kPanelBytes + (((2 * j + corner.chunk) ^ (corner.row & 7)) << 4); };
-#pragma unroll
-    for (int j = 0; j < 4; ++j) sm80::load_matrices<false>(pair[j], smem_address(at(j)));
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* u = d + 32 * p + 8 * j + 2 * i;
-        const uint32_t gate = pair[j][i], fired = positive_halves<T>(gate);  // elsewhere the up product is nothing to anyone
-        pair[j][i] = fired & round_pair<T>(half_of<T>(gate, 0) * u[0], half_of<T>(gate, 1) * u[1]);
-        broken[i % 2] = break_pair<T>(broken[i % 2], pair[j][i]);
-      }
-      store_matrices(at(j), pair[j][0], pair[j][1], pair[j][2], pair[j][3]);
-    }
-  }
-#pragma unroll
-  for (int h = 0; h < 2; ++h)
-    if (broken[h] != 0 && real) {
-      const int at = f.order[task.block * kTileM + c.row() + 8 * h];
-      if (at < f.rows) {
-        f.finite[at] = 0;
-        if (f.nnz != nullptr) f.nnz[at] = 0;
-      }
-    }
-}
-
 template <typename T>
 __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const Ffn& f, Shared& s, const Consumer& c, const UpTasks& tasks,
                                            int steps) {
@@ -173,13 +127,20 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
       else
         bulk_load(half, hidden, kHalf, &s.staged[c.group]);
     };
+    const T* biases = static_cast<const T*>(f.b_up);
+    const auto bias = [&](int column) { return static_cast<float>(biases[task.list(f)[column]]); };
     const auto run = [&]<int kPanels>() {
 #pragma unroll 1
       for (int pass = rehearsed; pass < 2; ++pass) {
         const bool real = pass == 1;
         multiply<T, 64 * kPanels, 0, 1, true>(d, s, ring, real ? steps : 0, c, fetch);
         if (real) barrier_wait(&s.staged[c.group], phase), phase ^= 1;
-        finish_up<T, kPanels>(d, f, s, task, c, real);
+        finish_up<T, kPanels>(d, s, c, biases != nullptr, bias, [&](int in_block) {
+          const int row = f.order[task.block * kTileM + in_block];
+          if (!real || row >= f.rows) return;
+          f.finite[row] = 0;
+          if (f.nnz != nullptr) f.nnz[row] = 0;
+        });
         fence_async_proxy();
         c.sync();
         if (sees && real) bulk_store(hidden, half, kHalf), bulk_commit();

@@ -1,0 +1,47 @@
+// The up product's epilogue: the hidden state in place of the gate's panels.
+#pragma once
+
+#include "hopper/gemm.cuh"
+
+namespace twell::hopper {
+
+// h = g > 0 ? g * (u + bias) : 0 of this warpgroup's rows, in the staging tile. bias(column): of the tile's, if biased. Calls spoiled(row)
+// for rows of the tile that are not finite.
+template <typename T, int kPanels, typename Bias, typename Spoiled>
+__device__ __forceinline__ void finish_up(float (&d)[128], Shared& s, const Consumer& c, bool biased, Bias bias, Spoiled spoiled) {
+  if (biased) {
+#pragma unroll
+    for (int j = 0; j < 8 * kPanels; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float b = bias(8 * j + 2 * (c.lane & 3) + e);
+        d[4 * j + e] += b, d[4 * j + 2 + e] += b;
+      }
+  }
+  const Corner corner(c.lane);
+  unsigned char* row = s.staging + (c.group * 64 + c.warp * 16 + corner.row) * 128;
+  uint32_t broken[2] = {};  // of the thread's two rows
+#pragma unroll
+  for (int p = 0; p < kPanels; ++p) {
+    uint32_t pair[4][4];  // of columns 64 p + 16 j, and of those 8 further on, each for the thread's two rows
+    const auto at = [&](int j) { return row + p * kPanelBytes + (((2 * j + corner.chunk) ^ (corner.row & 7)) << 4); };
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sm80::load_matrices<false>(pair[j], smem_address(at(j)));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* u = d + 32 * p + 8 * j + 2 * i;
+        const uint32_t gate = pair[j][i], fired = positive_halves<T>(gate);  // elsewhere the up product is nothing to anyone
+        pair[j][i] = fired & round_pair<T>(half_of<T>(gate, 0) * u[0], half_of<T>(gate, 1) * u[1]);
+        broken[i % 2] = break_pair<T>(broken[i % 2], pair[j][i]);
+      }
+      store_matrices(at(j), pair[j][0], pair[j][1], pair[j][2], pair[j][3]);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    if (broken[h] != 0) spoiled(c.row() + 8 * h);
+}
+
+}  // namespace twell::hopper

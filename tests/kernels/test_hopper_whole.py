@@ -1,0 +1,198 @@
+"""The Hopper kernel from 2 049 rows on: tiles that lie whole, whose up product the gate's kernel goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from gpu_checks import CUDA, assert_same, make, normal_ffn, poison, skip_without
+from torch import Tensor
+
+from twell.kernels import hopper, reference
+from twell.kernels.call import Call, Stats
+from twell.kernels.gpu import results
+
+PAIR, TILE, LOUD = 2 * hopper.BLOCK, hopper.LAYOUT.tile, 8
+TAKEN = -1
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> None:
+    """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
+    skip_without(hopper)
+    poison()
+
+
+def run(call: Call, *stages: int) -> tuple[Tensor, Stats, hopper.Workspace]:
+    """y, stats and what is left in the workspace; by stages of their own, the gate's kernel makes no up products."""
+    n, d_ff = call.x.shape[0], call.w_gate.shape[0]
+    (y, stats), workspace = results(call), hopper.Workspace(n, d_ff, call.x.dtype, CUDA)
+    for some in stages or (hopper.ALL_STAGES,):
+        hopper.launch(call, slice(0, n), workspace, y, stats, some)
+    return y, stats, workspace
+
+
+def counters(workspace: hopper.Workspace, n: int) -> Tensor:
+    """Of each pair of blocks [n / 256] and tile [tiles]: how many rows lie whole and are loud, or TAKEN."""
+    pairs, tiles, first = -(-n // PAIR), workspace.heads.shape[1], n + 3 + -(-n // hopper.WINDOW)
+    return workspace.row_sums[first : first + pairs * tiles].view(pairs, tiles)
+
+
+def loud_rows(call: Call) -> Tensor:
+    """What they must come to: rows that fire an eighth of a tile's neurons, where 128 rows fire nearly all of them."""
+    gate = call.x.float() @ call.w_gate.float().t()
+    fired = (gate if call.b_gate is None else gate + call.b_gate.float()) > 0
+    counted = []
+    for rows in fired.split(PAIR):
+        of_tiles = []
+        for tile in rows.split(TILE, 1):
+            columns, count = tile.shape[1], 0
+            for block in tile.split(hopper.BLOCK):
+                if 20 * int(block.any(0).sum()) >= 17 * columns:
+                    count += int((LOUD * block.sum(1) >= columns).sum())
+            of_tiles.append(count)
+        counted.append(of_tiles)
+    return torch.tensor(counted, device=CUDA)
+
+
+def check(call: Call) -> tuple[Tensor, hopper.Workspace]:
+    """Everything as the reference has it, whoever makes the up products; which tiles are taken."""
+    n = call.x.shape[0]
+    y, stats, workspace = run(call)
+    expected, counted = reference.run(call)
+    assert_same("y", y, expected)
+    assert_same("stats", replace(stats, packed=None), replace(counted, packed=None))
+    assert_same("packed", workspace.packed(call.w_gate.shape[0], stats.finite), counted.packed)
+    assert_same("y of both kernels", hopper.run(call)[0], y)
+    apart = run(call, hopper.STAGES["gate"], hopper.ALL_STAGES - hopper.STAGES["gate"])
+    assert not bool((counters(apart[2], n) == TAKEN).any())
+    assert_same("y by stages", apart[0], y)
+    assert_same("nnz by stages", apart[1].nnz, stats.nnz)
+    assert_same("finite by stages", apart[1].finite, stats.finite)
+    assert_same("order by stages", apart[2].order[:n], workspace.order[:n])
+    found, whole = counters(workspace, n), torch.full_like(counters(workspace, n), PAIR)
+    if n % PAIR:
+        whole[-1] = n % PAIR
+    taken = found == TAKEN
+    assert_same("rows that lie whole", torch.where(taken, whole, found), counters(apart[2], n))
+    return taken, workspace
+
+
+def panels_left(taken: Tensor, n: int, d_ff: int) -> int:
+    """Of all blocks, to `up`, where every block runs dense in place."""
+    panels = torch.arange(-(-d_ff // hopper.PANEL), device=CUDA) * hopper.PANEL // TILE
+    return int((~taken.repeat_interleave(2, 0)[: -(-n // hopper.BLOCK), panels]).sum())
+
+
+def blocks_in_place(workspace: hopper.Workspace, n: int) -> list[bool]:
+    place = torch.arange(n, device=CUDA, dtype=torch.int32)
+    orders, places = workspace.order[:n].split(hopper.WINDOW), place.split(hopper.WINDOW)
+    return [torch.equal(order, row) for order, row in zip(orders, places, strict=True)]
+
+
+OPTIONS = ({}, {"bias": True}, {"dtype": torch.float16})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("n", "d_model", "d_ff"), [(6000, 8, 2600), (5889, 136, 2816), (2400, 600, 5640)], ids=str)
+def test_all_fires(n: int, d_model: int, d_ff: int, options: dict[str, object]) -> None:
+    """An odd number of blocks, partial blocks, tiles, panels and steps; less than one step, and many."""
+    call = make(n, d_model, d_ff, -4 * int(d_model**0.5), **options)
+    taken, workspace = check(call)
+    assert d_model == 8 or float(taken.float().mean()) > 0.3
+    tasks = workspace.tasks[: int(workspace.row_sums[n])]
+    assert int((tasks[:, 1] % 8).sum()) == panels_left(taken, n, d_ff)
+    assert (workspace.union_sizes == -d_ff).all()
+    assert_same("what lies whole", counters(run(call, hopper.STAGES["gate"])[2], n), loud_rows(call).int())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quiet", [13, 10, 7, 3, 0, -8, -25])
+def test_some_of_all_values_fire(quiet: int) -> None:
+    """A fifth to nearly all, row by row at random: some tiles have rows that fire too little, others none."""
+    for options in OPTIONS:
+        call = make(4500, 520, 2904, quiet, **options)
+        taken, _ = check(call)
+        found = counters(run(call, hopper.STAGES["gate"])[2], 4500)
+        assert_same("what lies whole", found, loud_rows(call).int())
+        assert quiet > 0 or float(taken.float().mean()) > 0.3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_tiles_whole_in_some_blocks(options: dict[str, object]) -> None:
+    """A silent tile, one that is silent in every third block, and one with a silent row in every fifth."""
+    n, d_ff = 6000, 2600
+    call = make(n, 520, d_ff, -128, **options)
+    block, row = torch.arange(n, device=CUDA) // 128, torch.arange(n, device=CUDA)
+    call.x[:, 1:4], call.w_gate[:, 1:4] = 0, 0
+    call.x[:, 1], call.w_gate[256:512, 1] = 1, -256
+    call.x[:, 2], call.w_gate[512:768, 2] = (block % 3 == 1).to(call.x.dtype), -256
+    call.x[:, 3], call.w_gate[1024:1280, 3] = (row % 640 == 130).to(call.x.dtype), -256
+    taken, _ = check(call)
+    pair = torch.arange(len(taken), device=CUDA)
+    assert not bool(taken[:, 1].any()) and not bool(taken[pair % 3 != 1, 2].any())
+    assert bool(taken[:, 0].any())
+    assert_same("what lies whole", counters(run(call, hopper.STAGES["gate"])[2], n), loud_rows(call).int())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("silent", "in_place"), [(0, True), (200, True), (300, False), (700, False)])
+def test_windows_with_silent_rows(silent: int, in_place: bool) -> None:
+    """Where most of a window lies whole it stays as it is; else its blocks are laid anew, whatever has been taken."""
+    for options in OPTIONS:
+        call = make(6000, 520, 2816, -128, **options)
+        call.x[torch.arange(6000, device=CUDA) % 1024 < silent, 0] = -1  # as many as make a window uneven
+        taken, workspace = check(call)
+        assert bool(taken.any())
+        assert blocks_in_place(workspace, 6000)[:5] == [in_place] * 5
+
+
+def spoilt() -> Iterator[Call]:
+    """float16, gate values that are finite and up products that are not, in whole tiles and in others."""
+    for n, d_model, d_ff in ((6000, 520, 2600), (2300, 64, 264)):
+        call = make(n, d_model, d_ff, -d_model // 4 - 48, dtype=torch.float16)
+        for row in (5, 300, 2047, n - 1):
+            call.x[row] *= 200
+        yield call
+        yield replace(call, probes="counts", layout=None, want_packed=False)
+
+
+@pytest.mark.gpu
+def test_rows_that_only_the_up_product_finds_not_finite() -> None:
+    for call in spoilt():
+        n = call.x.shape[0]
+        for stages in ((), (hopper.STAGES["gate"], hopper.ALL_STAGES - hopper.STAGES["gate"])):
+            y, stats, workspace = run(call, *stages)
+            expected, counted = reference.run(call)
+            assert (~stats.finite).nonzero().flatten().tolist() == [5, 300, 2047, n - 1]
+            assert int(stats.nnz[[5, 300, 2047, n - 1]].sum()) == 0
+            assert_same("y", y, expected)
+            assert_same("stats", replace(stats, packed=None), replace(counted, packed=None))
+            assert blocks_in_place(workspace, n) == [True] * -(-n // 1024)
+    call.x[7, 3], call.x[1000, 3], call.x[2000] = float("nan"), float("inf"), float("-inf")
+    check(replace(call, probes="neurons", layout=hopper.LAYOUT, want_packed=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "d_model"), [(2560, 2048), (4736, 72)])
+def test_same_bits_whoever_makes_the_product(n: int, d_model: int) -> None:
+    """Sums that rounding tells apart: again and again, on two streams, and by stages of their own."""
+    x, w_gate, w_up, w_down = normal_ffn(n, d_model, 5632, seed=4)
+    x.abs_(), w_gate.abs_()
+    call = Call(x, w_gate, w_up, w_down, None, None, None, None, None, None, "relu", False, None, "none", None, False)
+    y, _, workspace = run(call.checked())
+    assert float((counters(workspace, n) == TAKEN).float().mean()) > 0.5
+    assert_same("by stages", run(call, 1, 2, 4, 8)[0], y)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    for _ in range(10):
+        others = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                others.append(run(call)[0])
+        torch.cuda.synchronize()
+        assert all(torch.equal(other, y) for other in others)
