@@ -8,7 +8,6 @@ from gpu_checks import CUDA, assert_same, make, normal_ffn, poison, skip_without
 
 from twell.kernels import hopper, reference
 from twell.kernels.gpu import results
-from twell.kernels.layout import Layout
 from twell.kernels.ops import gated_ffn
 
 
@@ -114,18 +113,3 @@ def test_a_part_is_taken_once_every_warp_has_left_its_share(n: int) -> None:
         hopper.launch(call, slice(0, n), workspace, y, stats, hopper.STAGES["down"])
         rows = warp_of_row == warp
         assert_same(f"y of warp {warp}", y[rows], expected[rows])
-
-
-@pytest.mark.gpu
-def test_what_comes_next_finds_y_whole_though_probes_are_over_early() -> None:
-    """Of 257 blocks the last alone fires, everything: one CTA of `down` is at it while others have long made room."""
-    n = 256 * 128 + 100
-    call = make(n, 64, 5640, -40, layout=Layout(), want_packed=False)
-    call.x[: 256 * 128, 0], call.x[: 256 * 128, 1:] = -1, 0
-    expected, workspace = reference.run(call)[0], hopper.Workspace(n, 5640, call.x.dtype, CUDA)
-    y, stats = results(call)
-    for _ in range(3):
-        y.fill_(float("nan"))
-        torch.cuda._sleep(10_000_000)  # cycles, in which all of what follows is launched
-        hopper.launch(call, slice(0, n), workspace, y, stats)
-        assert_same("y", y.clone(), expected)
