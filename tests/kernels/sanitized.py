@@ -86,7 +86,7 @@ def many() -> Iterator[Call]:
 def whole() -> Iterator[Call]:
     """More rounds of tiles than one, that lie whole: the gate's kernel goes on with their up products."""
     yield make(3800, 264, 2904, -70)
-    yield make(3800, 264, 2904, -70, bias=True, **COUNTS)
+    yield make(3800, 264, 2904, -70, **COUNTS)
 
 
 def portable() -> Iterator[Call]:
