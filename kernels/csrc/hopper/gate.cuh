@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
     barrier_init(&s.staged[0], kConsumers), barrier_init(&s.drained, kPackers);
-    barrier_init(&memory.packs.joined, 1), barrier_init(&memory.packs.found, kMaskWords * kLastPackWarps), memory.decisions.init();
+    barrier_init(&memory.packs.joined, 1), barrier_init(&memory.packs.found, Packs::kFound * kLastPackWarps), memory.decisions.init();
     for (uint64_t& barrier : memory.fetched) barrier_init(&barrier, kConsumerWarps / 2);
     fence_barrier_init();
   }

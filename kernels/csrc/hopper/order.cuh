@@ -1,8 +1,8 @@
 // The order in which blocks take rows: by nnz, most first, within each window of 1024, so that the few rows that fire many neurons
 // share blocks and leave the unions of the others small. Rows of equal nnz keep their order: the same input has the same blocks.
 //
-// Windows whose rows all fire about as many neurons stay as they are: blocks of consecutive rows are read whole. So do those of which more
-// than half lies whole: in any order that runs dense, and the up products of most of it may be there.
+// Windows whose rows all fire about as many neurons stay as they are: blocks of consecutive rows are read whole. Where the gate's kernel
+// goes on with loud tiles, loud windows do so sooner: their blocks run dense in any order.
 //
 // Each CTA of the plan finds its block's rows by itself, from what the gate has added up.
 #pragma once
@@ -28,7 +28,6 @@ struct Window {
   int ranks[2];                   // how many keys that begin as they do are before them
   uint32_t digits[2][kDigits];    // of how many such keys follow each next digit
   int many;                       // of `taken`
-  uint32_t matters;               // 1, or 0 where more than half of the window lies whole: then the order does not
 
   static __device__ __forceinline__ uint32_t key(const Ffn& f, int row, bool there, uint32_t nnz) {
     return (there ? f.d_ff - nnz : f.d_ff + 1) << kRowBits | row;
@@ -103,15 +102,17 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
     }
   }
   if (t < 2) w.bounds[t] = 0, w.ranks[t] = first + t * (kBlockRows - 1);
-  if (t == 0) w.many = 0, w.matters = f.whole == nullptr || !WholePairs(f).most_of(m0 / kWindow);
+  if (t == 0) w.many = 0;
   __syncthreads();
   static_assert(kWindow / 32 == 32);  // a lane each
   const unsigned long long sums = __reduce_add_sync(~0u, w.sums[lane]);
   const unsigned long long squares =
       __reduce_add_sync(~0u, w.squares[0][lane]) + (static_cast<unsigned long long>(__reduce_add_sync(~0u, w.squares[1][lane])) << 16);
   // Their deviation, at most a quarter of the mean or a 256th of d_ff: what sorting gains is then less than what scattered rows cost.
-  const unsigned long long spread = (rows * squares - sums * sums) * w.matters, least = static_cast<unsigned long long>(rows) * f.d_ff;
-  return 16 * spread <= sums * sums || spread <= least * least >> 16;
+  // Of a loud window half of the mean.
+  const unsigned long long spread = rows * squares - sums * sums, most = static_cast<unsigned long long>(rows) * f.d_ff;
+  const int share = f.whole != nullptr && 64 * sums >= kLoudWindow * most ? 4 : 16;
+  return share * spread <= sums * sums || spread <= most * most >> 16;
 }
 
 // Puts the keys of the block's rows into w.block, most first, by all threads: where the window's rows do not stay.

@@ -19,7 +19,9 @@ constexpr int kPackRows = 16;  // at a time by a warp, two lanes to each row: sh
 // in use, so that rows lie a bank apart.
 struct Packs {
   uint32_t lines[kTileM][kWords + 1];
-  uint32_t fired[kLastPackWarps][kMaskWords];  // by the rows of each warp, a bit a neuron of the tile; of a cut tile, of both CTAs' warps
+  // By the rows of each warp, a bit a neuron of the tile, and how many values: kFound words. Of a cut tile, of both CTAs' warps.
+  static constexpr int kFound = kMaskWords + 1;
+  uint32_t fired[kLastPackWarps][kFound];
   uint64_t joined;                             // those of the other CTA have come: once, as a cluster has one cut tile at most
   uint64_t found;                              // all of a CTA's last tile, where all warps pack
 };
@@ -95,12 +97,17 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
     }
 }
 
+// Of a tile.
+struct Found {
+  bool whole, loud;  // it leaves whole; and may be gone on with
+};
+
 // What each row of the tile fires, as bits in its line and in f.masks, and all rows together, in f.fired: a lane takes half of a row's
-// columns, without a branch. Returns whether that is nearly all of the tile's columns.
+// columns, without a branch.
 template <int kWarps>
-__device__ __forceinline__ bool find_fired(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
+__device__ __forceinline__ Found find_fired(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
-  uint32_t any[4] = {};
+  uint32_t any[4] = {}, many = 0;
   uint32_t* masks = f.masks + (static_cast<int64_t>(m0) * f.tiles + tile) * kMaskWords + 4 * half;
 #pragma unroll 1
   for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
@@ -112,48 +119,51 @@ __device__ __forceinline__ bool find_fired(unsigned char* staging, Packs& s, con
       for (int i = 0; i < 4; ++i)
         mask[w] |= positive(*reinterpret_cast<const uint4*>(staged_chunk(staging, row, 16 * half + 4 * w + i))) << (8 * i);
       s.lines[row][kHead + 4 * half + w] = mask[w];
-      if (row < rows) any[w] |= mask[w];
+      if (row < rows) any[w] |= mask[w], many += __popc(mask[w]);
     }
     if (row < rows)
       *reinterpret_cast<uint4*>(masks + static_cast<int64_t>(row) * f.tiles * kMaskWords) = make_uint4(mask[0], mask[1], mask[2], mask[3]);
   }
-  uint32_t mine = 0;
+  uint32_t mine = __reduce_add_sync(~0u, many);  // stays so in lane kMaskWords
 #pragma unroll
   for (int w = 0; w < 8; ++w) {
     const uint32_t together = __reduce_or_sync(~0u, half == w / 4 ? any[w % 4] : 0);
     if (lane == w) mine = together;
   }
   constexpr int kCutWarps = std::min(kWarps, kTileM / 2 / kPackRows);  // that have rows of a cut tile
-  if (lane < kMaskWords && (!task.cut || warp < kCutWarps)) s.fired[warp][lane] = mine;
+  if (lane < Packs::kFound && (!task.cut || warp < kCutWarps)) s.fired[warp][lane] = mine;
   if (task.cut) {  // the two CTAs' rows are joined
     if (warp == 0 && lane == 0) barrier_expect(&s.joined, kCutWarps * sizeof(s.fired[0]));
-    if (lane < kMaskWords && warp < kCutWarps)
+    if (lane < Packs::kFound && warp < kCutWarps)
       send_remote(reinterpret_cast<int*>(s.fired[kCutWarps + warp] + lane), &s.joined, mine, cluster_rank() ^ 1);
     barrier_wait(&s.joined, 0);
   }
   if constexpr (kWarps == kPackWarps) {
     named_sync<kPackers>(kPackBarrier);
   } else {  // no named barrier: racecheck loses warps that meet at one while others, here the producer's, wait for the cluster
-    if (lane < kMaskWords) barrier_arrive(&s.found);
+    if (lane < Packs::kFound) barrier_arrive(&s.found);
     barrier_wait(&s.found, 0);
   }
   uint32_t all = 0;  // of what lies there until the next tile is staged
-  if (lane < kMaskWords)
-    for (int other = 0; other < (task.cut ? 2 * kCutWarps : kWarps); ++other) all |= s.fired[other][lane];
+  if (lane < Packs::kFound)
+    for (int other = 0; other < (task.cut ? 2 * kCutWarps : kWarps); ++other)
+      all = lane < kMaskWords ? all | s.fired[other][lane] : all + s.fired[other][lane];
   if (warp == 0 && lane < kMaskWords && rows > 0)
     f.fired[(static_cast<int64_t>(m0 / kBlockRows) * f.tiles + tile) * kMaskWords + lane] = all;
-  return nearly_all(__reduce_add_sync(~0u, __popc(all)), min(kTile, f.d_ff - tile * kTile));
+  const int columns = min(kTile, f.d_ff - tile * kTile), united = __reduce_add_sync(~0u, lane < kMaskWords ? __popc(all) : 0);
+  const int values = __shfl_sync(~0u, all, kMaskWords), tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
+  const bool loud = f.whole != nullptr && 64 * values >= kLoudTile * tall * columns;
+  return {f.w_up != nullptr && (nearly_all(united, columns) || (loud && 5 * united >= 3 * columns)), loud};
 }
 
 // Turns the warp's rows of the staging tile into words. A step for each slot, ascending, into the row's line; then the warp writes the
 // words in use, eight at a time. A row past its slots, or of a tile that stays whole, leaves as it lies in the staging tile. Other words
-// are whatever they were. Loud rows of such a tile are counted once they are there.
+// are whatever they were. Rows of a loud tile that leaves whole are counted once they are there.
 template <typename T, int kWarps>
 __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
-  const bool full = find_fired<kWarps>(staging, s, f, task, warp, lane);
-  const bool whole = full && f.w_up != nullptr;
-  const uint32_t loud = (min(kTile, f.d_ff - tile * kTile) + kLoudShare - 1) / kLoudShare;
+  const auto [whole, loud] = find_fired<kWarps>(staging, s, f, task, warp, lane);
+  const uint32_t least = min(kTile, f.d_ff - tile * kTile);
   int counted = 0;  // of the warp's rows
 #pragma unroll 1
   for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
@@ -165,7 +175,7 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, cons
     for (int w = 0; w < 4; ++w) mask[w] = line[kHead + 4 * half + w], mine += __popc(mask[w]);
     const uint32_t other = __shfl_xor_sync(~0u, mine, kPackRows), count = mine + other;
     const bool leaves = whole || count > kSlots;
-    counted += __popc(__ballot_sync(~0u, whole && half == 0 && row < rows && count >= loud));
+    counted += __popc(__ballot_sync(~0u, whole && loud && half == 0 && row < rows && 64 * count >= least));
     if (half == 0 && row < rows && count > 0) atomicAdd(f.row_sums + m0 + row, count);
     __syncwarp();  // slots will lie where the bits do
     if (!leaves) {
@@ -201,7 +211,7 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, cons
     }
   }
   bulk_commit();
-  if (counted > 0 && f.whole != nullptr) {
+  if (counted > 0) {
     bulk_wait<0>();
     __syncwarp();
     if (lane == 0) WholePairs(f).add(f, m0 / kPairRows * f.tiles + tile, counted);

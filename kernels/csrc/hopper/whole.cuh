@@ -15,25 +15,23 @@ namespace twell::hopper {
 using namespace twell::sm90;
 
 constexpr int kPairRows = 2 * kBlockRows;
-constexpr int kLoudShare = 8;  // a row counts where it fires one in so many of the tile's neurons: then the block will run dense
+// Who takes part: tiles whose rows fire that much in the mean, in 64ths of their neurons, and one 64th each. A window whose rows fire
+// somewhat less in the mean stays in place, so that next to nothing is made in vain.
+constexpr int kLoudTile = 8, kLoudWindow = 6;
 
 // A tile is given as pair of blocks * tiles + tile.
 class WholePairs {
  public:
   static __host__ __device__ __forceinline__ int count(const Ffn& f) { return (f.blocks + 1) / 2 * f.tiles; }
-  static __host__ __device__ __forceinline__ int words(const Ffn& f) { return 2 + windows(f) + 2 * count(f); }  // of f.whole
+  static __host__ __device__ __forceinline__ int words(const Ffn& f) { return 2 + 2 * count(f); }  // of f.whole
 
   __device__ __forceinline__ explicit WholePairs(const Ffn& f)
-      : listed_(f.whole), taken_(f.whole + 1), windows_(f.whole + 2), rows_(windows_ + windows(f)), list_(rows_ + count(f)) {}
+      : listed_(f.whole), taken_(f.whole + 1), rows_(f.whole + 2), list_(rows_ + count(f)) {}
 
   // So many more rows, which this thread has seen written.
   __device__ __forceinline__ void add(const Ffn& f, int tile, int rows) const {
-    const int pair = tile / f.tiles;
-    if (add_in_order(rows_ + tile, rows) + rows < min(kPairRows, f.rows - pair * kPairRows)) return;
-    release_store(list_ + atomicAdd(listed_, 1), tile + 1);
-    const int window = pair / (kWindow / kPairRows), rows_there = min(kWindow, f.rows - window * kWindow);
-    const int tiles = (rows_there + kPairRows - 1) / kPairRows * f.tiles, others = atomicAdd(windows_ + window, 1);
-    if (others == tiles / 2) atomicOr(windows_ + window, kMost);
+    const int all = min(kPairRows, f.rows - tile / f.tiles * kPairRows);
+    if (add_in_order(rows_ + tile, rows) + rows == all) release_store(list_ + atomicAdd(listed_, 1), tile + 1);
   }
   // The next on the list, or -1; nobody else takes it. Reads by the copy engine need a fence.
   __device__ __forceinline__ int take(const Ffn& f) const {
@@ -42,14 +40,12 @@ class WholePairs {
     if (tile >= 0) rows_[tile] = kTaken;  // if it comes to lie there a moment later, it is left to `up`
     return tile;
   }
-  // After the gate: whether its up product is there as well; and whether more than half of a window lies whole.
+  // After the gate: whether its up product is there as well.
   __device__ __forceinline__ bool taken(int tile) const { return rows_[tile] == kTaken; }
-  __device__ __forceinline__ bool most_of(int window) const { return windows_[window] >= kMost; }
 
  private:
-  static constexpr int kTaken = -1, kMost = 1 << 30;
-  static __host__ __device__ __forceinline__ int windows(const Ffn& f) { return (f.rows + kWindow - 1) / kWindow; }
-  int *listed_, *taken_, *windows_, *rows_, *list_;
+  static constexpr int kTaken = -1;
+  int *listed_, *taken_, *rows_, *list_;
 };
 
 }  // namespace twell::hopper
