@@ -41,6 +41,13 @@ def test_windows_are_in_order_of_nnz_unless_alike() -> None:
         expected[window] = stats.nnz[window].sort(descending=True, stable=True).indices + window.start
     assert_same("order", workspace.order[:n], expected.int())
     assert not torch.equal(expected[:1024], torch.arange(1024, device=CUDA))
+    sizes, bit = workspace.union_sizes.abs().tolist(), torch.arange(32, device=CUDA)
+    for block in (*range(8), 16, 17):  # whose rows are put in order: no neuron is listed that none of them fires
+        rows = expected[block * 128 : (block + 1) * 128]
+        words = workspace.masks[rows[stats.finite[rows]]].flatten(1)
+        union = int((words[:, :, None] >> bit & 1).any(0).sum())
+        assert sizes[block] in (union, 2816), f"block {block}: expected {union} neurons, got {sizes[block]}"
+    assert min(sizes) < 2816
 
 
 @pytest.mark.gpu

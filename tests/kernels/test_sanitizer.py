@@ -29,7 +29,7 @@ WATCHES: dict[str, tuple[str, list[str], set[str]]] = {  # what a clean run says
     "racecheck": (
         NO_HAZARDS,
         ["--tool", "racecheck", "--kernel-name-exclude", "kns=mid_down"],
-        {"few", "middle", "tiles", "many", "cuda"},
+        {"few", "middle", "tiles", "many", "whole", "cuda"},
     ),
     "racecheck of mid_down": (NO_HAZARDS, ["--tool", "racecheck"], {"down"}),
 }
