@@ -188,13 +188,13 @@ def test_nothing_beside_the_tensors_is_read_or_written(
     on: ModuleType, walls: list[Tensor], n: int, d_model: int, d_ff: int
 ) -> None:
     """Though rows, neurons and outputs fill no tile, and rows that are not finite fire neurons past the last."""
-    for quiet, options in ((9, {}), (-40, {"bias": True}), (5, {"gated": False, "bias": True}), (400, {})):
+    for quiet, options in ((9, {}), (-40, {"bias": True}), (5, {"gated": False, "bias": True}), (120, {})):
         for made in (make, uneven):
             call = between_walls(made(n, d_model, d_ff, quiet, **options))
             call.w_gate[:, 4] = -1
             if n > 4:  # fires nothing but what there is past the last neuron: -inf is silent, 0 times inf is NaN
                 call.x[n - 1, 4] = float("inf")
-            if n > 4 and quiet < 400:
+            if n > 4 and quiet < 120:
                 call.x[n // 2, 3], call.x[n // 3] = float("nan"), float("inf")
             walls.clear()
             assert_right(on, call, (quiet, options))

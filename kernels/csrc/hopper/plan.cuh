@@ -128,11 +128,12 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
 #pragma unroll 1
     for (int w = thread; w < words; w += kPlanThreads) {
       const int tile = w / (kTile / 32), left = f.d_ff - 32 * w;
+      const uint32_t inside = left <= 0 ? 0 : left < 32 ? (1u << left) - 1 : ~0u;  // rows that are not finite fire past the last neuron
       const uint32_t head = f.heads[(static_cast<int64_t>(m0) * f.tiles + tile) * kHead];
       const uint32_t fired = f.fired[static_cast<int64_t>(block) * words + w];
       const bool taken = f.whole != nullptr && WholePairs(f).taken(m0 / kPairRows * f.tiles + tile);
       const bool whole = head & kWhole;  // as of the others' rows: nearly all of it fires, so let all
-      const uint32_t word = whole ? left <= 0 ? 0 : left < 32 ? (1u << left) - 1 : ~0u : fired;
+      const uint32_t word = whole ? inside : fired & inside;
       bits[w] = word, mine += __popc(word);
       if (!whole && w % (kTile / 32) == 0) atomicOr(&loose[tile >> 5], 1u << (tile & 31));
       if (taken && w % (kTile / 32) == 0) atomicOr(&done[tile >> 5], 1u << (tile & 31));
