@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from twell.kernels.ops import gated_ffn
 
 CUDA = torch.device("cuda")
 Run = Callable[[], tuple[Tensor, Stats]]
+Result = TypeVar("Result")
 
 
 def skip_without(kernel: ModuleType) -> None:
@@ -89,6 +90,19 @@ def assert_same(name: str, got: Any, expected: Any, spill: bool = True) -> None:
             assert_same(f"{name}.{field.name}", getattr(got, field.name), getattr(expected, field.name), spill)
     else:
         assert got == expected, name
+
+
+def on_two_streams(run: Callable[[], Result]) -> Iterator[Result]:
+    """What it returns on two streams at once, ten times."""
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    for _ in range(10):
+        others = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                others.append(run())
+        torch.cuda.synchronize()
+        yield from others
 
 
 def assert_same_in_a_graph(run: Run, y: Tensor, stats: Stats) -> None:

@@ -15,6 +15,7 @@ from gpu_checks import (
     assert_same_in_a_graph,
     make,
     normal_ffn,
+    on_two_streams,
     poison,
     skip_without,
     uneven,
@@ -149,17 +150,9 @@ def test_same_bits_again_on_other_streams_and_in_graphs(gpu: None) -> None:
         return gated_ffn(x, w_gate, w_up, w_down, layout=Layout(), kernel="hopper")
 
     y, stats = run()
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    torch.cuda.synchronize()
-    for _ in range(10):
-        others = []
-        for stream in streams:
-            with torch.cuda.stream(stream):
-                others.append(run())
-        torch.cuda.synchronize()
-        for other, counted in others:
-            assert_same("y", other, y)
-            assert_same("stats", counted, stats)
+    for other, counted in on_two_streams(run):
+        assert_same("y", other, y)
+        assert_same("stats", counted, stats)
     assert_same_in_a_graph(run, y, stats)
 
 
