@@ -9,4 +9,9 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// A number that all lanes of the warp have, in a register that the warp shares: what follows from it is worked out once a warp, branches
+// on it part no lanes, and it is kept, where an address of shared memory would be worked out anew at each use.
+__device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(~0u, value); }
+__device__ __forceinline__ int uniform(int value) { return static_cast<int>(uniform(static_cast<uint32_t>(value))); }
+
 }  // namespace twell

@@ -41,6 +41,11 @@ __device__ __forceinline__ void barrier_arrive_remote(uint64_t* barrier, uint32_
       : "memory");
 }
 
+// The same at an address that `remote_address` gave.
+__device__ __forceinline__ void barrier_arrive_remote(uint32_t remote) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
+}
+
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(bytes)
                : "memory");
@@ -249,11 +254,19 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // A 128-byte-swizzled operand. K-major (rows of 64 values, 1024 bytes to 8 of them): lead is not read, stride 1024.
 // MN-major (rows of 64 values of the other dimension): lead = bytes between its blocks of 64, stride = between 8 rows of K.
+// at(i): what lies 16 i bytes on, by one addition, as that stays within the low word.
+struct Operand {
+  uint32_t low, high;
+  __device__ __forceinline__ Operand(uint32_t smem, uint32_t lead, uint32_t stride)
+      : low((smem & 0x3FFFF) >> 4 | lead >> 4 << 16), high(stride >> 4 | 1u << 30) {}
+  __device__ __forceinline__ uint64_t at(int sixteens) const {
+    uint64_t value;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(value) : "r"(low + sixteens), "r"(high));
+    return value;
+  }
+};
 __device__ __forceinline__ uint64_t descriptor(const void* smem, uint32_t lead, uint32_t stride) {
-  uint64_t value = static_cast<uint64_t>((smem_address(smem) & 0x3FFFF) >> 4);
-  value |= static_cast<uint64_t>((lead & 0x3FFFF) >> 4) << 16;
-  value |= static_cast<uint64_t>((stride & 0x3FFFF) >> 4) << 32;
-  return value | (1ull << 62);
+  return Operand(smem_address(smem), lead, stride).at(0);
 }
 
 }  // namespace twell::sm90
