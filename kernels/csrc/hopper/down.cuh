@@ -21,13 +21,13 @@ struct DownPiece {
   int listed;  // the `at`-th neuron of the union from `first` on, to a producer; the `at`-th row of the block, to a consumer
   __device__ __forceinline__ DownPiece(const Ffn& f, const Shares& shares, int i, int at) {
     const Piece piece = shares.piece(i);
-    block = piece.block, n0 = piece.outputs * kTileN, first = 0, signed_size = shares.signed_size(f, block);
-    if (piece.upto != Piece::kAll) first = steps() - piece.upto;  // else nothing here waits for the size
+    block = uniform(piece.block), n0 = uniform(piece.outputs) * kTileN, first = 0, signed_size = uniform(shares.signed_size(f, block));
+    if (const int upto = uniform(piece.upto); upto != Piece::kAll) first = steps() - upto;  // else nothing here waits for the size
     if (threadIdx.x < kConsumers)
       listed = f.order[block * kTileM + at];
     else
       listed = shares.known_whole(f, block) ? 0 : f.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + first * kTileK + at];
-    end = steps() - piece.without;
+    end = steps() - uniform(piece.without);
   }
   __device__ __forceinline__ int size() const { return abs(signed_size); }
   __device__ __forceinline__ int steps() const { return steps_of(signed_size); }  // of the whole task
@@ -42,7 +42,7 @@ __device__ __forceinline__ void each_down_piece(const Ffn& f, const Shares& shar
   wait_for_launches();
   let_next_launch();  // the probes read nothing that this writes: they fill the processors as they become free
 #pragma unroll 1
-  for (int i = 0; i < shares.count(); ++i) {
+  for (int i = 0, count = uniform(shares.count()); i < count; ++i) {
     const DownPiece piece = next;
     next = DownPiece(f, shares, i + 1, at);
     work(piece);
@@ -73,10 +73,9 @@ __device__ __forceinline__ void announce_part(const Ffn& f, int share) {
 // Brings what a share has left, once it is there, through the ring: a quarter of every thread's sums a stage. By the producers.
 __device__ __forceinline__ void bring_part(const Ffn& f, Shared& s, Ring& ring, int share) {
   const int thread = threadIdx.x - kConsumers, warp = thread / 32, lane = thread % 32;
-  if (lane < kPartWarps)
-    while (!acquire_load(f.part_ready + share * kPartWarps + lane)) {
-    }
-  __syncwarp();
+  const int* ready = f.part_ready + share * kPartWarps + lane;
+  while (!__all_sync(~0u, lane >= kPartWarps || acquire_load(ready))) {
+  }
   fence_async_proxy_global();  // others' writes before, the copy engine's reads after
   const unsigned char* part = reinterpret_cast<const unsigned char*>(f.parts) + static_cast<int64_t>(share) * kPartBytes;
 #pragma unroll 1
@@ -110,43 +109,58 @@ __device__ __forceinline__ void add_part(float (&d)[128], Shared& s, Ring& ring)
   }
 }
 
+// Fills the ring with a task's steps where it takes every neuron. By a warp.
+__device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& f, Shared& s, Ring ring, const DownPiece& task, int lane) {
+  constexpr int kColumns = 64;  // of a box of W
+#pragma unroll 1
+  for (int step = task.first; step < task.end; ++step, ring.next()) {
+    uint64_t* full = &s.full[ring.stage];
+    barrier_wait(&s.empty[ring.stage], ring.phase);
+    if (lane == 0) {
+      barrier_expect(full, kABytes + kBBytes);
+      barrier_arrive_for(full, kProducers);  // for those who copy elsewhere
+      bulk_load(s.a[ring.stage], hidden_panel(f, task.block, step), kPanelBytes, full);
+#pragma unroll
+      for (int n = 0; n < kTileN; n += kColumns) tma_load_2d(s.b[ring.stage] + n * (kTileK * 2), &w_map, full, task.n0 + n, step * kTileK);
+    }
+    __syncwarp();
+  }
+}
+
 template <typename T>
 __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn& f, Shared& s, const Shares& shares) {
   constexpr int kRows = kTileK / kProducerWarps;  // of a stage to a warp, a row of 512 bytes a copy
-  const int thread = threadIdx.x - kConsumers, warp = thread / 32, lane = thread % 32;
+  const int thread = threadIdx.x - kConsumers, warp = uniform(thread / 32), lane = thread % 32;
   Ring ring;
   ring.phase = 1;
   const int place = warp * kRows + lane % kRows;  // of the neuron that this lane looks up, in a step
   each_down_piece(f, shares, place, [&](const DownPiece& task) {
-    const bool all = task.size() == f.d_ff, inside = task.n0 + 8 * lane < f.d_model;
-    const T* w = static_cast<const T*>(f.w_down) + (inside ? task.n0 + 8 * lane : 0);
-    const uint16_t* list = f.unions + static_cast<int64_t>(task.block) * f.panels * kPanelColumns + place;
-    uint32_t ahead = task.listed;
+    if (task.size() == f.d_ff) {  // all of it comes by the copy engine, asked for by one warp
+      if (warp == 0) load_steps(w_map, f, s, ring.of_warp(), task, lane);
+      ring.skip(task.end - task.first);
+      named_sync<kProducers>(kProducerBarrier);  // nobody waits for a stage that was freed once before
+    } else {
+      const bool inside = task.n0 + 8 * lane < f.d_model;
+      const T* w = static_cast<const T*>(f.w_down) + (inside ? task.n0 + 8 * lane : 0);
+      const uint16_t* list = f.unions + static_cast<int64_t>(task.block) * f.panels * kPanelColumns + place;
+      uint32_t ahead = task.listed;
+      ring = ring.of_warp();
 #pragma unroll 1
-    for (int step = task.first; step < task.end; ++step, ring.next()) {
-      const uint32_t neurons = ahead;
-      if (!all && step + 1 < task.end) ahead = list[(step + 1) * kTileK];
-      barrier_wait(&s.empty[ring.stage], ring.phase);
-      uint64_t* full = &s.full[ring.stage];
-      if (thread == 0) {
-        barrier_expect(full, kABytes);
-        bulk_load(s.a[ring.stage], hidden_panel(f, task.block, step), kPanelBytes, full);
-      }
-      if (all) {
-        constexpr int kQuarter = kBBytes / kProducerWarps;
-        if (lane == 0) {
-          barrier_expect_more(full, kQuarter);
-          tma_load_2d(s.b[ring.stage] + warp * kQuarter, &w_map, full, task.n0 + 64 * warp, step * kTileK);
+      for (int step = task.first; step < task.end; ++step, ring.next()) {
+        const uint32_t offset = ahead * f.d_model * static_cast<uint32_t>(sizeof(T));
+        if (step + 1 < task.end) ahead = list[(step + 1) * kTileK];
+        barrier_wait(&s.empty[ring.stage], ring.phase);
+        uint64_t* full = &s.full[ring.stage];
+        if (thread == 0) {
+          barrier_expect(full, kABytes);
+          bulk_load(s.a[ring.stage], hidden_panel(f, task.block, step), kPanelBytes, full);
         }
-      } else {
         const uint32_t to = smem_address(s.b[ring.stage]) + (lane >> 3) * (kBBytes / 4) + warp * kRows * 128;
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          const uint32_t neuron = __shfl_sync(~0u, neurons, i);
-          async_copy_16(to + i * 128 + (((lane ^ i) & 7) << 4), w + neuron * static_cast<uint32_t>(f.d_model), inside);
-        }
+        for (int i = 0; i < kRows; ++i)
+          async_copy_16(to + i * 128 + (((lane ^ i) & 7) << 4), bytes_on(w, __shfl_sync(~0u, offset, i)), inside);
+        async_arrive(full);
       }
-      async_arrive(full);
     }
     if (task.joins()) shares.each_further([&](int share) { bring_part(f, s, ring, share); });
   });
@@ -204,8 +218,8 @@ __device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map, const Ffn f) {
-  extern __shared__ unsigned char raw[];
-  Shared& s = aligned(raw);
+  extern __shared__ __align__(1024) unsigned char raw[];
+  Shared& s = kept(raw);
   __shared__ SharesMemory memory;
   if (threadIdx.x == 0) prefetch_map(&y_map);
   if (threadIdx.x == kConsumers) prefetch_map(&w_map);
@@ -238,7 +252,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
       };
       if (task.end == task.first) early();
-      multiply<T, kTileN, 1, 1, true>(d, s, ring, task.end - task.first, c, early);
+      multiply<T, kTileN, 1, 1>(d, s, ring, task.end - task.first, task.size() != f.d_ff, c, early);
       if (task.left()) {
         leave_part(d, f, shares.index());
         announces = true;
@@ -246,6 +260,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       int parts = 0;  // counted apart: what is done for each at once costs registers
       if (task.joins()) shares.each_further([&](int) { ++parts; });
+      parts = uniform(parts);
 #pragma unroll 1
       for (; parts > 0; --parts) add_part(d, s, ring);
       finish_down<T>(d, y_map, f, s, task, c, whole);

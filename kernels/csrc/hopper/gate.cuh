@@ -107,7 +107,7 @@ __device__ __forceinline__ void consume_gate(const CUtensorMap& spill_map, const
   for (int t = tasks.first; t <= tasks.last; t += tasks.clusters, phase ^= 1) {
     const GateTask task(f, tasks, t, rank);
     const auto run = [&]<int kN>(const Consumer& part) {
-      multiply<T, kN, 0, 2, false>(d, s, ring, steps, part, [] {});
+      multiply<T, kN, 0, 2>(d, s, ring, steps, false, part, [] {});
       barrier_wait(&s.drained, phase);
       stage_gate<T, kN>(d, s, f, task, part);
     };
@@ -118,14 +118,16 @@ __device__ __forceinline__ void consume_gate(const CUtensorMap& spill_map, const
     fence_async_proxy();  // rows past their slots leave by the copy engine
     barrier_arrive(&s.staged[0]);
   }
-  int next = m.decisions.wait(0);
-  if (next < 0 && tasks.first <= tasks.last) {
+  int next = uniform(m.decisions.wait(0));
+  if (next < 0) {
+    if (tasks.first > tasks.last) return;
     barrier_wait(&s.staged[0], phase);
     pack_tile<T, kLastPackWarps>(s.staging, m.packs, f, GateTask(f, tasks, tasks.last, rank), kPackWarps + c.group * 4 + c.warp, c.lane);
+    return;
   }
   uint32_t fetched = 0;
 #pragma unroll 1
-  for (int i = 1; next >= 0; next = m.decisions.wait(i++), fetched ^= 1) {
+  for (int i = 1; next >= 0; next = uniform(m.decisions.wait(i++)), fetched ^= 1) {
     constexpr int kHalf = kPanelBytes / 2;  // this warpgroup's rows of a panel; a warp sees to one
     const WholeTask task(f, next, rank);
     const int panel = task.tile * (kTileN / kPanelColumns) + c.warp, m0 = task.block * kTileM;
@@ -138,7 +140,7 @@ __device__ __forceinline__ void consume_gate(const CUtensorMap& spill_map, const
       barrier_expect(&m.fetched[c.group], kHalf);
       tma_load_2d(half, &spill_map, &m.fetched[c.group], panel * kPanelColumns, m0 + c.group * 64);
     };
-    multiply<T, kTileN, 0, 2, false>(d, s, ring, steps, c, fetch);
+    multiply<T, kTileN, 0, 2>(d, s, ring, steps, false, c, fetch);
     barrier_wait(&m.fetched[c.group], fetched);
     const T* biases = static_cast<const T*>(f.b_up);
     const auto bias = [&](int column) {
@@ -161,8 +163,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     gate(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap half_x_map,
          const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap up_map,
          const __grid_constant__ CUtensorMap spill_map, const Ffn f) {
-  extern __shared__ unsigned char raw[];
-  Shared& s = aligned(raw);
+  extern __shared__ __align__(1024) unsigned char raw[];
+  Shared& s = kept(raw);
   __shared__ GateMemory memory;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int rank = cluster_rank();

@@ -16,4 +16,12 @@ __device__ __forceinline__ void begin_ring(Shared& s) {
   __syncthreads();
 }
 
+constexpr int kProducerBarrier = 3;  // its number; the consumer warpgroups have two of their own
+
+// So many bytes on.
+template <typename T>
+__device__ __forceinline__ const void* bytes_on(const T* base, uint64_t bytes) {
+  return reinterpret_cast<const unsigned char*>(base) + bytes;
+}
+
 }  // namespace twell::hopper

@@ -26,10 +26,12 @@ struct __align__(1024) Shared {
   uint64_t staged[2], drained;             // the staging tile: written (by halves, in `up`), and free again
   __align__(1024) unsigned char staging[kTileM * kTileN * 2];  // the last, as `down` has a larger one
 };
-constexpr int kSharedBytes = sizeof(Shared) + 1024;  // the start is aligned by hand
+constexpr int kSharedBytes = sizeof(Shared) + 1024;  // what aligning the start may take
 
-__device__ __forceinline__ Shared& aligned(unsigned char* raw) {
-  return *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
+// The memory at `raw`, which is aligned as Shared is. Its address stays in a register that the warp shares; otherwise it would be worked
+// out anew, in ten instructions, wherever a barrier or a stage is named.
+__device__ __forceinline__ Shared& kept(unsigned char* raw) {
+  return *static_cast<Shared*>(__cvta_shared_to_generic(uniform(smem_address(raw))));
 }
 
 // Where a thread stands in the ring of stages.
@@ -39,6 +41,8 @@ struct Ring {
   __device__ __forceinline__ void next() {
     if (++stage == kStages) stage = 0, phase ^= 1;
   }
+  __device__ __forceinline__ void skip(int steps) { stage += steps, phase ^= stage / kStages & 1, stage %= kStages; }
+  __device__ __forceinline__ Ring of_warp() const { return {uniform(stage), uniform(phase)}; }  // all its lanes stand there
 };
 
 // Where a thread of a consumer warpgroup stands.
@@ -82,46 +86,47 @@ __device__ __forceinline__ unsigned char* hidden_panel(const Ffn& f, int block, 
 }
 
 // D[64 x kN] of this warpgroup over `steps` stages; `hook` runs once, some steps into the loop, if there are any. Frees each stage, in
-// `kCluster` CTAs, once its products are done. kCopied: threads' own copies are among what fills the stages.
-template <typename T, int kN, int kTransposeB, int kCluster, bool kCopied, typename Hook>
-__device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring, int steps, const Consumer& c, Hook hook) {
+// `kCluster` CTAs, once its products are done. copied: threads' own copies are among what fills the stages.
+template <typename T, int kN, int kTransposeB, int kCluster, typename Hook>
+__device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring, int steps, bool copied, const Consumer& c, Hook hook) {
   // K-major: 16 columns of K are 32 bytes on. MN-major: [4 blocks of 64 n][8 groups of 8 k][8][64], 16 of K are 2 KB on.
   constexpr uint32_t kLead = kTransposeB ? 8192 : 16, kStepB = kTransposeB ? 2048 >> 4 : 32 >> 4;
-  const auto release = [&](int stage) {
-    if constexpr (kCluster == 1) {
-      if (c.lane == 0) barrier_arrive_for(&s.empty[stage], 32);  // its warp
-    } else {
-      if (c.lane < kCluster) barrier_arrive_remote(&s.empty[stage], c.lane);
-    }
+  const uint32_t empty = remote_address(s.empty, c.lane % kCluster);
+  const Operand a0(smem_address(s.a) + uniform(c.row0) * (kTileK * 2), 16, 1024);
+  const Operand b0(smem_address(s.b) + uniform(c.column0) * (kTileK * 2), kLead, 1024);
+  Ring at = ring.of_warp();
+  int last = 0, held = 0;  // the stage before, and how many lanes are to free it: none once it is free
+  const auto release = [&] {
+    if (c.lane >= held) return;
+    if constexpr (kCluster == 1)
+      barrier_arrive_for(&s.empty[last], 32);  // its warp
+    else
+      barrier_arrive_remote(empty + 8 * last);
   };
+  steps = uniform(steps);
   const int hook_step = min(8, steps - 1);  // what has left before is gone by then, and waiting for it is short
-  int last = -1;
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    if (last >= 0 && !barrier_ready(&s.full[ring.stage], ring.phase)) {  // nothing to do: free the stage before at once
+  for (int step = 0; step < steps; ++step, at.next()) {
+    if (!barrier_ready(&s.full[at.stage], at.phase)) {  // nothing to do: free the stage before at once
       wgmma_wait<0>();
-      release(last);
-      last = -1;
+      release();
+      held = 0;
+      barrier_wait(&s.full[at.stage], at.phase);
     }
-    barrier_wait(&s.full[ring.stage], ring.phase);
-    if constexpr (kCopied) fence_async_proxy();  // written through the generic proxy; the tensor cores read through the other
-    const uint64_t a = descriptor(s.a[ring.stage] + c.row0 * (kTileK * 2), 16, 1024);
-    const uint64_t b = descriptor(s.b[ring.stage] + c.column0 * (kTileK * 2), kLead, 1024);
+    if (copied) fence_async_proxy();  // written through the generic proxy; the tensor cores read through the other
+    const uint64_t a = a0.at(at.stage * (kABytes >> 4)), b = b0.at(at.stage * (kBBytes >> 4));
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kTileK / 16; ++k)
-      wgmma<T, kN, kTransposeB>(d, a + k * (32 >> 4), b + k * kStepB, step > 0 || k > 0);
+    for (int k = 0; k < kTileK / 16; ++k) wgmma<T, kN, kTransposeB>(d, a + k * (32 >> 4), b + k * kStepB, step > 0 || k > 0);
     wgmma_commit();
     if (step == hook_step) hook();
-    if (last >= 0) {
-      wgmma_wait<1>();
-      release(last);
-    }
-    last = ring.stage;
-    ring.next();
+    wgmma_wait<1>();
+    release();
+    last = at.stage, held = kCluster;
   }
   wgmma_wait<0>();
-  if (last >= 0) release(last);
+  release();
+  ring = at;
 }
 
 // relu, then rounding to nearest. A half stays positive where the float was; a bfloat16 has float's range.

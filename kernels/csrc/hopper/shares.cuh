@@ -98,9 +98,15 @@ class Shares {
   // Calls add(share) for every other share in which this CTA's last task goes on.
   template <typename Add>
   __device__ __forceinline__ void each_further(Add add) const {
+    const int task = uniform(to().task);
+    const auto start = [&](int share) { return Position{uniform(m_.starts[cut_][share].task), uniform(m_.starts[cut_][share].step)}; };
+    Position from = start(index() + 1);
 #pragma unroll 1
-    for (int share = index() + 1; m_.starts[cut_][share].task == to().task && m_.starts[cut_][share].step > 0; ++share)
-      if (m_.starts[cut_][share + 1].task != to().task || m_.starts[cut_][share + 1].step != m_.starts[cut_][share].step) add(share);
+    for (int share = index() + 1; from.task == task && from.step > 0; ++share) {
+      const Position upto = start(share + 1);
+      if (upto.task != task || upto.step != from.step) add(share);
+      from = upto;
+    }
   }
 
  private:

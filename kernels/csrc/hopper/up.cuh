@@ -52,34 +52,63 @@ __device__ __forceinline__ void each_up_task(const Ffn& f, const UpTasks& tasks,
   }
 }
 
+constexpr int kPanelWeights = kPanelColumns * kTileK * 2;  // bytes of a stage
+
+// Fills the ring with a task's steps where rows are consecutive and the union is every neuron. By a warp.
+__device__ __forceinline__ void load_steps(const CUtensorMap& x_map, const CUtensorMap& w_map, Shared& s, Ring ring, const UpTask& task,
+                                           int steps, int lane) {
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step, ring.next()) {
+    uint64_t* full = &s.full[ring.stage];
+    barrier_wait(&s.empty[ring.stage], ring.phase);
+    if (lane == 0) {
+      barrier_expect(full, kABytes + task.panels * kPanelWeights);
+      barrier_arrive_for(full, kProducers);  // for those who copy elsewhere
+      tma_load_2d(s.a[ring.stage], &x_map, full, step * kTileK, task.block * kTileM);
+#pragma unroll 1
+      for (int p = 0; p < task.panels; ++p)
+        tma_load_2d(s.b[ring.stage] + p * kPanelWeights, &w_map, full, step * kTileK, (task.panel + p) * kPanelColumns);
+    }
+    __syncwarp();
+  }
+}
+
 template <typename T>
 __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUtensorMap& w_map, const Ffn& f, Shared& s, const UpTasks& tasks,
                                            int steps) {
   constexpr int kRows = kTileN / (kProducers / 8), kXRows = kTileM / (kProducers / 8);  // of a stage to a thread: one in 16
-  const int thread = threadIdx.x - kConsumers, first = thread / 8, chunk = thread & 7;
-  constexpr int kPanelWeights = kPanelColumns * kTileK * 2;                             // bytes of a stage
+  const int thread = threadIdx.x - kConsumers, warp = uniform(thread / 32), first = thread / 8, chunk = thread & 7;
   const T *x = static_cast<const T*>(f.x), *w = static_cast<const T*>(f.w_up);
   const uint32_t place = first * 128 + ((chunk ^ (first & 7)) << 4);
   Ring ring;
   ring.phase = 1;
   each_up_task(f, tasks, [&](const UpTask& task) {
-    uint32_t offset[kRows];  // in values
+    if (task.stays) {  // all of it comes by the copy engine, asked for by one warp
+      if (warp == 0) load_steps(x_map, w_map, s, ring, task, steps, thread);
+      ring.skip(steps);
+      named_sync<kProducers>(kProducerBarrier);  // nobody waits for a stage that was freed once before
+      return;
+    }
+    const uint32_t pitch = f.d_model * sizeof(T);
+    uint32_t offset[kRows], row[kXRows], there = 0;  // there: a bit for each of these rows
 #pragma unroll
-    for (int i = 0; i < kRows; ++i)
-      offset[i] = !task.all && i < 4 * task.panels ? static_cast<uint32_t>(task.list(f)[first + 16 * i]) * f.d_model : 0;
-    int row[kXRows];
+    for (int i = 0; i < kRows; ++i) offset[i] = !task.all && i < 4 * task.panels ? task.list(f)[first + 16 * i] * pitch : 0;
 #pragma unroll
-    for (int i = 0; i < kXRows; ++i) row[i] = task.consecutive ? 0 : f.order[task.block * kTileM + first + 16 * i];
+    for (int i = 0; i < kXRows; ++i) {
+      const int at = task.consecutive ? f.rows : f.order[task.block * kTileM + first + 16 * i];
+      row[i] = at < f.rows ? at : 0, there |= (at < f.rows) << i;
+    }
 #pragma unroll 1
     for (int step = 0; step < steps; ++step, ring.next()) {
       const int k = step * kTileK + chunk * 8;
+      const bool inside = k < f.d_model;
       barrier_wait(&s.empty[ring.stage], ring.phase);
       uint64_t* full = &s.full[ring.stage];
       if (thread == 0) {
         barrier_expect(full, task.consecutive ? kABytes : 0);
         if (task.consecutive) tma_load_2d(s.a[ring.stage], &x_map, full, step * kTileK, task.block * kTileM);
       }
-      if (const int p = kProducerWarps - 1 - thread / 32; thread % 32 == 0 && task.all && p < task.panels) {  // a panel's to each warp
+      if (const int p = kProducerWarps - 1 - warp; thread % 32 == 0 && task.all && p < task.panels) {  // a panel's to each warp
         barrier_expect_more(full, kPanelWeights);
         tma_load_2d(s.b[ring.stage] + p * kPanelWeights, &w_map, full, step * kTileK, (task.panel + p) * kPanelColumns);
       }
@@ -87,15 +116,13 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
         const uint32_t to = smem_address(s.b[ring.stage]) + place;
 #pragma unroll
         for (int i = 0; i < kRows; ++i)
-          if (i < 4 * task.panels) async_copy_16(to + i * 2048, w + offset[i] + (k < f.d_model ? k : 0), k < f.d_model);
+          if (i < 4 * task.panels) async_copy_16(to + i * 2048, bytes_on(w + (inside ? k : 0), offset[i]), inside);
       }
       if (!task.consecutive) {
-        const uint32_t to = smem_address(s.a[ring.stage]) + place;
+        const uint32_t to = smem_address(s.a[ring.stage]) + place, from = inside ? there : 0;
 #pragma unroll
-        for (int i = 0; i < kXRows; ++i) {
-          const bool inside = k < f.d_model && row[i] < f.rows;
-          async_copy_16(to + i * 2048, x + (inside ? static_cast<int64_t>(row[i]) * f.d_model + k : 0), inside);
-        }
+        for (int i = 0; i < kXRows; ++i)
+          async_copy_16(to + i * 2048, bytes_on(x + (inside ? k : 0), uint64_t{row[i]} * pitch), from >> i & 1);
       }
       async_arrive(full);
     }
@@ -133,7 +160,7 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
 #pragma unroll 1
       for (int pass = rehearsed; pass < 2; ++pass) {
         const bool real = pass == 1;
-        multiply<T, 64 * kPanels, 0, 1, true>(d, s, ring, real ? steps : 0, c, fetch);
+        multiply<T, 64 * kPanels, 0, 1>(d, s, ring, real ? steps : 0, !task.stays, c, fetch);
         if (real) barrier_wait(&s.staged[c.group], phase), phase ^= 1;
         finish_up<T, kPanels>(d, s, c, biases != nullptr, bias, [&](int in_block) {
           const int row = f.order[task.block * kTileM + in_block];
@@ -161,8 +188,8 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
        const __grid_constant__ CUtensorMap spill_map, const Ffn f) {
-  extern __shared__ unsigned char raw[];
-  Shared& s = aligned(raw);
+  extern __shared__ __align__(1024) unsigned char raw[];
+  Shared& s = kept(raw);
   if (threadIdx.x == 0) prefetch_map(&spill_map);
   if (threadIdx.x == kConsumers) prefetch_map(&x_map), prefetch_map(&w_map);
   begin_ring(s);
