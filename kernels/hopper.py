@@ -67,8 +67,8 @@ def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n
         return reason
     if d_ff > 2**16 - 8:
         return f"expected d_ff up to {2**16 - 8}, as a union holds 16-bit numbers, got {d_ff}"
-    if d_model * d_ff >= 2**32:
-        return f"expected weights of less than 2^32 values, got {d_ff} x {d_model}"
+    if d_model * d_ff >= 2**31:
+        return f"expected weights of less than 2^31 values, as offsets are 32 bits of bytes, got {d_ff} x {d_model}"
     return _cannot_run(device)
 
 

@@ -231,6 +231,12 @@ def test_refuses_with_the_reason() -> None:
     bf16 = torch.bfloat16
     assert hopper.refuses(torch.device("cpu"), bf16, 64, 64, 1) == "expected device cuda, got cpu"
     assert hopper.refuses(CUDA, torch.float32, 64, 64, 1) == "expected bfloat16 or float16, got float32"
+    assert hopper.refuses(CUDA, bf16, 2**15, 2**16, 1) == (
+        "expected d_ff up to 65528, as a union holds 16-bit numbers, got 65536"
+    )
+    assert hopper.refuses(CUDA, bf16, 2**16, 2**15, 1) == (
+        "expected weights of less than 2^31 values, as offsets are 32 bits of bytes, got 32768 x 65536"
+    )
     if not torch.cuda.is_available():
         assert hopper.refuses(CUDA, bf16, 64, 64, 1) == "expected a CUDA device that torch can use, found none"
     assert hopper.lacks(Asks("relu2")) == "expected relu and no threshold, got relu2"
