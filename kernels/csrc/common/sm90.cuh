@@ -213,25 +213,28 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// The same without making writes visible: for what has been read there, and for barriers that are initialised.
+__device__ __forceinline__ void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 // Where the same variable lies in another CTA of the cluster, and a write to it that the next cluster_sync makes visible there.
 __device__ __forceinline__ uint32_t remote_address(const void* pointer, uint32_t cta) {
   uint32_t remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(smem_address(pointer)), "r"(cta));
   return remote;
 }
-__device__ __forceinline__ void store_remote(uint32_t remote, uint32_t value) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(value) : "memory");
-}
 __device__ __forceinline__ void store_remote(uint32_t remote, float a, float b) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(a), "f"(b) : "memory");
-}
-__device__ __forceinline__ void store_remote(uint32_t remote, float4 v) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 // A write there that the barrier beside it, which counts its bytes, says to have come.
 __device__ __forceinline__ void send_remote(int* to, uint64_t* barrier, int value, uint32_t cta) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.s32 [%0], %1, [%2];" ::"r"(remote_address(to, cta)), "r"(value),
                "r"(remote_address(barrier, cta))
+               : "memory");
+}
+__device__ __forceinline__ void send_remote(float4* to, uint64_t* barrier, float4 v, uint32_t cta) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote_address(to, cta)),
+               "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(remote_address(barrier, cta))
                : "memory");
 }
 template <int kRegisters>

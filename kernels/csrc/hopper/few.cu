@@ -56,7 +56,7 @@ void launch_few_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) 
     FewShape shape{0, (f.rows + 7) / 8 * 8, f.d_model % kTileK == 0, dense};
     const int bytes = kTiles * (kFewWeightBytes + shape.row_bytes());
     // The products read 64 rows from where a tile's rows begin, also where fewer lie there.
-    const int rest = (sizeof(FewShared<kTiles>) + 1023) / 1024 * 1024 + 1024 + kFewRows * kTileK * 2;
+    const int rest = (sizeof(FewShared<kTiles>) + 1023) / 1024 * 1024 + kFewRows * kTileK * 2;
     shape.stages = std::min((kMostShared - rest) / bytes, kFewStages);
     const auto x = tiles_map<TWELL_T>(f.x, f.rows, f.d_model, shape.box, kTiles);
     const auto gate = tiles_map<TWELL_T>(f.w_gate, f.d_ff, f.d_model, kFewNeurons, kTiles);
@@ -70,7 +70,7 @@ void launch_few_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) 
 template <>
 void launch_few_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
   if (f.rows <= kThinRows) return launch_thin_down(f, nnz, stream);
-  const int rest = DownSpace(f.d_ff).bytes + 1024, stages = std::min((226 * 1024 - rest) / kDownStageBytes, kFewStages);
+  const int rest = DownSpace(f.d_ff).bytes, stages = std::min((226 * 1024 - rest) / kDownStageBytes, kFewStages);
   const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
   const auto h = tensor_map<TWELL_T>(f.hidden, f.d_ff, kFewRows, kTileK);
   launch_overlapping(few_down<TWELL_T>, dim3(kDownSplits, (f.d_model + kDownOutputs - 1) / kDownOutputs), kDownConsumers + kDownProducers,

@@ -49,15 +49,15 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
                                                                            const __grid_constant__ CUtensorMap h_map, const Ffn f, int* nnz,
                                                                            int stages) {
   constexpr int kAll = kDownConsumers + kDownProducers;
-  extern __shared__ unsigned char raw[];
-  __shared__ uint64_t full[kFewStages], empty[kFewStages];
+  extern __shared__ __align__(1024) unsigned char raw[];
+  __shared__ uint64_t stage_barriers[2][kFewStages];
   __shared__ uint32_t broken[kFewWords];
   __shared__ int sums[4];
-  const int group = threadIdx.x / 128, lane = threadIdx.x % 32, out0 = blockIdx.y * kDownOutputs;
+  const int group = uniform(static_cast<int>(threadIdx.x) / 128), lane = threadIdx.x % 32, out0 = blockIdx.y * kDownOutputs;
   const bool consumes = group < 2;
   const uint32_t rank = cluster_rank();
-  Stages ring{reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023}), full, empty, stages,
-              kDownStageBytes, !consumes};
+  uint64_t *full = in_register(stage_barriers[0]), *empty = full + kFewStages;
+  Stages ring{in_register(raw), full, empty, stages, kDownStageBytes, !consumes};
   const DownSpace space(f.d_ff);
   unsigned char* rest = ring.base + stages * ring.bytes;
   float(*parts)[kFewRows][kDownShare] = reinterpret_cast<float(*)[kFewRows][kDownShare]>(rest + space.parts);
@@ -132,11 +132,7 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
   } else {
     const int half = group, skip = half * (kTileK / kDownHalves) * 128;
     const Consumer c{0, static_cast<int>(threadIdx.x) / 32 % 4, lane};
-    float d[kDownOutputs / 2];
-    if (filled == 0) {
-#pragma unroll
-      for (float& value : d) value = 0.f;
-    }
+    float d[kDownOutputs / 2] = {};
     int k0 = 0;
     const auto ready = [&](int stage, uint32_t phase) {
       const bool run = is_run(list, k0, size);
@@ -144,9 +140,8 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
       if (!run) fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
       k0 += kTileK;
     };
-    multiply<T, kDownOutputs, kTileK / 16 / kDownHalves, 1>(d, ring, filled, kDownSide + skip, skip, ready, [&](int stage) {
-      if (lane == 0) barrier_arrive(&empty[stage]);
-    });
+    multiply<T, kDownOutputs, kTileK / 16 / kDownHalves, 1>(d, ring, filled, kDownSide + skip, skip, ready, lane == 0,
+                                                        [&](int stage) { barrier_arrive(&empty[stage]); });
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = c.row() + 8 * h;

@@ -194,10 +194,10 @@ __global__ void __launch_bounds__(few_consumers(kTiles) + kFewProducers, 1)
     few_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
                 const __grid_constant__ CUtensorMap up_map, const Ffn f, const FewShape shape) {
   constexpr int kFewConsumers = few_consumers(kTiles);
-  extern __shared__ unsigned char raw[];
-  unsigned char* base = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
+  extern __shared__ __align__(1024) unsigned char raw[];
+  unsigned char* base = in_register(raw);
   FewShared<kTiles>& s = *reinterpret_cast<FewShared<kTiles>*>(base);
-  const int thread = threadIdx.x, group = thread / 128, first = blockIdx.x * kFewNeurons;
+  const int thread = threadIdx.x, group = uniform(thread / 128), first = blockIdx.x * kFewNeurons;
   const int stages = (f.d_model + kTiles * kTileK - 1) / (kTiles * kTileK);
   const bool consumes = group < kTiles;
   const auto ring_of = [&](int product) {
@@ -222,15 +222,18 @@ __global__ void __launch_bounds__(few_consumers(kTiles) + kFewProducers, 1)
   const int tile = group;  // of a consumer
   const Consumer c{0, thread / 32 % 4, thread % 32};
   const int a_at = kTiles * kFewWeightBytes + tile * shape.row_bytes(), b_at = tile * kFewWeightBytes;
-  float d[kFewNeurons / 2];
-  if (consumes) {
-    Stages ring = ring_of(0);
-    const auto ready = [&](int stage, uint32_t phase) { barrier_wait(&s.full[0][stage], phase); };
-    const auto release = [&](int stage) {
-      if (c.lane == 0) barrier_arrive(&s.empty[0][stage]);
+  float d[kFewNeurons / 2] = {};
+  const auto product = [&]<int kN>(int which, auto gathered) {  // 0: the gate's, 1: up
+    Stages ring = ring_of(which);
+    const auto ready = [&](int stage, uint32_t phase) {
+      barrier_wait(&ring.full[stage], phase);
+      gathered(stage, phase);
     };
-    multiply<T, kFewNeurons, kTileK / 16, 0>(d, ring, stages, a_at, b_at, ready, release);
-    add_up<kFewNeurons, kTiles>(d, s, tile);
+    multiply<T, kN, kTileK / 16, 0>(d, ring, stages, a_at, b_at, ready, c.lane == 0, [&](int stage) { barrier_arrive(&ring.empty[stage]); });
+    add_up<kN, kTiles>(d, s, tile);
+  };
+  if (consumes) {
+    product.template operator()<kFewNeurons>(0, [](int, uint32_t) {});
     if (tile == 0) finish_gate<T, kTiles>(d, s, f, FewMarks(f), c, first, shape.dense);
   } else if (thread == kFewConsumers) {
     Stages ring = ring_of(0);
@@ -266,19 +269,15 @@ __global__ void __launch_bounds__(few_consumers(kTiles) + kFewProducers, 1)
       gather_few<T, kTiles>(again, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, f.d_model);
   } else {
     if (ups) {
-      const auto ready = [&](int stage, uint32_t phase) {
-        barrier_wait(&s.full[1][stage], phase);
+      const auto gathered = [&](int stage, uint32_t phase) {
         if (whole) return;
         barrier_wait(&s.gathered[stage], phase);
         if (!few_late(kTiles)) fence_async_proxy();  // else those who copied have made it
       };
-      const auto release = [&](int stage) {
-        if (c.lane == 0) barrier_arrive(&s.empty[1][stage]);
-      };
+#pragma unroll
+      for (float& sum : d) sum = 0.f;
       const auto run = [&]<int kN>() {
-        Stages again = ring_of(1);
-        multiply<T, kN, kTileK / 16, 0>(d, again, stages, a_at, b_at, ready, release);
-        add_up<kN, kTiles>(d, s, tile);
+        product.template operator()<kN>(1, gathered);
         if (tile == 0) finish_few_up<T, kN, kTiles>(d, s, f, c, first, count);
       };
       if (count <= 16)

@@ -41,7 +41,7 @@ void launch_mid_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) 
     const auto up = f.w_up == nullptr ? gate : weights(f.w_up, kN), last_up = f.w_up == nullptr ? gate : weights(f.w_up, last);
     const auto h = hidden_map<TWELL_T>(f, kN);
     launch_overlapping(mid_gate_up<TWELL_T, kN, kRows>, dim3(tile.columns(f), (f.rows + kRows - 1) / kRows), kThreads,
-                       Where::kBegin + Where::kBytes + 1024, kMidPair, stream, x, last_x, gate, up, last_gate, last_up, h, f, dense);
+                       Where::kBegin + Where::kBytes, kMidPair, stream, x, last_x, gate, up, last_gate, last_up, h, f, dense);
   });
 }
 
@@ -55,7 +55,7 @@ void launch_mid_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
     const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
     const auto h = tensor_map<TWELL_T>(f.hidden, f.blocks * f.panels * kPanelColumns, kBlockRows, kTileK);
     launch_overlapping(mid_down<TWELL_T, kOut, kSplits>, dim3(kSplits, (f.d_model + kOut - 1) / kOut, f.blocks), kThreads,
-                       stages * Down::kStageBytes + Down::list_bytes(f.d_ff) + 1024, kSplits, stream, w, h, f, nnz, tiles, stages);
+                       stages * Down::kStageBytes + Down::list_bytes(f.d_ff), kSplits, stream, w, h, f, nnz, tiles, stages);
   };
   const MidOutputs outputs = mid_outputs(f, multiprocessors());
   if (outputs.splits == 3)

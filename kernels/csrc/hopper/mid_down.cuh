@@ -34,9 +34,14 @@ struct MidDown {
   static constexpr int kPitch = kShare * 2 + 16;  // bytes of a row of outputs in shared memory; banks apart
   static constexpr int kLeastBytes = std::max(kSplits > 1 ? kBlockRows * kShare * kSplits * 4 : 0, kBlockRows * kPitch);
   static constexpr int kLeastStages = (kLeastBytes + kStageBytes - 1) / kStageBytes;
+  // Of the sums that the other CTAs of the cluster send to one.
+  __device__ static constexpr int sent_bytes(int rank) {
+    const int left = kOut - rank * kShare, own = left < kShare ? left : kShare;
+    return (kSplits - 1) * own / 8 * kConsumers * sizeof(float4);
+  }
   // Of the numbers of as many neurons as can be a CTA's share.
   static constexpr int list_bytes(int d_ff) { return ((d_ff + kSplits - 1) / kSplits + kTileK) * 2 + 127 & ~127; }
-  static int stages(int d_ff) { return std::min(kMidStages, (226 * 1024 - 1024 - list_bytes(d_ff)) / kStageBytes); }
+  static int stages(int d_ff) { return std::min(kMidStages, (226 * 1024 - list_bytes(d_ff)) / kStageBytes); }
 };
 
 // The neurons of this CTA's share of the block's union, ascending, into `list`; how many. By all threads.
@@ -71,7 +76,7 @@ __device__ __forceinline__ int list_share(const MidMarks& marks, const Ffn& f, i
 // once and before it waits, as a read between copies would wait for those before it.
 template <typename T, int kOut, int kSplits>
 __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap& w_map, const CUtensorMap& h_map, const Ffn& f, int block,
-                                                 int out0, const uint16_t* list, int size) {
+                                                 int out0, const uint16_t* list, int size, bool all) {
   using Down = MidDown<kOut, kSplits>;
   constexpr int kEach = kTileK * 8 / kProducers;
   static_assert(kEach == 4);
@@ -80,7 +85,7 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap
   const T* h = hidden_of<T>(f, block, 0) + 8 * chunk;
   const T* w = static_cast<const T*>(f.w_down) + out0 + 8 * chunk;
   const int outputs = f.d_model - out0 - 8 * chunk;  // that there are, from the thread's first on
-  const bool all = ring.count >= kProducerWarps && size > 0 && size % kTileK == 0 && list[size - 1] - list[0] == size - 1;
+  all = all && ring.count >= kProducerWarps;  // else a warp meets a stage that is two rounds behind
   for (int k0 = 0; k0 < size; k0 += kTileK, ring.next()) {
     const int turn = k0 / kTileK % kProducerWarps;
     if (all && turn != thread / 32) continue;
@@ -116,21 +121,22 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const CUtensorMap
 }
 
 // Each CTA of the cluster gives its sums of the others' outputs to them, and adds up those of its own, in order of rank, into the first of
-// `d`. [CTAs][kShare / 8][consumers] of four sums arrive at `to`, as they lie in registers. The producers make two cluster_syncs beside it.
+// `d`. [CTAs][kShare / 8][consumers] of four sums arrive at `to`, as they lie in registers, and say so at `sent`. The producers make a
+// cluster_meet beside it.
 template <int kOut, int kSplits>
-__device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* to, int rank) {
+__device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* to, uint64_t* sent, int rank) {
   constexpr int kRuns = MidDown<kOut, kSplits>::kShare / 8;
   float4* parts = reinterpret_cast<float4*>(to) + threadIdx.x;
   const auto place = [](int from, int run) { return (from * kRuns + run) * kConsumers; };
   const auto mine = [&](int i) { return make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]); };
-  cluster_sync();  // all have read their rings
+  cluster_meet();  // all have read their rings
 #pragma unroll
   for (int r = 0; r < kSplits; ++r)
     if (r != rank)
 #pragma unroll
       for (int i = 0; i < kRuns; ++i)
-        if (r * kRuns + i < kOut / 8) store_remote(remote_address(parts + place(rank, i), r), mine(r * kRuns + i));
-  cluster_sync();
+        if (r * kRuns + i < kOut / 8) send_remote(parts + place(rank, i), sent, mine(r * kRuns + i), r);
+  barrier_wait(sent, 0);
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -151,18 +157,20 @@ template <typename T, int kOut, int kSplits>
 __global__ void __launch_bounds__(kThreads, 1)
     mid_down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap h_map, const Ffn f, int* nnz, int tiles, int stages) {
   using Down = MidDown<kOut, kSplits>;
-  extern __shared__ unsigned char raw[];
-  __shared__ uint64_t full[kMidStages], empty[kMidStages];
+  extern __shared__ __align__(1024) unsigned char raw[];
+  __shared__ uint64_t stage_barriers[2][kMidStages], sent;
   __shared__ uint32_t broken[kBlockRows / 32];
   __shared__ int sums[kThreads / 32];
   const int thread = threadIdx.x, block = blockIdx.z, m0 = block * kBlockRows, out0 = blockIdx.y * kOut, rank = kSplits > 1 ? cluster_rank() : 0;
   const bool consumes = thread < kConsumers;
-  Stages ring{reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023}), full, empty, stages,
-              Down::kStageBytes, !consumes};
+  uint64_t *full = in_register(stage_barriers[0]), *empty = full + kMidStages;
+  Stages ring{in_register(raw), full, empty, stages, Down::kStageBytes, !consumes};
   uint16_t* list = reinterpret_cast<uint16_t*>(ring.base + stages * Down::kStageBytes);
   if (thread == 0) {
     for (int i = 0; i < stages; ++i) barrier_init(&full[i], 1 + kProducers), barrier_init(&empty[i], kConsumerWarps);
+    barrier_init(&sent, 1);
     fence_barrier_init();
+    if constexpr (kSplits > 1) barrier_expect(&sent, Down::sent_bytes(rank));
     for (uint32_t& word : broken) word = 0;
   }
   if (thread == 32) prefetch_map(&w_map), prefetch_map(&h_map);
@@ -179,10 +187,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
 
   const Consumer c{thread / 128, thread / 32 % 4, thread % 32};
+  const bool all = uniform(size > 0 && size % kTileK == 0 && list[size - 1] - list[0] == size - 1);  // every step is a run
   const T* bias = static_cast<const T*>(f.b_down);
   if (!consumes) {
     registers_down<kProducerRegisters>();
-    produce_mid_down<T, kOut, kSplits>(ring, w_map, h_map, f, block, out0, list, size);
+    produce_mid_down<T, kOut, kSplits>(ring, w_map, h_map, f, block, out0, list, size, all);
     const int row = thread - kConsumers;
     if (blockIdx.y == block % gridDim.y && rank == 0 && m0 + row < f.rows) {
       const bool fine = !(broken[row / 32] >> (row & 31) & 1);
@@ -196,23 +205,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     async_wait();
     __syncwarp();
-    if constexpr (kSplits > 1) cluster_sync(), cluster_sync();  // the consumers' two
+    if constexpr (kSplits > 1) cluster_meet();  // as the consumers do
   } else {
     registers_up<kConsumerRegisters>();
-    float d[kOut / 2];
-    if (size == 0) {
-#pragma unroll
-      for (float& value : d) value = 0.f;
-    }
+    float d[kOut / 2] = {};
     const auto ready = [&](int stage, uint32_t phase) {
       barrier_wait(&full[stage], phase);
-      fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
+      if (!all) fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
     };
-    const auto release = [&](int stage) {
-      if (c.lane == 0) barrier_arrive(&empty[stage]);
-    };
-    multiply<T, kOut, kTileK / 16, 1>(d, ring, (size + kTileK - 1) / kTileK, c.group * Down::kSide, 2 * Down::kSide, ready, release);
-    if constexpr (kSplits > 1) add_shares<kOut, kSplits>(d, ring.base, rank);
+    const auto release = [&](int stage) { barrier_arrive(&empty[stage]); };
+    multiply<T, kOut, kTileK / 16, 1>(d, ring, (size + kTileK - 1) / kTileK, c.group * Down::kSide, 2 * Down::kSide, ready, c.lane == 0, release);
+    if constexpr (kSplits > 1) add_shares<kOut, kSplits>(d, ring.base, &sent, rank);
     named_sync<kConsumers>(3);  // the ring is read, or what came there; the outputs go there, on their way to whole lines
     constexpr int kShare = Down::kShare;
     const int first = out0 + rank * kShare, matrix = c.lane >> 3, low = c.group * 64 + c.warp * 16;

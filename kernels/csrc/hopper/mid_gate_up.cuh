@@ -15,9 +15,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Space = MidShared<kN, kRows>;
   using Where = MidRing<kN, kRows>;
   constexpr int kPieces = kRows / kBlockRows, kRowBytes = kRows * kTileK * 2;
-  extern __shared__ unsigned char raw[];
-  unsigned char* start = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
-  unsigned char *base = start + Where::kBegin, *held = base + Where::kHeld;
+  extern __shared__ __align__(1024) unsigned char raw[];
+  unsigned char *start = in_register(raw), *base = start + Where::kBegin, *held = base + Where::kHeld;
   Space& s = *reinterpret_cast<Space*>(start);
   const int thread = threadIdx.x, rank = cluster_rank(), steps = (f.d_model + kTileK - 1) / kTileK;
   const int tile = blockIdx.x, first = tile * kN, m0 = blockIdx.y * kRows;
@@ -60,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (asks) load_mid(ring, load(last ? last_gate_map : gate_map, real), steps, turn, kProducerWarps, [](int) {});
     __syncthreads();  // what fired is listed
     __syncthreads();  // racecheck counts who waits here amiss, as the consumers have met among themselves meanwhile
-    const int count = s.count, width = s.width;
+    const int count = uniform(s.count), width = uniform(s.width);
     if (f.w_up != nullptr && width > 0) {
       Stages again = up_ring(width);
       if (thread == kConsumers) barrier_arrive_remote(&s.ready, rank ^ 1);
@@ -90,10 +89,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     float d[kPieces][kN / 2];
     const auto rows_left = [&] { return f.rows - m0 - piece(0).row(); };
     begin_sums<T, kN>(d, s.biases, f.b_gate, f.d_ff, rows_left(), [&](int place) { return first + place; });
+    const uint32_t empty = remote_address(s.empty[0], lane % kMidPair);
     multiply_pieces<T, kN>(d, ring, steps, a_at, kRowBytes, [&](int stage, uint32_t phase) { barrier_wait(&s.full[0][stage], phase); },
-                           [&](int stage) {
-                             if (lane < kMidPair) barrier_arrive_remote(&s.empty[0][stage], lane);
-                           });
+                           lane < kMidPair, [&](int stage) { barrier_arrive_remote(empty + 8 * stage); });
     named_sync<kConsumers>(3);  // the ring is read; the values go there
     const auto turn = [&] {  // one piece after the other is in the first sums, so that their code is there once
 #pragma unroll
@@ -112,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     __syncthreads();  // as the producers have it
 
-    const int count = s.count, width = s.width;
+    const int count = uniform(s.count), width = uniform(s.width);
     const bool ups = f.w_up != nullptr && width > 0, whole = width == kN;
     const auto fetch = [&](const void* weights) {  // those of the list, into the L2
       const int lines = (f.d_model * 2 + 127) / 128;
@@ -137,15 +135,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       begin_sums<T, kUp>(d, s.biases, f.b_up, f.d_ff, rows_left(), [&](int place) {
         return kUp == kN ? first + place : place < count ? first + s.list[place] : f.d_ff;
       });
+      const uint32_t empty = remote_address(s.empty[1], lane % kMidPair);
       multiply_pieces<T, kUp>(d, again, steps, a_at, kRowBytes,
                               [&](int stage, uint32_t phase) {
                                 barrier_wait(&s.full[1][stage], phase);
                                 if constexpr (kUp < kN) barrier_wait(&s.gathered[stage], phase);
                               },
-                              [&](int stage) {
-                                if (lane < kMidPair) barrier_arrive_remote(&s.empty[1][stage], lane);
-                              },
-                              kUp == kN ? Where::kFurther : 0);
+                              lane < kMidPair, [&](int stage) { barrier_arrive_remote(empty + 8 * stage); }, kUp == kN ? Where::kFurther : 0);
       if constexpr (kUp == kN && Where::kLeaves) {  // the values come back, this warpgroup's as the first or second stage from here
         if (group == 1) again.next();
         barrier_wait(&again.full[again.at], again.phase);

@@ -44,7 +44,7 @@ __device__ __forceinline__ void by_width(int width, Run run) {
 // them, or, where it would have too few stages, has all the room again: they leave for `hidden` and come back as its last stages do.
 template <int kN, int kRows>
 struct MidRing {
-  static constexpr int kBegin = (sizeof(MidShared<kN, kRows>) + 1023) / 1024 * 1024, kBytes = 226 * 1024 - kBegin;
+  static constexpr int kBegin = (sizeof(MidShared<kN, kRows>) + 1023) / 1024 * 1024, kBytes = 227 * 1024 - kBegin;
   static constexpr int kPanel = kN * 128, kHeld = kBytes - kRows / 64 * kPanel, kEnoughStages = 4;
   static constexpr int stage(int width) { return (kRows + width) * kTileK * 2; }
   static constexpr bool kLeaves = kHeld / stage(kN) < kEnoughStages;

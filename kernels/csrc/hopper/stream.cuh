@@ -5,6 +5,12 @@
 
 namespace twell::hopper {
 
+// The same place of shared memory, by an address that is kept in a register. By whole warps.
+template <typename T>
+__device__ __forceinline__ T* in_register(T* shared) {
+  return static_cast<T*>(__cvta_shared_to_generic(uniform(smem_address(shared))));
+}
+
 // A ring of stages in shared memory, and where a thread stands in it.
 struct Stages {
   unsigned char* base;
@@ -71,56 +77,63 @@ struct Announcer {
   }
 };
 
-// `products(stage, more)` over `stages` stages, each once ready(stage, phase) comes back; the products of one stage are always in flight.
-// release(stage), by whole warps, once they are done, of those that are filled again, `further` of them for others: so whoever is told has
-// still to come, and a CTA may end when it has been. more: sums are there from stages before.
+// `products(stage)` over `stages` stages, each once ready(stage, phase) comes back; the products of one stage are always in flight. They
+// are issued one after the other, and narrow ones are over as fast as what stands between them: it is short.
+// release(stage), by the lanes that give stages back, once they are done, of those that are filled again, `further` of them for others: so
+// whoever is told has still to come, and a CTA may end when it has been.
 template <typename Products, typename Ready, typename Release>
-__device__ __forceinline__ void stream(Stages& s, int stages, Products products, Ready ready, Release release, int further = 0) {
-  int last = -1;
+__device__ __forceinline__ void stream(Stages& s, int stages, Products products, Ready ready, bool gives_back, Release release, int further = 0) {
+  const int last = uniform(stages) - 1, count = uniform(s.count);
+  const uint32_t again = gives_back ? max(last + 1 + further - count, 0) : 0;  // stages that are filled again
+  int at = uniform(s.at), before = 0;
+  uint32_t phase = uniform(s.phase);
 #pragma unroll 1
-  for (int i = 0; i < stages; ++i) {
-    ready(s.at, s.phase);
+  for (int i = -1; i < last; ++i) {  // stages that are done
+    ready(at, phase);
     wgmma_fence();
-    products(s.here(), i > 0);
+    products(at);
     wgmma_commit();
-    if (last >= 0) {
-      wgmma_wait<1>();
-      if (i - 1 + s.count < stages + further) release(last);
-    }
-    last = s.at;
-    s.next();
+    wgmma_wait<1>();
+    if (static_cast<uint32_t>(i) < again) release(before);
+    before = at;
+    if (++at == count) at = 0, phase ^= 1;
   }
   wgmma_wait<0>();
-  if (last >= 0 && s.count <= further) release(last);
+  if (static_cast<uint32_t>(last) < again) release(before);
+  s.at = at, s.phase = phase;
 }
 
-// D[64 x kN] = A B^T over stages of each of which this warpgroup takes kSteps times 16 of k, A and B at their offsets. kByNeuron: both
+// D[64 x kN] += A B^T over stages of each of which this warpgroup takes kSteps times 16 of k, A and B at their offsets. kByNeuron: both
 // operands lie [k][64], otherwise [64][k] and [kN][k].
 template <typename T, int kN, int kSteps, int kByNeuron, int kSize, typename Ready, typename Release>
-__device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stages, int a_at, int b_at, Ready ready, Release release) {
-  constexpr uint32_t kStep = kByNeuron ? 2048 >> 4 : 32 >> 4;
-  const auto products = [&](const unsigned char* stage, bool more) {
-    const uint64_t a = descriptor(stage + a_at, 8192, 1024), b = descriptor(stage + b_at, 8192, 1024);
+__device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stages, int a_at, int b_at, Ready ready, bool gives_back,
+                                         Release release) {
+  constexpr uint32_t kStep = kByNeuron ? 2048 / 16 : 32 / 16;
+  const uint32_t base = smem_address(s.base), each = uniform(s.bytes / 16);
+  const Operand a(uniform(base + a_at), 8192, 1024), b(uniform(base + b_at), 8192, 1024);
+  const auto products = [&](int stage) {
+    const uint64_t a_here = a.at(stage * each), b_here = b.at(stage * each);
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) wgmma<T, kN, kByNeuron, kByNeuron>(d, a + k * kStep, b + k * kStep, more || k > 0);
+    for (int k = 0; k < kSteps; ++k) wgmma<T, kN, kByNeuron, kByNeuron>(d, a_here + k * kStep, b_here + k * kStep, 1);
   };
-  stream(s, stages, products, ready, release);
+  stream(s, stages, products, ready, gives_back, release);
 }
 
-// The same for kPieces times 64 rows, one after the other, of operands that lie by rows: each 16 of k of B meets them all in turn. They
-// add to what is in D.
+// The same for kPieces times 64 rows, one after the other, of operands that lie by rows: each 16 of k of B meets them all in turn.
 template <typename T, int kN, int kPieces, int kSize, typename Ready, typename Release>
 __device__ __forceinline__ void multiply_pieces(float (&d)[kPieces][kSize], Stages& s, int stages, int a_at, int b_at, Ready ready,
-                                                Release release, int further = 0) {
-  const auto products = [&](const unsigned char* stage, bool) {
-    const uint64_t a = descriptor(stage + a_at, 8192, 1024), b = descriptor(stage + b_at, 8192, 1024);
+                                                bool gives_back, Release release, int further = 0) {
+  constexpr uint32_t kPiece = 64 * kTileK * 2 / 16, kStep = 32 / 16;
+  const uint32_t base = smem_address(s.base), each = uniform(s.bytes / 16);
+  const Operand a(uniform(base + a_at), 8192, 1024), b(uniform(base + b_at), 8192, 1024);
+  const auto products = [&](int stage) {
+    const uint64_t a_here = a.at(stage * each), b_here = b.at(stage * each);
 #pragma unroll
     for (int k = 0; k < kTileK / 16; ++k)
 #pragma unroll
-      for (int p = 0; p < kPieces; ++p)
-        wgmma<T, kN, 0>(d[p], a + k * (32 >> 4) + p * (64 * kTileK * 2 >> 4), b + k * (32 >> 4), 1);
+      for (int p = 0; p < kPieces; ++p) wgmma<T, kN, 0>(d[p], a_here + k * kStep + p * kPiece, b_here + k * kStep, 1);
   };
-  stream(s, stages, products, ready, release, further);
+  stream(s, stages, products, ready, gives_back, release, further);
 }
 
 }  // namespace twell::hopper

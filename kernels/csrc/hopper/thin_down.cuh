@@ -36,7 +36,7 @@ struct ThinDown {
   static_assert(kRows * kPitch * 4 <= kRingBytes);
   struct Shared {
     float parts[kThinSplits][kRows][kThinShare];  // each CTA's sums of this one's outputs
-    uint64_t full[kThinWarps][kDepth];
+    uint64_t full[kThinWarps][kDepth], sent;
     uint32_t broken;  // a bit a row
   };
   static constexpr int kBytes = kThinWarps * kRingBytes + sizeof(Shared) + 1024;
@@ -52,9 +52,10 @@ __global__ void __launch_bounds__(kThinThreads, 2) thin_down(const __grid_consta
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, quad = lane % 4, eighth = lane / 4;
   const int rank = cluster_rank(), slot = rank * kThinWarps + warp, cta = blockIdx.y * kThinSplits + rank;
   const int out0 = blockIdx.y * kThinOutputs;
-  if (thread == 0) s.broken = 0;
+  if (thread == 0) s.broken = 0, barrier_init(&s.sent, 1);
   if (thread < kThinWarps * Down::kDepth) barrier_init(&s.full[0][thread], 1);
   fence_barrier_init();
+  if (thread == 0) barrier_expect(&s.sent, kThinSplits * f.rows * kThinShare * sizeof(float));
   cluster_sync();  // all have begun, and may be written to
   let_next_launch();
   wait_for_launches();
@@ -179,9 +180,9 @@ __global__ void __launch_bounds__(kThinThreads, 2) thin_down(const __grid_consta
       const float4 part = *reinterpret_cast<const float4*>(rings + v * Down::kRingBytes + (row * Down::kPitch + out) * 4);
       sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
     }
-    store_remote(remote_address(&s.parts[rank][row][out % kThinShare], out / kThinShare), sum);
+    send_remote(reinterpret_cast<float4*>(&s.parts[rank][row][out % kThinShare]), &s.sent, sum, out / kThinShare);
   }
-  cluster_sync();
+  barrier_wait(&s.sent, 0);
   const auto finite = [&](int row) { return !(s.broken >> row & 1); };
   const T* bias = static_cast<const T*>(f.b_down);
   for (int i = thread; i < f.rows * (kThinShare / 2); i += kThinThreads) {
