@@ -39,6 +39,17 @@ __device__ __forceinline__ uint32_t positive_halves(uint32_t pair) {
   return out;
 }
 
+// The same for what is not zero, NaN among them.
+template <typename T>
+__device__ __forceinline__ uint32_t nonzero_halves(uint32_t pair) {
+  uint32_t out;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    asm("set.neu.u32.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(pair), "r"(0));
+  else
+    asm("set.neu.u32.f16x2 %0, %1, %2;" : "=r"(out) : "r"(pair), "r"(0));
+  return out;
+}
+
 // `broken`, a pair of zeros at first, with NaN in each half where `pair` is not finite: inf or NaN times 0 is NaN, and stays.
 template <typename T>
 __device__ __forceinline__ uint32_t break_pair(uint32_t broken, uint32_t pair) {

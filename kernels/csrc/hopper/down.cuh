@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     produce_down<T>(w_map, f, s, shares);
   } else {
     registers_up<kConsumerRegisters>();
-    const Consumer c{static_cast<int>(threadIdx.x) / 128, static_cast<int>(threadIdx.x) / 32 % 4, static_cast<int>(threadIdx.x) % 32};
+    const Consumer c = Consumer::here();
     Ring ring;
     float d[128];
     bool announces = false;  // what it has left, in the next piece

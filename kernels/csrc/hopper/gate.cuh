@@ -28,14 +28,14 @@ struct Decisions {
     barrier_wait(&told[i % kSlots], i / kSlots % 2);
     return tile[i % kSlots];
   }
-  // By the producers' threads of both CTAs; the first one's decides.
-  __device__ __forceinline__ int make(const Ffn& f, int i, int rank) {
-    barrier_expect(&told[i % kSlots], sizeof(tile[0]));
-    if (rank == 0) {
+  // By the producers' warps of both CTAs; the first one's decides.
+  __device__ __forceinline__ int make(const Ffn& f, int i, int rank, int lane) {
+    if (lane == 0) barrier_expect(&told[i % kSlots], sizeof(tile[0]));
+    if (lane == 0 && rank == 0) {
       const int next = f.goes_on ? WholePairs(f).take(f) : -1;
       for (int cta = 0; cta < 2; ++cta) send_remote(&tile[i % kSlots], &told[i % kSlots], next, cta);
     }
-    return wait(i);
+    return uniform(wait(i));
   }
 };
 
@@ -53,33 +53,36 @@ struct WholeTask {
       : block(tile_of_pair / f.tiles * 2 + rank), tile(tile_of_pair % f.tiles) {}
 };
 
-// Fills the ring with `steps` of a task: x of this CTA's rows, and half of the weights for both. By a thread.
+// Fills the ring with `steps` of a task: x of this CTA's rows, and half of the weights for both. By a warp.
 __device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensorMap& x_map, const CUtensorMap& w_map, int m0, int height,
-                                           int tile, int rank, int steps) {
+                                           int tile, int rank, int steps, int lane) {
   const int bytes = height * (kTileK * 2) + kBBytes;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, ring.next()) {
     barrier_wait(&s.empty[ring.stage], ring.phase);
-    barrier_expect(&s.full[ring.stage], bytes);
-    tma_load_2d(s.a[ring.stage], &x_map, &s.full[ring.stage], step * kTileK, m0);
-    tma_load_2d_multicast(s.b[ring.stage] + rank * (kBBytes / 2), &w_map, &s.full[ring.stage], step * kTileK,
-                          tile * kTileN + rank * (kTileN / 2), 3);
+    if (lane == 0) {
+      barrier_expect(&s.full[ring.stage], bytes);
+      tma_load_2d(s.a[ring.stage], &x_map, &s.full[ring.stage], step * kTileK, m0);
+      tma_load_2d_multicast(s.b[ring.stage] + rank * (kBBytes / 2), &w_map, &s.full[ring.stage], step * kTileK,
+                            tile * kTileN + rank * (kTileN / 2), 3);
+    }
+    __syncwarp();
   }
 }
 
-// By a thread.
+// By a warp.
 __device__ __forceinline__ void produce_gate(const CUtensorMap& x_map, const CUtensorMap& half_x_map, const CUtensorMap& w_map,
                                              const CUtensorMap& up_map, const Ffn& f, Shared& s, Decisions& decisions,
-                                             const GateTasks& tasks, int rank, int steps) {
+                                             const GateTasks& tasks, int rank, int steps, int lane) {
   Ring ring;
   ring.phase = 1;  // every stage is free at first
   for (int t = tasks.first; t <= tasks.last; t += tasks.clusters) {
     const GateTask task(f, tasks, t, rank);
-    load_steps(s, ring, task.cut ? half_x_map : x_map, w_map, task.m0, task.height, task.tile, rank, steps);
+    load_steps(s, ring, task.cut ? half_x_map : x_map, w_map, task.m0, task.height, task.tile, rank, steps, lane);
   }
-  for (int i = 0, next; (next = decisions.make(f, i, rank)) >= 0; ++i) {
+  for (int i = 0, next; (next = decisions.make(f, i, rank, lane)) >= 0; ++i) {
     const WholeTask task(f, next, rank);
-    load_steps(s, ring, x_map, up_map, task.block * kTileM, kTileM, task.tile, rank, steps);
+    load_steps(s, ring, x_map, up_map, task.block * kTileM, kTileM, task.tile, rank, steps, lane);
   }
 }
 
@@ -166,8 +169,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char raw[];
   Shared& s = kept(raw);
   __shared__ GateMemory memory;
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const int rank = cluster_rank();
+  const int group = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, rank = cluster_rank();
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
@@ -186,9 +188,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     registers_down<kProducerRegisters>();
     if (warp > 0)
       pack_gate<T>(f, s, memory, tasks, rank, warp - 1, lane);
-    else if (lane == 0)
-      produce_gate(x_map, half_x_map, w_map, up_map, f, s, memory.decisions, tasks, rank, steps);
-    __syncwarp();
+    else
+      produce_gate(x_map, half_x_map, w_map, up_map, f, s, memory.decisions, tasks, rank, steps, lane);
   } else {
     registers_up<kConsumerRegisters>();
     consume_gate<T>(spill_map, f, s, memory, tasks, rank, steps, {group, warp, lane});

@@ -26,7 +26,7 @@ struct __align__(1024) Shared {
   uint64_t staged[2], drained;             // the staging tile: written (by halves, in `up`), and free again
   __align__(1024) unsigned char staging[kTileM * kTileN * 2];  // the last, as `down` has a larger one
 };
-constexpr int kSharedBytes = sizeof(Shared) + 1024;  // what aligning the start may take
+constexpr int kSharedBytes = sizeof(Shared);
 
 // The memory at `raw`, which is aligned as Shared is. Its address stays in a register that the warp shares; otherwise it would be worked
 // out anew, in ten instructions, wherever a barrier or a stage is named.
@@ -49,6 +49,10 @@ struct Ring {
 struct Consumer {
   int group, warp, lane;  // warpgroup 0 or 1, warp 0..3 in it
   int row0 = group * 64, column0 = 0;  // its part of the tile, where columns are K-major: from here on
+  static __device__ __forceinline__ Consumer here() {
+    const int thread = threadIdx.x;
+    return {uniform(thread / 128), uniform(thread / 32 % 4), thread % 32};
+  }
   __device__ __forceinline__ bool leads() const { return warp == 0 && lane == 0; }
   __device__ __forceinline__ int row() const { return row0 + warp * 16 + lane / 4; }  // and 8 further on
   __device__ __forceinline__ void sync() const { named_sync<128>(1 + group); }
@@ -148,6 +152,21 @@ __device__ __forceinline__ uint32_t positive(const uint4& v) {
   const auto signs = [](uint32_t pair) { return (pair + 0x7fff7fffu) & 0x80008000u; };
   const uint32_t even = signs(v.x) >> 15 | signs(v.y) >> 13 | signs(v.z) >> 11 | signs(v.w) >> 9;
   return (even | even >> 15) & 0xffu;  // the odd columns' bits stood 16 further on
+}
+
+// The same for 32 values, in half as many instructions each.
+template <typename T>
+__device__ __forceinline__ uint32_t fired_of_32(const uint4 (&chunks)[4]) {
+  uint32_t of_16[2] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t pairs[4] = {chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w};
+#pragma unroll
+    for (int p = 0; p < 4; ++p) of_16[i / 2] |= nonzero_halves<T>(pairs[p]) & 0x10001u << (8 * (i % 2) + 2 * p);
+  }
+#pragma unroll
+  for (uint32_t& bits : of_16) bits |= bits >> 15;  // the odd columns' stood 16 further on
+  return __byte_perm(of_16[0], of_16[1], 0x5410);
 }
 
 }  // namespace twell::hopper

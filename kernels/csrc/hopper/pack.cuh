@@ -50,7 +50,8 @@ struct GateTask {
   __device__ __forceinline__ int rows(const Ffn& f) const { return min(height, f.rows - m0); }  // none or less past the last
 };
 
-// The staging tile here: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither side conflicts.
+// The staging tile here: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither side conflicts. Chunk
+// c + 8 is 128 bytes on.
 __device__ __forceinline__ unsigned char* staged_chunk(unsigned char* staging, int row, int chunk) {
   return staging + row * (kTileN * 2) + ((chunk ^ (row & 7)) << 4);
 }
@@ -86,7 +87,7 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
   const int row = c.row0 + c.warp * 16 + corner.row;
 #pragma unroll
   for (int j = 0; j < kN / 8; j += 2)
-    store_matrices(staged_chunk(s.staging, row, c.column0 / 8 + j + corner.chunk), round_relu<T>(d[4 * j], d[4 * j + 1]),
+    store_matrices(staged_chunk(s.staging, row, c.column0 / 8 + j % 8 + corner.chunk) + j / 8 * 128, round_relu<T>(d[4 * j], d[4 * j + 1]),
                    round_relu<T>(d[4 * j + 2], d[4 * j + 3]), round_relu<T>(d[4 * j + 4], d[4 * j + 5]),
                    round_relu<T>(d[4 * j + 6], d[4 * j + 7]));
 #pragma unroll
@@ -104,7 +105,7 @@ struct Found {
 
 // What each row of the tile fires, as bits in its line and in f.masks, and all rows together, in f.fired: a lane takes half of a row's
 // columns, without a branch.
-template <int kWarps>
+template <typename T, int kWarps>
 __device__ __forceinline__ Found find_fired(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
   uint32_t any[4] = {}, many = 0;
@@ -115,9 +116,11 @@ __device__ __forceinline__ Found find_fired(unsigned char* staging, Packs& s, co
     uint32_t mask[4] = {};
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
+      uint4 chunks[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        mask[w] |= positive(*reinterpret_cast<const uint4*>(staged_chunk(staging, row, 16 * half + 4 * w + i))) << (8 * i);
+        chunks[i] = *reinterpret_cast<const uint4*>(staged_chunk(staging, row, 16 * half + 4 * (w % 2) + i) + w / 2 * 128);
+      mask[w] = fired_of_32<T>(chunks);
       s.lines[row][kHead + 4 * half + w] = mask[w];
       if (row < rows) any[w] |= mask[w], many += __popc(mask[w]);
     }
@@ -162,7 +165,7 @@ __device__ __forceinline__ Found find_fired(unsigned char* staging, Packs& s, co
 template <typename T, int kWarps>
 __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
-  const auto [whole, loud] = find_fired<kWarps>(staging, s, f, task, warp, lane);
+  const auto [whole, loud] = find_fired<T, kWarps>(staging, s, f, task, warp, lane);
   const uint32_t least = min(kTile, f.d_ff - tile * kTile);
   int counted = 0;  // of the warp's rows
 #pragma unroll 1

@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     produce_up<T>(x_map, w_map, f, s, tasks, steps);
   } else {
     registers_up<kConsumerRegisters>();
-    const Consumer c{static_cast<int>(threadIdx.x) / 128, static_cast<int>(threadIdx.x) / 32 % 4, static_cast<int>(threadIdx.x) % 32};
+    const Consumer c = Consumer::here();
     consume_up<T>(spill_map, f, s, c, tasks, steps);
   }
 }
