@@ -33,6 +33,18 @@ def test_tasks_of_the_down_product_cut_anywhere(n: int, d_model: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("n", "d_model"), [(8448, 1000), (9000, 1032), (9000, 1800), (17000, 1544)])
+def test_tasks_alike_of_which_whole_ones_go_first(n: int, d_model: int) -> None:
+    """Of all neurons, more than twice as many as multiprocessors; those that are shared begin in a block or with one."""
+    for d_ff in (328, 1016):
+        call = make(n, d_model, d_ff, 4 * int(d_model**0.5), probes="none", layout=None, want_packed=False)
+        call.x[:, 0] = -2
+        y, _ = hopper.run(call)
+        assert_same(f"y {d_ff}", y, reference.run(call)[0])
+        assert all(torch.equal(hopper.run(call)[0], y) for _ in range(3))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(("n", "d_model"), [(2176, 640), (3000, 2048), (4096, 72)])
 def test_same_bits_fifty_times(n: int, d_model: int) -> None:
     """Though tasks are cut, and their parts come when they come."""

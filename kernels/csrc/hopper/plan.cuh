@@ -13,9 +13,11 @@
 
 namespace twell::hopper {
 
+constexpr int kPlanWarps = kPlanThreads / 32;
 constexpr int kPlanCtas = 3;  // to a multiprocessor
-constexpr int kPlanSplits = 16;  // CTAs that share out the panels of a block, at most: each finds the union anew
-constexpr int kLoudSplits = 4;  // of the first block of a window, where blocks are many: in order of nnz it is the one with most to do
+// CTAs that share out the panels of a block, at most: each finds the union anew. More of the first block of a window, and at least so many:
+// in order of nnz it is the one with most to do.
+constexpr int kPlanSplits = 16, kMostLoudSplits = 24, kLeastLoudSplits = 4;
 constexpr int kGroup = 4, kGroupColumns = kGroup * kPanelColumns;  // panels at a time; as many columns as a tile has
 static_assert(kGroupColumns == kTile);
 constexpr int kLoudReaders = 4, kLoudTiles = 4;  // threads that share a tile of a row in a loud block, where no more tiles are read
@@ -41,8 +43,8 @@ struct Plan {
   template <int kReaders, typename Tile>
   __device__ __forceinline__ void each_tile(int first, int many, Tile tile) const {
     for (int i = warp * 32; i < kBlockRows * many * kReaders; i += kPlanThreads) {
-      const int pair = (i + lane) / kReaders, row = kReaders > 1 ? pair % kBlockRows : pair / many;
-      const int which = first + (kReaders > 1 ? pair / kBlockRows : pair % many);
+      const int pair = (i + lane) / kReaders, row = kReaders > 1 ? pair % kBlockRows : static_cast<int>(__fdividef(pair + 0.5f, many));
+      const int which = first + (kReaders > 1 ? pair / kBlockRows : pair - row * many);
       tile(row, which, order[row] >= 0 ? static_cast<int>(f.heads[at(row, which) * kHead]) : -1, lane % kReaders);
     }
   }
@@ -98,12 +100,13 @@ __device__ __forceinline__ void put_eight(unsigned char* panels, int row, int ra
     }
 }
 
-// `shared` blocks, the first to be taken, have `splits` CTAs each, and the others one.
+// The first block of each of the `windows` has `loud_splits` CTAs, and the others have `splits` each.
 template <typename T>
-__global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int shared, int splits, int processors) {
+__global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int windows, int loud_splits, int splits, int processors) {
   extern __shared__ __align__(128) unsigned char panels_memory[];  // panels [4][128][64], before them a Window; bits, before [words]
-  const bool shares = blockIdx.x < shared * splits;
-  const int block = block_to_take(f, shares ? blockIdx.x / splits : blockIdx.x - shared * (splits - 1));
+  const bool loud_one = blockIdx.x < windows * loud_splits;
+  const int at = loud_one ? blockIdx.x : blockIdx.x - windows * loud_splits, ctas = loud_one ? loud_splits : splits;
+  const int block = block_to_take(f, (loud_one ? 0 : windows) + at / ctas);
   const int words = f.tiles * (kTile / 32), m0 = block * kBlockRows, rows = min(kBlockRows, f.rows - m0);
   uint32_t* bits = reinterpret_cast<uint32_t*>(panels_memory + kGroup * kPanelBytes);  // of the union, a bit a neuron
   int* before = reinterpret_cast<int*>(bits + words);  // neurons of the union before each word
@@ -141,9 +144,8 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     mine = __reduce_add_sync(~0u, mine);
     if (lane == 0) together[thread / 32] = mine;
   });
-  const bool alone = !shares || (consecutive && shared < f.blocks);
-  if (alone && shares && blockIdx.x % splits > 0) return;  // rows in place are no louder than others
-  const int part = alone ? 0 : blockIdx.x % splits, parts = alone ? 1 : splits;
+  const int part = at % ctas, parts = consecutive ? splits : ctas;
+  if (part >= parts) return;  // rows in place are no louder than others
   if (!consecutive) sort_window(f, window);
   const int first_row = m0 % kWindow;
   if (thread < kBlockRows) {
@@ -176,17 +178,20 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   } else {
     for (int w = thread; w < words; w += kPlanThreads) bits[w] = 0;
     __syncthreads();
-    const int quads = 2 * f.tiles;  // a thread takes four words of some rows
-    uint32_t any[4] = {};
-#pragma unroll 4
-    for (int row = thread < kPlanThreads / quads * quads ? thread / quads : kBlockRows; row < kBlockRows; row += kPlanThreads / quads) {
-      const int at = order[row];
-      const uint4 v = at < 0 ? uint4{} : reinterpret_cast<const uint4*>(f.masks)[static_cast<int64_t>(at) * quads + thread % quads];
-      any[0] |= v.x, any[1] |= v.y, any[2] |= v.z, any[3] |= v.w;
-    }
+    const int quads = 2 * f.tiles;  // a warp takes some rows, a lane four words of them at a time
+#pragma unroll 1
+    for (int quad = lane; quad < quads; quad += 32) {
+      uint32_t any[4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (any[i]) atomicOr(&bits[thread % quads * 4 + i], any[i]);
+      for (int i = 0; i < kBlockRows / kPlanWarps; ++i) {
+        const int at = order[p.warp + i * kPlanWarps];
+        const uint4 v = at < 0 ? uint4{} : reinterpret_cast<const uint4*>(f.masks)[static_cast<int64_t>(at) * quads + quad];
+        any[0] |= v.x, any[1] |= v.y, any[2] |= v.z, any[3] |= v.w;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (any[i]) atomicOr(&bits[4 * quad + i], any[i]);
+    }
     __syncthreads();
   }
   if (counts && thread < 32) {
@@ -227,14 +232,15 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     }
   }
 
-  int low = 0;
   for (int group = part; group * kGroup < panels; group += parts) {
     if (stays && !(loose[group >> 5] >> (group & 31) & 1)) continue;  // a group is a tile there
     const int first = group * kGroupColumns;                          // rank
-    if (all) low = group;
-    while (!all && low + 1 < f.tiles && before[(low + 1) * (kTile / 32)] <= first) ++low;
-    int high = low;
-    while (!all && high + 1 < f.tiles && before[(high + 1) * (kTile / 32)] < first + kGroupColumns) ++high;
+    int low = all ? group : 0, high = low;  // the tiles that have its neurons
+#pragma unroll 1
+    for (int tile0 = 1; !all && tile0 < f.tiles; tile0 += 32) {
+      const int rank = tile0 + lane < f.tiles ? before[(tile0 + lane) * (kTile / 32)] : 1 << 30;  // of the tile's first
+      low += __popc(__ballot_sync(~0u, rank <= first)), high += __popc(__ballot_sync(~0u, rank < first + kGroupColumns));
+    }
     if (thread < kBlockRows) bulk_wait_read<0>();
     __syncthreads();
     for (int i = thread; i < kGroup * kPanelBytes / 16; i += kPlanThreads)

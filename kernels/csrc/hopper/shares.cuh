@@ -5,6 +5,9 @@
 // a sum has one order. What a CTA leaves is the first that it does, and CTAs wait only for those before them in the grid: none waits
 // for one that has not begun.
 //
+// Where all tasks are as long, all but the last one or two of each CTA go in turns before: CTAs then work on few blocks at a time, and the
+// hidden state, once out of memory, is in the L2 for all outputs.
+//
 // A task is laid from its last step to its first, though it runs from its first to its last: so all CTAs begin at the first steps of
 // some task, and where a share is about as long as a task, its second piece, the last steps of another, goes on about where the first
 // has come to. CTAs read the same steps of weights and hidden state at the same time.
@@ -31,13 +34,14 @@ struct Piece {
 };
 
 struct Position {
-  int task, step;  // task: every block for the first 256 outputs, then for the next; steps from its end
+  int task, step;  // task: of those that are shared, every block for the first 256 outputs, then for the next; steps from its end
 };
 
 // In shared memory.
 struct SharesMemory {
   int sizes[kShareBlocks];         // as in f.union_sizes, of the blocks' unions
   int before[kShareBlocks + 1];    // what the blocks before each take for 256 outputs
+  int alike;                       // what every task takes, or 0
   Position starts[2][kParts + 1];  // where each share begins, and the one before it ends: of whole tasks, and cut
 };
 
@@ -47,7 +51,7 @@ class Shares {
   __device__ __forceinline__ Shares(const Ffn& f, SharesMemory& memory) : m_(memory), blocks_(f.blocks), tasks_(f.blocks * down_tasks(f)) {
     if (in_turns()) return;
     if (threadIdx.x < 32) {
-      int sum = 0;
+      int sum = 0, least = 1 << 30, most = 0;
 #pragma unroll 1
       for (int block0 = 0; block0 < blocks_; block0 += 32) {
         const int block = block0 + threadIdx.x, size = block < blocks_ ? __ldcg(f.union_sizes + block) : 0;
@@ -58,14 +62,19 @@ class Shares {
           const int other = __shfl_up_sync(~0u, upto, lanes);
           if (threadIdx.x >= lanes) upto += other;
         }
-        if (block < blocks_) m_.sizes[block] = size, m_.before[block] = sum + upto - mine;
+        if (block < blocks_) {
+          m_.sizes[block] = size, m_.before[block] = sum + upto - mine;
+          least = min(least, mine), most = max(most, mine);
+        }
         sum += __shfl_sync(~0u, upto, 31);
       }
-      if (threadIdx.x == 0) m_.before[blocks_] = sum;
+      least = __reduce_min_sync(~0u, least), most = __reduce_max_sync(~0u, most);
+      if (threadIdx.x == 0) m_.before[blocks_] = sum, m_.alike = least == most ? most : 0;
     }
     __syncthreads();
+    if (m_.alike > 0) rounds_ = max(tasks_ / ctas() - 1, 0);
     // A lane a share; a warp's last share is the next one's first, so that every lane but the last has the next share beside it.
-    const int lane = threadIdx.x % 32, share = threadIdx.x / 32 * 31 + lane, fair = m_.before[blocks_] * down_tasks(f) / ctas();
+    const int lane = threadIdx.x % 32, share = threadIdx.x / 32 * 31 + lane, fair = total(f) / ctas();
     bool uneven = false;
     if (share - lane <= ctas()) {
       const int weight = find(f, min(share, ctas()));
@@ -80,16 +89,22 @@ class Shares {
   // How many pieces this CTA takes.
   __device__ __forceinline__ int count() const {
     if (in_turns()) return tasks_ / ctas() + (turn(tasks_ / ctas()) < tasks_);
-    return to().task - from().task + (to().step > 0);
+    return rounds_ + to().task - from().task + (to().step > 0);
   }
   // The i-th of them; past the last, all of some task, so that whoever reads ahead finds its first steps.
   __device__ __forceinline__ Piece piece(int i) const {
-    if (in_turns()) {
-      const int outputs = tasks_ / blocks_, task = min(turn(i), tasks_ - 1);
+    const int outputs = tasks_ / blocks_;
+    if (in_turns() || i < rounds_) {
+      const int task = in_turns() ? min(turn(i), tasks_ - 1) : i * ctas() + static_cast<int>(blockIdx.x);
       return {task / outputs, task % outputs};
     }
-    const int task = min(from().task + i, tasks_ - 1);
-    return {task % blocks_, task / blocks_, i == 0 ? from().step : 0, task == to().task && to().step > 0 ? to().step : Piece::kAll};
+    const int whole = rounds_ * ctas(), task = min(from().task + i - rounds_, tasks_ - whole - 1);
+    // What went in turns has left `first`, the first block, with the outputs from `gone` on, and all blocks behind it.
+    const int first = whole / outputs, gone = whole % outputs, blocks = blocks_ - first, late = task - gone * (blocks - 1);
+    Piece piece = late < 0 ? Piece{first + 1 + task % (blocks - 1), task / (blocks - 1)} : Piece{first + late % blocks, gone + late / blocks};
+    if (i == rounds_) piece.without = from().step;
+    if (task == to().task && to().step > 0) piece.upto = to().step;
+    return piece;
   }
   // As f.union_sizes has it, but without a way to memory where it is known.
   __device__ __forceinline__ int signed_size(const Ffn& f, int block) const { return in_turns() ? f.union_sizes[block] : m_.sizes[block]; }
@@ -117,23 +132,33 @@ class Shares {
   __device__ __forceinline__ int turn(int round) const {
     return round * ctas() + static_cast<int>(round % 2 ? ctas() - 1 - blockIdx.x : blockIdx.x);
   }
+  // What all that is shared takes.
+  __device__ __forceinline__ int total(const Ffn& f) const {
+    return m_.alike > 0 ? (tasks_ - rounds_ * ctas()) * m_.alike : m_.before[blocks_] * down_tasks(f);
+  }
   // Where a share begins: where an equal one would, or where the task nearest to that does. Returns what whole tasks come before it.
   __device__ __forceinline__ int find(const Ffn& f, int share) {
-    const int round = m_.before[blocks_], total = round * down_tasks(f);
-    const int at = total / ctas() * share + min(share, total % ctas()), outputs = at / round, rest = at % round;
-    int block = 0;
-    for (int jump = kShareBlocks / 2; jump > 0; jump /= 2)
-      if (block + jump < blocks_ && m_.before[block + jump] <= rest) block += jump;
-    const int into = rest - m_.before[block], steps = m_.before[block + 1] - m_.before[block] - kTaskSteps, next = 2 * into > steps;
-    const Position whole = {outputs * blocks_ + block + next, 0};
+    const int all = total(f), at = all / ctas() * share + min(share, all % ctas());
+    int task, into, length = m_.alike;
+    if (length > 0) {
+      task = at / length, into = at % length;
+    } else {
+      const int round = m_.before[blocks_], rest = at % round;
+      int block = 0;
+      for (int jump = kShareBlocks / 2; jump > 0; jump /= 2)
+        if (block + jump < blocks_ && m_.before[block + jump] <= rest) block += jump;
+      task = at / round * blocks_ + block, into = rest - m_.before[block], length = m_.before[block + 1] - m_.before[block];
+    }
+    const int steps = length - kTaskSteps, next = 2 * into > steps;
     const bool cuts = into >= kLeastSteps && into <= steps - kLeastSteps;
-    m_.starts[0][share] = whole;
-    m_.starts[1][share] = cuts ? Position{outputs * blocks_ + block, into} : whole;
-    return outputs * round + m_.before[block + next];
+    m_.starts[0][share] = {task + next, 0};
+    m_.starts[1][share] = cuts ? Position{task, into} : m_.starts[0][share];
+    return at - into + next * length;
   }
 
   SharesMemory& m_;
   int blocks_, tasks_, cut_ = 0;
+  int rounds_ = 0;  // of whole tasks, before what is shared
 };
 
 }  // namespace twell::hopper
