@@ -35,7 +35,7 @@ def test_tasks_of_the_down_product_cut_anywhere(n: int, d_model: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "d_model"), [(8448, 1000), (9000, 1032), (9000, 1800), (17000, 1544)])
 def test_tasks_alike_of_which_whole_ones_go_first(n: int, d_model: int) -> None:
-    """Of all neurons, more than twice as many as multiprocessors; those that are shared begin in a block or with one."""
+    """Of all neurons, more than two to a multiprocessor; those that are shared begin in a block or with one."""
     for d_ff in (328, 1016):
         call = make(n, d_model, d_ff, 4 * int(d_model**0.5), probes="none", layout=None, want_packed=False)
         call.x[:, 0] = -2

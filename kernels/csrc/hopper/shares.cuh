@@ -2,11 +2,11 @@
 //
 // Of many blocks, CTAs take whole tasks in turns. Of fewer, those seldom come out even: the steps of all tasks, laid end to end, are
 // cut into equal shares. The CTA that has a task's last steps owns it, and adds what others leave of the rest in their order, so that
-// a sum has one order. What a CTA leaves is the first that it does, and CTAs wait only for those before them in the grid: none waits
+// a sum has one order. What a CTA leaves is the first of its share, and CTAs wait only for those before them in the grid: none waits
 // for one that has not begun.
 //
-// Where all tasks are as long, all but the last one or two of each CTA go in turns before: CTAs then work on few blocks at a time, and the
-// hidden state, once out of memory, is in the L2 for all outputs.
+// Where all tasks are alike, whole ones go in turns before, and one or two to a CTA are shared: CTAs then work on few blocks at a time,
+// and the hidden state, once out of memory, is in the L2 for all outputs.
 //
 // A task is laid from its last step to its first, though it runs from its first to its last: so all CTAs begin at the first steps of
 // some task, and where a share is about as long as a task, its second piece, the last steps of another, goes on about where the first
@@ -41,7 +41,7 @@ struct Position {
 struct SharesMemory {
   int sizes[kShareBlocks];         // as in f.union_sizes, of the blocks' unions
   int before[kShareBlocks + 1];    // what the blocks before each take for 256 outputs
-  int alike;                       // what every task takes, or 0
+  int alike;                       // what every task takes; 0 if not all the same
   Position starts[2][kParts + 1];  // where each share begins, and the one before it ends: of whole tasks, and cut
 };
 
