@@ -14,4 +14,11 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
 __device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(~0u, value); }
 __device__ __forceinline__ int uniform(int value) { return static_cast<int>(uniform(static_cast<uint32_t>(value))); }
 
+// The same place of shared memory, by such an address: otherwise it would be worked out anew, in ten instructions, wherever a barrier or a
+// stage is named. By whole warps.
+template <typename T>
+__device__ __forceinline__ T* in_register(T* shared) {
+  return static_cast<T*>(__cvta_shared_to_generic(uniform(smem_address(shared))));
+}
+
 }  // namespace twell

@@ -219,7 +219,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map, const Ffn f) {
   extern __shared__ __align__(1024) unsigned char raw[];
-  Shared& s = kept(raw);
+  Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
   __shared__ SharesMemory memory;
   if (threadIdx.x == 0) prefetch_map(&y_map);
   if (threadIdx.x == kConsumers) prefetch_map(&w_map);

@@ -41,6 +41,13 @@ struct FewMarks {
   }
 };
 
+// A bit for each of eight values that is not zero; none is negative.
+__device__ __forceinline__ uint32_t positive(const uint4& v) {
+  const auto signs = [](uint32_t pair) { return (pair + 0x7fff7fffu) & 0x80008000u; };
+  const uint32_t even = signs(v.x) >> 15 | signs(v.y) >> 13 | signs(v.z) >> 11 | signs(v.w) >> 9;
+  return (even | even >> 15) & 0xffu;  // the odd columns' bits stood 16 further on
+}
+
 // Words from the dense values in `spill`: a warp a tile of a row, a lane eight columns.
 template <typename T>
 __global__ void __launch_bounds__(32) few_pack(const Ffn f) {

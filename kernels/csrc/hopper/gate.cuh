@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1)
          const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap up_map,
          const __grid_constant__ CUtensorMap spill_map, const Ffn f) {
   extern __shared__ __align__(1024) unsigned char raw[];
-  Shared& s = kept(raw);
+  Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
   __shared__ GateMemory memory;
   const int group = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, rank = cluster_rank();
 

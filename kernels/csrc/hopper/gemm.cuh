@@ -28,12 +28,6 @@ struct __align__(1024) Shared {
 };
 constexpr int kSharedBytes = sizeof(Shared);
 
-// The memory at `raw`, which is aligned as Shared is. Its address stays in a register that the warp shares; otherwise it would be worked
-// out anew, in ten instructions, wherever a barrier or a stage is named.
-__device__ __forceinline__ Shared& kept(unsigned char* raw) {
-  return *static_cast<Shared*>(__cvta_shared_to_generic(uniform(smem_address(raw))));
-}
-
 // Where a thread stands in the ring of stages.
 struct Ring {
   int stage = 0;
@@ -145,28 +139,6 @@ __device__ __forceinline__ uint32_t round_relu(float low, float high) {
     asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   }
   return out;
-}
-
-// A bit for each of eight values that is not zero; none is negative.
-__device__ __forceinline__ uint32_t positive(const uint4& v) {
-  const auto signs = [](uint32_t pair) { return (pair + 0x7fff7fffu) & 0x80008000u; };
-  const uint32_t even = signs(v.x) >> 15 | signs(v.y) >> 13 | signs(v.z) >> 11 | signs(v.w) >> 9;
-  return (even | even >> 15) & 0xffu;  // the odd columns' bits stood 16 further on
-}
-
-// The same for 32 values, in half as many instructions each.
-template <typename T>
-__device__ __forceinline__ uint32_t fired_of_32(const uint4 (&chunks)[4]) {
-  uint32_t of_16[2] = {};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t pairs[4] = {chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w};
-#pragma unroll
-    for (int p = 0; p < 4; ++p) of_16[i / 2] |= nonzero_halves<T>(pairs[p]) & 0x10001u << (8 * (i % 2) + 2 * p);
-  }
-#pragma unroll
-  for (uint32_t& bits : of_16) bits |= bits >> 15;  // the odd columns' stood 16 further on
-  return __byte_perm(of_16[0], of_16[1], 0x5410);
 }
 
 }  // namespace twell::hopper

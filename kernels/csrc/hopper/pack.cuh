@@ -103,6 +103,21 @@ struct Found {
   bool whole, loud;  // it leaves whole; and may be gone on with
 };
 
+// A bit for each of 32 values that is not zero.
+template <typename T>
+__device__ __forceinline__ uint32_t fired_of_32(const uint4 (&chunks)[4]) {
+  uint32_t of_16[2] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t pairs[4] = {chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w};
+#pragma unroll
+    for (int p = 0; p < 4; ++p) of_16[i / 2] |= nonzero_halves<T>(pairs[p]) & 0x10001u << (8 * (i % 2) + 2 * p);
+  }
+#pragma unroll
+  for (uint32_t& bits : of_16) bits |= bits >> 15;  // the odd columns' stood 16 further on
+  return __byte_perm(of_16[0], of_16[1], 0x5410);
+}
+
 // What each row of the tile fires, as bits in its line and in f.masks, and all rows together, in f.fired: a lane takes half of a row's
 // columns, without a branch.
 template <typename T, int kWarps>

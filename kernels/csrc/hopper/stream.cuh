@@ -5,12 +5,6 @@
 
 namespace twell::hopper {
 
-// The same place of shared memory, by an address that is kept in a register. By whole warps.
-template <typename T>
-__device__ __forceinline__ T* in_register(T* shared) {
-  return static_cast<T*>(__cvta_shared_to_generic(uniform(smem_address(shared))));
-}
-
 // A ring of stages in shared memory, and where a thread stands in it.
 struct Stages {
   unsigned char* base;

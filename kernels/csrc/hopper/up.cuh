@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
        const __grid_constant__ CUtensorMap spill_map, const Ffn f) {
   extern __shared__ __align__(1024) unsigned char raw[];
-  Shared& s = kept(raw);
+  Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
   if (threadIdx.x == 0) prefetch_map(&spill_map);
   if (threadIdx.x == kConsumers) prefetch_map(&x_map), prefetch_map(&w_map);
   begin_ring(s);
