@@ -9,8 +9,9 @@ goes on with their up products, as it comes to have them. Of up to 256 blocks th
 evenly: what one multiprocessor begins another may go on with. Further launches count what is asked for besides nnz.
 Sums have one order, set by shapes and inputs: same call, same bits.
 
-Up to 2 048 rows take two launches, which overlap, and no plan: gate and up together by tiles of 128 rows and up to 256
-neurons, or of 256 and 176, down over what the tiles of a block's rows have fired; up to 64 rows are one block.
+Small calls take two launches, which overlap, and no plan: gate and up together by tiles of 128 rows and up to 256
+neurons, or of 256 and 176, down over what the tiles of a block's rows have fired; up to 64 rows are one block. Small is
+what has few tiles in the gate product: up to 2 048 rows at d_ff 5632.
 
 Cost: the gate product in full, up and down by the size of the unions (a block's union is about 15 times a row's nnz in
 text). Workspace is worst case, from torch's allocator, and touched only where it is used: 26 KB a row at d_ff 5632.
@@ -38,7 +39,7 @@ BLOCK, PANEL = 128, 64  # rows that share a union; columns of a hidden panel
 OUTPUTS = 256  # columns of y that the down product makes at once
 WINDOW = 1024  # rows that are put in order of nnz before they are cut into blocks
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
-FEW_ROWS = 2048  # up to which rows have no order, no plan and, unless they are asked for, no words
+FEW_TILES = 352  # of the gate product: up to so many, a call has no order, no plan and, unless asked for, no words
 PARTS = 144  # sums of a tile of y that can be left for others at once: as many as a GH100 has multiprocessors
 STAGES = {"gate": 1, "plan": 2, "up": 4, "down": 8, "counts": 16}
 ALL_STAGES = sum(STAGES.values())
@@ -93,6 +94,11 @@ def lacks(asks: Asks) -> str | None:
     return f"expected tiles of {LAYOUT.tile} at compression {LAYOUT.compression}, got {asks.layout}"
 
 
+def planned(n: int, d_ff: int) -> bool:
+    """Whether a pass of so many rows has an order and a plan: they cost what small ones do not gain."""
+    return -(-n // BLOCK) * LAYOUT.tiles(d_ff) > FEW_TILES
+
+
 class Workspace:
     """What the launches of one pass leave each other. n: rows."""
 
@@ -113,7 +119,7 @@ class Workspace:
         self.union_sizes = empty(blocks)
         self.hidden = empty(blocks, panels, BLOCK, PANEL, dtype=dtype)
         self.tasks = empty(blocks * panels, 2)
-        parts = PARTS if n > FEW_ROWS else 0
+        parts = PARTS if planned(n, d_ff) else 0
         self.parts = empty(parts, BLOCK, OUTPUTS, dtype=torch.float32)
         self.part_ready = empty(parts, 8)  # by warps
 
@@ -190,24 +196,24 @@ def run(call: Call) -> tuple[Tensor, Stats]:
 
 def launch(call: Call, rows: slice, workspace: Workspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES) -> None:
     """Launches some stages for some rows on the current stream; the neurons' sums add to those in `stats`."""
-    few = rows.stop - rows.start <= FEW_ROWS
-    if few and stats.tiles is None and stats.neurons is None and not call.want_packed:
-        stages &= ~(STAGES["plan"] | STAGES["counts"])  # few rows have no plan, but words in its place; nnz needs none
+    plan = planned(rows.stop - rows.start, call.w_gate.shape[0])
+    if not plan and stats.tiles is None and stats.neurons is None and not call.want_packed:
+        stages &= ~(STAGES["plan"] | STAGES["counts"])  # words are made in place of a plan; nnz needs none
     torch.ops.twell.hopper_ffn(
         gpu.aligned(call.x[rows]), gpu.aligned(call.w_gate), call.w_up if call.w_up is None else gpu.aligned(call.w_up),
         gpu.aligned(call.down_by_neuron), call.b_gate, call.b_up, call.b_down, *workspace.tensors(), y[rows],
-        stats.finite.view(torch.uint8)[rows], *gpu.count_arguments(call, stats, rows), stages,
+        stats.finite.view(torch.uint8)[rows], *gpu.count_arguments(call, stats, rows), plan, stages,
     )  # fmt: skip
 
 
 def stages(call: Call, packed: TwELL | None = None) -> dict[str, Callable[[], Any]]:
     """For benchmarks: the gate product, and all that follows it, each to be run alone and again.
 
-    What follows runs on what the gate product leaves, or on `packed` in its place, and gives y. Few rows have no such
-    stages: an empty answer.
+    What follows runs on what the gate product leaves, or on `packed` in its place, and gives y. Calls without a plan
+    have no such stages: an empty answer.
     """
     n, d_ff = call.x.shape[0], call.w_gate.shape[0]
-    if n <= FEW_ROWS:
+    if not planned(n, d_ff):
         return {}
     call = replace(call, probes="none")
     (y, stats), workspace = gpu.results(call), Workspace(n, d_ff, call.x.dtype, call.x.device)

@@ -249,7 +249,7 @@ def test_on_a_gpu_every_kernel_is_right_in_and_out_of_graphs(rows: int) -> None:
     for key, (mean, largest) in found.errors.items():
         assert mean < 1.25 * dense[0] and largest < 1.5 * dense[1], key
     plain_ffn(x, ffn.w_gate, ffn.w_down)  # the device still answers
-    if any(key.kernel == "hopper" for key in found.took) and rows > hopper.FEW_ROWS:
+    if any(key.kernel == "hopper" for key in found.took) and hopper.planned(rows, 1024):
         pattern, _ = pattern_of(rows, 1024)
         given = packed(pattern, 1024, Layout(), dtype=torch.bfloat16, device="cuda")
         alone = bench_packed(ffn, x, given, Asked(kernels=("hopper",), seconds=0.01))

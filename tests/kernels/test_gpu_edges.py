@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_checks import CUDA, assert_same, make, poison, skip_without, uneven
+from gpu_checks import CUDA, assert_same, make, plan_small_calls, poison, skip_without, uneven
 from torch import Tensor
 
 from twell.kernels import cuda, gpu, hopper, reference
@@ -20,9 +20,10 @@ COUNTS: dict[str, Any] = {"rows": None, "probes": "counts", "layout": None, "wan
 
 
 @pytest.fixture(params=[hopper, cuda], ids=["hopper", "cuda"])
-def on(request: pytest.FixtureRequest) -> ModuleType:
+def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A kernel; skips without a GPU that it takes. The memory that workspaces will come from is poisoned."""
     skip_without(request.param)
+    plan_small_calls(monkeypatch)
     poison()
     return request.param
 

@@ -16,6 +16,7 @@ from gpu_checks import (
     make,
     normal_ffn,
     on_two_streams,
+    plan_small_calls,
     poison,
     skip_without,
     uneven,
@@ -29,9 +30,10 @@ from twell.kernels.ops import choose, gated_ffn
 
 
 @pytest.fixture
-def gpu() -> None:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
     skip_without(hopper)
+    plan_small_calls(monkeypatch)
     poison()
 
 
@@ -225,6 +227,13 @@ def test_a_workspace_is_read_as_it_was_filled() -> None:
     assert_same("whole", workspace.packed(d_ff, finite), packed)
     finite[3] = False
     assert int(workspace.packed(d_ff, finite).words[3].count_nonzero()) == 0
+
+
+def test_a_plan_is_made_of_more_than_so_many_tiles() -> None:
+    most = {8: 45_056, 256: 45_056, 257: 22_528, 2048: 5632, 5632: 2048, 14_336: 768, 65_528: 128}  # rows, by d_ff
+    for d_ff, n in most.items():
+        assert not hopper.planned(n, d_ff)
+        assert hopper.planned(n + 1, d_ff)
 
 
 def test_refuses_with_the_reason() -> None:

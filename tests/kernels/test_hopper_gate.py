@@ -1,4 +1,4 @@
-"""The Hopper kernel from 2 049 rows on: the gate's tiles, cut or whole, the order of rows, and stages by themselves."""
+"""The Hopper kernel with a plan: the gate's tiles, cut or whole, the order of rows, and stages by themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_checks import CUDA, assert_same, make, poison, skip_without, uneven
+from gpu_checks import CUDA, assert_same, make, plan_small_calls, poison, skip_without, uneven
 from torch import Tensor
 
 from twell.kernels import hopper, reference
@@ -15,9 +15,10 @@ from twell.kernels.gpu import results
 
 
 @pytest.fixture(autouse=True)
-def gpu() -> None:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
     skip_without(hopper)
+    plan_small_calls(monkeypatch)
     poison()
 
 

@@ -1,4 +1,4 @@
-"""Up to 2 048 rows on Hopper: counts of rows against the reference, and launches that overlap with others."""
+"""The Hopper kernel without a plan: counts of rows against the reference, and launches that overlap with others."""
 
 from __future__ import annotations
 
@@ -37,6 +37,26 @@ def gpu() -> None:
 
 
 call = partial(make, probes="counts", layout=None, want_packed=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "d_model", "d_ff", "quiet"), [(45_056, 64, 256, 9), (5505, 512, 2040, 24), (3700, 768, 3072, -40)], ids=str
+)
+def test_many_rows_of_few_neurons(n: int, d_model: int, d_ff: int, quiet: float) -> None:
+    everything = {"probes": "neurons", "layout": Layout(), "want_packed": True}
+    for options in ({}, {"gated": False, "bias": True}, everything):
+        one = call(n, d_model, d_ff, quiet, **options)
+        one.x[n // 2, 3] = float("nan")
+        assert_same(hopper.run(one), reference.run(one), (n, options))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [769, 1100])
+def test_few_rows_of_many_neurons(n: int) -> None:
+    one = call(n, 520, 14_336, 40, bias=True)
+    assert hopper.planned(n, 14_336)
+    assert_same(hopper.run(one), reference.run(one), n)
 
 
 def assert_same(got: tuple[Tensor, Stats], expected: tuple[Tensor, Stats], about: object) -> None:

@@ -1,10 +1,10 @@
-"""The Hopper kernel from 2 049 rows on: tasks of up and down, cut and whole, right, and the same again."""
+"""The Hopper kernel with a plan: tasks of up and down, cut and whole, right, and the same again."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from gpu_checks import CUDA, assert_same, make, normal_ffn, poison, skip_without
+from gpu_checks import CUDA, assert_same, make, normal_ffn, plan_small_calls, poison, skip_without
 
 from twell.kernels import hopper, reference
 from twell.kernels.gpu import results
@@ -12,9 +12,10 @@ from twell.kernels.ops import gated_ffn
 
 
 @pytest.fixture(autouse=True)
-def gpu() -> None:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
     skip_without(hopper)
+    plan_small_calls(monkeypatch)
     poison()
 
 

@@ -1,4 +1,4 @@
-"""The Hopper kernel from 2 049 rows on: tiles that lie whole, whose up product the gate's kernel goes on with."""
+"""The Hopper kernel with a plan: tiles that lie whole, whose up product the gate's kernel goes on with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_checks import CUDA, assert_same, make, normal_ffn, on_two_streams, poison, skip_without
+from gpu_checks import CUDA, assert_same, make, normal_ffn, on_two_streams, plan_small_calls, poison, skip_without
 from torch import Tensor
 
 from twell.kernels import hopper, reference
@@ -20,9 +20,10 @@ TAKEN = -1
 
 
 @pytest.fixture(autouse=True)
-def gpu() -> None:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
     skip_without(hopper)
+    plan_small_calls(monkeypatch)
     poison()
 
 

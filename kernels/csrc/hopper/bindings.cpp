@@ -14,9 +14,9 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
          const Tensor& hidden, const Tensor& tasks, const Tensor& parts, const Tensor& part_ready, const Tensor& y,
          const Tensor& finite, const Maybe& counted, const Maybe& tokens, const Maybe& sequences, const Maybe& nnz,
          const Maybe& pairs, const Maybe& fullest, const Maybe& fires, const Maybe& value_sum, const Maybe& value_max,
-         const Maybe& token_min, const Maybe& token_max, const Maybe& first_sequence, int64_t stages) {
+         const Maybe& token_min, const Maybe& token_max, const Maybe& first_sequence, bool planned, int64_t stages) {
   const DeviceGuard guard(x.get_device_index());
-  Ffn f{};
+  Ffn f{planned};
   f.rows = x.size(0), f.d_model = x.size(1), f.d_ff = w_gate.size(0);
   f.tiles = (f.d_ff + twell::hopper::kTile - 1) / twell::hopper::kTile;
   f.panels = (f.d_ff + twell::hopper::kPanelColumns - 1) / twell::hopper::kPanelColumns;
@@ -35,7 +35,7 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
   const cudaStream_t on = stream_of(x);
   by_type(x, [&]<typename T>() {
     using namespace twell::hopper;
-    if (f.rows <= kMidRows) {  // words only where more is asked for than nnz
+    if (!f.planned) {  // words only where more is asked for than nnz
       const bool words = stages & 2, few = f.rows <= kFewRows;
       if (stages & 1) few ? launch_few_gate_up<T>(f, words, on) : launch_mid_gate_up<T>(f, words, on);
       if (words) launch_few_pack<T>(f, on);
@@ -60,7 +60,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
       "Tensor(w!) part_ready, Tensor(h!) y, Tensor(i!) finite, Tensor? counted, Tensor? tokens, Tensor? sequences, "
       "Tensor(j!)? nnz, Tensor(k!)? pairs, Tensor(l!)? fullest, Tensor(m!)? fires, Tensor(n!)? value_sum, "
       "Tensor(o!)? value_max, Tensor(p!)? token_min, Tensor(q!)? token_max, Tensor(r!)? first_sequence, "
-      "int stages) -> ()");
+      "bool planned, int stages) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) { m.impl("hopper_ffn", TORCH_BOX(&ffn)); }

@@ -6,10 +6,10 @@ namespace twell::hopper {
 template <>
 void launch_counts<TWELL_T>(const Ffn& f, const Counts& out, cudaStream_t stream) {
   const auto run = [&](auto kernel, dim3 grid, int shared, const auto&... arguments) {
-    if (f.rows > kMidRows)
+    if (f.planned)
       launch_overlapping(kernel, grid, kCountThreads, shared, 1, stream, arguments...);
     else
-      launch(kernel, grid, kCountThreads, shared, stream, arguments...);  // `down` of few rows says which are finite
+      launch(kernel, grid, kCountThreads, shared, stream, arguments...);  // `down` says which are finite
   };
   if (out.pairs != nullptr) {
     const int ctas = std::min(8 * multiprocessors(), (f.rows + kCountWarps - 1) / kCountWarps);

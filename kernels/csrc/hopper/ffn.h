@@ -11,8 +11,7 @@ namespace twell::hopper {
 constexpr int kBlockRows = 128;   // rows that share a union
 constexpr int kWindow = 1024;     // rows among which blocks choose theirs
 constexpr int kPanelColumns = 64; // columns of a hidden panel: [128 rows][64] values, 16 KB, 128-byte swizzled
-constexpr int kFewRows = 64;      // up to here rows take a path of their own
-constexpr int kMidRows = 2048;    // and up to here another
+constexpr int kFewRows = 64;      // up to here rows take a path of their own, where there is no plan
 constexpr int kTile = 256, kWords = 32, kSlots = kWords - 1;  // TwELL at compression 8
 constexpr int kHead = 8, kTail = kWords - kHead;              // its words, split where most rows end
 constexpr int kMaskWords = kTile / 32;  // of what a tile fires, a bit a neuron
@@ -25,6 +24,7 @@ constexpr uint32_t kNotFinite = 1u << 31, kSpoiled = 1u << 30;  // of a row's su
 __host__ __device__ constexpr bool nearly_all(int some, int all) { return 20ll * some >= 17ll * all; }
 
 struct Ffn {
+  bool planned;  // whether rows have an order and a plan
   int rows, d_model, d_ff;
   int tiles;   // of 256 columns, the last one partial
   int panels;  // of 64 columns, likewise: as many as a block's hidden state can have
@@ -68,10 +68,10 @@ template <typename T> void launch_gate(const Ffn&, cudaStream_t);
 template <typename T> void launch_plan(const Ffn&, bool first, cudaStream_t);  // of this gate product's words
 template <typename T> void launch_up(const Ffn&, cudaStream_t);
 template <typename T> void launch_down(const Ffn&, cudaStream_t);
-template <typename T> void launch_few_gate_up(const Ffn&, bool dense, cudaStream_t);  // up to kFewRows rows: in place of gate and up
+template <typename T> void launch_few_gate_up(const Ffn&, bool dense, cudaStream_t);  // no plan, up to kFewRows: in place of gate and up
 template <typename T> void launch_few_pack(const Ffn&, cudaStream_t);     // the words, where they are wanted
 template <typename T> void launch_few_down(const Ffn&, int* nnz, cudaStream_t);
-template <typename T> void launch_mid_gate_up(const Ffn&, bool dense, cudaStream_t);  // up to kMidRows
+template <typename T> void launch_mid_gate_up(const Ffn&, bool dense, cudaStream_t);  // of more
 template <typename T> void launch_mid_down(const Ffn&, int* nnz, cudaStream_t);
 template <typename T> void launch_counts(const Ffn&, const Counts&, cudaStream_t);
 

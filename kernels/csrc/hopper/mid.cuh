@@ -1,5 +1,5 @@
-// From 65 to 2 048 rows: too many to take every row at once as fewer do, too few to fill the multiprocessors with tiles of 128 x 256
-// and to pay for an order and a plan. Two launches that overlap.
+// More than 64 rows without a plan: too many to take every row at once as fewer do, too few to fill the multiprocessors with tiles of
+// 128 x 256 and to pay for an order. Two launches that overlap.
 //
 // `mid_gate_up` gives a CTA 128 or 256 rows and 48 to 256 neurons, and for those of its neurons that any of its rows fires it takes the
 // up product at once. `mid_down` goes over the union of a block of 128 rows, tile after tile of what they fired; where outputs are
