@@ -66,6 +66,17 @@ def test_values_find_their_places_in_unions_of_some_neurons(n: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("tiles", [41, 47, 55])
+def test_values_find_their_places_in_unions_of_few_neurons(tiles: int) -> None:
+    """Of so many tiles that a quotient of floats, rounded down, may be one short."""
+    call = replace(uneven(2300, 64, 256 * tiles, 19), probes="none", layout=None, want_packed=False)
+    workspace, (y, stats) = hopper.Workspace(2300, 256 * tiles, call.x.dtype, CUDA), results(call)
+    hopper.launch(call, slice(0, 2300), workspace, y, stats)
+    assert_same("y", y, reference.run(call)[0])
+    assert bool(((workspace.union_sizes > tiles) & (workspace.union_sizes <= 256)).any())
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(("d_ff", "quiet", "dense"), [(2816, 0, True), (2816, 1, True), (600, 1, False)], ids=str)
 def test_tiles_that_nearly_all_fire_stay_whole(d_ff: int, quiet: int, dense: bool) -> None:
     """Though no row is past its slots; the others' rows join them where the block runs dense, and are gathered else."""
@@ -116,6 +127,20 @@ def test_the_gates_last_tiles_are_cut_in_two(n: int, d_ff: int) -> None:
             alone = fired.view(32, 64, tiles, 256).any(1).sum(-1) >= 0.85 * 256
             assert float(alone.float().mean()) < 0.1
             assert (workspace.heads[:2048, :, 0] >> 16 == 1).all()
+
+
+@pytest.mark.gpu
+def test_halves_of_a_cut_tile_wait_for_each_other() -> None:
+    """Those of a cluster's second CTA come late: it packs full words of the tile before, the first one empty ones."""
+    n, d_ff = 2300, 2816
+    call = replace(make(n, 64, d_ff, 10), probes="none", layout=None, want_packed=False)
+    block = torch.arange(n, device=CUDA) // 128
+    call.x[(block < 12) & (block % 2 == 0)] = 0
+    call.x[(block < 12) & (block % 2 == 1), 0] = 0.75
+    workspace, silent = hopper.Workspace(n, d_ff, call.x.dtype, CUDA), replace(call, x=torch.zeros_like(call.x))
+    for some in (silent, call):  # so what is not waited for says that nothing fires
+        hopper.launch(some, slice(0, n), workspace, *results(some), hopper.STAGES["gate"])
+    assert bool((workspace.heads[12 * 128 : 16 * 128, :, 0] >> 16 == 1).all())
 
 
 @pytest.mark.gpu

@@ -166,6 +166,15 @@ def test_rows_that_are_not_finite_are_nan_and_alone(n: int, gated: bool) -> None
 
 
 @pytest.mark.gpu
+def test_a_union_whose_list_leaves_room_for_three_stages() -> None:
+    """All of 34 752 neurons, 256 outputs at a time: fewer stages than warps that fill them in turns."""
+    one = call(129, 6352, 34752, -48)
+    one.w_gate[:, 64:], one.w_up[:, 64:] = 0, 0  # sums stay below 2^24
+    assert_same(hopper.run(one), reference.run(one), "three stages")
+    assert bool((hopper.run(one)[1].nnz == 34752).all())
+
+
+@pytest.mark.gpu
 def test_waits_for_what_was_launched_before(gpu: None) -> None:
     """x and weights that the stream writes just before each call, and a workspace that the call before still reads."""
     calls = [call(n, 512, 2816, 20, seed=n) for n in (1, 64, 5, 128, 17, 256, 3, 700)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from gpu_checks import CUDA, assert_same, make, normal_ffn, plan_small_calls, poison, skip_without
@@ -20,10 +22,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [2049, 2176, 2700, 4096, 9000])
-@pytest.mark.parametrize("d_model", [8, 264, 1000])
+@pytest.mark.parametrize(
+    ("n", "d_model"), [*product([2049, 2176, 2700, 4096, 9000], [8, 264, 1000]), (32_700, 264)], ids=str
+)
 def test_tasks_of_the_down_product_cut_anywhere(n: int, d_model: int) -> None:
-    """Fewer tasks than multiprocessors to over twice as many, of unions of one length, of many, and of none."""
+    """Fewer tasks than multiprocessors to over twice as many, of unions of one length, of many, and of none; as many
+    blocks as are shared out at most."""
     for d_ff in (328, 1016, 2824, 5640):
         for quiet in (-40, 12):
             call = make(n, d_model, d_ff, quiet, probes="none", layout=None, want_packed=False)

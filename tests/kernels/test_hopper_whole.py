@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_checks import CUDA, assert_same, make, normal_ffn, on_two_streams, plan_small_calls, poison, skip_without
+from gpu_checks import (
+    CUDA,
+    assert_same,
+    make,
+    normal_ffn,
+    on_two_streams,
+    plan_small_calls,
+    poison,
+    skip_without,
+    uneven,
+)
 from torch import Tensor
 
 from twell.kernels import hopper, reference
@@ -46,17 +56,15 @@ def loud_rows(call: Call) -> Tensor:
     """What they must come to: rows that fire something, of blocks that are loud and together fire most of a tile."""
     gate = call.x.float() @ call.w_gate.float().t()
     fired = (gate if call.b_gate is None else gate + call.b_gate.float()) > 0
-    counted = []
-    for rows in fired.split(PAIR):
-        of_tiles = []
-        for tile in rows.split(TILE, 1):
-            columns, count = tile.shape[1], 0
-            for block in tile.split(hopper.BLOCK):
-                if 64 * int(block.sum()) >= LOUD_TILE * block.numel() and 5 * int(block.any(0).sum()) >= 3 * columns:
-                    count += int((64 * block.sum(1) >= LOUD_ROW * columns).sum())
-            of_tiles.append(count)
-        counted.append(of_tiles)
-    return torch.tensor(counted, device=CUDA)
+    n, d_ff = fired.shape
+    padded = torch.nn.functional.pad(fired, (0, -d_ff % TILE, 0, -n % PAIR))
+    of_tiles = padded.view(-1, 2, hopper.BLOCK, padded.shape[1] // TILE, TILE)  # pair, its block, row, tile, neuron
+    columns = (d_ff - TILE * torch.arange(of_tiles.shape[3], device=CUDA)).clamp(max=TILE)
+    rows = (n - hopper.BLOCK * torch.arange(2 * len(of_tiles), device=CUDA)).clamp(0, hopper.BLOCK).view(-1, 2, 1)
+    of_rows = of_tiles.sum(4)
+    loud = 64 * of_rows.sum(2) >= LOUD_TILE * rows * columns
+    most = 5 * of_tiles.any(2).sum(3) >= 3 * columns
+    return ((64 * of_rows >= LOUD_ROW * columns).sum(2) * (loud & most)).sum(1)
 
 
 def check(call: Call) -> tuple[Tensor, hopper.Workspace]:
@@ -99,9 +107,12 @@ OPTIONS = ({}, {"bias": True}, {"dtype": torch.float16})
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize(("n", "d_model", "d_ff"), [(6000, 8, 2600), (5889, 136, 2816), (2400, 600, 5640)], ids=str)
+@pytest.mark.parametrize(
+    ("n", "d_model", "d_ff"), [(6000, 8, 2600), (5889, 136, 2816), (2400, 600, 5640), (8064, 72, 5640)], ids=str
+)
 def test_all_fires(n: int, d_model: int, d_ff: int, options: dict[str, object]) -> None:
-    """An odd number of blocks, partial blocks, tiles, panels and steps; less than one step, and many."""
+    """An odd number of blocks, partial blocks, tiles, panels and steps; less than one step, and many; up to eleven
+    tiles that a cluster goes on with."""
     call = make(n, d_model, d_ff, -4 * int(d_model**0.5), **options)
     taken, workspace = check(call)
     assert d_model == 8 or float(taken.float().mean()) > 0.3
@@ -112,9 +123,9 @@ def test_all_fires(n: int, d_model: int, d_ff: int, options: dict[str, object]) 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("quiet", [13, 10, 7, 3, 0, -8, -25])
+@pytest.mark.parametrize("quiet", [20, 13, 10, 7, 3, 0, -8, -25])
 def test_some_of_all_values_fire(quiet: int) -> None:
-    """A fifth to nearly all, row by row at random: some tiles have rows that fire too little, others none."""
+    """A tenth to nearly all, row by row at random: some tiles have rows that fire too little, others none."""
     for options in OPTIONS:
         call = make(4500, 520, 2904, quiet, **options)
         taken, _ = check(call)
@@ -153,6 +164,34 @@ def test_tiles_whole_in_some_blocks(options: dict[str, object]) -> None:
     assert not bool(taken[:, 1].any()) and not bool(taken[pair % 3 != 1, 2].any())
     assert bool(taken[:, 0].any())
     assert_same("what lies whole", counters(run(call, hopper.STAGES["gate"])[2], n), loud_rows(call).int())
+
+
+@pytest.mark.gpu
+def test_a_silent_tile_past_the_thirty_second() -> None:
+    """What is known of a block's tiles is more than a word of bits."""
+    call = make(2400, 136, 9000, -128)
+    call.w_gate[34 * TILE : 35 * TILE], call.w_gate[34 * TILE : 35 * TILE, 0] = 0, -1
+    taken, workspace = check(call)
+    assert bool(taken[:, 2].any()) and not bool(taken[:, 34].any())
+    assert (workspace.union_sizes == -9000).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("loud", [True, False])
+def test_nothing_beside_the_workspace_is_written(loud: bool) -> None:
+    """Though the last pair has no second block, and tiles, panels and windows are not full."""
+    n = 5889
+    call = make(n, 136, 2600, -128) if loud else uneven(n, 136, 2600, 25)
+    (y, stats), workspace, wall = results(call), hopper.Workspace(n, 2600, call.x.dtype, CUDA), 2**20  # bytes
+    walled = {}
+    for name, tensor in vars(workspace).items():
+        walled[name] = torch.full((tensor.nbytes + 2 * wall,), 119, dtype=torch.uint8, device=CUDA)
+        setattr(workspace, name, walled[name][wall:-wall].view(tensor.dtype).view(tensor.shape))
+    hopper.launch(call, slice(0, n), workspace, y, stats)
+    assert_same("y", y, reference.run(call)[0])
+    assert bool((counters(workspace, n) == TAKEN).any()) == loud
+    for name, bits in walled.items():
+        assert bool((bits[:wall] == 119).all() and (bits[-wall:] == 119).all()), f"written beside {name}"
 
 
 @pytest.mark.gpu
