@@ -20,13 +20,31 @@ constexpr int kPlanCtas = 3;  // to a multiprocessor
 constexpr int kPlanSplits = 16, kMostLoudSplits = 24, kLeastLoudSplits = 4;
 constexpr int kGroup = 4, kGroupColumns = kGroup * kPanelColumns;  // panels at a time; as many columns as a tile has
 static_assert(kGroupColumns == kTile);
-constexpr int kLoudReaders = 4, kLoudTiles = 4;  // threads that share a tile of a row in a loud block, where no more tiles are read
+constexpr int kLoudTiles = 4, kLoudReaders = kPlanThreads / kBlockRows;  // in loud blocks, groups of so few tiles: threads to a row
+constexpr uint16_t kNowhere = 0xffff;  // of a place in the panels: the group does not have that neuron
 
 inline int plan_shared_bytes(int tiles) { return kGroup * kPanelBytes + tiles * (kTile / 32) * 2 * 4; }
 
-// A panel's value (row, column 0..63) in bytes: rows of 128 bytes, 16-byte chunks swizzled as the tensor cores read them.
-__device__ __forceinline__ int in_panel(int row, int column) {
-  return row * 128 + (((column >> 3) ^ (row & 7)) << 4) + (column & 7) * 2;
+// A value's place in a group's panels, in bytes: a column's, ^ a row's. A row has 128 bytes of a panel, their 16-byte chunks swizzled as
+// the tensor cores read them.
+__device__ __forceinline__ uint32_t place_of_column(int column) {
+  return (column / kPanelColumns * kPanelBytes) | (column % kPanelColumns * 2);
+}
+__device__ __forceinline__ uint32_t place_of_row(int row) { return row * 128 | (row & 7) << 4; }
+
+__device__ __forceinline__ void put(unsigned char* panels, int row, uint32_t column_place, uint16_t value) {
+  if (column_place != kNowhere) *reinterpret_cast<uint16_t*>(panels + (column_place ^ place_of_row(row))) = value;
+}
+// Eight values that follow each other, and their columns' places, two to a word.
+__device__ __forceinline__ void put_eight(unsigned char* panels, int row, const uint4& places, const uint4& v) {
+  const uint32_t place[4] = {places.x, places.y, places.z, places.w}, pair[4] = {v.x, v.y, v.z, v.w};
+  const uint32_t first = place[0] & 0xffff, last = place[3] >> 16;
+  if (first % 16 == 0 && last == first + 14) {  // a chunk
+    *reinterpret_cast<uint4*>(panels + (first ^ place_of_row(row))) = v;
+  } else {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) put(panels, row, place[e / 2] >> 16 * (e % 2) & 0xffff, pair[e / 2] >> 16 * (e % 2));
+  }
 }
 
 // What the threads of a plan share, and how they go through the words of the block's finite rows.
@@ -37,19 +55,21 @@ struct Plan {
 
   __device__ __forceinline__ int64_t at(int row, int tile) const { return static_cast<int64_t>(order[row]) * f.tiles + tile; }
 
-  // Calls tile(row, tile, word, reader) for every row and each of `many` tiles from `first` on, with the tile's first word, by so many
-  // readers; whole warps at a time, with word -1 where there is no row or none that is finite. A single reader's warp takes the tiles of a
-  // row, which lie together; of more, some rows of one tile, so that all warps have rows past their slots.
-  template <int kReaders, typename Tile>
+  // A tile's first word, or -1 where there is no row or none that is finite.
+  __device__ __forceinline__ int first_word(int row, int tile) const {
+    return order[row] >= 0 ? static_cast<int>(f.heads[at(row, tile) * kHead]) : -1;
+  }
+
+  // Calls tile(row, tile, first word) for every row and each of `many` tiles from `first` on, whole warps at a time, row after row.
+  template <typename Tile>
   __device__ __forceinline__ void each_tile(int first, int many, Tile tile) const {
-    for (int i = warp * 32; i < kBlockRows * many * kReaders; i += kPlanThreads) {
-      const int pair = (i + lane) / kReaders, row = kReaders > 1 ? pair % kBlockRows : static_cast<int>(__fdividef(pair + 0.5f, many));
-      const int which = first + (kReaders > 1 ? pair / kBlockRows : pair - row * many);
-      tile(row, which, order[row] >= 0 ? static_cast<int>(f.heads[at(row, which) * kHead]) : -1, lane % kReaders);
+    for (int i = warp * 32; i < kBlockRows * many; i += kPlanThreads) {
+      const int row = static_cast<int>(__fdividef(i + lane + 0.5f, many)), which = first + i + lane - row * many;
+      tile(row, which, first_word(row, which));
     }
   }
 
-  // Calls one(row, column, value) for a reader's slots of a tile that holds all its neurons.
+  // Calls one(column of the tile, value) for a reader's slots of a tile that holds all its neurons.
   template <int kReaders, typename One>
   __device__ __forceinline__ void each_slot(int row, int tile, int count, int reader, One one) const {
     for (int first = reader * kHead; first <= count && count > 0; first += kReaders * kHead) {
@@ -59,7 +79,7 @@ struct Plan {
 #pragma unroll
       for (int i = 0; i < kHead; ++i)
         if (first + i > 0 && first + i <= count)
-          one(row, tile * kTile + static_cast<int>(word[i] & 0xffffu), static_cast<uint16_t>(word[i] >> 16));
+          one(static_cast<int>(word[i] & 0xffffu), static_cast<uint16_t>(word[i] >> 16));
     }
   }
 
@@ -67,7 +87,7 @@ struct Plan {
   // are wanted(column).
   template <typename Wanted, typename Eight>
   __device__ __forceinline__ void each_spilled(int row, int tile, bool spilled, Wanted wanted, Eight eight) const {
-    constexpr int kAhead = 3;  // loads in flight
+    constexpr int kAhead = 2;  // loads in flight
     for (uint32_t over = __ballot_sync(~0u, spilled); over;) {
       int where[kAhead];  // tile * 128 + row, or -1
       uint4 v[kAhead];
@@ -84,21 +104,41 @@ struct Plan {
         if (where[i] >= 0) eight(where[i] % kBlockRows, where[i] / kBlockRows, v[i]);
     }
   }
-};
 
-// Puts those of eight columns that the union has, a bit a column, into a row of the panels: they follow each other there too, from
-// `rank` on.
-__device__ __forceinline__ void put_eight(unsigned char* panels, int row, int rank, uint32_t in_union, const uint4& v) {
-  const uint32_t pair[4] = {v.x, v.y, v.z, v.w}, in_row = row * 128 | (row & 7) << 4;
-  uint32_t place = 2 * rank;  // in bytes, if a row were whole
+  // Puts the rows of tiles ends[0] to ends[1] into the panels, each column where `places` has it, or nowhere; unless `spilled`, those in
+  // words alone. A warp takes some rows of one tile, so that all warps have rows past their slots, then of the next.
+  __device__ __forceinline__ void put_loud(unsigned char* panels, const uint16_t* places, const int* ends, bool spilled) const {
+    constexpr int kAhead = 2;  // loads in flight
+    const int row = threadIdx.x / kLoudReaders, reader = threadIdx.x % kLoudReaders;
+    int next = first_word(row, ends[0]);
+#pragma unroll 1
+    for (int tile = ends[0]; tile <= ends[1]; ++tile, places += kTile) {
+      const int word = next;
+      if (tile < ends[1]) next = first_word(row, tile + 1);
+      if (word <= kSlots)
+        each_slot<kLoudReaders>(row, tile, word, reader, [&](int column, uint16_t value) { put(panels, row, places[column], value); });
+      const uint4 eight = reinterpret_cast<const uint4*>(places)[lane];  // this lane's columns
+      const bool wanted = (eight.x & eight.y & eight.z & eight.w) != ~0u;
+      const uint4* values = static_cast<const uint4*>(f.spill) + tile * (kTile / 8);
+      for (uint32_t over = __ballot_sync(~0u, spilled && word > kSlots && reader == 0), now = over; over; now = over) {
+        uint4 v[kAhead];
+        const auto next_row = [&](uint32_t& lanes) {
+          const int at = (warp * 32 + __ffs(lanes) - 1) / kLoudReaders;
+          lanes &= lanes - 1;
+          return at;
+        };
 #pragma unroll
-  for (int e = 0; e < 8; ++e)
-    if (in_union >> e & 1) {
-      if (place < 2 * kGroupColumns)
-        *reinterpret_cast<uint16_t*>(panels + ((place / 128 * kPanelBytes | place % 128) ^ in_row)) = pair[e / 2] >> (16 * (e & 1));
-      place += 2;
+        for (int i = 0; i < kAhead; ++i)
+          if (over)
+            if (const int r = order[next_row(over)]; wanted) v[i] = values[int64_t{r} * (f.tiles * (kTile / 8)) + (lane ^ (r & 7))];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+          if (now)
+            if (const int r = next_row(now); wanted) put_eight(panels, r, eight, v[i]);
+      }
     }
-}
+  }
+};
 
 // The first block of each of the `windows` has `loud_splits` CTAs, and the others have `splits` each.
 template <typename T>
@@ -115,6 +155,8 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   __shared__ uint32_t loose[8];                // of rows in place, tiles, of 256 at most, that the gate did not leave whole; a bit each
   __shared__ uint32_t done[8];                 // and those whose up product is there
   __shared__ int order[kBlockRows];
+  __shared__ int ends[2];  // the tiles that have a group's neurons: the first, the last
+  __shared__ __align__(16) uint16_t places[kLoudTiles * kTile];
   const int thread = threadIdx.x, lane = thread % 32;
   const Plan p{f, order, thread / 32, lane};
 
@@ -235,42 +277,60 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   for (int group = part; group * kGroup < panels; group += parts) {
     if (stays && !(loose[group >> 5] >> (group & 31) & 1)) continue;  // a group is a tile there
     const int first = group * kGroupColumns;                          // rank
-    int low = all ? group : 0, high = low;  // the tiles that have its neurons
+    if (p.warp == 0) {
+      int low = all ? group : 0, high = low;
 #pragma unroll 1
-    for (int tile0 = 1; !all && tile0 < f.tiles; tile0 += 32) {
-      const int rank = tile0 + lane < f.tiles ? before[(tile0 + lane) * (kTile / 32)] : 1 << 30;  // of the tile's first
-      low += __popc(__ballot_sync(~0u, rank <= first)), high += __popc(__ballot_sync(~0u, rank < first + kGroupColumns));
+      for (int tile0 = 1; !all && tile0 < f.tiles; tile0 += 32) {
+        const int rank = tile0 + lane < f.tiles ? before[(tile0 + lane) * (kTile / 32)] : 1 << 30;  // of the tile's first
+        low += __popc(__ballot_sync(~0u, rank <= first)), high += __popc(__ballot_sync(~0u, rank < first + kGroupColumns));
+      }
+      if (lane == 0) ends[0] = low, ends[1] = high;
     }
+    const auto places_of = [&](int column) {  // of eight columns from there on, two to a word
+      const uint32_t in_union = all ? ~0u : bits[column >> 5] >> (column & 24);
+      uint32_t pairs[4] = {};
+      int at = rank_of(column) - first;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const bool has = in_union >> e & 1;
+        pairs[e / 2] |= (has && static_cast<unsigned>(at) < kGroupColumns ? place_of_column(at) : kNowhere) << 16 * (e % 2);
+        at += has;
+      }
+      return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    };
     if (thread < kBlockRows) bulk_wait_read<0>();
     __syncthreads();
+    const bool loud = values > rows * f.tiles * (kSlots / 2) && ends[1] - ends[0] < kLoudTiles;  // many tiles are past their slots
     for (int i = thread; i < kGroup * kPanelBytes / 16; i += kPlanThreads)
       reinterpret_cast<uint4*>(panels_memory)[i] = make_uint4(0, 0, 0, 0);
+    if (loud && thread < (ends[1] + 1 - ends[0]) * (kTile / 8))
+      reinterpret_cast<uint4*>(places)[thread] = places_of(ends[0] * kTile + 8 * thread);
     __syncthreads();
-    const auto put = [&](int row, int column, uint16_t value) {
-      if (const int at = rank_of(column) - first; static_cast<unsigned>(at) < kGroupColumns)
-        *reinterpret_cast<uint16_t*>(panels_memory + (at >> 6) * kPanelBytes + in_panel(row, at & 63)) = value;
-    };
-    const auto take = [&]<int kReaders>() {
-      p.each_tile<kReaders>(low, high - low + 1, [&](int row, int tile, int word, int reader) {
-        if (word <= kSlots) p.each_slot<kReaders>(row, tile, word, reader, put);
+    if (loud) {
+      p.put_loud(panels_memory, places, ends, !stays);
+    } else {
+      p.each_tile(ends[0], ends[1] + 1 - ends[0], [&](int row, int tile, int word) {
+        if (word <= kSlots)
+          p.each_slot<1>(row, tile, word, 0, [&](int column, uint16_t value) {
+            const int at = rank_of(tile * kTile + column) - first;
+            put(panels_memory, row, static_cast<unsigned>(at) < kGroupColumns ? place_of_column(at) : kNowhere, value);
+          });
         if (stays) return;
         p.each_spilled(
-            row, tile, word > kSlots && reader == 0,
-            [&](int column) { return all || static_cast<unsigned>(rank_of(column) - first + 8) < kGroupColumns + 8; },
+            row, tile, word > kSlots, [&](int column) { return all || static_cast<unsigned>(rank_of(column) - first + 8) < kGroupColumns + 8; },
             [&](int r, int t, const uint4& v) {
               const int column = t * kTile + 8 * lane;
-              if (all)
-                *reinterpret_cast<uint4*>(panels_memory + (lane >> 3) * kPanelBytes + in_panel(r, 8 * lane & 63)) = v;
-              else
-                put_eight(panels_memory, r, rank_of(column) - first, bits[column >> 5] >> (column & 24), v);
+              const uint32_t pair[4] = {v.x, v.y, v.z, v.w}, in_union = all ? ~0u : bits[column >> 5] >> (column & 24);
+              int at = rank_of(column) - first;
+#pragma unroll
+              for (int e = 0; e < 8; ++e)
+                if (in_union >> e & 1) {
+                  if (static_cast<unsigned>(at) < kGroupColumns) put(panels_memory, r, place_of_column(at), pair[e / 2] >> 16 * (e % 2));
+                  ++at;
+                }
             });
       });
-    };
-    const bool loud = values > rows * f.tiles * (kSlots / 2);  // many of its rows' tiles are past their slots
-    if (loud && high - low < kLoudTiles)
-      take.template operator()<kLoudReaders>();
-    else
-      take.template operator()<1>();
+    }
     fence_async_proxy();
     __syncthreads();
     if (stays) {  // a row in words becomes a row of `spill`
