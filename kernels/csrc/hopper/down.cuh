@@ -104,7 +104,8 @@ __device__ __forceinline__ void add_part(float (&d)[128], Shared& s, Ring& ring)
       float* sums = d + 4 * (quarter * kFours + i);
       sums[0] += v.x, sums[1] += v.y, sums[2] += v.z, sums[3] += v.w;
     }
-    __syncwarp();  // else registers are spilled
+    fence_async_proxy();  // read through the generic proxy; the copy engine writes there next, through the other
+    __syncwarp();         // else registers are spilled
     barrier_arrive(&s.empty[ring.stage]);  // each for itself: racecheck follows no other's word for what a thread has read
   }
 }
