@@ -7,10 +7,11 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: demo test check wheel clean help
+.PHONY: demo test check sanitize built-for-gpu wheel clean help
 help:
 	@echo "make demo    set up, capture the bundled model on the bundled text, open the dashboard"
 	@echo "make test    set up and run every check"
+	@echo "make sanitize    the GPU tests under compute-sanitizer, on a machine with a Hopper GPU"
 	@echo "make clean   remove the environment and what was built"
 
 demo: $(VENV)/.demo
@@ -23,6 +24,31 @@ check: $(VENV)/.test .ns/twell
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+# A tool and a file of tests at a time, or some at once: make -j4 sanitize. racecheck, which makes kernels up to a hundred times
+# slower, watches the fewest rows, and `calls` of every path.
+SANITIZER  = $(VENV)/sanitizer/nvidia/cu13/bin/compute-sanitizer
+GPU_TESTS  = $(filter-out test_sanitizer,$(basename $(notdir $(shell grep -l mark.gpu tests/kernels/test_*.py))))
+SANITIZED  = $(GPU_TESTS:%=memcheck-%) $(GPU_TESTS:%=initcheck-%) racecheck-test_few_rows racecheck-calls
+SAN_CALLS  = tests/kernels/sanitized.py few middle tiles many whole cuda
+SAN_TESTS  = -m pytest -p sanitized -p no:cacheprovider -m gpu -o timeout=0 tests/kernels/$(lastword $(subst -, ,$@)).py
+sanitize: $(SANITIZED)
+
+$(SANITIZED): export PYTHONPATH = tests/kernels
+$(SANITIZED): export PYTORCH_ALLOC_CONF = backend:cudaMallocAsync
+$(SANITIZED): built-for-gpu
+	@mkdir -p build && $(SANITIZER) --tool $(firstword $(subst -, ,$@)) --kernel-name kns=twell --error-exitcode 9 \
+		--show-backtrace device $(BIN)/python $(if $(filter %-calls,$@),$(SAN_CALLS),$(SAN_TESTS)) >build/$@.txt 2>&1 \
+		|| { tail -n 60 build/$@.txt; echo "$@ failed: build/$@.txt"; exit 1; }
+	@echo "$@: $$(grep -aE ' passed|all done' build/$@.txt | tail -n 1), $$(grep -a SUMMARY build/$@.txt)"
+
+built-for-gpu: $(SANITIZER)
+	@$(BIN)/python -c 'import sys, torch; from twell.kernels import build, cuda, hopper, unions; at = torch.device("cuda"); \
+		sys.exit(hopper.refuses(at, torch.bfloat16, 64, 64, 1) or cuda.refuses(at, torch.bfloat16, 64, 64, 1) \
+		or build.failure(unions.library(torch.cuda.get_device_capability())))'
+
+$(SANITIZER): $(VENV)/.test
+	@$(PIP) install -qq --target $(VENV)/sanitizer 'nvidia-cuda-sanitizer-api>=13.5'
 
 wheel: $(VENV)/.test
 	@rm -rf build dist && $(BIN)/python -m build --wheel --outdir dist . >/dev/null && ls dist

@@ -1,6 +1,10 @@
-"""Calls that take every path of the GPU kernels on small shapes: what test_sanitizer.py watches, and no test itself.
+"""What compute-sanitizer watches: calls that take every path of the GPU kernels on small shapes; and the GPU tests.
 
-python sanitized.py few middle down tiles many cuda    or some of them; all but the last are `hopper`'s
+python sanitized.py few middle tiles many whole cuda    or some of them; all but the last are `hopper`'s
+python -m pytest -p sanitized -m gpu FILE               its tests, but for what they compare: the plain run holds them
+                                                        to that, and here it would take most of the time
+
+Both want PYTORCH_ALLOC_CONF=backend:cudaMallocAsync, so that each tensor is an allocation to the tools, in graphs too.
 """
 
 from __future__ import annotations
@@ -9,11 +13,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import gpu_checks
 import torch
 from gpu_checks import make, uneven
+from torch import Tensor
 
-from twell.kernels import cuda, hopper
-from twell.kernels.call import Call
+from twell.kernels import cuda, hopper, reference, unions
+from twell.kernels.call import Call, Stats
 
 PLAIN: dict[str, Any] = {"gated": False, "bias": True}
 COUNTS: dict[str, Any] = {"bias": True, "probes": "counts", "layout": None, "want_packed": False}
@@ -44,23 +50,16 @@ OUTPUTS = (128, 256, 512, 768, 1024, 1536, 2048)  # d_model, for each way of the
 
 
 def middle() -> Iterator[Call]:
-    """On 132 multiprocessors each tile of the gate and up products and each of down, and blocks that are not full."""
+    """On 132 multiprocessors each tile of the gate and up products and each of down, its weights gathered and, as
+    everything fires, brought by the copy engine; and blocks that are not full."""
     for d_model, d_ff, quiet in zip(
         OUTPUTS, (384, 768, 1024, 1400, 1784, 2040, 2800), (22, 31, 44, 54, -40, 77, 88), strict=True
     ):
         yield make(2000, d_model, d_ff, quiet)
+        yield make(2000, d_model, 768, -4 * d_model, **COUNTS)
     yield make(100, 192, 264, -40)
     yield make(300, 64, 264, 9, **PLAIN)
     yield make(300, 64, 264, 9, **COUNTS)
-
-
-def down() -> Iterator[Call]:
-    """What racecheck follows of the down product of middle rows: weights that the copy engine brings, as everything
-    fires; and gathered ones, where CTAs do not share out the union."""
-    for d_model in OUTPUTS:
-        yield make(2000, d_model, 768, -4 * d_model)  # shares of whole steps
-    for d_model in OUTPUTS[-2:]:
-        yield make(2000, d_model, 520, 2 * int(d_model**0.5))
 
 
 def tiles() -> Iterator[Call]:
@@ -101,12 +100,37 @@ def portable() -> Iterator[Call]:
 CALLS: dict[str, Callable[[], Iterator[Call]]] = {
     "few": few,
     "middle": middle,
-    "down": down,
     "tiles": tiles,
     "many": many,
     "whole": whole,
     "cuda": portable,
 }
+
+
+def count_unions(stats: Stats) -> None:
+    """Of blocks of 16 rows and of 64 of what a call has packed, if it has."""
+    if stats.packed is not None and unions.takes(stats.packed):
+        row = torch.arange(len(stats.nnz) // 64 * 64, dtype=torch.int32, device=gpu_checks.CUDA)
+        unions.counts(stats.packed, [row.view(-1, 16), row[: len(row) // 16].view(-1, 4)])
+
+
+def pytest_configure() -> None:
+    """Leaves the tests their calls; what the reference would give is what the kernel has just given."""
+    hopper.Workspace = Workspace  # type: ignore[assignment, misc]
+    gpu_checks.assert_same = gpu_checks.poison = lambda *_, **__: None
+    last: tuple[Call, tuple[Tensor, Stats]] | None = None
+
+    def kept(run: Callable[[Call], tuple[Tensor, Stats]]) -> Callable[[Call], tuple[Tensor, Stats]]:
+        def keeps(call: Call) -> tuple[Tensor, Stats]:
+            nonlocal last
+            last = call, run(call)
+            return last[1]
+
+        return keeps
+
+    hopper.run, cuda.run = kept(hopper.run), kept(cuda.run)
+    reference.run = lambda call: last[1] if last is not None and last[0] is call else cuda.run(call)
+
 
 if __name__ == "__main__":
     hopper.Workspace = Workspace  # type: ignore[assignment, misc]
@@ -116,7 +140,7 @@ if __name__ == "__main__":
         if reason := kernel.refuses(torch.device("cuda"), torch.bfloat16, 64, 64, 1):
             sys.exit(reason)
         for call in CALLS[name]():
-            kernel.run(call)
+            count_unions(kernel.run(call)[1])
             torch.cuda.synchronize()
             print(name, *call.x.shape, call.w_gate.shape[0], flush=True)
     print("all done")
