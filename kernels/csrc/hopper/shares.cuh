@@ -114,14 +114,12 @@ class Shares {
   template <typename Add>
   __device__ __forceinline__ void each_further(Add add) const {
     const int task = uniform(to().task);
-    const auto start = [&](int share) { return Position{uniform(m_.starts[cut_][share].task), uniform(m_.starts[cut_][share].step)}; };
-    Position from = start(index() + 1);
+    const auto goes_on = [&](int share) {
+      const Position& start = m_.starts[cut_][share];
+      return uniform(start.task) == task && uniform(start.step) > 0;
+    };
 #pragma unroll 1
-    for (int share = index() + 1; from.task == task && from.step > 0; ++share) {
-      const Position upto = start(share + 1);
-      if (upto.task != task || upto.step != from.step) add(share);
-      from = upto;
-    }
+    for (int share = index() + 1; goes_on(share); ++share) add(share);
   }
 
  private:
