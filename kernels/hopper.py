@@ -113,7 +113,8 @@ class Workspace:
         self.spill = empty(n, tiles, LAYOUT.tile, dtype=dtype)
         self.masks = empty(n, tiles, LAYOUT.tile // 32)
         self.fired = empty(blocks, tiles, LAYOUT.tile // 32)
-        self.row_sums = empty(n + 3 + 2 * -(-blocks // 2) * tiles)  # and behind them what lies whole
+        whole = 3 * -(-n // WINDOW) + 2 * -(-blocks // 2) * tiles  # words that say what lies whole
+        self.row_sums = empty(n + 1 + whole)
         self.order = empty(-(-n // WINDOW) * WINDOW)
         self.unions = empty(blocks, panels * PANEL, dtype=torch.int16)
         self.union_sizes = empty(blocks)

@@ -46,8 +46,8 @@ struct Ffn {
   uint32_t* fired;       // [blocks, tiles, 8]: what 128 rows that follow each other fire together, likewise
   uint32_t* row_sums;    // [rows + 1]: how many neurons a row fires, with kNotFinite where its gate values are not, and kSpoiled where
                          // up products that the gate's kernel made are not; then the number of `tasks`. From zeros on
-  int* whole;            // [2 + 2 * pairs of blocks * tiles], behind them: what lies whole in `spill`, as whole.cuh has it. From
-                         // zeros on; null in a plain FFN, and of more than kWholeBlocks
+  int* whole;            // [3 * windows + 2 * pairs of blocks * tiles], behind them: what lies whole in `spill`, as whole.cuh has it.
+                         // From zeros on; null in a plain FFN, and of more than kWholeBlocks
   bool goes_on;          // whether the gate's kernel may go on with their up products
   int* order;            // [windows * 1024]: the rows of each block, by nnz in a window; from `rows` on in their place
   uint16_t* unions;      // [blocks, panels * 64]: the block's neurons, ascending, and neuron 0 in the rest of the last 64 of them, or of

@@ -6,8 +6,8 @@
 // What is left after whole rounds of the clusters, where it would leave half of them idle or more, is cut: a cluster takes one row tile,
 // each CTA half of its rows, each warpgroup half of the neurons.
 //
-// Clusters that have no more tiles go on with up products of pairs that lie whole, as they come: so there is no second ragged round where
-// all is dense, and nothing waits for the plan, which only says what is known there.
+// Clusters that have no more tiles go on with up products of pairs that lie whole in loud windows, as they come: so there is no second
+// ragged round where all is dense, and nothing waits for the plan, which only says what is known there.
 #pragma once
 
 #include "hopper/hidden.cuh"
@@ -31,9 +31,9 @@ struct Decisions {
   // By the producers' warps of both CTAs; the first one's decides.
   __device__ __forceinline__ int make(const Ffn& f, int i, int rank, int lane) {
     if (lane == 0) barrier_expect(&told[i % kSlots], sizeof(tile[0]));
-    if (lane == 0 && rank == 0) {
-      const int next = f.goes_on ? WholePairs(f).take(f) : -1;
-      for (int cta = 0; cta < 2; ++cta) send_remote(&tile[i % kSlots], &told[i % kSlots], next, cta);
+    if (rank == 0) {
+      const int next = f.goes_on ? WholePairs(f).take(f, lane) : -1;
+      for (int cta = 0; cta < 2 && lane == 0; ++cta) send_remote(&tile[i % kSlots], &told[i % kSlots], next, cta);
     }
     return uniform(wait(i));
   }

@@ -111,7 +111,7 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
   // Their deviation, at most a quarter of the mean or a 256th of d_ff: what sorting gains is then less than what scattered rows cost.
   // Of a loud window half of the mean.
   const unsigned long long spread = rows * squares - sums * sums, most = static_cast<unsigned long long>(rows) * f.d_ff;
-  const int share = f.whole != nullptr && 64 * sums >= kLoudWindow * most ? 4 : 16;
+  const int share = f.whole != nullptr && is_loud(kLoudWindow, WholePairs(f).fired(m0 / kWindow), rows, f.d_ff) ? 4 : 16;
   return share * spread <= sums * sums || spread <= most * most >> 16;
 }
 

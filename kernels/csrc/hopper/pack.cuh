@@ -98,11 +98,6 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
     }
 }
 
-// Of a tile.
-struct Found {
-  bool whole, loud;  // it leaves whole; and may be gone on with
-};
-
 // A bit for each of 32 values that is not zero.
 template <typename T>
 __device__ __forceinline__ uint32_t fired_of_32(const uint4 (&chunks)[4]) {
@@ -120,6 +115,12 @@ __device__ __forceinline__ uint32_t fired_of_32(const uint4 (&chunks)[4]) {
 
 // What each row of the tile fires, as bits in its line and in f.masks, and all rows together, in f.fired: a lane takes half of a row's
 // columns, without a branch.
+// Of the block's rows of a tile: whether they leave whole, and how many values they fire.
+struct Found {
+  bool whole;
+  int values;
+};
+
 template <typename T, int kWarps>
 __device__ __forceinline__ Found find_fired(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
@@ -170,19 +171,22 @@ __device__ __forceinline__ Found find_fired(unsigned char* staging, Packs& s, co
     f.fired[(static_cast<int64_t>(m0 / kBlockRows) * f.tiles + tile) * kMaskWords + lane] = all;
   const int columns = min(kTile, f.d_ff - tile * kTile), united = __reduce_add_sync(~0u, lane < kMaskWords ? __popc(all) : 0);
   const int values = __shfl_sync(~0u, all, kMaskWords), tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
-  const bool loud = f.whole != nullptr && 64 * values >= kLoudTile * tall * columns;
-  return {f.w_up != nullptr && (nearly_all(united, columns) || (loud && 5 * united >= 3 * columns)), loud};
+  if (f.whole == nullptr) return {f.w_up != nullptr && nearly_all(united, columns), values};
+  const bool nearly = nearly_all(united, columns);  // and in any order: loud enough
+  if (warp == 0 && lane == 0 && rows > 0 && (!task.cut || cluster_rank() == 0))
+    WholePairs(f).fire(m0, nearly ? max(values, (kLoudWindow * tall * columns + 127) / 128) : values);
+  return {nearly || (is_loud(kLoudTile, values, tall, columns) && 5 * united >= 3 * columns), values};
 }
 
 // Turns the warp's rows of the staging tile into words. A step for each slot, ascending, into the row's line; then the warp writes the
 // words in use, eight at a time. A row past its slots, or of a tile that stays whole, leaves as it lies in the staging tile. Other words
-// are whatever they were. Rows of a loud tile that leaves whole are counted once they are there.
+// are whatever they were. Rows of a tile that leaves whole are counted once they are there.
 template <typename T, int kWarps>
 __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
-  const auto [whole, loud] = find_fired<T, kWarps>(staging, s, f, task, warp, lane);
-  const uint32_t least = min(kTile, f.d_ff - tile * kTile);
-  int counted = 0;  // of the warp's rows
+  const auto [whole, values] = find_fired<T, kWarps>(staging, s, f, task, warp, lane);
+  const int tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
+  int counted = 0, quiet = 0;  // of the warp's rows; that fire less than half of the block's mean
 #pragma unroll 1
   for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
     const int row = row0 + lane % kPackRows;
@@ -193,7 +197,8 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, cons
     for (int w = 0; w < 4; ++w) mask[w] = line[kHead + 4 * half + w], mine += __popc(mask[w]);
     const uint32_t other = __shfl_xor_sync(~0u, mine, kPackRows), count = mine + other;
     const bool leaves = whole || count > kSlots;
-    counted += __popc(__ballot_sync(~0u, whole && loud && half == 0 && row < rows && 64 * count >= least));
+    const bool counts = f.whole != nullptr && whole && half == 0 && row < rows;
+    counted += __popc(__ballot_sync(~0u, counts)), quiet += __popc(__ballot_sync(~0u, counts && 2 * static_cast<int>(count) * tall < values));
     if (half == 0 && row < rows && count > 0) atomicAdd(f.row_sums + m0 + row, count);
     __syncwarp();  // slots will lie where the bits do
     if (!leaves) {
@@ -232,7 +237,7 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, cons
   if (counted > 0) {
     bulk_wait<0>();
     __syncwarp();
-    if (lane == 0) WholePairs(f).add(f, m0 / kPairRows * f.tiles + tile, counted);
+    if (lane == 0) WholePairs(f).add(f, m0 / kPairRows * f.tiles + tile, counted, quiet);
   } else {
     bulk_wait_read<0>();
   }
