@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     };
     if (thread < kBlockRows) bulk_wait_read<0>();
     __syncthreads();
-    const bool loud = values > rows * f.tiles * (kSlots / 2) && ends[1] - ends[0] < kLoudTiles;  // many tiles are past their slots
+    const bool loud = values > rows * f.tiles * (kSlots / 3) && ends[1] - ends[0] < kLoudTiles;  // many tiles may lie in `spill`
     for (int i = thread; i < kGroup * kPanelBytes / 16; i += kPlanThreads)
       reinterpret_cast<uint4*>(panels_memory)[i] = make_uint4(0, 0, 0, 0);
     if (loud && thread < (ends[1] + 1 - ends[0]) * (kTile / 8))
