@@ -16,8 +16,8 @@ from twell.kernels.call import Stats
 from twell.kernels.layout import Layout
 from twell.kernels.ops import gated_ffn
 
-ROWS = [1, 2, 7, 8, 9, 16, 17, 40, 63, 64, 65, 127, 128, 129, 200, 256, 257, 384, 513, 641, 768, 1000,
-        1025, 1400, 2047, 2048, 2049]  # fmt: skip
+ROWS = [1, 2, 7, 8, 9, 16, 17, 40, 63, 64, 65, 127, 128, 129, 200, 256, 257, 384, 513, 560, 641, 768, 1000,
+        1025, 1280, 1400, 2047, 2048, 2049]  # fmt: skip
 SHAPES = [  # d_model, d_ff, quiet: rows that fire hardly, nearly all, not at all; one past and one short of tiles
     (64, 8, 4),
     (192, 1000, 12),
@@ -133,6 +133,31 @@ def test_neighbouring_tiles_that_take_their_up_product_otherwise(n: int, tile: i
         got = hopper.run(one)
         assert int(got[1].nnz[:50].sum()) == some + others
         assert_same(got, reference.run(one), (n, some, others))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "d_model", "d_ff", "loud"),
+    [
+        (100, 192, 5632, 120),
+        (200, 2048, 1280, 360),
+        (560, 2080, 3328, 360),
+        (640, 4096, 1088, 520),
+        (1000, 264, 2880, 120),
+    ],
+    ids=str,
+)
+def test_shares_that_begin_elsewhere_than_if_all_fired(n: int, d_model: int, d_ff: int, loud: int) -> None:
+    """`down` asks for the first neurons of an even share where they fire: right in all CTAs, in some, or amiss."""
+    one = call(n, d_model, d_ff, -loud, bias=True)
+    gate = one.w_gate.clone()
+    for silent in ([], [0], [600], [d_ff // 2 - 3], [d_ff - 1], list(range(600, 664)), list(range(600, d_ff))):
+        one.w_gate.copy_(gate)
+        one.w_gate[silent] = 0
+        one.w_gate[silent, 0] = -1
+        got = hopper.run(one)
+        assert int(got[1].nnz.max()) == int(got[1].nnz.min()) == d_ff - len(silent)
+        assert_same(got, reference.run(one), (n, silent[:1], len(silent)))
 
 
 @pytest.mark.gpu

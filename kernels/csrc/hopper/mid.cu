@@ -6,6 +6,15 @@ namespace twell::hopper {
 
 namespace {
 
+// The halves of a matrix's lines, of 32 outputs each, in boxes of 64 neurons: the box at (0, neuron, half), with zeros in place of the other.
+template <typename T>
+CUtensorMap halves_map(const void* matrix, int height, int width) {
+  const cuuint64_t sizes[] = {32, static_cast<cuuint64_t>(height), static_cast<cuuint64_t>(width) / 32};
+  const cuuint64_t strides[] = {width * sizeof(T), 32 * sizeof(T)};
+  const cuuint32_t box[] = {64, kTileK, 1};
+  return encode_map(kMapType<T>, matrix, 3, sizes, strides, box, true);
+}
+
 // Calls run<neurons, rows>().
 template <typename Run>
 void by_tile(const MidTile& tile, Run run) {
@@ -33,29 +42,33 @@ void launch_mid_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) 
   by_tile(tile, [&]<int kN, int kRows>() {
     using Where = MidRing<kN, kRows>;
     const auto rows = [&](int box) { return tensor_map<TWELL_T>(f.x, f.rows, f.d_model, box); };
-    constexpr int kHalf = kRows / kMidPair;  // a CTA's share of a tile's rows
-    const auto x = rows(kHalf), last_x = rows(f.rows % kHalf > 0 ? f.rows % kHalf : kHalf);
+    const int taken = tile.taken(f), half = taken / kMidPair, rest = f.rows % taken % half;  // half: a CTA's share of a tile's rows
+    const auto x = rows(half), last_x = rows(rest > 0 ? rest : half);
     const auto weights = [&](const void* matrix, int neurons) { return tensor_map<TWELL_T>(matrix, f.d_ff, f.d_model, neurons); };
     const int last = f.d_ff % kN > 0 ? f.d_ff % kN : kN;  // neurons of the last tile
     const auto gate = weights(f.w_gate, kN), last_gate = weights(f.w_gate, last);
     const auto up = f.w_up == nullptr ? gate : weights(f.w_up, kN), last_up = f.w_up == nullptr ? gate : weights(f.w_up, last);
     const auto h = hidden_map<TWELL_T>(f, kN);
-    launch_overlapping(mid_gate_up<TWELL_T, kN, kRows>, dim3(tile.columns(f), (f.rows + kRows - 1) / kRows), kThreads,
-                       Where::kBegin + Where::kBytes, kMidPair, stream, x, last_x, gate, up, last_gate, last_up, h, f, dense);
+    const dim3 grid(kMidPair, (f.rows + kRows - 1) / kRows, tile.columns(f) / kMidPair);
+    launch_overlapping(mid_gate_up<TWELL_T, kN, kRows>, grid, kThreads, Where::kBegin + Where::kBytes, kMidPair, stream, x, last_x, gate, up,
+                       last_gate, last_up, h, f, taken, dense);
   });
 }
 
 template <>
 void launch_mid_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
-  const int tiles = mid_tile(f, multiprocessors()).columns(f);
+  const MidTile tile = mid_tile(f, multiprocessors());
+  const int tiles = tile.columns(f), block_rows = std::min(tile.taken(f), kBlockRows);
   const auto run = [&]<int kOut, int kSplits>() {
     using Down = MidDown<kOut, kSplits>;
     const int stages = Down::stages(f.d_ff);
     if (stages < Down::kLeastStages) throw std::runtime_error("down: d_ff of " + std::to_string(f.d_ff) + " leaves no room for stages");
     const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
+    const auto half = kOut % 64 == 0 ? w : halves_map<TWELL_T>(f.w_down, f.d_ff, f.d_model);
     const auto h = tensor_map<TWELL_T>(f.hidden, f.blocks * f.panels * kPanelColumns, kBlockRows, kTileK);
     launch_overlapping(mid_down<TWELL_T, kOut, kSplits>, dim3(kSplits, (f.d_model + kOut - 1) / kOut, f.blocks), kThreads,
-                       stages * Down::kStageBytes + Down::list_bytes(f.d_ff), kSplits, stream, w, h, f, nnz, tiles, stages);
+                       stages * Down::kStageBytes + Down::list_bytes(f.d_ff), kSplits, stream, w, half, h, f, block_rows, nnz, tiles,
+                       stages);
   };
   const MidOutputs outputs = mid_outputs(f, multiprocessors());
   if (outputs.splits == 3)
@@ -64,6 +77,8 @@ void launch_mid_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
     run.template operator()<64, 2>();
   else if (outputs.each == 128)
     outputs.splits == 2 ? run.template operator()<128, 2>() : run.template operator()<128, 1>();
+  else if (outputs.each == 160)
+    outputs.splits == 2 ? run.template operator()<160, 2>() : run.template operator()<160, 1>();
   else if (outputs.each == 192)
     outputs.splits == 2 ? run.template operator()<192, 2>() : run.template operator()<192, 1>();
   else

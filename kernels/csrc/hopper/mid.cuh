@@ -23,6 +23,8 @@ constexpr int kMidPair = 2;  // CTAs of neighbouring neurons that share rows
 // How many rows and neurons a CTA takes of the gate and up products.
 struct MidTile {
   int rows, neurons;
+  // The rows of a tile that are taken: where it is one block, as many in all of them, in steps of 16, as all wait for the fullest.
+  int taken(const Ffn& f) const { return rows > kBlockRows ? rows : (f.rows + 16 * f.blocks - 1) / (16 * f.blocks) * 16; }
   int columns(const Ffn& f) const { return (f.d_ff + neurons * kMidPair - 1) / (neurons * kMidPair) * kMidPair; }
 };
 
@@ -38,6 +40,11 @@ inline MidTile mid_tile(const Ffn& f, int processors) {
   }
   return best;
 }
+
+// Which of how many tiles of neurons a CTA takes. They are the grid's outermost dimension, so that CTAs that run at once read the same
+// weights: these come from memory once, also where they are more than the L2 holds.
+__device__ __forceinline__ int mid_column() { return blockIdx.z * kMidPair + blockIdx.x; }
+__device__ __forceinline__ int mid_columns() { return gridDim.z * kMidPair; }
 
 // What a block's tiles say of it.
 struct MidMarks {

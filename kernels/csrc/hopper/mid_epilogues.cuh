@@ -66,10 +66,10 @@ __device__ __forceinline__ bool finite_half(uint32_t pair, int which) {
 // The gate's epilogue of 64 rows: values into a panel, what fired, what is not finite, and how many fired in each row. Code that has to
 // come from memory takes longer than what it does, so it is short: a value that only rounding makes infinite is left to the up product.
 template <typename T, int kN, int kRows>
-__device__ __forceinline__ void finish_mid_gate(float (&d)[kN / 2], MidShared<kN, kRows>& s, const Ffn& f, const Consumer& c, int first, int m0,
+__device__ __forceinline__ void finish_mid_gate(float (&d)[kN / 2], MidShared<kN, kRows>& s, const Ffn& f, const Consumer& c, int first, int rows,
                                                 unsigned char* panel, uint16_t* counts) {
   const int quad = c.lane & 3;
-  const bool there[2] = {m0 + c.row() < f.rows, m0 + c.row() + 8 < f.rows};
+  const bool there[2] = {c.row() < rows, c.row() + 8 < rows};
   uint32_t mine[2][(kN + 127) / 128] = {};  // bit i of the low half: neuron 8 i + 2 * quad of 128, of the high half: the one after it
   float broken[2] = {0.f, 0.f};             // of the thread's two rows; inf or NaN times 0 is NaN, and stays
   if (f.w_up == nullptr)
@@ -109,12 +109,13 @@ __device__ __forceinline__ void finish_mid_gate(float (&d)[kN / 2], MidShared<kN
   }
 }
 
-// The values of 64 rows, dense, to `spill`; each warp its own, by way of rows of kN + 8 at `rows`.
+// The values of 64 rows, dense, to `spill`; each warp its own, by way of rows of kN + 8 at `rows`. m0, left: of the tile.
 template <typename T, int kN>
-__device__ __forceinline__ void spill_mid_gate(unsigned char* panel, uint16_t* rows, const Ffn& f, const Consumer& c, int first, int m0) {
+__device__ __forceinline__ void spill_mid_gate(unsigned char* panel, uint16_t* rows, const Ffn& f, const Consumer& c, int first, int m0, int left) {
   const PanelCorner from(c);
   const Corner to(c.lane);
-  rows += (c.group * 64 + c.warp * 16) * (kN + 8), m0 += c.group * 64 + c.warp * 16;
+  const int top = c.group * 64 + c.warp * 16;
+  rows += top * (kN + 8), m0 += top, left -= top;
   __syncwarp();
 #pragma unroll 1
   for (int j = 0; j < kN / 8; j += 2) {
@@ -126,7 +127,7 @@ __device__ __forceinline__ void spill_mid_gate(unsigned char* panel, uint16_t* r
 #pragma unroll 1
   for (int i = c.lane; i < 16 * (kN / 8); i += 32) {
     const int row = i / (kN / 8), chunk = i % (kN / 8), neuron = first + 8 * chunk, at = neuron % kTile / 8;
-    if (m0 + row >= f.rows || neuron >= f.d_ff) continue;
+    if (row >= left || neuron >= f.d_ff) continue;
     uint4* tile = static_cast<uint4*>(f.spill) + (static_cast<int64_t>(m0 + row) * f.tiles + neuron / kTile) * (kTile / 8);
     tile[at ^ ((m0 + row) & 7)] = *reinterpret_cast<const uint4*>(rows + row * (kN + 8) + 8 * chunk);
   }
@@ -156,7 +157,7 @@ __device__ __forceinline__ void list_mid(MidShared<kN, kRows>& s, const Ffn& f, 
   if (thread == 0 && meet) send_remote(&s.other, &s.told, own, cluster_rank() ^ 1);
   const int b = thread / 32, group = thread % 32;  // of 16 neurons
   if (b < Space::kBlocks && block0 + b < f.blocks && group < kN / 16 && first / 16 + group < f.panels * (kPanelColumns / 16)) {
-    MidMarks(f, block0 + b, gridDim.x).fired[first / 16 + group] = s.fires[b][group / 2] >> 16 * (group % 2) & 0xffff;
+    MidMarks(f, block0 + b, mid_columns()).fired[first / 16 + group] = s.fires[b][group / 2] >> 16 * (group % 2) & 0xffff;
   }
   if (meet) barrier_wait(&s.told, 0);
   const int width = meet ? max(own, s.other) : own;  // a pair's rings are alike
@@ -176,8 +177,7 @@ __device__ __forceinline__ void list_mid(MidShared<kN, kRows>& s, const Ffn& f, 
 
 // The hidden state of 64 rows, in place of the gate's values, of the neurons in the list or of all of the tile.
 template <typename T, int kUp, int kN, int kRows>
-__device__ __forceinline__ void finish_mid_up(float (&d)[kN / 2], MidShared<kN, kRows>& s, const Ffn& f, const Consumer& c, int first, int m0,
-                                              unsigned char* panel) {
+__device__ __forceinline__ void finish_mid_up(float (&d)[kN / 2], MidShared<kN, kRows>& s, const Consumer& c, int rows, unsigned char* panel) {
   const PanelCorner corner(c);
   uint32_t peak[2] = {0, 0};  // of the thread's two rows
   uint32_t next[4];
@@ -197,7 +197,7 @@ __device__ __forceinline__ void finish_mid_up(float (&d)[kN / 2], MidShared<kN, 
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = c.row() + 8 * h;
-    if (m0 + row < f.rows && !(finite_half<T>(peak[h], 0) && finite_half<T>(peak[h], 1))) atomicOr(&s.broken[row / 32], 1u << (row & 31));
+    if (row < rows && !(finite_half<T>(peak[h], 0) && finite_half<T>(peak[h], 1))) atomicOr(&s.broken[row / 32], 1u << (row & 31));
   }
 }
 

@@ -1,5 +1,5 @@
-// The gate and up products of kRows rows and kN neurons to a CTA. A consumer warpgroup takes half of the rows, 64 at a time. The CTAs of a
-// pair take neighbouring neurons of the same rows, of which each brings half to both.
+// The gate and up products of kRows rows, or as many of them as `taken`, and kN neurons to a CTA. A consumer warpgroup has 64 of them at a time
+// out of its half. The CTAs of a pair take neighbouring neurons of the same rows, of which each brings half to both.
 #pragma once
 
 #include "hopper/mid_epilogues.cuh"
@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     mid_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap last_x_map,
                 const __grid_constant__ CUtensorMap gate_map, const __grid_constant__ CUtensorMap up_map,
                 const __grid_constant__ CUtensorMap last_gate_map, const __grid_constant__ CUtensorMap last_up_map,
-                const __grid_constant__ CUtensorMap h_map, const Ffn f, bool dense) {
+                const __grid_constant__ CUtensorMap h_map, const Ffn f, int taken, bool dense) {
   using Space = MidShared<kN, kRows>;
   using Where = MidRing<kN, kRows>;
   constexpr int kPieces = kRows / kBlockRows, kRowBytes = kRows * kTileK * 2;
@@ -19,11 +19,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   unsigned char *start = in_register(raw), *base = start + Where::kBegin, *held = base + Where::kHeld;
   Space& s = *reinterpret_cast<Space*>(start);
   const int thread = threadIdx.x, rank = cluster_rank(), steps = (f.d_model + kTileK - 1) / kTileK;
-  const int tile = blockIdx.x, first = tile * kN, m0 = blockIdx.y * kRows;
-  const int real = max(min(kN, f.d_ff - first), 0), real_rows = min(kRows, f.rows - m0);
+  const int tile = mid_column(), first = tile * kN, m0 = blockIdx.y * taken, half = taken / kMidPair;
+  const int real = max(min(kN, f.d_ff - first), 0), real_rows = min(taken, f.rows - m0);
   const bool consumes = thread < kConsumers, last = real < kN, last_rows = real_rows < kRows;
-  constexpr int kHalf = kRows / kMidPair;
-  const bool whole_half = real_rows >= (rank + 1) * kHalf;
+  const bool whole_half = real_rows >= (rank + 1) * half;
   if (thread == 0) {
 #pragma unroll 1
     for (int i = 0; i < kMidStages; ++i) {
@@ -54,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int turn = thread / 32 - kConsumerWarps;
     const bool asks = thread % 32 == 0;  // for what the copy engine brings
     const auto load = [&](const CUtensorMap& weights, int neurons) {
-      return MidLoad{whole_half ? x_map : last_x_map, weights, real_rows * kTileK * 2, neurons * kTileK * 2, first, kRowBytes};
+      return MidLoad{whole_half ? x_map : last_x_map, weights, real_rows * kTileK * 2, neurons * kTileK * 2, first, kRowBytes, half};
     };
     if (asks) load_mid(ring, load(last ? last_gate_map : gate_map, real), steps, turn, kProducerWarps, [](int) {});
     __syncthreads();  // what fired is listed
@@ -83,11 +82,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       return Consumer{self / 128 * kPieces + p, self / 32 % 4, self % 32};
     };
     const int block = blockIdx.y * Space::kBlocks + group * kPieces / 2, a_at = group * (kRowBytes / 2);
-    const auto marks = [&] { return MidMarks(f, block, gridDim.x); };
+    const auto marks = [&] { return MidMarks(f, block, mid_columns()); };
     if (last) clear_rest<kN, kRows>(base, kRows + real, kRows + kN);
     if (last_rows) clear_rest<kN, kRows>(base, real_rows, kRows);
     float d[kPieces][kN / 2];
-    const auto rows_left = [&] { return f.rows - m0 - piece(0).row(); };
+    const auto rows_left = [&] { return real_rows - piece(0).row(); };
     begin_sums<T, kN>(d, s.biases, f.b_gate, f.d_ff, rows_left(), [&](int place) { return first + place; });
     const uint32_t empty = remote_address(s.empty[0], lane % kMidPair);
     multiply_pieces<T, kN>(d, ring, steps, a_at, kRowBytes, [&](int stage, uint32_t phase) { barrier_wait(&s.full[0][stage], phase); },
@@ -100,10 +99,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
     for (int p = 0; p < kPieces; ++p, turn()) {
       unsigned char* panel = held + (group * kPieces + p) * Where::kPanel;
-      finish_mid_gate<T, kN, kRows>(d[0], s, f, piece(p), first, m0, panel, marks().counts + tile * kBlockRows);
+      finish_mid_gate<T, kN, kRows>(d[0], s, f, piece(p), first, real_rows, panel, marks().counts + tile * kBlockRows);
     }
     for (int p = 0; dense && p < kPieces; ++p)
-      spill_mid_gate<T, kN>(held + (group * kPieces + p) * Where::kPanel, reinterpret_cast<uint16_t*>(base), f, piece(p), first, m0);
+      spill_mid_gate<T, kN>(held + (group * kPieces + p) * Where::kPanel, reinterpret_cast<uint16_t*>(base), f, piece(p), first, m0, real_rows);
     named_sync<kConsumers>(3);
     list_mid<kN, kRows>(s, f, first, base);
     fence_async_proxy();  // the copy engine reads the values, and writes where they were
@@ -149,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
 #pragma unroll 1
       for (int p = 0; p < kPieces; ++p, turn()) {
-        finish_mid_up<T, kUp, kN, kRows>(d[0], s, f, piece(p), first, m0, panels + p * (kUp * 128));
+        finish_mid_up<T, kUp, kN, kRows>(d[0], s, piece(p), real_rows, panels + p * (kUp * 128));
         if constexpr (kUp == kN) leave(p);
       }
     };

@@ -68,24 +68,25 @@ __device__ __forceinline__ unsigned char* panel_chunk(unsigned char* panel, int 
   return panel + neuron * 128 + (((chunk ^ neuron) & 7) << 4);
 }
 
-// What the copy engine brings of a tile into each stage: its rows that there are, of which this CTA asks for one half, for both CTAs of
-// the pair; and, `weights_at` bytes behind, so many bytes of weights.
+// What the copy engine brings of a tile into each stage: its rows that there are, of which this CTA asks for one half, `half` of them if
+// they are all there, for both CTAs of the pair; and, `weights_at` bytes behind, so many bytes of weights.
 struct MidLoad {
   const CUtensorMap &x, &weights;
-  int x_bytes, weight_bytes, first, weights_at;
+  int x_bytes, weight_bytes, first, weights_at, half;
 
   // The step-th 64 of k into the stage where `s` stands.
   __device__ __forceinline__ void ask(const Stages& s, int step) const {
     uint64_t* full = &s.full[s.at];
-    const int half = cluster_rank() * (weights_at / kMidPair), row0 = (blockIdx.y * weights_at + half) / (kTileK * 2);
+    const int row = cluster_rank() * half, at = row * (kTileK * 2);
     barrier_expect(full, x_bytes + weight_bytes);
-    if (half < x_bytes) tma_load_2d_multicast(s.here() + half, &x, full, step * kTileK, row0, (1 << kMidPair) - 1);
+    if (at < x_bytes)
+      tma_load_2d_multicast(s.here() + at, &x, full, step * kTileK, blockIdx.y * (kMidPair * half) + row, (1 << kMidPair) - 1);
     if (weight_bytes > 0) tma_load_2d(s.here() + weights_at, &weights, full, step * kTileK, first);
   }
 };
 
 // Where in k a tile of neurons begins: a pair's at one place, others elsewhere, so that not all ask for the same at once.
-__device__ __forceinline__ int first_step(int steps) { return blockIdx.x / kMidPair % steps; }
+__device__ __forceinline__ int first_step(int steps) { return blockIdx.z % steps; }
 
 // Fills the stages by the copy engine, each of `turns` warps one in so many, from the `turn`-th on; by one thread. That takes about 100
 // cycles for a copy and 300 for what stands around it, and steps are 250 to 1 000 long. before(i) runs before the i-th stage.
@@ -154,7 +155,7 @@ __device__ __forceinline__ void load_whole(Stages& s, MidShared<kN, kRows>& shar
                                            int turn) {
   using Where = MidRing<kN, kRows>;
   constexpr int kPanels = kRows / 64, kOwn = kPanels / 2;
-  const int block0 = blockIdx.y * (kRows / kBlockRows), first = blockIdx.x * kN;
+  const int block0 = blockIdx.y * (kRows / kBlockRows), first = mid_column() * kN;
   const bool moves = Where::kLeaves && turn == kProducerWarps - 1;  // the values, one thread all of them
   if (moves) {
 #pragma unroll

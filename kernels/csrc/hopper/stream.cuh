@@ -16,6 +16,9 @@ struct Stages {
   __device__ __forceinline__ void next() {
     if (++at == count) at = 0, phase ^= 1;
   }
+  __device__ __forceinline__ void skip(int stages) {  // up to `count`
+    if ((at += stages) >= count) at -= count, phase ^= 1;
+  }
 };
 
 // Puts the neurons from `neuron` on whose bits are set in `fires`, of 16, into a list from its at-th place on, as far as they lie in it;
