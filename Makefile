@@ -26,12 +26,14 @@ check: $(VENV)/.test .ns/twell
 	@$(BIN)/mypy
 
 # A tool and a file of tests at a time, or some at once: make -j4 sanitize. racecheck, which makes kernels up to a hundred times
-# slower, watches the fewest rows, and `calls` of every path.
+# slower, watches the fewest rows, and `calls` of every path; initcheck, which follows torch's kernels too, leaves out the bench.
+# One test touches what a graph has made before the graph is replayed, which cudaMallocAsync does not allow.
 SANITIZER  = $(VENV)/sanitizer/nvidia/cu13/bin/compute-sanitizer
 GPU_TESTS  = $(filter-out test_sanitizer,$(basename $(notdir $(shell grep -l mark.gpu tests/kernels/test_*.py))))
-SANITIZED  = $(GPU_TESTS:%=memcheck-%) $(GPU_TESTS:%=initcheck-%) racecheck-test_few_rows racecheck-calls
+SANITIZED  = $(GPU_TESTS:%=memcheck-%) $(patsubst %,initcheck-%,$(filter-out test_bench,$(GPU_TESTS))) racecheck-test_few_rows racecheck-calls
 SAN_CALLS  = tests/kernels/sanitized.py few middle tiles many whole cuda
-SAN_TESTS  = -m pytest -p sanitized -p no:cacheprovider -m gpu -o timeout=0 tests/kernels/$(lastword $(subst -, ,$@)).py
+SAN_TESTS  = -m pytest -p sanitized -p no:cacheprovider -m gpu -o timeout=0 tests/kernels/$(lastword $(subst -, ,$@)).py \
+	--deselect tests/kernels/test_hopper_rows.py::test_waits_for_what_was_launched_before
 sanitize: $(SANITIZED)
 
 $(SANITIZED): export PYTHONPATH = tests/kernels
