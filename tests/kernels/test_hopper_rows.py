@@ -39,6 +39,23 @@ def gpu() -> None:
 call = partial(make, probes="counts", layout=None, want_packed=False)
 
 
+def assert_same(got: tuple[Tensor, Stats], expected: tuple[Tensor, Stats], about: object) -> None:
+    """The same bits throughout: y, and all that was counted."""
+    for name, mine, true in zip(("y", "stats"), got, expected, strict=True):
+        gpu_checks.assert_same(f"{about} {name}", mine, true)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_count_of_rows_equals_the_reference(shape: tuple[int, int, float], dtype: torch.dtype) -> None:
+    everything = {"probes": "neurons", "layout": Layout(), "want_packed": True}
+    for n in ROWS:
+        for options in ({}, {"gated": False}, {"bias": True}, everything, {"bias": True, "gated": False} | everything):
+            one = call(n, *shape, dtype=dtype, **options)
+            assert_same(hopper.run(one), reference.run(one), (n, options))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("n", "d_model", "d_ff", "quiet"), [(45_056, 64, 256, 9), (5505, 512, 2040, 24), (3700, 768, 3072, -40)], ids=str
@@ -57,23 +74,6 @@ def test_few_rows_of_many_neurons(n: int) -> None:
     one = call(n, 520, 14_336, 40, bias=True)
     assert hopper.planned(n, 14_336)
     assert_same(hopper.run(one), reference.run(one), n)
-
-
-def assert_same(got: tuple[Tensor, Stats], expected: tuple[Tensor, Stats], about: object) -> None:
-    """The same bits throughout: y, and all that was counted."""
-    for name, mine, true in zip(("y", "stats"), got, expected, strict=True):
-        gpu_checks.assert_same(f"{about} {name}", mine, true)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_count_of_rows_equals_the_reference(shape: tuple[int, int, float], dtype: torch.dtype) -> None:
-    everything = {"probes": "neurons", "layout": Layout(), "want_packed": True}
-    for n in ROWS:
-        for options in ({}, {"gated": False}, {"bias": True}, everything, {"bias": True, "gated": False} | everything):
-            one = call(n, *shape, dtype=dtype, **options)
-            assert_same(hopper.run(one), reference.run(one), (n, options))
 
 
 @pytest.mark.gpu

@@ -16,7 +16,8 @@ void ffn(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor&
          const Maybe& pairs, const Maybe& fullest, const Maybe& fires, const Maybe& value_sum, const Maybe& value_max,
          const Maybe& token_min, const Maybe& token_max, const Maybe& first_sequence, bool planned, int64_t stages) {
   const DeviceGuard guard(x.get_device_index());
-  Ffn f{planned};
+  Ffn f{};
+  f.planned = planned;
   f.rows = x.size(0), f.d_model = x.size(1), f.d_ff = w_gate.size(0);
   f.tiles = (f.d_ff + twell::hopper::kTile - 1) / twell::hopper::kTile;
   f.panels = (f.d_ff + twell::hopper::kPanelColumns - 1) / twell::hopper::kPanelColumns;
