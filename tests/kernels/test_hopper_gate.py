@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +75,20 @@ def test_values_find_their_places_in_unions_of_few_neurons(tiles: int) -> None:
     hopper.launch(call, slice(0, 2300), workspace, y, stats)
     assert_same("y", y, reference.run(call)[0])
     assert bool(((workspace.union_sizes > tiles) & (workspace.union_sizes <= 256)).any())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.float16}, {"gated": False}], ids=str)
+def test_values_find_their_places_in_groups_of_many_tiles(options: dict[str, Any]) -> None:
+    """More than places are found of at once. Rows lie past their slots, or whole, in the tenth tile of one group and in
+    the first and the twelfth of the next."""
+    n, d_ff = 2300, 5888
+    call = replace(uneven(n, 64, d_ff, 6, **options), probes="none", layout=None, want_packed=False)
+    tile, column = torch.arange(d_ff, device=CUDA) // 256, torch.arange(d_ff, device=CUDA) % 256
+    call.x[:, 1], call.w_gate[:, 1] = 1, torch.where((column < 6) | (tile == 9) | (tile == 20), 0, -64)
+    (y, stats), (y_true, expected) = both(call)
+    assert_same("y", y, y_true)
+    assert_same("nnz", stats.nnz, expected.nnz)
 
 
 @pytest.mark.gpu

@@ -172,9 +172,9 @@ __device__ __forceinline__ Found find_fired(unsigned char* staging, Packs& s, co
   const int columns = min(kTile, f.d_ff - tile * kTile), united = __reduce_add_sync(~0u, lane < kMaskWords ? __popc(all) : 0);
   const int values = __shfl_sync(~0u, all, kMaskWords), tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
   if (f.whole == nullptr) return {f.w_up != nullptr && nearly_all(united, columns), values};
-  const bool nearly = nearly_all(united, columns);  // and in any order: loud enough
+  const bool nearly = nearly_all(united, columns);
   if (warp == 0 && lane == 0 && rows > 0 && (!task.cut || cluster_rank() == 0))
-    WholePairs(f).fire(m0, nearly ? max(values, (kLoudWindow * tall * columns + 127) / 128) : values);
+    WholePairs(f).fire(m0, nearly ? max(values, (kNearlyAll * tall * columns + 127) / 128) : values);
   return {nearly || (is_loud(kLoudTile, values, tall, columns) && 5 * united >= 3 * columns), values};
 }
 
@@ -186,7 +186,7 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, cons
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
   const auto [whole, values] = find_fired<T, kWarps>(staging, s, f, task, warp, lane);
   const int tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
-  int counted = 0, quiet = 0;  // of the warp's rows; that fire less than half of the block's mean
+  int counted = 0, quiet = 0;  // of the warp's rows; that fire less than a quarter of the block's mean
 #pragma unroll 1
   for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
     const int row = row0 + lane % kPackRows;
@@ -198,7 +198,7 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, cons
     const uint32_t other = __shfl_xor_sync(~0u, mine, kPackRows), count = mine + other;
     const bool leaves = whole || count > kSlots;
     const bool counts = f.whole != nullptr && whole && half == 0 && row < rows;
-    counted += __popc(__ballot_sync(~0u, counts)), quiet += __popc(__ballot_sync(~0u, counts && 2 * static_cast<int>(count) * tall < values));
+    counted += __popc(__ballot_sync(~0u, counts)), quiet += __popc(__ballot_sync(~0u, counts && 4 * static_cast<int>(count) * tall < values));
     if (half == 0 && row < rows && count > 0) atomicAdd(f.row_sums + m0 + row, count);
     __syncwarp();  // slots will lie where the bits do
     if (!leaves) {

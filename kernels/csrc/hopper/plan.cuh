@@ -1,11 +1,11 @@
 // The plan: for each block of 128 rows in their order, the union of the neurons that they fire, and the gate values over it as panels.
 //
 // A CTA a block (several that share out the panels, where blocks are few or loud). It reads what the rows fire, a bit a neuron, for the
-// union, where the gate has not put that together already; then their words, a thread a tile of a row (four in loud blocks), to put each
-// value at its neuron's rank in the union, four panels at a time, which leave by bulk copy. Where nearly every neuron is in the union, or
-// half of all values are, it takes every neuron: a value's place is then its neuron, and the products read whole weight tiles. If such a
-// block's rows are consecutive besides, its values stay in `spill`, where a row lies as a row of four panels does, and those of the other
-// tiles join them there.
+// union, where the gate has not put that together already; then their words, a thread a tile of a row (four in loud blocks), and what lies
+// in `spill`, a warp a tile of a row, to put each value at its neuron's rank in the union, four panels at a time, which leave by bulk copy.
+// Where nearly every neuron is in the union, or half of all values are, it takes every neuron: a value's place is then its neuron, and the
+// products read whole weight tiles. If such a block's rows are consecutive besides, its values stay in `spill`, where a row lies as a row
+// of four panels does, and those of the other tiles join them there.
 #pragma once
 
 #include "common/bits.cuh"
@@ -20,7 +20,8 @@ constexpr int kPlanCtas = 3;  // to a multiprocessor
 constexpr int kPlanSplits = 16, kMostLoudSplits = 24, kLeastLoudSplits = 4;
 constexpr int kGroup = 4, kGroupColumns = kGroup * kPanelColumns;  // panels at a time; as many columns as a tile has
 static_assert(kGroupColumns == kTile);
-constexpr int kLoudTiles = 4, kLoudReaders = kPlanThreads / kBlockRows;  // in loud blocks, groups of so few tiles: threads to a row
+constexpr int kPlaces = 8;  // tiles whose columns' places are found at once
+constexpr int kLoudReaders = kPlanThreads / kBlockRows;  // threads to a row in loud blocks
 constexpr uint16_t kNowhere = 0xffff;  // of a place in the panels: the group does not have that neuron
 
 inline int plan_shared_bytes(int tiles) { return kGroup * kPanelBytes + tiles * (kTile / 32) * 2 * 4; }
@@ -83,41 +84,24 @@ struct Plan {
     }
   }
 
-  // Calls eight(row, tile, values) for the tiles that lie in `spill`, the warp together: a lane has the lane-th eight columns, if they
-  // are wanted(column).
-  template <typename Wanted, typename Eight>
-  __device__ __forceinline__ void each_spilled(int row, int tile, bool spilled, Wanted wanted, Eight eight) const {
-    constexpr int kAhead = 2;  // loads in flight
-    for (uint32_t over = __ballot_sync(~0u, spilled); over;) {
-      int where[kAhead];  // tile * 128 + row, or -1
-      uint4 v[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i, over &= over - 1) {
-        where[i] = -1;
-        if (over == 0) continue;
-        const int r = __shfl_sync(~0u, row, __ffs(over) - 1), t = __shfl_sync(~0u, tile, __ffs(over) - 1);
-        where[i] = t * kBlockRows + r;
-        if (wanted(t * kTile + 8 * lane)) v[i] = static_cast<const uint4*>(f.spill)[at(r, t) * (kTile / 8) + (lane ^ (order[r] & 7))];
-      }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i)
-        if (where[i] >= 0) eight(where[i] % kBlockRows, where[i] / kBlockRows, v[i]);
-    }
-  }
-
-  // Puts the rows of tiles ends[0] to ends[1] into the panels, each column where `places` has it, or nowhere; unless `spilled`, those in
-  // words alone. A warp takes some rows of one tile, so that all warps have rows past their slots, then of the next.
-  __device__ __forceinline__ void put_loud(unsigned char* panels, const uint16_t* places, const int* ends, bool spilled) const {
+  // Puts the rows of tiles ends[0] to ends[1] into the panels, each column where `places` has it, or nowhere: those in `spill`, if any,
+  // and those in words, if so. Of kPlaces tiles at a time, find_places(first of them) is called. A warp takes some rows of one tile, so
+  // that all warps have rows past their slots, then of the next.
+  template <typename Find>
+  __device__ __forceinline__ void put_tiles(unsigned char* panels, const uint16_t* places, const int* ends, bool in_words, bool spilled,
+                                            Find find_places) const {
     constexpr int kAhead = 2;  // loads in flight
     const int row = threadIdx.x / kLoudReaders, reader = threadIdx.x % kLoudReaders;
     int next = first_word(row, ends[0]);
 #pragma unroll 1
-    for (int tile = ends[0]; tile <= ends[1]; ++tile, places += kTile) {
-      const int word = next;
+    for (int tile = ends[0]; tile <= ends[1]; ++tile) {
+      const int word = next, at = (tile - ends[0]) % kPlaces;
+      if (at == 0) find_places(tile);
       if (tile < ends[1]) next = first_word(row, tile + 1);
-      if (word <= kSlots)
-        each_slot<kLoudReaders>(row, tile, word, reader, [&](int column, uint16_t value) { put(panels, row, places[column], value); });
-      const uint4 eight = reinterpret_cast<const uint4*>(places)[lane];  // this lane's columns
+      const uint16_t* of_tile = places + at * kTile;
+      if (in_words && word <= kSlots)
+        each_slot<kLoudReaders>(row, tile, word, reader, [&](int column, uint16_t value) { put(panels, row, of_tile[column], value); });
+      const uint4 eight = reinterpret_cast<const uint4*>(of_tile)[lane];  // this lane's columns
       const bool wanted = (eight.x & eight.y & eight.z & eight.w) != ~0u;
       const uint4* values = static_cast<const uint4*>(f.spill) + tile * (kTile / 8);
       for (uint32_t over = __ballot_sync(~0u, spilled && word > kSlots && reader == 0), now = over; over; now = over) {
@@ -156,7 +140,7 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   __shared__ uint32_t done[8];                 // and those whose up product is there
   __shared__ int order[kBlockRows];
   __shared__ int ends[2];  // the tiles that have a group's neurons: the first, the last
-  __shared__ __align__(16) uint16_t places[kLoudTiles * kTile];
+  __shared__ __align__(16) uint16_t places[kPlaces * kTile];
   const int thread = threadIdx.x, lane = thread % 32;
   const Plan p{f, order, thread / 32, lane};
 
@@ -300,42 +284,32 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     };
     if (thread < kBlockRows) bulk_wait_read<0>();
     __syncthreads();
-    const bool loud = values > rows * f.tiles * (kSlots / 3) && ends[1] - ends[0] < kLoudTiles;  // many tiles may lie in `spill`
     for (int i = thread; i < kGroup * kPanelBytes / 16; i += kPlanThreads)
       reinterpret_cast<uint4*>(panels_memory)[i] = make_uint4(0, 0, 0, 0);
-    if (loud && thread < (ends[1] + 1 - ends[0]) * (kTile / 8))
-      reinterpret_cast<uint4*>(places)[thread] = places_of(ends[0] * kTile + 8 * thread);
-    __syncthreads();
-    if (loud) {
-      p.put_loud(panels_memory, places, ends, !stays);
-    } else {
+    const bool loud = stays || values > rows * f.tiles * (kSlots / 3);
+    bool spilled = false;
+    if (!loud) {
+      __syncthreads();
       p.each_tile(ends[0], ends[1] + 1 - ends[0], [&](int row, int tile, int word) {
+        spilled |= word > kSlots;
         if (word <= kSlots)
           p.each_slot<1>(row, tile, word, 0, [&](int column, uint16_t value) {
             const int at = rank_of(tile * kTile + column) - first;
             put(panels_memory, row, static_cast<unsigned>(at) < kGroupColumns ? place_of_column(at) : kNowhere, value);
           });
-        if (stays) return;
-        p.each_spilled(
-            row, tile, word > kSlots, [&](int column) { return all || static_cast<unsigned>(rank_of(column) - first + 8) < kGroupColumns + 8; },
-            [&](int r, int t, const uint4& v) {
-              const int column = t * kTile + 8 * lane;
-              const uint32_t pair[4] = {v.x, v.y, v.z, v.w}, in_union = all ? ~0u : bits[column >> 5] >> (column & 24);
-              int at = rank_of(column) - first;
-#pragma unroll
-              for (int e = 0; e < 8; ++e)
-                if (in_union >> e & 1) {
-                  if (static_cast<unsigned>(at) < kGroupColumns) put(panels_memory, r, place_of_column(at), pair[e / 2] >> 16 * (e % 2));
-                  ++at;
-                }
-            });
       });
     }
+    if (loud || __syncthreads_or(spilled))
+      p.put_tiles(panels_memory, places, ends, loud, !stays, [&](int tile) {
+        if (tile > ends[0]) __syncthreads();
+        if (thread < kPlaces * kTile / 8 && tile + thread / (kTile / 8) <= ends[1])
+          reinterpret_cast<uint4*>(places)[thread] = places_of(tile * kTile + 8 * thread);
+        __syncthreads();
+      });
     fence_async_proxy();
     __syncthreads();
     if (stays) {  // a row in words becomes a row of `spill`
-      if (const int word = thread < kBlockRows && order[thread] >= 0 ? static_cast<int>(f.heads[p.at(thread, group) * kHead]) : -1;
-          word >= 0 && word <= kSlots)
+      if (const int word = thread < kBlockRows ? p.first_word(thread, group) : -1; word >= 0 && word <= kSlots)
         for (int panel = 0; panel < kGroup; ++panel)
           bulk_store(static_cast<T*>(f.spill) + p.at(thread, group) * kTile + panel * kPanelColumns,
                      panels_memory + panel * kPanelBytes + thread * (kPanelColumns * 2), kPanelColumns * 2);
