@@ -9,6 +9,7 @@ from torch import Tensor
 
 from twell.kernels import hopper, reference
 from twell.kernels.call import Stats
+from twell.kernels.gpu import results
 
 ROWS = [1, 3, 8, 9, 16, 17, 32, 33, 64]  # one and two tiles of rows, then both cuts of the other kernels
 
@@ -43,10 +44,11 @@ def test_as_many_neurons_of_a_group_as_each_way_takes_and_one_more(n: int, gated
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", ROWS, ids=lambda n: f"{n} rows")
-def test_groups_of_every_density_side_by_side(n: int) -> None:
-    """More groups than the warps of a cluster take at once; a row that is not finite leaves the others as they are."""
-    one = make(n, 136, 16384, 0, bias=True, probes="counts", layout=None, want_packed=False)
-    one.w_gate[:, 0] = torch.linspace(60, -40, 16384, device=CUDA).round().neg()
+@pytest.mark.parametrize("d_ff", [5000, 16_384])
+def test_groups_of_every_density_side_by_side(n: int, d_ff: int) -> None:
+    """More groups than a cluster's warps take at once, or than multiprocessors; a row that is not finite is alone."""
+    one = make(n, 136, d_ff, 0, bias=True, probes="counts", layout=None, want_packed=False)
+    one.w_gate[:, 0] = torch.linspace(60, -40, d_ff, device=CUDA).round().neg()
     whole = reference.run(one)
     assert_as("finite", hopper.run(one), whole)
     one.x[n // 2, 5] = float("nan")
@@ -56,6 +58,21 @@ def test_groups_of_every_density_side_by_side(n: int) -> None:
     others = torch.arange(n, device=CUDA) != n // 2
     assert_same("y beside it", y[others], whole[0][others])
     assert_same("nnz beside it", stats.nnz[others], whole[1].nnz[others])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 8, 40])
+def test_few_rows_of_many_neurons_leave_the_rest_of_the_workspace_alone(n: int) -> None:
+    """Counts of a tile's rows lie where the words of these rows would: of one row there is little room."""
+    one = make(n, 136, 16_384, 0, probes="none", layout=None, want_packed=False)
+    (y, stats), workspace = results(one), hopper.Workspace(n, 16_384, one.x.dtype, CUDA)
+    rest = [workspace.heads, workspace.masks, workspace.spill, workspace.fired, workspace.row_sums, workspace.order]
+    for part in rest:
+        part.fill_(-7)
+    hopper.launch(one, slice(0, n), workspace, y, stats)
+    assert_same("y", y, reference.run(one)[0])
+    for part in rest:
+        assert bool((part == -7).all())
 
 
 @pytest.mark.gpu

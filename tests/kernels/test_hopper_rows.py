@@ -69,14 +69,6 @@ def test_many_rows_of_few_neurons(n: int, d_model: int, d_ff: int, quiet: float)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [769, 1100])
-def test_few_rows_of_many_neurons(n: int) -> None:
-    one = call(n, 520, 14_336, 40, bias=True)
-    assert hopper.planned(n, 14_336)
-    assert_same(hopper.run(one), reference.run(one), n)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("n", [64, 100, 190, 250, 500, 700, 1000, 1100])
 def test_every_density_in_one_call(n: int) -> None:
     """From neurons that none fires to neurons that all do: each way that a CTA takes its up product, side by side."""
@@ -119,17 +111,48 @@ def test_as_many_neurons_as_each_width_takes_and_one_more(n: int, d_ff: int) -> 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("n", "tile"), [(100, 48), (190, 96), (250, 96), (384, 128), (500, 176), (640, 224), (768, 256), (1000, 176)]
-)
-def test_neighbouring_tiles_that_take_their_up_product_otherwise(n: int, tile: int) -> None:
-    """So many neurons of one tile fire and so many of the next, each in one row of every 128: the two share rows."""
+@pytest.mark.parametrize("n", [100, 190, 384, 500, 640, 768, 1000])
+def test_rows_that_fire_as_many_neurons_as_are_gathered_and_one_more(n: int) -> None:
+    """Every other neuron of the first tiles, by 16 rows: the warp that has them knows alone how weights come."""
     one = call(n, 128, 5632, 0, rows=None)
+    one.x[:] = torch.eye(128, device=CUDA, dtype=one.x.dtype)[torch.arange(n, device=CUDA) % 128]
+    for fired in (16, 17, 30, 31, 40, 41, 48, 49, 64, 65, 1000):
+        one.w_gate[:] = 0
+        one.w_gate[: 2 * fired : 2, :16] = 2
+        got = hopper.run(one)
+        assert got[1].nnz.tolist() == [fired if row % 128 < 16 else 0 for row in range(n)]
+        assert_same(got, reference.run(one), (n, fired))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "tile", "d_ff"),
+    [
+        (100, 48, 5632),
+        (190, 96, 5632),
+        (384, 128, 5632),
+        (500, 176, 5632),
+        (640, 224, 5632),
+        (768, 256, 5632),
+        (1000, 176, 5632),
+        (20, 64, 8192),
+        (100, 64, 8192),
+        (640, 160, 8192),
+        (700, 192, 8192),
+        (5, 112, 14_336),
+        (60, 112, 14_336),
+        (384, 112, 14_336),
+        (600, 192, 14_336),
+    ],
+)
+def test_neighbouring_tiles_that_take_their_up_product_otherwise(n: int, tile: int, d_ff: int) -> None:
+    """So many neurons of one tile fire and so many of the next, each in one row of every 128: the two share rows."""
+    one = call(n, 128, d_ff, 0, rows=None)
     one.x[:] = torch.eye(128, device=CUDA, dtype=one.x.dtype)[torch.arange(n, device=CUDA) % 128]
     for some, others in product(sorted({0, 1, 17, 40, min(90, tile), tile}), repeat=2):
         one.w_gate[:] = -1
         neuron = torch.cat([torch.arange(some), torch.arange(tile, tile + others)]).to(CUDA)
-        one.w_gate[neuron, neuron % 50] = (1 + neuron % 3).to(one.w_gate.dtype)
+        one.w_gate[neuron, neuron % min(n, 50)] = (1 + neuron % 3).to(one.w_gate.dtype)
         got = hopper.run(one)
         assert int(got[1].nnz[:50].sum()) == some + others
         assert_same(got, reference.run(one), (n, some, others))

@@ -1,4 +1,5 @@
-// From 17 to 64 rows: bound by reading each weight once, and by what waits for what. Two launches that overlap, and no plan.
+// From 17 to 64 rows, and one wave of CTAs: bound by reading each weight once, and by what waits for what. Two launches that overlap, and
+// no plan.
 //
 // `few_gate_up` gives a CTA 48 neurons and all rows: their gate rows stream through a ring of stages, and for those that any row fires
 // it takes the up product at once. `few_down` goes over the union, a cluster to 64 outputs, each of whose CTAs takes a third of

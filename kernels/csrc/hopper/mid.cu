@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "hopper/launch.cuh"
 #include "hopper/mid_down.cuh"
 #include "hopper/mid_gate_up.cuh"
@@ -15,23 +17,12 @@ CUtensorMap halves_map(const void* matrix, int height, int width) {
   return encode_map(kMapType<T>, matrix, 3, sizes, strides, box, true);
 }
 
-// Calls run<neurons, rows>().
-template <typename Run>
-void by_tile(const MidTile& tile, Run run) {
-  if (tile.rows == 256)
-    run.template operator()<176, 256>();
-  else if (tile.neurons == 48)
-    run.template operator()<48, 128>();
-  else if (tile.neurons == 96)
-    run.template operator()<96, 128>();
-  else if (tile.neurons == 128)
-    run.template operator()<128, 128>();
-  else if (tile.neurons == 176)
-    run.template operator()<176, 128>();
-  else if (tile.neurons == 224)
-    run.template operator()<224, 128>();
-  else
-    run.template operator()<256, 128>();
+// Calls run<the i-th of `all`>() for the one that `chosen` is.
+template <const auto& all, typename Shape, typename Run>
+void by_shape(const Shape& chosen, Run run) {
+  [&]<size_t... i>(std::index_sequence<i...>) {
+    (void)((all[i] == chosen && (run.template operator()<all[i]>(), true)) || ...);
+  }(std::make_index_sequence<std::size(all)>());
 }
 
 }  // namespace
@@ -39,7 +30,8 @@ void by_tile(const MidTile& tile, Run run) {
 template <>
 void launch_mid_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) {
   const MidTile tile = mid_tile(f, multiprocessors());
-  by_tile(tile, [&]<int kN, int kRows>() {
+  by_shape<kMidTiles>(tile, [&]<MidTile kTile>() {
+    constexpr int kN = kTile.neurons, kRows = kTile.rows;
     using Where = MidRing<kN, kRows>;
     const auto rows = [&](int box) { return tensor_map<TWELL_T>(f.x, f.rows, f.d_model, box); };
     const int taken = tile.taken(f), half = taken / kMidPair, rest = f.rows % taken % half;  // half: a CTA's share of a tile's rows
@@ -59,7 +51,8 @@ template <>
 void launch_mid_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
   const MidTile tile = mid_tile(f, multiprocessors());
   const int tiles = tile.columns(f), block_rows = std::min(tile.taken(f), kBlockRows);
-  const auto run = [&]<int kOut, int kSplits>() {
+  by_shape<kMidOutputs>(mid_outputs(f, multiprocessors()), [&]<MidOutputs kOutputs>() {
+    constexpr int kOut = kOutputs.each, kSplits = kOutputs.splits;
     using Down = MidDown<kOut, kSplits>;
     const int stages = Down::stages(f.d_ff);
     if (stages < Down::kLeastStages) throw std::runtime_error("down: d_ff of " + std::to_string(f.d_ff) + " leaves no room for stages");
@@ -69,20 +62,7 @@ void launch_mid_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
     launch_overlapping(mid_down<TWELL_T, kOut, kSplits>, dim3(kSplits, (f.d_model + kOut - 1) / kOut, f.blocks), kThreads,
                        stages * Down::kStageBytes + Down::list_bytes(f.d_ff), kSplits, stream, w, half, h, f, block_rows, nnz, tiles,
                        stages);
-  };
-  const MidOutputs outputs = mid_outputs(f, multiprocessors());
-  if (outputs.splits == 3)
-    run.template operator()<64, 3>();
-  else if (outputs.each == 64)
-    run.template operator()<64, 2>();
-  else if (outputs.each == 128)
-    outputs.splits == 2 ? run.template operator()<128, 2>() : run.template operator()<128, 1>();
-  else if (outputs.each == 160)
-    outputs.splits == 2 ? run.template operator()<160, 2>() : run.template operator()<160, 1>();
-  else if (outputs.each == 192)
-    outputs.splits == 2 ? run.template operator()<192, 2>() : run.template operator()<192, 1>();
-  else
-    outputs.splits == 2 ? run.template operator()<256, 2>() : run.template operator()<256, 1>();
+  });
 }
 
 }  // namespace twell::hopper

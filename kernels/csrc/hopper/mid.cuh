@@ -1,5 +1,5 @@
 // More than 64 rows without a plan: too many to take every row at once as fewer do, too few to fill the multiprocessors with tiles of
-// 128 x 256 and to pay for an order. Two launches that overlap.
+// 128 x 256 and to pay for an order. And fewer rows, where neurons are many (few.cu). Two launches that overlap.
 //
 // `mid_gate_up` gives a CTA 128 or 256 rows and 48 to 256 neurons, and for those of its neurons that any of its rows fires it takes the
 // up product at once. `mid_down` goes over the union of a block of 128 rows, tile after tile of what they fired; where outputs are
@@ -13,6 +13,8 @@
 // `unions`, for each block, `MidMarks`, and its counts in `tails`.
 #pragma once
 
+#include <algorithm>
+
 #include "hopper/stream.cuh"
 
 namespace twell::hopper {
@@ -23,19 +25,27 @@ constexpr int kMidPair = 2;  // CTAs of neighbouring neurons that share rows
 // How many rows and neurons a CTA takes of the gate and up products.
 struct MidTile {
   int rows, neurons;
+  bool operator==(const MidTile&) const = default;
   // The rows of a tile that are taken: where it is one block, as many in all of them, in steps of 16, as all wait for the fullest.
   int taken(const Ffn& f) const { return rows > kBlockRows ? rows : (f.rows + 16 * f.blocks - 1) / (16 * f.blocks) * 16; }
   int columns(const Ffn& f) const { return (f.d_ff + neurons * kMidPair - 1) / (neurons * kMidPair) * kMidPair; }
 };
 
-// What costs least in waves of CTAs, each of which reads its rows and its neurons' weights, at a rate that is the same on all
-// multiprocessors, and has a part that is as long where it reads less.
+constexpr MidTile kMidTiles[] = {{128, 48},  {128, 64},  {128, 96},  {128, 112}, {128, 128}, {128, 160},
+                                 {128, 176}, {128, 192}, {128, 224}, {128, 256}, {256, 176}};
+
+// Cycles of a step of 64 of k: until so many rows of it are there, at so many bytes a cycle, or of the product of 128 rows and `width`
+// columns, at four columns a cycle, whichever takes longer.
+inline int mid_step(int incoming, int rate, int width) { return std::max(incoming * kTileK * 2 / rate, 4 * width); }
+
+// What takes the fewest cycles in waves of CTAs. What stands around the steps is put at 48 cycles of each.
 inline MidTile mid_tile(const Ffn& f, int processors) {
   MidTile best{};
   int least = INT32_MAX;
-  for (const MidTile tile : {MidTile{128, 48}, {128, 96}, {128, 128}, {128, 176}, {128, 224}, {128, 256}, {256, 176}}) {
+  for (const MidTile& tile : kMidTiles) {
     const int ctas = tile.columns(f) * ((f.rows + tile.rows - 1) / tile.rows);
-    const int cost = (ctas + processors - 1) / processors * (tile.rows + tile.neurons + 32);
+    const int step = mid_step(tile.taken(f) + tile.neurons, 68, tile.neurons * tile.rows / kBlockRows);
+    const int cost = (ctas + processors - 1) / processors * (step + 48);
     if (cost < least) best = tile, least = cost;
   }
   return best;
@@ -50,12 +60,15 @@ __device__ __forceinline__ int mid_columns() { return gridDim.z * kMidPair; }
 struct MidMarks {
   uint16_t* fired;   // [panels * 4], a bit a neuron
   uint32_t* broken;  // [tiles][4], a bit a row that is not finite
-  uint16_t* counts;  // [tiles][128], how many fired
+  uint16_t* counts;  // [tiles][rows], how many fired
+  int rows;          // 128, or as many as there are: there is no more room then
   __device__ __forceinline__ MidMarks(const Ffn& f, int block, int tiles) {
     fired = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
     broken = reinterpret_cast<uint32_t*>(fired + f.panels * 4);
-    counts = reinterpret_cast<uint16_t*>(f.tails) + static_cast<int64_t>(block) * tiles * kBlockRows;
+    rows = min(f.rows, kBlockRows);
+    counts = reinterpret_cast<uint16_t*>(f.tails) + static_cast<int64_t>(block) * tiles * rows;
   }
+  __device__ __forceinline__ uint16_t* counts_of(int tile) const { return counts + tile * rows; }
 };
 
 // Where a neuron's hidden state of a block's rows lies.

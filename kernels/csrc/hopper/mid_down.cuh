@@ -11,18 +11,22 @@ namespace twell::hopper {
 // How many outputs a cluster takes, and how many CTAs share out the union.
 struct MidOutputs {
   int each, splits;
+  bool operator==(const MidOutputs&) const = default;
 };
 
-// As for `mid_tile`, of unions that are everything; what does not hang on the union takes as long as 512 neurons do, and 1 024 more
+constexpr MidOutputs kMidOutputs[] = {{64, 3}, {64, 2}, {128, 2}, {160, 2}, {192, 2}, {256, 2}, {128, 1}, {160, 1}, {192, 1}, {256, 1}};
+
+// As for `mid_tile`, of unions that are everything; what does not hang on the union takes as long as 8 steps do, and 16 more
 // where sums are added up. Not in clusters of four: they would not take all multiprocessors, and where two CTAs share one, both take twice as long.
 inline MidOutputs mid_outputs(const Ffn& f, int processors) {
   MidOutputs best{};
   int64_t least = INT64_MAX;
-  for (const MidOutputs some : {MidOutputs{64, 3}, {64, 2}, {128, 2}, {160, 2}, {192, 2}, {256, 2}, {128, 1}, {160, 1}, {192, 1}, {256, 1}}) {
+  for (const MidOutputs& some : kMidOutputs) {
     if (some.each % 64 > 0 && f.d_model % 32 > 0) continue;  // halves of lines
     if (some.splits == 1 && f.d_ff > 16384) continue;  // the longer a union, the larger a CTA's list of it
     const int ctas = (f.d_model + some.each - 1) / some.each * f.blocks * some.splits, waves = (ctas + processors - 1) / processors;
-    const int64_t cost = static_cast<int64_t>(waves) * (kBlockRows + some.each) * (f.d_ff / some.splits + kTileK * (some.splits > 1 ? 24 : 8));
+    const int64_t step = mid_step(kBlockRows + some.each, 56, some.each);
+    const int64_t cost = waves * step * (f.d_ff / some.splits + kTileK * (some.splits > 1 ? 24 : 8));
     if (cost < least) best = some, least = cost;
   }
   return best;
@@ -257,7 +261,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (nnz != nullptr) {
         int sum = 0;
 #pragma unroll 8
-        for (int t = 0; t < tiles; ++t) sum += marks.counts[t * kBlockRows + row];
+        for (int t = 0; t < tiles; ++t) sum += marks.counts_of(t)[row];
         nnz[m0 + row] = fine ? sum : 0;
       }
     }

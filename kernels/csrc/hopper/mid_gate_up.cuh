@@ -29,9 +29,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int j = 0; j < 2; ++j) barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], kMidPair * kConsumerWarps);
       barrier_init(&s.gathered[i], kProducerWarps - 1);
     }
-    barrier_init(&s.told, 1), barrier_init(&s.ready, 1), barrier_init(&s.left, kMidPair);
+    barrier_init(&s.told, 1), barrier_init(&s.ready, 1), barrier_init(&s.left, kMidPair), barrier_init(&s.sure, kMidPair);
     fence_barrier_init();
     barrier_expect(&s.told, sizeof(s.other));
+    barrier_expect_more(&s.sure, sizeof(s.votes));
     for (auto& words : s.fires)
       for (uint32_t& word : words) word = 0;
     for (uint32_t& word : s.broken) word = 0;
@@ -55,7 +56,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     const auto load = [&](const CUtensorMap& weights, int neurons) {
       return MidLoad{whole_half ? x_map : last_x_map, weights, real_rows * kTileK * 2, neurons * kTileK * 2, first, kRowBytes, half};
     };
-    if (asks) load_mid(ring, load(last ? last_gate_map : gate_map, real), steps, turn, kProducerWarps, [](int) {});
+    if (asks) load_mid(ring, load(last ? last_gate_map : gate_map, real), steps, 0, steps, turn, kProducerWarps, [](int) {});
+    const auto load_up = [&] { return load(last ? last_up_map : up_map, real); };
+    Stages ahead = up_ring(kN);
+    int begun = 0;  // of the up product's stages: on their way while what fired is listed, where all weights are surely wanted
+    if (asks && f.w_up != nullptr) {
+      barrier_wait(&s.sure, 0);
+      if (!dense && (s.votes[0] || s.votes[1])) begun = min(Where::kEarly, steps);
+      load_mid(ahead, load_up(), steps, 0, begun, turn, kProducerWarps, [](int) {});
+    }
     __syncthreads();  // what fired is listed
     __syncthreads();  // racecheck counts who waits here amiss, as the consumers have met among themselves meanwhile
     const int count = uniform(s.count), width = uniform(s.width);
@@ -65,9 +74,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (asks) barrier_wait(&s.ready, 0);  // the other's ring, where the rows go too
       __syncwarp();
       if (width == kN) {
-        if (asks) load_whole<kN, kRows>(again, s, load(last ? last_up_map : up_map, real), h_map, steps, turn);
+        if (asks) load_whole<kN, kRows>(ahead, s, load_up(), h_map, steps, begun, turn);
       } else if (turn == 0) {
-        if (asks) load_mid(again, load(up_map, 0), steps, 0, 1, [](int) {});
+        if (asks) load_mid(again, load(up_map, 0), steps, 0, steps, 0, 1, [](int) {});
       } else {
         const T* up = static_cast<const T*>(f.w_up);
         gather_mid<T, Space::kMost, Where::kLate>(again, s.gathered, up, s.list, count, first, steps, f.d_model, kRowBytes);
@@ -92,6 +101,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     multiply_pieces<T, kN>(d, ring, steps, a_at, kRowBytes, [&](int stage, uint32_t phase) { barrier_wait(&s.full[0][stage], phase); },
                            lane < kMidPair, [&](int stage) { barrier_arrive_remote(empty + 8 * stage); });
     named_sync<kConsumers>(3);  // the ring is read; the values go there
+    if (thread < 32 && f.w_up != nullptr) {
+      const bool surely = surely_whole<kN, Space::kMost>(d);
+      if (lane < kMidPair) send_remote(&s.votes[rank], &s.sure, surely, lane), barrier_arrive_remote(&s.sure, lane);
+    }
     const auto turn = [&] {  // one piece after the other is in the first sums, so that their code is there once
 #pragma unroll
       for (int i = 0; i < kN / 2; ++i) d[0][i] = d[kPieces - 1][i];
@@ -99,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
     for (int p = 0; p < kPieces; ++p, turn()) {
       unsigned char* panel = held + (group * kPieces + p) * Where::kPanel;
-      finish_mid_gate<T, kN, kRows>(d[0], s, f, piece(p), first, real_rows, panel, marks().counts + tile * kBlockRows);
+      finish_mid_gate<T, kN, kRows>(d[0], s, f, piece(p), first, real_rows, panel, marks().counts_of(tile));
     }
     for (int p = 0; dense && p < kPieces; ++p)
       spill_mid_gate<T, kN>(held + (group * kPieces + p) * Where::kPanel, reinterpret_cast<uint16_t*>(base), f, piece(p), first, m0, real_rows);

@@ -18,6 +18,8 @@ struct __align__(16) MidShared {
   static constexpr int kWidest = width_of(kMost);
   uint64_t full[2][kMidStages], empty[2][kMidStages], gathered[kMidStages];  // of the gate's stages, of the up product's
   uint64_t told, ready, left;                                                // by the other CTA of the pair: its width, and so on
+  uint64_t sure;                                                             // by both: the gate's ring is read, votes are in
+  int votes[kMidPair];                                                       // by either CTA: whether all neurons are surely taken
   uint32_t fires[kBlocks][kWords], broken[kRows / 32];  // a bit a neuron that any row of a block fires; a bit a row that is not finite
   int count, width;                                     // neurons that fire; of those whose up product is taken
   int other;                                            // the width that the other CTA of the pair asks for
@@ -56,6 +58,7 @@ struct MidRing {
     const int most = ((width == kN && !kLeaves ? kHeld : kBytes) - begin(width)) / stage(width);
     return most < kMidStages ? most : kMidStages;
   }
+  static constexpr int kEarly = std::min(kClear, stages(kN));  // of the up product's, that may be asked for before what fired is listed
   static constexpr int kGateStages = std::min(kMidStages, kBytes / stage(kN));
   static constexpr int kProducerRegisters = kRows == kBlockRows ? 72 : 40, kConsumerRegisters = 252 - kProducerRegisters / 2;
   static constexpr int kWidest = MidShared<kN, kRows>::kWidest, kLate = stages(kWidest) > 5 ? 4 : 2;  // of a gathered stage, as below
@@ -87,19 +90,20 @@ struct MidLoad {
 
 // Where in k a tile of neurons begins: a pair's at one place, others elsewhere, so that not all ask for the same at once.
 __device__ __forceinline__ int first_step(int steps) { return blockIdx.z % steps; }
+__device__ __forceinline__ int wrapped(int step, int steps) { return step < steps ? step : step - steps; }
 
-// Fills the stages by the copy engine, each of `turns` warps one in so many, from the `turn`-th on; by one thread. That takes about 100
-// cycles for a copy and 300 for what stands around it, and steps are 250 to 1 000 long. before(i) runs before the i-th stage.
+// Fills the stages from one to another by the copy engine, each of `turns` warps one in so many, from the `turn`-th on; by one thread. That
+// takes about 100 cycles for a copy and 300 for what stands around it, and steps are 250 to 1 000 long. before(i) runs before the i-th stage.
 template <typename Before>
-__device__ __forceinline__ void load_mid(Stages& s, const MidLoad& load, int steps, int turn, int turns, Before before) {
+__device__ __forceinline__ void load_mid(Stages& s, const MidLoad& load, int steps, int from, int to, int turn, int turns, Before before) {
 #pragma unroll 1
-  for (int i = 0, step = first_step(steps); i < steps; ++i, s.next()) {
+  for (int i = from, step = wrapped(first_step(steps) + from, steps); i < to; ++i, s.next()) {
     if (i % turns == turn) {
       before(i);
       barrier_wait(&s.empty[s.at], s.phase);
       load.ask(s, step);
     }
-    step = step + 1 < steps ? step + 1 : 0;
+    step = wrapped(step + 1, steps);
   }
 }
 
@@ -144,15 +148,32 @@ __device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const 
       async_copy_16((to ^ kApart * j % 8 << 4) + kApart * j * 128, from + offset[j], inside);
     }
     announcer.asked();
-    step = step + 1 < steps ? step + 1 : 0;
+    step = wrapped(step + 1, steps);
   }
   announcer.rest();
 }
 
-// The gate's values leave for `hidden`, the up product's tiles come, and then the values again, each warpgroup's in a stage of its own.
+// Whether a warp's sums alone say that more neurons fire than are gathered, so that weights come whole: by every other neuron, and by values
+// that no type rounds to zero. Where few of the first fire, it looks no further: others wait.
+template <int kN, int kMost, int kPieces, int kSize>
+__device__ __forceinline__ bool surely_whole(const float (&d)[kPieces][kSize]) {
+  const auto fire = [&](int j) { return fmaxf(d[0][4 * j], d[0][4 * j + 2]) >= 0x1p-14f; };
+  if (__popc(__ballot_sync(~0u, fire(0))) < 16) return false;
+  uint32_t fires = 0;  // bit j: neuron 8 j + 2 * quad
+#pragma unroll
+  for (int j = 0; j < kN / 8; ++j) fires |= fire(j) ? 1u << j : 0;
+#pragma unroll
+  for (int apart = 4; apart < 32; apart *= 2) fires |= __shfl_xor_sync(~0u, fires, apart);
+  int count = __popc(fires);
+  count += __shfl_xor_sync(~0u, count, 1), count += __shfl_xor_sync(~0u, count, 2);
+  return count > kMost;
+}
+
+// The gate's values leave for `hidden`, the up product's tiles come, but for the first `begun`, which have been asked for, and then the values
+// again, each warpgroup's in a stage of its own.
 template <int kN, int kRows>
 __device__ __forceinline__ void load_whole(Stages& s, MidShared<kN, kRows>& shared, const MidLoad& load, const CUtensorMap& h_map, int steps,
-                                           int turn) {
+                                           int begun, int turn) {
   using Where = MidRing<kN, kRows>;
   constexpr int kPanels = kRows / 64, kOwn = kPanels / 2;
   const int block0 = blockIdx.y * (kRows / kBlockRows), first = mid_column() * kN;
@@ -164,7 +185,7 @@ __device__ __forceinline__ void load_whole(Stages& s, MidShared<kN, kRows>& shar
     bulk_wait_read<0>();
     for (int cta = 0; cta < kMidPair; ++cta) barrier_arrive_remote(&shared.left, cta);  // what is asked for goes to both
   }
-  load_mid(s, load, steps, turn, kProducerWarps, [&](int i) {
+  load_mid(s, load, steps, begun, steps, turn, kProducerWarps, [&](int i) {
     if (Where::kLeaves && i >= Where::kClear) barrier_wait(&shared.left, 0);
   });
   if (moves) {

@@ -1,4 +1,5 @@
-// Up to 16 rows: bound by reading each weight once, and by what waits for what. Two launches that overlap, and no plan.
+// Up to 16 rows, and up to two waves of CTAs: bound by reading each weight once, and by what waits for what. Two launches that overlap, and
+// no plan.
 //
 // `thin_gate_up` gives a CTA 48 neurons and all rows; for those that any row fires it takes the up product at once. `thin_down`
 // goes over what fired, a cluster of four to 64 outputs. In both, warps share out the sum, each with a ring of its own that the copy
