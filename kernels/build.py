@@ -23,6 +23,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,29 +69,31 @@ class BuildError(RuntimeError):
     """Why a library could not be built, in one sentence."""
 
 
-_outcomes: dict[Library, str | None] = {}  # of this process
-
-
 def constant(function: Function) -> Function:
-    """What torch.compiler.assume_constant_result does, without the second that its import of dynamo takes."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+    """A function that is asked once a process, which torch.compile takes for a constant: what
+    torch.compiler.assume_constant_result does, without the second that its import of dynamo takes."""
+    answer = cache(function)
+
+    @wraps(function)
+    def known(*arguments: Any) -> Any:
+        return answer(*arguments)
+
+    known._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return known  # type: ignore[return-value]
 
 
 @constant
 def failure(library: Library) -> str | None:
     """Makes the library's ops known to torch, building it if need be; the reason if that fails, and it stays so."""
-    if library not in _outcomes:
-        try:
-            torch.ops.load_library(str(build(library)))
-            for name, fake in library.fakes:
-                torch.library.register_fake(name, fake)
-            _outcomes[library] = None
-        except BuildError as error:
-            _outcomes[library] = str(error)
-        except OSError as error:
-            _outcomes[library] = f"its library does not load: {str(error).splitlines()[0]}"
-    return _outcomes[library]
+    try:
+        torch.ops.load_library(str(build(library)))
+    except BuildError as error:
+        return str(error)
+    except OSError as error:
+        return f"its library does not load: {str(error).splitlines()[0]}"
+    for name, fake in library.fakes:
+        torch.library.register_fake(name, fake)
+    return None
 
 
 def cache_folder() -> Path:

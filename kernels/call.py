@@ -1,7 +1,7 @@
 """One call of the FFN op: what every kernel is handed, checked, and what every kernel hands back.
 
-A plain FFN is a call without `w_up`. A call is checked once, here, on the host, in one order (device, dtype,
-rank, shape, contiguity); kernels take it as it is. `Stats` carries the counts and, when asked, sums over rows
+A plain FFN is a call without `w_up`. A call is checked once, here, on the host, tensor by tensor in one order (device,
+dtype, rank, shape, contiguity); kernels take it as it is. `Stats` carries the counts and, when asked, sums over rows
 that add up to the same bits in any order, because everything in them is an integer or an extreme.
 """
 
@@ -23,21 +23,7 @@ FIXED_POINT = 2.0**20  # value sums count in steps of 2^-20
 VALUE_CAP = 2.0**20  # a single value enters its sum as at most this, so that 2^22 of them fit an int64
 NO_TOKEN = torch.iinfo(torch.int32).max
 
-AXES = {  # of every tensor of a call; x may have more before its last
-    "x": ("n", "d_model"),
-    "w_gate": ("d_ff", "d_model"),
-    "w_up": ("d_ff", "d_model"),
-    "w_down": ("d_model", "d_ff"),
-    "b_gate": ("d_ff",),
-    "b_up": ("d_ff",),
-    "b_down": ("d_model",),
-    "rows": ("n",),
-    "tokens": ("n",),
-    "sequences": ("n",),
-}
-REQUIRED = ("x", "w_gate", "w_down")
 PLAIN_NAMES = {"w_gate": "w_in", "w_down": "w_out", "b_gate": "b_in", "b_down": "b_out"}
-INFO_DTYPES = {"rows": torch.uint8, "tokens": torch.int32, "sequences": torch.int32}
 
 
 @dataclass
@@ -130,7 +116,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Asks:
-    """What a call asks for beside its shape, of which a kernel may lack something. As in `gated_ffn`."""
+    """What a call asks for beside its shape, of which a kernel may lack something. As in `gated_ffn`, and in a Call."""
 
     activation: str = "relu"
     up_relu: bool = False
@@ -139,7 +125,7 @@ class Asks:
     want_packed: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen, as that makes one in three times the time
 class Call:
     """The arguments of `gated_ffn`; those of `plain_ffn` with w_up None, w_in as w_gate and w_out as w_down."""
 
@@ -161,31 +147,31 @@ class Call:
     want_packed: bool
 
     @property
-    def asks(self) -> Asks:
-        return Asks(self.activation, self.up_relu, self.threshold, self.layout, self.want_packed)
-
-    @property
     def down_by_neuron(self) -> Tensor:
         """w_down as [d_ff, d_model], contiguous: a neuron a row. A copy, unless that is how it is held."""
         return self.w_down.t().contiguous()
 
-    def checked(self) -> Call:
-        """This call with x as [n, d_model].
+    @property
+    def n(self) -> int:
+        """Rows of x."""
+        return self.x.numel() // self.x.shape[-1]
 
-        Raises TypeError or ValueError that names the argument, what was expected and what came.
-        """
+    def flat(self) -> Call:
+        """This call with x as [n, d_model]."""
+        return self if self.x.dim() == 2 else replace(self, x=self.x.view(-1, self.x.shape[-1]))
+
+    def checked(self) -> Call:
+        """Itself. Raises TypeError or ValueError that names the argument, what was expected and what came."""
         _check_options(self)
         _check_tensors(self)
-        return replace(self, x=self.x.view(-1, self.x.shape[-1]))
+        return self
 
 
 def _check_options(call: Call) -> None:
-    for name, got, expected in (
-        ("activation", call.activation, ACTIVATIONS),
-        ("probes", call.probes, PROBES),
-    ):
-        if got not in expected:
-            raise ValueError(f"{name}: expected one of {', '.join(expected)}, got {got!r}")
+    if call.activation not in ACTIVATIONS:
+        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {call.activation!r}")
+    if call.probes not in PROBES:
+        raise ValueError(f"probes: expected one of {', '.join(PROBES)}, got {call.probes!r}")
     if call.threshold is None and call.activation not in SPARSE_ACTIVATIONS:
         raise ValueError(
             f"threshold: expected a number, as {call.activation} has no zeros to leave uncounted, got None"
@@ -201,46 +187,61 @@ def _check_options(call: Call) -> None:
 
 
 def _check_tensors(call: Call) -> None:
-    plain = {} if call.w_up is not None else PLAIN_NAMES
-    own: dict[str, Tensor] = {}  # by the name the caller knows
-    axes: dict[str, tuple[str, ...]] = {}
-    for field, axis in AXES.items():
-        tensor, name = getattr(call, field), plain.get(field, field)
-        if tensor is None and field not in REQUIRED:
-            continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
-        own[name], axes[name] = tensor, axis
-    x = call.x
-    for name, tensor in own.items():
-        if tensor.device != x.device:
-            raise ValueError(f"{name}: expected device {x.device}, that of x, got {tensor.device}")
-    if x.dtype not in DTYPES:
-        raise TypeError(f"x: expected one of {', '.join(map(str, DTYPES))}, got {x.dtype}")
-    for name, tensor in own.items():
-        dtype = INFO_DTYPES.get(name, x.dtype)
-        if tensor.dtype != dtype:
-            raise TypeError(f"{name}: expected {dtype}, got {tensor.dtype}")
+    """One pass, as calls outside CUDA graphs wait for the host."""
+    x, w_gate = call.x, call.w_gate
+    own = PLAIN_NAMES if call.w_up is None else {}
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
+    device, dtype = x.device, x.dtype
+    if dtype not in DTYPES:
+        raise TypeError(f"x: expected one of {', '.join(map(str, DTYPES))}, got {dtype}")
     if x.dim() == 0:
         raise ValueError("x: expected at least 1 dimension, got 0")
-    for name, tensor in own.items():
-        if name != "x" and tensor.dim() != len(axes[name]):
-            raise ValueError(f"{name}: expected {len(axes[name])} dimensions, got {tensor.dim()}")
-    sizes = {"n": math.prod(x.shape[:-1]), "d_model": x.shape[-1], "d_ff": call.w_gate.shape[0]}
-    for axis_name in ("d_model", "d_ff"):
-        if sizes[axis_name] == 0 or sizes[axis_name] % 8:
-            raise ValueError(f"{axis_name}: expected a positive multiple of 8, got {sizes[axis_name]}")
-    for name, tensor in own.items():
-        shape = [sizes[axis_name] for axis_name in axes[name]]
-        if name != "x" and list(tensor.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {list(tensor.shape)}")
-    for name, tensor in own.items():
-        by_neuron = name in ("w_down", "w_out") and tensor.t().is_contiguous()
-        if not (tensor.is_contiguous() or by_neuron):
-            raise ValueError(f"{name}: expected a contiguous tensor, got strides {list(tensor.stride())}")
-    for name, tensor in own.items():
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"{name}: expected no gradient to follow, as the op is for inference, "
-                "got requires_grad=True; call it under torch.inference_mode()"
-            )
+    d_model = _check_size("d_model", x.shape[-1])
+    n = x.numel() // d_model
+    _check("x", x, device, dtype, x.shape)
+    d_ff = w_gate.shape[0] if isinstance(w_gate, Tensor) and w_gate.dim() == 2 else 0
+    _check(own.get("w_gate", "w_gate"), w_gate, device, dtype, (d_ff, d_model))
+    _check_size("d_ff", d_ff)
+    if call.w_up is not None:
+        _check("w_up", call.w_up, device, dtype, (d_ff, d_model))
+    _check(own.get("w_down", "w_down"), call.w_down, device, dtype, (d_model, d_ff), by_neuron=True)
+    for name, tensor, wanted, size in (
+        ("b_gate", call.b_gate, dtype, d_ff),
+        ("b_up", call.b_up, dtype, d_ff),
+        ("b_down", call.b_down, dtype, d_model),
+        ("rows", call.rows, torch.uint8, n),
+        ("tokens", call.tokens, torch.int32, n),
+        ("sequences", call.sequences, torch.int32, n),
+    ):
+        if tensor is not None:
+            _check(own.get(name, name), tensor, device, wanted, (size,))
+
+
+def _check_size(axis: str, size: int) -> int:
+    if size == 0 or size % 8:
+        raise ValueError(f"{axis}: expected a positive multiple of 8, got {size}")
+    return size
+
+
+def _check(
+    name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], by_neuron: bool = False
+) -> None:
+    """by_neuron: it may be the transpose of a contiguous tensor."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if tensor.device != device:
+        raise ValueError(f"{name}: expected device {device}, that of x, got {tensor.device}")
+    if tensor.dtype != dtype:
+        raise TypeError(f"{name}: expected {dtype}, got {tensor.dtype}")
+    if tensor.dim() != len(shape):
+        raise ValueError(f"{name}: expected {len(shape)} dimensions, got {tensor.dim()}")
+    if tensor.shape != shape:
+        raise ValueError(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
+    if not (tensor.is_contiguous() or (by_neuron and tensor.stride() == (1, shape[0]))):
+        raise ValueError(f"{name}: expected a contiguous tensor, got strides {list(tensor.stride())}")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name}: expected no gradient to follow, as the op is for inference, "
+            "got requires_grad=True; call it under torch.inference_mode()"
+        )

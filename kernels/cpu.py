@@ -72,7 +72,7 @@ def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n
     return build.failure(LIBRARY)
 
 
-def lacks(asks: Asks) -> str | None:
+def lacks(asks: Asks | Call) -> str | None:
     """What a call asks for that this kernel does not have."""
     if asks.activation in SPARSE_ACTIVATIONS and asks.threshold is None:
         return None
@@ -81,7 +81,8 @@ def lacks(asks: Asks) -> str | None:
 
 
 def run(call: Call, level: int = -1) -> tuple[Tensor, Stats]:
-    """Runs a checked call: y [n, d_model] and its Stats. level: 0 portable, 1 AVX2, 2 AVX-512, -1 the best."""
+    """Runs a checked call: y [..., d_model] and its Stats. level: 0 portable, 1 AVX2, 2 AVX-512, -1 the best."""
+    x, call = call.x, call.flat()
     counts, neurons = call.probes != "none", call.probes == "neurons"
     layout = call.layout or (Layout() if call.want_packed else None)
     tile = layout.tile if layout is not None and (counts or call.want_packed) else 0
@@ -105,4 +106,4 @@ def run(call: Call, level: int = -1) -> tuple[Tensor, Stats]:
         packed, *values, places, spill = parts
         d_ff, held = call.w_gate.shape[0], values[0] if values else None
         stats.packed = TwELL(layout, d_ff, call.x.dtype, packed, held, places, spill)
-    return y, stats
+    return y.view(x.shape), stats

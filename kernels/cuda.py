@@ -72,7 +72,7 @@ def _cannot_run(device: torch.device) -> str | None:
     return build.failure(library(tuple(sorted(at for at in present if at >= (8, 0)))))
 
 
-def lacks(asks: Asks) -> str | None:
+def lacks(asks: Asks | Call) -> str | None:
     """What a call asks for that this kernel does not have."""
     if asks.activation in SPARSE_ACTIVATIONS and asks.threshold is None:
         return None
@@ -80,28 +80,39 @@ def lacks(asks: Asks) -> str | None:
     return f"expected {' or '.join(SPARSE_ACTIVATIONS)} and no threshold, got {got}"
 
 
-class Workspace:
-    """What the launches of one pass leave each other. n: rows; layout: of the TwELL that is wanted, or None."""
+@gpu.remembered
+def parts(n: int, d_ff: int, dtype: torch.dtype, block: int) -> gpu.Parts:
+    """Of the workspace of n rows in blocks of so many, in the order in which the op takes them."""
+    blocks, tiles = -(-n // block), -(-d_ff // COLUMNS[block])
+    return gpu.Parts.laid_out(
+        masks=(torch.int32, (n, -(-d_ff // 32))),
+        lists=(torch.int32, (blocks, d_ff)),
+        sizes=(torch.int32, (blocks,)),
+        hidden=(dtype, (blocks * block, d_ff)),
+        tasks=(torch.int32, (1 + blocks * tiles, 2)),
+    )
+
+
+class Workspace(gpu.Workspace):
+    """That of one pass, and what stays of it: the values, and the TwELL that is wanted, in this layout or None.
+
+    n: rows
+    """
 
     def __init__(self, n: int, d_ff: int, layout: Layout | None, dtype: torch.dtype, device: torch.device) -> None:
         self.block = 16 if n <= FEW_ROWS else 64
-        blocks, tiles = -(-n // self.block), -(-d_ff // COLUMNS[self.block])
+        super().__init__(parts(n, d_ff, dtype, self.block), device)
 
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
         self.layout = layout
-        self.masks = empty(n, -(-d_ff // 32))
         self.values = empty(n, d_ff if layout is None else layout.tiles(d_ff) * layout.tile, dtype=dtype)
-        self.lists = empty(blocks, d_ff)
-        self.sizes = empty(blocks)
-        self.hidden = empty(blocks * self.block, d_ff, dtype=dtype)
-        self.tasks = empty(1 + blocks * tiles, 2)
         self.words = None if layout is None else empty(n, layout.tiles(d_ff), layout.words)
         self.spill_index = None if layout is None else empty(n, layout.tiles(d_ff))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.masks, self.values, self.lists, self.sizes, self.hidden, self.tasks
+        return *super().tensors(), self.values
 
     def packed(self, d_ff: int) -> list[TwELL]:
         """The TwELL that was wanted: tiles past their slots lie whole in `values`, at their own place."""
@@ -112,8 +123,8 @@ class Workspace:
 
 
 def run(call: Call) -> tuple[Tensor, Stats]:
-    """Runs a checked call: y [n, d_model] and its Stats."""
-    (n, d_model), d_ff = call.x.shape, call.w_gate.shape[0]
+    """Runs a checked call: y [..., d_model] and its Stats."""
+    n, (d_ff, d_model) = call.n, call.w_gate.shape
     y, stats = gpu.results(call)
     layout = (call.layout or Layout()) if call.want_packed else None
     packed = []
@@ -130,9 +141,9 @@ def launch(call: Call, rows: slice, workspace: Workspace, y: Tensor, stats: Stat
     """Launches some stages for some rows on the current stream; sums add to those in `stats`."""
     layout = workspace.layout or call.layout or Layout()
     torch.ops.twell.cuda_ffn(
-        gpu.aligned(call.x[rows]), gpu.aligned(call.w_gate), call.w_up if call.w_up is None else gpu.aligned(call.w_up),
-        gpu.aligned(call.down_by_neuron), call.b_gate, call.b_up, call.b_down, *workspace.tensors(), y[rows],
-        stats.finite.view(torch.uint8)[rows], None if stats.nnz_used is None else stats.nnz_used[rows],
-        workspace.words, workspace.spill_index, *gpu.count_arguments(call, stats, rows),
+        call.x, call.w_gate, call.w_up, call.w_down, call.b_gate, call.b_up, call.b_down,
+        workspace.memory, workspace.places, workspace.values, y, stats.finite, stats.nnz_used,
+        workspace.words, workspace.spill_index, rows.start, rows.stop - rows.start,
         call.activation == "relu2", call.up_relu, workspace.block, layout.tile, stages,
+        *gpu.count_arguments(call, stats),
     )  # fmt: skip

@@ -14,7 +14,7 @@ neurons, or of 256 and 176, down over what the tiles of a block's rows have fire
 what has few tiles in the gate product: up to 2 048 rows at d_ff 5632.
 
 Cost: the gate product in full, up and down by the size of the unions (a block's union is about 15 times a row's nnz in
-text). Workspace is worst case, from torch's allocator, and touched only where it is used: 26 KB a row at d_ff 5632.
+text). Workspace is worst case, one allocation of torch's, touched only where it is used: 26 KB a row at d_ff 5632.
 
     y, stats = gated_ffn(x, w_gate, w_up, w_down, kernel="hopper")
 """
@@ -83,7 +83,7 @@ def _cannot_run(device: torch.device) -> str | None:
     return build.failure(LIBRARY)
 
 
-def lacks(asks: Asks) -> str | None:
+def lacks(asks: Asks | Call) -> str | None:
     """What a call asks for that this kernel does not have."""
     if asks.activation != "relu" or asks.up_relu or asks.threshold is not None:
         got = asks.activation + (", and a ReLU on the up branch" if asks.up_relu else "")
@@ -99,35 +99,35 @@ def planned(n: int, d_ff: int) -> bool:
     return -(-n // BLOCK) * LAYOUT.tiles(d_ff) > FEW_TILES
 
 
-class Workspace:
-    """What the launches of one pass leave each other. n: rows."""
+@gpu.remembered
+def parts(n: int, d_ff: int, dtype: torch.dtype, plan: bool) -> gpu.Parts:
+    """Of the workspace of n rows, in the order in which the op takes them: of the gate, of the plan, of `down`."""
+    tiles, panels, blocks = LAYOUT.tiles(d_ff), -(-d_ff // PANEL), -(-n // BLOCK)
+    whole = 3 * -(-n // WINDOW) + 2 * -(-blocks // 2) * tiles  # words that say what lies whole
+    shared = PARTS if plan else 0
+    return gpu.Parts.laid_out(
+        heads=(torch.int32, (n, tiles, HEAD)),
+        tails=(torch.int32, (n, tiles, LAYOUT.words - HEAD)),
+        masks=(torch.int32, (n, tiles, LAYOUT.tile // 32)),
+        spill=(dtype, (n, tiles, LAYOUT.tile)),
+        fired=(torch.int32, (blocks, tiles, LAYOUT.tile // 32)),
+        row_sums=(torch.int32, (n + 1 + whole,)),
+        order=(torch.int32, (-(-n // WINDOW) * WINDOW,)),
+        unions=(torch.int16, (blocks, panels * PANEL)),
+        union_sizes=(torch.int32, (blocks,)),
+        hidden=(dtype, (blocks, panels, BLOCK, PANEL)),
+        tasks=(torch.int32, (blocks * panels, 2)),
+        parts=(torch.float32, (shared, BLOCK, OUTPUTS)),
+        part_ready=(torch.int32, (shared, 8)),  # by warps
+    )
+
+
+class Workspace(gpu.Workspace):
+    """That of one pass. n: rows."""
 
     def __init__(self, n: int, d_ff: int, dtype: torch.dtype, device: torch.device) -> None:
-        tiles, panels, blocks = LAYOUT.tiles(d_ff), -(-d_ff // PANEL), -(-n // BLOCK)
-
-        def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
-
-        self.heads = empty(n, tiles, HEAD)
-        self.tails = empty(n, tiles, LAYOUT.words - HEAD)
-        self.spill = empty(n, tiles, LAYOUT.tile, dtype=dtype)
-        self.masks = empty(n, tiles, LAYOUT.tile // 32)
-        self.fired = empty(blocks, tiles, LAYOUT.tile // 32)
-        whole = 3 * -(-n // WINDOW) + 2 * -(-blocks // 2) * tiles  # words that say what lies whole
-        self.row_sums = empty(n + 1 + whole)
-        self.order = empty(-(-n // WINDOW) * WINDOW)
-        self.unions = empty(blocks, panels * PANEL, dtype=torch.int16)
-        self.union_sizes = empty(blocks)
-        self.hidden = empty(blocks, panels, BLOCK, PANEL, dtype=dtype)
-        self.tasks = empty(blocks * panels, 2)
-        parts = PARTS if planned(n, d_ff) else 0
-        self.parts = empty(parts, BLOCK, OUTPUTS, dtype=torch.float32)
-        self.part_ready = empty(parts, 8)  # by warps
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        of_gate = self.heads, self.tails, self.masks, self.spill, self.fired
-        of_plan = self.row_sums, self.order, self.unions, self.union_sizes, self.hidden, self.tasks
-        return *of_gate, *of_plan, self.parts, self.part_ready
+        self.planned = planned(n, d_ff)
+        super().__init__(parts(n, d_ff, dtype, self.planned), device)
 
     def packed(self, d_ff: int, finite: Tensor) -> TwELL:
         """The gate's TwELL as the layout module has it. Waits for the host: how many tiles spill is data."""
@@ -181,8 +181,8 @@ class Unread(TwELL):
 
 
 def run(call: Call) -> tuple[Tensor, Stats]:
-    """Runs a checked call: y [n, d_model] and its Stats."""
-    n, d_ff = call.x.shape[0], call.w_gate.shape[0]
+    """Runs a checked call: y [..., d_model] and its Stats."""
+    n, d_ff = call.n, call.w_gate.shape[0]
     y, stats = gpu.results(call, in_full=True)
     row_bytes = d_ff * 37 // 8  # words, masks, spill and hidden: 1/2, 1/8, 2 and 2 bytes a neuron
     packed = []
@@ -197,13 +197,12 @@ def run(call: Call) -> tuple[Tensor, Stats]:
 
 def launch(call: Call, rows: slice, workspace: Workspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES) -> None:
     """Launches some stages for some rows on the current stream; the neurons' sums add to those in `stats`."""
-    plan = planned(rows.stop - rows.start, call.w_gate.shape[0])
-    if not plan and stats.tiles is None and stats.neurons is None and not call.want_packed:
+    if not workspace.planned and stats.tiles is None and stats.neurons is None and not call.want_packed:
         stages &= ~(STAGES["plan"] | STAGES["counts"])  # words are made in place of a plan; nnz needs none
     torch.ops.twell.hopper_ffn(
-        gpu.aligned(call.x[rows]), gpu.aligned(call.w_gate), call.w_up if call.w_up is None else gpu.aligned(call.w_up),
-        gpu.aligned(call.down_by_neuron), call.b_gate, call.b_up, call.b_down, *workspace.tensors(), y[rows],
-        stats.finite.view(torch.uint8)[rows], *gpu.count_arguments(call, stats, rows), plan, stages,
+        call.x, call.w_gate, call.w_up, call.w_down, call.b_gate, call.b_up, call.b_down,
+        workspace.memory, workspace.places, y, stats.finite, rows.start, rows.stop - rows.start,
+        workspace.planned, stages, *gpu.count_arguments(call, stats),
     )  # fmt: skip
 
 
@@ -213,7 +212,7 @@ def stages(call: Call, packed: TwELL | None = None) -> dict[str, Callable[[], An
     What follows runs on what the gate product leaves, or on `packed` in its place, and gives y. Calls without a plan
     have no such stages: an empty answer.
     """
-    n, d_ff = call.x.shape[0], call.w_gate.shape[0]
+    n, d_ff = call.n, call.w_gate.shape[0]
     if not planned(n, d_ff):
         return {}
     call = replace(call, probes="none")

@@ -18,9 +18,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from twell.kernels.call import Asks, Stats
+from twell.kernels.call import Asks, Call, Stats
 from twell.kernels.layout import Layout
-from twell.kernels.ops import KERNELS, Choice, choose, gated_ffn, plain_ffn
+from twell.kernels.ops import KERNELS, Choice, choose, run
 from twell.kernels.reference import ACTIVATION
 
 Linear = nn.Module | Tensor  # a module with `weight` and perhaps `bias`, or the weight alone
@@ -132,22 +132,12 @@ class SparseFFN(nn.Module):
         """y [..., d_model] for x [..., d_model]; the probe's callback gets the Stats."""
         probe = self.probe
         x = x.contiguous()
-        options: dict[str, Any] = dict(
-            rows=probe.rows,
-            tokens=probe.tokens,
-            sequences=probe.sequences,
-            activation=self.activation,
-            threshold=self.threshold,
-            probes=probe.probes,
-            layout=probe.layout,
-            want_packed=probe.want_packed,
-            kernel=self.kernel,
-        )
-        if self.w_up is None:
-            y, stats = plain_ffn(x, self.w_gate, self.w_down, self.b_gate, self.b_down, **options)
-        else:
-            weights = (self.w_gate, self.w_up, self.w_down, self.b_gate, self.b_up, self.b_down)
-            y, stats = gated_ffn(x, *weights, up_relu=self.up_relu, **options)
+        call = Call(
+            x, self.w_gate, self.w_up, self.w_down, self.b_gate, self.b_up, self.b_down,
+            probe.rows, probe.tokens, probe.sequences,
+            self.activation, self.up_relu, self.threshold, probe.probes, probe.layout, probe.want_packed,
+        )  # fmt: skip
+        y, stats = run(call, self.kernel)
         if probe.on_stats is not None:
             probe.on_stats(self.layer, x.view(-1, x.shape[-1]), stats)
         return y

@@ -41,7 +41,7 @@ class Kernel:
     run: Callable[[Call], tuple[Tensor, Stats]]
     refuses: Callable[[torch.device, torch.dtype, int, int, int], str | None]
     reason: str
-    lacks: Callable[[Asks], str | None] = lambda _: None
+    lacks: Callable[[Asks | Call], str | None] = lambda _: None
     down_by_neuron: bool = False
 
 
@@ -88,20 +88,26 @@ def choose(
     A kernel that is not compiled yet is compiled here, the first time.
     Raises ValueError for a name that this build does not have.
     """
-    names = ", ".join(("auto", *KERNELS))
-    if kernel != "auto" and kernel not in KERNELS:
-        raise ValueError(f"kernel: expected one of {names}, got {kernel!r}")
-    wanted = list(KERNELS) if kernel == "auto" else [kernel, *(name for name in KERNELS if name != kernel)]
-    refusals = []
-    for name in wanted:
-        candidate = KERNELS[name]
-        refusal = candidate.lacks(asks) or candidate.refuses(torch.device(device), dtype, d_model, d_ff, n)
-        if refusal is None:
-            break
-        refusals.append(f"{name}: {refusal}")
+    name, refusals = _first(torch.device(device), dtype, d_model, d_ff, n, kernel, asks)
     if name == kernel:
         return Choice(name, "asked for by name")
     return Choice(name, "; ".join([KERNELS[name].reason, *refusals]))
+
+
+def _first(
+    device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n: int, kernel: str, asks: Asks | Call
+) -> tuple[str, list[str]]:
+    """The name of the kernel that is chosen, and why those before it are not."""
+    if kernel != "auto" and kernel not in KERNELS:
+        raise ValueError(f"kernel: expected one of {', '.join(('auto', *KERNELS))}, got {kernel!r}")
+    refusals = []
+    for name in KERNELS if kernel == "auto" else dict.fromkeys((kernel, *KERNELS)):
+        candidate = KERNELS[name]
+        refusal = candidate.lacks(asks) or candidate.refuses(device, dtype, d_model, d_ff, n)
+        if refusal is None:
+            break
+        refusals.append(f"{name}: {refusal}")
+    return name, refusals
 
 
 def gated_ffn(
@@ -151,7 +157,7 @@ def gated_ffn(
         x, w_gate, w_up, w_down, b_gate, b_up, b_down, rows, tokens, sequences,
         activation, up_relu, threshold, probes, layout, want_packed,
     )  # fmt: skip
-    return _run(call, kernel)
+    return run(call, kernel)
 
 
 def plain_ffn(
@@ -179,13 +185,11 @@ def plain_ffn(
         x, w_in, None, w_out, b_in, None, b_out, rows, tokens, sequences,
         activation, False, threshold, probes, layout, want_packed,
     )  # fmt: skip
-    return _run(call, kernel)
+    return run(call, kernel)
 
 
-def _run(call: Call, kernel: str) -> tuple[Tensor, Stats]:
-    x, call = call.x, call.checked()
-    n, d_model = call.x.shape
-    shape = (call.x.device, call.x.dtype, d_model, call.w_gate.shape[0], n)
-    choice = choose(*shape, kernel, call.asks)
-    y, stats = KERNELS[choice.kernel].run(call)
-    return y.view(x.shape), stats
+def run(call: Call, kernel: str) -> tuple[Tensor, Stats]:
+    """y [..., d_model] and its counts of a call that is checked here, by the kernel that is chosen for it."""
+    x, (d_ff, d_model) = call.checked().x, call.w_gate.shape
+    name, _ = _first(x.device, x.dtype, d_model, d_ff, call.n, kernel, call)
+    return KERNELS[name].run(call)

@@ -53,14 +53,16 @@ class Linear:
 
 
 def run(call: Call) -> tuple[Tensor, Stats]:
-    """Runs a checked call: y [n, d_model] and its Stats."""
+    """Runs a checked call: y [..., d_model] and its Stats."""
+    x, call = call.x, call.flat()
     gate = Linear(call.w_gate, call.b_gate)
     up = None if call.w_up is None else Linear(call.w_up, call.b_up)
     down = Linear(call.w_down, call.b_down)
     parts = [_run_chunk(call, chunk, gate, up, down) for chunk in _chunks(call.x, call.w_gate.shape[0])]
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat([y for y, _ in parts]), _join([stats for _, stats in parts])
+    y, stats = parts[0]
+    if len(parts) > 1:
+        y, stats = torch.cat([y for y, _ in parts]), _join([stats for _, stats in parts])
+    return y.view(x.shape), stats
 
 
 def count(call: Call) -> Stats:

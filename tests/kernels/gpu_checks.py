@@ -13,6 +13,7 @@ from torch import Tensor
 
 from twell.kernels import hopper
 from twell.kernels.call import Call, Stats
+from twell.kernels.gpu import Workspace
 from twell.kernels.layout import Layout, TwELL, unpack
 from twell.kernels.ops import gated_ffn
 
@@ -39,6 +40,14 @@ def poison() -> None:
     block = torch.full((2**26,), float("nan"), device=CUDA)
     small = [torch.full((2**exponent,), float("nan"), device=CUDA) for exponent in range(7, 24)]
     del block, small
+
+
+def apart(workspace: Workspace, moved: Callable[[Tensor], Tensor]) -> None:
+    """Gives each part of a workspace memory of its own: what `moved` makes of it."""
+    for name in workspace.names:
+        setattr(workspace, name, moved(getattr(workspace, name)))
+    begin = workspace.memory.data_ptr()
+    workspace.places = tuple(getattr(workspace, name).data_ptr() - begin for name in workspace.names)
 
 
 def make(n: int, d_model: int, d_ff: int, quiet: float, *, gated: bool = True, bias: bool = False, seed: int = 0,

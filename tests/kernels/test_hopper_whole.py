@@ -13,6 +13,7 @@ import pytest
 import torch
 from gpu_checks import (
     CUDA,
+    apart,
     assert_same,
     make,
     normal_ffn,
@@ -22,6 +23,7 @@ from gpu_checks import (
     skip_without,
     uneven,
 )
+from torch import Tensor
 from whole_checks import PAIR, QUIET, TAKEN, TILE, blocks_in_place, check, check_whole, counters, panels_left, run
 
 from twell.kernels import hopper, reference
@@ -167,14 +169,17 @@ def test_nothing_beside_the_workspace_is_written(loud: bool) -> None:
     n = 5889
     call = make(n, 136, 2600, -128) if loud else uneven(n, 136, 2600, 25)
     (y, stats), workspace, wall = results(call), hopper.Workspace(n, 2600, call.x.dtype, CUDA), 2**20  # bytes
-    walled = {}
-    for name, tensor in vars(workspace).items():
-        walled[name] = torch.full((tensor.nbytes + 2 * wall,), 119, dtype=torch.uint8, device=CUDA)
-        setattr(workspace, name, walled[name][wall:-wall].view(tensor.dtype).view(tensor.shape))
+    walled = []
+
+    def between_walls(part: Tensor) -> Tensor:
+        walled.append(torch.full((part.nbytes + 2 * wall,), 119, dtype=torch.uint8, device=CUDA))
+        return walled[-1][wall:-wall].view(part.dtype).view(part.shape)
+
+    apart(workspace, between_walls)
     hopper.launch(call, slice(0, n), workspace, y, stats)
     assert_same("y", y, reference.run(call)[0])
     assert bool((counters(workspace, n) == TAKEN).any()) == loud
-    for name, bits in walled.items():
+    for name, bits in zip(workspace.names, walled, strict=True):
         assert bool((bits[:wall] == 119).all() and (bits[-wall:] == 119).all()), f"written beside {name}"
 
 
