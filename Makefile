@@ -25,24 +25,25 @@ check: $(VENV)/.test .ns/twell
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# A tool and a file of tests at a time, or some at once: make -j4 sanitize. racecheck, which makes kernels up to a hundred times
-# slower, watches the fewest rows, and `calls` of every path; initcheck, which follows torch's kernels too, leaves out the bench.
-# One test touches what a graph has made before the graph is replayed, which cudaMallocAsync does not allow.
+# A tool and a file of tests at a time, or some at once: make -j12 sanitize. racecheck takes seconds a call, so it watches
+# as many calls of each test as take WATCH seconds each in the mean (SEED draws others), and all `calls`, one of every path.
 SANITIZER  = $(VENV)/sanitizer/nvidia/cu13/bin/compute-sanitizer
-GPU_TESTS  = $(filter-out test_sanitizer,$(basename $(notdir $(shell grep -l mark.gpu tests/kernels/test_*.py))))
-SANITIZED  = $(GPU_TESTS:%=memcheck-%) $(patsubst %,initcheck-%,$(filter-out test_bench,$(GPU_TESTS))) racecheck-test_few_rows racecheck-calls
+GPU_TESTS  = $(filter-out test_sanitizer,$(basename $(notdir $(shell grep -l mark.gpu tests/*/test_*.py))))
+SANITIZED  = $(foreach tool,memcheck initcheck racecheck,$(GPU_TESTS:%=$(tool)-%)) racecheck-calls
 SAN_CALLS  = tests/kernels/sanitized.py few middle tiles many whole cuda
-SAN_TESTS  = -m pytest -p sanitized -p no:cacheprovider -m gpu -o timeout=0 tests/kernels/$(lastword $(subst -, ,$@)).py \
-	--deselect tests/kernels/test_hopper_rows.py::test_waits_for_what_was_launched_before
+SAN_TESTS  = -O -m pytest --assert=plain -p sanitized -p no:cacheprovider -m gpu -o timeout=0 $(wildcard tests/*/$(lastword $(subst -, ,$@)).py)
+WATCH     ?= 0.05
 sanitize: $(SANITIZED)
 
 $(SANITIZED): export PYTHONPATH = tests/kernels
 $(SANITIZED): export PYTORCH_ALLOC_CONF = backend:cudaMallocAsync
+$(filter racecheck-test%,$(SANITIZED)): export WATCH := $(WATCH)
 $(SANITIZED): built-for-gpu
 	@mkdir -p build && $(SANITIZER) --tool $(firstword $(subst -, ,$@)) --kernel-name kns=twell --error-exitcode 9 \
-		--show-backtrace device $(BIN)/python $(if $(filter %-calls,$@),$(SAN_CALLS),$(SAN_TESTS)) >build/$@.txt 2>&1 \
+		--show-backtrace device $(if $(filter racecheck-test%,$@),--nvtx-include watched) $(BIN)/python \
+		$(if $(filter %-calls,$@),$(SAN_CALLS),$(SAN_TESTS)) >build/$@.txt 2>&1 \
 		|| { tail -n 60 build/$@.txt; echo "$@ failed: build/$@.txt"; exit 1; }
-	@echo "$@: $$(grep -aE ' passed|all done' build/$@.txt | tail -n 1), $$(grep -a SUMMARY build/$@.txt)"
+	@echo "$@: $$(grep -aE ' passed|all done|^watched' build/$@.txt | tail -n 2 | tr '\n' ' '), $$(grep -a SUMMARY build/$@.txt)"
 
 built-for-gpu: $(SANITIZER)
 	@$(BIN)/python -c 'import sys, torch; from twell.kernels import build, cuda, hopper, unions; at = torch.device("cuda"); \

@@ -1,28 +1,52 @@
 """What compute-sanitizer watches: calls that take every path of the GPU kernels on small shapes; and the GPU tests.
 
 python sanitized.py few middle tiles many whole cuda    or some of them; all but the last are `hopper`'s
-python -m pytest -p sanitized -m gpu FILE               its tests, but for what they compare: the plain run holds them
-                                                        to that, and here it would take most of the time
+python -O -m pytest --assert=plain -p sanitized -m gpu FILE
+    its tests, but for what they compare: the plain run holds them to that, and here it would take most of the time
 
 Both want PYTORCH_ALLOC_CONF=backend:cudaMallocAsync, so that each tensor is an allocation to the tools, in graphs too.
 """
 
 from __future__ import annotations
 
+import os
+import random
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import gpu_checks
+import pytest
 import torch
+import torch._dynamo.config
 from gpu_checks import make, uneven
 from torch import Tensor
 
-from twell.kernels import cuda, hopper, reference, unions
+from twell.kernels import bench, cuda, gpu, hopper, ops, reference, unions
 from twell.kernels.call import Call, Stats
+
+Run = Callable[[Call], tuple[Tensor, Stats]]
 
 PLAIN: dict[str, Any] = {"gated": False, "bias": True}
 COUNTS: dict[str, Any] = {"bias": True, "probes": "counts", "layout": None, "want_packed": False}
+HUGE = 20  # seconds of a call under racecheck
+
+make_workspace = gpu.Workspace.__init__
+captured: list[gpu.Workspace] = []  # by the test that runs
+
+
+def in_parts(workspace: gpu.Workspace, *about: Any) -> None:
+    """Each part an allocation of its own, past whose end a tool sees; not where a call is traced. Those of a graph's
+    calls stay: memcheck takes memory that two of them have in turn for that of the last."""
+    make_workspace(workspace, *about)
+    if torch.compiler.is_compiling():
+        return
+    gpu_checks.apart(workspace, torch.empty_like)
+    if torch.cuda.is_current_stream_capturing():
+        captured.append(workspace)
 
 
 class Workspace(hopper.Workspace):
@@ -32,6 +56,11 @@ class Workspace(hopper.Workspace):
         super().__init__(*about)
         for tensor in (self.hidden, self.spill):
             tensor.fill_(float("nan"))
+
+
+def patch_workspaces() -> None:
+    gpu.Workspace.__init__ = in_parts  # type: ignore[method-assign]
+    hopper.Workspace = Workspace  # type: ignore[assignment, misc]
 
 
 def few() -> Iterator[Call]:
@@ -46,20 +75,23 @@ def few() -> Iterator[Call]:
         yield make(n, 64, 264, 9, **COUNTS)
 
 
-OUTPUTS = (128, 256, 512, 768, 1024, 1536, 2048)  # d_model, for each way of the down product on 132 multiprocessors
+ON_132 = (  # n, d_model, d_ff: on so many multiprocessors, each tile of the gate and up products, and each way of down
+    (2000, 64, 384), (2000, 1056, 504), (2000, 1312, 760), (2000, 1568, 888), (2000, 128, 1016), (2000, 72, 1200),
+    (2000, 72, 1400), (2000, 128, 1496), (2000, 256, 1784), (2000, 200, 2040), (2000, 64, 2800),
+    (129, 2144, 2400), (385, 2080, 2800), (385, 2592, 5600),
+)  # fmt: skip
 
 
 def middle() -> Iterator[Call]:
-    """On 132 multiprocessors each tile of the gate and up products and each of down, its weights gathered and, as
-    everything fires, brought by the copy engine; and blocks that are not full."""
-    for d_model, d_ff, quiet in zip(
-        OUTPUTS, (384, 768, 1024, 1400, 1784, 2040, 2800), (22, 31, 44, 54, -40, 77, 88), strict=True
-    ):
-        yield make(2000, d_model, d_ff, quiet)
-        yield make(2000, d_model, 768, -4 * d_model, **COUNTS)
-    yield make(100, 192, 264, -40)
+    """Weights gathered and, as everything fires, brought by the copy engine; blocks that are not full; few rows of many
+    neurons. But for 256 outputs of a cluster, which take unions of over 16 384."""
+    for n, d_model, d_ff in ON_132:
+        yield make(n, d_model, d_ff, round(1.9 * d_model**0.5))
+        yield make(n, d_model, d_ff, -4 * d_model, **COUNTS)
     yield make(300, 64, 264, 9, **PLAIN)
     yield make(300, 64, 264, 9, **COUNTS)
+    for n, quiet in ((8, 9), (40, -40)):
+        yield make(n, 64, 12_800, quiet)
 
 
 def tiles() -> Iterator[Call]:
@@ -114,37 +146,111 @@ def count_unions(stats: Stats) -> None:
         unions.counts(stats.packed, [row.view(-1, 16), row[: len(row) // 16].view(-1, 4)])
 
 
-def in_a_graph(run: gpu_checks.Run, *_: Any) -> None:
-    """Captures a call and replays it. Its results stay in the graph: memcheck reports what touches them outside."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    torch.cuda.synchronize()
+def once(run: Run) -> Run:
+    """A kernel that runs the same call, of tensors that nobody wrote to since, once a stream: a tool finds no more in
+    its repetitions. It waits, so that the tools have but one call to keep in mind."""
+    last: dict[tuple[int, int], tuple[list[Any], Call, tuple[Tensor, Stats]]] = {}
+
+    def runs(call: Call) -> tuple[Tensor, Stats]:
+        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+            return run(call)
+        stream, about = torch.cuda.current_stream(), [gpu.MAX_WORKSPACE, *vars(call).values()]
+        tensors = [value for value in about if isinstance(value, Tensor)]
+        if any(tensor.is_inference() for tensor in tensors):  # which do not say when they were written to
+            return run(call)
+        about = [value for value in about if not isinstance(value, Tensor)]
+        about += [(t.data_ptr(), t._version, t.shape, t.stride(), t.dtype) for t in tensors]
+        here = threading.get_ident(), stream.cuda_stream
+        if here not in last or last[here][0] != about:
+            last[here] = about, call, run(call)  # the call, so that its memory is not another's meanwhile
+            if stream == torch.cuda.default_stream():
+                stream.synchronize()
+        return last[here][2]
+
+    return runs
+
+
+class Watch:
+    """Ranges of NVTX's around as many calls of each test as fit a time, for a tool that is told to look into them
+    alone: racecheck takes seconds a call, and a day for all. Of a test's calls it is the first that is not huge, and
+    others, drawn so that each takes `seconds` in the mean, by what those before it took."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.rate, self.range = seconds, 4e-7, 0
+        self.calls = self.watched = 0
+
+    def begin(self, test: str) -> None:
+        self.draw, self.first = random.Random(test + os.environ.get("SEED", "")), True
+
+    def set(self, on: bool) -> None:
+        """What is launched from now on is watched or not, be it by a graph."""
+        if on and not self.range:
+            self.range = torch.cuda.nvtx.range_start("watched")
+        elif not on and self.range:
+            self.range = torch.cuda.nvtx.range_end(self.range) or 0
+
+    def over(self, launch: Callable[..., None], slow: float) -> Callable[..., None]:
+        """A kernel's `launch` that draws. slow: by how much it takes more shared memory's accesses than `hopper`."""
+
+        def launches(call: Call, rows: slice, *rest: Any) -> None:
+            if torch.compiler.is_compiling():
+                return launch(call, rows, *rest)
+            d_ff, d_model = call.w_gate.shape
+            size = slow * ((rows.stop - rows.start) * d_ff * (1 + d_model / 500) + 1e6)
+            on = self.draw.random() * self.rate * size < self.seconds or (self.first and self.rate * size < HUGE)
+            self.calls, self.watched, self.first = self.calls + 1, self.watched + on, self.first and not on
+            self.set(on)
+            if not on or torch.cuda.is_current_stream_capturing():
+                return launch(call, rows, *rest)
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            launch(call, rows, *rest)
+            torch.cuda.synchronize()
+            self.rate += 0.3 * ((time.perf_counter() - began) / size - self.rate)
+
+        return launches
+
+
+WATCH = Watch(float(os.environ.get("WATCH", "0")))
+
+
+def nothing(call: Call) -> tuple[Tensor, Stats]:
+    """In the reference's place: what nobody looks at."""
+    nnz = torch.zeros(len(call.x), dtype=torch.int32, device=call.x.device)
+    return torch.zeros_like(call.x), Stats(nnz, nnz == 0)
 
 
 def pytest_configure() -> None:
-    """Leaves the tests their calls; what the reference would give is what the kernel has just given, or `cuda`."""
-    cuda.refuses(gpu_checks.CUDA, torch.bfloat16, 64, 64, 1)  # makes its op known, which tests of `hopper` do not
-    hopper.Workspace = Workspace  # type: ignore[assignment, misc]
+    """Leaves the tests their calls: nothing is compared, no call repeated, and a benchmark takes one turn."""
+    patch_workspaces()
     gpu_checks.assert_same = gpu_checks.poison = lambda *_, **__: None
-    gpu_checks.assert_same_in_a_graph = in_a_graph
-    last: tuple[Call, tuple[Tensor, Stats]] | None = None
+    if WATCH.seconds:
+        hopper.launch, cuda.launch = WATCH.over(hopper.launch, 1), WATCH.over(cuda.launch, 2)
+    for name, module in (("hopper", hopper), ("cuda", cuda)):
+        module.run = once(module.run)  # type: ignore[attr-defined]
+        ops.KERNELS[name] = replace(ops.KERNELS[name], run=module.run)  # type: ignore[attr-defined]
+    reference.run = nothing
+    torch._dynamo.config.rewrite_assert_with_torch_assert = False  # it looks for what python -O leaves out
+    bench.LEAST = bench.MOST = bench.CALLS = bench.MOST_SETS = 1
 
-    def kept(run: Callable[[Call], tuple[Tensor, Stats]]) -> Callable[[Call], tuple[Tensor, Stats]]:
-        def keeps(call: Call) -> tuple[Tensor, Stats]:
-            nonlocal last
-            last = call, run(call)
-            return last[1]
 
-        return keeps
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A test has ended when its kernels have."""
+    WATCH.begin(item.nodeid)
+    outcome = yield
+    torch.cuda.synchronize()
+    captured.clear()
+    return outcome
 
-    hopper.run, cuda.run = kept(hopper.run), kept(cuda.run)
-    reference.run = lambda call: last[1] if last is not None and last[0] is call else cuda.run(call)
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if WATCH.seconds:
+        terminalreporter.write_line(f"watched {WATCH.watched} of {WATCH.calls} calls")
 
 
 if __name__ == "__main__":
-    hopper.Workspace = Workspace  # type: ignore[assignment, misc]
+    patch_workspaces()
     hopper.planned = lambda n, d_ff: n > 2048  # however few neurons there are
     for name in sys.argv[1:]:
         kernel = cuda if name == "cuda" else hopper

@@ -244,6 +244,7 @@ def test_waits_for_what_was_launched_before(gpu: None) -> None:
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         captured = run_all()
+    graph.replay()
     for y, _ in captured:
         y.fill_(float("nan"))
     for got in (eager, captured):
