@@ -116,9 +116,10 @@ def results(call: Call, *, in_full: bool = False) -> tuple[Tensor, Stats]:
 
 def passes(n: int, row_bytes: int, multiple: int) -> Iterator[slice]:
     """The rows of each pass: multiples of `multiple` that fit the workspace."""
-    step = max(1, MAX_WORKSPACE // (row_bytes * multiple)) * multiple
-    for at in range(0, n, step):
+    step, at = max(1, MAX_WORKSPACE // (row_bytes * multiple)) * multiple, 0
+    while at < n:  # for a range of n rows torch.compile would trace each number of rows anew
         yield slice(at, min(at + step, n))
+        at += step
 
 
 def count_arguments(call: Call, stats: Stats) -> tuple[Tensor | None, ...]:
