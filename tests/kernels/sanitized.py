@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import gpu_checks
@@ -149,20 +149,20 @@ def count_unions(stats: Stats) -> None:
 def once(run: Run) -> Run:
     """A kernel that runs the same call, of tensors that nobody wrote to since, once a stream: a tool finds no more in
     its repetitions. It waits, so that the tools have but one call to keep in mind."""
-    last: dict[tuple[int, int], tuple[list[Any], Call, tuple[Tensor, Stats]]] = {}
+    last: dict[tuple[int, int], tuple[list[Any], list[Tensor], tuple[Tensor, Stats]]] = {}
 
     def runs(call: Call) -> tuple[Tensor, Stats]:
         if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
             return run(call)
-        stream, about = torch.cuda.current_stream(), [gpu.MAX_WORKSPACE, *vars(call).values()]
-        tensors = [value for value in about if isinstance(value, Tensor)]
+        stream, values = torch.cuda.current_stream(), [getattr(call, field.name) for field in fields(call)]
+        tensors = [value for value in values if isinstance(value, Tensor)]
         if any(tensor.is_inference() for tensor in tensors):  # which do not say when they were written to
             return run(call)
-        about = [value for value in about if not isinstance(value, Tensor)]
+        about = [gpu.MAX_WORKSPACE, *(value for value in values if not isinstance(value, Tensor))]
         about += [(t.data_ptr(), t._version, t.shape, t.stride(), t.dtype) for t in tensors]
         here = threading.get_ident(), stream.cuda_stream
         if here not in last or last[here][0] != about:
-            last[here] = about, call, run(call)  # the call, so that its memory is not another's meanwhile
+            last[here] = about, tensors, run(call)  # the tensors, so that their memory is not another's meanwhile
             if stream == torch.cuda.default_stream():
                 stream.synchronize()
         return last[here][2]
@@ -180,7 +180,9 @@ class Watch:
         self.calls = self.watched = 0
 
     def begin(self, test: str) -> None:
+        """What it launches before it draws, compiled, is watched."""
         self.draw, self.first = random.Random(test + os.environ.get("SEED", "")), True
+        self.set(bool(self.seconds))
 
     def set(self, on: bool) -> None:
         """What is launched from now on is watched or not, be it by a graph."""
