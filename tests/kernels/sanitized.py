@@ -35,12 +35,13 @@ COUNTS: dict[str, Any] = {"bias": True, "probes": "counts", "layout": None, "wan
 HUGE = 20  # seconds of a call under racecheck
 
 make_workspace = gpu.Workspace.__init__
-captured: list[gpu.Workspace] = []  # by the test that runs
+# Workspaces and results of calls in graphs, until a test's graphs have run: memcheck takes memory that two calls have in
+# turn for that of the last, and reports what is given back before.
+captured: list[Any] = []
 
 
 def in_parts(workspace: gpu.Workspace, *about: Any) -> None:
-    """Each part an allocation of its own, past whose end a tool sees; not where a call is traced. Those of a graph's
-    calls stay: memcheck takes memory that two of them have in turn for that of the last."""
+    """Each part an allocation of its own, past whose end a tool sees; not where a call is traced."""
     make_workspace(workspace, *about)
     if torch.compiler.is_compiling():
         return
@@ -152,8 +153,11 @@ def once(run: Run) -> Run:
     last: dict[tuple[int, int], tuple[list[Any], list[Tensor], tuple[Tensor, Stats]]] = {}
 
     def runs(call: Call) -> tuple[Tensor, Stats]:
-        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        if torch.compiler.is_compiling():
             return run(call)
+        if torch.cuda.is_current_stream_capturing():
+            captured.append(run(call))
+            return captured[-1]
         stream, values = torch.cuda.current_stream(), [getattr(call, field.name) for field in fields(call)]
         tensors = [value for value in values if isinstance(value, Tensor)]
         if any(tensor.is_inference() for tensor in tensors):  # which do not say when they were written to
