@@ -35,8 +35,8 @@ COUNTS: dict[str, Any] = {"bias": True, "probes": "counts", "layout": None, "wan
 HUGE = 20  # seconds of a call under racecheck
 
 make_workspace = gpu.Workspace.__init__
-# Workspaces and results of calls in graphs, until a test's graphs have run: memcheck takes memory that two calls have in
-# turn for that of the last, and reports what is given back before.
+# Workspaces and results of calls in graphs, until a test's graphs have run: memcheck takes memory that two calls have
+# in turn for that of the last, and reports what is given back before.
 captured: list[Any] = []
 
 
