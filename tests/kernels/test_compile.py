@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,9 +34,21 @@ def nvcc() -> str:
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="module")
+def fatbins(nvcc: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Source, Future[tuple[bool, str]]]]:
+    """What nvcc says of each CUDA source, one on each processor at a time."""
+    folder = tmp_path_factory.mktemp("fatbins")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {
+            source: pool.submit(compiled, nvcc, source, folder / f"{at}.fatbin", "-fatbin", "-Xptxas=-v")
+            for at, source in enumerate(CUDA)
+        }
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("source", CUDA, ids=lambda source: f"{source.path} {source.flags[-1]}")
-def test_compiles_without_spills(nvcc: str, source: Source, tmp_path: Path) -> None:
-    fine, said = compiled(nvcc, source, tmp_path / "out.cubin", "-fatbin", "-Xptxas=-v")
+def test_compiles_without_spills(fatbins: dict[Source, Future[tuple[bool, str]]], source: Source) -> None:
+    fine, said = fatbins[source].result()
     assert fine, said
     assert "bytes spill stores" in said
     assert said.count("bytes spill stores") == said.count(" 0 bytes spill stores"), said
