@@ -25,7 +25,7 @@ check: $(VENV)/.test .ns/twell
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# A tool and a file of tests at a time, or some at once: make -j12 sanitize. racecheck takes seconds a call, so it watches
+# A tool and a file of tests at a time, or some at once: make -j8 sanitize. racecheck takes seconds a call, so it watches
 # as many calls of each test as take WATCH seconds each in the mean (SEED draws others), and all `calls`, one of every path.
 SANITIZER  = $(VENV)/sanitizer/nvidia/cu13/bin/compute-sanitizer
 GPU_TESTS  = $(filter-out test_sanitizer,$(basename $(notdir $(shell grep -l mark.gpu tests/*/test_*.py))))
