@@ -32,7 +32,6 @@ Run = Callable[[Call], tuple[Tensor, Stats]]
 
 PLAIN: dict[str, Any] = {"gated": False, "bias": True}
 COUNTS: dict[str, Any] = {"bias": True, "probes": "counts", "layout": None, "want_packed": False}
-HUGE = 20  # seconds of a call under racecheck
 
 make_workspace = gpu.Workspace.__init__
 # Workspaces and results of calls in graphs, until a test's graphs have run: memcheck takes memory that two calls have
@@ -176,8 +175,8 @@ def once(run: Run) -> Run:
 
 class Watch:
     """Ranges of NVTX's around as many calls of each test as fit a time, for a tool that is told to look into them
-    alone: racecheck takes seconds a call, and a day for all. Of a test's calls it is the first that is not huge, and
-    others, drawn so that each takes `seconds` in the mean, by what those before it took."""
+    alone: racecheck takes seconds a call, and a day for all. Of a test's calls it is the first, and others, drawn so
+    that each takes `seconds` in the mean, by what those before it took."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.rate, self.range = seconds, 4e-7, 0
@@ -203,8 +202,8 @@ class Watch:
                 return launch(call, rows, *rest)
             d_ff, d_model = call.w_gate.shape
             size = slow * ((rows.stop - rows.start) * d_ff * (1 + d_model / 500) + 1e6)
-            on = self.draw.random() * self.rate * size < self.seconds or (self.first and self.rate * size < HUGE)
-            self.calls, self.watched, self.first = self.calls + 1, self.watched + on, self.first and not on
+            on = self.draw.random() * self.rate * size < self.seconds or self.first
+            self.calls, self.watched, self.first = self.calls + 1, self.watched + on, False
             self.set(on)
             if not on or torch.cuda.is_current_stream_capturing():
                 return launch(call, rows, *rest)

@@ -23,7 +23,7 @@ from gpu_checks import (
 from torch import Tensor
 
 from twell.kernels import cuda, gpu, reference
-from twell.kernels.call import Asks, Call, Stats
+from twell.kernels.call import Asks, Call, Stats, not_sparse
 from twell.kernels.layout import Layout
 from twell.kernels.ops import choose, gated_ffn
 
@@ -210,8 +210,8 @@ def test_refuses_with_the_reason() -> None:
     if not torch.cuda.is_available():
         assert cuda.refuses(CUDA, bf16, 64, 64, 1) == "expected a CUDA device that torch can use, found none"
     for asks in (Asks(), Asks("relu2"), Asks(up_relu=True), Asks(layout=Layout(32, 16), want_packed=True)):
-        assert cuda.lacks(asks) is None
-    assert cuda.lacks(Asks("silu", threshold=0.5)) == (
+        assert not_sparse(asks) is None
+    assert not_sparse(Asks("silu", threshold=0.5)) == (
         "expected relu or relu2 and no threshold, got silu with threshold 0.5"
     )
     assert "cuda: expected device cuda, got cpu" in choose("cpu", bf16, 64, 64, 1).reason

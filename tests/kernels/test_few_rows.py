@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 import torch
 from gpu_checks import CUDA, assert_same, assert_same_in_a_graph, make, poison, skip_without
 from torch import Tensor
 
 from twell.kernels import hopper, reference
-from twell.kernels.call import Stats
+from twell.kernels.call import Call, Stats
 from twell.kernels.gpu import results
 
 ROWS = [1, 3, 8, 9, 16, 17, 32, 33, 64]  # one and two tiles of rows, then both cuts of the other kernels
@@ -44,7 +47,7 @@ def test_as_many_neurons_of_a_group_as_each_way_takes_and_one_more(n: int, gated
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", ROWS, ids=lambda n: f"{n} rows")
-@pytest.mark.parametrize("d_ff", [5000, 16_384])
+@pytest.mark.parametrize("d_ff", [5000, 12_008, 16_384])
 def test_groups_of_every_density_side_by_side(n: int, d_ff: int) -> None:
     """More groups than a cluster's warps take at once, or than multiprocessors; a row that is not finite is alone."""
     one = make(n, 136, d_ff, 0, bias=True, probes="counts", layout=None, want_packed=False)
@@ -87,6 +90,28 @@ def test_the_same_bits_again_and_again(n: int) -> None:
     for again in [hopper.run(one) for _ in range(20)]:
         assert_as("again", again, (y, stats))
     assert_same_in_a_graph(lambda: hopper.run(one), y, stats)
+
+
+@pytest.mark.gpu
+def test_threads_whose_calls_differ_in_size_do_not_take_shared_memory_from_each_other() -> None:
+    """What a kernel may have is set before each launch, and hangs on rows and neurons."""
+    sizes = ((20, 512), (30, 2048))
+    calls = [make(n, 136, d_ff, 9, probes="none", layout=None, want_packed=False) for n, d_ff in sizes]
+    together = Barrier(len(calls))
+
+    def again(one: Call) -> tuple[Tensor, Stats]:
+        together.wait()
+        with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(2000):
+                result = hopper.run(one)
+            torch.cuda.current_stream().synchronize()
+        return result
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(len(calls)) as pool:
+        found = list(pool.map(again, calls))
+    for one, result in zip(calls, found, strict=True):
+        assert_as(f"{len(one.x)} rows", result, reference.run(one))
 
 
 @pytest.mark.gpu

@@ -28,6 +28,12 @@ SHAPES = [  # d_model, d_ff, quiet: rows that fire hardly, nearly all, not at al
     (136, 16384, 10),
 ]
 
+NEIGHBOURS = [  # rows, neurons to a tile on 132 multiprocessors where d_model is 128, d_ff
+    (100, 48, 5632), (190, 96, 5632), (384, 128, 5632), (500, 176, 5632), (640, 224, 5632), (768, 256, 5632),
+    (1000, 176, 5632), (20, 64, 8192), (100, 64, 8192), (640, 160, 8192), (700, 192, 8192), (5, 112, 14_336),
+    (60, 112, 14_336), (200, 112, 6912), (400, 192, 12_288),
+]  # fmt: skip
+
 
 @pytest.fixture(autouse=True)
 def gpu() -> None:
@@ -125,26 +131,7 @@ def test_rows_that_fire_as_many_neurons_as_are_gathered_and_one_more(n: int) -> 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("n", "tile", "d_ff"),
-    [
-        (100, 48, 5632),
-        (190, 96, 5632),
-        (384, 128, 5632),
-        (500, 176, 5632),
-        (640, 224, 5632),
-        (768, 256, 5632),
-        (1000, 176, 5632),
-        (20, 64, 8192),
-        (100, 64, 8192),
-        (640, 160, 8192),
-        (700, 192, 8192),
-        (5, 112, 14_336),
-        (60, 112, 14_336),
-        (384, 112, 14_336),
-        (600, 192, 14_336),
-    ],
-)
+@pytest.mark.parametrize(("n", "tile", "d_ff"), NEIGHBOURS)
 def test_neighbouring_tiles_that_take_their_up_product_otherwise(n: int, tile: int, d_ff: int) -> None:
     """So many neurons of one tile fire and so many of the next, each in one row of every 128: the two share rows."""
     one = call(n, 128, d_ff, 0, rows=None)

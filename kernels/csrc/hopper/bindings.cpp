@@ -1,11 +1,26 @@
 // The launches as torch ops. The host checks stand in kernels/call.py and kernels/hopper.py.
 #include "common/bindings.h"
-#include "hopper/ffn.h"
+#include "common/device.h"
+#include "hopper/path.h"
 
 namespace {
 
 using namespace twell;
 using twell::hopper::Ffn, twell::hopper::kWholeBlocks;
+
+// The two launches of a call without a plan.
+struct Launches {
+  void (*gate_up)(const Ffn&, bool, cudaStream_t);
+  void (*down)(const Ffn&, int*, cudaStream_t);
+};
+
+template <typename T>
+Launches launches_of(twell::hopper::Path path) {
+  using namespace twell::hopper;
+  if (path == Path::kThin) return {launch_thin_gate_up<T>, launch_thin_down<T>};
+  if (path == Path::kFew) return {launch_few_gate_up<T>, launch_few_down<T>};
+  return {launch_mid_gate_up<T>, launch_mid_down<T>};
+}
 
 // So many rows of x, y and what else has one value a row, from `row` on. places: in the workspace, of heads, tails, masks, spill,
 // fired, row_sums, order, unions, union_sizes, hidden, tasks, parts, part_ready.
@@ -36,10 +51,11 @@ void ffn(const Tensor& given_x, const Tensor& given_gate, const Maybe& given_up,
   by_type(x, [&]<typename T>() {
     using namespace twell::hopper;
     if (!f.planned) {  // words only where more is asked for than nnz
-      const bool words = stages & 2, few = f.rows <= kFewRows;
-      if (stages & 1) few ? launch_few_gate_up<T>(f, words, on) : launch_mid_gate_up<T>(f, words, on);
+      const bool words = stages & 2;
+      const Launches launches = launches_of<T>(path_of(f, multiprocessors()));
+      if (stages & 1) launches.gate_up(f, words, on);
       if (words) launch_few_pack<T>(f, on);
-      if (stages & 8) few ? launch_few_down<T>(f, f.nnz, on) : launch_mid_down<T>(f, f.nnz, on);
+      if (stages & 8) launches.down(f, f.nnz, on);
     } else {
       if (stages & 1) launch_gate<T>(f, on);
       if (stages & 2) launch_plan<T>(f, stages & 1, on);

@@ -8,10 +8,6 @@ namespace twell::hopper {
 
 namespace {
 
-// Whether tiles of so many neurons, of which a multiprocessor takes one at a time, are few waves: where they are more, the kernels of more
-// rows are faster, as their tiles are as wide as makes waves full.
-bool few_waves(const Ffn& f) { return f.d_ff <= (f.rows <= kThinRows ? 2 : 1) * kFewNeurons * multiprocessors(); }
-
 constexpr int kMostShared = 227 * 1024;  // bytes of shared memory to a CTA
 
 // Calls run<tiles to a stage>().
@@ -32,7 +28,10 @@ void by_thin_rows(int rows, Run run) {
     run.template operator()<2>();
 }
 
-void launch_thin_gate_up(const Ffn& f, bool dense, cudaStream_t stream) {
+}  // namespace
+
+template <>
+void launch_thin_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) {
   by_thin_rows(f.rows, [&]<int kTiles>() {
     using Gate = ThinGate<kTiles>;
     const auto x = tensor_map<TWELL_T>(f.x, f.rows, f.d_model, Gate::kRows);
@@ -43,7 +42,8 @@ void launch_thin_gate_up(const Ffn& f, bool dense, cudaStream_t stream) {
   });
 }
 
-void launch_thin_down(const Ffn& f, int* nnz, cudaStream_t stream) {
+template <>
+void launch_thin_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
   by_thin_rows(f.rows, [&]<int kTiles>() {
     const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kThinNeurons);
     const dim3 grid(kThinSplits, (f.d_model + kThinOutputs - 1) / kThinOutputs);
@@ -51,12 +51,8 @@ void launch_thin_down(const Ffn& f, int* nnz, cudaStream_t stream) {
   });
 }
 
-}  // namespace
-
 template <>
 void launch_few_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) {
-  if (!few_waves(f)) return launch_mid_gate_up<TWELL_T>(f, dense, stream);
-  if (f.rows <= kThinRows) return launch_thin_gate_up(f, dense, stream);
   by_rows(f.rows, [&]<int kTiles>() {
     FewShape shape{0, (f.rows + 7) / 8 * 8, f.d_model % kTileK == 0, dense};
     const int bytes = kTiles * (kFewWeightBytes + shape.row_bytes());
@@ -74,8 +70,6 @@ void launch_few_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) 
 
 template <>
 void launch_few_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
-  if (!few_waves(f)) return launch_mid_down<TWELL_T>(f, nnz, stream);
-  if (f.rows <= kThinRows) return launch_thin_down(f, nnz, stream);
   const int rest = DownSpace(f.d_ff).bytes, stages = std::min((226 * 1024 - rest) / kDownStageBytes, kFewStages);
   const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
   const auto h = tensor_map<TWELL_T>(f.hidden, f.d_ff, kFewRows, kTileK);

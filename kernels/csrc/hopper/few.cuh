@@ -15,7 +15,7 @@
 
 namespace twell::hopper {
 
-constexpr int kFewNeurons = 48, kFewWords = kFewRows / 32, kFewProducers = 128, kFewStages = 16, kFewLate = 2;
+constexpr int kFewWords = kFewRows / 32, kFewProducers = 128, kFewStages = 16, kFewLate = 2;
 constexpr int kFewGathered = 32;  // neurons whose up weights are fetched one by one; of more, all 48 are taken
 constexpr int kFewWeightBytes = kFewNeurons * kTileK * 2;
 constexpr int kDownOutputs = 64, kDownSplits = 3;

@@ -11,7 +11,8 @@ namespace twell::hopper {
 constexpr int kBlockRows = 128;   // rows that share a union
 constexpr int kWindow = 1024;     // rows among which blocks choose theirs
 constexpr int kPanelColumns = 64; // columns of a hidden panel: [128 rows][64] values, 16 KB, 128-byte swizzled
-constexpr int kFewRows = 64;      // up to here rows take a path of their own, where there is no plan
+constexpr int kThinRows = 16, kFewRows = 64;  // up to so many rows `thin` and `few` take calls that have no plan
+constexpr int kFewNeurons = 48;   // to a CTA of either
 constexpr int kTile = 256, kWords = 32, kSlots = kWords - 1;  // TwELL at compression 8
 constexpr int kHead = 8, kTail = kWords - kHead;              // its words, split where most rows end
 constexpr int kMaskWords = kTile / 32;  // of what a tile fires, a bit a neuron
@@ -68,11 +69,14 @@ template <typename T> void launch_gate(const Ffn&, cudaStream_t);
 template <typename T> void launch_plan(const Ffn&, bool first, cudaStream_t);  // of this gate product's words
 template <typename T> void launch_up(const Ffn&, cudaStream_t);
 template <typename T> void launch_down(const Ffn&, cudaStream_t);
-template <typename T> void launch_few_gate_up(const Ffn&, bool dense, cudaStream_t);  // no plan, up to kFewRows: in place of gate and up
-template <typename T> void launch_few_pack(const Ffn&, cudaStream_t);     // the words, where they are wanted
+// Without a plan, three paths. dense: the gate values are wanted in `spill`.
+template <typename T> void launch_thin_gate_up(const Ffn&, bool dense, cudaStream_t);  // up to kThinRows
+template <typename T> void launch_thin_down(const Ffn&, int* nnz, cudaStream_t);
+template <typename T> void launch_few_gate_up(const Ffn&, bool dense, cudaStream_t);  // up to kFewRows
 template <typename T> void launch_few_down(const Ffn&, int* nnz, cudaStream_t);
-template <typename T> void launch_mid_gate_up(const Ffn&, bool dense, cudaStream_t);  // of more
+template <typename T> void launch_mid_gate_up(const Ffn&, bool dense, cudaStream_t);
 template <typename T> void launch_mid_down(const Ffn&, int* nnz, cudaStream_t);
+template <typename T> void launch_few_pack(const Ffn&, cudaStream_t);  // the words of any of them, where they are wanted
 template <typename T> void launch_counts(const Ffn&, const Counts&, cudaStream_t);
 
 }  // namespace twell::hopper

@@ -58,11 +58,26 @@ CUtensorMap hidden_map(const Ffn& f, int neurons) {
   return encode_map(kMapType<T>, f.hidden, 3, sizes, strides, box, true);
 }
 
+// How many clusters of that many CTAs of the kernel run at once.
+template <typename... Parameters>
+int clusters_at_once(void (*kernel)(Parameters...), int threads, int shared, int cluster) {
+  allow_shared(kernel, shared);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = cluster, config.blockDim = threads, config.dynamicSmemBytes = shared;
+  config.attrs = &attribute, config.numAttrs = 1;
+  int count;
+  check(cudaOccupancyMaxActiveClusters(&count, kernel, &config), "clusters");
+  return count;
+}
+
 // In clusters of that many CTAs; may start before the kernel before it in the stream is over, and waits for that itself.
 template <typename... Parameters, typename... Arguments>
 void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, int cluster, cudaStream_t stream,
                         const Arguments&... arguments) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "shared memory");
+  allow_shared(kernel, shared);
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};

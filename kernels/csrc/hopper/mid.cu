@@ -1,3 +1,4 @@
+#include <map>
 #include <utility>
 
 #include "hopper/launch.cuh"
@@ -23,6 +24,18 @@ void by_shape(const Shape& chosen, Run run) {
   [&]<size_t... i>(std::index_sequence<i...>) {
     (void)((all[i] == chosen && (run.template operator()<all[i]>(), true)) || ...);
   }(std::make_index_sequence<std::size(all)>());
+}
+
+// How many clusters of one, two and three CTAs of `mid_down` run at once on this device. They keep to the groups that multiprocessors come
+// in, whose sizes differ from one device to another, and leave some idle: 39 of three, where there are 132 multiprocessors.
+const std::array<int, 4>& down_clusters() {
+  thread_local std::map<int, std::array<int, 4>> known;
+  int device;
+  check(cudaGetDevice(&device), "device");
+  if (const auto found = known.find(device); found != known.end()) return found->second;
+  const int ones = multiprocessors(), shared = 226 * 1024;  // the most that it takes, which leaves no room for another on a multiprocessor
+  const int threes = clusters_at_once(mid_down<TWELL_T, 64, 3>, kThreads, shared, 3);
+  return known[device] = {0, ones, ones / 2, std::max(threes, 1)};
 }
 
 }  // namespace
@@ -51,7 +64,7 @@ template <>
 void launch_mid_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
   const MidTile tile = mid_tile(f, multiprocessors());
   const int tiles = tile.columns(f), block_rows = std::min(tile.taken(f), kBlockRows);
-  by_shape<kMidOutputs>(mid_outputs(f, multiprocessors()), [&]<MidOutputs kOutputs>() {
+  by_shape<kMidOutputs>(mid_outputs(f, down_clusters()), [&]<MidOutputs kOutputs>() {
     constexpr int kOut = kOutputs.each, kSplits = kOutputs.splits;
     using Down = MidDown<kOut, kSplits>;
     const int stages = Down::stages(f.d_ff);

@@ -1,5 +1,5 @@
 // More than 64 rows without a plan: too many to take every row at once as fewer do, too few to fill the multiprocessors with tiles of
-// 128 x 256 and to pay for an order. And fewer rows, where neurons are many (few.cu). Two launches that overlap.
+// 128 x 256 and to pay for an order. And fewer rows, where neurons are many. Two launches that overlap.
 //
 // `mid_gate_up` gives a CTA 128 or 256 rows and 48 to 256 neurons, and for those of its neurons that any of its rows fires it takes the
 // up product at once. `mid_down` goes over the union of a block of 128 rows, tile after tile of what they fired; where outputs are
@@ -38,14 +38,15 @@ constexpr MidTile kMidTiles[] = {{128, 48},  {128, 64},  {128, 96},  {128, 112},
 // columns, at four columns a cycle, whichever takes longer.
 inline int mid_step(int incoming, int rate, int width) { return std::max(incoming * kTileK * 2 / rate, 4 * width); }
 
-// What takes the fewest cycles in waves of CTAs. What stands around the steps is put at 48 cycles of each.
+// What takes the fewest cycles in waves of CTAs: 16 more for each step, and 1200 for what stands around them.
 inline MidTile mid_tile(const Ffn& f, int processors) {
   MidTile best{};
-  int least = INT32_MAX;
+  int64_t least = INT64_MAX;
+  const int steps = (f.d_model + kTileK - 1) / kTileK;
   for (const MidTile& tile : kMidTiles) {
     const int ctas = tile.columns(f) * ((f.rows + tile.rows - 1) / tile.rows);
     const int step = mid_step(tile.taken(f) + tile.neurons, 68, tile.neurons * tile.rows / kBlockRows);
-    const int cost = (ctas + processors - 1) / processors * (step + 48);
+    const int64_t cost = (ctas + processors - 1) / processors * (steps * (step + 16) + 1200ll);
     if (cost < least) best = tile, least = cost;
   }
   return best;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 
 #include "hopper/mid.cuh"
 
@@ -17,14 +18,16 @@ struct MidOutputs {
 constexpr MidOutputs kMidOutputs[] = {{64, 3}, {64, 2}, {128, 2}, {160, 2}, {192, 2}, {256, 2}, {128, 1}, {160, 1}, {192, 1}, {256, 1}};
 
 // As for `mid_tile`, of unions that are everything; what does not hang on the union takes as long as 8 steps do, and 16 more
-// where sums are added up. Not in clusters of four: they would not take all multiprocessors, and where two CTAs share one, both take twice as long.
-inline MidOutputs mid_outputs(const Ffn& f, int processors) {
+// where sums are added up. at_once: clusters of so many CTAs that run at once, each CTA on a multiprocessor of its own. Not in clusters of
+// four: they would not take all multiprocessors, and where two CTAs share one, both take twice as long.
+inline MidOutputs mid_outputs(const Ffn& f, const std::array<int, 4>& at_once) {
   MidOutputs best{};
   int64_t least = INT64_MAX;
   for (const MidOutputs& some : kMidOutputs) {
     if (some.each % 64 > 0 && f.d_model % 32 > 0) continue;  // halves of lines
     if (some.splits == 1 && f.d_ff > 16384) continue;  // the longer a union, the larger a CTA's list of it
-    const int ctas = (f.d_model + some.each - 1) / some.each * f.blocks * some.splits, waves = (ctas + processors - 1) / processors;
+    const int clusters = (f.d_model + some.each - 1) / some.each * f.blocks;
+    const int waves = (clusters + at_once[some.splits] - 1) / at_once[some.splits];
     const int64_t step = mid_step(kBlockRows + some.each, 56, some.each);
     const int64_t cost = waves * step * (f.d_ff / some.splits + kTileK * (some.splits > 1 ? 24 : 8));
     if (cost < least) best = some, least = cost;

@@ -13,7 +13,7 @@
 
 namespace twell::hopper {
 
-constexpr int kThinRows = 16, kThinNeurons = 48, kThinQuads = kThinNeurons / 4;
+constexpr int kThinNeurons = kFewNeurons, kThinQuads = kThinNeurons / 4;
 constexpr int kThinGathered = 32;  // neurons that are fetched one by one; of more, all 48 are
 constexpr int kThinBoxBytes = kThinNeurons * 128;  // 48 neurons of 64 k, or of 64 outputs
 constexpr int kThinWarps = 8, kThinThreads = 32 * kThinWarps;  // that multiply
