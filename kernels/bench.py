@@ -149,7 +149,8 @@ def cache(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     names = getattr(os, "sysconf_names", {})
-    return (os.sysconf("SC_LEVEL3_CACHE_SIZE") if "SC_LEVEL3_CACHE_SIZE" in names else 0) or CACHE
+    size = os.sysconf("SC_LEVEL3_CACHE_SIZE") if "SC_LEVEL3_CACHE_SIZE" in names else 0
+    return size if size > 0 else CACHE  # 0 or -1 where it is not known
 
 
 def side_by_side(
@@ -161,7 +162,7 @@ def side_by_side(
     calls = loops * len(sets)
     runs: dict[Operation, Run] = {key: partial(_all, [one[key] for one in sets] * loops) for key in sets[0]}
     replayed = {key for key in runs if graph and key.op != "ffn_packed"}  # packing waits for the host
-    runs |= {key: graphed(runs[key]) for key in replayed}
+    runs |= {key: graphed(runs[key], x.device) for key in replayed}
     once = sum(sum(times) for times in turns(runs, x.device, 1).values())
     repeats = max(LEAST, min(MOST, int((asked.seconds or SECONDS[x.device.type]) * 1e6 / once)))
     took = turns(runs, x.device, repeats)

@@ -167,6 +167,14 @@ class Call:
         return self
 
 
+def not_sparse(asks: Asks | Call) -> str | None:
+    """Why a call cannot be run over the neurons that fire alone; None if it can."""
+    if asks.activation in SPARSE_ACTIVATIONS and asks.threshold is None:
+        return None
+    got = asks.activation if asks.threshold is None else f"{asks.activation} with threshold {asks.threshold}"
+    return f"expected {' or '.join(SPARSE_ACTIVATIONS)} and no threshold, got {got}"
+
+
 def _check_options(call: Call) -> None:
     if call.activation not in ACTIVATIONS:
         raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {call.activation!r}")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from twell.kernels import build
 from twell.kernels.build import Library, Source
-from twell.kernels.call import SPARSE_ACTIVATIONS, Asks, Call, NeuronSums, Stats
+from twell.kernels.call import Call, NeuronSums, Stats
 from twell.kernels.layout import Layout, TwELL
 from twell.kernels.reference import tile_counts
 
@@ -70,14 +70,6 @@ def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n
     if TOO_OLD:
         return "expected a processor with AVX2 and FMA, got one without"
     return build.failure(LIBRARY)
-
-
-def lacks(asks: Asks | Call) -> str | None:
-    """What a call asks for that this kernel does not have."""
-    if asks.activation in SPARSE_ACTIVATIONS and asks.threshold is None:
-        return None
-    got = asks.activation if asks.threshold is None else f"{asks.activation} with threshold {asks.threshold}"
-    return f"expected {' or '.join(SPARSE_ACTIVATIONS)} and no threshold, got {got}"
 
 
 def run(call: Call, level: int = -1) -> tuple[Tensor, Stats]:

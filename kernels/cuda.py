@@ -24,7 +24,7 @@ from torch import Tensor
 
 from twell.kernels import build, gpu
 from twell.kernels.build import Library, Source
-from twell.kernels.call import SPARSE_ACTIVATIONS, Asks, Call, Stats
+from twell.kernels.call import Call, Stats
 from twell.kernels.layout import Layout, TwELL
 
 STAGES = {"gate": 1, "plan": 2, "up": 4, "down": 8, "counts": 16, "pack": 32}
@@ -70,14 +70,6 @@ def _cannot_run(device: torch.device) -> str | None:
         return f"expected a GPU of compute capability 8.0 or newer, got {torch.cuda.get_device_name(device)}"
     present = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
     return build.failure(library(tuple(sorted(at for at in present if at >= (8, 0)))))
-
-
-def lacks(asks: Asks | Call) -> str | None:
-    """What a call asks for that this kernel does not have."""
-    if asks.activation in SPARSE_ACTIVATIONS and asks.threshold is None:
-        return None
-    got = asks.activation if asks.threshold is None else f"{asks.activation} with threshold {asks.threshold}"
-    return f"expected {' or '.join(SPARSE_ACTIVATIONS)} and no threshold, got {got}"
 
 
 @gpu.remembered

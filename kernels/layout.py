@@ -94,9 +94,9 @@ class TwELL:
     def cat(cls, parts: list[TwELL]) -> TwELL:
         """The rows of several packed states of one layout, one after the other."""
         first = parts[0]
-        spilled = 0
+        places, spilled = [], 0
         for part in parts:
-            part.spill_index = torch.where(part.spill_index < 0, -1, part.spill_index + spilled)
+            places.append(torch.where(part.spill_index < 0, -1, part.spill_index + spilled))
             spilled += len(part.spill)
         return cls(
             first.layout,
@@ -104,7 +104,7 @@ class TwELL:
             first.dtype,
             torch.cat([part.words for part in parts]),
             None if first.values is None else torch.cat([part.values for part in parts if part.values is not None]),
-            torch.cat([part.spill_index for part in parts]),
+            torch.cat(places),
             torch.cat([part.spill for part in parts]),
         )
 

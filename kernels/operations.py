@@ -24,14 +24,12 @@ from twell.kernels.reference import ACTIVATION
 from twell.kernels.turns import Run
 
 STAGES: dict[str, Callable[[Call, TwELL | None], dict[str, Run]]] = {"hopper": hopper.stages}  # as that one has them
+LAST = "reference"  # of KERNELS: it runs anything, slowly
 PROBES: dict[str, dict[str, Any]] = {
     "ffn_counts": {"probes": "counts"},
     "ffn_neurons": {"probes": "neurons"},
     "ffn_packed": {"want_packed": True},
 }
-
-
-LAST = "reference"
 
 
 @dataclass(frozen=True)

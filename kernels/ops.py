@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from twell.kernels import cpu, cuda, hopper, reference
-from twell.kernels.call import Asks, Call, NeuronSums, Stats, TileCounts
+from twell.kernels.call import Asks, Call, NeuronSums, Stats, TileCounts, not_sparse
 from twell.kernels.layout import Layout
 
 __all__ = ["Choice", "Kernel", "NeuronSums", "Stats", "TileCounts", "choose", "gated_ffn", "plain_ffn"]
@@ -57,14 +57,14 @@ KERNELS: dict[str, Kernel] = {  # fastest first; the last one takes everything
         cuda.run,
         cuda.refuses,
         "it multiplies over the neurons that blocks of rows fire, on the tensor cores of any NVIDIA GPU",
-        cuda.lacks,
+        not_sparse,
         down_by_neuron=True,
     ),
     "cpu": Kernel(
         cpu.run,
         cpu.refuses,
         "it computes up and down only where neurons fire, with the processor's vector units",
-        cpu.lacks,
+        not_sparse,
         down_by_neuron=True,
     ),
     "reference": Kernel(reference.run, lambda *_: None, "it runs in torch on any device and takes every shape"),

@@ -58,7 +58,8 @@ def run(call: Call) -> tuple[Tensor, Stats]:
     gate = Linear(call.w_gate, call.b_gate)
     up = None if call.w_up is None else Linear(call.w_up, call.b_up)
     down = Linear(call.w_down, call.b_down)
-    parts = [_run_chunk(call, chunk, gate, up, down) for chunk in _chunks(call.x, call.w_gate.shape[0])]
+    with torch.autocast(x.device.type, enabled=False):  # which would round the operands of the products
+        parts = [_run_chunk(call, chunk, gate, up, down) for chunk in _chunks(call.x, call.w_gate.shape[0])]
     y, stats = parts[0]
     if len(parts) > 1:
         y, stats = torch.cat([y for y, _ in parts]), _join([stats for _, stats in parts])

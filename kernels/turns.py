@@ -60,27 +60,28 @@ def started(device: torch.device) -> Callable[[], Read]:
 
         return stop
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
+    begin.record(torch.cuda.current_stream(device))  # of this device, which need not be the current one
 
     def read() -> float:
         end.synchronize()
         return begin.elapsed_time(end) * 1e3
 
     def record() -> Read:
-        end.record()
+        end.record(torch.cuda.current_stream(device))
         return read
 
     return record
 
 
-def graphed(operation: Run) -> Run:
-    """The operation as a replay of a CUDA graph, so that launching takes no part in its time."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # first calls allocate and compile
-        operation()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        operation()
+def graphed(operation: Run, device: torch.device) -> Run:
+    """The operation, which runs on this GPU, as a replay of a CUDA graph: launching takes no part in its time."""
+    with torch.cuda.device(device):
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # first calls allocate and compile
+            operation()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            operation()
     return graph.replay

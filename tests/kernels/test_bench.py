@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -97,11 +98,42 @@ def test_every_turn_runs_everything_once_in_an_order_of_its_own() -> None:
     assert [len(times) for times in took.values()] == [20] * 4
 
 
+def test_a_gpu_is_timed_on_its_own_stream_whichever_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            recorded.append(stream)
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Event) -> float:
+            return 2.5  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
+    took = turns({"one": lambda: recorded.append("run")}, torch.device("cuda", 1), 1, untimed=False)
+    assert took == {"one": [2500.0]}
+    assert recorded == ["stream of cuda:1", "run", "stream of cuda:1"]
+
+
+def test_a_cache_of_unknown_size_is_taken_for_a_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf_names", {"SC_LEVEL3_CACHE_SIZE": 194})
+    for told, expected in ((2**20, 2**20), (0, benches.CACHE), (-1, benches.CACHE)):
+        monkeypatch.setattr(os, "sysconf", lambda _, told=told: told)
+        assert benches.cache(CPU) == expected
+
+
 def plant(monkeypatch: pytest.MonkeyPatch, run: Callable[[Call], tuple[Tensor, Stats]], **about: Any) -> Asked:
     monkeypatch.setitem(KERNELS, "planted", Kernel(run, lambda *_: None, "planted", **about))
     return Asked(kernels=("planted",), compiled=False, seconds=0.001)
 
 
+@pytest.mark.alone
 def test_a_slow_kernel_comes_out_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(call: Call) -> tuple[Tensor, Stats]:
         time.sleep(0.02)
@@ -126,6 +158,7 @@ def test_a_wrong_kernel_shows_its_error(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(0 < largest < 1e-5 for key, (_, largest) in errors.items() if key != OURS)
 
 
+@pytest.mark.alone
 def test_cold_weights_are_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
@@ -203,6 +236,11 @@ def test_baselines_compute_any_ffn(biased: tuple[str, ...]) -> None:
     found = bench(other, x, Asked(compiled=False, seconds=0.001))
     assert set(found.errors) == {DENSE, FUSED, *(Operation("ffn_sparse", name, 8) for name in ("cpu", "reference"))}
     assert all(largest < 1e-5 for _, largest in found.errors.values())
+    twin = operations.sibling(other, "reference", torch.float64)  # what errors are told from
+    wide, parts = x.double(), (("b_gate", ffn.w_gate), ("b_up", ffn.w_up))
+    gate, up = (wide @ weight.double().t() + biases.get(name, 0) for name, weight in parts)
+    expected = (gate.relu().square() * up.relu()) @ ffn.w_down.double().t() + biases.get("b_down", 0)
+    assert torch.allclose(twin.dense(wide), expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("plain", [False, True])

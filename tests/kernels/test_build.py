@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +22,8 @@ STABLE_TORCH_LIBRARY_IMPL(twell_test, CompositeExplicitAutograd, m) { m.impl("OP
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
-    """An empty cache, with a space in its name."""
-    folder = tmp_path / "a cache"
+    """An empty cache, with what ninja and shells read in their own ways in its name."""
+    folder = tmp_path / "a $cache: 'one'"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder / "twell/kernels"
 
@@ -50,13 +51,40 @@ def test_flags_and_sources_name_the_library_and_it_loads(tmp_path, cache, capfd)
     assert len(list(cache.glob("objects/*.o"))) == 2
 
 
+def test_whatever_decides_its_bits_names_it(tmp_path, cache, monkeypatch) -> None:
+    """Nothing is compiled: what stands for the compiler is a file."""
+    folder, compiler = tmp_path / "csrc", tmp_path / "compiler"
+    folder.mkdir()
+    written = {folder / "one.cpp": "1", folder / "one.h": "1", folder / "other.h": "1", compiler: "1"}
+    for path, text in written.items():
+        path.write_text(text)
+    monkeypatch.setattr(build, "CSRC", folder)
+    monkeypatch.setattr(build, "find_compiler", lambda cuda: str(compiler))
+    monkeypatch.setattr(build, "_run_ninja", lambda *given: given[-1].write_text("built"))
+
+    def name(*flags: str, link: tuple[str, ...] = (), version: str = build.torch.__version__) -> str:
+        os.utime(compiler, ns=(0, int(compiler.read_text())))  # as a new one of the same size would have
+        with monkeypatch.context() as changed:
+            changed.setattr(build.torch, "__version__", version)
+            return build.build(Library("test", (Source("one.cpp", flags),), headers=("*.h",), link=link)).name
+
+    names = [name(), name("-DA"), name(link=("-lm",)), name(version="2.99")]
+    for path in written:
+        path.write_text("2")
+        names.append(name())
+        path.write_text("1")
+    assert len(set(names)) == len(names) == 8
+    assert name() == names[0]
+    assert sorted(path.name for path in cache.glob("test-*")) == sorted(names)
+
+
 def test_a_second_load_is_quick_and_quiet(tmp_path) -> None:
     text = GOOD.replace("OP", "op_c")
     build.build(library(tmp_path, text, "-DFIRST=1"))
     program = (
-        "import time, torch\nfrom twell.kernels import build\n"
+        "import os, torch\nfrom twell.kernels import build\n"
         f"one = build.Library('test', (build.Source({str(tmp_path / 'one source.cpp')!r}, ('-DFIRST=1',)),))\n"
-        "begin = time.perf_counter()\nassert build.failure(one) is None\nprint(time.perf_counter() - begin)\n"
+        "begin = os.times()\nassert build.failure(one) is None\nprint(sum(os.times()[:4]) - sum(begin[:4]))\n"
         "assert torch.ops.twell_test.op_c() == 1"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -53,6 +53,16 @@ def test_parts_can_be_moved_apart() -> None:
         assert part.data_ptr() == begin + place and bool((part == 3).all()), name
 
 
+@pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 128, 1000])
+def test_passes_are_all_rows_in_order_and_fit(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, tall in ((640_000, 64_000), (64_000, 6400), (6400, 640), (7000, 640), (1, 64)):
+        monkeypatch.setattr(gpu, "MAX_WORKSPACE", limit)
+        found = list(gpu.passes(n, 10, 64))  # 10 bytes a row
+        assert [row for rows in found for row in range(rows.start, rows.stop)] == list(range(n))
+        assert all(rows.stop - rows.start <= tall for rows in found)
+        assert len(found) == -(-n // tall)
+
+
 def test_torch_compile_traces_what_is_remembered_without_a_warning() -> None:
     def places(x: Tensor) -> Tensor:
         return x.new_zeros(hopper.parts(len(x), 264, BF16, False).nbytes)

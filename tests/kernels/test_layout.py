@@ -110,11 +110,14 @@ def test_chunks_join_to_the_whole() -> None:
         whole = pack(hidden, fired, layout)
         assert len(whole.spill) > 0
         cuts = [slice(0, 7), slice(7, 7), slice(7, 30), slice(30, 40)]
-        joined = TwELL.cat([pack(hidden[cut], fired[cut], layout) for cut in cuts])
+        parts = [pack(hidden[cut], fired[cut], layout) for cut in cuts]
+        joined = TwELL.cat(parts)
         assert torch.equal(joined.words, whole.words)
         assert torch.equal(joined.spill_index, whole.spill_index)
         assert torch.equal(joined.spill, whole.spill)
         assert torch.equal(unpack(joined), unpack(whole))
+        for part, cut in zip(parts, cuts, strict=True):
+            assert torch.equal(unpack(part), unpack(whole)[cut]), "joining changes no part"
 
 
 def test_layout_refuses_what_it_does_not_support() -> None:

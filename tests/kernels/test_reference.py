@@ -47,6 +47,15 @@ def test_counts_and_outputs_are_exact(dtype, gated, bias, device, make_ffn, orac
         assert np.array_equal(unpack(stats.packed).double().cpu().numpy(), expected.value)
 
 
+def test_autocast_changes_nothing(device, make_ffn) -> None:
+    tensors = {name: tensor * 1.001 for name, tensor in make_ffn(9, D_MODEL, 264, bias=0).items()}  # no bfloat16 has it
+    expected, counted = run(tensors, torch.float32, device)
+    with torch.autocast(device, torch.bfloat16):
+        y, stats = run(tensors, torch.float32, device)
+    assert torch.equal(y, expected)
+    assert torch.equal(stats.nnz, counted.nnz)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_chunks_do_not_show(dtype, make_ffn, oracle, monkeypatch) -> None:
     monkeypatch.setattr(reference, "MIN_ROWS", 1)
