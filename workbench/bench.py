@@ -15,6 +15,7 @@ once a shape some seconds for torch.compile. With --energy, six seconds more for
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +40,8 @@ from twell.workbench.options import BenchOptions
 def bench(options: BenchOptions) -> list[dict[str, Any]]:
     """Run the cases, print them, and write them to --out. Returns the rows of the `bench` table.
 
-    Raises UserError for what cannot be asked, and at the end where kernels were asked for by name and none of them ran.
+    Raises UserError for what cannot be asked; where kernels are asked for by name, before anything is timed if none of
+    them takes the shape here, and at the end if none of them ran.
     """
     sheet, asked = Sheet(options.out), _asked(options)
     found, common = cases(options)
@@ -50,6 +52,9 @@ def bench(options: BenchOptions) -> list[dict[str, Any]]:
         raise UserError(f"Expected a GPU that reports its power for --energy, got {name}: leave --energy out.")
     dtype = str(common["dtype"]).removeprefix("torch.")
     about = {"d_model": common["d_model"], "d_ff": common["d_ff"], "dtype": dtype, "device": name, "commit": commit()}
+    shape = device, common["dtype"], common["d_model"], common["d_ff"], 1
+    if options.kernel:
+        _require_one({name: KERNELS[name].refuses(*shape) for name in options.kernel})
     title = f"{common['name']}, {about['d_model']} × {about['d_ff']}, {dtype}, on {name}; medians of turns side by side"
     rows: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
@@ -66,9 +71,15 @@ def bench(options: BenchOptions) -> list[dict[str, Any]]:
     if sheet.out is not None:
         print(f"{sheet.out}: {len(rows):,} figures of {len(found)} cases")
     if options.kernel and not {row["kernel"] for row in rows} & set(options.kernel):
-        why = "; ".join(f"{name}: {reason}" for name, reason in refused.items() if name in options.kernel)
-        raise UserError(f"Expected a kernel of --kernel that runs here, got none ({why}): ask for another.")
+        _require_one({name: refused.get(name, "not timed") for name in options.kernel})
     return rows
+
+
+def _require_one(refused: dict[str, str | None]) -> None:
+    """UserError if each kernel that was asked for by name is refused, with the reasons."""
+    if all(refused.values()):
+        why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise UserError(f"Expected a kernel of --kernel that runs here, got none ({why}): ask for another.")
 
 
 def _asked(options: BenchOptions) -> Asked:
@@ -80,7 +91,7 @@ def _asked(options: BenchOptions) -> Asked:
     if not set(wanted) <= set(COMPRESSIONS):
         given = ", ".join(map(str, COMPRESSIONS))
         raise UserError(f"Expected --compression of {given}, got {options.compression}.")
-    if options.seconds is not None and not options.seconds > 0:
+    if options.seconds is not None and not 0 < options.seconds < math.inf:
         raise UserError(f"Expected --seconds above 0, got {options.seconds:g}.")
     return Asked(
         kernels=options.kernel or None,

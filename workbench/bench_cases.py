@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from torch import Tensor
 from twell.kernels.layout import Layout, TwELL
 from twell.kernels.made import KINDS, Pattern, firing, made, most_nnz, packed
 from twell.kernels.module import SparseFFN
-from twell.workbench.errors import UserError
+from twell.workbench.checkpoint import DEMO
+from twell.workbench.errors import UserError, first_line
 from twell.workbench.layer_inputs import layer_inputs, text_ids, uniform_ids
 from twell.workbench.models import load, pick_device
 from twell.workbench.options import BenchOptions
@@ -144,7 +144,7 @@ def _of_model(options: BenchOptions) -> tuple[list[Case], dict[str, Any]]:
     inputs, device = _inputs(options, MODEL_INPUTS), _common(options)[0]
     wanted = _rows(options, device)
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
-    name = options.model or str(files("twell.data") / "demo-model")
+    name = options.model or DEMO
     loaded = load(name, options.revision, options.device, dtype)
     layers = list(range(loaded.layers)) if options.layers is None else numbers("--layers", options.layers, least=0)
     if max(layers) >= loaded.layers:
@@ -215,7 +215,7 @@ def read_patterns(path: Path) -> dict[int, Pattern]:
         with np.load(path) as held:
             arrays = {name: torch.from_numpy(held[name].astype(np.int64)) for name in held.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        fault = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        fault = getattr(error, "strerror", None) or first_line(error)
         raise UserError(f"{wanted}, got a file that cannot be read ({fault}): give the recorded patterns.") from None
     layers = sorted(int(name[4:]) for name in arrays if re.fullmatch(r"nnz_\d+", name))
     if not layers:

@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 from twell.kernels.bench import Result
 from twell.kernels.layout import Layout
 from twell.kernels.operations import GATE, UP_DOWN, Operation
+from twell.workbench import locks
 from twell.workbench import manifest as manifests
 from twell.workbench.bench_cases import Case
 from twell.workbench.errors import UserError
 from twell.workbench.gauge import Reading
-from twell.workbench.growing import GrowingFile
+from twell.workbench.growing import GrowingFile, disk_error
 from twell.workbench.manifest import Part
 from twell.workbench.store import open_run
 from twell.workbench.writer import arrow_schema
@@ -99,13 +100,13 @@ def work(rows: int, result: Result, operation: Operation, about: dict[str, Any])
 class Sheet:
     """The rows so far, in a Parquet file or as a run's `bench` table; whole whenever it is looked at.
 
-    Rows of other cases that are there already stay. UserError for a place that is neither.
+    Rows of other cases that are there already stay, those of another bench that runs meanwhile too. UserError for a
+    place that is neither.
     """
 
     def __init__(self, out: Path | None) -> None:
         self.out, self.run = out, None
         self.schema = arrow_schema(TABLE, 0, 0)
-        self._table = self.schema.empty_table()
         if out is None:
             return
         if (out / manifests.FILE).exists():
@@ -115,9 +116,31 @@ class Sheet:
             self.out = out / f"{TABLE}.parquet"
         elif out.is_dir() or out.suffix != ".parquet":
             raise UserError(f"Expected --out to be a run's folder or a file that ends in .parquet, got {out}.")
-        assert self.out is not None
-        if self.out.exists():
-            self._table = self._read(self.out)
+        if self.out is not None and self.out.exists():
+            self._read(self.out)  # refused before anything is timed
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        """The rows of one case, in place of those of the same case before it, whoever wrote them."""
+        if self.out is None:
+            return
+        try:
+            with locks.locked(self.out.parent):
+                self._put(self.out, rows)
+        except OSError as error:
+            raise disk_error(self.out, error) from error
+
+    def _put(self, out: Path, rows: list[dict[str, Any]]) -> None:
+        table = pa.Table.from_pylist(rows, schema=self.schema)
+        if out.exists():
+            mine, held = {tuple(row[name] for name in SAME) for row in rows}, self._read(out)
+            keys = zip(*(held[name].to_pylist() for name in SAME), strict=True)
+            table = pa.concat_tables([held.filter(pa.array([key not in mine for key in keys], pa.bool_())), table])
+        file = GrowingFile(out, self.schema)
+        file.write(table)
+        size, digest = file.close()
+        if self.run is not None:
+            others = [part for part in manifests.read(self.run.path).parts if part.table != TABLE]
+            manifests.update(self.run.path, parts=[*others, Part(TABLE, out.name, table.num_rows, size, digest)])
 
     def _read(self, path: Path) -> pa.Table:
         try:
@@ -127,24 +150,6 @@ class Sheet:
             raise UserError(
                 f"Expected a bench table at {path}, to keep what it has, got another file: choose another --out."
             ) from None
-
-    def add(self, rows: list[dict[str, Any]]) -> None:
-        """The rows of one case, in place of those of the same case before it."""
-        fresh = pa.Table.from_pylist(rows, schema=self.schema)
-        mine = {tuple(row[name] for name in SAME) for row in rows}
-        keys = zip(*(self._table[name].to_pylist() for name in SAME), strict=True)
-        kept = self._table.filter(pa.array([key not in mine for key in keys], pa.bool_()))
-        self._table = pa.concat_tables([kept, fresh])
-        if self.out is None:
-            return
-        file = GrowingFile(self.out, self.schema)
-        file.write(self._table)
-        size, digest = file.close()
-        if self.run is not None:
-            manifest = manifests.read(self.run.path)
-            part = Part(TABLE, self.out.name, self._table.num_rows, size, digest)
-            manifest.parts = [part for part in manifest.parts if part.table != TABLE] + [part]
-            manifests.write(self.run.path, manifest)
 
 
 def commit() -> str:

@@ -6,11 +6,10 @@ copy and of disk. Sums stay on the device until their part of the run closes. Wi
 a prompt, and the model writes on (`generate.py`).
 
 Ctrl-C and SIGTERM stop at the end of a window, within a few batches: what was counted is kept and the run is marked
-`interrupted`. So does
-text that cannot be read further, and a full disk or a killed process keeps the parts that are whole. `--resume` goes on
-from there, at the cost of tokenising once more what was read.
+`interrupted`. So does text that cannot be read further, and a full disk or a killed process keeps the parts that are
+whole. `--resume` goes on from there, at the cost of tokenising once more what was read.
 
-    twell capture data/demo-model --text builtin:passages --out runs/passages
+    twell capture builtin:demo --text builtin:passages --out runs/passages
 """
 
 from __future__ import annotations
@@ -50,9 +49,11 @@ def capture(options: CaptureOptions) -> Run:
         value = getattr(options, name)
         if value is not None and not 0 <= value < float("inf"):
             raise UserError(f"Expected --{name.replace('_', '-')} of at least 0, got {value}.")
+    if not 0 <= options.seed < 2**32:
+        raise UserError(f"Expected --seed from 0 to 2^32 - 1, got {options.seed}.")
     ranks = Ranks.here(options.device)
     try:
-        recorded = Recorded.find(options) if ranks.rank == 0 else None
+        recorded = Recorded.find(options, ranks) if ranks.rank == 0 else None
         if recorded is not None and recorded.run.manifest.status == COMPLETE:
             print(f"{options.out} is complete: nothing is left to capture.")
             ranks.say("begun", COMPLETE)
@@ -67,6 +68,8 @@ def capture(options: CaptureOptions) -> Run:
     except BaseException:
         ranks.say("begun", "no")
         raise
+    finally:
+        ranks.release()
 
 
 def record(

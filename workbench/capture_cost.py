@@ -8,7 +8,7 @@ are reported, each from one process and one round of turns next to another. A tu
 goes into timings, a share of the run that an option sets. Give it text for 20 s or more where the cost of a long
 capture is asked for.
 
-    took = in_turns(load("data/demo-model"), CaptureOptions(..., tokens=100_000))  # every turn, as it was measured
+    took = in_turns(load("builtin:demo"), CaptureOptions(..., tokens=100_000))  # every turn, as it was measured
     ratios(took)
 """
 

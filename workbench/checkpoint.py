@@ -12,13 +12,14 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, first_line, utf8
 from twell.workbench.families import ACTIVATIONS, FAMILIES, PLAIN, Family
 
 SUPPORTED = f"a model of model_type {', '.join([*FAMILIES][:-1])} or {[*FAMILIES][-1]} with ReLU"
@@ -26,6 +27,7 @@ OTHERS = "; what the FFN of other families holds can be counted above a --thresh
 # A field that a family's configuration class does not have, and whose name speaks of the FFN, is another FFN.
 ABOUT_FFN = re.compile(r"spars|expert|moe|mlp|ffn|activation|hidden_act|threshold")
 ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation_function", "activation")
+DEMO = "builtin:demo"  # the model that ships in the package
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 MIB = 2**20
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -33,14 +35,18 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 def find(model: str, revision: str | None, threshold: float | None = None) -> tuple[Path, str, str | None]:
     """The checkpoint's folder, a name for it that tells nothing of this machine, and its commit if it is the hub's."""
-    folder = Path(model).expanduser()
+    folder = Path(str(files("twell.data") / "demo-model")) if model == DEMO else Path(model).expanduser()
     if folder.is_dir():
         if revision is not None:
-            raise UserError(f"Expected --revision with a hub id only, got the folder {model}: leave --revision out.")
-        return folder, folder.resolve().name, None
+            raise UserError(
+                f"Expected --revision with a hub id only, got {model}, a folder here: leave --revision out."
+            )
+        return folder, utf8(folder.resolve().name), None
     if folder.is_file() or not HUB_ID.fullmatch(model):
         got = "a file" if folder.is_file() else "nothing there"
-        raise UserError(f"Expected a model folder at {model}, got {got}: give the folder that holds its config.json.")
+        raise UserError(
+            f"Expected a model folder at {model}, got {got}: give the folder that holds its config.json, or {DEMO}."
+        )
     config = _download(model, revision, ["config.json"])
     understood(config, model, threshold)  # before gigabytes of weights are fetched
     folder = _download(model, config.name, HUB_FILES)
@@ -162,8 +168,3 @@ def fingerprint(folder: Path) -> str:
             file.seek(max(0, size - MIB))
             digest.update(file.read(MIB))
     return digest.hexdigest()
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, to go into a sentence."""
-    return str(error).strip().split("\n")[0].rstrip(".:")

@@ -46,6 +46,7 @@ HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # colu
 # on a machine that has other work too, the very thread they wait for: 64 tokens then take several times as long.
 SPIN = "2000"
 VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}  # what stands for a value in the help
+NUMBERS = {"int": "a whole number", "float": "a number"}  # by the type that a value was read as
 
 cli = typer.Typer(
     name="twell",
@@ -122,8 +123,6 @@ def said(dataclass: type) -> tuple[str, str]:
 
 def demo(chosen: options.DemoOptions) -> None:
     """Capture, summarise, show: the whole path on what ships with the package, without a network."""
-    from importlib.resources import files
-
     from twell.analysis.refresh import summarize
     from twell.workbench import manifest as manifests
     from twell.workbench.capture import capture
@@ -145,7 +144,7 @@ def demo(chosen: options.DemoOptions) -> None:
     if not (chosen.out / manifests.FILE).exists():
         capture(
             options.CaptureOptions(
-                model=str(files("twell.data") / "demo-model"),
+                model="builtin:demo",
                 text=("builtin:passages", "builtin:python-docs"),
                 out=chosen.out,
                 tokens=DEMO_TOKENS,
@@ -184,8 +183,22 @@ def main() -> None:
         show = getattr(error, "show", None)  # what click raises for a wrong command line knows how to show itself
         if show is None:
             raise
+        if sentence := _wrong_value(error):
+            _stop(sentence, 2, debug)
         show()
         sys.exit(2)
+
+
+def _wrong_value(error: Exception) -> str:
+    """A value that is not of its option's type, in a sentence; "" for what else is wrong with a command line."""
+    option = getattr(error, "param", None)
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()
+    if option is None or not problems:
+        return ""
+    problem = problems[0]
+    words = problem["msg"].partition(" is not one of ")[2].rstrip(".")
+    wanted = NUMBERS.get(problem["type"].partition("_")[0]) or (f"one of {words}" if words else "")
+    return f"Expected {wanted} for {option.opts[0]}, got {problem['input']!r}." if wanted else ""
 
 
 def _stop(message: str, code: int, debug: bool) -> None:

@@ -25,6 +25,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from twell.workbench import locks
 from twell.workbench.errors import UserError
 from twell.workbench.sources import Source, open_sources
 from twell.workbench.text import documents
@@ -76,15 +77,16 @@ def prepare(
             for source, (_, _, at) in splits.items()
         ],
     }
-    if not _holds(folder, record):
-        tokenizer = train_bpe(training, vocab, bpe_megabytes)
-        folder.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(str(folder / "tokenizer.json"))
-        np.save(folder / "train.npy", encode(tokenizer, training))
-        np.save(folder / "heldout.npy", encode(tokenizer, [piece for _, held, _ in splits.values() for piece in held]))
-        temporary = folder / "corpus.json.tmp"
-        temporary.write_text(json.dumps(record, indent=1))
-        os.replace(temporary, folder / "corpus.json")  # last: without it the folder counts as empty
+    with locks.locked(folder):  # trainings that share it may begin at once
+        if not _holds(folder, record):
+            tokenizer = train_bpe(training, vocab, bpe_megabytes)
+            tokenizer.save(str(folder / "tokenizer.json"))
+            heldout_pieces = [piece for _, held, _ in splits.values() for piece in held]
+            np.save(folder / "train.npy", encode(tokenizer, training))
+            np.save(folder / "heldout.npy", encode(tokenizer, heldout_pieces))
+            temporary = folder / "corpus.json.tmp"
+            temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
+            os.replace(temporary, folder / "corpus.json")  # last: without it the folder counts as empty
     train, heldout = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "heldout"))
     record = {**record, "train_tokens": len(train), "heldout_tokens": len(heldout)}
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -226,7 +228,7 @@ def _holds(folder: Path, record: dict[str, Any]) -> bool:
     path = folder / "corpus.json"
     if not path.exists():
         return False
-    held = json.loads(path.read_text())
+    held = json.loads(path.read_text(encoding="utf-8"))
     for name, value in record.items():
         if held.get(name) != value:
             raise UserError(f"{folder} holds a corpus with {name} {held.get(name)}, not {value}; name another folder.")

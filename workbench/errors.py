@@ -4,6 +4,10 @@ Each message is one sentence: what was expected, what came, what to do. The comm
 with code 2; the dashboard shows it in place of what could not be shown.
 """
 
+from __future__ import annotations
+
+from pathlib import Path
+
 
 class UserError(Exception):
     """Something outside the program is wrong: an argument, a file, a model, a disk."""
@@ -11,3 +15,17 @@ class UserError(Exception):
 
 class Missing(UserError):
     """A run lacks what a question needs: a table it never recorded, or rows that a summary-only run leaves out."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its kind, to go into a sentence."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+
+
+def utf8(name: str | Path) -> str:
+    """The name of a file or folder. UserError for one that is not UTF-8, which nothing that is recorded could hold."""
+    try:
+        str(name).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"Expected a name in UTF-8, got {str(name)!r}: rename it.") from None
+    return str(name)

@@ -147,6 +147,15 @@ def write(folder: Path, manifest: Manifest) -> None:
     sync_folder(folder)
 
 
+def update(folder: Path, **changes: Any) -> Manifest:
+    """Sets fields of a run folder's manifest as it stands now: it may be another than the one that was read first."""
+    manifest = read(folder)
+    for name, value in changes.items():
+        setattr(manifest, name, value)
+    write(folder, manifest)
+    return manifest
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder last through a power cut (a no-op where folders cannot be opened)."""
     try:

@@ -6,7 +6,7 @@ its map back is watched: it is the layer's only linear map outside attention fro
 
 Cost: reading the weights, and one pass over the FFN's to see that they are finite.
 
-    loaded = load("data/demo-model", device="cpu")
+    loaded = load("builtin:demo", device="cpu")
     hidden = loaded.body(input_ids=ids, use_cache=False).last_hidden_state   # loaded.probe hears of every layer
 """
 
@@ -27,8 +27,8 @@ from twell.kernels.layout import Layout
 from twell.kernels.module import Probe, SparseFFN
 from twell.kernels.ops import Choice
 from twell.workbench import any_ffn, network
-from twell.workbench.checkpoint import Checkpoint, find, fingerprint, first_line, understood
-from twell.workbench.errors import UserError
+from twell.workbench.checkpoint import Checkpoint, find, fingerprint, understood
+from twell.workbench.errors import UserError, first_line
 from twell.workbench.families import ACTIVATIONS
 
 CONTEXT = 2048  # tokens: the longest sequence unless told otherwise
@@ -166,10 +166,11 @@ def load(
     loaded.to(place)  # type: ignore[arg-type]  # transformers wraps it without its types
     embedding: Any = loaded.get_input_embeddings()
     rows = len(embedding.weight)
-    if len(tokenizer) > rows:
+    greatest = max(tokenizer.get_vocab().values())
+    if greatest >= rows:
         raise UserError(
-            f"Expected a tokenizer of at most {rows} tokens for {name}, as its embedding has (vocab_size), "
-            f"got one of {len(tokenizer)}: use the tokenizer that the model was trained with."
+            f"Expected token ids below {rows} from the tokenizer of {name}, as its embedding has rows (vocab_size), "
+            f"got {greatest}: use the tokenizer that the model was trained with."
         )
     probe = Probe()
     ffns: tuple[SparseFFN, ...] = ()

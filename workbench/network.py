@@ -32,8 +32,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from twell.workbench.checkpoint import Checkpoint, first_line
-from twell.workbench.errors import UserError
+from twell.workbench.checkpoint import Checkpoint
+from twell.workbench.errors import UserError, first_line
 from twell.workbench.families import PLAIN
 
 # How a weight's name ends: the map's name, and whether it lies transposed in a gated FFN and in a plain one.

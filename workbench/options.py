@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 Device = Literal["auto", "cpu", "cuda"]
 Kernel = Literal["auto", "reference", "cpu", "cuda", "hopper"]
+Format = Literal["parquet", "csv", "json", "npz", "notebook", "html"]
 
 
 def option(default: Any = MISSING, *, help: str, unit: str = "", value: str = "", argument: bool = False) -> Any:
@@ -31,11 +32,12 @@ class CaptureOptions:
     """Run a model over text and record which FFN neurons fire.
 
     twell capture path/to/model --text book.txt --text chats.jsonl --out runs/mine --examples 8
+    twell capture builtin:demo --text notes.jsonl --out runs/notes
     twell capture path/to/model --text 'shards/*.jsonl.zst' --tokens 1000000 --out runs/sample
     twell capture path/to/model --text prompts.jsonl --generate 64 --out runs/made
     """
 
-    model: str = option(help="a local folder or a hub id", value="MODEL", argument=True)
+    model: str = option(help="a local folder, a hub id, or builtin:demo", value="MODEL", argument=True)
     text: tuple[str, ...] = option(
         help="a .txt or .jsonl file, plain, .zst, .gz or .xz; FILE.parquet:COLUMN; a pattern of such files; - for "
         "standard input; hf:DATASET:COLUMN; builtin:passages, builtin:python-docs; may be given again",
@@ -113,8 +115,8 @@ class ExportOptions:
     """Write a run's tables to files that other tools read.
 
     twell export runs/mine --out tables
-    twell export runs/mine --table by_token --format csv --out by_token.csv
-    twell export runs/mine --format notebook --out mine.ipynb
+    twell export runs/mine --table by_token --out by_token.csv
+    twell export runs/mine --out mine.ipynb
     """
 
     run: Path = option(help="a run's folder", value="RUN", argument=True)
@@ -123,9 +125,10 @@ class ExportOptions:
         help="by_layer, by_token, …, or a table of the run; may be given again; default: every analysis table",
         value="TABLE",
     )
-    format: Literal["parquet", "csv", "json", "npz", "notebook", "html"] = option(
-        "parquet",
-        help="tables as parquet, csv or json; fired or dead_neurons as npz; the whole run as notebook or html page",
+    format: Format | None = option(
+        None,
+        help="tables as parquet, csv or json; fired or dead_neurons as npz; the whole run as notebook or html page; "
+        "default: what --out ends in (.csv, .ipynb, …), else parquet",
     )
     out: Path = option(help="a file for one table, a folder for several")
 
@@ -186,7 +189,7 @@ class BenchOptions:
     """
 
     model: str | None = option(
-        None, help="a local folder or a hub id; default: the bundled model", value="MODEL", argument=True
+        None, help="a local folder or a hub id; default: builtin:demo, the bundled model", value="MODEL", argument=True
     )
     shape: str | None = option(None, help="made-up weights and inputs instead of a model's", value="D_MODEL,D_FF")
     patterns: Path | None = option(None, help="an .npz of recorded firing patterns, for up and down alone")

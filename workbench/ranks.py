@@ -13,11 +13,10 @@ Cost: the text is tokenised once a rank. One host, as all ranks write to one fol
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from twell.workbench import locks
 from twell.workbench import manifest as manifests
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, first_line
 from twell.workbench.manifest import COMPLETE, INTERRUPTED, RECORDING, Manifest, Part
 from twell.workbench.sources import Source
 from twell.workbench.store import Run
@@ -46,15 +46,17 @@ class Ranks:
         self.rank, self.world, self._store = rank, world, store
         self.lost: list[int] = []  # ranks whose process is gone before its share was done
         self._merged: list[Part] = []  # of other ranks: rank 0's own part has what they hold
+        self._claim: Callable[[], object] | None = None  # gives the claimed folder back
         self._processes: dict[int, int] = {}
         if store is not None:
             store.set(f"process/{rank}", str(os.getpid()))
 
     @classmethod
     def here(cls, device: str) -> Ranks:
-        """As torchrun tells by its environment variables; `device`: as the option has it."""
+        """As torchrun tells by its environment variables; `device`: as the option has it. UserError for ranks of
+        several hosts, without a GPU each, and for variables that no launcher sets."""
         world = os.environ.get("WORLD_SIZE", "1")
-        if int(world) == 1:
+        if world == "1":
             return cls()
         if (here := os.environ.get("LOCAL_WORLD_SIZE", world)) != world:
             raise UserError(
@@ -63,15 +65,16 @@ class Ranks:
             )
         import torch  # here, as whoever writes a run without a model needs none
 
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        if device != "cpu" and torch.cuda.is_available():
-            if local >= torch.cuda.device_count():
-                raise UserError(
-                    f"Expected a GPU for each rank, got {torch.cuda.device_count()} for rank {local} of this host: "
-                    "lower --nproc-per-node, or add --device cpu."
-                )
-            torch.cuda.set_device(local)
-        store, rank, ranks = next(torch.distributed.rendezvous("env://"))
+        try:
+            local = int(os.environ.get("LOCAL_RANK", "0"))
+            if device != "cpu" and torch.cuda.is_available():
+                _take_gpu(local)
+            store, rank, ranks = next(torch.distributed.rendezvous("env://"))
+        except (ValueError, RuntimeError) as error:
+            raise UserError(
+                f"Expected the variables that torchrun sets beside WORLD_SIZE={world}, got an error "
+                f"({first_line(error)}): launch with torchrun, or unset WORLD_SIZE."
+            ) from None
         return cls(rank, ranks, store)
 
     def runs(self, window: int) -> bool:
@@ -86,6 +89,26 @@ class Ranks:
     def wrote(self, path: Path) -> bool:
         """Whether a file of a table is this rank's."""
         return path.name.startswith(f"{self.prefix}-") or (self.rank == 0 and not path.name.startswith("rank-"))
+
+    # ---- the folder
+
+    def claim(self, folder: Path) -> None:
+        """Rank 0 takes a run's folder for this capture, until `release`, or the end of this object or its process.
+        UserError where another capture has it: both would write the same parts."""
+        if self.rank or self._claim is not None:
+            return
+        self._claim = locks.claim(folder, self)
+        if self._claim is None:
+            raise UserError(
+                f"Expected a run that nothing else records in {folder}, another capture is writing to it: wait for its "
+                "end, or stop it first."
+            )
+
+    def release(self) -> None:
+        """Gives back what was claimed."""
+        if self._claim is not None:
+            self._claim()
+            self._claim = None
 
     # ---- the one manifest
 
@@ -108,7 +131,7 @@ class Ranks:
         if self.world == 1:
             manifests.write(folder, own)
             return
-        with _locked(folder):
+        with locks.locked(folder / "activity"):  # the folder itself is claimed
             whole = manifests.read(folder)
             others = [part for part in whole.parts if part.rank != self.rank and part not in self._merged]
             whole.parts = sorted([*others, *own.parts], key=lambda part: part.rank)
@@ -195,6 +218,18 @@ class Ranks:
         return True
 
 
+def _take_gpu(local: int) -> None:
+    """Makes the GPU of a rank of this host the current one."""
+    import torch
+
+    if local >= torch.cuda.device_count():
+        raise UserError(
+            f"Expected a GPU for each rank, got {torch.cuda.device_count()} for rank {local} of this host: "
+            "lower --nproc-per-node, or add --device cpu."
+        )
+    torch.cuda.set_device(local)
+
+
 def _add_up(whole: Manifest) -> None:
     """The manifest's own fields from those of its ranks."""
     for name in SHARED:
@@ -208,14 +243,3 @@ def _add_up(whole: Manifest) -> None:
         for name in ("documents", "sequences", "tokens"):
             if any(name in one for one in told):
                 source[name] = sum(one.get(name, 0) for one in told)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Alone with the folder's manifest; the system lets go of the lock of a process that dies."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

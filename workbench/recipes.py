@@ -10,12 +10,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from twell.workbench.errors import UserError
+
+# What numbers may be, in words, and the fields of which it holds; a length that is not given is None.
+BOUNDS: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
+    "of at least 0": (lambda n: 0 <= n < math.inf, ("warmup", "l1_warmup", "seed", "l1", "weight_decay")),
+    "of at least 1": (lambda n: n >= 1, ("layers", "kv_heads", "rows", "log_every", "evaluations")),
+    "of at least 2": (lambda n: n >= 2, ("seq_len",)),
+    "of at least 257, every byte and the end of a text": (lambda n: n >= 257, ("vocab",)),
+    "above 0": (lambda n: 0 < n < math.inf, ("tokens", "steps", "minutes", "rate", "clip", "bpe_megabytes")),
+    "from 0 to 1, a share of the steps": (lambda n: 0 <= n <= 1, ("decay",)),
+    "in multiples of 2, as positions turn its pairs": (lambda n: n > 0 == n % 2, ("head_size",)),
+    "in multiples of 8, as the FFN kernels take them": (lambda n: n > 0 == n % 8, ("d_model", "d_ff")),
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,13 @@ class Recipe:
         if len(lengths) != 1:
             got = " and ".join(lengths) or "none of them"
             raise UserError(f"Expected one of tokens, steps and minutes in a recipe, got {got}: give one length.")
+        for words, (fits, names) in BOUNDS.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not fits(value):
+                    raise UserError(f"Expected {name} {words}, got {value}.")
+        if len(self.betas) != 2 or not all(isinstance(beta, float | int) and 0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"Expected betas of two numbers from 0 to below 1, got {list(self.betas)}.")
         heads, rest = divmod(self.d_model, self.head_size)
         if rest or heads % self.kv_heads:
             raise UserError(
@@ -65,16 +86,6 @@ class Recipe:
             )
         if self.schedule not in ("wsd", "cosine"):
             raise UserError(f"schedule is 'wsd' or 'cosine', but came as {self.schedule!r}.")
-        least = {"vocab": 257, "seq_len": 2, "layers": 1, "rows": 1, "log_every": 1, "evaluations": 1}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise UserError(f"Expected {name} of at least {bound}, got {getattr(self, name)}.")
-        for name in ("tokens", "steps", "minutes", "rate"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"Expected {name} above 0, got {value}.")
-        if not self.l1 >= 0:
-            raise UserError(f"Expected l1 of at least 0, got {self.l1}.")
 
     @property
     def step_tokens(self) -> int:

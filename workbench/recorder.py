@@ -62,6 +62,8 @@ class Recorder:
         self._nnz_sum = self._unflagged = self.fresh_tokens = 0
         self._loss_sum, self._loss_tokens = manifest.loss_sum, manifest.loss_tokens
         run = Run(writer.folder, manifest)
+        if run.has("activity"):
+            self._restore_means(run)
         if run.has("examples"):
             self._watch.restore(run.arrow("examples"), loaded.device)
         last = run.arrow("timings", ["layer"])["layer"][-1].as_py() if run.has("timings") else None
@@ -71,8 +73,16 @@ class Recorder:
 
     @property
     def nnz_mean(self) -> float:
-        """Over the unflagged tokens since this object was made, and all layers."""
+        """Over the run's unflagged tokens so far, and all layers."""
         return self._nnz_sum / max(1, self._unflagged * self.loaded.layers)
+
+    def _restore_means(self, run: Run) -> None:
+        """Of a run that goes on: what its tokens so far add to nnz_mean."""
+        names = schema.nnz_columns(self.loaded.layers)
+        for rows in run.pieces("activity", ["flags", *names]):
+            plain = rows["flags"].to_numpy() == 0
+            self._unflagged += int(plain.sum())
+            self._nnz_sum += sum(int(rows[name].to_numpy()[plain].sum(dtype=np.int64)) for name in names)
 
     def step(self, batch: Batch) -> None:
         """Give a batch to the device, then take what the one before it counted."""

@@ -11,6 +11,7 @@ Cost: tokenising once more what was read.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -22,6 +23,7 @@ from twell.workbench.batches import Batch
 from twell.workbench.errors import UserError
 from twell.workbench.manifest import RECORDING, Manifest
 from twell.workbench.options import CaptureOptions
+from twell.workbench.ranks import Ranks
 from twell.workbench.reading import Texts
 from twell.workbench.schema import PREFILL
 from twell.workbench.store import Run, open_run
@@ -36,13 +38,15 @@ class Recorded:
         self.run, self.sequences = run, run.manifest.sequences
 
     @classmethod
-    def find(cls, options: CaptureOptions) -> Recorded | None:
-        """The run to go on with: with --resume, and a run in --out."""
+    def find(cls, options: CaptureOptions, ranks: Ranks) -> Recorded | None:
+        """The run to go on with, claimed: with --resume, and a run in --out. UserError where one records it still."""
         if not options.resume:
             return None
         if not (options.out / manifests.FILE).exists():
-            (options.out / (manifests.FILE + ".tmp")).unlink(missing_ok=True)  # a run that was killed as it began
+            with suppress(NotADirectoryError):  # which is refused in a moment
+                (options.out / (manifests.FILE + ".tmp")).unlink(missing_ok=True)  # a run that was killed as it began
             return None
+        ranks.claim(options.out)
         return cls(open_run(options.out))
 
     def goes_on(self, planned: Manifest) -> Manifest:

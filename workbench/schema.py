@@ -9,6 +9,8 @@ with, `summaries.py` the tables of `summary/`. All three are leaves: the standar
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from twell.workbench.columns import (
     LAYER,
     NEURON,
@@ -173,7 +175,7 @@ FIRED = Table(
         Column("position", "int32", "tokens", "place in the sequence, from 0"),
         LAYER,
         Column("neuron", "list<uint16>", "", "the neurons that fired, ascending"),
-        Column("value", "list<float16>", "", "their values"),
+        Column("value", "list<float16>", "", "their values, at most 65504, which is float16's greatest"),
     ),
     adds_up=False,
     in_summary_only=False,
@@ -238,12 +240,13 @@ def nnz_columns(layers: int, name: str = "nnz") -> list[str]:
 
 
 def nnz_type(d_ff: int) -> str:
-    """The Arrow type that holds every count a layer of `d_ff` neurons can give."""
+    """The Arrow type that holds every count a layer of `d_ff` neurons can give, and the number of each neuron."""
     return "uint16" if d_ff <= 65535 else "uint32"
 
 
 def expand(table: Table, layers: int, d_ff: int, used: bool = False) -> list[Column]:
-    """The table's columns as they stand on disk for a model of this size: per-layer columns written out.
+    """The table's columns as they stand on disk for a model of this size: per-layer columns written out, and uint16 as
+    uint32 where d_ff asks for it.
 
     used: with those of a model that has a ReLU on the up branch too
     """
@@ -252,6 +255,8 @@ def expand(table: Table, layers: int, d_ff: int, used: bool = False) -> list[Col
         if column.per_layer:
             names = nnz_columns(layers, column.name) if used or column.name == "nnz" else []
             columns += [Column(name, nnz_type(d_ff), column.unit, column.meaning) for name in names]
+        elif column.type == "list<uint16>":
+            columns.append(replace(column, type=f"list<{nnz_type(d_ff)}>"))
         else:
             columns.append(column)
     return columns

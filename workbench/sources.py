@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from twell.workbench import streams, tabular
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, utf8
 from twell.workbench.streams import STDIN, UNPACKED, is_packed
 
 BUILTIN = "builtin:"
@@ -50,11 +50,11 @@ class Source:
     """One text source by its name. Made, it is known to exist; read, it knows the bytes that it gave.
 
     size: bytes of text where that is known before it is read, else None
-    Raises UserError for a name that is no source, a missing or an empty file.
+    Raises UserError for a name that is no source, or not UTF-8, and for a missing or an empty file.
     """
 
     def __init__(self, name: str) -> None:
-        self.name = str(name)
+        self.name = utf8(name)
         kind = _kind(self.name)
         self._read = KINDS[kind]
         self.size: int | None = None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twell.workbench import manifest as manifests
-from twell.workbench.errors import Missing, UserError
+from twell.workbench.errors import Missing, UserError, first_line, utf8
 from twell.workbench.manifest import Manifest
 from twell.workbench.schema import SUMMARIES, TABLES, nnz_columns
 
@@ -82,7 +82,7 @@ class Run:
                     yield file.read(list(columns) if columns is not None else None)
             except (OSError, pa.ArrowException) as error:
                 raise UserError(
-                    f"Expected a readable part at {path}, got {_first_line(error)}: copy it again from where it was "
+                    f"Expected a readable part at {path}, got {first_line(error)}: copy it again from where it was "
                     "recorded, or capture anew."
                 ) from None
 
@@ -135,7 +135,7 @@ class Run:
             try:
                 return connection.sql(query).df()
             except duckdb.Error as error:
-                raise UserError(f"Expected a DuckDB query over this run's tables: {_first_line(error)}") from None
+                raise UserError(f"Expected a DuckDB query over this run's tables: {first_line(error)}") from None
 
     def summary_path(self, name: str) -> Path:
         """Where the summary of that name lies, or will lie once it is built."""
@@ -199,7 +199,8 @@ def list_runs(folder: str | Path) -> tuple[list[Run], dict[str, str]]:
 
 
 def refuse_existing(folder: Path) -> None:
-    """UserError if a run, or anything else, is in the folder already."""
+    """UserError if a run, or anything else, is in the folder already, or if no manifest could hold its name."""
+    utf8(folder)
     if (folder / manifests.FILE).exists():
         raise UserError(
             f"Expected an empty output folder, {folder} already holds a run: choose another --out or remove it first."
@@ -240,7 +241,3 @@ def copy_without_activity(source: Path, target: Path) -> None:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, first_line
 
 COLUMN = "text"
 ROWS = 256  # read at a time
@@ -45,9 +45,13 @@ def parquet_texts(name: str) -> Iterator[str]:
                 )
             for batch in file.iter_batches(ROWS, columns=[column]):
                 yield from (text or "" for text in batch.column(0).to_pylist())
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UserError(
+            f"Expected UTF-8 in column {column} of {path}, got byte 0x{byte:02x} in one of its texts: write it anew."
+        ) from None
     except (OSError, pa.ArrowException) as error:
-        fault = str(error).strip().splitlines()[0]
-        raise UserError(f"Expected to read {path}, got an error ({fault}): check the file.") from None
+        raise UserError(f"Expected to read {path}, got an error ({first_line(error)}): check the file.") from None
 
 
 def _is_text(kind: Any) -> bool:
@@ -92,5 +96,5 @@ def hf_texts(name: str) -> Iterator[str]:
     except UserError:
         raise
     except Exception as error:  # whatever the library, the network or the dataset's own files raise
-        fault = (str(error).strip() or type(error).__name__).splitlines()[0]
+        fault = first_line(error)
         raise UserError(f"Expected to read {name}, got an error ({fault}): check the name and the network.") from None

@@ -142,8 +142,10 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
-    """The ids that the tokenizer puts before and after a text."""
-    probe = tokenizer("a", return_special_tokens_mask=True)
-    ids, special = probe["input_ids"], probe["special_tokens_mask"]
-    text = [place for place, mark in enumerate(special) if not mark]
-    return (ids[: text[0]], ids[text[-1] + 1 :]) if text else (ids, [])
+    """The ids that the tokenizer puts before and after a text: the first one tried that it has ids for."""
+    for text in chain("a", tokenizer.get_vocab()):  # not every vocabulary has an a: one of nucleotides
+        probe = tokenizer(text, return_special_tokens_mask=True)
+        ids, special = probe["input_ids"], probe["special_tokens_mask"]
+        if 0 in special:
+            return ids[: special.index(0)], ids[len(ids) - special[::-1].index(0) :]
+    return [], []

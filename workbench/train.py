@@ -19,7 +19,8 @@ import dataclasses
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from twell.workbench.corpus import Corpus, Rows, in_order, prepare, source_name, unigram_loss
 from twell.workbench.errors import UserError
+from twell.workbench.models import pick_device
 from twell.workbench.options import TrainOptions
 from twell.workbench.recipes import Recipe, load_recipe
 from twell.workbench.sources import open_sources
@@ -203,17 +205,28 @@ def train(options: TrainOptions) -> Path:
             valid=options.valid,
         )
     folder.claim(corpus=corpus.record)
+    with tf32(device):
+        training = Training(recipe, corpus, device, compiled=options.compile and device.type == "cuda")
+        folder.restore(training)
+        size = sum(p.numel() for p in training.model.parameters())
+        seen = f"{len(corpus.train):,} training tokens, {recipe.step_tokens:,} a step"
+        folder.say(f"{size:,} parameters, {seen}, on {device}.")
+        training.run(folder, options.checkpoint_minutes)
+        with writing(options.out):
+            finish(training, folder, options)
+    return options.out
+
+
+@contextmanager
+def tf32(device: torch.device) -> Iterator[None]:
+    """On a GPU, products of float32 in TF32 for a while: a setting of the process's, which counts must not have."""
+    before = torch.get_float32_matmul_precision()
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
-    training = Training(recipe, corpus, device, compiled=options.compile and device.type == "cuda")
-    folder.restore(training)
-    size = sum(p.numel() for p in training.model.parameters())
-    seen = f"{len(corpus.train):,} training tokens, {recipe.step_tokens:,} a step"
-    folder.say(f"{size:,} parameters, {seen}, on {device}.")
-    training.run(folder, options.checkpoint_minutes)
-    with writing(options.out):
-        finish(training, folder, options)
-    return options.out
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def finish(training: Training, folder: TrainingFolder, options: TrainOptions) -> None:
@@ -246,12 +259,6 @@ def finish(training: Training, folder: TrainingFolder, options: TrainOptions) ->
             "command": command(options),
         },
     )
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("Expected a CUDA device for --device cuda, PyTorch sees none: use --device cpu.")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def command(options: TrainOptions) -> str:

@@ -30,7 +30,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers.utils.logging import disable_progress_bar
 
-from twell.workbench.errors import UserError
+from twell.workbench import locks
+from twell.workbench.errors import UserError, first_line, utf8
 from twell.workbench.model_card import model_card
 
 if TYPE_CHECKING:
@@ -81,9 +82,11 @@ class TrainingFolder:
         self.out, self.work = Path(out), Path(out) / "work"
         self.console = Console()
         self.log: list[Row] = []
+        self._lock: Callable[[], object] | None = None
         path = self.out / "training.json"
+        utf8(self.out)
         if path.exists():
-            self.record: dict[str, Any] = json.loads(path.read_text())
+            self.record: dict[str, Any] = _read_json(path)
         elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise UserError(
                 f"Expected --out to be new, empty or a training's folder, got {self.out}, which is none: name another."
@@ -101,7 +104,8 @@ class TrainingFolder:
         return sum(row.get("heldout_loss") is not None for row in self.log)
 
     def claim(self, **parts: Any) -> None:
-        """Record what this run is made of; refuses, naming the difference, where the folder belongs to another run."""
+        """Record what this run is made of; refuses, naming the difference, where the folder belongs to another run, and
+        where another process is at this one."""
         for name, part in parts.items():
             if name in self.record and self.record[name] != part:
                 raise UserError(
@@ -111,6 +115,12 @@ class TrainingFolder:
         if not parts.keys() <= self.record.keys():
             self.record = {"status": "training", **self.record, **parts}
             self._write_json()
+        self._lock = self._lock or locks.claim(self.out, self)
+        if self._lock is None:
+            raise UserError(
+                f"Expected a folder that no other training writes to, one is at {self.out}: wait for its end, or stop "
+                "it first."
+            )
 
     def say(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True)
@@ -207,6 +217,16 @@ class TrainingFolder:
         temporary = self.out / "training.json.tmp"
         temporary.write_text(json.dumps(self.record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         os.replace(temporary, self.out / "training.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
+        raise UserError(
+            f"Expected a training's record at {path}, got a file that cannot be read ({first_line(error)}): name "
+            "another folder, or remove this one."
+        ) from None
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")

@@ -25,8 +25,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from torch import Tensor, nn
 
 from twell.kernels.call import Stats
+from twell.kernels.turns import turns
+from twell.workbench import locks, network
 from twell.workbench import manifest as manifests
-from twell.workbench import network
 from twell.workbench.batches import Batch, batches
 from twell.workbench.checkpoint import Checkpoint, find, understood
 from twell.workbench.errors import UserError
@@ -35,7 +36,7 @@ from twell.workbench.models import LoadedModel, load
 from twell.workbench.options import VerifyOptions
 from twell.workbench.store import Run, open_run
 from twell.workbench.text import Sequence
-from twell.workbench.timing import dense, turns
+from twell.workbench.timing import dense
 from twell.workbench.vocabulary import special_ids
 
 ROUNDS = 3
@@ -63,15 +64,16 @@ def verify(options: VerifyOptions) -> Run:
     console = Console(highlight=False, soft_wrap=True)
     with _progress(console) as progress:
         step = progress.add_task("", total=len(texts) * (1 + (1 + ROUNDS) * WAYS))
-        manifest.parity = parity(loaded, checkpoint, texts, partial(progress.advance, step))
+        outputs = parity(loaded, checkpoint, texts, partial(progress.advance, step))
         loss = bool(manifest.options.get("loss", True))
-        manifest.overhead = overhead(loaded, texts, loss, partial(progress.advance, step))
-    manifests.write(run.path, manifest)
-    console.print("\n".join([f"{run.path}: verified", *said(manifest.parity, manifest.overhead)]))
-    if wrong := manifest.parity["beyond_rounding"]:
+        times = overhead(loaded, texts, loss, partial(progress.advance, step))
+    with locks.locked(run.path):  # others may have written to it meanwhile
+        run = Run(run.path, manifests.update(run.path, parity=outputs, overhead=times))
+    console.print("\n".join([f"{run.path}: verified", *said(outputs, times)]))
+    if wrong := outputs["beyond_rounding"]:
         raise UserError(
-            f"Expected counts that differ by no more than rounding, got {wrong:,} of {manifest.parity['counts']:,} off "
-            f"by more with the {manifest.parity['kernel']} kernel: capture with --kernel reference."
+            f"Expected counts that differ by no more than rounding, got {wrong:,} of {outputs['counts']:,} off by more "
+            f"with the {outputs['kernel']} kernel: capture with --kernel reference."
         )
     return run
 

@@ -65,11 +65,18 @@ def _reader(tokenizer: PreTrainedTokenizerFast) -> Callable[[str, int], bytes]:
     decoder: dict[str, Any] = json.loads(stated.__getstate__()) if stated is not None else {}
     kinds = {part.get("type") for part in [decoder, *decoder.get("decoders", [])]}
     if "ByteLevel" in kinds:
-        alphabet = str.maketrans({mark: chr(byte) for mark, byte in byte_alphabet().items()})
-        return lambda piece, _: piece.translate(alphabet).encode("latin-1")
+        return _byte_level()
     if kinds & {"Metaspace", "ByteFallback"}:
         return lambda piece, _: _sentencepiece(piece)
     return lambda _, number: str(tokenizer.decode([number])).encode()
+
+
+def _byte_level() -> Callable[[str, int], bytes]:
+    """Of a piece that has other characters too, which can have been added by hand alone, as the decoder takes it: its
+    own UTF-8."""
+    alphabet = byte_alphabet()
+    known, table = frozenset(alphabet), str.maketrans({mark: chr(byte) for mark, byte in alphabet.items()})
+    return lambda piece, _: piece.translate(table).encode("latin-1") if known.issuperset(piece) else piece.encode()
 
 
 def _sentencepiece(piece: str) -> bytes:

@@ -25,6 +25,7 @@ from twell.kernels.layout import INDEX_MASK, TwELL
 from twell.workbench.batches import Batch
 from twell.workbench.errors import UserError
 from twell.workbench.forward import Inputs
+from twell.workbench.schema import nnz_type
 
 REACH = 16  # tokens of a window before its firing, and after
 KINDS = ("top", "sample")
@@ -226,14 +227,15 @@ class Seen:
         for layer, kind, firings in self._candidates:
             self.watch.keep(layer, kind, firings)
         sequence, position = self._keys
+        kind, most = nnz_type(self.watch.d_ff), torch.finfo(torch.float16).max
         for layer, row, neuron, value in self._fired:
             lengths = row.bincount(minlength=len(sequence)).cpu().numpy()
             yield {
                 "sequence": sequence,
                 "position": position,
                 "layer": np.full(len(sequence), layer),
-                "neuron": _lists(neuron.cpu().numpy().astype(np.uint16), lengths),
-                "value": _lists(value.float().cpu().numpy().astype(np.float16), lengths),
+                "neuron": _lists(neuron.cpu().numpy().astype(kind), lengths),
+                "value": _lists(value.float().clamp(max=most).cpu().numpy().astype(np.float16), lengths),
             }
 
 

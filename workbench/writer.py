@@ -35,6 +35,7 @@ Rows = tuple[str, Mapping[str, Any]]  # of a table: its columns
 _TYPES = {
     "list<float32>": pa.list_(pa.float32()),
     "list<uint16>": pa.list_(pa.uint16()),
+    "list<uint32>": pa.list_(pa.uint32()),
     "list<float16>": pa.list_(pa.float16()),
     "bool": pa.bool_(),
 }
@@ -57,14 +58,15 @@ class RunWriter:
 
     def __init__(self, folder: Path, manifest: Manifest, resume: bool = False, ranks: Ranks | None = None) -> None:
         self.folder, self.manifest, self._ranks = Path(folder), manifest, ranks or Ranks()
-        if resume:
-            self._remove_strays()
-        else:
+        if not resume:
             refuse_existing(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._ranks.claim(self.folder)
         except OSError as error:
             raise disk_error(self.folder / manifests.FILE, error) from error
+        if resume:
+            self._remove_strays()
         self._publish()
         shape = (manifest.layers, manifest.d_ff, manifest.counts_used)
         self._schemas = {name: arrow_schema(name, *shape) for name in TABLES}
@@ -124,6 +126,7 @@ class RunWriter:
             self.drain()
         finally:
             self._pool.shutdown(cancel_futures=True)
+        self._ranks.release()
 
     def abandon(self) -> None:
         """Give up the open part and mark what was written as interrupted, if the disk still lets us."""
@@ -132,7 +135,10 @@ class RunWriter:
         for file in self._files.values():
             file.discard()
         self.manifest.status = manifests.INTERRUPTED
-        self._publish()
+        try:
+            self._publish()
+        finally:
+            self._ranks.release()
 
     def drain(self) -> None:
         """Wait for all that was handed to the writing thread. Raises UserError if it could not be written."""

@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils.logging import disable_progress_bar
 
 from twell.kernels.ops import choose
 from twell.workbench.capture import record
@@ -82,6 +83,7 @@ def save_model(folder: Path, family: str = "llama", **fields: Any) -> Path:
         given |= {"ffn_dim": 264, "word_embed_proj_dim": 32, "activation_function": "relu", "init_std": 0.2}
     config = CONFIG_MAPPING[family](**{**size, **given, "initializer_range": 0.2, **fields})
     torch.manual_seed(7)
+    disable_progress_bar()  # it would stand in a command's output
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if family in FAMILIES:
         with torch.no_grad():

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,11 +53,24 @@ def test_text(name: str, content: bytes | None, sentence: str, tmp_path: Path, r
     assert name in said
 
 
+def test_names_that_nothing_recorded_could_hold(tiny: Path, tmp_path: Path, refused: Twell) -> None:
+    """Of files and folders, in bytes that are no UTF-8."""
+    latin = os.fsdecode("caf\u00e9".encode("latin-1"))
+    (tmp_path / f"{latin}.txt").write_text("Ten metres.")
+    shutil.copytree(tiny, tmp_path / latin)
+    told = "Expected a name in UTF-8, got "
+    assert told in refused(text=tmp_path / f"{latin}.txt")
+    assert told in refused(out=tmp_path / f"{latin}-run")
+    assert told in refused(model=tmp_path / latin)
+
+
 def test_options(refused: Twell) -> None:
     assert "--tokens of at least 1, got 0" in refused("--tokens", "0")
     assert "--batch-tokens of at least 1, got -5" in refused("--batch-tokens", "-5")
     for name, value in (("--examples", "-3"), ("--timings", "-1"), ("--timings-share", "-0.5"), ("--generate", "-1")):
         assert f"{name} of at least 0, got {value}" in refused(name, value)
+    for seed in ("-1", str(2**32)):
+        assert f"--seed from 0 to 2^32 - 1, got {seed}" in refused("--seed", seed)
     assert "--fired as LAYERS[:SHARE], layers from 0 to 2" in refused("--fired", "3")
     assert "--seq-len of at most 128" in refused("--seq-len", "129")
     if not torch.cuda.is_available():
@@ -80,7 +94,9 @@ def test_a_folder_that_holds_a_run(
     assert len(list(out.rglob("*.parquet"))) > 2
     assert "already holds a run" in refused(out=out)
     assert "already holds a run" in refused(out=out, model="nobody/asked-for-this-first")
-    assert "run.json is a file" in refused(out=out / "run.json")
+    for more in ((), ("--resume",)):
+        assert "run.json is a file" in refused(*more, out=out / "run.json")
+        assert "got Not a directory" in refused(*more, out=out / "run.json" / "run")
 
 
 # ---- runs that end before their text does
@@ -174,8 +190,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
 def test_ctrl_c(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with start(tiny, out, 10) as process:
-        wait_for((out / "run.json").exists, process)
-        time.sleep(0.5)
+        wait_for(lambda: any(out.glob("vocab.parquet*")), process)  # it has begun to count
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130

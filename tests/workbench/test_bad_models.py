@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from twell.kernels.module import Probe
+from twell.workbench import any_ffn
+from twell.workbench.errors import UserError
 
 Twell = Callable[..., str]
 
@@ -103,10 +108,17 @@ def test_tokenizer(copied: Path, refused: Twell) -> None:
     assert "tokenizer.json" in refused(model=copied)
 
 
-def test_a_tokenizer_too_large(tmp_path: Path, make_model: Callable[..., Path], refused: Twell) -> None:
+def test_a_tokenizer_of_ids_that_the_embedding_lacks(
+    tmp_path: Path, copied: Path, make_model: Callable[..., Path], refused: Twell
+) -> None:
     said = refused(model=make_model(tmp_path / "narrow", vocab_size=300))
-    assert "at most 300 tokens" in said
-    assert "got one of 320" in said
+    assert "token ids below 300 from the tokenizer of narrow" in said
+    assert "got 319" in said
+    path = copied / "tokenizer.json"
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    stored["model"]["vocab"]["F"] = 500  # with a gap below it: no more tokens than rows
+    path.write_text(json.dumps(stored), encoding="utf-8")
+    assert "got 500" in refused(model=copied)
 
 
 def test_no_such_model(tmp_path: Path, refused: Twell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +128,16 @@ def test_no_such_model(tmp_path: Path, refused: Twell, monkeypatch: pytest.Monke
     said = refused(model="nobody/no-such-model")
     assert "no such folder here, and the hub cannot be reached" in said
     assert "leave --revision out" in refused("--revision", "main")
+
+
+def test_layers_of_different_widths_cannot_be_counted(tiny: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    layers = model.model.layers
+    layers[1].mlp.down_proj = torch.nn.Linear(272, 32)
+    with pytest.raises(UserError, match=r"got FFNs of 264 and 272 neurons \(model_type"):
+        any_ffn.watch("tiny", model, list(layers), 0.1, Probe())
+    with pytest.raises(UserError, match="got no such layers"):
+        any_ffn.watch("tiny", model, [], 0.1, Probe())
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,9 @@ def test_every_sequence_runs_once_and_windows_follow_the_text() -> None:
         assert [batch.ends for batch in held] == [False] * (len(held) - 1) + [True]
         numbers = np.concatenate([batch.numbers for batch in held])
         assert sorted(numbers) == list(range(seen, seen + len(numbers)))  # nothing of a later window comes before
-        assert sum(int(batch.lengths.sum()) for batch in held) <= module.WINDOW * TOKENS
+        tokens = sum(int(batch.lengths.sum()) for batch in held)
+        assert tokens <= (module.WINDOW if window else 1) * TOKENS  # work begins soon
+        assert tokens > (module.WINDOW - 1) * TOKENS or window in (0, found[-1].window)  # and then there is a choice
         seen += len(numbers)
     assert seen == 400
     for batch in found:

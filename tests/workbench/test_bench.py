@@ -196,6 +196,8 @@ def test_rates_are_what_has_to_be_done_over_time() -> None:
     assert work(20, result, DENSE, about) == (20 * 64 * 128 * 6, 2 * (3 * 64 * 128 + 2 * 20 * 64))
     assert work(20, result, GATE, about) == (20 * 64 * 128 * 2, 2 * (64 * 128 + 20 * (64 + 128)))
     assert work(20, result, ours, about) == (2 * 20 * 64 * (128 + 20), 2 * (64 * (128 + 100) + 2 * 20 * 64))
+    packing = Operation(GATE.op, "cpu", 8)  # gives a word for each that fired
+    assert work(20, result, packing, about) == (20 * 64 * 128 * 2, 2 * (64 * 128 + 20 * (64 + 2 * 10)))
     plain = work(20, result, ours, {**about, "ffn": "plain", "dtype": "float32"})
     assert plain == (2 * 20 * 64 * (128 + 10), 4 * (64 * (128 + 50) + 2 * 20 * 64))
     case = Case("made", "even", -1, 20, False, lambda: None)  # type: ignore[arg-type, return-value]
@@ -249,6 +251,7 @@ def test_layers_are_added_up(tiny: Path, texts: tuple[str, ...], capsys: pytest.
         ({"kernel": ("hopper",), "device": "cpu", "nnz": "9"}, r"got none \(hopper: expected device cuda, got cpu\)"),
         ({"compression": "8,3"}, "--compression of 2, 4, 8, 16, got 8,3"),
         ({"seconds": 0.0}, "--seconds above 0, got 0"),
+        ({"seconds": float("inf")}, "--seconds above 0, got inf"),
         ({"device": "cuda"}, "a CUDA device for --device cuda"),
         ({"energy": True}, "a GPU that reports its power for --energy"),
         ({"out": "FOLDER"}, "a run's folder or a file that ends in .parquet, got"),
@@ -288,7 +291,7 @@ def test_bad_input_is_one_sentence(
     assert message.startswith(("Expected", "nowhere")) and message.endswith(".") and "\n" not in message
 
 
-def test_a_run_that_is_being_recorded_is_left_alone(tmp_path: Path, make_manifest: Callable[..., Any]) -> None:
-    RunWriter(tmp_path / "run", make_manifest())
-    with pytest.raises(UserError, match="is still being recorded: wait for it"):
-        bench(quick(out=tmp_path / "run"))
+def test_kernels_that_cannot_run_are_refused_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "bench_case", None)
+    with pytest.raises(UserError, match="hopper: expected device cuda, got cpu; cuda: expected device cuda, got cpu"):
+        bench(quick(kernel=("hopper", "cuda"), device="cpu"))

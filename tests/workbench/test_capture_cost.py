@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 
 from twell.workbench import capture_cost
-from twell.workbench.capture_cost import in_turns, ratios
+from twell.workbench.capture_cost import Turn, in_turns, ratios
 from twell.workbench.models import load
 from twell.workbench.options import CaptureOptions
 from twell.workbench.text import documents, sequences
 
 
+def test_what_lies_between_the_beginning_and_the_end_of_a_turn() -> None:
+    assert Turn(whole=10.0, start=1.0, end=2.0, batches=(5, 6), timings=0.5).steady == 6.5
+
+
+@pytest.mark.alone
 def test_whole_captures_in_turns(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     options = CaptureOptions(model=str(tiny), text=texts, out=tmp_path / "unused", seq_len=24, batch_tokens=64)
     loaded = load(str(tiny), device="cpu")

@@ -131,7 +131,12 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["capture"], "Missing argument"),
         (["capture", "m", "--out", "x"], "--text"),
-        (["capture", "m", "--text", "t", "--out", "x", "--kernel", "magic"], "'magic' is not one of"),
+        (
+            ["capture", "m", "--text", "t", "--out", "x", "--kernel", "magic"],
+            "twell: Expected one of 'auto', 'reference', 'cpu', 'cuda', 'hopper' for --kernel, got 'magic'.\n",
+        ),
+        (["app", "--port", "x"], "twell: Expected a whole number for --port, got 'x'.\n"),
+        (["bench", "--seconds", "1,5"], "twell: Expected a number for --seconds, got '1,5'.\n"),
         (["nonsense"], "No such command"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from twell.kernels.module import SparseFFN
+from twell.kernels.module import Probe, SparseFFN
 from twell.kernels.ops import Choice
+from twell.workbench.checkpoint import DEMO, MIB, fingerprint
 from twell.workbench.doctor import findings, why
-from twell.workbench.models import load
+from twell.workbench.errors import UserError
+from twell.workbench.models import LoadedModel, load
 from twell.workbench.vocabulary import display, vocabulary
 
 FAMILIES = {
@@ -44,6 +48,14 @@ def test_outputs_unchanged(family: str, tmp_path: Path, make_model: Callable[...
     assert (about["family"], about["layers"], about["d_model"], about["d_ff"]) == (family, 3, 32, 264)
     assert about["name"] == family  # the folder's name, and nothing of where it lies
     assert about["revision"] is None
+
+
+def test_the_bundled_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded = load(DEMO, device="cpu")
+    assert (loaded.name, loaded.revision, loaded.layers) == ("demo-model", None, 8)
+    with pytest.raises(UserError, match="--revision with a hub id only, got builtin:demo"):
+        load(DEMO, "main")
 
 
 def test_a_hub_id(tmp_path: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +90,17 @@ def test_vocabulary_joins_to_the_text(tiny: Path) -> None:
     assert {bytes([byte]) for byte in range(256)} <= set(table["bytes"])
 
 
+def test_vocabulary_of_pieces_that_no_bytes_are_written_as() -> None:
+    """As the decoder has them: such a piece stands for its own characters, all of it."""
+    pieces = {"Ġx": 0, "Ã": 1, "中文": 2, "Ġ中": 3, "a b": 4, "Ċ": 5, "Ġ\n": 6}
+    backend = Tokenizer(models.BPE(vocab=pieces, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    found = vocabulary(PreTrainedTokenizerFast(tokenizer_object=backend)).to_pydict()["bytes"]
+    assert found == [b" x", b"\xc3", "中文".encode(), "Ġ中".encode(), b"a b", b"\n", "Ġ\n".encode()]
+    for piece, data in zip(pieces, found, strict=True):
+        assert backend.decoder.decode([piece]) == data.decode(errors="replace")
+
+
 def test_vocabulary_of_sentencepiece() -> None:
     pieces = {"<unk>": 0, "<0x0A>": 1, "<0xE2>": 2, "▁the": 3, "a▁b": 4, "é": 5, "<s>": 6}
     backend = Tokenizer(models.BPE(vocab=pieces, merges=[], unk_token="<unk>", byte_fallback=True))
@@ -92,6 +115,40 @@ def test_display_is_one_line() -> None:
     assert display(b"a\n\t\x1b[0m") == "a\\n\\t\\x1b[0m"
     assert display("…é".encode()) == "…é"
     assert display(b"\xe2\x80") == "�"
+
+
+def test_a_fingerprint_tells_checkpoints_apart_by_size_beginning_and_end(tmp_path: Path) -> None:
+    """Of each file, and by its name; what lies between is not read."""
+    whole = bytearray(3 * MIB)
+
+    def of(data: bytes, name: str = "model.safetensors") -> str:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        (tmp_path / name).write_bytes(data)
+        return fingerprint(tmp_path)
+
+    def changed(place: int) -> bytes:
+        data = bytearray(whole)
+        data[place] = 1
+        return bytes(data)
+
+    found = [of(whole), of(changed(0)), of(changed(-1)), of(whole + b"0"), of(whole, "other.safetensors")]
+    assert len(set(found)) == 5
+    assert of(changed(MIB + 7)) == of(whole)
+
+
+def test_the_longest_sequence_of_a_model_that_states_none() -> None:
+    for stated, context in (({"max_position_embeddings": 128}, 128), ({}, 2048)):
+        config = SimpleNamespace(get_text_config=lambda stated=stated: SimpleNamespace(**stated))
+        model: Any = SimpleNamespace(config=config)
+        loaded = LoadedModel("made", None, model, None, Probe(), "made", (), (), "auto", "")  # type: ignore[arg-type]
+        assert loaded.context == context
+
+
+def test_why_leaves_out_kernels_of_other_devices_that_nobody_asked_for() -> None:
+    choice = Choice("cpu", "it runs; hopper: expected device cuda, got cpu; cuda: expected device cuda, got cpu; a: b")
+    assert why(choice) == "cpu: it runs; a: b"
+    assert why(choice, "hopper") == "cpu: it runs; hopper: expected device cuda, got cpu; a: b"
 
 
 def test_doctor_names_the_kernel() -> None:

@@ -22,6 +22,7 @@ import pytest
 from twell.workbench.errors import UserError
 from twell.workbench.manifest import Part
 from twell.workbench.options import CaptureOptions
+from twell.workbench.ranks import Ranks
 from twell.workbench.schema import nnz_columns
 from twell.workbench.store import Run, open_run
 
@@ -210,6 +211,25 @@ def test_ranks_of_several_hosts_are_refused(tiny: Path, text: Path, tmp_path: Pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("variables", "fault"),
+    [
+        ({"WORLD_SIZE": "4"}, "environment variable RANK expected"),
+        ({"WORLD_SIZE": "many", "RANK": "0"}, "invalid literal for int"),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "first"}, "invalid literal for int"),
+    ],
+)
+def test_variables_that_no_launcher_sets(variables: dict[str, str], fault: str, monkeypatch: Any) -> None:
+    """As a cluster's job may have them lying about."""
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"that torchrun sets beside WORLD_SIZE.*{fault}.*or unset WORLD_SIZE") as error:
+        Ranks.here("cpu")
+    assert "\n" not in str(error.value)
+
+
 def test_whose_part_it_is() -> None:
     assert Part("activity", "activity/rank-12-00003.parquet", 1, 1, "").rank == 12
     assert Part("activity", "activity/rank-12-00003.parquet", 1, 1, "").number == 3
@@ -245,14 +265,14 @@ def rank_process(launcher: subprocess.Popen[str], rank: int) -> int:
 def test_torchrun(tiny: Path, text: Path, tmp_path: Path) -> None:
     """Launched, one rank killed, launched again with --resume: the killed one is named, nothing is lost."""
     long = tmp_path / "long.txt"
-    long.write_text(text.read_text(encoding="utf-8") * 12, encoding="utf-8")
+    long.write_text(text.read_text(encoding="utf-8") * 24, encoding="utf-8")
     out, words = tmp_path / "run", ("--batch-tokens", "480")
     with launched(tiny, long, out, *words) as process:
         try:
             deadline = time.monotonic() + 120
-            while not (out / "run.json").exists():
+            while not any(out.glob("vocab.parquet*")):  # rank 0 has begun to count: from then on it hears of an end
                 assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.05)
+                time.sleep(0.02)
             os.kill(rank_process(process, 1), signal.SIGKILL)
             said, _ = process.communicate(timeout=120)
         finally:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from twell.workbench import text as text_module
 from twell.workbench.capture import capture
 from twell.workbench.errors import UserError
 from twell.workbench.options import CaptureOptions
+from twell.workbench.recorder import Recorder
+from twell.workbench.schema import nnz_columns
 from twell.workbench.store import Run, open_run
 
 ROWS = ("activity", "sequences", "vocab", "examples", "fired")
@@ -166,6 +169,46 @@ def refused(chosen: CaptureOptions, *words: str) -> None:
     assert {path: path.read_bytes() for path in chosen.out.rglob("*") if path.is_file()} == before
 
 
+def test_a_run_that_is_being_recorded_is_left_alone(begun: CaptureOptions, tmp_path: Path) -> None:
+    """From the reading of its manifest on, by another process, until that one ends, however it does."""
+    code = (
+        "import fcntl, os, sys; handle = os.open(sys.argv[1], os.O_RDONLY); fcntl.flock(handle, fcntl.LOCK_EX)\n"
+        "print('has it', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(begun.out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "has it\n"
+        refused(begun, "another capture is writing to it")
+        refused(replace(begun, model="nobody/asked-for-this-first"), "another capture is writing to it")
+        other.kill()
+    assert capture(begun).manifest.status == "complete"
+
+
+def test_a_capture_has_its_folder_to_itself(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, step, said = options(tiny, tmp_path / "run", texts, resume=True), Recorder.step, []
+
+    def meddled(self: Recorder, batch: Any) -> None:
+        if not said:
+            with pytest.raises(UserError) as error:
+                capture(chosen)
+            said.append(str(error.value))
+        step(self, batch)
+
+    monkeypatch.setattr(Recorder, "step", meddled)
+    run = capture(chosen)
+    assert "another capture is writing to it" in said[0]
+    monkeypatch.setattr(Recorder, "step", step)
+    assert_same(run, capture(options(tiny, tmp_path / "whole", texts)))
+
+
+def test_the_outcome_is_told_of_the_whole_run(begun: CaptureOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    run = capture(begun)
+    counts = run.activity(flagged=False)[nnz_columns(run.layers)].to_numpy()
+    assert f"mean nnz {counts.mean():.1f} of {run.d_ff}" in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_a_damaged_file_in_the_middle_of_a_list_loses_nothing(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,8 +232,6 @@ def test_a_damaged_file_in_the_middle_of_a_list_loses_nothing(
 
 
 def test_other_options_are_named(begun: CaptureOptions, tmp_path: Path, make_model: Callable[..., Path]) -> None:
-    from dataclasses import replace
-
     refused(replace(begun, seq_len=20), "--seq-len", "20 now", "24 then")
     refused(replace(begun, loss=False), "--loss")
     refused(replace(begun, text=begun.text[:2]), "--text")

@@ -17,6 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -170,6 +171,15 @@ def test_a_parquet_column_is_a_document_a_row(tmp_path: Path) -> None:
     joined = "".join(text or "" for text in texts).encode()
     expected = {"source": f"{path}:text", "sha256": hashlib.sha256(joined).hexdigest(), "bytes": len(joined)}
     assert source.manifest() == expected
+
+
+def test_a_parquet_text_that_is_no_utf8(tmp_path: Path) -> None:
+    """As some writers call bytes strings."""
+    ends = pa.py_buffer(np.array([0, 4, 7], dtype=np.int32).tobytes())
+    bad = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"finea\xe9b")])
+    name = write_parquet(tmp_path / "bad.parquet", body=bad)
+    with pytest.raises(UserError, match=r"Expected UTF-8 in column body of .*bad\.parquet, got byte 0xe9"):
+        list(Source(f"{name}:body").read())
 
 
 def test_what_is_no_column_of_text(tmp_path: Path) -> None:

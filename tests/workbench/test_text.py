@@ -200,6 +200,15 @@ def test_special_tokens_stand_where_the_tokenizer_puts_them_and_once(
     assert found == [before + whole + after, tokenizer("two")["input_ids"]]
 
 
+def test_special_tokens_around_a_text_of_few_letters() -> None:
+    """A vocabulary without the letters of the Latin alphabet, that leaves out what it does not know."""
+    bases = Tokenizer(models.BPE(vocab={"<s>": 0, "</s>": 1, "A": 2, "C": 3, "G": 4, "T": 5}, merges=[]))
+    bases.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bases, bos_token="<s>", eos_token="</s>")
+    [found] = sequences([Document("s", 0, "GATTACA")], tokenizer, 100)
+    assert found.ids.tolist() == tokenizer("GATTACA")["input_ids"] == [0, 4, 2, 5, 5, 2, 3, 2, 1]
+
+
 def test_documents_without_text_give_no_sequence(tokenizer: PreTrainedTokenizerFast) -> None:
     given = [Document("s", 0, ""), Document("s", 1, "text"), Document("s", 2, "")]
     assert [sequence.document for sequence in sequences(given, tokenizer, 8)] == [1]

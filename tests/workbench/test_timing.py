@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -212,12 +211,9 @@ def test_power_is_asked_for_once_and_only_when_it_can_be_afforded(
     assert all(row["watts"] == 100.0 for row in timings.rows if row["layer"] >= 0)
 
 
-def test_all_layers_of_the_bundled_model(tmp_path: Path) -> None:
-    """What the demo does, of less text: every layer, each operation on as many rows, and the whole model."""
-    options = CaptureOptions(
-        model=str(files("twell.data") / "demo-model"), text=("builtin:passages",), out=tmp_path / "run", tokens=24_000
-    )
-    frame = capture(options).frame("timings")
+def test_all_layers_of_the_demo(demo: Path) -> None:
+    """Every layer, each operation on as many rows, and the whole model."""
+    frame = open_run(demo).frame("timings")
     layers = frame[frame["layer"] >= 0]
     assert {*zip(layers["layer"], layers["op"], strict=True)} == {(layer, op) for layer in range(8) for op in LAYER}
     assert {"model_dense", "model_sparse"} == {*frame.loc[frame["layer"] < 0, "op"]}

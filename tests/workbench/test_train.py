@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from twell.workbench import corpus as corpora
 from twell.workbench.corpus import Rows, prepare, unigram_loss
 from twell.workbench.errors import UserError
 from twell.workbench.recipes import RECIPES, Recipe, from_dict, load_recipe
 from twell.workbench.sparse_llama import build, forward
-from twell.workbench.train import rate_factor
+from twell.workbench.train import rate_factor, tf32
 
 CPU = torch.device("cpu")
 
@@ -59,6 +63,15 @@ def test_the_step_compiles_to_one_graph_once(tiny_recipe: Recipe) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+def test_products_in_tf32_end_with_the_training() -> None:
+    before = torch.get_float32_matmul_precision()
+    with tf32(torch.device("cuda")):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+    with tf32(CPU):
+        assert torch.get_float32_matmul_precision() == before
+
+
 def test_rates_rise_stay_and_fall(tiny_recipe: Recipe) -> None:
     recipe = dataclasses.replace(tiny_recipe, warmup=10, decay=0.4)
     rates = [rate_factor(recipe, step, 100) for step in range(100)]
@@ -90,6 +103,26 @@ def test_the_last_share_is_left_out_of_ids_and_tokenizer(tmp_path: Path) -> None
     assert not any("zyx" in token for token in corpus.tokenizer.get_vocab())
     with pytest.raises(UserError, match=r"holds a corpus with holdout 0\.02, not 0\.1"):
         prepare((str(source),), tmp_path / "ids", vocab=300, holdout=0.1, bpe_megabytes=1.0)
+
+
+def test_trainings_that_begin_at_once_tokenise_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "text.txt"
+    source.write_text("".join(f"Line {i} of an ordinary text about rivers and boats.\n" for i in range(500)))
+    real, trained = corpora.train_bpe, []
+
+    def slow(*given: Any) -> Any:
+        trained.append(1)
+        time.sleep(0.3)
+        return real(*given)
+
+    monkeypatch.setattr(corpora, "train_bpe", slow)
+    given: dict[str, Any] = {"vocab": 300, "holdout": 0.1, "bpe_megabytes": 1.0}
+    with ThreadPoolExecutor(2) as pool:
+        ids = list(pool.map(lambda _: prepare((str(source),), tmp_path / "ids", **given).train, range(2)))
+    assert len(trained) == 1
+    assert np.array_equal(*ids)
 
 
 def test_an_epoch_reads_every_window_once_and_follows_from_seed_and_step() -> None:
@@ -132,13 +165,31 @@ def test_recipes_from_files(tmp_path: Path) -> None:
         ("steps = 1\nrate = 'high'", "rate must be float"),
         ("steps = 1\ntokens = 2", "got tokens and steps"),
         ("rate = 0.1", "none of them"),
-        ("steps = 1\nd_model = 100", "d_model must be whole heads"),
+        ("steps = 1\nd_model = 104", "d_model must be whole heads"),
         ("steps = 1\nschedule = 'step'", "'wsd' or 'cosine'"),
         ("tokens = 0", "Expected tokens above 0, got 0"),
         ("minutes = -1", "Expected minutes above 0, got -1"),
         ("steps = 1\nrate = -0.1", "Expected rate above 0, got -0.1"),
         ("steps = 1\nl1 = -1", "Expected l1 of at least 0, got -1"),
         ("steps = 1\nrows = 0", "Expected rows of at least 1, got 0"),
+        ("steps = 1\nrate = inf", "Expected rate above 0, got inf"),
+        ("minutes = nan", "Expected minutes above 0, got nan"),
+        ("steps = 1\nclip = 0", "Expected clip above 0, got 0"),
+        ("steps = 1\nbpe_megabytes = 0", "Expected bpe_megabytes above 0, got 0"),
+        ("steps = 1\nkv_heads = 0", "Expected kv_heads of at least 1, got 0"),
+        ("steps = 1\nhead_size = 0", "Expected head_size in multiples of 2, as positions turn its pairs, got 0"),
+        ("steps = 1\nhead_size = 1\nkv_heads = 1", "Expected head_size in multiples of 2, .*, got 1"),
+        ("steps = 1\nseed = -1", "Expected seed of at least 0, got -1"),
+        ("steps = 1\nwarmup = -1", "Expected warmup of at least 0, got -1"),
+        ("steps = 1\nweight_decay = -0.1", "Expected weight_decay of at least 0, got -0.1"),
+        ("steps = 1\ndecay = 1.5", "Expected decay from 0 to 1, a share of the steps, got 1.5"),
+        ("steps = 1\nbetas = [0.9]", r"Expected betas of two numbers from 0 to below 1, got \[0.9\]"),
+        ("steps = 1\nbetas = [0.9, 1]", r"Expected betas of two numbers from 0 to below 1, got \[0.9, 1\]"),
+        ("steps = 1\nbetas = [0.9, 'x']", r"Expected betas of two numbers .*, got \[0.9, 'x'\]"),
+        ("steps = 1\nd_ff = 100", "Expected d_ff in multiples of 8, as the FFN kernels take them, got 100"),
+        ("steps = 1\nd_ff = 0", "Expected d_ff in multiples of 8, as the FFN kernels take them, got 0"),
+        ("steps = 1\nvocab = 256", "Expected vocab of at least 257, every byte and the end of a text, got 256"),
+        ("steps = 1\nd_model = 36\nhead_size = 18", "Expected d_model in multiples of 8, as the FFN"),
         ("steps = ", "could not be read"),
     ],
 )

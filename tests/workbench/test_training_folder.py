@@ -25,7 +25,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.options import TrainOptions
 from twell.workbench.recipes import Recipe
 from twell.workbench.train import train
-from twell.workbench.training_folder import log_schema
+from twell.workbench.training_folder import TrainingFolder, log_schema
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +156,7 @@ def test_a_killed_run_continues_to_the_same_bits(
     ]
 
 
+@pytest.mark.alone
 def test_a_limit_in_minutes_becomes_a_number_of_steps(home: Path, tiny_recipe: Recipe) -> None:
     begun = time.monotonic()
     out = train(options(home, "timed", minutes=0.05))
@@ -176,6 +177,33 @@ def test_a_complete_run_is_left_alone_and_a_foreign_folder_refused(home: Path, s
     (home / "foreign" / "letter.txt").write_text("Dear reader")
     with pytest.raises(UserError, match="name another"):
         train(options(home, "foreign"))
+
+
+def test_a_record_that_cannot_be_read_is_refused(home: Path) -> None:
+    for number, text in enumerate(("{", "[1]", "\udcff")):
+        out = home / f"broken-{number}"
+        out.mkdir()
+        (out / "training.json").write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(
+            UserError, match=r"Expected a training's record at .*name another folder, or remove"
+        ) as error:
+            train(options(home, out.name))
+        assert "\n" not in str(error.value)
+        assert [path.name for path in out.iterdir()] == ["training.json"]
+
+
+def test_a_folder_is_one_training_s_at_a_time(home: Path) -> None:
+    first = TrainingFolder(home / "twice")
+    first.claim(holdout=0.02)
+    with pytest.raises(UserError, match="no other training writes to, one is at"):
+        TrainingFolder(home / "twice").claim(holdout=0.02)
+    del first  # as its process may be
+    TrainingFolder(home / "twice").claim(holdout=0.02)
+
+
+def test_a_name_that_the_record_could_not_hold_is_refused_before_the_training(home: Path) -> None:
+    with pytest.raises(UserError, match="Expected a name in UTF-8"):
+        train(options(home, "caf\udce9"))
 
 
 def test_text_that_is_not_there_leaves_no_folder(home: Path) -> None:

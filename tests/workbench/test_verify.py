@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from twell.kernels.module import SparseFFN
+from twell.workbench import manifest as manifests
 from twell.workbench.errors import UserError
 from twell.workbench.options import VerifyOptions
 from twell.workbench.store import open_run
-from twell.workbench.verify import verify
+from twell.workbench.verify import overhead, verify
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
@@ -40,6 +41,21 @@ def test_a_run_is_verified(
     shown = capsys.readouterr().out
     assert f"counts  {manifest.parity['counts']} compared" in shown and "0 beyond rounding" in shown
     assert f"dense {manifest.overhead['dense_over_none']:.2f}" in shown
+
+
+def test_what_others_wrote_meanwhile_stays(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], run_capture: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_capture(tiny, tmp_path / "run", texts)
+
+    def meddled(*given: Any) -> dict[str, Any]:
+        manifests.update(run.path, name="renamed")
+        return overhead(*given)
+
+    monkeypatch.setattr("twell.workbench.verify.overhead", meddled)
+    found = verify(VerifyOptions(run=run.path, tokens=100, model=str(tiny), device="cpu"))
+    assert found.manifest == open_run(run.path).manifest
+    assert found.manifest.name == "renamed" and found.manifest.parity is not None
 
 
 def test_counts_and_outputs_that_are_off_are_told(

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from twell.kernels.layout import Layout, pack
 from twell.workbench import batches, writer
 from twell.workbench.errors import UserError
-from twell.workbench.watched import REACH, draw, entries, parse_fired
+from twell.workbench.forward import Inputs
+from twell.workbench.text import Sequence
+from twell.workbench.watched import REACH, Watch, draw, entries, parse_fired
 
 K = 3
 
@@ -119,6 +122,24 @@ def test_fired(
             np.testing.assert_array_equal(row.neuron, np.flatnonzero(gate > 0))
             np.testing.assert_allclose(row.value, gate[gate > 0], rtol=1e-3, atol=1e-7)
     assert set(frame["layer"]) == {0, 2}
+
+
+def test_fired_of_a_wide_layer_and_of_large_values() -> None:
+    """Numbers past 16 bits, and values past float16's greatest."""
+    d_ff = 2**16 + 8
+    hidden = torch.zeros(2, d_ff)
+    hidden[0, [3, 65_535, 65_536, 65_543]] = torch.tensor([1.0, 65_504.0, 1e6, 3e38])
+    sequence = Sequence(0, "text", 0, np.array([5, 6], dtype=np.int32))
+    [batch] = batches.batches([sequence], 8, [])
+    seen = Watch(1, d_ff, 0, "all").look(batch, Inputs.of(batch, torch.device("cpu")))
+    assert seen is not None
+    seen.hear(0, pack(hidden, hidden > 0, Layout()))
+    with np.errstate(all="raise"):
+        [found] = seen.accept()
+    assert found["neuron"].to_pylist() == [[3, 65_535, 65_536, 65_543], []]
+    assert found["value"].to_pylist() == [[1.0, 65_504.0, 65_504.0, 65_504.0], []]
+    for wide, kind in ((d_ff, pa.uint32()), (65_535, pa.uint16())):
+        assert writer.arrow_schema("fired", 1, wide).field("neuron").type == pa.list_(kind)
 
 
 @pytest.mark.parametrize("text", ["", "9", "1-0", "a", "0:0", "0:2", "0:x", "all:"])
