@@ -17,8 +17,10 @@ help:
 demo: $(VENV)/.demo
 	@$(BIN)/twell demo --out runs/demo
 
+# Tests that go by the clock run when the others have ended, with nothing beside them.
 test: $(VENV)/.test check
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'not alone' --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -m alone $(shell grep -lr --include='test_*.py' mark.alone tests)
 
 check: $(VENV)/.test .ns/twell
 	@$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -66,9 +67,17 @@ def make_activity() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that `twell demo` makes: the bundled model over the bundled text, captured once for all tests."""
-    folder = tmp_path_factory.mktemp("demo") / "runs" / "demo"
-    line = [sys.executable, "-m", "twell.workbench", "demo", "--out", str(folder), "--no-app"]
-    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder.parents[1])
-    assert done.returncode == 0, done.stdout
-    return folder
+    """The run that `twell demo` makes: the bundled model over the bundled text, captured once for all tests, also where
+    several processes run them. Read it, never change it."""
+    ours = tmp_path_factory.getbasetemp()
+    folder = (ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours) / "demo"
+    folder.mkdir(exist_ok=True)
+    out = folder / "runs" / "demo"
+    line = [sys.executable, "-m", "twell.workbench", "demo", "--out", str(out), "--no-app"]
+    with (folder / "captured").open("a") as note:
+        fcntl.flock(note, fcntl.LOCK_EX)  # whoever comes first captures, the others wait for that
+        if not os.fstat(note.fileno()).st_size:
+            done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
+            assert done.returncode == 0, done.stdout
+            note.write("once")
+    return out
