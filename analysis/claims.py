@@ -26,6 +26,7 @@ SPARSE = 0.99  # 29 of 5632 is 99.5 %; half of the way from 98.5 still counts as
 MUCH = 1.5  # "far more": half as much again
 FAR = 100.0  # "orders of magnitude"
 LARGE = 4e8  # parameters: the least model that the claims are of has 0.5 B; a fifth less still counts
+LEAST_TOKENS = 1000  # counted ones that a verdict on layers takes; what none of them fired has a density under 0.3 %
 LEAST_COUNT = 5  # occurrences of a named token that make its interval worth reading
 
 
@@ -48,8 +49,16 @@ class Claim:
     check: Callable[[Run], Answer]
 
 
+def _enough(layers: pd.DataFrame) -> pd.DataFrame:
+    """The rows of by_layer, where they rest on tokens enough for a verdict."""
+    tokens = int(layers["tokens"].max())
+    if tokens < LEAST_TOKENS:
+        raise Missing(f"{tokens:,} tokens were counted: a verdict on layers takes {LEAST_TOKENS:,} or more.")
+    return layers
+
+
 def sparse(run: Run) -> Answer:
-    layers = by_layer(run)
+    layers = _enough(by_layer(run))
     mean, share = layers["mean"], layers["sparsity"].mean()
     return Answer(
         f"{mean.mean():.1f} of {run.d_ff} neurons fire, from {mean.min():.1f} to {mean.max():.1f} by layer",
@@ -63,7 +72,7 @@ def dead(run: Run) -> Answer:
     layers = by_layer(run)
     if layers["dead"].isna().any():
         raise Missing("The run keeps no sums by neuron (--probes counts).")
-    share = layers["dead_share"].mean()
+    share = _enough(layers)["dead_share"].mean()
     return Answer(
         f"{100 * share:.1f} % of all neurons never fired, from {100 * layers['dead_share'].min():.1f} % to "
         f"{100 * layers['dead_share'].max():.1f} % by layer",
@@ -103,7 +112,7 @@ def early_peak(run: Run) -> Answer:
 def _deep(run: Run, least: int) -> pd.DataFrame:
     if run.layers < least:
         raise Missing(f"The model has {run.layers} layers: a profile over depth needs at least {least}.")
-    return by_layer(run).set_index("layer")
+    return _enough(by_layer(run)).set_index("layer")
 
 
 def first_fires_more(run: Run) -> Answer:
@@ -130,6 +139,7 @@ def first_fires_more(run: Run) -> Answer:
 
 
 def falls_exponentially(run: Run) -> Answer:
+    _enough(by_layer(run))
     rows = position_fit(run)
     layers = rows[rows["layer"] >= 0]
     counted = layers["verdict"].value_counts()
@@ -189,7 +199,7 @@ def obvious_classes(run: Run) -> Answer:
 
 
 def longest_row(run: Run) -> Answer:
-    layers = by_layer(run)
+    layers = _enough(by_layer(run))
     ratio = layers["max"] / layers["mean"]
     worst = int(ratio.to_numpy().argmax())
     return Answer(

@@ -62,6 +62,14 @@ def _text(frame: pd.DataFrame) -> str:
     return shown.replace({"True": "yes", "False": "no"}).to_string(index=False)
 
 
+def of_one_text(runs: Sequence[Run]) -> bool:
+    """Whether the runs are over one text and vocabulary, so that their losses compare. What a text was is known once a
+    capture has come to its end: until then, and where it was killed, a run is like no other."""
+    texts = {tuple(entry.get("sha256") for entry in run.manifest.text) for run in runs}
+    words = {run.manifest.tokenizer["vocab_size"] for run in runs}
+    return len(texts) == len(words) == 1 and None not in texts.pop()
+
+
 def _several(runs: Sequence[Run]) -> None:
     if len(runs) < 2:
         raise UserError(f"Expected two runs or more to compare, got {len(runs)}.")
@@ -88,9 +96,7 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     behind = (loss[:, None] >= loss) & (firing[:, None] >= firing)
     beaten = (behind & ((loss[:, None] > loss) | (firing[:, None] > firing))).any(axis=1)
     frame["best"] = pd.array(np.where(np.isnan(loss), None, ~beaten), dtype="boolean")
-    texts = {tuple(text["sha256"] for text in run.manifest.text) for run in runs}
-    words = {run.manifest.tokenizer["vocab_size"] for run in runs}
-    alike = len(texts) == len(words) == 1
+    alike = of_one_text(runs)
     note = "the same text" if alike else "texts or vocabularies differ, so losses cannot be compared"
     frame.attrs = {"note": note, "comparable": alike}
     return frame
@@ -166,17 +172,16 @@ def _means(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 def _same_sequences(a: Run, b: Run) -> bool:
     """Whether two runs cut the same text into the same sequences."""
 
-    def told(run: Run) -> list[Any]:
-        text = [(entry["sha256"], entry.get("sequences")) for entry in run.manifest.text]
-        return [text, run.manifest.tokens, run.manifest.sequences, run.manifest.tokenizer["vocab_size"]]
+    def cut(run: Run) -> list[Any]:
+        return [*(entry.get("sequences") for entry in run.manifest.text), run.manifest.tokens, run.manifest.sequences]
 
-    return told(a) == told(b)
+    return of_one_text([a, b]) and cut(a) == cut(b)
 
 
 def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
     """A row a token and run after the first, those that differ most surely first. Columns: run; token_id; text; count,
     first_count; z, first_z; difference, low, high (95 %, clustered by sequence, taken as independent). Missing where
-    the vocabularies are of different size or no token occurs often enough in both."""
+    the vocabularies differ or no token occurs often enough in both."""
     _several(runs)
     first = by_token(runs[0], min_count).set_index("token_id")
     pieces = []
@@ -184,6 +189,10 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
         if run.manifest.tokenizer["vocab_size"] != runs[0].manifest.tokenizer["vocab_size"]:
             raise Missing(f"{run.name} has another vocabulary than {runs[0].name}: their tokens cannot be compared.")
         both = by_token(run, min_count).set_index("token_id").join(first.add_suffix("_first"), how="inner")
+        if (both["text"] != both["text_first"]).any():
+            raise Missing(
+                f"{run.name} has other tokens than {runs[0].name} under the same ids: they cannot be compared."
+            )
         error = np.hypot(both["z_se"], both["z_se_first"])
         degrees = np.minimum(both["sequences"], both["sequences_first"]) - 1
         difference, half = both["z"] - both["z_first"], t_half(degrees) * error

@@ -1,8 +1,8 @@
 """Export: a run's tables as files that other tools read.
 
     twell export runs/demo --out tables                          every analysis table, Parquet, in a folder
-    twell export runs/demo --table by_token --format csv --out tokens.csv
-    twell export runs/demo --format notebook --out demo.ipynb    or html: the run in one document, see `report`
+    twell export runs/demo --table by_token --out tokens.csv     by its ending; --format csv for a folder of them
+    twell export runs/demo --out demo.ipynb                      or .html: the run in one document, see `report`
     twell export runs/demo --table fired --format npz --out x    a scipy CSR matrix a layer; dead_neurons: a mask
 
 Analysis tables are those of the API with its defaults. Tables of the run itself are copied part by part, so memory does
@@ -17,6 +17,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from twell.analysis.tokens import by_token
 from twell.analysis.unions import union_sizes
 from twell.analysis.words import by_word
 from twell.workbench.errors import Missing, UserError
-from twell.workbench.options import ExportOptions
+from twell.workbench.options import ExportOptions, Format
 from twell.workbench.schema import TABLES
 from twell.workbench.store import Run, open_run
 
@@ -80,7 +81,14 @@ ANALYSIS: dict[str, Callable[[Run], pd.DataFrame]] = {
 }
 
 
-SUFFIX = {"notebook": "ipynb", "html": "html"}
+ENDING: dict[Format, str] = {
+    "parquet": ".parquet",
+    "csv": ".csv",
+    "json": ".json",
+    "npz": ".npz",
+    "notebook": ".ipynb",
+    "html": ".html",
+}
 
 
 def export(options: ExportOptions) -> list[Path]:
@@ -89,23 +97,24 @@ def export(options: ExportOptions) -> list[Path]:
     One table goes to the file `out` (or into it, where it is a folder), several into the folder `out`.
     """
     run = open_run(options.run)
-    if options.format in ("notebook", "html", "npz"):
-        return [_whole(run, options)] if options.format != "npz" else _arrays(run, options)
+    kind = _format(options)
+    if kind in ("notebook", "html", "npz"):
+        return [_whole(run, options, kind)] if kind != "npz" else _arrays(run, options)
     unknown = [name for name in options.table if name not in ANALYSIS and name not in TABLES]
     if unknown:
         raise UserError(
             f"Expected a table of {', '.join(ANALYSIS)}, or of the run itself ({', '.join(TABLES)}), "
-            f"got {unknown[0]!r}."
+            f"got {unknown[0]!r}{_nearest(unknown[0])}"
         )
     names = options.table or tuple(ANALYSIS)
-    if len(names) > 1 and options.out.exists() and not options.out.is_dir():
-        raise UserError(f"Expected a folder for {len(names)} tables, {options.out} is a file: choose another --out.")
+    if len(names) > 1:
+        _folder(options.out, f"{len(names)} tables")
     one = len(options.table) == 1 and not options.out.is_dir()
     written = []
     for name in names:
-        path = options.out if one else options.out / f"{name}.{options.format}"
+        path = options.out if one else options.out / f"{name}{ENDING[kind]}"
         try:
-            rows = _write(run, name, options.format, path)
+            rows = _write(run, name, kind, path)
         except Missing as reason:
             if options.table:
                 raise
@@ -116,20 +125,44 @@ def export(options: ExportOptions) -> list[Path]:
     return written
 
 
-def _whole(run: Run, options: ExportOptions) -> Path:
+def _nearest(name: str) -> str:
+    """The table that may have been meant, as the end of a sentence."""
+    found = get_close_matches(name, [*ANALYSIS, *TABLES], 1)
+    return f": did you mean {found[0]}?" if found else "."
+
+
+def _format(options: ExportOptions) -> Format:
+    """The format asked for, or what `out` ends in, or Parquet."""
+    of_file = {ending: kind for kind, ending in ENDING.items()}
+    ends = None if options.out.is_dir() else of_file.get(options.out.suffix.lower())
+    if options.format and ends and ends != options.format:
+        raise UserError(
+            f"Expected --out with the ending of --format {options.format} ({ENDING[options.format]}), got "
+            f"{options.out}: leave --format out, or name another file."
+        )
+    return options.format or ends or "parquet"
+
+
+def _folder(out: Path, what: str) -> None:
+    """UserError where several files would go to what is a file, or is named as one."""
+    if out.is_dir():
+        return
+    if out.exists() or out.suffix.lower() in ENDING.values():
+        raise UserError(f"Expected a folder for {what}, got the file {out}: name a folder, or one table with --table.")
+
+
+def _whole(run: Run, options: ExportOptions, kind: Format) -> Path:
     """The run in one document."""
     from twell.analysis import report
 
     if options.table:
-        raise UserError(
-            f"Expected no --table with --format {options.format}, got {options.table[0]!r}: it has them all."
-        )
-    path = options.out / f"{run.name}.{SUFFIX[options.format]}" if options.out.is_dir() else options.out
+        raise UserError(f"Expected no --table with --format {kind}, got {options.table[0]!r}: it has them all.")
+    path = options.out / f"{run.name}{ENDING[kind]}" if options.out.is_dir() else options.out
     temporary = path.with_name(path.name + ".tmp")
     with _writing(path, temporary):
-        count = (report.notebook if options.format == "notebook" else report.page)(run, temporary)
+        count = (report.notebook if kind == "notebook" else report.page)(run, temporary)
         os.replace(temporary, path)
-    print(f"{path}: {count} {'cells' if options.format == 'notebook' else 'sections'}")
+    print(f"{path}: {count} {'cells' if kind == 'notebook' else 'sections'}")
     return path
 
 
@@ -146,6 +179,7 @@ def _arrays(run: Run, options: ExportOptions) -> list[Path]:
             os.replace(temporary, path)
         print(f"{path}: {int(mask.sum()):,} of {mask.size:,} neurons")
         return [path]
+    _folder(options.out, "a file a layer")
     for layer in sorted(set(run.arrow("fired", ["layer"])["layer"].to_pylist())):
         matrix, _places = fired_csr(run, layer)
         path = options.out / f"fired-L{layer}.npz"

@@ -39,7 +39,8 @@ def layer_gains(run: Run) -> pd.DataFrame:
     dense_us, sparse_us (µs, medians); speedup; contribution (share of the dense model's time that the layer's FFN
     saves; empty where the whole model was not timed); ceiling (speedup if all but the gate product were free; empty
     where the gate was not timed by itself, or took longer so than the whole sparse FFN); expected (speedup by the trend
-    over layers; empty under 4 layers); off (speedup / expected - 1); cause (where off is past ±10 %).
+    over layers; empty under 4 layers); off (speedup / expected - 1); cause (where off is past ±10 %); repeats (batches
+    that were timed); kernel.
     """
     frame = speedup(run)
     layer, nnz, gained, dense, sparse, gate = (

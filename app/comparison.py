@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from twell import analysis
+from twell.analysis.compare import of_one_text
 from twell.app.state import ask, digest
 from twell.workbench.store import Run, open_run
 
@@ -39,14 +40,10 @@ def layers_of(runs: Sequence[Run]) -> pd.DataFrame:
 
 def same_text(run: Run, runs: list[Run]) -> list[Run]:
     """The runs over the text and vocabulary of this one that recorded a loss: those whose losses compare."""
-
-    def told(one: Run) -> tuple[list[Any], Any, bool]:
-        text = [entry.get("sha256") for entry in one.manifest.text]
-        return text, one.manifest.tokenizer.get("vocab_size"), bool(one.manifest.loss_tokens)
-
-    wanted = told(run)
-    alike = [other for other in runs if other.path != run.path and told(other) == wanted and wanted[2]]
-    return [other for other in alike if other.manifest.status != "recording"][: MOST - 1]
+    if not run.manifest.loss_tokens:
+        return []
+    alike = [other for other in runs if other.path != run.path and of_one_text([run, other])]
+    return [other for other in alike if other.manifest.loss_tokens and other.manifest.status != "recording"][: MOST - 1]
 
 
 def by_place(frame: pd.DataFrame) -> pd.DataFrame:

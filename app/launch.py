@@ -66,9 +66,12 @@ def launch(options: AppOptions) -> None:
 
 
 def command(options: AppOptions) -> list[str]:
-    """The command line that serves the dashboard."""
+    """The command line that serves the dashboard.
+
+    `-P`: a file in the folder where it is started, such as `click.py`, is not taken for a library of that name.
+    """
     address = {"server.address": options.host, "server.port": options.port, "browser.serverAddress": options.host}
-    return [sys.executable, "-m", "twell.app.serve", str(options.runs.resolve()), json.dumps(SETTINGS | address)]
+    return [sys.executable, "-P", "-m", "twell.app.serve", str(options.runs.resolve()), json.dumps(SETTINGS | address)]
 
 
 def check_address(host: str, port: int) -> None:

@@ -6,7 +6,7 @@ import html
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +95,11 @@ def as_csv(frame: pd.DataFrame) -> bytes:
     return frame.assign(**columns).to_csv(index=False).encode()
 
 
-def draw(figure: go.Figure, key: str, alt: str, **options: Any) -> Any:
-    """A figure, with `alt` for those who do not see it. Returns what was chosen in it, where `on_select` is given."""
-    return st.plotly_chart(figure, key=key, config=CONFIG, alt=alt, **options)
+def draw(figure: go.Figure, key: str, alt: str, wide: bool = False, **options: Any) -> Any:
+    """A figure, with `alt` for those who do not see it; a wide one has panels or columns side by side, and scrolls on a
+    narrow screen. Returns what was chosen in it, where `on_select` is given."""
+    with st.container(key=f"wide-{key}") if wide else nullcontext():
+        return st.plotly_chart(figure, key=key, config=CONFIG, alt=alt, **options)
 
 
 @contextmanager
@@ -218,50 +220,6 @@ def summarise(run: Run) -> None:
         place.empty()
 
 
-def no_runs(found: Shelf) -> None:
-    """The page of a folder that holds no run."""
-    folder = html.escape(str(found.folder))
-    st.html(
-        f"""<div class="tw-empty"><h1 class="tw-title">No runs yet</h1>
-        <p>A run is what <code>twell capture</code> writes: which neurons each token of a text fired, layer by layer.
-        None was found in <code>{html.escape(str(found.folder.absolute()))}</code>.</p>
-        <p>The bundled model over the bundled text, in a few minutes:</p>
-        <pre>twell demo --no-app --out {folder}/demo</pre>
-        <p>A model and a text of your own:</p>
-        <pre>twell capture MODEL --text FILE --out {folder}/NAME</pre>
-        <p>Then reload this page.</p></div>"""
-    )
-
-
-def not_found(found: Shelf, wanted: str) -> None:
-    """The page of an address whose run is not there."""
-    reason = found.broken.get(wanted)
-    said = (
-        html.escape(reason)
-        if reason
-        else (
-            f"The address names the run <b>{html.escape(wanted)}</b>, and "
-            f"<code>{html.escape(str(found.folder.absolute()))}</code> holds none of that name. It may have been "
-            "moved, renamed or deleted."
-        )
-    )
-    title = "This run cannot be read" if reason else "This run is gone"
-    st.html(f'<div class="tw-empty"><h1 class="tw-title">{title}</h1><p>{said}</p><p>Choose another above.</p></div>')
-
-
-def unreadable_folders(found: Shelf) -> None:
-    """Which folders look like runs and cannot be read, and why."""
-    with st.popover(f"{plural(len(found.broken), 'run')} cannot be read", type="tertiary", key="broken"):
-        rows = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in found.broken.items())
-        st.html(f'<dl class="tw-facts">{rows}</dl>')
-
-
-def unreadable(run: Run, error: Exception) -> None:
-    """In place of a page whose files went away, or broke, while it was being drawn."""
-    said = str(error) if isinstance(error, UserError) else f"A file of {run.name} could not be read ({error})."
-    st.warning(plain(said))
-
-
 def run_label(name: str, found: Shelf) -> str:
     """A run in the list of runs."""
     run = found.runs.get(name)
@@ -285,6 +243,11 @@ def numbers(values: Sequence[tuple[str, str, str]]) -> None:
         for name, value, said in values
     )
     st.html(f'<dl class="tw-numbers">{cells}</dl>')
+
+
+def no_such_neuron(run: Run) -> None:
+    """Under a field for a neuron's name that was given another."""
+    note(f"No such neuron: it takes a name from L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}.")
 
 
 def nats(value: float) -> str:

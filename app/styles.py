@@ -110,4 +110,15 @@ a.tw-logit .number { text-align: right; font-size: .87rem; font-variant-numeric:
 .tw-two > div > span { overflow-wrap: anywhere; }
 .tw-two > div > span:first-child { opacity: .8; }
 .tw-two .names { font-weight: 600; }
+
+@media (max-width: 640px) {
+  .tw-two > div { grid-template-columns: 5.6rem 1fr 1fr; gap: .6rem; }
+  .tw-two.four > div { grid-template-columns: 5.6rem 1fr 1fr 1.8fr; }
+  .tw-neuron { grid-template-columns: 4.8rem 2rem minmax(0,1fr) 3rem 3.2rem; gap: .4rem; }
+  .tw-logits { grid-template-columns: 1fr; row-gap: .1rem; }
+  .tw-example, .tw-example-names { grid-template-columns: minmax(0,1fr) 5rem 4.2rem; }
+  .tw-example .words { grid-column: 1 / -1; order: 1; }
+  .tw-example-names .words { display: none; }
+  .tw-jump { grid-template-columns: 4.6rem minmax(0,1fr) auto minmax(0,1fr) 2.6rem; }
+}
 </style>"""

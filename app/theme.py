@@ -138,4 +138,15 @@ h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; 
   .tw-place { grid-template-columns: 4.6rem minmax(0,1fr) auto minmax(0,1fr) 3.2rem 3rem; }
   .tw-place .loss { display: none; }
 }
+
+/* phones: what stands side by side keeps its width and scrolls, or stands one below the other */
+@media (max-width: 640px) {
+  [class*="st-key-wide-"] { overflow-x: auto; }
+  [class*="st-key-wide-"] > .stElementContainer { min-width: 46rem; }
+  .stHorizontalBlock:has(> .stElementContainer .tw-figure) { flex-wrap: wrap; row-gap: 0; }
+  .stHorizontalBlock > .stElementContainer:has(.tw-figure) { flex-basis: 100%; }
+  .stHtml .tw-numbers, .stHtml .tw-numbers:has(> :nth-child(4):last-child) { grid-template-columns: 1fr 1fr; }
+  .st-key-cards [data-testid="stColumn"] { min-width: 100%; }
+  [data-testid="stButtonGroup"] > div { flex-wrap: wrap; }
+}
 </style>"""

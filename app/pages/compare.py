@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from twell.analysis.compare import of_one_text
 from twell.app import parts
 from twell.app.answers import together
 from twell.app.compare_figures import differences, frontier, side_by_side
@@ -28,6 +29,7 @@ NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("FFN speedup", "speedup", times),
 )
 MOVED = 12  # tokens that are listed
+FEW = 1000  # tokens: a run of fewer is no measure for another
 
 
 def other_run(run: Run, found: Shelf) -> Run | None:
@@ -42,9 +44,12 @@ def other_run(run: Run, found: Shelf) -> Run | None:
     return found.runs[str(name)]
 
 
-def likeness(run: Run, other: Run) -> tuple[bool, bool, int]:
-    """How much there is to compare, the most first: the same text; as many layers; then how many tokens."""
-    return bool(same_text(run, [other])), other.layers == run.layers, other.manifest.tokens
+def likeness(run: Run, other: Run) -> tuple[bool, bool, bool, int]:
+    """How much there is to compare, the most first: the same text; the same weights, over more than a few words; as
+    many layers; then how many tokens."""
+    weights = run.manifest.model.get("weights")
+    same = weights is not None and weights == other.manifest.model.get("weights") and other.manifest.tokens >= FEW
+    return bool(same_text(run, [other])), same, other.layers == run.layers, other.manifest.tokens
 
 
 def headline(runs: tuple[Run, Run]) -> None:
@@ -64,6 +69,8 @@ def headline(runs: tuple[Run, Run]) -> None:
         for name, a, b in rows
     )
     st.html(f'<div class="tw-two"><div class="names"><span></span>{head}</div>{body}</div>')
+    if not of_one_text(runs) and all(answer["loss"] is not None for answer in answers):
+        parts.note("Texts or vocabularies differ, so the losses say nothing of which model predicts better.")
     if len({run.manifest.nnz_definition for run in runs}) > 1:
         st.warning("The two runs count nnz by different rules: see “What is nnz?” of each before comparing them.")
 
@@ -80,7 +87,7 @@ def by_layer(runs: tuple[Run, Run]) -> None:
         f"Full: {runs[0].name}; open: {runs[1].name}. Dead neurons depend on how much text was read.",
         drawn,
     )
-    parts.draw(side_by_side(frame, measures), "layers", "Both runs by layer")
+    parts.draw(side_by_side(frame, measures), "layers", "Both runs by layer", wide=True)
     drawn = together("compare_layers", [runs[1]], runs[0])
     found = drawn.frame
     parts.heading(
@@ -113,7 +120,7 @@ def by_position(runs: tuple[Run, Run]) -> None:
     figure = small_multiples(
         found.assign(hover=hover), "position", titles, "position, tokens", "ratio of mean nnz", log=True
     )
-    parts.draw(figure, "ratios", "Ratio of mean nnz by position, a panel a layer")
+    parts.draw(figure, "ratios", "Ratio of mean nnz by position, a panel a layer", wide=True)
 
 
 def by_token(runs: tuple[Run, Run]) -> None:

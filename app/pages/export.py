@@ -143,7 +143,8 @@ def commands(run: Run) -> None:
     path = str(run.path.absolute())
     more = (f"--format {kind} --out {run.name}.{end}" for kind, end in (("notebook", "ipynb"), ("html", "html")))
     st.code("\n".join(f"twell export {path!r} {line}" for line in ("--out tables", *more)), "bash")
-    lines = ("analysis.by_token(run)", "run.activity(tidy=True)", 'run.sql("select count(*) from activity")')
+    rows = ("run.activity(tidy=True)", 'run.sql("select count(*) from activity")') if run.has("activity") else ()
+    lines = ("analysis.by_token(run)", *rows)
     st.code(
         "from twell import analysis\nfrom twell.workbench import open_run\n\n"
         f"run = open_run({path!r})\n" + "\n".join(lines),

@@ -31,7 +31,7 @@ def distributions(run: Run) -> None:
         f"with a place for 0.{second_relu(frame)}{dead}",
         answer(run, layer_rows),
     )
-    parts.draw(ridges(ask(run, spread), frame), "ridges", "Distribution of nnz in each layer")
+    parts.draw(ridges(ask(run, spread), frame), "ridges", "Distribution of nnz in each layer", wide=True)
 
 
 def second_relu(frame: pd.DataFrame) -> str:
@@ -70,7 +70,7 @@ def surprisal(run: Run) -> None:
         for layer in frame["layer"].unique()
     }
     figure = small_multiples(frame.assign(hover=hover), "loss", titles, "loss, nats", "nnz / layer mean")
-    parts.draw(figure, "surprisal", "Mean nnz against loss, by layer")
+    parts.draw(figure, "surprisal", "Mean nnz against loss, by layer", wide=True)
 
 
 parts.title("How active is each layer?")

@@ -12,7 +12,7 @@ from typing import Any
 import streamlit as st
 
 from twell.analysis.shared import together
-from twell.app import ahead, parts, state, styles, theme
+from twell.app import ahead, nothing, parts, state, styles, theme
 from twell.workbench.errors import UserError
 
 ICON = (
@@ -80,7 +80,7 @@ def bar(found: state.Shelf, links: dict[str, Any], name: str) -> None:
             parts.facts(found.runs[name])
             parts.definition(found.runs[name])
         if found.broken:
-            parts.unreadable_folders(found)
+            nothing.unreadable_folders(found)
 
 
 def main() -> None:
@@ -94,12 +94,12 @@ def main() -> None:
     page = st.navigation([*links.values(), *single, by_name], position="hidden")
     found = state.shelf()
     if not found.runs and not found.broken:
-        parts.no_runs(found)
+        nothing.no_runs(found)
         return
     name = address(found)
     bar(found, links, name)
     if name not in found.runs:
-        parts.not_found(found, name)
+        nothing.not_found(found, name)
         return
     run = found.runs[name]
     st.session_state["shown"] = run
@@ -111,7 +111,7 @@ def main() -> None:
             page.run()
         ahead.read_ahead(run)
     except (UserError, OSError) as error:
-        parts.unreadable(run, error)
+        nothing.unreadable(run, error)
 
 
 main()

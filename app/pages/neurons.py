@@ -15,6 +15,9 @@ from twell.app.state import ask, bound, open_page, shown
 from twell.app.words import decimals, plural, rare, visible, whole
 from twell.workbench.store import Run
 
+# What is shown of a neuron beside its name; of one that never fired there is nothing to show.
+FIRED = ("density", "fires", "value_mean", "value_max", "token_text", "first_sequence")
+
 
 def densities(run: Run) -> None:
     """The map of densities."""
@@ -27,7 +30,7 @@ def densities(run: Run) -> None:
         f"neuron is under {rare(3 / max(tokens, 1))} (95 %).",
         drawn,
     )
-    parts.draw(density_map(drawn.frame), "densities", "Share of neurons by density in each layer")
+    parts.draw(density_map(drawn.frame), "densities", "Share of neurons by density in each layer", wide=True)
 
 
 def go_to(label: str) -> None:
@@ -54,7 +57,7 @@ def choices(run: Run) -> tuple[str, int | None]:
         place = parse(wanted, run)
         if place is not None:
             go_to(f"L{place[0]}/N{place[1]}")
-        parts.note(f"No such neuron: it takes a name from L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}.")
+        parts.no_such_neuron(run)
     return str(kind), None if which == names[0] else int(which[1:])
 
 
@@ -79,7 +82,7 @@ def table(run: Run, kind: str, layer: int | None) -> None:
         on_select="rerun",
         selection_mode="single-row",
         key=f"neuron-table-{kind}-{layer}",
-        column_order=["label", "density", "fires", "value_mean", "value_max", "token_text", "first_sequence"],
+        column_order=["label", *(FIRED if kind != "dead" else ())],
         column_config=columns(rows),
     )
     if event.selection.rows:
@@ -105,7 +108,7 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
         ),
         "value_max": column.NumberColumn("largest value", format=decimals(frame["value_max"])),
         "token_text": column.TextColumn("one token", help="the token, where only one of the vocabulary fires it"),
-        "first_sequence": column.NumberColumn("first sequence", format="%d", help="in which it first fired; −1: never"),
+        "first_sequence": column.NumberColumn("first sequence", format="%d", help="in which it first fired"),
     }
 
 

@@ -27,7 +27,11 @@ def headline(run: Run) -> None:
         return
     neurons = run.layers * run.d_ff
     if found["dead"] is None:
-        dead = "not recorded: it takes the neurons probe"
+        dead = (
+            "a part of them cannot be read: Neurons says which"
+            if run.has("neurons")
+            else "not recorded: it takes the neurons probe"
+        )
     else:
         dead = (
             f"{whole(found['dead'])} of {whole(neurons)} never fired in {whole(tokens)} tokens of "
@@ -65,7 +69,7 @@ def layers(run: Run) -> None:
     said = f"{plural(tokens, 'token')} a layer{first}; the map's shade is logarithmic."
     parts.heading("Layer by layer", said, answer(run, layer_rows))
     alt = "By layer: mean nnz by position, nnz of a token, neurons that never fired, FFN speedup"
-    parts.draw(layer_by_layer(blocks, by_layer, speedup), "layer-by-layer", alt)
+    parts.draw(layer_by_layer(blocks, by_layer, speedup), "layer-by-layer", alt, wide=True)
 
 
 def worth_a_look(run: Run) -> None:

@@ -56,7 +56,7 @@ def page(run: Run) -> None:
     titles = {int(layer): f"L{layer} · mean {number(mean)}" for layer, mean in level.items()}
     axes = {"x_title": "position, tokens", "y_title": "nnz / layer mean"}
     figure = small_multiples(bins.assign(hover=hover), "position", titles, **axes, log=True, log_y=True)
-    parts.draw(figure, "positions", "Mean nnz by position, a panel a layer")
+    parts.draw(figure, "positions", "Mean nnz by position, a panel a layer", wide=True)
     with parts.told():
         decay(run)
 

@@ -63,25 +63,25 @@ def to_source(sequences: pd.DataFrame) -> None:
     st.query_params["sequence"] = str(int(first))
 
 
-def chosen_neuron(run: Run) -> str:
-    """A field for a neuron that shades the passage, where the run keeps values of any; "" for none."""
+def asked_neuron(run: Run) -> str:
+    """What was written into the field for a neuron that shades the passage, which is there where the run keeps values
+    of any."""
     if not known(run):
         return ""
-
-    def named(text: str) -> str | None:
-        place = parse(text, run)
-        return f"L{place[0]}/N{place[1]}" if place else None
-
-    tie = bound("neuron", "", named)
-    asked = st.text_input(
+    return st.text_input(
         "or by one neuron",
         placeholder="L3/N42",
         width=120,
         max_chars=20,
         help="Its value at each token, where the run keeps it.",
-        **tie,
+        **bound("neuron", "", lambda text: named(text, run) or text),
     )
-    return named(asked) or ""
+
+
+def named(text: str, run: Run) -> str | None:
+    """A neuron's name as it is written everywhere, however it was typed; None where the run has no such neuron."""
+    place = parse(text, run)
+    return f"L{place[0]}/N{place[1]}" if place else None
 
 
 def chosen_phase(run: Run) -> str | None:
@@ -123,7 +123,8 @@ def chosen(run: Run, sequences: pd.DataFrame) -> Choice:
             width=190,
             **bound("shade", read.ALL, lambda text: text if text in shades else None),
         )
-        shade = chosen_neuron(run) or shade
+        asked = asked_neuron(run)
+        shade = named(asked, run) or shade
         scale_run, lender = chosen_scale(run)
         phase = chosen_phase(run)
         sequence = int(st.number_input("Sequence", 0, last, step=1, width=130, key="sequence", on_change=turn))
@@ -139,6 +140,8 @@ def chosen(run: Run, sequences: pd.DataFrame) -> Choice:
                 args=(sequences,),
             )
         own.own_text(run)
+    if asked and not named(asked, run):
+        parts.no_such_neuron(run)
     return Choice(sequence, shade, phase, scale_run, lender)
 
 
@@ -190,11 +193,13 @@ def the_passage(run: Run, sequences: pd.DataFrame, choice: Choice) -> None:
     parts.heading(
         f"Sequence {sequence}",
         f"{where}{plural(len(rows), 'token')}{some}. Each token is a link to its page; dotted ones are in no "
-        "statistic.",
+        "statistic. Beside the text: nnz by layer of one token, its bar full at the layer's 99th percentile.",
         drawn,
     )
     st.html(legend(scale))
     values = part["shade"].to_numpy(float)
+    if "/" in shade and not (values > 0).any():
+        parts.note(f"The run keeps no value of {shade} at these tokens. Below are the places where it is greatest.")
     shares = scale.share(np.where(values == 0, np.nan, values) if "/" in shade else values)
     tops = layer_tops(ask(choice.scale_run, "by_layer"), run.layers)
     told, name = neuron_lines(values, shade), st.session_state["run"]
@@ -233,3 +238,5 @@ parts.title("What does each token of the text fire?")
 own.job_status()
 with parts.told():
     page(shown())
+if shown().manifest.summary_only:
+    parts.linked("tokens.py", "What each token of the vocabulary fires →")

@@ -10,6 +10,7 @@ from twell.app.state import bound, filters, open_page, shown, whole_number
 from twell.app.token_data import ENDS, both_ends, ranked_by
 from twell.app.token_figures import class_dots, ranking
 from twell.app.words import plural, searched, visible, whole
+from twell.workbench.errors import Missing
 from twell.workbench.store import Run
 
 EACH = 15  # tokens at each end of the ranking
@@ -71,7 +72,7 @@ def table(left: Answer, rank: str) -> None:
     page."""
     frame = left.frame
     cut = f", the {whole(ROWS)} loudest shown" if len(frame) > ROWS else ""
-    said = f"{plural(len(frame), 'token')}{cut}. Choose a row to see where in the text the token stands."
+    said = f"{plural(len(frame), 'token')}{cut}. Choose a row to open the token's page."
     parts.heading("Every token", said, left)
     rows = ranked_by(frame.head(ROWS), rank)[COLUMNS]
     rows["text"] = rows["text"].map(visible)
@@ -126,7 +127,7 @@ def words(run: Run, least: int, search: str) -> None:
     )
     parts.heading("Loudest and quietest words", said, drawn)
     both = drawn.frame.rename(columns={"word": "text"}).assign(token_id=-1)
-    parts.draw(ranking(both), "words", "Loudest and quietest words by z")
+    parts.draw(ranking(both), "words", "Loudest and quietest words by z", wide=True)
     cut = f", the {whole(ROWS)} loudest shown" if len(frame) > ROWS else ""
     parts.heading("Every word", f"{plural(len(frame), 'word')}{cut}.", left)
     column = st.column_config
@@ -169,7 +170,13 @@ def page(run: Run) -> None:
         return
     left = answer(run, "by_token", min_count=least, rank=rank)
     left = left.then(searched, "text", search) if search else left
-    frame = left.frame
+    try:
+        frame = left.frame
+    except Missing as reason:  # a short text, where no token stands so often
+        st.info(parts.plain(str(reason)))
+        if least > 1:
+            parts.linked("tokens.py", "Every token, however rare →", **filters() | {"least": "1"})
+        return
     if frame.empty:
         st.info("No token is left: shorten the search, or lower the minimum count.")
         return
@@ -177,14 +184,15 @@ def page(run: Run) -> None:
     both = ranked_by(drawn.frame, rank)
     said = (
         f"Mean z over layers with 95 % intervals, clustered by sequence, of {plural(len(frame), 'token')} seen at "
-        f"least {plural(least, 'time')}; z against the mean of {MEANS[rank]}. Choose a dot to see where in "
-        "the text the token stands."
+        f"least {plural(least, 'time')}; z against the mean of {MEANS[rank]}. Choose a dot to open "
+        "the token's page."
     )
     parts.heading("Loudest and quietest", said, drawn)
     event = parts.draw(
         ranking(both),
         "ranking",
         "Loudest and quietest tokens by z",
+        wide=True,
         on_select="rerun",
         selection_mode="points",
     )

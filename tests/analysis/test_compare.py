@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,10 +20,11 @@ from twell.analysis import (
     speedup,
 )
 from twell.analysis.compare import compare
+from twell.workbench import manifest as manifests
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import CompareOptions
 from twell.workbench.schema import nnz_columns
-from twell.workbench.store import Run
+from twell.workbench.store import Run, open_run
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +135,34 @@ def test_what_cannot_be_compared(run: Run, made: ModuleType, tmp_path: Path, cap
     compare(CompareOptions(runs=(run.path, other.path)))
     said = capsys.readouterr().out
     assert "cannot be compared" in said and " best\n" not in said, "no run is best where losses cannot be compared"
+
+
+def test_a_run_whose_text_has_no_checksum_yet_is_like_no_other(run: Run, made: ModuleType, tmp_path: Path) -> None:
+    """As a capture leaves it until its end, and for ever where it was killed."""
+    for name in ("one", "two"):
+        made.make(tmp_path / name, sequences=run.manifest.sequences, layers=2, timings=0, status="recording")
+        found = manifests.read(tmp_path / name)
+        found.text = [{"source": entry["source"]} for entry in found.text]
+        manifests.write(tmp_path / name, found)
+    one, two = (open_run(tmp_path / name) for name in ("one", "two"))
+    for runs in ([run, one], [one, two]):
+        assert not compare_runs(runs).attrs["comparable"]
+        assert not compare_layers(runs)["paired"].any()
+
+
+def test_two_vocabularies_of_one_size_are_told_apart(
+    run: Run, made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = made.vocabulary
+
+    def other(size: int) -> dict[str, Any]:
+        columns = plain(size)
+        columns["text"] = [text + "s" for text in columns["text"]]
+        return columns
+
+    monkeypatch.setattr(made, "vocabulary", other)
+    with pytest.raises(Missing, match="other tokens than made under the same ids"):
+        compare_tokens([run, made.make(tmp_path / "words", sequences=60)])
 
 
 def test_the_command(run: Run, sparser: Run, capsys: pytest.CaptureFixture) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from twell.analysis import by_layer, by_token
+from twell.analysis.dictionary import dictionary
 from twell.analysis.export import ANALYSIS, export
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import ExportOptions
@@ -97,6 +100,33 @@ def test_several_tables_over_a_file(run: Run, tmp_path: Path) -> None:
 def test_unknown_table(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"by_layer, .*activity, .*got 'by_leyer'"):
         export(ExportOptions(run=run.path, table=("by_leyer",), out=tmp_path / "x"))
+    with pytest.raises(UserError, match=r"got 'by_leyer': did you mean by_layer\?$"):
+        export(ExportOptions(run=run.path, table=("by_leyer",), out=tmp_path / "x"))
+
+
+def test_the_format_is_what_the_file_ends_in(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where none is asked for; so that no file holds another than it says."""
+    table, out = ("by_layer",), tmp_path / "t.csv"
+    assert export(ExportOptions(run=run.path, table=table, out=out)) == [out]
+    assert pd.read_csv(out)["layer"].tolist() == list(range(run.layers))
+    export(ExportOptions(run=run.path, table=table, out=tmp_path / "t.JSON"))
+    assert len(json.loads((tmp_path / "t.JSON").read_text())) == run.layers
+    export(ExportOptions(run=run.path, table=table, out=tmp_path / "t"))
+    assert len(pd.read_parquet(tmp_path / "t")) == run.layers
+    export(ExportOptions(run=run.path, out=tmp_path / "run.ipynb"))
+    cells = json.loads((tmp_path / "run.ipynb").read_text())["cells"]
+    assert f"run.ipynb: {len(cells)} cells" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"with the ending of --format parquet \(\.parquet\), got .*other\.csv"):
+        export(ExportOptions(run=run.path, table=table, format="parquet", out=tmp_path / "other.csv"))
+    (tmp_path / "folder.csv").mkdir()
+    assert export(ExportOptions(run=run.path, table=table, format="parquet", out=tmp_path / "folder.csv"))
+
+
+def test_many_files_do_not_go_into_a_folder_named_as_a_file(run: Run, tmp_path: Path) -> None:
+    for chosen in ({"out": tmp_path / "all.csv"}, {"out": tmp_path / "x.npz", "table": ("fired",)}):
+        with pytest.raises(UserError, match=r"Expected a folder for .*, got the file .*(all\.csv|x\.npz)"):
+            export(ExportOptions(run=run.path, **chosen))
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_the_run_lacks(made: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -123,3 +153,12 @@ def test_notes_travel_with_parquet(run: Run, tmp_path: Path) -> None:
     export(ExportOptions(run=run.path, table=("by_token", "by_layer"), out=tmp_path / "t"))
     assert pd.read_parquet(tmp_path / "t" / "by_token.parquet").attrs == by_token(run).attrs
     assert pd.read_parquet(tmp_path / "t" / "by_layer.parquet").attrs == by_layer(run).attrs
+
+
+def test_the_dictionary_has_every_table_and_column(run: Run) -> None:
+    """data/README.md holds it: `python -m twell.analysis.dictionary` prints it anew."""
+    page = (Path(__file__).parents[2] / "data" / "README.md").read_text(encoding="utf-8")
+    assert dictionary() in page
+    for name, question in ANALYSIS.items():
+        words = set(re.findall(r"\w+", page.partition(f"### {name}\n")[2].partition("\n### ")[0]))
+        assert set(question(run).columns) - words == set(), name

@@ -175,6 +175,16 @@ def test_bare_runs_say_why(made: ModuleType, tmp_path: Path) -> None:
         assert any(words in claim and reason in text for claim, text in reasons.items()), words
 
 
+def test_a_few_words_settle_nothing_about_layers(made: ModuleType, tmp_path: Path) -> None:
+    for name, length, told in (("words", 14, False), ("pages", 1081, True)):  # 12 tokens counted, and 1 000
+        run = made.make(tmp_path / name, sequences=1, length=length, parts=1, change=level(2, 2, 2, 2))
+        table = findings(run).set_index("claim")
+        for words in ("half a percent", "30 % of the neurons", "first two", "peaks", "orders of", "exponentially"):
+            (row,) = [row for claim, row in table.iterrows() if words in claim]
+            assert (row["verdict"] != UNTOLD) == told, words
+            assert told or row["reason"] == "12 tokens were counted: a verdict on layers takes 1,000 or more.", words
+
+
 def test_reference_claims_no_speed(made: ModuleType, tmp_path: Path) -> None:
     run = made.make(tmp_path / "oracle", kernel="reference", sequences=12, parts=1)
     table = findings(run).set_index("claim")

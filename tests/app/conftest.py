@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -148,30 +149,31 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(scope="session")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
-    """Start `twell app` over a folder, in an empty folder; gives the address once it answers."""
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start(folder: Path) -> str:
-        port = free_port()
-        line = [sys.executable, "-m", "twell.workbench", "app", str(folder), "--port", str(port), "--no-browser"]
-        running.append(subprocess.Popen(line, cwd=tmp_path_factory.mktemp("empty")))
-        address = f"http://127.0.0.1:{port}"
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(f"{address}/_stcore/health", timeout=2).close()
-                return address
-            except OSError:
-                assert running[-1].poll() is None, "the dashboard ended before it answered"
+@contextmanager
+def served(folder: Path, empty: Path) -> Iterator[str]:
+    """`twell app` over a folder, started in an empty one: the address, once it answers."""
+    port = free_port()
+    line = [sys.executable, "-m", "twell.workbench", "app", str(folder), "--port", str(port), "--no-browser"]
+    with subprocess.Popen(line, cwd=empty) as process:
+        try:
+            for _ in range(300):
+                with suppress(OSError):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=2).close()
+                    break
+                assert process.poll() is None, "the dashboard ended before it answered"
                 time.sleep(0.1)
-        raise AssertionError("the dashboard did not answer within 30 s")
+            else:
+                raise AssertionError("the dashboard did not answer within 30 s")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
 
-    yield start
-    for process in running:
-        process.terminate()
-    for process in running:
-        process.wait(20)
+
+@pytest.fixture
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
+    """Start `twell app` over a folder, until the test ends; gives the address."""
+    with ExitStack() as running:
+        yield lambda folder: running.enter_context(served(folder, tmp_path_factory.mktemp("empty")))
 
 
 class Watched:
@@ -208,7 +210,7 @@ class Watched:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def chromium() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
     if not Path(CHROMIUM).exists():
         pytest.skip("no chromium on this machine")
@@ -218,17 +220,25 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
+@pytest.fixture
+def browser(chromium: Any) -> Iterator[Any]:
+    """What opens pages; those that a test leaves open are closed after it, as a page on a growing run works on."""
+    yield chromium
+    for context in chromium.contexts:
+        context.close()
+
+
 @pytest.fixture(scope="session")
-def address(serve: Callable[[Path], str], runs: Path) -> str:
-    return serve(runs)
+def address(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The dashboard over the made runs."""
+    with served(runs, tmp_path_factory.mktemp("empty")) as address:
+        yield address
 
 
 @pytest.fixture
-def watched(browser: Any, address: str) -> Iterator[Watched]:
+def watched(browser: Any, address: str) -> Watched:
     """A page of 1440 × 900 on the made runs."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    yield Watched(context.new_page(), address)
-    context.close()
+    return Watched(browser.new_page(viewport={"width": 1440, "height": 900}), address)
 
 
 @pytest.fixture

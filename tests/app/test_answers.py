@@ -92,14 +92,16 @@ def figures(block: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 @pytest.fixture(scope="module")
-def every(demo: Path, made: ModuleType) -> Path:
-    """A folder of the demo run, its copy without single tokens, the package's recorded run, and a made one with a bench
-    of several compressions and with what some tokens fired."""
+def every(demo: Path, made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the demo run and of its copy without single tokens, of the package's recorded run, and of a made one
+    with a bench of several compressions and with what some tokens fired."""
     (recorded,) = (path.parent for path in Path(str(resources.files("twell.data"))).glob("recorded/*/run.json"))
-    shutil.copytree(recorded, demo.parent / "recorded")
-    copy_without_activity(open_run(demo).path, demo.parent / "other")
-    made.make(demo.parent / "benched", layers=5, sequences=60, fired=True, bench=True)
-    return demo.parent
+    folder = tmp_path_factory.mktemp("every")
+    shutil.copytree(demo, folder / "demo")
+    shutil.copytree(recorded, folder / "recorded")
+    copy_without_activity(open_run(demo).path, folder / "other")
+    made.make(folder / "benched", layers=5, sequences=60, fired=True, bench=True)
+    return folder
 
 
 @pytest.mark.parametrize(("page", "address", "keys"), PAGES)

@@ -9,6 +9,7 @@ import pytest
 from twell.analysis import contexts
 from twell.workbench.store import Run
 
+MAIN = "document.querySelector('[data-testid=stMain]')"
 PAGES = {
     "": ".tw-numbers",
     "text": ".tw-passage",
@@ -33,10 +34,26 @@ def test_every_page_opens_without_an_error_or_another_host(
     watched = watch(context.new_page(), address)
     for path, until in PAGES.items():
         watched.open(f"/{path}?run=made&token=40&neuron=L1/N3", until)
-        wide = watched.page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth")
+        wide = watched.page.evaluate(f"{MAIN}.scrollWidth")
         assert wide <= width, f"/{path} is {wide} px wide in a window of {width}"
+        if width == 800:  # and as a phone has it, once what follows the window's width has
+            watched.page.set_viewport_size({"width": 390, "height": 900})
+            watched.page.wait_for_timeout(600)
+            wide = watched.page.evaluate(f"{MAIN}.scrollWidth")
+            assert wide <= 390, f"/{path} is {wide} px wide in a window of 390"
+            watched.page.set_viewport_size({"width": width, "height": 900})
     watched.check()
     context.close()
+
+
+def test_panels_keep_their_width_on_a_phone(browser: Any, address: str, watch: Any) -> None:
+    watched = watch(browser.new_page(viewport={"width": 390, "height": 844}), address)
+    watched.open("/?run=made", '[class*="st-key-wide-"] .main-svg')
+    watched.page.wait_for_function("document.querySelector('.js-plotly-plot').offsetWidth > 600")
+    scrolls = watched.page.evaluate("document.querySelector('[class*=st-key-wide-]').clientWidth")
+    assert scrolls < 390
+    watched.check()
+    watched.page.close()
 
 
 def test_from_a_token_to_its_places_and_back(watched: Any, made_run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -63,6 +64,13 @@ def test_the_server_binds_to_this_machine_and_sends_no_statistics(tmp_path: Path
     told = {"browser.gatherUsageStats": False, "client.toolbarMode": "minimal", "server.fileWatcherType": "none"}
     assert told.items() <= SETTINGS.items()
     assert SETTINGS["server.headless"] is True
+
+
+def test_files_where_it_is_started_are_no_libraries(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise SystemExit('taken for a library')")
+    line = command(AppOptions(runs=tmp_path))
+    started = subprocess.run([*line[: line.index("-m")], "-c", "import click"], cwd=tmp_path, capture_output=True)
+    assert (started.returncode, started.stderr) == (0, b"")
 
 
 def test_the_config_file_repeats_the_settings() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from twell.workbench import manifest as manifests
 
 GONE = 'h1:has-text("This run is gone")'
@@ -52,6 +54,20 @@ def test_a_part_that_breaks_and_a_run_that_goes_leave_the_pages_standing(
     context.close()
 
 
+def test_a_run_that_is_asked_for_before_it_begins_is_shown_once_it_does(
+    browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path
+) -> None:
+    later = recording / "live"
+    later.rename(recording / "aside")
+    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(recording))
+    watched.open("/layers?run=live", GONE)
+    (recording / "aside").rename(later)
+    watched.page.wait_for_selector(".js-plotly-plot", timeout=10_000)
+    assert watched.page.locator(GONE).count() == 0
+    watched.check()
+    watched.page.close()
+
+
 def test_a_run_that_ends_without_another_part_is_seen_to_have_ended(
     browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path
 ) -> None:
@@ -67,6 +83,7 @@ def test_a_run_that_ends_without_another_part_is_seen_to_have_ended(
     watched.page.close()
 
 
+@pytest.mark.alone
 def test_an_open_page_looks_at_a_growing_run_once_a_second_or_more(
     browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path
 ) -> None:

@@ -28,6 +28,7 @@ from twell.analysis import (
 from twell.app.compare_figures import frontier
 from twell.app.kernel_figures import break_even
 from twell.app.words import SPACE, number, percent, times, typeset, whole
+from twell.workbench import manifest as manifests
 from twell.workbench.store import Run, open_run
 
 Show = Callable[..., AppTest]
@@ -179,8 +180,7 @@ def test_from_a_token_to_its_place_to_a_neuron_to_its_examples(watched: Any, mad
     assert "formaldehyde" in page.locator(".tw-passage a.here").inner_text()
     inside = "e => { const b = e.getBoundingClientRect(), p = e.parentElement.getBoundingClientRect(); "
     inside += "return b.top >= p.top && b.bottom <= p.bottom }"
-    page.wait_for_timeout(700)
-    assert page.locator(".tw-passage a.here").evaluate(inside)
+    page.wait_for_function(f"({inside})(document.querySelector('.tw-passage a.here'))")
     page.get_by_role("link", name="Neurons").click()
     page.wait_for_selector('[data-testid="stDataFrame"]')
     watched.settle()
@@ -275,3 +275,21 @@ def test_the_run_to_compare_with_is_at_first_the_one_most_like_it(show: Show, ma
     for name, sequences, layers, vocab in runs:
         made.make(tmp_path / name, layers=layers, sequences=sequences, vocab=vocab, tiles=False)
     assert show(tmp_path, "compare", run="this").selectbox(key="with").value == "b"
+    for name in ("a few words", "c", "this"):
+        found = manifests.read(tmp_path / name)
+        found.model["weights"] = "1"
+        found.text = [entry | {"sha256": name} for entry in found.text]
+        manifests.write(tmp_path / name, found)
+    test = show(tmp_path, "compare", run="this")
+    assert test.selectbox(key="with").value == "c", "of the same weights"
+    assert "the losses say nothing" in markup(test)
+
+
+def test_a_run_is_compared_while_it_is_recorded(show: Show, made: ModuleType, recording: Path) -> None:
+    made.make(recording / "whole", layers=3, sequences=20)
+    found = manifests.read(recording / "live")
+    found.text = [{"source": entry["source"]} for entry in found.text]  # as a capture has it until its end
+    manifests.write(recording / "live", found)
+    test = show(recording, "compare", run="live")
+    assert not test.exception
+    assert "compared as independent" in markup(test)

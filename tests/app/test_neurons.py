@@ -64,6 +64,8 @@ def test_the_list_follows_the_address_and_the_field_leads_to_a_neuron(show: Show
     assert not test.exception
     assert (test.dataframe[0].value["fires"] == 0).all()
     assert set(test.dataframe[0].value["layer"]) == {1}
+    assert list(test.dataframe[0].proto.column_order) == ["label"], "no None and no −1"
+    assert "fires" in show(runs, "neurons", run="made").dataframe[0].proto.column_order
     test.text_input(key="go").set_value("L99/N1").run()
     assert "No such neuron" in markup(test)
 

@@ -81,3 +81,13 @@ def test_tokens_of_the_sentences_are_links_to_their_pages(show: Show, runs: Path
     shown = markup(show(runs, run="made"))
     assert 'href="token?run=made&amp;token=40"' in shown
     assert not any(text in shown for text in hostile.values() if "<" in text)
+
+
+def test_neurons_that_cannot_be_read_are_not_said_to_be_unrecorded(
+    show: Show, made: ModuleType, tmp_path: Path
+) -> None:
+    torn = made.make(tmp_path / "torn", layers=2, sequences=12).parts("neurons")[0]
+    torn.write_bytes(torn.read_bytes()[:100])
+    made.make(tmp_path / "counts", layers=2, sequences=12, neurons=False)
+    assert "a part of them cannot be read" in markup(show(tmp_path, run="torn"))
+    assert "it takes the neurons probe" in markup(show(tmp_path, run="counts"))

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -83,6 +84,26 @@ def test_tokens_are_filtered_by_the_address_and_by_hand(show: Show, runs: Path, 
     assert "find" not in test.query_params
     test.text_input(key="find").set_value("no such token").run()
     assert "No token is left" in notices(test)
+
+
+def links(test: AppTest) -> dict[str, str]:
+    """The links of a page below the bar, with their parameters."""
+    return {link.proto.label: link.proto.query_string for link in test.get("page_link")[10:]}
+
+
+def test_a_text_of_a_few_words_leads_on_to_all_of_its_tokens(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "words", layers=2, sequences=1, length=14, parts=1)
+    test = show(tmp_path, "tokens", run="words", rank="z_position")
+    assert "occurs 20 times" in notices(test)
+    (query,) = [query for label, query in links(test).items() if label.startswith("Every token")]
+    assert query == "run=words&rank=z_position&least=1"
+    assert len(show(tmp_path, "tokens", run="words", least="1").dataframe[0].value) == len(by_token(run, min_count=1))
+
+
+def test_what_a_summary_only_run_lacks_is_neither_a_dead_end_nor_in_its_code(show: Show, runs: Path) -> None:
+    assert links(show(runs, "text", run="summary"))["What each token of the vocabulary fires →"] == "run=summary"
+    codes = {run: "".join(code.value for code in show(runs, "export", run=run).code) for run in ("made", "summary")}
+    assert "run.activity(" in codes["made"] and "activity" not in codes["summary"]
 
 
 def test_a_token_shows_its_places_and_numbers(show: Show, runs: Path, made_run: Run) -> None:

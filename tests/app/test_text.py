@@ -114,6 +114,25 @@ def test_the_address_names_sequence_place_and_shade(show: Show, runs: Path) -> N
         assert "tw-passage" in markup(test)
 
 
+def test_a_neuron_that_is_none_is_said_and_stays_to_be_mended(show: Show, runs: Path) -> None:
+    for wrong in ("foo", "L9/N5", "L0/N512"):
+        test = show(runs, "text", run="made", neuron=wrong)
+        assert "No such neuron: it takes a name from L0/N0 to L4/N511." in markup(test)
+        assert test.text_input(key="neuron").value == wrong
+    test.text_input(key="neuron").set_value("1 3").run()
+    assert "No such neuron" not in markup(test)
+    assert "value of L1/N3" in markup(test)
+
+
+def test_a_passage_without_a_value_of_its_neuron_says_so(show: Show, runs: Path, made_run: Run) -> None:
+    said = []
+    for sequence in range(12):
+        shown = markup(show(runs, "text", run="made", neuron="L1/N3", sequence=str(sequence)))
+        said.append("keeps no value of L1/N3 at these tokens" in shown)
+        assert said[-1] != any(shade > 0 for shade in shades(shown))
+    assert set(said) == {False, True}
+
+
 def test_without_rows_of_tokens_the_page_says_so(show: Show, runs: Path) -> None:
     test = show(runs, "text", run="summary")
     assert not test.exception
