@@ -7,7 +7,7 @@ import html
 import streamlit as st
 
 from twell.app import parts
-from twell.app.state import Shelf, shelf
+from twell.app.state import Shelf, draw_anew, shelf
 from twell.app.words import plural
 from twell.workbench.errors import UserError
 from twell.workbench.store import Run
@@ -53,7 +53,7 @@ def _await(wanted: str | None = None) -> None:
     """Look again and again, and draw the page anew once the run is there; without a name, any."""
     there = shelf().runs
     if wanted in there or (wanted is None and there):
-        st.rerun()
+        draw_anew()
 
 
 def unreadable_folders(found: Shelf) -> None:

@@ -10,7 +10,7 @@ import streamlit as st
 
 from twell.app import parts
 from twell.app.jobs import OWN, Desk, Job, model_of
-from twell.app.state import RECORDED, digest, open_page, parameter, runs_folder, shown
+from twell.app.state import RECORDED, digest, draw_anew, keep, open_page, parameter, runs_folder, shown
 from twell.app.words import plural, whole
 from twell.workbench.errors import UserError
 from twell.workbench.store import Run, open_run
@@ -46,7 +46,9 @@ def own_text(run: Run) -> None:
         )
         with st.form(_fresh("own-form"), border=False):
             text = st.text_area("Text", key="own-words", height=180, width=520)
-            asked = st.form_submit_button("Read it", type="primary", key="own-start", disabled=desk_is_busy())
+            asked = st.form_submit_button(
+                "Read it", type="primary", key="own-start", disabled=desk_is_busy(), on_click=keep
+            )
         _say_if_busy()
         if not asked:
             return
@@ -82,10 +84,16 @@ def measure(run: Run) -> None:
             "appears here as it is done, and stays with the run. Anything else that runs meanwhile slows both."
         )
         what = st.segmented_control(
-            "What", list(MEASURED), format_func=lambda k: MEASURED[k], default="layers", required=True, key="measured"
+            "What",
+            list(MEASURED),
+            format_func=lambda k: MEASURED[k],
+            default="layers",
+            required=True,
+            key="measured",
+            on_change=keep,
         )
         parts.note(SAID[str(what)])
-        if st.button("Measure", type="primary", key="measure-start", disabled=desk_is_busy()):
+        if st.button("Measure", type="primary", key="measure-start", disabled=desk_is_busy(), on_click=keep):
             arguments, cases = measurement(run, model, str(what))
             _start("a measurement", run.path.resolve(), str(st.session_state["run"]), arguments, cases=cases)
         _say_if_busy()
@@ -128,7 +136,7 @@ def _follow(seen: str) -> None:
     here = st.session_state.get("run") == job.run
     if job.running:
         if here and _written(job) != seen:
-            st.rerun()
+            draw_anew()
         _progress(job)
         return
     failed = job.failure()
@@ -139,11 +147,11 @@ def _follow(seen: str) -> None:
     if failed is None and mine:  # who did not start it stays where they are
         desk().clear()
         if here:
-            st.rerun()
+            draw_anew()
         open_page(page, run=job.run, **scale)
     if here and failed is None:
         if _written(job) != seen:
-            st.rerun()
+            draw_anew()
         return
     with st.container(horizontal=True, vertical_alignment="center", gap="medium", key="job"):
         if failed is None:
@@ -153,7 +161,7 @@ def _follow(seen: str) -> None:
             (st.info if job.stopped else st.warning)(parts.plain(failed), width=520)
         if st.button("Close", key="job-close"):
             desk().clear()
-            st.rerun()
+            draw_anew()
 
 
 def _written(job: Job) -> str:

@@ -18,7 +18,7 @@ import streamlit as st
 from twell import analysis
 from twell.app.answers import Answer
 from twell.app.figures import CONFIG
-from twell.app.state import MANIFEST, RECORDED, Shelf, digest, opened
+from twell.app.state import MANIFEST, RECORDED, Shelf, digest, draw_anew, keep, opened
 from twell.app.words import SPACE, number, plural, seconds_ago, typeset, whole
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.store import Run
@@ -46,7 +46,7 @@ def heading(name: str, said: str = "", drawn: Answer | None = None) -> None:
         st.html(f'<div class="tw-figure"><h3>{html.escape(name)}</h3>{note}</div>', width="stretch")
         if drawn is None:
             return
-        with st.popover("Data", type="tertiary", key=f"{key}-data", on_change="rerun") as popover:
+        with st.popover("Data", type="tertiary", key=f"{key}-data", on_change=keep) as popover:
             if popover.open:
                 st.dataframe(drawn.frame, hide_index=True, height=280, width=640)
                 save(drawn.frame, f"{drawn.run.name}-{key}", key)
@@ -189,9 +189,9 @@ def follow(path: str, seen: str) -> None:
         run = opened(Path(path))
         age = time.time() - (Path(path) / MANIFEST).stat().st_mtime
     except (UserError, OSError):
-        st.rerun()
+        draw_anew()
     if digest(run) != seen:
-        st.rerun()
+        draw_anew()
     if age > STALE:
         said = f"last part {seconds_ago(age)}: was the capture killed? What it wrote is shown."
         mark = '<span class="tw-mark">recording</span>'

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module, resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlencode
 
 import streamlit as st
@@ -122,21 +122,65 @@ def whole_number(text: str | None) -> int | None:
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-def bound(key: str, default: Any, read: Callable[[str], Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Tie:
+    """What ties a widget to the address: its key, the value that the address leaves out, and the parameters that say
+    more of the value and go with it."""
+
+    key: str
+    default: Any
+    more: tuple[str, ...] = ()
+
+
+def enter(page: str) -> None:
+    """Forget the ties of another page than the one that is about to be drawn."""
+    if st.session_state.get("page") != page:
+        st.session_state["page"], st.session_state["ties"] = page, {}
+
+
+def tie(name: str, key: str, default: Any, more: tuple[str, ...] = ()) -> None:
+    """Have `keep` write a widget's value into the query parameter `name`."""
+    st.session_state["ties"][name] = Tie(key, default, more)
+
+
+def bound(key: str, default: Any, read: Callable[[str], Any], more: tuple[str, ...] = ()) -> dict[str, Any]:
     """Arguments that tie a widget to the address: its value is the query parameter `key`, read by `read` (None: not
     valid), or else the default, which the address leaves out. So links, and back and forward, restore it."""
-
-    def write() -> None:
-        value = st.session_state[key]
-        if value in (default, None, ""):
-            st.query_params.pop(key, None)
-        else:
-            st.query_params[key] = str(value)
-
     text = parameter(key)
     value = read(text) if text is not None else None
     st.session_state[key] = default if value is None else value
-    return {"key": key, "on_change": write}
+    tie(key, key, default, more)
+    return {"key": key, "on_change": keep}
+
+
+def keep() -> None:
+    """Write what the widgets of the page hold into the address: the callback of each widget that has the page drawn
+    anew, its own value in the address or not.
+
+    A run of the script begins with the address that the browser had when it asked for the run. Where it asked before
+    it heard what became of a choice, that address lacks the choice, and to read it would undo the choice.
+    """
+    address = st.query_params.to_dict()
+    before = dict(address)
+    for name, tie in st.session_state.get("ties", {}).items():
+        value = st.session_state.get(tie.key)
+        if value is None:
+            continue  # not drawn now, as under another view, or nothing chosen
+        text = None if value in (tie.default, "") else str(value)
+        if address.get(name) == text:
+            continue
+        for gone in (name, *tie.more):
+            address.pop(gone, None)
+        if text is not None:
+            address[name] = text
+    if address != before:
+        st.query_params.from_dict(address)  # at once, so that it is one step of the browser's history
+
+
+def draw_anew() -> NoReturn:
+    """Draw the whole page anew from within a part that looks at something again and again."""
+    keep()
+    st.rerun()
 
 
 def filters() -> dict[str, str]:

@@ -44,17 +44,13 @@ def address(found: state.Shelf) -> str:
         st.query_params["run"] = name
     st.session_state["run"] = name
     st.session_state["chooser"] = name if name in found.runs else None
+    state.tie("run", "chooser", None)
     return name
 
 
 def to_front() -> None:
     """The front page under its name, as the other pages have theirs: on to the root."""
     state.open_page(FRONT, **st.query_params)
-
-
-def switch() -> None:
-    """Show the run that was chosen."""
-    st.query_params["run"] = st.session_state["chooser"]
 
 
 def bar(found: state.Shelf, links: dict[str, Any], name: str) -> None:
@@ -68,7 +64,7 @@ def bar(found: state.Shelf, links: dict[str, Any], name: str) -> None:
             list(found.runs),
             index=None,
             key="chooser",
-            on_change=switch,
+            on_change=state.keep,
             width=300,
             required=True,
             format_func=lambda name: parts.run_label(name, found),
@@ -96,6 +92,7 @@ def main() -> None:
     if not found.runs and not found.broken:
         nothing.no_runs(found)
         return
+    state.enter(page.url_path)
     name = address(found)
     bar(found, links, name)
     if name not in found.runs:

@@ -11,7 +11,7 @@ from twell.app import parts
 from twell.app.answers import answer
 from twell.app.neuron_data import KINDS, LISTED, SAID, density_bins, neuron_list, parse
 from twell.app.neuron_figures import density_map
-from twell.app.state import ask, bound, open_page, shown
+from twell.app.state import ask, bound, keep, open_page, shown
 from twell.app.words import decimals, plural, rare, visible, whole
 from twell.workbench.store import Run
 
@@ -52,7 +52,7 @@ def choices(run: Run) -> tuple[str, int | None]:
         which = st.selectbox(
             "Layer", names, width=140, **bound("layer", names[0], lambda text: text if text in names else None)
         )
-        wanted = st.text_input("Go to", placeholder="L3/N42", width=140, key="go", max_chars=20)
+        wanted = st.text_input("Go to", placeholder="L3/N42", width=140, key="go", max_chars=20, on_change=keep)
     if wanted:
         place = parse(wanted, run)
         if place is not None:
@@ -79,7 +79,7 @@ def table(run: Run, kind: str, layer: int | None) -> None:
         rows,
         hide_index=True,
         height=420,
-        on_select="rerun",
+        on_select=keep,
         selection_mode="single-row",
         key=f"neuron-table-{kind}-{layer}",
         column_order=["label", *(FIRED if kind != "dead" else ())],

@@ -14,7 +14,7 @@ from twell.app.answers import answer
 from twell.app.neuron_data import parse
 from twell.app.neuron_values import known
 from twell.app.passage_view import jumps, layer_tops, legend, passage_html
-from twell.app.state import ask, bound, parameter, shelf, shown, whole_number
+from twell.app.state import ask, bound, keep, parameter, shelf, shown, whole_number
 from twell.app.words import number, plural, whole
 from twell.workbench.errors import Missing
 from twell.workbench.store import Run
@@ -58,9 +58,8 @@ def shade_name(shade: str) -> str:
 def to_source(sequences: pd.DataFrame) -> None:
     """Go to the first sequence of the chosen source."""
     first = sequences.loc[sequences["source"] == st.session_state["source"], "sequence"].min()
-    for gone in ("position", "from"):
-        st.query_params.pop(gone, None)
-    st.query_params["sequence"] = str(int(first))
+    st.session_state["sequence"] = int(first)
+    keep()
 
 
 def asked_neuron(run: Run) -> str:
@@ -107,13 +106,6 @@ def chosen_scale(run: Run) -> tuple[Run, str | None]:
 def chosen(run: Run, sequences: pd.DataFrame) -> Choice:
     """Sequence, shade, phase and scale, carried by the address; beside them, own text."""
     last = int(sequences["sequence"].max())
-    tie = bound("sequence", 0, lambda text: None if (n := whole_number(text)) is None else min(n, last))
-
-    def turn() -> None:
-        for gone in ("position", "from"):
-            st.query_params.pop(gone, None)
-        tie["on_change"]()
-
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         shades = read.shades(run)
         shade = st.selectbox(
@@ -127,7 +119,13 @@ def chosen(run: Run, sequences: pd.DataFrame) -> Choice:
         shade = named(asked, run) or shade
         scale_run, lender = chosen_scale(run)
         phase = chosen_phase(run)
-        sequence = int(st.number_input("Sequence", 0, last, step=1, width=130, key="sequence", on_change=turn))
+        tie = bound(
+            "sequence",
+            0,
+            lambda text: None if (n := whole_number(text)) is None else min(n, last),
+            more=("position", "from"),
+        )
+        sequence = int(st.number_input("Sequence", 0, last, step=1, width=130, **tie))
         sources = list(dict.fromkeys(sequences["source"]))
         if len(sources) > 1:
             st.session_state["source"] = sequences.set_index("sequence")["source"].get(sequence, sources[0])

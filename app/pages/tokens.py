@@ -6,7 +6,7 @@ import streamlit as st
 
 from twell.app import parts
 from twell.app.answers import Answer, answer
-from twell.app.state import bound, filters, open_page, shown, whole_number
+from twell.app.state import bound, filters, keep, open_page, shown, whole_number
 from twell.app.token_data import ENDS, both_ends, ranked_by
 from twell.app.token_figures import class_dots, ranking
 from twell.app.words import plural, searched, visible, whole
@@ -80,7 +80,7 @@ def table(left: Answer, rank: str) -> None:
         rows,
         hide_index=True,
         height=420,
-        on_select="rerun",
+        on_select=keep,
         selection_mode="single-row",
         key="token-table",
         column_config={
@@ -193,7 +193,7 @@ def page(run: Run) -> None:
         "ranking",
         "Loudest and quietest tokens by z",
         wide=True,
-        on_select="rerun",
+        on_select=keep,
         selection_mode="points",
     )
     for point in event.selection.points:

@@ -1,0 +1,106 @@
+"""Choices made before the browser has heard what became of the one before, as over a slow connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from twell.workbench import manifest as manifests
+
+
+class Line:
+    """The connection of a browser page to the server, on which answers can be held back."""
+
+    def __init__(self, page: Any) -> None:
+        self.page, self.held, self.open = page, [], True
+        page.route_web_socket("**/_stcore/stream", self._through)
+
+    def _through(self, route: Any) -> None:
+        server = route.connect_to_server()
+        server.on_message(lambda said: route.send(said) if self.open else self.held.append((route, said)))
+
+    @contextmanager
+    def slow(self) -> Iterator[None]:
+        """The server hears what is done under it, and answers; the browser hears the answers when it ends."""
+        self.open = False
+        yield
+        self.page.wait_for_timeout(2_000)
+        assert self.held
+        self.open = True
+        while self.held:
+            route, said = self.held.pop(0)
+            route.send(said)
+
+    def choose(self) -> None:
+        """Choose what was written, and give the server time to answer."""
+        self.page.keyboard.press("Enter")
+        self.page.wait_for_timeout(500)
+
+    def wait(self, place: str, said: str) -> None:
+        code = "([place, said]) => document.querySelector(place)?.innerText.includes(said)"
+        self.page.wait_for_function(code, arg=[place, said])
+
+
+def test_a_neuron_and_the_next_sequence(watched: Any) -> None:
+    page, line = watched.page, Line(watched.page)
+    watched.open("/text?run=made&position=3", ".tw-passage")
+    with line.slow():
+        page.get_by_role("textbox", name="or by one neuron").fill("L1/N5")
+        line.choose()
+        page.get_by_test_id("stNumberInputStepUp").click()
+    line.wait("body", "Sequence 1")
+    line.wait(".tw-scale", "L1/N5")
+    watched.settle()
+    assert page.url.endswith("/text?run=made&neuron=L1%2FN5&sequence=1")
+    page.go_back()
+    line.wait("body", "Sequence 0")
+    assert "position=3" in page.url
+    watched.check()
+
+
+def test_a_search_and_a_look_at_the_data(watched: Any) -> None:
+    """What is not in the address itself has the page drawn anew, too."""
+    page, line = watched.page, Line(watched.page)
+    watched.open("/tokens?run=made", ".js-plotly-plot")
+    with line.slow():
+        page.get_by_role("textbox", name="Search").fill("right")
+        line.choose()
+        page.locator(".st-key-every-token-data button").click()
+    page.wait_for_selector('[data-testid="stPopoverBody"] [data-testid="stDataFrame"]')
+    watched.settle()
+    assert page.url.endswith("/tokens?run=made&find=right")
+    assert page.get_by_role("textbox", name="Search").input_value() == "right"
+    watched.check()
+
+
+def test_another_run_and_its_sequence(watched: Any) -> None:
+    page, line = watched.page, Line(watched.page)
+    watched.open("/text?run=made", ".tw-passage")
+    with line.slow():
+        page.get_by_role("combobox", name="Run").fill("oracle")
+        line.choose()
+        page.get_by_test_id("stNumberInputStepUp").click()
+    line.wait("body", "Sequence 1")
+    watched.settle()
+    assert page.url.endswith("/text?run=oracle&sequence=1")
+    watched.check()
+
+
+def test_a_choice_while_the_run_grows(browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path) -> None:
+    """The page asks again and again whether the run has grown, with the address that it knows."""
+    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(recording))
+    page, line = watched.page, Line(watched.page)
+    watched.open("/text?run=live", ".tw-passage")
+    with line.slow():
+        page.get_by_test_id("stNumberInputStepUp").click()
+        page.wait_for_timeout(1_000)
+        found = manifests.read(recording / "live")
+        found.status = manifests.INTERRUPTED
+        manifests.write(recording / "live", found)
+    page.get_by_text("The capture stopped before its end").wait_for()
+    line.wait("body", "Sequence 1")
+    watched.settle()
+    assert page.url.endswith("/text?run=live&sequence=1")
+    watched.check()
