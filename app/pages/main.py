@@ -38,8 +38,10 @@ SINGLE = ("token", "neuron")  # pages of one thing, reached from the page of all
 
 def address(found: state.Shelf) -> str:
     """The name of the run in the address, whether there is one or not; else of the run shown last, or the newest.
-    From then on the address has it."""
+    From then on the address has it. A recorded run is found by its name alone, too, where no other has it."""
     name = state.parameter("run") or st.session_state.get("run") or next(iter(found.runs), "")
+    if name not in found.runs and state.RECORDED + name in found.runs:
+        name = state.RECORDED + name
     if state.parameter("run") != name:
         st.query_params["run"] = name
     st.session_state["run"] = name

@@ -242,6 +242,9 @@ def test_recorded_runs_of_the_package_stand_beside_those_of_the_folder(
     assert "made (recorded with the package)" in names
     assert "summary (recorded with the package) · summary only" in names
     assert figures(test) == 1
+    test = show(recording, run="made")
+    assert figures(test) == 1
+    assert test.query_params["run"] == "recorded/made"
 
 
 def test_an_empty_folder_says_how_to_record_a_run(show: Show, tmp_path: Path) -> None:
