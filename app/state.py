@@ -124,11 +124,12 @@ def whole_number(text: str | None) -> int | None:
 
 @dataclass(frozen=True)
 class Tie:
-    """What ties a widget to the address: its key, the value that the address leaves out, and the parameters that say
-    more of the value and go with it."""
+    """What ties a widget to the address: its key, the value that the address leaves out, what reads it there (None: not
+    valid), and the parameters that say more of the value and go with it."""
 
     key: str
     default: Any
+    read: Callable[[str], Any]
     more: tuple[str, ...] = ()
 
 
@@ -138,9 +139,9 @@ def enter(page: str) -> None:
         st.session_state["page"], st.session_state["ties"] = page, {}
 
 
-def tie(name: str, key: str, default: Any, more: tuple[str, ...] = ()) -> None:
+def tie(name: str, widget: Tie) -> None:
     """Have `keep` write a widget's value into the query parameter `name`."""
-    st.session_state["ties"][name] = Tie(key, default, more)
+    st.session_state["ties"][name] = widget
 
 
 def bound(key: str, default: Any, read: Callable[[str], Any], more: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def bound(key: str, default: Any, read: Callable[[str], Any], more: tuple[str, .
     text = parameter(key)
     value = read(text) if text is not None else None
     st.session_state[key] = default if value is None else value
-    tie(key, key, default, more)
+    tie(key, Tie(key, default, read, more))
     return {"key": key, "on_change": keep}
 
 
@@ -167,6 +168,8 @@ def keep() -> None:
         if value is None:
             continue  # not drawn now, as under another view, or nothing chosen
         text = None if value in (tie.default, "") else str(value)
+        if text is not None and tie.read(text) is None:
+            continue  # the label of an option that has another label by now
         if address.get(name) == text:
             continue
         for gone in (name, *tie.more):

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from twell.workbench import manifest as manifests
 
 
@@ -88,17 +90,28 @@ def test_another_run_and_its_sequence(watched: Any) -> None:
     watched.check()
 
 
-def test_a_choice_while_the_run_grows(browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path) -> None:
-    """The page asks again and again whether the run has grown, with the address that it knows."""
+@pytest.mark.parametrize("ends", ["after the choice", "before it"])
+def test_a_choice_while_the_run_ends(
+    browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path, ends: str
+) -> None:
+    """The page asks again and again whether the run has grown, with the address that it knows, and with the name that
+    the run had in the list of runs."""
     watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(recording))
     page, line = watched.page, Line(watched.page)
-    watched.open("/text?run=live", ".tw-passage")
-    with line.slow():
-        page.get_by_test_id("stNumberInputStepUp").click()
-        page.wait_for_timeout(1_000)
+
+    def end() -> None:
         found = manifests.read(recording / "live")
         found.status = manifests.INTERRUPTED
         manifests.write(recording / "live", found)
+
+    def choose() -> None:
+        page.get_by_test_id("stNumberInputStepUp").click()
+
+    watched.open("/text?run=live", ".tw-passage")
+    with line.slow():
+        for act in (choose, end) if ends == "after the choice" else (end, choose):
+            act()
+            page.wait_for_timeout(1_000)
     page.get_by_text("The capture stopped before its end").wait_for()
     line.wait("body", "Sequence 1")
     watched.settle()
