@@ -6,6 +6,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(abspath $(BIN)):$(PATH)
+# Of the 18 000 modules that are installed a part is imported, and compiled as it is: not all of them beforehand.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check sanitize built-for-gpu wheel clean help
 help:
@@ -65,12 +67,12 @@ $(BIN)/python:
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml .ci/constraints.txt
 	@echo "Installing what the demo needs (once, a few minutes) ..."
-	@$(PIP) install -qq -c .ci/constraints.txt -e '.[capture,dashboard]'
+	@$(PIP) install -qq --no-compile -c .ci/constraints.txt -e '.[capture,dashboard]'
 	@touch $@
 
 $(VENV)/.test: $(BIN)/python pyproject.toml .ci/constraints.txt
 	@echo "Installing what the tests need (once, a few minutes) ..."
-	@$(PIP) install -qq -c .ci/constraints.txt -e '.[test]'
+	@$(PIP) install -qq --no-compile -c .ci/constraints.txt -e '.[test]'
 	@touch $@ $(VENV)/.demo
 
 # Type checkers see the namespace `twell` through this link: folder x/ is twell.x.
