@@ -132,6 +132,11 @@ class Tie:
     read: Callable[[str], Any]
     more: tuple[str, ...] = ()
 
+    def value(self, text: str | None) -> Any:
+        """What the widget holds where the address says this of it, or (None) nothing."""
+        value = None if text is None else self.read(text)
+        return self.default if value is None else value
+
 
 def enter(page: str) -> None:
     """Forget the ties of another page than the one that is about to be drawn."""
@@ -147,10 +152,9 @@ def tie(name: str, widget: Tie) -> None:
 def bound(key: str, default: Any, read: Callable[[str], Any], more: tuple[str, ...] = ()) -> dict[str, Any]:
     """Arguments that tie a widget to the address: its value is the query parameter `key`, read by `read` (None: not
     valid), or else the default, which the address leaves out. So links, and back and forward, restore it."""
-    text = parameter(key)
-    value = read(text) if text is not None else None
-    st.session_state[key] = default if value is None else value
-    tie(key, Tie(key, default, read, more))
+    widget = Tie(key, default, read, more)
+    st.session_state[key] = widget.value(parameter(key))
+    tie(key, widget)
     return {"key": key, "on_change": keep}
 
 
@@ -163,16 +167,14 @@ def keep() -> None:
     """
     address = st.query_params.to_dict()
     before = dict(address)
-    for name, tie in st.session_state.get("ties", {}).items():
-        value = st.session_state.get(tie.key)
-        if value is None:
-            continue  # not drawn now, as under another view, or nothing chosen
-        text = None if value in (tie.default, "") else str(value)
-        if text is not None and tie.read(text) is None:
+    for name, widget in st.session_state.get("ties", {}).items():
+        value = st.session_state.get(widget.key)
+        if value is None or value == widget.value(address.get(name)):
+            continue  # not drawn now, as under another view, or nothing chosen; or just what the address says
+        text = None if value in (widget.default, "") else str(value)
+        if text is not None and widget.read(text) is None:
             continue  # the label of an option that has another label by now
-        if address.get(name) == text:
-            continue
-        for gone in (name, *tie.more):
+        for gone in (name, *widget.more):
             address.pop(gone, None)
         if text is not None:
             address[name] = text

@@ -46,7 +46,7 @@ def address(found: state.Shelf) -> str:
         st.query_params["run"] = name
     st.session_state["run"] = name
     st.session_state["chooser"] = name if name in found.runs else None
-    state.tie("run", state.Tie("chooser", None, found.runs.get))
+    state.tie("run", state.Tie("chooser", None, lambda text: text if text in found.runs else None))
     return name
 
 

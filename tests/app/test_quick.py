@@ -90,6 +90,18 @@ def test_another_run_and_its_sequence(watched: Any) -> None:
     watched.check()
 
 
+def test_a_look_at_the_data_changes_nothing_in_the_address(watched: Any) -> None:
+    """Nor where it says what is so without it, or says it otherwise than the page would."""
+    page, sent = watched.page, "/text?run=made&sequence=0&position=3&neuron=l1/n5"
+    watched.open(sent, ".tw-passage a.here")
+    page.locator(".st-key-sequence-0-data button").click()
+    page.wait_for_selector('[data-testid="stPopoverBody"] [data-testid="stDataFrame"]')
+    watched.settle()
+    assert page.url.endswith(sent)
+    assert page.locator(".tw-passage a.here").count() == 1
+    watched.check()
+
+
 @pytest.mark.parametrize("ends", ["after the choice", "before it"])
 def test_a_choice_while_the_run_ends(
     browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path, ends: str
