@@ -83,13 +83,13 @@ def parameter(item: Field[Any], hint: Any) -> inspect.Parameter:
     if typing.get_origin(hint) is tuple:
         hint = list[kinds[0]]  # type: ignore[valid-type]
     value = about["value"] or VALUES.get(kinds[0])  # a choice of words stands for itself
+    name = item.name.replace("_", "-")
     if about["argument"]:
         kind: Any = typer.Argument(help=text, metavar=value)
     elif hint is bool:  # what is off is switched on, and what is on is switched off
-        name = item.name.replace("_", "-")
         kind = typer.Option(f"--{name}/--no-{name}" if item.default else f"--{name}", help=text, show_default=False)
     else:
-        kind = typer.Option(help=text, metavar=value)
+        kind = typer.Option(f"--{name}", help=text, metavar=value)  # named: typer 0.27 would take the name from `value`
     default = inspect.Parameter.empty if item.default is MISSING else item.default
     if default == ():
         default = []
