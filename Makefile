@@ -34,7 +34,7 @@ check: $(VENV)/.test .ns/twell
 SANITIZER  = $(VENV)/sanitizer/nvidia/cu13/bin/compute-sanitizer
 GPU_TESTS  = $(filter-out test_sanitizer,$(basename $(notdir $(shell grep -l mark.gpu tests/*/test_*.py))))
 SANITIZED  = $(foreach tool,memcheck initcheck racecheck,$(GPU_TESTS:%=$(tool)-%)) racecheck-calls
-SAN_CALLS  = tests/kernels/sanitized.py few middle tiles many whole cuda
+SAN_CALLS  = tests/kernels/sanitized.py few middle loud tiles many whole cuda
 SAN_TESTS  = -O -m pytest --assert=plain -p sanitized -p no:cacheprovider -m gpu -o timeout=0 $(wildcard tests/*/$(lastword $(subst -, ,$@)).py)
 WATCH     ?= 0.05
 sanitize: $(SANITIZED)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from twell.kernels import hopper, reference
 from twell.kernels.call import Asks, Call, Stats
+from twell.kernels.gpu import results
 from twell.kernels.layout import Layout, pack, tile_view
 from twell.kernels.ops import choose, gated_ffn
 
@@ -178,6 +179,20 @@ def test_same_bits_from_two_threads_at_once(gpu: None) -> None:
         for other, counted in again_and_again:
             assert_same("y", other, y)
             assert_same("stats", counted, stats)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 20, 300, 2500])
+def test_may_be_a_threads_first_cuda_call(gpu: None, n: int) -> None:
+    """Where all memory is there, nothing before it has given the thread a context."""
+    call = make(n, 136, 520, 9)
+    y, stats = results(call, in_full=True)
+    workspace = hopper.Workspace(n, 520, call.x.dtype, CUDA)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(hopper.launch, call, slice(0, n), workspace, y, stats).result()
+    expected, counted = reference.run(call)
+    assert_same("y", y, expected)
+    assert_same("nnz", stats.nnz, counted.nnz)
 
 
 @pytest.mark.gpu

@@ -6,6 +6,18 @@
 
 namespace twell::hopper {
 
+// Maps are made by the driver, which wants a context. The runtime gives a thread one at its first call that needs it: that may be ours, where
+// all memory comes from torch's cache.
+inline void have_context() {
+  thread_local const bool once = [] {
+    int device;
+    check(cudaGetDevice(&device), "device");
+    check(cudaSetDevice(device), "context");
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
 inline CUtensorMap encode_map(CUtensorMapDataType type, const void* matrix, int rank, const cuuint64_t* sizes, const cuuint64_t* strides,
                               const cuuint32_t* box, bool swizzled) {
   static const auto encode = [] {
@@ -15,6 +27,7 @@ inline CUtensorMap encode_map(CUtensorMapDataType type, const void* matrix, int 
           "cuTensorMapEncodeTiled");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
+  have_context();
   CUtensorMap map;
   const cuuint32_t every[] = {1, 1, 1};
   const CUresult result = encode(&map, type, rank, const_cast<void*>(matrix), sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
