@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -58,8 +60,9 @@ def _download(model: str, revision: str | None, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
+    fetch = partial(snapshot_download, model, revision=revision, allow_patterns=files)
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=files))
+        return Path(fetch())
     except GatedRepoError:
         why, todo = "the hub asks for permission first", "ask for access and log in with `hf auth login`"
     except RepositoryNotFoundError:
@@ -67,6 +70,8 @@ def _download(model: str, revision: str | None, files: list[str]) -> Path:
     except RevisionNotFoundError:
         why, todo = f"the hub has no revision {revision!r} of it", "check --revision"
     except (OSError, ValueError):
+        with suppress(OSError, ValueError):  # without a network some versions do not look for a commit in the cache
+            return Path(fetch(local_files_only=True))
         why, todo = "there is no such folder here, and the hub cannot be reached", "check the path, or connect"
     raise UserError(f"Expected a local folder or a hub id, got {model}: {why}; {todo}.")
 

@@ -29,7 +29,8 @@ def placed(rows: pd.DataFrame, layers: list[int]) -> pd.Series:
     band = position.where(position < 8, np.floor(np.sqrt(8 * position)))
     counted = (rows["flags"] == 0) | ((position == 0) & (rows["flags"] < 4))
     inside = rows[counted].groupby(band[counted])
-    mean, sd = (inside[layers].agg(how).reindex(band).set_axis(rows.index) for how in (np.mean, np.std))
+    by_band = inside[layers].mean(), inside[layers].std(ddof=0)
+    mean, sd = (found.reindex(band).set_axis(rows.index) for found in by_band)
     return ((rows[layers] - mean) / sd.where(sd > 0)).mean(axis=1).fillna(0)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.errors import OfflineModeIsEnabled
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -58,8 +59,20 @@ def test_the_bundled_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         load(DEMO, "main")
 
 
-def test_a_hub_id(tmp_path: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the hub's own cache, which is what it leads to; the name and the commit are kept, the place is not."""
+@pytest.mark.parametrize("looks", [True, False], ids=["cache", "cache if told to"])
+def test_a_hub_id(
+    tmp_path: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, looks: bool
+) -> None:
+    """From the hub's own cache, which is what it leads to; the name and the commit are kept, the place is not.
+    huggingface_hub 1.33 looks for a commit there only if it is told to."""
+    look = huggingface_hub.snapshot_download
+
+    def download(*about: Any, local_files_only: bool = False, **more: Any) -> str:
+        if not (looks or local_files_only):
+            raise OfflineModeIsEnabled
+        return look(*about, local_files_only=local_files_only, **more)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     commit, place = "0123456789abcdef0123456789abcdef01234567", tmp_path / "models--org--tiny"
     make_model(place / "snapshots" / commit)
     (place / "refs").mkdir()
@@ -155,7 +168,7 @@ def test_doctor_names_the_kernel() -> None:
     found = dict(findings())
     assert found["torch"] == torch.__version__
     assert found["kernel on cpu"].split(":")[0] in {"reference", "cpu"}
-    assert np.all([value for value in found.values()])
+    assert all(found.values())
     assert "streamlit" in found["dashboard"]
 
 
