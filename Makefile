@@ -19,9 +19,11 @@ help:
 demo: $(VENV)/.demo
 	@$(BIN)/twell demo --out runs/demo
 
-# Tests that go by the clock run when the others have ended, with nothing beside them.
+# One more process than processors, up to four: some tests wait for a browser or for another process. Tests that go by
+# the clock run when the others have ended, with nothing beside them.
+PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
 test: $(VENV)/.test check
-	@$(BIN)/python -m pytest -m 'not alone' --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -m 'not alone' --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
 	@$(BIN)/python -m pytest -m alone $(shell grep -lr --include='test_*.py' mark.alone tests)
 
 check: $(VENV)/.test .ns/twell
