@@ -89,7 +89,7 @@ def parameter(item: Field[Any], hint: Any) -> inspect.Parameter:
     elif hint is bool:  # what is off is switched on, and what is on is switched off
         kind = typer.Option(f"--{name}/--no-{name}" if item.default else f"--{name}", help=text, show_default=False)
     else:
-        kind = typer.Option(f"--{name}", help=text, metavar=value)  # named: typer 0.27 would take the name from `value`
+        kind = typer.Option(f"--{name}", help=text, metavar=value)  # by name: `value` is not to be taken for it
     default = inspect.Parameter.empty if item.default is MISSING else item.default
     if default == ():
         default = []
