@@ -18,6 +18,7 @@ from twell.kernels.layout import Layout, TwELL, unpack
 from twell.kernels.ops import gated_ffn
 
 CUDA = torch.device("cuda")
+LAUNCHES = 2000  # of each thread, where threads are to meet in one
 Run = Callable[[], tuple[Tensor, Stats]]
 Result = TypeVar("Result")
 

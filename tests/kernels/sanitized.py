@@ -187,6 +187,7 @@ class Watch:
     def __init__(self, seconds: float) -> None:
         self.seconds, self.rate, self.range = seconds, 4e-7, 0
         self.calls = self.watched = 0
+        self.turn = threading.Lock()
 
     def begin(self, test: str) -> None:
         """What it launches before it draws, compiled, is watched."""
@@ -208,16 +209,17 @@ class Watch:
                 return launch(call, rows, *rest)
             d_ff, d_model = call.w_gate.shape
             size = slow * ((rows.stop - rows.start) * d_ff * (1 + d_model / 500) + 1e6)
-            on = self.draw.random() * self.rate * size < self.seconds or self.first
-            self.calls, self.watched, self.first = self.calls + 1, self.watched + on, False
-            self.set(on)
-            if not on or torch.cuda.is_current_stream_capturing():
-                return launch(call, rows, *rest)
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            launch(call, rows, *rest)
-            torch.cuda.synchronize()
-            self.rate += 0.3 * ((time.perf_counter() - began) / size - self.rate)
+            with self.turn:
+                on = self.draw.random() * self.rate * size < self.seconds or self.first
+                self.calls, self.watched, self.first = self.calls + 1, self.watched + on, False
+                self.set(on)
+                if not on or torch.cuda.is_current_stream_capturing():
+                    return launch(call, rows, *rest)
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                launch(call, rows, *rest)
+                torch.cuda.synchronize()
+                self.rate += 0.3 * ((time.perf_counter() - began) / size - self.rate)
 
         return launches
 
@@ -235,6 +237,7 @@ def pytest_configure() -> None:
     """Leaves the tests their calls: nothing is compared, no call repeated, and a benchmark takes one turn."""
     patch_workspaces()
     gpu_checks.assert_same = gpu_checks.poison = lambda *_, **__: None
+    gpu_checks.LAUNCHES = 20
     if WATCH.seconds:
         hopper.launch, cuda.launch = WATCH.over(hopper.launch, 1), WATCH.over(cuda.launch, 2)
     for name, module in (("hopper", hopper), ("cuda", cuda)):

@@ -7,7 +7,7 @@ from threading import Barrier
 
 import pytest
 import torch
-from gpu_checks import CUDA, assert_same, assert_same_in_a_graph, make, poison, skip_without
+from gpu_checks import CUDA, LAUNCHES, assert_same, assert_same_in_a_graph, make, poison, skip_without
 from torch import Tensor
 
 from twell.kernels import hopper, reference
@@ -104,9 +104,10 @@ def test_threads_whose_calls_differ_in_size_do_not_take_shared_memory_from_each_
         n, d_ff = len(one.x), len(one.w_gate)
         y, stats = results(one, in_full=True)
         workspace = hopper.Workspace(n, d_ff, one.x.dtype, CUDA)
+        torch.cuda.synchronize()  # the stream that the memory comes from is another
         together.wait()
         with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(2000):
+            for _ in range(LAUNCHES):
                 hopper.launch(one, slice(0, n), workspace, y, stats)
             torch.cuda.current_stream().synchronize()
         return y, stats
