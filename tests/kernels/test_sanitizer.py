@@ -42,18 +42,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         pytest.skip("no compute-sanitizer, under CUDA_HOME or on PATH")
     assert build.failure(unions.library(torch.cuda.get_device_capability())) is None
     takes = set(CALLS) if hopper.refuses(CUDA, torch.bfloat16, 64, 64, 1) is None else {"cuda"}
-    # An allocation to each tensor, and a launch at a time: where they overlap, racecheck of CUDA 13.0 may never return.
-    alone = os.environ | {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}
-    in_turn = alone | {"CUDA_LAUNCH_BLOCKING": "1"}
+    alone = os.environ | {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}  # an allocation to each tensor
     running: Running = {}
     for watch, names in WATCHED.items():
         if calls := [name for name in names if name in takes]:
-            tool, out = watch.split()[0], tmp_path_factory.mktemp("sanitizer") / "said.txt"
+            out = tmp_path_factory.mktemp("sanitizer") / "said.txt"
             program = [sys.executable, str(Path(__file__).with_name("sanitized.py")), *calls]
-            line = [sanitizer, "--tool", tool, *OPTIONS, *program]
-            env = in_turn if tool == "racecheck" else alone
+            line = [sanitizer, "--tool", watch.split()[0], *OPTIONS, *program]
             with out.open("wb") as to:
-                process = subprocess.Popen(line, stdout=to, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+                process = subprocess.Popen(line, stdout=to, stderr=subprocess.STDOUT, env=alone, start_new_session=True)
             running[watch] = process, out
     yield running
     for process, _ in running.values():

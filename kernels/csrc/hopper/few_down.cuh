@@ -105,10 +105,12 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
         if (run) {
           tma_load_2d(ring.here(), &w_map, &full[ring.at], out0, list[k0]);
           tma_load_2d(ring.here() + kDownSide, &h_map, &full[ring.at], 0, list[k0]);
-          barrier_arrive_for(&full[ring.at], kDownProducers);
         }
       }
-      if (run) continue;
+      if (run) {
+        arrive_as_warp(&full[ring.at], 32);
+        continue;
+      }
       const uint32_t to = smem_address(ring.here()) + place;
 #pragma unroll
       for (int j = 0; j < kTileK * 8 / kDownProducers; ++j) {

@@ -150,12 +150,12 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const DownLoad<kO
     barrier_wait(&ring.empty[ring.at], ring.phase);
     if (thread == 32 * turn) {
       barrier_expect(full, run ? Down::kStageBytes : 0);
-      if (run) {
-        load.ask(ring.here(), full, list[k0]);
-        barrier_arrive_for(full, kProducers);
-      }
+      if (run) load.ask(ring.here(), full, list[k0]);
     }
-    if (run) continue;
+    if (run) {
+      arrive_as_warp(full, all ? kProducers : 32);
+      continue;
+    }
     const uint32_t stage = smem_address(ring.here()) + place;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {

@@ -36,6 +36,13 @@ __device__ __forceinline__ int list_sixteen(uint16_t* list, int size, int at, ui
   return at;
 }
 
+// Says that this warp, for so many threads, has waited for a stage that the copy engine fills. Who waits for a stage in each round has to
+// be among those whom it is full after: one that is late would find it freed once more, and wait for a round that never comes.
+__device__ __forceinline__ void arrive_as_warp(uint64_t* full, uint32_t arrivals) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrier_arrive_for(full, arrivals);
+}
+
 // Whether a stage's 64 neurons from the k0-th of a list on follow each other, so that the copy engine takes them whole.
 __device__ __forceinline__ bool is_run(const uint16_t* list, int k0, int size) {
   return k0 + kTileK <= size && list[k0 + kTileK - 1] - list[k0] == kTileK - 1;

@@ -1,0 +1,89 @@
+"""The Hopper kernel where all that its threads tell each other comes late, after a while that nobody knows.
+
+A copy of its sources is compiled with random waits before each instruction on barriers, clusters and the copy engine.
+Who waits there for a round that has passed already, or for one that cannot come before its own, hangs or reads what is
+not there yet: without the waits that takes a delay of a microsecond at the wrong place, once in a long time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_checks import CUDA, assert_same, skip_without
+from sanitized import CALLS
+
+import twell.kernels
+from twell.kernels import hopper, reference
+
+DELAY = """
+__device__ __forceinline__ void delay() {
+  uint32_t now = clock() + threadIdx.x / 32 * 7919 + blockIdx.x * 104729 + blockIdx.y * 1299709 + blockIdx.z * 32452843;
+  now = (now ^ now >> 15) * 0x2c1b3c6du, now = (now ^ now >> 12) * 0x297a2d39u, now ^= now >> 15;
+  if (now % 32 == 0) __nanosleep(now >> 5 & 0x3fff);  // up to 16 microseconds
+  if (now % 4096 == 1) __nanosleep(now >> 12 & 0x7ffff);  // up to half a millisecond
+}
+"""
+HEARD = re.compile(r'asm volatile\((?!"(?:mov|setmaxnreg|wgmma))')  # instructions that others hear of
+
+
+def delayed(source: str) -> str:
+    """`common/sm90.cuh` with such a wait before each of its instructions that others hear of."""
+    source, begun = re.subn(r"^namespace .*\n", lambda begin: begin[0] + DELAY, source, count=1, flags=re.MULTILINE)
+    source, waits = HEARD.subn("delay(); asm volatile(", source)
+    assert begun == 1 and waits > 30, "common/sm90.cuh does not look as it did"
+    return source
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process whose `hopper` is such a one."""
+    skip_without(hopper)
+    folder = tmp_path_factory.mktemp("delays")
+    kernels = folder / "twell" / "kernels"
+    shutil.copytree(Path(twell.kernels.__file__ or "").parent, kernels, ignore=shutil.ignore_patterns("__pycache__"))
+    header = kernels / "csrc" / "common" / "sm90.cuh"
+    header.write_text(delayed(header.read_text(encoding="utf-8")), encoding="utf-8")
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "XDG_CACHE_HOME": str(folder / "cache")}
+
+
+@pytest.mark.gpu
+def test_right_however_late_its_threads_are(late: dict[str, str]) -> None:
+    """Calls that take every path, three times each."""
+    done = subprocess.run(
+        [sys.executable, __file__], env=late, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=250
+    )
+    assert done.returncode == 0 and "all done" in done.stdout, done.stdout[-4000:]
+
+
+def main() -> None:
+    if reason := hopper.refuses(CUDA, torch.bfloat16, 64, 64, 1):
+        sys.exit(reason)
+    began = time.perf_counter()
+    print(hopper.__file__, flush=True)
+    hopper.planned = lambda n, d_ff: n > 2048  # however few neurons there are
+    for name, calls in CALLS.items():
+        for call in calls() if name != "cuda" else ():
+            about = f"{name} {list(call.x.shape)} {len(call.w_gate)}"
+            expected, counted = reference.run(call)
+            first, _ = hopper.run(call)
+            scale = 2**-7 * expected.abs().float().nan_to_num().amax(1, keepdim=True)  # a row's rounding
+            assert bool(((first.float() - expected.float()).abs() <= scale)[counted.finite].all()), about
+            for _ in range(3):
+                y, stats = hopper.run(call)
+                assert_same(about, y, first)
+                assert_same(about, (stats.nnz, stats.finite), (counted.nnz, counted.finite))
+            print(about, f"{time.perf_counter() - began:.1f} s", flush=True)
+    print("all done")
+
+
+if __name__ == "__main__":
+    main()
