@@ -34,7 +34,7 @@ check: $(VENV)/.test .ns/twell
 # A tool and a file of tests at a time, or some at once: make -j8 sanitize. racecheck takes seconds a call, so it watches
 # as many calls of each test as take WATCH seconds each in the mean (SEED draws others), and all `calls`, one of every path.
 SANITIZER  = $(VENV)/sanitizer/nvidia/cu13/bin/compute-sanitizer
-GPU_TESTS  = $(filter-out test_sanitizer,$(basename $(notdir $(shell grep -l mark.gpu tests/*/test_*.py))))
+GPU_TESTS  = $(filter-out test_sanitizer test_delays,$(basename $(notdir $(shell grep -l mark.gpu tests/*/test_*.py))))
 SANITIZED  = $(foreach tool,memcheck initcheck racecheck,$(GPU_TESTS:%=$(tool)-%)) racecheck-calls
 SAN_CALLS  = tests/kernels/sanitized.py few middle loud tiles many whole cuda
 SAN_TESTS  = -O -m pytest --assert=plain -p sanitized -p no:cacheprovider -m gpu -o timeout=0 $(wildcard tests/*/$(lastword $(subst -, ,$@)).py)

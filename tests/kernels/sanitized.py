@@ -64,10 +64,10 @@ def patch_workspaces() -> None:
 
 
 def few() -> Iterator[Call]:
-    """Both tiles of rows of both ways; of a group's neurons some fire, most, and all."""
+    """Both tiles of rows of both ways; of a group's neurons some fire, most, and all; more stages than a ring has."""
     for n, d_model, d_ff, quiet in (
         (1, 128, 264, 9), (8, 128, 264, 9), (13, 72, 264, 20), (20, 128, 264, 9), (24, 136, 600, 30),
-        (33, 136, 600, 30), (64, 72, 520, -40),
+        (33, 136, 600, 30), (64, 72, 520, -40), (40, 72, 5000, -288),
     ):  # fmt: skip
         yield make(n, d_model, d_ff, quiet)
     for n in (5, 30, 50):

@@ -20,9 +20,10 @@ import torch
 from gpu_checks import CUDA, assert_same, skip_without
 from sanitized import CALLS
 
-import twell.kernels
 from twell.kernels import hopper, reference
 
+KERNELS = Path(hopper.__file__).parent
+HEADER = KERNELS / "csrc" / "common" / "sm90.cuh"
 DELAY = """
 __device__ __forceinline__ void delay() {
   uint32_t now = clock() + threadIdx.x / 32 * 7919 + blockIdx.x * 104729 + blockIdx.y * 1299709 + blockIdx.z * 32452843;
@@ -42,26 +43,38 @@ def delayed(source: str) -> str:
     return source
 
 
+def test_a_wait_stands_before_each_that_others_hear_of() -> None:
+    source = delayed(HEADER.read_text(encoding="utf-8"))
+    assert all("delay();" in line for line in source.splitlines() if HEARD.search(line))
+
+
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process whose `hopper` is such a one."""
     skip_without(hopper)
     folder = tmp_path_factory.mktemp("delays")
     kernels = folder / "twell" / "kernels"
-    shutil.copytree(Path(twell.kernels.__file__ or "").parent, kernels, ignore=shutil.ignore_patterns("__pycache__"))
-    header = kernels / "csrc" / "common" / "sm90.cuh"
+    shutil.copytree(KERNELS, kernels, ignore=shutil.ignore_patterns("__pycache__"))
+    header = kernels / HEADER.relative_to(KERNELS)
     header.write_text(delayed(header.read_text(encoding="utf-8")), encoding="utf-8")
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "XDG_CACHE_HOME": str(folder / "cache")}
 
 
 @pytest.mark.gpu
-def test_right_however_late_its_threads_are(late: dict[str, str]) -> None:
+def test_right_however_late_its_threads_are(late: dict[str, str], tmp_path: Path) -> None:
     """Calls that take every path, three times each."""
-    done = subprocess.run(
-        [sys.executable, __file__], env=late, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=250
-    )
-    assert done.returncode == 0 and "all done" in done.stdout, done.stdout[-4000:]
+    program = [sys.executable, __file__]
+    with (tmp_path / "said.txt").open("w+", encoding="utf-8") as said:  # as far as it came, should it hang
+        try:
+            code: object = subprocess.run(
+                program, env=late, stdout=said, stderr=subprocess.STDOUT, timeout=250
+            ).returncode
+        except subprocess.TimeoutExpired as error:
+            code = error
+        said.seek(0)
+        told = said.read()
+    assert code == 0 and "all done" in told, f"{code}\n{told[-4000:]}"
 
 
 def main() -> None:
@@ -79,8 +92,9 @@ def main() -> None:
             assert bool(((first.float() - expected.float()).abs() <= scale)[counted.finite].all()), about
             for _ in range(3):
                 y, stats = hopper.run(call)
-                assert_same(about, y, first)
-                assert_same(about, (stats.nnz, stats.finite), (counted.nnz, counted.finite))
+                assert_same(f"{about}: y", y, first)
+                assert_same(f"{about}: nnz", stats.nnz, counted.nnz)
+                assert_same(f"{about}: finite", stats.finite, counted.finite)
             print(about, f"{time.perf_counter() - began:.1f} s", flush=True)
     print("all done")
 
