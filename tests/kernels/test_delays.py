@@ -43,45 +43,64 @@ def delayed(source: str) -> str:
     return source
 
 
-def test_a_wait_stands_before_each_that_others_hear_of() -> None:
-    source = delayed(HEADER.read_text(encoding="utf-8"))
-    assert all("delay();" in line for line in source.splitlines() if HEARD.search(line))
+def test_a_wait_stands_before_all_that_others_hear_of() -> None:
+    """However it is written: asm, with or without volatile, of one line or of several."""
+    heard = re.compile(r"mbarrier|cp\.async|bar\.sync|barrier\.cluster|st\.|atom|ld\.acquire|griddepcontrol")
+    source = re.sub(r"//.*", "", delayed(HEADER.read_text(encoding="utf-8")))
+    before, *statements = re.split(r"\basm\b", source)
+    for statement in statements:
+        instructions = " ".join(re.findall(r'"([^"]*)"', statement))
+        assert not heard.search(instructions) or before.endswith("delay(); "), f"no wait: asm{statement[:200]}"
+        before = statement
 
 
 @pytest.fixture(scope="module")
-def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process whose `hopper` is such a one."""
+def late(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Such a copy, and the environment of a process that has it."""
     skip_without(hopper)
-    folder = tmp_path_factory.mktemp("delays")
+    return copy_to(tmp_path_factory.mktemp("delays"))
+
+
+def copy_to(folder: Path) -> tuple[Path, dict[str, str]]:
     kernels = folder / "twell" / "kernels"
     shutil.copytree(KERNELS, kernels, ignore=shutil.ignore_patterns("__pycache__"))
     header = kernels / HEADER.relative_to(KERNELS)
     header.write_text(delayed(header.read_text(encoding="utf-8")), encoding="utf-8")
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "XDG_CACHE_HOME": str(folder / "cache")}
+    return kernels, os.environ | {"PYTHONPATH": os.pathsep.join(paths), "XDG_CACHE_HOME": str(folder / "cache")}
+
+
+def test_the_copy_is_what_such_a_process_has(tmp_path: Path) -> None:
+    kernels, environment = copy_to(tmp_path)
+    program = "from twell.kernels import hopper; print(hopper.__file__)"
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == str(kernels / "hopper.py")
+    assert "delay();" in (kernels / HEADER.relative_to(KERNELS)).read_text(encoding="utf-8")
 
 
 @pytest.mark.gpu
-def test_right_however_late_its_threads_are(late: dict[str, str], tmp_path: Path) -> None:
+def test_right_however_late_its_threads_are(late: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     """Calls that take every path, three times each."""
+    kernels, environment = late
     program = [sys.executable, __file__]
     with (tmp_path / "said.txt").open("w+", encoding="utf-8") as said:  # as far as it came, should it hang
         try:
             code: object = subprocess.run(
-                program, env=late, stdout=said, stderr=subprocess.STDOUT, timeout=250
+                program, env=environment, stdout=said, stderr=subprocess.STDOUT, timeout=250
             ).returncode
         except subprocess.TimeoutExpired as error:
             code = error
         said.seek(0)
         told = said.read()
     assert code == 0 and "all done" in told, f"{code}\n{told[-4000:]}"
+    assert told.startswith(str(kernels)), "it ran another copy"
 
 
 def main() -> None:
+    print(KERNELS, flush=True)
     if reason := hopper.refuses(CUDA, torch.bfloat16, 64, 64, 1):
         sys.exit(reason)
     began = time.perf_counter()
-    print(hopper.__file__, flush=True)
     hopper.planned = lambda n, d_ff: n > 2048  # however few neurons there are
     for name, calls in CALLS.items():
         for call in calls() if name != "cuda" else ():
