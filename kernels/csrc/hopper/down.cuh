@@ -80,14 +80,13 @@ __device__ __forceinline__ void bring_part(const Ffn& f, Shared& s, Ring& ring, 
   const unsigned char* part = reinterpret_cast<const unsigned char*>(f.parts) + static_cast<int64_t>(share) * kPartBytes;
 #pragma unroll 1
   for (int quarter = 0; quarter < kPartQuarters; ++quarter, ring.next()) {
-    barrier_wait(&s.empty[ring.stage], ring.phase);
+    wait_as_warp(&s.empty[ring.stage], ring.phase);
     if (lane == 0) {
       constexpr int kBytes = kPartBytes / kPartQuarters, kShare = kBytes / kProducerWarps;
       uint64_t* full = &s.full[ring.stage];
       if (warp == 0) barrier_expect(full, kBytes), barrier_arrive_for(full, kProducers);
       bulk_load(s.b[ring.stage] + warp * kShare, part + quarter * kBytes + warp * kShare, kShare, full);
     }
-    __syncwarp();
   }
 }
 
@@ -116,7 +115,7 @@ __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& 
 #pragma unroll 1
   for (int step = task.first; step < task.end; ++step, ring.next()) {
     uint64_t* full = &s.full[ring.stage];
-    barrier_wait(&s.empty[ring.stage], ring.phase);
+    wait_as_warp(&s.empty[ring.stage], ring.phase);
     if (lane == 0) {
       barrier_expect(full, kABytes + kBBytes);
       barrier_arrive_for(full, kProducers);  // for those who copy elsewhere
@@ -124,7 +123,6 @@ __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& 
 #pragma unroll
       for (int n = 0; n < kTileN; n += kColumns) tma_load_2d(s.b[ring.stage] + n * (kTileK * 2), &w_map, full, task.n0 + n, step * kTileK);
     }
-    __syncwarp();
   }
 }
 

@@ -59,14 +59,13 @@ __device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensor
   const int bytes = height * (kTileK * 2) + kBBytes;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, ring.next()) {
-    barrier_wait(&s.empty[ring.stage], ring.phase);
+    wait_as_warp(&s.empty[ring.stage], ring.phase);
     if (lane == 0) {
       barrier_expect(&s.full[ring.stage], bytes);
       tma_load_2d(s.a[ring.stage], &x_map, &s.full[ring.stage], step * kTileK, m0);
       tma_load_2d_multicast(s.b[ring.stage] + rank * (kBBytes / 2), &w_map, &s.full[ring.stage], step * kTileK,
                             tile * kTileN + rank * (kTileN / 2), 3);
     }
-    __syncwarp();
   }
 }
 

@@ -39,6 +39,13 @@ struct Ring {
   __device__ __forceinline__ Ring of_warp() const { return {uniform(stage), uniform(phase)}; }  // all its lanes stand there
 };
 
+// Waits for a round of a barrier as a warp, one lane of which goes on for all: not before all are through. Each lane is answered by itself,
+// and a warp that has come apart stays so: a lane that is late would find the next round over as well, and wait for one that never comes.
+__device__ __forceinline__ void wait_as_warp(uint64_t* barrier, uint32_t parity) {
+  barrier_wait(barrier, parity);
+  __syncwarp();
+}
+
 // Where a thread of a consumer warpgroup stands.
 struct Consumer {
   int group, warp, lane;  // warpgroup 0 or 1, warp 0..3 in it

@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     };
     const auto release = [&](int stage) { barrier_arrive(&empty[stage]); };
     for (int i = 0; asked && !right && i < ahead; ++i) {  // the share begins elsewhere: they are given back unread
-      barrier_wait(&full[i], 0);
+      wait_as_warp(&full[i], 0);
       if (c.lane == 0) release(i);
     }
     multiply<T, kOut, kTileK / 16, 1>(d, ring, (size + kTileK - 1) / kTileK, c.group * Down::kSide, 2 * Down::kSide, ready, c.lane == 0, release);

@@ -60,7 +60,7 @@ __device__ __forceinline__ void load_steps(const CUtensorMap& x_map, const CUten
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, ring.next()) {
     uint64_t* full = &s.full[ring.stage];
-    barrier_wait(&s.empty[ring.stage], ring.phase);
+    wait_as_warp(&s.empty[ring.stage], ring.phase);
     if (lane == 0) {
       barrier_expect(full, kABytes + task.panels * kPanelWeights);
       barrier_arrive_for(full, kProducers);  // for those who copy elsewhere
@@ -69,7 +69,6 @@ __device__ __forceinline__ void load_steps(const CUtensorMap& x_map, const CUten
       for (int p = 0; p < task.panels; ++p)
         tma_load_2d(s.b[ring.stage] + p * kPanelWeights, &w_map, full, step * kTileK, (task.panel + p) * kPanelColumns);
     }
-    __syncwarp();
   }
 }
 
