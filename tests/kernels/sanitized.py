@@ -248,6 +248,12 @@ def pytest_configure() -> None:
     bench.LEAST = bench.MOST = bench.CALLS = bench.MOST_SETS = 1
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What its fixtures launch is a test's, too."""
+    WATCH.begin(item.nodeid)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """A test has ended when its kernels have."""
