@@ -250,7 +250,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What its fixtures launch is a test's, too."""
+    """What its fixtures launch is a test's, too; the first of its own is watched all the same."""
     WATCH.begin(item.nodeid)
 
 
