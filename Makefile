@@ -34,14 +34,14 @@ check: $(VENV)/.test .ns/twell
 # A tool and a file of tests at a time, or some at once: make -j8 sanitize. racecheck takes seconds a call, so it watches
 # as many calls of each test as take WATCH seconds each in the mean (SEED draws others), and all `calls`, one of every path.
 SANITIZER  = $(VENV)/sanitizer/nvidia/cu13/bin/compute-sanitizer
-GPU_TESTS  = $(filter-out test_sanitizer test_delays,$(basename $(notdir $(shell grep -l mark.gpu tests/*/test_*.py))))
+GPU_TESTS  = $(filter-out test_sanitizer test_delays,$(basename $(notdir $(shell grep -rl --include='test_*.py' mark.gpu tests))))
 SANITIZED  = $(foreach tool,memcheck initcheck racecheck,$(GPU_TESTS:%=$(tool)-%)) racecheck-calls
-SAN_CALLS  = tests/kernels/sanitized.py few middle loud tiles many whole cuda
-SAN_TESTS  = -O -m pytest --assert=plain -p sanitized -p no:cacheprovider -m gpu -o timeout=0 $(wildcard tests/*/$(lastword $(subst -, ,$@)).py)
+SAN_CALLS  = tests/support/sanitized.py few middle loud tiles many whole cuda
+SAN_TESTS  = -O -m pytest --assert=plain -p support.sanitized -p no:cacheprovider -m gpu -o timeout=0 $(shell find tests -name $(lastword $(subst -, ,$@)).py)
 WATCH     ?= 0.05
 sanitize: $(SANITIZED)
 
-$(SANITIZED): export PYTHONPATH = tests/kernels
+$(SANITIZED): export PYTHONPATH = tests
 $(SANITIZED): export PYTORCH_ALLOC_CONF = backend:cudaMallocAsync
 $(filter racecheck-test%,$(SANITIZED)): export WATCH := $(WATCH)
 $(SANITIZED): built-for-gpu
@@ -52,7 +52,7 @@ $(SANITIZED): built-for-gpu
 	@echo "$@: $$(grep -aE ' passed|all done|^watched' build/$@.txt | tail -n 2 | tr '\n' ' '), $$(grep -a SUMMARY build/$@.txt)"
 
 built-for-gpu: $(SANITIZER)
-	@$(BIN)/python -c 'import sys, torch; from twell.kernels import build, cuda, hopper, unions; at = torch.device("cuda"); \
+	@$(BIN)/python -c 'import sys, torch; from twell.kernels import build; from twell.kernels.backends import cuda, hopper, union_counts as unions; at = torch.device("cuda"); \
 		sys.exit(hopper.refuses(at, torch.bfloat16, 64, 64, 1) or cuda.refuses(at, torch.bfloat16, 64, 64, 1) \
 		or build.failure(unions.library(torch.cuda.get_device_capability())))'
 

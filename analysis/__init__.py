@@ -9,28 +9,28 @@ raises `Missing` with one sentence where the run lacks what it needs. Summaries 
 a run; a query engine is loaded only then.
 """
 
-from twell.analysis.classes import token_classes
+from twell.analysis.activity.layers import by_layer, layer_histogram
+from twell.analysis.activity.position_decay import position_fit
+from twell.analysis.activity.positions import by_position, position_blocks
+from twell.analysis.activity.surprisal import surprisal, surprisal_classes, surprisal_correlation, surprisal_own
+from twell.analysis.claims.findings import findings
 from twell.analysis.compare import compare_layers, compare_positions, compare_runs, compare_tokens
-from twell.analysis.concentration import concentration, dead_curve, dead_mask, dead_neurons, lorenz
-from twell.analysis.contexts import contexts, loudest, passages
-from twell.analysis.decay import position_fit
-from twell.analysis.examples import examples
-from twell.analysis.export import export
-from twell.analysis.findings import findings
-from twell.analysis.gains import gain_correlations, layer_gains, model_time
-from twell.analysis.layers import by_layer, layer_histogram
-from twell.analysis.neurons import by_neuron
+from twell.analysis.exports.tables import export
+from twell.analysis.neurons.by_neuron import by_neuron
+from twell.analysis.neurons.coactivation import fired_csr, together
+from twell.analysis.neurons.concentration import concentration, dead_curve, dead_mask, dead_neurons, lorenz
+from twell.analysis.neurons.examples import examples
 from twell.analysis.overview import overview
-from twell.analysis.positions import by_position, position_blocks
-from twell.analysis.refresh import ensure, summarize
-from twell.analysis.settings import tile_settings
-from twell.analysis.speedup import model_speedup, speedup, speedup_correlation, timings_by_batch
-from twell.analysis.surprisal import surprisal, surprisal_classes, surprisal_correlation, surprisal_own
-from twell.analysis.tiles import peer_audit, tile_audit
-from twell.analysis.together import fired_csr, together
-from twell.analysis.tokens import by_token, token_profile
-from twell.analysis.unions import union_sizes
-from twell.analysis.words import by_word
+from twell.analysis.speed.compression import tile_settings
+from twell.analysis.speed.contribution import gain_correlations, layer_gains, model_time
+from twell.analysis.speed.speedup import model_speedup, speedup, speedup_correlation, timings_by_batch
+from twell.analysis.speed.tile_overflow import peer_audit, tile_audit
+from twell.analysis.speed.unions import union_sizes
+from twell.analysis.summaries.refresh import ensure, summarize
+from twell.analysis.tokens.by_token import by_token, token_profile
+from twell.analysis.tokens.classes import token_classes
+from twell.analysis.tokens.contexts import contexts, loudest, passages
+from twell.analysis.tokens.words import by_word
 
 __all__ = [
     "by_layer",
@@ -79,3 +79,12 @@ __all__ = [
     "token_profile",
     "union_sizes",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import `plots` when it is first used: it needs plotly, which a query does not."""
+    if name == "plots":
+        from twell.analysis.exports import plots
+
+        return plots
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from twell.analysis.findings import side_by_side
+from twell.analysis.claims.findings import side_by_side
 from twell.workbench.errors import UserError
-from twell.workbench.store import open_run
+from twell.workbench.run.store import open_run
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:

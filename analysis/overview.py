@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from twell.analysis.layers import by_layer, flagged_tokens
-from twell.analysis.positions import by_position
-from twell.analysis.shared import together
-from twell.analysis.speedup import speedup, speedup_correlation
-from twell.analysis.surprisal import surprisal_correlation
-from twell.analysis.tokens import by_token
+from twell.analysis.activity.layers import by_layer, flagged_tokens
+from twell.analysis.activity.positions import by_position
+from twell.analysis.activity.surprisal import surprisal_correlation
+from twell.analysis.memo import together
+from twell.analysis.speed.speedup import speedup, speedup_correlation
+from twell.analysis.tokens.by_token import by_token
 from twell.workbench.errors import Missing
-from twell.workbench.store import Run
+from twell.workbench.run.store import Run
 
 
 def overview(run: Run) -> dict[str, Any]:

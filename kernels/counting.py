@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from twell.kernels.call import Call
-from twell.kernels.module import Probe
+from twell.kernels.backends.reference import count
+from twell.kernels.modules import Probe
 from twell.kernels.ops import Choice
-from twell.kernels.reference import count
+from twell.kernels.params import Call
 
 
 class CountedMap(nn.Module):

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twell.kernels import cpu, cuda, hopper, reference
-from twell.kernels.call import Asks, Call, NeuronSums, Stats, TileCounts, not_sparse
+from twell.kernels.backends import cpu, cuda, hopper, reference
 from twell.kernels.layout import Layout
+from twell.kernels.params import Asks, Call, NeuronSums, Stats, TileCounts, not_sparse
 
 __all__ = ["Choice", "Kernel", "NeuronSums", "Stats", "TileCounts", "choose", "gated_ffn", "plain_ffn"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from twell.workbench.cli import SPIN
-from twell.workbench.manifest import Manifest
+from twell.workbench.run.manifest import Manifest
 
 os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # as on the command line; read once, by what comes with torch
 

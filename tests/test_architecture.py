@@ -16,8 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# folder -> what it may import of the others. "workbench.schema" allows that module alone.
-READERS = {"workbench.schema", "workbench.store", "workbench.errors", "workbench.options"}
+# folder -> what it may import of the others. "workbench.run" allows that room alone.
+READERS = {"workbench.run", "workbench.errors", "workbench.options"}
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "workbench": {"kernels"},
@@ -76,14 +76,14 @@ def test_import_directions() -> None:
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("kernels/x.py", "from twell.workbench import store"),
+        ("kernels/x.py", "from twell.workbench.run import store"),
         ("workbench/x.py", "import twell.analysis"),
         ("workbench/x.py", "def f():\n    import streamlit"),
-        ("analysis/x.py", "from twell.workbench.capture import capture"),
+        ("analysis/x.py", "from twell.workbench.capturing.command import capture"),
         ("analysis/x.py", "from twell.workbench import models"),
         ("analysis/x.py", "import torch.nn"),
         ("app/x.py", "from twell.kernels import ops"),
-        ("app/pages/x.py", "import torch"),
+        ("app/tokens/x.py", "import torch"),
     ],
 )
 def test_import_directions_can_fail(tmp_path: Path, file: str, line: str) -> None:
@@ -95,9 +95,9 @@ def test_import_directions_can_fail(tmp_path: Path, file: str, line: str) -> Non
 
 
 def test_schema_is_a_leaf() -> None:
-    leaves = ("twell.workbench.schema", "twell.workbench.columns", "twell.workbench.summaries")
+    leaves = ("twell.workbench.run.schema", "twell.workbench.run.columns", "twell.workbench.run.summary_schema")
     for leaf in leaves:
-        names = imported(ROOT / "workbench" / f"{leaf.split('.')[-1]}.py")
+        names = imported(ROOT / "workbench" / "run" / f"{leaf.split('.')[-1]}.py")
         assert not [n for n in names if n.split(".")[0] not in sys.stdlib_module_names and not n.startswith(leaves)]
 
 
@@ -125,9 +125,9 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 from pathlib import Path
 for folder in {folders!r}:
-    for path in sorted(Path(folder).glob('*.py')):
-        if path.stem not in ('__main__', '__init__'):
-            importlib.import_module('twell.' + folder + '.' + path.stem)
+    for path in sorted(Path(folder).rglob('*.py')):
+        if path.stem not in ('__main__', '__init__', 'main') and not path.stem.endswith('_page'):
+            importlib.import_module('.'.join(['twell', *path.with_suffix('').parts]))
 print('ok')
 """
 

@@ -27,14 +27,14 @@ from twell.workbench.errors import UserError
 COMMANDS: dict[str, tuple[type, str]] = {
     "demo": (options.DemoOptions, "twell.workbench.cli:demo"),
     "doctor": (options.DoctorOptions, "twell.workbench.doctor:doctor"),
-    "capture": (options.CaptureOptions, "twell.workbench.capture:capture"),
+    "capture": (options.CaptureOptions, "twell.workbench.capturing.command:capture"),
     "verify": (options.VerifyOptions, "twell.workbench.verify:verify"),
-    "bench": (options.BenchOptions, "twell.workbench.bench:bench"),
-    "summarize": (options.SummarizeOptions, "twell.analysis.refresh:summarize"),
-    "app": (options.AppOptions, "twell.app.launch:launch"),
-    "export": (options.ExportOptions, "twell.analysis.export:export"),
+    "bench": (options.BenchOptions, "twell.workbench.bench.command:bench"),
+    "summarize": (options.SummarizeOptions, "twell.analysis.summaries.refresh:summarize"),
+    "app": (options.AppOptions, "twell.app.server.launch:launch"),
+    "export": (options.ExportOptions, "twell.analysis.exports.tables:export"),
     "compare": (options.CompareOptions, "twell.analysis.compare:compare"),
-    "train": (options.TrainOptions, "twell.workbench.train:train"),
+    "train": (options.TrainOptions, "twell.workbench.training.loop:train"),
 }
 
 # Every passage and enough of the Python documentation for rankings to mean something; about a minute on two cores.
@@ -123,13 +123,13 @@ def said(dataclass: type) -> tuple[str, str]:
 
 def demo(chosen: options.DemoOptions) -> None:
     """Capture, summarise, show: the whole path on what ships with the package, without a network."""
-    from twell.analysis.refresh import summarize
-    from twell.workbench import manifest as manifests
-    from twell.workbench.capture import capture
-    from twell.workbench.store import open_run
+    from twell.analysis.summaries.refresh import summarize
+    from twell.workbench.capturing.command import capture
+    from twell.workbench.run import manifest as manifests
+    from twell.workbench.run.store import open_run
 
     if chosen.app:  # what would be found out after the capture is found out before it
-        from twell.app.launch import check_address, launch
+        from twell.app.server.launch import check_address, launch
 
         shown = options.AppOptions(runs=chosen.out.parent, port=chosen.port)
         check_address(shown.host, shown.port)

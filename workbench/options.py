@@ -1,7 +1,7 @@
 """What each command can be told: one dataclass a command, which is its Python API too.
 
     from twell.workbench.options import CaptureOptions
-    from twell.workbench.capture import capture
+    from twell.workbench.capturing.command import capture
     run = capture(CaptureOptions(model="path/to/model", text=("book.txt",), out=Path("runs/book")))
 
 The command line builds its signatures from these fields, and its help from these docstrings: a first line short enough

@@ -24,20 +24,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from twell.kernels.call import Stats
-from twell.kernels.turns import turns
-from twell.workbench import locks, network
-from twell.workbench import manifest as manifests
-from twell.workbench.batches import Batch, batches
-from twell.workbench.checkpoint import Checkpoint, find, understood
+from twell.kernels.benchmark.timing import turns
+from twell.kernels.params import Stats
+from twell.workbench.capturing.forward import LOGITS, Inputs, forward
+from twell.workbench.capturing.timing import dense
 from twell.workbench.errors import UserError
-from twell.workbench.forward import LOGITS, Inputs, forward
-from twell.workbench.models import LoadedModel, load
+from twell.workbench.models import weights
+from twell.workbench.models.checkpoint import Checkpoint, find, understood
+from twell.workbench.models.load import LoadedModel, load
 from twell.workbench.options import VerifyOptions
-from twell.workbench.store import Run, open_run
-from twell.workbench.text import Sequence
-from twell.workbench.timing import dense
-from twell.workbench.vocabulary import special_ids
+from twell.workbench.run import locks
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.store import Run, open_run
+from twell.workbench.text.batches import Batch, batches
+from twell.workbench.text.sequences import Sequence
+from twell.workbench.text.vocabulary import special_ids
 
 ROUNDS = 3
 PROBES = ("counts", "neurons", "all")
@@ -106,7 +107,7 @@ def parity(
     """logit_error: greatest difference over the greatest logit; same_choice: share of rows with the same first choice;
     counts, differing, beyond_rounding: (token, layer) counts compared, unequal, and unequal by more than rounding.
     `done` is called after each batch."""
-    own: Any = network.read(checkpoint, loaded.model.dtype)
+    own: Any = weights.read(checkpoint, loaded.model.dtype)
     own.to(loaded.device)
     counted = Counts(loaded)
     error = largest = same = rows = 0.0

@@ -7,45 +7,36 @@ Its tests compare every table with numpy and pandas on the rows, and none may ta
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pandas as pd
 import pytest
+import support.planted
+import support.questions
+from support import synthetic_runs
 
-from twell.workbench.store import Run
+from twell.workbench.run.store import Run
 
 TOKENS = int(os.environ.get("MADE_TOKENS", "5600"))
 SEQUENCE = 47  # tokens of a made sequence, a little under the mean of their lengths
 
 
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"analysis_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def made() -> ModuleType:
-    return _load("made")
+    return synthetic_runs
 
 
 @pytest.fixture(scope="session")
 def questions() -> ModuleType:
-    return _load("questions")
+    return support.questions
 
 
 @pytest.fixture(scope="session")
 def planted() -> ModuleType:
-    return _load("planted")
+    return support.planted
 
 
 @pytest.fixture

@@ -10,21 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twell.analysis import (
-    by_layer,
-    by_token,
-    compare_layers,
-    compare_positions,
-    compare_runs,
-    compare_tokens,
-    speedup,
-)
+from twell.analysis import by_layer, by_token, compare_layers, compare_positions, compare_runs, compare_tokens, speedup
 from twell.analysis.compare import compare
-from twell.workbench import manifest as manifests
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import CompareOptions
-from twell.workbench.schema import nnz_columns
-from twell.workbench.store import Run, open_run
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.schema import nnz_columns
+from twell.workbench.run.store import Run, open_run
 
 
 @pytest.fixture(scope="module")

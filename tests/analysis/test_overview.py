@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from twell.analysis import by_token, overview, speedup
-from twell.workbench.store import Run
+from twell.workbench.run.store import Run
 
 
 def test_overview(run: Run, rows: pd.DataFrame, made: ModuleType) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import twell.analysis as analysis
-from twell.analysis.export import ANALYSIS
+from twell.analysis.exports.tables import ANALYSIS
 from twell.workbench.errors import Missing
 from twell.workbench.options import SummarizeOptions
-from twell.workbench.store import Run
+from twell.workbench.run.store import Run
 
 QUESTIONS: dict[str, Callable[[Run], Any]] = {
     **ANALYSIS,

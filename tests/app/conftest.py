@@ -21,9 +21,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from twell.analysis import ensure
-from twell.workbench.store import Run, copy_without_activity, open_run
+from twell.app.ui.pages import PAGES
+from twell.workbench.run.store import Run, copy_without_activity, open_run
 
-MAIN = Path(__file__).resolve().parents[2] / "app" / "pages" / "main.py"
+MAIN = Path(__file__).resolve().parents[2] / "app" / "main.py"
 CHROMIUM = os.environ.get("TWELL_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 ARGUMENTS = [
     "--no-sandbox",
@@ -45,8 +46,8 @@ HOSTILE = {
 
 
 def load_made() -> ModuleType:
-    """tests/analysis/made.py, which is not part of any package."""
-    path = Path(__file__).resolve().parents[1] / "analysis" / "made.py"
+    """Load tests/support/synthetic_runs.py once more, as a module of its own that may be changed."""
+    path = Path(__file__).resolve().parents[1] / "support" / "synthetic_runs.py"
     spec = importlib.util.spec_from_file_location("twell_made", path)
     assert spec is not None
     assert spec.loader is not None
@@ -113,8 +114,8 @@ def recording(made: ModuleType, tmp_path: Path) -> Path:
 @pytest.fixture
 def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
     """Open a page of the dashboard over a folder: `show(folder, "tokens", run="made")`."""
-    monkeypatch.setattr("twell.app.state.recorded_folder", lambda: None)
-    monkeypatch.setattr("twell.app.ahead._begin", lambda *run: None)  # or it would go on beside later tests
+    monkeypatch.setattr("twell.app.ui.url_state.recorded_folder", lambda: None)
+    monkeypatch.setattr("twell.app.server.warm_up._begin", lambda *run: None)  # or it would go on beside later tests
 
     def run(folder: Path, page: str = "overview", **address: str) -> AppTest:
         monkeypatch.setattr(sys, "argv", ["main.py", str(folder)])
@@ -123,7 +124,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
             test.query_params[name] = value
         test.run()
         if page != "overview":
-            test.switch_page(f"{page}.py").run()
+            test.switch_page(PAGES[page].file).run()
         return test
 
     return run

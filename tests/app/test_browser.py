@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from twell.analysis import contexts
-from twell.workbench.store import Run
+from twell.workbench.run.store import Run
 
 MAIN = "document.querySelector('[data-testid=stMain]')"
 PAGES = {

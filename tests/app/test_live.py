@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from twell.workbench import manifest as manifests
+from twell.workbench.run import manifest as manifests
 
 GONE = 'h1:has-text("This run is gone")'
 

@@ -15,21 +15,12 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from twell.analysis import (
-    by_layer,
-    by_token,
-    by_word,
-    compare_layers,
-    examples,
-    findings,
-    position_fit,
-    token_classes,
-)
-from twell.app.compare_figures import frontier
-from twell.app.kernel_figures import break_even
-from twell.app.words import SPACE, number, percent, times, typeset, whole
-from twell.workbench import manifest as manifests
-from twell.workbench.store import Run, open_run
+from twell.analysis import by_layer, by_token, by_word, compare_layers, examples, findings, position_fit, token_classes
+from twell.app.runs.compare_figures import frontier
+from twell.app.speed.kernel_figures import break_even
+from twell.app.ui.formatting import SPACE, number, percent, times, typeset, whole
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.store import Run, open_run
 
 Show = Callable[..., AppTest]
 

@@ -15,9 +15,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from twell.analysis import by_layer, by_token, contexts
-from twell.app.words import number, percent, visible, whole
+from twell.app.ui.formatting import number, percent, visible, whole
 from twell.workbench.errors import UserError
-from twell.workbench.store import Run
+from twell.workbench.run.store import Run
 
 PAGES = ("overview", "text", "tokens", "layers", "positions", "neurons", "kernels", "findings", "compare", "export")
 COUNTS = (1, 0, 1, 2, 2, 1, 4, 0, 4, 0)  # figures of a whole run
@@ -135,7 +135,7 @@ def test_the_places_of_a_token_have_their_heading_before_they_are_found(
     def unfound(run: Run, **arguments: Any) -> None:
         raise UserError("a damaged part")
 
-    monkeypatch.setattr("twell.analysis.contexts", unfound)
+    monkeypatch.setattr("twell.analysis.tokens.contexts", unfound)
     test = show(runs, "token", run="made", token="41")
     row = by_token(made_run, min_count=1).set_index("token_id").loc[41]
     assert f"{min(50, row['count'])} of {row['count']} places" in markup(test)
@@ -234,7 +234,7 @@ def test_an_address_leads_to_a_run_of_the_folder_or_nowhere(show: Show, runs: Pa
 def test_recorded_runs_of_the_package_stand_beside_those_of_the_folder(
     show: Show, runs: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twell.app.state.recorded_folder", lambda: runs)
+    monkeypatch.setattr("twell.app.ui.url_state.recorded_folder", lambda: runs)
     test = show(recording, run="recorded/made")
     assert not test.exception
     names = test.selectbox(key="chooser").options

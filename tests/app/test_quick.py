@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from twell.workbench import manifest as manifests
+from twell.workbench.run import manifest as manifests
 
 
 class Line:

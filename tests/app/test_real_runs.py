@@ -19,11 +19,11 @@ import pandas as pd
 import pytest
 
 from twell.analysis import by_token, contexts, examples
-from twell.app.token_neurons import neurons_of
-from twell.app.words import number, visible, whole
-from twell.workbench import manifest as manifests
+from twell.app.tokens.token_neurons import neurons_of
+from twell.app.ui.formatting import number, visible, whole
 from twell.workbench.errors import UserError
-from twell.workbench.store import open_run
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.store import open_run
 
 BATCHES = ".st-key-batches .js-plotly-plot"
 PARTS = 3  # that the open page shows before the capture is stopped, one in ten seconds or so

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from twell.kernels.call import Asks
 from twell.kernels.layout import Layout
 from twell.kernels.ops import KERNELS, Choice, Kernel, choose, gated_ffn, plain_ffn
+from twell.kernels.params import Asks
 
 N, D_MODEL, D_FF = 6, 16, 24
 

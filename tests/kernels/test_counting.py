@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from twell.kernels.call import Stats
 from twell.kernels.counting import CountedMap
 from twell.kernels.layout import Layout
-from twell.kernels.module import Probe
+from twell.kernels.modules import Probe
+from twell.kernels.params import Stats
 
 D_MODEL, D_FF, THRESHOLD = 16, 72, 0.5
 

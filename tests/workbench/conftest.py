@@ -18,15 +18,15 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
 from twell.kernels.ops import choose
-from twell.workbench.capture import record
+from twell.workbench.capturing.command import record
 from twell.workbench.cli import main
-from twell.workbench.families import FAMILIES
-from twell.workbench.models import load
+from twell.workbench.models.families import FAMILIES
+from twell.workbench.models.load import load
 from twell.workbench.options import CaptureOptions
-from twell.workbench.recipes import Recipe
-from twell.workbench.schema import nnz_columns
-from twell.workbench.sources import Source
-from twell.workbench.store import Run
+from twell.workbench.run.schema import nnz_columns
+from twell.workbench.run.store import Run
+from twell.workbench.text.sources import Source
+from twell.workbench.training.recipes import Recipe
 
 END = "<|endoftext|>"
 TEXT = [

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import typer
 
-from twell.workbench import cli, options, schema
+from twell.workbench import cli, options
 from twell.workbench.errors import UserError
+from twell.workbench.run import schema
 
 
 def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -148,6 +149,6 @@ def test_a_wrong_command_line_says_what_is_wrong(arguments: list[str], said: str
 
 
 def test_the_column_dictionary_is_the_schema() -> None:
-    """data/README.md holds the generated dictionary: `python -m twell.workbench.schema` prints it anew."""
+    """data/README.md holds the generated dictionary: `python -m twell.workbench.run.schema` prints it anew."""
     page = (Path(__file__).parents[2] / "data" / "README.md").read_text(encoding="utf-8")
     assert schema.dictionary().strip() in page

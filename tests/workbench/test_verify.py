@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from twell.kernels.module import SparseFFN
-from twell.workbench import manifest as manifests
+from twell.kernels.modules import SparseFFN
 from twell.workbench.errors import UserError
 from twell.workbench.options import VerifyOptions
-from twell.workbench.store import open_run
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.store import open_run
 from twell.workbench.verify import overhead, verify
 
 

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "common/counts.h"
+#include "common/probes.h"
 
 struct __nv_bfloat16;
 struct __half;

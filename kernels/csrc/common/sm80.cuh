@@ -8,7 +8,7 @@
 
 #include <type_traits>
 
-#include "common/shared.cuh"
+#include "common/smem.cuh"
 
 namespace twell::sm80 {
 

@@ -7,7 +7,7 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-#include "common/shared.cuh"
+#include "common/smem.cuh"
 
 namespace twell::sm90 {
 

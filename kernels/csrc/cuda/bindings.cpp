@@ -1,6 +1,6 @@
 // The launches as a torch op. The host checks stand in kernels/call.py and kernels/cuda.py.
 #include "common/bindings.h"
-#include "cuda/ffn.h"
+#include "cuda/params.h"
 
 namespace {
 

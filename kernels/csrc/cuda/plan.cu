@@ -1,5 +1,5 @@
 #include "common/launch.cuh"
-#include "cuda/counts.cuh"
+#include "cuda/probes.cuh"
 #include "cuda/plan.cuh"
 
 namespace twell::cuda {

@@ -2,9 +2,9 @@
 // of mma.sync. Who fills a stage decides what A and B are, so a gathered row costs as much as a neighbouring one.
 #pragma once
 
-#include "common/numbers.cuh"
+#include "common/convert.cuh"
 #include "common/sm80.cuh"
-#include "cuda/ffn.h"
+#include "cuda/params.h"
 
 namespace twell::cuda {
 

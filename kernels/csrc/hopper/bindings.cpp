@@ -1,7 +1,7 @@
 // The launches as torch ops. The host checks stand in kernels/call.py and kernels/hopper.py.
 #include "common/bindings.h"
 #include "common/device.h"
-#include "hopper/path.h"
+#include "hopper/dispatch.h"
 
 namespace {
 

@@ -3,10 +3,10 @@
 // stages, and a 64 KB staging tile between a product's epilogue and whoever takes it from there during the next main loop.
 #pragma once
 
-#include "common/numbers.cuh"
+#include "common/convert.cuh"
 #include "common/sm80.cuh"
 #include "common/wgmma.cuh"
-#include "hopper/ffn.h"
+#include "hopper/params.h"
 
 namespace twell::hopper {
 

@@ -1,0 +1,183 @@
+"""Layers: how many neurons fire in each, how that spreads over tokens, and how many never do.
+
+    by_layer(run)          a row a layer
+    layer_histogram(run)   a row a layer and count: what every quantile is exact from
+
+Cost: a few milliseconds, from the summaries `layers` and `neurons`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from twell.analysis.memo import shared, together
+from twell.analysis.statistics import distinct, jackknife_error, quantiles, t_half
+from twell.analysis.summaries import read
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+QUANTILES = {"p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
+DEAD_BOUND = 3.0  # with no firing in N tokens, 3/N is the 95 % upper bound of a neuron's density (rule of three)
+
+
+def layer_histogram(run: Run, flagged: bool = False) -> pd.DataFrame:
+    """Columns: layer, nnz, tokens (how many have that count). Flagged tokens are left out unless asked for."""
+    rows = counted(run, flagged)
+    layers = rows["layer"] >= 0
+    return pd.DataFrame({name: values[layers] for name, values in rows.items()})
+
+
+def histogram(run: Run, flagged: bool = False) -> pd.DataFrame:
+    """As layer_histogram, with the sum over all layers as layer -1. Missing where no token is left to count."""
+    return pd.DataFrame(counted(run, flagged))
+
+
+@shared
+def counted(run: Run, flagged: bool = False) -> dict[str, NDArray]:
+    """The columns of `histogram` as arrays, by layer and nnz."""
+    rows = _rows(run)
+    used = slice(None) if flagged else ~rows["flagged"]
+    layer, nnz, tokens = (rows[name][used] for name in ("layer", "nnz", "tokens"))
+    if not len(layer):
+        raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
+    if flagged:  # a count may stand there twice: of flagged tokens and of the others
+        size = int(nnz.max()) + 1
+        both, place = np.unique((layer + np.int64(1)) * size + nnz, return_inverse=True)
+        tokens = np.bincount(place, tokens).astype(tokens.dtype)
+        layer, nnz = (both // size - 1).astype(layer.dtype), (both % size).astype(nnz.dtype)
+    return {"layer": layer, "nnz": nnz, "tokens": tokens}
+
+
+def band_sums(run: Run) -> dict[str, NDArray]:
+    """Tokens and nnz by layer (-1: their sum), replicate and band of positions, which intervals are jackknifed from."""
+    return read.columns(run, "position_bands", "layer", "replicate", "band", "tokens", "nnz_sum")
+
+
+def _rows(run: Run) -> dict[str, NDArray]:
+    return read.columns(run, "layers", "layer", "flagged", "nnz", "tokens")
+
+
+@shared
+def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
+    """Columns, nnz in neurons a token:
+
+    layer; tokens; mean; sd (over tokens, divisor N); p10, p50, p90, p99 (exact: the least count that at least so many
+    tokens do not exceed); max; sparsity (1 - mean / d_ff); share (of the nnz of all layers); dead (neurons that did
+    not fire in any unflagged token of the run); dead_share; dead_upper (95 % upper bound of a dead neuron's density:
+    3 / tokens, were its tokens independent); dead_sequences (95 % upper bound of the share of sequences in which a dead
+    neuron fires at all, 3 / sequences, however its tokens go together); used (mean of the fired neurons whose product
+    is not zero); low, high (95 % of the mean, jackknifed over twenty groups of sequences). The dead columns are empty
+    where the run keeps no neuron sums, `used` where the model has no ReLU on the up branch, the interval with
+    flagged=True.
+    """
+    with together():
+        return _by_layer(run, flagged)
+
+
+def _by_layer(run: Run, flagged: bool) -> pd.DataFrame:
+    rows = counted(run, flagged)
+    starts = np.flatnonzero(np.diff(rows["layer"], prepend=-2))
+    layers = rows["layer"][starts].astype(np.int64)
+    parts = (np.split(rows[name], starts[1:]) for name in ("nnz", "tokens"))
+    per_layer = [_moments_of(nnz, tokens) for layer, nnz, tokens in zip(layers, *parts, strict=True) if layer >= 0]
+    layers = layers[layers >= 0]
+    columns: dict[str, Any] = {"layer": layers}
+    columns |= {name: np.array([found[name] for found in per_layer]) for name in per_layer[0]}
+    mean, tokens = columns["mean"], columns["tokens"]
+    columns["sparsity"] = 1 - mean / run.d_ff
+    total = float((mean * tokens).sum())
+    columns["share"] = mean * tokens / total if total else np.full(len(layers), np.nan)
+    counted_out_of, sequences = unflagged_tokens(run), max(run.manifest.sequences, 1)
+    try:
+        fired = read.columns(run, "neurons", "layer")["layer"]
+        dead = run.d_ff - np.bincount(fired, minlength=run.layers)[layers]
+        lacking, bounds = "", (DEAD_BOUND / counted_out_of if counted_out_of else np.nan, DEAD_BOUND / sequences)
+        columns["dead"], columns["dead_share"] = pd.array(dead, dtype="Int64"), dead / run.d_ff
+    except Missing as reason:
+        lacking, bounds = str(reason), (np.nan, np.nan)
+        columns["dead"] = pd.array([None] * len(layers), dtype="Int64")
+        columns["dead_share"] = np.full(len(layers), np.nan)
+    columns["dead_upper"], columns["dead_sequences"] = bounds[0], np.minimum(1.0, bounds[1])
+    columns["used"] = _used(run, flagged)[layers]
+    half = np.nan if flagged else _half_width(run)[layers + 1]
+    columns["low"], columns["high"] = mean - half, mean + half
+    frame = pd.DataFrame(columns)
+    frame.attrs = {
+        "definition": run.manifest.nnz_definition,
+        "tokens": int(tokens[0]),
+        "sequences": run.manifest.sequences,
+        "note": lacking
+        or f"dead: no firing in {counted_out_of:,} unflagged tokens of {run.manifest.sequences:,} sequences; "
+        f"the density of such a neuron is below {bounds[0]:.2g} with 95 % confidence, were its tokens independent, and "
+        f"it fires in less than {100 * bounds[1]:.2g} % of sequences however they are",
+    }
+    return frame
+
+
+def _moments_of(nnz: NDArray, tokens: NDArray) -> dict[str, Any]:
+    """What by_layer says of one layer's histogram."""
+    n = tokens.sum()
+    mean = (nnz * tokens).sum() / n
+    sd = np.sqrt((tokens * (nnz - mean) ** 2).sum() / n)
+    found = dict(zip(QUANTILES, quantiles(nnz, tokens, list(QUANTILES.values())), strict=True))
+    return {"tokens": n, "mean": mean, "sd": sd, **found, "max": int(nnz[-1])}
+
+
+def _half_width(run: Run) -> NDArray:
+    """Half of the 95 % interval of the mean of layer -1 and of each layer; NaN with fewer than two groups of
+    sequences."""
+    rows = band_sums(run)
+    groups, replicate = distinct(rows["replicate"])
+    place, shape = replicate * (run.layers + 1) + rows["layer"] + 1, (len(groups), run.layers + 1)
+    n, y = (np.bincount(place, rows[name], np.prod(shape)).reshape(shape) for name in ("tokens", "nnz_sum"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        estimate, without = y.sum(axis=0) / n.sum(axis=0), (y.sum(axis=0) - y) / (n.sum(axis=0) - n)
+    return t_half(len(groups) - 1) * jackknife_error(estimate, without)
+
+
+def _used(run: Run, flagged: bool) -> NDArray:
+    """Mean of the fired neurons whose product is not zero, by layer; NaN where the run does not tell."""
+    try:
+        rows = read.columns(run, "used", "layer", "flagged", "used_sum", "tokens")
+    except Missing:
+        return np.full(run.layers, np.nan)
+    kept = slice(None) if flagged else ~rows["flagged"]
+    used, tokens = (np.bincount(rows["layer"][kept], rows[name][kept], run.layers) for name in ("used_sum", "tokens"))
+    with np.errstate(invalid="ignore"):
+        return used / tokens
+
+
+def unflagged_tokens(run: Run) -> int:
+    """How many tokens the statistics count by default."""
+    return _tokens(run, flagged=False)
+
+
+def flagged_tokens(run: Run) -> int:
+    """How many they leave out."""
+    return _tokens(run, flagged=True)
+
+
+def _tokens(run: Run, flagged: bool) -> int:
+    rows = _rows(run)
+    return int(rows["tokens"][(rows["layer"] == 0) & (rows["flagged"] == flagged)].sum())
+
+
+def layer_moments(run: Run) -> tuple[NDArray, NDArray]:
+    """Mean and sd of nnz by layer over unflagged tokens."""
+    return moments(_rows(run), run.layers)
+
+
+def moments(rows: Mapping[str, ArrayLike], layers: int) -> tuple[NDArray, NDArray]:
+    """As `layer_moments`, from columns of the summary `layers`."""
+    layer, flagged, nnz, tokens = (np.asarray(rows[name]) for name in ("layer", "flagged", "nnz", "tokens"))
+    used = ~flagged & (layer >= 0)
+    layer, nnz, tokens = layer[used], nnz[used], tokens[used]
+    n = np.bincount(layer, tokens, minlength=layers)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.bincount(layer, tokens * nnz, minlength=layers) / n
+        return mean, np.sqrt(np.bincount(layer, tokens * (nnz - mean[layer]) ** 2, minlength=layers) / n)

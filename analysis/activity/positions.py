@@ -1,0 +1,129 @@
+"""Positions: how nnz changes along a sequence.
+
+    by_position(run)       a row a position and layer, with intervals
+    position_blocks(run)   means over blocks of positions, for a heat map
+
+Position 0 is `first`: it has no context, so it stands apart and fits leave it out. It is always flagged, as first and
+often as special, and is counted here all the same unless it is not finite; flagged tokens further on are left out
+unless asked for. Cost: 5 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from twell.analysis.activity.layers import layer_moments
+from twell.analysis.statistics import band, mean_error, t_half
+from twell.analysis.summaries import read
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.store import Run
+
+SUMS = ["tokens", "nnz_sum", "nnz_square"]
+NOTE = "position 0 stands apart and is counted though it is flagged; flagged tokens after it are left out"
+
+
+def by_position(run: Run, flagged: bool = False, total: bool = False) -> pd.DataFrame:
+    """Columns: position; layer; tokens; mean; se; low, high (95 %, Student's t); first (position 0).
+
+    nnz in neurons a token. A sequence has one token at each position, so n is the number of sequences that reach it
+    and the error is that of independent values. `total` gives the sum over the layers, as layer -1, in place of them.
+    """
+    rows = _sums(run, flagged, total)
+    n, y, y2 = (rows[name].astype(float) for name in SUMS)
+    mean, se = y / n, mean_error(n, y, y2)
+    half = t_half(rows["tokens"] - 1) * se
+    columns = {name: rows[name] for name in ("position", "layer", "tokens")}
+    columns |= {"mean": mean, "se": se, "low": mean - half, "high": mean + half, "first": rows["position"] == 0}
+    frame = pd.DataFrame(columns)
+    frame.attrs = {
+        "definition": run.manifest.nnz_definition,
+        "note": "" if flagged else NOTE,
+        "sequences": run.manifest.sequences,
+    }
+    return frame
+
+
+def position_blocks(run: Run, blocks: int | Sequence[int] = 24, flagged: bool = False) -> pd.DataFrame:
+    """Columns: layer; position_from, position_to (inclusive); tokens; mean; relative (mean / the layer's mean).
+
+    `blocks` is how many blocks there are at most, growing with the position, or the first position of each. Position
+    0 is a block of its own. The layer's mean is that of unflagged tokens, as in by_layer.
+    """
+    rows = _sums(run, flagged)
+    last = int(rows["position"][-1])
+    starts = _starts(blocks, last)
+    ends = np.append(starts[1:] - 1, last)
+    place = rows["layer"] * len(starts) + np.searchsorted(starts, rows["position"], side="right") - 1
+    tokens, nnz = (np.bincount(place, rows[name], run.layers * len(starts)) for name in ("tokens", "nnz_sum"))
+    there = np.flatnonzero(tokens)
+    layer, block = np.divmod(there, len(starts))
+    layer_mean, _ = layer_moments(run)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = nnz[there] / tokens[there]
+        relative = mean / layer_mean[layer]
+    frame = pd.DataFrame(
+        {
+            "layer": layer.astype(rows["layer"].dtype),
+            "position_from": starts[block],
+            "position_to": ends[block],
+            "tokens": tokens[there].astype(np.int64),
+            "mean": mean,
+            "relative": relative,
+        }
+    )
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": "" if flagged else NOTE}
+    return frame
+
+
+def _sums(run: Run, flagged: bool, total: bool = False) -> dict[str, NDArray]:
+    """Columns of the summary, by position and layer; with `total` those of the sum over layers."""
+    rows = read.columns(run, "positions", "layer", "flagged", "position", *SUMS)
+    if not flagged and rows["flagged"].all():
+        raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
+    kept = np.flatnonzero(((rows["layer"] < 0) == total) & (flagged | ~rows["flagged"]))
+    size = run.layers + 1
+    place = rows["position"][kept].astype(np.int64) * size + rows["layer"][kept]
+    order = np.argsort(place, kind="stable")
+    kept, place = kept[order], place[order]
+    starts = np.flatnonzero(np.diff(place, prepend=place[:1] - 1))  # flagged tokens and others may share a place
+    found = {name: rows[name][kept[starts]] for name in ("position", "layer")}
+    return found | {name: np.add.reduceat(rows[name][kept], starts) for name in SUMS}
+
+
+def band_moments(rows: Mapping[str, ArrayLike], mean: NDArray, sd: NDArray) -> tuple[NDArray, NDArray]:
+    """Mean and sd of nnz by band of positions and layer [band, layer], from columns of the summary `positions`.
+
+    A band is a position below 8, then floor(√(8·position)). Over unflagged tokens; where a band has none, `mean` and
+    `sd` of its layer stand in.
+    """
+    layers = len(mean)
+    step = band(np.asarray(rows["position"]))
+    layer = np.asarray(rows["layer"])
+    used = ~np.asarray(rows["flagged"]) & (layer >= 0)
+    place = step[used] * layers + layer[used]
+    shape = (int(step.max(initial=0)) + 1, layers)
+    n, y, y2 = (
+        np.bincount(place, np.asarray(rows[name])[used].astype(float), shape[0] * layers).reshape(shape)
+        for name in SUMS
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inside = y / n
+        spread = np.sqrt(np.maximum(y2 / n - inside**2, 0))
+    return np.where(n > 0, inside, mean), np.where(n > 0, spread, sd)
+
+
+def _starts(blocks: int | Sequence[int], last: int) -> np.ndarray:
+    """First positions of the blocks: 0, 1, and on in equal ratios."""
+    if not isinstance(blocks, int):
+        starts = np.unique(np.asarray(blocks, dtype=int))
+        if not len(starts) or starts[0] < 0:
+            raise UserError(f"Expected first positions of blocks, from 0 up, got {list(blocks)}.")
+        return np.unique(np.append(0, starts[starts <= last]))
+    if blocks < 2:
+        raise UserError(f"Expected at least 2 blocks of positions, got {blocks}.")
+    edges = np.geomspace(1, last + 1, blocks) if last else np.ones(1)
+    return np.unique(np.append(0, np.round(edges[:-1] if last else edges[:0]).astype(int)))

@@ -1,0 +1,193 @@
+"""Surprisal: does the model fire more neurons where it cannot tell what comes next, or on what it did not expect?
+
+    surprisal(run)               mean nnz by band of the next token's loss; of="own": of the token's own loss
+    surprisal_correlation(run)   Spearman's rank correlation of the two by layer, or by class of token and layer
+
+Over unflagged tokens that have a loss. Intervals leave out one group of sequences at a time (delete-a-group jackknife):
+one twentieth, or one tenth where the token's own loss or its class is asked for, which come from coarser counts. Of
+long runs, correlations and classes are those of half a million tokens or more, of whole sequences
+(`refresh.class_step`). Cost: 30 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from twell.analysis.statistics import distinct, fisher_interval, grouped_spearman, jackknife_error
+from twell.analysis.summaries import read
+from twell.analysis.tokens.classes import CLASSES
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.store import Run
+
+LOSS_SCALE, COARSE_SCALE = 24, 3  # band k is from (k/scale)² to ((k+1)/scale)² nats
+
+RANKS = ("layer", "nnz_class", "loss_class", "replicate", "tokens")
+CLASSED = ("class", "layer", "replicate", "loss_class", "nnz_class")
+CORRELATED = ("class", "layer", "spearman", "low", "high", "tokens", "groups")
+SUMS = ("tokens", "nnz_sum")
+ALL = ""  # in place of a class: tokens of every class
+
+Of = Literal["next", "own"]
+
+
+def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None = None) -> pd.DataFrame:
+    """Columns: layer; bin; loss_low, loss_high (nats); tokens; nnz_mean; nnz_se.
+
+    By the loss of the next token, or with of="own" by that of the token itself, as predicted one position earlier;
+    `token_class` keeps the tokens of one class (see token_classes). `bins` bins of as equal a number of tokens as the
+    bands of the summary allow (about 90 up to 14 nats; 11 of the token's own loss and within a class), the same in
+    every layer; bins that no band falls into are left out.
+    """
+    if bins < 1:
+        raise UserError(f"Expected at least 1 bin, got {bins}.")
+    if of == "next" and token_class is None:
+        rows, scale = read.columns(run, "surprisal", "layer", "replicate", "loss_bin", *SUMS), LOSS_SCALE
+    else:
+        rows, scale = _classes(run, of, token_class, SUMS), COARSE_SCALE
+        rows["loss_bin"] = rows["loss_class"]
+    one = rows["layer"] == 0
+    per_band = np.bincount(rows["loss_bin"][one], rows["tokens"][one])
+    bands = np.flatnonzero(per_band)
+    per_band = per_band[bands]
+    middle = (per_band.cumsum() - per_band / 2) / per_band.sum()
+    chosen = np.minimum((middle * bins).astype(int), bins - 1)
+    number = np.cumsum(np.diff(chosen, prepend=chosen[:1]) > 0)  # of a band's bin
+    shape = (run.layers, int(number[-1]) + 1, int(rows["replicate"].max()) + 1)
+    place = np.searchsorted(bands, rows["loss_bin"])
+    place = (rows["layer"] * shape[1] + number[place]) * shape[2] + rows["replicate"]
+    tokens, nnz = (np.bincount(place, rows[name], np.prod(shape)).reshape(shape) for name in SUMS)
+    used = np.flatnonzero(tokens[0].sum(axis=0))  # replicates that hold any token at all
+    n, y = tokens.sum(axis=2), nnz.sum(axis=2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = y / n
+        without = (y[..., None] - nnz) / (n[..., None] - tokens)
+    error = jackknife_error(mean, np.moveaxis(without[..., used], -1, 0))
+    layer, index = np.indices(mean.shape)
+    first = np.searchsorted(number, np.arange(shape[1]))
+    low, high = (bands[first] / scale) ** 2, ((bands[np.append(first[1:], len(bands)) - 1] + 1) / scale) ** 2
+    frame = pd.DataFrame(
+        {
+            "layer": layer.ravel(),
+            "bin": index.ravel(),
+            "loss_low": low[index.ravel()],
+            "loss_high": high[index.ravel()],
+            "tokens": n.ravel().astype(np.int64),
+            "nnz_mean": mean.ravel(),
+            "nnz_se": error.ravel(),
+        }
+    )
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(len(used)), "tokens": int(n[0].sum())}
+    return frame
+
+
+def _classes(run: Run, of: Of, token_class: str | None = None, sums: Sequence[str] = ("tokens",)) -> dict[str, NDArray]:
+    """The rows of `surprisal_classes` by one of the two losses, of one class or all; class: its place in CLASSES.
+    Missing where there is none."""
+    kinds = CLASSES.to_pylist()
+    if token_class is not None and token_class not in kinds:
+        raise UserError(f"Expected a class of {', '.join(kinds)}, got {token_class!r}.")
+    table = read.arrow(run, "surprisal_classes", ("own", *CLASSED, *sums))
+    rows = _of_classes(table, of == "own", None if token_class is None else kinds.index(token_class), sums)
+    if not len(rows["class"]):
+        raise Missing(f"{run.name} holds no {token_class or 'token'} that has a loss.")
+    return rows
+
+
+def _of_classes(
+    table: pa.Table, own: bool, kind: int | None = None, sums: Sequence[str] = ("tokens",)
+) -> dict[str, NDArray]:
+    """The rows of a table like `surprisal_classes` by one of the two losses, and of the class with this place in
+    CLASSES if one is given."""
+    kinds = pc.index_in(table["class"], CLASSES).to_numpy()
+    kept = table["own"].to_numpy() == own
+    if kind is not None:
+        kept &= kinds == kind
+    return {name: table[name].to_numpy()[kept] for name in (*CLASSED[1:], *sums)} | {"class": kinds[kept]}
+
+
+def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> pd.DataFrame:
+    """Columns: class (with `by_class`); layer; spearman; low, high (95 %); n (tokens).
+
+    Of nnz and the loss of the next token, or with of="own" of the token itself. From tables of classes of loss by
+    classes of nnz, ties at mid-rank: within 0.003 of the correlation of the untied values, and where the token's own
+    loss or its class is asked for within 0.01 over 10 000 tokens (0.04 over 200). The interval is a jackknife's on the
+    atanh scale, Student's t with the number of groups less one. Empty where all counts, or all losses, are the same.
+    """
+    try:
+        rows = read.columns(run, "surprisal_correlations", "own", *CORRELATED)
+    except Missing:  # as in a copy of an earlier revision, if not for want of losses
+        fine = of == "next" and not by_class
+        rows = _correlated(read.columns(run, "surprisal_ranks", *RANKS) if fine else _classes(run, of), by_class)
+    else:
+        kept = (rows["own"] == (of == "own")) & ((rows["class"] != ALL) == by_class)
+        if not kept.any():
+            raise Missing(f"{run.name} holds no token that has a loss of its own.")
+        rows = {name: values[kept] for name, values in rows.items()}
+    columns = {"class": rows["class"]} if by_class else {}
+    columns |= {"layer": rows["layer"].astype(np.int64), **{name: rows[name] for name in ("spearman", "low", "high")}}
+    frame = pd.DataFrame({**columns, "n": rows["tokens"]})
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(int(rows["groups"][0]))}
+    return frame
+
+
+def surprisal_own(run: Run) -> pd.DataFrame:
+    """nnz and the loss of the token itself, as predicted one position earlier. Columns: layer; spearman; low, high
+    (95 %); n (tokens). See surprisal_correlation."""
+    return surprisal_correlation(run, of="own")
+
+
+def surprisal_classes(run: Run) -> pd.DataFrame:
+    """nnz and the loss of the next token within each class of tokens. Columns: class; layer; spearman; low, high
+    (95 %); n (tokens). See surprisal_correlation."""
+    return surprisal_correlation(run, by_class=True)
+
+
+def correlations(ranks: pa.Table, classes: pa.Table) -> pa.Table:
+    """The summary `surprisal_correlations`, from `surprisal_ranks` and `surprisal_classes`, both sorted by layer."""
+    found = [(False, _correlated({name: ranks[name].to_numpy() for name in RANKS}, by_class=False))]
+    for own in (False, True):
+        rows = _of_classes(classes, own)
+        if len(rows["class"]):
+            found += [(own, _correlated(rows, by_class)) for by_class in (False, True) if own or by_class]
+    return pa.concat_tables(pa.table({"own": np.full(len(rows["layer"]), own), **rows}) for own, rows in found)
+
+
+def _correlated(rows: Mapping[str, NDArray], by_class: bool) -> dict[str, NDArray]:
+    """The columns CORRELATED of all tokens, or a class after the other in the order of their names."""
+    groups = np.count_nonzero(np.bincount(rows["replicate"]))
+    if by_class:
+        kinds = [(CLASSES[kind].as_py(), rows["class"] == kind) for kind in np.argsort(CLASSES.to_pylist()).tolist()]
+    else:
+        kinds = [(ALL, np.full(len(rows["tokens"]), True))]
+    pieces = []
+    for kind, here in kinds:
+        if here.any():
+            found = _spearman({name: rows[name][here] for name in RANKS})
+            pieces.append({**found, "class": np.full(len(found["layer"]), kind, object)})
+    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in CORRELATED[:-1]}
+    return {**columns, "groups": np.full(len(columns["layer"]), groups)}
+
+
+def _spearman(rows: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """Rank correlations, their intervals and the tokens by layer, from columns named as RANKS and sorted by layer."""
+    groups, group = distinct(rows["replicate"])
+    starts = np.searchsorted(rows["layer"], np.arange(1, rows["layer"][-1] + 1))
+    columns = (np.split(values, starts) for values in (rows["nnz_class"], rows["loss_class"], group, rows["tokens"]))
+    found = [grouped_spearman(*layer) for layer in zip(*columns, strict=True)]
+    estimate, without = (np.array(each) for each in zip(*found, strict=True))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = jackknife_error(np.arctanh(estimate), np.arctanh(without.T))
+    low, high = fisher_interval(estimate, error, len(groups) - 1)
+    n = np.bincount(rows["layer"], rows["tokens"]).astype(np.int64)
+    return {"layer": np.arange(len(n)), "spearman": estimate, "low": low, "high": high, "tokens": n}
+
+
+def _note(groups: int) -> str:
+    return f"over unflagged tokens that have a loss; intervals from {groups} groups of sequences, each left out once"

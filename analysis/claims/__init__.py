@@ -1,0 +1,1 @@
+"""Claims about sparse layers, each with its check and its verdict on a run."""

@@ -1,0 +1,177 @@
+"""Spark, for runs larger than one machine: the same queries, on a cluster that is there already.
+
+    twell summarize runs/large --engine spark://HOST:PORT
+
+Parts are read where the workers are, by pyarrow, since Spark's own reader knows neither half floats nor unsigned
+integers; so the workers need this Python (`PYSPARK_PYTHON`), numpy, scipy, pyarrow, and the run's folder under the same
+path. Nothing is written there. Cost: 5 to 10 s to start, and a second or two a query; worth it from hundreds of
+millions of tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import ibis
+import ibis.expr.types as ir
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from twell.analysis.engines.accumulate import Tables, Total, added_up
+from twell.analysis.engines.duckdb import Engine
+from twell.workbench.errors import UserError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TASKS = 2  # a core and shuffle
+FILES = 8  # a task
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+}
+PLAIN = {"halffloat": pa.float32(), "uint8": pa.int16(), "uint16": pa.int32(), "uint32": pa.int64()}
+
+
+class SparkEngine(Engine):
+    """A session on a Spark cluster, for one thread, in a `with` block."""
+
+    def __init__(self, address: str) -> None:
+        self._session = _session(address)
+        tasks = TASKS * self._session.sparkContext.defaultParallelism
+        self._session.conf.set("spark.sql.shuffle.partitions", str(tasks))
+        self._connection = ibis.pyspark.connect(self._session)
+        self._tables = 0
+
+    def close(self) -> None:
+        self._session.stop()
+
+    def read(self, files: Sequence[Path]) -> ir.Table:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        kinds = pq.read_schema(files[0])
+        schema = pa.schema([(field.name, PLAIN.get(str(field.type), field.type)) for field in kinds])
+        return self._named(self._paths(files).mapInArrow(_reader(schema), from_arrow_schema(schema)))
+
+    def sums(
+        self, files: Sequence[Path], function: Callable[[Path], Tables], tick: Callable[[Sequence[Path]], None]
+    ) -> Tables:
+        """As `Engine.sums`: workers add up what their tasks found, and some files are asked for at a time."""
+        context, total = self._session.sparkContext, Total()
+        tasks = TASKS * context.defaultParallelism
+        with _by_value():
+            for first in range(0, len(files), tasks * FILES):
+                some = files[first : first + tasks * FILES]
+                found = context.parallelize([file.absolute() for file in some], min(tasks, len(some)))
+                try:
+                    total.add(found.map(function).treeReduce(added_up))
+                except Exception as error:
+                    raise self._readable(error) from error
+                tick(some)
+        return total.tables()
+
+    @contextmanager
+    def each(
+        self, files: Sequence[Path], function: Callable[[Path], pa.Table], schema: pa.Schema
+    ) -> Iterator[ir.Table]:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        with _by_value():
+            mapped = self._paths(files).mapInArrow(_mapper(function, schema), from_arrow_schema(schema))
+            with self.keep(self._named(mapped)) as kept:
+                yield kept
+
+    def _paths(self, files: Sequence[Path]) -> DataFrame:
+        """The files' names, a task each."""
+        paths = self._session.createDataFrame([(str(file.absolute()),) for file in files], "path string")
+        return paths.repartition(len(files))
+
+    def table(self, rows: pa.Table) -> ir.Table:
+        return self._named(self._session.createDataFrame(rows))
+
+    def _named(self, rows: DataFrame) -> ir.Table:
+        self._tables += 1
+        rows.createOrReplaceTempView(f"twell_{self._tables}")
+        return self._connection.table(f"twell_{self._tables}")
+
+    def _readable(self, error: Exception) -> Exception:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        if isinstance(error, PySparkException | Py4JError):
+            return UserError(f"Expected Spark to read the run's parts, got {str(error).strip().splitlines()[0]}")
+        return error
+
+
+@contextmanager
+def _by_value() -> Iterator[None]:
+    """Send functions of this package to the workers as they are, since these have no copy of its code."""
+    from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
+
+    package = sys.modules["twell.analysis"]
+    register_pickle_by_value(package)
+    try:
+        yield
+    finally:
+        unregister_pickle_by_value(package)
+
+
+def _session(address: str) -> SparkSession:
+    """A session on the cluster there. UserError where there is no Spark, no Java or no answer."""
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise UserError("Expected Spark, it is not installed: pip install 'twell-workbench[spark]'.") from None
+    place = urlsplit(address)
+    try:
+        socket.create_connection((place.hostname or "", place.port or 7077), timeout=5).close()
+    except OSError as error:
+        raise UserError(
+            f"Expected a Spark master at {address}, got {error.strerror or error}: start one there, or name another."
+        ) from None
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(address).appName("twell summarize")
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    try:
+        return builder.getOrCreate()
+    except PySparkException as error:
+        raise UserError(
+            f"Expected a Spark session, got {str(error).strip().splitlines()[0]} Is Java 17 or newer installed?"
+        ) from None
+
+
+def _reader(schema: pa.Schema) -> Any:
+    """What the workers run: the rows of the files named. It carries all it needs, so they need no copy of this code."""
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow.parquet as pq
+
+        for batch in batches:
+            for path in batch.column(0).to_pylist():
+                for piece in pq.ParquetFile(path).iter_batches(columns=schema.names):
+                    yield piece.cast(schema)
+
+    return rows
+
+
+def _mapper(function: Callable[[Path], pa.Table], schema: pa.Schema) -> Any:
+    """What the workers run: the rows that a function gives of the files named."""
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for path in batch.column(0).to_pylist():
+                yield from function(path).cast(schema).to_batches()
+
+    return rows

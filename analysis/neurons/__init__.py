@@ -1,0 +1,1 @@
+"""Which neurons fire, on what text, together with which, and what they write."""

@@ -1,0 +1,119 @@
+"""Concentration: how few neurons do most of the firing, and how many have never fired.
+
+    concentration(run)   a row a layer: what the busiest 1, 5, 10 and 20 % carry, Gini, dead, one-token neurons
+    lorenz(run)          the curve behind it: share of firings by share of neurons, busiest first
+    dead_curve(run)      the share of neurons without a firing against the sequences seen
+    dead_neurons(run)    their list; dead_mask(run) the same as an array, to prune or start anew with
+
+Over unflagged tokens, from the summary `neurons`. Cost: 20 ms for 45 000 neurons.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from twell.analysis.activity.layers import DEAD_BOUND, unflagged_tokens
+from twell.analysis.summaries import read
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.schema import NEVER_SEQUENCE
+from twell.workbench.run.store import Run
+
+BUSIEST = (0.01, 0.05, 0.10, 0.20)
+
+
+def _table(run: Run, column: str, never: int) -> NDArray:
+    """A column of the neurons as an array [layers, d_ff]."""
+    rows = read.columns(run, "neurons", "layer", "neuron", column)
+    if not unflagged_tokens(run):
+        raise Missing(f"{run.name} holds no unflagged token, and neurons are counted over those alone.")
+    found = np.full((run.layers, run.d_ff), never, dtype=np.int64)
+    found[rows["layer"], rows["neuron"]] = rows[column]
+    return found
+
+
+def concentration(run: Run) -> pd.DataFrame:
+    """A row a layer. Columns:
+
+    layer; neurons; busiest_1, busiest_5, busiest_10, busiest_20 (share of the layer's firings on that percentage of its
+    neurons, a part of a neuron counting in part); half (the fewest neurons that carry half of the firings); gini (0:
+    all fire alike, 1: one does it all); dead, dead_share, dead_upper (no firing in the run's unflagged tokens; 95 %
+    upper bound of such a neuron's density, 3 / tokens); one_token (neurons that a single token of the vocabulary fired,
+    more than once). Shares are empty in a layer that never fires.
+    """
+    fires = _table(run, "fires", 0)
+    low, high = _table(run, "token_min", 0), _table(run, "token_max", -1)
+    tokens = unflagged_tokens(run)
+    ordered = -np.sort(-fires, axis=1)
+    up_to = np.concatenate([np.zeros((run.layers, 1)), np.cumsum(ordered, axis=1)], axis=1)
+    places = np.arange(run.d_ff + 1)
+    found = []
+    for layer in range(run.layers):
+        total = up_to[layer, -1]
+        share = up_to[layer] / total if total else np.full(run.d_ff + 1, np.nan)
+        row: dict[str, float | None] = {"layer": layer, "neurons": run.d_ff}
+        row |= {f"busiest_{100 * part:.0f}": np.interp(part * run.d_ff, places, share) for part in BUSIEST}
+        row["half"] = int(np.searchsorted(share, 0.5)) if total else None
+        row["gini"] = 2 * (share[:-1] + share[1:]).sum() / 2 / run.d_ff - 1
+        row["dead"] = int((fires[layer] == 0).sum())
+        row["one_token"] = int(((fires[layer] > 1) & (low[layer] == high[layer])).sum())
+        found.append(row)
+    frame = pd.DataFrame(found).astype({"half": "Int64"})
+    frame.insert(frame.columns.get_loc("dead") + 1, "dead_share", frame["dead"] / run.d_ff)
+    frame.insert(frame.columns.get_loc("dead") + 2, "dead_upper", DEAD_BOUND / tokens)
+    frame.attrs = _about(run, tokens)
+    return frame
+
+
+def _about(run: Run, tokens: int) -> dict[str, object]:
+    note = f"over {tokens:,} unflagged tokens of {run.manifest.sequences:,} sequences"
+    return {"definition": run.manifest.nnz_definition, "note": note, "tokens": tokens}
+
+
+def lorenz(run: Run, points: int = 50) -> pd.DataFrame:
+    """Columns: layer; neurons (share of the layer's neurons, busiest first, from 0 to 1); firings (share of its firings
+    that they carry). Layers that never fire are left out."""
+    if points < 2:
+        raise UserError(f"Expected at least 2 points, got {points}.")
+    ordered = -np.sort(-_table(run, "fires", 0), axis=1)
+    shares = np.linspace(0, 1, points)
+    pieces = []
+    for layer in np.flatnonzero(ordered.sum(axis=1)):
+        up_to = np.append(0, np.cumsum(ordered[layer])) / ordered[layer].sum()
+        carried = np.interp(shares * run.d_ff, np.arange(run.d_ff + 1), up_to)
+        pieces.append(pd.DataFrame({"layer": layer, "neurons": shares, "firings": carried}))
+    frame = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=["layer", "neurons", "firings"])
+    frame.attrs = _about(run, unflagged_tokens(run))
+    return frame
+
+
+def dead_curve(run: Run, points: int = 40) -> pd.DataFrame:
+    """Columns: layer; sequences (seen so far, in the order of the run); dead_share (of the layer's neurons that had not
+    fired by then). Where the last stretch still falls, more text would wake more neurons."""
+    if points < 2:
+        raise UserError(f"Expected at least 2 points, got {points}.")
+    first = _table(run, "first_sequence", NEVER_SEQUENCE)
+    every = max(run.manifest.sequences, int(first.max()) + 1, 1)
+    seen = np.unique(np.round(np.geomspace(1, every, points)).astype(int))
+    pieces = []
+    for layer in range(run.layers):
+        woken = np.sort(first[layer][first[layer] != NEVER_SEQUENCE])
+        share = 1 - np.searchsorted(woken, seen, side="left") / run.d_ff
+        pieces.append(pd.DataFrame({"layer": layer, "sequences": seen, "dead_share": share}))
+    frame = pd.concat(pieces, ignore_index=True)
+    frame.attrs = _about(run, unflagged_tokens(run))
+    return frame
+
+
+def dead_mask(run: Run) -> NDArray[np.bool_]:
+    """Which neurons never fired: bool [layers, d_ff]."""
+    return _table(run, "fires", 0) == 0
+
+
+def dead_neurons(run: Run) -> pd.DataFrame:
+    """Columns: layer; neuron. Those that never fired in the run's unflagged tokens."""
+    layer, neuron = np.nonzero(dead_mask(run))
+    frame = pd.DataFrame({"layer": layer, "neuron": neuron})
+    frame.attrs = _about(run, unflagged_tokens(run))
+    return frame

@@ -1,0 +1,118 @@
+"""What a neuron writes: the tokens whose logits its down row raises and lowers most.
+
+    written(run, "data/demo-model", layer=3, neuron=42)
+
+A fired neuron adds its product times its down row to the residual; the final norm's scale and the unembedding turn that
+into logits. This is the direct effect alone: later layers, which read the residual too, are left out, and so is the
+norm's division by the residual's length, one positive number a token. Logits are taken relative to their mean over the
+vocabulary, which the softmax does not see. Weights are read from safetensors as they lie, so bfloat16 needs no library:
+its 16 bits are the upper half of a float32. Cost: one pass over the unembedding, 20 ms for 6 144 tokens of 256.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+EACH = 12  # tokens at either end
+AT_ONCE = 8192  # rows of the unembedding
+TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+CENTRED = ("nemotron", "opt")  # families whose norms take the mean off; the others divide by the length alone
+PLUS_ONE = ("nemotron",)  # whose norm scales by 1 + weight
+PLAIN = ("nemotron", "opt")  # without an up branch
+
+
+class Weights:
+    """The tensors of a checkpoint folder by name, mapped and not read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.found = folder, dict[str, np.ndarray]()
+        try:
+            for path in sorted(folder.glob("*.safetensors")):
+                self._map(path)
+        except (OSError, ValueError, KeyError) as error:
+            raise Missing(f"The weights in {folder} cannot be read ({error}).") from None
+        if not self.found:
+            raise Missing(f"There are no safetensors in {folder}, so what the neuron writes cannot be told.")
+
+    def _map(self, path: Path) -> None:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(length))
+        for name, about in header.items():
+            if name != "__metadata__" and about["dtype"] in TYPES:
+                start = 8 + length + about["data_offsets"][0]
+                kind = np.dtype(TYPES[about["dtype"]])
+                self.found[name] = np.memmap(path, kind, "r", start, tuple(about["shape"]))
+
+    def ending(self, *ends: str) -> np.ndarray | None:
+        """The tensor whose name ends so, the first ending first."""
+        return next((array for end in ends for name, array in self.found.items() if name.endswith(end)), None)
+
+    def down(self, layer: int) -> np.ndarray:
+        """The down product's weights, [d_model, d_ff]."""
+        found = self.ending(f".layers.{layer}.mlp.down_proj.weight", f".layers.{layer}.fc2.weight")
+        if found is None:
+            raise Missing(f"The weights in {self.folder} name no down product of layer {layer}.")
+        return found
+
+    def unembedding(self) -> np.ndarray:
+        """[vocab, d_model]; where it is tied to the embedding, that one."""
+        found = self.ending("lm_head.weight", "embed_tokens.weight")
+        if found is None:
+            raise Missing(f"The weights in {self.folder} name no unembedding.")
+        return found
+
+
+def plain(array: np.ndarray) -> np.ndarray:
+    """Numbers as float32, from whatever they are stored in."""
+    if array.dtype == np.dtype("<u2"):
+        return (np.ascontiguousarray(array).astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(array, np.float32)
+
+
+def written(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
+    """The tokens raised most, then those lowered most. Columns: kind (raised, lowered); token_id; text; logit (relative
+    to the vocabulary's mean, for a product of 1, before the final norm's division).
+
+    `attrs`: tokens; gated; scaled (whether a final norm's scale is folded in). Missing where the folder's weights are
+    not the run's, by their shapes.
+    """
+    weights = Weights(Path(folder))
+    down, unembedding = weights.down(layer), weights.unembedding()
+    family = str(run.manifest.model.get("family", ""))
+    width = int(run.manifest.model["d_model"])
+    if down.shape != (width, run.d_ff) or unembedding.shape[1:] != (width,):
+        raise Missing(
+            f"The weights in {folder} are not this run's: expected a down product of {width} × {run.d_ff}, got "
+            f"{' × '.join(map(str, down.shape))}, and an unembedding of {' × '.join(map(str, unembedding.shape))}."
+        )
+    row = plain(down[:, neuron])
+    row = row - row.mean() if family in CENTRED else row
+    norm = weights.ending("model.norm.weight", "final_layer_norm.weight")
+    if norm is not None:
+        row = row * (plain(norm) + (1.0 if family in PLUS_ONE else 0.0))
+    chunks = range(0, len(unembedding), AT_ONCE)
+    logits = np.concatenate([plain(unembedding[start : start + AT_ONCE]) @ row for start in chunks])
+    logits = logits[: int(run.manifest.tokenizer.get("vocab_size", len(logits)))]
+    order = np.argsort(logits, kind="stable")
+    each = min(EACH, len(order) // 2)
+    places = np.concatenate([order[::-1][:each], order[:each]])
+    texts = run.vocab["text"].reindex(places).fillna("")
+    frame = pd.DataFrame(
+        {
+            "kind": ["raised"] * each + ["lowered"] * each,
+            "token_id": places.astype("int64"),
+            "text": texts.to_numpy(),
+            "logit": (logits[places] - logits.mean()).astype("float64"),
+        }
+    )
+    frame.attrs = {"tokens": len(logits), "gated": family not in PLAIN, "scaled": norm is not None}
+    return frame

@@ -1,0 +1,1 @@
+"""What sparsity is worth in time: speedups, contributions, tiles, unions, compression."""

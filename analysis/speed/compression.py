@@ -1,0 +1,65 @@
+"""Settings: which compression runs a layer fastest without any row past its slots.
+
+    tile_settings(run)   a row a layer, number of rows and compression that `twell bench --out RUN` has timed
+
+Slots that all rows fit into are safe for a kernel that drops what overflows; the workbench's kernels keep it, so there
+an unsafe setting may be the faster one and is right all the same. Cost: 20 ms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from twell.analysis.speed.tile_overflow import tile_audit
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+CASE = ["case", "layer", "rows", "dtype", "weights", "device"]
+ONE_EACH = (
+    "Every kernel was timed at one compression, so which is the fastest safe one is not told: time several in one "
+    "bench, twell bench MODEL --compression 4,8,16 --out RUN."
+)
+SETTING = ["tile", "compression", "kernel"]
+
+
+def tile_settings(run: Run) -> pd.DataFrame:
+    """Columns:
+
+    case; layer; rows (in a call); dtype; weights (warm, cold); device; tile, compression, slots; kernel; microseconds
+    (of the sparse FFN); speedup (dense over sparse, of the same case); past_share (rows of the case past their slots;
+    empty where the bench did not count them); rows_over_share (tokens of the run past them; empty where it counted no
+    tiles of that size); safe (neither has any, and one is known); fastest (of the safe ones of that case). Layers of
+    this run alone; Missing where none was timed. `attrs["note"]` says so where no kernel was timed at several
+    compressions, so that there is nothing to choose from.
+    """
+    bench = run.frame("bench")
+    bench = bench[(bench["layer"] >= 0) & (bench["layer"] < run.layers) & (bench["d_ff"] == run.d_ff)]
+    sparse = bench[bench["op"] == "ffn_sparse"].pivot_table(index=CASE + SETTING, columns="metric", values="value")
+    dense = bench[(bench["op"] == "ffn_dense") & (bench["metric"] == "microseconds")].groupby(CASE)["value"].median()
+    if "microseconds" not in sparse:
+        raise Missing(f"{run.name} holds no timing of its layers at any compression: twell bench MODEL --out RUN.")
+    frame = sparse.reset_index().merge(dense.rename("dense"), on=CASE, how="left")
+    frame["slots"] = frame["tile"] // frame["compression"] - 1
+    frame["speedup"] = frame["dense"] / frame["microseconds"]
+    past = frame.get("rows_past_slots", pd.Series(np.nan, frame.index))  # benches of other programs may lack it
+    frame["past_share"] = past / frame["rows"]
+    frame = frame.merge(_at_risk(run), on=["layer", "tile", "compression"], how="left")
+    shares = frame[["past_share", "rows_over_share"]]
+    frame["safe"] = shares.notna().any(axis=1) & ~(shares > 0).any(axis=1)
+    best = frame[frame["safe"]].groupby(CASE)["microseconds"].idxmin()
+    frame["fastest"] = np.isin(frame.index, best)
+    names = [*CASE, "tile", "compression", "slots", "kernel", "microseconds", "speedup", "past_share"]
+    frame = frame[[*names, "rows_over_share", "safe", "fastest"]]
+    several = frame.groupby([*CASE, "kernel"])["compression"].nunique() > 1
+    note = "safe: no row past its slots, here or in the run" if several.any() else ONE_EACH
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": note}
+    return frame
+
+
+def _at_risk(run: Run) -> pd.DataFrame:
+    names = ["layer", "tile", "compression", "rows_over_share"]
+    try:
+        return tile_audit(run)[names]
+    except Missing:
+        return pd.DataFrame(columns=names).astype({"layer": int, "tile": int, "compression": int})

@@ -1,0 +1,183 @@
+"""Speedup: what the sparse kernels gain over the dense ones, layer by layer, and how that follows from nnz.
+
+    speedup(run)               a row a layer
+    speedup_correlation(run)   Pearson and Spearman over layers, with interval and p
+    model_speedup(run)         the whole forward pass
+    timings_by_batch(run)      every timing, as recorded
+
+Dense and sparse ran on the same input in the same batch. Cost: 10 ms (with 11 layers, about a second for the exact p).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from twell.analysis.activity.layers import layer_moments
+from twell.analysis.memo import shared
+from twell.analysis.statistics import distinct, fisher_interval, grouped_median, mid_ranks, permutation_p, student_p
+from twell.workbench.errors import Missing
+from twell.workbench.run.schema import PREFILL
+from twell.workbench.run.store import Run
+
+REFERENCE = "the reference kernel is an oracle, not a fast kernel: no speedup is claimed from it"
+EXACT_BELOW = 12
+WHOLE = ("model_dense", "model_sparse")
+
+
+@shared
+def timings(run: Run) -> pd.DataFrame:
+    """The rows of the prefill phase, as recorded."""
+    rows = run.frame("timings")
+    return rows[rows["phase"] == PREFILL]
+
+
+@shared
+def of_one_size(run: Run) -> pd.DataFrame:
+    """As `timings`, with each time brought, by the token, to the median rows of its operation: layers are timed in
+    batches of their own, and batches differ in size."""
+    rows = timings(run)
+    rows = rows[rows["tokens"] > 0]
+    op, _ = pd.factorize(rows["op"])
+    median = grouped_median(rows["tokens"].to_numpy(float), op)
+    return rows.assign(microseconds=rows["microseconds"] * (median[op] / rows["tokens"]))
+
+
+def timings_by_batch(run: Run) -> pd.DataFrame:
+    """Columns: batch; layer (-1: the whole model); op; microseconds; nnz_mean; kernel. Prefill alone."""
+    rows = timings(run).sort_values(["batch", "layer", "op"], ignore_index=True)
+    rows["nnz_mean"] = rows["nnz_mean"].astype("float64")  # means of float32 values are off in the seventh digit
+    return rows[["batch", "layer", "op", "microseconds", "nnz_mean", "kernel"]]
+
+
+@shared
+def speedup(run: Run) -> pd.DataFrame:
+    """Columns: layer; nnz_mean (of the batches timed; of the run's unflagged tokens where the timings have none);
+    dense_us, sparse_us, gate_us (µs of a batch of median size, median over batches; gate where it was timed); speedup
+    (median over batches of dense / sparse); repeats (batches); kernel (that ran the sparse op).
+
+    `attrs["comparable"]` is false, with a sentence in `attrs["note"]`, where the reference ran. Missing where no batch
+    was timed both dense and sparse.
+    """
+    rows = of_one_size(run)
+    rows = rows[rows["layer"] >= 0]
+    layer, (dense, sparse, gate) = _side_by_side(rows, "microseconds", ("ffn_dense", "ffn_sparse", "gate"))
+    both = ~np.isnan(dense + sparse)
+    if not both.any():
+        raise Missing(f"{run.name} timed no batch both dense and sparse: capture with --timings above 0.")
+    layers, place = distinct(layer[both])
+    rows = rows[rows["op"] == "ffn_sparse"]
+    timed, kernels = rows["layer"].to_numpy(), rows["kernel"].to_numpy(object)
+    nnz = _means(timed, rows["nnz_mean"].to_numpy(float), run.layers)[layers]
+    repeats = np.bincount(place)
+    columns: dict[str, Any] = {
+        "layer": layers.astype(timed.dtype),
+        "nnz_mean": np.where(np.isnan(nnz), layer_moments(run)[0][layers], nnz) if np.isnan(nnz).any() else nnz,
+    }
+    for name, values in {"dense_us": dense, "sparse_us": sparse, "gate_us": gate, "speedup": dense / sparse}.items():
+        columns[name] = grouped_median(values[both], place)
+    columns |= {"repeats": repeats, "kernel": [", ".join(sorted(set(kernels[timed == n]))) for n in layers]}
+    frame = pd.DataFrame(columns)
+    comparable = "reference" not in kernels
+    frame.attrs = {
+        "comparable": comparable,
+        "note": f"{over_batches(repeats.min(), repeats.max())}, prefill, {run.manifest.device}"
+        if comparable
+        else REFERENCE,
+    }
+    return frame
+
+
+def _side_by_side(rows: pd.DataFrame, value: str, ops: Sequence[str]) -> tuple[NDArray, NDArray]:
+    """A value of some operations by layer and batch [operation, layer and batch], NaN where one was not timed; and the
+    layer of each. The mean, where one was timed several times."""
+    batch, values = rows["batch"].to_numpy(np.int64), rows[value].to_numpy(float)
+    size = int(batch.max(initial=0)) + 1
+    keys, place = np.unique(rows["layer"].to_numpy() * size + batch, return_inverse=True)
+    found = np.empty((len(ops), len(keys)))
+    for row, op in zip(found, ops, strict=True):
+        here = (rows["op"] == op).to_numpy()
+        row[:] = _means(place[here], values[here], len(keys))
+    return keys // size, found
+
+
+def _means(place: NDArray, values: NDArray, size: int) -> NDArray:
+    """The mean of the values at each of so many places that are not NaN; NaN where there is none."""
+    told = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        return np.bincount(place[told], values[told], size) / np.bincount(place[told], minlength=size)
+
+
+def over_batches(least: int, most: int | None = None) -> str:
+    """What a number was taken over, in words."""
+    more = "" if most is None or most == least else " or more"
+    return f"one batch{more}" if least == 1 else f"median of {least} batches{more}"
+
+
+@shared
+def model_speedup(run: Run) -> dict[str, Any]:
+    """The whole forward pass, dense against sparse on the same batches: dense_us, sparse_us (µs, medians); speedup,
+    low, high (median, least and greatest over batches); energy (sparse over dense, power times time, median;
+    NaN where the device reports no power); repeats (batches); kernel; comparable; note. Missing where it was not timed
+    both ways."""
+    rows = of_one_size(run)
+    rows = rows[rows["op"].isin(WHOLE)]
+    (_, (dense, sparse)), (_, power) = (_side_by_side(rows, name, WHOLE) for name in ("microseconds", "watts"))
+    both = ~np.isnan(dense + sparse)
+    if not both.any():
+        raise Missing(f"{run.name} did not time the whole forward pass both dense and sparse.")
+    dense, sparse, power = dense[both], sparse[both], power[:, both]
+    ratio, energy = dense / sparse, power[1] / power[0] * sparse / dense
+    energy = energy[~np.isnan(energy)]
+    kernels = set(rows.loc[rows["op"] == "model_sparse", "kernel"])
+    comparable = "reference" not in kernels
+    return {
+        "dense_us": float(np.median(dense)),
+        "sparse_us": float(np.median(sparse)),
+        "speedup": float(np.median(ratio)),
+        "low": float(ratio.min()),
+        "high": float(ratio.max()),
+        "energy": float(np.median(energy)) if len(energy) else np.nan,
+        "repeats": len(ratio),
+        "kernel": ", ".join(sorted(kernels)),
+        "comparable": comparable,
+        "note": f"{over_batches(len(ratio))}, prefill, {run.manifest.device}" if comparable else REFERENCE,
+    }
+
+
+def speedup_correlation(run: Run) -> dict[str, Any]:
+    """Mean nnz against speedup over layers: pearson, spearman, low, high (95 % of Pearson's, Fisher's z), n, p
+    (two-sided, of Pearson's), method (how p was found), comparable, note.
+
+    p is exact over all pairings under 12 layers, from Student's t with more. Missing with fewer than 4 layers, or
+    where all are alike.
+    """
+    frame = speedup(run)
+    n = len(frame)
+    if n < 4:
+        raise Missing(f"{run.name} timed {n} layers: a correlation over layers needs at least 4.")
+    x, y = frame["nnz_mean"].to_numpy(float), frame["speedup"].to_numpy(float)
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        raise Missing(f"Every layer of {run.name} has the same nnz or the same speedup: there is nothing to correlate.")
+    return {**correlate(x, y), "comparable": frame.attrs["comparable"], "note": frame.attrs["note"]}
+
+
+def correlate(x: NDArray, y: NDArray) -> dict[str, Any]:
+    """Over 4 layers or more that differ: pearson, spearman, low, high (95 % of Pearson's, Fisher's z), n, p, method."""
+    n = len(x)
+    pearson = float(np.corrcoef(x, y)[0, 1])
+    low, high = fisher_interval(pearson, 1 / np.sqrt(n - 3), np.inf)
+    exact = n < EXACT_BELOW
+    return {
+        "pearson": pearson,
+        "spearman": float(np.corrcoef(mid_ranks(x), mid_ranks(y))[0, 1]),
+        "low": float(low),
+        "high": float(high),
+        "n": n,
+        "p": permutation_p(x, y) if exact else student_p(pearson, n),
+        "method": "exact over all pairings" if exact else "Student's t",
+    }

@@ -1,0 +1,1 @@
+"""Summaries: tables derived from a run's parts, built once, refreshed as parts come, and read."""

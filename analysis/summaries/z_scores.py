@@ -1,0 +1,182 @@
+"""Scores: z of every token of a part, added up by token and by word. The second reading of a run.
+
+z needs the means of the whole run, so its sums over sequences are taken once these are known, and again when they
+change: z depends on a weight a layer, so the square of a sequence's z is no sum that was there before. A function of
+one part and numpy alone: it runs where the part lies, in a thread here or in a worker of a cluster, and carries all
+that it needs. What parts give adds up, because a sequence is never cut in two. Cost, 1 M tokens of 28 layers: 1 CPU
+second and 0.3 GB.
+
+A piece that begins with a letter, digit or byte of a longer character joins the piece before it if that one ends with
+such. A word that holds a flagged token is left out, as is what has no letter or digit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from twell.analysis.statistics import band
+from twell.analysis.summaries.part_rows import Rows, groups, pieces
+from twell.analysis.summaries.token_sums import Sums, clustered, firsts
+
+LETTER = rb"[0-9A-Za-z\x80-\xff]"
+
+WORDS = ("occurrences", "sequences", "occurrences_square", "pieces", "nnz_sum", "z_sum", "z_square", "z_cross")
+TOKENS = ("z_sum", "z_square", "z_cross", "z_position_sum", "z_position_square", "z_position_cross")
+COUNTS = WORDS[:4]
+ROWS = pa.schema(
+    [
+        pa.field("word", pa.binary()),  # null: the row is of a token
+        pa.field("token_id", pa.int32()),  # null: the row is of a word
+        pa.field("flagged", pa.bool_()),
+        *(pa.field(name, pa.int64() if name in COUNTS else pa.float64()) for name in dict.fromkeys(WORDS + TOKENS)),
+    ]
+)
+
+Pair = tuple[NDArray, NDArray]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What z is taken with: weight [layer] and level of the whole run; band_weight [band, layer] and band_level [band]
+    of the layer at each band of positions."""
+
+    weight: NDArray
+    level: float
+    band_weight: NDArray
+    band_level: NDArray
+
+    @classmethod
+    def of(cls, whole: Pair, places: Pair) -> Scale:
+        """From mean and sd [layer] of the run's unflagged tokens, and those at each band of positions [band, layer].
+
+        z is the mean over layers of (nnz - mean) / sd; layers without spread are left out.
+        """
+        (weight, level), (band_weight, band_level) = _standard(*whole), _standard(*places)
+        return cls(weight, float(level), band_weight, band_level)
+
+
+def _standard(mean: NDArray, sd: NDArray) -> Pair:
+    """weight [..., layer] and level [...]: Σ weight·nnz - level is the mean over layers of (nnz - mean) / sd."""
+    spread = sd > 0
+    weight = np.where(spread, 1 / np.where(spread, sd, 1), 0) / np.maximum(spread.sum(axis=-1, keepdims=True), 1)
+    return weight, (weight * np.where(spread, mean, 0)).sum(axis=-1)
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """The vocabulary by token id, and a last entry for ids that it lacks: whether a piece begins with a letter, ends
+    with one, holds any; and its bytes, four times: as they are, stripped on the left, on the right, on both sides."""
+
+    begins: NDArray
+    ends: NDArray
+    holds: NDArray
+    pieces: pa.Array
+
+    @classmethod
+    def of(cls, token_ids: NDArray, pieces: Sequence[bytes]) -> Spelling:
+        known = [b""] * (int(max(token_ids, default=-1)) + 2)
+        for number, piece in zip(token_ids.tolist(), pieces, strict=True):
+            known[number] = piece
+        begins, ends, holds = (
+            np.array([pattern.search(piece) is not None for piece in known])
+            for pattern in (re.compile(form) for form in (rb"\A" + LETTER, LETTER + rb"\Z", LETTER))
+        )
+        stripped = [*known, *(p.lstrip() for p in known), *(p.rstrip() for p in known), *(p.strip() for p in known)]
+        return cls(begins, ends, holds, pa.array(stripped, pa.binary()))
+
+
+def of_part(path: Path, counts: Sequence[str], scale: Scale, spelling: Spelling | None) -> pa.Table:
+    """The sums of one part by token and, with a `spelling`, by word: columns as ROWS.
+
+    `counts` names the nnz columns. By token, rows with `flagged` hold what flagged tokens add to each sum.
+    """
+    found = [ROWS.empty_table()]
+    for rows in pieces(path, counts):
+        z, z_position, nnz = _scored(rows, scale)
+        found.append(by_token(rows, z, z_position))
+        if spelling is not None:
+            found.append(by_word(rows, z, nnz, spelling))
+    return pa.concat_tables(found, promote_options="default")
+
+
+def _scored(rows: Rows, scale: Scale) -> tuple[NDArray, NDArray, NDArray]:
+    """z, z_position and nnz over layers of each row."""
+    z, z_position, nnz = np.empty((3, len(rows)))
+    both = np.stack([scale.weight, np.ones(len(scale.weight))], axis=1)
+    for block, counts in rows.blocks(float):
+        z[block], nnz[block] = (counts @ both).T
+        place = band(rows.position[block])
+        np.einsum("ij,ij->i", counts, scale.band_weight.take(place, axis=0), out=z_position[block])
+        z_position[block] -= scale.band_level[place]
+    z -= scale.level
+    return z, z_position, nnz
+
+
+def by_token(rows: Rows, z: NDArray, z_position: NDArray) -> pa.Table:
+    """Σ over sequences of z there, of its square, and of its product with the token's occurrences there; and so for
+    z_position."""
+
+    def sums(order: NDArray, starts: NDArray, counted: NDArray) -> Sums:
+        ids, weight = rows.token[order[starts]], counted.astype(float)
+        first = firsts(ids)
+        n = np.add.reduceat(weight, starts)
+        found = {"token_id": ids[first]}
+        for name, values in (("z", z), ("z_position", z_position)):
+            y = np.add.reduceat(values[order] * weight, starts)
+            for part, each in (("sum", y), ("square", y * y), ("cross", y * n)):
+                found[f"{name}_{part}"] = np.add.reduceat(each, first)
+        return found
+
+    return clustered(rows, sums)
+
+
+def by_word(rows: Rows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.Table:
+    """Occurrences of each word, the sequences it occurs in, the square of its occurrences in each, its pieces; sums of
+    nnz (over layers) and of z, each the mean over the pieces of an occurrence; and the squares and products of z as in
+    `by_token`. Rows are those of one part, in the order of the text."""
+    sequence, unknown = rows.sequence, len(spelling.begins) - 1
+    token = np.where((rows.token >= 0) & (rows.token < unknown), rows.token, unknown)
+    joins = np.zeros(len(token), bool)
+    joins[1:] = spelling.begins[token[1:]] & spelling.ends[token[:-1]] & (sequence[1:] == sequence[:-1])
+    starts = np.flatnonzero(~joins)
+    bounds = np.append(starts, len(token))
+    pieces = np.diff(bounds)
+    kept = (np.add.reduceat(rows.flags, starts, dtype=np.int64) == 0) & np.logical_or.reduceat(
+        spelling.holds[token], starts
+    )
+    text = _text(token, bounds, spelling, len(spelling.begins)).filter(pa.array(kept)).dictionary_encode()
+    z, nnz = np.add.reduceat(z, starts)[kept] / pieces[kept], np.add.reduceat(nnz, starts)[kept] / pieces[kept]
+    word = text.indices.to_numpy()
+    order, begins = groups(word, sequence[starts][kept])
+    n = np.diff(np.append(begins, len(order)))
+    y = np.add.reduceat(z[order], begins)
+    inside = word[order[begins]]
+    size = len(text.dictionary)
+    columns = (
+        np.bincount(word, minlength=size),
+        np.bincount(inside, minlength=size),
+        np.bincount(inside, n * n, size),
+        np.bincount(word, pieces[kept], size),
+        np.bincount(word, nnz, size),
+        *(np.bincount(inside, values, size) for values in (y, y * y, y * n)),
+    )
+    sums = {
+        name: values.astype(np.int64 if name in COUNTS else float) for name, values in zip(WORDS, columns, strict=True)
+    }
+    return pa.table({"word": text.dictionary, **sums})
+
+
+def _text(token: NDArray, bounds: NDArray, spelling: Spelling, size: int) -> pa.Array:
+    """Each word's bytes, stripped: its first piece on the left, its last on the right."""
+    piece = token.astype(np.int64)
+    piece[bounds[:-1]] += size
+    piece[bounds[1:] - 1] += 2 * size
+    return pc.binary_join(pa.ListArray.from_arrays(bounds.astype(np.int32), spelling.pieces.take(pa.array(piece))), b"")

@@ -1,0 +1,62 @@
+"""Words: which fire many neurons, put together from the pieces that the tokenizer cut them into.
+
+    by_word(run)   a row a word, loudest first
+
+What a word is: see `scores`, which adds them up part by part when a run is summarised. Cost: 30 ms, from the summary
+`words`.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+import pyarrow as pa
+
+from twell.analysis.statistics import ratio_error
+from twell.analysis.summaries import read
+from twell.workbench.errors import Missing
+from twell.workbench.run.schema import SUMMARIES
+from twell.workbench.run.store import Run
+
+
+def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
+    """Words that occur at least `min_count` times, loudest (greatest z) first. Columns:
+
+    word; count; sequences (it occurs in); pieces (tokens a word, mean); z, z_se (mean over its pieces of the token's z,
+    see by_token; clustered by sequence, empty for one); mean (nnz a piece and layer). Missing where no word occurs that
+    often, and where a run has so many words that its summary keeps none that occurs so seldom.
+    """
+    rows = read.arrow(run, "words", [column.name for column in SUMMARIES.tables["words"].columns])
+    often = rows["occurrences"].to_numpy() >= min_count
+    rows = rows.filter(pa.array(often))
+    every, least = read.words_kept(run)
+    if min_count < least:
+        raise Missing(
+            f"{run.name} has {every:,} words, of which its summary keeps those that occur {least} times or more, got a "
+            f"minimum count of {min_count}: ask for {least}."
+        )
+    if not len(rows):
+        most = read.read(run, "words", ("occurrences",))["occurrences"].max() if every else 0
+        raise Missing(
+            f"No word of {run.name} occurs {min_count} times, the most frequent one {most} times: ask for a lower "
+            "minimum count."
+        )
+    kept = {name: rows[name].to_numpy() for name in rows.schema.names if name != "word"}
+    n, g = kept["occurrences"], kept["sequences"]
+    squares = kept["occurrences_square"], kept["z_sum"], kept["z_square"], kept["z_cross"]
+    frame = pd.DataFrame(
+        {
+            "word": [word.decode("utf-8", errors="replace") for word in rows["word"].to_pylist()],
+            "count": n,
+            "sequences": g,
+            "pieces": kept["pieces"] / n,
+            "z": kept["z_sum"] / n,
+            "z_se": ratio_error(n, *squares, g),
+            "mean": kept["nnz_sum"] / n / run.layers,
+        }
+    )
+    frame = frame.sort_values(["z", "word"], ascending=[False, True], ignore_index=True)
+    frame.attrs = {
+        "definition": run.manifest.nnz_definition,
+        "note": f"left out: {every - len(frame):,} of {every:,} words, which occur under {min_count} times",
+    }
+    return frame

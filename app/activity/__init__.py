@@ -1,0 +1,1 @@
+"""Pages Overview, Layers and Positions."""

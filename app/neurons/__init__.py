@@ -1,0 +1,1 @@
+"""Pages Neurons and Neuron."""

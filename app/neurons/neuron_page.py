@@ -1,0 +1,180 @@
+"""Neuron: one neuron, by an address of its own (L7/N1234): how often, how strongly and on what text it fires."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from twell.analysis.neurons.by_neuron import parse_neuron
+from twell.analysis.neurons.logit_lens import written
+from twell.analysis.neurons.values import known, missing, sampled
+from twell.app.jobs.runner import model_of
+from twell.app.neurons.neuron_data import one_neuron, ranks
+from twell.app.neurons.neuron_figures import rank_curve, value_spread
+from twell.app.neurons.neuron_view import examples_html, written_html
+from twell.app.ui import widgets
+from twell.app.ui.formatting import SPACE, number, percent, plural, rare, token_html, whole
+from twell.app.ui.query import answer
+from twell.app.ui.url_state import ask, parameter, shown
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+
+def facts(run: Run, row: dict[str, object]) -> None:
+    """The neuron's numbers, each with what it is of."""
+    tokens, fires = int(str(row["tokens"])), int(str(row["fires"]))
+    out_of = f"{plural(tokens, 'token')} of {plural(run.manifest.sequences, 'sequence')}"
+    density = (
+        ("Density", percent(float(str(row["density"]))), f"fires on {whole(fires)} of {out_of}")
+        if fires
+        else (
+            "Density",
+            f"<{SPACE}{rare(3 / tokens)}",
+            f"never fired in {out_of} (95{SPACE}% bound)",
+        )
+    )
+    never = "it never fired"
+    values = (
+        density,
+        (
+            "Rank in its layer",
+            whole(float(str(row["rank"]))) if fires else "–",
+            f"by density, of {whole(run.d_ff)} neurons" if fires else never,
+        ),
+        ("Mean value", number(float(str(row["value_mean"]))), "over the tokens that fire it" if fires else never),
+        ("Largest value", number(float(str(row["value_max"]))), "in the run" if fires else never),
+    )
+    widgets.numbers(values)
+    if row["one_token"]:
+        st.html(
+            f'<p class="tw-said">Only one token of the vocabulary fires it: {token_html(str(row["token_text"]))}</p>'
+        )
+    if fires and run.has("activity"):
+        widgets.linked("text", "The first sequence that fires it →", sequence=row["first_sequence"])
+
+
+def in_layer(run: Run, row: dict[str, object]) -> None:
+    """Where the neuron stands among those of its layer."""
+    layer = int(str(row["layer"]))
+    drawn = answer(run, ranks, layer=layer)
+    densities = drawn.frame["density"].to_numpy()
+    dead = int((densities == 0).sum())
+    said = f"Every neuron of layer {layer}, the busiest first, both axes logarithmic; {whole(dead)} never fired."
+    widgets.heading("In its layer", said, drawn)
+    figure = rank_curve(densities, int(str(row["rank"])), float(str(row["density"])), str(row["label"]))
+    widgets.draw(figure, "rank", "Densities of the layer's neurons by rank")
+
+
+def spread(run: Run, row: dict[str, object]) -> None:
+    """How strongly it fires, where it does."""
+    layer, neuron = int(str(row["layer"])), int(str(row["neuron"]))
+    if not known(run) or not int(str(row["fires"])):
+        widgets.heading("Its values")
+        raise missing(run) if not known(run) else Missing("It has no values: it never fired in this run.")
+    drawn = answer(run, sampled, layer=layer, neuron=neuron)
+    values = drawn.frame
+    if values.attrs["source"] == "fired":
+        tokens, n = plural(values.attrs["tokens"], "token"), plural(len(values), "firing")
+        said = f"{n} among the {tokens} whose activations the run keeps."
+    else:
+        said = f"A sample: {plural(len(values), 'firing')} drawn at random of {whole(float(str(row['fires'])))}."
+    said += " Mean and largest are over every firing."
+    widgets.heading("Its values", said, drawn)
+    mean, most = float(str(row["value_mean"])), float(str(row["value_max"]))
+    widgets.draw(value_spread(values["value"].to_numpy(), mean, most), "values", "How the neuron's values spread")
+
+
+def writes(run: Run, layer: int, neuron: int) -> None:
+    """The tokens whose logits its down row raises and lowers most."""
+    title = "What it writes"
+    model = model_of(run)
+    if model is None or not Path(model[0]).is_dir():
+        widgets.heading(title)
+        raise Missing(
+            "The tokens that this neuron makes likelier and less likely are read off the model's weights, and those "
+            "are not on this machine. They are for the bundled model, and for a model captured from a local folder."
+        )
+    drawn = answer(run, written, folder=model[0], layer=layer, neuron=neuron)
+    frame = drawn.frame
+    sign = (
+        " The up branch decides the sign: where it is negative, the two sides change places."
+        if frame.attrs["gated"]
+        else ""
+    )
+    scale = "with the final norm's scale" if frame.attrs["scaled"] else "there is no final norm"
+    widgets.heading(
+        title,
+        f"Its down row through the unembedding, {scale} and before its division by the residual's length; logits "
+        f"relative to the mean of {plural(frame.attrs['tokens'], 'token')}. The direct effect alone: later layers "
+        f"read the row too.{sign}",
+        drawn,
+    )
+    st.html(written_html(frame, st.session_state["run"]))
+
+
+def in_text(run: Run, layer: int, neuron: int) -> None:
+    """The text that fires it, each token shaded by the neuron's value there."""
+    if not run.has("examples"):
+        widgets.heading("In the text")
+        raise missing(run)
+    drawn = answer(run, "examples", layer=layer, neuron=neuron)
+    try:
+        frame = drawn.frame
+    except Missing:
+        widgets.heading("In the text")
+        raise
+    top, sample = frame[frame["kind"] == "top"], frame[frame["kind"] == "sample"]
+    high = float(frame["value"].max())
+    said = (
+        f"The {plural(len(top), 'greatest value')} of the run, then {plural(len(sample), 'firing')} drawn at random, "
+        f"with percentiles among these. Each token is shaded by the neuron's value there, from 0 to "
+        f"{number(high)}. A place opens the passage, shaded by this neuron."
+    )
+    widgets.heading("In the text", said, drawn)
+    for name, part in (("Greatest", top), ("Across its range", sample)):
+        if len(part):
+            lines = examples_html(run, part, high, st.session_state["run"], f"L{layer}/N{neuron}")
+            st.html(f'<h4 class="tw-part">{name}</h4>{lines}')
+
+
+def neighbours(run: Run, layer: int, neuron: int) -> None:
+    """The way back, and to the neurons on either side."""
+    with st.container(horizontal=True, gap="medium"):
+        widgets.linked("neurons", "← All neurons")
+        if neuron > 0:
+            widgets.linked("neuron", f"L{layer}/N{neuron - 1}", neuron=f"L{layer}/N{neuron - 1}")
+        if neuron + 1 < run.d_ff:
+            widgets.linked("neuron", f"L{layer}/N{neuron + 1}", neuron=f"L{layer}/N{neuron + 1}")
+
+
+def page(run: Run) -> None:
+    """The neuron that the address names."""
+    place = parse_neuron(parameter("neuron"), run)
+    if place is None:
+        widgets.linked("neurons", "← All neurons")
+        widgets.title("No such neuron")
+        st.info(
+            f"This run's neurons are called L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}. Choose one from the list of "
+            "all neurons."
+        )
+        return
+    layer, neuron = place
+    neighbours(run, layer, neuron)
+    widgets.title(f"L{layer}/N{neuron}")
+    row = ask(run, one_neuron, layer=layer, neuron=neuron)
+    facts(run, row)
+    with st.container(key="pair"):
+        left, right = st.columns(2, gap="large")
+    with left, widgets.told():
+        in_layer(run, row)
+    with right, widgets.told():
+        spread(run, row)
+    with widgets.told():
+        writes(run, layer, neuron)
+    with widgets.told():
+        in_text(run, layer, neuron)
+
+
+with widgets.told():
+    page(shown())

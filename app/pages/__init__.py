@@ -1,1 +1,0 @@
-"""One page a file, one question a page."""

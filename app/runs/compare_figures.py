@@ -1,0 +1,136 @@
+"""The figures of two runs, a row a layer and a dot a run, and of all runs over one text."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from twell.app.ui.plot_style import finish, layer_axis, spans, whiskers
+from twell.app.ui.theme import BLUE, GREY
+from twell.app.ui.formatting import number, percent, signed, times
+
+LOOKS: tuple[dict[str, Any], ...] = (
+    {"color": BLUE, "size": 9},
+    {"color": GREY, "size": 11, "symbol": "circle-open", "line": {"width": 2}},
+)
+
+
+def side_by_side(frame: pd.DataFrame, measures: dict[str, str]) -> go.Figure:
+    """`frame` has layer, run (0 or 1) and the measures; `measures` gives each its name."""
+    figure = make_subplots(rows=1, cols=len(measures), shared_yaxes=True, horizontal_spacing=0.04)
+    layers = sorted(int(layer) for layer in frame["layer"].unique())
+    for place, (measure, name) in enumerate(measures.items(), start=1):
+        wide = frame.pivot(index="layer", columns="run", values=measure)
+        form = ".4~g" if measure == "mean" else ".4~%"
+        if {0, 1} <= set(wide.columns):
+            figure.add_scatter(
+                **spans(wide[0], wide[1], wide.index),
+                mode="lines",
+                line={"color": GREY, "width": 1.5},
+                opacity=0.5,
+                hoverinfo="skip",
+                row=1,
+                col=place,
+            )
+        for run, look in enumerate(LOOKS):
+            part = frame[frame["run"] == run]
+            figure.add_scatter(
+                x=part[measure],
+                y=part["layer"],
+                mode="markers",
+                marker=look,
+                text=part["name"],
+                hovertemplate=f"%{{text}}, layer %{{y:.0f}}: {name} %{{x:{form}}}<extra></extra>",
+                row=1,
+                col=place,
+            )
+        mode = "normal" if measure == "sparsity" else "tozero"
+        figure.update_xaxes(title=name, rangemode=mode, tickformat=form, row=1, col=place)
+    finish(figure, 90 + max(18, min(34, 800 // max(len(layers), 1))) * max(len(layers), 4), left=44)
+    layer_axis(figure, layers)
+    return figure
+
+
+def differences(frame: pd.DataFrame) -> go.Figure:
+    """Mean nnz less that of the other run, a row a layer, with 95 % intervals (compare_layers); at the right, the
+    ratio."""
+    layers = [int(layer) for layer in frame["layer"]]
+    figure = go.Figure(
+        go.Scatter(
+            x=frame["difference"],
+            y=layers,
+            mode="markers",
+            marker={"color": BLUE, "size": 8},
+            error_x=whiskers(frame["low"], frame["difference"], frame["high"]),
+            text=[f"{signed(r.difference)} (95 % {signed(r.low)} to {signed(r.high)})" for r in frame.itertuples()],
+            hovertemplate="layer %{y:.0f}: %{text}<extra></extra>",
+        )
+    )
+    finish(figure, 90 + max(18, min(34, 800 // max(len(layers), 1))) * max(len(layers), 4), left=44, right=76)
+    layer_axis(figure, layers)
+    figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"})
+    beside = {"xref": "paper", "xanchor": "left", "x": 1, "xshift": 8, "showarrow": False, "font": {"size": 12}}
+    figure.update_layout(annotations=[{**beside, "text": times(r.ratio), "y": r.layer} for r in frame.itertuples()])
+    figure.update_xaxes(title="difference of mean nnz, neurons per token")
+    return figure
+
+
+def frontier(frame: pd.DataFrame, here: str) -> go.Figure:
+    """A dot a run: loss against the share of neurons that fire, filled where no other run beats it in both; its speed
+    under the pointer and, where it was timed, in its label (compare_runs)."""
+    share = 1 - frame["sparsity"]
+    best = frame["best"].fillna(False).to_numpy(bool)
+    named = [html.escape(str(run)[:40]) for run in frame["run"]]
+    speeds = [f" · {times(gain)}" if gain == gain else "" for gain in frame["ffn_speedup"]]
+    labels = [name + speed for name, speed in zip(named, speeds, strict=True)]
+    figure = go.Figure()
+    line = frame.assign(share=share)[best].sort_values("share")
+    figure.add_scatter(
+        x=line["share"],
+        y=line["loss"],
+        mode="lines",
+        line={"color": GREY, "width": 1, "dash": "dot", "shape": "hv"},
+        hoverinfo="skip",
+    )
+    figure.add_scatter(
+        x=share,
+        y=frame["loss"],
+        mode="markers+text",
+        marker={
+            "color": [BLUE if run == here else GREY for run in frame["run"]],
+            "size": 11,
+            "symbol": ["circle" if good else "circle-open" for good in best],
+            "line": {"width": 2},
+        },
+        text=_stacked(labels, share, frame["loss"]),
+        textposition="top center",
+        textfont={"size": 11},
+        customdata=[
+            f"{label}<br>loss {number(row.loss)} nats, nnz {number(row.nnz_mean)}, sparsity {percent(row.sparsity)}<br>"
+            f"FFN {times(row.ffn_speedup)}, model {times(row.model_speedup)}"
+            for label, row in zip(labels, frame.itertuples(), strict=True)
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+        cliponaxis=False,
+    )
+    finish(figure, 340, top=36)
+    figure.update_xaxes(title="share of neurons that fire", tickformat=".2~%", rangemode="normal")
+    figure.update_yaxes(title="next-token loss, nats")
+    for axis, values in ((figure.update_xaxes, share), (figure.update_yaxes, frame["loss"])):
+        low, high = float(values.min()), float(values.max())
+        margin = 0.18 * (high - low) or 0.05 * max(abs(high), 1e-9)
+        axis(range=[low - margin, high + margin])
+    return figure
+
+
+def _stacked(labels: list[str], *places: pd.Series) -> list[str]:
+    """The labels, those of dots that lie on each other above one another, all at the first of them."""
+    steps = [(values / max(float(np.ptp(values)) / 30, 1e-12)).round() for values in places]
+    spots = pd.MultiIndex.from_arrays(steps)
+    stacks = pd.Series(labels).groupby(spots, sort=False).agg("<br>".join)
+    return [stacks[spot] if first else "" for spot, first in zip(spots, ~spots.duplicated(), strict=True)]

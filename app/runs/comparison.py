@@ -1,0 +1,58 @@
+"""Two runs, or all of one text, as the Compare page wants them: `analysis`' comparisons, kept with the answers of the
+run that is shown. Cost: theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from twell import analysis
+from twell.analysis.compare import of_one_text
+from twell.app.ui.url_state import ask, digest
+from twell.workbench.run.store import Run, open_run
+
+MOST = 24  # runs that are shown in one figure
+
+
+def against(run: Run, question: str | Callable[..., Any], others: list[Run]) -> pd.DataFrame:
+    """What `twell.analysis`, or a function of a list of runs, answers about the others and this run, which comes last:
+    differences to the first of them. Kept until one of them changes."""
+    module, name = (question.__module__, question.__qualname__) if callable(question) else (analysis.__name__, question)
+    seen, paths = " ".join(digest(other) for other in others), [str(other.path) for other in others]
+    return ask(run, _together, module=module, compared=name, paths=paths, seen=seen)
+
+
+def _together(run: Run, module: str, compared: str, paths: list[str], seen: str) -> Any:
+    return getattr(import_module(module), compared)([*map(open_run, paths), run])
+
+
+def layers_of(runs: Sequence[Run]) -> pd.DataFrame:
+    """by_layer of several runs, one below the other, the last first, with two columns more: run (0 for the last, 1 for
+    the one before it, …), name."""
+    frames = [analysis.by_layer(run).assign(run=place, name=run.name) for place, run in enumerate(reversed(runs))]
+    return pd.concat(frames, ignore_index=True)
+
+
+def same_text(run: Run, runs: list[Run]) -> list[Run]:
+    """The runs over the text and vocabulary of this one that recorded a loss: those whose losses compare."""
+    if not run.manifest.loss_tokens:
+        return []
+    alike = [other for other in runs if other.path != run.path and of_one_text([run, other])]
+    return [other for other in alike if other.manifest.loss_tokens and other.manifest.status != "recording"][: MOST - 1]
+
+
+def by_place(frame: pd.DataFrame) -> pd.DataFrame:
+    """compare_positions as panels want it: `relative` is the ratio to the other run's mean, with its interval; position
+    is the middle of the band."""
+    band = frame["band"].to_numpy(float)
+    middle = np.where(band < 8, band, (band**2 + (band + 1) ** 2) / 16)
+    found = frame.assign(position=np.maximum(middle, 0.5), first=band == 0, relative=frame["ratio"])
+    for name in ("low", "high"):
+        found[name] = (frame["first"] + frame[name]) / frame["first"]
+    found = found[np.isfinite(found["relative"]) & (frame["first"] > 0)]
+    return found.rename(columns={"mean": "here"})

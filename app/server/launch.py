@@ -1,0 +1,117 @@
+"""Start the dashboard: `twell app RUNS`, or `launch(AppOptions(runs=Path("runs")))` from Python.
+
+Streamlit runs in a process of its own, with address, theme and "no usage statistics" as settings, so that they hold in
+whatever folder it is started. Costs one Python start; Ctrl-C, or the end of this process, stops it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import webbrowser
+from pathlib import Path
+from typing import Protocol
+
+from twell.app.ui.theme import SETTINGS
+from twell.workbench.errors import UserError
+
+DEFAULT_RUNS = Path("runs")  # need not be there: the recorded runs of the package still are
+
+
+class AppOptions(Protocol):
+    """What of `workbench.options.AppOptions` is read here; the dashboard's half of the house does not import it."""
+
+    @property
+    def runs(self) -> Path: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def browser(self) -> bool: ...
+
+
+def launch(options: AppOptions) -> None:
+    """Serve the dashboard over a folder of runs until it is stopped.
+
+    Raises UserError where a folder that was named does not exist, or the address cannot be listened on.
+    """
+    if not options.runs.is_dir() and options.runs != DEFAULT_RUNS:
+        raise UserError(
+            f"Expected a folder of runs at {options.runs}, found none: record one with `twell capture`, or "
+            "`twell demo` for the bundled model."
+        )
+    check_address(options.host, options.port)
+    process = subprocess.Popen(command(options))
+    url = f"http://{'[' + options.host + ']' if ':' in options.host else options.host}:{options.port}"
+    threading.Thread(target=_announce, args=(process, options, url), daemon=True).start()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        code = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if code > 0:
+        raise UserError(
+            f"Expected the dashboard to run until it is stopped, it ended with exit code {code}: see above."
+        )
+
+
+def command(options: AppOptions) -> list[str]:
+    """The command line that serves the dashboard.
+
+    `-P`: a file in the folder where it is started, such as `click.py`, is not taken for a library of that name.
+    """
+    address = {"server.address": options.host, "server.port": options.port, "browser.serverAddress": options.host}
+    return [
+        sys.executable,
+        "-P",
+        "-m",
+        "twell.app.server.serve",
+        str(options.runs.resolve()),
+        json.dumps(SETTINGS | address),
+    ]
+
+
+def check_address(host: str, port: int) -> None:
+    """UserError, in one sentence, where nothing could listen at this address."""
+    if not 1 <= port <= 65535:
+        raise UserError(f"Expected a port from 1 to 65535, got {port}: choose another with --port.")
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"Expected port {port} to be free, something listens there already: choose another with --port, or "
+                f"open http://{host}:{port} if it is the dashboard."
+            ) from None
+        raise UserError(
+            f"Expected an address of this machine, got {host} port {port} ({error.strerror or error}): "
+            "choose others with --host and --port."
+        ) from None
+
+
+def _announce(process: subprocess.Popen[bytes], options: AppOptions, url: str) -> None:
+    """Print the address, and open a browser, once the server answers there."""
+    for _ in range(200):
+        if process.poll() is not None:
+            return
+        try:
+            socket.create_connection((options.host, options.port), timeout=1).close()
+            break
+        except OSError:
+            time.sleep(0.1)
+    print(f"Dashboard: {url}  (Ctrl-C stops it)", flush=True)
+    if options.browser:
+        webbrowser.open(url)

@@ -1,0 +1,1 @@
+"""Pages Tokens and Token."""

@@ -1,0 +1,103 @@
+"""The figures of tokens: the two ends of the ranking, and one token's profile over layers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from twell.app.tokens.token_data import ENDS
+from twell.app.ui.formatting import percent, plot_label
+from twell.app.ui.plot_style import finish, layer_names, panel_title, whiskers
+from twell.app.ui.theme import BLUE, GREY
+
+
+def ranking(both: pd.DataFrame) -> go.Figure:
+    """The loudest and the quietest tokens by z (both_ends), with 95 % intervals, on one scale."""
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.2)
+    loud, quiet = (both[both["end"] == end] for end in ENDS)
+    reach = 1.96 * both["z_se"].fillna(0)
+    span = [float((both["z"] - reach).min()), float((both["z"] + reach).max())]
+    margin = 0.06 * (span[1] - span[0] or 1)
+    rows = max(len(loud), len(quiet))
+    for column, part in ((1, loud), (2, quiet)):
+        y = list(range(len(part)))
+        figure.add_scatter(
+            x=part["z"],
+            y=y,
+            mode="markers",
+            marker={"color": BLUE, "size": 8},
+            error_x={"type": "data", "array": 1.96 * part["z_se"], "thickness": 1.4, "width": 0, "color": BLUE},
+            customdata=np.column_stack([part["token_id"], part["count"], part["sequences"], part["mean"]]),
+            text=[plot_label(text, 40) for text in part["text"]],
+            hovertemplate="%{text}<br>z %{x:.2f}, mean nnz %{customdata[3]:.3g}<br>"
+            "%{customdata[1]:,} times in %{customdata[2]:,} sequences<extra></extra>",
+            row=1,
+            col=column,
+        )
+        figure.update_yaxes(
+            tickvals=y,
+            ticktext=[plot_label(text) for text in part["text"]],
+            range=[rows - 0.4, -0.6],
+            showgrid=False,
+            row=1,
+            col=column,
+        )
+        figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=column)
+    finish(figure, 80 + 22 * rows, left=110, top=26)
+    figure.update_yaxes(tickfont={"family": "Source Code Pro, monospace", "size": 12})
+    figure.update_xaxes(
+        range=[span[0] - margin, span[1] + margin], title="z: standard deviations from the layers' means"
+    )
+    figure.update_layout(annotations=[panel_title("loudest", 1), panel_title("quietest", 2)])
+    return figure
+
+
+def class_dots(frame: pd.DataFrame) -> go.Figure:
+    """Mean z of each class with its 95 % interval, and how many tokens it is of (token_classes)."""
+    y = list(range(len(frame)))
+    figure = go.Figure(
+        go.Scatter(
+            x=frame["z"],
+            y=y,
+            mode="markers",
+            marker={"color": BLUE, "size": 9},
+            error_x=whiskers(frame["low"], frame["z"], frame["high"]),
+            customdata=frame[["tokens", "count", "mean", "loss_mean"]],
+            hovertemplate="z %{x:.2f}, mean nnz %{customdata[2]:.3g}, loss %{customdata[3]:.2f} nats<br>"
+            "%{customdata[1]:,} tokens, %{customdata[0]:,} different ones<extra></extra>",
+        )
+    )
+    finish(figure, 90 + 30 * len(frame), left=190, top=16)
+    figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"})
+    names = [f"{name} · {percent(share)}" for name, share in zip(frame["class"], frame["share"], strict=True)]
+    figure.update_yaxes(tickvals=y, ticktext=names, range=[len(frame) - 0.4, -0.6], showgrid=False)
+    figure.update_xaxes(title="z: standard deviations from the layers' means")
+    return figure
+
+
+def profile(frame: pd.DataFrame) -> go.Figure:
+    """One token's z in each layer, with 95 % intervals."""
+    figure = go.Figure(
+        go.Scatter(
+            x=frame["layer"],
+            y=frame["z"],
+            mode="lines+markers",
+            line={"color": BLUE, "width": 1.2},
+            marker={"size": 8},
+            error_y={"type": "data", "array": 1.96 * frame["z_se"], "thickness": 1.4, "width": 0},
+            customdata=frame[["mean", "count"]],
+            hovertemplate="layer %{x:.0f}: z %{y:.2f}<br>mean nnz %{customdata[0]:.3g}, n = %{customdata[1]:,}"
+            "<extra></extra>",
+        )
+    )
+    finish(figure, 250)
+    figure.add_hline(y=0, line={"color": GREY, "width": 1, "dash": "dot"})
+    layers = [int(layer) for layer in frame["layer"]]
+    named = layers[:: max(1, math.ceil(len(layers) / 24))]
+    figure.update_xaxes(tickvals=named, ticktext=layer_names(named), showgrid=False)
+    figure.update_yaxes(title="z, standard deviations")
+    return figure

@@ -1,0 +1,213 @@
+"""The reference: the FFN op in plain torch, on any device. Every other kernel is held to it.
+
+It is the dense computation with a mask: two full products, ReLU by selection, a third product; what it adds is
+counting. Firing is read from the gate product in float32 (float64 for float64) before anything is rounded.
+Sixteen-bit inputs get that product on CUDA from a matmul with a float32 output, elsewhere by widening the
+operands, where the product of any two is exact; the gate's values are then rounded once, to the input's dtype,
+as TwELL holds them.
+
+Cost: rows go through in chunks that stay in cache, and counting is a few passes over them, with no branch on
+data and no wait for the host unless `want_packed`. What is counted is exact whatever the order of rows:
+indicators are summed as floats below 2^24, values as float64 multiples of 2^-20 below 2^53.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from twell.kernels.layout import Layout, TwELL, pack, tile_view
+from twell.kernels.params import FIXED_POINT, SPARSE_ACTIVATIONS, VALUE_CAP, Call, NeuronSums, Stats, TileCounts
+
+# Elements of the hidden state at a time (on a CPU they stay in its cache), and the bounds on rows: fewer would
+# read the weights too often, and more than 2^13 values of at most 2^40 steps would no longer sum below 2^53.
+CPU_CHUNK, GPU_CHUNK = 2**18, 2**26
+MIN_ROWS, MAX_ROWS = 2**8, 2**13
+
+ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "relu2": lambda z: torch.relu(z).square(),
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"),
+}
+where_positive = torch.ops.aten.threshold_backward  # (t, g, 0): t where g > 0 (or is NaN), else 0, in one pass
+
+
+class Linear:
+    """A linear map whose result is float32 (float64 for float64), never rounded to 16 bits."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        narrow = weight.element_size() == 2
+        self.weight = weight.float() if narrow and not weight.is_cuda else weight
+        self.bias = bias.float() if narrow and bias is not None else bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.weight.element_size() > 2:
+            return functional.linear(x.to(self.weight.dtype), self.weight, self.bias)
+        out = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+        return out if self.bias is None else out.add_(self.bias)
+
+
+def run(call: Call) -> tuple[Tensor, Stats]:
+    """Runs a checked call: y [..., d_model] and its Stats."""
+    x, call = call.x, call.flat()
+    gate = Linear(call.w_gate, call.b_gate)
+    up = None if call.w_up is None else Linear(call.w_up, call.b_up)
+    down = Linear(call.w_down, call.b_down)
+    with torch.autocast(x.device.type, enabled=False):  # which would round the operands of the products
+        parts = [_run_chunk(call, chunk, gate, up, down) for chunk in _chunks(call.x, call.w_gate.shape[0])]
+    y, stats = parts[0]
+    if len(parts) > 1:
+        y, stats = torch.cat([y for y, _ in parts]), _join([stats for _, stats in parts])
+    return y.view(x.shape), stats
+
+
+def count(call: Call) -> Stats:
+    """The Stats of hidden values computed elsewhere, [n, d_ff] as the call's x, by its threshold; no weight is read."""
+    parts = []
+    for chunk in _chunks(call.x, call.x.shape[1]):
+        hidden = call.x[chunk] if call.x.element_size() > 4 else call.x[chunk].float()
+        stats = Stats(torch.empty(0, dtype=torch.int32, device=hidden.device), _finite(hidden))
+        if call.probes != "none" or call.want_packed:
+            _count(call, chunk, stats, hidden, None, hidden, hidden.abs())
+        parts.append(stats)
+    return _join(parts)
+
+
+def _chunks(x: Tensor, d_ff: int) -> list[slice]:
+    """The rows of x, as many at a time as keep [rows, d_ff] small; one chunk, of no rows, when there are none."""
+    step = (GPU_CHUNK if x.is_cuda else CPU_CHUNK) // d_ff
+    step = min(max(step, MIN_ROWS), MAX_ROWS)
+    return [slice(at, at + step) for at in range(0, max(x.shape[0], 1), step)]
+
+
+def _run_chunk(
+    call: Call, chunk: slice, gate_map: Linear, up_map: Linear | None, down_map: Linear
+) -> tuple[Tensor, Stats]:
+    x = call.x[chunk]
+    gate = gate_map(x)
+    up = None if up_map is None else up_map(x)
+    if up is not None and call.up_relu:
+        up.relu_()
+    hidden, value = _hidden(call, gate, up)
+    narrow = hidden.to(x.dtype)
+    finite = _finite(gate) & _finite(narrow)
+    y = down_map(narrow).to(x.dtype).masked_fill_(~finite[:, None], torch.nan)
+    stats = Stats(torch.empty(0, dtype=torch.int32, device=x.device), finite)
+    if call.probes != "none" or call.want_packed:
+        _count(call, chunk, stats, gate, up, hidden, value)
+    return y, stats
+
+
+def _count(
+    call: Call, chunk: slice, stats: Stats, gate: Tensor, up: Tensor | None, hidden: Tensor, value: Tensor
+) -> None:
+    """Fills in what the call asks for besides `finite`."""
+    # 1.0 where a neuron fired, else 0.0: torch compares and sums floats faster than bools.
+    compared, bound = (gate, 0.0) if call.threshold is None else (hidden.abs(), call.threshold)
+    fired = torch.gt(compared, bound, out=torch.empty_like(gate)).mul_(stats.finite[:, None])
+    if call.want_packed:
+        stats.packed = pack(value.to(call.x.dtype), fired > 0, call.layout or Layout())
+    if call.probes == "none":
+        return
+    counted = stats.finite if call.rows is None else stats.finite & (call.rows[chunk] != 0)
+    if call.layout is None:
+        stats.nnz = fired.sum(1).int()
+    else:
+        tiles = tile_view(fired, call.layout).sum(-1).int()  # [n, tiles]
+        stats.nnz = tiles.sum(1, dtype=torch.int32)
+        stats.tiles = tile_counts(tiles, counted, call.layout)
+    if up is not None and call.up_relu:
+        stats.nnz_used = torch.gt(up, 0, out=torch.empty_like(up)).mul_(fired).sum(1).int()
+    if call.probes == "neurons" and call.tokens is not None and call.sequences is not None:
+        fired.mul_(counted[:, None])
+        rounded = value.to(call.x.dtype).to(fired.dtype)
+        stats.neurons = neuron_sums(fired, rounded, call.tokens[chunk], call.sequences[chunk])
+
+
+def _hidden(call: Call, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The hidden state and the neurons' values, both [n, d_ff] in the dtype of the products.
+
+    Values are read only where a neuron fired.
+    """
+    if call.activation in SPARSE_ACTIVATIONS:
+        value = gate if call.activation == "relu" else gate * gate
+        value = value.to(call.x.dtype).to(gate.dtype)
+        hidden = where_positive(value if up is None else value * up, gate, 0)
+    else:
+        value = ACTIVATION[call.activation](gate)
+        hidden = value if up is None else value * up
+    return hidden, value if call.threshold is None else hidden.abs()
+
+
+def _finite(matrix: Tensor) -> Tensor:
+    """bool [n]: rows without inf or nan, which the extremes carry along."""
+    return matrix.amax(1).isfinite() & matrix.amin(1).isfinite()
+
+
+def tile_counts(tiles: Tensor, counted: Tensor, layout: Layout) -> TileCounts:
+    """Histograms of fired neurons a tile, int32 [n, tiles], over the rows that `counted` (bool [n]) keeps."""
+
+    def histogram(bins: Tensor, weight: Tensor) -> Tensor:
+        return torch.zeros(layout.tile + 1, dtype=torch.int64, device=bins.device).index_add_(0, bins, weight)
+
+    weight = counted.long()
+    pairs = histogram(tiles.flatten(), weight[:, None].expand_as(tiles).flatten())
+    return TileCounts(layout, pairs, histogram(tiles.amax(1), weight))
+
+
+def neuron_sums(fired: Tensor, value: Tensor, tokens: Tensor, sequences: Tensor) -> NeuronSums:
+    """Sums a neuron over at most 2^13 rows.
+
+    fired: [n, d_ff], 1.0 or 0.0, 0.0 throughout in rows that do not count; value: [n, d_ff], read where it
+    fired; tokens, sequences: int32 [n].
+    """
+    sums = NeuronSums.empty(fired.shape[1], fired.device)
+    if not len(fired):
+        return sums
+    sums.fires = fired.sum(0).long()
+    value = where_positive(value, fired, 0)
+    sums.value_max = value.amax(0).float()
+    steps = value.mul_(FIXED_POINT).clamp_(max=VALUE_CAP * FIXED_POINT).round_()
+    sums.value_sum = steps.sum(0, dtype=torch.float64).long()
+    sums.token_max, ever = _greatest(fired, tokens)
+    sums.token_max = torch.where(ever, sums.token_max, -1)
+    sums.token_min = torch.where(ever, -1 - _greatest(fired, -1 - tokens)[0], sums.token_min)
+    sums.first_sequence = torch.where(ever, -1 - _greatest(fired, -1 - sequences)[0], -1)
+    return sums
+
+
+def _greatest(fired: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+    """The greatest int32 `number` [n] among the rows that fired each column, and whether any did.
+
+    Through ranks, which a float32 holds exactly whatever the numbers.
+    """
+    ordered, order = number.sort()
+    rank = torch.empty_like(fired[:, 0])
+    rank[order] = torch.arange(1, len(number) + 1, dtype=rank.dtype, device=rank.device)
+    best = (fired * rank[:, None]).amax(0).long()
+    return ordered[(best - 1).clamp_(min=0)], best > 0
+
+
+def _join(parts: list[Stats]) -> Stats:
+    """The Stats of consecutive chunks as those of one call."""
+    first = parts[0]
+    for part in parts[1:]:
+        if first.tiles is not None and part.tiles is not None:
+            first.tiles.merge(part.tiles)
+        if first.neurons is not None and part.neurons is not None:
+            first.neurons.merge(part.neurons)
+    used = [part.nnz_used for part in parts if part.nnz_used is not None]
+    packed = [part.packed for part in parts if part.packed is not None]
+    return Stats(
+        torch.cat([part.nnz for part in parts]),
+        torch.cat([part.finite for part in parts]),
+        torch.cat(used) if used else None,
+        first.tiles,
+        first.neurons,
+        TwELL.cat(packed) if packed else None,
+    )

@@ -1,0 +1,1 @@
+"""Timing of FFN operations: what is run, on which inputs, in turns, and how errors are measured."""

@@ -1,0 +1,209 @@
+// The down product of up to 16 rows, y = h Wd^T + b over what fired: a cluster of four to 64 outputs, whose 32 warps share out the groups of
+// neurons. Of groups that are whole the copy engine fetches the weights, of others the threads do, straight into their registers.
+#pragma once
+
+#include "hopper/few_rows/rows16.cuh"
+
+namespace twell::hopper {
+
+// Loads that are zeros, and read nothing, unless `inside`; many of them are to be on their way at once.
+__device__ __forceinline__ uint4 load_16(const void* global, bool inside) {
+  uint4 v;
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"
+      " mov.b32 %0, 0;\n mov.b32 %1, 0;\n mov.b32 %2, 0;\n mov.b32 %3, 0;\n"
+      " @p ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(global), "r"(static_cast<int>(inside)));
+  return v;
+}
+__device__ __forceinline__ uint2 load_8(const void* global, bool inside) {
+  uint2 v;
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n mov.b32 %0, 0;\n mov.b32 %1, 0;\n"
+      " @p ld.global.v2.b32 {%0, %1}, [%2];\n}\n"
+      : "=&r"(v.x), "=&r"(v.y)
+      : "l"(global), "r"(static_cast<int>(inside)));
+  return v;
+}
+
+constexpr int kThinOutputs = 64, kThinSplits = 4, kThinShare = kThinOutputs / kThinSplits, kThinSlots = kThinSplits * kThinWarps;
+
+template <int kTiles>
+struct ThinDown {
+  static constexpr int kRows = 8 * kTiles, kPitch = kThinOutputs + 4, kDepth = kTiles == 1 ? 2 : 1;  // floats of a row's sums, banks apart; boxes
+  static constexpr int kRingBytes = kDepth * kThinBoxBytes;  // of a warp; its sums lie there in the end
+  static_assert(kRows * kPitch * 4 <= kRingBytes);
+  struct Shared {
+    float parts[kThinSplits][kRows][kThinShare];  // each CTA's sums of this one's outputs
+    uint64_t full[kThinWarps][kDepth], sent;
+    uint32_t broken;  // a bit a row
+  };
+  static constexpr int kBytes = kThinWarps * kRingBytes + sizeof(Shared) + 1024;
+};
+
+template <typename T, int kTiles>
+__global__ void __launch_bounds__(kThinThreads, 2) thin_down(const __grid_constant__ CUtensorMap map, const Ffn f, int* nnz) {
+  using Down = ThinDown<kTiles>;
+  constexpr int kAtOnce = kTiles == 1 ? 4 : 2, kSteps = kTiles == 1 ? 3 : 1;  // groups, and 16s of a whole one, that registers do for
+  extern __shared__ unsigned char raw[];
+  unsigned char* rings = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
+  typename Down::Shared& s = *reinterpret_cast<typename Down::Shared*>(rings + kThinWarps * Down::kRingBytes);
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, quad = lane % 4, eighth = lane / 4;
+  const int rank = cluster_rank(), slot = rank * kThinWarps + warp, cta = blockIdx.y * kThinSplits + rank;
+  const int out0 = blockIdx.y * kThinOutputs;
+  if (thread == 0) s.broken = 0, barrier_init(&s.sent, 1);
+  if (thread < kThinWarps * Down::kDepth) barrier_init(&s.full[0][thread], 1);
+  fence_barrier_init();
+  if (thread == 0) barrier_expect(&s.sent, kThinSplits * f.rows * kThinShare * sizeof(float));
+  cluster_sync();  // all have begun, and may be written to
+  let_next_launch();
+  wait_for_launches();
+
+  const ThinSpace<T> space(f);
+  uint32_t broken = 0;
+  for (int i = thread; i < space.groups; i += kThinThreads) broken |= space.group[i].broken;
+  const bool inside = out0 + 8 * eighth < f.d_model;
+  const T* w = static_cast<const T*>(f.w_down) + (inside ? out0 + 8 * eighth : 0);
+  const char* lists = reinterpret_cast<const char*>(space.group->list + 4 * quad);
+  const T* h = space.hidden + (quad * Down::kRows + eighth) * 4;
+  unsigned char* ring = rings + warp * Down::kRingBytes;
+  uint32_t fetched = 0, used = 0;  // boxes
+  float d[4][kTiles][4] = {};
+  // Adds 16 neurons: four of them of eight outputs, and of the rows.
+  const auto multiply = [&](const uint4 (&a)[4], const uint2 (&b)[kTiles]) {
+    const uint32_t *k0 = &a[0].x, *k1 = &a[1].x, *k2 = &a[2].x, *k3 = &a[3].x;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {  // outputs 2 j and 2 j + 1 of each eight
+      const uint32_t pairs[4] = {__byte_perm(k0[j], k1[j], 0x5410), __byte_perm(k0[j], k1[j], 0x7632),
+                                 __byte_perm(k2[j], k3[j], 0x5410), __byte_perm(k2[j], k3[j], 0x7632)};
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) sm80::mma_16x8x16<T>(d[j][n], pairs, b[n].x, b[n].y);
+    }
+  };
+  for (int base = slot; base < space.groups; base += kAtOnce * kThinSlots) {
+    int count[kAtOnce], most = 0;
+    uint2 list[kAtOnce];  // four neurons each
+    const auto next = [&](int step) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int g = base + i * kThinSlots;
+        list[i] = load_8(lists + static_cast<uint32_t>(g * sizeof(ThinGroup) + 32 * step), g < space.groups && 16 * step < kThinGathered);
+      }
+    };
+    const auto hidden = [&](uint2 (&b)[kTiles], int g, int step, bool there) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) b[n] = load_8(h + static_cast<uint32_t>((g * kThinQuads + 4 * step) * Down::kRows * 4 + 32 * n), there);
+    };
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int g = base + i * kThinSlots;
+      count[i] = g < space.groups ? space.group[g].count : 0;
+    }
+    next(0);
+    uint32_t whole = 0;  // a bit a group
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (count[i] == kThinNeurons)
+        whole |= 1u << i, count[i] = 0;
+      else
+        most = max(most, count[i]);
+    }
+    uint32_t ask = whole;
+    const auto fetch = [&] {
+      const int i = __ffs(ask) - 1;
+      ask &= ask - 1;
+      uint64_t* full = &s.full[warp][fetched % Down::kDepth];
+      if (lane == 0) {
+        barrier_expect(full, kThinBoxBytes);
+        tma_load_2d(ring + fetched % Down::kDepth * kThinBoxBytes, &map, full, out0, (base + i * kThinSlots) * kThinNeurons);
+      }
+      ++fetched;
+    };
+#pragma unroll
+    for (int i = 0; i < Down::kDepth; ++i)
+      if (ask) fetch();
+    for (int step = 0; 16 * step < most; ++step) {
+      uint4 a[kAtOnce][4];
+      uint2 b[kAtOnce][kTiles];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const uint32_t neuron = (e & 2 ? list[i].y : list[i].x) >> 16 * (e & 1) & 0xffffu;
+          a[i][e] = load_16(w + neuron * static_cast<uint32_t>(f.d_model), inside && 16 * step + 4 * quad + e < count[i]);
+        }
+        hidden(b[i], base + i * kThinSlots, step, 16 * step < count[i]);
+      }
+      next(step + 1);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) multiply(a[i], b[i]);
+    }
+    for (; whole; whole &= whole - 1, ++used) {
+      const int g = base + (__ffs(whole) - 1) * kThinSlots, at = used % Down::kDepth;
+      uint2 b[3][kTiles];
+#pragma unroll
+      for (int step = 0; step < 3; ++step) hidden(b[step], g, step, true);
+      barrier_wait(&s.full[warp][at], used / Down::kDepth & 1);
+#pragma unroll kSteps
+      for (int step = 0; step < 3; ++step) {
+        uint4 a[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int k = 16 * step + 4 * quad + e;
+          a[e] = *reinterpret_cast<const uint4*>(ring + at * kThinBoxBytes + k * 128 + ((eighth ^ (k & 7)) << 4));
+        }
+        multiply(a, b[0]);
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) b[0][n] = b[1][n], b[1][n] = b[2][n];
+      }
+      __syncwarp();
+      if (ask) fetch();
+    }
+  }
+  float(*sums)[Down::kPitch] = reinterpret_cast<float(*)[Down::kPitch]>(ring);
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float4* to = reinterpret_cast<float4*>(&sums[8 * n + 2 * quad + e][8 * eighth]);
+      to[0] = make_float4(d[0][n][e], d[0][n][2 + e], d[1][n][e], d[1][n][2 + e]);
+      to[1] = make_float4(d[2][n][e], d[2][n][2 + e], d[3][n][e], d[3][n][2 + e]);
+    }
+  if (broken) atomicOr(&s.broken, broken);
+  __syncthreads();
+  for (int i = thread; i < f.rows * (kThinOutputs / 4); i += kThinThreads) {
+    const int row = i / (kThinOutputs / 4), out = i % (kThinOutputs / 4) * 4;
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int v = 0; v < kThinWarps; ++v) {
+      const float4 part = *reinterpret_cast<const float4*>(rings + v * Down::kRingBytes + (row * Down::kPitch + out) * 4);
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+    }
+    send_remote(reinterpret_cast<float4*>(&s.parts[rank][row][out % kThinShare]), &s.sent, sum, out / kThinShare);
+  }
+  barrier_wait(&s.sent, 0);
+  const auto finite = [&](int row) { return !(s.broken >> row & 1); };
+  const T* bias = static_cast<const T*>(f.b_down);
+  for (int i = thread; i < f.rows * (kThinShare / 2); i += kThinThreads) {
+    const int row = i / (kThinShare / 2), place = 2 * (i % (kThinShare / 2)), out = out0 + rank * kThinShare + place;
+    if (out >= f.d_model) continue;
+    float2 sum = bias != nullptr ? make_float2(static_cast<float>(bias[out]), static_cast<float>(bias[out + 1])) : make_float2(0.f, 0.f);
+#pragma unroll
+    for (int r = 0; r < kThinSplits; ++r) {
+      const float2 part = *reinterpret_cast<const float2*>(&s.parts[r][row][place]);
+      sum.x += part.x, sum.y += part.y;
+    }
+    reinterpret_cast<uint32_t*>(f.y)[(static_cast<int64_t>(row) * f.d_model + out) / 2] = finite(row) ? round_pair<T>(sum.x, sum.y) : 0x7fff7fffu;
+  }
+  for (int row = cta; row < f.rows && warp == kThinWarps - 1; row += kThinSplits * gridDim.y) {
+    if (lane == 0) f.finite[row] = finite(row);
+    if (nnz == nullptr) continue;
+    int sum = 0;
+    for (int g = lane; g < space.groups; g += 32) sum += space.group[g].counts[row];
+    sum = __reduce_add_sync(~0u, sum);
+    if (lane == 0) nnz[row] = finite(row) ? sum : 0;
+  }
+}
+
+}  // namespace twell::hopper

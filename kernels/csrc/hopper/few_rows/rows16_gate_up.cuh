@@ -1,0 +1,238 @@
+// The gate and up products of up to 16 rows: 48 neurons to a CTA, whose warps share out k.
+#pragma once
+
+#include "hopper/few_rows/rows16.cuh"
+
+namespace twell::hopper {
+
+template <int kTiles>  // of eight rows
+struct ThinGate {
+  static constexpr int kRows = 8 * kTiles, kPitch = kRows + (kTiles % 2 ? 0 : 8);  // floats of a neuron's sums; banks apart
+  static constexpr int kDepth = 2, kStageBytes = kThinBoxBytes + kRows * 128, kRingBytes = kDepth * kStageBytes;  // of a warp
+  static_assert(kThinNeurons * kPitch * 4 <= kRingBytes);
+  struct Shared {
+    float gates[kThinNeurons][kRows];
+    uint64_t full[kThinWarps][kDepth], begun;
+    uint32_t fires[2], broken;  // a bit a neuron that any row fires; a bit a row that is not finite
+    int counts[kRows];
+    uint16_t list[kThinNeurons];  // the neurons that fire, ascending
+  };
+  static constexpr int kBytes = kThinWarps * kRingBytes + sizeof(Shared) + 1024;  // the start is aligned by hand
+};
+
+// One of the warps that multiply, its ring, and where it stands there. Its sums lie there, too, once it is through with a product.
+template <typename T, int kTiles>
+struct ThinWarp {
+  using Gate = ThinGate<kTiles>;
+  unsigned char* ring;
+  uint64_t* full;
+  int warp, lane, at = 0;
+  uint32_t phase = 0;  // a bit a stage
+
+  // 64 of k of all rows and of 48 neurons from `first` on, or of the `count` of them in `list`.
+  __device__ __forceinline__ void fetch(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map, const T* weights,
+                                        const uint16_t* list, int first, int count, int stage, int box) const {
+    unsigned char* to = ring + stage * Gate::kStageBytes;
+    if (lane == 0) {
+      barrier_expect(&full[stage], Gate::kRows * 128 + (list == nullptr ? kThinBoxBytes : 0));
+      if (list == nullptr) tma_load_2d(to, &map, &full[stage], 64 * box, first);
+      tma_load_2d(to + kThinBoxBytes, &x_map, &full[stage], 64 * box, 0);
+    }
+    if (list == nullptr) return;
+    const int chunk = lane % 8, k = 64 * box + 8 * chunk;
+    const bool inside = k < f.d_model;
+    for (int r = lane / 8; r < count; r += 4)
+      async_copy_16(smem_address(to) + r * 128 + ((chunk ^ (r & 7)) << 4),
+                    weights + static_cast<uint32_t>(first + list[r]) * static_cast<uint32_t>(f.d_model) + (inside ? k : 0), inside);
+    async_commit();
+  }
+
+  // The sums over this warp's share of k of 16 kM neurons and all rows, [neuron][row], into its ring. What lies there of neurons past
+  // the list is anybody's guess, and so are their sums.
+  template <int kM>
+  __device__ __forceinline__ void product(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map, const void* weights,
+                                          const uint16_t* list, int first, int count) {
+    const int boxes = (f.d_model + 63) / 64, each = (boxes + kThinWarps - 1) / kThinWarps, from = warp * each;
+    const int to = min(from + each, boxes);
+    const auto get = [&](int stage, int box) { fetch(f, x_map, map, static_cast<const T*>(weights), list, first, count, stage, box); };
+    for (int i = 0; i < Gate::kDepth; ++i)
+      if (from + i < to) get((at + i) % Gate::kDepth, from + i);
+    float d[kM][kTiles][4] = {};
+    for (int box = from; box < to; ++box) {
+      barrier_wait(&full[at], phase >> at & 1);
+      if (list != nullptr) {
+        if (box + 1 < to)
+          async_wait_but<Gate::kDepth - 1>();
+        else
+          async_wait();
+        __syncwarp();
+      }
+      const uint32_t a_at = smem_address(ring + at * Gate::kStageBytes), b_at = a_at + kThinBoxBytes;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {  // 32 of k
+        uint32_t b[kTiles][4];
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n)
+          sm80::load_matrices<false>(b[n], b_at + (8 * n + lane % 8) * 128 + (((4 * half + lane / 8) ^ (lane & 7)) << 4));
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+#pragma unroll
+          for (int m = 0; m < kM; ++m) {
+            uint32_t a[4];
+            sm80::load_matrices<false>(a, a_at + (16 * m + lane % 16) * 128 + (((4 * half + 2 * k + lane / 16) ^ (lane & 7)) << 4));
+#pragma unroll
+            for (int n = 0; n < kTiles; ++n) sm80::mma_16x8x16<T>(d[m][n], a, b[n][2 * k], b[n][2 * k + 1]);
+          }
+      }
+      __syncwarp();
+      phase ^= 1u << at;
+      if (box + Gate::kDepth < to) get(at, box + Gate::kDepth);
+      at = (at + 1) % Gate::kDepth;
+    }
+    float(*sums)[Gate::kPitch] = reinterpret_cast<float(*)[Gate::kPitch]>(ring);
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          *reinterpret_cast<float2*>(&sums[16 * m + 8 * h + lane / 4][8 * n + 2 * (lane % 4)]) = make_float2(d[m][n][2 * h], d[m][n][2 * h + 1]);
+  }
+};
+
+// A neuron's sums over all of k, of as many rows as a Number holds, in order of the warps.
+template <typename Number, int kTiles>
+__device__ __forceinline__ Number thin_sum(const unsigned char* rings, int neuron, int row) {
+  using Gate = ThinGate<kTiles>;
+  Number sum{};
+#pragma unroll
+  for (int w = 0; w < kThinWarps; ++w) {
+    const Number part = *reinterpret_cast<const Number*>(rings + w * Gate::kRingBytes + (neuron * Gate::kPitch + row) * sizeof(float));
+    if constexpr (sizeof(Number) == sizeof(float))
+      sum += part;
+    else
+      sum.x += part.x, sum.y += part.y;
+  }
+  return sum;
+}
+
+// The gate's epilogue: values into `gates`, what fired, what is not finite, and how many fired in each row.
+template <typename T, int kTiles>
+__device__ __forceinline__ void finish_thin_gate(typename ThinGate<kTiles>::Shared& s, const unsigned char* rings, const Ffn& f, int first,
+                                                 bool dense) {
+  constexpr int kPairs = 4 * kTiles;  // of rows; a thread's is always the same
+  const int row = 2 * (threadIdx.x % kPairs), lane = threadIdx.x % 32;
+  const T* bias = static_cast<const T*>(f.b_gate);
+  int mine[2] = {0, 0};
+  bool broken[2] = {false, false};
+  for (int neuron = threadIdx.x / kPairs; neuron < kThinNeurons; neuron += kThinThreads / kPairs) {  // by whole warps
+    const bool real = first + neuron < f.d_ff;
+    const float2 z = thin_sum<float2, kTiles>(rings, neuron, row);
+    const float b = bias != nullptr && real ? static_cast<float>(bias[first + neuron]) : 0.f, values[2] = {z.x + b, z.y + b};
+    const uint32_t pair = round_relu<T>(values[0], values[1]);
+    float gates[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float v = values[e];
+      const bool counts = real && row + e < f.rows, fires = counts && v > 0.f && (pair >> 16 * e & 0xffffu) != 0;
+      gates[e] = fires ? v : 0.f, mine[e] += fires;
+      broken[e] = broken[e] || (counts && !(fabsf(v) < INFINITY && stays_finite<T>(v)));
+      if (dense && counts) {
+        const int at = (first + neuron) % kTile;
+        static_cast<uint16_t*>(f.spill)[(static_cast<int64_t>(row + e) * f.tiles + (first + neuron) / kTile) * kTile +
+                                        ((at / 8) ^ (row + e & 7)) * 8 + at % 8] = pair >> 16 * e;
+      }
+    }
+    *reinterpret_cast<float2*>(&s.gates[neuron][row]) = make_float2(gates[0], gates[1]);
+    const uint32_t any = __ballot_sync(~0u, gates[0] > 0.f || gates[1] > 0.f);
+    if (lane % kPairs == 0 && (any >> lane & ((1u << kPairs) - 1))) atomicOr(&s.fires[neuron / 32], 1u << neuron % 32);
+  }
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    if (mine[e]) atomicAdd(&s.counts[row + e], mine[e]);
+    if (broken[e]) atomicOr(&s.broken, 1u << (row + e));
+  }
+}
+
+// The hidden state of the list, padded with zeros to 16 neurons; `whole`: of all 48.
+template <typename T, int kTiles>
+__device__ __forceinline__ void finish_thin_up(typename ThinGate<kTiles>::Shared& s, const unsigned char* rings, const Ffn& f, uint16_t* hidden,
+                                               int first, int count, bool whole) {
+  constexpr int kRows = 8 * kTiles;
+  const T* bias = static_cast<const T*>(f.b_up);
+  for (int i = threadIdx.x; i < (whole ? kThinNeurons : (count + 15) / 16 * 16) * kRows; i += kThinThreads) {
+    const int row = i / 4 % kRows, place = i / (4 * kRows) * 4 + i % 4;
+    const int column = whole ? place : place < count ? s.list[place] : kThinNeurons;
+    const float g = column < kThinNeurons ? s.gates[column][row] : 0.f;
+    float out = g;
+    if (g > 0.f && f.w_up != nullptr)
+      out = g * (thin_sum<float, kTiles>(rings, place, row) + (bias != nullptr ? static_cast<float>(bias[first + column]) : 0.f));
+    if (!stays_finite<T>(fabsf(out))) atomicOr(&s.broken, 1u << row);
+    hidden[i] = f.w_up == nullptr ? round_relu<T>(out, 0.f) : round_pair<T>(out, 0.f);
+  }
+}
+
+template <typename T, int kTiles>
+__global__ void __launch_bounds__(kThinThreads + 32)
+    thin_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
+                 const __grid_constant__ CUtensorMap up_map, const Ffn f, bool dense) {
+  using Gate = ThinGate<kTiles>;
+  extern __shared__ unsigned char raw[];
+  unsigned char* rings = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
+  typename Gate::Shared& s = *reinterpret_cast<typename Gate::Shared*>(rings + kThinWarps * Gate::kRingBytes);
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, first = blockIdx.x * kThinNeurons;
+  const bool scout = warp == kThinWarps;  // a warp that tells the L2 what comes next
+  if (thread < kThinWarps * Gate::kDepth) barrier_init(&s.full[0][thread], 1);
+  if (thread < Gate::kRows) s.counts[thread] = 0;
+  if (thread == 0) {
+    barrier_init(&s.begun, 1);
+    s.fires[0] = s.fires[1] = s.broken = 0;
+  }
+  fence_barrier_init();
+  __syncthreads();
+  let_next_launch();
+
+  const ThinSpace<T> space(f);
+  ThinGroup& group = space.group[blockIdx.x];
+  ThinWarp<T, kTiles> mine{rings + warp * Gate::kRingBytes, s.full[warp], warp, lane};
+  if (scout) {  // until the launches before are over; a hint, whatever they may still write
+    for (int row = first; row < min(first + kThinNeurons, f.d_ff) && !barrier_ready(&s.begun, 0); ++row)
+      if (lane == 0) prefetch_bulk(static_cast<const T*>(f.w_gate) + static_cast<int64_t>(row) * f.d_model, f.d_model * 2);
+  } else {
+    wait_for_launches();
+    if (thread == 0) barrier_arrive(&s.begun);
+    mine.template product<3>(f, x_map, gate_map, nullptr, nullptr, first, kThinNeurons);
+  }
+  __syncthreads();
+  if (!scout) finish_thin_gate<T, kTiles>(s, rings, f, first, dense);
+  fence_async_proxy();  // threads have written and read the rings; the copy engine writes there next
+  __syncthreads();
+  const uint64_t fires = s.fires[0] | static_cast<uint64_t>(s.fires[1]) << 32;
+  const int count = __popcll(fires);
+  const bool whole = count > kThinGathered;
+  if (thread < kThinNeurons) {
+    const int place = __popcll(fires & ((1ull << thread) - 1));
+    if (fires >> thread & 1) s.list[place] = thread, group.list[place] = first + thread;
+    if (thread >= count) group.list[thread] = 0;
+  }
+  if (thread < Gate::kRows) group.counts[thread] = s.counts[thread];
+  __syncthreads();
+  if (scout) {
+    for (int i = lane; i < count; i += 32)
+      prefetch_bulk(static_cast<const T*>(f.w_down) + static_cast<int64_t>(first + s.list[i]) * f.d_model, f.d_model * 2);
+  } else if (f.w_up != nullptr && count > 0) {
+    if (whole)
+      mine.template product<3>(f, x_map, up_map, nullptr, nullptr, first, kThinNeurons);
+    else if (count <= 16)
+      mine.template product<1>(f, x_map, up_map, f.w_up, s.list, first, count);
+    else
+      mine.template product<2>(f, x_map, up_map, f.w_up, s.list, first, count);
+  }
+  __syncthreads();
+  uint16_t* hidden = reinterpret_cast<uint16_t*>(space.hidden) + static_cast<int64_t>(blockIdx.x) * kThinNeurons * Gate::kRows;
+  if (!scout) finish_thin_up<T, kTiles>(s, rings, f, hidden, first, count, whole);
+  __syncthreads();
+  if (thread == 0) group.broken = s.broken, group.count = whole ? kThinNeurons : count;
+}
+
+}  // namespace twell::hopper

@@ -1,0 +1,80 @@
+// From 17 to 64 rows, and one wave of CTAs: bound by reading each weight once, and by what waits for what. Two launches that overlap, and
+// no plan.
+//
+// `few_gate_up` gives a CTA 48 neurons and all rows: their gate rows stream through a ring of stages, and for those that any row fires
+// it takes the up product at once. `few_down` goes over the union, a cluster to 64 outputs, each of whose CTAs takes a third of
+// the union; the thirds add up in one order. Clusters of four would not take all multiprocessors, and two CTAs to one take twice as long.
+// Products this small last as long as their latency, about 70 cycles for 16 of k: warpgroups share out k, and add up at the end.
+//
+// What they leave each other (hidden, in `Ffn`): [d_ff][rows up to a multiple of 64], neurons of the union alone. In `unions`, for
+// each 48 neurons: 64 bits, those that fired; then, for each, a bit a row that is not finite. In `tails`, for each, how
+// many fired in each row, a byte. `few_pack` turns the values, dense in `spill`, into words where they are wanted.
+#pragma once
+
+#include "hopper/ring.cuh"
+
+namespace twell::hopper {
+
+constexpr int kFewWords = kFewRows / 32, kFewProducers = 128, kFewStages = 16, kFewLate = 2;
+constexpr int kFewGathered = 32;  // neurons whose up weights are fetched one by one; of more, all 48 are taken
+constexpr int kFewWeightBytes = kFewNeurons * kTileK * 2;
+constexpr int kDownOutputs = 64, kDownSplits = 3;
+constexpr int kDownShare = (kDownOutputs / 8 + kDownSplits - 1) / kDownSplits * 8;  // outputs that a CTA adds up, the last one what is left
+
+// How the launcher cuts `few_gate_up`.
+struct FewShape {
+  int stages;  // of the ring
+  int box;     // rows that are fetched
+  bool even;   // d_model is a multiple of 64: a copy takes all tiles of a stage
+  bool dense;  // the gate values are wanted in `spill`
+  constexpr int row_bytes() const { return box * kTileK * 2; }
+};
+
+struct FewMarks {
+  uint64_t* fired;   // [groups], bit i: neuron 48 * group + i
+  uint32_t* broken;  // [groups][words]
+  uint8_t* counts;   // [groups][rows]
+  int groups;
+  __device__ __forceinline__ explicit FewMarks(const Ffn& f) {
+    groups = (f.d_ff + kFewNeurons - 1) / kFewNeurons;
+    fired = reinterpret_cast<uint64_t*>(f.unions), broken = reinterpret_cast<uint32_t*>(fired + groups);
+    counts = reinterpret_cast<uint8_t*>(f.tails);
+  }
+};
+
+// A bit for each of eight values that is not zero; none is negative.
+__device__ __forceinline__ uint32_t positive(const uint4& v) {
+  const auto signs = [](uint32_t pair) { return (pair + 0x7fff7fffu) & 0x80008000u; };
+  const uint32_t even = signs(v.x) >> 15 | signs(v.y) >> 13 | signs(v.z) >> 11 | signs(v.w) >> 9;
+  return (even | even >> 15) & 0xffu;  // the odd columns' bits stood 16 further on
+}
+
+// Words from the dense values in `spill`: a warp a tile of a row, a lane eight columns.
+template <typename T>
+__global__ void __launch_bounds__(32) few_pack(const Ffn f) {
+  const int tile = blockIdx.x, row = blockIdx.y, lane = threadIdx.x;
+  const int64_t at = static_cast<int64_t>(row) * f.tiles + tile;
+  const bool there = tile * kTile + 8 * lane < f.d_ff;
+  uint4* chunk = static_cast<uint4*>(f.spill) + at * (kTile / 8) + (lane ^ (row & 7));
+  if (!there) *chunk = make_uint4(0, 0, 0, 0);
+  const uint4 v = *chunk;
+  const uint32_t mask = positive(v), pair[4] = {v.x, v.y, v.z, v.w};
+  int upto = __popc(mask);
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, upto, step);
+    if (lane >= step) upto += other;
+  }
+  const auto write = [&](int slot, uint32_t word) { (slot < kHead ? f.heads + at * kHead : f.tails + at * kTail - kHead)[slot] = word; };
+  const int count = __shfl_sync(~0u, upto, 31);
+  if (lane == 0 || (lane > count && lane / kHead == count / kHead)) write(lane, lane == 0 ? count : 0);  // whole eights, as they are read
+  int slot = upto - __popc(mask) + 1;
+#pragma unroll
+  for (int e = 0; e < 8; ++e)
+    if (mask >> e & 1) {
+      if (slot <= kSlots) write(slot, (8 * lane + e) | (pair[e / 2] >> (16 * (e & 1)) & 0xffffu) << 16);
+      ++slot;
+    }
+}
+
+}  // namespace twell::hopper

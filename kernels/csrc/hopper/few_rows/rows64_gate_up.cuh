@@ -1,0 +1,304 @@
+// The gate and up products of few rows: 48 neurons to a CTA, rows as the 64 to 256 rows of the products.
+#pragma once
+
+#include "hopper/few_rows/rows64.cuh"
+
+namespace twell::hopper {
+
+constexpr int few_consumers(int tiles) { return 128 * tiles; }  // a warpgroup to a tile of a stage
+constexpr int kFewListers = (kFewNeurons + 31) / 32 * 32;       // threads that list what fires: whole warps
+// Whether what threads gather is announced late, by warps: a ring of large stages is too short for that, and each copy announces itself.
+constexpr bool few_late(int tiles) { return tiles == 2; }
+
+template <int kTiles>
+struct __align__(16) FewShared {
+  uint64_t full[2][kFewStages], empty[2][kFewStages], gathered[kFewStages];  // of the gate's stages, of the up product's
+  uint64_t listed;
+  uint32_t gates[kFewRows][kFewNeurons + 8];  // in a gated FFN float32 values, then the hidden state in 16 bits; banks apart
+  uint32_t fires[2], broken[kFewWords];  // a bit a neuron that any row fires; a bit a row that is not finite
+  uint16_t list[kFewNeurons];              // the neurons that fire, ascending
+  float4 sums[kTiles - 1][kFewNeurons / 8][128];  // of the warpgroups of other tiles than the first
+};
+
+// Calls at(tile) for each stage, which begins with that tile of k, once it is free. Each CTA begins elsewhere in k, so that not
+// all ask for the same at once.
+template <int kTiles, typename At>
+__device__ __forceinline__ void each_stage(Stages& s, int d_model, At at) {
+  const int tiles = (d_model + kTileK - 1) / kTileK, stages = (tiles + kTiles - 1) / kTiles;
+  int tile = blockIdx.x % stages * kTiles;
+  for (int i = 0; i < stages; ++i, s.next()) {
+    barrier_wait(&s.empty[s.at], s.phase);
+    at(tile);
+    tile = tile + kTiles < stages * kTiles ? tile + kTiles : 0;
+  }
+}
+
+// Fills the stages by the copy engine with the rows and, if `whole`, with the weights; by one thread.
+template <int kTiles>
+__device__ __forceinline__ void load_few(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, bool whole, int first, const FewShape& shape,
+                                         int d_model) {
+  const int step = shape.even ? kTiles : 1;
+  const uint32_t bytes = kTiles * (shape.row_bytes() + (whole ? kFewWeightBytes : 0));
+  each_stage<kTiles>(s, d_model, [&](int tile) {
+    uint64_t* full = &s.full[s.at];
+    barrier_expect(full, bytes);
+    for (int i = 0; i < kTiles; i += step) {
+      const int x = shape.even ? 0 : (tile + i) * kTileK, z = shape.even ? tile + i : 0;
+      tma_load_3d(s.here() + kTiles * kFewWeightBytes + i * shape.row_bytes(), &x_map, full, x, 0, z);
+      if (whole) tma_load_3d(s.here() + i * kFewWeightBytes, &map, full, x, first, z);
+    }
+  });
+}
+
+// Fills them with the weights of the neurons in the list, by all producers but the first warp, which is busy with the rows.
+template <typename T, int kTiles>
+__device__ __forceinline__ void gather_few(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int d_model) {
+  constexpr int kApart = (kFewProducers - 32) / 8, kRounds = (kFewGathered + kApart - 1) / kApart;
+  const int thread = threadIdx.x % kFewProducers - 32, row = thread / 8, chunk = thread % 8;
+  uint32_t offset[kRounds];
+#pragma unroll
+  for (int j = 0; j < kRounds; ++j)
+    offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * d_model : 0;
+  Announcer<kFewLate> announcer{gathered, s.count};
+  each_stage<kTiles>(s, d_model, [&](int tile) {
+    const uint32_t to = smem_address(s.here()) + chunk * 16;
+#pragma unroll 1
+    for (int i = 0; i < kTiles; ++i) {
+      const int k = (tile + i) * kTileK + 8 * chunk;
+      const bool inside = k < d_model;
+#pragma unroll
+      for (int j = 0; j < kRounds; ++j) {
+        const int r = row + kApart * j;
+        if (r >= count) break;
+        async_copy_16((to + i * kFewWeightBytes + r * 128) ^ ((r & 7) << 4), weights + offset[j] + (inside ? k : 0), inside);
+      }
+    }
+    if constexpr (few_late(kTiles))
+      announcer.asked();
+    else
+      async_arrive(&gathered[s.at]);
+  });
+  if constexpr (few_late(kTiles)) announcer.rest();
+}
+
+// Adds up what the warpgroups have of D[64 x kN], in order; only that of the first tile has it then.
+template <int kN, int kTiles>
+__device__ __forceinline__ void add_up(float (&d)[kFewNeurons / 2], FewShared<kTiles>& s, int tile) {
+  const int thread = threadIdx.x % 128;
+  if (tile > 0)
+#pragma unroll
+    for (int i = 0; i < kN / 8; ++i) s.sums[tile - 1][i][thread] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
+  named_sync<few_consumers(kTiles)>(1);
+  if (tile == 0)
+#pragma unroll 1
+    for (int t = 0; t < kTiles - 1; ++t)
+#pragma unroll
+      for (int i = 0; i < kN / 8; ++i) {
+        const float4 v = s.sums[t][i][thread];
+        d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
+      }
+}
+
+// A bit for each of a CTA's neurons that there is.
+__device__ __forceinline__ uint64_t real_neurons(const Ffn& f, int first) {
+  return first + kFewNeurons <= f.d_ff ? (1ull << kFewNeurons) - 1 : (1ull << max(f.d_ff - first, 0)) - 1;
+}
+
+// The gate's epilogue: values into `gates`, what fired, what is not finite, and how many fired in each row.
+template <typename T, int kTiles>
+__device__ __forceinline__ void finish_gate(float (&d)[kFewNeurons / 2], FewShared<kTiles>& s, const Ffn& f, const FewMarks& marks,
+                                            const Consumer& c, int first, bool dense) {
+  const int quad = c.lane & 3;
+  const uint64_t real = real_neurons(f, first);  // past the last, NaN fires too
+  if (const T* bias = static_cast<const T*>(f.b_gate)) {
+#pragma unroll
+    for (int j = 0; j < kFewNeurons / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int neuron = first + 8 * j + 2 * quad + e;
+        const float b = neuron < f.d_ff ? static_cast<float>(bias[neuron]) : 0.f;
+        d[4 * j + e] += b, d[4 * j + 2 + e] += b;
+      }
+  }
+  uint32_t mask[2] = {0, 0};  // over both rows
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = c.row() + 8 * h;
+    if (row >= f.rows) {
+      if (row < (f.rows + 7) / 8 * 8)
+#pragma unroll
+        for (int j = 0; j < kFewNeurons / 8; ++j) *reinterpret_cast<uint2*>(&s.gates[row][8 * j + 2 * quad]) = make_uint2(0, 0);
+      continue;
+    }
+    float broken = 0.f, peak = 0.f;  // inf or NaN times 0 is NaN, and stays
+    uint32_t mine[2] = {0, 0};
+#pragma unroll
+    for (int j = 0; j < kFewNeurons / 8; ++j) {
+      const float low = d[4 * j + 2 * h], high = d[4 * j + 2 * h + 1];
+      broken = fmaf(low, 0.f, fmaf(high, 0.f, broken)), peak = fmaxf(peak, fmaxf(low, high));
+      const uint32_t pair = round_relu<T>(low, high), signs = (pair + 0x7fff7fffu) & 0x80008000u;
+      mine[j / 4] |= (signs >> 15 | signs >> 30) % 4 << 8 * (j % 4);
+      const bool rounds = f.w_up == nullptr;  // the value is the hidden state
+      *reinterpret_cast<uint2*>(&s.gates[row][8 * j + 2 * quad]) =
+          make_uint2(rounds ? pair & 0xffff : pair & 0xffff ? __float_as_uint(low) : 0, rounds ? pair >> 16 : pair >> 16 ? __float_as_uint(high) : 0);
+      const int neuron = first + 8 * j + 2 * quad, at = neuron % kTile;
+      if (dense && neuron < f.d_ff)
+        reinterpret_cast<uint32_t*>(f.spill)[((static_cast<int64_t>(row) * f.tiles + neuron / kTile) * kTile + ((at / 8) ^ (row & 7)) * 8 + at % 8) / 2] = pair;
+    }
+#pragma unroll
+    for (int w = 0; w < 2; ++w) mine[w] &= static_cast<uint32_t>(real >> 32 * w) >> 2 * quad;
+    if (broken != 0.f || !stays_finite<T>(peak)) atomicOr(&s.broken[row / 32], 1u << (row & 31));
+    int count = __popc(mine[0]) + __popc(mine[1]);
+    count += __shfl_xor_sync(0xfu << (c.lane & 28), count, 1), count += __shfl_xor_sync(0xfu << (c.lane & 28), count, 2);
+    if (quad == 0 && first < f.d_ff) marks.counts[blockIdx.x * f.rows + row] = count;
+    mask[0] |= mine[0], mask[1] |= mine[1];
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t any = __reduce_or_sync(~0u, mask[i] << 2 * quad);
+    if (c.lane == 0 && any) atomicOr(&s.fires[i], any);
+  }
+}
+
+// The up product's: the hidden state in place of the values.
+template <typename T, int kN, int kTiles>
+__device__ __forceinline__ void finish_few_up(const float (&d)[kFewNeurons / 2], FewShared<kTiles>& s, const Ffn& f, const Consumer& c,
+                                              int first, int count) {
+  const T* bias = static_cast<const T*>(f.b_up);
+  bool fine[2] = {true, true};
+#pragma unroll
+  for (int j = 0; j < kN / 8; ++j)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int place = 8 * j + 2 * (c.lane & 3) + e;
+      if (place >= count) continue;
+      const int column = s.list[place];
+      const float b = bias != nullptr ? static_cast<float>(bias[first + column]) : 0.f;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (c.row() + 8 * h >= f.rows) continue;
+        uint32_t& value = s.gates[c.row() + 8 * h][column];
+        const float g = __uint_as_float(value), out = g > 0.f ? g * (d[4 * j + 2 * h + e] + b) : 0.f;
+        fine[h] = fine[h] && stays_finite<T>(fabsf(out));
+        value = round_pair<T>(out, 0.f);
+      }
+    }
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    if (!fine[h]) atomicOr(&s.broken[(c.row() + 8 * h) / 32], 1u << ((c.row() + 8 * h) & 31));
+}
+
+template <typename T, int kTiles>
+__global__ void __launch_bounds__(few_consumers(kTiles) + kFewProducers, 1)
+    few_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
+                const __grid_constant__ CUtensorMap up_map, const Ffn f, const FewShape shape) {
+  constexpr int kFewConsumers = few_consumers(kTiles);
+  extern __shared__ __align__(1024) unsigned char raw[];
+  unsigned char* base = in_register(raw);
+  FewShared<kTiles>& s = *reinterpret_cast<FewShared<kTiles>*>(base);
+  const int thread = threadIdx.x, group = uniform(thread / 128), first = blockIdx.x * kFewNeurons;
+  const int stages = (f.d_model + kTiles * kTileK - 1) / (kTiles * kTileK);
+  const bool consumes = group < kTiles;
+  const auto ring_of = [&](int product) {
+    return Stages{base + (sizeof(s) + 1023) / 1024 * 1024, s.full[product], s.empty[product], shape.stages,
+                  kTiles * (kFewWeightBytes + shape.row_bytes()), !consumes};
+  };
+  if (thread == 0) {
+    for (int i = 0; i < shape.stages; ++i) {
+      for (int j = 0; j < 2; ++j) barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], kFewConsumers / 32);
+      barrier_init(&s.gathered[i], few_late(kTiles) ? kFewProducers / 32 - 1 : kFewProducers - 32);
+    }
+    barrier_init(&s.listed, kFewListers);
+    fence_barrier_init();
+    s.fires[0] = s.fires[1] = 0;
+    for (uint32_t& word : s.broken) word = 0;
+  }
+  if (thread == 32) prefetch_map(&x_map), prefetch_map(&gate_map), prefetch_map(&up_map);
+  __syncthreads();
+  let_next_launch();
+  wait_for_launches();
+
+  const int tile = group;  // of a consumer
+  const Consumer c{0, thread / 32 % 4, thread % 32};
+  const int a_at = kTiles * kFewWeightBytes + tile * shape.row_bytes(), b_at = tile * kFewWeightBytes;
+  float d[kFewNeurons / 2] = {};
+  const auto product = [&]<int kN>(int which, auto gathered) {  // 0: the gate's, 1: up
+    Stages ring = ring_of(which);
+    const auto ready = [&](int stage, uint32_t phase) {
+      barrier_wait(&ring.full[stage], phase);
+      gathered(stage, phase);
+    };
+    multiply<T, kN, kTileK / 16, 0>(d, ring, stages, a_at, b_at, ready, c.lane == 0, [&](int stage) { barrier_arrive(&ring.empty[stage]); });
+    add_up<kN, kTiles>(d, s, tile);
+  };
+  if (consumes) {
+    product.template operator()<kFewNeurons>(0, [](int, uint32_t) {});
+    if (tile == 0) finish_gate<T, kTiles>(d, s, f, FewMarks(f), c, first, shape.dense);
+  } else if (thread == kFewConsumers) {
+    Stages ring = ring_of(0);
+    load_few<kTiles>(ring, x_map, gate_map, true, first, shape, f.d_model);
+  }
+  __syncwarp();
+  __syncthreads();
+  uint64_t fires = s.fires[0] | static_cast<uint64_t>(s.fires[1]) << 32;
+  const bool whole = __popcll(fires) > kFewGathered;
+  if (whole) fires = real_neurons(f, first);  // what those leave that do not fire is zero
+  const int count = __popcll(fires);
+  if (thread < kFewListers) {
+    if (thread < kFewNeurons && fires >> thread & 1) s.list[__popcll(fires & ((1ull << thread) - 1))] = thread;
+    barrier_arrive(&s.listed);  // the consumers meet before they read it
+  }
+  if (thread == 0 && first < f.d_ff) FewMarks(f).fired[blockIdx.x] = fires;
+
+  const bool ups = f.w_up != nullptr && count > 0;
+  if (!consumes) {
+    const int producer = thread - kFewConsumers;
+    const T* down = static_cast<const T*>(f.w_down);
+    barrier_wait(&s.listed, 0);
+    if (!whole && producer < count) {  // what comes next, into the L2
+      const int64_t at = static_cast<int64_t>(first + s.list[producer]) * f.d_model;
+      if (ups) prefetch_bulk(static_cast<const T*>(f.w_up) + at, f.d_model * 2);
+      prefetch_bulk(down + at, f.d_model * 2);
+    }
+    if (!ups) return;
+    Stages again = ring_of(1);
+    if (producer == 0)
+      load_few<kTiles>(again, x_map, up_map, whole, first, shape, f.d_model);
+    else if (producer >= 32 && !whole)
+      gather_few<T, kTiles>(again, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, f.d_model);
+  } else {
+    if (ups) {
+      const auto gathered = [&](int stage, uint32_t phase) {
+        if (whole) return;
+        barrier_wait(&s.gathered[stage], phase);
+        if (!few_late(kTiles)) fence_async_proxy();  // else those who copied have made it
+      };
+#pragma unroll
+      for (float& sum : d) sum = 0.f;
+      const auto run = [&]<int kN>() {
+        product.template operator()<kN>(1, gathered);
+        if (tile == 0) finish_few_up<T, kN, kTiles>(d, s, f, c, first, count);
+      };
+      if (count <= 16)
+        run.template operator()<16>();
+      else if (count <= 32)
+        run.template operator()<32>();
+      else
+        run.template operator()<48>();
+    }
+    named_sync<few_consumers(kTiles)>(1);
+    const int eights = (f.rows + 7) / 8;
+    for (int i = thread; i < count * eights; i += kFewConsumers) {
+      const int column = s.list[i / eights], row = i % eights * 8;
+      uint32_t h[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) h[e] = s.gates[row + 2 * e][column] | s.gates[row + 2 * e + 1][column] << 16;
+      reinterpret_cast<uint4*>(f.hidden)[(static_cast<int64_t>(first + column) * kFewRows + row) / 8] =
+          make_uint4(h[0], h[1], h[2], h[3]);
+    }
+    if (thread < kFewWords && first < f.d_ff) FewMarks(f).broken[blockIdx.x * kFewWords + thread] = s.broken[thread];
+  }
+}
+
+}  // namespace twell::hopper

@@ -1,0 +1,199 @@
+// The gate product, z = x Wg^T + b, whose epilogue is TwELL: nothing dense leaves the chip but tiles past their slots. And the up products
+// of what lies whole already.
+//
+// Clusters of two CTAs take the two row tiles of a pair and the same 256 neurons; each loads half of the weights' tile for both.
+//
+// What is left after whole rounds of the clusters, where it would leave half of them idle or more, is cut: a cluster takes one row tile,
+// each CTA half of its rows, each warpgroup half of the neurons.
+//
+// Clusters that have no more tiles go on with up products of pairs that lie whole in loud windows, as they come: so there is no second
+// ragged round where all is dense, and nothing waits for the plan, which only says what is known there.
+#pragma once
+
+#include "hopper/up_epilogue.cuh"
+#include "hopper/many_rows/gate_epilogue.cuh"
+
+namespace twell::hopper {
+
+// What the producer of a cluster's first CTA decides for both, one after the other: a tile whose up product comes next, or -1 at the end.
+// It decides once the loads of the task before are issued; all have read those of kStages tasks before by then, as these are multiplied.
+struct Decisions {
+  static constexpr int kSlots = kStages + 1;
+  int tile[kSlots];
+  uint64_t told[kSlots];
+  __device__ __forceinline__ void init() {
+    for (uint64_t& barrier : told) barrier_init(&barrier, 1);
+  }
+  __device__ __forceinline__ int wait(int i) {
+    barrier_wait(&told[i % kSlots], i / kSlots % 2);
+    return tile[i % kSlots];
+  }
+  // By the producers' warps of both CTAs; the first one's decides.
+  __device__ __forceinline__ int make(const Ffn& f, int i, int rank, int lane) {
+    if (lane == 0) barrier_expect(&told[i % kSlots], sizeof(tile[0]));
+    if (rank == 0) {
+      const int next = f.goes_on ? WholePairs(f).take(f, lane) : -1;
+      for (int cta = 0; cta < 2 && lane == 0; ++cta) send_remote(&tile[i % kSlots], &told[i % kSlots], next, cta);
+    }
+    return uniform(wait(i));
+  }
+};
+
+struct GateMemory {
+  Packs packs;
+  Decisions decisions;
+  uint64_t fetched[2];  // the gate's panels, by the warps of each warpgroup
+};
+static_assert(kSharedBytes + sizeof(GateMemory) <= 227 * 1024);  // all that a CTA can have
+
+// One CTA's part in up products of tiles that lie whole.
+struct WholeTask {
+  int block, tile;
+  __device__ __forceinline__ WholeTask(const Ffn& f, int tile_of_pair, int rank)
+      : block(tile_of_pair / f.tiles * 2 + rank), tile(tile_of_pair % f.tiles) {}
+};
+
+// Fills the ring with `steps` of a task: x of this CTA's rows, and half of the weights for both. By a warp.
+__device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensorMap& x_map, const CUtensorMap& w_map, int m0, int height,
+                                           int tile, int rank, int steps, int lane) {
+  const int bytes = height * (kTileK * 2) + kBBytes;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step, ring.next()) {
+    wait_as_warp(&s.empty[ring.stage], ring.phase);
+    if (lane == 0) {
+      barrier_expect(&s.full[ring.stage], bytes);
+      tma_load_2d(s.a[ring.stage], &x_map, &s.full[ring.stage], step * kTileK, m0);
+      tma_load_2d_multicast(s.b[ring.stage] + rank * (kBBytes / 2), &w_map, &s.full[ring.stage], step * kTileK,
+                            tile * kTileN + rank * (kTileN / 2), 3);
+    }
+  }
+}
+
+// By a warp.
+__device__ __forceinline__ void produce_gate(const CUtensorMap& x_map, const CUtensorMap& half_x_map, const CUtensorMap& w_map,
+                                             const CUtensorMap& up_map, const Ffn& f, Shared& s, Decisions& decisions,
+                                             const GateTasks& tasks, int rank, int steps, int lane) {
+  Ring ring;
+  ring.phase = 1;  // every stage is free at first
+  for (int t = tasks.first; t <= tasks.last; t += tasks.clusters) {
+    const GateTask task(f, tasks, t, rank);
+    load_steps(s, ring, task.cut ? half_x_map : x_map, w_map, task.m0, task.height, task.tile, rank, steps, lane);
+  }
+  for (int i = 0, next; (next = decisions.make(f, i, rank, lane)) >= 0; ++i) {
+    const WholeTask task(f, next, rank);
+    load_steps(s, ring, x_map, up_map, task.block * kTileM, kTileM, task.tile, rank, steps, lane);
+  }
+}
+
+// By packing warps of the producers' warpgroup, the warp-th.
+template <typename T>
+__device__ __forceinline__ void pack_gate(const Ffn& f, Shared& s, GateMemory& m, const GateTasks& tasks, int rank, int warp, int lane) {
+  uint32_t phase = 0;
+  for (int t = tasks.first; t <= tasks.last; t += tasks.clusters, phase ^= 1) {
+    barrier_wait(&s.staged[0], phase);
+    const GateTask task(f, tasks, t, rank);
+    if (t < tasks.last || m.decisions.wait(0) >= 0)
+      pack_tile<T, kPackWarps>(s.staging, m.packs, f, task, warp, lane);
+    else
+      pack_tile<T, kLastPackWarps>(s.staging, m.packs, f, task, warp, lane);
+    barrier_arrive(&s.drained);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void consume_gate(const CUtensorMap& spill_map, const Ffn& f, Shared& s, GateMemory& m, const GateTasks& tasks,
+                                             int rank, int steps, const Consumer& c) {
+  Ring ring;
+  uint32_t phase = 1;  // the staging tile is free at first
+  float d[128];
+  for (int t = tasks.first; t <= tasks.last; t += tasks.clusters, phase ^= 1) {
+    const GateTask task(f, tasks, t, rank);
+    const auto run = [&]<int kN>(const Consumer& part) {
+      multiply<T, kN, 0, 2>(d, s, ring, steps, false, part, [] {});
+      barrier_wait(&s.drained, phase);
+      stage_gate<T, kN>(d, s, f, task, part);
+    };
+    if (task.cut)
+      run.template operator()<kTileN / 2>({c.group, c.warp, c.lane, 0, c.group * (kTileN / 2)});
+    else
+      run.template operator()<kTileN>(c);
+    fence_async_proxy();  // rows past their slots leave by the copy engine
+    barrier_arrive(&s.staged[0]);
+  }
+  int next = uniform(m.decisions.wait(0));
+  if (next < 0) {
+    if (tasks.first > tasks.last) return;
+    barrier_wait(&s.staged[0], phase);
+    pack_tile<T, kLastPackWarps>(s.staging, m.packs, f, GateTask(f, tasks, tasks.last, rank), kPackWarps + c.group * 4 + c.warp, c.lane);
+    return;
+  }
+  uint32_t fetched = 0;
+#pragma unroll 1
+  for (int i = 1; next >= 0; next = uniform(m.decisions.wait(i++)), fetched ^= 1) {
+    constexpr int kHalf = kPanelBytes / 2;  // this warpgroup's rows of a panel; a warp sees to one
+    const WholeTask task(f, next, rank);
+    const int panel = task.tile * (kTileN / kPanelColumns) + c.warp, m0 = task.block * kTileM;
+    unsigned char* half = s.staging + c.warp * kPanelBytes + c.group * kHalf;
+    const auto fetch = [&] {
+      if (c.lane != 0) return;
+      barrier_wait(&s.drained, phase);  // the gate's last tile
+      bulk_wait_read<0>();              // the task before
+      fence_async_proxy_global();
+      barrier_expect(&m.fetched[c.group], kHalf);
+      tma_load_2d(half, &spill_map, &m.fetched[c.group], panel * kPanelColumns, m0 + c.group * 64);
+    };
+    multiply<T, kTileN, 0, 2>(d, s, ring, steps, false, c, fetch);
+    barrier_wait(&m.fetched[c.group], fetched);
+    const T* biases = static_cast<const T*>(f.b_up);
+    const auto bias = [&](int column) {
+      const int neuron = task.tile * kTileN + column;
+      return neuron < f.d_ff ? static_cast<float>(biases[neuron]) : 0.f;
+    };
+    finish_up<T, kTileN / kPanelColumns>(d, s, c, biases != nullptr, bias, [&](int row) {
+      if (m0 + row < f.rows) atomicOr(f.row_sums + m0 + row, kSpoiled);
+    });
+    fence_async_proxy();
+    c.sync();
+    if (c.lane == 0 && task.block < f.blocks && panel < f.panels)
+      bulk_store(hidden_panel(f, task.block, panel) + c.group * kHalf, half, kHalf), bulk_commit();
+  }
+  if (c.lane == 0) bulk_wait<0>();
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 1)
+    gate(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap half_x_map,
+         const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap up_map,
+         const __grid_constant__ CUtensorMap spill_map, const Ffn f) {
+  extern __shared__ __align__(1024) unsigned char raw[];
+  Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
+  __shared__ GateMemory memory;
+  const int group = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, rank = cluster_rank();
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
+    barrier_init(&s.staged[0], kConsumers), barrier_init(&s.drained, kPackers);
+    barrier_init(&memory.packs.joined, 1), barrier_init(&memory.packs.found, Packs::kFound * kLastPackWarps), memory.decisions.init();
+    for (uint64_t& barrier : memory.fetched) barrier_init(&barrier, kConsumerWarps / 2);
+    fence_barrier_init();
+  }
+  let_next_launch();
+  wait_for_launches();
+  cluster_sync();
+
+  const GateTasks tasks(f);
+  const int steps = (f.d_model + kTileK - 1) / kTileK;
+  if (group == 2) {
+    registers_down<kProducerRegisters>();
+    if (warp > 0)
+      pack_gate<T>(f, s, memory, tasks, rank, warp - 1, lane);
+    else
+      produce_gate(x_map, half_x_map, w_map, up_map, f, s, memory.decisions, tasks, rank, steps, lane);
+  } else {
+    registers_up<kConsumerRegisters>();
+    consume_gate<T>(spill_map, f, s, memory, tasks, rank, steps, {group, warp, lane});
+  }
+  cluster_sync();  // no CTA leaves while the other may still write to it
+}
+
+}  // namespace twell::hopper

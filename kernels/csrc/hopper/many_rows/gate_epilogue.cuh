@@ -1,0 +1,247 @@
+// The gate product's epilogue: relu(z) of a tile in shared memory, and from there TwELL.
+//
+// Consumers round relu(z) into the staging tile and go on; packing warps turn it into words during the next main loop, and where a CTA
+// has nothing else to do after a tile, all do. Where the tile's 128 rows together fire nearly all of its neurons, and the block will run
+// dense, they leave whole instead.
+#pragma once
+
+#include "hopper/gemm.cuh"
+#include "hopper/many_rows/dense_tiles.cuh"
+
+namespace twell::hopper {
+
+constexpr int kPackWarps = kProducerWarps - 1, kPackers = kPackWarps * 32;
+constexpr int kLastPackWarps = kPackWarps + kConsumerWarps;  // of a CTA's last tile, when consumers have nothing else to do
+constexpr int kPackBarrier = 3;  // its number; the consumer warpgroups have two of their own
+constexpr int kPackRows = 16;  // at a time by a warp, two lanes to each row: shares of three warps in 128 rows are nearly equal
+
+// What the packers share. Of a row: its words, or before them what it fires, a bit a neuron, in words 8 to 15; and last how many are
+// in use, so that rows lie a bank apart.
+struct Packs {
+  uint32_t lines[kTileM][kWords + 1];
+  // By the rows of each warp, a bit a neuron of the tile, and how many values: kFound words. Of a cut tile, of both CTAs' warps.
+  static constexpr int kFound = kMaskWords + 1;
+  uint32_t fired[kLastPackWarps][kFound];
+  uint64_t joined;                             // those of the other CTA have come: once, as a cluster has one cut tile at most
+  uint64_t found;                              // all of a CTA's last tile, where all warps pack
+};
+
+struct GateTasks {
+  int clusters, first, last, whole, total;  // first, last: of this cluster, which takes one in `clusters`; none if last < first
+  __device__ __forceinline__ explicit GateTasks(const Ffn& f) : clusters(gridDim.x / 2), first(blockIdx.x / 2) {
+    const int planned = (f.blocks + 1) / 2 * f.tiles, left = planned % clusters;
+    whole = 2 * left <= clusters ? planned - left : planned;
+    total = whole + 2 * (planned - whole);
+    last = first + (total - 1 - first + clusters) / clusters * clusters - clusters;
+  }
+};
+
+// Of a CTA: 128 rows, or 64 of a cut tile, from m0 on.
+struct GateTask {
+  int tile, m0, height;
+  bool cut;
+  __device__ __forceinline__ GateTask(const Ffn& f, const GateTasks& tasks, int t, int rank) {
+    cut = t >= tasks.whole;
+    const int late = cut ? t - tasks.whole : 0, planned = t - late + late / 2;
+    tile = planned % f.tiles;
+    m0 = (planned / f.tiles * 2 + (cut ? late % 2 : rank)) * kTileM + (cut ? rank * (kTileM / 2) : 0);
+    height = cut ? kTileM / 2 : kTileM;
+  }
+  __device__ __forceinline__ int rows(const Ffn& f) const { return min(height, f.rows - m0); }  // none or less past the last
+};
+
+// The staging tile here: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither side conflicts. Chunk
+// c + 8 is 128 bytes on.
+__device__ __forceinline__ unsigned char* staged_chunk(unsigned char* staging, int row, int chunk) {
+  return staging + row * (kTileN * 2) + ((chunk ^ (row & 7)) << 4);
+}
+
+// Rounds the sums of kN columns into the staging tile, and marks rows that are not finite.
+template <typename T, int kN>
+__device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn& f, const GateTask& task, const Consumer& c) {
+  if (const T* bias = static_cast<const T*>(f.b_gate)) {
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      const int column = task.tile * kTileN + c.column0 + 8 * j + 2 * (c.lane & 3);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float b = column + e < f.d_ff ? static_cast<float>(bias[column + e]) : 0.f;
+        d[4 * j + e] += b, d[4 * j + 2 + e] += b;
+      }
+    }
+  }
+  float broken[2] = {0.f, 0.f}, peak[2] = {0.f, 0.f};  // of the thread's two rows; inf or NaN times 0 is NaN, and stays
+#pragma unroll
+  for (int j = 0; j < kN / 8; ++j)
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) broken[h] = fmaf(d[4 * j + 2 * h + e], 0.f, broken[h]);
+  if (std::is_same_v<T, __half> || f.w_up == nullptr) {  // else `up` sees what bfloat16 makes of the last values before inf
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) peak[h] = fmaxf(peak[h], fmaxf(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]));
+  }
+  const Corner corner(c.lane);
+  const int row = c.row0 + c.warp * 16 + corner.row;
+#pragma unroll
+  for (int j = 0; j < kN / 8; j += 2)
+    store_matrices(staged_chunk(s.staging, row, c.column0 / 8 + j % 8 + corner.chunk) + j / 8 * 128, round_relu<T>(d[4 * j], d[4 * j + 1]),
+                   round_relu<T>(d[4 * j + 2], d[4 * j + 3]), round_relu<T>(d[4 * j + 4], d[4 * j + 5]),
+                   round_relu<T>(d[4 * j + 6], d[4 * j + 7]));
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    if (broken[h] != 0.f || !stays_finite<T>(peak[h])) {
+      const int at = task.m0 + c.row() + 8 * h;
+      if (at < f.rows) atomicOr(f.row_sums + at, kNotFinite);
+    }
+}
+
+// A bit for each of 32 values that is not zero.
+template <typename T>
+__device__ __forceinline__ uint32_t fired_of_32(const uint4 (&chunks)[4]) {
+  uint32_t of_16[2] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t pairs[4] = {chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w};
+#pragma unroll
+    for (int p = 0; p < 4; ++p) of_16[i / 2] |= nonzero_halves<T>(pairs[p]) & 0x10001u << (8 * (i % 2) + 2 * p);
+  }
+#pragma unroll
+  for (uint32_t& bits : of_16) bits |= bits >> 15;  // the odd columns' stood 16 further on
+  return __byte_perm(of_16[0], of_16[1], 0x5410);
+}
+
+// What each row of the tile fires, as bits in its line and in f.masks, and all rows together, in f.fired: a lane takes half of a row's
+// columns, without a branch.
+// Of the block's rows of a tile: whether they leave whole, and how many values they fire.
+struct Found {
+  bool whole;
+  int values;
+};
+
+template <typename T, int kWarps>
+__device__ __forceinline__ Found find_fired(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
+  const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
+  uint32_t any[4] = {}, many = 0;
+  uint32_t* masks = f.masks + (static_cast<int64_t>(m0) * f.tiles + tile) * kMaskWords + 4 * half;
+#pragma unroll 1
+  for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
+    const int row = row0 + lane % kPackRows;
+    uint32_t mask[4] = {};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      uint4 chunks[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        chunks[i] = *reinterpret_cast<const uint4*>(staged_chunk(staging, row, 16 * half + 4 * (w % 2) + i) + w / 2 * 128);
+      mask[w] = fired_of_32<T>(chunks);
+      s.lines[row][kHead + 4 * half + w] = mask[w];
+      if (row < rows) any[w] |= mask[w], many += __popc(mask[w]);
+    }
+    if (row < rows)
+      *reinterpret_cast<uint4*>(masks + static_cast<int64_t>(row) * f.tiles * kMaskWords) = make_uint4(mask[0], mask[1], mask[2], mask[3]);
+  }
+  uint32_t mine = __reduce_add_sync(~0u, many);  // stays so in lane kMaskWords
+#pragma unroll
+  for (int w = 0; w < 8; ++w) {
+    const uint32_t together = __reduce_or_sync(~0u, half == w / 4 ? any[w % 4] : 0);
+    if (lane == w) mine = together;
+  }
+  constexpr int kCutWarps = std::min(kWarps, kTileM / 2 / kPackRows);  // that have rows of a cut tile
+  if (lane < Packs::kFound && (!task.cut || warp < kCutWarps)) s.fired[warp][lane] = mine;
+  if (task.cut) {  // the two CTAs' rows are joined
+    if (warp == 0 && lane == 0) barrier_expect(&s.joined, kCutWarps * sizeof(s.fired[0]));
+    if (lane < Packs::kFound && warp < kCutWarps)
+      send_remote(reinterpret_cast<int*>(s.fired[kCutWarps + warp] + lane), &s.joined, mine, cluster_rank() ^ 1);
+    barrier_wait(&s.joined, 0);
+  }
+  if constexpr (kWarps == kPackWarps) {
+    named_sync<kPackers>(kPackBarrier);
+  } else {  // no named barrier: racecheck loses warps that meet at one while others, here the producer's, wait for the cluster
+    if (lane < Packs::kFound) barrier_arrive(&s.found);
+    barrier_wait(&s.found, 0);
+  }
+  uint32_t all = 0;  // of what lies there until the next tile is staged
+  if (lane < Packs::kFound)
+    for (int other = 0; other < (task.cut ? 2 * kCutWarps : kWarps); ++other)
+      all = lane < kMaskWords ? all | s.fired[other][lane] : all + s.fired[other][lane];
+  if (warp == 0 && lane < kMaskWords && rows > 0)
+    f.fired[(static_cast<int64_t>(m0 / kBlockRows) * f.tiles + tile) * kMaskWords + lane] = all;
+  const int columns = min(kTile, f.d_ff - tile * kTile), united = __reduce_add_sync(~0u, lane < kMaskWords ? __popc(all) : 0);
+  const int values = __shfl_sync(~0u, all, kMaskWords), tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
+  if (f.whole == nullptr) return {f.w_up != nullptr && nearly_all(united, columns), values};
+  const bool nearly = nearly_all(united, columns);
+  if (warp == 0 && lane == 0 && rows > 0 && (!task.cut || cluster_rank() == 0))
+    WholePairs(f).fire(m0, nearly ? max(values, (kNearlyAll * tall * columns + 127) / 128) : values);
+  return {nearly || (is_loud(kLoudTile, values, tall, columns) && 5 * united >= 3 * columns), values};
+}
+
+// Turns the warp's rows of the staging tile into words. A step for each slot, ascending, into the row's line; then the warp writes the
+// words in use, eight at a time. A row past its slots, or of a tile that stays whole, leaves as it lies in the staging tile. Other words
+// are whatever they were. Rows of a tile that leaves whole are counted once they are there.
+template <typename T, int kWarps>
+__device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
+  const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
+  const auto [whole, values] = find_fired<T, kWarps>(staging, s, f, task, warp, lane);
+  const int tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
+  int counted = 0, quiet = 0;  // of the warp's rows; that fire less than a quarter of the block's mean
+#pragma unroll 1
+  for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
+    const int row = row0 + lane % kPackRows;
+    const int64_t at = static_cast<int64_t>(m0 + row0) * f.tiles + tile;  // of the first row; the next is `tiles` on
+    uint32_t* line = s.lines[row];
+    uint32_t mask[4], mine = 0;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) mask[w] = line[kHead + 4 * half + w], mine += __popc(mask[w]);
+    const uint32_t other = __shfl_xor_sync(~0u, mine, kPackRows), count = mine + other;
+    const bool leaves = whole || count > kSlots;
+    const bool counts = f.whole != nullptr && whole && half == 0 && row < rows;
+    counted += __popc(__ballot_sync(~0u, counts)), quiet += __popc(__ballot_sync(~0u, counts && 4 * static_cast<int>(count) * tall < values));
+    if (half == 0 && row < rows && count > 0) atomicAdd(f.row_sums + m0 + row, count);
+    __syncwarp();  // slots will lie where the bits do
+    if (!leaves) {
+      uint32_t* to = line + 1 + (half ? other : 0);
+      uint32_t left = mask[0], column = 0, value = 0;
+      for (uint32_t base = 128 * half, done = 0; done < mine;) {
+        if (left == 0) {
+          left = mask[1], mask[1] = mask[2], mask[2] = mask[3], base += 32;
+          continue;
+        }
+        const uint32_t next = base + __ffs(left) - 1;
+        left &= left - 1;
+        const uint32_t loaded = *reinterpret_cast<const uint16_t*>(staged_chunk(staging, row, next / 8) + 2 * (next % 8));
+        if (done++) *to++ = column | value << 16;  // a step late, so that loading does not hold it up
+        column = next, value = loaded;
+      }
+      if (mine) *to = column | value << 16;
+    } else if (half == 0 && row < rows) {
+      bulk_store(static_cast<T*>(f.spill) + (at + static_cast<int64_t>(row - row0) * f.tiles) * kTile, staging + row * (kTile * 2),
+                 kTile * 2);
+    }
+    const uint32_t last = leaves ? 0 : count;  // of the words in use
+    if (half == 0) line[0] = whole ? count | kWhole : count, line[kWords] = last;
+    __syncwarp();
+    for (uint32_t first = 0; __any_sync(~0u, last >= first); first += kHead) {  // eight words of four rows at a time
+#pragma unroll
+      for (int i = 0; i < kPackRows / 4; ++i) {
+        const int r = 4 * i + lane / 8, word = first + lane % 8;
+        const int64_t tile_of_row = at + static_cast<int64_t>(r) * f.tiles;
+        uint32_t* out = first == 0 ? f.heads + tile_of_row * kHead + word : f.tails + tile_of_row * kTail + word - kHead;
+        if (row0 + r < rows && s.lines[row0 + r][kWords] >= first) *out = s.lines[row0 + r][word];
+      }
+    }
+  }
+  bulk_commit();
+  if (counted > 0) {
+    bulk_wait<0>();
+    __syncwarp();
+    if (lane == 0) WholePairs(f).add(f, m0 / kPairRows * f.tiles + tile, counted, quiet);
+  } else {
+    bulk_wait_read<0>();
+  }
+  __syncwarp();
+}
+
+}  // namespace twell::hopper

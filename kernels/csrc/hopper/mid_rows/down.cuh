@@ -1,0 +1,315 @@
+// The down product of a block of up to 128 rows, y = h Wd^T + b over the block's union: kOut outputs to a cluster, whose kSplits CTAs
+// share out the union; their parts add up in one order.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "hopper/mid_rows/tiles.cuh"
+
+namespace twell::hopper {
+
+// How many outputs a cluster takes, and how many CTAs share out the union.
+struct MidOutputs {
+  int each, splits;
+  bool operator==(const MidOutputs&) const = default;
+};
+
+constexpr MidOutputs kMidOutputs[] = {{64, 3}, {64, 2}, {128, 2}, {160, 2}, {192, 2}, {256, 2}, {128, 1}, {160, 1}, {192, 1}, {256, 1}};
+
+// As for `mid_tile`, of unions that are everything; what does not hang on the union takes as long as 8 steps do, and 16 more
+// where sums are added up. at_once: clusters of so many CTAs that run at once, each CTA on a multiprocessor of its own. Not in clusters of
+// four: they would not take all multiprocessors, and where two CTAs share one, both take twice as long.
+inline MidOutputs mid_outputs(const Ffn& f, const std::array<int, 4>& at_once) {
+  MidOutputs best{};
+  int64_t least = INT64_MAX;
+  for (const MidOutputs& some : kMidOutputs) {
+    if (some.each % 64 > 0 && f.d_model % 32 > 0) continue;  // halves of lines
+    if (some.splits == 1 && f.d_ff > 16384) continue;  // the longer a union, the larger a CTA's list of it
+    const int clusters = (f.d_model + some.each - 1) / some.each * f.blocks;
+    const int waves = (clusters + at_once[some.splits] - 1) / at_once[some.splits];
+    const int64_t step = mid_step(kBlockRows + some.each, 56, some.each);
+    const int64_t cost = waves * step * (f.d_ff / some.splits + kTileK * (some.splits > 1 ? 24 : 8));
+    if (cost < least) best = some, least = cost;
+  }
+  return best;
+}
+
+constexpr int kMidEarly = 8;  // stages that `down` asks for before it has a list, at most
+
+template <int kOut, int kSplits>
+struct MidDown {
+  static constexpr int kSide = kTileK * 64 * 2;  // bytes of 64 neurons of 64 rows, or of 64 outputs
+  static constexpr int kPanels = (kOut + 63) / 64;  // of outputs; of 160 the last is half full
+  static constexpr int kStageBytes = (2 + kPanels) * kSide, kShare = (kOut / 8 + kSplits - 1) / kSplits * 8;
+  static constexpr int kPitch = kShare * 2 + 16;  // bytes of a row of outputs in shared memory; banks apart
+  static constexpr int kLeastBytes = std::max(kSplits > 1 ? kBlockRows * kShare * kSplits * 4 : 0, kBlockRows * kPitch);
+  static constexpr int kLeastStages = (kLeastBytes + kStageBytes - 1) / kStageBytes;
+  // Of the sums that the other CTAs of the cluster send to one.
+  __device__ static constexpr int sent_bytes(int rank) {
+    const int left = kOut - rank * kShare, own = left < kShare ? left : kShare;
+    return (kSplits - 1) * own / 8 * kConsumers * sizeof(float4);
+  }
+  // Of the numbers of as many neurons as can be a CTA's share.
+  static constexpr int list_bytes(int d_ff) { return ((d_ff + kSplits - 1) / kSplits + kTileK) * 2 + 127 & ~127; }
+  static int stages(int d_ff) { return std::min(kMidStages, (226 * 1024 - list_bytes(d_ff)) / kStageBytes); }
+};
+
+// What the copy engine brings of 64 neurons that follow each other: a block's hidden state and a cluster's outputs of W_d, in whole lines of
+// 64, as requests for less are as many. Of 160 outputs every other cluster's begin in the middle of a line: these come last there. The half
+// of a line has a map of its own.
+template <int kOut, int kSplits>
+struct DownLoad {
+  using Down = MidDown<kOut, kSplits>;
+  static constexpr bool kWhole = kOut % 64 == 0;
+  const CUtensorMap &w, &half, &h;
+  int h0, out0 = blockIdx.y * kOut, turned = kWhole ? 0 : out0 % 64;
+  // How far from its place in the row of W_d the output lies whose sum is the at-th of the cluster's.
+  __device__ __forceinline__ int aside(int at) const { return kWhole ? 0 : at + turned < kOut ? turned : turned - kOut; }
+  __device__ __forceinline__ int output(int at) const { return out0 + at + aside(at); }
+  __device__ __forceinline__ void ask(unsigned char* stage, uint64_t* full, int neuron) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) tma_load_2d(stage + i * Down::kSide, &h, full, 64 * i, h0 + neuron);
+#pragma unroll
+    for (int i = 0; i < kOut / 64; ++i) tma_load_2d(stage + (2 + i) * Down::kSide, &w, full, out0 + turned + 64 * i, neuron);
+    if constexpr (!kWhole) tma_load_3d(stage + (2 + kOut / 64) * Down::kSide, &half, full, 0, neuron, output(kOut / 64 * 64) / 32);
+  }
+};
+
+// How many of `total` neurons are the share of each CTA but the last.
+__device__ __forceinline__ int share_of(int total, int splits) { return ((total + splits - 1) / splits + kTileK - 1) / kTileK * kTileK; }
+
+// The neurons of this CTA's share of the block's union, ascending, into `list`; how many. By all threads. meanwhile() runs while what fired
+// is on its way.
+template <typename Meanwhile>
+__device__ __forceinline__ int list_share(const MidMarks& marks, const Ffn& f, int splits, int rank, uint16_t* list, int (&sums)[kThreads / 32],
+                                          Meanwhile meanwhile) {
+  const int groups = (f.d_ff + 15) / 16, each = (groups + kThreads - 1) / kThreads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int from = min(static_cast<int>(threadIdx.x) * each, groups), to = min(from + each, groups);
+  const uint32_t first = from < to ? marks.fired[from] : 0;  // mostly all that a thread has
+  meanwhile();
+  int mine = __popc(first);
+  for (int g = from + 1; g < to; ++g) mine += __popc(marks.fired[g]);
+  int at = mine;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, at, step);
+    if (lane >= step) at += other;
+  }
+  if (lane == 31) sums[warp] = at;
+  __syncthreads();
+  at -= mine;
+  int total = 0;
+#pragma unroll
+  for (int w = 0; w < kThreads / 32; ++w) at += w < warp ? sums[w] : 0, total += sums[w];
+  const int share = share_of(total, splits), low = min(rank * share, total);
+  const int size = min(share, total - low);
+  at -= low;
+  for (int g = from; g < to; ++g) at = list_sixteen(list, size, at, g == from ? first : marks.fired[g], 16 * g);
+  if (threadIdx.x < (-size & kTileK - 1)) list[size + threadIdx.x] = 0;  // gatherers read whole steps
+  return size;
+}
+
+// The first stages, `count` times 64 neurons from `first` on, where all of them fire; whether they do. By the producers: as each stage asks
+// for what the others do, a warp takes one in so many.
+template <int kOut, int kSplits>
+__device__ __forceinline__ bool ask_early(const Stages& ring, const DownLoad<kOut, kSplits>& load, const uint16_t* fired, int first, int count) {
+  const int lane = threadIdx.x % 32;
+  const bool fires = lane >= count || reinterpret_cast<const uint64_t*>(fired + first / 16)[lane] == ~0ull;
+  if (count == 0 || !__all_sync(~0u, fires)) return false;
+  if (lane == 0)
+    for (int i = threadIdx.x / 32 - kConsumerWarps; i < count; i += kProducerWarps) {
+      barrier_expect(&ring.full[i], MidDown<kOut, kSplits>::kStageBytes);
+      load.ask(ring.base + i * ring.bytes, &ring.full[i], first + i * kTileK);
+      barrier_arrive_for(&ring.full[i], kProducers);
+    }
+  return true;
+}
+
+// Fills the stages of all steps but the first `begin`: 64 neurons of the block's hidden state and of the outputs' weights, by tensor copies
+// where they follow each other, which the warps ask for in turns, as `load_mid` has it. Else a thread copies, of four neurons, 16 of each 128
+// bytes: it reads their numbers at once and before it waits, as a read between copies would wait for those before it.
+template <typename T, int kOut, int kSplits>
+__device__ __forceinline__ void produce_mid_down(Stages& ring, const DownLoad<kOut, kSplits>& load, const Ffn& f, int block,
+                                                 const uint16_t* list, int size, bool all, int begin) {
+  using Down = MidDown<kOut, kSplits>;
+  constexpr int kEach = kTileK * 8 / kProducers;
+  static_assert(kEach == 4);
+  const int thread = threadIdx.x - kConsumers, first = thread / 8 * kEach, chunk = thread % 8;
+  const uint32_t place = first * 128 + (((chunk ^ first) & 7) << 4);
+  const T* h = hidden_of<T>(f, block, 0) + 8 * chunk;
+  const T* w = static_cast<const T*>(f.w_down) + load.out0 + 8 * chunk;
+  const int outputs = f.d_model - load.out0 - 8 * chunk;  // that there are, from the thread's first on
+  all = all && ring.count >= kProducerWarps;  // else a warp meets a stage that is two rounds behind
+  for (int k0 = begin * kTileK; k0 < size; k0 += kTileK, ring.next()) {
+    const int turn = k0 / kTileK % kProducerWarps;
+    if (all && turn != thread / 32) continue;
+    const bool run = is_run(list, k0, size);
+    const uint2 neurons = *reinterpret_cast<const uint2*>(list + k0 + first);
+    uint64_t* full = &ring.full[ring.at];
+    barrier_wait(&ring.empty[ring.at], ring.phase);
+    if (thread == 32 * turn) {
+      barrier_expect(full, run ? Down::kStageBytes : 0);
+      if (run) load.ask(ring.here(), full, list[k0]);
+    }
+    if (run) {
+      arrive_as_warp(full, all ? kProducers : 32);
+      continue;
+    }
+    const uint32_t stage = smem_address(ring.here()) + place;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const uint32_t neuron = (i < 2 ? neurons.x : neurons.y) >> 16 * (i % 2) & 0xffffu, to = (stage ^ i << 4) + i * 128;
+      const bool there = k0 + first + i < size;
+#pragma unroll
+      for (int p = 0; p < 2; ++p) async_copy_16(to + p * Down::kSide, h + neuron * kBlockRows + 64 * p, there);
+#pragma unroll
+      for (int p = 0; p < Down::kPanels; ++p) {
+        const int at = 64 * p + load.aside(64 * p + 8 * chunk);
+        if (64 * (p + 1) <= kOut || chunk < kOut % 64 / 8)
+          async_copy_16(to + (2 + p) * Down::kSide, w + neuron * static_cast<uint32_t>(f.d_model) + at, there && at < outputs);
+      }
+    }
+    async_arrive(full);
+  }
+}
+
+// Each CTA of the cluster gives its sums of the others' outputs to them, and adds up those of its own, in order of rank, into the first of
+// `d`. [CTAs][kShare / 8][consumers] of four sums arrive at `to`, as they lie in registers, and say so at `sent`. The producers make a
+// cluster_meet beside it.
+template <int kOut, int kSplits>
+__device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* to, uint64_t* sent, int rank) {
+  constexpr int kRuns = MidDown<kOut, kSplits>::kShare / 8;
+  float4* parts = reinterpret_cast<float4*>(to) + threadIdx.x;
+  const auto place = [](int from, int run) { return (from * kRuns + run) * kConsumers; };
+  const auto mine = [&](int i) { return make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]); };
+  cluster_meet();  // all have read their rings
+#pragma unroll
+  for (int r = 0; r < kSplits; ++r)
+    if (r != rank)
+#pragma unroll
+      for (int i = 0; i < kRuns; ++i)
+        if (r * kRuns + i < kOut / 8) send_remote(parts + place(rank, i), sent, mine(r * kRuns + i), r);
+  barrier_wait(sent, 0);
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int r = 0; r < kSplits; ++r) {
+      float4 part;
+      if (r == rank && r * kRuns + i < kOut / 8)
+        part = mine(r * kRuns + i);
+      else
+        part = parts[place(r, i)];
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+    }
+    d[4 * i] = sum.x, d[4 * i + 1] = sum.y, d[4 * i + 2] = sum.z, d[4 * i + 3] = sum.w;
+  }
+}
+
+template <typename T, int kOut, int kSplits>
+__global__ void __launch_bounds__(kThreads, 1)
+    mid_down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap half_map, const __grid_constant__ CUtensorMap h_map,
+             const Ffn f, int block_rows, int* nnz, int tiles, int stages) {
+  using Down = MidDown<kOut, kSplits>;
+  extern __shared__ __align__(1024) unsigned char raw[];
+  __shared__ uint64_t stage_barriers[2][kMidStages], sent;
+  __shared__ uint32_t broken[kBlockRows / 32];
+  __shared__ int sums[kThreads / 32];
+  __shared__ bool early;  // whether stages were asked for without a list
+  const int thread = threadIdx.x, block = blockIdx.z, rank = kSplits > 1 ? cluster_rank() : 0;
+  const int m0 = block * block_rows, rows = min(block_rows, f.rows - m0);
+  const bool consumes = thread < kConsumers;
+  uint64_t *full = in_register(stage_barriers[0]), *empty = full + kMidStages;
+  Stages ring{in_register(raw), full, empty, stages, Down::kStageBytes, !consumes};
+  uint16_t* list = reinterpret_cast<uint16_t*>(ring.base + stages * Down::kStageBytes);
+  const DownLoad<kOut, kSplits> load{w_map, half_map, h_map, block * f.panels * kPanelColumns};
+  if (thread == 0) {
+    for (int i = 0; i < stages; ++i) barrier_init(&full[i], 1 + kProducers), barrier_init(&empty[i], kConsumerWarps);
+    barrier_init(&sent, 1);
+    fence_barrier_init();
+    if constexpr (kSplits > 1) barrier_expect(&sent, Down::sent_bytes(rank));
+    for (uint32_t& word : broken) word = 0;
+    early = false;
+  }
+  if (thread == 32) prefetch_map(&w_map), prefetch_map(&h_map);
+  __syncthreads();
+  let_next_launch();
+  wait_for_launches();
+
+  const MidMarks marks(f, block, tiles);
+  const uint32_t words = thread < tiles * (kBlockRows / 32) ? marks.broken[thread] : 0;  // on its way while the list is made
+  const int even = share_of(f.d_ff, kSplits), first = rank * even;  // of this CTA, if every neuron fires
+  const int ahead = max(min(min(kMidEarly, stages), min(even, f.d_ff - first) / kTileK), 0);
+  const int size = list_share(marks, f, kSplits, rank, list, sums, [&] {
+    if (!consumes && ask_early(ring, load, marks.fired, first, ahead) && thread == kConsumers) early = true;
+  });
+  if (words) atomicOr(&broken[thread % (kBlockRows / 32)], words);
+  for (int i = thread + kThreads; i < tiles * (kBlockRows / 32); i += kThreads)
+    if (const uint32_t more = marks.broken[i]) atomicOr(&broken[i % (kBlockRows / 32)], more);
+  __syncthreads();
+
+  const Consumer c{thread / 128, thread / 32 % 4, thread % 32};
+  const bool all = uniform(size > 0 && size % kTileK == 0 && list[size - 1] - list[0] == size - 1);  // every step is a run
+  const T* bias = static_cast<const T*>(f.b_down);
+  const bool asked = uniform(early), right = uniform(asked && size >= ahead * kTileK && list[0] == first);  // for what the share begins with
+  if (asked && !(consumes && right)) ring.skip(ahead);
+  if (!consumes) {
+    registers_down<kProducerRegisters>();
+    produce_mid_down<T, kOut, kSplits>(ring, load, f, block, list, size, all, right ? ahead : 0);
+    const int row = thread - kConsumers;
+    if (blockIdx.y == block % gridDim.y && rank == 0 && row < rows) {
+      const bool fine = !(broken[row / 32] >> (row & 31) & 1);
+      f.finite[m0 + row] = fine;
+      if (nnz != nullptr) {
+        int sum = 0;
+#pragma unroll 8
+        for (int t = 0; t < tiles; ++t) sum += marks.counts_of(t)[row];
+        nnz[m0 + row] = fine ? sum : 0;
+      }
+    }
+    async_wait();
+    __syncwarp();
+    if constexpr (kSplits > 1) cluster_meet();  // as the consumers do
+  } else {
+    registers_up<kConsumerRegisters>();
+    float d[kOut / 2] = {};
+    const auto ready = [&](int stage, uint32_t phase) {
+      barrier_wait(&full[stage], phase);
+      if (!all) fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
+    };
+    const auto release = [&](int stage) { barrier_arrive(&empty[stage]); };
+    for (int i = 0; asked && !right && i < ahead; ++i) {  // the share begins elsewhere: they are given back unread
+      wait_as_warp(&full[i], 0);
+      if (c.lane == 0) release(i);
+    }
+    multiply<T, kOut, kTileK / 16, 1>(d, ring, (size + kTileK - 1) / kTileK, c.group * Down::kSide, 2 * Down::kSide, ready, c.lane == 0, release);
+    if constexpr (kSplits > 1) add_shares<kOut, kSplits>(d, ring.base, &sent, rank);
+    named_sync<kConsumers>(3);  // the ring is read, or what came there; the outputs go there, on their way to whole lines
+    constexpr int kShare = Down::kShare;
+    const int own = rank * kShare, matrix = c.lane >> 3, low = c.group * 64 + c.warp * 16;
+    unsigned char* to = ring.base + (low + (matrix & 1) * 8 + (c.lane & 7)) * Down::kPitch + (matrix >> 1) * 16;
+#pragma unroll
+    for (int j = 0; j < kShare / 8; j += 2) {
+      if (bias != nullptr)
+#pragma unroll
+        for (int g = 0; g < 4; ++g) {
+          const int out = load.output(own + 8 * (j + g / 2)) + 2 * (c.lane & 3) + g % 2;
+          const float b = out < f.d_model ? static_cast<float>(bias[out]) : 0.f;
+          d[4 * (j + g / 2) + g % 2] += b, d[4 * (j + g / 2) + 2 + g % 2] += b;
+        }
+      store_matrices(to + 16 * j, round_pair<T>(d[4 * j], d[4 * j + 1]), round_pair<T>(d[4 * j + 2], d[4 * j + 3]),
+                     round_pair<T>(d[4 * j + 4], d[4 * j + 5]), round_pair<T>(d[4 * j + 6], d[4 * j + 7]));
+    }
+    __syncwarp();
+    for (int i = c.lane; i < 16 * (kShare / 8); i += 32) {
+      const int row = low + i / (kShare / 8), chunk = i % (kShare / 8), out = load.output(own + 8 * chunk);
+      if (row >= rows || own + 8 * chunk >= kOut || out >= f.d_model) continue;
+      uint4 values = *reinterpret_cast<const uint4*>(ring.base + row * Down::kPitch + chunk * 16);
+      if (broken[row / 32] >> (row & 31) & 1) values = make_uint4(0x7fff7fffu, 0x7fff7fffu, 0x7fff7fffu, 0x7fff7fffu);  // NaN
+      *reinterpret_cast<uint4*>(static_cast<T*>(f.y) + static_cast<int64_t>(m0 + row) * f.d_model + out) = values;
+    }
+  }
+}
+
+}  // namespace twell::hopper

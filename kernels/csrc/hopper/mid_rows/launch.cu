@@ -1,0 +1,81 @@
+#include <map>
+#include <utility>
+
+#include "hopper/tma_launch.cuh"
+#include "hopper/mid_rows/down.cuh"
+#include "hopper/mid_rows/gate_up.cuh"
+
+namespace twell::hopper {
+
+namespace {
+
+// The halves of a matrix's lines, of 32 outputs each, in boxes of 64 neurons: the box at (0, neuron, half), with zeros in place of the other.
+template <typename T>
+CUtensorMap halves_map(const void* matrix, int height, int width) {
+  const cuuint64_t sizes[] = {32, static_cast<cuuint64_t>(height), static_cast<cuuint64_t>(width) / 32};
+  const cuuint64_t strides[] = {width * sizeof(T), 32 * sizeof(T)};
+  const cuuint32_t box[] = {64, kTileK, 1};
+  return encode_map(kMapType<T>, matrix, 3, sizes, strides, box, true);
+}
+
+// Calls run<the i-th of `all`>() for the one that `chosen` is.
+template <const auto& all, typename Shape, typename Run>
+void by_shape(const Shape& chosen, Run run) {
+  [&]<size_t... i>(std::index_sequence<i...>) {
+    (void)((all[i] == chosen && (run.template operator()<all[i]>(), true)) || ...);
+  }(std::make_index_sequence<std::size(all)>());
+}
+
+// How many clusters of one, two and three CTAs of `mid_down` run at once on this device. They keep to the groups that multiprocessors come
+// in, whose sizes differ from one device to another, and leave some idle: 39 of three, where there are 132 multiprocessors.
+const std::array<int, 4>& down_clusters() {
+  thread_local std::map<int, std::array<int, 4>> known;
+  int device;
+  check(cudaGetDevice(&device), "device");
+  if (const auto found = known.find(device); found != known.end()) return found->second;
+  const int ones = multiprocessors(), shared = 226 * 1024;  // the most that it takes, which leaves no room for another on a multiprocessor
+  const int threes = clusters_at_once(mid_down<TWELL_T, 64, 3>, kThreads, shared, 3);
+  return known[device] = {0, ones, ones / 2, std::max(threes, 1)};
+}
+
+}  // namespace
+
+template <>
+void launch_mid_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) {
+  const MidTile tile = mid_tile(f, multiprocessors());
+  by_shape<kMidTiles>(tile, [&]<MidTile kTile>() {
+    constexpr int kN = kTile.neurons, kRows = kTile.rows;
+    using Where = MidRing<kN, kRows>;
+    const auto rows = [&](int box) { return tensor_map<TWELL_T>(f.x, f.rows, f.d_model, box); };
+    const int taken = tile.taken(f), half = taken / kMidPair, rest = f.rows % taken % half;  // half: a CTA's share of a tile's rows
+    const auto x = rows(half), last_x = rows(rest > 0 ? rest : half);
+    const auto weights = [&](const void* matrix, int neurons) { return tensor_map<TWELL_T>(matrix, f.d_ff, f.d_model, neurons); };
+    const int last = f.d_ff % kN > 0 ? f.d_ff % kN : kN;  // neurons of the last tile
+    const auto gate = weights(f.w_gate, kN), last_gate = weights(f.w_gate, last);
+    const auto up = f.w_up == nullptr ? gate : weights(f.w_up, kN), last_up = f.w_up == nullptr ? gate : weights(f.w_up, last);
+    const auto h = hidden_map<TWELL_T>(f, kN);
+    const dim3 grid(kMidPair, (f.rows + kRows - 1) / kRows, tile.columns(f) / kMidPair);
+    launch_overlapping(mid_gate_up<TWELL_T, kN, kRows>, grid, kThreads, Where::kBegin + Where::kBytes, kMidPair, stream, x, last_x, gate, up,
+                       last_gate, last_up, h, f, taken, dense);
+  });
+}
+
+template <>
+void launch_mid_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
+  const MidTile tile = mid_tile(f, multiprocessors());
+  const int tiles = tile.columns(f), block_rows = std::min(tile.taken(f), kBlockRows);
+  by_shape<kMidOutputs>(mid_outputs(f, down_clusters()), [&]<MidOutputs kOutputs>() {
+    constexpr int kOut = kOutputs.each, kSplits = kOutputs.splits;
+    using Down = MidDown<kOut, kSplits>;
+    const int stages = Down::stages(f.d_ff);
+    if (stages < Down::kLeastStages) throw std::runtime_error("down: d_ff of " + std::to_string(f.d_ff) + " leaves no room for stages");
+    const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
+    const auto half = kOut % 64 == 0 ? w : halves_map<TWELL_T>(f.w_down, f.d_ff, f.d_model);
+    const auto h = tensor_map<TWELL_T>(f.hidden, f.blocks * f.panels * kPanelColumns, kBlockRows, kTileK);
+    launch_overlapping(mid_down<TWELL_T, kOut, kSplits>, dim3(kSplits, (f.d_model + kOut - 1) / kOut, f.blocks), kThreads,
+                       stages * Down::kStageBytes + Down::list_bytes(f.d_ff), kSplits, stream, w, half, h, f, block_rows, nnz, tiles,
+                       stages);
+  });
+}
+
+}  // namespace twell::hopper

@@ -1,0 +1,207 @@
+// What the CTAs of `mid_gate_up` share, where in shared memory it lies, and the producers that fill it.
+#pragma once
+
+#include <algorithm>
+
+#include "hopper/mid_rows/tiles.cuh"
+
+namespace twell::hopper {
+
+template <int kN, int kRows>
+struct __align__(16) MidShared {
+  static constexpr int kWords = (kN + 31) / 32, kBlocks = kRows / kBlockRows;
+  // From a share of the tile on, of more rows a greater one, and where they are more than 48, in large tiles 64, weights come whole: by the
+  // copy engine that is less work than row by row.
+  static constexpr int kMost = kN == 48 ? 16 : std::min((4 + kBlocks) * kN / 16, kRows * kN < 128 * 224 ? 48 : 64);
+  // Of the up product of so many gathered neurons.
+  __host__ __device__ static constexpr int width_of(int count) { return count <= 16 ? 16 : count <= 32 ? 32 : count <= 48 ? 48 : 64; }
+  static constexpr int kWidest = width_of(kMost);
+  uint64_t full[2][kMidStages], empty[2][kMidStages], gathered[kMidStages];  // of the gate's stages, of the up product's
+  uint64_t told, ready, left;                                                // by the other CTA of the pair: its width, and so on
+  uint64_t sure;                                                             // by both: the gate's ring is read, votes are in
+  int votes[kMidPair];                                                       // by either CTA: whether all neurons are surely taken
+  uint32_t fires[kBlocks][kWords], broken[kRows / 32];  // a bit a neuron that any row of a block fires; a bit a row that is not finite
+  int count, width;                                     // neurons that fire; of those whose up product is taken
+  int other;                                            // the width that the other CTA of the pair asks for
+  __align__(16) uint16_t list[kN];                      // the neurons that fire, ascending
+  __align__(16) float biases[kN];                       // of a product's neurons
+};
+
+// Calls run<width>(), of a product of gathered neurons.
+template <typename Space, typename Run>
+__device__ __forceinline__ void by_width(int width, Run run) {
+  if (Space::kWidest == 16 || width == 16)
+    run.template operator()<16>();
+  else if (Space::kWidest <= 32 || width == 32)
+    run.template operator()<std::min(32, Space::kWidest)>();
+  else if (Space::kWidest <= 48 || width == 48)
+    run.template operator()<std::min(48, Space::kWidest)>();
+  else
+    run.template operator()<Space::kWidest>();
+}
+
+// Panels: [neurons][64 rows], 128-byte swizzled, as the copy engine has them; one for each 64 rows of the tile, one after the other.
+// First the ring of the gate product has all the room. Then the gate's values lie at its end, in panels of the whole tile. Of few
+// neurons that fire they move to its beginning, in panels of their own, before the up product's ring. Otherwise that ring lies before
+// them, or, where it would have too few stages, has all the room again: they leave for `hidden` and come back as its last stages do.
+template <int kN, int kRows>
+struct MidRing {
+  static constexpr int kBegin = (sizeof(MidShared<kN, kRows>) + 1023) / 1024 * 1024, kBytes = 227 * 1024 - kBegin;
+  static constexpr int kPanel = kN * 128, kHeld = kBytes - kRows / 64 * kPanel, kEnoughStages = 4;
+  static constexpr int stage(int width) { return (kRows + width) * kTileK * 2; }
+  static constexpr bool kLeaves = kHeld / stage(kN) < kEnoughStages;
+  static constexpr int kClear = kHeld / stage(kN);   // stages that lie before the gate's values
+  static constexpr int kFurther = kLeaves ? 2 : 0;  // that they come back in
+  // Of the up product's ring: where it begins, and how many stages it has.
+  static constexpr int begin(int width) { return width == kN ? 0 : width * kRows * 2; }
+  static constexpr int stages(int width) {
+    const int most = ((width == kN && !kLeaves ? kHeld : kBytes) - begin(width)) / stage(width);
+    return most < kMidStages ? most : kMidStages;
+  }
+  static constexpr int kEarly = std::min(kClear, stages(kN));  // of the up product's, that may be asked for before what fired is listed
+  static constexpr int kGateStages = std::min(kMidStages, kBytes / stage(kN));
+  static constexpr int kProducerRegisters = kRows == kBlockRows ? 72 : 40, kConsumerRegisters = 252 - kProducerRegisters / 2;
+  static constexpr int kWidest = MidShared<kN, kRows>::kWidest, kLate = stages(kWidest) > 5 ? 4 : 2;  // of a gathered stage, as below
+  static_assert(kGateStages >= kProducerWarps && stages(kN) >= kProducerWarps);  // else a warp meets a stage that is two rounds behind
+  static_assert(stages(kWidest) >= kLate + 2);  // else gatherers wait for a stage that waits for one not yet announced
+};
+
+// Where 8 rows of a neuron lie in a panel.
+__device__ __forceinline__ unsigned char* panel_chunk(unsigned char* panel, int neuron, int chunk) {
+  return panel + neuron * 128 + (((chunk ^ neuron) & 7) << 4);
+}
+
+// What the copy engine brings of a tile into each stage: its rows that there are, of which this CTA asks for one half, `half` of them if
+// they are all there, for both CTAs of the pair; and, `weights_at` bytes behind, so many bytes of weights.
+struct MidLoad {
+  const CUtensorMap &x, &weights;
+  int x_bytes, weight_bytes, first, weights_at, half;
+
+  // The step-th 64 of k into the stage where `s` stands.
+  __device__ __forceinline__ void ask(const Stages& s, int step) const {
+    uint64_t* full = &s.full[s.at];
+    const int row = cluster_rank() * half, at = row * (kTileK * 2);
+    barrier_expect(full, x_bytes + weight_bytes);
+    if (at < x_bytes)
+      tma_load_2d_multicast(s.here() + at, &x, full, step * kTileK, blockIdx.y * (kMidPair * half) + row, (1 << kMidPair) - 1);
+    if (weight_bytes > 0) tma_load_2d(s.here() + weights_at, &weights, full, step * kTileK, first);
+  }
+};
+
+// Where in k a tile of neurons begins: a pair's at one place, others elsewhere, so that not all ask for the same at once.
+__device__ __forceinline__ int first_step(int steps) { return blockIdx.z % steps; }
+__device__ __forceinline__ int wrapped(int step, int steps) { return step < steps ? step : step - steps; }
+
+// Fills the stages from one to another by the copy engine, each of `turns` warps one in so many, from the `turn`-th on; by one thread. That
+// takes about 100 cycles for a copy and 300 for what stands around it, and steps are 250 to 1 000 long. before(i) runs before the i-th stage.
+template <typename Before>
+__device__ __forceinline__ void load_mid(Stages& s, const MidLoad& load, int steps, int from, int to, int turn, int turns, Before before) {
+#pragma unroll 1
+  for (int i = from, step = wrapped(first_step(steps) + from, steps); i < to; ++i, s.next()) {
+    if (i % turns == turn) {
+      before(i);
+      barrier_wait(&s.empty[s.at], s.phase);
+      load.ask(s, step);
+    }
+    step = wrapped(step + 1, steps);
+  }
+}
+
+// Zeros in each stage of the gate's, from one row of the tile's to another: behind its last rows, or behind its last neurons, which lie
+// behind the rows. Copies that reach past the end of a matrix would bring them, but take longer than whole ones. By the consumers.
+template <int kN, int kRows>
+__device__ __forceinline__ void clear_rest(unsigned char* base, int from, int to) {
+  using Where = MidRing<kN, kRows>;
+  const int chunks = (to - from) * 8;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < Where::kGateStages * chunks; i += kConsumers)
+    *reinterpret_cast<uint4*>(base + i / chunks * Where::stage(kN) + from * kTileK * 2 + i % chunks * 16) = make_uint4(0, 0, 0, 0);
+  fence_async_proxy();
+  named_sync<kConsumers>(3);
+}
+
+// Copies the neurons in the list out of `weights` into the stages, by all producers but the first warp, which asks for the rows alone: beside
+// copies of their own the others would take longer.
+template <typename T, int kMost, int kLate>
+__device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int steps,
+                                           int d_model, int row_bytes) {
+  constexpr int kApart = (kProducers - 32) / 8, kRounds = (kMost + kApart - 1) / kApart;
+  static_assert(kApart % 4 == 0);  // a thread's rows are swizzled alike but for 64 bytes
+  const int thread = threadIdx.x - kConsumers - 32, row = thread / 8, chunk = thread % 8;
+  uint32_t offset[kRounds];  // of a thread's rows, in 16 bytes
+#pragma unroll
+  for (int j = 0; j < kRounds; ++j)
+    offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * (d_model / 8) : 0;
+  const uint32_t place = row_bytes + row * 128 + ((chunk ^ row & 7) << 4);
+  Announcer<kLate> announcer{gathered, s.count};
+#pragma unroll 1
+  for (int i = 0, step = first_step(steps); i < steps; ++i, s.next()) {
+    barrier_wait(&s.empty[s.at], s.phase);
+    const uint32_t to = smem_address(s.here()) + place;
+    const int k = step * kTileK + 8 * chunk;
+    const bool inside = k < d_model;
+    const uint4* from = reinterpret_cast<const uint4*>(weights + (inside ? k : 0));
+    asm("" : "+l"(from));  // else each row's address is worked out ahead, and there are no registers to keep them in
+#pragma unroll
+    for (int j = 0; j < kRounds; ++j) {
+      if (row + kApart * j >= count) break;
+      async_copy_16((to ^ kApart * j % 8 << 4) + kApart * j * 128, from + offset[j], inside);
+    }
+    announcer.asked();
+    step = wrapped(step + 1, steps);
+  }
+  announcer.rest();
+}
+
+// Whether a warp's sums alone say that more neurons fire than are gathered, so that weights come whole: by every other neuron, and by values
+// that no type rounds to zero. Where few of the first fire, it looks no further: others wait.
+template <int kN, int kMost, int kPieces, int kSize>
+__device__ __forceinline__ bool surely_whole(const float (&d)[kPieces][kSize]) {
+  const auto fire = [&](int j) { return fmaxf(d[0][4 * j], d[0][4 * j + 2]) >= 0x1p-14f; };
+  if (__popc(__ballot_sync(~0u, fire(0))) < 16) return false;
+  uint32_t fires = 0;  // bit j: neuron 8 j + 2 * quad
+#pragma unroll
+  for (int j = 0; j < kN / 8; ++j) fires |= fire(j) ? 1u << j : 0;
+#pragma unroll
+  for (int apart = 4; apart < 32; apart *= 2) fires |= __shfl_xor_sync(~0u, fires, apart);
+  int count = __popc(fires);
+  count += __shfl_xor_sync(~0u, count, 1), count += __shfl_xor_sync(~0u, count, 2);
+  return count > kMost;
+}
+
+// The gate's values leave for `hidden`, the up product's tiles come, but for the first `begun`, which have been asked for, and then the values
+// again, each warpgroup's in a stage of its own.
+template <int kN, int kRows>
+__device__ __forceinline__ void load_whole(Stages& s, MidShared<kN, kRows>& shared, const MidLoad& load, const CUtensorMap& h_map, int steps,
+                                           int begun, int turn) {
+  using Where = MidRing<kN, kRows>;
+  constexpr int kPanels = kRows / 64, kOwn = kPanels / 2;
+  const int block0 = blockIdx.y * (kRows / kBlockRows), first = mid_column() * kN;
+  const bool moves = Where::kLeaves && turn == kProducerWarps - 1;  // the values, one thread all of them
+  if (moves) {
+#pragma unroll
+    for (int p = 0; p < kPanels; ++p) tma_store_3d(&h_map, s.base + Where::kHeld + p * Where::kPanel, 64 * (p % 2), first, block0 + p / 2);
+    bulk_commit();
+    bulk_wait_read<0>();
+    for (int cta = 0; cta < kMidPair; ++cta) barrier_arrive_remote(&shared.left, cta);  // what is asked for goes to both
+  }
+  load_mid(s, load, steps, begun, steps, turn, kProducerWarps, [&](int i) {
+    if (Where::kLeaves && i >= Where::kClear) barrier_wait(&shared.left, 0);
+  });
+  if (moves) {
+    barrier_wait(&shared.left, 0);
+    bulk_wait<0>();
+#pragma unroll
+    for (int p = 0; p < kPanels; ++p) {
+      uint64_t* full = &s.full[s.at];
+      if (p % kOwn == 0) {
+        barrier_wait(&s.empty[s.at], s.phase);
+        barrier_expect(full, kOwn * Where::kPanel);
+      }
+      tma_load_3d(s.here() + p % kOwn * Where::kPanel, &h_map, full, 64 * (p % 2), first, block0 + p / 2);
+      if (p % kOwn == kOwn - 1) s.next();
+    }
+  }
+}
+
+}  // namespace twell::hopper

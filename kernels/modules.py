@@ -1,0 +1,165 @@
+"""The FFN of one layer as a module that counts what fires, in place of a model's own.
+
+It shares the weights it is made from (no copy), and computes what they computed. One may lie differently: where the
+kernel reads w_down by neuron, the module holds that order alone, still as [d_model, d_ff], and
+`module.w_down.contiguous()` gives the original back. All layers of a model share one
+Probe: whoever runs the model sets the probe's row information before a forward pass and gets each layer's input
+and Stats from its callback, in the order the layers run. A probe that counts nothing costs nothing.
+
+    probe = Probe(probes="counts", on_stats=lambda layer, x, stats: counts.append(stats.nnz))
+    block.mlp = SparseFFN.gated(mlp.gate_proj, mlp.up_proj, mlp.down_proj, layer=3, probe=probe)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from twell.kernels.backends.reference import ACTIVATION
+from twell.kernels.layout import Layout
+from twell.kernels.ops import KERNELS, Choice, choose, run
+from twell.kernels.params import Asks, Call, Stats
+
+Linear = nn.Module | Tensor  # a module with `weight` and perhaps `bias`, or the weight alone
+
+
+@dataclass
+class Probe:
+    """What the layers of a model are to count, for which rows, and who is told.
+
+    probes, layout, want_packed: as in `gated_ffn`
+    rows uint8 [n], tokens int32 [n], sequences int32 [n]: of the n rows of the coming forward pass
+    on_stats(layer, x, stats): called by each layer, x [n, d_model] its input; None: nobody is told
+    """
+
+    probes: str = "none"
+    layout: Layout | None = None
+    want_packed: bool = False
+    rows: Tensor | None = None
+    tokens: Tensor | None = None
+    sequences: Tensor | None = None
+    on_stats: Callable[[int, Tensor, Stats], None] | None = None
+
+
+class SparseFFN(nn.Module):
+    """A gated (`w_up` given) or plain FFN that runs through the sparse op."""
+
+    w_gate: Tensor
+    w_up: Tensor | None
+    w_down: Tensor
+    b_gate: Tensor | None
+    b_up: Tensor | None
+    b_down: Tensor | None
+
+    def __init__(
+        self,
+        w_gate: Tensor,
+        w_up: Tensor | None,
+        w_down: Tensor,
+        b_gate: Tensor | None = None,
+        b_up: Tensor | None = None,
+        b_down: Tensor | None = None,
+        *,
+        layer: int = 0,
+        activation: str = "relu",
+        up_relu: bool = False,
+        threshold: float | None = None,
+        kernel: str = "auto",
+        probe: Probe | None = None,
+    ) -> None:
+        """Weights as nn.Linear holds them: w_gate, w_up [d_ff, d_model], w_down [d_model, d_ff].
+
+        Raises ValueError for a weight with inf or nan in it, and for a kernel that this build does not have.
+        """
+        super().__init__()
+        tensors = {
+            "w_gate": w_gate,
+            "w_up": w_up,
+            "w_down": w_down,
+            "b_gate": b_gate,
+            "b_up": b_up,
+            "b_down": b_down,
+        }
+        for name, tensor in tensors.items():
+            if tensor is not None and not bool(tensor.isfinite().all()):
+                bad = int(tensor.numel() - tensor.isfinite().sum())
+                raise ValueError(f"{name}: expected finite weights, got {bad} inf or nan in layer {layer}")
+            shared = None if tensor is None else nn.Parameter(tensor.detach(), requires_grad=False)
+            self.register_parameter(name, shared)
+        self.layer = layer
+        self.activation = activation
+        self.up_relu = up_relu
+        self.threshold = threshold
+        self.kernel = kernel
+        self.probe = Probe() if probe is None else probe
+        chosen = self.choice(1).kernel  # an unknown kernel is refused here, not in the first forward pass
+        if KERNELS[chosen].down_by_neuron:
+            by_neuron = self.w_down.t().contiguous().t()  # strides (1, d_model); moves and casts keep them
+            self.w_down = nn.Parameter(by_neuron, requires_grad=False)
+
+    @classmethod
+    def gated(cls, gate: Linear, up: Linear, down: Linear, **options: Any) -> SparseFFN:
+        """From three linear modules with their biases, or three weights; options as in the constructor."""
+        (w_gate, b_gate), (w_up, b_up), (w_down, b_down) = map(_weight_and_bias, (gate, up, down))
+        return cls(w_gate, w_up, w_down, b_gate, b_up, b_down, **options)
+
+    @classmethod
+    def plain(cls, inner: Linear, outer: Linear, **options: Any) -> SparseFFN:
+        """From two linear modules with their biases, or two weights; options as in the constructor."""
+        (w_in, b_in), (w_out, b_out) = map(_weight_and_bias, (inner, outer))
+        return cls(w_in, None, w_out, b_in, None, b_out, **options)
+
+    @property
+    def d_model(self) -> int:
+        return self.w_gate.shape[1]
+
+    @property
+    def d_ff(self) -> int:
+        return self.w_gate.shape[0]
+
+    def choice(self, n: int) -> Choice:
+        """The kernel that n rows of this layer take, and why."""
+        weight = self.w_gate
+        shape = (weight.device, weight.dtype, self.d_model, self.d_ff, n)
+        probe = self.probe
+        asks = Asks(self.activation, self.up_relu, self.threshold, probe.layout, probe.want_packed)
+        return choose(*shape, self.kernel, asks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y [..., d_model] for x [..., d_model]; the probe's callback gets the Stats."""
+        probe = self.probe
+        x = x.contiguous()
+        call = Call(
+            x, self.w_gate, self.w_up, self.w_down, self.b_gate, self.b_up, self.b_down,
+            probe.rows, probe.tokens, probe.sequences,
+            self.activation, self.up_relu, self.threshold, probe.probes, probe.layout, probe.want_packed,
+        )  # fmt: skip
+        y, stats = run(call, self.kernel)
+        if probe.on_stats is not None:
+            probe.on_stats(self.layer, x.view(-1, x.shape[-1]), stats)
+        return y
+
+    def dense(self, x: Tensor) -> Tensor:
+        """The same FFN as a model runs it, through F.linear: the baseline of timings. It counts nothing."""
+        linear = nn.functional.linear
+        hidden = ACTIVATION[self.activation](linear(x, self.w_gate, self.b_gate))
+        if self.w_up is not None:
+            up = linear(x, self.w_up, self.b_up)
+            hidden = hidden * (up.relu() if self.up_relu else up)
+        return linear(hidden, self.w_down, self.b_down)
+
+    def extra_repr(self) -> str:
+        kind = "plain" if self.w_up is None else "gated"
+        return f"layer {self.layer}, {kind}, {self.activation}, d_model {self.d_model}, d_ff {self.d_ff}"
+
+
+def _weight_and_bias(linear: Linear) -> tuple[Tensor, Tensor | None]:
+    if isinstance(linear, Tensor):
+        return linear, None
+    weight = getattr(linear, "weight", None)
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"expected a linear module or its weight, got {type(linear).__name__}")
+    return weight, getattr(linear, "bias", None)

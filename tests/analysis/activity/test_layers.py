@@ -1,0 +1,113 @@
+"""Layers against numpy on the rows themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from twell.analysis import by_layer, layer_histogram
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+
+def test_by_layer(run: Run, rows: pd.DataFrame, used: pd.DataFrame, flagged: bool) -> None:
+    table = by_layer(run, flagged=flagged)
+    layers = list(range(run.layers))
+    counts = used[layers]
+    assert list(table["layer"]) == layers
+    assert (table["tokens"] == len(used)).all()
+    for name, expected in {
+        "mean": counts.mean(),
+        "sd": counts.std(ddof=0),
+        "sparsity": 1 - counts.mean() / run.d_ff,
+        "share": counts.sum() / counts.sum().sum(),
+    }.items():
+        np.testing.assert_allclose(table[name], expected, rtol=1e-9, err_msg=name)
+    for name, share in {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}.items():
+        exact = np.quantile(counts.to_numpy(), share, axis=0, method="inverted_cdf")
+        assert list(table[name]) == list(exact), name
+    assert list(table["max"]) == list(counts.max())
+    fired = run.frame("neurons").groupby("layer")["neuron"].nunique()
+    assert list(table["dead"]) == list(run.d_ff - fired)
+    np.testing.assert_allclose(table["dead_share"], 1 - fired / run.d_ff, rtol=1e-9)
+    unflagged = int((rows["flags"] == 0).sum())
+    np.testing.assert_allclose(table["dead_upper"], 3 / unflagged, rtol=1e-12)
+    np.testing.assert_allclose(table["dead_sequences"], 3 / run.manifest.sequences, rtol=1e-12)
+    assert f"{unflagged:,}" in table.attrs["note"]
+    assert table.attrs["definition"] == run.manifest.nnz_definition
+
+
+def test_interval_of_the_mean(run: Run, rows: pd.DataFrame) -> None:
+    """Each of twenty groups of sequences left out once."""
+    plain, table = rows[rows["flags"] == 0], by_layer(run)
+    for layer in range(run.layers):
+        groups = [plain.loc[plain["sequence"] % 20 != group, layer].mean() for group in range(20)]
+        half = stats.t.ppf(0.975, 19) * np.sqrt(19 / 20 * ((np.array(groups) - plain[layer].mean()) ** 2).sum())
+        assert table["high"][layer] - table["mean"][layer] == pytest.approx(half, rel=1e-9)
+        assert table["mean"][layer] - table["low"][layer] == pytest.approx(half, rel=1e-9)
+    assert by_layer(run, flagged=True)[["low", "high"]].isna().all(axis=None)
+
+
+def test_histogram_is_exact(run: Run, used: pd.DataFrame, flagged: bool) -> None:
+    table = layer_histogram(run, flagged=flagged)
+    long = used.melt(value_vars=list(range(run.layers)), var_name="layer", value_name="nnz")
+    expected = long.groupby(["layer", "nnz"]).size()
+    assert list(zip(table["layer"], table["nnz"], strict=True)) == [(a, int(b)) for a, b in expected.index]
+    assert list(table["tokens"]) == list(expected)
+
+
+def test_used(made: ModuleType, tmp_path: Path, flagged: bool) -> None:
+    """A model with a ReLU on the up branch too: how many of what fires is used."""
+
+    def half(columns: dict[str, Any]) -> dict[str, Any]:
+        used = {name.replace("nnz", "used"): values // 2 for name, values in columns.items() if name[:4] == "nnz_"}
+        return {**columns, **used}
+
+    run = made.make(tmp_path / "two", sequences=12, parts=2, change=half, up_relu=True)
+    rows = run.frame("activity")
+    rows = rows if flagged else rows[rows["flags"] == 0]
+    expected = [rows[name].astype(float).mean() for name in ("used_00", "used_01", "used_02", "used_03")]
+    np.testing.assert_allclose(by_layer(run, flagged=flagged)["used"], expected, rtol=1e-9)
+
+
+def test_used_is_empty_where_all_that_fires_is_used(run: Run) -> None:
+    assert by_layer(run)["used"].isna().all()
+
+
+def test_flagged_tokens_make_a_difference(run: Run) -> None:
+    assert (by_layer(run, flagged=True)["mean"] > by_layer(run)["mean"]).all()
+
+
+def test_without_neuron_sums_the_rest_is_there(made: ModuleType, tmp_path: Path) -> None:
+    table = by_layer(made.make(tmp_path / "counts", neurons=False, sequences=10, parts=1))
+    assert table["dead"].isna().all()
+    assert table["dead_share"].isna().all()
+    assert table["mean"].gt(0).all()
+
+
+def test_one_layer(made: ModuleType, tmp_path: Path) -> None:
+    table = by_layer(made.make(tmp_path / "one", layers=1, sequences=10, parts=1))
+    assert len(table) == 1
+    assert table["share"].item() == 1
+
+
+def test_a_run_of_flagged_tokens_only(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "first", sequences=3, parts=1, length=2, neurons=False, timings=0)
+    rows = run.frame("activity")
+    assert (rows["flags"] == 0).sum() == 3  # positions 1
+    table = by_layer(run)
+    assert (table["tokens"] == 3).all()
+
+    def only_first(columns: dict[str, Any]) -> dict[str, Any]:
+        return {name: values[columns["position"] == 0] for name, values in columns.items()}
+
+    only = made.make(tmp_path / "only", sequences=4, parts=1, neurons=False, timings=0, change=only_first)
+    with pytest.raises(Missing, match="flagged=True"):
+        by_layer(only)
+    assert (by_layer(only, flagged=True)["tokens"] == 4).all()

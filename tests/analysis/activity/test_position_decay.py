@@ -1,0 +1,102 @@
+"""Decays that were planted, found again; the fit against scipy's; verdicts that could be others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import curve_fit
+
+from twell.analysis import position_fit
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+A, B, DECAY = 30.0, 60.0, 12.0
+
+Mean = Callable[[np.ndarray], np.ndarray]
+
+
+def planted(made: ModuleType, path: Path, mean: Mean, seed: int = 0, sequences: int = 60) -> Run:
+    """A run whose nnz has this mean at a position, times a factor that a sequence shares: correlation about 0.5."""
+
+    def change(columns: dict[str, Any]) -> dict[str, Any]:
+        rng = np.random.default_rng(seed)
+        mood = rng.gamma(9, 1 / 9, columns["sequence"].max() + 1)[columns["sequence"]]
+        for name in ("nnz_00", "nnz_01"):
+            columns[name] = rng.poisson(mood * mean(columns["position"])).astype(np.uint16)
+        return columns
+
+    shape = made.Shape(
+        layers=2, sequences=sequences, length=160, parts=1, neurons=False, tiles=False, timings=0, seed=seed
+    )
+    return made.make(path, shape, change=change)
+
+
+def falling(position: np.ndarray) -> np.ndarray:
+    return A + B * np.exp(-position / DECAY)
+
+
+def test_a_planted_decay_is_found(made: ModuleType, tmp_path: Path) -> None:
+    table = position_fit(planted(made, tmp_path / "planted", falling))
+    assert list(table["layer"]) == [0, 1, -1]
+    assert (table["verdict"] == "exponential").all()
+    assert (table["decay_low"] < DECAY).all()
+    assert (table["decay_high"] > DECAY).all()
+    assert (table["decay_high"] - table["decay_low"] < 5).all()
+    assert (table["r2"] > 0.95).all()
+    np.testing.assert_allclose(table["a"], [A, A, 2 * A], rtol=0.15)
+    np.testing.assert_allclose(table["b"], [B, B, 2 * B], rtol=0.2)
+
+
+def test_the_fit_is_that_of_scipy(run: Run) -> None:
+    rows = run.frame("activity")
+    rows = rows[(rows["flags"] == 0) & (rows["position"] > 0)]
+    position, nnz = rows["position"].to_numpy(float), rows["nnz_02"].to_numpy(float)
+    band = np.where(position < 8, position, np.floor(np.sqrt(8 * position))).astype(int)
+    numbers, place, tokens = np.unique(band, return_inverse=True, return_counts=True)
+    x, y = (np.bincount(place, values) / tokens for values in (position, nnz))
+    variance = np.bincount(place, nnz**2) / tokens - y**2
+
+    def fit(curve: Callable[..., np.ndarray], start: tuple[float, ...]) -> tuple[np.ndarray, float]:
+        found, _ = curve_fit(curve, x, y, p0=start, sigma=np.sqrt(variance / tokens), maxfev=20_000)
+        return found, float(((y - curve(x, *found)) ** 2 * tokens / variance).sum())
+
+    (a, b, decay), left = fit(lambda p, a, b, decay: a + b * np.exp(-p / decay), (10, 10, 5))
+    (_, _, power), power_left = fit(lambda p, a, b, k: a + b * p**-k, (10, 10, 1))
+    row = position_fit(run).iloc[2]
+    assert (row["a"], row["b"], row["decay"]) == pytest.approx((a, b, decay), rel=1e-3)
+    assert row["power"] == pytest.approx(power, rel=1e-3)
+    assert row["aicc"] == pytest.approx(len(numbers) * np.log(left / power_left), rel=1e-3)
+    weight = tokens / variance
+    assert row["r2"] == pytest.approx(1 - left / (weight * (y - np.average(y, weights=weight)) ** 2).sum(), rel=1e-6)
+    assert (row["bands"], row["tokens"]) == (len(numbers), len(rows))
+    start = run.frame("activity").query("position == 0 and flags < 4")["nnz_02"].mean()
+    assert row["first_ratio"] == pytest.approx(start / row["a"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("mean", "verdict"),
+    [
+        (lambda p: 20 + 80 / np.maximum(p, 0.5), "power law"),
+        (lambda p: 30 + 0 * p, "no decay"),
+        (lambda p: 30 + 0.1 * p, "no decay"),
+    ],
+    ids=["power law", "level", "rising"],
+)
+def test_verdicts(made: ModuleType, tmp_path: Path, mean: Mean, verdict: str) -> None:
+    assert set(position_fit(planted(made, tmp_path / "other", mean))["verdict"]) == {verdict}
+
+
+def test_a_straight_fall_has_no_length(made: ModuleType, tmp_path: Path) -> None:
+    table = position_fit(planted(made, tmp_path / "straight", lambda p: 60 - 0.25 * p))
+    assert set(table["verdict"]) == {"cannot be told"}
+    assert np.isinf(table["decay_high"]).all()
+
+
+def test_short_sequences(made: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(Missing, match="sequences of 9 tokens or more"):
+        position_fit(made.make(tmp_path / "short", length=5, sequences=20, parts=1))

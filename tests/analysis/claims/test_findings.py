@@ -1,0 +1,233 @@
+"""Each claim on runs where the truth is known to be one way, and the other, and out of reach."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from twell.analysis import ensure, findings, layer_gains
+from twell.analysis.claims.findings import BEYOND, FAILS, HOLDS, UNTOLD, markdown, side_by_side
+from twell.workbench.run.schema import nnz_columns
+from twell.workbench.run.store import Run
+
+Columns = dict[str, Any]
+
+
+def found(run: Run) -> pd.Series:
+    return findings(run).set_index("claim")["verdict"]
+
+
+def verdict(run: Run, words: str) -> str:
+    (answer,) = [verdict for claim, verdict in found(run).items() if words in claim]
+    return answer
+
+
+def level(*means: float) -> Callable[[Columns], Columns]:
+    """Counts of these means by layer, the same wherever the token stands and whatever it is."""
+
+    def change(columns: Columns) -> Columns:
+        rng = np.random.default_rng(5)
+        counts = {
+            name: rng.poisson(mean, len(columns["flags"])) for name, mean in zip(nnz_columns(9), means, strict=False)
+        }
+        return {**columns, **{name: count.astype(np.uint16) for name, count in counts.items()}}
+
+    return change
+
+
+def other_order(columns: Columns) -> Columns:
+    """The loss falls where nnz rises; the loud token stands where the quiet one stood."""
+    token, loss = columns["token_id"].copy(), columns["loss"]
+    token[columns["token_id"] == 40], token[columns["token_id"] == 41] = 41, 40
+    return {**columns, "token_id": token, "loss": np.ma.masked_array(30 - loss.data, mask=loss.mask)}
+
+
+def fullest(columns: Columns) -> Columns:
+    """One token of each layer fires 450 neurons, the others about 2."""
+    columns = level(2, 2, 2, 2)(columns)
+    for name in nnz_columns(4):
+        columns[name][100] = 450
+    columns["flags"][100] = 0
+    return columns
+
+
+def whole_model(made: ModuleType, gain: float, watts: float | None) -> Callable[[Columns], Columns]:
+    """Add timings of the whole model: dense 1000 µs at 400 W, sparse so much faster."""
+    dense = {"layer": -1, "op": "model_dense", "microseconds": 1000.0, "watts": watts and 400.0}
+    sparse = {"layer": -1, "op": "model_sparse", "microseconds": 1000.0 / gain, "watts": watts, "kernel": "cuda"}
+    return lambda table: made.more_timings(table, [{"batch": b, **row} for b in range(3) for row in (dense, sparse)])
+
+
+def test_every_claim_has_an_answer(run: Run) -> None:
+    table = findings(run)
+    assert set(table["verdict"]) <= {HOLDS, FAILS, UNTOLD}
+    assert table["claim"].is_unique
+    assert (table["reason"] != "").all()
+    told = table["verdict"] != UNTOLD
+    assert (table.loc[told, ["this_run", "statistic"]] != "").all(axis=None)
+    assert (table.loc[~told, "this_run"] == "").all()
+    assert told.sum() >= 11
+    for _, claim, _ in BEYOND:
+        assert table.set_index("claim").loc[claim, "verdict"] == UNTOLD
+
+
+def test_as_made(run: Run) -> None:
+    """What `made` plants."""
+    table = found(run)
+    for words, expected in {
+        "half a percent": FAILS,
+        "More than 30 %": HOLDS,
+        "first two layers": FAILS,
+        "orders of magnitude": FAILS,
+        "first token of a sequence": HOLDS,
+        "exponentially": HOLDS,
+        "doesn": HOLDS,
+        "formaldehyde": HOLDS,
+        "knows what comes next": HOLDS,
+        "two thirds": UNTOLD,
+        "Pearson": HOLDS,
+        "Energy": UNTOLD,
+    }.items():
+        assert [verdict for claim, verdict in table.items() if words in claim] == [expected], words
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "expected"),
+    [
+        (level(2, 2, 2, 2), "half a percent", HOLDS),
+        (level(2, 3, 9, 5), "first two layers", HOLDS),
+        (level(3, 9, 2, 2), "peaks in the early", HOLDS),
+        (level(2, 3, 5, 9), "peaks in the early", FAILS),
+        (level(9, 9, 9, 9), "first token of a sequence", FAILS),
+        (level(9, 9, 9, 9), "exponentially", FAILS),
+        (level(9, 9, 9, 9), "knows what comes next", FAILS),
+        (other_order, "knows what comes next", FAILS),
+        (other_order, "doesn", FAILS),
+        (other_order, "formaldehyde", FAILS),
+        (fullest, "orders of magnitude", HOLDS),
+    ],
+)
+def test_the_other_way(
+    made: ModuleType, tmp_path: Path, change: Callable[[Columns], Columns], words: str, expected: str
+) -> None:
+    assert verdict(made.make(tmp_path / "other", change=change, tiles=False, timings=0), words) == expected
+
+
+@pytest.mark.parametrize(
+    ("gain", "watts", "expected"),
+    [
+        (1.25, 400.0, {"17 to 20.5 %": HOLDS, "30 %": FAILS, "Energy": HOLDS}),
+        (1.4, 560.0, {"17 to 20.5 %": HOLDS, "up to 30 %": HOLDS, "Energy": FAILS}),
+        (0.9, None, {"17 to 20.5 %": FAILS, "up to 30 %": FAILS, "Energy": UNTOLD}),
+    ],
+)
+def test_speed(made: ModuleType, tmp_path: Path, gain: float, watts: float | None, expected: dict[str, str]) -> None:
+    run = made.make(tmp_path / "timed", sequences=12, parts=1, change_timings=whole_model(made, gain, watts))
+    assert verdict(run, "17 to 20.5 %") == UNTOLD, "a model of a million parameters"
+    run.manifest.model["parameters"] = int(5e8)
+    for words, answer in expected.items():
+        claims = {claim: verdict for claim, verdict in found(run).items() if words in claim and "neurons" not in claim}
+        assert set(claims.values()) == {answer}, words
+
+
+def test_contribution_is_preferred_where_the_whole_model_was_timed(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "timed", sequences=30, parts=1, change_timings=whole_model(made, 1.25, None))
+    row = findings(run).set_index("topic").loc["speed"].set_index("claim").filter(like="Pearson", axis=0).iloc[0]
+    gains = layer_gains(run)
+    pearson = np.corrcoef(gains["nnz_mean"], gains["contribution"])[0, 1]
+    assert f"what a layer adds to the model's speed: Pearson {pearson:.3f}" in row["this_run"]
+    assert "a layer's FFN speedup: Pearson" in row["this_run"]
+    assert row["verdict"] == HOLDS
+
+
+def test_dense_layers_are_slow_or_not(made: ModuleType, tmp_path: Path) -> None:
+    """Made timings cost 20 µs and 6 a non-zero against 400: past 63 non-zeros they are slower than dense."""
+    for name, means, expected in (
+        ("one of two", (9, 9, 40, 100), FAILS),
+        ("none", (9, 9, 9, 9), UNTOLD),
+        ("both", (9, 9, 100, 120), HOLDS),
+    ):
+        run = made.make(tmp_path / name, sequences=12, parts=1, change=level(*means))
+        assert verdict(run, "not sparse") == expected, name
+
+
+def test_bare_runs_say_why(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(
+        tmp_path / "bare", layers=1, vocab=40, sequences=12, neurons=False, tiles=False, loss=False, timings=0, parts=1
+    )
+    table = findings(run).set_index("claim")
+    reasons = {claim: row["reason"] for claim, row in table.iterrows() if row["verdict"] == UNTOLD}
+    for words, reason in {
+        "30 % of the neurons": "--probes counts",
+        "first two layers": "at least 4",
+        "knows what comes next": "--no-loss",
+        "formaldehyde": "single token",
+        "Pearson": "no timings table",
+    }.items():
+        assert any(words in claim and reason in text for claim, text in reasons.items()), words
+
+
+def test_a_few_words_settle_nothing_about_layers(made: ModuleType, tmp_path: Path) -> None:
+    for name, length, told in (("words", 14, False), ("pages", 1081, True)):  # 12 tokens counted, and 1 000
+        run = made.make(tmp_path / name, sequences=1, length=length, parts=1, change=level(2, 2, 2, 2))
+        table = findings(run).set_index("claim")
+        for words in ("half a percent", "30 % of the neurons", "first two", "peaks", "orders of", "exponentially"):
+            (row,) = [row for claim, row in table.iterrows() if words in claim]
+            assert (row["verdict"] != UNTOLD) == told, words
+            assert told or row["reason"] == "12 tokens were counted: a verdict on layers takes 1,000 or more.", words
+
+
+def test_reference_claims_no_speed(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "oracle", kernel="reference", sequences=12, parts=1)
+    table = findings(run).set_index("claim")
+    speed = table[table["topic"] == "speed"]
+    assert set(speed["verdict"]) == {UNTOLD}
+    assert speed["reason"].str.contains("oracle").any()
+
+
+def test_large_models_have_a_share(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "large", sequences=12, parts=1, timings=0)
+    assert verdict(run, "two thirds") == UNTOLD
+    for d_model, expected in ((64, FAILS), (65_000, HOLDS)):  # 3 × 65 000 × 512 × 4 of 500 M
+        run.manifest.model.update(parameters=int(5e8), d_model=d_model)
+        assert verdict(run, "two thirds") == expected
+
+
+def test_markdown(run: Run) -> None:
+    table = findings(run)
+    lines = markdown(run).splitlines()
+    assert len(lines) == 2 + len(table) - len(BEYOND)
+    assert len(markdown(run, beyond=True).splitlines()) == 2 + len(table)
+    assert all(line.count("|") == 5 for line in lines)
+
+
+def test_side_by_side(run: Run, bos_run: Run) -> None:
+    lines = side_by_side([run, bos_run]).splitlines()
+    tables = [findings(one).set_index("claim") for one in (run, bos_run)]
+    told = [claim for claim in tables[0].index if any(table["verdict"][claim] != UNTOLD for table in tables)]
+    assert len(lines) == 2 + len(told)
+    for claim, line in zip(told, lines[2:], strict=True):
+        cells = line.strip("| ").split(" | ")
+        assert cells[0] == claim
+        assert [cell.split("**")[1] for cell in cells[1:]] == [table["verdict"][claim] for table in tables]
+
+
+def test_from_the_command_line(run: Run, bos_run: Run) -> None:
+    """Side by side, and nothing else said: no warning, no progress."""
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "twell.analysis"]
+    ensure(run)
+    ensure(bos_run)
+    told = subprocess.run([*command, str(run.path), str(bos_run.path)], capture_output=True, text=True)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout == side_by_side([run, bos_run]) + "\n"
+    bare = subprocess.run(command, capture_output=True, text=True)
+    assert (bare.returncode, bare.stdout) == (1, "")
+    assert bare.stderr == "Expected one run or more: python -m twell.analysis RUN …\n"

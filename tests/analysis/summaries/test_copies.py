@@ -1,0 +1,72 @@
+"""Copies of a run without its rows of single tokens: the same tables, small, and never half a run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import twell.analysis as analysis
+from twell.analysis import by_layer, ensure, summarize
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.options import SummarizeOptions
+from twell.workbench.run.store import Run, copy_without_activity, list_runs, open_run
+
+
+def test_summary_only_copy_gives_the_same_tables(
+    questions: ModuleType, small: Run, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (copy,) = summarize(SummarizeOptions(runs=(small.path,), summary_only=tmp_path / "copy"))
+    assert copy.manifest.summary_only
+    assert not copy.has("activity")
+    assert not (copy.path / "activity").exists()
+    assert not copy.has("sequences")
+    for table in ("neurons", "tiles", "unions"):
+        assert not copy.has(table), "its parts would be most of the copy, and the summary repeats them"
+        with pytest.raises(Missing, match="added up over the parts, in its summary alone"):
+            copy.frame(table)
+    questions.same(copy, small)
+    assert analysis.overview(copy) == analysis.overview(small)
+    said = capsys.readouterr().out
+    assert "summaries of" in said
+    assert str(copy.path) in said
+    assert copy.damaged() == []
+
+
+def test_copy_is_refused_where_something_is(small: Run, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds other files"):
+        summarize(SummarizeOptions(runs=(small.path,), summary_only=tmp_path / "taken"))
+    with pytest.raises(UserError, match="already holds a run"):
+        copy_without_activity(small.path, small.path)
+
+
+def test_a_copy_cut_short_is_no_run(small: Run, tmp_path: Path) -> None:
+    ensure(small)
+    (small.path / "vocab.parquet").unlink()
+    with pytest.raises(UserError, match="Expected to copy"):
+        copy_without_activity(small.path, tmp_path / "short")
+    assert list_runs(tmp_path / "short") == ([], {})
+
+
+def test_copy_of_several_runs_is_refused(small: Run, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Expected one run with --summary-only, got 2"):
+        summarize(SummarizeOptions(runs=(small.path, small.path), summary_only=tmp_path / "x"))
+
+
+def test_summary_only_run_of_another_version(small: Run, tmp_path: Path) -> None:
+    summarize(SummarizeOptions(runs=(small.path,), summary_only=tmp_path / "copy"))
+    shutil.rmtree(tmp_path / "copy" / "summary")
+    with pytest.raises(Missing, match="summarise the run it was copied from"):
+        by_layer(open_run(tmp_path / "copy"))
+
+
+def test_a_copy_of_a_wide_model_is_small(made: ModuleType, tmp_path: Path) -> None:
+    """8 layers of 5632 and a vocabulary of 16 384: what ships as a recorded run."""
+    shape = made.Shape(layers=8, d_ff=5632, vocab=16_384, sequences=60, length=1024, parts=3)
+    run = made.make(tmp_path / "wide", shape)
+    summarize(SummarizeOptions(runs=(run.path,), summary_only=tmp_path / "copy"))
+    assert sum(path.stat().st_size for path in (tmp_path / "copy").rglob("*") if path.is_file()) < 2.5e6

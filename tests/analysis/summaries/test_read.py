@@ -1,0 +1,80 @@
+"""Summaries: built once, over parts, as declared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from twell.analysis import by_layer, by_neuron, ensure, summarize
+from twell.analysis.engines.duckdb import Engine
+from twell.analysis.summaries import build, read
+from twell.workbench.options import SummarizeOptions
+from twell.workbench.run.schema import SUMMARIES
+from twell.workbench.run.store import Run, open_run
+
+
+def test_declared_and_sorted(made: ModuleType, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    def all_used(columns: dict[str, Any]) -> dict[str, Any]:
+        return {**columns, **{name.replace("nnz", "used"): columns[name] for name in columns if name[:4] == "nnz_"}}
+
+    small = made.make(tmp_path / "small", sequences=24, change=all_used, up_relu=True)
+    ensure(small)
+    assert set(build.KEYS) == set(SUMMARIES.tables)
+    for name, table in SUMMARIES.tables.items():
+        found = pq.read_table(small.summary_path(name))
+        assert found.schema.names == [column.name for column in table.columns], name
+        types = [str(kind).replace("float", "float32") for kind in found.schema.types]
+        assert types == [column.type for column in table.columns], name
+        frame = found.to_pandas()
+        keys = list(build.KEYS[name])
+        assert not frame.duplicated(keys).any(), name
+        falls = name == "words"  # the most frequent first
+        by = ["occurrences", *keys] if falls else keys
+        ordered = frame.sort_values(by, ascending=[not falls, *[True] * (len(by) - 1)], ignore_index=True)
+        pd.testing.assert_frame_equal(frame, ordered, obj=name)
+
+
+def test_built_once(questions: ModuleType, small: Run) -> None:
+    ensure(small)
+    before = questions.changed(small)
+    by_layer(small)
+    ensure(open_run(small.path))
+    assert questions.changed(small) == before
+
+
+def test_nothing_is_fetched() -> None:
+    with Engine() as engine:
+        for name in ("autoinstall_known_extensions", "autoload_known_extensions"):
+            setting = engine._connection.raw_sql(f"select current_setting('{name}')").fetchone()
+            assert setting == (False,), name
+
+
+@pytest.mark.parametrize(
+    ("table", "keys", "sums"),
+    [
+        ("tiles", ["layer", "tile", "occupancy"], ["pairs", "rows"]),
+        ("unions", ["layer", "block", "neurons"], ["blocks"]),
+    ],
+)
+def test_counts_of_parts_add_up(small: Run, table: str, keys: list[str], sums: list[str]) -> None:
+    expected = small.frame(table).groupby(keys, as_index=False)[sums].sum()
+    assert len(small.frame(table)) > len(expected), "parts share rows"
+    pd.testing.assert_frame_equal(read.read(small, table), expected)
+
+
+def test_neurons_merge_extremes(small: Run) -> None:
+    ensure(small)
+    parts = small.frame("neurons").groupby(["layer", "neuron"])
+    assert by_neuron(small)["first_sequence"].max() == parts["first_sequence"].min().max()
+
+
+def test_off_a_terminal_a_line_a_run_is_said(small: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    summarize(SummarizeOptions(runs=(small.path,)))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{small.path}: summaries of {small.manifest.tokens:,} tokens, ")

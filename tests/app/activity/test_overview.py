@@ -1,0 +1,93 @@
+"""The Overview's figure, held against the answers it is drawn from, and what is said of the checks that were made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from twell.analysis import by_layer, position_blocks, speedup
+from twell.app.activity.overview_figures import layer_by_layer
+from twell.app.ui.formatting import number, percent, times
+from twell.workbench.run.store import Run, open_run
+
+Show = Callable[..., AppTest]
+
+
+def markup(test: AppTest) -> str:
+    return "\n".join(str(element.proto.body) for element in test.get("html"))
+
+
+def named(figure: Any) -> list[str]:
+    """What the panels are called, from the left."""
+    return [note["text"] for note in figure.layout.annotations]
+
+
+def test_a_row_a_layer_holds_what_the_answers_say(made_run: Run) -> None:
+    blocks, layers, gains = position_blocks(made_run, blocks=16), by_layer(made_run), speedup(made_run)
+    figure = layer_by_layer(blocks, layers, gains)
+    heat, _lines, means, dead, gain = figure.data
+    table = blocks.pivot(index="layer", columns="position_from", values="mean")
+    np.testing.assert_allclose(np.asarray(heat.customdata)[:, :, 0], table.to_numpy())
+    assert list(heat.y) == list(range(made_run.layers))
+    order = np.asarray(heat.z).ravel().argsort(kind="stable")
+    assert (np.diff(table.to_numpy().ravel()[order]) >= 0).all(), "a stronger shade is a greater mean"
+    np.testing.assert_allclose(means.x, layers["mean"].clip(lower=1))
+    assert list(means.text) == [number(mean) for mean in layers["mean"]]
+    assert list(dead.text) == [percent(share) for share in layers["dead_share"]]
+    assert list(gain.text) == [times(gained) for gained in gains["speedup"]]
+    assert named(figure) == ["mean nnz by position", "nnz: mean, p10 to p90", "never fired", "FFN speedup"]
+
+
+def test_what_is_not_known_has_no_panel(show: Show, runs: Path) -> None:
+    for run, panels in (("counts", {"never fired"}), ("oracle", {"FFN speedup"})):
+        test = show(runs, run=run)
+        assert not test.exception
+        (chart,) = test.get("plotly_chart")
+        shown = {note["text"] for note in json.loads(chart.proto.spec)["layout"]["annotations"]}
+        assert not shown & panels
+        assert len(shown) == 3
+
+
+@pytest.mark.parametrize("layers", [20, 40])
+def test_a_deep_model_has_a_scale_in_place_of_numbers(made: ModuleType, tmp_path: Path, layers: int) -> None:
+    run = made.make(tmp_path / "deep", layers=layers, sequences=12)
+    figure = layer_by_layer(position_blocks(run, blocks=16), by_layer(run), None)
+    assert figure.data[0].showscale
+    assert figure.data[0].text is None
+    assert figure.layout.height < 640, "in one screen, with the numbers above"
+
+
+def test_what_was_verified_is_said_in_words(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "checked", layers=3, sequences=20)
+    assert "Verified" not in markup(show(tmp_path, run="checked"))
+    found = json.loads((run.path / "run.json").read_text())
+    found["parity"] = {"same_choice": 0.9936, "tokens": 40960, "counts": 327680, "differing": 8, "beyond_rounding": 0}
+    found["overhead"] = {"counts_over_none": 0.9983, "all_over_none": 1.0178, "device": "cuda"}
+    (run.path / "run.json").write_text(json.dumps(found))
+    assert open_run(run.path).manifest.parity == found["parity"]
+    shown = markup(show(tmp_path, run="checked")).replace("\u202f", " ")
+    assert "the same next token for 99.36 % of 40 960 tokens; 8 of 327 680 counts differ, none by more than" in shown
+    assert "0.998 × with counts, 1.02 × with everything" in shown
+
+
+def test_tokens_of_the_sentences_are_links_to_their_pages(show: Show, runs: Path, hostile: dict[int, str]) -> None:
+    shown = markup(show(runs, run="made"))
+    assert 'href="token?run=made&amp;token=40"' in shown
+    assert not any(text in shown for text in hostile.values() if "<" in text)
+
+
+def test_neurons_that_cannot_be_read_are_not_said_to_be_unrecorded(
+    show: Show, made: ModuleType, tmp_path: Path
+) -> None:
+    torn = made.make(tmp_path / "torn", layers=2, sequences=12).parts("neurons")[0]
+    torn.write_bytes(torn.read_bytes()[:100])
+    made.make(tmp_path / "counts", layers=2, sequences=12, neurons=False)
+    assert "a part of them cannot be read" in markup(show(tmp_path, run="torn"))
+    assert "it takes the neurons probe" in markup(show(tmp_path, run="counts"))

@@ -1,0 +1,105 @@
+"""What a neuron writes, and the values that a run keeps of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from streamlit.testing.v1 import AppTest
+
+from twell.analysis.neurons.logit_lens import written
+from twell.analysis.neurons.values import in_sequence, sampled
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run, open_run
+
+Show = Callable[..., AppTest]
+BUNDLED = Path(__file__).resolve().parents[3] / "data" / "demo-model"
+
+
+@pytest.fixture(scope="module")
+def tiny(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that says it is of the bundled model, with the bundled model's vocabulary size."""
+    folder = tmp_path_factory.mktemp("weights") / "tiny"
+    made.make(folder, layers=8, d_ff=768, vocab=6144, sequences=10, fired=True)
+    manifest = json.loads((folder / "run.json").read_text())
+    manifest["model"] |= {"name": "demo-model", "d_model": 256}
+    (folder / "run.json").write_text(json.dumps(manifest))
+    return open_run(folder)
+
+
+def expected(tensors: dict[str, torch.Tensor], layer: int, neuron: int) -> torch.Tensor:
+    """The logits that a small step along the neuron's down row adds, through the norm as the model computes it."""
+    scale, table = tensors["model.norm.weight"].double(), tensors["model.embed_tokens.weight"].double()
+    row = tensors[f"model.layers.{layer}.mlp.down_proj.weight"][:, neuron].double()
+    logits = table @ (torch.diag(scale) @ row)
+    return logits - logits.mean()
+
+
+def test_logits_are_those_of_the_down_row_through_norm_and_unembedding(tiny: Run) -> None:
+    logits = expected(load_file(BUNDLED / "model.safetensors"), 5, 100)
+    frame = written(tiny, str(BUNDLED), 5, 100)
+    raised, lowered = frame[frame["kind"] == "raised"], frame[frame["kind"] == "lowered"]
+    assert raised["token_id"].tolist() == logits.argsort(descending=True)[: len(raised)].tolist()
+    assert lowered["token_id"].tolist() == logits.argsort()[: len(lowered)].tolist()
+    np.testing.assert_allclose(frame["logit"], logits[torch.tensor(frame["token_id"].to_numpy())], rtol=1e-4)
+    assert frame.attrs == {"tokens": 6144, "gated": True, "scaled": True}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_head_of_its_own_and_other_dtypes(tiny: Run, tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(BUNDLED / "model.safetensors").items()}
+    torch.manual_seed(0)
+    save_file({"lm_head.weight": torch.randn(6144, 256).to(dtype)}, tmp_path / "a.safetensors")
+    save_file(tensors, tmp_path / "b.safetensors")
+    head = load_file(tmp_path / "a.safetensors")["lm_head.weight"]
+    logits = expected(tensors | {"model.embed_tokens.weight": head}, 2, 7)
+    frame = written(tiny, str(tmp_path), 2, 7)
+    assert frame["token_id"].iloc[0] == int(logits.argmax())
+    np.testing.assert_allclose(frame["logit"].iloc[0], float(logits.max()), rtol=1e-4)
+
+
+def test_weights_of_another_model_or_broken_ones_are_refused(tiny: Run, made_run: Run, tmp_path: Path) -> None:
+    with pytest.raises(Missing, match="not this run's"):
+        written(made_run, str(BUNDLED), 0, 0)
+    with pytest.raises(Missing, match="no safetensors"):
+        written(tiny, str(tmp_path), 0, 0)
+    (tmp_path / "x.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{nope")
+    with pytest.raises(Missing, match="cannot be read"):
+        written(tiny, str(tmp_path), 0, 0)
+
+
+def test_values_are_those_of_the_fired_rows(made_run: Run) -> None:
+    rows = made_run.frame("fired")
+    rows = rows[rows["layer"] == 1]
+    told = [
+        (row.sequence, row.position, value)
+        for row in rows.itertuples()
+        for neuron, value in zip(row.neuron, row.value, strict=True)
+        if neuron == 5
+    ]
+    values = sampled(made_run, 1, 5)
+    assert values.attrs == {"source": "fired", "tokens": len(rows)}
+    assert sorted(values["value"]) == sorted(float(v) for _, _, v in told)
+    sequence = told[0][0]
+    found = in_sequence(made_run, 1, 5, sequence)
+    looked_at = rows[rows["sequence"] == sequence]["position"]
+    assert set(looked_at) <= set(found.index)
+    examples = made_run.frame("examples").query("layer == 1 and neuron == 5 and sequence == @sequence")
+    if examples.empty:
+        assert (found > 0).sum() == sum(s == sequence for s, _, _ in told)
+
+
+def test_the_page_shows_values_and_what_the_neuron_writes(show: Show, runs: Path, tiny: Run) -> None:
+    test = show(tiny.path.parent, "neuron", run="tiny", neuron="L1/N3")
+    assert not test.exception
+    shown = "\n".join(str(element.proto.body) for element in test.get("html"))
+    assert shown.count('class="tw-logit raised"') == 12
+    assert "among the" in shown
+    away = show(runs, "neuron", run="made", neuron="L1/N3")
+    assert "not on this machine" in " ".join(info.value for info in away.info).replace("\\", "")

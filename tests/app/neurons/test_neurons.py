@@ -1,0 +1,168 @@
+"""The Neurons page, and the page of one neuron."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from twell.analysis import by_neuron, examples
+from twell.analysis.neurons.by_neuron import parse_neuron
+from twell.app.neurons.neuron_data import density_bins, neuron_list
+from twell.app.tokens.token_neurons import neurons_of
+from twell.app.ui.formatting import number, percent, whole
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run, open_run
+
+Show = Callable[..., AppTest]
+
+
+def markup(test: AppTest) -> str:
+    return "\n".join(str(element.proto.body) for element in test.get("html"))
+
+
+def test_every_neuron_is_in_one_bin_of_its_layer(made_run: Run) -> None:
+    bins, neurons = density_bins(made_run), by_neuron(made_run)
+    assert (bins.groupby("layer")["neurons"].sum() == made_run.d_ff).all()
+    for row in bins.itertuples():
+        density = neurons.loc[neurons["layer"] == row.layer, "density"]
+        inside = density == 0 if row.low == 0 else (density >= row.low) & (density < row.high + 1e-9 * (row.high == 1))
+        assert inside.sum() == row.neurons
+
+
+def test_lists_hold_their_kind_foremost_first(made_run: Run) -> None:
+    every = by_neuron(made_run)
+    hot = neuron_list(made_run, None, "hot")
+    assert hot.attrs["count"] == (every["fires"] > 0).sum()
+    assert hot["density"].iloc[0] == every["density"].max()
+    rare = neuron_list(made_run, 2, "rare")
+    assert set(rare["layer"]) == {2}
+    assert rare["fires"].iloc[0] == every.loc[(every["layer"] == 2) & (every["fires"] > 0), "fires"].min()
+    dead = neuron_list(made_run, None, "dead")
+    assert dead.attrs["count"] == (every["fires"] == 0).sum() > 0
+    assert (dead["fires"] == 0).all()
+    one = neuron_list(made_run, None, "one")
+    assert one["one_token"].all()
+    assert (one["token_text"] != "").all()
+
+
+@pytest.mark.parametrize(
+    ("label", "place"),
+    [("L2/N7", (2, 7)), (" l2/n7 ", (2, 7)), ("2/7", (2, 7)), ("L9/N7", None), ("L2/N512", None), ("<b>", None)],
+)
+def test_a_neuron_is_named_by_layer_and_index(made_run: Run, label: str, place: tuple[int, int] | None) -> None:
+    assert parse_neuron(label, made_run) == place
+
+
+def test_the_list_follows_the_address_and_the_field_leads_to_a_neuron(show: Show, runs: Path) -> None:
+    test = show(runs, "neurons", run="made", kind="dead", layer="L1")
+    assert not test.exception
+    assert (test.dataframe[0].value["fires"] == 0).all()
+    assert set(test.dataframe[0].value["layer"]) == {1}
+    assert list(test.dataframe[0].proto.column_order) == ["label"], "no None and no −1"
+    assert "fires" in show(runs, "neurons", run="made").dataframe[0].proto.column_order
+    test.text_input(key="go").set_value("L99/N1").run()
+    assert "No such neuron" in markup(test)
+
+
+def test_a_neuron_shows_its_numbers_and_examples(show: Show, runs: Path, made_run: Run) -> None:
+    test = show(runs, "neuron", run="made", neuron="L1/N3")
+    assert not test.exception
+    shown = markup(test)
+    neuron = by_neuron(made_run, layer=1).iloc[3]
+    assert f"<b>{percent(neuron['density'])}</b>" in shown
+    assert f"fires on {whole(neuron['fires'])} of" in shown
+    assert f"<b>{number(neuron['value_max'])}</b>" in shown
+    found = examples(made_run, 1, 3)
+    places = re.findall(r'class="where" href="[^"]*">(\d+:\d+)</a>', shown)
+    assert places == [f"{r.sequence}:{r.position}" for r in found.itertuples()]
+    assert shown.count('class="here"') == len(found)
+    assert len(test.get("plotly_chart")) == 2
+
+
+def test_shades_of_an_example_follow_its_window(show: Show, runs: Path, made_run: Run) -> None:
+    shown = markup(show(runs, "neuron", run="made", neuron="L1/N3"))
+    first = examples(made_run, 1, 3).iloc[0]
+    line = shown.split('class="tw-example"')[1]
+    tips = re.findall(r'title="([^"]*)"', line)
+    window = np.asarray(first["window"], dtype=float)
+    low = max(0, 16 - int(first["position"]))
+    assert tips[: len(tips)] == [number(v) for v in window[low : low + len(tips)] if v > 0][: len(tips)]
+    assert number(float(first["value"])) in tips
+
+
+def test_a_run_without_examples_says_how_to_keep_some(show: Show, runs: Path) -> None:
+    for run in ("oracle", "summary"):
+        test = show(runs, "neuron", run=run, neuron="L0/N1")
+        assert not test.exception
+        assert "--examples" in test.info[-1].value.replace("\\", "")
+
+
+def test_a_neuron_that_is_not_there_is_said(show: Show, runs: Path) -> None:
+    for name in ("L77/N0", "x", "<script>"):
+        test = show(runs, "neuron", run="made", neuron=name)
+        assert "No such neuron" in markup(test)
+        assert "<script>" not in markup(test)
+
+
+def test_a_run_without_the_neurons_probe_says_so(show: Show, runs: Path) -> None:
+    test = show(runs, "neurons", run="counts")
+    assert not test.exception
+    assert test.info
+
+
+def test_a_tokens_neurons_are_those_with_examples_at_it(show: Show, runs: Path, made_run: Run) -> None:
+    """Held against the examples of every neuron, one by one."""
+    tokens = made_run.activity().set_index(["sequence", "position"])["token_id"]
+    kept = made_run.frame("examples")
+    token = int(tokens.loc[list(zip(kept["sequence"], kept["position"], strict=True))].mode().iloc[0])
+    found = neurons_of(made_run, token).set_index("label")
+    every = by_neuron(made_run).set_index("label")
+    there = {}
+    for (layer, neuron), part in kept.groupby(["layer", "neuron"]):
+        here = np.array([tokens[place] == token for place in zip(part["sequence"], part["position"], strict=True)])
+        if here.any():
+            tops = part["kind"] == "top"
+            counts = (int((tops & here).sum()), int(tops.sum()), int((~tops & here).sum()), int((~tops).sum()))
+            there[f"L{layer}/N{neuron}"] = (*counts, float(part.loc[here, "value"].max()))
+    names = ["top", "top_kept", "drawn", "drawn_kept", "value"]
+    assert {row[0]: tuple(row[1:]) for row in found[names].itertuples()} == there
+    assert len(there) > 1
+    assert (found["density"] == every.loc[found.index, "density"]).all()
+    shares = (found["top"] / found["top_kept"]).tolist()
+    assert shares == sorted(shares, reverse=True)
+    shown = markup(show(runs, "token", run="made", token=str(token)))
+    assert re.findall(r'class="name">(L\d+/N\d+)<', shown) == found.index[:12].tolist()
+    assert "neuron?run=made&amp;neuron=L" in shown
+
+
+def test_a_neuron_that_the_token_alone_fires_is_marked(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    """Two neurons of an example at a token, one of which the sums say answers to that token alone."""
+    run = made.make(tmp_path / "run", layers=3, sequences=20, fired=True)
+    tokens = run.activity().set_index(["sequence", "position"])["token_id"]
+    first = run.frame("examples").iloc[0]
+    token = int(tokens[(first["sequence"], first["position"])])
+    assert not neurons_of(run, token)["only"].any()
+    place = next((run.path / "summary").rglob("neurons.parquet"))
+    sums = pd.read_parquet(place)
+    it = (sums["layer"] == first["layer"]) & (sums["neuron"] == first["neuron"])
+    sums.loc[it, ["token_min", "token_max"]] = token
+    sums.to_parquet(place, index=False)
+    found = neurons_of(open_run(run.path), token)
+    assert found.loc[found["only"], "label"].tolist() == [f"L{first['layer']}/N{first['neuron']}"]
+    assert markup(show(tmp_path, "token", run="run", token=str(token))).count("fires for nothing else") == 1
+
+
+def test_without_examples_a_tokens_page_says_how_to_have_them(show: Show, runs: Path) -> None:
+    with pytest.raises(Missing, match="--examples"):
+        neurons_of(open_run(runs / "summary"), 40)
+    test = show(runs, "token", run="summary", token="40")
+    assert not test.exception
+    assert "--examples" in "".join(element.value for element in test.info).replace("\\", "")
+    assert "Its neurons" in markup(test)

@@ -1,0 +1,98 @@
+"""Export: any table as a file that equals it, and the whole run in each form."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from twell.analysis import by_layer, by_token
+from twell.workbench.run.store import Run
+
+Show = Callable[..., AppTest]
+
+
+def warned(test: AppTest) -> str:
+    return "\n".join(element.value for element in (*test.info, *test.warning))
+
+
+def test_export_shows_any_table_and_says_what_is_missing(show: Show, runs: Path, made_run: Run) -> None:
+    test = show(runs, "export", run="made", table="by_token")
+    assert not test.exception
+    assert len(test.dataframe[0].value) == min(200, len(by_token(made_run)))
+    test.selectbox(key="table").set_value("recorded: vocab").run()
+    assert test.query_params["table"] == "recorded: vocab"
+    assert set(test.dataframe[1].value["column"]) == {"token_id", "bytes", "text", "special"}
+    assert "records" not in warned(test)
+    lacking = show(runs, "export", run="interrupted", table="speedup")
+    assert not lacking.exception
+    assert "timings" in warned(lacking)
+    assert not show(runs, "export", run="torn", table="recorded: activity").exception
+
+
+def test_columns_of_a_second_relu_are_described(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    def both(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {f"used_{layer:02d}": columns[f"nnz_{layer:02d}"] // 2 for layer in range(3)}
+
+    for name, used in (("two", True), ("one", False)):
+        change = {"change": both} if used else {}
+        run = made.make(tmp_path / name, layers=3, sequences=20, up_relu=used, **change)
+        test = show(tmp_path, "export", run=name, table="recorded: activity")
+        described = test.dataframe[1].value
+        assert set(described["column"]) == set(run.frame("activity").columns)
+        assert ("used_02" in set(described["column"])) == used
+        assert (described["meaning"].str.len() > 10).all()
+
+
+@pytest.mark.parametrize("table", ["by_token", "recorded: activity", "recorded: vocab", "recorded: examples"])
+def test_saved_files_equal_the_table(watched: Any, made_run: Run, table: str) -> None:
+    page = watched.page
+    watched.open(f"/export?run=made&table={table}", '[data-testid="stDataFrame"]')
+    saved = {}
+    for name in ("CSV", "Parquet"):
+        with page.expect_download() as waiting:
+            page.get_by_role("button", name=f"Save as {name}").first.click()
+        saved[name] = Path(waiting.value.path()).read_bytes()
+    truth = by_token(made_run) if table == "by_token" else made_run.frame(table.removeprefix("recorded: "))
+    read = pd.read_parquet(io.BytesIO(saved["Parquet"]))
+    assert list(read.columns) == list(truth.columns)
+    columns = [name for name in truth if name not in ("bytes", "window")]
+    pd.testing.assert_frame_equal(read[columns], truth[columns], check_dtype=False)
+    text = pd.read_csv(io.BytesIO(saved["CSV"]), keep_default_na=True)
+    assert len(text) == len(truth)
+    numeric = [name for name in columns if pd.api.types.is_numeric_dtype(truth[name])]
+    pd.testing.assert_frame_equal(
+        text[numeric].astype(float), truth[numeric].astype(float), check_dtype=False, rtol=1e-6, check_exact=False
+    )
+    watched.check()
+
+
+def test_the_whole_run_is_saved_in_each_form(watched: Any, made_run: Run) -> None:
+    """The notebook's cells are valid code that names the run's folder; the page asks nobody for anything."""
+    page, saved = watched.page, {}
+    watched.open("/export?run=made", '[data-testid="stDataFrame"]')
+    for name in ("as notebook", "as one page", "every table"):
+        with page.expect_download(timeout=60_000) as waiting:
+            page.get_by_role("button", name=f"Save {name}").click()
+        saved[name] = Path(waiting.value.path()).read_bytes()
+    cells = [cell for cell in json.loads(saved["as notebook"])["cells"] if cell["cell_type"] == "code"]
+    for cell in cells:
+        compile("".join(cell["source"]), "cell", "exec")
+    assert str(made_run.path.absolute()) in "".join(cells[0]["source"])
+    document = saved["as one page"].decode()
+    assert document.startswith("<!doctype html>")
+    assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=", document)
+    with zipfile.ZipFile(io.BytesIO(saved["every table"])) as archive:
+        layers = pd.read_parquet(io.BytesIO(archive.read("made/by_layer.parquet")))
+        assert {"made/by_token.parquet", "made/findings.parquet"} <= set(archive.namelist())
+    pd.testing.assert_frame_equal(layers, by_layer(made_run), check_dtype=False)
+    watched.check()

@@ -1,0 +1,275 @@
+"""The Kernels page on what `twell bench` measured, and a measurement taken from it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from twell.analysis import tile_settings
+from twell.app.jobs.own_text import SHARES, measurement
+from twell.app.jobs.runner import CASE, Desk
+from twell.app.speed.bench_data import equal_at, measured, settings
+from twell.app.speed.bench_view import sums
+from twell.app.speed.compression_view import settings_map, timed
+from twell.app.speed.timing_figures import batch_times, over_batches, summed
+from twell.workbench.bench.table import Sheet
+from twell.workbench.options import BenchOptions
+from twell.workbench.run.store import Run, open_run
+
+Show = Callable[..., AppTest]
+PLAIN = {
+    "d_model": 64,
+    "d_ff": 512,
+    "dtype": "float32",
+    "weights": "warm",
+    "tile": 256,
+    "device": "made",
+    "commit": "0",
+    "ffn": "gated",
+    "graph": False,
+    "repeats": 7,
+}
+
+
+def row(case: str, layer: int, op: str, kernel: str, value: float, **more: Any) -> dict[str, Any]:
+    """A row of the bench table: a time, unless it says otherwise."""
+    made = {"input": "text", "rows": 1024, "nnz_mean": 20.0, "metric": "microseconds", "unit": "µs"}
+    spread = {"low": value * 0.9, "high": value * 1.2, "compression": 0 if kernel == "torch" else 8}
+    return {**PLAIN, **made, **spread, "case": case, "layer": layer, "op": op, "kernel": kernel, "value": value, **more}
+
+
+@pytest.fixture
+def benched(runs: Path, tmp_path: Path) -> Run:
+    """A copy of the complete run with a bench table: three layers on text, five inputs made up, one of more rows."""
+    shutil.copytree(runs / "made", tmp_path / "benched")
+    sheet = Sheet(tmp_path / "benched")
+    for layer, took in enumerate((100.0, 125.0, 250.0)):
+        case = f"layer {layer} on text"
+        rows = [row(case, layer, "ffn_dense", "torch", 500.0), row(case, layer, "ffn_fused", "torch", 400.0)]
+        rows += [row(case, layer, "ffn_sparse", "cpu", took), row(case, layer, "gate", "torch", 90.0)]
+        past = [row(case, layer, "ffn_sparse", "cpu", float(layer == 2), metric="rows_past_slots", unit="rows")]
+        sheet.add([*rows, *past, row(case, layer, "ffn_sparse", "cpu", 2e-7, metric="error_max", unit="relative")])
+    for nnz, took in ((5, 100.0), (50, 200.0), (100, 400.0), (200, 700.0), (512, 900.0)):
+        more = {"input": "dense" if nnz == 512 else "even", "nnz_mean": float(nnz)}
+        rows = [row(f"even nnz {nnz}", -1, "ffn_dense", "torch", 500.0, **more)]
+        sheet.add([*rows, row(f"even nnz {nnz}", -1, "ffn_sparse", "cpu", took, **more)])
+    more = {"input": "heavy", "nnz_mean": 150.0}  # beside the even rows, at another speed
+    rows = [row("heavy nnz 150", -1, "ffn_dense", "torch", 500.0, **more)]
+    sheet.add([*rows, row("heavy nnz 150", -1, "ffn_sparse", "cpu", 300.0, **more)])
+    sheet.add([row("wider", 1, "ffn_dense", "torch", 9.0, d_ff=1024)])
+    sheet.add([row("one", 0, op, k, 9.0, rows=64) for op, k in (("ffn_dense", "torch"), ("ffn_sparse", "cpu"))])
+    return open_run(tmp_path / "benched")
+
+
+def test_times_stand_beside_the_dense_time_of_their_case(benched: Run) -> None:
+    groups = settings(measured(benched))
+    assert [name.split(" rows")[0] for name in groups] == ["1024", "64"]  # most cases first
+    frame = groups["1024 rows, float32, warm weights, made"]
+    layers = frame[(frame["layer"] >= 0) & frame["sparse"]]
+    assert layers["times"].tolist() == [5.0, 4.0, 2.0]
+    assert layers["error_max"].tolist() == [2e-7] * 3
+    assert set(frame["what"]) == {"dense", "dense (gate and up fused)", "cpu kernel"}
+    assert (frame["times"] * frame["us"] == 500.0).all()
+
+
+def test_a_kernel_that_ran_in_parts_alone_is_its_parts_added_up(benched: Run) -> None:
+    """As on recorded patterns of many rows; not where it ran whole too, nor one part without the other."""
+    names = {"parts": ("gate", "up_down"), "both": ("gate", "up_down", "ffn_sparse"), "half": ("up_down",)}
+    for layer, (case, ops) in enumerate(names.items()):
+        sheet, more = Sheet(benched.path), {"input": "patterns", "rows": 4096}
+        took = {"gate": 60.0, "up_down": 40.0, "ffn_sparse": 90.0}
+        dense = {"ffn_dense": 500.0, "gate": 55.0, "up_down": 440.0}  # parts of dense are not another way of it
+        rows = [row(case, layer, op, "torch", us, **more) for op, us in dense.items()]
+        sheet.add(rows + [row(case, layer, op, "cpu", took[op], **more, repeats=3 + len(op)) for op in ops])
+    frame = settings(measured(open_run(benched.path)))["4096 rows, float32, warm weights, made"]
+    sparse = frame[frame["sparse"]].set_index("case")
+    assert sparse["us"].to_dict() == {"parts": 100.0, "both": 90.0}
+    summed_up = sparse.loc["parts"]
+    assert summed_up[["times", "low", "high", "repeats"]].tolist() == [5.0, 90.0, 120.0, 7]
+    assert summed_up["what"] == "cpu kernel (gate product, then up and down)"
+    assert sparse.loc["both", "what"] == "cpu kernel"
+    assert sums(frame[frame["case"] == "half"]) == "Only dense was timed."
+
+
+def test_the_break_even_lies_between_the_cases_on_either_side(benched: Run) -> None:
+    frame = measured(benched)
+    sparse = frame[frame["sparse"] & (frame["rows"] == 1024) & (frame["input"] != "heavy")]
+    assert equal_at(sparse) == pytest.approx(100 + 100 * (500 - 400) / (700 - 400))
+    assert equal_at(sparse[sparse["nnz_mean"] <= 100]) is None
+
+
+def test_the_page_shows_what_was_measured(show: Show, benched: Run) -> None:
+    test = show(benched.path.parent, "kernels", run="benched")
+    assert not test.exception
+    test.selectbox(key="setting").set_value("1024 rows, float32, warm weights, made").run()
+    shown = " ".join(str(element.proto.body) for element in test.get("html"))
+    assert "cpu kernel 3.16\u202f×" in shown  # 1500 µs over 475 µs
+    assert "about 133 of 512" in shown
+    assert [chart.key for chart in test.get("plotly_chart")][:2] == ["bench-layers", "bench-nnz"]
+
+
+def test_what_is_asked_of_twell_bench_is_what_it_takes(made_run: Run) -> None:
+    """Every option is one of the command's, and cases are counted as it says them."""
+    flags = {f"--{name.replace('_', '-')}" for name in BenchOptions.__dataclass_fields__} | {"--no-compile"}
+    for what, cases in (("layers", made_run.layers), ("compressions", made_run.layers), ("nnz", len(SHARES) + 1)):
+        arguments, count = measurement(made_run, ("model", None), what)
+        assert count == cases
+        assert {word for word in arguments if word.startswith("--")} <= flags
+    assert CASE.search("layer 0 on text  nnz 152.1, 1,024 rows")
+    assert not CASE.search("layer 0 on text")
+
+
+def bundled(made: ModuleType, folder: Path) -> Path:
+    """A folder with a run that says it is of the bundled model."""
+    made.make(folder / "tiny", layers=8, d_ff=768, sequences=10)
+    manifest = json.loads((folder / "tiny" / "run.json").read_text())
+    manifest["model"] |= {"name": "demo-model", "d_model": 256}
+    (folder / "tiny" / "run.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_a_measurement_begins_appears_as_it_goes_and_ends_well(
+    browser: Any, serve: Callable[[Path], str], watch: Any, made: ModuleType, tmp_path: Path
+) -> None:
+    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(bundled(made, tmp_path)))
+    page = watched.page
+    watched.open("/kernels?run=tiny", ".js-plotly-plot")
+    assert page.get_by_text("Measured side by side").count() == 0
+    page.get_by_role("button", name="Measure now").click()
+    page.get_by_role("button", name="Measure", exact=True).click()
+    page.wait_for_selector(".st-key-job")
+    page.get_by_text("Measured side by side").wait_for(timeout=120_000)
+    assert page.locator(".st-key-job").count() == 1, "the first layer stands there while others are being timed"
+    page.wait_for_selector(".st-key-job", state="detached", timeout=180_000)
+    watched.settle()
+    assert page.locator('[data-testid="stAlert"]').count() == 0
+    table = open_run(tmp_path / "tiny").frame("bench")
+    assert sorted(set(table["layer"])) == list(range(8))
+    assert page.get_by_text("8 layers together, against dense").count() == 1
+    watched.check()
+
+
+def test_a_measurement_that_is_stopped_keeps_what_it_has(made: ModuleType, tmp_path: Path) -> None:
+    run = open_run(bundled(made, tmp_path) / "tiny")
+    desk = Desk()
+    arguments = ["bench", "--shape", "64,128", "--inputs", "even", "--nnz", ",".join(map(str, range(2, 60)))]
+    job = desk.start("a measurement", run.path, "tiny", [*arguments, "--no-compile"], cases=58)
+    while not job.done() and job.running:
+        time.sleep(0.1)
+    job.stop()
+    job.process.wait(60)
+    assert job.process.returncode != -signal.SIGKILL
+    assert job.failure() is None
+    table = open_run(tmp_path / "tiny").frame("bench")
+    assert 1 <= table["case"].nunique() < 58
+
+
+def test_the_fastest_safe_compression_of_a_layer_is_marked(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "settled", layers=5, d_ff=512, sequences=30, bench=True)
+    truth = tile_settings(run).set_index(["layer", "compression"])
+    frame = timed(tile_settings(run))
+    assert set(zip(frame["layer"], frame["compression"], strict=True)) == {(a, c) for a in (0, 3) for c in (4, 8, 16)}
+    heat = settings_map(frame).data[0]
+    for layer, line in zip(heat.y, heat.text, strict=True):
+        safe = {c: truth.loc[(layer, c), "microseconds"] for c in (4, 8, 16) if truth.loc[(layer, c), "safe"]}
+        best = min(safe, key=safe.__getitem__) if safe else None
+        for compression, said in zip((4, 8, 16), line, strict=True):
+            assert said.startswith("✓") == (compression == best)
+            assert ("(" in said) == (compression not in safe)
+            assert f"{truth.loc[(layer, compression), 'microseconds']:.0f}" in said
+    assert any(said.startswith("✓") for line in heat.text for said in line)
+    assert any("(" in said for line in heat.text for said in line)
+    test = show(tmp_path, "kernels", run="settled")
+    assert not test.exception
+    assert "settings" in {chart.key for chart in test.get("plotly_chart")}
+
+
+def test_layers_without_a_time_are_counted_and_the_page_says_what_times_them(
+    show: Show, made: ModuleType, tmp_path: Path
+) -> None:
+    said = {}
+    for name, layers in (("whole", 5), ("brief", 2)):
+        run = made.make(tmp_path / name, layers=5, d_ff=512, sequences=30)
+        for part in run.parts("timings"):
+            pq.write_table(pq.read_table(part, filters=[("layer", "<", layers)]), part)
+        said[name] = "\n".join(str(element.proto.body) for element in show(tmp_path, "kernels", run=name).get("html"))
+    assert "2 of 5 layers had their turn" in said["brief"] and "had their turn" not in said["whole"]
+
+
+def test_a_fast_setting_that_is_not_safe_is_passed_over() -> None:
+    case = {"case": "layer 0", "layer": 0, "rows": 64, "dtype": "float32", "weights": "warm", "device": "made"}
+    rows = [
+        {**case, "compression": c, "kernel": kernel, "microseconds": us, "safe": safe, "fastest": False}
+        for c, kernel, us, safe in (
+            (4, "cpu", 60.0, True),
+            (8, "cpu", 50.0, True),
+            (16, "cpu", 40.0, False),
+            (4, "reference", 10.0, True),
+        )
+    ]
+    found = timed(pd.DataFrame(rows))
+    assert found.loc[found["fastest"], "compression"].tolist() == [8]
+    assert set(found["kernel"]) == {"cpu"}
+
+
+def test_one_compression_leaves_none_to_choose_and_the_page_says_how_to_time_more(show: Show, benched: Run) -> None:
+    test = show(benched.path.parent, "kernels", run="benched")
+    shown = "\n".join(str(element.proto.body) for element in test.get("html"))
+    assert "Only compression 8 has been timed" in shown
+    assert "--compression 4,8,16" in shown
+
+
+def test_a_kernel_is_named_with_its_compression_only_where_it_had_several(benched: Run) -> None:
+    sheet = Sheet(benched.path)
+    case = "layer 0 on text"
+    sheet.add([row(case, 0, "ffn_sparse", "cuda", 90.0), row(case, 0, "ffn_sparse", "cuda", 80.0, compression=16)])
+    names = set(measured(open_run(benched.path))["what"])
+    assert {"cpu kernel", "cuda kernel, compression 8", "cuda kernel, compression 16"} <= names
+
+
+PER_TOKEN = {"dense": 3.0, "sparse": 2.0}  # µs
+
+
+def test_batches_of_different_size_are_compared_by_the_token(made_run: Run) -> None:
+    frame = batch_times(made_run)
+    frame["tokens"] = frame["tokens"].where(frame["batch"] < frame["batch"].max(), 17)
+    frame["microseconds"] = np.where(frame["op"] == "ffn_dense", 3.0, 2.0) * frame["tokens"]
+    dense, sparse = over_batches(summed(frame)).data
+    assert len(dense.y) == frame["batch"].nunique() > 1
+    np.testing.assert_allclose(dense.y, 3.0 * made_run.layers)
+    np.testing.assert_allclose(sparse.y, 2.0 * made_run.layers)
+
+
+def test_layers_timed_in_batches_of_their_own_are_added_up_by_turn() -> None:
+    """Two layers whose turns are in batches 0 and 1, then 2 and 3, of which the last is larger, and one in batch 4."""
+    batch, layer, tokens = [0, 1, 2, 3, 4], [0, 1, 0, 1, 0], [10, 10, 10, 20, 10]
+    times = pd.DataFrame({"batch": batch, "layer": layer, "tokens": tokens})
+    frame = pd.concat([times.assign(op=f"ffn_{op}", microseconds=us * times["tokens"]) for op, us in PER_TOKEN.items()])
+    sums = summed(frame).sort_values(["op", "batch"])
+    assert sums[["batch", "op", "tokens"]].to_numpy().tolist() == [
+        [1, "dense", 10], [3, "dense", 20], [1, "sparse", 10], [3, "sparse", 20]
+    ]  # fmt: skip
+    np.testing.assert_allclose(sums["microseconds"], [60, 120, 40, 80])
+    assert summed(frame, 0).query("op == 'dense'")["batch"].tolist() == [0, 2, 4]
+
+
+def test_layers_together_name_an_operation_that_was_timed_on_fewer() -> None:
+    rows = [("dense", 0, 8.0, 1.0), ("dense", 1, 8.0, 1.0), ("cpu kernel", 0, 4.0, 2.0), ("cpu kernel", 1, 2.0, 4.0)]
+    frame = pd.DataFrame([*rows, ("gate", 1, 5.0, 1.6)], columns=["what", "layer", "us", "times"])
+    said = sums(frame)
+    assert said.startswith("2 layers together, against dense: ")
+    assert "cpu kernel 2.67" in said
+    assert "gate 1.60" in said
+    assert said.endswith("(over the 1 where it was timed).")

@@ -1,0 +1,222 @@
+"""The Text page: the passage token by token, and its shades."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from twell.analysis.neurons.values import in_sequence
+from twell.analysis.passage import SEEN, loudest, passage, pieces, scale
+from twell.app.text.passage_view import opacity
+from twell.app.ui.formatting import whole
+from twell.workbench.run.store import Run, open_run
+
+Show = Callable[..., AppTest]
+
+
+def markup(test: AppTest) -> str:
+    return "\n".join(str(element.proto.body) for element in test.get("html"))
+
+
+def shades(shown: str) -> list[float]:
+    """The opacity of each token, in order."""
+    tokens = re.findall(r'<a class="t(?: [a-z]+)*"(?: style="background:rgba\(47,126,216,([0-9.]+)\)")?', shown)
+    return [float(shade) if shade else float("nan") for shade in tokens]
+
+
+def test_every_token_of_the_sequence_stands_there_in_order(show: Show, runs: Path, made_run: Run) -> None:
+    shown = markup(show(runs, "text", run="made", sequence="3"))
+    rows = passage(made_run, 3)
+    ids = [int(token) for token in re.findall(r'class="t[^>]*token=(\d+)"', shown)]
+    assert ids == rows["token_id"].tolist()
+    assert "Sequence 3" in shown
+    assert "1st to 99th percentile of the run" in shown
+
+
+@pytest.mark.parametrize("shade", ["all", "L2", "surprisal"])
+def test_the_stronger_shade_is_the_greater_value(show: Show, runs: Path, made_run: Run, shade: str) -> None:
+    test = show(runs, "text", run="made", sequence="1", shade=shade)
+    assert not test.exception
+    rows = passage(made_run, 1)
+    values = rows[{"all": "nnz", "L2": "nnz_02", "surprisal": "surprisal"}[shade]].to_numpy(float)
+    drawn = np.array(shades(markup(test)))
+    assert np.isnan(drawn).tolist() == np.isnan(values).tolist()
+    known = ~np.isnan(values)
+    ends = scale(made_run, shade)
+    inside = known & (values > ends.low) & (values < ends.high)
+    assert np.all(np.diff(drawn[inside][np.argsort(values[inside], kind="stable")]) >= 0)
+    assert drawn[known].max() - drawn[known].min() > 0.3
+
+
+def test_the_loudest_places_are_those_of_the_rows(made_run: Run) -> None:
+    rows = made_run.activity(flagged=False)
+    total = rows.filter(like="nnz_").sum(axis=1)
+    found = loudest(made_run, "all")
+    assert found["value"].iloc[0] == total.max()
+    best = total.groupby(rows["token_id"]).max().sort_values(ascending=False)
+    assert found["value"].tolist() == best.head(len(found)).tolist()
+    assert found["token_id"].is_unique
+    first = loudest(made_run, "surprisal").iloc[0]
+    place = passage(made_run, int(first["sequence"])).iloc[int(first["position"])]
+    assert place["surprisal"] == first["value"]
+    every = made_run.activity()
+    last = every.groupby("sequence")["position"].transform("max")
+    assert first["value"] == every.loc[every["position"] < last, "loss"].max()
+
+
+def test_the_loudest_places_are_of_different_tokens_though_one_fills_the_top(made: ModuleType, tmp_path: Path) -> None:
+    def fill(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        total = sum(columns[name].astype(int) for name in columns if name.startswith("nnz_"))
+        columns["token_id"][np.argsort(total)[-1000:]] = 7
+        return columns
+
+    run = made.make(tmp_path / "run", layers=2, sequences=120, parts=1, change=fill)
+    rows = run.activity(flagged=False)
+    assert len(rows) > 1500
+    best = rows.filter(like="nnz_").sum(axis=1).groupby(rows["token_id"]).max().sort_values(ascending=False)
+    found = loudest(run, "all")
+    assert found["token_id"].iloc[0] == 7
+    assert found["value"].tolist() == best.head(SEEN).tolist()
+
+
+def test_characters_of_several_tokens_stand_once_whole() -> None:
+    assert pieces([b"a", b"\xc3", b"\xa9", b"\n", b"\xff", None]) == ["a", "", "é", "\n", "�", ""]
+
+
+def test_nothing_of_a_token_is_interpreted(show: Show, runs: Path, made_run: Run, hostile: dict[int, str]) -> None:
+    rows = made_run.activity()
+    for token in (50, 52, 54):
+        sequence = int(rows.loc[rows["token_id"] == token, "sequence"].iloc[0])
+        shown = markup(show(runs, "text", run="made", sequence=str(sequence)))
+        assert html.escape(hostile[token]) in shown
+        assert not re.search(r"<(script|img)|</div><b", shown)
+
+
+def test_the_address_names_sequence_place_and_shade(show: Show, runs: Path) -> None:
+    test = show(runs, "text", run="made", sequence="7", position="20", shade="L1")
+    assert markup(test).count('class="t here') == 1
+    assert test.number_input(key="sequence").value == 7
+    test.number_input(key="sequence").set_value(8).run()
+    assert test.query_params["sequence"] == "8"
+    assert "position" not in test.query_params
+    for nonsense in ("99999", "-4", "x", "<b>"):
+        test = show(runs, "text", run="made", sequence=nonsense, shade=nonsense, position=nonsense)
+        assert not test.exception
+        assert "tw-passage" in markup(test)
+
+
+def test_a_neuron_that_is_none_is_said_and_stays_to_be_mended(show: Show, runs: Path) -> None:
+    for wrong in ("foo", "L9/N5", "L0/N512"):
+        test = show(runs, "text", run="made", neuron=wrong)
+        assert "No such neuron: it takes a name from L0/N0 to L4/N511." in markup(test)
+        assert test.text_input(key="neuron").value == wrong
+    test.text_input(key="neuron").set_value("1 3").run()
+    assert "No such neuron" not in markup(test)
+    assert "value of L1/N3" in markup(test)
+
+
+def test_a_passage_without_a_value_of_its_neuron_says_so(show: Show, runs: Path, made_run: Run) -> None:
+    said = []
+    for sequence in range(12):
+        shown = markup(show(runs, "text", run="made", neuron="L1/N3", sequence=str(sequence)))
+        said.append("keeps no value of L1/N3 at these tokens" in shown)
+        assert said[-1] != any(shade > 0 for shade in shades(shown))
+    assert set(said) == {False, True}
+
+
+def test_without_rows_of_tokens_the_page_says_so(show: Show, runs: Path) -> None:
+    test = show(runs, "text", run="summary")
+    assert not test.exception
+    assert "summary-only run" in test.info[0].value.replace("\\", "")
+
+
+def test_one_neuron_shades_the_tokens_where_it_is_known_to_fire(show: Show, runs: Path, made_run: Run) -> None:
+    test = show(runs, "text", run="made", sequence="4", neuron="1-5")
+    assert "value of L1/N5" not in markup(test)  # not how a neuron is written
+    test = show(runs, "text", run="made", sequence="4", neuron="L1/N5")
+    assert not test.exception
+    values = in_sequence(made_run, 1, 5, 4)
+    rows = passage(made_run, 4)
+    fires = set(values.index[values > 0])
+    drawn = np.array(shades(markup(test)))
+    assert set(np.flatnonzero(~np.isnan(drawn))) == {place for place, at in enumerate(rows["position"]) if at in fires}
+    assert "value of L1/N5" in markup(test)
+    assert "neuron=L1%2FN5" in markup(test)  # the loudest places keep it
+    assert "not kept here" in markup(test)
+
+
+def test_one_phase_of_generation_alone(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    def generated(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {"phase": (columns["position"] >= 20).astype(np.uint8)}
+
+    run = made.make(tmp_path / "made", layers=3, sequences=20, change=generated)
+    test = show(tmp_path, "text", run="made", sequence="1", phase="decode")
+    assert not test.exception
+    drawn = np.array(shades(markup(test)))
+    assert np.isnan(drawn[:20]).all()
+    assert not np.isnan(drawn[20:]).any()
+    assert (loudest(run, "all", "decode")["position"] >= 20).all()
+    assert (loudest(run, "all", "prefill")["position"] < 20).all()
+    plain = show(tmp_path, "text", run="made", sequence="1")
+    assert not np.isnan(shades(markup(plain))).any()
+
+
+@pytest.fixture
+def lending(made: ModuleType, tmp_path: Path) -> Path:
+    """A folder with a run, shorter ones of the same weights and of others, and one that lacks its losses."""
+    for name, weights, changes in (
+        ("long", "a", {"sequences": 60}),
+        ("short", "a", {"sequences": 4, "seed": 5}),
+        ("stranger", "b", {"sequences": 50}),
+        ("unread", "a", {"sequences": 70, "loss": False}),
+    ):
+        made.make(tmp_path / name, layers=3, d_ff=512, **changes)
+        path = tmp_path / name / "run.json"
+        manifest = json.loads(path.read_text())
+        manifest["model"]["weights"] = weights
+        path.write_text(json.dumps(manifest))
+    return tmp_path
+
+
+def lenders(test: AppTest) -> list[str]:
+    return next((box.options for box in test.selectbox if box.label == "Scale of"), [])
+
+
+@pytest.mark.parametrize("shade", ["all", "L1", "surprisal"])
+def test_a_short_run_is_shaded_by_the_scale_of_a_longer_one(show: Show, lending: Path, shade: str) -> None:
+    long, short = open_run(lending / "long"), open_run(lending / "short")
+    own = show(lending, "text", run="short", sequence="1", shade=shade)
+    lent = show(lending, "text", run="short", sequence="1", shade=shade, scale="long")
+    assert lenders(own) == lenders(lent) == ["this run", "long"]
+    assert "percentile of the run" in markup(own)
+    assert "percentile of long" in markup(lent)
+    values = passage(short, 1)[{"all": "nnz", "L1": "nnz_01", "surprisal": "surprisal"}[shade]].to_numpy(float)
+    for test, run in ((own, short), (lent, long)):
+        drawn = np.array(shades(markup(test)))
+        expected = opacity(scale(run, shade).share(values))
+        assert np.allclose(drawn, expected, atol=0.006, equal_nan=True)
+    counted = np.concatenate([passage(long, n).query("flags == 0")["nnz"].to_numpy() for n in range(60)])
+    nnz = int(passage(short, 1)["nnz"].iloc[3])
+    assert f"nnz {whole(nnz)}, percentile {100 * np.mean(counted <= nnz):.0f}" in markup(lent)
+    assert all("scale=long" in place for place in re.findall(r'href="(text[^"]*)"', markup(lent)))
+
+
+def test_only_a_longer_run_of_the_same_weights_lends(show: Show, lending: Path) -> None:
+    assert lenders(show(lending, "text", run="long")) == []
+    assert lenders(show(lending, "text", run="stranger")) == []
+    assert lenders(show(lending, "text", run="unread")) == []
+    for name in ("stranger", "unread", "gone", "short"):
+        assert "percentile of the run" in markup(show(lending, "text", run="short", scale=name))
+    for run in ("long", "short"):  # of a time before manifests named the weights
+        path = lending / run / "run.json"
+        path.write_text(path.read_text().replace('"weights": "a"', '"weights": null'))
+    assert lenders(show(lending, "text", run="short")) == []

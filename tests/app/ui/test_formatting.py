@@ -1,0 +1,139 @@
+"""What is shown of numbers and tokens."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+
+from twell.app.ui.formatting import (
+    aligned,
+    decimals,
+    fixed,
+    number,
+    percent,
+    plot_label,
+    plural,
+    rare,
+    running,
+    searched,
+    seconds_ago,
+    signed,
+    token_html,
+    typeset,
+    visible,
+    whole,
+)
+
+THIN = "\u202f"
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (" the", "␣the"),
+        ("a\n\tb", "a⏎⇥b"),
+        ("\u202eabc", "⟨U+202E⟩abc"),
+        ("\u200d", "⟨U+200D⟩"),
+        ("\u00a0", "⟨U+00A0⟩"),
+        ("\u0301", "◌\u0301"),
+        ("", "⟨empty⟩"),
+        ("<script>", "<script>"),
+        ("日本", "日本"),
+    ],
+)
+def test_every_character_of_a_token_is_seen(text: str, seen: str) -> None:
+    assert visible(text) == seen
+
+
+def test_running_text_keeps_its_spaces_and_stays_in_one_line() -> None:
+    assert running("a b\nc\u2066d") == "a b⏎c⟨U+2066⟩d"
+
+
+def test_tokens_are_escaped_for_html_and_for_plotly() -> None:
+    assert "<script>" not in token_html("<script>")
+    assert "&lt;script&gt;" in token_html("<script>")
+    assert plot_label("</b>&") == "&lt;/b&gt;&amp;"
+    assert plot_label("x" * 50, 10) == "x" * 9 + "…"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0.012345, "0.0123"),
+        (7.4512, "7.45"),
+        (53.0, "53.0"),
+        (1048576, f"1{THIN}048{THIN}576"),
+        (0, "0"),
+        (-2.5, "−2.50"),
+        (0.00000105, f"1.05{THIN}×{THIN}10⁻⁶"),
+        (-0.0001, "−0.000100"),
+        (9.996, "10.0"),
+        (0.0009996, "0.00100"),
+        (9.996e-7, f"1.00{THIN}×{THIN}10⁻⁶"),
+        (9.996e-5, "0.000100"),
+        (None, "–"),
+        (math.nan, "–"),
+    ],
+)
+def test_numbers_to_three_significant_digits(value: float | None, said: str) -> None:
+    assert number(value) == said
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.9912, "99.12"), (0.99998, "99.998"), (0.5, "50"), (0.043, "4.3"), (0.0004, "0.040"), (1.0, "100"), (0.0, "0")],
+)
+def test_percentages_keep_the_digits_that_tell_them_from_100(share: float, said: str) -> None:
+    assert percent(share) == f"{said}{THIN}%"
+
+
+def test_small_words() -> None:
+    assert [rare(share) for share in (3 / 23, 0.01, 0.000113)] == [f"13{THIN}%", f"1.0{THIN}%", "113 per million"]
+    assert plural(1, "token") == "1 token"
+    assert plural(2000, "token") == f"2{THIN}000 tokens"
+    assert signed(1.5) == "+1.50"
+    assert signed(-1.5) == "−1.50"
+    assert whole(12.6) == "13"
+    assert [fixed(value) for value in (-0.4, -0.001, math.nan)] == ["−0.40", "0.00", "–"]
+    assert [seconds_ago(s) for s in (5, 90, 7300, 200000)] == ["5 s ago", "1 min ago", "2 h ago", "2 days ago"]
+
+
+def test_the_numbers_of_a_column_share_their_decimals() -> None:
+    assert aligned([12.07, -0.314, 0.0]) == ["+12.1", "−0.3", "+0.0"]
+    assert aligned([0.0502, -0.00041]) == ["+0.0502", "−0.0004"]
+    assert aligned([9.97, 0.5], 2) == ["+10", "+0"]
+    assert aligned([]) == []
+    assert decimals([0.0, 0.0021, 0.134, 1.12, math.nan]) == "%.3f"
+    assert decimals([1500.0, 22.0, 310.0]) == "%.0f"
+    assert decimals([9.96], 2) == "%.0f"
+    assert decimals([]) == "%.2f"
+
+
+@pytest.mark.parametrize(
+    ("plain", "said"),
+    [
+        ("z -0.27 (-0.3 to 26,452)", f"z −0.27 (−0.3 to 26{THIN}452)"),
+        ("1,212,907 tokens, 95 %", f"1{THIN}212{THIN}907 tokens, 95{THIN}%"),
+        ("2026-11-22, part-00000, --compression 4,8,16", "2026-11-22, part-00000, --compression 4,8,16"),
+        ("p = 9.9e-05, -1e+12, lr-1e-05", f"p = 9.9{THIN}×{THIN}10⁻⁵, −1{THIN}×{THIN}10¹², lr-1e-05"),
+        ("of 2048,5632 and 100,2048 in 3,5", "of 2048,5632 and 100,2048 in 3,5"),
+    ],
+)
+def test_sentences_get_the_signs_and_spaces_of_the_other_numbers(plain: str, said: str) -> None:
+    assert typeset(plain) == said
+
+
+def test_a_search_finds_what_is_shown_whatever_the_alphabet() -> None:
+    texts = [" the", "THE", "Ünï", "\u0301a", "a\u202eb", "日本", "x\u00a0y"]
+    frame = pd.DataFrame({"text": pd.array(texts, "string[pyarrow]")})
+    wanted = {
+        " t": [" the"],
+        "the": [" the", "THE"],
+        "ÜN": ["Ünï"],
+        "◌": texts,
+        "+202e": ["a\u202eb"],
+        "本": ["日本"],
+    }
+    assert {search: searched(frame, "text", search)["text"].tolist() for search in wanted} == wanted

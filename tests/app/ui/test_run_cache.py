@@ -1,0 +1,81 @@
+"""What the server holds of a run: parts of timings and the vocabulary are read once, and never an old one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from twell.analysis import speedup, timings_by_batch
+from twell.app.ui import run_cache as module
+from twell.app.ui.run_cache import kept
+from twell.app.ui.url_state import digest
+from twell.workbench.errors import UserError
+from twell.workbench.run.store import Run, open_run
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are read from now on."""
+    files: list[str] = []
+
+    class Noted(pq.ParquetFile):
+        def __init__(self, path: Path, **options: object) -> None:
+            files.append(Path(path).name if "timings" not in str(path) else "timings/" + Path(path).name)
+            super().__init__(path, **options)
+
+    monkeypatch.setattr(pq, "ParquetFile", Noted)
+    return files
+
+
+def test_a_part_of_the_timings_is_read_once(made: ModuleType, tmp_path: Path, read: list[str]) -> None:
+    path = made.make(tmp_path / "one", layers=3, sequences=20, timings=2, parts=2).path
+    plain = speedup(open_run(path))
+    many = sum(part.table == "timings" for part in open_run(path).manifest.parts)
+    read.clear()
+    for _ in range(3):
+        pd.testing.assert_frame_equal(speedup(kept(open_run(path))), plain)
+        pd.testing.assert_frame_equal(timings_by_batch(kept(open_run(path))), timings_by_batch(open_run(path)))
+    first = [file for file in read if file.startswith("timings")]
+    assert len(first) == many + 3 * many, "once by the kept run, and each time by the other"
+    read.clear()
+    only = kept(open_run(path)).arrow("timings", ["batch"])
+    assert only.column_names == ["batch"]
+    assert read == []
+
+
+def test_a_part_of_the_same_name_and_other_content_is_another(made: ModuleType, tmp_path: Path) -> None:
+    before = speedup(kept(made.make(tmp_path / "run", layers=3, sequences=20, seed=1)))
+    for file in sorted((tmp_path / "run").rglob("*"), reverse=True):
+        file.unlink() if file.is_file() else file.rmdir()
+    (tmp_path / "run").rmdir()
+    run = made.make(tmp_path / "run", layers=3, sequences=20, seed=2)
+    after = speedup(kept(run))
+    pd.testing.assert_frame_equal(after, speedup(run))
+    assert after["dense_us"].tolist() != before["dense_us"].tolist()
+
+
+def test_the_vocabulary_is_read_once_a_run(made_run: Run, read: list[str]) -> None:
+    first = kept(open_run(made_run.path)).vocab
+    read.clear()
+    again = kept(open_run(made_run.path)).vocab
+    assert again is first
+    assert read == []
+    pd.testing.assert_frame_equal(again, open_run(made_run.path).vocab)
+    assert read == ["vocab.parquet"], "by the run that is not kept"
+
+
+def test_what_cannot_be_read_is_said_and_not_kept(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "run", layers=3, sequences=20)
+    part = run.parts("timings")[0]
+    whole = part.read_bytes()
+    part.write_bytes(whole[:50])
+    with pytest.raises(UserError, match="readable part"):
+        speedup(kept(run))
+    part.write_bytes(whole)
+    assert len(speedup(kept(run))) == 3
+    assert digest(kept(run)) == digest(run)
+    assert module.TIMING_PARTS * 10 >= 86_400, "a day of parts of ten seconds"

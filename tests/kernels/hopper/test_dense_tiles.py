@@ -1,0 +1,249 @@
+"""The Hopper kernel with a plan: tiles that lie whole, whose up product the gate's kernel goes on with.
+
+Which of them it takes hangs on time, but not that it takes some: a cluster asks once the loads of its last tile are
+issued. When the last one asks, all have packed their tiles but the last few, so what the first windows have is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from support.dense_tile_checks import (
+    PAIR,
+    QUIET,
+    TAKEN,
+    TILE,
+    blocks_in_place,
+    check,
+    check_whole,
+    counters,
+    panels_left,
+    run,
+)
+from support.gpu_checks import (
+    CUDA,
+    apart,
+    assert_same,
+    make,
+    normal_ffn,
+    on_two_streams,
+    plan_small_calls,
+    poison,
+    skip_without,
+    uneven,
+)
+from torch import Tensor
+
+from twell.kernels.backends import hopper, reference
+from twell.kernels.backends.gpu import results
+from twell.kernels.params import Call
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
+    skip_without(hopper)
+    plan_small_calls(monkeypatch)
+    poison()
+
+
+def silence(call: Call, hundredths: int) -> None:
+    """So many of its neurons never fire."""
+    neuron = torch.arange(len(call.w_gate), device=CUDA)
+    call.x[:, 1], call.w_gate[:, 1] = 1, torch.where(neuron * 37 % 100 < hundredths, -256, 0)
+
+
+OPTIONS = ({}, {"bias": True}, {"dtype": torch.float16})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    ("n", "d_model", "d_ff"), [(6000, 8, 2600), (5889, 136, 2816), (2400, 600, 5640), (8064, 72, 5640)], ids=str
+)
+def test_all_fires(n: int, d_model: int, d_ff: int, options: dict[str, object]) -> None:
+    """An odd number of blocks, partial blocks, tiles, panels and steps; less than one step, and many; up to eleven
+    tiles that a cluster goes on with."""
+    call = make(n, d_model, d_ff, -4 * int(d_model**0.5), **options)
+    taken, workspace = check(call)
+    assert d_model == 8 or bool(taken.any())  # there, loads run several tiles ahead
+    tasks = workspace.tasks[: int(workspace.row_sums[n])]
+    assert int((tasks[:, 1] % 8).sum()) == panels_left(taken, n, d_ff)
+    assert (workspace.union_sizes == -d_ff).all()
+    check_whole(call)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quiet", [20, 13, 10, 7, 3, 0, -8, -25])
+def test_some_of_all_values_fire(quiet: int) -> None:
+    """A tenth to nearly all, row by row at random."""
+    for options in OPTIONS:
+        call = make(4500, 520, 2904, quiet, **options)
+        taken, _ = check(call)
+        check_whole(call)
+        assert quiet > 0 or bool(taken.any())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("silent", "quiet"), [(12, 7), (38, 7), (42, 7), (38, 16)])
+def test_neurons_that_never_fire(silent: int, quiet: int) -> None:
+    """So many in a hundred: tiles lie whole though not all of them fires, as long as most does, and enough: 20 in a
+    hundred here, or 9, where tiles differ in it."""
+    for options in OPTIONS:
+        call = make(4500, 520, 2904, quiet, **options)
+        silence(call, silent)
+        taken, _ = check(call)
+        found = check_whole(call)
+        assert bool((found % QUIET == PAIR).any()) == (silent < 40)
+        assert quiet == 7 or bool((found == 0).any())
+        assert bool(taken.any()) == (silent < 40 and quiet == 7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("silent", "silent_tiles", "quiet", "goes_on"),
+    [(38, 0, 14, False), (38, 0, 12, True), (0, 0, 20, True), (0, 1, 20, True), (0, 2, 20, False)],
+)
+def test_which_windows_are_gone_on_with(silent: int, silent_tiles: int, quiet: int, goes_on: bool) -> None:
+    """Nearly all tiles lie whole. A window is loud by what fires, 10.5 and 12.7 in a hundred here; where every neuron
+    fires in some row, or all but those of one tile in twenty, 9 are enough."""
+    for options in OPTIONS:
+        d_ff = 20 * TILE if silent_tiles else 2816
+        call = make(4500, 520, d_ff, quiet, **options)
+        silence(call, silent)
+        call.w_gate[: silent_tiles * TILE, 1] = -256
+        taken, workspace = check(call)
+        assert bool(taken.any()) == goes_on
+        assert (workspace.union_sizes[:-1] == -d_ff).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_windows_are_loud_each_by_itself(options: dict[str, object]) -> None:
+    """Every other one is, and stays in place though some of its rows are silent, as some of the others' are."""
+    n = 6000
+    call, row = make(n, 520, 2816, 14, **options), torch.arange(n, device=CUDA)
+    silence(call, 38)
+    call.x[row // 1024 % 2 == 1, 0] = 0
+    call.x[row % 1024 < 120, 0] = 128
+    taken, workspace = check(call)
+    assert blocks_in_place(workspace, n) == [False, True] * 3
+    loud = torch.arange(len(taken), device=CUDA) // 4 % 2 == 1
+    assert bool(taken[loud].any()) and not bool(taken[~loud].any())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_uneven_windows_of_which_nearly_all_fires_stay_in_place(options: dict[str, object]) -> None:
+    """Though each neuron fires seldom, and a row in ten hardly any."""
+    call = make(4500, 520, 2816, 20, **options)
+    call.x[::10, 0] = 2
+    taken, workspace = check(call)
+    assert bool(taken.any()) and all(blocks_in_place(workspace, 4500))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_tiles_whole_in_some_blocks(options: dict[str, object]) -> None:
+    """A silent tile, one that is silent in every third block, and one with a silent row in every fifth."""
+    n, d_ff = 6000, 2600
+    call = make(n, 520, d_ff, -128, **options)
+    block, row = torch.arange(n, device=CUDA) // 128, torch.arange(n, device=CUDA)
+    call.x[:, 1:4], call.w_gate[:, 1:4] = 0, 0
+    call.x[:, 1], call.w_gate[256:512, 1] = 1, -256
+    call.x[:, 2], call.w_gate[512:768, 2] = (block % 3 == 1).to(call.x.dtype), -256
+    call.x[:, 3], call.w_gate[1024:1280, 3] = (row % 640 == 130).to(call.x.dtype), -256
+    taken, _ = check(call)
+    pair = torch.arange(len(taken), device=CUDA)
+    assert not bool(taken[:, 1].any()) and not bool(taken[pair % 3 != 1, 2].any())
+    assert bool(taken.any())
+    check_whole(call)
+
+
+@pytest.mark.gpu
+def test_a_silent_tile_past_the_thirty_second() -> None:
+    """What is known of a block's tiles is more than a word of bits."""
+    call = make(2400, 136, 9000, -128)
+    call.w_gate[34 * TILE : 35 * TILE], call.w_gate[34 * TILE : 35 * TILE, 0] = 0, -1
+    taken, workspace = check(call)
+    assert bool(taken.any()) and not bool(taken[:, 34].any())
+    assert (workspace.union_sizes == -9000).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("loud", [True, False])
+def test_nothing_beside_the_workspace_is_written(loud: bool) -> None:
+    """Though the last pair has no second block, and tiles, panels and windows are not full."""
+    n = 5889
+    call = make(n, 136, 2600, -128) if loud else uneven(n, 136, 2600, 25)
+    (y, stats), workspace, wall = results(call), hopper.Workspace(n, 2600, call.x.dtype, CUDA), 2**20  # bytes
+    walled = []
+
+    def between_walls(part: Tensor) -> Tensor:
+        walled.append(torch.full((part.nbytes + 2 * wall,), 119, dtype=torch.uint8, device=CUDA))
+        return walled[-1][wall:-wall].view(part.dtype).view(part.shape)
+
+    apart(workspace, between_walls)
+    hopper.launch(call, slice(0, n), workspace, y, stats)
+    assert_same("y", y, reference.run(call)[0])
+    assert bool((counters(workspace, n) == TAKEN).any()) == loud
+    for name, bits in zip(workspace.names, walled, strict=True):
+        assert bool((bits[:wall] == 119).all() and (bits[-wall:] == 119).all()), f"written beside {name}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("silent", "in_place"), [(0, True), (200, True), (300, False), (700, False)])
+def test_windows_with_silent_rows(silent: int, in_place: bool) -> None:
+    """A loud window stays as it is if its rows are not too uneven; else its blocks are laid anew, whatever is taken."""
+    for options in OPTIONS:
+        call = make(6000, 520, 2816, -128, **options)
+        call.x[torch.arange(6000, device=CUDA) % 1024 < silent, 0] = -1  # as many as make a window uneven
+        taken, workspace = check(call)
+        assert bool(taken.any())
+        assert blocks_in_place(workspace, 6000)[:5] == [in_place] * 5
+        assert not bool(taken[1::4].any()) or silent != 300  # a sixth of these rows is silent
+
+
+def spoilt() -> Iterator[Call]:
+    """float16, gate values that are finite and up products that are not, in whole tiles and in others."""
+    for n, d_model, d_ff in ((6000, 520, 2600), (2300, 64, 264)):
+        call = make(n, d_model, d_ff, -d_model // 4 - 48, dtype=torch.float16)
+        call.x[:, 1], call.w_gate[:40, 1] = 0, -512
+        call.x[::7, 1] = 1  # fire a little less: what is spoilt must not have rows put in order
+        for row in (5, 300, 2047, n - 1):
+            call.x[row] *= 200
+        yield call
+        yield replace(call, probes="counts", layout=None, want_packed=False)
+
+
+@pytest.mark.gpu
+def test_rows_that_only_the_up_product_finds_not_finite() -> None:
+    for call in spoilt():
+        n = call.x.shape[0]
+        for stages in ((), (hopper.STAGES["gate"], hopper.ALL_STAGES - hopper.STAGES["gate"])):
+            y, stats, workspace = run(call, *stages)
+            expected, counted = reference.run(call)
+            assert (~stats.finite).nonzero().flatten().tolist() == [5, 300, 2047, n - 1]
+            assert int(stats.nnz[[5, 300, 2047, n - 1]].sum()) == 0
+            assert_same("y", y, expected)
+            assert_same("stats", replace(stats, packed=None), replace(counted, packed=None))
+            assert blocks_in_place(workspace, n) == [True] * -(-n // 1024)
+    call.x[7, 3], call.x[1000, 3], call.x[2000] = float("nan"), float("inf"), float("-inf")
+    check(replace(call, probes="neurons", layout=hopper.LAYOUT, want_packed=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "d_model"), [(2560, 2048), (4736, 72)])
+def test_same_bits_whoever_makes_the_product(n: int, d_model: int) -> None:
+    """Sums that rounding tells apart: again and again, on two streams, and by stages of their own."""
+    x, w_gate, w_up, w_down = normal_ffn(n, d_model, 5632, seed=4)
+    x.abs_(), w_gate.abs_()
+    call = Call(x, w_gate, w_up, w_down, None, None, None, None, None, None, "relu", False, None, "none", None, False)
+    y, _, workspace = run(call.checked())
+    assert bool((counters(workspace, n) == TAKEN).any())
+    assert_same("by stages", run(call, 1, 2, 4, 8)[0], y)
+    for other, _, _ in on_two_streams(lambda: run(call)):
+        assert torch.equal(other, y)

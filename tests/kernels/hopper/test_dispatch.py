@@ -1,0 +1,123 @@
+"""Which path and tiles `hopper` takes without a plan: it chooses in plain C++, which runs where there is no GPU."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.gpu_checks import NEIGHBOURS
+from support.sanitized import ON_132
+
+from twell.kernels import build
+from twell.kernels.backends import hopper
+from twell.kernels.build import Source
+
+Tile = tuple[int, int]  # rows and neurons of the gate and up products, or a cluster's outputs of `down` and its CTAs
+Case = tuple[int, int, int, int]  # rows, d_model, d_ff; clusters of three that run at once
+PATHS = ("thin", "few", "mid")
+PROGRAM = """
+#include <cstdio>
+#include "hopper/mid_rows/down.cuh"
+#include "hopper/dispatch.h"
+using namespace twell::hopper;
+int main() {
+  for (const auto& tile : kMidTiles) printf("%d %d ", tile.rows, tile.neurons);
+  puts("");
+  for (const auto& way : kMidOutputs) printf("%d %d ", way.each, way.splits);
+  puts("");
+  Ffn f{};
+  for (int threes; scanf("%d %d %d %d", &f.rows, &f.d_model, &f.d_ff, &threes) == 4;) {
+    f.blocks = (f.rows + kBlockRows - 1) / kBlockRows;
+    const auto tile = mid_tile(f, 132);
+    const auto way = mid_outputs(f, {0, 132, 66, threes});
+    printf("%d %d %d %d %d\\n", tile.rows, tile.neurons, way.each, way.splits, static_cast<int>(path_of(f, 132)));
+  }
+}
+"""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    tile: Tile
+    way: Tile
+    path: str
+
+
+class Choosers:
+    """The launchers' choosers, compiled. tiles, ways: all that there are."""
+
+    def __init__(self, program: Path) -> None:
+        self.program = program
+        self.tiles, self.ways = ({*zip(numbers[::2], numbers[1::2], strict=True)} for numbers in self.numbers(""))
+
+    def numbers(self, given: str) -> list[list[int]]:
+        done = subprocess.run([self.program], input=given, capture_output=True, text=True, check=True)
+        return [[*map(int, line.split())] for line in done.stdout.splitlines()]
+
+    def of(self, cases: Iterable[Case]) -> list[Chosen]:
+        _, _, *lines = self.numbers("\n".join(" ".join(map(str, case)) for case in cases))
+        return [Chosen((a, b), (c, d), PATHS[path]) for a, b, c, d, path in lines]
+
+
+@pytest.fixture(scope="module")
+def choosers(tmp_path_factory: pytest.TempPathFactory) -> Choosers:
+    try:
+        nvcc = build.find_compiler(cuda=True)
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp("choices")
+    source, program = folder / "choices.cu", folder / "choices"
+    source.write_text(PROGRAM, encoding="utf-8")
+    flags = next(source.flags for source in hopper.LIBRARY.sources if source.path == "hopper/mid_rows/launch.cu")
+    command = [nvcc, *build.compile_command(Source(str(source), flags), cuda=True), str(source), "-o", str(program)]
+    subprocess.run(command, check=True)
+    return Choosers(program)
+
+
+def test_every_tile_and_way_of_down_is_watched(choosers: Choosers) -> None:
+    """By the sanitizer's calls; but for 256 outputs of a cluster, which take unions of over 16 384."""
+    taken = choosers.of((*shape, 39) for shape in ON_132)
+    assert {one.tile for one in taken} == choosers.tiles
+    assert {one.way for one in taken} == choosers.ways - {(256, 2)}
+    assert {one.path for one in taken} == {"mid"}
+
+
+def test_neighbouring_tiles_are_as_wide_as_the_test_of_them_takes_them_for(choosers: Choosers) -> None:
+    taken = choosers.of((n, 128, d_ff, 39) for n, _, d_ff in NEIGHBOURS)
+    assert [one.tile[1] for one in taken] == [tile for _, tile, _ in NEIGHBOURS]
+
+
+def test_the_fastest_that_was_measured(choosers: Choosers) -> None:
+    """On an H200, fully dense, among all that were forced."""
+    fastest: dict[Case, tuple[Tile, Tile]] = {
+        (1536, 512, 2048, 39): ((128, 224), (128, 2)),  # few steps: what stands around them counts
+        (2304, 512, 2048, 39): ((256, 176), (128, 1)),
+        (1024, 1024, 4096, 39): ((128, 256), (128, 2)),
+        (128, 2048, 5632, 39): ((128, 48), (64, 3)),
+        (512, 2048, 5632, 39): ((128, 176), (128, 2)),
+        (1024, 2048, 5632, 39): ((256, 176), (128, 1)),
+        (1536, 2048, 5632, 39): ((128, 256), (192, 1)),
+        (64, 2560, 6912, 39): ((128, 64), (64, 2)),  # 40 clusters of three are two waves
+        (64, 2560, 6912, 40): ((128, 64), (64, 3)),
+        (16, 4096, 14_336, 39): ((128, 112), (64, 2)),
+        (640, 4096, 14_336, 39): ((128, 192), (160, 1)),
+    }
+    taken = choosers.of(fastest)
+    assert {case: (one.tile, one.way) for case, one in zip(fastest, taken, strict=True)} == fastest
+
+
+@pytest.mark.parametrize(
+    ("d_ff", "thin", "few"),  # up to 16 rows, up to 64
+    [
+        (64, "thin", "few"), (2048, "thin", "few"), (5632, "thin", "few"), (6336, "thin", "few"),
+        (6344, "thin", "mid"), (6912, "thin", "mid"), (8192, "thin", "mid"), (11_008, "thin", "mid"),
+        (12_672, "thin", "mid"), (12_680, "mid", "mid"), (14_336, "mid", "mid"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("d_model", [64, 2048, 4096])
+def test_the_path_of_up_to_64_rows(choosers: Choosers, d_model: int, d_ff: int, thin: str, few: str) -> None:
+    taken = choosers.of((n, d_model, d_ff, 39) for n in range(1, 66))
+    assert [one.path for one in taken] == [thin] * 16 + [few] * 48 + ["mid"]

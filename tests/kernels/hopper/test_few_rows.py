@@ -1,0 +1,131 @@
+"""Up to 64 rows on Hopper: every way that 48 neurons take their up and down products, against the reference."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+from support.gpu_checks import CUDA, LAUNCHES, assert_same, assert_same_in_a_graph, make, poison, skip_without
+from torch import Tensor
+
+from twell.kernels.backends import hopper, reference
+from twell.kernels.backends.gpu import results
+from twell.kernels.params import Call, Stats
+
+ROWS = [1, 3, 8, 9, 16, 17, 32, 33, 64]  # one and two tiles of rows, then both cuts of the other kernels
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> None:
+    """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
+    skip_without(hopper)
+    poison()
+
+
+def assert_as(about: str, got: tuple[Tensor, Stats], expected: tuple[Tensor, Stats]) -> None:
+    assert_same(f"{about}: y", got[0], expected[0])
+    assert_same(f"{about}: stats", got[1], expected[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", ROWS, ids=lambda n: f"{n} rows")
+@pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
+def test_as_many_neurons_of_a_group_as_each_way_takes_and_one_more(n: int, gated: bool) -> None:
+    """So many of the second group fire, each in one row; of the others none, but all of the last, which is not full."""
+    one = make(n, 200, 1016, 0, gated=gated)
+    one.x[:] = torch.eye(200, device=CUDA, dtype=one.x.dtype)[:n]
+    for fired in (0, 1, 15, 16, 17, 31, 32, 33, 47, 48):
+        one.w_gate[:] = -1
+        neuron = torch.cat([torch.arange(48, 48 + fired), torch.arange(1008, 1016)]).to(CUDA)
+        one.w_gate[neuron, neuron % n] = (1 + neuron % 3).to(one.w_gate.dtype)
+        got = hopper.run(one)
+        assert int(got[1].nnz.sum()) == fired + 8
+        assert_as(f"{fired} fired", got, reference.run(one))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", ROWS, ids=lambda n: f"{n} rows")
+@pytest.mark.parametrize("d_ff", [5000, 12_008, 16_384])
+def test_groups_of_every_density_side_by_side(n: int, d_ff: int) -> None:
+    """More groups than a cluster's warps take at once, or than multiprocessors; a row that is not finite is alone."""
+    one = make(n, 136, d_ff, 0, bias=True, probes="counts", layout=None, want_packed=False)
+    one.w_gate[:, 0] = torch.linspace(60, -40, d_ff, device=CUDA).round().neg()
+    whole = reference.run(one)
+    assert_as("finite", hopper.run(one), whole)
+    one.x[n // 2, 5] = float("nan")
+    y, stats = hopper.run(one)
+    assert bool(y[n // 2].isnan().all())
+    assert not bool(stats.finite[n // 2])
+    others = torch.arange(n, device=CUDA) != n // 2
+    assert_same("y beside it", y[others], whole[0][others])
+    assert_same("nnz beside it", stats.nnz[others], whole[1].nnz[others])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 8, 40])
+def test_few_rows_of_many_neurons_leave_the_rest_of_the_workspace_alone(n: int) -> None:
+    """Counts of a tile's rows lie where the words of these rows would: of one row there is little room."""
+    one = make(n, 136, 16_384, 0, probes="none", layout=None, want_packed=False)
+    (y, stats), workspace = results(one), hopper.Workspace(n, 16_384, one.x.dtype, CUDA)
+    rest = [workspace.heads, workspace.masks, workspace.spill, workspace.fired, workspace.row_sums, workspace.order]
+    for part in rest:
+        part.fill_(-7)
+    hopper.launch(one, slice(0, n), workspace, y, stats)
+    assert_same("y", y, reference.run(one)[0])
+    for part in rest:
+        assert bool((part == -7).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", ROWS, ids=lambda n: f"{n} rows")
+def test_the_same_bits_again_and_again(n: int) -> None:
+    """Sums that are not exact: their order shows. Calls that overlap, then a graph of them."""
+    one = make(n, 1096, 2816, 20, probes="counts", layout=None, want_packed=False)
+    for tensor in (one.x[:, 1:], one.w_gate[:, 1:], one.w_up, one.w_down):
+        tensor.copy_(torch.randn(tensor.shape, device=CUDA, generator=torch.Generator(device=CUDA).manual_seed(n)))
+    y, stats = hopper.run(one)
+    assert 0 < int(stats.nnz.sum()) < n * 2816
+    for again in [hopper.run(one) for _ in range(20)]:
+        assert_as("again", again, (y, stats))
+    assert_same_in_a_graph(lambda: hopper.run(one), y, stats)
+
+
+@pytest.mark.gpu
+def test_threads_whose_calls_differ_in_size_do_not_take_shared_memory_from_each_other() -> None:
+    """What a kernel may have is set before its launch, and hangs on rows and neurons. Launches alone, on results and
+    workspaces that are there: around whole calls threads wait for each other, and hardly two launch at once."""
+    sizes = ((20, 512), (30, 2048)) * 4
+    calls = [make(n, 136, d_ff, 9, probes="none", layout=None, want_packed=False) for n, d_ff in sizes]
+    together = Barrier(len(calls))
+
+    def again(one: Call) -> tuple[Tensor, Stats]:
+        n, d_ff = len(one.x), len(one.w_gate)
+        y, stats = results(one, in_full=True)
+        workspace = hopper.Workspace(n, d_ff, one.x.dtype, CUDA)
+        torch.cuda.synchronize()  # the stream that the memory comes from is another
+        together.wait()
+        with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(LAUNCHES):
+                hopper.launch(one, slice(0, n), workspace, y, stats)
+            torch.cuda.current_stream().synchronize()
+        return y, stats
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(len(calls)) as pool:
+        found = list(pool.map(again, calls))
+    for one, result in zip(calls, found, strict=True):
+        assert_as(f"{len(one.x)} rows", result, reference.run(one))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [17, 33, 64])
+def test_gathered_weights_that_come_last(n: int) -> None:
+    """Of each group a few fire, and their weights lie in memory alone: after the rows, which the gate has read."""
+    one = make(n, 2048, 5632, 90, probes="counts", layout=None, want_packed=False)
+    expected = reference.run(one)
+    away = torch.empty(2**28, dtype=torch.uint8, device=CUDA)
+    for _ in range(5):
+        away.fill_(1)
+        assert_as("cold", hopper.run(one), expected)

@@ -1,0 +1,277 @@
+"""The Hopper kernel against the reference: integer-valued inputs, where every sum is exact and all bits must agree."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Barrier
+
+import pytest
+import torch
+from support.gpu_checks import (
+    CUDA,
+    assert_as_exact_as_dense,
+    assert_same,
+    assert_same_in_a_graph,
+    make,
+    normal_ffn,
+    on_two_streams,
+    plan_small_calls,
+    poison,
+    skip_without,
+    uneven,
+)
+from torch import Tensor
+
+from twell.kernels.backends import hopper, reference
+from twell.kernels.backends.gpu import results
+from twell.kernels.layout import Layout, pack, tile_view
+from twell.kernels.ops import choose, gated_ffn
+from twell.kernels.params import Asks, Call, Stats
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
+    skip_without(hopper)
+    plan_small_calls(monkeypatch)
+    poison()
+
+
+def both(call: Call) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
+    return hopper.run(call), reference.run(call)
+
+
+SHAPES = [  # n, d_model, d_ff, quiet: one past every tile and one short of it, empty unions, full ones
+    (1, 64, 64, 0),
+    (2, 8, 8, 0),
+    (8, 200, 136, 6),
+    (9, 2048, 5632, 90),
+    (16, 512, 1408, 20),
+    (17, 64, 264, 9),
+    (127, 72, 264, 12),
+    (128, 256, 1000, 24),
+    (129, 512, 1408, 40),
+    (1000, 320, 5632, 34),
+    (4097, 136, 328, 9),
+    (300, 192, 704, 400),
+    (640, 1024, 2816, 60),
+    (200, 64, 1000, -9),
+    (2049, 320, 5632, 34),
+    (2177, 72, 264, 12),
+    (2300, 1024, 2816, 60),
+    (3000, 64, 1000, -9),
+    (2050, 192, 704, 400),
+    (32769, 72, 328, 12),
+    (33000, 264, 264, -9),
+    (3, 16384, 136, 150),
+    (70, 16384, 264, 150),
+    (2100, 16384, 264, 150),
+    (600, 5000, 11008, 160),
+    (2100, 5000, 11008, 160),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_the_reference(gpu: None, shape: tuple[int, int, int, float], dtype: torch.dtype) -> None:
+    for options in ({}, {"bias": True}, {"gated": False}):
+        (y, stats), (y_true, expected) = both(make(*shape, dtype=dtype, **options))
+        assert_same(f"y {options}", y, y_true)
+        assert_same(f"stats {options}", stats, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(129, 64, 264, 9), (1025, 256, 1408, 11), (2300, 136, 2816, 6)], ids=str)
+def test_rows_in_another_order_come_back_in_theirs(gpu: None, shape: tuple[int, int, int, float]) -> None:
+    for options in ({}, {"bias": True}, {"gated": False}, {"dtype": torch.float16}):
+        call = uneven(*shape, **options)
+        call.x[5, 3], call.x[shape[0] - 1, 3] = float("nan"), float("inf")
+        (y, stats), (y_true, expected) = both(call)
+        assert_same(f"y {options}", y, y_true)
+        assert_same(f"stats {options}", stats, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [300, 2300])
+@pytest.mark.parametrize("quiet", [12, 2])
+def test_rows_that_are_not_finite_are_nan_and_alone(gpu: None, n: int, quiet: int) -> None:
+    call = make(n, 128, 512, quiet, rows=None)
+    call.x[7, 3], call.x[130], call.x[299, 1] = float("nan"), float("inf"), float("-inf")
+    (y, stats), (y_true, expected) = both(call)
+    assert_same("y", y, y_true)
+    assert_same("stats", stats, expected)
+    assert (~stats.finite).nonzero().flatten().tolist() == [7, 130, 299]
+    half = replace(make(n - 100, 64, 128, 0, dtype=torch.float16), rows=None)
+    half.x[5] *= 60000  # the gate's product is finite in float32 and no longer in float16
+    (y, stats), (y_true, expected) = both(half)
+    assert not bool(stats.finite[5])
+    assert_same("y", y, y_true)
+    assert_same("stats", stats, expected)
+    half = replace(make(n, 64, 128, 0, dtype=torch.float16), rows=None)
+    half.x[[5, n - 1]] *= 300  # the gate's values are finite in float16, the hidden state is not
+    (y, stats), (y_true, expected) = both(half)
+    assert (~stats.finite).nonzero().flatten().tolist() == [5, n - 1]
+    assert_same("y", y, y_true)
+    assert_same("stats", stats, expected)
+    (y, stats), (y_true, expected) = both(replace(half, probes="counts", layout=None, want_packed=False))
+    assert int(stats.nnz[5]) == 0, "of a row that only the up product finds not finite"
+    assert_same("stats of counts alone", stats, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [500, 2500])
+def test_probes_change_nothing_else(gpu: None, n: int) -> None:
+    call = make(n, 256, 1024, 20)
+    y, stats = hopper.run(call)
+    for probes in ("none", "counts"):
+        bare = replace(call, probes=probes, layout=None, want_packed=False, tokens=None, sequences=None)
+        again, less = hopper.run(bare)
+        assert_same("y", again, y)
+        assert_same("finite", less.finite, stats.finite)
+        assert less.tiles is None and less.neurons is None and less.packed is None
+        assert len(less.nnz) == (0 if probes == "none" else n)
+
+
+@pytest.mark.gpu
+def test_passes_of_a_small_workspace_add_up(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = make(5000, 64, 512, 8)
+    whole = hopper.run(call)
+    for most in (1, 2304 * 512 * 37 // 8):  # passes of 256 rows and of 2304
+        monkeypatch.setattr("twell.kernels.backends.gpu.MAX_WORKSPACE", most)
+        parts = hopper.run(call)
+        assert_same("y", parts[0], whole[0])
+        assert_same("stats", parts[1], whole[1])
+
+
+@pytest.mark.gpu
+def test_same_bits_again_on_other_streams_and_in_graphs(gpu: None) -> None:
+    x, w_gate, w_up, w_down = normal_ffn(3000, 256, 1024, seed=1)
+
+    def run() -> tuple[Tensor, Stats]:
+        return gated_ffn(x, w_gate, w_up, w_down, layout=Layout(), kernel="hopper")
+
+    y, stats = run()
+    for other, counted in on_two_streams(run):
+        assert_same("y", other, y)
+        assert_same("stats", counted, stats)
+    assert_same_in_a_graph(run, y, stats)
+
+
+@pytest.mark.gpu
+def test_same_bits_from_two_threads_at_once(gpu: None) -> None:
+    calls = [uneven(2300, 136, 2816, 6), uneven(1025, 256, 1408, 11)]
+    expected = [hopper.run(call) for call in calls]
+    torch.cuda.synchronize()
+    together = Barrier(len(calls))
+
+    def again(call: Call) -> list[tuple[Tensor, Stats]]:
+        together.wait()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results = [hopper.run(call) for _ in range(20)]
+            torch.cuda.current_stream().synchronize()
+        return results
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        found = list(pool.map(again, calls))
+    for again_and_again, (y, stats) in zip(found, expected, strict=True):
+        for other, counted in again_and_again:
+            assert_same("y", other, y)
+            assert_same("stats", counted, stats)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 20, 300, 2500])
+def test_may_be_a_threads_first_cuda_call(gpu: None, n: int) -> None:
+    """Where all memory is there, nothing before it has given the thread a context."""
+    call = make(n, 136, 520, 9)
+    y, stats = results(call, in_full=True)
+    workspace = hopper.Workspace(n, 520, call.x.dtype, CUDA)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(hopper.launch, call, slice(0, n), workspace, y, stats).result()
+    expected, counted = reference.run(call)
+    assert_same("y", y, expected)
+    assert_same("nnz", stats.nnz, counted.nnz)
+
+
+@pytest.mark.gpu
+def test_compiles_into_one_graph(gpu: None) -> None:
+    call = make(200, 64, 512, 8)
+
+    def layer(x: Tensor) -> tuple[Tensor, Tensor]:
+        y, stats = gated_ffn(x, call.w_gate, call.w_up, call.w_down, kernel="hopper")
+        return y * 2, stats.nnz
+
+    y, nnz = torch.compile(layer, fullgraph=True)(call.x)
+    expected, stats = reference.run(call)
+    assert_same("y", y, expected * 2)
+    assert_same("nnz", nnz, stats.nnz)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1000, 2500])
+def test_is_as_exact_as_the_dense_product(gpu: None, n: int) -> None:
+    assert_as_exact_as_dense("hopper", n)
+
+
+def test_a_workspace_is_read_as_it_was_filled() -> None:
+    """As the gate product fills one: with tiles past their slots, and with tiles that lie whole though they are not."""
+    n, d_ff, source = 20, 600, torch.Generator().manual_seed(0)
+    fired = torch.rand(n, d_ff, generator=source) < torch.tensor([0.02, 0.1, 0.2]).repeat_interleave(256)[:d_ff]
+    hidden = torch.rand(n, d_ff, generator=source).bfloat16() + 0.1
+    packed, finite = pack(hidden, fired, hopper.LAYOUT), torch.ones(n, dtype=torch.bool)
+    workspace = hopper.Workspace(n, d_ff, torch.bfloat16, torch.device("cpu"))
+    for tensor in (workspace.heads, workspace.tails, workspace.masks, workspace.fired, workspace.spill):
+        tensor.fill_(-7)
+    workspace.fill(packed)
+    assert_same("packed", workspace.packed(d_ff, finite), packed)
+
+    assert workspace.row_sums[:n].tolist() == fired.sum(1).tolist()
+    bits = tile_view(fired, hopper.LAYOUT).view(n, -1, 8, 32).long() << torch.arange(32)
+    assert_same("what fired", workspace.masks.long() & 0xFFFFFFFF, bits.sum(-1))
+    together = tile_view(fired.any(0, keepdim=True), hopper.LAYOUT).view(-1, 8, 32).long() << torch.arange(32)
+    assert_same("what fired together", workspace.fired[0].long() & 0xFFFFFFFF, together.sum(-1))
+    assert 0 < int((packed.spill_index >= 0).sum()) < packed.spill_index.numel()
+
+    row, chunk = torch.arange(n)[:, None], torch.arange(32)
+    dense = tile_view(hidden * fired, hopper.LAYOUT)[:, 1].reshape(n, 32, 8)
+    workspace.spill[:, 1] = dense[row, chunk ^ row % 8].flatten(1)
+    workspace.heads[:, 1, 0] |= 1 << 16
+    workspace.heads[:, 1, 1:], workspace.tails[:, 1] = -7, -7
+    assert_same("whole", workspace.packed(d_ff, finite), packed)
+    finite[3] = False
+    assert int(workspace.packed(d_ff, finite).words[3].count_nonzero()) == 0
+
+
+def test_a_plan_is_made_of_more_than_so_many_tiles() -> None:
+    most = {8: 45_056, 256: 45_056, 257: 22_528, 2048: 5632, 5632: 2048, 14_336: 768, 65_528: 128}  # rows, by d_ff
+    for d_ff, n in most.items():
+        assert not hopper.planned(n, d_ff)
+        assert hopper.planned(n + 1, d_ff)
+
+
+def test_refuses_with_the_reason() -> None:
+    bf16 = torch.bfloat16
+    assert hopper.refuses(torch.device("cpu"), bf16, 64, 64, 1) == "expected device cuda, got cpu"
+    assert hopper.refuses(CUDA, torch.float32, 64, 64, 1) == "expected bfloat16 or float16, got float32"
+    assert hopper.refuses(CUDA, bf16, 2**15, 2**16, 1) == (
+        "expected d_ff up to 65528, as a union holds 16-bit numbers, got 65536"
+    )
+    assert hopper.refuses(CUDA, bf16, 2**16, 2**15, 1) == (
+        "expected weights of less than 2^31 values, as offsets are 32 bits of bytes, got 32768 x 65536"
+    )
+    if not torch.cuda.is_available():
+        assert hopper.refuses(CUDA, bf16, 64, 64, 1) == "expected a CUDA device that torch can use, found none"
+    assert hopper.lacks(Asks("relu2")) == "expected relu and no threshold, got relu2"
+    assert (
+        hopper.lacks(Asks("relu", up_relu=True))
+        == "expected relu and no threshold, got relu, and a ReLU on the up branch"
+    )
+    assert hopper.lacks(Asks("silu", threshold=0.5)) == "expected relu and no threshold, got silu with threshold 0.5"
+    assert hopper.lacks(Asks(layout=Layout(64, 8))) == (
+        "expected tiles of 256 at compression 8, got Layout(tile=64, compression=8)"
+    )
+    assert hopper.lacks(Asks(layout=Layout(256, 16))) is None
+    assert hopper.lacks(Asks(layout=Layout(256, 16), want_packed=True)) is not None
+    assert "hopper: expected device cuda, got cpu" in choose("cpu", bf16, 64, 64, 1).reason

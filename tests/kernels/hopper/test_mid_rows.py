@@ -1,0 +1,257 @@
+"""The Hopper kernel without a plan: counts of rows against the reference, and launches that overlap with others."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from support import gpu_checks
+from support.gpu_checks import CUDA, NEIGHBOURS, make, poison, skip_without
+from torch import Tensor
+
+from twell.kernels.backends import hopper, reference
+from twell.kernels.layout import Layout
+from twell.kernels.ops import gated_ffn
+from twell.kernels.params import Stats
+
+ROWS = [1, 2, 7, 8, 9, 16, 17, 40, 63, 64, 65, 127, 128, 129, 200, 256, 257, 384, 513, 560, 641, 768, 1000,
+        1025, 1280, 1400, 2047, 2048, 2049]  # fmt: skip
+SHAPES = [  # d_model, d_ff, quiet: rows that fire hardly, nearly all, not at all; one past and one short of tiles
+    (64, 8, 4),
+    (192, 1000, 12),
+    (2048, 5632, 90),
+    (1000, 392, -40),
+    (320, 3080, 400),
+    (264, 5640, -40),
+    (136, 16384, 10),
+]
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> None:
+    """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
+    skip_without(hopper)
+    poison()
+
+
+call = partial(make, probes="counts", layout=None, want_packed=False)
+
+
+def assert_same(got: tuple[Tensor, Stats], expected: tuple[Tensor, Stats], about: object) -> None:
+    """The same bits throughout: y, and all that was counted."""
+    for name, mine, true in zip(("y", "stats"), got, expected, strict=True):
+        gpu_checks.assert_same(f"{about} {name}", mine, true)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_count_of_rows_equals_the_reference(shape: tuple[int, int, float], dtype: torch.dtype) -> None:
+    everything = {"probes": "neurons", "layout": Layout(), "want_packed": True}
+    for n in ROWS:
+        for options in ({}, {"gated": False}, {"bias": True}, everything, {"bias": True, "gated": False} | everything):
+            one = call(n, *shape, dtype=dtype, **options)
+            assert_same(hopper.run(one), reference.run(one), (n, options))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "d_model", "d_ff", "quiet"), [(45_056, 64, 256, 9), (5505, 512, 2040, 24), (3700, 768, 3072, -40)], ids=str
+)
+def test_many_rows_of_few_neurons(n: int, d_model: int, d_ff: int, quiet: float) -> None:
+    everything = {"probes": "neurons", "layout": Layout(), "want_packed": True}
+    for options in ({}, {"gated": False, "bias": True}, everything):
+        one = call(n, d_model, d_ff, quiet, **options)
+        one.x[n // 2, 3] = float("nan")
+        assert_same(hopper.run(one), reference.run(one), (n, options))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [64, 100, 190, 250, 500, 700, 1000, 1100])
+def test_every_density_in_one_call(n: int) -> None:
+    """From neurons that none fires to neurons that all do: each way that a CTA takes its up product, side by side."""
+    for options in ({"bias": True}, {"gated": False}, {"probes": "neurons", "layout": Layout(), "want_packed": True}):
+        one = call(n, 256, 4096, 0, **options)
+        one.w_gate[:, 0] = torch.linspace(60, -40, 4096, device=CUDA).round().neg()
+        got = hopper.run(one)
+        assert_same(got, reference.run(one), (n, options))
+        unions = (one.x[:128].float() @ one.w_gate.float().t() > 0).any(0).view(-1, 64).sum(1)
+        assert int(unions.min()) == 0 and int(unions.max()) == 64 and len(unions.unique()) > 10
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "d_ff"),
+    [
+        (64, 5640),
+        (100, 5640),
+        (190, 5640),
+        (250, 5640),
+        (384, 5640),
+        (500, 5640),
+        (640, 5640),
+        (700, 5504),
+        (1000, 5640),
+    ],
+    ids=str,
+)
+def test_as_many_neurons_as_each_width_takes_and_one_more(n: int, d_ff: int) -> None:
+    """So many of the first tile fire, each in one row of every 128; of further tiles none, of the last one eight."""
+    one = call(n, 128, d_ff, 0, rows=None)
+    one.x[:] = torch.eye(128, device=CUDA, dtype=one.x.dtype)[torch.arange(n, device=CUDA) % 128]
+    for fired in (1, 15, 16, 17, 30, 31, 32, 33, 40, 41, 48, 49, 55, 56, 64, 65, 96, 97, 128, 129):
+        one.w_gate[:] = -1
+        neuron = torch.cat([torch.arange(fired), torch.arange(d_ff - 8, d_ff)]).to(CUDA)
+        one.w_gate[neuron, neuron % 50] = (1 + neuron % 3).to(one.w_gate.dtype)
+        got = hopper.run(one)
+        assert int(got[1].nnz[:50].sum()) == fired + 8
+        assert_same(got, reference.run(one), (n, fired))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [100, 190, 384, 500, 640, 768, 1000])
+def test_rows_that_fire_as_many_neurons_as_are_gathered_and_one_more(n: int) -> None:
+    """Every other neuron of the first tiles, by 16 rows: the warp that has them knows alone how weights come."""
+    one = call(n, 128, 5632, 0, rows=None)
+    one.x[:] = torch.eye(128, device=CUDA, dtype=one.x.dtype)[torch.arange(n, device=CUDA) % 128]
+    for fired in (16, 17, 30, 31, 40, 41, 48, 49, 64, 65, 1000):
+        one.w_gate[:] = 0
+        one.w_gate[: 2 * fired : 2, :16] = 2
+        got = hopper.run(one)
+        assert got[1].nnz.tolist() == [fired if row % 128 < 16 else 0 for row in range(n)]
+        assert_same(got, reference.run(one), (n, fired))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "tile", "d_ff"), NEIGHBOURS)
+def test_neighbouring_tiles_that_take_their_up_product_otherwise(n: int, tile: int, d_ff: int) -> None:
+    """So many neurons of one tile fire and so many of the next, each in one row of every 128: the two share rows."""
+    one = call(n, 128, d_ff, 0, rows=None)
+    one.x[:] = torch.eye(128, device=CUDA, dtype=one.x.dtype)[torch.arange(n, device=CUDA) % 128]
+    for some, others in product(sorted({0, 1, 17, 40, min(90, tile), tile}), repeat=2):
+        one.w_gate[:] = -1
+        neuron = torch.cat([torch.arange(some), torch.arange(tile, tile + others)]).to(CUDA)
+        one.w_gate[neuron, neuron % min(n, 50)] = (1 + neuron % 3).to(one.w_gate.dtype)
+        got = hopper.run(one)
+        assert int(got[1].nnz[:50].sum()) == some + others
+        assert_same(got, reference.run(one), (n, some, others))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "d_model", "d_ff", "loud"),
+    [
+        (100, 192, 5632, 120),
+        (200, 2048, 1280, 360),
+        (560, 2080, 3328, 360),
+        (640, 4096, 1088, 520),
+        (1000, 264, 2880, 120),
+    ],
+    ids=str,
+)
+def test_shares_that_begin_elsewhere_than_if_all_fired(n: int, d_model: int, d_ff: int, loud: int) -> None:
+    """`down` asks for the first neurons of an even share where they fire: right in all CTAs, in some, or amiss."""
+    one = call(n, d_model, d_ff, -loud, bias=True)
+    gate = one.w_gate.clone()
+    for silent in ([], [0], [600], [d_ff // 2 - 3], [d_ff - 1], list(range(600, 664)), list(range(600, d_ff))):
+        one.w_gate.copy_(gate)
+        one.w_gate[silent] = 0
+        one.w_gate[silent, 0] = -1
+        got = hopper.run(one)
+        assert int(got[1].nnz.max()) == int(got[1].nnz.min()) == d_ff - len(silent)
+        assert_same(got, reference.run(one), (n, silent[:1], len(silent)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("loud", [0, 1, 2, 7])
+@pytest.mark.parametrize("quiet", [20, -20])
+def test_blocks_of_a_tile_that_fire_otherwise(loud: int, quiet: float) -> None:
+    """Of eight blocks one fires hardly, or nearly all, the others nothing: two share a tile, but not their unions."""
+    for gated in (True, False):
+        one = call(1000, 128, 5632, quiet, gated=gated, rows=None)
+        one.x[: loud * 128], one.x[(loud + 1) * 128 :] = 0, 0
+        got = hopper.run(one)
+        assert_same(got, reference.run(one), (loud, quiet))
+        assert bool((got[0][: loud * 128] == 0).all()) and bool(got[0][loud * 128 : (loud + 1) * 128].any())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 3, 40, 100, 128, 250, 700, 1000])
+@pytest.mark.parametrize("gated", [True, False])
+def test_rows_that_are_not_finite_are_nan_and_alone(n: int, gated: bool) -> None:
+    for d_ff, quiet in ((512, 12), (5000, -40)):
+        one = call(n, 128, d_ff, quiet, gated=gated, rows=None)
+        one.x[n // 2, 3], one.x[n - 1, 1] = float("nan"), float("-inf")
+        got = hopper.run(one)
+        assert_same(got, reference.run(one), n)
+        assert not bool(got[1].finite[n // 2])
+    half = call(n, 64, 5000, 0, dtype=torch.float16, gated=gated, rows=None)
+    half.x[n // 3] *= 2000 if gated else 20000  # the products fit a half, what comes of them does not
+    got = hopper.run(half)
+    assert_same(got, reference.run(half), n)
+    assert not bool(got[1].finite[n // 3])
+
+
+@pytest.mark.gpu
+def test_a_union_whose_list_leaves_room_for_three_stages() -> None:
+    """All of 34 752 neurons, 256 outputs at a time: fewer stages than warps that fill them in turns."""
+    one = call(129, 6352, 34752, -48)
+    one.w_gate[:, 64:], one.w_up[:, 64:] = 0, 0  # sums stay below 2^24
+    assert_same(hopper.run(one), reference.run(one), "three stages")
+    assert bool((hopper.run(one)[1].nnz == 34752).all())
+
+
+@pytest.mark.gpu
+def test_waits_for_what_was_launched_before(gpu: None) -> None:
+    """x and weights that the stream writes just before each call, and a workspace that the call before still reads."""
+    calls = [call(n, 512, 2816, 20, seed=n) for n in (1, 64, 5, 128, 17, 256, 3, 700)]
+    expected = [reference.run(one) for one in calls]
+    sources = [[tensor.clone() for tensor in (one.x, one.w_gate, one.w_up, one.w_down)] for one in calls]
+
+    def run_all() -> list[tuple[Tensor, Stats]]:
+        out = []
+        for one, source in zip(calls, sources, strict=True):
+            for tensor, true in zip((one.x, one.w_gate, one.w_up, one.w_down), source, strict=True):
+                tensor.fill_(float("nan"))
+                tensor.copy_(true)
+            out.append(hopper.run(one))
+            out.append(hopper.run(one))
+        return out
+
+    graph = torch.cuda.CUDAGraph()
+    eager = run_all()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = run_all()
+    graph.replay()
+    for y, _ in captured:
+        y.fill_(float("nan"))
+    for got in (eager, captured):
+        for again in range(10 if got is captured else 1):
+            if got is captured:
+                graph.replay()
+            for i, result in enumerate(got):
+                assert_same(result, expected[i // 2], (i, again))
+
+
+@pytest.mark.gpu
+def test_the_same_bits_on_two_streams() -> None:
+    generator = torch.Generator(device=CUDA).manual_seed(1)
+    weights = [torch.randn(5632, 1024, device=CUDA, generator=generator).bfloat16() / 32 for _ in range(3)]
+    weights[0][:, 0] = -2
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    for n in (1, 16, 64, 100, 250, 600):
+        x = torch.randn(n, 1024, device=CUDA, generator=generator).bfloat16()
+        x[:, 0] = 1
+        expected = gated_ffn(x, weights[0], weights[1], weights[2].t(), kernel="hopper")
+        torch.cuda.synchronize()
+        others = []
+        for _ in range(10):
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    others.append(gated_ffn(x, weights[0], weights[1], weights[2].t(), kernel="hopper"))
+        torch.cuda.synchronize()
+        for other in others:
+            assert_same(other, expected, n)

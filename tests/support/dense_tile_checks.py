@@ -1,0 +1,94 @@
+"""What lies whole after the Hopper kernel's gate product, and calls that check it, for tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from support.gpu_checks import CUDA, assert_same
+from torch import Tensor
+
+from twell.kernels.backends import hopper, reference
+from twell.kernels.backends.gpu import results
+from twell.kernels.params import Call, Stats
+
+PAIR, TILE = 2 * hopper.BLOCK, hopper.LAYOUT.tile
+LOUD_TILE = 11  # 128ths of a tile's neurons that its rows fire in the mean
+QUIET = 2**16  # what a quiet row counts besides
+TAKEN = -1
+
+
+def run(call: Call, *stages: int) -> tuple[Tensor, Stats, hopper.Workspace]:
+    """y, stats and what is left in the workspace; by stages of their own, the gate's kernel makes no up products."""
+    n, d_ff = call.x.shape[0], call.w_gate.shape[0]
+    (y, stats), workspace = results(call), hopper.Workspace(n, d_ff, call.x.dtype, CUDA)
+    for some in stages or (hopper.ALL_STAGES,):
+        hopper.launch(call, slice(0, n), workspace, y, stats, some)
+    return y, stats, workspace
+
+
+def counters(workspace: hopper.Workspace, n: int) -> Tensor:
+    """Of each pair of blocks [n / 256] and tile [tiles]: how many rows lie whole, and QUIET ones, or TAKEN."""
+    pairs, tiles, behind = -(-n // PAIR), workspace.heads.shape[1], n + 1 + 3 * -(-n // hopper.WINDOW)
+    return workspace.row_sums[behind : behind + pairs * tiles].view(pairs, tiles)
+
+
+def whole_rows(call: Call) -> Tensor:
+    """What they must come to: rows of tiles of which a block fires nearly all, or most and much; quiet ones fire less
+    than a quarter of its mean."""
+    gate = call.x.float() @ call.w_gate.float().t()
+    fired = (gate if call.b_gate is None else gate + call.b_gate.float()) > 0
+    n, d_ff = fired.shape
+    padded = torch.nn.functional.pad(fired, (0, -d_ff % TILE, 0, -n % PAIR))
+    of_tiles = padded.view(-1, 2, hopper.BLOCK, padded.shape[1] // TILE, TILE)  # pair, its block, row, tile, neuron
+    columns = (d_ff - TILE * torch.arange(of_tiles.shape[3], device=CUDA)).clamp(max=TILE)
+    rows = (n - hopper.BLOCK * torch.arange(2 * len(of_tiles), device=CUDA)).clamp(0, hopper.BLOCK).view(-1, 2, 1)
+    of_rows = of_tiles.sum(4)
+    values, there = of_rows.sum(2, keepdim=True), torch.arange(hopper.BLOCK, device=CUDA)[:, None] < rows[:, :, None]
+    loud = 128 * values.squeeze(2) >= LOUD_TILE * rows * columns
+    united = of_tiles.any(2).sum(3)
+    whole = (20 * united >= 17 * columns) | loud & (5 * united >= 3 * columns)
+    counted = there + QUIET * (there & (4 * of_rows * rows[:, :, None] < values))
+    return (counted.sum(2) * whole).sum(1)
+
+
+def check_whole(call: Call) -> Tensor:
+    """What the gate's kernel by itself finds of each pair and tile is as above."""
+    found = counters(run(call, hopper.STAGES["gate"])[2], call.x.shape[0])
+    assert_same("what lies whole", found, whole_rows(call).int())
+    return found
+
+
+def check(call: Call) -> tuple[Tensor, hopper.Workspace]:
+    """Everything as the reference has it, whoever makes the up products; which tiles are taken."""
+    n = call.x.shape[0]
+    y, stats, workspace = run(call)
+    expected, counted = reference.run(call)
+    assert_same("y", y, expected)
+    assert_same("stats", replace(stats, packed=None), replace(counted, packed=None))
+    assert_same("packed", workspace.packed(call.w_gate.shape[0], stats.finite), counted.packed)
+    assert_same("y of both kernels", hopper.run(call)[0], y)
+    apart = run(call, hopper.STAGES["gate"], hopper.ALL_STAGES - hopper.STAGES["gate"])
+    assert not bool((counters(apart[2], n) == TAKEN).any())
+    assert_same("y by stages", apart[0], y)
+    assert_same("nnz by stages", apart[1].nnz, stats.nnz)
+    assert_same("finite by stages", apart[1].finite, stats.finite)
+    assert_same("order by stages", apart[2].order[:n], workspace.order[:n])
+    found, left = counters(workspace, n), counters(apart[2], n)
+    taken, whole = found == TAKEN, torch.full_like(found, PAIR)
+    whole[-1] = n % PAIR or PAIR
+    assert_same("rows that lie whole", torch.where(taken, whole, found), torch.where(taken, left % QUIET, left))
+    assert int((left // QUIET * taken).max()) <= PAIR // 8
+    return taken, workspace
+
+
+def panels_left(taken: Tensor, n: int, d_ff: int) -> int:
+    """Of all blocks, to `up`, where every block runs dense in place."""
+    panels = torch.arange(-(-d_ff // hopper.PANEL), device=CUDA) * hopper.PANEL // TILE
+    return int((~taken.repeat_interleave(2, 0)[: -(-n // hopper.BLOCK), panels]).sum())
+
+
+def blocks_in_place(workspace: hopper.Workspace, n: int) -> list[bool]:
+    place = torch.arange(n, device=CUDA, dtype=torch.int32)
+    orders, places = workspace.order[:n].split(hopper.WINDOW), place.split(hopper.WINDOW)
+    return [torch.equal(order, row) for order, row in zip(orders, places, strict=True)]

@@ -1,0 +1,164 @@
+"""What every kernel for NVIDIA GPUs is held to: calls of integers, where all sums are exact, and what must be alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from types import ModuleType
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from twell.kernels.backends import hopper
+from twell.kernels.backends.gpu import Workspace
+from twell.kernels.layout import Layout, TwELL, unpack
+from twell.kernels.ops import gated_ffn
+from twell.kernels.params import Call, Stats
+
+NEIGHBOURS = [  # rows, neurons to a tile on 132 multiprocessors where d_model is 128, d_ff
+    (100, 48, 5632), (190, 96, 5632), (384, 128, 5632), (500, 176, 5632), (640, 224, 5632), (768, 256, 5632),
+    (1000, 176, 5632), (20, 64, 8192), (100, 64, 8192), (640, 160, 8192), (700, 192, 8192), (5, 112, 14_336),
+    (60, 112, 14_336), (200, 112, 6912), (400, 192, 12_288),
+]  # fmt: skip
+CUDA = torch.device("cuda")
+LAUNCHES = 2000  # of each thread, where threads are to meet in one
+Run = Callable[[], tuple[Tensor, Stats]]
+Result = TypeVar("Result")
+
+
+def skip_without(kernel: ModuleType) -> None:
+    """Skips the test, with the reason, where there is no GPU that the kernel takes."""
+    if not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU here")
+    if reason := kernel.refuses(CUDA, torch.bfloat16, 64, 64, 1):
+        pytest.skip(reason)
+
+
+def plan_small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 2 049 rows on `hopper` makes a plan, however few neurons there are: small tensors meet its edges."""
+    monkeypatch.setattr(hopper, "planned", lambda n, d_ff: n > 2048)
+
+
+def poison() -> None:
+    """What is freed here, full of NaN, is what workspaces and results are made of next."""
+    block = torch.full((2**26,), float("nan"), device=CUDA)
+    small = [torch.full((2**exponent,), float("nan"), device=CUDA) for exponent in range(7, 24)]
+    del block, small
+
+
+def apart(workspace: Workspace, moved: Callable[[Tensor], Tensor]) -> None:
+    """Gives each part of a workspace memory of its own: what `moved` makes of it."""
+    for name in workspace.names:
+        setattr(workspace, name, moved(getattr(workspace, name)))
+    begin = workspace.memory.data_ptr()
+    workspace.places = tuple(getattr(workspace, name).data_ptr() - begin for name in workspace.names)
+
+
+def make(n: int, d_model: int, d_ff: int, quiet: float, *, gated: bool = True, bias: bool = False, seed: int = 0,
+         dtype: torch.dtype = torch.bfloat16, **options: Any) -> Call:  # fmt: skip
+    """A checked call of -1, 0 and 1, whose gate pre-activations all lie `quiet` lower; `options`: of the Call."""
+    generator = torch.Generator(device=CUDA).manual_seed(n * d_ff + d_model + seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randint(-1, 2, shape, generator=generator, device=CUDA).to(dtype)
+
+    x, w_gate = draw(n, d_model), draw(d_ff, d_model)
+    x[:, 0], w_gate[:, 0] = 1, -quiet
+    w_up, w_down = draw(d_ff, d_model) if gated else None, draw(d_ff, d_model).t()
+    biases = (draw(d_ff), draw(d_ff) if gated else None, draw(d_model)) if bias else (None, None, None)
+    row = torch.arange(n, dtype=torch.int32, device=CUDA)
+    about: dict[str, Any] = {
+        "rows": (row % 5 > 0).byte(),
+        "tokens": row * 7 % 31,
+        "sequences": row // 9,
+        "activation": "relu",
+        "up_relu": False,
+        "threshold": None,
+        "probes": "neurons",
+        "layout": Layout(),
+        "want_packed": True,
+    }
+    return Call(x, w_gate, w_up, w_down, *biases, **(about | options)).checked()
+
+
+def uneven(n: int, d_model: int, d_ff: int, quiet: float, **options: Any) -> Call:
+    """Such a call with rows of which each fires as many neurons as it will: the kernel puts them in another order."""
+    call = make(n, d_model, d_ff, quiet, **options)
+    row = torch.arange(n, device=CUDA)
+    call.x[:, 0] = torch.where(row % 41 == 7, -1, row * 13 % 7 % 3)  # -1: nearly every neuron, as quiet turns to loud
+    return call
+
+
+def assert_same(name: str, got: Any, expected: Any, spill: bool = True) -> None:
+    """Equal throughout, NaN and all, or the first place where not, by name. Without `spill`, rows past their slots may
+    lie at other places of a TwELL's spill."""
+    if isinstance(expected, Tensor):
+        assert got.shape == expected.shape, f"{name}: expected {list(expected.shape)}, got {list(got.shape)}"
+        wrong = ~torch.isclose(got.double(), expected.double(), rtol=0, atol=0, equal_nan=True)
+        if bool(wrong.any()):
+            at = tuple(wrong.nonzero()[0].tolist())
+            pytest.fail(
+                f"{name}{list(at)}: expected {expected[at].item()}, got {got[at].item()}; {int(wrong.sum())} wrong"
+            )
+    elif isinstance(expected, TwELL) and not spill:
+        assert_same(f"{name}.words", got.words, expected.words)
+        assert_same(f"{name}.spill_index", got.spill_index < 0, expected.spill_index < 0)
+        assert_same(f"{name} unpacked", unpack(got), unpack(expected))
+    elif hasattr(expected, "__dataclass_fields__"):
+        for field in fields(expected):
+            assert_same(f"{name}.{field.name}", getattr(got, field.name), getattr(expected, field.name), spill)
+    else:
+        assert got == expected, name
+
+
+def on_two_streams(run: Callable[[], Result]) -> Iterator[Result]:
+    """What it returns on two streams at once, ten times."""
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    for _ in range(10):
+        others = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                others.append(run())
+        torch.cuda.synchronize()
+        yield from others
+
+
+def assert_same_in_a_graph(run: Run, y: Tensor, stats: Stats) -> None:
+    """A captured call, replayed over a poisoned result, gives the same bits."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured, counts = run()
+    graph.replay()  # from now on there is memory behind its results, whatever allocates it
+    captured.fill_(float("nan")), counts.nnz.fill_(-1)
+    graph.replay()
+    assert_same("y", captured, y)
+    assert_same("nnz", counts.nnz, stats.nnz)
+
+
+def normal_ffn(n: int, d_model: int, d_ff: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, w_gate, w_up and w_down of normal numbers in bfloat16, a few per cent of whose neurons fire."""
+    generator = torch.Generator(device=CUDA).manual_seed(seed)
+    w_gate, w_up, by_neuron = (
+        torch.randn(d_ff, d_model, device=CUDA, generator=generator).bfloat16() / d_model**0.5 for _ in range(3)
+    )
+    x = torch.randn(n, d_model, device=CUDA, generator=generator).bfloat16()
+    w_gate[:, 0], x[:, 0] = -2, 1
+    return x, w_gate, w_up, by_neuron.t()
+
+
+def assert_as_exact_as_dense(kernel: str, n: int) -> None:
+    """Relative error a row against float64, mean and greatest, beside that of torch's three dense products."""
+    tensors = normal_ffn(n, 1024, 2816, seed=2)
+    linear = torch.nn.functional.linear
+
+    def densely(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
+        return linear(torch.relu(linear(x, w_gate)) * linear(x, w_up), w_down)
+
+    exact = densely(*(tensor.double() for tensor in tensors))
+    y, _ = gated_ffn(*tensors, kernel=kernel)
+    ours, theirs = (((t.double() - exact).norm(dim=1) / exact.norm(dim=1)) for t in (y, densely(*tensors)))
+    assert ours.max() <= 1.25 * theirs.max()
+    assert ours.mean() <= 1.25 * theirs.mean()

@@ -1,0 +1,286 @@
+"""What compute-sanitizer watches: calls that take every path of the GPU kernels on small shapes; and the GPU tests.
+
+python sanitized.py few middle loud tiles many whole cuda    or some of them; all but the last are `hopper`'s
+python -O -m pytest --assert=plain -p sanitized -m gpu FILE
+    its tests, but for what they compare: the plain run holds them to that, and here it would take most of the time
+
+Both want PYTORCH_ALLOC_CONF=backend:cudaMallocAsync, so that each tensor is an allocation to the tools, in graphs too.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.config
+from support import gpu_checks
+from support.gpu_checks import make, uneven
+from torch import Tensor
+
+from twell.kernels import ops
+from twell.kernels.backends import cuda, gpu, hopper, reference, union_counts
+from twell.kernels.benchmark import runner
+from twell.kernels.params import Call, Stats
+
+Run = Callable[[Call], tuple[Tensor, Stats]]
+
+PLAIN: dict[str, Any] = {"gated": False, "bias": True}
+COUNTS: dict[str, Any] = {"bias": True, "probes": "counts", "layout": None, "want_packed": False}
+
+make_workspace = gpu.Workspace.__init__
+# Workspaces and results of calls in graphs, until a test's graphs have run: memcheck takes memory that two calls have
+# in turn for that of the last, and reports what is given back before.
+captured: list[Any] = []
+
+
+def in_parts(workspace: gpu.Workspace, *about: Any) -> None:
+    """Each part an allocation of its own, past whose end a tool sees; not where a call is traced."""
+    make_workspace(workspace, *about)
+    if torch.compiler.is_compiling():
+        return
+    gpu_checks.apart(workspace, torch.empty_like)
+    if torch.cuda.is_current_stream_capturing():
+        captured.append(workspace)
+
+
+class Workspace(hopper.Workspace):
+    """One that counts as written where the copy engine writes, which initcheck does not follow."""
+
+    def __init__(self, *about: Any) -> None:
+        super().__init__(*about)
+        for tensor in (self.hidden, self.spill):
+            tensor.fill_(float("nan"))
+
+
+def patch_workspaces() -> None:
+    gpu.Workspace.__init__ = in_parts  # type: ignore[method-assign]
+    hopper.Workspace = Workspace  # type: ignore[assignment, misc]
+
+
+def few() -> Iterator[Call]:
+    """Both tiles of rows of both ways; of a group's neurons some fire, most, and all; more stages than a ring has."""
+    for n, d_model, d_ff, quiet in (
+        (1, 128, 264, 9), (8, 128, 264, 9), (13, 72, 264, 20), (20, 128, 264, 9), (24, 136, 600, 30),
+        (33, 136, 600, 30), (64, 72, 520, -40), (40, 72, 5000, -288),
+    ):  # fmt: skip
+        yield make(n, d_model, d_ff, quiet)
+    for n in (5, 30, 50):
+        yield make(n, 64, 264, 9, **PLAIN)
+        yield make(n, 64, 264, 9, **COUNTS)
+
+
+ON_132 = (  # n, d_model, d_ff: on so many multiprocessors, each tile of the gate and up products, and each way of down
+    (2000, 64, 384), (2000, 1056, 504), (2000, 1312, 760), (2000, 1568, 888), (2000, 128, 1016), (2000, 72, 1200),
+    (2000, 72, 1400), (2000, 128, 1496), (2000, 256, 1784), (2000, 200, 2040), (2000, 64, 2800),
+    (129, 2144, 2400), (385, 2080, 2800), (385, 2592, 5600),
+)  # fmt: skip
+
+
+def middle() -> Iterator[Call]:
+    """Weights gathered; blocks that are not full; few rows of many neurons. But for 256 outputs of a cluster, which
+    take unions of over 16 384."""
+    for n, d_model, d_ff in ON_132:
+        yield make(n, d_model, d_ff, round(1.9 * d_model**0.5))
+    yield make(300, 64, 264, 9, **PLAIN)
+    yield make(300, 64, 264, 9, **COUNTS)
+    yield make(8, 64, 12_800, 9)
+
+
+def loud() -> Iterator[Call]:
+    """Weights brought by the copy engine, as everything fires."""
+    for n, d_model, d_ff in ON_132:
+        yield make(n, d_model, d_ff, -4 * d_model, **COUNTS)
+    yield make(40, 64, 12_800, -40)
+
+
+def tiles() -> Iterator[Call]:
+    """Rows in place and in another order, tiles in words, spilled and whole; unions of some, of all and of none; tasks
+    of the down product that are cut."""
+    yield make(2177, 72, 264, 9)
+    yield make(2177, 264, 1016, 12)
+    yield uneven(2177, 264, 1016, 30)
+    yield make(2241, 64, 600, 10)
+    for options in ({}, PLAIN):
+        yield make(2100, 64, 264, -40, **options)
+    yield make(2100, 64, 264, 9, **PLAIN)
+    yield make(2300, 64, 264, 400)
+    yield uneven(2300, 136, 520, 6, bias=True)
+    yield make(2300, 64, 264, 9, **COUNTS)
+
+
+def many() -> Iterator[Call]:
+    """Two tiles of the gate product to a CTA, and so many blocks that no task of the down product is cut."""
+    yield make(32900, 8, 72, 2)
+
+
+def whole() -> Iterator[Call]:
+    """More rounds of tiles than one, that lie whole: the gate's kernel goes on with their up products."""
+    yield make(3800, 264, 2904, -70)
+    yield make(3800, 264, 2904, -70, **COUNTS)
+
+
+def portable() -> Iterator[Call]:
+    """Blocks of 16 rows and of 64."""
+    for n in (1, 17, 300):
+        for quiet in (9, -40, 400):
+            yield make(n, 72, 264, quiet)
+        yield make(n, 136, 520, 12, **PLAIN)
+        yield make(n, 136, 520, 12, **COUNTS)
+
+
+CALLS: dict[str, Callable[[], Iterator[Call]]] = {
+    "few": few,
+    "middle": middle,
+    "loud": loud,
+    "tiles": tiles,
+    "many": many,
+    "whole": whole,
+    "cuda": portable,
+}
+
+
+def count_unions(stats: Stats) -> None:
+    """Of blocks of 16 rows and of 64 of what a call has packed, if it has."""
+    if stats.packed is not None and union_counts.takes(stats.packed):
+        row = torch.arange(len(stats.nnz) // 64 * 64, dtype=torch.int32, device=gpu_checks.CUDA)
+        union_counts.counts(stats.packed, [row.view(-1, 16), row[: len(row) // 16].view(-1, 4)])
+
+
+def once(run: Run) -> Run:
+    """A kernel that runs the same call, of tensors that nobody wrote to since, once a stream: a tool finds no more in
+    its repetitions. It waits, so that the tools have but one call to keep in mind."""
+    last: dict[tuple[int, int], tuple[list[Any], list[Tensor], tuple[Tensor, Stats]]] = {}
+
+    def runs(call: Call) -> tuple[Tensor, Stats]:
+        if torch.compiler.is_compiling():
+            return run(call)
+        if torch.cuda.is_current_stream_capturing():
+            captured.append(run(call))
+            return captured[-1]
+        stream, values = torch.cuda.current_stream(), [getattr(call, field.name) for field in fields(call)]
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        if any(tensor.is_inference() for tensor in tensors):  # which do not say when they were written to
+            return run(call)
+        about = [gpu.MAX_WORKSPACE, *(value for value in values if not isinstance(value, Tensor))]
+        about += [(t.data_ptr(), t._version, t.shape, t.stride(), t.dtype) for t in tensors]
+        here = threading.get_ident(), stream.cuda_stream
+        if here not in last or last[here][0] != about:
+            last[here] = about, tensors, run(call)  # the tensors, so that their memory is not another's meanwhile
+            if stream == torch.cuda.default_stream():
+                stream.synchronize()
+        return last[here][2]
+
+    return runs
+
+
+class Watch:
+    """Ranges of NVTX's around as many calls of each test as fit a time, for a tool that is told to look into them
+    alone: racecheck takes seconds a call, and a day for all. Of a test's calls it is the first, and others, drawn so
+    that each takes `seconds` in the mean, by what those before it took."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.rate, self.range = seconds, 4e-7, 0
+        self.calls = self.watched = 0
+        self.turn = threading.Lock()
+
+    def begin(self, test: str) -> None:
+        """What it launches before it draws, compiled, is watched."""
+        self.draw, self.first = random.Random(test + os.environ.get("SEED", "")), True
+        self.set(bool(self.seconds))
+
+    def set(self, on: bool) -> None:
+        """What is launched from now on is watched or not, be it by a graph."""
+        if on and not self.range:
+            self.range = torch.cuda.nvtx.range_start("watched")
+        elif not on and self.range:
+            self.range = torch.cuda.nvtx.range_end(self.range) or 0
+
+    def over(self, launch: Callable[..., None], slow: float) -> Callable[..., None]:
+        """A kernel's `launch` that draws. slow: by how much it takes more shared memory's accesses than `hopper`."""
+
+        def launches(call: Call, rows: slice, *rest: Any) -> None:
+            if torch.compiler.is_compiling():
+                return launch(call, rows, *rest)
+            d_ff, d_model = call.w_gate.shape
+            size = slow * ((rows.stop - rows.start) * d_ff * (1 + d_model / 500) + 1e6)
+            with self.turn:
+                on = self.draw.random() * self.rate * size < self.seconds or self.first
+                self.calls, self.watched, self.first = self.calls + 1, self.watched + on, False
+                self.set(on)
+                if not on or torch.cuda.is_current_stream_capturing():
+                    return launch(call, rows, *rest)
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                launch(call, rows, *rest)
+                torch.cuda.synchronize()
+                self.rate += 0.3 * ((time.perf_counter() - began) / size - self.rate)
+
+        return launches
+
+
+WATCH = Watch(float(os.environ.get("WATCH", "0")))
+
+
+def nothing(call: Call) -> tuple[Tensor, Stats]:
+    """In the reference's place: what nobody looks at."""
+    nnz = torch.zeros(len(call.x), dtype=torch.int32, device=call.x.device)
+    return torch.zeros_like(call.x), Stats(nnz, nnz == 0)
+
+
+def pytest_configure() -> None:
+    """Leaves the tests their calls: nothing is compared, no call repeated, and a benchmark takes one turn."""
+    patch_workspaces()
+    gpu_checks.assert_same = gpu_checks.poison = lambda *_, **__: None
+    gpu_checks.LAUNCHES = 20
+    if WATCH.seconds:
+        hopper.launch, cuda.launch = WATCH.over(hopper.launch, 1), WATCH.over(cuda.launch, 2)
+    for name, module in (("hopper", hopper), ("cuda", cuda)):
+        module.run = once(module.run)  # type: ignore[attr-defined]
+        ops.KERNELS[name] = replace(ops.KERNELS[name], run=module.run)  # type: ignore[attr-defined]
+    reference.run = nothing
+    torch._dynamo.config.rewrite_assert_with_torch_assert = False  # it looks for what python -O leaves out
+    runner.LEAST = runner.MOST = runner.CALLS = runner.MOST_SETS = 1
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What its fixtures launch is a test's, too; the first of its own is watched all the same."""
+    WATCH.begin(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A test has ended when its kernels have."""
+    WATCH.begin(item.nodeid)
+    outcome = yield
+    torch.cuda.synchronize()
+    captured.clear()
+    return outcome
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if WATCH.seconds:
+        terminalreporter.write_line(f"watched {WATCH.watched} of {WATCH.calls} calls")
+
+
+if __name__ == "__main__":
+    patch_workspaces()
+    hopper.planned = lambda n, d_ff: n > 2048  # however few neurons there are
+    began = time.perf_counter()
+    for name in sys.argv[1:]:
+        kernel = cuda if name == "cuda" else hopper
+        if reason := kernel.refuses(torch.device("cuda"), torch.bfloat16, 64, 64, 1):
+            sys.exit(reason)
+        for call in CALLS[name]():
+            count_unions(kernel.run(call)[1])
+            torch.cuda.synchronize()
+            print(name, *call.x.shape, call.w_gate.shape[0], f"{time.perf_counter() - began:.1f} s", flush=True)
+    print("all done")

@@ -1,0 +1,297 @@
+"""`twell bench`: its figures are those of the layers as they run, and its file is whole at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from twell.kernels.benchmark.operations import DENSE, GATE, UP_DOWN, Operation
+from twell.kernels.benchmark.runner import Fired, Result
+from twell.workbench.bench import command as benches
+from twell.workbench.bench.cases import Case
+from twell.workbench.bench.command import bench
+from twell.workbench.bench.layer_inputs import layer_inputs, text_ids, uniform_ids
+from twell.workbench.bench.table import rows_of, work
+from twell.workbench.errors import UserError
+from twell.workbench.models.load import load
+from twell.workbench.options import BenchOptions
+from twell.workbench.run import parquet_part
+from twell.workbench.run.store import copy_without_activity, open_run
+from twell.workbench.run.writer import RunWriter, arrow_schema
+
+UNITS = {
+    "microseconds": "µs",
+    "tflops": "TFLOP/s",
+    "gigabytes_per_second": "GB/s",
+    "ceiling_share": "share",
+    "error_mean": "relative",
+    "error_max": "relative",
+    "rows_past_slots": "rows",
+}
+
+
+def quick(**fields: Any) -> BenchOptions:
+    """One kernel, no compiler, few turns, one shape."""
+    given: dict[str, Any] = {"kernel": ("cpu",), "compile": False, "seconds": 0.001, "device": "cpu"}
+    if not {"model", "patterns"} & set(fields):
+        given |= {"shape": "64,128", "rows": "20", "nnz": "9", "inputs": "even"}
+    return BenchOptions(**{**given, **fields})
+
+
+def value_of(rows: list[dict[str, Any]], metric: str, op: str, case: str | None = None) -> float:
+    found = [row["value"] for row in rows if (row["metric"], row["op"]) == (metric, op) and case in (None, row["case"])]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_a_models_layers(tiny: Path, texts: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "figures.parquet"
+    rows = bench(quick(model=str(tiny), text=texts, rows="7,60", layers="0,2", out=out, compression="8,16"))
+    assert pq.read_schema(out).equals(arrow_schema("bench", 3, 264))
+    assert pq.read_table(out).to_pylist() == [{name: row[name] for name in pq.read_schema(out).names} for row in rows]
+    inputs = {"text": "on text", "uniform": "on uniform ids"}
+    names = [f"layer {n} {where}, {r} rows" for where in inputs.values() for r in (7, 60) for n in (0, 2)]
+    assert list(dict.fromkeys(row["case"] for row in rows)) == names
+    assert {(row["metric"], row["unit"]) for row in rows} == set(UNITS.items())
+    for row in rows:
+        assert row["case"] == f"layer {row['layer']} {inputs[row['input']]}, {row['rows']} rows"
+        assert (row["d_model"], row["d_ff"], row["dtype"], row["ffn"]) == (32, 264, "float32", "gated")
+        assert (row["weights"], row["graph"]) == ("warm", False) and 5 <= row["repeats"] <= 30
+        assert (row["kernel"] == "torch") == (row["compression"] == 0) == (row["tile"] == 0)
+        assert row["op"] in ("ffn_dense", "ffn_fused", "gate", "ffn_sparse") and row["device"] and row["commit"]
+        assert 0 < row["nnz_mean"] < 264
+        if row["metric"] == "microseconds":
+            assert 0 < row["low"] <= row["value"] <= row["high"]
+        else:
+            assert row["low"] is row["high"] is None and row["value"] >= 0
+        if row["metric"].startswith("error"):
+            assert row["value"] < 1e-4
+
+
+def test_layers_get_what_they_get_alone_and_without_padding(tiny: Path, texts: tuple[str, ...]) -> None:
+    loaded = load(str(tiny), device="cpu")
+    pieces = text_ids(loaded, texts, 150)
+    assert sum(map(len, pieces)) == 150
+    found = layer_inputs(loaded, pieces, {0, 2})
+    plain = AutoModelForCausalLM.from_pretrained(tiny).eval()
+    for layer in (0, 2):
+        heard: list[torch.Tensor] = []
+        mlp = plain.get_decoder().layers[layer].mlp
+        with torch.inference_mode():
+            hook = mlp.register_forward_pre_hook(lambda _, given, heard=heard: heard.append(given[0][0]))
+            for piece in pieces:
+                plain(torch.from_numpy(piece[None].astype(np.int64)))
+            hook.remove()
+        torch.testing.assert_close(found[layer], torch.cat(heard), rtol=1e-4, atol=1e-5)
+
+
+def test_uniform_ids_keep_the_lengths_and_leave_special_ids_out(tiny: Path, texts: tuple[str, ...]) -> None:
+    loaded = load(str(tiny), device="cpu")
+    pieces = text_ids(loaded, texts, 10_000) * 20
+    drawn = uniform_ids(loaded, pieces)
+    assert [len(piece) for piece in drawn] == [len(piece) for piece in pieces]
+    counts = np.bincount(np.concatenate(drawn), minlength=len(loaded.tokenizer))
+    special = loaded.tokenizer.all_special_ids
+    assert counts[special].sum() == 0
+    assert (np.delete(counts, special) > 0).all()
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path, make_manifest: Callable[..., Any], make_activity: Callable[..., Any]) -> Path:
+    run = RunWriter(tmp_path / "run", make_manifest())
+    run.add("activity", make_activity(2, 5))
+    run.finish()
+    return tmp_path / "run"
+
+
+def test_a_bench_in_a_run_is_one_of_its_tables(run_folder: Path, tmp_path: Path) -> None:
+    bench(quick(out=run_folder))
+    bench(quick(out=run_folder, rows="30"))  # another case is added
+    again = bench(quick(out=run_folder))  # the same is replaced
+    run = open_run(run_folder)
+    assert run.has("bench") and run.damaged() == []
+    frame = run.frame("bench")
+    assert set(frame["case"]) == {"even nnz 9, 20 rows", "even nnz 9, 30 rows"}
+    took = frame[(frame["rows"] == 20) & (frame["metric"] == "microseconds")].set_index("op")["value"]
+    assert took["ffn_sparse"] == value_of(again, "microseconds", "ffn_sparse")
+    assert len(took) == 4
+    copy_without_activity(run_folder, tmp_path / "copy")
+    copy = open_run(tmp_path / "copy")
+    assert copy.damaged() == [] and copy.arrow("bench").equals(run.arrow("bench"))
+
+
+def test_what_was_written_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second case that cannot be written, or that fails, leaves the first."""
+    out = tmp_path / "figures.parquet"
+    first = bench(quick(out=out))
+    monkeypatch.setattr(parquet_part.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(UserError, match="the disk is full"):
+        bench(quick(out=out, rows="30"))
+    monkeypatch.undo()
+    assert pq.read_table(out).num_rows == len(first)
+    seen: list[str] = []
+    real = benches.bench_case
+
+    def second_fails(*given: Any) -> Result:
+        seen.append("case")
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(benches, "bench_case", second_fails)
+    with pytest.raises(KeyboardInterrupt):
+        bench(quick(out=out, rows="40,50"))
+    assert set(pq.read_table(out)["rows"].to_pylist()) == {20, 40}
+
+
+def save_patterns(path: Path, neurons: int = 60) -> np.ndarray:
+    nnz = np.arange(3, 43, dtype=np.uint16)
+    index = np.concatenate([np.arange(n) * neurons // n for n in nnz.tolist()]).astype(np.uint16)
+    np.savez(path, nnz_3=nnz, idx_3=index)
+    return nnz
+
+
+def test_recorded_patterns_run_the_whole_ffn_where_rows_are_few(tmp_path: Path) -> None:
+    nnz = save_patterns(tmp_path / "made_d64_f128.npz")
+    rows = bench(quick(patterns=tmp_path / "made_d64_f128.npz", rows="20,100"))
+    few, many = (f"recorded layer 3, {n} rows" for n in (20, 100))
+    assert value_of(rows, "error_max", "ffn_sparse", few) < 1e-5
+    assert {row["op"] for row in rows if row["case"] == many} == {"ffn_dense", "gate", "up_down"}
+    means = {row["case"]: row["nnz_mean"] for row in rows}
+    assert means[few] == nnz[-20:].mean()
+    assert means[many] == np.tile(nnz, 3)[-100:].mean()
+
+
+def test_energy_is_power_times_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Planted:
+        reads = True
+
+        def __init__(self, _: torch.device) -> None: ...
+
+        def window(self, run: Callable[[], Any]) -> tuple[float, float]:
+            run()
+            return 1980.0, 500.0
+
+    monkeypatch.setattr(benches, "Gauge", Planted)
+    rows = bench(quick(energy=True))
+    assert {row["op"] for row in rows if row["metric"] == "watts"} == {"ffn_dense", "ffn_sparse"}
+    for op in ("ffn_dense", "ffn_sparse"):
+        millijoules = 500 * value_of(rows, "microseconds", op) / 1e3 / 20
+        assert value_of(rows, "millijoules_per_token", op) == pytest.approx(millijoules)
+    assert value_of(rows, "sm_mhz", "ffn_sparse") == 1980
+
+
+def test_rates_are_what_has_to_be_done_over_time() -> None:
+    ours = Operation("ffn_sparse", "cpu", 8)
+    took = {DENSE: [3000.0], GATE: [1000.0], ours: [1500.0, 2000.0, 4000.0], UP_DOWN: [2000.0]}
+    result = Result(took, {}, Fired(10.0, 50, {8: 3}), set(), {})
+    about = {"d_model": 64, "d_ff": 128, "dtype": "bfloat16", "ffn": "gated", "device": "here", "commit": "now"}
+    assert work(20, result, DENSE, about) == (20 * 64 * 128 * 6, 2 * (3 * 64 * 128 + 2 * 20 * 64))
+    assert work(20, result, GATE, about) == (20 * 64 * 128 * 2, 2 * (64 * 128 + 20 * (64 + 128)))
+    assert work(20, result, ours, about) == (2 * 20 * 64 * (128 + 20), 2 * (64 * (128 + 100) + 2 * 20 * 64))
+    packing = Operation(GATE.op, "cpu", 8)  # gives a word for each that fired
+    assert work(20, result, packing, about) == (20 * 64 * 128 * 2, 2 * (64 * 128 + 20 * (64 + 2 * 10)))
+    plain = work(20, result, ours, {**about, "ffn": "plain", "dtype": "float32"})
+    assert plain == (2 * 20 * 64 * (128 + 10), 4 * (64 * (128 + 50) + 2 * 20 * 64))
+    case = Case("made", "even", -1, 20, False, lambda: None)  # type: ignore[arg-type, return-value]
+    rows = [row for row in rows_of(case, result, about, {}) if row["op"] == "ffn_sparse"]
+    assert value_of(rows, "microseconds", "ffn_sparse") == 2000
+    assert value_of(rows, "tflops", "ffn_sparse") == pytest.approx(2 * 20 * 64 * 148 / 2e-3 / 1e12)
+    assert value_of(rows, "ceiling_share", "ffn_sparse") == 0.5
+    assert value_of(rows, "rows_past_slots", "ffn_sparse") == 3
+
+
+def test_the_page_says_each_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
+    bench(quick(nnz="9,20", kernel=("hopper", "cuda", "cpu", "reference"), plain=True))
+    shown = capsys.readouterr().out
+    assert shown.count("without hopper, cuda: expected device cuda, got cpu") == 1
+    assert shown.count("plain, even nnz") == 2
+    assert "made-up inputs, 64 × 128, float32" in shown and "µs" not in shown
+    lines = [line.split() for line in shown.splitlines()]
+    assert [line[1] for line in lines if line[:1] == ["dense"]] == ["1.00", "1.00"]
+    assert [line[0] for line in lines if line and line[0] in ("cpu", "reference")] == ["cpu", "reference"] * 2
+
+
+def test_layers_are_added_up(tiny: Path, texts: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    rows = bench(quick(model=str(tiny), text=texts, rows="50", inputs="text"))
+    took = {
+        op: sum(row["value"] for row in rows if (row["metric"], row["op"]) == ("microseconds", op))
+        for op in ("ffn_dense", "ffn_sparse")
+    }
+    ratio = took["ffn_dense"] / took["ffn_sparse"]
+    assert "3 layers on text, 50 rows: dense (gate and up fused) " in capsys.readouterr().out or ratio < 0
+    bench(quick())
+    assert "layers" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"shape": "64"}, "--shape D_MODEL,D_FF, two multiples of 8"),
+        ({"shape": "64,100"}, "two multiples of 8 such as 2048,5632, got '64,100'"),
+        ({"shape": "a,b"}, "whole numbers with commas between them for --shape, got 'a,b'"),
+        ({"model": "here", "shape": "64,128"}, "a model, --shape or --patterns, got MODEL and --shape"),
+        ({"model": "nowhere/at-all"}, "nowhere/at-all"),
+        ({"model": "TINY", "plain": True}, "--plain beside --shape alone"),
+        ({"model": "TINY", "layers": "0,3"}, "--layers from 0 to 2, got 3"),
+        ({"model": "TINY", "inputs": "even"}, "--inputs of text, uniform, got 'even'"),
+        ({"model": "TINY", "rows": "99999", "text": ("TEXT",)}, "Expected 99,999 tokens of text, got"),
+        ({"rows": "0"}, "at least 1 for --rows, got 0"),
+        ({"rows": "1,x"}, "for --rows, got '1,x'"),
+        ({"nnz": "120"}, "--nnz of at most 54 for 128 neurons, got 120"),
+        ({"inputs": "light"}, "--inputs of heavy, even, dense, got 'light'"),
+        ({"kernel": ("magic",)}, "--kernel of .*, got 'magic'"),
+        ({"kernel": ("hopper",), "device": "cpu", "nnz": "9"}, r"got none \(hopper: expected device cuda, got cpu\)"),
+        ({"compression": "8,3"}, "--compression of 2, 4, 8, 16, got 8,3"),
+        ({"seconds": 0.0}, "--seconds above 0, got 0"),
+        ({"seconds": float("inf")}, "--seconds above 0, got inf"),
+        ({"device": "cuda"}, "a CUDA device for --device cuda"),
+        ({"energy": True}, "a GPU that reports its power for --energy"),
+        ({"out": "FOLDER"}, "a run's folder or a file that ends in .parquet, got"),
+        ({"out": "FOLDER/figures.csv"}, "a file that ends in .parquet, got"),
+        ({"out": "FOLDER/other.parquet"}, "a bench table at .*, got another file"),
+        ({"patterns": "FOLDER/none_d64_f128.npz"}, r"npz of nnz_L and idx_L .*No such file"),
+        ({"patterns": "FOLDER/other.parquet"}, "a file that cannot be read"),
+        ({"patterns": "FOLDER/made.npz"}, "--shape D_MODEL,D_FF beside --patterns"),
+        ({"patterns": "FOLDER/made_d64_f32.npz"}, "neurons below 32 in .*, got"),
+        ({"patterns": "FOLDER/made.npz", "shape": "64,128", "layers": "1"}, "--layers of 3 in .*, got 1"),
+        ({"patterns": "FOLDER/cut_d64_f128.npz"}, "another number of neurons than nnz_0 adds up to"),
+        ({"patterns": "FOLDER/bare_d64_f128.npz"}, "got something: give"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    fields: dict[str, Any], said: str, tiny: Path, texts: tuple[str, ...], tmp_path: Path
+) -> None:
+    if fields.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    pq.write_table(arrow_schema("timings", 1, 8).empty_table(), tmp_path / "other.parquet")
+    for name in ("made.npz", "made_d64_f32.npz"):
+        save_patterns(tmp_path / name)
+    np.savez(tmp_path / "cut_d64_f128.npz", nnz_0=np.array([3, 4]), idx_0=np.array([1, 2, 3]))
+    np.savez(tmp_path / "bare_d64_f128.npz", something=np.array([3, 4]))
+    known = {"TINY": str(tiny), "TEXT": texts[0]}
+
+    def real(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(real, value))
+        return known.get(value, value.replace("FOLDER", str(tmp_path)) if isinstance(value, str) else value)
+
+    given = {name: real(value) for name, value in fields.items()}
+    given |= {name: Path(given[name]) for name in ("out", "patterns") if name in given}
+    with pytest.raises(UserError, match=said) as raised:
+        bench(quick(**given))
+    message = str(raised.value)
+    assert message.startswith(("Expected", "nowhere")) and message.endswith(".") and "\n" not in message
+
+
+def test_kernels_that_cannot_run_are_refused_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "bench_case", None)
+    with pytest.raises(UserError, match="hopper: expected device cuda, got cpu; cuda: expected device cuda, got cpu"):
+        bench(quick(kernel=("hopper", "cuda"), device="cpu"))

@@ -1,0 +1,238 @@
+"""What can go wrong with a capture: one sentence, exit code 2 and nothing on disk changed when it cannot begin; a
+readable run marked `interrupted` when it is stopped. Cost: 20 s.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from twell.workbench.capturing.command import capture
+from twell.workbench.capturing.recorder import Recorder
+from twell.workbench.cli import main
+from twell.workbench.errors import UserError
+from twell.workbench.options import CaptureOptions
+from twell.workbench.run import parquet_part, writer
+from twell.workbench.run.schema import nnz_columns
+from twell.workbench.run.store import Run, open_run
+from twell.workbench.text import batches
+
+Twell = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("missing.txt", None, "Expected a text file at"),
+        ("empty.txt", b"", "got an empty file"),
+        ("blank.txt", b" \n\n \t", "got no document that has any"),
+        ("latin.txt", "caf\u00e9".encode("latin-1"), "Expected UTF-8 in"),
+        ("no_text.jsonl", b'{"text": "fine"}\n{"body": "not"}\n', 'a string field "text" on line 2'),
+        ("words.docx", b"PK", "Expected a text file that ends in"),
+    ],
+)
+def test_text(name: str, content: bytes | None, sentence: str, tmp_path: Path, refused: Twell) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    said = refused(text=path)
+    assert sentence in said
+    assert name in said
+
+
+def test_names_that_nothing_recorded_could_hold(tiny: Path, tmp_path: Path, refused: Twell) -> None:
+    """Of files and folders, in bytes that are no UTF-8."""
+    latin = os.fsdecode("caf\u00e9".encode("latin-1"))
+    (tmp_path / f"{latin}.txt").write_text("Ten metres.")
+    shutil.copytree(tiny, tmp_path / latin)
+    told = "Expected a name in UTF-8, got "
+    assert told in refused(text=tmp_path / f"{latin}.txt")
+    assert told in refused(out=tmp_path / f"{latin}-run")
+    assert told in refused(model=tmp_path / latin)
+
+
+def test_options(refused: Twell) -> None:
+    assert "--tokens of at least 1, got 0" in refused("--tokens", "0")
+    assert "--batch-tokens of at least 1, got -5" in refused("--batch-tokens", "-5")
+    for name, value in (("--examples", "-3"), ("--timings", "-1"), ("--timings-share", "-0.5"), ("--generate", "-1")):
+        assert f"{name} of at least 0, got {value}" in refused(name, value)
+    for seed in ("-1", str(2**32)):
+        assert f"--seed from 0 to 2^32 - 1, got {seed}" in refused("--seed", seed)
+    assert "--fired as LAYERS[:SHARE], layers from 0 to 2" in refused("--fired", "3")
+    assert "--seq-len of at most 128" in refused("--seq-len", "129")
+    if not torch.cuda.is_available():
+        assert "--device cpu" in refused("--device", "cuda")
+
+
+def test_a_disk_without_room(refused: Twell, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(free=120)
+    monkeypatch.setattr("twell.workbench.capturing.progress.shutil.disk_usage", lambda _: full)
+    assert "got 0.0 MB" in refused()
+    full.free = 10**6
+    assert "got 1.0 MB" in refused("--examples", "100")
+
+
+def test_a_folder_that_holds_a_run(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], refused: Twell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    monkeypatch.setattr(sys, "argv", ["twell", "capture", str(tiny), "--text", texts[0], "--out", str(out)])
+    main()
+    assert len(list(out.rglob("*.parquet"))) > 2
+    assert "already holds a run" in refused(out=out)
+    assert "already holds a run" in refused(out=out, model="nobody/asked-for-this-first")
+    for more in ((), ("--resume",)):
+        assert "run.json is a file" in refused(*more, out=out / "run.json")
+        assert "got Not a directory" in refused(*more, out=out / "run.json" / "run")
+
+
+# ---- runs that end before their text does
+
+
+def run_capture(folder: Path, out: Path, text: tuple[str, ...], **given: Any) -> Run:
+    """A capture of a model folder on the CPU; small batches and short sequences unless told otherwise."""
+    fields = {"batch_tokens": 64, "seq_len": 24, "timings": 0, "device": "cpu", **given}
+    return capture(CaptureOptions(model=str(folder), text=text, out=out, **fields))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_was_counted(
+    number: signal.Signals, tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Recorder.step
+
+    def stopping(self: Recorder, batch: Any) -> None:
+        step(self, batch)
+        if batch.number == 0:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Recorder, "step", stopping)
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        run_capture(tiny, tmp_path / "run", texts)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    monkeypatch.setattr(Recorder, "step", step)
+    run, whole = open_run(tmp_path / "run"), run_capture(tiny, tmp_path / "whole", texts)
+    assert run.manifest.status == "interrupted"
+    assert 0 < run.manifest.tokens < whole.manifest.tokens
+    assert run.arrow("activity").equals(whole.arrow("activity").slice(0, run.manifest.tokens))
+    assert run.frame("sequences")["tokens"].sum() == run.manifest.tokens
+    assert run.damaged() == []
+
+
+def test_text_that_breaks_off_keeps_what_was_counted(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twell.workbench.text.sequences.BATCH", 1)  # characters tokenised at a time: no reading ahead
+    path = tmp_path / "broken.txt"
+    path.write_bytes(Path(texts[3]).read_bytes() * 1000 + b"\xff")  # longer than what is read at a time
+    with pytest.raises(UserError, match="Expected UTF-8"):
+        run_capture(tiny, tmp_path / "run", (str(path),), probes="counts", loss=False, batch_tokens=4096)
+    run = open_run(tmp_path / "run")
+    assert run.manifest.status == "interrupted"
+    assert len(run.activity()) == run.manifest.tokens > 0
+
+
+def test_a_full_disk_keeps_whole_parts(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PART_TOKENS", 100)
+    monkeypatch.setattr(batches, "WINDOW", 1)
+    write = parquet_part.GrowingFile.write
+
+    def full(self: parquet_part.GrowingFile, rows: Any) -> None:
+        if "part-00002" in str(self.path):
+            monkeypatch.setattr(pq.ParquetWriter, "write_table", no_room)
+        write(self, rows)
+
+    def no_room(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(parquet_part.GrowingFile, "write", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        run_capture(tiny, tmp_path / "run", texts)
+    run = open_run(tmp_path / "run")
+    assert run.manifest.status == "interrupted"
+    assert len(run.parts("activity")) == 2
+    assert len(run.activity()) == run.manifest.tokens > 0
+    assert run.damaged() == []
+
+
+def start(folder: Path, out: Path, seconds: float) -> subprocess.Popen[str]:
+    """A capture of much text by the real command line, in a process of its own, with parts of so many seconds."""
+    patched = f"from twell.workbench.run import writer; writer.PART_SECONDS = {seconds}; "
+    code = patched + "from twell.workbench.cli import main; main()"
+    command = [sys.executable, "-c", code, "capture", str(folder), "--text", "builtin:python-docs", "--out", str(out)]
+    return subprocess.Popen([*command, "--device", "cpu"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, "the capture ended too soon"
+        assert time.monotonic() < deadline, "the capture never began"
+        time.sleep(0.05)
+
+
+def test_ctrl_c(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with start(tiny, out, 10) as process:
+        wait_for(lambda: any(out.glob("vocab.parquet*")), process)  # it has begun to count
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert "Stopping after the batches in hand" in said
+    run = open_run(out)
+    assert run.manifest.status == "interrupted"
+    assert len(run.activity()) == run.manifest.tokens > 0
+    assert run.damaged() == []
+
+
+def test_kill_9_loses_the_part_in_flight_only(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with start(tiny, out, 0.1) as process:
+        wait_for(lambda: (out / "run.json").exists() and len(list(out.glob("activity/*.parquet"))) > 2, process)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    run = open_run(out)
+    assert run.manifest.status == "recording"
+    assert len(run.parts("activity")) >= 2
+    assert len(run.activity()) == run.manifest.tokens == run.frame("sequences")["tokens"].sum()
+    assert run.damaged() == []
+
+
+def test_documents_too_long_and_empty_ones(
+    tiny: Path,
+    tmp_path: Path,
+    plain: Callable[..., Any],
+    sequences_of: Callable[..., Any],
+) -> None:
+    """Longer than the context: cut, and each piece read from position 0; without text: left out, but numbered."""
+    long = "The ferry waits for nobody. " * 40
+    path = tmp_path / "mixed.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("", long, " ", "", "x")), encoding="utf-8")
+    run = run_capture(tiny, tmp_path / "run", (str(path),), seq_len=None, batch_tokens=300)
+    sequences = run.frame("sequences")
+    pieces = sequences[sequences["document"] == 1]
+    assert pieces["start"].tolist() == [128 * place for place in range(len(pieces))] and len(pieces) > 1
+    assert pieces["tokens"].max() == 128 == run.activity()["position"].max() + 1
+    assert sequences["document"].tolist() == [*[1] * len(pieces), 2, 4]  # a space is a token, nothing is none
+    assert run.decode(run.activity()["token_id"]) == f"{long} x"
+    expected = plain(tiny, sequences_of(run), torch.float32)
+    differs = run.activity()[nnz_columns(3)].to_numpy() != expected.nnz
+    assert not (differs & ~expected.near).any()

@@ -1,0 +1,152 @@
+"""Examples and fired against the gates themselves, whole and over a run that was killed. Cost: 6 s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from twell.kernels.layout import Layout, pack
+from twell.workbench.capturing.firings import REACH, Watch, draw, entries, parse_fired
+from twell.workbench.capturing.forward import Inputs
+from twell.workbench.errors import UserError
+from twell.workbench.run import writer
+from twell.workbench.text import batches
+from twell.workbench.text.sequences import Sequence
+
+K = 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_entries_of_every_fullness(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(2)
+    hidden = (torch.rand(40, 600, generator=generator) + 0.5).to(dtype)
+    fired = torch.rand(40, 600, generator=generator) < torch.linspace(0, 0.6, 40)[:, None]
+    packed = pack(hidden, fired, Layout(128, 8))
+    assert 0 < len(packed.spill) < 40 * 5
+    for rows in (None, torch.tensor([3, 39, 17])):
+        chosen = fired if rows is None else fired[rows]
+        row, neuron, value = entries(packed, rows)
+        expected = chosen.nonzero()
+        assert torch.equal(torch.stack([row, neuron], 1), expected)
+        whole = hidden if rows is None else hidden[rows]
+        assert torch.equal(value, whole[expected[:, 0], expected[:, 1]])
+
+
+def test_draws_are_even_and_depend_on_every_number() -> None:
+    numbers = torch.arange(20000)
+    for arguments in ((numbers, 5), (5, numbers), (numbers // 100, numbers % 100)):
+        drawn = draw(*arguments)
+        assert len(drawn.unique()) == 20000
+        assert (drawn >= 0).all() and (drawn < 1).all()
+        assert torch.histc(drawn.float(), 20, 0, 1).sub(1000).abs().max() < 150
+    assert draw(torch.tensor([1]), 2) == draw(torch.tensor([1]), torch.tensor([2]))
+
+
+def expected_examples(run: Any, gates: list[list[np.ndarray]]) -> dict[tuple[int, int, str], set[tuple[int, int]]]:
+    """(sequence, position) of what is to be kept, by layer, neuron and kind."""
+    flags = [group["flags"].to_numpy() for _, group in run.activity().groupby("sequence")]
+    kept: dict[tuple[int, int, str], set[tuple[int, int]]] = {}
+    for layer in range(run.layers):
+        places, values = [], []
+        for sequence, layers in enumerate(gates):
+            rows = np.flatnonzero(flags[sequence] == 0)
+            places += [(sequence, int(row)) for row in rows]
+            values.append(layers[layer][rows])
+        gate = np.concatenate(values)
+        for neuron in range(run.d_ff):
+            fired = np.flatnonzero(gate[:, neuron] > 0)
+            if len(fired):
+                numbers = [torch.tensor([places[row][item] for row in fired]) for item in (0, 1)]
+                draws = draw(*numbers, layer, neuron).numpy()
+                for kind, score in (("top", -gate[fired, neuron]), ("sample", draws)):
+                    best = fired[np.argsort(score, kind="stable")[:K]]
+                    kept[layer, neuron, kind] = {places[row] for row in best}
+    return kept
+
+
+def test_examples(
+    tiny: Path,
+    tmp_path: Path,
+    texts: tuple[str, ...],
+    plain: Callable[..., Any],
+    run_capture: Callable[..., Any],
+    sequences_of: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer, "PART_TOKENS", 60)
+    monkeypatch.setattr(batches, "WINDOW", 1)
+    run = run_capture(tiny, tmp_path / "run", texts, torch.float64, examples=K)
+    assert len(run.parts("activity")) > 3
+    assert len(run.parts("examples")) == 1  # each part's takes the place of the one before
+    assert len(list((run.path / "examples").iterdir())) == 1
+    gates = plain(tiny, sequences_of(run), torch.float64).gates
+    frame = run.frame("examples")
+    ours: dict[tuple[int, int, str], set[tuple[int, int]]] = {}
+    for row in frame.itertuples():
+        ours.setdefault((row.layer, row.neuron, row.kind), set()).add((row.sequence, row.position))
+    assert ours == expected_examples(run, gates)
+    for row in frame.sample(300, random_state=1).itertuples():
+        gate = gates[row.sequence][row.layer][:, row.neuron]
+        padded = np.concatenate([np.full(REACH, np.nan), np.maximum(gate, 0), np.full(REACH, np.nan)])
+        np.testing.assert_allclose(row.window, padded[row.position : row.position + 2 * REACH + 1], rtol=1e-6)
+        assert row.value == row.window[REACH]
+    assert (frame[frame["kind"] == "sample"]["draw"] > 0).all()
+    assert (frame[frame["kind"] == "top"]["draw"] == 0).all()
+
+
+def test_fired(
+    tiny: Path,
+    tmp_path: Path,
+    texts: tuple[str, ...],
+    plain: Callable[..., Any],
+    run_capture: Callable[..., Any],
+    sequences_of: Callable[..., Any],
+) -> None:
+    run = run_capture(tiny, tmp_path / "run", texts, torch.float64, fired="0,2:0.5", probes="counts")
+    gates = plain(tiny, sequences_of(run), torch.float64).gates
+    activity, frame = run.activity(), run.frame("fired")
+    keys = [torch.from_numpy(activity[name].to_numpy().astype(np.int64)) for name in ("sequence", "position")]
+    sampled = activity[(draw(*keys) < 0.5).numpy()]
+    assert 0.3 * len(activity) < len(sampled) < 0.7 * len(activity)
+    for layer in (0, 2):
+        rows = frame[frame["layer"] == layer]
+        assert rows["sequence"].tolist() == sampled["sequence"].tolist()
+        assert rows["position"].tolist() == sampled["position"].tolist()
+        for row in rows.itertuples():
+            gate = gates[row.sequence][layer][row.position]
+            np.testing.assert_array_equal(row.neuron, np.flatnonzero(gate > 0))
+            np.testing.assert_allclose(row.value, gate[gate > 0], rtol=1e-3, atol=1e-7)
+    assert set(frame["layer"]) == {0, 2}
+
+
+def test_fired_of_a_wide_layer_and_of_large_values() -> None:
+    """Numbers past 16 bits, and values past float16's greatest."""
+    d_ff = 2**16 + 8
+    hidden = torch.zeros(2, d_ff)
+    hidden[0, [3, 65_535, 65_536, 65_543]] = torch.tensor([1.0, 65_504.0, 1e6, 3e38])
+    sequence = Sequence(0, "text", 0, np.array([5, 6], dtype=np.int32))
+    [batch] = batches.batches([sequence], 8, [])
+    seen = Watch(1, d_ff, 0, "all").look(batch, Inputs.of(batch, torch.device("cpu")))
+    assert seen is not None
+    seen.hear(0, pack(hidden, hidden > 0, Layout()))
+    with np.errstate(all="raise"):
+        [found] = seen.accept()
+    assert found["neuron"].to_pylist() == [[3, 65_535, 65_536, 65_543], []]
+    assert found["value"].to_pylist() == [[1.0, 65_504.0, 65_504.0, 65_504.0], []]
+    for wide, kind in ((d_ff, pa.uint32()), (65_535, pa.uint16())):
+        assert writer.arrow_schema("fired", 1, wide).field("neuron").type == pa.list_(kind)
+
+
+@pytest.mark.parametrize("text", ["", "9", "1-0", "a", "0:0", "0:2", "0:x", "all:"])
+def test_what_fired_does_not_understand(text: str) -> None:
+    if text == "all:":
+        assert parse_fired(text, 3) == (frozenset({0, 1, 2}), 1.0)
+        return
+    with pytest.raises(UserError, match=r"--fired as LAYERS"):
+        parse_fired(text, 3)

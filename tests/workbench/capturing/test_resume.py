@@ -1,0 +1,268 @@
+"""Runs that are killed and go on, against runs that were not. Cost: 25 s, most of it processes that start anew."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from twell.workbench.capturing.command import capture
+from twell.workbench.capturing.recorder import Recorder
+from twell.workbench.errors import UserError
+from twell.workbench.options import CaptureOptions
+from twell.workbench.run import writer
+from twell.workbench.run.schema import nnz_columns
+from twell.workbench.run.store import Run, open_run
+from twell.workbench.text import batches
+from twell.workbench.text import sequences as text_module
+
+ROWS = ("activity", "sequences", "vocab", "examples", "fired")
+EXTREMES = {"value_max": "max", "token_min": "min", "token_max": "max", "first_sequence": "min"}
+KEYS = ("layer", "neuron", "tile", "occupancy", "block", "neurons")
+
+
+class Killed(BaseException):
+    """What stands for kill -9: nothing is written after it."""
+
+
+def added_up(run: Run, table: str) -> pd.DataFrame:
+    frame = run.frame(table)
+    keys = [name for name in KEYS if name in frame]
+    return frame.groupby(keys).agg({name: EXTREMES.get(name, "sum") for name in frame.columns.drop(keys)})
+
+
+def assert_same(run: Run, other: Run) -> None:
+    """Row for row where rows are recorded, after adding up where sums are, and in what the manifest says of them."""
+    for table in ROWS:
+        for name in run.arrow(table).column_names:
+            ours, theirs = (one.arrow(table)[name].combine_chunks() for one in (run, other))
+            if name == "window":  # NaN equals NaN here
+                np.testing.assert_array_equal(ours.flatten().to_numpy(), theirs.flatten().to_numpy())
+            else:
+                assert ours.equals(theirs), (table, name)
+    for table in ("neurons", "tiles", "unions"):
+        pd.testing.assert_frame_equal(added_up(run, table), added_up(other, table))
+    for name in ("status", "tokens", "sequences", "loss_sum", "loss_tokens", "text"):
+        assert getattr(run.manifest, name) == getattr(other.manifest, name), name
+    assert run.damaged() == other.damaged() == []
+    listed = {run.path / part.file for part in run.manifest.parts} | {run.path / "run.json"}
+    assert {path for path in run.path.rglob("*") if path.is_file()} == listed  # and nothing else is left lying
+
+
+def options(folder: Path, out: Path, text: tuple[str, ...], **given: Any) -> CaptureOptions:
+    fields: dict[str, Any] = {"batch_tokens": 24, "seq_len": 24, "timings": 0, "device": "cpu", "examples": 2, **given}
+    return CaptureOptions(model=str(folder), text=text, out=out, **{"kernel": "reference", "fired": "1:0.3", **fields})
+
+
+@pytest.fixture
+def killing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Kill the capture at the so-many-th file that it puts in its place from now on."""
+    replace, left = os.replace, [0]
+
+    def dying(source: Any, target: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", dying)
+    return lambda files: left.__setitem__(0, files)
+
+
+@pytest.mark.parametrize("given", [{}, {"generate": 5, "batch_tokens": 48}])
+def test_killed_at_any_file(
+    given: dict[str, Any],
+    tiny: Path,
+    tmp_path: Path,
+    texts: tuple[str, ...],
+    killing: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer, "PART_TOKENS", 20)
+    monkeypatch.setattr(batches, "WINDOW", 2)
+    killing(1000)
+    whole = capture(options(tiny, tmp_path / "whole", texts, **given))
+    assert len(whole.parts("activity")) > 4
+    generator, kills, tokens = random.Random(1), 0, set()
+    while True:
+        killing(generator.randrange(14))
+        try:
+            capture(options(tiny, tmp_path / "run", texts, resume=True, **given))
+            break
+        except Killed:
+            kills += 1
+            if (tmp_path / "run" / "run.json").exists():
+                tokens.add(open_run(tmp_path / "run").manifest.tokens)  # readable, whatever happened
+    assert kills > 8 and len(tokens) > 2
+    assert_same(open_run(tmp_path / "run"), whole)
+
+
+def test_kill_9(tmp_path: Path, run_capture: Callable[..., Run], make_model: Callable[..., Path]) -> None:
+    """Twice, at moments of its own choosing, or as often as TWELL_KILLS says."""
+    folder = make_model(tmp_path / "model")
+    kills, seen = int(os.environ.get("TWELL_KILLS", "2")), set()
+    sentence = "Where the river bends, the ferry waits for nobody. "
+    (tmp_path / "long.txt").write_text(sentence * 200 * kills, encoding="utf-8")  # 8 000 tokens a kill
+    text = (str(tmp_path / "long.txt"),)
+    given: dict[str, Any] = {"batch_tokens": 256, "seq_len": 64}
+    code = (
+        "import sys; from pathlib import Path; from twell.workbench.run import writer; writer.PART_TOKENS = 1000\n"
+        "from twell.workbench.capturing.command import capture; from twell.workbench.options import CaptureOptions\n"
+        "capture(CaptureOptions(model=sys.argv[1], text=(sys.argv[2],), out=Path(sys.argv[3]), batch_tokens=256,"
+        "seq_len=64, timings=0, device='cpu', kernel='reference', examples=2, fired='1:0.3', resume=True))"
+    )
+    command = [sys.executable, "-c", code, str(folder), text[0], str(tmp_path / "run")]
+    generator = random.Random(5)
+    for _ in range(kills):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        before = _tokens(tmp_path / "run")
+        while process.poll() is None and _tokens(tmp_path / "run") <= before:  # it goes on
+            time.sleep(0.01)
+        time.sleep(generator.random() * 0.3)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        seen.add(_tokens(tmp_path / "run"))
+    assert len(seen) == kills
+    ours = capture(options(folder, tmp_path / "run", text, **given, resume=True))
+    assert_same(ours, capture(options(folder, tmp_path / "whole", text, **given)))
+
+
+def _tokens(folder: Path) -> int:
+    return open_run(folder).manifest.tokens if (folder / "run.json").exists() else -1
+
+
+@pytest.fixture
+def begun(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], killing: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> CaptureOptions:
+    """The options of a run that was killed in its midst, to go on with."""
+    monkeypatch.setattr(writer, "PART_TOKENS", 20)
+    monkeypatch.setattr(batches, "WINDOW", 2)
+    given = tuple(shutil.copy(path, tmp_path) for path in texts)
+    killing(40)
+    with pytest.raises(Killed):
+        capture(options(tiny, tmp_path / "run", given))
+    killing(1000)
+    assert open_run(tmp_path / "run").manifest.tokens > 60
+    return options(tiny, tmp_path / "run", given, resume=True)
+
+
+def refused(chosen: CaptureOptions, *words: str) -> None:
+    before = {path: path.read_bytes() for path in chosen.out.rglob("*") if path.is_file()}
+    with pytest.raises(UserError) as error:
+        capture(chosen)
+    message = str(error.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+    assert {path: path.read_bytes() for path in chosen.out.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_is_being_recorded_is_left_alone(begun: CaptureOptions, tmp_path: Path) -> None:
+    """From the reading of its manifest on, by another process, until that one ends, however it does."""
+    code = (
+        "import fcntl, os, sys; handle = os.open(sys.argv[1], os.O_RDONLY); fcntl.flock(handle, fcntl.LOCK_EX)\n"
+        "print('has it', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(begun.out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "has it\n"
+        refused(begun, "another capture is writing to it")
+        refused(replace(begun, model="nobody/asked-for-this-first"), "another capture is writing to it")
+        other.kill()
+    assert capture(begun).manifest.status == "complete"
+
+
+def test_a_capture_has_its_folder_to_itself(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, step, said = options(tiny, tmp_path / "run", texts, resume=True), Recorder.step, []
+
+    def meddled(self: Recorder, batch: Any) -> None:
+        if not said:
+            with pytest.raises(UserError) as error:
+                capture(chosen)
+            said.append(str(error.value))
+        step(self, batch)
+
+    monkeypatch.setattr(Recorder, "step", meddled)
+    run = capture(chosen)
+    assert "another capture is writing to it" in said[0]
+    monkeypatch.setattr(Recorder, "step", step)
+    assert_same(run, capture(options(tiny, tmp_path / "whole", texts)))
+
+
+def test_the_outcome_is_told_of_the_whole_run(begun: CaptureOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    run = capture(begun)
+    counts = run.activity(flagged=False)[nnz_columns(run.layers)].to_numpy()
+    assert f"mean nnz {counts.mean():.1f} of {run.d_ff}" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_damaged_file_in_the_middle_of_a_list_loses_nothing(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_module, "BATCH", 1)  # characters tokenised at a time: no reading ahead
+    monkeypatch.setattr(batches, "WINDOW", 2)
+    paths = [tmp_path / name for name in ("first.txt", "second.txt.gz", "third.txt")]
+    written = [f"{name} has the ferry wait, and the gulls. " * 40 for name in ("One", "Two", "Three")]
+    for path, one in zip(paths, written, strict=True):
+        path.write_bytes(gzip.compress(one.encode()) if path.suffix == ".gz" else one.encode())
+    names = tuple(map(str, paths))
+    whole = paths[1].read_bytes()
+    paths[1].write_bytes(whole[:-12])
+    with pytest.raises(UserError, match=r"Expected to read .*second.txt.gz, got an error"):
+        capture(options(tiny, tmp_path / "run", names))
+    run = open_run(tmp_path / "run")
+    assert run.manifest.status == "interrupted"
+    assert len(run.activity()) == run.manifest.tokens > 300
+    paths[1].write_bytes(whole)
+    capture(options(tiny, tmp_path / "run", names, resume=True))
+    assert_same(open_run(tmp_path / "run"), capture(options(tiny, tmp_path / "whole", names)))
+
+
+def test_other_options_are_named(begun: CaptureOptions, tmp_path: Path, make_model: Callable[..., Path]) -> None:
+    refused(replace(begun, seq_len=20), "--seq-len", "20 now", "24 then")
+    refused(replace(begun, loss=False), "--loss")
+    refused(replace(begun, text=begun.text[:2]), "--text")
+    refused(replace(begun, resume=False), "already holds a run")
+    refused(replace(begun, model=str(make_model(tmp_path / "tiny-llama", initializer_range=0.3))), "model (weights)")
+    Path(begun.text[1]).write_text("def count(columns): pass", encoding="utf-8")
+    refused(begun, "document 0", begun.text[1])
+
+
+def test_a_run_folder_that_cannot_be_read(begun: CaptureOptions) -> None:
+    """From a newer version, and with its manifest cut short: not gone on with, and left as it is."""
+    path = begun.out / "run.json"
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole.replace('"schema_version": 1', '"schema_version": 9'), encoding="utf-8")
+    refused(begun, "of schema version 1 or older", "got version 9", "update twell-workbench")
+    path.write_text(whole[: len(whole) // 2], encoding="utf-8")
+    refused(begun, "Expected a readable manifest at", "copy the run again")
+    path.write_text(whole, encoding="utf-8")
+    assert capture(begun).manifest.status == "complete"
+
+
+def test_a_text_that_ends_too_soon(begun: CaptureOptions) -> None:
+    first = Path(begun.text[0])
+    text = first.read_text(encoding="utf-8")
+    first.write_text(text[: len(text) // 2], encoding="utf-8")
+    refused(begun, "document 0")
+
+
+def test_a_complete_run_has_nothing_left(begun: CaptureOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    run = capture(begun)
+    again = capture(begun)
+    assert "is complete" in capsys.readouterr().out
+    np.testing.assert_array_equal(again.activity()["token_id"], run.activity()["token_id"])

@@ -1,0 +1,221 @@
+"""What a training run leaves behind: the model, its log and card; a killed run, and what is refused. Cost: 40 s."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from twell.workbench.errors import UserError
+from twell.workbench.options import TrainOptions
+from twell.workbench.training.corpus import in_order
+from twell.workbench.training.folder import TrainingFolder, log_schema
+from twell.workbench.training.loop import train
+from twell.workbench.training.recipes import Recipe
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: Recipe) -> Path:
+    """A folder with a text of 400 KB, the tiny recipe, and room for the runs."""
+    folder = tmp_path_factory.mktemp("training")
+    (folder / "topics.txt").write_text("\n\n".join(topics[name] for name in sorted(topics)), encoding="utf-8")
+    (folder / "tiny.json").write_text(json.dumps(tiny_recipe.as_dict()))
+    return folder
+
+
+def options(home: Path, out: str, **changes: object) -> TrainOptions:
+    given = TrainOptions(
+        config=str(home / "tiny.json"),
+        text=(str(home / "topics.txt"),),
+        out=home / out,
+        licences="Python Software Foundation License",
+        device="cpu",
+        prepared=home / "prepared",
+    )
+    return dataclasses.replace(given, **changes)
+
+
+@pytest.fixture(scope="module")
+def sparse(home: Path) -> Path:
+    return train(options(home, "sparse", valid=("builtin:passages",)))
+
+
+def log(folder: Path) -> list[dict[str, float]]:
+    return pq.read_table(folder / "train-log.parquet").to_pylist()
+
+
+def test_loss_falls_and_l1_makes_it_sparse(home: Path, sparse: Path, tiny_recipe: Recipe) -> None:
+    dense = train(options(home, "dense", l1=0.0))
+    first, last = log(sparse)[0], log(sparse)[-1]
+    assert last["loss"] < first["loss"] - 0.3
+    nnz = {out: sum(log(out)[-1][f"nnz_{i:02}"] for i in range(tiny_recipe.layers)) for out in (sparse, dense)}
+    assert nnz[sparse] < 0.7 * nnz[dense]
+    assert log(sparse)[-1]["l1"] < log(dense)[-1]["l1"]
+
+
+def test_plain_transformers_loads_it_and_agrees_with_the_record(home: Path, sparse: Path, tiny_recipe: Recipe) -> None:
+    record = json.loads((sparse / "training.json").read_text())
+    model = AutoModelForCausalLM.from_pretrained(sparse, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(sparse)
+    assert record["status"] == "complete"
+    assert AutoModelForCausalLM.from_pretrained(sparse).dtype == torch.bfloat16
+    assert [path.name for path in sparse.glob("*.safetensors")] == ["model.safetensors"]
+    assert not (sparse / "work").exists()
+
+    tail = (home / "topics.txt").read_bytes()[record["corpus"]["sources"][0]["heldout_from"] :].decode()
+    ids = tokenizer(tail)["input_ids"]
+    assert ids[0] == tokenizer.bos_token_id == model.config.bos_token_id
+    fired = []
+    for layer in model.model.layers:
+        layer.mlp.gate_proj.register_forward_hook(lambda _m, _x, y: fired.append((y > 0).sum().item()))
+    losses = []
+    with torch.no_grad():
+        for rows in in_order(np.array(ids[1:]), tiny_recipe.seq_len, 1):
+            losses.append(F.cross_entropy(model(rows[:, :-1]).logits[0], rows[0, 1:]).item())
+    assert record["heldout"]["tokens"] == len(losses) * tiny_recipe.seq_len
+    assert record["heldout"]["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert sum(fired) == pytest.approx(sum(record["heldout"]["nnz"]) * record["heldout"]["tokens"], rel=1e-4)
+
+
+def test_log_and_card_say_what_was_done(sparse: Path, tiny_recipe: Recipe) -> None:
+    table = pq.read_table(sparse / "train-log.parquet")
+    assert table.schema.equals(log_schema(tiny_recipe.layers), check_metadata=True)
+    assert {"nnz_00", "nnz_01", "dead_00", "dead_01"} < set(table.column_names)
+    assert all(table.schema.field(name).metadata[b"meaning"] for name in table.column_names)
+    rows = table.to_pylist()
+    assert [row["step"] for row in rows] == list(range(10, 61, 10))
+    assert [row["tokens"] for row in rows] == [step * 8 * 32 for step in range(10, 61, 10)]
+    assert [row["step"] for row in rows if row["heldout_loss"] is not None] == [20, 40, 60]
+    assert all(0 <= row["dead_00"] <= 1 and 0 < row["nnz_00"] < tiny_recipe.d_ff for row in rows)
+
+    card, record = (sparse / "README.md").read_text(), json.loads((sparse / "training.json").read_text())
+    assert "twell train --config tiny.json --text topics.txt --out sparse --valid builtin:passages" in card
+    for said in (
+        "Licences of the text: Python Software Foundation License.",
+        f"{record['heldout']['loss']:.3f} nats",
+        f"is {record['unigram_loss']:.3f})",
+        f"{record['valid']['builtin:passages']['loss']:.3f}",
+        "15,360 tokens",
+        "| `l1` | 0.03 |",
+    ):
+        assert said in card
+    curves = card.split("## Curves")[1].split("## Text")[0]
+    assert [line.split(" | ")[0] for line in curves.splitlines() if line[:3].strip("| ").isdigit()] == [
+        f"| {step}" for step in (10, 20, 40, 60)
+    ]
+    assert str(sparse.parent) not in card
+
+
+def test_a_killed_run_continues_to_the_same_bits(
+    home: Path, sparse: Path, capsys: pytest.CaptureFixture[str], tiny_recipe: Recipe
+) -> None:
+    wanted = options(home, "killed", checkpoint_minutes=0.0, valid=("builtin:passages",))
+    code = (
+        "import sys, time, twell.workbench.training.loop as t; from pathlib import Path\n"
+        "from twell.workbench.options import TrainOptions\n"
+        "step = t.Training.one_step\n"
+        "t.Training.one_step = lambda self: (step(self), time.sleep(0.05))\n"  # long enough to be hit in the middle
+        f"t.train(TrainOptions(**{vars(wanted)!r}))\n"
+    ).replace("PosixPath", "Path")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)
+    checkpoint = wanted.out / "work" / "checkpoint.safetensors"
+    limit = time.monotonic() + 120
+    while not checkpoint.exists() and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.01)
+    time.sleep(0.2)  # some steps past the checkpoint, which are done again
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert json.loads((wanted.out / "training.json").read_text())["status"] == "training"
+
+    with pytest.raises(UserError, match=r"another recipe rate \(0\.003 there, 0\.001 given\)"):
+        train(dataclasses.replace(wanted, rate=1e-3))
+    assert checkpoint.exists()
+    train(wanted)
+    said = re.search(r"Continuing .*killed from step (\d+)\.", capsys.readouterr().out)
+    assert said
+    assert 0 < int(said[1]) < tiny_recipe.steps
+    assert (wanted.out / "model.safetensors").read_bytes() == (sparse / "model.safetensors").read_bytes()
+    clock = ("seconds", "tokens_per_second")
+    assert [{k: v for k, v in row.items() if k not in clock} for row in log(wanted.out)] == [
+        {k: v for k, v in row.items() if k not in clock} for row in log(sparse)
+    ]
+
+
+@pytest.mark.alone
+def test_a_limit_in_minutes_becomes_a_number_of_steps(home: Path, tiny_recipe: Recipe) -> None:
+    begun = time.monotonic()
+    out = train(options(home, "timed", minutes=0.05))
+    rows, record = log(out), json.loads((out / "training.json").read_text())
+    assert record["steps"] == rows[-1]["step"] == rows[-1]["total_steps"] > 30
+    assert 1.0 < rows[-1]["seconds"] < 9.0
+    assert time.monotonic() - begun < 30
+    assert rows[-1]["rate"] < 0.2 * tiny_recipe.rate  # the decay was reached
+
+
+def test_a_complete_run_is_left_alone_and_a_foreign_folder_refused(home: Path, sparse: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in sparse.iterdir()}
+    assert train(options(home, "sparse")) == sparse
+    with pytest.raises(UserError, match="holdout"):
+        train(options(home, "sparse", holdout=0.5))
+    assert {path: path.stat().st_mtime_ns for path in sparse.iterdir()} == before
+    (home / "foreign").mkdir()
+    (home / "foreign" / "letter.txt").write_text("Dear reader")
+    with pytest.raises(UserError, match="name another"):
+        train(options(home, "foreign"))
+
+
+def test_a_record_that_cannot_be_read_is_refused(home: Path) -> None:
+    for number, text in enumerate(("{", "[1]", "\udcff")):
+        out = home / f"broken-{number}"
+        out.mkdir()
+        (out / "training.json").write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(
+            UserError, match=r"Expected a training's record at .*name another folder, or remove"
+        ) as error:
+            train(options(home, out.name))
+        assert "\n" not in str(error.value)
+        assert [path.name for path in out.iterdir()] == ["training.json"]
+
+
+def test_a_folder_is_one_training_s_at_a_time(home: Path) -> None:
+    first = TrainingFolder(home / "twice")
+    first.claim(holdout=0.02)
+    with pytest.raises(UserError, match="no other training writes to, one is at"):
+        TrainingFolder(home / "twice").claim(holdout=0.02)
+    del first  # as its process may be
+    TrainingFolder(home / "twice").claim(holdout=0.02)
+
+
+def test_a_name_that_the_record_could_not_hold_is_refused_before_the_training(home: Path) -> None:
+    with pytest.raises(UserError, match="Expected a name in UTF-8"):
+        train(options(home, "caf\udce9"))
+
+
+def test_text_that_is_not_there_leaves_no_folder(home: Path) -> None:
+    for given in ({"text": ("nowhere.txt",)}, {"valid": ("nowhere.txt",)}):
+        with pytest.raises(UserError, match=r"Expected a text file at nowhere\.txt"):
+            train(options(home, "unborn", **given))
+        assert not (home / "unborn").exists()
+
+
+def test_too_little_text_is_refused(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("A few words.\n" * 3)
+    with pytest.raises(UserError, match="more text or a smaller vocab"):
+        train(options(home, "short", text=(str(tmp_path / "short.txt"),), prepared=None))
+    with pytest.raises(UserError, match=r"short\.txt must fill a row"):
+        train(options(home, "short-valid", valid=(str(tmp_path / "short.txt"),)))

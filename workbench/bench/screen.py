@@ -1,0 +1,186 @@
+"""A bench on the screen: a block a case, a line an operation, as the figures come in.
+
+Ratios are to the dense FFN of the same case (those of a gate product, or of up and down alone, to the dense one of the
+same). Absolute times stand beside them for a GPU alone, under the device's name.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from twell.kernels.benchmark.operations import DENSE, GATE, UP_DOWN, Operation
+from twell.kernels.benchmark.runner import Result
+from twell.workbench.bench.cases import Case
+
+EVEN = 0.03  # a kernel's ratio this near to 1 is shown as neither faster nor slower
+WIDTH = 110  # where there is no terminal
+DENSE_LABEL = "dense"
+LABELS = {"ffn_dense": DENSE_LABEL, "ffn_compiled": "dense (compiled)", "ffn_fused": "dense (gate and up fused)"}
+SUFFIXES = {
+    "ffn_sparse": "",
+    "ffn_counts": ", counts on",
+    "ffn_neurons": ", neurons on",
+    "ffn_packed": ", TwELL out",
+    "gate": ": gate",
+    "up_down": ": up, down",
+}
+LEGEND = (
+    "× dense: dense time over its own, the median and the range of turns; gate share: time of the dense gate product "
+    "over its own; error: of a row, relative to float64, mean and largest"
+)
+COLUMNS = {"": 27, "× dense": 8, "of turns": 11, "gate share": 10, "error": 8, "largest": 8}
+EXTRA = {"TFLOP/s": 8, "GB/s": 7}  # where there is room
+TIME = {"µs": 11}
+METRICS = {"error": "error_mean", "largest": "error_max", "TFLOP/s": "tflops", "GB/s": "gigabytes_per_second"}
+Figures = dict[str, float]  # of one operation, by metric
+
+
+class Page:
+    """A context manager; `show` after each case, `close` after the last."""
+
+    def __init__(self, title: str, total: int, absolute: bool, console: Console) -> None:
+        """absolute: whether times are shown beside ratios"""
+        self._console = console
+        if not console.is_terminal:
+            console.width = max(console.width, WIDTH)
+        room = console.width - sum((COLUMNS | TIME).values()) - len(COLUMNS | TIME)
+        extra = {name: width for name, width in EXTRA.items() if room >= sum(EXTRA.values()) + len(EXTRA)}
+        self._columns = COLUMNS | (TIME if absolute else {}) | extra
+        self._absolute = absolute
+        self._said: set[str] = set()
+        self._sums: dict[str, dict[str, list[float]]] = {}  # microseconds by group of cases and label
+        self._progress = Progress(
+            SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("cases"), TimeRemainingColumn(),
+            TextColumn("{task.description}"), console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._progress.add_task("", total=total)
+        console.print(title, highlight=False)
+        console.print(Text(LEGEND, "dim"))
+        self._print([{name: Text(name, "dim") for name in self._columns}])
+
+    def __enter__(self) -> Page:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def begin(self, case: Case) -> None:
+        """The case that runs now."""
+        self._progress.update(self._task, description=case.name)
+
+    def show(self, case: Case, result: Result, found: dict[Operation, Figures]) -> None:
+        """The block of a case. found: by operation, its figures by metric."""
+        about = [f"nnz {result.fired.nnz_mean:.1f}"] + [f"{case.rows:,} rows"] * ("row" not in case.name)
+        about += ["weights cold"] * case.cold + ["CUDA graph"] * bool(result.replayed)
+        line = Text(case.name, "bold").append("  " + ", ".join(about), "not bold dim")
+        self._console.print(line)
+        self._print(
+            [_cells(result, operation, figures) for operation, figures in found.items()]
+            + [_sum_cells(result, kernel, took) for kernel, took in stage_sums(result).items()]
+        )
+        if drawn := power(found):
+            self._console.print(Text("  " + drawn, "dim"), soft_wrap=True)
+        for reason in dict.fromkeys(result.left_out.values()):
+            if reason not in self._said:
+                self._said.add(reason)
+                names = ", ".join(name for name, said in result.left_out.items() if said == reason)
+                self._console.print(Text(f"  without {names}: {reason}", "dim"), soft_wrap=True)
+        self._add_up(case, result)
+        self._progress.advance(self._task)
+
+    def close(self) -> None:
+        """What several layers come to together."""
+        for group, times in self._sums.items():
+            layers = len(times[DENSE_LABEL])
+            whole = {name: sum(each) for name, each in times.items() if len(each) == layers > 1}
+            dense = whole.pop(DENSE_LABEL, 0.0)
+            ratios = [f"{name} {dense / each:.2f} ×" for name, each in whole.items()]
+            took = f"; dense {dense / 1e3:,.2f} ms" if self._absolute else ""
+            if ratios:
+                self._console.print(
+                    f"{layers} layers {group}: {'; '.join(ratios)}{took}", highlight=False, soft_wrap=True
+                )
+
+    def _add_up(self, case: Case, result: Result) -> None:
+        if case.layer < 0:
+            return
+        name = case.name.replace(f"recorded layer {case.layer}", "as recorded").replace(f"layer {case.layer} ", "")
+        sums = self._sums.setdefault(name, {})
+        took = {label(operation): result.median(operation) for operation in result.took if _whole(operation)}
+        for each, time in (took | stage_sums(result)).items():
+            sums.setdefault(each, []).append(time)
+
+    def _print(self, rows: list[dict[str, Text]]) -> None:
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for name, width in self._columns.items():
+            table.add_column(width=width, justify="right" if name else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row.get(name, Text()) for name in self._columns))
+        self._console.print(table)
+
+
+def short(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def label(operation: Operation) -> str:
+    """What an operation is called."""
+    if operation.kernel == "torch":
+        return LABELS.get(operation.op, DENSE_LABEL + SUFFIXES.get(operation.op, ""))
+    layout = f" at C {operation.compression}" if operation.compression != 8 else ""
+    return operation.kernel + layout + SUFFIXES[operation.op]
+
+
+def power(found: dict[Operation, Figures]) -> str:
+    """Energy of the operations that have one, on one line."""
+    return "; ".join(
+        f"{label(operation)} {figures['watts']:.0f} W, {figures['millijoules_per_token']:.3g} mJ a token"
+        + (f" at {figures['sm_mhz']:.0f} MHz" if "sm_mhz" in figures else "")
+        for operation, figures in found.items()
+        if "watts" in figures
+    )
+
+
+def stage_sums(result: Result) -> dict[str, float]:
+    """Gate product and all that follows it together, in microseconds, of kernels whose whole FFN was not run."""
+    found = {}
+    for operation in result.took:
+        alone = Operation("ffn_sparse", operation.kernel, operation.compression) not in result.took
+        if operation.op == UP_DOWN.op and operation.kernel != "torch" and alone:
+            gate = Operation(GATE.op, operation.kernel, operation.compression)
+            found[f"{operation.kernel}: the two"] = result.median(gate) + result.median(operation)
+    return found
+
+
+def _whole(operation: Operation) -> bool:
+    return operation.op.startswith("ffn_")
+
+
+def _cells(result: Result, operation: Operation, figures: Figures) -> dict[str, Text]:
+    times, took = result.took[operation], result.median(operation)
+    base = DENSE if _whole(operation) else Operation(operation.op)
+    cells = {"": Text("  " + label(operation)), "µs": Text(f"{took:,.1f}")}
+    if base in result.took:
+        dense = result.median(base)
+        ratio = dense / statistics.median(times)
+        colour = "" if operation.kernel == "torch" or abs(ratio - 1) < EVEN else " green" if ratio > 1 else " red"
+        cells["× dense"] = Text(f"{ratio:.2f}", "bold" + colour)
+        cells["of turns"] = Text(f"{dense / max(times):.2f}–{dense / min(times):.2f}", "dim")
+    if "ceiling_share" in figures and operation != GATE:
+        cells["gate share"] = Text(f"{figures['ceiling_share']:.0%}")
+    for name, metric in METRICS.items():
+        if metric in figures:
+            cells[name] = Text(f"{figures[metric]:.1e}" if metric.startswith("error") else short(figures[metric]))
+    return cells
+
+
+def _sum_cells(result: Result, name: str, took: float) -> dict[str, Text]:
+    ratio = Text(f"{result.median(DENSE) / took:.2f}", "bold")
+    return {"": Text("  " + name), "× dense": ratio, "µs": Text(f"{took:,.1f}")}

@@ -1,0 +1,167 @@
+"""The figures of a bench as rows of the `bench` table, in a file that is whole at any moment."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from twell.kernels.benchmark.operations import GATE, UP_DOWN, Operation
+from twell.kernels.benchmark.runner import Result
+from twell.kernels.layout import Layout
+from twell.workbench.bench.cases import Case
+from twell.workbench.errors import UserError
+from twell.workbench.power import Reading
+from twell.workbench.run import locks
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.manifest import Part
+from twell.workbench.run.parquet_part import GrowingFile, disk_error
+from twell.workbench.run.store import open_run
+from twell.workbench.run.writer import arrow_schema
+
+TABLE = "bench"
+SAME = ("case", "d_model", "d_ff", "rows", "dtype", "device", "weights")  # of an earlier case that a new one replaces
+SOURCES = (".py", ".cpp", ".h", ".cu", ".cuh")
+
+
+def rows_of(case: Case, result: Result, about: dict[str, Any], power: dict[Operation, Reading]) -> list[dict[str, Any]]:
+    """The rows of one case. about: what all cases share, by column."""
+    found = []
+    for operation in result.took:
+        dense = not operation.compression
+        base = {
+            **about,
+            "case": case.name,
+            "input": case.input,
+            "layer": case.layer,
+            "rows": case.rows,
+            "weights": "cold" if case.cold else "warm",
+            "tile": 0 if dense else Layout().tile,
+            "compression": operation.compression,
+            "kernel": operation.kernel,
+            "op": operation.op,
+            "nnz_mean": result.fired.nnz_mean,
+            "repeats": len(result.took[operation]),
+            "graph": operation in result.replayed,
+        }
+        for metric, unit, value in figures(case, result, operation, about, power.get(operation)):
+            times = result.took[operation] if metric == "microseconds" else [None]
+            spread = {"low": min(times), "high": max(times)}  # type: ignore[type-var]
+            found.append({**base, "metric": metric, "unit": unit, "value": value, **spread})
+    return found
+
+
+def figures(
+    case: Case, result: Result, operation: Operation, about: dict[str, Any], power: Reading | None
+) -> list[tuple[str, str, float]]:
+    """Metric, unit and value of all that is known of an operation."""
+    took = result.median(operation)
+    flops, moved = work(case.rows, result, operation, about)
+    found = [
+        ("microseconds", "µs", took),
+        ("tflops", "TFLOP/s", flops / took / 1e6),
+        ("gigabytes_per_second", "GB/s", moved / took / 1e3),
+        ("ceiling_share", "share", result.median(GATE) / took),
+    ]
+    if operation.op == UP_DOWN.op:
+        del found[-1]
+    if operation in result.errors:
+        mean, largest = result.errors[operation]
+        found += [("error_mean", "relative", mean), ("error_max", "relative", largest)]
+    if operation.op in ("ffn_sparse", "up_down") and operation.compression:
+        found.append(("rows_past_slots", "rows", result.fired.past[operation.compression]))
+    if power is not None:
+        mhz, watts = power
+        found += [("sm_mhz", "MHz", mhz)] if mhz is not None else []
+        if watts is not None:
+            found += [("watts", "W", watts), ("millijoules_per_token", "mJ", watts * took / 1e3 / case.rows)]
+    return found
+
+
+def work(rows: int, result: Result, operation: Operation, about: dict[str, Any]) -> tuple[float, float]:
+    """What an operation has to do at the least: floating-point operations, and bytes to and from memory."""
+    d_model, d_ff, maps = about["d_model"], about["d_ff"], 2 if about["ffn"] == "gated" else 1
+    size = 4 if about["dtype"] == "float32" else 2
+    fired, union = (result.fired.nnz_mean, result.fired.union) if operation.compression else (d_ff, d_ff)
+    gate = (2.0 * rows * d_model * d_ff, d_ff * d_model)
+    rest = (2.0 * rows * d_model * fired * maps, union * d_model * maps)
+    parts = {GATE.op: [gate], UP_DOWN.op: [rest]}.get(operation.op, [gate, rest])
+    out = d_model
+    if operation.op == GATE.op:
+        out = 2 * fired if operation.compression else d_ff  # a word a fired neuron
+    ends = rows * (d_model + out)
+    return sum(flops for flops, _ in parts), size * (ends + sum(weights for _, weights in parts))
+
+
+class Sheet:
+    """The rows so far, in a Parquet file or as a run's `bench` table; whole whenever it is looked at.
+
+    Rows of other cases that are there already stay, those of another bench that runs meanwhile too. UserError for a
+    place that is neither.
+    """
+
+    def __init__(self, out: Path | None) -> None:
+        self.out, self.run = out, None
+        self.schema = arrow_schema(TABLE, 0, 0)
+        if out is None:
+            return
+        if (out / manifests.FILE).exists():
+            self.run = open_run(out)
+            if self.run.manifest.status == manifests.RECORDING:
+                raise UserError(f"Expected a run that has ended for --out, {out} is still being recorded: wait for it.")
+            self.out = out / f"{TABLE}.parquet"
+        elif out.is_dir() or out.suffix != ".parquet":
+            raise UserError(f"Expected --out to be a run's folder or a file that ends in .parquet, got {out}.")
+        if self.out is not None and self.out.exists():
+            self._read(self.out)  # refused before anything is timed
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        """The rows of one case, in place of those of the same case before it, whoever wrote them."""
+        if self.out is None:
+            return
+        try:
+            with locks.locked(self.out.parent):
+                self._put(self.out, rows)
+        except OSError as error:
+            raise disk_error(self.out, error) from error
+
+    def _put(self, out: Path, rows: list[dict[str, Any]]) -> None:
+        table = pa.Table.from_pylist(rows, schema=self.schema)
+        if out.exists():
+            mine, held = {tuple(row[name] for name in SAME) for row in rows}, self._read(out)
+            keys = zip(*(held[name].to_pylist() for name in SAME), strict=True)
+            table = pa.concat_tables([held.filter(pa.array([key not in mine for key in keys], pa.bool_())), table])
+        file = GrowingFile(out, self.schema)
+        file.write(table)
+        size, digest = file.close()
+        if self.run is not None:
+            others = [part for part in manifests.read(self.run.path).parts if part.table != TABLE]
+            manifests.update(self.run.path, parts=[*others, Part(TABLE, out.name, table.num_rows, size, digest)])
+
+    def _read(self, path: Path) -> pa.Table:
+        try:
+            found = pq.read_table(path)
+            return found.select(self.schema.names).cast(self.schema)
+        except (OSError, KeyError, ValueError, pa.ArrowException):
+            raise UserError(
+                f"Expected a bench table at {path}, to keep what it has, got another file: choose another --out."
+            ) from None
+
+
+def commit() -> str:
+    """The git commit that this code is at; where it is no checkout, a hash of the kernels' sources."""
+    root = Path(__file__).resolve().parents[2]
+    if (root / ".git").exists():
+        asked = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+        found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+        if found:
+            return found
+    digest = hashlib.sha256()
+    for path in sorted((root / "kernels").rglob("*")):
+        if path.suffix in SOURCES:
+            digest.update(path.read_bytes())
+    return f"sources-{digest.hexdigest()[:12]}"

@@ -1,0 +1,154 @@
+"""Sums over tokens: what every neuron did, how full tiles are, and how much a block of tokens has in common.
+
+The idea: one forward pass gives sums of all layers, on the device; they add up batch by batch, and go to the host when
+a part of the run closes. Everything is an integer count or an extreme, so any order of adding gives the same bits.
+
+Unions come from the packed hidden state. The unflagged tokens of a sequence are cut into full blocks of 16 (what is
+left over is in no block); a block's union is a row of marks that its tokens' neurons are scattered into, and blocks of
+64 and 128 are made of those of 16. Tiles past their slots are read from where they are stored whole. Nothing here waits
+for the device. Cost: about that of reading the packed words three times; on a GPU `unions.py` of the kernels does it in
+one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from twell.kernels.backends import union_counts as on_gpu
+from twell.kernels.layout import INDEX_MASK, TwELL
+from twell.kernels.params import NeuronSums, Stats, TileCounts
+
+BLOCKS = (16, 64, 128)  # tokens of a block: the first is scattered, each other one is made of those before it
+ENTRIES = 2**22  # slots looked at at a time, which bounds the memory of their indices
+
+
+@dataclass
+class Sums:
+    """Sums of all layers over unflagged tokens; None for what was not asked for.
+
+    neurons: fields [layers, d_ff]; tiles: pairs and rows int64 [layers, tile + 1]
+    unions: int64 [layers, blocks, d_ff + 1], how many blocks have a union of that many neurons
+    """
+
+    neurons: NeuronSums | None
+    tiles: TileCounts | None
+    unions: Tensor | None
+
+    @classmethod
+    def stack(cls, layers: list[Stats], unions: list[Tensor]) -> Sums:
+        """The sums of a forward pass: those of its layers, in order."""
+
+        def stacked(kind: type, sums: list[Any], *given: Any) -> Any:
+            names = [item.name for item in fields(kind)][len(given) :]
+            return kind(*given, *(torch.stack([getattr(one, name) for one in sums]) for name in names))
+
+        neurons = [layer.neurons for layer in layers if layer.neurons is not None]
+        tiles = [layer.tiles for layer in layers if layer.tiles is not None]
+        return cls(
+            stacked(NeuronSums, neurons) if neurons else None,
+            stacked(TileCounts, tiles, tiles[0].layout) if tiles else None,
+            torch.stack(unions) if unions else None,
+        )
+
+    def merge(self, other: Sums) -> None:
+        """Adds the sums of other tokens, of the same kinds, in place."""
+        if self.neurons is not None and other.neurons is not None:
+            self.neurons.merge(other.neurons)
+        if self.tiles is not None and other.tiles is not None:
+            self.tiles.merge(other.tiles)
+        if self.unions is not None and other.unions is not None:
+            self.unions += other.unions
+
+    def tables(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The rows of the tables that hold them."""
+        if self.neurons is not None:
+            sums = {item.name: getattr(self.neurons, item.name).cpu().numpy() for item in fields(NeuronSums)}
+            layer, neuron = np.nonzero(sums["fires"])
+            columns = {name: values[layer, neuron] for name, values in sums.items()}
+            yield "neurons", {"layer": layer, "neuron": neuron} | columns
+        if self.tiles is not None:
+            pairs, rows = self.tiles.pairs.cpu().numpy(), self.tiles.rows.cpu().numpy()
+            layer, occupancy = np.nonzero(pairs | rows)
+            tile = np.full(len(layer), self.tiles.layout.tile, dtype=np.int32)
+            found = {"pairs": pairs[layer, occupancy], "rows": rows[layer, occupancy]}
+            yield "tiles", {"layer": layer, "tile": tile, "occupancy": occupancy} | found
+        if self.unions is not None:
+            blocks = self.unions.cpu().numpy()
+            layer, size, neurons = np.nonzero(blocks)
+            found = {"neurons": neurons, "blocks": blocks[layer, size, neurons]}
+            yield "unions", {"layer": layer, "block": np.array(BLOCKS)[size]} | found
+
+
+def blocks_of(sequence: np.ndarray, plain: np.ndarray) -> list[np.ndarray]:
+    """Where blocks lie: [blocks of 16, 16] int32 rows, then for each further size the blocks of the size before it.
+
+    sequence: [rows], ascending; plain: bool [rows], the rows that count
+    """
+    rows = np.flatnonzero(plain)
+    starts = np.flatnonzero(np.diff(sequence[rows], prepend=-1))  # of each sequence among the rows that count
+    lengths = np.diff(starts, append=len(rows))
+    members: list[np.ndarray] = []
+    for size, smaller in zip(BLOCKS, (1, *BLOCKS), strict=False):
+        wide = size // smaller  # members of a block
+        held = lengths // wide  # blocks of each sequence
+        first = np.repeat(starts, held * wide)
+        rank = np.arange(len(first)) - np.repeat(np.cumsum(held * wide) - held * wide, held * wide)
+        members.append((first + rank).astype(np.int32).reshape(-1, wide))
+        starts, lengths = np.cumsum(held) - held, held
+    members[0] = rows.astype(np.int32)[members[0]]
+    return members
+
+
+def union_counts(packed: TwELL, members: list[Tensor]) -> Tensor:
+    """int64 [sizes of a block, d_ff + 1]: how many blocks have a union of so many neurons. Blocks as in `blocks_of`."""
+    return on_gpu.counts(packed, members) if on_gpu.takes(packed) else scattered_counts(packed, members)
+
+
+def scattered_counts(packed: TwELL, members: list[Tensor]) -> Tensor:
+    """`union_counts` in torch alone, on any device."""
+    marks = _marks(packed, members[0])
+    histograms = []
+    for place, blocks in enumerate(members):
+        if place:
+            marks = marks[blocks].any(1)
+        sizes = marks.sum(1)
+        histogram = sizes.new_zeros(packed.d_ff + 1)
+        histograms.append(histogram.index_add_(0, sizes, torch.ones_like(sizes)))
+    return torch.stack(histograms)
+
+
+def _marks(packed: TwELL, blocks: Tensor) -> Tensor:
+    """bool [blocks, tiles * tile]: the neurons that any of a block's rows fired; blocks [blocks, rows of one]."""
+    layout, (_, tiles, _) = packed.layout, packed.words.shape
+    wide = tiles * layout.tile
+    marks = torch.zeros(len(blocks) * wide + 1, dtype=torch.bool, device=blocks.device)  # the last: for no neuron
+    nowhere = marks.numel() - 1
+    slot = torch.arange(layout.slots, device=blocks.device)
+    column = torch.arange(layout.tile, device=blocks.device)
+    begin = torch.arange(tiles, device=blocks.device) * layout.tile
+    step = max(1, ENTRIES // (tiles * layout.slots * blocks.shape[1]))
+    whole = len(packed.spill) > len(packed.words)  # room for every tile, used by few: read in place
+    for at in range(0, len(blocks), step):
+        rows = blocks[at : at + step].long()
+        base = (torch.arange(at, at + len(rows), device=blocks.device) * wide)[:, None, None] + begin
+        words = packed.words[rows]  # [blocks, rows, tiles, words]
+        kept = slot < words[..., :1]
+        index = (words[..., 1:] & INDEX_MASK) + base[..., None]
+        marks.scatter_(0, torch.where(kept, index, nowhere).flatten(), True)
+        over = words[..., 0] > layout.slots
+        if whole:
+            stored = packed.spill[packed.spill_index[rows].clamp(min=0)] != 0
+            some = (stored & over[..., None]).any(1).flatten()
+            marks[at * wide : (at + len(rows)) * wide].logical_or_(some)
+        elif len(packed.spill):
+            block, row, tile = torch.nonzero_static(over, size=len(packed.spill), fill_value=-1).unbind(1)
+            stored = packed.spill[packed.spill_index[rows[block, row], tile].clamp(min=0)] != 0
+            index = (base[block, 0, tile])[:, None] + column
+            marks.scatter_(0, torch.where(stored & (block >= 0)[:, None], index, nowhere).flatten(), True)
+    return marks[:nowhere].view(len(blocks), wide)

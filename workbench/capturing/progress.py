@@ -1,0 +1,181 @@
+"""What a person sees of a capture before, while and after it runs, and how it is stopped.
+
+On a terminal a bar with rate, estimate and current mean nnz; elsewhere a plain line now and then. SIGINT and SIGTERM
+are noted and answered at the end of a batch, so that what was counted is kept whole; a second one stops at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+from transformers import PreTrainedTokenizerFast
+
+from twell.workbench.doctor import device_name, why
+from twell.workbench.errors import UserError
+from twell.workbench.models.load import LoadedModel
+from twell.workbench.options import CaptureOptions
+from twell.workbench.run.manifest import COMPLETE
+from twell.workbench.run.store import Run
+from twell.workbench.text.sequences import documents
+from twell.workbench.text.sources import Source
+
+SAMPLE = 2**16  # characters whose tokens are counted, to tell how many a file has
+BYTES_PER_COUNT = 1.2  # on disk, a token and layer
+BYTES_PER_TOKEN = 6  # on disk, a token, whatever the layers
+BYTES_PER_EXAMPLE = 35  # on disk
+STOPPING = b"\nStopping after the batches in hand, so that what is counted is kept; once more stops at once.\n"
+LINE_SECONDS = 15.0  # between two lines where there is no terminal
+
+
+def expected_tokens(tokenizer: PreTrainedTokenizerFast, sources: list[Source], limit: int | None) -> int | None:
+    """About how many tokens will be read, judged by the beginning of each file; None where sizes are not known."""
+    total = 0.0
+    for source in sources:
+        if source.size is None:
+            return limit
+        piece = next(documents([Source(source.name)])).text[:SAMPLE]
+        total += source.size * len(tokenizer(piece)["input_ids"]) / len(piece.encode())
+    return round(total) if limit is None else min(limit, round(total))
+
+
+def refuse_if_full(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> None:
+    """UserError where the disk of --out has less room than the run will take; `tokens`: None where not known."""
+    folder = options.out.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    needed, free = expected_bytes(loaded, options, tokens or 0), shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"Expected {needed / 1e6:,.1f} MB of room for the run in {options.out}, got {free / 1e6:,.1f} MB: free "
+            "some space, choose another --out, or record fewer --tokens."
+        )
+
+
+def expected_bytes(loaded: LoadedModel, options: CaptureOptions, tokens: int) -> float:
+    """About what a run of so many tokens takes on disk."""
+    kept = 2 * options.examples * loaded.layers * loaded.d_ff * BYTES_PER_EXAMPLE
+    return tokens * (loaded.layers * BYTES_PER_COUNT + BYTES_PER_TOKEN) + kept
+
+
+def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> str:
+    """A line each on what is about to run, which kernel and why, and what it will take on disk."""
+    amount = (
+        f"about {tokens:,} tokens, {expected_bytes(loaded, options, tokens) / 1e6:,.1f} MB on disk"
+        if tokens
+        else f"all of the text, {expected_bytes(loaded, options, 100_000) / 1e6:,.1f} MB on disk for 100,000 tokens"
+    )
+    return (
+        f"{loaded.name} ({loaded.family}, {loaded.layers} layers of {loaded.d_model} × {loaded.d_ff}, {loaded.dtype}) "
+        f"on {device_name(loaded.device)}\n"
+        f"kernel {why(loaded.choice(options.batch_tokens), options.kernel)}\n"
+        f"{amount}"
+    )
+
+
+def outcome(run: Run, nnz_mean: float) -> str:
+    """One line on what was recorded and where it is."""
+    manifest = run.manifest
+    loss = "" if manifest.loss is None else f", loss {manifest.loss:.3f} nats"
+    state = "" if manifest.status == COMPLETE else f" ({manifest.status})"
+    rate = manifest.tokens / max(manifest.seconds, 1e-9)
+    return (
+        f"{run.path}{state}: {manifest.tokens:,} tokens in {manifest.seconds:.1f} s ({rate:,.0f} tokens/s), "
+        f"mean nnz {nnz_mean:.1f} of {run.d_ff:,} (sparsity {1 - nnz_mean / run.d_ff:.2%}){loss}."
+    )
+
+
+class Bar:
+    """A context manager; `advance` after each batch.
+
+    total, done: tokens in all (None where it is not known) and before it begins. Rates leave out what comes before the
+    first tokens, as what a kernel takes to compile and the first batch's timings say nothing of the rest.
+    """
+
+    def __init__(self, total: int | None, console: Console, done: int = 0) -> None:
+        self._total, self._console = total, console
+        self._done = done
+        self._before: int | None = None  # tokens when the rate's clock began
+        self._began = self._said = time.monotonic()
+        self._progress: Progress | None = None
+        if console.is_terminal:
+            columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+            self._progress = Progress(*columns, TextColumn("{task.description}"), console=console, transient=True)
+            self._task = self._progress.add_task("", total=total)
+
+    def __enter__(self) -> Bar:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def advance(self, tokens: int, nnz_mean: float) -> None:
+        self._done += tokens
+        now = time.monotonic()
+        if self._before is None:
+            if not tokens:
+                return
+            self._before, self._began = self._done, now
+            if self._progress is not None:
+                self._progress.reset(self._task, completed=self._done)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=self._done, description=f"mean nnz {nnz_mean:.1f}")
+        elif self._done > self._before and now - self._said >= LINE_SECONDS:
+            self._said = now
+            rate = (self._done - self._before) / (now - self._began)
+            left = f", about {max(0, (self._total or 0) - self._done) / rate:,.0f} s left" if self._total else ""
+            self._console.print(f"{self._done:,} tokens, {rate:,.0f} tokens/s{left}, mean nnz {nnz_mean:.1f}")
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed: Any = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f} tokens/s" if speed else "")
+
+
+class Interrupt:
+    """A context manager: `asked` turns true at the first SIGINT or SIGTERM; the second raises KeyboardInterrupt.
+
+    Handlers are set in the main thread only; in any other, a run ends when its text does.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        os.write(2, STOPPING)  # not print: the signal may have come in the middle of one

@@ -1,0 +1,245 @@
+"""Recording: batches go through the model, and what they counted to the writer, one batch behind the device.
+
+A batch in which a value was not finite runs once more with those tokens left out of the sums, so that every table
+covers the same tokens. Rows are written in the order of the text, as soon as no earlier one is to come, and a part is
+closed at the end of a window, with what the manifest says of the tokens until then. Between two batches nothing waits
+for the device but for the counts of the batch before the last; sums and examples are fetched by the thread that writes
+them, which makes the vocabulary once the device has work.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from twell.workbench import doctor
+from twell.workbench.capturing.firings import Seen, Watch
+from twell.workbench.capturing.forward import Counted, Inputs, OnLayer, forward
+from twell.workbench.capturing.generate import Going, generate
+from twell.workbench.capturing.layer_sums import Sums
+from twell.workbench.capturing.prefetch import sequence_length
+from twell.workbench.capturing.timing import Timings
+from twell.workbench.models.load import LoadedModel
+from twell.workbench.options import CaptureOptions
+from twell.workbench.run import schema
+from twell.workbench.run.manifest import Manifest
+from twell.workbench.run.store import Run
+from twell.workbench.run.writer import Rows, RunWriter
+from twell.workbench.text.batches import Batch, InOrder
+from twell.workbench.text.sequences import Sequence
+from twell.workbench.text.sources import Source
+from twell.workbench.text.vocabulary import vocabulary
+
+NOT_COMPARED = {"out", "resume"}  # options that say nothing of what is recorded
+
+
+class Recorder:
+    """Runs batches through the model and hands what they counted to the writer, one batch behind the device."""
+
+    def __init__(self, loaded: LoadedModel, writer: RunWriter, options: CaptureOptions) -> None:
+        self.loaded, self.writer, self.options = loaded, writer, options
+        manifest = writer.manifest  # of a run that goes on: what it says of the tokens so far
+        known = ("documents", "sequences", "tokens")
+        self._text: dict[str, dict[str, Any]] = {
+            one["source"]: {name: one[name] for name in known} for one in manifest.text if "tokens" in one
+        }
+        self._names = [one["source"] for one in manifest.text]
+        self._began = time.monotonic() - manifest.seconds
+        self._watch = Watch(loaded.layers, loaded.d_ff, options.examples, options.fired)
+        self._in_flight: tuple[Batch, Counted, Seen | None] | None = None
+        self._window: list[Batch] = []  # those of it that have been taken
+        self._in_order = InOrder()
+        self._fired: list[pa.Table] = []
+        self._sums: Sums | None = None
+        self._nnz_sum = self._unflagged = self.fresh_tokens = 0
+        self._loss_sum, self._loss_tokens = manifest.loss_sum, manifest.loss_tokens
+        run = Run(writer.folder, manifest)
+        if run.has("activity"):
+            self._restore_means(run)
+        if run.has("examples"):
+            self._watch.restore(run.arrow("examples"), loaded.device)
+        last = run.arrow("timings", ["layer"])["layer"][-1].as_py() if run.has("timings") else None
+        timed = options.timings, options.timings_share, options.loss, bool(options.generate), last
+        self.timings = Timings(loaded, *timed)
+        self._lacks_vocabulary = writer.first and not manifest.parts
+
+    @property
+    def nnz_mean(self) -> float:
+        """Over the run's unflagged tokens so far, and all layers."""
+        return self._nnz_sum / max(1, self._unflagged * self.loaded.layers)
+
+    def _restore_means(self, run: Run) -> None:
+        """Of a run that goes on: what its tokens so far add to nnz_mean."""
+        names = schema.nnz_columns(self.loaded.layers)
+        for rows in run.pieces("activity", ["flags", *names]):
+            plain = rows["flags"].to_numpy() == 0
+            self._unflagged += int(plain.sum())
+            self._nnz_sum += sum(int(rows[name].to_numpy()[plain].sum(dtype=np.int64)) for name in names)
+
+    def step(self, batch: Batch) -> None:
+        """Give a batch to the device, then take what the one before it counted."""
+        with self.timings.of(batch) as on_layer:
+            batch, counted, seen = self._run(batch, on_layer=on_layer)
+        before, self._in_flight = self._in_flight, (batch, counted, seen)
+        self.fresh_tokens = 0
+        if self._lacks_vocabulary:
+            self.writer.add_made("vocab", lambda: vocabulary(self.loaded.tokenizer))
+            self._lacks_vocabulary = False
+        if before is not None:
+            self._take(*before)
+
+    def _run(
+        self, batch: Batch, flags: np.ndarray | None = None, on_layer: OnLayer | None = None
+    ) -> tuple[Batch, Counted, Seen | None]:
+        options = self.options
+        if options.generate:
+            going = Going(options.generate, options.temperature, options.seed)
+            given: dict[str, Any] = {"probes": options.probes, "loss": options.loss, "watch": self._watch}
+            return generate(self.loaded, batch, going, flags=flags, on_layer=on_layer, **given)
+        inputs = Inputs.of(batch, self.loaded.device, flags)
+        seen = self._watch.look(batch, inputs)
+        hear = None if seen is None else seen.hear
+        probes, loss = options.probes, options.loss
+        counted = forward(self.loaded, inputs, probes=probes, loss=loss, on_layer=on_layer, on_packed=hear)
+        return batch, counted, seen
+
+    def finish(self, status: str, sources: list[Source]) -> None:
+        """Write what is left, and set what the manifest can only say at the end. The last batch ended its window."""
+        if self._in_flight is not None:
+            self._take(*self._in_flight)
+            self._in_flight = None
+        tables, about = self._flush()
+        read = [source.manifest() | self._text.get(source.name, {}) for source in sources]
+        self.writer.finish(status, tables, **about | {"text": read})
+
+    def take_examples(self, examples: pa.Table) -> None:
+        """Keeps those of another rank that are among the best."""
+        self._watch.restore(examples, self.loaded.device)
+
+    def rescue(self) -> None:
+        """Mark the run interrupted, with the parts that are whole already; never raises."""
+        with suppress(Exception):
+            self.writer.abandon()
+
+    @torch.inference_mode()
+    def _take(self, batch: Batch, counted: Counted, seen: Seen | None) -> None:
+        """Adds up what a batch counted, and writes what rows can be."""
+        counted.wait()
+        flags = batch.flags
+        finite = counted.finite.numpy()
+        if not finite.all():
+            flags = flags | ~finite * np.uint8(schema.FLAG_NOT_FINITE)
+            _, counted, seen = self._run(batch, flags)
+            counted.wait()
+        nnz = counted.nnz.numpy()
+        kind, counts = schema.nnz_type(self.loaded.d_ff), dict[str, np.ndarray]()
+        for name, found in (("nnz", counted.nnz), ("used", counted.used)):
+            if found is not None:
+                counts |= dict(zip(schema.nnz_columns(len(nnz), name), found.numpy().astype(kind), strict=True))
+        loss = np.full(len(flags), np.nan, dtype=np.float32)
+        if counted.loss is not None:
+            loss[batch.predicts] = counted.loss.numpy()
+        keys = {"sequence": batch.sequence, "position": batch.position, "token_id": batch.token_id}
+        rows = self._in_order.add(batch, keys | {"phase": batch.phase, "flags": flags, "loss": loss} | counts)
+        if rows is not None:
+            self._write(rows)
+        self._window.append(batch)
+        if self._sums is None:
+            self._sums = counted.sums
+        else:
+            self._sums.merge(counted.sums)
+        self._fired += [pa.table(columns) for columns in (seen.accept() if seen is not None else ())]
+        plain = flags == 0
+        self._unflagged += int(plain.sum())
+        self._nnz_sum += int(nnz.sum(0, dtype=np.int64)[plain].sum())
+        self.fresh_tokens = len(flags)
+        if batch.ends:
+            self._end_window()
+
+    def _write(self, rows: dict[str, np.ndarray]) -> None:
+        """Rows of `activity`, in the order of the text."""
+        known = np.isfinite(rows["loss"])
+        self._loss_sum += float(rows["loss"][known].sum(dtype=np.float64))
+        self._loss_tokens += int(known.sum())
+        loss = np.ma.MaskedArray(np.where(known, rows["loss"], 0).astype(np.float16), mask=~known)
+        self.writer.add("activity", rows | {"loss": loss})
+
+    def _end_window(self) -> None:
+        """What is written once a window is through: sequences and sampled tokens, and the part, if that is due."""
+        batches, self._window = self._window, []
+        if self._fired:
+            in_order = [(name, "ascending") for name in ("sequence", "position", "layer")]
+            self.writer.add("fired", pa.concat_tables(self._fired).sort_by(in_order))
+            self._fired = []
+        numbers = np.concatenate([batch.numbers for batch in batches])
+        sequences = [sequence for batch in batches for sequence in batch.sequences]
+        order = np.argsort(numbers)
+        self.writer.add("sequences", self._sequences(numbers[order], [sequences[place] for place in order]))
+        if self.writer.due:
+            tables, about = self._flush()
+            self.writer.close_part(tables, **about)
+
+    def _sequences(self, numbers: np.ndarray, sequences: list[Sequence]) -> dict[str, Any]:
+        for sequence in sequences:
+            seen = self._text.setdefault(sequence.source, {"documents": 0, "sequences": 0, "tokens": 0})
+            seen["documents"] += sequence.start == 0
+            seen["sequences"] += 1
+            seen["tokens"] += len(sequence.ids)
+        return {
+            "sequence": numbers,
+            "document": [sequence.document for sequence in sequences],
+            "start": [sequence.start for sequence in sequences],
+            "source": [sequence.source for sequence in sequences],
+            "tokens": [len(sequence.ids) for sequence in sequences],
+        }
+
+    def _flush(self) -> tuple[Callable[[], Iterator[Rows]], dict[str, Any]]:
+        """The open part's sums, timings and examples, to be made into tables by the thread that writes them, as they
+        must come from the device first; and what the manifest says of all tokens until now."""
+        sums, timings = self._sums, self.timings.rows
+        examples = self._watch.examples()
+
+        def tables() -> Iterator[Rows]:
+            if sums is not None:
+                yield from sums.tables()
+            if timings:
+                yield "timings", {name: [row[name] for row in timings] for name in timings[0]}
+            if kept := examples():
+                yield "examples", kept
+
+        self._sums, self.timings.rows = None, []
+        seconds = time.monotonic() - self._began
+        about = {"seconds": seconds, "loss_sum": self._loss_sum, "loss_tokens": self._loss_tokens}
+        text = [{"source": name} | self._text.get(name, {}) for name in self._names]
+        return tables, about | {"text": copy.deepcopy(text)}
+
+
+def new_manifest(loaded: LoadedModel, options: CaptureOptions, names: Iterable[str]) -> Manifest:
+    """What is known of the run before it begins; `names`: of the text sources. No other path is in it."""
+    choice = loaded.choice(options.batch_tokens)
+    layout = loaded.layout
+    return Manifest(
+        name=options.out.name,
+        model=loaded.describe(),
+        tokenizer={"name": loaded.name, "vocab_size": len(loaded.tokenizer)},
+        nnz_definition=loaded.nnz_definition,
+        dtype=loaded.dtype,
+        device=doctor.device_name(loaded.device),
+        driver=doctor.driver(loaded.device),
+        kernel={"name": choice.kernel, "reason": choice.reason},
+        layout={"tile": layout.tile, "compression": layout.compression, "slots": layout.slots},
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        text=[{"source": name} for name in names],
+        options={name: value for name, value in asdict(options).items() if name not in NOT_COMPARED}
+        | {"model": loaded.name, "seq_len": sequence_length(loaded, options.seq_len)},
+        versions=doctor.versions(),
+    )

@@ -1,0 +1,242 @@
+"""Models: a checkpoint folder or a hub id, loaded with each layer's FFN replaced by the instrumented one.
+
+The idea: the model runs as transformers runs it; only `layer.mlp` is exchanged for a `SparseFFN` that shares the same
+weights, computes the same outputs and counts on the way. With a threshold the FFN stays as it is, whatever it is, and
+its map back is watched: it is the layer's only linear map outside attention from another width to d_model.
+
+Cost: reading the weights, and one pass over the FFN's to see that they are finite.
+
+    loaded = load("builtin:demo", device="cpu")
+    hidden = loaded.body(input_ids=ids, use_cache=False).last_hidden_state   # loaded.probe hears of every layer
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+
+from twell.kernels.counting import CountedMap
+from twell.kernels.layout import Layout
+from twell.kernels.modules import Probe, SparseFFN
+from twell.kernels.ops import Choice
+from twell.workbench.errors import UserError, first_line
+from twell.workbench.models import threshold_ffn, weights
+from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, understood
+from twell.workbench.models.families import ACTIVATIONS
+
+CONTEXT = 2048  # tokens: the longest sequence unless told otherwise
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to be captured. Its FFNs report to `probe`; `model` is otherwise what transformers made."""
+
+    name: str  # the folder's name, or the hub id
+    revision: str | None  # the hub's commit
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    probe: Probe
+    family: str  # model_type, as the checkpoint says
+    ffns: tuple[SparseFFN, ...]  # none with a threshold
+    watched: tuple[CountedMap, ...]  # maps back from FFNs that run as they are, with a threshold
+    kernel: str
+    weights: str  # sha256 of the checkpoint's files: sizes, first and last MiB
+    head_is_all: bool = True  # whether logits are the head's product with the last hidden state
+
+    @property
+    def body(self) -> nn.Module:
+        """Everything below the language model's head."""
+        return self.model.get_decoder()
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The decoder layers, in order."""
+        return _blocks(self.model)
+
+    @property
+    def head(self) -> nn.Linear:
+        return self.model.get_output_embeddings()
+
+    @property
+    def _counting(self) -> tuple[SparseFFN, ...] | tuple[CountedMap, ...]:
+        return self.ffns or self.watched
+
+    @property
+    def layers(self) -> int:
+        return len(self._counting)
+
+    @property
+    def d_model(self) -> int:
+        return self._counting[0].d_model
+
+    @property
+    def d_ff(self) -> int:
+        return self._counting[0].d_ff
+
+    @property
+    def context(self) -> int:
+        """Longest sequence that the model was made for, in tokens; CONTEXT where its configuration knows of none."""
+        return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or CONTEXT)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> str:
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def layout(self) -> Layout:
+        """The TwELL layout that kernels pack into."""
+        return self.probe.layout or Layout()
+
+    @property
+    def nnz_definition(self) -> str:
+        if self.watched:
+            above = f"{self.watched[0].threshold:g}"
+            return f"|hidden| > {above}, hidden: what goes into the FFN's last map (counting only; it runs densely)"
+        ffn = self.ffns[0]
+        accumulator = "float64 product" if self.dtype == "float64" else "float32 accumulator"
+        kind = "ReLU squared" if ffn.activation == "relu2" else "ReLU"
+        if ffn.w_up is None:
+            return f"hidden pre-activation > 0 in the first product's {accumulator} (plain FFN, {kind})"
+        found = f"gate pre-activation > 0 in the gate product's {accumulator} (gated FFN, {kind}"
+        if ffn.up_relu:
+            return f"{found} on the gate and on the up branch); used_LL: of these, with an up pre-activation > 0 too"
+        return f"{found})"
+
+    @property
+    def counts_used(self) -> bool:
+        """Whether a neuron can fire in vain: with a ReLU on the up branch too."""
+        return bool(self.ffns) and self.ffns[0].up_relu
+
+    def choice(self, rows: int) -> Choice:
+        """The kernel that batches of so many rows take, and the reason."""
+        return self._counting[0].choice(rows)
+
+    def describe(self) -> dict[str, Any]:
+        """What the manifest says of the model."""
+        found = {
+            "name": self.name,
+            "revision": self.revision,
+            "weights": self.weights,
+            "family": self.family,
+            "layers": self.layers,
+            "d_model": self.d_model,
+            "d_ff": self.d_ff,
+            "vocab_size": int(self.model.config.get_text_config().vocab_size),
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+        }
+        return found | ({"up_relu": True} if self.counts_used else {})
+
+
+def load(
+    model: str,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: torch.dtype | None = None,
+    kernel: str = "auto",
+    threshold: float | None = None,
+) -> LoadedModel:
+    """Load a model and put the instrumented FFN in each layer. Outputs are unchanged.
+
+    model: a folder that `save_pretrained` wrote, or a hub id; revision: a hub model's branch, tag or commit
+    device: auto | cpu | cuda; dtype: default the checkpoint's on a GPU, float32 on a CPU; kernel: as in `gated_ffn`
+    threshold: count a neuron where |hidden| is above it, and run the FFN densely; for activations without zeros
+
+    Raises UserError for a model that is not there, not understood, not whole, or not finite.
+    """
+    transformers.logging.set_verbosity_error()  # what matters is refused, in a sentence
+    place = pick_device(device)
+    folder, name, revision = find(model, revision, threshold)
+    checkpoint = understood(folder, name, threshold)
+    if dtype is None:
+        stored = checkpoint.config.dtype
+        dtype = stored if place.type == "cuda" and isinstance(stored, torch.dtype) else torch.float32
+    tokenizer = _tokenizer(folder, name)
+    loaded = weights.read(checkpoint, dtype)
+    loaded.to(place)  # type: ignore[arg-type]  # transformers wraps it without its types
+    embedding: Any = loaded.get_input_embeddings()
+    rows = len(embedding.weight)
+    greatest = max(tokenizer.get_vocab().values())
+    if greatest >= rows:
+        raise UserError(
+            f"Expected token ids below {rows} from the tokenizer of {name}, as its embedding has rows (vocab_size), "
+            f"got {greatest}: use the tokenizer that the model was trained with."
+        )
+    probe = Probe()
+    ffns: tuple[SparseFFN, ...] = ()
+    watched: tuple[CountedMap, ...] = ()
+    if threshold is None:
+        ffns = tuple(_replace(checkpoint, block, layer, kernel, probe) for layer, block in enumerate(_blocks(loaded)))
+    else:
+        threshold_ffn.refuse_unless_causal(name, loaded)
+        watched = threshold_ffn.watch(name, loaded, _blocks(loaded), threshold, probe)
+    head_is_all = threshold is None or threshold_ffn.head_is_all(loaded)
+    sha256, family = fingerprint(folder), str(checkpoint.fields["model_type"])
+    return LoadedModel(
+        name, revision, loaded, tokenizer, probe, family, ffns, watched, kernel, sha256, head_is_all
+    )  # fmt: skip
+
+
+def pick_device(device: str) -> torch.device:
+    """The device of that name; auto is the GPU where there is one."""
+    present = torch.cuda.is_available()
+    if device == "cuda" and not present:
+        raise UserError(
+            "Expected a CUDA device for --device cuda, PyTorch sees none: use --device cpu, or `twell doctor`."
+        )
+    return torch.device("cuda", torch.cuda.current_device()) if present and device != "cpu" else torch.device("cpu")
+
+
+def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerFast:
+    wanted = f"Expected a tokenizer.json beside the weights of {name}"
+    try:
+        with warnings.catch_warnings():  # of the configuration that lies beside it
+            warnings.simplefilter("ignore", FutureWarning)
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        why = first_line(error)
+        raise UserError(f"{wanted}, got none that loads ({why}): save the model's tokenizer there.") from None
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise UserError(f"{wanted}, got a {type(tokenizer).__name__}: save the fast form of the tokenizer there.")
+    return tokenizer
+
+
+def _blocks(loaded: PreTrainedModel) -> list[nn.Module]:
+    """The decoder layers, in order."""
+    depth = loaded.config.get_text_config().num_hidden_layers
+    lists = [module for module in loaded.get_decoder().children() if isinstance(module, nn.ModuleList)]
+    return next((list(found) for found in lists if len(found) == depth), [])
+
+
+def _replace(checkpoint: Checkpoint, block: Any, layer: int, kernel: str, probe: Probe) -> SparseFFN:
+    """The instrumented FFN, put in a decoder layer in place of its own."""
+    family = checkpoint.family
+    assert family is not None
+    holder = getattr(block, family.holder) if family.holder else block
+    maps = [getattr(holder, name) for name in checkpoint.maps]
+    options: dict[str, Any] = {"layer": layer, "kernel": kernel, "probe": probe}
+    options["activation"] = ACTIVATIONS[getattr(checkpoint.config, family.act)]
+    try:
+        if len(maps) == 3:
+            ffn = SparseFFN.gated(*maps, up_relu=family.up_relu, **options)
+        else:
+            ffn = SparseFFN.plain(*maps, **options)
+    except ValueError as error:
+        raise UserError(f"{checkpoint.name} cannot run: {error}.") from None
+    if family.holder:
+        setattr(block, family.holder, ffn)
+    else:  # the layer calls one after the other: the first does all, the rest nothing
+        setattr(block, family.maps[0], ffn)
+        setattr(block, family.maps[1], nn.Identity())
+        block.activation_fn = nn.Identity()
+    return ffn

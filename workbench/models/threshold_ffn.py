@@ -1,0 +1,88 @@
+"""Any FFN at all, counted by a threshold: its map back to d_model is found, and watched as the model runs it.
+
+The idea: families differ in what an FFN computes, and hardly in how it ends: of a decoder layer's linear maps outside
+attention, one alone leads from another width to d_model, and what goes into it are the hidden values. A layer with
+several such maps, or none, is refused. So is a model whose tokens see later ones, since sequences are padded at their
+ends; both are found out by running the model, on a few tokens.
+
+Cost: a forward pass of 16 tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from twell.kernels.counting import CountedMap
+from twell.kernels.modules import Probe
+from twell.workbench.errors import UserError
+
+TOKENS = 8  # of a sequence that is tried
+
+
+def watch(
+    name: str, model: PreTrainedModel, blocks: list[nn.Module], threshold: float, probe: Probe
+) -> tuple[CountedMap, ...]:
+    """Puts a watched map in the place of each layer's map back. UserError where a layer has none, or several."""
+    d_model = int(model.config.get_text_config().hidden_size)
+    found: list[CountedMap] = []
+    for layer, block in enumerate(blocks):
+        back = [place for place, module in block.named_modules() if _leads_back(place, module, d_model)]
+        attends = any("att" in place for place, _ in block.named_modules())
+        if len(back) != 1 or not attends:
+            got = f"{len(back)} maps back from one" if attends else "no attention"
+            raise _refusal(name, model, f"{got} in layer {layer}")
+        holder, _, last = back[0].rpartition(".")
+        down = block.get_submodule(back[0])
+        found.append(CountedMap(down, d_model, _sizes(down)[0], threshold=threshold, layer=layer, probe=probe))
+        setattr(block.get_submodule(holder), last, found[-1])
+    widths = sorted({one.d_ff for one in found})
+    if len(widths) != 1:
+        raise _refusal(name, model, f"FFNs of {' and '.join(map(str, widths))} neurons" if widths else "no such layers")
+    return tuple(found)
+
+
+def _leads_back(place: str, module: nn.Module, d_model: int) -> bool:
+    """Whether this is a linear map, outside attention, from another width to d_model."""
+    width, out = _sizes(module)
+    return out == d_model and width != d_model and "att" not in place
+
+
+def _sizes(module: nn.Module) -> tuple[int, int]:
+    """What a linear map takes and gives; 0, 0 of other modules."""
+    if isinstance(module, Conv1D):
+        return int(module.nx), int(module.nf)
+    return (module.in_features, module.out_features) if isinstance(module, nn.Linear) else (0, 0)
+
+
+def _refusal(name: str, model: PreTrainedModel, got: str) -> UserError:
+    return UserError(
+        f"Expected decoder layers of attention and one FFN in {name}, all of one width, got {got} (model_type "
+        f"{model.config.model_type}): models with experts, for one, cannot be counted."
+    )
+
+
+@torch.inference_mode()
+def refuse_unless_causal(name: str, model: Any) -> None:
+    """UserError for a model in which the last token of a sequence has to do with what stands before it."""
+    ids = torch.arange(2 * TOKENS, device=model.device).view(2, TOKENS) % TOKENS
+    ids[1, -1] = 0
+    one, other = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].float()
+    if not torch.allclose(one, other, rtol=0, atol=1e-2 * float(one.abs().max())):
+        raise UserError(
+            f"Expected a causal model in {name}, got one whose tokens see later ones (model_type "
+            f"{model.config.model_type}): it is no language model that predicts the next token."
+        )
+
+
+@torch.inference_mode()
+def head_is_all(model: Any) -> bool:
+    """Whether logits are the head's product with the last hidden state and nothing else."""
+    ids = torch.arange(TOKENS, device=model.device)[None]
+    hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    ours, theirs = model.get_output_embeddings()(hidden).float(), model(input_ids=ids, use_cache=False).logits.float()
+    return bool((ours - theirs).abs().max() <= 8 * torch.finfo(model.dtype).eps * theirs.abs().max())

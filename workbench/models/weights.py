@@ -1,0 +1,164 @@
+"""A checkpoint's network, as it was trained: every weight of it found in the checkpoint, and no other.
+
+Weights come from safetensors alone; one that is missing, left over or of another shape is named and refused, because
+transformers would make it up. The families with code of their own are read here: their FFN is a module of ours, and
+their FFN's weights are turned the way that one holds them. llama_sparse_relu has been saved in several layouts:
+
+    gate_proj.weight [d_ff, d_model]   up_proj.weight [d_ff, d_model]   down_proj.weight [d_model, d_ff]
+    gate_weight [d_model, d_ff]        up_weight [d_ff, d_model]        down_weight [d_ff, d_model]
+    -                                  up_weight [d_model, d_ff]        down_weight [d_ff, d_model]      (plain)
+    GATE [d_ff, d_model]               UP [d_ff, d_model]               DOWN [d_ff, d_model]
+
+and with down_proj.weight as [d_ff, d_model] where `sparsity_use_hybrid_kernel` is set. The shape says which it is; the
+table above decides where d_ff equals d_model.
+
+Cost: reading the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
+
+from twell.workbench.errors import UserError, first_line
+from twell.workbench.models.checkpoint import Checkpoint
+from twell.workbench.models.families import PLAIN
+
+# How a weight's name ends: the map's name, and whether it lies transposed in a gated FFN and in a plain one.
+STORED = {
+    "gate_weight": ("gate_proj.weight", True, True),
+    "up_weight": ("up_proj.weight", False, True),
+    "down_weight": ("down_proj.weight", True, True),
+    "GATE": ("gate_proj.weight", False, False),
+    "UP": ("up_proj.weight", False, False),
+    "DOWN": ("down_proj.weight", True, True),
+}
+NOT_THE_MODEL = ("tracker.", "metrics_accumulator.", ".mlp.predictor.")  # what training, or a predictor, left there
+
+
+class ReLUFFN(nn.Module):
+    """down(relu(gate) * relu(up)); without a gate, down(relu(up)). Its maps are named as in checkpoints."""
+
+    def __init__(self, config: LlamaConfig | MistralConfig, gated: bool) -> None:
+        super().__init__()
+        wide, bias = (config.hidden_size, config.intermediate_size), bool(getattr(config, "mlp_bias", False))
+        if gated:
+            self.gate_proj = nn.Linear(*wide, bias=bias)
+        self.up_proj = nn.Linear(*wide, bias=bias)
+        self.down_proj = nn.Linear(*wide[::-1], bias=bias)
+        self.gated = gated
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.up_proj(x))
+        return self.down_proj(torch.relu(self.gate_proj(x)) * hidden if self.gated else hidden)
+
+
+class PlainLlama(LlamaForCausalLM):
+    """A Llama whose FFN has no gate."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp = ReLUFFN(config, gated=False)
+        self.post_init()
+
+
+class TwoReLUMistral(MistralForCausalLM):
+    """A Mistral with a ReLU on the gate and on the up branch."""
+
+    def __init__(self, config: MistralConfig) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp = ReLUFFN(config, gated=True)
+        self.post_init()
+
+
+def read(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
+    """The network, on the CPU. UserError that names the weight, where one is not as the configuration asks."""
+    folder, name, family = checkpoint.folder, checkpoint.name, checkpoint.family
+    if not list(folder.glob("*.safetensors")):
+        others = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(folder.glob(pattern))]
+        got = f"only {others[0]}, a pickle, which is never opened" if others else "none"
+        raise UserError(f"Expected weights in safetensors in {name}, got {got}: save it with save_pretrained.")
+    transformers.logging.disable_progress_bar()
+    # Of another size: to name them below.
+    given: dict[str, Any] = {"config": checkpoint.config, "dtype": dtype, "ignore_mismatched_sizes": True}
+    given |= {"output_loading_info": True, "use_safetensors": True, "local_files_only": True}
+    loaded: Any
+    try:
+        if family is not None and family.base:
+            loaded = _class(checkpoint).from_pretrained(None, state_dict=_weights(checkpoint), **given)
+        else:
+            loaded = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **given)
+    except UserError:
+        raise
+    except Exception as error:
+        why = first_line(error)
+        raise UserError(f"Expected weights that load in {name}, got an error ({why}): copy them again.") from None
+    network, report = loaded
+    for what in ("missing", "unexpected", "mismatched"):
+        found = sorted(key if isinstance(key, str) else key[0] for key in report[f"{what}_keys"])
+        if found:
+            raise _wrong(name, what, found)
+    return network.eval()
+
+
+def _wrong(name: str, what: str, found: list[str]) -> UserError:
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return UserError(
+        f"Expected in {name} the weights that its config.json asks for, got {what} {found[0]}{more}: "
+        "copy the checkpoint again, or correct its config.json."
+    )
+
+
+def _class(checkpoint: Checkpoint) -> Any:
+    """The class that runs a family with code of its own."""
+    if checkpoint.family is not None and checkpoint.family.up_relu:
+        return TwoReLUMistral
+    return PlainLlama if checkpoint.maps == PLAIN else LlamaForCausalLM
+
+
+def _weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The weights by the names, and lying the way, that the class of the network has them."""
+    found: dict[str, Tensor] = {}
+    for path in sorted(checkpoint.folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118  # it is no mapping
+                if any(part in key for part in NOT_THE_MODEL):
+                    continue
+                name, tensor = _turned(checkpoint, key, file.get_tensor(key))
+                if name in found:
+                    raise _wrong(checkpoint.name, "unexpected", [key])
+                found[name] = tensor
+    return found
+
+
+def _turned(checkpoint: Checkpoint, key: str, tensor: Tensor) -> tuple[str, Tensor]:
+    """A stored weight's name in the network, and the weight as it lies there."""
+    config, fields = checkpoint.config, checkpoint.fields
+    layer, _, last = key.rpartition(".")
+    name, transposed = key, False
+    if last in STORED:
+        ends, gated, plain = STORED[last]
+        name, transposed = f"{layer}.{ends}", plain if checkpoint.maps == PLAIN else gated
+    if not name.endswith(tuple(f".{ends}" for ends, *_ in STORED.values())):
+        return name, tensor
+    down = name.endswith(".down_proj.weight")
+    if down and last == "weight":
+        transposed = bool(fields.get("sparsity_use_hybrid_kernel"))
+    shape = (config.hidden_size, config.intermediate_size)[:: 1 if down else -1]
+    if shape[0] != shape[1]:
+        transposed = tuple(tensor.shape) == shape[::-1]
+    return name, tensor.t().contiguous() if transposed else tensor

@@ -1,0 +1,1 @@
+"""A run on disk: its schema, its manifest, how it is written and how it is read."""

@@ -1,0 +1,168 @@
+"""`run.json`: what was run on what, and which files are the run.
+
+The manifest is the run's commit point. A Parquet file belongs to the run when the manifest lists it, and not before:
+whatever a crash leaves behind is never read. It is replaced whole (temporary name, fsync, rename), so a reader sees
+one state or the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from twell.workbench.errors import UserError
+from twell.workbench.run.schema import SCHEMA_VERSION
+
+FILE = "run.json"
+RECORDING, COMPLETE, INTERRUPTED = "recording", "complete", "interrupted"
+
+# MIGRATIONS[v] turns the JSON object of schema version v + 1 into that of v + 2. Append only.
+MIGRATIONS: list[Callable[[dict[str, Any]], dict[str, Any]]] = []
+
+
+@dataclass(frozen=True)
+class Part:
+    """One Parquet file of the run: its table, path in the run, rows, size in bytes and checksum."""
+
+    table: str
+    file: str
+    rows: int
+    bytes: int
+    sha256: str
+
+    @property
+    def number(self) -> int:
+        """Of the part that the file belongs to; -1 for a table of one file."""
+        digits = Path(self.file).stem.rpartition("-")[2]
+        return int(digits) if digits.isdigit() else -1
+
+    @property
+    def rank(self) -> int:
+        """Of the process that wrote it, where several captured together; else 0."""
+        kind, _, rest = Path(self.file).stem.partition("-")
+        return int(rest.partition("-")[0]) if kind == "rank" else 0
+
+
+@dataclass
+class Manifest:
+    """What `run.json` holds. Counts are in tokens, times in seconds, losses in nats."""
+
+    name: str
+    model: dict[str, Any]  # name, revision, family, layers, d_model, d_ff, vocab_size, parameters
+    tokenizer: dict[str, Any]  # name, vocab_size
+    nnz_definition: str
+    dtype: str
+    device: str
+    driver: str
+    kernel: dict[str, str]  # name, reason
+    layout: dict[str, int]  # tile, compression, slots
+    created: str  # UTC, ISO 8601
+    schema_version: int = SCHEMA_VERSION
+    status: str = RECORDING
+    summary_only: bool = False
+    text: list[dict[str, Any]] = field(default_factory=list)  # source, sha256, documents, sequences, tokens
+    options: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    tokens: int = 0
+    sequences: int = 0
+    seconds: float = 0.0
+    loss_sum: float = 0.0
+    loss_tokens: int = 0
+    parity: dict[str, Any] | None = None
+    overhead: dict[str, Any] | None = None
+    ranks: list[dict[str, Any]] = field(default_factory=list)  # of several processes, each one's share of the above
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def layers(self) -> int:
+        return int(self.model["layers"])
+
+    @property
+    def d_ff(self) -> int:
+        return int(self.model["d_ff"])
+
+    @property
+    def counts_used(self) -> bool:
+        """Whether the rows tell, beside nnz, how many neurons were not fired in vain (used_LL)."""
+        return bool(self.model.get("up_relu"))
+
+    @property
+    def loss(self) -> float | None:
+        """Mean next-token loss in nats, or None where no loss was recorded."""
+        return self.loss_sum / self.loss_tokens if self.loss_tokens else None
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a run folder.
+
+    Raises UserError where there is none, where it is cut short, or where it was written by a newer version.
+    """
+    path = folder / FILE
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        found = f"a file of that name, not a folder with a {FILE}" if folder.is_file() else f"no {FILE} there"
+        raise UserError(
+            f"Expected a run in {folder}, found {found}: give the folder that `twell capture --out` wrote."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"Expected a readable manifest at {path}, got {error}: copy the run again from where it was recorded."
+        ) from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if not isinstance(version, int) or version < 1:
+        raise UserError(f"Expected a run manifest at {path}, got JSON without a schema_version: is this a run folder?")
+    if version > SCHEMA_VERSION:
+        raise UserError(
+            f"Expected a run of schema version {SCHEMA_VERSION} or older in {folder}, got version {version}: "
+            "update twell-workbench to read it."
+        )
+    for migrate in MIGRATIONS[version - 1 :]:
+        data = migrate(data)
+    known = {f.name for f in fields(Manifest)}
+    try:
+        manifest = Manifest(**{key: value for key, value in data.items() if key in known})
+        manifest.parts = [Part(**part) for part in data.get("parts", [])]
+    except TypeError as error:
+        raise UserError(
+            f"Expected a complete manifest at {path}, got one that lacks fields ({error}): "
+            "copy the run again from where it was recorded."
+        ) from None
+    return manifest
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Replace the manifest of a run folder, whole or not at all."""
+    text = json.dumps(asdict(manifest), indent=1, ensure_ascii=False)
+    temporary = folder / (FILE + ".tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, folder / FILE)
+    sync_folder(folder)
+
+
+def update(folder: Path, **changes: Any) -> Manifest:
+    """Sets fields of a run folder's manifest as it stands now: it may be another than the one that was read first."""
+    manifest = read(folder)
+    for name, value in changes.items():
+        setattr(manifest, name, value)
+    write(folder, manifest)
+    return manifest
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder last through a power cut (a no-op where folders cannot be opened)."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

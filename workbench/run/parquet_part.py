@@ -1,0 +1,81 @@
+"""A Parquet file that grows by row groups and appears whole or not at all.
+
+The idea: it is written under a temporary name, then fsynced, hashed and renamed. What a crash leaves is a temporary
+file that nothing reads. Cost: the memory of a row group, however long the file becomes.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from twell.workbench.errors import UserError
+from twell.workbench.run import manifest as manifests
+
+COMPRESSION, COMPRESSION_LEVEL = "zstd", 3
+GROUP = 2**17  # rows of a row group, at most
+
+
+class GrowingFile:
+    """One file of a part. Every method raises UserError for what a disk can refuse."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path, self.rows = path, 0
+        self._temporary = path.with_name(path.name + ".tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(
+                self._temporary, schema, compression=COMPRESSION, compression_level=COMPRESSION_LEVEL
+            )
+        except OSError as error:
+            raise disk_error(path, error) from error
+
+    def write(self, rows: pa.Table) -> None:
+        """Append rows, as row groups of their own."""
+        self.rows += rows.num_rows
+        try:
+            self._writer.write_table(rows, row_group_size=GROUP)
+        except OSError as error:
+            raise disk_error(self.path, error) from error
+
+    def close(self) -> tuple[int, str]:
+        """Put the file in its place. Returns its size in bytes and its sha256."""
+        try:
+            self._writer.close()
+            digest = hashlib.sha256()
+            with open(self._temporary, "rb+") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+                size = file.tell()
+                os.fsync(file.fileno())
+            os.replace(self._temporary, self.path)
+        except OSError as error:
+            raise disk_error(self.path, error) from error
+        manifests.sync_folder(self.path.parent)
+        return size, digest.hexdigest()
+
+    def discard(self) -> None:
+        """Remove what was written. Never raises."""
+        try:
+            self._writer.close()
+        except OSError:
+            pass
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+
+def disk_error(path: Path, error: OSError) -> UserError:
+    """One sentence for what a disk can refuse."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space" in str(error):
+        return UserError(
+            f"Expected room for {path.name} in {path.parent}, the disk is full: free some space and capture again; "
+            "the parts already written stay readable."
+        )
+    return UserError(
+        f"Expected to write {path}, got {error.strerror or error}: choose a folder that can be written to."
+    )

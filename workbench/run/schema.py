@@ -1,0 +1,281 @@
+"""Every table and column of a run, declared once, as data.
+
+A run is a folder of Parquet tables and one manifest (`run.json`). What each column is called, its type, its unit
+and what it means stands here and nowhere else: the writer builds its Arrow schemas from these declarations, the
+readers look columns up in them, and the column dictionary in `data/README.md` is generated from them
+(`python -m twell.workbench.run.schema` prints it). `columns.py` has what tables are declared
+with, `summaries.py` the tables of `summary/`. All three are leaves: the standard library is enough for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from twell.workbench.run.columns import (
+    LAYER,
+    NEURON,
+    NEURON_SUMS,
+    SEQUENCE,
+    TILE_COUNTS,
+    TOKEN_ID,
+    UNION_COUNTS,
+    Column,
+    Table,
+)
+from twell.workbench.run.summary_schema import SUMMARIES, Summaries
+
+__all__ = ["SUMMARIES", "TABLES", "Column", "Summaries", "Table", "dictionary", "expand", "nnz_columns", "nnz_type"]
+
+SCHEMA_VERSION = 1
+
+# Bits of activity.flags. Statistics leave every row with flags != 0 out unless they are asked for it.
+FLAG_SPECIAL, FLAG_FIRST, FLAG_NOT_FINITE = 1, 2, 4
+
+# activity.phase
+PREFILL, DECODE = 0, 1
+
+# neurons.value_sum counts in units of 2^-20: integer sums come out the same in any order.
+VALUE_SCALE = 2**20
+
+# Marks of a neuron that never fired, in the columns that would otherwise name a token or a sequence.
+NEVER_SEQUENCE, NEVER_TOKEN_MIN, NEVER_TOKEN_MAX = -1, 2**31 - 1, -1
+
+
+ACTIVITY = Table(
+    "activity",
+    "a token of the text, as the model read it",
+    (
+        SEQUENCE,
+        Column("position", "int32", "tokens", "place in the sequence, from 0"),
+        TOKEN_ID,
+        Column("phase", "uint8", "", "0 prefill, 1 decode"),
+        Column("flags", "uint8", "bits", "1 special token, 2 first of its sequence, 4 a pre-activation was not finite"),
+        Column(
+            "loss",
+            "float16",
+            "nats",
+            "of the next token as predicted here; null at a sequence's end, where not finite, and with --no-loss",
+            True,
+        ),
+        Column("nnz", "uint16", "neurons", "how many FFN neurons the token fires in layer LL", per_layer=True),
+        Column(
+            "used",
+            "uint16",
+            "neurons",
+            "of these, how many with a product that is not zero; only where a ReLU on the up branch makes some zero",
+            per_layer=True,
+        ),
+    ),
+    adds_up=False,
+    in_summary_only=False,
+)
+
+NEURONS = Table(
+    "neurons",
+    "a neuron that fired in the part; those that never fired in it have no row",
+    NEURON_SUMS,
+    in_summary_only=False,
+)
+
+SEQUENCES = Table(
+    "sequences",
+    "a sequence: one forward context",
+    (
+        SEQUENCE,
+        Column("document", "int32", "", "number of its document in the source, from 0"),
+        Column("start", "int64", "tokens", "place of its first token in the document"),
+        Column("source", "string", "", "the text source it came from"),
+        Column("tokens", "int32", "tokens", "its length"),
+    ),
+    adds_up=False,
+    in_summary_only=False,
+)
+
+TIMINGS = Table(
+    "timings",
+    "one timed operation on one batch",
+    (
+        Column("batch", "int32", "", "number of the batch whose input was timed"),
+        Column("layer", "int32", "", "decoder layer, or -1 for the whole model"),
+        Column(
+            "op",
+            "string",
+            "",
+            "ffn_dense; ffn_sparse; gate: the gate product alone, dense; attention: in the capture's own pass (in "
+            "older runs by itself); model_dense and model_sparse: the whole forward pass; in older runs up_down too: "
+            "ffn_sparse less gate",
+        ),
+        Column("phase", "uint8", "", "0 prefill, 1 decode"),
+        Column("tokens", "int32", "rows", "rows of the batch that it ran on, padding included"),
+        Column("nnz_mean", "float32", "neurons", "mean nnz of the batch's rows in that layer", True),
+        Column("microseconds", "float64", "µs", "of one turn on that input (in older runs the median of several)"),
+        Column("kernel", "string", "", "the kernel that ran: dense, reference, cpu, cuda, hopper"),
+        Column("sm_mhz", "float32", "MHz", "the GPU's clock, where it reports one", True),
+        Column(
+            "watts",
+            "float32",
+            "W",
+            "the GPU's power, where it reports it; of the whole model: mean of 5 s of that operation alone, once a run",
+            True,
+        ),
+    ),
+    adds_up=False,
+)
+
+VOCAB = Table(
+    "vocab",
+    "a token of the vocabulary",
+    (
+        TOKEN_ID,
+        Column("bytes", "binary", "", "exactly what the token adds to the text"),
+        Column("text", "string", "", "for display: undecodable bytes shown as �, control characters escaped"),
+        Column("special", "bool", "", "whether the tokenizer calls it special"),
+    ),
+    adds_up=False,
+    single_file=True,
+)
+
+TILES = Table(
+    "tiles",
+    "a number of neurons fired in one tile, in a layer, for one tile size; over unflagged tokens",
+    TILE_COUNTS,
+    in_summary_only=False,
+)
+
+UNIONS = Table(
+    "unions",
+    "a number of different neurons fired in a block of consecutive unflagged tokens of one sequence, in a layer",
+    UNION_COUNTS,
+    in_summary_only=False,
+)
+
+EXAMPLES = Table(
+    "examples",
+    "a token that fired a neuron, kept to be looked at (--examples)",
+    (
+        LAYER,
+        NEURON,
+        Column("kind", "string", "", "top: among its largest values; sample: drawn at random from all its firings"),
+        Column("value", "float32", "", "the neuron's value there"),
+        SEQUENCE,
+        Column("position", "int32", "tokens", "place in the sequence, from 0"),
+        Column("draw", "float64", "", "the random key of a sample; samples merge by the least. 0 for top"),
+        Column("window", "list<float32>", "", "its values from 16 tokens before to 16 after; NaN outside the sequence"),
+    ),
+    adds_up=False,
+    in_summary_only=False,
+    whole=True,
+)
+
+FIRED = Table(
+    "fired",
+    "a token of the stated sample, and a layer: the sparse activations themselves (--fired)",
+    (
+        SEQUENCE,
+        Column("position", "int32", "tokens", "place in the sequence, from 0"),
+        LAYER,
+        Column("neuron", "list<uint16>", "", "the neurons that fired, ascending"),
+        Column("value", "list<float16>", "", "their values, at most 65504, which is float16's greatest"),
+    ),
+    adds_up=False,
+    in_summary_only=False,
+)
+
+BENCH = Table(
+    "bench",
+    "a figure of one operation in one case of `twell bench`, side by side with the others of that case",
+    (
+        Column("case", "string", "", "what was run, in words; with `op`, `kernel` and `compression`: which operation"),
+        Column("input", "string", "", "text; uniform: random ids; patterns; heavy and even: made up; dense: all fire"),
+        Column("layer", "int32", "", "the model's layer, or the recorded one; -1: none"),
+        Column("d_model", "int32", "", "width of the model"),
+        Column("d_ff", "int32", "neurons", "width of the FFN"),
+        Column("rows", "int32", "tokens", "rows in a call"),
+        Column("dtype", "string", "", "of inputs and weights"),
+        Column("weights", "string", "", "warm: the same in every call; cold: in turn more than the cache holds"),
+        Column("tile", "int32", "neurons", "T of the TwELL layout; 0 for dense operations"),
+        Column("compression", "int32", "", "C of the TwELL layout; 0 for dense operations"),
+        Column("kernel", "string", "", "the kernel that ran; torch for dense operations"),
+        Column(
+            "op",
+            "string",
+            "",
+            "ffn_dense; ffn_compiled: the same by torch.compile; ffn_fused: gate and up as one product; ffn_sparse; "
+            "ffn_counts, ffn_neurons, ffn_packed: with that probe on, or with TwELL handed out; gate: the gate product "
+            "alone, a kernel's with all that it does there; up_down: all that follows it",
+        ),
+        Column("nnz_mean", "float64", "neurons", "mean nnz of the case's rows"),
+        Column(
+            "metric",
+            "string",
+            "",
+            "microseconds: of a call; tflops: the gate product, and up and down for fired neurons (dense: for all); "
+            "gigabytes_per_second: the least to be moved, x, y and the weights of neurons fired by any row; "
+            "ceiling_share: time of the dense gate product over this one's; watts, sm_mhz; millijoules_per_token; "
+            "error_mean, error_max: relative to float64, over rows; rows_past_slots: rows that overflow a tile",
+        ),
+        Column("value", "float64", "", "the figure; of microseconds the median over `repeats` turns"),
+        Column("unit", "string", "", "the figure's unit"),
+        Column("repeats", "int32", "", "turns, of one call to each operation or of several small ones"),
+        Column("device", "string", "", "what it ran on"),
+        Column("commit", "string", "", "the version of this code: a git commit, else a hash of the kernels' sources"),
+        Column("ffn", "string", "", "gated or plain"),
+        Column("graph", "bool", "", "whether calls were replayed from a CUDA graph"),
+        Column("low", "float64", "", "least of the turns, where there are several", True),
+        Column("high", "float64", "", "greatest of the turns", True),
+    ),
+    adds_up=False,
+    single_file=True,
+)
+
+TABLES: dict[str, Table] = {
+    t.name: t for t in (ACTIVITY, NEURONS, SEQUENCES, TIMINGS, VOCAB, TILES, UNIONS, EXAMPLES, FIRED, BENCH)
+}
+
+
+def nnz_columns(layers: int, name: str = "nnz") -> list[str]:
+    """The activity columns of the layers, in order: nnz_00, nnz_01, …; or used_00, …"""
+    width = max(2, len(str(max(layers - 1, 0))))
+    return [f"{name}_{layer:0{width}d}" for layer in range(layers)]
+
+
+def nnz_type(d_ff: int) -> str:
+    """The Arrow type that holds every count a layer of `d_ff` neurons can give, and the number of each neuron."""
+    return "uint16" if d_ff <= 65535 else "uint32"
+
+
+def expand(table: Table, layers: int, d_ff: int, used: bool = False) -> list[Column]:
+    """The table's columns as they stand on disk for a model of this size: per-layer columns written out, and uint16 as
+    uint32 where d_ff asks for it.
+
+    used: with those of a model that has a ReLU on the up branch too
+    """
+    columns: list[Column] = []
+    for column in table.columns:
+        if column.per_layer:
+            names = nnz_columns(layers, column.name) if used or column.name == "nnz" else []
+            columns += [Column(name, nnz_type(d_ff), column.unit, column.meaning) for name in names]
+        elif column.type == "list<uint16>":
+            columns.append(replace(column, type=f"list<{nnz_type(d_ff)}>"))
+        else:
+            columns.append(column)
+    return columns
+
+
+def dictionary() -> str:
+    """The column dictionary of every table, as Markdown."""
+    lines: list[str] = []
+    for table in (*TABLES.values(), *SUMMARIES.tables.values()):
+        folder = f"summary/v{SUMMARIES.version}/" if table is SUMMARIES.tables.get(table.name) else ""
+        where = f"{folder}{table.name}.parquet" if folder or table.single_file else f"{table.name}/part-NNNNN.parquet"
+        lines += [f"### {folder}{table.name}", "", f"`{where}`: a row is {table.grain}.", ""]
+        lines += ["| column | type | unit | meaning |", "|---|---|---|---|"]
+        for column in table.columns:
+            name = f"{column.name}_LL" if column.per_layer else column.name
+            lines.append(f"| `{name}` | {column.type} | {column.unit} | {column.meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(dictionary())

@@ -1,0 +1,243 @@
+"""Reading a run: `run = open_run("runs/demo")`.
+
+A run is read part by part from the files that its manifest lists, so a run that is still being recorded can be
+opened at any moment, and opened again for what has come since. Everything comes back as Arrow or as a DataFrame;
+`sql` runs DuckDB over the run's tables where DuckDB is installed. No torch here, and none is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twell.workbench.errors import Missing, UserError, first_line, utf8
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.manifest import Manifest
+from twell.workbench.run.schema import SUMMARIES, TABLES, nnz_columns
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run on disk, as its manifest stood when it was opened."""
+
+    path: Path
+    manifest: Manifest
+
+    def __repr__(self) -> str:
+        about = self.manifest
+        tables = ", ".join(dict.fromkeys(part.table for part in about.parts))
+        return (
+            f"Run({str(self.path)!r}: {about.status}, {about.tokens:,} tokens, {about.model['name']}, "
+            f"{self.layers} layers of {self.d_ff:,} neurons; tables {tables})"
+        )
+
+    @property
+    def name(self) -> str:
+        """The folder's name: what the dashboard and the command line call the run."""
+        return self.path.name
+
+    @property
+    def layers(self) -> int:
+        return self.manifest.layers
+
+    @property
+    def d_ff(self) -> int:
+        return self.manifest.d_ff
+
+    def has(self, table: str) -> bool:
+        """Whether the run holds any part of a table."""
+        return any(part.table == table for part in self.manifest.parts)
+
+    def parts(self, table: str) -> list[Path]:
+        """The files of a table, in the order they were written. Missing if the run has none."""
+        if table not in TABLES:
+            raise UserError(f"Expected a table of {', '.join(TABLES)}, got {table!r}.")
+        if not self.has(table):
+            raise Missing(f"{self.name} holds no {table} table{self._why(table)}.")
+        return [self.path / part.file for part in self.manifest.parts if part.table == table]
+
+    def arrow(self, table: str = "activity", columns: Sequence[str] | None = None) -> pa.Table:
+        """A table as Arrow, every part joined; `columns` names those wanted."""
+        import pyarrow as pa
+
+        return pa.concat_tables(self.pieces(table, columns))
+
+    def pieces(self, table: str = "activity", columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """A table's parts as Arrow, one at a time. UserError for one that cannot be read."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        for path in self.parts(table):
+            try:
+                with pq.ParquetFile(path) as file:  # pq.read_table takes longer to set up than small tables to read
+                    yield file.read(list(columns) if columns is not None else None)
+            except (OSError, pa.ArrowException) as error:
+                raise UserError(
+                    f"Expected a readable part at {path}, got {first_line(error)}: copy it again from where it was "
+                    "recorded, or capture anew."
+                ) from None
+
+    def frame(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """A table as a DataFrame."""
+        return self.arrow(table, columns).to_pandas()
+
+    def activity(self, tidy: bool = False, layers: Sequence[int] | None = None, flagged: bool = True) -> pd.DataFrame:
+        """The counts, a row a token (columns nnz_LL) or, with `tidy`, a row a token and layer (layer, nnz); and used_LL
+        (used), where the run has them.
+
+        `layers` keeps those layers only; `flagged=False` drops special, first and non-finite tokens. loss is in nats;
+        float16 on disk, float32 here, since pandas warns of overflows in the former when it is shown.
+        """
+        kinds = ("nnz", "used") if self.manifest.counts_used else ("nnz",)
+        every = {kind: nnz_columns(self.layers, kind) for kind in kinds}
+        wanted = list(range(self.layers)) if layers is None else list(layers)
+        unknown = [layer for layer in wanted if not 0 <= layer < self.layers]
+        if unknown:
+            raise UserError(f"Expected layers from 0 to {self.layers - 1}, got {unknown[0]}.")
+        keys = ["sequence", "position", "token_id", "phase", "flags", "loss"]
+        frame = self.frame("activity", keys + [names[layer] for names in every.values() for layer in wanted])
+        frame["loss"] = frame["loss"].astype("float32")
+        if not flagged:
+            frame = frame[frame["flags"] == 0].reset_index(drop=True)
+        if not tidy:
+            return frame
+        tidied = [
+            frame.rename(columns={names[layer]: layer for layer in wanted}).melt(
+                id_vars=keys, value_vars=wanted, var_name="layer", value_name=kind
+            )
+            for kind, names in every.items()
+        ]
+        found = tidied[0].assign(**{kind: one[kind] for kind, one in zip(kinds, tidied, strict=True)})
+        return found.astype({"layer": "int32"})
+
+    def sql(self, query: str) -> pd.DataFrame:
+        """The answer to a DuckDB query over the run's tables, called by their names: activity, neurons, …"""
+        try:
+            import duckdb
+        except ImportError:
+            raise UserError(
+                "Expected DuckDB for run.sql, it is not installed: pip install 'twell-workbench[dashboard]'."
+            ) from None
+        with duckdb.connect() as connection:
+            for name in TABLES:
+                if self.has(name):
+                    files = [str(path) for path in self.parts(name)]
+                    connection.read_parquet(files).create_view(name)  # type: ignore[arg-type]
+            try:
+                return connection.sql(query).df()
+            except duckdb.Error as error:
+                raise UserError(f"Expected a DuckDB query over this run's tables: {first_line(error)}") from None
+
+    def summary_path(self, name: str) -> Path:
+        """Where the summary of that name lies, or will lie once it is built."""
+        return self.path / "summary" / f"v{SUMMARIES.version}" / f"{name}.parquet"
+
+    @cached_property
+    def vocab(self) -> pd.DataFrame:
+        """The vocabulary by token id: bytes, text, special."""
+        return self.frame("vocab").set_index("token_id").sort_index()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text that tokens stand for: their bytes joined, then decoded."""
+        pieces = self.vocab["bytes"].reindex(list(token_ids))
+        return b"".join(piece for piece in pieces if isinstance(piece, bytes)).decode("utf-8", errors="replace")
+
+    def damaged(self, *tables: str, files: Collection[str] | None = None) -> list[str]:
+        """A sentence for each file that is missing or differs from its checksum in the manifest; of some tables or
+        files only, where they are named."""
+        found = []
+        for part in self.manifest.parts:
+            if (tables and part.table not in tables) or (files is not None and part.file not in files):
+                continue
+            path = self.path / part.file
+            if not path.exists():
+                found.append(f"{part.file} is missing.")
+            elif path.stat().st_size != part.bytes or _sha256(path) != part.sha256:
+                found.append(f"{part.file} differs from its checksum in the manifest.")
+        return found
+
+    def _why(self, table: str) -> str:
+        if self.manifest.summary_only and not TABLES[table].in_summary_only:
+            if table in SUMMARIES.tables:
+                return ": it is a summary-only run, which keeps it added up over the parts, in its summary alone"
+            return ": it is a summary-only run, which keeps no row of single tokens"
+        if self.manifest.status == manifests.RECORDING:
+            return " yet: it is still being recorded"
+        return ""
+
+
+def open_run(path: str | Path) -> Run:
+    """Open a run folder. UserError where it holds no run, a broken one, or one from a newer version."""
+    folder = Path(path)
+    return Run(folder, manifests.read(folder))
+
+
+def list_runs(folder: str | Path) -> tuple[list[Run], dict[str, str]]:
+    """The runs in a folder (or the folder itself, if it is a run), newest first, and why others cannot be read."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return [], {}
+    candidates = [folder] if (folder / manifests.FILE).exists() else sorted(folder.iterdir())
+    runs: list[Run] = []
+    broken: dict[str, str] = {}
+    for candidate in candidates:
+        if (candidate / manifests.FILE).exists():
+            try:
+                runs.append(open_run(candidate))
+            except UserError as error:
+                broken[candidate.name] = str(error)
+    return sorted(runs, key=lambda run: run.manifest.created, reverse=True), broken
+
+
+def refuse_existing(folder: Path) -> None:
+    """UserError if a run, or anything else, is in the folder already, or if no manifest could hold its name."""
+    utf8(folder)
+    if (folder / manifests.FILE).exists():
+        raise UserError(
+            f"Expected an empty output folder, {folder} already holds a run: choose another --out or remove it first."
+        )
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"Expected an output folder, {folder} is a file: choose another --out.")
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"Expected an empty output folder, {folder} holds other files: choose another --out.")
+
+
+def copy_without_activity(source: Path, target: Path) -> None:
+    """Copy a summarised run as a summary-only run: what is left spells out none of its text.
+
+    Tables that the summary repeats added up (neurons, tiles, unions) are left out as well: their parts repeat every
+    neuron, and would be most of the copy. The manifest goes last, so a copy that was cut short is not taken for a run.
+    """
+    refuse_existing(target)
+    manifest = manifests.read(source)
+    manifest.parts = [part for part in manifest.parts if TABLES[part.table].in_summary_only]
+    manifest.summary_only = True
+    summary = Path("summary") / f"v{SUMMARIES.version}"
+    files = [Path(part.file) for part in manifest.parts]
+    left_out = {f"{name}.parquet" for name, table in SUMMARIES.tables.items() if not table.in_summary_only}
+    found = (path for path in sorted((source / summary).glob("*")) if path.name not in left_out)
+    files += [path.relative_to(source) for path in found if path.suffix != ".tmp"]
+    try:
+        for file in files:
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / file, target / file)
+        manifests.write(target, manifest)
+    except OSError as error:
+        raise UserError(
+            f"Expected to copy {source} to {target}, got {error.strerror or error}: free some space or choose a folder "
+            "that can be written to, and remove what was begun."
+        ) from None
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

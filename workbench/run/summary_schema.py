@@ -1,0 +1,254 @@
+"""The tables that analysis derives from a run's parts, declared as the run's own are (`schema.py`).
+
+Most hold integer sums that add up across parts, ranks and runs. `token_scores` and `words` take the means of the whole
+run, and `surprisal_correlations` come from other summaries.
+
+Tables and columns are added at the end, and counted by `revision`: a run whose summaries are of an earlier one gets
+them built anew; a summary-only copy of an earlier one opens, and lacks what came later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twell.workbench.run.columns import LAYER, NEURON_SUMS, TILE_COUNTS, TOKEN_ID, UNION_COUNTS, Column, Table
+
+
+@dataclass(frozen=True)
+class Summaries:
+    """The tables that analysis derives from the parts, under `summary/`, and the version that they are of."""
+
+    version: int
+    revision: int
+    tables: dict[str, Table]
+
+
+# In every summary, rows with `flagged` hold what the flagged tokens add to each sum: leave them out, or sum over both.
+_FLAGGED = Column("flagged", "bool", "", "false: over unflagged tokens; true: what flagged tokens add to each sum")
+_REPLICATE = Column("replicate", "int32", "", "sequence modulo 20: the groups that intervals are jackknifed over")
+_NNZ_SUM = Column("nnz_sum", "int64", "neurons", "sum of nnz")
+_NNZ_SQUARE = Column("nnz_square", "int64", "neurons²", "sum over sequences of the token's nnz there, squared")
+_NNZ_CROSS = Column("nnz_cross", "int64", "neurons·tokens", "sum over sequences of nnz there times tokens there")
+
+
+def _tokens(meaning: str = "tokens counted") -> Column:
+    return Column("tokens", "int64", "tokens", meaning)
+
+
+_LAYERS = Table(
+    "layers",
+    "a count that occurs in a layer",
+    (
+        Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
+        _FLAGGED,
+        Column("nnz", "int32", "neurons", "the count"),
+        _tokens("tokens that have it"),
+    ),
+)
+
+_POSITIONS = Table(
+    "positions",
+    "a position and layer",
+    (
+        Column("position", "int32", "tokens", "place in the sequence, from 0"),
+        Column("flagged", "bool", "", "as elsewhere, but position 0 counts as unflagged unless it is not finite"),
+        Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
+        _tokens(),
+        _NNZ_SUM,
+        Column("nnz_square", "int64", "neurons²", "sum of squared nnz"),
+    ),
+)
+
+_POSITION_BANDS = Table(
+    "position_bands",
+    "a band of positions, in a layer and replicate, over unflagged tokens from position 1 on",
+    (
+        Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
+        _REPLICATE,
+        Column("band", "int32", "", "the position below 8, then floor(√(8·position))"),
+        _tokens(),
+        _NNZ_SUM,
+    ),
+)
+
+_TOKENS = Table(
+    "tokens",
+    "a token of the vocabulary that occurs",
+    (
+        TOKEN_ID,
+        _FLAGGED,
+        _tokens("its occurrences n"),
+        Column("sequences", "int64", "", "sequences it occurs in"),
+        Column("tokens_square", "int64", "tokens²", "sum over sequences of its occurrences there, squared"),
+        Column("nnz_sum", "int64", "neurons", "sum of its nnz, over all layers"),
+        _NNZ_SQUARE,
+        _NNZ_CROSS,
+        Column("loss_sum", "int64", "2^-24 nats", "sum of the losses of the predictions made at it"),
+        Column("loss_tokens", "int64", "tokens", "occurrences with such a loss"),
+        Column("surprisal_sum", "int64", "2^-24 nats", "sum of its own losses, as predicted one position earlier"),
+        Column("surprisal_tokens", "int64", "tokens", "occurrences with such a loss"),
+    ),
+)
+
+_TOKEN_LAYERS = Table(
+    "token_layers",
+    "a token of the vocabulary that occurs, and a layer",
+    (
+        TOKEN_ID,
+        _FLAGGED,
+        LAYER,
+        _NNZ_SUM,
+        _NNZ_SQUARE,
+        _NNZ_CROSS,
+    ),
+)
+
+_TOKEN_SCORES = Table(
+    "token_scores",
+    "a token of the vocabulary that occurs",
+    (
+        TOKEN_ID,
+        _FLAGGED,
+        Column("z_sum", "double", "sd", "sum of z: nnz less its layer's mean over its layer's sd, mean over layers"),
+        Column("z_square", "double", "sd²", "sum over sequences of its z there, squared"),
+        Column("z_cross", "double", "sd·tokens", "sum over sequences of its z there times its occurrences there"),
+        Column(
+            "z_position_sum",
+            "double",
+            "sd",
+            "as z_sum, with means and sds of the layer at its band of positions",
+        ),
+        Column("z_position_square", "double", "sd²", "sum over sequences of that z there, squared"),
+        Column("z_position_cross", "double", "sd·tokens", "sum over sequences of that z there times occurrences there"),
+        Column("class", "string", "", "its class by spelling (see token_classes)"),
+    ),
+    adds_up=False,
+)
+
+_SURPRISAL = Table(
+    "surprisal",
+    "a band of the next token's loss, in a layer and replicate, over unflagged tokens",
+    (
+        LAYER,
+        _REPLICATE,
+        Column("loss_bin", "int32", "", "floor(24·√loss): from (k/24)² to ((k+1)/24)² nats"),
+        _tokens(),
+        _NNZ_SUM,
+    ),
+)
+
+_SURPRISAL_RANKS = Table(
+    "surprisal_ranks",
+    "a class of loss and of nnz, in a layer and replicate, over unflagged tokens; of long runs as `surprisal_classes`",
+    (
+        LAYER,
+        _REPLICATE,
+        Column("loss_class", "int32", "", "loss_bin // 4"),
+        Column("nnz_class", "int32", "", "nnz below 8, then floor(√(8·nnz))"),
+        _tokens(),
+    ),
+)
+
+_NEURON_SUMS = Table(
+    "neurons",
+    "a neuron that fired in the run",
+    NEURON_SUMS,
+)
+
+_TILE_COUNTS = Table(
+    "tiles",
+    "a number of neurons fired in one tile that occurs in a layer, for one tile size; over unflagged tokens",
+    TILE_COUNTS,
+)
+
+_UNION_COUNTS = Table(
+    "unions",
+    "a number of different neurons fired in a block of consecutive tokens that occurs in a layer",
+    UNION_COUNTS,
+)
+
+_SURPRISAL_CLASSES = Table(
+    "surprisal_classes",
+    "a class of token, of loss and of nnz, in a layer and replicate, over unflagged tokens; of long runs, of 20 "
+    "sequences in every 40, 80, …, so that half a million to a million tokens are counted",
+    (
+        LAYER,
+        Column("own", "bool", "", "false: by the loss of the next token; true: by that of the token itself"),
+        Column("class", "string", "", "class of the token by its spelling (see token_classes)"),
+        Column("replicate", "int32", "", "sequence modulo 10: the groups that intervals are jackknifed over"),
+        Column("loss_class", "int32", "", "floor(3·√loss)"),
+        Column("nnz_class", "int32", "", "floor(8·⁴√nnz)"),
+        _tokens(),
+        _NNZ_SUM,
+    ),
+)
+
+_USED = Table(
+    "used",
+    "a layer of a model with a ReLU on the up branch too",
+    (
+        LAYER,
+        _FLAGGED,
+        _tokens(),
+        Column("used_sum", "int64", "neurons", "sum of how many fired neurons have a product that is not zero"),
+    ),
+)
+
+_WORDS = Table(
+    "words",
+    "a word of the text: tokens joined where letters, digits or bytes of longer characters meet; most frequent first",
+    (
+        Column("word", "binary", "", "its bytes, without white space around them"),
+        Column("occurrences", "int64", "", "how often it occurs, n, where none of its tokens is flagged"),
+        Column("sequences", "int64", "", "sequences it occurs in"),
+        Column("occurrences_square", "int64", "", "sum over sequences of its occurrences there, squared"),
+        Column("pieces", "int64", "tokens", "tokens that its occurrences are cut into"),
+        Column("nnz_sum", "double", "neurons", "sum of its nnz, over all layers, mean over its tokens"),
+        Column("z_sum", "double", "sd", "sum of z (see token_scores), mean over its tokens"),
+        Column("z_square", "double", "sd²", "sum over sequences of its z there, squared"),
+        Column("z_cross", "double", "sd", "sum over sequences of its z there times its occurrences there"),
+    ),
+    adds_up=False,
+    in_summary_only=False,
+)
+
+_SURPRISAL_CORRELATIONS = Table(
+    "surprisal_correlations",
+    "a layer, with one of two losses, of one class of tokens or all; over unflagged tokens",
+    (
+        Column("own", "bool", "", "false: with the loss of the next token; true: with that of the token itself"),
+        Column("class", "string", "", "class of the tokens by their spelling (see token_classes); empty: all of them"),
+        LAYER,
+        Column("spearman", "double", "", "rank correlation of nnz and the loss"),
+        Column("low", "double", "", "lower end of its 95 % interval"),
+        Column("high", "double", "", "upper end"),
+        _tokens(),
+        Column("groups", "int32", "", "groups of sequences, each left out once for the interval; of all classes"),
+    ),
+    adds_up=False,
+)
+
+SUMMARIES = Summaries(
+    2,
+    3,
+    {
+        t.name: t
+        for t in (
+            _LAYERS,
+            _POSITIONS,
+            _POSITION_BANDS,
+            _TOKENS,
+            _TOKEN_LAYERS,
+            _TOKEN_SCORES,
+            _SURPRISAL,
+            _SURPRISAL_RANKS,
+            _NEURON_SUMS,
+            _TILE_COUNTS,
+            _UNION_COUNTS,
+            _SURPRISAL_CLASSES,
+            _USED,
+            _WORDS,
+            _SURPRISAL_CORRELATIONS,
+        )
+    },
+)

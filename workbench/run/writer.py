@@ -1,0 +1,225 @@
+"""Writing a run: parts that appear whole or not at all, while the next batch is computed.
+
+`RunWriter` closes a part at 2^20 tokens or after 10 seconds, whichever comes first; the caller asks `due` at the end of
+a sequence, so that no sequence is ever cut in two. Rows go to one background thread a row group at a time; a part's
+files grow under temporary names, and are fsynced, renamed and only then listed in the manifest. That thread also makes
+the tables that must be fetched from a device first, so the caller waits for neither. At most AHEAD jobs are
+outstanding: a disk that is slower than the counts slows the caller down and never grows memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from twell.workbench.capturing.distributed import Ranks
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.manifest import Manifest, Part
+from twell.workbench.run.parquet_part import GROUP, GrowingFile, disk_error
+from twell.workbench.run.schema import TABLES, expand
+from twell.workbench.run.store import refuse_existing
+
+PART_TOKENS = 2**20
+PART_SECONDS = 10.0
+AHEAD = 4  # jobs handed to the writing thread and not done
+
+Rows = tuple[str, Mapping[str, Any]]  # of a table: its columns
+
+_TYPES = {
+    "list<float32>": pa.list_(pa.float32()),
+    "list<uint16>": pa.list_(pa.uint16()),
+    "list<uint32>": pa.list_(pa.uint32()),
+    "list<float16>": pa.list_(pa.float16()),
+    "bool": pa.bool_(),
+}
+
+
+def arrow_schema(table: str, layers: int, d_ff: int, used: bool = False) -> pa.Schema:
+    """The Arrow schema of a run's table for a model with this many layers and FFN neurons; used: as in `expand`."""
+    columns = expand(TABLES[table], layers, d_ff, used)
+    kinds = {c.name: _TYPES.get(c.type) or pa.type_for_alias(c.type) for c in columns}
+    return pa.schema([pa.field(c.name, kinds[c.name], nullable=c.nullable) for c in columns])
+
+
+class RunWriter:
+    """Records one run. Not for several threads; the thread that writes files is its own.
+
+    `folder` must not hold a run already: UserError, and nothing in it is touched. With `resume` it holds the run of
+    this manifest, and what is no part of it is removed: files that a crash left behind. `ranks`: this process's place
+    among several that write to the folder; the manifest is then that of its own share.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, resume: bool = False, ranks: Ranks | None = None) -> None:
+        self.folder, self.manifest, self._ranks = Path(folder), manifest, ranks or Ranks()
+        if not resume:
+            refuse_existing(self.folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._ranks.claim(self.folder)
+        except OSError as error:
+            raise disk_error(self.folder / manifests.FILE, error) from error
+        if resume:
+            self._remove_strays()
+        self._publish()
+        shape = (manifest.layers, manifest.d_ff, manifest.counts_used)
+        self._schemas = {name: arrow_schema(name, *shape) for name in TABLES}
+        self._rows: dict[str, list[pa.Table]] = {}  # less than a row group of each table
+        self._files: dict[str, GrowingFile] = {}  # of the open part; the writing thread's
+        self._number = self._part = 1 + max((part.number for part in manifest.parts), default=-1)
+        self._tokens, self._opened = 0, time.monotonic()
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="twell-writer")
+        self._jobs: deque[Future[None]] = deque()
+        self._failed = False
+
+    def add(self, table: str, columns: Mapping[str, Any] | pa.Table) -> None:
+        """Append rows to a table of the open part: a mapping of column name to array, or an Arrow table.
+
+        Columns are cast to the declared types; a value that does not fit raises pyarrow.ArrowInvalid. Waits while
+        the disk is AHEAD jobs behind, and raises UserError if it could not write what was added before.
+        """
+        rows = self._cast(table, columns)
+        held = self._rows.setdefault(table, [])
+        held.append(rows)
+        if table == "activity":
+            self._tokens += rows.num_rows
+        if sum(one.num_rows for one in held) >= GROUP:
+            self._submit(self._write, table, self._rows.pop(table))
+
+    def add_made(self, table: str, make: Callable[[], pa.Table]) -> None:
+        """Rows that take a while to make, by the writing thread, into the open part; else as `add`."""
+        self._submit(lambda: self._write(table, [self._cast(table, make())]))
+
+    @property
+    def first(self) -> bool:
+        """Whether it writes what a run has once."""
+        return self._ranks.rank == 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the open part has reached its size or its age. Ask at the end of a sequence."""
+        return self._tokens >= PART_TOKENS or (self._tokens > 0 and time.monotonic() - self._opened >= PART_SECONDS)
+
+    def close_part(self, tables: Callable[[], Iterable[Rows]] = tuple, **updates: Any) -> None:
+        """End the open part, with what the manifest is to say from then on.
+
+        tables: makes further rows of the part, in the writing thread
+        """
+        for table in list(self._rows):
+            self._submit(self._write, table, self._rows.pop(table))
+        self._submit(self._close, self._number, tables, updates)
+        self._number += 1
+        self._tokens, self._opened = 0, time.monotonic()
+
+    def finish(
+        self, status: str = manifests.COMPLETE, tables: Callable[[], Iterable[Rows]] = tuple, **updates: Any
+    ) -> None:
+        """Write what is left, and wait for it; the manifest's status and any other of its fields are set with that."""
+        try:
+            self.close_part(tables, status=status, **updates)
+            self.drain()
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+        self._ranks.release()
+
+    def abandon(self) -> None:
+        """Give up the open part and mark what was written as interrupted, if the disk still lets us."""
+        self._failed = True
+        self._pool.shutdown(cancel_futures=True)
+        for file in self._files.values():
+            file.discard()
+        self.manifest.status = manifests.INTERRUPTED
+        try:
+            self._publish()
+        finally:
+            self._ranks.release()
+
+    def drain(self) -> None:
+        """Wait for all that was handed to the writing thread. Raises UserError if it could not be written."""
+        while self._jobs:
+            self._jobs.popleft().result()
+
+    def _submit(self, job: Callable[..., None], *given: Any) -> None:
+        while self._jobs and (len(self._jobs) >= AHEAD or self._jobs[0].done()):
+            self._jobs.popleft().result()
+        self._jobs.append(self._pool.submit(self._unless_failed, job, *given))
+
+    def _cast(self, table: str, columns: Mapping[str, Any] | pa.Table) -> pa.Table:
+        schema = self._schemas[table]
+        if not isinstance(columns, pa.Table):
+            arrays = [_array(columns[f.name], f.type) for f in schema]
+            columns = pa.Table.from_arrays(arrays, schema=schema)
+        return columns.select(schema.names).cast(schema)
+
+    # ---- in the writing thread
+
+    def _unless_failed(self, job: Callable[..., None], *given: Any) -> None:
+        """After a failure nothing more is written, so no part appears without its rows."""
+        if self._failed:
+            return
+        try:
+            job(*given)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _write(self, table: str, rows: list[pa.Table]) -> None:
+        joined = pa.concat_tables(rows)
+        if not joined.num_rows:
+            return
+        if table not in self._files:
+            part = f"{table}/{self._ranks.prefix}-{self._part:05d}.parquet"
+            path = self.folder / (f"{table}.parquet" if TABLES[table].single_file else part)
+            self._files[table] = GrowingFile(path, self._schemas[table])
+        self._files[table].write(joined)
+
+    def _close(self, number: int, tables: Callable[[], Iterable[Rows]], updates: Mapping[str, Any]) -> None:
+        for table, columns in tables():
+            self._write(table, [self._cast(table, columns)])
+        files, self._part = self._files, number + 1
+        with ThreadPoolExecutor(max(1, len(files))) as pool:  # each waits for the disk
+            closed = list(pool.map(GrowingFile.close, files.values()))
+        parts = [
+            Part(table, str(file.path.relative_to(self.folder)), file.rows, *found)
+            for (table, file), found in zip(files.items(), closed, strict=True)
+        ]
+        self._files, manifest = {}, self.manifest
+        gone = [part for part in manifest.parts if TABLES[part.table].whole and part.table in files]
+        manifest.parts = [part for part in manifest.parts if part not in gone] + parts
+        for name, value in updates.items():
+            setattr(manifest, name, value)
+        if "activity" in files:
+            manifest.tokens += files["activity"].rows
+            manifest.sequences += files["sequences"].rows if "sequences" in files else 0
+        self._publish()
+        for part in gone:
+            (self.folder / part.file).unlink(missing_ok=True)
+
+    def _publish(self) -> None:
+        try:
+            self._ranks.publish(self.folder, self.manifest)
+        except OSError as error:
+            raise disk_error(self.folder / manifests.FILE, error) from error
+
+    def _remove_strays(self) -> None:
+        kept, folder = {self.folder / part.file for part in self.manifest.parts}, self.folder
+        found = (path for name in TABLES for path in [*(folder / name).glob("*"), *folder.glob(f"{name}.parquet*")])
+        for path in found:
+            if path not in kept and self._ranks.wrote(path):
+                path.unlink()
+
+
+def _array(values: Any, kind: pa.DataType) -> pa.Array:
+    """An Arrow array of the declared type; float NaN becomes null only where values are masked."""
+    if isinstance(values, pa.Array):
+        return values
+    if isinstance(values, np.ma.MaskedArray):
+        mask = np.ma.getmaskarray(values)
+        return pa.array(values.filled(0).astype(values.dtype), type=kind, mask=mask)
+    return pa.array(values, type=kind)

@@ -1,0 +1,1 @@
+"""Text: from a source's bytes to documents, token sequences and batches."""

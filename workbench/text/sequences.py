@@ -1,0 +1,151 @@
+"""Text as the model reads it: documents from sources, and token sequences from documents, streamed.
+
+A document comes in pieces of at most PIECE characters, so that a file of any size takes a few megabytes of
+memory; where they end depends on the text alone. Cost: the tokenizer's, which gets BATCH characters at a
+time so that its threads have work: about 200 000 tokens a second and core.
+
+    sources = [Source("builtin:passages"), Source("notes.jsonl")]
+    for sequence in sequences(documents(sources), tokenizer, seq_len=1024): ...
+    manifest["text"] = [source.manifest() for source in sources]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, groupby, islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from twell.workbench.errors import UserError
+from twell.workbench.text.sources import Source, builtins
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PIECE = 1 << 16  # characters: the most a document hands out at a time
+BATCH = PIECE * min(32, max(8, os.cpu_count() or 1))  # characters given to the tokenizer at a time: a piece a core
+
+# Where a piece may end, best first: between two lines of text, before a word, after a line break. Byte-level
+# tokenizers split at the first two anyway, so a cut there changes no token. Greedy: the last such place.
+_BORDERS = [re.compile(p, re.DOTALL) for p in (r".*\S\n(?=\S)", r".+(?= [^\W\d_])", r".*\n")]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document, or the next piece of one: its pieces follow each other, with the same source and number."""
+
+    source: str
+    number: int  # in its source, from 0
+    text: str
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One forward context: a document, or its next `seq_len` tokens without overlap."""
+
+    document: int  # its number in the source
+    source: str
+    start: int  # tokens: place of its first token in the document
+    ids: np.ndarray  # int32 [tokens]
+
+
+def documents(sources: Iterable[str | Source]) -> Iterator[Document]:
+    """The documents of all sources, in order, in pieces (see Document).
+
+    A text file is one document, however many blank lines it has. So is a line of a `.jsonl` file (its field
+    `text`), a passage, a topic of Python's help, and all docstrings of one module of its library. Every name
+    is checked before the first document is handed out. Raises UserError, also where a source holds no text.
+    """
+    opened = [source if isinstance(source, Source) else Source(source) for source in sources]
+    if not opened:
+        raise UserError(f"Expected at least one text source, got none: name a file, or {builtins()}.")
+    names = [source.name for source in opened]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"Expected every text source once, got {name} more than once: name it once.")
+    return chain.from_iterable(map(_documents, opened))
+
+
+def _documents(source: Source) -> Iterator[Document]:
+    blank = True
+    for number, chunks in enumerate(source.read()):
+        for text in _pieces(chunks):
+            blank = blank and text.isspace()
+            yield Document(source.name, number, text)
+    if blank:
+        raise UserError(f"Expected text in {source.name}, got no document that has any: give another source.")
+
+
+def _pieces(chunks: Iterable[str]) -> Iterator[str]:
+    """The same text in pieces of at most PIECE characters, none of them empty."""
+    held = ""
+    for chunk in chunks:
+        held += chunk
+        start = 0
+        while len(held) - start > PIECE:
+            window = held[start : start + PIECE]
+            ends = (found.end() for border in _BORDERS if (found := border.match(window)))
+            end = start + next(ends, PIECE)
+            yield held[start:end]
+            start = end
+        held = held[start:]
+    if held:
+        yield held
+
+
+def sequences(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> Iterator[Sequence]:
+    """Each document tokenised and cut into sequences of `seq_len` tokens without overlap, the last shorter.
+
+    A document in one piece has exactly the ids of `tokenizer(text)`, special tokens included. Of a longer one
+    each piece is tokenised by itself, with the special tokens once, so ids can differ from those of the whole
+    text at piece borders, and only there. With byte-level BPE they do not where it has words or lines; a
+    metaspace tokenizer (Llama 2) adds its leading space to each piece. Documents without a token of text are
+    left out. Raises UserError for a `seq_len` below 1.
+    """
+    if seq_len < 1:
+        raise UserError(f"Expected sequences of at least 1 token, got {seq_len}: raise --seq-len.")
+    before, after = _special_tokens(tokenizer)
+    tokenised = groupby(_tokenised(documents, tokenizer), key=lambda pair: (pair[0].source, pair[0].number))
+    for (source, number), pieces in tokenised:
+        stream = chain(before, chain.from_iterable(ids for _, ids in pieces), after)
+        start = 0
+        while ids := list(islice(stream, seq_len)):
+            yield Sequence(number, source, start, np.array(ids, dtype=np.int32))
+            start += len(ids)
+
+
+def _tokenised(
+    documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast
+) -> Iterator[tuple[Document, list[int]]]:
+    """Pieces with their ids, special tokens not yet added; pieces without ids are left out."""
+    for batch in _batches(documents):
+        texts = [piece.text for piece in batch]
+        ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        yield from (pair for pair in zip(batch, ids, strict=True) if pair[1])
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= BATCH:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+    """The ids that the tokenizer puts before and after a text: the first one tried that it has ids for."""
+    for text in chain("a", tokenizer.get_vocab()):  # not every vocabulary has an a: one of nucleotides
+        probe = tokenizer(text, return_special_tokens_mask=True)
+        ids, special = probe["input_ids"], probe["special_tokens_mask"]
+        if 0 in special:
+            return ids[: special.index(0)], ids[len(ids) - special[::-1].index(0) :]
+    return [], []

@@ -1,0 +1,1 @@
+"""`twell train`: sparse language models, from a recipe and a text to a checkpoint."""
