@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from twell.kernels.backends.reference import count
 from twell.kernels.modules import Probe
 from twell.kernels.ops import Choice
-from twell.kernels.params import Call
+from twell.kernels.params import FFNParams
 
 
 class CountedMap(nn.Module):
@@ -38,7 +38,7 @@ class CountedMap(nn.Module):
         if probe.on_stats is not None or probe.probes != "none":
             rows = hidden.reshape(-1, self.d_ff)
             nothing = hidden.new_empty(0)
-            call = Call(
+            call = FFNParams(
                 rows, nothing, None, nothing, None, None, None, probe.rows, probe.tokens, probe.sequences,
                 "relu", False, self.threshold, probe.probes, probe.layout, probe.want_packed,
             )  # fmt: skip

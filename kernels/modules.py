@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from twell.kernels.backends.reference import ACTIVATION
 from twell.kernels.layout import Layout
 from twell.kernels.ops import KERNELS, Choice, choose, run
-from twell.kernels.params import Asks, Call, Stats
+from twell.kernels.params import Requirements, FFNParams, Stats
 
 Linear = nn.Module | Tensor  # a module with `weight` and perhaps `bias`, or the weight alone
 
@@ -125,14 +125,14 @@ class SparseFFN(nn.Module):
         weight = self.w_gate
         shape = (weight.device, weight.dtype, self.d_model, self.d_ff, n)
         probe = self.probe
-        asks = Asks(self.activation, self.up_relu, self.threshold, probe.layout, probe.want_packed)
+        asks = Requirements(self.activation, self.up_relu, self.threshold, probe.layout, probe.want_packed)
         return choose(*shape, self.kernel, asks)
 
     def forward(self, x: Tensor) -> Tensor:
         """y [..., d_model] for x [..., d_model]; the probe's callback gets the Stats."""
         probe = self.probe
         x = x.contiguous()
-        call = Call(
+        call = FFNParams(
             x, self.w_gate, self.w_up, self.w_down, self.b_gate, self.b_up, self.b_down,
             probe.rows, probe.tokens, probe.sequences,
             self.activation, self.up_relu, self.threshold, probe.probes, probe.layout, probe.want_packed,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from twell.kernels.backends import cpu, cuda, hopper, reference
 from twell.kernels.layout import Layout
-from twell.kernels.params import Asks, Call, NeuronSums, Stats, TileCounts, not_sparse
+from twell.kernels.params import Requirements, FFNParams, NeuronSums, Stats, TileCounts, not_sparse
 
 __all__ = ["Choice", "Kernel", "NeuronSums", "Stats", "TileCounts", "choose", "gated_ffn", "plain_ffn"]
 
@@ -38,10 +38,10 @@ class Kernel:
     down_by_neuron: it reads the rows of w_down.t(), so modules hold w_down in that order
     """
 
-    run: Callable[[Call], tuple[Tensor, Stats]]
+    run: Callable[[FFNParams], tuple[Tensor, Stats]]
     refuses: Callable[[torch.device, torch.dtype, int, int, int], str | None]
     reason: str
-    lacks: Callable[[Asks | Call], str | None] = lambda _: None
+    lacks: Callable[[Requirements | FFNParams], str | None] = lambda _: None
     down_by_neuron: bool = False
 
 
@@ -71,7 +71,7 @@ KERNELS: dict[str, Kernel] = {  # fastest first; the last one takes everything
 }
 
 
-NOTHING = Asks()
+NOTHING = Requirements()
 
 
 def choose(
@@ -81,7 +81,7 @@ def choose(
     d_ff: int,
     n: int,
     kernel: str = "auto",
-    asks: Asks = NOTHING,
+    asks: Requirements = NOTHING,
 ) -> Choice:
     """The kernel for n rows of this shape; a named one that refuses it gives way, and the reason says so.
 
@@ -95,7 +95,13 @@ def choose(
 
 
 def _first(
-    device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n: int, kernel: str, asks: Asks | Call
+    device: torch.device,
+    dtype: torch.dtype,
+    d_model: int,
+    d_ff: int,
+    n: int,
+    kernel: str,
+    asks: Requirements | FFNParams,
 ) -> tuple[str, list[str]]:
     """The name of the kernel that is chosen, and why those before it are not."""
     if kernel != "auto" and kernel not in KERNELS:
@@ -151,9 +157,9 @@ def gated_ffn(
     stats.finite, has nnz 0, and is in no other statistic. Everything is for inference: no gradient is followed.
     Raises TypeError or ValueError, before anything runs, that names the argument, what was expected, what came.
     """
-    if w_up is None:  # in a Call, the mark of a plain FFN
+    if w_up is None:  # in FFNParams, the mark of a plain FFN
         raise TypeError("w_up: expected a tensor, got NoneType")
-    call = Call(
+    call = FFNParams(
         x, w_gate, w_up, w_down, b_gate, b_up, b_down, rows, tokens, sequences,
         activation, up_relu, threshold, probes, layout, want_packed,
     )  # fmt: skip
@@ -181,14 +187,14 @@ def plain_ffn(
 
     Everything else is as in `gated_ffn`, with the hidden pre-activation in the gate's place.
     """
-    call = Call(
+    call = FFNParams(
         x, w_in, None, w_out, b_in, None, b_out, rows, tokens, sequences,
         activation, False, threshold, probes, layout, want_packed,
     )  # fmt: skip
     return run(call, kernel)
 
 
-def run(call: Call, kernel: str) -> tuple[Tensor, Stats]:
+def run(call: FFNParams, kernel: str) -> tuple[Tensor, Stats]:
     """y [..., d_model] and its counts of a call that is checked here, by the kernel that is chosen for it."""
     x, (d_ff, d_model) = call.checked().x, call.w_gate.shape
     name, _ = _first(x.device, x.dtype, d_model, d_ff, call.n, kernel, call)

@@ -115,8 +115,8 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class Asks:
-    """What a call asks for beside its shape, of which a kernel may lack something. As in `gated_ffn`, and in a Call."""
+class Requirements:
+    """What a call asks for beside its shape, of which a kernel may lack something. As in `gated_ffn`, and in FFNParams."""
 
     activation: str = "relu"
     up_relu: bool = False
@@ -126,7 +126,7 @@ class Asks:
 
 
 @dataclass(slots=True)  # not frozen, as that makes one in three times the time
-class Call:
+class FFNParams:
     """The arguments of `gated_ffn`; those of `plain_ffn` with w_up None, w_in as w_gate and w_out as w_down."""
 
     x: Tensor
@@ -156,18 +156,18 @@ class Call:
         """Rows of x."""
         return self.x.numel() // self.x.shape[-1]
 
-    def flat(self) -> Call:
+    def flat(self) -> FFNParams:
         """This call with x as [n, d_model]."""
         return self if self.x.dim() == 2 else replace(self, x=self.x.view(-1, self.x.shape[-1]))
 
-    def checked(self) -> Call:
+    def checked(self) -> FFNParams:
         """Itself. Raises TypeError or ValueError that names the argument, what was expected and what came."""
         _check_options(self)
         _check_tensors(self)
         return self
 
 
-def not_sparse(asks: Asks | Call) -> str | None:
+def not_sparse(asks: Requirements | FFNParams) -> str | None:
     """Why a call cannot be run over the neurons that fire alone; None if it can."""
     if asks.activation in SPARSE_ACTIVATIONS and asks.threshold is None:
         return None
@@ -175,7 +175,7 @@ def not_sparse(asks: Asks | Call) -> str | None:
     return f"expected {' or '.join(SPARSE_ACTIVATIONS)} and no threshold, got {got}"
 
 
-def _check_options(call: Call) -> None:
+def _check_options(call: FFNParams) -> None:
     if call.activation not in ACTIVATIONS:
         raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {call.activation!r}")
     if call.probes not in PROBES:
@@ -194,7 +194,7 @@ def _check_options(call: Call) -> None:
                 raise ValueError(f'{name}: expected an int32 tensor with probes="neurons", got None')
 
 
-def _check_tensors(call: Call) -> None:
+def _check_tensors(call: FFNParams) -> None:
     """One pass, as calls outside CUDA graphs wait for the host."""
     x, w_gate = call.x, call.w_gate
     own = PLAIN_NAMES if call.w_up is None else {}

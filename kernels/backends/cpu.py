@@ -22,7 +22,7 @@ from twell.kernels import build
 from twell.kernels.backends.reference import tile_counts
 from twell.kernels.build import Library, Source
 from twell.kernels.layout import Layout, TwELL
-from twell.kernels.params import Call, NeuronSums, Stats
+from twell.kernels.params import FFNParams, NeuronSums, Stats
 
 DTYPES = (torch.float32, torch.bfloat16)
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -72,7 +72,7 @@ def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n
     return build.failure(LIBRARY)
 
 
-def run(call: Call, level: int = -1) -> tuple[Tensor, Stats]:
+def run(call: FFNParams, level: int = -1) -> tuple[Tensor, Stats]:
     """Runs a checked call: y [..., d_model] and its Stats. level: 0 portable, 1 AVX2, 2 AVX-512, -1 the best."""
     x, call = call.x, call.flat()
     counts, neurons = call.probes != "none", call.probes == "neurons"

@@ -26,7 +26,7 @@ from twell.kernels import build
 from twell.kernels.backends import gpu
 from twell.kernels.build import Library, Source
 from twell.kernels.layout import Layout, TwELL
-from twell.kernels.params import Call, Stats
+from twell.kernels.params import FFNParams, Stats
 
 STAGES = {"gate": 1, "plan": 2, "up": 4, "down": 8, "counts": 16, "pack": 32}
 ALL_STAGES = sum(STAGES.values())
@@ -115,7 +115,7 @@ class Workspace(gpu.Workspace):
         return [TwELL(self.layout, d_ff, spill.dtype, self.words, None, self.spill_index, spill)]
 
 
-def run(call: Call) -> tuple[Tensor, Stats]:
+def run(call: FFNParams) -> tuple[Tensor, Stats]:
     """Runs a checked call: y [..., d_model] and its Stats."""
     n, (d_ff, d_model) = call.n, call.w_gate.shape
     y, stats = gpu.results(call)
@@ -130,7 +130,9 @@ def run(call: Call) -> tuple[Tensor, Stats]:
     return y, stats
 
 
-def launch(call: Call, rows: slice, workspace: Workspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES) -> None:
+def launch(
+    call: FFNParams, rows: slice, workspace: Workspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES
+) -> None:
     """Launches some stages for some rows on the current stream; sums add to those in `stats`."""
     layout = workspace.layout or call.layout or Layout()
     torch.ops.twell.cuda_ffn(

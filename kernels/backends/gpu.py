@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from twell.kernels.params import Call, NeuronSums, Stats, TileCounts
+from twell.kernels.params import FFNParams, NeuronSums, Stats, TileCounts
 
 MAX_WORKSPACE = 4 * 2**30  # bytes; rows past it take another pass
 ALIGNED = 256  # bytes, as what torch allocates is
@@ -95,7 +95,7 @@ class Workspace:
         return tuple(getattr(self, name) for name in self.names)
 
 
-def results(call: Call, *, in_full: bool = False) -> tuple[Tensor, Stats]:
+def results(call: FFNParams, *, in_full: bool = False) -> tuple[Tensor, Stats]:
     """y unwritten, and Stats of nothing counted yet: nnz unwritten, sums that launches add to, and `finite` ones, or
     unwritten where the launches write it `in_full`."""
     x, n, device = call.x, call.n, call.x.device
@@ -122,7 +122,7 @@ def passes(n: int, row_bytes: int, multiple: int) -> Iterator[slice]:
         at += step
 
 
-def count_arguments(call: Call, stats: Stats) -> tuple[Tensor | None, ...]:
+def count_arguments(call: FFNParams, stats: Stats) -> tuple[Tensor | None, ...]:
     """What ops take last: nnz, and nothing further unless more is asked for. Then counted, tokens and sequences; the
     histograms' pairs and rows; the neurons' six: None what is not asked for."""
     nnz = None if call.probes == "none" else stats.nnz

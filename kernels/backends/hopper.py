@@ -33,7 +33,7 @@ from twell.kernels import build
 from twell.kernels.backends import gpu
 from twell.kernels.build import Library, Source
 from twell.kernels.layout import Layout, TwELL, pack, tile_view, unpack
-from twell.kernels.params import Asks, Call, Stats
+from twell.kernels.params import Requirements, FFNParams, Stats
 
 LAYOUT = Layout(tile=256, compression=8)  # what the gate product emits
 BLOCK, PANEL = 128, 64  # rows that share a union; columns of a hidden panel
@@ -92,7 +92,7 @@ def _cannot_run(device: torch.device) -> str | None:
     return build.failure(LIBRARY)
 
 
-def lacks(asks: Asks | Call) -> str | None:
+def lacks(asks: Requirements | FFNParams) -> str | None:
     """What a call asks for that this kernel does not have."""
     if asks.activation != "relu" or asks.up_relu or asks.threshold is not None:
         got = asks.activation + (", and a ReLU on the up branch" if asks.up_relu else "")
@@ -189,7 +189,7 @@ class Unread(TwELL):
         return self._workspace.heads, self._workspace.tails, None, self._workspace.spill
 
 
-def run(call: Call) -> tuple[Tensor, Stats]:
+def run(call: FFNParams) -> tuple[Tensor, Stats]:
     """Runs a checked call: y [..., d_model] and its Stats."""
     n, d_ff = call.n, call.w_gate.shape[0]
     y, stats = gpu.results(call, in_full=True)
@@ -204,7 +204,9 @@ def run(call: Call) -> tuple[Tensor, Stats]:
     return y, stats
 
 
-def launch(call: Call, rows: slice, workspace: Workspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES) -> None:
+def launch(
+    call: FFNParams, rows: slice, workspace: Workspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES
+) -> None:
     """Launches some stages for some rows on the current stream; the neurons' sums add to those in `stats`."""
     if not workspace.planned and stats.tiles is None and stats.neurons is None and not call.want_packed:
         stages &= ~(STAGES["plan"] | STAGES["counts"])  # words are made in place of a plan; nnz needs none
@@ -215,7 +217,7 @@ def launch(call: Call, rows: slice, workspace: Workspace, y: Tensor, stats: Stat
     )  # fmt: skip
 
 
-def stages(call: Call, packed: TwELL | None = None) -> dict[str, Callable[[], Any]]:
+def stages(call: FFNParams, packed: TwELL | None = None) -> dict[str, Callable[[], Any]]:
     """For benchmarks: the gate product, and all that follows it, each to be run alone and again.
 
     What follows runs on what the gate product leaves, or on `packed` in its place, and gives y. Calls without a plan

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from twell.kernels.layout import Layout, TwELL, pack, tile_view
-from twell.kernels.params import FIXED_POINT, SPARSE_ACTIVATIONS, VALUE_CAP, Call, NeuronSums, Stats, TileCounts
+from twell.kernels.params import FIXED_POINT, SPARSE_ACTIVATIONS, VALUE_CAP, FFNParams, NeuronSums, Stats, TileCounts
 
 # Elements of the hidden state at a time (on a CPU they stay in its cache), and the bounds on rows: fewer would
 # read the weights too often, and more than 2^13 values of at most 2^40 steps would no longer sum below 2^53.
@@ -52,7 +52,7 @@ class Linear:
         return out if self.bias is None else out.add_(self.bias)
 
 
-def run(call: Call) -> tuple[Tensor, Stats]:
+def run(call: FFNParams) -> tuple[Tensor, Stats]:
     """Runs a checked call: y [..., d_model] and its Stats."""
     x, call = call.x, call.flat()
     gate = Linear(call.w_gate, call.b_gate)
@@ -66,7 +66,7 @@ def run(call: Call) -> tuple[Tensor, Stats]:
     return y.view(x.shape), stats
 
 
-def count(call: Call) -> Stats:
+def count(call: FFNParams) -> Stats:
     """The Stats of hidden values computed elsewhere, [n, d_ff] as the call's x, by its threshold; no weight is read."""
     parts = []
     for chunk in _chunks(call.x, call.x.shape[1]):
@@ -86,7 +86,7 @@ def _chunks(x: Tensor, d_ff: int) -> list[slice]:
 
 
 def _run_chunk(
-    call: Call, chunk: slice, gate_map: Linear, up_map: Linear | None, down_map: Linear
+    call: FFNParams, chunk: slice, gate_map: Linear, up_map: Linear | None, down_map: Linear
 ) -> tuple[Tensor, Stats]:
     x = call.x[chunk]
     gate = gate_map(x)
@@ -104,7 +104,7 @@ def _run_chunk(
 
 
 def _count(
-    call: Call, chunk: slice, stats: Stats, gate: Tensor, up: Tensor | None, hidden: Tensor, value: Tensor
+    call: FFNParams, chunk: slice, stats: Stats, gate: Tensor, up: Tensor | None, hidden: Tensor, value: Tensor
 ) -> None:
     """Fills in what the call asks for besides `finite`."""
     # 1.0 where a neuron fired, else 0.0: torch compares and sums floats faster than bools.
@@ -129,7 +129,7 @@ def _count(
         stats.neurons = neuron_sums(fired, rounded, call.tokens[chunk], call.sequences[chunk])
 
 
-def _hidden(call: Call, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
+def _hidden(call: FFNParams, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
     """The hidden state and the neurons' values, both [n, d_ff] in the dtype of the products.
 
     Values are read only where a neuron fired.

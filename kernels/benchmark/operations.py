@@ -21,9 +21,11 @@ from twell.kernels.benchmark.timing import Run
 from twell.kernels.layout import Layout, TwELL
 from twell.kernels.modules import Probe, SparseFFN
 from twell.kernels.ops import KERNELS
-from twell.kernels.params import Asks, Call
+from twell.kernels.params import Requirements, FFNParams
 
-STAGES: dict[str, Callable[[Call, TwELL | None], dict[str, Run]]] = {"hopper": hopper.stages}  # as that one has them
+STAGES: dict[str, Callable[[FFNParams, TwELL | None], dict[str, Run]]] = {
+    "hopper": hopper.stages
+}  # as that one has them
 LAST = "reference"  # of KERNELS: it runs anything, slowly
 PROBES: dict[str, dict[str, Any]] = {
     "ffn_counts": {"probes": "counts"},
@@ -127,7 +129,7 @@ def candidates(ffn: SparseFFN, x: Tensor, asked: Asked, left_out: dict[str, str]
 
 def refusal(kernel: str, ffn: SparseFFN, x: Tensor, layout: Layout) -> str | None:
     """Why a kernel cannot run this FFN on x and emit this layout; None if it can."""
-    asks = Asks(ffn.activation, ffn.up_relu, ffn.threshold, layout, want_packed=True)
+    asks = Requirements(ffn.activation, ffn.up_relu, ffn.threshold, layout, want_packed=True)
     shape = (x.device, x.dtype, ffn.d_model, ffn.d_ff, len(x))
     return KERNELS[kernel].refuses(*shape) or KERNELS[kernel].lacks(asks)
 
@@ -136,7 +138,7 @@ def stages(kernel: str, ffn: SparseFFN, x: Tensor, packed: TwELL | None = None) 
     """A kernel's own gate product and what follows it, where it lets them be run alone."""
     if kernel not in STAGES:
         return {}
-    call = Call(
+    call = FFNParams(
         x, ffn.w_gate, ffn.w_up, ffn.w_down, ffn.b_gate, ffn.b_up, ffn.b_down, None, None, None,
         ffn.activation, ffn.up_relu, None, "none", None, False,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 
 from twell.kernels.layout import Layout
 from twell.kernels.ops import KERNELS, Choice, Kernel, choose, gated_ffn, plain_ffn
-from twell.kernels.params import Asks
+from twell.kernels.params import Requirements
 
 N, D_MODEL, D_FF = 6, 16, 24
 
@@ -117,7 +117,7 @@ def test_auto_says_why() -> None:
     assert choice.kernel == "reference"
     assert choice.reason.endswith("; cpu: expected float32 or bfloat16, got float64")
     assert choose("cpu", torch.float32, 16, 24, 6, "reference") == Choice("reference", "asked for by name")
-    counted = choose("cpu", torch.float32, 16, 24, 6, asks=Asks("silu", threshold=0.1))
+    counted = choose("cpu", torch.float32, 16, 24, 6, asks=Requirements("silu", threshold=0.1))
     assert counted.kernel == "reference"
     assert counted.reason.endswith("; cpu: expected relu or relu2 and no threshold, got silu with threshold 0.1")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import results
-from twell.kernels.params import Call, Stats
+from twell.kernels.params import FFNParams, Stats
 
 PAIR, TILE = 2 * hopper.BLOCK, hopper.LAYOUT.tile
 LOUD_TILE = 11  # 128ths of a tile's neurons that its rows fire in the mean
@@ -18,7 +18,7 @@ QUIET = 2**16  # what a quiet row counts besides
 TAKEN = -1
 
 
-def run(call: Call, *stages: int) -> tuple[Tensor, Stats, hopper.Workspace]:
+def run(call: FFNParams, *stages: int) -> tuple[Tensor, Stats, hopper.Workspace]:
     """y, stats and what is left in the workspace; by stages of their own, the gate's kernel makes no up products."""
     n, d_ff = call.x.shape[0], call.w_gate.shape[0]
     (y, stats), workspace = results(call), hopper.Workspace(n, d_ff, call.x.dtype, CUDA)
@@ -33,7 +33,7 @@ def counters(workspace: hopper.Workspace, n: int) -> Tensor:
     return workspace.row_sums[behind : behind + pairs * tiles].view(pairs, tiles)
 
 
-def whole_rows(call: Call) -> Tensor:
+def whole_rows(call: FFNParams) -> Tensor:
     """What they must come to: rows of tiles of which a block fires nearly all, or most and much; quiet ones fire less
     than a quarter of its mean."""
     gate = call.x.float() @ call.w_gate.float().t()
@@ -52,14 +52,14 @@ def whole_rows(call: Call) -> Tensor:
     return (counted.sum(2) * whole).sum(1)
 
 
-def check_whole(call: Call) -> Tensor:
+def check_whole(call: FFNParams) -> Tensor:
     """What the gate's kernel by itself finds of each pair and tile is as above."""
     found = counters(run(call, hopper.STAGES["gate"])[2], call.x.shape[0])
     assert_same("what lies whole", found, whole_rows(call).int())
     return found
 
 
-def check(call: Call) -> tuple[Tensor, hopper.Workspace]:
+def check(call: FFNParams) -> tuple[Tensor, hopper.Workspace]:
     """Everything as the reference has it, whoever makes the up products; which tiles are taken."""
     n = call.x.shape[0]
     y, stats, workspace = run(call)

@@ -15,7 +15,7 @@ from twell.kernels.backends import hopper
 from twell.kernels.backends.gpu import Workspace
 from twell.kernels.layout import Layout, TwELL, unpack
 from twell.kernels.ops import gated_ffn
-from twell.kernels.params import Call, Stats
+from twell.kernels.params import FFNParams, Stats
 
 NEIGHBOURS = [  # rows, neurons to a tile on 132 multiprocessors where d_model is 128, d_ff
     (100, 48, 5632), (190, 96, 5632), (384, 128, 5632), (500, 176, 5632), (640, 224, 5632), (768, 256, 5632),
@@ -57,8 +57,8 @@ def apart(workspace: Workspace, moved: Callable[[Tensor], Tensor]) -> None:
 
 
 def make(n: int, d_model: int, d_ff: int, quiet: float, *, gated: bool = True, bias: bool = False, seed: int = 0,
-         dtype: torch.dtype = torch.bfloat16, **options: Any) -> Call:  # fmt: skip
-    """A checked call of -1, 0 and 1, whose gate pre-activations all lie `quiet` lower; `options`: of the Call."""
+         dtype: torch.dtype = torch.bfloat16, **options: Any) -> FFNParams:  # fmt: skip
+    """A checked call of -1, 0 and 1, whose gate pre-activations all lie `quiet` lower; `options`: of the FFNParams."""
     generator = torch.Generator(device=CUDA).manual_seed(n * d_ff + d_model + seed)
 
     def draw(*shape: int) -> Tensor:
@@ -80,10 +80,10 @@ def make(n: int, d_model: int, d_ff: int, quiet: float, *, gated: bool = True, b
         "layout": Layout(),
         "want_packed": True,
     }
-    return Call(x, w_gate, w_up, w_down, *biases, **(about | options)).checked()
+    return FFNParams(x, w_gate, w_up, w_down, *biases, **(about | options)).checked()
 
 
-def uneven(n: int, d_model: int, d_ff: int, quiet: float, **options: Any) -> Call:
+def uneven(n: int, d_model: int, d_ff: int, quiet: float, **options: Any) -> FFNParams:
     """Such a call with rows of which each fires as many neurons as it will: the kernel puts them in another order."""
     call = make(n, d_model, d_ff, quiet, **options)
     row = torch.arange(n, device=CUDA)

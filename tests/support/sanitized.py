@@ -28,9 +28,9 @@ from torch import Tensor
 from twell.kernels import ops
 from twell.kernels.backends import cuda, gpu, hopper, reference, union_counts
 from twell.kernels.benchmark import runner
-from twell.kernels.params import Call, Stats
+from twell.kernels.params import FFNParams, Stats
 
-Run = Callable[[Call], tuple[Tensor, Stats]]
+Run = Callable[[FFNParams], tuple[Tensor, Stats]]
 
 PLAIN: dict[str, Any] = {"gated": False, "bias": True}
 COUNTS: dict[str, Any] = {"bias": True, "probes": "counts", "layout": None, "want_packed": False}
@@ -65,7 +65,7 @@ def patch_workspaces() -> None:
     hopper.Workspace = Workspace  # type: ignore[assignment, misc]
 
 
-def few() -> Iterator[Call]:
+def few() -> Iterator[FFNParams]:
     """Both tiles of rows of both ways; of a group's neurons some fire, most, and all; more stages than a ring has."""
     for n, d_model, d_ff, quiet in (
         (1, 128, 264, 9), (8, 128, 264, 9), (13, 72, 264, 20), (20, 128, 264, 9), (24, 136, 600, 30),
@@ -84,7 +84,7 @@ ON_132 = (  # n, d_model, d_ff: on so many multiprocessors, each tile of the gat
 )  # fmt: skip
 
 
-def middle() -> Iterator[Call]:
+def middle() -> Iterator[FFNParams]:
     """Weights gathered; blocks that are not full; few rows of many neurons. But for 256 outputs of a cluster, which
     take unions of over 16 384."""
     for n, d_model, d_ff in ON_132:
@@ -94,14 +94,14 @@ def middle() -> Iterator[Call]:
     yield make(8, 64, 12_800, 9)
 
 
-def loud() -> Iterator[Call]:
+def loud() -> Iterator[FFNParams]:
     """Weights brought by the copy engine, as everything fires."""
     for n, d_model, d_ff in ON_132:
         yield make(n, d_model, d_ff, -4 * d_model, **COUNTS)
     yield make(40, 64, 12_800, -40)
 
 
-def tiles() -> Iterator[Call]:
+def tiles() -> Iterator[FFNParams]:
     """Rows in place and in another order, tiles in words, spilled and whole; unions of some, of all and of none; tasks
     of the down product that are cut."""
     yield make(2177, 72, 264, 9)
@@ -116,18 +116,18 @@ def tiles() -> Iterator[Call]:
     yield make(2300, 64, 264, 9, **COUNTS)
 
 
-def many() -> Iterator[Call]:
+def many() -> Iterator[FFNParams]:
     """Two tiles of the gate product to a CTA, and so many blocks that no task of the down product is cut."""
     yield make(32900, 8, 72, 2)
 
 
-def whole() -> Iterator[Call]:
+def whole() -> Iterator[FFNParams]:
     """More rounds of tiles than one, that lie whole: the gate's kernel goes on with their up products."""
     yield make(3800, 264, 2904, -70)
     yield make(3800, 264, 2904, -70, **COUNTS)
 
 
-def portable() -> Iterator[Call]:
+def portable() -> Iterator[FFNParams]:
     """Blocks of 16 rows and of 64."""
     for n in (1, 17, 300):
         for quiet in (9, -40, 400):
@@ -136,7 +136,7 @@ def portable() -> Iterator[Call]:
         yield make(n, 136, 520, 12, **COUNTS)
 
 
-CALLS: dict[str, Callable[[], Iterator[Call]]] = {
+CALLS: dict[str, Callable[[], Iterator[FFNParams]]] = {
     "few": few,
     "middle": middle,
     "loud": loud,
@@ -159,7 +159,7 @@ def once(run: Run) -> Run:
     its repetitions. It waits, so that the tools have but one call to keep in mind."""
     last: dict[tuple[int, int], tuple[list[Any], list[Tensor], tuple[Tensor, Stats]]] = {}
 
-    def runs(call: Call) -> tuple[Tensor, Stats]:
+    def runs(call: FFNParams) -> tuple[Tensor, Stats]:
         if torch.compiler.is_compiling():
             return run(call)
         if torch.cuda.is_current_stream_capturing():
@@ -206,7 +206,7 @@ class Watch:
     def over(self, launch: Callable[..., None], slow: float) -> Callable[..., None]:
         """A kernel's `launch` that draws. slow: by how much it takes more shared memory's accesses than `hopper`."""
 
-        def launches(call: Call, rows: slice, *rest: Any) -> None:
+        def launches(call: FFNParams, rows: slice, *rest: Any) -> None:
             if torch.compiler.is_compiling():
                 return launch(call, rows, *rest)
             d_ff, d_model = call.w_gate.shape
@@ -229,7 +229,7 @@ class Watch:
 WATCH = Watch(float(os.environ.get("WATCH", "0")))
 
 
-def nothing(call: Call) -> tuple[Tensor, Stats]:
+def nothing(call: FFNParams) -> tuple[Tensor, Stats]:
     """In the reference's place: what nobody looks at."""
     nnz = torch.zeros(len(call.x), dtype=torch.int32, device=call.x.device)
     return torch.zeros_like(call.x), Stats(nnz, nnz == 0)

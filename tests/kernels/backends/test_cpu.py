@@ -15,7 +15,7 @@ from torch.nn import functional
 from twell.kernels.backends import cpu, reference
 from twell.kernels.layout import Layout, unpack
 from twell.kernels.ops import choose, gated_ffn
-from twell.kernels.params import Call, NeuronSums, Stats
+from twell.kernels.params import FFNParams, NeuronSums, Stats
 
 LEVELS = ["portable", "avx2", "avx512"]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -33,7 +33,7 @@ def level(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def make_call(tensors: dict[str, Any], dtype: torch.dtype = torch.float32, **options: Any) -> Call:
+def make_call(tensors: dict[str, Any], dtype: torch.dtype = torch.float32, **options: Any) -> FFNParams:
     """A checked call on tensors named as in `gated_ffn` or `plain_ffn`, in neither of w_down's orders twice."""
     t = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     n = t["x"].shape[0]
@@ -52,7 +52,7 @@ def make_call(tensors: dict[str, Any], dtype: torch.dtype = torch.float32, **opt
     down = down.t().contiguous().t() if n % 2 else down
     weights = (t.get("w_gate", t.get("w_in")), t.get("w_up"), down)
     biases = (t.get("b_gate", t.get("b_in")), t.get("b_up"), t.get("b_down", t.get("b_out")))
-    return Call(t["x"], *weights, *biases, **(about | options)).checked()
+    return FFNParams(t["x"], *weights, *biases, **(about | options)).checked()
 
 
 def assert_same_stats(stats: Stats, expected: Stats) -> None:

@@ -25,9 +25,9 @@ from torch import Tensor
 from twell.kernels.backends import cuda, gpu, reference
 from twell.kernels.layout import Layout
 from twell.kernels.ops import choose, gated_ffn
-from twell.kernels.params import Asks, Call, Stats, not_sparse
+from twell.kernels.params import Requirements, FFNParams, Stats, not_sparse
 
-Make = Callable[..., Call]
+Make = Callable[..., FFNParams]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def ffn() -> Make:
     return make
 
 
-def assert_right(call: Call, about: Any = "") -> Stats:
+def assert_right(call: FFNParams, about: Any = "") -> Stats:
     expected_y, expected = reference.run(call)
     poison()
     y, stats = cuda.run(call)
@@ -209,9 +209,14 @@ def test_refuses_with_the_reason() -> None:
     assert cuda.refuses(CUDA, bf16, 64, 64, 0) == "expected at least 1 row, got 0"
     if not torch.cuda.is_available():
         assert cuda.refuses(CUDA, bf16, 64, 64, 1) == "expected a CUDA device that torch can use, found none"
-    for asks in (Asks(), Asks("relu2"), Asks(up_relu=True), Asks(layout=Layout(32, 16), want_packed=True)):
+    for asks in (
+        Requirements(),
+        Requirements("relu2"),
+        Requirements(up_relu=True),
+        Requirements(layout=Layout(32, 16), want_packed=True),
+    ):
         assert not_sparse(asks) is None
-    assert not_sparse(Asks("silu", threshold=0.5)) == (
+    assert not_sparse(Requirements("silu", threshold=0.5)) == (
         "expected relu or relu2 and no threshold, got silu with threshold 0.5"
     )
     assert "cuda: expected device cuda, got cpu" in choose("cpu", bf16, 64, 64, 1).reason

@@ -14,7 +14,7 @@ from support.gpu_checks import CUDA, assert_same, make, plan_small_calls, poison
 from torch import Tensor
 
 from twell.kernels.backends import cuda, gpu, hopper, reference
-from twell.kernels.params import Call, Stats
+from twell.kernels.params import FFNParams, Stats
 
 COUNTS: dict[str, Any] = {"rows": None, "probes": "counts", "layout": None, "want_packed": False}
 
@@ -28,7 +28,7 @@ def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Modul
     return request.param
 
 
-def assert_right(on: ModuleType, call: Call, about: object) -> Stats:
+def assert_right(on: ModuleType, call: FFNParams, about: object) -> Stats:
     (y, stats), (expected_y, expected) = on.run(call), reference.run(call)
     assert_same(f"y {about}", y, expected_y)
     assert_same(f"stats {about}", stats, expected, spill=False)
@@ -38,7 +38,7 @@ def assert_right(on: ModuleType, call: Call, about: object) -> Stats:
 # ---- numbers
 
 
-def spoilt(call: Call, how: str) -> tuple[Call, list[int]]:
+def spoilt(call: FFNParams, how: str) -> tuple[FFNParams, list[int]]:
     """Such a call in which some rows are not finite, each by one neuron's doing, and these rows."""
     (n, _), d_ff, half = call.x.shape, call.w_gate.shape[0], call.x.dtype == torch.float16
     pairs = dict(zip((0, n // 4, n // 2, n - 1), (d_ff - 1, 4097, 12_402, 0), strict=True))
@@ -136,7 +136,7 @@ def walled(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return inside.copy_(tensor), whole
 
 
-def between_walls(call: Call) -> Call:
+def between_walls(call: FFNParams) -> FFNParams:
     """The same call, each of whose tensors has a wall on either side."""
     tensors = {field.name: getattr(call, field.name) for field in fields(call)}
     moved = {name: walled(tensor)[0] for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
@@ -168,7 +168,7 @@ def walls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
         made.append(whole)
         return inside
 
-    def results_between_walls(call: Call, *, in_full: bool = False) -> tuple[Tensor, Stats]:
+    def results_between_walls(call: FFNParams, *, in_full: bool = False) -> tuple[Tensor, Stats]:
         y, stats = results(call, in_full=in_full)
         y.fill_(float("nan")), stats.nnz.fill_(FILL)  # unwritten: initcheck reports copies of them
         if in_full:

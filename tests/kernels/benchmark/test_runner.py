@@ -22,7 +22,7 @@ from twell.kernels.benchmark.timing import turns
 from twell.kernels.layout import Layout, pack, unpack
 from twell.kernels.modules import SparseFFN
 from twell.kernels.ops import KERNELS, Kernel, gated_ffn, plain_ffn
-from twell.kernels.params import Call, Stats
+from twell.kernels.params import FFNParams, Stats
 
 CPU = torch.device("cpu")
 QUICK = Asked(kernels=("reference",), compiled=False, seconds=0.001)
@@ -129,14 +129,14 @@ def test_a_cache_of_unknown_size_is_taken_for_a_usual_one(monkeypatch: pytest.Mo
         assert benches.cache(CPU) == expected
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, run: Callable[[Call], tuple[Tensor, Stats]], **about: Any) -> Asked:
+def plant(monkeypatch: pytest.MonkeyPatch, run: Callable[[FFNParams], tuple[Tensor, Stats]], **about: Any) -> Asked:
     monkeypatch.setitem(KERNELS, "planted", Kernel(run, lambda *_: None, "planted", **about))
     return Asked(kernels=("planted",), compiled=False, seconds=0.001)
 
 
 @pytest.mark.alone
 def test_a_slow_kernel_comes_out_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(call: Call) -> tuple[Tensor, Stats]:
+    def slow(call: FFNParams) -> tuple[Tensor, Stats]:
         time.sleep(0.02)
         return reference.run(call)
 
@@ -148,7 +148,7 @@ def test_a_slow_kernel_comes_out_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_kernel_shows_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(call: Call) -> tuple[Tensor, Stats]:
+    def wrong(call: FFNParams) -> tuple[Tensor, Stats]:
         y, stats = reference.run(call)
         y[0] *= 1.5
         return y * 1.01, stats
@@ -163,7 +163,7 @@ def test_a_wrong_kernel_shows_its_error(monkeypatch: pytest.MonkeyPatch) -> None
 def test_cold_weights_are_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def look(call: Call) -> tuple[Tensor, Stats]:
+    def look(call: FFNParams) -> tuple[Tensor, Stats]:
         seen.append(call.w_gate.data_ptr())
         time.sleep(0.01)
         return reference.run(call)
@@ -250,7 +250,7 @@ def test_up_and_down_alone(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None
     ffn, x = made("even", 40, 64, 128, nnz=20, plain=plain)
     gate = packed(pattern, 128, Layout(), dtype=torch.float32, device="cpu")
 
-    def staged(call: Call, given: Any) -> dict[str, Any]:
+    def staged(call: FFNParams, given: Any) -> dict[str, Any]:
         dense = unpack(gate).double()
         hidden = dense if call.w_up is None else dense * (call.x.double() @ call.w_up.double().t())
         y = hidden @ call.w_down.double().t()

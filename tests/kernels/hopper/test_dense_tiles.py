@@ -39,7 +39,7 @@ from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import results
-from twell.kernels.params import Call
+from twell.kernels.params import FFNParams
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     poison()
 
 
-def silence(call: Call, hundredths: int) -> None:
+def silence(call: FFNParams, hundredths: int) -> None:
     """So many of its neurons never fire."""
     neuron = torch.arange(len(call.w_gate), device=CUDA)
     call.x[:, 1], call.w_gate[:, 1] = 1, torch.where(neuron * 37 % 100 < hundredths, -256, 0)
@@ -207,7 +207,7 @@ def test_windows_with_silent_rows(silent: int, in_place: bool) -> None:
         assert not bool(taken[1::4].any()) or silent != 300  # a sixth of these rows is silent
 
 
-def spoilt() -> Iterator[Call]:
+def spoilt() -> Iterator[FFNParams]:
     """float16, gate values that are finite and up products that are not, in whole tiles and in others."""
     for n, d_model, d_ff in ((6000, 520, 2600), (2300, 64, 264)):
         call = make(n, d_model, d_ff, -d_model // 4 - 48, dtype=torch.float16)
@@ -241,7 +241,9 @@ def test_same_bits_whoever_makes_the_product(n: int, d_model: int) -> None:
     """Sums that rounding tells apart: again and again, on two streams, and by stages of their own."""
     x, w_gate, w_up, w_down = normal_ffn(n, d_model, 5632, seed=4)
     x.abs_(), w_gate.abs_()
-    call = Call(x, w_gate, w_up, w_down, None, None, None, None, None, None, "relu", False, None, "none", None, False)
+    call = FFNParams(
+        x, w_gate, w_up, w_down, None, None, None, None, None, None, "relu", False, None, "none", None, False
+    )
     y, _, workspace = run(call.checked())
     assert bool((counters(workspace, n) == TAKEN).any())
     assert_same("by stages", run(call, 1, 2, 4, 8)[0], y)

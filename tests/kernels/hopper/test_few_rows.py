@@ -12,7 +12,7 @@ from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import results
-from twell.kernels.params import Call, Stats
+from twell.kernels.params import FFNParams, Stats
 
 ROWS = [1, 3, 8, 9, 16, 17, 32, 33, 64]  # one and two tiles of rows, then both cuts of the other kernels
 
@@ -100,7 +100,7 @@ def test_threads_whose_calls_differ_in_size_do_not_take_shared_memory_from_each_
     calls = [make(n, 136, d_ff, 9, probes="none", layout=None, want_packed=False) for n, d_ff in sizes]
     together = Barrier(len(calls))
 
-    def again(one: Call) -> tuple[Tensor, Stats]:
+    def again(one: FFNParams) -> tuple[Tensor, Stats]:
         n, d_ff = len(one.x), len(one.w_gate)
         y, stats = results(one, in_full=True)
         workspace = hopper.Workspace(n, d_ff, one.x.dtype, CUDA)

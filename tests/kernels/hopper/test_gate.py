@@ -12,7 +12,7 @@ from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import results
-from twell.kernels.params import Call, Stats
+from twell.kernels.params import FFNParams, Stats
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     poison()
 
 
-def both(call: Call) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
+def both(call: FFNParams) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
     return hopper.run(call), reference.run(call)
 
 

@@ -27,7 +27,7 @@ from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import results
 from twell.kernels.layout import Layout, pack, tile_view
 from twell.kernels.ops import choose, gated_ffn
-from twell.kernels.params import Asks, Call, Stats
+from twell.kernels.params import Requirements, FFNParams, Stats
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     poison()
 
 
-def both(call: Call) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
+def both(call: FFNParams) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
     return hopper.run(call), reference.run(call)
 
 
@@ -166,7 +166,7 @@ def test_same_bits_from_two_threads_at_once(gpu: None) -> None:
     torch.cuda.synchronize()
     together = Barrier(len(calls))
 
-    def again(call: Call) -> list[tuple[Tensor, Stats]]:
+    def again(call: FFNParams) -> list[tuple[Tensor, Stats]]:
         together.wait()
         with torch.cuda.stream(torch.cuda.Stream()):
             results = [hopper.run(call) for _ in range(20)]
@@ -263,15 +263,18 @@ def test_refuses_with_the_reason() -> None:
     )
     if not torch.cuda.is_available():
         assert hopper.refuses(CUDA, bf16, 64, 64, 1) == "expected a CUDA device that torch can use, found none"
-    assert hopper.lacks(Asks("relu2")) == "expected relu and no threshold, got relu2"
+    assert hopper.lacks(Requirements("relu2")) == "expected relu and no threshold, got relu2"
     assert (
-        hopper.lacks(Asks("relu", up_relu=True))
+        hopper.lacks(Requirements("relu", up_relu=True))
         == "expected relu and no threshold, got relu, and a ReLU on the up branch"
     )
-    assert hopper.lacks(Asks("silu", threshold=0.5)) == "expected relu and no threshold, got silu with threshold 0.5"
-    assert hopper.lacks(Asks(layout=Layout(64, 8))) == (
+    assert (
+        hopper.lacks(Requirements("silu", threshold=0.5))
+        == "expected relu and no threshold, got silu with threshold 0.5"
+    )
+    assert hopper.lacks(Requirements(layout=Layout(64, 8))) == (
         "expected tiles of 256 at compression 8, got Layout(tile=64, compression=8)"
     )
-    assert hopper.lacks(Asks(layout=Layout(256, 16))) is None
-    assert hopper.lacks(Asks(layout=Layout(256, 16), want_packed=True)) is not None
+    assert hopper.lacks(Requirements(layout=Layout(256, 16))) is None
+    assert hopper.lacks(Requirements(layout=Layout(256, 16), want_packed=True)) is not None
     assert "hopper: expected device cuda, got cpu" in choose("cpu", bf16, 64, 64, 1).reason
