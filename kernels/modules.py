@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from twell.kernels.backends.reference import ACTIVATION
 from twell.kernels.layout import Layout
 from twell.kernels.ops import KERNELS, Choice, choose, run
-from twell.kernels.params import Requirements, FFNParams, Stats
+from twell.kernels.params import FFNParams, Requirements, Stats
 
 Linear = nn.Module | Tensor  # a module with `weight` and perhaps `bias`, or the weight alone
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from twell.kernels.backends import cpu, cuda, hopper, reference
 from twell.kernels.layout import Layout
-from twell.kernels.params import Requirements, FFNParams, NeuronSums, Stats, TileCounts, not_sparse
+from twell.kernels.params import FFNParams, NeuronSums, Requirements, Stats, TileCounts, not_sparse
 
 __all__ = ["Choice", "Kernel", "NeuronSums", "Stats", "TileCounts", "choose", "gated_ffn", "plain_ffn"]
 

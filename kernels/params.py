@@ -116,7 +116,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a call asks for beside its shape, of which a kernel may lack something. As in `gated_ffn`, and in FFNParams."""
+    """Options of a call that a kernel may not support, beside its shape; each as in `gated_ffn`."""
 
     activation: str = "relu"
     up_relu: bool = False

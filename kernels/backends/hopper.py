@@ -33,7 +33,7 @@ from twell.kernels import build
 from twell.kernels.backends import gpu
 from twell.kernels.build import Library, Source
 from twell.kernels.layout import Layout, TwELL, pack, tile_view, unpack
-from twell.kernels.params import Requirements, FFNParams, Stats
+from twell.kernels.params import FFNParams, Requirements, Stats
 
 LAYOUT = Layout(tile=256, compression=8)  # what the gate product emits
 BLOCK, PANEL = 128, 64  # rows that share a union; columns of a hidden panel

@@ -21,7 +21,7 @@ from twell.kernels.benchmark.timing import Run
 from twell.kernels.layout import Layout, TwELL
 from twell.kernels.modules import Probe, SparseFFN
 from twell.kernels.ops import KERNELS
-from twell.kernels.params import Requirements, FFNParams
+from twell.kernels.params import FFNParams, Requirements
 
 STAGES: dict[str, Callable[[FFNParams, TwELL | None], dict[str, Run]]] = {
     "hopper": hopper.stages

@@ -135,7 +135,7 @@ def test_the_places_of_a_token_have_their_heading_before_they_are_found(
     def unfound(run: Run, **arguments: Any) -> None:
         raise UserError("a damaged part")
 
-    monkeypatch.setattr("twell.analysis.tokens.contexts", unfound)
+    monkeypatch.setattr("twell.analysis.contexts", unfound)
     test = show(runs, "token", run="made", token="41")
     row = by_token(made_run, min_count=1).set_index("token_id").loc[41]
     assert f"{min(50, row['count'])} of {row['count']} places" in markup(test)

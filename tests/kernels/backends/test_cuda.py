@@ -25,7 +25,7 @@ from torch import Tensor
 from twell.kernels.backends import cuda, gpu, reference
 from twell.kernels.layout import Layout
 from twell.kernels.ops import choose, gated_ffn
-from twell.kernels.params import Requirements, FFNParams, Stats, not_sparse
+from twell.kernels.params import FFNParams, Requirements, Stats, not_sparse
 
 Make = Callable[..., FFNParams]
 

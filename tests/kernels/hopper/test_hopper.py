@@ -27,7 +27,7 @@ from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import results
 from twell.kernels.layout import Layout, pack, tile_view
 from twell.kernels.ops import choose, gated_ffn
-from twell.kernels.params import Requirements, FFNParams, Stats
+from twell.kernels.params import FFNParams, Requirements, Stats
 
 
 @pytest.fixture

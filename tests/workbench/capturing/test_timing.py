@@ -225,7 +225,8 @@ def test_all_layers_of_the_demo(demo: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from twell.workbench import timing, writer
+from twell.workbench.capturing import timing
+from twell.workbench.run import writer
 from twell.workbench.capturing.command import capture
 from twell.workbench.options import CaptureOptions
 writer.PART_TOKENS = 1000
