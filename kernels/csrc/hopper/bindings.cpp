@@ -6,7 +6,7 @@
 namespace {
 
 using namespace twell;
-using twell::hopper::Ffn, twell::hopper::kWholeBlocks;
+using twell::hopper::Ffn, twell::hopper::kDenseTileBlocks;
 
 // The two launches of a call without a plan.
 struct Launches {
@@ -17,9 +17,9 @@ struct Launches {
 template <typename T>
 Launches launches_of(twell::hopper::Path path) {
   using namespace twell::hopper;
-  if (path == Path::kThin) return {launch_thin_gate_up<T>, launch_thin_down<T>};
-  if (path == Path::kFew) return {launch_few_gate_up<T>, launch_few_down<T>};
-  return {launch_mid_gate_up<T>, launch_mid_down<T>};
+  if (path == Path::kRows16) return {launch_rows16_gate_up<T>, launch_rows16_down<T>};
+  if (path == Path::kRows64) return {launch_rows64_gate_up<T>, launch_rows64_down<T>};
+  return {launch_tiled_gate_up<T>, launch_tiled_down<T>};
 }
 
 // So many rows of x, y and what else has one value a row, from `row` on. places: in the workspace, of heads, tails, masks, spill,
@@ -42,8 +42,8 @@ void ffn(const Tensor& given_x, const Tensor& given_gate, const Maybe& given_up,
   f.b_gate = address(b_gate), f.b_up = address(b_up), f.b_down = address(b_down);
   point(workspace, places, f.heads, f.tails, f.masks, f.spill, f.fired, f.row_sums, f.order, f.unions, f.union_sizes, f.hidden,
         f.tasks, f.parts, f.part_ready);
-  f.whole = f.w_up != nullptr && f.blocks <= kWholeBlocks ? reinterpret_cast<int*>(f.row_sums + f.rows + 1) : nullptr;
-  f.goes_on = f.whole != nullptr && stages & 4;
+  f.dense_tiles = f.w_up != nullptr && f.blocks <= kDenseTileBlocks ? reinterpret_cast<int*>(f.row_sums + f.rows + 1) : nullptr;
+  f.continues_with_up = f.dense_tiles != nullptr && stages & 4;
   f.y = as<uint16_t>(y, row * f.d_model), f.finite = as<uint8_t>(finite, row), f.nnz = as<int>(nnz, row);
   const Counts out = counts_of(row, counted, tokens, sequences, nnz, pairs, fullest, fires, value_sum, value_max, token_min,
                                token_max, first_sequence);
@@ -54,7 +54,7 @@ void ffn(const Tensor& given_x, const Tensor& given_gate, const Maybe& given_up,
       const bool words = stages & 2;
       const Launches launches = launches_of<T>(path_of(f, multiprocessors()));
       if (stages & 1) launches.gate_up(f, words, on);
-      if (words) launch_few_pack<T>(f, on);
+      if (words) launch_pack_words<T>(f, on);
       if (stages & 8) launches.down(f, f.nnz, on);
     } else {
       if (stages & 1) launch_gate<T>(f, on);

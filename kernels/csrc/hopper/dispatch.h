@@ -5,14 +5,14 @@
 
 namespace twell::hopper {
 
-enum class Path { kThin, kFew, kMid };
+enum class Path { kRows16, kRows64, kTiled };
 
-// A multiprocessor takes one CTA of `thin` or `few` at a time. Where those are more than two waves or one, `mid` is faster, whose tiles are as
-// wide as makes waves full. Between one wave and two `mid` is ahead where all fires, but `thin` by more where little does.
+// A multiprocessor takes one CTA of `rows16` or `rows64` at a time. Where those are more than two waves or one, `tiled` is faster, whose tiles are as
+// wide as makes waves full. Between one wave and two `tiled` is ahead where all fires, but `rows16` by more where little does.
 inline Path path_of(const Ffn& f, int processors) {
-  const int wave = kFewNeurons * processors;
-  if (f.rows <= kThinRows && f.d_ff <= 2 * wave) return Path::kThin;
-  return f.rows <= kFewRows && f.d_ff <= wave ? Path::kFew : Path::kMid;
+  const int wave = kGroupNeurons * processors;
+  if (f.rows <= kRows16Max && f.d_ff <= 2 * wave) return Path::kRows16;
+  return f.rows <= kRows64Max && f.d_ff <= wave ? Path::kRows64 : Path::kTiled;
 }
 
 }  // namespace twell::hopper

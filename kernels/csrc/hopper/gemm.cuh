@@ -63,9 +63,9 @@ struct Consumer {
 // not come last.
 __device__ __forceinline__ int block_to_take(const Ffn& f, int i) {
   constexpr int kBlocks = kWindow / kBlockRows;
-  const int whole = f.blocks / kBlocks, more = f.blocks % kBlocks, early = more * (whole + 1);  // the last window may have fewer
-  if (i < early) return i % (whole + 1) * kBlocks + i / (whole + 1);
-  return (i - early) % whole * kBlocks + more + (i - early) / whole;
+  const int whole = f.blocks / kBlocks, more = f.blocks % kBlocks, of_full_columns = more * (whole + 1);  // the last window may have fewer
+  if (i < of_full_columns) return i % (whole + 1) * kBlocks + i / (whole + 1);
+  return (i - of_full_columns) % whole * kBlocks + more + (i - of_full_columns) / whole;
 }
 
 // Which row of a warp's 16 a lane addresses when the warp moves four matrices of 8 x 8 between registers and shared memory, and which
@@ -100,9 +100,9 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
   const Operand a0(smem_address(s.a) + uniform(c.row0) * (kTileK * 2), 16, 1024);
   const Operand b0(smem_address(s.b) + uniform(c.column0) * (kTileK * 2), kLead, 1024);
   Ring at = ring.of_warp();
-  int last = 0, held = 0;  // the stage before, and how many lanes are to free it: none once it is free
+  int last = 0, to_release = 0;  // the stage before, and how many lanes are to free it: none once it is free
   const auto release = [&] {
-    if (c.lane >= held) return;
+    if (c.lane >= to_release) return;
     if constexpr (kCluster == 1)
       barrier_arrive_for(&s.empty[last], 32);  // its warp
     else
@@ -115,7 +115,7 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
     if (!barrier_ready(&s.full[at.stage], at.phase)) {  // nothing to do: free the stage before at once
       wgmma_wait<0>();
       release();
-      held = 0;
+      to_release = 0;
       barrier_wait(&s.full[at.stage], at.phase);
     }
     if (copied) fence_async_proxy();  // written through the generic proxy; the tensor cores read through the other
@@ -127,7 +127,7 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
     if (step == hook_step) hook();
     wgmma_wait<1>();
     release();
-    last = at.stage, held = kCluster;
+    last = at.stage, to_release = kCluster;
   }
   wgmma_wait<0>();
   release();

@@ -15,14 +15,14 @@ using NeuronSums = Sums<kSumTiles * kTile>;
 
 // Values that a warp has found: fewer than a lane each from before, and what its lanes read at a time. Each as
 // value << 16 | row of the batch << 10 | column of the CTA's, so that lanes have one each, however uneven rows and tiles are.
-struct Found {
+struct FoundValues {
   uint32_t values[32 + 32 * kPiece];
 };
 static_assert(kSumTiles * kTile == 1 << 10 && kBatch == 32);
 
 struct CountShared {
   NeuronSums sums;
-  Found found[kCountWarps];
+  FoundValues found[kCountWarps];
   int taken;  // rows
 };
 

@@ -57,7 +57,7 @@ struct Announcer {
   int count, at = 0, behind = 0;
 
   // What was asked for since the last call is one stage.
-  __device__ __forceinline__ void asked() {
+  __device__ __forceinline__ void requested() {
     async_commit();
     if (behind < kLate) {
       ++behind;

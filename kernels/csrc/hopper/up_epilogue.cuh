@@ -7,8 +7,8 @@ namespace twell::hopper {
 
 // h = g > 0 ? g * (u + bias) : 0 of this warpgroup's rows, in the staging tile. bias(column): of the tile's, if biased. Calls spoiled(row)
 // for rows of the tile that are not finite.
-template <typename T, int kPanels, typename Bias, typename Spoiled>
-__device__ __forceinline__ void finish_up(float (&d)[128], Shared& s, const Consumer& c, bool biased, Bias bias, Spoiled spoiled) {
+template <typename T, int kPanels, typename Bias, typename NonfiniteUp>
+__device__ __forceinline__ void finish_up(float (&d)[128], Shared& s, const Consumer& c, bool biased, Bias bias, NonfiniteUp nonfinite_up) {
   if (biased) {
 #pragma unroll
     for (int j = 0; j < 8 * kPanels; ++j)
@@ -41,7 +41,7 @@ __device__ __forceinline__ void finish_up(float (&d)[128], Shared& s, const Cons
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h)
-    if (broken[h] != 0) spoiled(c.row() + 8 * h);
+    if (broken[h] != 0) nonfinite_up(c.row() + 8 * h);
 }
 
 }  // namespace twell::hopper

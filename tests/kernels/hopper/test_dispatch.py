@@ -17,22 +17,22 @@ from twell.kernels.build import Source
 
 Tile = tuple[int, int]  # rows and neurons of the gate and up products, or a cluster's outputs of `down` and its CTAs
 Case = tuple[int, int, int, int]  # rows, d_model, d_ff; clusters of three that run at once
-PATHS = ("thin", "few", "mid")
+PATHS = ("rows16", "rows64", "tiled")
 PROGRAM = """
 #include <cstdio>
 #include "hopper/mid_rows/down.cuh"
 #include "hopper/dispatch.h"
 using namespace twell::hopper;
 int main() {
-  for (const auto& tile : kMidTiles) printf("%d %d ", tile.rows, tile.neurons);
+  for (const auto& tile : kCtaTiles) printf("%d %d ", tile.rows, tile.neurons);
   puts("");
-  for (const auto& way : kMidOutputs) printf("%d %d ", way.each, way.splits);
+  for (const auto& way : kDownShapes) printf("%d %d ", way.each, way.splits);
   puts("");
   Ffn f{};
   for (int threes; scanf("%d %d %d %d", &f.rows, &f.d_model, &f.d_ff, &threes) == 4;) {
     f.blocks = (f.rows + kBlockRows - 1) / kBlockRows;
-    const auto tile = mid_tile(f, 132);
-    const auto way = mid_outputs(f, {0, 132, 66, threes});
+    const auto tile = choose_cta_tile(f, 132);
+    const auto way = choose_down_shape(f, {0, 132, 66, threes});
     printf("%d %d %d %d %d\\n", tile.rows, tile.neurons, way.each, way.splits, static_cast<int>(path_of(f, 132)));
   }
 }
@@ -82,7 +82,7 @@ def test_every_tile_and_way_of_down_is_watched(choosers: Choosers) -> None:
     taken = choosers.of((*shape, 39) for shape in ON_132)
     assert {one.tile for one in taken} == choosers.tiles
     assert {one.way for one in taken} == choosers.ways - {(256, 2)}
-    assert {one.path for one in taken} == {"mid"}
+    assert {one.path for one in taken} == {"tiled"}
 
 
 def test_neighbouring_tiles_are_as_wide_as_the_test_of_them_takes_them_for(choosers: Choosers) -> None:
@@ -110,14 +110,14 @@ def test_the_fastest_that_was_measured(choosers: Choosers) -> None:
 
 
 @pytest.mark.parametrize(
-    ("d_ff", "thin", "few"),  # up to 16 rows, up to 64
+    ("d_ff", "up_to_16", "up_to_64"),
     [
-        (64, "thin", "few"), (2048, "thin", "few"), (5632, "thin", "few"), (6336, "thin", "few"),
-        (6344, "thin", "mid"), (6912, "thin", "mid"), (8192, "thin", "mid"), (11_008, "thin", "mid"),
-        (12_672, "thin", "mid"), (12_680, "mid", "mid"), (14_336, "mid", "mid"),
+        (64, "rows16", "rows64"), (2048, "rows16", "rows64"), (5632, "rows16", "rows64"), (6336, "rows16", "rows64"),
+        (6344, "rows16", "tiled"), (6912, "rows16", "tiled"), (8192, "rows16", "tiled"), (11_008, "rows16", "tiled"),
+        (12_672, "rows16", "tiled"), (12_680, "tiled", "tiled"), (14_336, "tiled", "tiled"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("d_model", [64, 2048, 4096])
-def test_the_path_of_up_to_64_rows(choosers: Choosers, d_model: int, d_ff: int, thin: str, few: str) -> None:
+def test_the_path_of_up_to_64_rows(choosers: Choosers, d_model: int, d_ff: int, up_to_16: str, up_to_64: str) -> None:
     taken = choosers.of((n, d_model, d_ff, 39) for n in range(1, 66))
-    assert [one.path for one in taken] == [thin] * 16 + [few] * 48 + ["mid"]
+    assert [one.path for one in taken] == [up_to_16] * 16 + [up_to_64] * 48 + ["tiled"]

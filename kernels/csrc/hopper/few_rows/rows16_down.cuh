@@ -27,42 +27,42 @@ __device__ __forceinline__ uint2 load_8(const void* global, bool inside) {
   return v;
 }
 
-constexpr int kThinOutputs = 64, kThinSplits = 4, kThinShare = kThinOutputs / kThinSplits, kThinSlots = kThinSplits * kThinWarps;
+constexpr int kRows16Outputs = 64, kRows16Splits = 4, kRows16Share = kRows16Outputs / kRows16Splits, kRows16Slots = kRows16Splits * kRows16Warps;
 
 template <int kTiles>
-struct ThinDown {
-  static constexpr int kRows = 8 * kTiles, kPitch = kThinOutputs + 4, kDepth = kTiles == 1 ? 2 : 1;  // floats of a row's sums, banks apart; boxes
-  static constexpr int kRingBytes = kDepth * kThinBoxBytes;  // of a warp; its sums lie there in the end
+struct Rows16Down {
+  static constexpr int kRows = 8 * kTiles, kPitch = kRows16Outputs + 4, kDepth = kTiles == 1 ? 2 : 1;  // floats of a row's sums, banks apart; boxes
+  static constexpr int kRingBytes = kDepth * kRows16BoxBytes;  // of a warp; its sums lie there in the end
   static_assert(kRows * kPitch * 4 <= kRingBytes);
   struct Shared {
-    float parts[kThinSplits][kRows][kThinShare];  // each CTA's sums of this one's outputs
-    uint64_t full[kThinWarps][kDepth], sent;
+    float parts[kRows16Splits][kRows][kRows16Share];  // each CTA's sums of this one's outputs
+    uint64_t full[kRows16Warps][kDepth], sent;
     uint32_t broken;  // a bit a row
   };
-  static constexpr int kBytes = kThinWarps * kRingBytes + sizeof(Shared) + 1024;
+  static constexpr int kBytes = kRows16Warps * kRingBytes + sizeof(Shared) + 1024;
 };
 
 template <typename T, int kTiles>
-__global__ void __launch_bounds__(kThinThreads, 2) thin_down(const __grid_constant__ CUtensorMap map, const Ffn f, int* nnz) {
-  using Down = ThinDown<kTiles>;
+__global__ void __launch_bounds__(kRows16Threads, 2) rows16_down(const __grid_constant__ CUtensorMap map, const Ffn f, int* nnz) {
+  using Down = Rows16Down<kTiles>;
   constexpr int kAtOnce = kTiles == 1 ? 4 : 2, kSteps = kTiles == 1 ? 3 : 1;  // groups, and 16s of a whole one, that registers do for
   extern __shared__ unsigned char raw[];
   unsigned char* rings = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
-  typename Down::Shared& s = *reinterpret_cast<typename Down::Shared*>(rings + kThinWarps * Down::kRingBytes);
+  typename Down::Shared& s = *reinterpret_cast<typename Down::Shared*>(rings + kRows16Warps * Down::kRingBytes);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, quad = lane % 4, eighth = lane / 4;
-  const int rank = cluster_rank(), slot = rank * kThinWarps + warp, cta = blockIdx.y * kThinSplits + rank;
-  const int out0 = blockIdx.y * kThinOutputs;
+  const int rank = cluster_rank(), slot = rank * kRows16Warps + warp, cta = blockIdx.y * kRows16Splits + rank;
+  const int out0 = blockIdx.y * kRows16Outputs;
   if (thread == 0) s.broken = 0, barrier_init(&s.sent, 1);
-  if (thread < kThinWarps * Down::kDepth) barrier_init(&s.full[0][thread], 1);
+  if (thread < kRows16Warps * Down::kDepth) barrier_init(&s.full[0][thread], 1);
   fence_barrier_init();
-  if (thread == 0) barrier_expect(&s.sent, kThinSplits * f.rows * kThinShare * sizeof(float));
+  if (thread == 0) barrier_expect(&s.sent, kRows16Splits * f.rows * kRows16Share * sizeof(float));
   cluster_sync();  // all have begun, and may be written to
   let_next_launch();
   wait_for_launches();
 
-  const ThinSpace<T> space(f);
+  const Rows16Space<T> space(f);
   uint32_t broken = 0;
-  for (int i = thread; i < space.groups; i += kThinThreads) broken |= space.group[i].broken;
+  for (int i = thread; i < space.groups; i += kRows16Threads) broken |= space.group[i].broken;
   const bool inside = out0 + 8 * eighth < f.d_model;
   const T* w = static_cast<const T*>(f.w_down) + (inside ? out0 + 8 * eighth : 0);
   const char* lists = reinterpret_cast<const char*>(space.group->list + 4 * quad);
@@ -81,48 +81,48 @@ __global__ void __launch_bounds__(kThinThreads, 2) thin_down(const __grid_consta
       for (int n = 0; n < kTiles; ++n) sm80::mma_16x8x16<T>(d[j][n], pairs, b[n].x, b[n].y);
     }
   };
-  for (int base = slot; base < space.groups; base += kAtOnce * kThinSlots) {
+  for (int base = slot; base < space.groups; base += kAtOnce * kRows16Slots) {
     int count[kAtOnce], most = 0;
     uint2 list[kAtOnce];  // four neurons each
     const auto next = [&](int step) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int g = base + i * kThinSlots;
-        list[i] = load_8(lists + static_cast<uint32_t>(g * sizeof(ThinGroup) + 32 * step), g < space.groups && 16 * step < kThinGathered);
+        const int g = base + i * kRows16Slots;
+        list[i] = load_8(lists + static_cast<uint32_t>(g * sizeof(Rows16Group) + 32 * step), g < space.groups && 16 * step < kRows16Gathered);
       }
     };
     const auto hidden = [&](uint2 (&b)[kTiles], int g, int step, bool there) {
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) b[n] = load_8(h + static_cast<uint32_t>((g * kThinQuads + 4 * step) * Down::kRows * 4 + 32 * n), there);
+      for (int n = 0; n < kTiles; ++n) b[n] = load_8(h + static_cast<uint32_t>((g * kRows16Quads + 4 * step) * Down::kRows * 4 + 32 * n), there);
     };
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int g = base + i * kThinSlots;
+      const int g = base + i * kRows16Slots;
       count[i] = g < space.groups ? space.group[g].count : 0;
     }
     next(0);
-    uint32_t whole = 0;  // a bit a group
+    uint32_t dense_groups = 0;  // a bit a group
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (count[i] == kThinNeurons)
-        whole |= 1u << i, count[i] = 0;
+      if (count[i] == kGroupNeurons)
+        dense_groups |= 1u << i, count[i] = 0;
       else
         most = max(most, count[i]);
     }
-    uint32_t ask = whole;
+    uint32_t pending = dense_groups;
     const auto fetch = [&] {
-      const int i = __ffs(ask) - 1;
-      ask &= ask - 1;
+      const int i = __ffs(pending) - 1;
+      pending &= pending - 1;
       uint64_t* full = &s.full[warp][fetched % Down::kDepth];
       if (lane == 0) {
-        barrier_expect(full, kThinBoxBytes);
-        tma_load_2d(ring + fetched % Down::kDepth * kThinBoxBytes, &map, full, out0, (base + i * kThinSlots) * kThinNeurons);
+        barrier_expect(full, kRows16BoxBytes);
+        tma_load_2d(ring + fetched % Down::kDepth * kRows16BoxBytes, &map, full, out0, (base + i * kRows16Slots) * kGroupNeurons);
       }
       ++fetched;
     };
 #pragma unroll
     for (int i = 0; i < Down::kDepth; ++i)
-      if (ask) fetch();
+      if (pending) fetch();
     for (int step = 0; 16 * step < most; ++step) {
       uint4 a[kAtOnce][4];
       uint2 b[kAtOnce][kTiles];
@@ -133,14 +133,14 @@ __global__ void __launch_bounds__(kThinThreads, 2) thin_down(const __grid_consta
           const uint32_t neuron = (e & 2 ? list[i].y : list[i].x) >> 16 * (e & 1) & 0xffffu;
           a[i][e] = load_16(w + neuron * static_cast<uint32_t>(f.d_model), inside && 16 * step + 4 * quad + e < count[i]);
         }
-        hidden(b[i], base + i * kThinSlots, step, 16 * step < count[i]);
+        hidden(b[i], base + i * kRows16Slots, step, 16 * step < count[i]);
       }
       next(step + 1);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) multiply(a[i], b[i]);
     }
-    for (; whole; whole &= whole - 1, ++used) {
-      const int g = base + (__ffs(whole) - 1) * kThinSlots, at = used % Down::kDepth;
+    for (; dense_groups; dense_groups &= dense_groups - 1, ++used) {
+      const int g = base + (__ffs(dense_groups) - 1) * kRows16Slots, at = used % Down::kDepth;
       uint2 b[3][kTiles];
 #pragma unroll
       for (int step = 0; step < 3; ++step) hidden(b[step], g, step, true);
@@ -151,14 +151,14 @@ __global__ void __launch_bounds__(kThinThreads, 2) thin_down(const __grid_consta
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int k = 16 * step + 4 * quad + e;
-          a[e] = *reinterpret_cast<const uint4*>(ring + at * kThinBoxBytes + k * 128 + ((eighth ^ (k & 7)) << 4));
+          a[e] = *reinterpret_cast<const uint4*>(ring + at * kRows16BoxBytes + k * 128 + ((eighth ^ (k & 7)) << 4));
         }
         multiply(a, b[0]);
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) b[0][n] = b[1][n], b[1][n] = b[2][n];
       }
       __syncwarp();
-      if (ask) fetch();
+      if (pending) fetch();
     }
   }
   float(*sums)[Down::kPitch] = reinterpret_cast<float(*)[Down::kPitch]>(ring);
@@ -172,31 +172,31 @@ __global__ void __launch_bounds__(kThinThreads, 2) thin_down(const __grid_consta
     }
   if (broken) atomicOr(&s.broken, broken);
   __syncthreads();
-  for (int i = thread; i < f.rows * (kThinOutputs / 4); i += kThinThreads) {
-    const int row = i / (kThinOutputs / 4), out = i % (kThinOutputs / 4) * 4;
+  for (int i = thread; i < f.rows * (kRows16Outputs / 4); i += kRows16Threads) {
+    const int row = i / (kRows16Outputs / 4), out = i % (kRows16Outputs / 4) * 4;
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
-    for (int v = 0; v < kThinWarps; ++v) {
+    for (int v = 0; v < kRows16Warps; ++v) {
       const float4 part = *reinterpret_cast<const float4*>(rings + v * Down::kRingBytes + (row * Down::kPitch + out) * 4);
       sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
     }
-    send_remote(reinterpret_cast<float4*>(&s.parts[rank][row][out % kThinShare]), &s.sent, sum, out / kThinShare);
+    send_remote(reinterpret_cast<float4*>(&s.parts[rank][row][out % kRows16Share]), &s.sent, sum, out / kRows16Share);
   }
   barrier_wait(&s.sent, 0);
   const auto finite = [&](int row) { return !(s.broken >> row & 1); };
   const T* bias = static_cast<const T*>(f.b_down);
-  for (int i = thread; i < f.rows * (kThinShare / 2); i += kThinThreads) {
-    const int row = i / (kThinShare / 2), place = 2 * (i % (kThinShare / 2)), out = out0 + rank * kThinShare + place;
+  for (int i = thread; i < f.rows * (kRows16Share / 2); i += kRows16Threads) {
+    const int row = i / (kRows16Share / 2), place = 2 * (i % (kRows16Share / 2)), out = out0 + rank * kRows16Share + place;
     if (out >= f.d_model) continue;
     float2 sum = bias != nullptr ? make_float2(static_cast<float>(bias[out]), static_cast<float>(bias[out + 1])) : make_float2(0.f, 0.f);
 #pragma unroll
-    for (int r = 0; r < kThinSplits; ++r) {
+    for (int r = 0; r < kRows16Splits; ++r) {
       const float2 part = *reinterpret_cast<const float2*>(&s.parts[r][row][place]);
       sum.x += part.x, sum.y += part.y;
     }
     reinterpret_cast<uint32_t*>(f.y)[(static_cast<int64_t>(row) * f.d_model + out) / 2] = finite(row) ? round_pair<T>(sum.x, sum.y) : 0x7fff7fffu;
   }
-  for (int row = cta; row < f.rows && warp == kThinWarps - 1; row += kThinSplits * gridDim.y) {
+  for (int row = cta; row < f.rows && warp == kRows16Warps - 1; row += kRows16Splits * gridDim.y) {
     if (lane == 0) f.finite[row] = finite(row);
     if (nnz == nullptr) continue;
     int sum = 0;

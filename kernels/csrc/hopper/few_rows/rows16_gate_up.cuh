@@ -6,24 +6,24 @@
 namespace twell::hopper {
 
 template <int kTiles>  // of eight rows
-struct ThinGate {
+struct Rows16Gate {
   static constexpr int kRows = 8 * kTiles, kPitch = kRows + (kTiles % 2 ? 0 : 8);  // floats of a neuron's sums; banks apart
-  static constexpr int kDepth = 2, kStageBytes = kThinBoxBytes + kRows * 128, kRingBytes = kDepth * kStageBytes;  // of a warp
-  static_assert(kThinNeurons * kPitch * 4 <= kRingBytes);
+  static constexpr int kDepth = 2, kStageBytes = kRows16BoxBytes + kRows * 128, kRingBytes = kDepth * kStageBytes;  // of a warp
+  static_assert(kGroupNeurons * kPitch * 4 <= kRingBytes);
   struct Shared {
-    float gates[kThinNeurons][kRows];
-    uint64_t full[kThinWarps][kDepth], begun;
+    float gates[kGroupNeurons][kRows];
+    uint64_t full[kRows16Warps][kDepth], begun;
     uint32_t fires[2], broken;  // a bit a neuron that any row fires; a bit a row that is not finite
     int counts[kRows];
-    uint16_t list[kThinNeurons];  // the neurons that fire, ascending
+    uint16_t list[kGroupNeurons];  // the neurons that fire, ascending
   };
-  static constexpr int kBytes = kThinWarps * kRingBytes + sizeof(Shared) + 1024;  // the start is aligned by hand
+  static constexpr int kBytes = kRows16Warps * kRingBytes + sizeof(Shared) + 1024;  // the start is aligned by hand
 };
 
 // One of the warps that multiply, its ring, and where it stands there. Its sums lie there, too, once it is through with a product.
 template <typename T, int kTiles>
-struct ThinWarp {
-  using Gate = ThinGate<kTiles>;
+struct Rows16Warp {
+  using Gate = Rows16Gate<kTiles>;
   unsigned char* ring;
   uint64_t* full;
   int warp, lane, at = 0;
@@ -34,9 +34,9 @@ struct ThinWarp {
                                         const uint16_t* list, int first, int count, int stage, int box) const {
     unsigned char* to = ring + stage * Gate::kStageBytes;
     if (lane == 0) {
-      barrier_expect(&full[stage], Gate::kRows * 128 + (list == nullptr ? kThinBoxBytes : 0));
+      barrier_expect(&full[stage], Gate::kRows * 128 + (list == nullptr ? kRows16BoxBytes : 0));
       if (list == nullptr) tma_load_2d(to, &map, &full[stage], 64 * box, first);
-      tma_load_2d(to + kThinBoxBytes, &x_map, &full[stage], 64 * box, 0);
+      tma_load_2d(to + kRows16BoxBytes, &x_map, &full[stage], 64 * box, 0);
     }
     if (list == nullptr) return;
     const int chunk = lane % 8, k = 64 * box + 8 * chunk;
@@ -52,7 +52,7 @@ struct ThinWarp {
   template <int kM>
   __device__ __forceinline__ void product(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map, const void* weights,
                                           const uint16_t* list, int first, int count) {
-    const int boxes = (f.d_model + 63) / 64, each = (boxes + kThinWarps - 1) / kThinWarps, from = warp * each;
+    const int boxes = (f.d_model + 63) / 64, each = (boxes + kRows16Warps - 1) / kRows16Warps, from = warp * each;
     const int to = min(from + each, boxes);
     const auto get = [&](int stage, int box) { fetch(f, x_map, map, static_cast<const T*>(weights), list, first, count, stage, box); };
     for (int i = 0; i < Gate::kDepth; ++i)
@@ -67,7 +67,7 @@ struct ThinWarp {
           async_wait();
         __syncwarp();
       }
-      const uint32_t a_at = smem_address(ring + at * Gate::kStageBytes), b_at = a_at + kThinBoxBytes;
+      const uint32_t a_at = smem_address(ring + at * Gate::kStageBytes), b_at = a_at + kRows16BoxBytes;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {  // 32 of k
         uint32_t b[kTiles][4];
@@ -102,11 +102,11 @@ struct ThinWarp {
 
 // A neuron's sums over all of k, of as many rows as a Number holds, in order of the warps.
 template <typename Number, int kTiles>
-__device__ __forceinline__ Number thin_sum(const unsigned char* rings, int neuron, int row) {
-  using Gate = ThinGate<kTiles>;
+__device__ __forceinline__ Number rows16_sum(const unsigned char* rings, int neuron, int row) {
+  using Gate = Rows16Gate<kTiles>;
   Number sum{};
 #pragma unroll
-  for (int w = 0; w < kThinWarps; ++w) {
+  for (int w = 0; w < kRows16Warps; ++w) {
     const Number part = *reinterpret_cast<const Number*>(rings + w * Gate::kRingBytes + (neuron * Gate::kPitch + row) * sizeof(float));
     if constexpr (sizeof(Number) == sizeof(float))
       sum += part;
@@ -118,16 +118,16 @@ __device__ __forceinline__ Number thin_sum(const unsigned char* rings, int neuro
 
 // The gate's epilogue: values into `gates`, what fired, what is not finite, and how many fired in each row.
 template <typename T, int kTiles>
-__device__ __forceinline__ void finish_thin_gate(typename ThinGate<kTiles>::Shared& s, const unsigned char* rings, const Ffn& f, int first,
+__device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles>::Shared& s, const unsigned char* rings, const Ffn& f, int first,
                                                  bool dense) {
   constexpr int kPairs = 4 * kTiles;  // of rows; a thread's is always the same
   const int row = 2 * (threadIdx.x % kPairs), lane = threadIdx.x % 32;
   const T* bias = static_cast<const T*>(f.b_gate);
   int mine[2] = {0, 0};
   bool broken[2] = {false, false};
-  for (int neuron = threadIdx.x / kPairs; neuron < kThinNeurons; neuron += kThinThreads / kPairs) {  // by whole warps
+  for (int neuron = threadIdx.x / kPairs; neuron < kGroupNeurons; neuron += kRows16Threads / kPairs) {  // by whole warps
     const bool real = first + neuron < f.d_ff;
-    const float2 z = thin_sum<float2, kTiles>(rings, neuron, row);
+    const float2 z = rows16_sum<float2, kTiles>(rings, neuron, row);
     const float b = bias != nullptr && real ? static_cast<float>(bias[first + neuron]) : 0.f, values[2] = {z.x + b, z.y + b};
     const uint32_t pair = round_relu<T>(values[0], values[1]);
     float gates[2];
@@ -156,33 +156,33 @@ __device__ __forceinline__ void finish_thin_gate(typename ThinGate<kTiles>::Shar
 
 // The hidden state of the list, padded with zeros to 16 neurons; `whole`: of all 48.
 template <typename T, int kTiles>
-__device__ __forceinline__ void finish_thin_up(typename ThinGate<kTiles>::Shared& s, const unsigned char* rings, const Ffn& f, uint16_t* hidden,
-                                               int first, int count, bool whole) {
+__device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles>::Shared& s, const unsigned char* rings, const Ffn& f, uint16_t* hidden,
+                                               int first, int count, bool all_weights) {
   constexpr int kRows = 8 * kTiles;
   const T* bias = static_cast<const T*>(f.b_up);
-  for (int i = threadIdx.x; i < (whole ? kThinNeurons : (count + 15) / 16 * 16) * kRows; i += kThinThreads) {
+  for (int i = threadIdx.x; i < (all_weights ? kGroupNeurons : (count + 15) / 16 * 16) * kRows; i += kRows16Threads) {
     const int row = i / 4 % kRows, place = i / (4 * kRows) * 4 + i % 4;
-    const int column = whole ? place : place < count ? s.list[place] : kThinNeurons;
-    const float g = column < kThinNeurons ? s.gates[column][row] : 0.f;
+    const int column = all_weights ? place : place < count ? s.list[place] : kGroupNeurons;
+    const float g = column < kGroupNeurons ? s.gates[column][row] : 0.f;
     float out = g;
     if (g > 0.f && f.w_up != nullptr)
-      out = g * (thin_sum<float, kTiles>(rings, place, row) + (bias != nullptr ? static_cast<float>(bias[first + column]) : 0.f));
+      out = g * (rows16_sum<float, kTiles>(rings, place, row) + (bias != nullptr ? static_cast<float>(bias[first + column]) : 0.f));
     if (!stays_finite<T>(fabsf(out))) atomicOr(&s.broken, 1u << row);
     hidden[i] = f.w_up == nullptr ? round_relu<T>(out, 0.f) : round_pair<T>(out, 0.f);
   }
 }
 
 template <typename T, int kTiles>
-__global__ void __launch_bounds__(kThinThreads + 32)
-    thin_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
+__global__ void __launch_bounds__(kRows16Threads + 32)
+    rows16_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
                  const __grid_constant__ CUtensorMap up_map, const Ffn f, bool dense) {
-  using Gate = ThinGate<kTiles>;
+  using Gate = Rows16Gate<kTiles>;
   extern __shared__ unsigned char raw[];
   unsigned char* rings = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
-  typename Gate::Shared& s = *reinterpret_cast<typename Gate::Shared*>(rings + kThinWarps * Gate::kRingBytes);
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, first = blockIdx.x * kThinNeurons;
-  const bool scout = warp == kThinWarps;  // a warp that tells the L2 what comes next
-  if (thread < kThinWarps * Gate::kDepth) barrier_init(&s.full[0][thread], 1);
+  typename Gate::Shared& s = *reinterpret_cast<typename Gate::Shared*>(rings + kRows16Warps * Gate::kRingBytes);
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, first = blockIdx.x * kGroupNeurons;
+  const bool scout = warp == kRows16Warps;  // a warp that tells the L2 what comes next
+  if (thread < kRows16Warps * Gate::kDepth) barrier_init(&s.full[0][thread], 1);
   if (thread < Gate::kRows) s.counts[thread] = 0;
   if (thread == 0) {
     barrier_init(&s.begun, 1);
@@ -192,25 +192,25 @@ __global__ void __launch_bounds__(kThinThreads + 32)
   __syncthreads();
   let_next_launch();
 
-  const ThinSpace<T> space(f);
-  ThinGroup& group = space.group[blockIdx.x];
-  ThinWarp<T, kTiles> mine{rings + warp * Gate::kRingBytes, s.full[warp], warp, lane};
+  const Rows16Space<T> space(f);
+  Rows16Group& group = space.group[blockIdx.x];
+  Rows16Warp<T, kTiles> mine{rings + warp * Gate::kRingBytes, s.full[warp], warp, lane};
   if (scout) {  // until the launches before are over; a hint, whatever they may still write
-    for (int row = first; row < min(first + kThinNeurons, f.d_ff) && !barrier_ready(&s.begun, 0); ++row)
+    for (int row = first; row < min(first + kGroupNeurons, f.d_ff) && !barrier_ready(&s.begun, 0); ++row)
       if (lane == 0) prefetch_bulk(static_cast<const T*>(f.w_gate) + static_cast<int64_t>(row) * f.d_model, f.d_model * 2);
   } else {
     wait_for_launches();
     if (thread == 0) barrier_arrive(&s.begun);
-    mine.template product<3>(f, x_map, gate_map, nullptr, nullptr, first, kThinNeurons);
+    mine.template product<3>(f, x_map, gate_map, nullptr, nullptr, first, kGroupNeurons);
   }
   __syncthreads();
-  if (!scout) finish_thin_gate<T, kTiles>(s, rings, f, first, dense);
+  if (!scout) finish_rows16_gate<T, kTiles>(s, rings, f, first, dense);
   fence_async_proxy();  // threads have written and read the rings; the copy engine writes there next
   __syncthreads();
   const uint64_t fires = s.fires[0] | static_cast<uint64_t>(s.fires[1]) << 32;
   const int count = __popcll(fires);
-  const bool whole = count > kThinGathered;
-  if (thread < kThinNeurons) {
+  const bool all_weights = count > kRows16Gathered;
+  if (thread < kGroupNeurons) {
     const int place = __popcll(fires & ((1ull << thread) - 1));
     if (fires >> thread & 1) s.list[place] = thread, group.list[place] = first + thread;
     if (thread >= count) group.list[thread] = 0;
@@ -221,18 +221,18 @@ __global__ void __launch_bounds__(kThinThreads + 32)
     for (int i = lane; i < count; i += 32)
       prefetch_bulk(static_cast<const T*>(f.w_down) + static_cast<int64_t>(first + s.list[i]) * f.d_model, f.d_model * 2);
   } else if (f.w_up != nullptr && count > 0) {
-    if (whole)
-      mine.template product<3>(f, x_map, up_map, nullptr, nullptr, first, kThinNeurons);
+    if (all_weights)
+      mine.template product<3>(f, x_map, up_map, nullptr, nullptr, first, kGroupNeurons);
     else if (count <= 16)
       mine.template product<1>(f, x_map, up_map, f.w_up, s.list, first, count);
     else
       mine.template product<2>(f, x_map, up_map, f.w_up, s.list, first, count);
   }
   __syncthreads();
-  uint16_t* hidden = reinterpret_cast<uint16_t*>(space.hidden) + static_cast<int64_t>(blockIdx.x) * kThinNeurons * Gate::kRows;
-  if (!scout) finish_thin_up<T, kTiles>(s, rings, f, hidden, first, count, whole);
+  uint16_t* hidden = reinterpret_cast<uint16_t*>(space.hidden) + static_cast<int64_t>(blockIdx.x) * kGroupNeurons * Gate::kRows;
+  if (!scout) finish_rows16_up<T, kTiles>(s, rings, f, hidden, first, count, all_weights);
   __syncthreads();
-  if (thread == 0) group.broken = s.broken, group.count = whole ? kThinNeurons : count;
+  if (thread == 0) group.broken = s.broken, group.count = all_weights ? kGroupNeurons : count;
 }
 
 }  // namespace twell::hopper

@@ -1,28 +1,28 @@
 // From 17 to 64 rows, and one wave of CTAs: bound by reading each weight once, and by what waits for what. Two launches that overlap, and
 // no plan.
 //
-// `few_gate_up` gives a CTA 48 neurons and all rows: their gate rows stream through a ring of stages, and for those that any row fires
-// it takes the up product at once. `few_down` goes over the union, a cluster to 64 outputs, each of whose CTAs takes a third of
+// `rows64_gate_up` gives a CTA 48 neurons and all rows: their gate rows stream through a ring of stages, and for those that any row fires
+// it takes the up product at once. `rows64_down` goes over the union, a cluster to 64 outputs, each of whose CTAs takes a third of
 // the union; the thirds add up in one order. Clusters of four would not take all multiprocessors, and two CTAs to one take twice as long.
 // Products this small last as long as their latency, about 70 cycles for 16 of k: warpgroups share out k, and add up at the end.
 //
 // What they leave each other (hidden, in `Ffn`): [d_ff][rows up to a multiple of 64], neurons of the union alone. In `unions`, for
 // each 48 neurons: 64 bits, those that fired; then, for each, a bit a row that is not finite. In `tails`, for each, how
-// many fired in each row, a byte. `few_pack` turns the values, dense in `spill`, into words where they are wanted.
+// many fired in each row, a byte. `pack_words` turns the values, dense in `spill`, into words where they are wanted.
 #pragma once
 
 #include "hopper/ring.cuh"
 
 namespace twell::hopper {
 
-constexpr int kFewWords = kFewRows / 32, kFewProducers = 128, kFewStages = 16, kFewLate = 2;
-constexpr int kFewGathered = 32;  // neurons whose up weights are fetched one by one; of more, all 48 are taken
-constexpr int kFewWeightBytes = kFewNeurons * kTileK * 2;
+constexpr int kRows64Words = kRows64Max / 32, kRows64Producers = 128, kRows64Stages = 16, kRows64Late = 2;
+constexpr int kRows64Gathered = 32;  // neurons whose up weights are fetched one by one; of more, all 48 are taken
+constexpr int kRows64WeightBytes = kGroupNeurons * kTileK * 2;
 constexpr int kDownOutputs = 64, kDownSplits = 3;
 constexpr int kDownShare = (kDownOutputs / 8 + kDownSplits - 1) / kDownSplits * 8;  // outputs that a CTA adds up, the last one what is left
 
-// How the launcher cuts `few_gate_up`.
-struct FewShape {
+// How the launcher cuts `rows64_gate_up`.
+struct Rows64Shape {
   int stages;  // of the ring
   int box;     // rows that are fetched
   bool even;   // d_model is a multiple of 64: a copy takes all tiles of a stage
@@ -30,13 +30,13 @@ struct FewShape {
   constexpr int row_bytes() const { return box * kTileK * 2; }
 };
 
-struct FewMarks {
+struct Rows64Marks {
   uint64_t* fired;   // [groups], bit i: neuron 48 * group + i
   uint32_t* broken;  // [groups][words]
   uint8_t* counts;   // [groups][rows]
   int groups;
-  __device__ __forceinline__ explicit FewMarks(const Ffn& f) {
-    groups = (f.d_ff + kFewNeurons - 1) / kFewNeurons;
+  __device__ __forceinline__ explicit Rows64Marks(const Ffn& f) {
+    groups = (f.d_ff + kGroupNeurons - 1) / kGroupNeurons;
     fired = reinterpret_cast<uint64_t*>(f.unions), broken = reinterpret_cast<uint32_t*>(fired + groups);
     counts = reinterpret_cast<uint8_t*>(f.tails);
   }
@@ -51,7 +51,7 @@ __device__ __forceinline__ uint32_t positive(const uint4& v) {
 
 // Words from the dense values in `spill`: a warp a tile of a row, a lane eight columns.
 template <typename T>
-__global__ void __launch_bounds__(32) few_pack(const Ffn f) {
+__global__ void __launch_bounds__(32) pack_words(const Ffn f) {
   const int tile = blockIdx.x, row = blockIdx.y, lane = threadIdx.x;
   const int64_t at = static_cast<int64_t>(row) * f.tiles + tile;
   const bool there = tile * kTile + 8 * lane < f.d_ff;

@@ -14,15 +14,15 @@ constexpr int kDownStageBytes = 2 * kDownSide;
 struct DownSpace {
   int parts, list, fired, before, bytes;
   constexpr explicit DownSpace(int d_ff) {
-    const int groups = (d_ff + kFewNeurons - 1) / kFewNeurons;
-    parts = 0, list = kDownSplits * kDownHalves * kFewRows * kDownShare * 4;
+    const int groups = (d_ff + kGroupNeurons - 1) / kGroupNeurons;
+    parts = 0, list = kDownSplits * kDownHalves * kRows64Max * kDownShare * 4;
     fired = list + ((d_ff / kDownSplits + 16) * 2 + 15) / 16 * 16, before = fired + groups * 8, bytes = before + groups * 2;
   }
 };
 
 // What fires, and how many neurons do before each group, into shared memory; by 128 threads. `sums` has how many each warp found. The others
 // make one __syncthreads beside it.
-__device__ __forceinline__ void scan_union(const FewMarks& marks, uint64_t* fired, uint16_t* before, int (&sums)[4], int thread) {
+__device__ __forceinline__ void scan_union(const Rows64Marks& marks, uint64_t* fired, uint16_t* before, int (&sums)[4], int thread) {
   const int lane = thread % 32, warp = thread / 32, each = (marks.groups + 127) / 128;
   const int from = min(thread * each, marks.groups), to = min(from + each, marks.groups);
   int mine = 0;
@@ -45,22 +45,22 @@ __device__ __forceinline__ void scan_union(const FewMarks& marks, uint64_t* fire
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(const __grid_constant__ CUtensorMap w_map,
+__global__ void __launch_bounds__(kDownConsumers + kDownProducers) rows64_down(const __grid_constant__ CUtensorMap w_map,
                                                                            const __grid_constant__ CUtensorMap h_map, const Ffn f, int* nnz,
                                                                            int stages) {
   constexpr int kAll = kDownConsumers + kDownProducers;
   extern __shared__ __align__(1024) unsigned char raw[];
-  __shared__ uint64_t stage_barriers[2][kFewStages];
-  __shared__ uint32_t broken[kFewWords];
+  __shared__ uint64_t stage_barriers[2][kRows64Stages];
+  __shared__ uint32_t broken[kRows64Words];
   __shared__ int sums[4];
   const int group = uniform(static_cast<int>(threadIdx.x) / 128), lane = threadIdx.x % 32, out0 = blockIdx.y * kDownOutputs;
   const bool consumes = group < 2;
   const uint32_t rank = cluster_rank();
-  uint64_t *full = in_register(stage_barriers[0]), *empty = full + kFewStages;
+  uint64_t *full = in_register(stage_barriers[0]), *empty = full + kRows64Stages;
   Stages ring{in_register(raw), full, empty, stages, kDownStageBytes, !consumes};
   const DownSpace space(f.d_ff);
   unsigned char* rest = ring.base + stages * ring.bytes;
-  float(*parts)[kFewRows][kDownShare] = reinterpret_cast<float(*)[kFewRows][kDownShare]>(rest + space.parts);
+  float(*parts)[kRows64Max][kDownShare] = reinterpret_cast<float(*)[kRows64Max][kDownShare]>(rest + space.parts);
   uint16_t *list = reinterpret_cast<uint16_t*>(rest + space.list), *before = reinterpret_cast<uint16_t*>(rest + space.before);
   uint64_t* fired = reinterpret_cast<uint64_t*>(rest + space.fired);
   if (threadIdx.x == 0) {
@@ -73,12 +73,12 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
   let_next_launch();
   wait_for_launches();
 
-  const FewMarks marks(f);
+  const Rows64Marks marks(f);
   if (group == 2) {
     scan_union(marks, fired, before, sums, threadIdx.x % 128);
   } else {
-    for (int i = threadIdx.x - (consumes ? 0 : 128); i < marks.groups * kFewWords; i += kAll - 128)
-      if (const uint32_t rows = marks.broken[i]) atomicOr(&broken[i % kFewWords], rows);
+    for (int i = threadIdx.x - (consumes ? 0 : 128); i < marks.groups * kRows64Words; i += kAll - 128)
+      if (const uint32_t rows = marks.broken[i]) atomicOr(&broken[i % kRows64Words], rows);
     __syncthreads();
   }
   __syncthreads();
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) few_down(cons
         const bool there = which < size;
         const uint32_t neuron = there ? list[which] : 0, at = to + j * (kDownProducers / 8 * 128);
         async_copy_16(at, w + static_cast<int64_t>(neuron) * f.d_model, there && inside);
-        if (8 * chunk < f.rows) async_copy_16(at + kDownSide, h + neuron * kFewRows, there);
+        if (8 * chunk < f.rows) async_copy_16(at + kDownSide, h + neuron * kRows64Max, there);
       }
       async_arrive(&full[ring.at]);
     }

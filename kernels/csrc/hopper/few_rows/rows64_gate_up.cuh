@@ -5,19 +5,19 @@
 
 namespace twell::hopper {
 
-constexpr int few_consumers(int tiles) { return 128 * tiles; }  // a warpgroup to a tile of a stage
-constexpr int kFewListers = (kFewNeurons + 31) / 32 * 32;       // threads that list what fires: whole warps
+constexpr int rows64_consumers(int tiles) { return 128 * tiles; }  // a warpgroup to a tile of a stage
+constexpr int kRows64Listers = (kGroupNeurons + 31) / 32 * 32;       // threads that list what fires: whole warps
 // Whether what threads gather is announced late, by warps: a ring of large stages is too short for that, and each copy announces itself.
-constexpr bool few_late(int tiles) { return tiles == 2; }
+constexpr bool announces_late(int tiles) { return tiles == 2; }
 
 template <int kTiles>
-struct __align__(16) FewShared {
-  uint64_t full[2][kFewStages], empty[2][kFewStages], gathered[kFewStages];  // of the gate's stages, of the up product's
+struct __align__(16) Rows64Shared {
+  uint64_t full[2][kRows64Stages], empty[2][kRows64Stages], gathered[kRows64Stages];  // of the gate's stages, of the up product's
   uint64_t listed;
-  uint32_t gates[kFewRows][kFewNeurons + 8];  // in a gated FFN float32 values, then the hidden state in 16 bits; banks apart
-  uint32_t fires[2], broken[kFewWords];  // a bit a neuron that any row fires; a bit a row that is not finite
-  uint16_t list[kFewNeurons];              // the neurons that fire, ascending
-  float4 sums[kTiles - 1][kFewNeurons / 8][128];  // of the warpgroups of other tiles than the first
+  uint32_t gates[kRows64Max][kGroupNeurons + 8];  // in a gated FFN float32 values, then the hidden state in 16 bits; banks apart
+  uint32_t fires[2], broken[kRows64Words];  // a bit a neuron that any row fires; a bit a row that is not finite
+  uint16_t list[kGroupNeurons];              // the neurons that fire, ascending
+  float4 sums[kTiles - 1][kGroupNeurons / 8][128];  // of the warpgroups of other tiles than the first
 };
 
 // Calls at(tile) for each stage, which begins with that tile of k, once it is free. Each CTA begins elsewhere in k, so that not
@@ -35,31 +35,31 @@ __device__ __forceinline__ void each_stage(Stages& s, int d_model, At at) {
 
 // Fills the stages by the copy engine with the rows and, if `whole`, with the weights; by one thread.
 template <int kTiles>
-__device__ __forceinline__ void load_few(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, bool whole, int first, const FewShape& shape,
+__device__ __forceinline__ void load_rows64(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, bool all_weights, int first, const Rows64Shape& shape,
                                          int d_model) {
   const int step = shape.even ? kTiles : 1;
-  const uint32_t bytes = kTiles * (shape.row_bytes() + (whole ? kFewWeightBytes : 0));
+  const uint32_t bytes = kTiles * (shape.row_bytes() + (all_weights ? kRows64WeightBytes : 0));
   each_stage<kTiles>(s, d_model, [&](int tile) {
     uint64_t* full = &s.full[s.at];
     barrier_expect(full, bytes);
     for (int i = 0; i < kTiles; i += step) {
       const int x = shape.even ? 0 : (tile + i) * kTileK, z = shape.even ? tile + i : 0;
-      tma_load_3d(s.here() + kTiles * kFewWeightBytes + i * shape.row_bytes(), &x_map, full, x, 0, z);
-      if (whole) tma_load_3d(s.here() + i * kFewWeightBytes, &map, full, x, first, z);
+      tma_load_3d(s.here() + kTiles * kRows64WeightBytes + i * shape.row_bytes(), &x_map, full, x, 0, z);
+      if (all_weights) tma_load_3d(s.here() + i * kRows64WeightBytes, &map, full, x, first, z);
     }
   });
 }
 
 // Fills them with the weights of the neurons in the list, by all producers but the first warp, which is busy with the rows.
 template <typename T, int kTiles>
-__device__ __forceinline__ void gather_few(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int d_model) {
-  constexpr int kApart = (kFewProducers - 32) / 8, kRounds = (kFewGathered + kApart - 1) / kApart;
-  const int thread = threadIdx.x % kFewProducers - 32, row = thread / 8, chunk = thread % 8;
+__device__ __forceinline__ void gather_rows64(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int d_model) {
+  constexpr int kApart = (kRows64Producers - 32) / 8, kRounds = (kRows64Gathered + kApart - 1) / kApart;
+  const int thread = threadIdx.x % kRows64Producers - 32, row = thread / 8, chunk = thread % 8;
   uint32_t offset[kRounds];
 #pragma unroll
   for (int j = 0; j < kRounds; ++j)
     offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * d_model : 0;
-  Announcer<kFewLate> announcer{gathered, s.count};
+  Announcer<kRows64Late> announcer{gathered, s.count};
   each_stage<kTiles>(s, d_model, [&](int tile) {
     const uint32_t to = smem_address(s.here()) + chunk * 16;
 #pragma unroll 1
@@ -70,25 +70,25 @@ __device__ __forceinline__ void gather_few(Stages& s, uint64_t* gathered, const 
       for (int j = 0; j < kRounds; ++j) {
         const int r = row + kApart * j;
         if (r >= count) break;
-        async_copy_16((to + i * kFewWeightBytes + r * 128) ^ ((r & 7) << 4), weights + offset[j] + (inside ? k : 0), inside);
+        async_copy_16((to + i * kRows64WeightBytes + r * 128) ^ ((r & 7) << 4), weights + offset[j] + (inside ? k : 0), inside);
       }
     }
-    if constexpr (few_late(kTiles))
-      announcer.asked();
+    if constexpr (announces_late(kTiles))
+      announcer.requested();
     else
       async_arrive(&gathered[s.at]);
   });
-  if constexpr (few_late(kTiles)) announcer.rest();
+  if constexpr (announces_late(kTiles)) announcer.rest();
 }
 
 // Adds up what the warpgroups have of D[64 x kN], in order; only that of the first tile has it then.
 template <int kN, int kTiles>
-__device__ __forceinline__ void add_up(float (&d)[kFewNeurons / 2], FewShared<kTiles>& s, int tile) {
+__device__ __forceinline__ void add_up(float (&d)[kGroupNeurons / 2], Rows64Shared<kTiles>& s, int tile) {
   const int thread = threadIdx.x % 128;
   if (tile > 0)
 #pragma unroll
     for (int i = 0; i < kN / 8; ++i) s.sums[tile - 1][i][thread] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
-  named_sync<few_consumers(kTiles)>(1);
+  named_sync<rows64_consumers(kTiles)>(1);
   if (tile == 0)
 #pragma unroll 1
     for (int t = 0; t < kTiles - 1; ++t)
@@ -101,18 +101,18 @@ __device__ __forceinline__ void add_up(float (&d)[kFewNeurons / 2], FewShared<kT
 
 // A bit for each of a CTA's neurons that there is.
 __device__ __forceinline__ uint64_t real_neurons(const Ffn& f, int first) {
-  return first + kFewNeurons <= f.d_ff ? (1ull << kFewNeurons) - 1 : (1ull << max(f.d_ff - first, 0)) - 1;
+  return first + kGroupNeurons <= f.d_ff ? (1ull << kGroupNeurons) - 1 : (1ull << max(f.d_ff - first, 0)) - 1;
 }
 
 // The gate's epilogue: values into `gates`, what fired, what is not finite, and how many fired in each row.
 template <typename T, int kTiles>
-__device__ __forceinline__ void finish_gate(float (&d)[kFewNeurons / 2], FewShared<kTiles>& s, const Ffn& f, const FewMarks& marks,
+__device__ __forceinline__ void finish_rows64_gate(float (&d)[kGroupNeurons / 2], Rows64Shared<kTiles>& s, const Ffn& f, const Rows64Marks& marks,
                                             const Consumer& c, int first, bool dense) {
   const int quad = c.lane & 3;
   const uint64_t real = real_neurons(f, first);  // past the last, NaN fires too
   if (const T* bias = static_cast<const T*>(f.b_gate)) {
 #pragma unroll
-    for (int j = 0; j < kFewNeurons / 8; ++j)
+    for (int j = 0; j < kGroupNeurons / 8; ++j)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int neuron = first + 8 * j + 2 * quad + e;
@@ -127,13 +127,13 @@ __device__ __forceinline__ void finish_gate(float (&d)[kFewNeurons / 2], FewShar
     if (row >= f.rows) {
       if (row < (f.rows + 7) / 8 * 8)
 #pragma unroll
-        for (int j = 0; j < kFewNeurons / 8; ++j) *reinterpret_cast<uint2*>(&s.gates[row][8 * j + 2 * quad]) = make_uint2(0, 0);
+        for (int j = 0; j < kGroupNeurons / 8; ++j) *reinterpret_cast<uint2*>(&s.gates[row][8 * j + 2 * quad]) = make_uint2(0, 0);
       continue;
     }
     float broken = 0.f, peak = 0.f;  // inf or NaN times 0 is NaN, and stays
     uint32_t mine[2] = {0, 0};
 #pragma unroll
-    for (int j = 0; j < kFewNeurons / 8; ++j) {
+    for (int j = 0; j < kGroupNeurons / 8; ++j) {
       const float low = d[4 * j + 2 * h], high = d[4 * j + 2 * h + 1];
       broken = fmaf(low, 0.f, fmaf(high, 0.f, broken)), peak = fmaxf(peak, fmaxf(low, high));
       const uint32_t pair = round_relu<T>(low, high), signs = (pair + 0x7fff7fffu) & 0x80008000u;
@@ -163,7 +163,7 @@ __device__ __forceinline__ void finish_gate(float (&d)[kFewNeurons / 2], FewShar
 
 // The up product's: the hidden state in place of the values.
 template <typename T, int kN, int kTiles>
-__device__ __forceinline__ void finish_few_up(const float (&d)[kFewNeurons / 2], FewShared<kTiles>& s, const Ffn& f, const Consumer& c,
+__device__ __forceinline__ void finish_rows64_up(const float (&d)[kGroupNeurons / 2], Rows64Shared<kTiles>& s, const Ffn& f, const Consumer& c,
                                               int first, int count) {
   const T* bias = static_cast<const T*>(f.b_up);
   bool fine[2] = {true, true};
@@ -190,26 +190,26 @@ __device__ __forceinline__ void finish_few_up(const float (&d)[kFewNeurons / 2],
 }
 
 template <typename T, int kTiles>
-__global__ void __launch_bounds__(few_consumers(kTiles) + kFewProducers, 1)
-    few_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
-                const __grid_constant__ CUtensorMap up_map, const Ffn f, const FewShape shape) {
-  constexpr int kFewConsumers = few_consumers(kTiles);
+__global__ void __launch_bounds__(rows64_consumers(kTiles) + kRows64Producers, 1)
+    rows64_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
+                const __grid_constant__ CUtensorMap up_map, const Ffn f, const Rows64Shape shape) {
+  constexpr int kRows64Consumers = rows64_consumers(kTiles);
   extern __shared__ __align__(1024) unsigned char raw[];
   unsigned char* base = in_register(raw);
-  FewShared<kTiles>& s = *reinterpret_cast<FewShared<kTiles>*>(base);
-  const int thread = threadIdx.x, group = uniform(thread / 128), first = blockIdx.x * kFewNeurons;
+  Rows64Shared<kTiles>& s = *reinterpret_cast<Rows64Shared<kTiles>*>(base);
+  const int thread = threadIdx.x, group = uniform(thread / 128), first = blockIdx.x * kGroupNeurons;
   const int stages = (f.d_model + kTiles * kTileK - 1) / (kTiles * kTileK);
   const bool consumes = group < kTiles;
   const auto ring_of = [&](int product) {
     return Stages{base + (sizeof(s) + 1023) / 1024 * 1024, s.full[product], s.empty[product], shape.stages,
-                  kTiles * (kFewWeightBytes + shape.row_bytes()), !consumes};
+                  kTiles * (kRows64WeightBytes + shape.row_bytes()), !consumes};
   };
   if (thread == 0) {
     for (int i = 0; i < shape.stages; ++i) {
-      for (int j = 0; j < 2; ++j) barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], kFewConsumers / 32);
-      barrier_init(&s.gathered[i], few_late(kTiles) ? kFewProducers / 32 - 1 : kFewProducers - 32);
+      for (int j = 0; j < 2; ++j) barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], kRows64Consumers / 32);
+      barrier_init(&s.gathered[i], announces_late(kTiles) ? kRows64Producers / 32 - 1 : kRows64Producers - 32);
     }
-    barrier_init(&s.listed, kFewListers);
+    barrier_init(&s.listed, kRows64Listers);
     fence_barrier_init();
     s.fires[0] = s.fires[1] = 0;
     for (uint32_t& word : s.broken) word = 0;
@@ -221,8 +221,8 @@ __global__ void __launch_bounds__(few_consumers(kTiles) + kFewProducers, 1)
 
   const int tile = group;  // of a consumer
   const Consumer c{0, thread / 32 % 4, thread % 32};
-  const int a_at = kTiles * kFewWeightBytes + tile * shape.row_bytes(), b_at = tile * kFewWeightBytes;
-  float d[kFewNeurons / 2] = {};
+  const int a_at = kTiles * kRows64WeightBytes + tile * shape.row_bytes(), b_at = tile * kRows64WeightBytes;
+  float d[kGroupNeurons / 2] = {};
   const auto product = [&]<int kN>(int which, auto gathered) {  // 0: the gate's, 1: up
     Stages ring = ring_of(which);
     const auto ready = [&](int stage, uint32_t phase) {
@@ -233,52 +233,52 @@ __global__ void __launch_bounds__(few_consumers(kTiles) + kFewProducers, 1)
     add_up<kN, kTiles>(d, s, tile);
   };
   if (consumes) {
-    product.template operator()<kFewNeurons>(0, [](int, uint32_t) {});
-    if (tile == 0) finish_gate<T, kTiles>(d, s, f, FewMarks(f), c, first, shape.dense);
-  } else if (thread == kFewConsumers) {
+    product.template operator()<kGroupNeurons>(0, [](int, uint32_t) {});
+    if (tile == 0) finish_rows64_gate<T, kTiles>(d, s, f, Rows64Marks(f), c, first, shape.dense);
+  } else if (thread == kRows64Consumers) {
     Stages ring = ring_of(0);
-    load_few<kTiles>(ring, x_map, gate_map, true, first, shape, f.d_model);
+    load_rows64<kTiles>(ring, x_map, gate_map, true, first, shape, f.d_model);
   }
   __syncwarp();
   __syncthreads();
   uint64_t fires = s.fires[0] | static_cast<uint64_t>(s.fires[1]) << 32;
-  const bool whole = __popcll(fires) > kFewGathered;
-  if (whole) fires = real_neurons(f, first);  // what those leave that do not fire is zero
+  const bool all_weights = __popcll(fires) > kRows64Gathered;
+  if (all_weights) fires = real_neurons(f, first);  // what those leave that do not fire is zero
   const int count = __popcll(fires);
-  if (thread < kFewListers) {
-    if (thread < kFewNeurons && fires >> thread & 1) s.list[__popcll(fires & ((1ull << thread) - 1))] = thread;
+  if (thread < kRows64Listers) {
+    if (thread < kGroupNeurons && fires >> thread & 1) s.list[__popcll(fires & ((1ull << thread) - 1))] = thread;
     barrier_arrive(&s.listed);  // the consumers meet before they read it
   }
-  if (thread == 0 && first < f.d_ff) FewMarks(f).fired[blockIdx.x] = fires;
+  if (thread == 0 && first < f.d_ff) Rows64Marks(f).fired[blockIdx.x] = fires;
 
-  const bool ups = f.w_up != nullptr && count > 0;
+  const bool has_up = f.w_up != nullptr && count > 0;
   if (!consumes) {
-    const int producer = thread - kFewConsumers;
+    const int producer = thread - kRows64Consumers;
     const T* down = static_cast<const T*>(f.w_down);
     barrier_wait(&s.listed, 0);
-    if (!whole && producer < count) {  // what comes next, into the L2
+    if (!all_weights && producer < count) {  // what comes next, into the L2
       const int64_t at = static_cast<int64_t>(first + s.list[producer]) * f.d_model;
-      if (ups) prefetch_bulk(static_cast<const T*>(f.w_up) + at, f.d_model * 2);
+      if (has_up) prefetch_bulk(static_cast<const T*>(f.w_up) + at, f.d_model * 2);
       prefetch_bulk(down + at, f.d_model * 2);
     }
-    if (!ups) return;
+    if (!has_up) return;
     Stages again = ring_of(1);
     if (producer == 0)
-      load_few<kTiles>(again, x_map, up_map, whole, first, shape, f.d_model);
-    else if (producer >= 32 && !whole)
-      gather_few<T, kTiles>(again, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, f.d_model);
+      load_rows64<kTiles>(again, x_map, up_map, all_weights, first, shape, f.d_model);
+    else if (producer >= 32 && !all_weights)
+      gather_rows64<T, kTiles>(again, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, f.d_model);
   } else {
-    if (ups) {
+    if (has_up) {
       const auto gathered = [&](int stage, uint32_t phase) {
-        if (whole) return;
+        if (all_weights) return;
         barrier_wait(&s.gathered[stage], phase);
-        if (!few_late(kTiles)) fence_async_proxy();  // else those who copied have made it
+        if (!announces_late(kTiles)) fence_async_proxy();  // else those who copied have made it
       };
 #pragma unroll
       for (float& sum : d) sum = 0.f;
       const auto run = [&]<int kN>() {
         product.template operator()<kN>(1, gathered);
-        if (tile == 0) finish_few_up<T, kN, kTiles>(d, s, f, c, first, count);
+        if (tile == 0) finish_rows64_up<T, kN, kTiles>(d, s, f, c, first, count);
       };
       if (count <= 16)
         run.template operator()<16>();
@@ -287,17 +287,17 @@ __global__ void __launch_bounds__(few_consumers(kTiles) + kFewProducers, 1)
       else
         run.template operator()<48>();
     }
-    named_sync<few_consumers(kTiles)>(1);
+    named_sync<rows64_consumers(kTiles)>(1);
     const int eights = (f.rows + 7) / 8;
-    for (int i = thread; i < count * eights; i += kFewConsumers) {
+    for (int i = thread; i < count * eights; i += kRows64Consumers) {
       const int column = s.list[i / eights], row = i % eights * 8;
       uint32_t h[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) h[e] = s.gates[row + 2 * e][column] | s.gates[row + 2 * e + 1][column] << 16;
-      reinterpret_cast<uint4*>(f.hidden)[(static_cast<int64_t>(first + column) * kFewRows + row) / 8] =
+      reinterpret_cast<uint4*>(f.hidden)[(static_cast<int64_t>(first + column) * kRows64Max + row) / 8] =
           make_uint4(h[0], h[1], h[2], h[3]);
     }
-    if (thread < kFewWords && first < f.d_ff) FewMarks(f).broken[blockIdx.x * kFewWords + thread] = s.broken[thread];
+    if (thread < kRows64Words && first < f.d_ff) Rows64Marks(f).broken[blockIdx.x * kRows64Words + thread] = s.broken[thread];
   }
 }
 

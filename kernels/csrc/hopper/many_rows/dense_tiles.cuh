@@ -19,22 +19,22 @@ constexpr int kPairRows = 2 * kBlockRows;
 // In 128ths of the neurons, in the mean of rows: what a window's rows fire that stays in place though they are somewhat uneven; what a
 // tile's do that leaves whole though not all of it fires: less, as tiles differ; and what a tile counts for in its window of which nearly
 // all fires, however seldom, as rows in another order gain nothing there: more, so that one in fifteen may fire less.
-constexpr int kLoudWindow = 14, kLoudTile = 11, kNearlyAll = 15;
+constexpr int kHighNnzWindow = 14, kHighNnzTile = 11, kNearlyAll = 15;
 
 // Whether `fired` of so many rows' `neurons` is that much.
-__host__ __device__ constexpr bool is_loud(int share, uint64_t fired, uint64_t rows, int neurons) {
+__host__ __device__ constexpr bool is_high_nnz(int share, uint64_t fired, uint64_t rows, int neurons) {
   return 128 * fired >= share * rows * neurons;
 }
 
 // A tile is given as pair of blocks * tiles + tile.
-class WholePairs {
+class DensePairs {
  public:
   static __host__ __device__ __forceinline__ int windows(const Ffn& f) { return (f.blocks * kBlockRows + kWindow - 1) / kWindow; }
   static __host__ __device__ __forceinline__ int count(const Ffn& f) { return (f.blocks + 1) / 2 * f.tiles; }
-  static __host__ __device__ __forceinline__ int words(const Ffn& f) { return 3 * windows(f) + 2 * count(f); }  // of f.whole
+  static __host__ __device__ __forceinline__ int words(const Ffn& f) { return 3 * windows(f) + 2 * count(f); }  // of f.dense_tiles
 
-  __device__ __forceinline__ explicit WholePairs(const Ffn& f)
-      : fired_(f.whole), listed_(fired_ + windows(f)), taken_(listed_ + windows(f)), rows_(taken_ + windows(f)), list_(rows_ + count(f)) {}
+  __device__ __forceinline__ explicit DensePairs(const Ffn& f)
+      : fired_(f.dense_tiles), listed_(fired_ + windows(f)), taken_(listed_ + windows(f)), rows_(taken_ + windows(f)), list_(rows_ + count(f)) {}
 
   // So many more values of the window that has row m0.
   __device__ __forceinline__ void fire(int m0, int values) const { atomicAdd(fired_ + m0 / kWindow, values); }
@@ -48,9 +48,9 @@ class WholePairs {
   }
   // The next of those on loud windows' lists, or -1; nobody else takes it. By a warp. Reads by the copy engine need a fence.
   __device__ __forceinline__ int take(const Ffn& f, int lane) const {
-    static_assert(kWholeBlocks * kBlockRows / kWindow <= 32);  // a lane each
+    static_assert(kDenseTileBlocks * kBlockRows / kWindow <= 32);  // a lane each
     const int mine = min(lane, windows(f) - 1), left = __ldcg(listed_ + mine) - __ldcg(taken_ + mine), fired = __ldcg(fired_ + mine);
-    const bool some = lane == mine && left > 0 && is_loud(kLoudWindow, fired, min(kWindow, f.rows - mine * kWindow), f.d_ff);
+    const bool some = lane == mine && left > 0 && is_high_nnz(kHighNnzWindow, fired, min(kWindow, f.rows - mine * kWindow), f.d_ff);
     for (uint32_t lists = __ballot_sync(~0u, some); lists; lists &= lists - 1) {
       const int window = __ffs(lists) - 1;
       int tile = -1;

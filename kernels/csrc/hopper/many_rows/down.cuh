@@ -18,21 +18,21 @@ static_assert(kOutRows * kOutPitch <= kOutBytes && kOutBytes % 1024 == 0);
 // A piece and what its warp reads of the block besides: read while the piece before runs, as a piece may be but a step long.
 struct DownPiece {
   int block, n0, signed_size, first, end;  // steps first to end
-  int listed;  // the `at`-th neuron of the union from `first` on, to a producer; the `at`-th row of the block, to a consumer
+  int looked_up;  // the `at`-th neuron of the union from `first` on, to a producer; the `at`-th row of the block, to a consumer
   __device__ __forceinline__ DownPiece(const Ffn& f, const Shares& shares, int i, int at) {
     const Piece piece = shares.piece(i);
     block = uniform(piece.block), n0 = uniform(piece.outputs) * kTileN, first = 0, signed_size = uniform(shares.signed_size(f, block));
     if (const int upto = uniform(piece.upto); upto != Piece::kAll) first = steps() - upto;  // else nothing here waits for the size
     if (threadIdx.x < kConsumers)
-      listed = f.order[block * kTileM + at];
+      looked_up = f.order[block * kTileM + at];
     else
-      listed = shares.known_whole(f, block) ? 0 : f.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + first * kTileK + at];
+      looked_up = shares.known_dense(f, block) ? 0 : f.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + first * kTileK + at];
     end = steps() - uniform(piece.without);
   }
   __device__ __forceinline__ int size() const { return abs(signed_size); }
   __device__ __forceinline__ int steps() const { return steps_of(signed_size); }  // of the whole task
-  __device__ __forceinline__ bool left() const { return end < steps(); }  // to the share that has the last steps
-  __device__ __forceinline__ bool joins() const { return !left() && first > 0; }  // what others leave
+  __device__ __forceinline__ bool left_to_other() const { return end < steps(); }  // to the share that has the last steps
+  __device__ __forceinline__ bool joins_others() const { return !left_to_other() && first > 0; }  // what others leave
 };
 
 // Calls work(piece) for the pieces of this CTA, once the launches before are over.
@@ -142,7 +142,7 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
       const bool inside = task.n0 + 8 * lane < f.d_model;
       const T* w = static_cast<const T*>(f.w_down) + (inside ? task.n0 + 8 * lane : 0);
       const uint16_t* list = f.unions + static_cast<int64_t>(task.block) * f.panels * kPanelColumns + place;
-      uint32_t ahead = task.listed;
+      uint32_t ahead = task.looked_up;
       ring = ring.of_warp();
 #pragma unroll 1
       for (int step = task.first; step < task.end; ++step, ring.next()) {
@@ -161,17 +161,17 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
         async_arrive(full);
       }
     }
-    if (task.joins()) shares.each_further([&](int share) { bring_part(f, s, ring, share); });
+    if (task.joins_others()) shares.each_further([&](int share) { bring_part(f, s, ring, share); });
   });
   async_wait();
 }
 
 template <typename T>
 __device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& y_map, const Ffn& f, Shared& s, const DownPiece& task,
-                                            const Consumer& c, const bool (&whole)[2]) {
+                                            const Consumer& c, const bool (&row_finite)[2]) {
   const T* bias = static_cast<const T*>(f.b_down);
   const int row0 = task.block * kTileM + c.group * 64 + c.warp * kOutRows;
-  const bool consecutive = __all_sync(~0u, task.listed == row0 + c.lane % kOutRows);
+  const bool consecutive = __all_sync(~0u, task.looked_up == row0 + c.lane % kOutRows);
   unsigned char* out = s.staging + (c.group * 4 + c.warp) * kOutBytes;
   bulk_wait_read<0>();  // the task before has left it
   __syncwarp();
@@ -186,10 +186,10 @@ __device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& 
       }
     }
   }
-  if (!__all_sync(~0u, whole[0] && whole[1])) {
+  if (!__all_sync(~0u, row_finite[0] && row_finite[1])) {
 #pragma unroll
     for (int i = 0; i < 128; ++i)
-      if (!whole[i / 2 % 2]) d[i] = __int_as_float(0x7fffffff);  // NaN
+      if (!row_finite[i / 2 % 2]) d[i] = __int_as_float(0x7fffffff);  // NaN
   }
   const Corner corner(c.lane);
   const auto write = [&](auto place) {  // place(chunk of 16 bytes)
@@ -207,8 +207,8 @@ __device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& 
   if (consecutive) {
     if (c.lane < kTileN / 64 && task.n0 + 64 * c.lane < f.d_model && row0 < f.rows)
       tma_store_2d(&y_map, out + c.lane * (kOutRows * 128), task.n0 + 64 * c.lane, row0);
-  } else if (c.lane < kOutRows && task.listed < f.rows) {
-    bulk_store(static_cast<T*>(f.y) + static_cast<int64_t>(task.listed) * f.d_model + task.n0, out + c.lane * kOutPitch,
+  } else if (c.lane < kOutRows && task.looked_up < f.rows) {
+    bulk_store(static_cast<T*>(f.y) + static_cast<int64_t>(task.looked_up) * f.d_model + task.n0, out + c.lane * kOutPitch,
                min(kTileN, f.d_model - task.n0) * 2);
   }
   bulk_commit();
@@ -235,34 +235,34 @@ __global__ void __launch_bounds__(kThreads, 1)
     float d[128];
     bool announces = false;  // what it has left, in the next piece
     each_down_piece(f, shares, c.group * 64 + c.warp * 16 + c.lane % 16, [&](const DownPiece& task) {
-      bool whole[2];  // whether the thread's two rows are finite
+      bool row_finite[2];  // whether the thread's two rows are finite
       if (task.steps() == 0) {
 #pragma unroll
         for (float& value : d) value = 0.f;
       }
-      const auto early = [&] {
+      const auto read_ahead = [&] {
         if (announces) announce_part(f, shares.index());
         announces = false;
-        if (task.left()) return;
+        if (task.left_to_other()) return;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int row = __shfl_sync(~0u, task.listed, c.lane / 4 + 8 * h);
-          whole[h] = row >= f.rows || f.finite[row];
+          const int row = __shfl_sync(~0u, task.looked_up, c.lane / 4 + 8 * h);
+          row_finite[h] = row >= f.rows || f.finite[row];
         }
       };
-      if (task.end == task.first) early();
-      multiply<T, kTileN, 1, 1>(d, s, ring, task.end - task.first, task.size() != f.d_ff, c, early);
-      if (task.left()) {
+      if (task.end == task.first) read_ahead();
+      multiply<T, kTileN, 1, 1>(d, s, ring, task.end - task.first, task.size() != f.d_ff, c, read_ahead);
+      if (task.left_to_other()) {
         leave_part(d, f, shares.index());
         announces = true;
         return;
       }
       int parts = 0;  // counted apart: what is done for each at once costs registers
-      if (task.joins()) shares.each_further([&](int) { ++parts; });
+      if (task.joins_others()) shares.each_further([&](int) { ++parts; });
       parts = uniform(parts);
 #pragma unroll 1
       for (; parts > 0; --parts) add_part(d, s, ring);
-      finish_down<T>(d, y_map, f, s, task, c, whole);
+      finish_down<T>(d, y_map, f, s, task, c, row_finite);
     });
     if (announces) announce_part(f, shares.index());
     bulk_wait<0>();

@@ -74,11 +74,11 @@ class Shares {
     __syncthreads();
     if (m_.alike > 0) rounds_ = max(tasks_ / ctas() - 1, 0);
     // A lane a share; a warp's last share is the next one's first, so that every lane but the last has the next share beside it.
-    const int lane = threadIdx.x % 32, share = threadIdx.x / 32 * 31 + lane, fair = total(f) / ctas();
+    const int lane = threadIdx.x % 32, share = threadIdx.x / 32 * 31 + lane, equal_share = total(f) / ctas();
     bool uneven = false;
     if (share - lane <= ctas()) {
       const int weight = find(f, min(share, ctas()));
-      uneven = __shfl_down_sync(~0u, weight, 1) - weight > fair + kCutSteps;
+      uneven = __shfl_down_sync(~0u, weight, 1) - weight > equal_share + kCutSteps;
     }
     cut_ = __syncthreads_or(uneven && lane < 31 && share < ctas());
   }
@@ -98,10 +98,10 @@ class Shares {
       const int task = in_turns() ? min(turn(i), tasks_ - 1) : i * ctas() + static_cast<int>(blockIdx.x);
       return {task / outputs, task % outputs};
     }
-    const int whole = rounds_ * ctas(), task = min(from().task + i - rounds_, tasks_ - whole - 1);
+    const int in_turns_tasks = rounds_ * ctas(), task = min(from().task + i - rounds_, tasks_ - in_turns_tasks - 1);
     // What went in turns has left `first`, the first block, with the outputs from `gone` on, and all blocks behind it.
-    const int first = whole / outputs, gone = whole % outputs, blocks = blocks_ - first, late = task - gone * (blocks - 1);
-    Piece piece = late < 0 ? Piece{first + 1 + task % (blocks - 1), task / (blocks - 1)} : Piece{first + late % blocks, gone + late / blocks};
+    const int first = in_turns_tasks / outputs, outputs_done = in_turns_tasks % outputs, blocks = blocks_ - first, task_after_first = task - outputs_done * (blocks - 1);
+    Piece piece = task_after_first < 0 ? Piece{first + 1 + task % (blocks - 1), task / (blocks - 1)} : Piece{first + task_after_first % blocks, outputs_done + task_after_first / blocks};
     if (i == rounds_) piece.without = from().step;
     if (task == to().task && to().step > 0) piece.upto = to().step;
     return piece;
@@ -109,17 +109,17 @@ class Shares {
   // As f.union_sizes has it, but without a way to memory where it is known.
   __device__ __forceinline__ int signed_size(const Ffn& f, int block) const { return in_turns() ? f.union_sizes[block] : m_.sizes[block]; }
   // Whether the block is known to take every neuron, without a way to memory.
-  __device__ __forceinline__ bool known_whole(const Ffn& f, int block) const { return !in_turns() && abs(m_.sizes[block]) == f.d_ff; }
+  __device__ __forceinline__ bool known_dense(const Ffn& f, int block) const { return !in_turns() && abs(m_.sizes[block]) == f.d_ff; }
   // Calls add(share) for every other share in which this CTA's last task goes on.
   template <typename Add>
   __device__ __forceinline__ void each_further(Add add) const {
     const int task = uniform(to().task);
-    const auto goes_on = [&](int share) {
+    const auto continues_with_up = [&](int share) {
       const Position& start = m_.starts[cut_][share];
       return uniform(start.task) == task && uniform(start.step) > 0;
     };
 #pragma unroll 1
-    for (int share = index() + 1; goes_on(share); ++share) add(share);
+    for (int share = index() + 1; continues_with_up(share); ++share) add(share);
   }
 
  private:

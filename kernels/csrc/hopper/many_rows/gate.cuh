@@ -20,36 +20,36 @@ namespace twell::hopper {
 struct Decisions {
   static constexpr int kSlots = kStages + 1;
   int tile[kSlots];
-  uint64_t told[kSlots];
+  uint64_t decided[kSlots];
   __device__ __forceinline__ void init() {
-    for (uint64_t& barrier : told) barrier_init(&barrier, 1);
+    for (uint64_t& barrier : decided) barrier_init(&barrier, 1);
   }
   __device__ __forceinline__ int wait(int i) {
-    barrier_wait(&told[i % kSlots], i / kSlots % 2);
+    barrier_wait(&decided[i % kSlots], i / kSlots % 2);
     return tile[i % kSlots];
   }
   // By the producers' warps of both CTAs; the first one's decides.
   __device__ __forceinline__ int make(const Ffn& f, int i, int rank, int lane) {
-    if (lane == 0) barrier_expect(&told[i % kSlots], sizeof(tile[0]));
+    if (lane == 0) barrier_expect(&decided[i % kSlots], sizeof(tile[0]));
     if (rank == 0) {
-      const int next = f.goes_on ? WholePairs(f).take(f, lane) : -1;
-      for (int cta = 0; cta < 2 && lane == 0; ++cta) send_remote(&tile[i % kSlots], &told[i % kSlots], next, cta);
+      const int next = f.continues_with_up ? DensePairs(f).take(f, lane) : -1;
+      for (int cta = 0; cta < 2 && lane == 0; ++cta) send_remote(&tile[i % kSlots], &decided[i % kSlots], next, cta);
     }
     return uniform(wait(i));
   }
 };
 
 struct GateMemory {
-  Packs packs;
+  PackShared packs;
   Decisions decisions;
   uint64_t fetched[2];  // the gate's panels, by the warps of each warpgroup
 };
 static_assert(kSharedBytes + sizeof(GateMemory) <= 227 * 1024);  // all that a CTA can have
 
 // One CTA's part in up products of tiles that lie whole.
-struct WholeTask {
+struct DenseTask {
   int block, tile;
-  __device__ __forceinline__ WholeTask(const Ffn& f, int tile_of_pair, int rank)
+  __device__ __forceinline__ DenseTask(const Ffn& f, int tile_of_pair, int rank)
       : block(tile_of_pair / f.tiles * 2 + rank), tile(tile_of_pair % f.tiles) {}
 };
 
@@ -80,7 +80,7 @@ __device__ __forceinline__ void produce_gate(const CUtensorMap& x_map, const CUt
     load_steps(s, ring, task.cut ? half_x_map : x_map, w_map, task.m0, task.height, task.tile, rank, steps, lane);
   }
   for (int i = 0, next; (next = decisions.make(f, i, rank, lane)) >= 0; ++i) {
-    const WholeTask task(f, next, rank);
+    const DenseTask task(f, next, rank);
     load_steps(s, ring, x_map, up_map, task.block * kTileM, kTileM, task.tile, rank, steps, lane);
   }
 }
@@ -131,7 +131,7 @@ __device__ __forceinline__ void consume_gate(const CUtensorMap& spill_map, const
 #pragma unroll 1
   for (int i = 1; next >= 0; next = uniform(m.decisions.wait(i++)), fetched ^= 1) {
     constexpr int kHalf = kPanelBytes / 2;  // this warpgroup's rows of a panel; a warp sees to one
-    const WholeTask task(f, next, rank);
+    const DenseTask task(f, next, rank);
     const int panel = task.tile * (kTileN / kPanelColumns) + c.warp, m0 = task.block * kTileM;
     unsigned char* half = s.staging + c.warp * kPanelBytes + c.group * kHalf;
     const auto fetch = [&] {
@@ -150,7 +150,7 @@ __device__ __forceinline__ void consume_gate(const CUtensorMap& spill_map, const
       return neuron < f.d_ff ? static_cast<float>(biases[neuron]) : 0.f;
     };
     finish_up<T, kTileN / kPanelColumns>(d, s, c, biases != nullptr, bias, [&](int row) {
-      if (m0 + row < f.rows) atomicOr(f.row_sums + m0 + row, kSpoiled);
+      if (m0 + row < f.rows) atomicOr(f.row_sums + m0 + row, kNonfiniteUp);
     });
     fence_async_proxy();
     c.sync();
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
     barrier_init(&s.staged[0], kConsumers), barrier_init(&s.drained, kPackers);
-    barrier_init(&memory.packs.joined, 1), barrier_init(&memory.packs.found, Packs::kFound * kLastPackWarps), memory.decisions.init();
+    barrier_init(&memory.packs.joined, 1), barrier_init(&memory.packs.fired_ready, PackShared::kFiredWords * kLastPackWarps), memory.decisions.init();
     for (uint64_t& barrier : memory.fetched) barrier_init(&barrier, kConsumerWarps / 2);
     fence_barrier_init();
   }

@@ -17,21 +17,21 @@ constexpr int kPackRows = 16;  // at a time by a warp, two lanes to each row: sh
 
 // What the packers share. Of a row: its words, or before them what it fires, a bit a neuron, in words 8 to 15; and last how many are
 // in use, so that rows lie a bank apart.
-struct Packs {
+struct PackShared {
   uint32_t lines[kTileM][kWords + 1];
-  // By the rows of each warp, a bit a neuron of the tile, and how many values: kFound words. Of a cut tile, of both CTAs' warps.
-  static constexpr int kFound = kMaskWords + 1;
-  uint32_t fired[kLastPackWarps][kFound];
+  // By the rows of each warp, a bit a neuron of the tile, and how many values: kFiredWords words. Of a cut tile, of both CTAs' warps.
+  static constexpr int kFiredWords = kMaskWords + 1;
+  uint32_t fired[kLastPackWarps][kFiredWords];
   uint64_t joined;                             // those of the other CTA have come: once, as a cluster has one cut tile at most
-  uint64_t found;                              // all of a CTA's last tile, where all warps pack
+  uint64_t fired_ready;                              // all of a CTA's last tile, where all warps pack
 };
 
 struct GateTasks {
-  int clusters, first, last, whole, total;  // first, last: of this cluster, which takes one in `clusters`; none if last < first
+  int clusters, first, last, dense, total;  // first, last: of this cluster, which takes one in `clusters`; none if last < first
   __device__ __forceinline__ explicit GateTasks(const Ffn& f) : clusters(gridDim.x / 2), first(blockIdx.x / 2) {
     const int planned = (f.blocks + 1) / 2 * f.tiles, left = planned % clusters;
-    whole = 2 * left <= clusters ? planned - left : planned;
-    total = whole + 2 * (planned - whole);
+    dense = 2 * left <= clusters ? planned - left : planned;
+    total = dense + 2 * (planned - dense);
     last = first + (total - 1 - first + clusters) / clusters * clusters - clusters;
   }
 };
@@ -41,8 +41,8 @@ struct GateTask {
   int tile, m0, height;
   bool cut;
   __device__ __forceinline__ GateTask(const Ffn& f, const GateTasks& tasks, int t, int rank) {
-    cut = t >= tasks.whole;
-    const int late = cut ? t - tasks.whole : 0, planned = t - late + late / 2;
+    cut = t >= tasks.dense;
+    const int late = cut ? t - tasks.dense : 0, planned = t - late + late / 2;
     tile = planned % f.tiles;
     m0 = (planned / f.tiles * 2 + (cut ? late % 2 : rank)) * kTileM + (cut ? rank * (kTileM / 2) : 0);
     height = cut ? kTileM / 2 : kTileM;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
   for (int h = 0; h < 2; ++h)
     if (broken[h] != 0.f || !stays_finite<T>(peak[h])) {
       const int at = task.m0 + c.row() + 8 * h;
-      if (at < f.rows) atomicOr(f.row_sums + at, kNotFinite);
+      if (at < f.rows) atomicOr(f.row_sums + at, kNonfiniteGate);
     }
 }
 
@@ -116,13 +116,13 @@ __device__ __forceinline__ uint32_t fired_of_32(const uint4 (&chunks)[4]) {
 // What each row of the tile fires, as bits in its line and in f.masks, and all rows together, in f.fired: a lane takes half of a row's
 // columns, without a branch.
 // Of the block's rows of a tile: whether they leave whole, and how many values they fire.
-struct Found {
-  bool whole;
+struct TileFirings {
+  bool dense;
   int values;
 };
 
 template <typename T, int kWarps>
-__device__ __forceinline__ Found find_fired(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
+__device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging, PackShared& s, const Ffn& f, const GateTask& task, int warp, int lane) {
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
   uint32_t any[4] = {}, many = 0;
   uint32_t* masks = f.masks + (static_cast<int64_t>(m0) * f.tiles + tile) * kMaskWords + 4 * half;
@@ -150,43 +150,43 @@ __device__ __forceinline__ Found find_fired(unsigned char* staging, Packs& s, co
     if (lane == w) mine = together;
   }
   constexpr int kCutWarps = std::min(kWarps, kTileM / 2 / kPackRows);  // that have rows of a cut tile
-  if (lane < Packs::kFound && (!task.cut || warp < kCutWarps)) s.fired[warp][lane] = mine;
+  if (lane < PackShared::kFiredWords && (!task.cut || warp < kCutWarps)) s.fired[warp][lane] = mine;
   if (task.cut) {  // the two CTAs' rows are joined
     if (warp == 0 && lane == 0) barrier_expect(&s.joined, kCutWarps * sizeof(s.fired[0]));
-    if (lane < Packs::kFound && warp < kCutWarps)
+    if (lane < PackShared::kFiredWords && warp < kCutWarps)
       send_remote(reinterpret_cast<int*>(s.fired[kCutWarps + warp] + lane), &s.joined, mine, cluster_rank() ^ 1);
     barrier_wait(&s.joined, 0);
   }
   if constexpr (kWarps == kPackWarps) {
     named_sync<kPackers>(kPackBarrier);
   } else {  // no named barrier: racecheck loses warps that meet at one while others, here the producer's, wait for the cluster
-    if (lane < Packs::kFound) barrier_arrive(&s.found);
-    barrier_wait(&s.found, 0);
+    if (lane < PackShared::kFiredWords) barrier_arrive(&s.fired_ready);
+    barrier_wait(&s.fired_ready, 0);
   }
   uint32_t all = 0;  // of what lies there until the next tile is staged
-  if (lane < Packs::kFound)
+  if (lane < PackShared::kFiredWords)
     for (int other = 0; other < (task.cut ? 2 * kCutWarps : kWarps); ++other)
       all = lane < kMaskWords ? all | s.fired[other][lane] : all + s.fired[other][lane];
   if (warp == 0 && lane < kMaskWords && rows > 0)
     f.fired[(static_cast<int64_t>(m0 / kBlockRows) * f.tiles + tile) * kMaskWords + lane] = all;
   const int columns = min(kTile, f.d_ff - tile * kTile), united = __reduce_add_sync(~0u, lane < kMaskWords ? __popc(all) : 0);
   const int values = __shfl_sync(~0u, all, kMaskWords), tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
-  if (f.whole == nullptr) return {f.w_up != nullptr && nearly_all(united, columns), values};
+  if (f.dense_tiles == nullptr) return {f.w_up != nullptr && nearly_all(united, columns), values};
   const bool nearly = nearly_all(united, columns);
   if (warp == 0 && lane == 0 && rows > 0 && (!task.cut || cluster_rank() == 0))
-    WholePairs(f).fire(m0, nearly ? max(values, (kNearlyAll * tall * columns + 127) / 128) : values);
-  return {nearly || (is_loud(kLoudTile, values, tall, columns) && 5 * united >= 3 * columns), values};
+    DensePairs(f).fire(m0, nearly ? max(values, (kNearlyAll * tall * columns + 127) / 128) : values);
+  return {nearly || (is_high_nnz(kHighNnzTile, values, tall, columns) && 5 * united >= 3 * columns), values};
 }
 
 // Turns the warp's rows of the staging tile into words. A step for each slot, ascending, into the row's line; then the warp writes the
 // words in use, eight at a time. A row past its slots, or of a tile that stays whole, leaves as it lies in the staging tile. Other words
 // are whatever they were. Rows of a tile that leaves whole are counted once they are there.
 template <typename T, int kWarps>
-__device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, const Ffn& f, const GateTask& task, int warp, int lane) {
+__device__ __forceinline__ void pack_tile(unsigned char* staging, PackShared& s, const Ffn& f, const GateTask& task, int warp, int lane) {
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
-  const auto [whole, values] = find_fired<T, kWarps>(staging, s, f, task, warp, lane);
+  const auto [dense, values] = find_tile_firings<T, kWarps>(staging, s, f, task, warp, lane);
   const int tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
-  int counted = 0, quiet = 0;  // of the warp's rows; that fire less than a quarter of the block's mean
+  int counted = 0, low_nnz = 0;  // of the warp's rows; that fire less than a quarter of the block's mean
 #pragma unroll 1
   for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
     const int row = row0 + lane % kPackRows;
@@ -196,9 +196,9 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, cons
 #pragma unroll
     for (int w = 0; w < 4; ++w) mask[w] = line[kHead + 4 * half + w], mine += __popc(mask[w]);
     const uint32_t other = __shfl_xor_sync(~0u, mine, kPackRows), count = mine + other;
-    const bool leaves = whole || count > kSlots;
-    const bool counts = f.whole != nullptr && whole && half == 0 && row < rows;
-    counted += __popc(__ballot_sync(~0u, counts)), quiet += __popc(__ballot_sync(~0u, counts && 4 * static_cast<int>(count) * tall < values));
+    const bool leaves = dense || count > kSlots;
+    const bool counts = f.dense_tiles != nullptr && dense && half == 0 && row < rows;
+    counted += __popc(__ballot_sync(~0u, counts)), low_nnz += __popc(__ballot_sync(~0u, counts && 4 * static_cast<int>(count) * tall < values));
     if (half == 0 && row < rows && count > 0) atomicAdd(f.row_sums + m0 + row, count);
     __syncwarp();  // slots will lie where the bits do
     if (!leaves) {
@@ -221,7 +221,7 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, cons
                  kTile * 2);
     }
     const uint32_t last = leaves ? 0 : count;  // of the words in use
-    if (half == 0) line[0] = whole ? count | kWhole : count, line[kWords] = last;
+    if (half == 0) line[0] = dense ? count | kDenseTile : count, line[kWords] = last;
     __syncwarp();
     for (uint32_t first = 0; __any_sync(~0u, last >= first); first += kHead) {  // eight words of four rows at a time
 #pragma unroll
@@ -237,7 +237,7 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, Packs& s, cons
   if (counted > 0) {
     bulk_wait<0>();
     __syncwarp();
-    if (lane == 0) WholePairs(f).add(f, m0 / kPairRows * f.tiles + tile, counted, quiet);
+    if (lane == 0) DensePairs(f).add(f, m0 / kPairRows * f.tiles + tile, counted, low_nnz);
   } else {
     bulk_wait_read<0>();
   }

@@ -23,7 +23,7 @@ struct Window {
   __align__(16) uint32_t block[kBlockRows], taken[kBlockRows];  // the block's, as they come in order; and as they were found
   uint32_t sums[kWindow / 32], squares[2][kWindow / 32];  // of 32 rows' nnz; of its square's low halves, and of the high ones
   uint32_t broken[kWindow / 32];  // a bit a row that is not finite
-  uint32_t spoiled[kWindow / 32];  // likewise, by up products alone: the order knows nothing of it
+  uint32_t nonfinite_up[kWindow / 32];  // likewise, by up products alone: the order knows nothing of it
   uint32_t bounds[2];             // the block's first key and its last
   int ranks[2];                   // how many keys that begin as they do are before them
   uint32_t digits[2][kDigits];    // of how many such keys follow each next digit
@@ -35,7 +35,7 @@ struct Window {
   static __device__ __forceinline__ int row_of(uint32_t key) { return key & (kWindow - 1); }
   static __device__ __forceinline__ int nnz_of(const Ffn& f, uint32_t key) { return f.d_ff - static_cast<int>(key >> kRowBits); }
   __device__ __forceinline__ bool finite(uint32_t key) const { return !(broken[row_of(key) / 32] >> (key & 31) & 1); }
-  __device__ __forceinline__ bool unspoiled(uint32_t key) const { return !(spoiled[row_of(key) / 32] >> (key & 31) & 1); }
+  __device__ __forceinline__ bool finite_up(uint32_t key) const { return !(nonfinite_up[row_of(key) / 32] >> (key & 31) & 1); }
 };
 
 // Finds w.bounds, the keys that have w.ranks keys before them, by all threads: a digit after the other, of the keys that begin alike.
@@ -91,13 +91,13 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int row = t + i * kPlanThreads;
-    const uint32_t broken = __ballot_sync(~0u, words[i] & kNotFinite), spoiled = __ballot_sync(~0u, words[i] & kSpoiled);
-    const uint32_t nnz = words[i] & kNotFinite ? 0 : words[i] & ~kSpoiled;
+    const uint32_t broken = __ballot_sync(~0u, words[i] & kNonfiniteGate), nonfinite_up = __ballot_sync(~0u, words[i] & kNonfiniteUp);
+    const uint32_t nnz = words[i] & kNonfiniteGate ? 0 : words[i] & ~kNonfiniteUp;
     w.keys[row] = Window::key(f, row, row < rows, nnz);
     const uint32_t sum = __reduce_add_sync(~0u, nnz), square = nnz * nnz;
     const uint32_t low = __reduce_add_sync(~0u, square & 0xffff), high = __reduce_add_sync(~0u, square >> 16);
     if (lane == 0) {
-      w.broken[row / 32] = broken, w.spoiled[row / 32] = spoiled;
+      w.broken[row / 32] = broken, w.nonfinite_up[row / 32] = nonfinite_up;
       w.sums[row / 32] = sum, w.squares[0][row / 32] = low, w.squares[1][row / 32] = high;
     }
   }
@@ -111,7 +111,7 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
   // Their deviation, at most a quarter of the mean or a 256th of d_ff: what sorting gains is then less than what scattered rows cost.
   // Of a loud window half of the mean.
   const unsigned long long spread = rows * squares - sums * sums, most = static_cast<unsigned long long>(rows) * f.d_ff;
-  const int share = f.whole != nullptr && is_loud(kLoudWindow, WholePairs(f).fired(m0 / kWindow), rows, f.d_ff) ? 4 : 16;
+  const int share = f.dense_tiles != nullptr && is_high_nnz(kHighNnzWindow, DensePairs(f).fired(m0 / kWindow), rows, f.d_ff) ? 4 : 16;
   return share * spread <= sums * sums || spread <= most * most >> 16;
 }
 

@@ -10,35 +10,35 @@
 namespace twell::hopper {
 
 // How many outputs a cluster takes, and how many CTAs share out the union.
-struct MidOutputs {
+struct DownShape {
   int each, splits;
-  bool operator==(const MidOutputs&) const = default;
+  bool operator==(const DownShape&) const = default;
 };
 
-constexpr MidOutputs kMidOutputs[] = {{64, 3}, {64, 2}, {128, 2}, {160, 2}, {192, 2}, {256, 2}, {128, 1}, {160, 1}, {192, 1}, {256, 1}};
+constexpr DownShape kDownShapes[] = {{64, 3}, {64, 2}, {128, 2}, {160, 2}, {192, 2}, {256, 2}, {128, 1}, {160, 1}, {192, 1}, {256, 1}};
 
-// As for `mid_tile`, of unions that are everything; what does not hang on the union takes as long as 8 steps do, and 16 more
+// As for `choose_cta_tile`, of unions that are everything; what does not hang on the union takes as long as 8 steps do, and 16 more
 // where sums are added up. at_once: clusters of so many CTAs that run at once, each CTA on a multiprocessor of its own. Not in clusters of
 // four: they would not take all multiprocessors, and where two CTAs share one, both take twice as long.
-inline MidOutputs mid_outputs(const Ffn& f, const std::array<int, 4>& at_once) {
-  MidOutputs best{};
+inline DownShape choose_down_shape(const Ffn& f, const std::array<int, 4>& at_once) {
+  DownShape best{};
   int64_t least = INT64_MAX;
-  for (const MidOutputs& some : kMidOutputs) {
-    if (some.each % 64 > 0 && f.d_model % 32 > 0) continue;  // halves of lines
-    if (some.splits == 1 && f.d_ff > 16384) continue;  // the longer a union, the larger a CTA's list of it
-    const int clusters = (f.d_model + some.each - 1) / some.each * f.blocks;
-    const int waves = (clusters + at_once[some.splits] - 1) / at_once[some.splits];
-    const int64_t step = mid_step(kBlockRows + some.each, 56, some.each);
-    const int64_t cost = waves * step * (f.d_ff / some.splits + kTileK * (some.splits > 1 ? 24 : 8));
-    if (cost < least) best = some, least = cost;
+  for (const DownShape& shape : kDownShapes) {
+    if (shape.each % 64 > 0 && f.d_model % 32 > 0) continue;  // halves of lines
+    if (shape.splits == 1 && f.d_ff > 16384) continue;  // the longer a union, the larger a CTA's list of it
+    const int clusters = (f.d_model + shape.each - 1) / shape.each * f.blocks;
+    const int waves = (clusters + at_once[shape.splits] - 1) / at_once[shape.splits];
+    const int64_t step = step_cycles(kBlockRows + shape.each, 56, shape.each);
+    const int64_t cost = waves * step * (f.d_ff / shape.splits + kTileK * (shape.splits > 1 ? 24 : 8));
+    if (cost < least) best = shape, least = cost;
   }
   return best;
 }
 
-constexpr int kMidEarly = 8;  // stages that `down` asks for before it has a list, at most
+constexpr int kEarlyStages = 8;  // stages that `down` asks for before it has a list, at most
 
 template <int kOut, int kSplits>
-struct MidDown {
+struct TiledDown {
   static constexpr int kSide = kTileK * 64 * 2;  // bytes of 64 neurons of 64 rows, or of 64 outputs
   static constexpr int kPanels = (kOut + 63) / 64;  // of outputs; of 160 the last is half full
   static constexpr int kStageBytes = (2 + kPanels) * kSide, kShare = (kOut / 8 + kSplits - 1) / kSplits * 8;
@@ -52,7 +52,7 @@ struct MidDown {
   }
   // Of the numbers of as many neurons as can be a CTA's share.
   static constexpr int list_bytes(int d_ff) { return ((d_ff + kSplits - 1) / kSplits + kTileK) * 2 + 127 & ~127; }
-  static int stages(int d_ff) { return std::min(kMidStages, (226 * 1024 - list_bytes(d_ff)) / kStageBytes); }
+  static int stages(int d_ff) { return std::min(kTiledStages, (226 * 1024 - list_bytes(d_ff)) / kStageBytes); }
 };
 
 // What the copy engine brings of 64 neurons that follow each other: a block's hidden state and a cluster's outputs of W_d, in whole lines of
@@ -60,19 +60,19 @@ struct MidDown {
 // of a line has a map of its own.
 template <int kOut, int kSplits>
 struct DownLoad {
-  using Down = MidDown<kOut, kSplits>;
-  static constexpr bool kWhole = kOut % 64 == 0;
+  using Down = TiledDown<kOut, kSplits>;
+  static constexpr bool kFullLines = kOut % 64 == 0;
   const CUtensorMap &w, &half, &h;
-  int h0, out0 = blockIdx.y * kOut, turned = kWhole ? 0 : out0 % 64;
+  int h0, out0 = blockIdx.y * kOut, line_offset = kFullLines ? 0 : out0 % 64;
   // How far from its place in the row of W_d the output lies whose sum is the at-th of the cluster's.
-  __device__ __forceinline__ int aside(int at) const { return kWhole ? 0 : at + turned < kOut ? turned : turned - kOut; }
-  __device__ __forceinline__ int output(int at) const { return out0 + at + aside(at); }
-  __device__ __forceinline__ void ask(unsigned char* stage, uint64_t* full, int neuron) const {
+  __device__ __forceinline__ int shift_of(int at) const { return kFullLines ? 0 : at + line_offset < kOut ? line_offset : line_offset - kOut; }
+  __device__ __forceinline__ int output(int at) const { return out0 + at + shift_of(at); }
+  __device__ __forceinline__ void request(unsigned char* stage, uint64_t* full, int neuron) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) tma_load_2d(stage + i * Down::kSide, &h, full, 64 * i, h0 + neuron);
 #pragma unroll
-    for (int i = 0; i < kOut / 64; ++i) tma_load_2d(stage + (2 + i) * Down::kSide, &w, full, out0 + turned + 64 * i, neuron);
-    if constexpr (!kWhole) tma_load_3d(stage + (2 + kOut / 64) * Down::kSide, &half, full, 0, neuron, output(kOut / 64 * 64) / 32);
+    for (int i = 0; i < kOut / 64; ++i) tma_load_2d(stage + (2 + i) * Down::kSide, &w, full, out0 + line_offset + 64 * i, neuron);
+    if constexpr (!kFullLines) tma_load_3d(stage + (2 + kOut / 64) * Down::kSide, &half, full, 0, neuron, output(kOut / 64 * 64) / 32);
   }
 };
 
@@ -82,7 +82,7 @@ __device__ __forceinline__ int share_of(int total, int splits) { return ((total 
 // The neurons of this CTA's share of the block's union, ascending, into `list`; how many. By all threads. meanwhile() runs while what fired
 // is on its way.
 template <typename Meanwhile>
-__device__ __forceinline__ int list_share(const MidMarks& marks, const Ffn& f, int splits, int rank, uint16_t* list, int (&sums)[kThreads / 32],
+__device__ __forceinline__ int list_share(const TiledMarks& marks, const Ffn& f, int splits, int rank, uint16_t* list, int (&sums)[kThreads / 32],
                                           Meanwhile meanwhile) {
   const int groups = (f.d_ff + 15) / 16, each = (groups + kThreads - 1) / kThreads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int from = min(static_cast<int>(threadIdx.x) * each, groups), to = min(from + each, groups);
@@ -113,26 +113,26 @@ __device__ __forceinline__ int list_share(const MidMarks& marks, const Ffn& f, i
 // The first stages, `count` times 64 neurons from `first` on, where all of them fire; whether they do. By the producers: as each stage asks
 // for what the others do, a warp takes one in so many.
 template <int kOut, int kSplits>
-__device__ __forceinline__ bool ask_early(const Stages& ring, const DownLoad<kOut, kSplits>& load, const uint16_t* fired, int first, int count) {
+__device__ __forceinline__ bool request_early(const Stages& ring, const DownLoad<kOut, kSplits>& load, const uint16_t* fired, int first, int count) {
   const int lane = threadIdx.x % 32;
   const bool fires = lane >= count || reinterpret_cast<const uint64_t*>(fired + first / 16)[lane] == ~0ull;
   if (count == 0 || !__all_sync(~0u, fires)) return false;
   if (lane == 0)
     for (int i = threadIdx.x / 32 - kConsumerWarps; i < count; i += kProducerWarps) {
-      barrier_expect(&ring.full[i], MidDown<kOut, kSplits>::kStageBytes);
-      load.ask(ring.base + i * ring.bytes, &ring.full[i], first + i * kTileK);
+      barrier_expect(&ring.full[i], TiledDown<kOut, kSplits>::kStageBytes);
+      load.request(ring.base + i * ring.bytes, &ring.full[i], first + i * kTileK);
       barrier_arrive_for(&ring.full[i], kProducers);
     }
   return true;
 }
 
 // Fills the stages of all steps but the first `begin`: 64 neurons of the block's hidden state and of the outputs' weights, by tensor copies
-// where they follow each other, which the warps ask for in turns, as `load_mid` has it. Else a thread copies, of four neurons, 16 of each 128
+// where they follow each other, which the warps ask for in turns, as `load_tiled` has it. Else a thread copies, of four neurons, 16 of each 128
 // bytes: it reads their numbers at once and before it waits, as a read between copies would wait for those before it.
 template <typename T, int kOut, int kSplits>
-__device__ __forceinline__ void produce_mid_down(Stages& ring, const DownLoad<kOut, kSplits>& load, const Ffn& f, int block,
+__device__ __forceinline__ void produce_tiled_down(Stages& ring, const DownLoad<kOut, kSplits>& load, const Ffn& f, int block,
                                                  const uint16_t* list, int size, bool all, int begin) {
-  using Down = MidDown<kOut, kSplits>;
+  using Down = TiledDown<kOut, kSplits>;
   constexpr int kEach = kTileK * 8 / kProducers;
   static_assert(kEach == 4);
   const int thread = threadIdx.x - kConsumers, first = thread / 8 * kEach, chunk = thread % 8;
@@ -150,7 +150,7 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const DownLoad<kO
     barrier_wait(&ring.empty[ring.at], ring.phase);
     if (thread == 32 * turn) {
       barrier_expect(full, run ? Down::kStageBytes : 0);
-      if (run) load.ask(ring.here(), full, list[k0]);
+      if (run) load.request(ring.here(), full, list[k0]);
     }
     if (run) {
       arrive_as_warp(full, all ? kProducers : 32);
@@ -165,7 +165,7 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const DownLoad<kO
       for (int p = 0; p < 2; ++p) async_copy_16(to + p * Down::kSide, h + neuron * kBlockRows + 64 * p, there);
 #pragma unroll
       for (int p = 0; p < Down::kPanels; ++p) {
-        const int at = 64 * p + load.aside(64 * p + 8 * chunk);
+        const int at = 64 * p + load.shift_of(64 * p + 8 * chunk);
         if (64 * (p + 1) <= kOut || chunk < kOut % 64 / 8)
           async_copy_16(to + (2 + p) * Down::kSide, w + neuron * static_cast<uint32_t>(f.d_model) + at, there && at < outputs);
       }
@@ -179,7 +179,7 @@ __device__ __forceinline__ void produce_mid_down(Stages& ring, const DownLoad<kO
 // cluster_meet beside it.
 template <int kOut, int kSplits>
 __device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* to, uint64_t* sent, int rank) {
-  constexpr int kRuns = MidDown<kOut, kSplits>::kShare / 8;
+  constexpr int kRuns = TiledDown<kOut, kSplits>::kShare / 8;
   float4* parts = reinterpret_cast<float4*>(to) + threadIdx.x;
   const auto place = [](int from, int run) { return (from * kRuns + run) * kConsumers; };
   const auto mine = [&](int i) { return make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]); };
@@ -209,18 +209,18 @@ __device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* 
 
 template <typename T, int kOut, int kSplits>
 __global__ void __launch_bounds__(kThreads, 1)
-    mid_down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap half_map, const __grid_constant__ CUtensorMap h_map,
+    tiled_down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap half_map, const __grid_constant__ CUtensorMap h_map,
              const Ffn f, int block_rows, int* nnz, int tiles, int stages) {
-  using Down = MidDown<kOut, kSplits>;
+  using Down = TiledDown<kOut, kSplits>;
   extern __shared__ __align__(1024) unsigned char raw[];
-  __shared__ uint64_t stage_barriers[2][kMidStages], sent;
+  __shared__ uint64_t stage_barriers[2][kTiledStages], sent;
   __shared__ uint32_t broken[kBlockRows / 32];
   __shared__ int sums[kThreads / 32];
-  __shared__ bool early;  // whether stages were asked for without a list
+  __shared__ bool requested_flag;  // whether stages were asked for without a list
   const int thread = threadIdx.x, block = blockIdx.z, rank = kSplits > 1 ? cluster_rank() : 0;
   const int m0 = block * block_rows, rows = min(block_rows, f.rows - m0);
   const bool consumes = thread < kConsumers;
-  uint64_t *full = in_register(stage_barriers[0]), *empty = full + kMidStages;
+  uint64_t *full = in_register(stage_barriers[0]), *empty = full + kTiledStages;
   Stages ring{in_register(raw), full, empty, stages, Down::kStageBytes, !consumes};
   uint16_t* list = reinterpret_cast<uint16_t*>(ring.base + stages * Down::kStageBytes);
   const DownLoad<kOut, kSplits> load{w_map, half_map, h_map, block * f.panels * kPanelColumns};
@@ -230,19 +230,19 @@ __global__ void __launch_bounds__(kThreads, 1)
     fence_barrier_init();
     if constexpr (kSplits > 1) barrier_expect(&sent, Down::sent_bytes(rank));
     for (uint32_t& word : broken) word = 0;
-    early = false;
+    requested_flag = false;
   }
   if (thread == 32) prefetch_map(&w_map), prefetch_map(&h_map);
   __syncthreads();
   let_next_launch();
   wait_for_launches();
 
-  const MidMarks marks(f, block, tiles);
+  const TiledMarks marks(f, block, tiles);
   const uint32_t words = thread < tiles * (kBlockRows / 32) ? marks.broken[thread] : 0;  // on its way while the list is made
-  const int even = share_of(f.d_ff, kSplits), first = rank * even;  // of this CTA, if every neuron fires
-  const int ahead = max(min(min(kMidEarly, stages), min(even, f.d_ff - first) / kTileK), 0);
+  const int even_share = share_of(f.d_ff, kSplits), first = rank * even_share;  // of this CTA, if every neuron fires
+  const int early_stages = max(min(min(kEarlyStages, stages), min(even_share, f.d_ff - first) / kTileK), 0);
   const int size = list_share(marks, f, kSplits, rank, list, sums, [&] {
-    if (!consumes && ask_early(ring, load, marks.fired, first, ahead) && thread == kConsumers) early = true;
+    if (!consumes && request_early(ring, load, marks.fired, first, early_stages) && thread == kConsumers) requested_flag = true;
   });
   if (words) atomicOr(&broken[thread % (kBlockRows / 32)], words);
   for (int i = thread + kThreads; i < tiles * (kBlockRows / 32); i += kThreads)
@@ -252,11 +252,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Consumer c{thread / 128, thread / 32 % 4, thread % 32};
   const bool all = uniform(size > 0 && size % kTileK == 0 && list[size - 1] - list[0] == size - 1);  // every step is a run
   const T* bias = static_cast<const T*>(f.b_down);
-  const bool asked = uniform(early), right = uniform(asked && size >= ahead * kTileK && list[0] == first);  // for what the share begins with
-  if (asked && !(consumes && right)) ring.skip(ahead);
+  const bool requested = uniform(requested_flag), requested_right = uniform(requested && size >= early_stages * kTileK && list[0] == first);  // for what the share begins with
+  if (requested && !(consumes && requested_right)) ring.skip(early_stages);
   if (!consumes) {
     registers_down<kProducerRegisters>();
-    produce_mid_down<T, kOut, kSplits>(ring, load, f, block, list, size, all, right ? ahead : 0);
+    produce_tiled_down<T, kOut, kSplits>(ring, load, f, block, list, size, all, requested_right ? early_stages : 0);
     const int row = thread - kConsumers;
     if (blockIdx.y == block % gridDim.y && rank == 0 && row < rows) {
       const bool fine = !(broken[row / 32] >> (row & 31) & 1);
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (!all) fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
     };
     const auto release = [&](int stage) { barrier_arrive(&empty[stage]); };
-    for (int i = 0; asked && !right && i < ahead; ++i) {  // the share begins elsewhere: they are given back unread
+    for (int i = 0; requested && !requested_right && i < early_stages; ++i) {  // the share begins elsewhere: they are given back unread
       wait_as_warp(&full[i], 0);
       if (c.lane == 0) release(i);
     }

@@ -1,4 +1,4 @@
-// What a consumer warpgroup of `mid_gate_up` does before and after its products: where sums begin, what becomes of the gate's values, what
+// What a consumer warpgroup of `tiled_gate_up` does before and after its products: where sums begin, what becomes of the gate's values, what
 // fired and where that is said, and the hidden state.
 #pragma once
 
@@ -66,7 +66,7 @@ __device__ __forceinline__ bool finite_half(uint32_t pair, int which) {
 // The gate's epilogue of 64 rows: values into a panel, what fired, what is not finite, and how many fired in each row. Code that has to
 // come from memory takes longer than what it does, so it is short: a value that only rounding makes infinite is left to the up product.
 template <typename T, int kN, int kRows>
-__device__ __forceinline__ void finish_mid_gate(float (&d)[kN / 2], MidShared<kN, kRows>& s, const Ffn& f, const Consumer& c, int first, int rows,
+__device__ __forceinline__ void finish_tiled_gate(float (&d)[kN / 2], TiledShared<kN, kRows>& s, const Ffn& f, const Consumer& c, int first, int rows,
                                                 unsigned char* panel, uint16_t* counts) {
   const int quad = c.lane & 3;
   const bool there[2] = {c.row() < rows, c.row() + 8 < rows};
@@ -111,7 +111,7 @@ __device__ __forceinline__ void finish_mid_gate(float (&d)[kN / 2], MidShared<kN
 
 // The values of 64 rows, dense, to `spill`; each warp its own, by way of rows of kN + 8 at `rows`. m0, left: of the tile.
 template <typename T, int kN>
-__device__ __forceinline__ void spill_mid_gate(unsigned char* panel, uint16_t* rows, const Ffn& f, const Consumer& c, int first, int m0, int left) {
+__device__ __forceinline__ void spill_tiled_gate(unsigned char* panel, uint16_t* rows, const Ffn& f, const Consumer& c, int first, int m0, int left) {
   const PanelCorner from(c);
   const Corner to(c.lane);
   const int top = c.group * 64 + c.warp * 16;
@@ -136,9 +136,9 @@ __device__ __forceinline__ void spill_mid_gate(unsigned char* panel, uint16_t* r
 // Lists what fired, says so to `down` and to the other CTA of the pair, and moves the values of few neurons to panels of their own; by the
 // consumers. first: of the tile.
 template <int kN, int kRows>
-__device__ __forceinline__ void list_mid(MidShared<kN, kRows>& s, const Ffn& f, int first, unsigned char* base) {
-  using Space = MidShared<kN, kRows>;
-  using Where = MidRing<kN, kRows>;
+__device__ __forceinline__ void list_fired(TiledShared<kN, kRows>& s, const Ffn& f, int first, unsigned char* base) {
+  using Space = TiledShared<kN, kRows>;
+  using Where = TiledRing<kN, kRows>;
   const int thread = threadIdx.x, real = min(kN, f.d_ff - first), block0 = blockIdx.y * Space::kBlocks;
   int count = 0, before = 0;  // neurons that fire; of those, below this thread's
   bool mine = false;
@@ -154,12 +154,12 @@ __device__ __forceinline__ void list_mid(MidShared<kN, kRows>& s, const Ffn& f, 
   if (mine) s.list[before] = thread;
   const int own = count == 0 ? 0 : count > Space::kMost || count == real ? kN : Space::width_of(count);
   const bool meet = f.w_up != nullptr;
-  if (thread == 0 && meet) send_remote(&s.other, &s.told, own, cluster_rank() ^ 1);
+  if (thread == 0 && meet) send_remote(&s.other, &s.decided, own, cluster_rank() ^ 1);
   const int b = thread / 32, group = thread % 32;  // of 16 neurons
   if (b < Space::kBlocks && block0 + b < f.blocks && group < kN / 16 && first / 16 + group < f.panels * (kPanelColumns / 16)) {
-    MidMarks(f, block0 + b, mid_columns()).fired[first / 16 + group] = s.fires[b][group / 2] >> 16 * (group % 2) & 0xffff;
+    TiledMarks(f, block0 + b, tile_columns()).fired[first / 16 + group] = s.fires[b][group / 2] >> 16 * (group % 2) & 0xffff;
   }
-  if (meet) barrier_wait(&s.told, 0);
+  if (meet) barrier_wait(&s.decided, 0);
   const int width = meet ? max(own, s.other) : own;  // a pair's rings are alike
   if (thread == 0) s.count = count, s.width = width;
   if (width == kN) return;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void list_mid(MidShared<kN, kRows>& s, const Ffn& f, 
 
 // The hidden state of 64 rows, in place of the gate's values, of the neurons in the list or of all of the tile.
 template <typename T, int kUp, int kN, int kRows>
-__device__ __forceinline__ void finish_mid_up(float (&d)[kN / 2], MidShared<kN, kRows>& s, const Consumer& c, int rows, unsigned char* panel) {
+__device__ __forceinline__ void finish_tiled_up(float (&d)[kN / 2], TiledShared<kN, kRows>& s, const Consumer& c, int rows, unsigned char* panel) {
   const PanelCorner corner(c);
   uint32_t peak[2] = {0, 0};  // of the thread's two rows
   uint32_t next[4];

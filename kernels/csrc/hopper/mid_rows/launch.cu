@@ -26,7 +26,7 @@ void by_shape(const Shape& chosen, Run run) {
   }(std::make_index_sequence<std::size(all)>());
 }
 
-// How many clusters of one, two and three CTAs of `mid_down` run at once on this device. They keep to the groups that multiprocessors come
+// How many clusters of one, two and three CTAs of `tiled_down` run at once on this device. They keep to the groups that multiprocessors come
 // in, whose sizes differ from one device to another, and leave some idle: 39 of three, where there are 132 multiprocessors.
 const std::array<int, 4>& down_clusters() {
   thread_local std::map<int, std::array<int, 4>> known;
@@ -34,45 +34,45 @@ const std::array<int, 4>& down_clusters() {
   check(cudaGetDevice(&device), "device");
   if (const auto found = known.find(device); found != known.end()) return found->second;
   const int ones = multiprocessors(), shared = 226 * 1024;  // the most that it takes, which leaves no room for another on a multiprocessor
-  const int threes = clusters_at_once(mid_down<TWELL_T, 64, 3>, kThreads, shared, 3);
+  const int threes = clusters_at_once(tiled_down<TWELL_T, 64, 3>, kThreads, shared, 3);
   return known[device] = {0, ones, ones / 2, std::max(threes, 1)};
 }
 
 }  // namespace
 
 template <>
-void launch_mid_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) {
-  const MidTile tile = mid_tile(f, multiprocessors());
-  by_shape<kMidTiles>(tile, [&]<MidTile kTile>() {
+void launch_tiled_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) {
+  const CtaTile tile = choose_cta_tile(f, multiprocessors());
+  by_shape<kCtaTiles>(tile, [&]<CtaTile kTile>() {
     constexpr int kN = kTile.neurons, kRows = kTile.rows;
-    using Where = MidRing<kN, kRows>;
+    using Where = TiledRing<kN, kRows>;
     const auto rows = [&](int box) { return tensor_map<TWELL_T>(f.x, f.rows, f.d_model, box); };
-    const int taken = tile.taken(f), half = taken / kMidPair, rest = f.rows % taken % half;  // half: a CTA's share of a tile's rows
+    const int taken = tile.taken(f), half = taken / kTiledPair, rest = f.rows % taken % half;  // half: a CTA's share of a tile's rows
     const auto x = rows(half), last_x = rows(rest > 0 ? rest : half);
     const auto weights = [&](const void* matrix, int neurons) { return tensor_map<TWELL_T>(matrix, f.d_ff, f.d_model, neurons); };
     const int last = f.d_ff % kN > 0 ? f.d_ff % kN : kN;  // neurons of the last tile
     const auto gate = weights(f.w_gate, kN), last_gate = weights(f.w_gate, last);
     const auto up = f.w_up == nullptr ? gate : weights(f.w_up, kN), last_up = f.w_up == nullptr ? gate : weights(f.w_up, last);
     const auto h = hidden_map<TWELL_T>(f, kN);
-    const dim3 grid(kMidPair, (f.rows + kRows - 1) / kRows, tile.columns(f) / kMidPair);
-    launch_overlapping(mid_gate_up<TWELL_T, kN, kRows>, grid, kThreads, Where::kBegin + Where::kBytes, kMidPair, stream, x, last_x, gate, up,
+    const dim3 grid(kTiledPair, (f.rows + kRows - 1) / kRows, tile.columns(f) / kTiledPair);
+    launch_overlapping(tiled_gate_up<TWELL_T, kN, kRows>, grid, kThreads, Where::kBegin + Where::kBytes, kTiledPair, stream, x, last_x, gate, up,
                        last_gate, last_up, h, f, taken, dense);
   });
 }
 
 template <>
-void launch_mid_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
-  const MidTile tile = mid_tile(f, multiprocessors());
+void launch_tiled_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
+  const CtaTile tile = choose_cta_tile(f, multiprocessors());
   const int tiles = tile.columns(f), block_rows = std::min(tile.taken(f), kBlockRows);
-  by_shape<kMidOutputs>(mid_outputs(f, down_clusters()), [&]<MidOutputs kOutputs>() {
+  by_shape<kDownShapes>(choose_down_shape(f, down_clusters()), [&]<DownShape kOutputs>() {
     constexpr int kOut = kOutputs.each, kSplits = kOutputs.splits;
-    using Down = MidDown<kOut, kSplits>;
+    using Down = TiledDown<kOut, kSplits>;
     const int stages = Down::stages(f.d_ff);
     if (stages < Down::kLeastStages) throw std::runtime_error("down: d_ff of " + std::to_string(f.d_ff) + " leaves no room for stages");
     const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
     const auto half = kOut % 64 == 0 ? w : halves_map<TWELL_T>(f.w_down, f.d_ff, f.d_model);
     const auto h = tensor_map<TWELL_T>(f.hidden, f.blocks * f.panels * kPanelColumns, kBlockRows, kTileK);
-    launch_overlapping(mid_down<TWELL_T, kOut, kSplits>, dim3(kSplits, (f.d_model + kOut - 1) / kOut, f.blocks), kThreads,
+    launch_overlapping(tiled_down<TWELL_T, kOut, kSplits>, dim3(kSplits, (f.d_model + kOut - 1) / kOut, f.blocks), kThreads,
                        stages * Down::kStageBytes + Down::list_bytes(f.d_ff), kSplits, stream, w, half, h, f, block_rows, nnz, tiles,
                        stages);
   });

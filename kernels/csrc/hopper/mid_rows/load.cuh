@@ -1,4 +1,4 @@
-// What the CTAs of `mid_gate_up` share, where in shared memory it lies, and the producers that fill it.
+// What the CTAs of `tiled_gate_up` share, where in shared memory it lies, and the producers that fill it.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 namespace twell::hopper {
 
 template <int kN, int kRows>
-struct __align__(16) MidShared {
+struct __align__(16) TiledShared {
   static constexpr int kWords = (kN + 31) / 32, kBlocks = kRows / kBlockRows;
   // From a share of the tile on, of more rows a greater one, and where they are more than 48, in large tiles 64, weights come whole: by the
   // copy engine that is less work than row by row.
@@ -16,10 +16,10 @@ struct __align__(16) MidShared {
   // Of the up product of so many gathered neurons.
   __host__ __device__ static constexpr int width_of(int count) { return count <= 16 ? 16 : count <= 32 ? 32 : count <= 48 ? 48 : 64; }
   static constexpr int kWidest = width_of(kMost);
-  uint64_t full[2][kMidStages], empty[2][kMidStages], gathered[kMidStages];  // of the gate's stages, of the up product's
-  uint64_t told, ready, left;                                                // by the other CTA of the pair: its width, and so on
+  uint64_t full[2][kTiledStages], empty[2][kTiledStages], gathered[kTiledStages];  // of the gate's stages, of the up product's
+  uint64_t decided, ready, left;                                                // by the other CTA of the pair: its width, and so on
   uint64_t sure;                                                             // by both: the gate's ring is read, votes are in
-  int votes[kMidPair];                                                       // by either CTA: whether all neurons are surely taken
+  int votes[kTiledPair];                                                       // by either CTA: whether all neurons are surely taken
   uint32_t fires[kBlocks][kWords], broken[kRows / 32];  // a bit a neuron that any row of a block fires; a bit a row that is not finite
   int count, width;                                     // neurons that fire; of those whose up product is taken
   int other;                                            // the width that the other CTA of the pair asks for
@@ -45,8 +45,8 @@ __device__ __forceinline__ void by_width(int width, Run run) {
 // neurons that fire they move to its beginning, in panels of their own, before the up product's ring. Otherwise that ring lies before
 // them, or, where it would have too few stages, has all the room again: they leave for `hidden` and come back as its last stages do.
 template <int kN, int kRows>
-struct MidRing {
-  static constexpr int kBegin = (sizeof(MidShared<kN, kRows>) + 1023) / 1024 * 1024, kBytes = 227 * 1024 - kBegin;
+struct TiledRing {
+  static constexpr int kBegin = (sizeof(TiledShared<kN, kRows>) + 1023) / 1024 * 1024, kBytes = 227 * 1024 - kBegin;
   static constexpr int kPanel = kN * 128, kHeld = kBytes - kRows / 64 * kPanel, kEnoughStages = 4;
   static constexpr int stage(int width) { return (kRows + width) * kTileK * 2; }
   static constexpr bool kLeaves = kHeld / stage(kN) < kEnoughStages;
@@ -56,12 +56,12 @@ struct MidRing {
   static constexpr int begin(int width) { return width == kN ? 0 : width * kRows * 2; }
   static constexpr int stages(int width) {
     const int most = ((width == kN && !kLeaves ? kHeld : kBytes) - begin(width)) / stage(width);
-    return most < kMidStages ? most : kMidStages;
+    return most < kTiledStages ? most : kTiledStages;
   }
   static constexpr int kEarly = std::min(kClear, stages(kN));  // of the up product's, that may be asked for before what fired is listed
-  static constexpr int kGateStages = std::min(kMidStages, kBytes / stage(kN));
+  static constexpr int kGateStages = std::min(kTiledStages, kBytes / stage(kN));
   static constexpr int kProducerRegisters = kRows == kBlockRows ? 72 : 40, kConsumerRegisters = 252 - kProducerRegisters / 2;
-  static constexpr int kWidest = MidShared<kN, kRows>::kWidest, kLate = stages(kWidest) > 5 ? 4 : 2;  // of a gathered stage, as below
+  static constexpr int kWidest = TiledShared<kN, kRows>::kWidest, kLate = stages(kWidest) > 5 ? 4 : 2;  // of a gathered stage, as below
   static_assert(kGateStages >= kProducerWarps && stages(kN) >= kProducerWarps);  // else a warp meets a stage that is two rounds behind
   static_assert(stages(kWidest) >= kLate + 2);  // else gatherers wait for a stage that waits for one not yet announced
 };
@@ -73,17 +73,17 @@ __device__ __forceinline__ unsigned char* panel_chunk(unsigned char* panel, int 
 
 // What the copy engine brings of a tile into each stage: its rows that there are, of which this CTA asks for one half, `half` of them if
 // they are all there, for both CTAs of the pair; and, `weights_at` bytes behind, so many bytes of weights.
-struct MidLoad {
+struct TiledLoad {
   const CUtensorMap &x, &weights;
   int x_bytes, weight_bytes, first, weights_at, half;
 
   // The step-th 64 of k into the stage where `s` stands.
-  __device__ __forceinline__ void ask(const Stages& s, int step) const {
+  __device__ __forceinline__ void request(const Stages& s, int step) const {
     uint64_t* full = &s.full[s.at];
     const int row = cluster_rank() * half, at = row * (kTileK * 2);
     barrier_expect(full, x_bytes + weight_bytes);
     if (at < x_bytes)
-      tma_load_2d_multicast(s.here() + at, &x, full, step * kTileK, blockIdx.y * (kMidPair * half) + row, (1 << kMidPair) - 1);
+      tma_load_2d_multicast(s.here() + at, &x, full, step * kTileK, blockIdx.y * (kTiledPair * half) + row, (1 << kTiledPair) - 1);
     if (weight_bytes > 0) tma_load_2d(s.here() + weights_at, &weights, full, step * kTileK, first);
   }
 };
@@ -95,13 +95,13 @@ __device__ __forceinline__ int wrapped(int step, int steps) { return step < step
 // Fills the stages from one to another by the copy engine, each of `turns` warps one in so many, from the `turn`-th on; by one thread. That
 // takes about 100 cycles for a copy and 300 for what stands around it, and steps are 250 to 1 000 long. before(i) runs before the i-th stage.
 template <typename Before>
-__device__ __forceinline__ void load_mid(Stages& s, const MidLoad& load, int steps, int from, int to, int turn, int turns, Before before) {
+__device__ __forceinline__ void load_tiled(Stages& s, const TiledLoad& load, int steps, int from, int to, int turn, int turns, Before before) {
 #pragma unroll 1
   for (int i = from, step = wrapped(first_step(steps) + from, steps); i < to; ++i, s.next()) {
     if (i % turns == turn) {
       before(i);
       barrier_wait(&s.empty[s.at], s.phase);
-      load.ask(s, step);
+      load.request(s, step);
     }
     step = wrapped(step + 1, steps);
   }
@@ -111,7 +111,7 @@ __device__ __forceinline__ void load_mid(Stages& s, const MidLoad& load, int ste
 // behind the rows. Copies that reach past the end of a matrix would bring them, but take longer than whole ones. By the consumers.
 template <int kN, int kRows>
 __device__ __forceinline__ void clear_rest(unsigned char* base, int from, int to) {
-  using Where = MidRing<kN, kRows>;
+  using Where = TiledRing<kN, kRows>;
   const int chunks = (to - from) * 8;
 #pragma unroll 1
   for (int i = threadIdx.x; i < Where::kGateStages * chunks; i += kConsumers)
@@ -123,7 +123,7 @@ __device__ __forceinline__ void clear_rest(unsigned char* base, int from, int to
 // Copies the neurons in the list out of `weights` into the stages, by all producers but the first warp, which asks for the rows alone: beside
 // copies of their own the others would take longer.
 template <typename T, int kMost, int kLate>
-__device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int steps,
+__device__ __forceinline__ void gather_tiled(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int steps,
                                            int d_model, int row_bytes) {
   constexpr int kApart = (kProducers - 32) / 8, kRounds = (kMost + kApart - 1) / kApart;
   static_assert(kApart % 4 == 0);  // a thread's rows are swizzled alike but for 64 bytes
@@ -147,7 +147,7 @@ __device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const 
       if (row + kApart * j >= count) break;
       async_copy_16((to ^ kApart * j % 8 << 4) + kApart * j * 128, from + offset[j], inside);
     }
-    announcer.asked();
+    announcer.requested();
     step = wrapped(step + 1, steps);
   }
   announcer.rest();
@@ -156,7 +156,7 @@ __device__ __forceinline__ void gather_mid(Stages& s, uint64_t* gathered, const 
 // Whether a warp's sums alone say that more neurons fire than are gathered, so that weights come whole: by every other neuron, and by values
 // that no type rounds to zero. Where few of the first fire, it looks no further: others wait.
 template <int kN, int kMost, int kPieces, int kSize>
-__device__ __forceinline__ bool surely_whole(const float (&d)[kPieces][kSize]) {
+__device__ __forceinline__ bool surely_all(const float (&d)[kPieces][kSize]) {
   const auto fire = [&](int j) { return fmaxf(d[0][4 * j], d[0][4 * j + 2]) >= 0x1p-14f; };
   if (__popc(__ballot_sync(~0u, fire(0))) < 16) return false;
   uint32_t fires = 0;  // bit j: neuron 8 j + 2 * quad
@@ -172,20 +172,20 @@ __device__ __forceinline__ bool surely_whole(const float (&d)[kPieces][kSize]) {
 // The gate's values leave for `hidden`, the up product's tiles come, but for the first `begun`, which have been asked for, and then the values
 // again, each warpgroup's in a stage of its own.
 template <int kN, int kRows>
-__device__ __forceinline__ void load_whole(Stages& s, MidShared<kN, kRows>& shared, const MidLoad& load, const CUtensorMap& h_map, int steps,
+__device__ __forceinline__ void load_all_weights(Stages& s, TiledShared<kN, kRows>& shared, const TiledLoad& load, const CUtensorMap& h_map, int steps,
                                            int begun, int turn) {
-  using Where = MidRing<kN, kRows>;
+  using Where = TiledRing<kN, kRows>;
   constexpr int kPanels = kRows / 64, kOwn = kPanels / 2;
-  const int block0 = blockIdx.y * (kRows / kBlockRows), first = mid_column() * kN;
+  const int block0 = blockIdx.y * (kRows / kBlockRows), first = tile_column() * kN;
   const bool moves = Where::kLeaves && turn == kProducerWarps - 1;  // the values, one thread all of them
   if (moves) {
 #pragma unroll
     for (int p = 0; p < kPanels; ++p) tma_store_3d(&h_map, s.base + Where::kHeld + p * Where::kPanel, 64 * (p % 2), first, block0 + p / 2);
     bulk_commit();
     bulk_wait_read<0>();
-    for (int cta = 0; cta < kMidPair; ++cta) barrier_arrive_remote(&shared.left, cta);  // what is asked for goes to both
+    for (int cta = 0; cta < kTiledPair; ++cta) barrier_arrive_remote(&shared.left, cta);  // what is asked for goes to both
   }
-  load_mid(s, load, steps, begun, steps, turn, kProducerWarps, [&](int i) {
+  load_tiled(s, load, steps, begun, steps, turn, kProducerWarps, [&](int i) {
     if (Where::kLeaves && i >= Where::kClear) barrier_wait(&shared.left, 0);
   });
   if (moves) {
