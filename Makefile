@@ -9,11 +9,12 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Of the 18 000 modules that are installed a part is imported, and compiled as it is: not all of them beforehand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check sanitize built-for-gpu wheel clean help
+.PHONY: demo test check docs sanitize built-for-gpu wheel clean help
 help:
 	@echo "make demo    set up, capture the bundled model on the bundled text, open the dashboard"
 	@echo "make test    set up and run every check"
 	@echo "make sanitize    the GPU tests under compute-sanitizer, on a machine with a Hopper GPU"
+	@echo "make docs    write data/BENCHMARKS.md and data/CLAIMS.md anew from the recorded run"
 	@echo "make clean   remove the environment and what was built"
 
 demo: $(VENV)/.demo
@@ -58,6 +59,10 @@ built-for-gpu: $(SANITIZER)
 
 $(SANITIZER): $(VENV)/.test
 	@$(PIP) install -qq --target $(VENV)/sanitizer 'nvidia-cuda-sanitizer-api>=13.5'
+
+# The pages of data/ that are generated from the recorded run.
+docs: $(VENV)/.test
+	@$(BIN)/python -m twell.analysis.exports.pages
 
 wheel: $(VENV)/.test
 	@rm -rf build dist && $(BIN)/python -m build --wheel --outdir dist . >/dev/null && ls dist

@@ -1,0 +1,309 @@
+"""The page of benchmarks, data/BENCHMARKS.md: every figure of it is computed from one run and its `bench` table.
+
+    python -m twell.analysis.exports.pages    writes it anew from the recorded run that ships
+
+Each table names its device, rows, dtype, commit and how many turns its medians are of. A ratio is the time of the dense
+FFN over that of the sparse one, timed in turns in one process; absolute times are those of that device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from twell.analysis.activity.layers import by_layer
+from twell.analysis.exports.bench_cases import BASELINES, PROBES, cases, layer_sums
+from twell.analysis.overview import overview
+from twell.analysis.speed.speedup import model_speedup, speedup
+from twell.workbench.run.store import Run
+
+OFTEN = 10  # counts of rows that an input was timed at; those of fewer have a table of their own
+MANY = 10_000  # rows from which a call is long: its table shows times and the other dense baselines
+INPUTS = {
+    "patterns": "recorded patterns",
+    "text": "the model on its own text",
+    "uniform": "the model on uniform random ids",
+    "heavy": "heavy-tailed",
+    "even": "even",
+    "dense": "fully dense",
+}
+OPENING = """# Benchmarks
+
+Generated from the recorded run `{name}` by `make docs`; a test compares this page with what that prints. How things are
+timed is in [the log](log/measuring.md).
+
+**× dense** is the time of the dense FFN over the time of the sparse one. Both ran in turns, in random order, on the
+same input in one process; above 1 the sparse one is faster. Layers are added up before they are divided. *Dense* is
+torch's matrix products and the elementwise step between them. Times are medians, and hold for the device that is named.
+
+| input | what it is |
+|---|---|
+| the model on its own text | the FFN inputs of each layer of the recorded model, on held-out text |
+| the model on uniform random ids | layer 0 on token ids drawn at random: no text, and far more neurons fire |
+| recorded patterns | which neurons eight layers of another trained model fired, token by token |
+| heavy-tailed | synthetic; rows and neurons differ strongly in how much they fire |
+| even | synthetic; every neuron is equally likely to fire, so two rows share no more than chance |
+| fully dense | synthetic; every neuron fires |
+"""
+ELSEWHERE = """## Measured in other runs
+
+These figures are in no run that ships, so they are not on this page. The log has them, with dates and devices:
+
+| what | where |
+|---|---|
+| the same cases on an H100, the paper's published kernels, other shapes | [hopper](log/hopper.md) |
+| sweeps over many counts of rows, and where the kernel is slower than dense | [hopper](log/hopper.md) |
+| the time that a call takes on the host | [hopper](log/hopper.md) |
+| the `cuda` and `cpu` kernels | [cuda_cpu](log/cuda_cpu.md) |
+| whole captures with and without counts, several GPUs | [capture](log/capture.md) |
+| a model of 28 layers and 1.47 B parameters | [model](log/model.md) |
+"""
+
+
+def page(run: Run) -> str:
+    """Return the page as Markdown. run: one with timings, a verified parity and a `bench` table."""
+    frame = cases(run)
+    fast = frame[frame["kernel"] == run.manifest.kernel["name"]]
+    parts = (
+        OPENING.format(name=run.name),
+        _model(run),
+        _watching(run),
+        _long_calls(run, fast),
+        _layers_by_rows(run, fast),
+        _synthetic_by_rows(run, fast),
+        _other_kernels(run, frame),
+        ELSEWHERE,
+    )
+    return "\n".join(parts)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [list(head), ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
+
+
+def _number(value: float, digits: int = 2) -> str:
+    """Return the value with so many digits after the point, or a dash where it was not measured."""
+    return "–" if pd.isna(value) else f"{value:,.{digits}f}"
+
+
+def _percent(value: float, digits: int = 0, sign: str = "") -> str:
+    """Return a share in percent; sign: "+" shows the sign of positive ones too."""
+    return f"{round(100 * value, digits) + 0.0:{sign}.{digits}f} %"
+
+
+def _turns(least: float, most: float) -> str:
+    return f"medians of {least:.0f} turns" if least == most else f"medians of {least:.0f} to {most:.0f} turns"
+
+
+def _setting(run: Run, rows: str, dtype: str, repeats: pd.Series) -> str:
+    """Return the line above a table of the bench: device, shape, rows, dtype, turns and commit."""
+    commits = ", ".join(sorted(set(run.frame("bench")["commit"])))
+    return (
+        f"{run.manifest.device}, {run.manifest.model['d_model']} × {run.d_ff}, {rows}, {dtype}, "
+        f"{_turns(repeats.min(), repeats.max())}, commit `{commits}`.\n"
+    )
+
+
+def _dtype(frame: pd.DataFrame) -> str:
+    return ", ".join(sorted(set(frame["dtype"])))
+
+
+def _model(run: Run) -> str:
+    """Return the section on the recorded model: activity and speed by layer, then the whole forward pass."""
+    layers, speed, about, whole = by_layer(run), speedup(run), overview(run), model_speedup(run)
+    manifest, model = run.manifest, run.manifest.model
+    rows = [
+        [
+            int(a["layer"]), _number(a["mean"], 1), int(a["p99"]), int(a["max"]), _percent(a['dead_share']),
+            _number(s["dense_us"] / 1e3), _number(s["sparse_us"] / 1e3), _number(s["speedup"]),
+        ]
+        for a, s in zip(layers.to_dict("records"), speed.to_dict("records"), strict=True)
+    ]  # fmt: skip
+    dense, sparse = speed["dense_us"].sum() / 1e3, speed["sparse_us"].sum() / 1e3
+    rows.append(
+        ["all", f"{about['nnz_mean']:.1f} (mean)", "", "", _percent(about['dead_share']), _number(dense),
+         _number(sparse), f"**{dense / sparse:.2f}**"]
+    )  # fmt: skip
+    energy = "" if pd.isna(whole["energy"]) else f" A token takes {_percent(1 - whole['energy'])} less energy."
+    return (
+        "## A trained model on real text\n\n"
+        f"{manifest.device}, {model['family']}, {run.layers} layers of {model['d_model']} × {run.d_ff}, "
+        f"{model['parameters']:,} parameters, {manifest.dtype}, kernel `{manifest.kernel['name']}`: the forward "
+        f"passes of a capture of {about['tokens']:,} tokens in {about['sequences']:,} sequences, in batches of "
+        f"{manifest.options['batch_tokens']:,} tokens. Recorded {manifest.created[:10]} with torch "
+        f"{manifest.versions['torch']}. FFN times in ms, {speed.attrs['note'].split(',')[0]}.\n\n"
+        + _table(("layer", f"mean nnz of {run.d_ff}", "p99", "max", "dead", "dense", "sparse", "× dense"), rows)
+        + f"\nThe whole forward pass with the loss takes {whole['sparse_us'] / 1e3:.0f} ms, "
+        f"{whole['dense_us'] / 1e3:.0f} ms with the dense FFN: **{whole['speedup']:.2f} ×** (median of "
+        f"{whole['repeats']} batches, from {whole['low']:.2f} to {whole['high']:.2f}).{energy} Loss "
+        f"{about['loss']:.2f} nats a token, sparsity {_percent(about['sparsity'], 1)}.\n"
+    )
+
+
+def _watching(run: Run) -> str:
+    """Return the section on what `twell verify` measured: agreement with the dense model, and the cost of counts."""
+    parity, cost = run.manifest.parity or {}, run.manifest.overhead or {}
+    if not parity:
+        return "## Agreement with the dense model\n\nNot measured: run `twell verify`.\n"
+    lines = (
+        "## Agreement with the dense model, and what counting costs\n\n"
+        f"`twell verify`, {run.manifest.device}, {parity['dtype']}, {parity['tokens']:,} tokens of the run's text. For "
+        f"{_percent(parity['same_choice'], 1)} of them the sparse model has the same most likely next token as the "
+        f"dense one. Of {parity['counts']:,} counts {parity['differing']:,} differ, {parity['beyond_rounding']:,} "
+        "of them by more than rounding explains.\n"
+    )
+    if cost:
+        head = ("forward passes with", "time over that with nothing recorded")
+        names = {"counts": "counts", "neurons": "counts and neuron sums", "all": "all, tiles and unions too"}
+        rows = [[label, _number(cost[f"{name}_over_none"], 3)] for name, label in names.items()]
+        lines += f"\nMedians of {cost['rounds']} rounds.\n\n" + _table(head, rows)
+    return lines
+
+
+def _summary(frame: pd.DataFrame) -> str:
+    """Return the sentence on the worst case and on errors."""
+    worst = frame.loc[frame["ratio"].idxmin()]
+    slower = int((frame["ratio"] < 1).sum())
+    errors = frame.dropna(subset="error_max")
+    return (
+        f"The bench has {len(frame)} cases. {slower or 'None'} of them {'are' if slower > 1 else 'is'} slower than "
+        f"dense; the lowest is {worst['ratio']:.3f} × ({worst['case']}). In {len(errors)} cases the error of a whole "
+        "FFN relative to float64 was measured: the sparse FFN's mean error is at most "
+        f"{errors['error_mean'].max():.2f} times the dense one's, and its largest error of a row at most "
+        f"{errors['error_max'].max():.2f} times.\n"
+    )
+
+
+def _long_calls(run: Run, frame: pd.DataFrame) -> str:
+    """Return the section on the longest calls: times, the other dense baselines, and the cost of the probes."""
+    rows = frame["rows"].max()
+    long = frame[frame["rows"] == rows]
+    single = long[long["layer"] < 0]
+    single = single.sort_values(["ffn", "input", "nnz_mean"], key=lambda c: c.map(_order) if c.name == "input" else c)
+    lines = [
+        [
+            f"{INPUTS[case['input']]}{', plain FFN' if case['ffn'] == 'plain' else ''}", _number(case["nnz_mean"], 1),
+            _number(case["dense_us"] / 1e3), _number(case["sparse_us"] / 1e3), f"**{case['ratio']:.2f}**",
+            *(_number(case[op]) for op in BASELINES),
+        ]
+        for case in single.to_dict("records")
+    ]  # fmt: skip
+    for each in layer_sums(long).to_dict("records"):
+        span = f", {each['layers']} layers ({each['low']:.2f} to {each['high']:.2f})" if each["layers"] > 1 else ""
+        chosen = long[(long["input"] == each["input"]) & (long["layer"] >= 0)]
+        baselines = (each["dense_us"] / (chosen["dense_us"] / chosen[op]).sum(skipna=False) for op in BASELINES)
+        lines.append(
+            [INPUTS[each["input"]] + span, _number(chosen["nnz_mean"].mean(), 1), _number(each["dense_us"] / 1e3),
+             _number(each["sparse_us"] / 1e3), f"**{each['ratio']:.2f}**", *(_number(value) for value in baselines)]
+        )  # fmt: skip
+    probed = long.dropna(subset=PROBES)
+    costs = [
+        [_number(c["nnz_mean"], 1), *(_percent(c[op] - 1, 1, "+") for op in PROBES)] for c in probed.to_dict("records")
+    ]
+    head = (
+        "input",
+        "mean nnz",
+        "dense, ms",
+        "sparse, ms",
+        "× dense",
+        "compiled, × dense",
+        "gate and up fused, × dense",
+    )
+    return (
+        f"## The kernel `{run.manifest.kernel['name']}` against dense, {rows:,} rows a call\n\n"
+        + _setting(run, f"{rows:,} rows", _dtype(long), long["repeats"])
+        + "Recorded patterns are timed as gate product, then up and down.\n\n"
+        + _table(head, lines)
+        + "\n"
+        + _summary(frame)
+        + "\nTime that the probes add to a call on heavy-tailed inputs:\n\n"
+        + _table(("mean nnz", "counts", "neuron sums", "TwELL handed out"), costs)
+    )
+
+
+def _layers_by_rows(run: Run, frame: pd.DataFrame) -> str:
+    """Return the section on the layers of models by the number of rows."""
+    short = frame[(frame["rows"] < MANY) & (frame["layer"] >= 0)]
+    lines = [
+        [INPUTS[s["input"]], f"{s['rows']:,}", s["weights"], "yes" if s["graph"] else "no", f"**{s['ratio']:.2f}**",
+         _by_layer(s)]
+        for s in layer_sums(short).sort_values(["input", "rows"], kind="stable").to_dict("records")
+    ]  # fmt: skip
+    return (
+        "## Layers of trained models by rows a call\n\n"
+        + _setting(run, _span(short["rows"]), _dtype(short), short["repeats"])
+        + "*Cold*: the weights are not in the cache. *Graph*: calls are replayed from a CUDA graph.\n\n"
+        + _table(("input", "rows", "weights", "graph", "× dense", "by layer"), lines)
+    )
+
+
+def _span(rows: pd.Series) -> str:
+    least, most = rows.min(), rows.max()
+    return f"{least:,} rows" if least == most else f"{least:,} to {most:,} rows"
+
+
+def _order(kind: str) -> int:
+    """Return the position of an input in this page."""
+    return list(INPUTS).index(kind)
+
+
+def _by_layer(sums: dict[Any, Any]) -> str:
+    """Return the least and the greatest ratio of a layer, or a dash for a single layer."""
+    return f"{sums['low']:.2f} to {sums['high']:.2f}" if sums["layers"] > 1 else "–"
+
+
+def _synthetic_by_rows(run: Run, frame: pd.DataFrame) -> str:
+    """Return the section on synthetic inputs: a row for each number of rows, a column for each input."""
+    made = frame[(frame["layer"] < 0) & (frame["rows"] < frame["rows"].max())]
+    made = made.assign(column=[_column(case, kind) for case, kind in zip(made["case"], made["input"], strict=True)])
+    grid = made.pivot_table(index="rows", columns="column", values="ratio")
+    grid = grid[sorted(grid.columns, key=_nnz)]
+    often = grid.notna().sum() > OFTEN
+    cold, graph = made.loc[made["weights"] == "cold", "rows"].max(), made.loc[made["graph"], "rows"].max()
+    return (
+        "## Synthetic inputs by rows a call, × dense\n\n"
+        + _setting(run, _span(made["rows"]), _dtype(made), made["repeats"])
+        + f"Up to {cold:,} rows the weights are cold; up to {graph:,} rows calls are replayed from a CUDA graph. The "
+        "number after an input is the mean nnz that it was drawn for.\n\n"
+        + _grid(grid.loc[:, often])
+        + "\n"
+        + _grid(grid.loc[:, ~often].dropna(how="all"))
+    )
+
+
+def _grid(grid: pd.DataFrame) -> str:
+    lines = [[f"{rows:,}", *(_number(value) for value in values)] for rows, *values in grid.itertuples()]
+    return _table(("rows", *grid.columns), lines)
+
+
+def _column(case: str, kind: str) -> str:
+    """Return the heading of a case: its input, and the nnz it was drawn for where its name has one."""
+    nnz = case.partition(" nnz ")[2].partition(",")[0]
+    return f"{INPUTS[kind]} {nnz}".strip()
+
+
+def _nnz(heading: str) -> tuple[str, int]:
+    """Return the key that sorts headings by input, then by nnz."""
+    name, _, number = heading.rpartition(" ")
+    return (name, int(number)) if number.isdigit() else (heading, 0)
+
+
+def _other_kernels(run: Run, frame: pd.DataFrame) -> str:
+    """Return the section on the kernels that ran beside the run's own, on the layers of the model; empty for none."""
+    others = frame[frame["kernel"] != run.manifest.kernel["name"]]
+    if others.empty:
+        return ""
+    lines = [
+        [f"`{kernel}`", INPUTS[s["input"]], f"**{s['ratio']:.2f}**", _by_layer(s)]
+        for kernel, group in others.groupby("kernel")
+        for s in layer_sums(group).to_dict("records")
+    ]
+    return (
+        "## Other kernels beside it\n\n"
+        + _setting(run, _span(others["rows"]), _dtype(others), others["repeats"])
+        + "\n"
+        + _table(("kernel", "input", "× dense", "by layer"), lines)
+    )

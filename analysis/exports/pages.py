@@ -1,0 +1,35 @@
+"""The pages of data/ that are generated from the recorded run that ships: BENCHMARKS.md and CLAIMS.md.
+
+    python -m twell.analysis.exports.pages    writes both anew (`make docs` does so)
+
+A test compares the files with what is generated. Cost: a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+from twell.analysis.exports import benchmarks, claims
+from twell.workbench.run.store import Run, open_run
+
+RECORDED = "h200-8x2048"
+PAGES: dict[str, Callable[[Run], str]] = {"BENCHMARKS.md": benchmarks.page, "CLAIMS.md": claims.page}
+
+
+def folder() -> Path:
+    """Return the folder of the package's data."""
+    return Path(str(resources.files("twell.data")))
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each generated page by the name of its file."""
+    run = open_run(folder() / "recorded" / RECORDED)
+    return {name: page(run) for name, page in PAGES.items()}
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (folder() / name).write_text(text, encoding="utf-8")
+        print(f"Wrote {folder() / name}.")

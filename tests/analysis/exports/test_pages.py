@@ -1,0 +1,89 @@
+"""data/BENCHMARKS.md and data/CLAIMS.md hold what is generated from the recorded run, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from twell.analysis.exports import pages
+from twell.analysis.exports.bench_cases import cases, layer_sums
+from twell.workbench.run.store import Run, open_run
+
+RECORDED = pages.folder() / "recorded" / pages.RECORDED
+
+
+@pytest.fixture(scope="module")
+def generated() -> dict[str, str]:
+    return pages.pages()
+
+
+def stale(folder: Path, generated: dict[str, str]) -> list[str]:
+    """Return the names of the files that differ from what is generated."""
+    return [name for name, text in generated.items() if (folder / name).read_text(encoding="utf-8") != text]
+
+
+def test_the_pages_are_those_of_the_recorded_run(generated: dict[str, str]) -> None:
+    assert stale(pages.folder(), generated) == [], "run `make docs`"
+
+
+@pytest.mark.parametrize("name", list(pages.PAGES))
+def test_a_changed_figure_is_noticed(name: str, generated: dict[str, str], tmp_path: Path) -> None:
+    """Whichever digit of a table changes, the page is stale."""
+    for each in pages.PAGES:
+        shutil.copy(pages.folder() / each, tmp_path)
+    text = generated[name]
+    rows = [match.start() for match in re.finditer(r"^\|.*\d", text, re.MULTILINE)]
+    for start in (rows[1], rows[len(rows) // 2], rows[-1]):
+        place = next(match.start() for match in re.compile(r"\d").finditer(text, start))
+        changed = text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
+        (tmp_path / name).write_text(changed, encoding="utf-8")
+        assert stale(tmp_path, generated) == [name]
+
+
+def test_a_changed_record_changes_the_page(generated: dict[str, str], tmp_path: Path) -> None:
+    """The figures come from the record: a bench with another time of dense gives other ratios."""
+    shutil.copytree(RECORDED, tmp_path / RECORDED.name)
+    path = tmp_path / RECORDED.name / "bench.parquet"
+    table = pq.read_table(path)
+    frame = table.to_pandas()
+    frame.loc[(frame["op"] == "ffn_dense") & (frame["metric"] == "microseconds"), "value"] *= 0.5
+    pq.write_table(pa.Table.from_pandas(frame, schema=table.schema, preserve_index=False), path)
+    page = pages.PAGES["BENCHMARKS.md"](open_run(path.parent))
+    assert "267 cases. None of them" in generated["BENCHMARKS.md"]
+    assert "267 cases. None of them" not in page
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return open_run(RECORDED)
+
+
+def test_ratios_are_dense_over_sparse_of_one_case(run: Run) -> None:
+    """Recomputed figure by figure from the table, without the code that the page uses."""
+    bench = run.frame("bench")
+    times = bench[bench["metric"] == "microseconds"].set_index(["case", "kernel", "op"])["value"]
+    frame = cases(run).set_index(["case", "kernel"])
+    for case, whole in (("fully dense, 8 rows", True), ("layer 0 on text", True), ("recorded layer 3", False)):
+        ops = ["ffn_sparse"] if whole else ["gate", "up_down"]
+        took = sum(times[case, "hopper", op] for op in ops)
+        assert frame.loc[(case, "hopper"), "ratio"] == pytest.approx(times[case, "torch", "ffn_dense"] / took)
+
+
+def test_layers_are_added_before_they_are_divided() -> None:
+    common = {"input": "text", "rows": 8, "weights": "cold", "graph": True, "repeats": 30}
+    rows = [common | {"layer": n, "dense_us": 10.0, "sparse_us": us, "ratio": 10 / us} for n, us in enumerate((5, 15))]
+    (sums,) = layer_sums(pd.DataFrame(rows)).to_dict("records")
+    assert (sums["ratio"], sums["low"], sums["high"], sums["layers"]) == (1.0, 10 / 15, 2.0, 2)
+
+
+@pytest.mark.parametrize("name", list(pages.PAGES))
+def test_links_lead_somewhere(name: str, generated: dict[str, str]) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", generated[name])
+    assert links
+    assert [link for link in links if not (pages.folder() / link).exists()] == []
