@@ -1,6 +1,7 @@
-"""The pages of data/ that are generated from the recorded run that ships: BENCHMARKS.md and CLAIMS.md.
+"""The pages of data/ that are generated: BENCHMARKS.md and CLAIMS.md from the recorded run that ships, and the column
+dictionary in README.md from the declarations of tables.
 
-    python -m twell.analysis.exports.pages    writes both anew (`make docs` does so)
+    python -m twell.analysis.exports.pages    writes them anew (`make docs` does so)
 
 A test compares the files with what is generated. Cost: a second.
 """
@@ -12,6 +13,8 @@ from importlib import resources
 from pathlib import Path
 
 from twell.analysis.exports import benchmarks, claims
+from twell.analysis.exports.dictionary import dictionary
+from twell.workbench.run import schema
 from twell.workbench.run.store import Run, open_run
 
 RECORDED = "h200-8x2048"
@@ -26,7 +29,13 @@ def folder() -> Path:
 def pages() -> dict[str, str]:
     """Return the text of each generated page by the name of its file."""
     run = open_run(folder() / "recorded" / RECORDED)
-    return {name: page(run) for name, page in PAGES.items()}
+    return {name: page(run) for name, page in PAGES.items()} | {"README.md": columns()}
+
+
+def columns() -> str:
+    """Return data/README.md with its column dictionary generated anew; what stands before the first table stays."""
+    frame = (folder() / "README.md").read_text(encoding="utf-8").partition("\n### ")[0]
+    return f"{frame}\n{schema.dictionary().strip()}\n\n{dictionary()}"
 
 
 if __name__ == "__main__":

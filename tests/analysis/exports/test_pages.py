@@ -1,4 +1,4 @@
-"""data/BENCHMARKS.md and data/CLAIMS.md hold what is generated from the recorded run, and nothing else."""
+"""data/BENCHMARKS.md, data/CLAIMS.md and the columns in data/README.md hold what is generated, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from twell.analysis.exports import pages
 from twell.analysis.exports.bench_cases import cases, layer_sums
 from twell.workbench.run.store import Run, open_run
 
+ROOT = Path(__file__).parents[3]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 RECORDED = pages.folder() / "recorded" / pages.RECORDED
 
 
@@ -35,7 +37,7 @@ def test_the_pages_are_those_of_the_recorded_run(generated: dict[str, str]) -> N
 @pytest.mark.parametrize("name", list(pages.PAGES))
 def test_a_changed_figure_is_noticed(name: str, generated: dict[str, str], tmp_path: Path) -> None:
     """Whichever digit of a table changes, the page is stale."""
-    for each in pages.PAGES:
+    for each in generated:
         shutil.copy(pages.folder() / each, tmp_path)
     text = generated[name]
     rows = [match.start() for match in re.finditer(r"^\|.*\d", text, re.MULTILINE)]
@@ -87,3 +89,29 @@ def test_links_lead_somewhere(name: str, generated: dict[str, str]) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", generated[name])
     assert links
     assert [link for link in links if not (pages.folder() / link).exists()] == []
+
+
+RESULTS = re.findall(r"^\|([^|]+)\|([^|]+)\|[^|]*BENCHMARKS[^|]*\|$", README, re.MULTILINE)
+
+
+@pytest.mark.parametrize("row", RESULTS, ids=lambda row: row[0].strip())
+def test_figures_of_the_readme_stand_on_the_page_that_it_names(row: tuple[str, str], generated: dict[str, str]) -> None:
+    """Each number of a result whose source is BENCHMARKS.md; small whole numbers prove nothing and are left out."""
+    figures = [figure for figure in re.findall(r"\d[\d,.]*\d", row[1])]
+    assert figures
+    assert [
+        figure for figure in figures if not re.search(rf"(?<!\d){re.escape(figure)}(?!\d)", generated["BENCHMARKS.md"])
+    ] == []
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    assert README.count("\n") <= 120
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_path_of_the_readme_is_there() -> None:
+    """Files and rooms in the folders' table and in "Where to change what"; those to be added are in italics."""
+    named = re.findall(r"`((?:kernels|workbench|analysis|app|tests|data)/[\w./]*)`", README)
+    assert len(named) > 20
+    assert [path for path in named if not (ROOT / path).exists()] == []
