@@ -22,7 +22,7 @@ from pandas.api.types import is_float_dtype
 from twell.analysis.activity.layers import by_layer
 from twell.analysis.speed.speedup import model_speedup, speedup
 from twell.analysis.statistics import jackknife_error, t_half
-from twell.analysis.summaries import read
+from twell.analysis.summaries.read import open_summaries
 from twell.analysis.tokens.by_token import by_token
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import CompareOptions
@@ -154,7 +154,7 @@ def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
 
 def _sums(run: Run, keys: list[str]) -> pd.DataFrame:
     """Tokens and nnz by key, a column pair a replicate; 0 where a replicate has no token there."""
-    rows = read.read(run, "position_bands")
+    rows = open_summaries(run).frame("position_bands")
     rows = rows[rows["layer"] >= 0]
     sums = rows.groupby([*keys, "replicate"])[["tokens", "nnz_sum"]].sum().unstack("replicate", fill_value=0)
     return sums.astype(float)

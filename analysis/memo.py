@@ -1,9 +1,9 @@
-"""Shared: tables that several questions ask for, taken once while they are asked together.
+"""Results that several questions need, computed once while a scope is open.
 
-    with together():
-        ...                # a @shared function is called once with the same arguments; later callers get a copy
+    with memo_scope():
+        ...                # a @memoized function runs once for the same arguments; later callers get a copy
 
-Nothing is kept past the block, so a run that grows is read anew by the next one.
+Nothing is held after the outermost scope ends, so that a run which grows is read anew by the next one.
 """
 
 from __future__ import annotations
@@ -17,33 +17,42 @@ from typing import Any, ParamSpec, TypeVar
 import pandas as pd
 
 P = ParamSpec("P")
-Table = TypeVar("Table", pd.DataFrame, dict[str, Any])
-_held: ContextVar[dict[Any, Any] | None] = ContextVar("held", default=None)
+Result = TypeVar("Result")
+_memo: ContextVar[dict[Any, Any] | None] = ContextVar("memo", default=None)
 
 
 @contextmanager
-def together() -> Iterator[None]:
-    """Hold what shared functions return, for as long as the outermost block lasts."""
-    token = _held.set({} if _held.get() is None else _held.get())
+def memo_scope() -> Iterator[None]:
+    """Hold what memoized functions return until the outermost scope ends; each thread has scopes of its own."""
+    token = _memo.set({} if _memo.get() is None else _memo.get())
     try:
         yield
     finally:
-        _held.reset(token)
+        _memo.reset(token)
 
 
-def shared(function: Callable[P, Table]) -> Callable[P, Table]:
-    """Let callers inside `together` share what it returns. Its first argument is a run, the others are plain values."""
+def memoized(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Let callers within one memo_scope share what a function returns; outside of one it is simply called.
+
+    function: its first argument has a `path` (a run, or its open summaries), the others are plain values. A DataFrame
+    or dict is copied for each caller, who may add to it; anything else is to be immutable. Errors are not held.
+    """
 
     @functools.wraps(function)
-    def once(*given: P.args, **named: P.kwargs) -> Table:
-        held = _held.get()
-        if held is None:
-            return function(*given, **named)
-        run: Any = given[0]
-        key = (function, run.path, given[1:], tuple(sorted(named.items())))
-        if key not in held:
-            held[key] = function(*given, **named)
-        found = held[key]
-        return found.copy(deep=False) if isinstance(found, pd.DataFrame) else dict(found)  # a caller may add to it
+    def once(*args: P.args, **kwargs: P.kwargs) -> Result:
+        memo = _memo.get()
+        if memo is None:
+            return function(*args, **kwargs)
+        first: Any = args[0]
+        key = (function, first.path, args[1:], tuple(sorted(kwargs.items())))
+        if key not in memo:
+            memo[key] = function(*args, **kwargs)
+        return _copied(memo[key])
 
     return once
+
+
+def _copied(result: Any) -> Any:
+    if isinstance(result, pd.DataFrame):
+        return result.copy(deep=False)
+    return dict(result) if isinstance(result, dict) else result

@@ -13,8 +13,9 @@ from typing import Any
 from twell.analysis.activity.layers import by_layer, flagged_tokens
 from twell.analysis.activity.positions import by_position
 from twell.analysis.activity.surprisal import surprisal_correlation
-from twell.analysis.memo import together
+from twell.analysis.memo import memo_scope
 from twell.analysis.speed.speedup import speedup, speedup_correlation
+from twell.analysis.summaries.read import open_summaries
 from twell.analysis.tokens.by_token import by_token
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -42,7 +43,7 @@ def overview(run: Run) -> dict[str, Any]:
         "loss_tokens": manifest.loss_tokens,
         "missing": {},
     }
-    with together():
+    with memo_scope():
         for names, answer in QUESTIONS.items():
             try:
                 found |= answer(run)
@@ -58,7 +59,7 @@ def _activity(run: Run) -> dict[str, Any]:
     dead = None if layers["dead"].isna().any() else int(layers["dead"].sum())
     return {
         "tokens": int(layers["tokens"].iloc[0]),
-        "flagged_tokens": flagged_tokens(run),
+        "flagged_tokens": flagged_tokens(open_summaries(run)),
         "nnz_mean": float(layers["mean"].mean()),
         "sparsity": float(layers["sparsity"].mean()),
         "densest_layer": int(densest["layer"]),

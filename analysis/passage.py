@@ -24,6 +24,7 @@ from twell import analysis
 from twell.analysis.activity.layers import histogram
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.analysis.neurons.values import in_sequence
+from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.schema import DECODE, PREFILL, nnz_columns
 from twell.workbench.run.store import Run
@@ -76,7 +77,7 @@ def scale(run: Run, shade: str) -> Scale:
         )["q"][0]
         return Scale("surprisal of the token", "nats", float(found[0]), float(found[1]))
     layer = -1 if shade == ALL else int(shade[1:])
-    counted = histogram(run)
+    counted = histogram(open_summaries(run))
     counted = counted[counted["layer"] == layer]
     up_to = np.cumsum(counted["tokens"].to_numpy(float))
     low, high = (float(counted["nnz"].to_numpy()[np.searchsorted(up_to, share * up_to[-1])]) for share in (0.01, 0.99))
@@ -100,7 +101,7 @@ def can_lend(run: Run, to: Run) -> bool:
 
 def percentiles(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """The run's values of nnz over all layers, ascending, and the percentage of tokens with at most that many."""
-    counted = histogram(run)
+    counted = histogram(open_summaries(run))
     counted = counted[counted["layer"] == -1]
     up_to = np.cumsum(counted["tokens"].to_numpy(float))
     return counted["nnz"].to_numpy(), 100 * up_to / up_to[-1]

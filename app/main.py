@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from twell.analysis.memo import together
+from twell.analysis.memo import memo_scope
 from twell.app.server import warm_up
 from twell.app.ui import empty_states, styles, theme, url_state, widgets
 from twell.app.ui.pages import FRONT, PAGES
@@ -94,7 +94,7 @@ def main() -> None:
     try:
         if page.url_path != "kernels":  # timings need no summary, and a live run has a new one every part
             widgets.summarise(run)
-        with together():  # what several figures of a page are made from is taken once
+        with memo_scope():  # what several figures of a page are made from is taken once
             page.run()
         warm_up.read_ahead(run)
     except (UserError, OSError) as error:

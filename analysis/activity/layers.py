@@ -8,16 +8,16 @@ Cost: a few milliseconds, from the summaries `layers` and `neurons`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from twell.analysis.memo import shared, together
+from twell.analysis.memo import memo_scope, memoized
 from twell.analysis.statistics import distinct, jackknife_error, quantiles, t_half
-from twell.analysis.summaries import read
+from twell.analysis.summaries.derived import moments
+from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -27,24 +27,24 @@ DEAD_BOUND = 3.0  # with no firing in N tokens, 3/N is the 95 % upper bound of a
 
 def layer_histogram(run: Run, flagged: bool = False) -> pd.DataFrame:
     """Columns: layer, nnz, tokens (how many have that count). Flagged tokens are left out unless asked for."""
-    rows = counted(run, flagged)
+    rows = counted(open_summaries(run), flagged)
     layers = rows["layer"] >= 0
     return pd.DataFrame({name: values[layers] for name, values in rows.items()})
 
 
-def histogram(run: Run, flagged: bool = False) -> pd.DataFrame:
+def histogram(summaries: Summaries, flagged: bool = False) -> pd.DataFrame:
     """As layer_histogram, with the sum over all layers as layer -1. Missing where no token is left to count."""
-    return pd.DataFrame(counted(run, flagged))
+    return pd.DataFrame(counted(summaries, flagged))
 
 
-@shared
-def counted(run: Run, flagged: bool = False) -> dict[str, NDArray]:
+@memoized
+def counted(summaries: Summaries, flagged: bool = False) -> dict[str, NDArray]:
     """The columns of `histogram` as arrays, by layer and nnz."""
-    rows = _rows(run)
+    rows = _rows(summaries)
     used = slice(None) if flagged else ~rows["flagged"]
     layer, nnz, tokens = (rows[name][used] for name in ("layer", "nnz", "tokens"))
     if not len(layer):
-        raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
+        raise Missing(f"{summaries.run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
     if flagged:  # a count may stand there twice: of flagged tokens and of the others
         size = int(nnz.max()) + 1
         both, place = np.unique((layer + np.int64(1)) * size + nnz, return_inverse=True)
@@ -53,16 +53,16 @@ def counted(run: Run, flagged: bool = False) -> dict[str, NDArray]:
     return {"layer": layer, "nnz": nnz, "tokens": tokens}
 
 
-def band_sums(run: Run) -> dict[str, NDArray]:
+def band_sums(summaries: Summaries) -> dict[str, NDArray]:
     """Tokens and nnz by layer (-1: their sum), replicate and band of positions, which intervals are jackknifed from."""
-    return read.columns(run, "position_bands", "layer", "replicate", "band", "tokens", "nnz_sum")
+    return summaries.columns("position_bands", "layer", "replicate", "band", "tokens", "nnz_sum")
 
 
-def _rows(run: Run) -> dict[str, NDArray]:
-    return read.columns(run, "layers", "layer", "flagged", "nnz", "tokens")
+def _rows(summaries: Summaries) -> dict[str, NDArray]:
+    return summaries.columns("layers", "layer", "flagged", "nnz", "tokens")
 
 
-@shared
+@memoized
 def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     """Columns, nnz in neurons a token:
 
@@ -75,12 +75,12 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     where the run keeps no neuron sums, `used` where the model has no ReLU on the up branch, the interval with
     flagged=True.
     """
-    with together():
-        return _by_layer(run, flagged)
+    with memo_scope():
+        return _by_layer(open_summaries(run), flagged)
 
 
-def _by_layer(run: Run, flagged: bool) -> pd.DataFrame:
-    rows = counted(run, flagged)
+def _by_layer(summaries: Summaries, flagged: bool) -> pd.DataFrame:
+    run, rows = summaries.run, counted(summaries, flagged)
     starts = np.flatnonzero(np.diff(rows["layer"], prepend=-2))
     layers = rows["layer"][starts].astype(np.int64)
     parts = (np.split(rows[name], starts[1:]) for name in ("nnz", "tokens"))
@@ -92,9 +92,9 @@ def _by_layer(run: Run, flagged: bool) -> pd.DataFrame:
     columns["sparsity"] = 1 - mean / run.d_ff
     total = float((mean * tokens).sum())
     columns["share"] = mean * tokens / total if total else np.full(len(layers), np.nan)
-    counted_out_of, sequences = unflagged_tokens(run), max(run.manifest.sequences, 1)
+    counted_out_of, sequences = unflagged_tokens(summaries), max(run.manifest.sequences, 1)
     try:
-        fired = read.columns(run, "neurons", "layer")["layer"]
+        fired = summaries.columns("neurons", "layer")["layer"]
         dead = run.d_ff - np.bincount(fired, minlength=run.layers)[layers]
         lacking, bounds = "", (DEAD_BOUND / counted_out_of if counted_out_of else np.nan, DEAD_BOUND / sequences)
         columns["dead"], columns["dead_share"] = pd.array(dead, dtype="Int64"), dead / run.d_ff
@@ -103,8 +103,8 @@ def _by_layer(run: Run, flagged: bool) -> pd.DataFrame:
         columns["dead"] = pd.array([None] * len(layers), dtype="Int64")
         columns["dead_share"] = np.full(len(layers), np.nan)
     columns["dead_upper"], columns["dead_sequences"] = bounds[0], np.minimum(1.0, bounds[1])
-    columns["used"] = _used(run, flagged)[layers]
-    half = np.nan if flagged else _half_width(run)[layers + 1]
+    columns["used"] = _used(summaries, flagged)[layers]
+    half = np.nan if flagged else _half_width(summaries)[layers + 1]
     columns["low"], columns["high"] = mean - half, mean + half
     frame = pd.DataFrame(columns)
     frame.attrs = {
@@ -128,10 +128,10 @@ def _moments_of(nnz: NDArray, tokens: NDArray) -> dict[str, Any]:
     return {"tokens": n, "mean": mean, "sd": sd, **found, "max": int(nnz[-1])}
 
 
-def _half_width(run: Run) -> NDArray:
+def _half_width(summaries: Summaries) -> NDArray:
     """Half of the 95 % interval of the mean of layer -1 and of each layer; NaN with fewer than two groups of
     sequences."""
-    rows = band_sums(run)
+    run, rows = summaries.run, band_sums(summaries)
     groups, replicate = distinct(rows["replicate"])
     place, shape = replicate * (run.layers + 1) + rows["layer"] + 1, (len(groups), run.layers + 1)
     n, y = (np.bincount(place, rows[name], np.prod(shape)).reshape(shape) for name in ("tokens", "nnz_sum"))
@@ -140,44 +140,35 @@ def _half_width(run: Run) -> NDArray:
     return t_half(len(groups) - 1) * jackknife_error(estimate, without)
 
 
-def _used(run: Run, flagged: bool) -> NDArray:
+def _used(summaries: Summaries, flagged: bool) -> NDArray:
     """Mean of the fired neurons whose product is not zero, by layer; NaN where the run does not tell."""
     try:
-        rows = read.columns(run, "used", "layer", "flagged", "used_sum", "tokens")
+        rows = summaries.columns("used", "layer", "flagged", "used_sum", "tokens")
     except Missing:
-        return np.full(run.layers, np.nan)
+        return np.full(summaries.run.layers, np.nan)
     kept = slice(None) if flagged else ~rows["flagged"]
-    used, tokens = (np.bincount(rows["layer"][kept], rows[name][kept], run.layers) for name in ("used_sum", "tokens"))
+    used, tokens = (
+        np.bincount(rows["layer"][kept], rows[name][kept], summaries.run.layers) for name in ("used_sum", "tokens")
+    )
     with np.errstate(invalid="ignore"):
         return used / tokens
 
 
-def unflagged_tokens(run: Run) -> int:
+def unflagged_tokens(summaries: Summaries) -> int:
     """How many tokens the statistics count by default."""
-    return _tokens(run, flagged=False)
+    return _tokens(summaries, flagged=False)
 
 
-def flagged_tokens(run: Run) -> int:
+def flagged_tokens(summaries: Summaries) -> int:
     """How many they leave out."""
-    return _tokens(run, flagged=True)
+    return _tokens(summaries, flagged=True)
 
 
-def _tokens(run: Run, flagged: bool) -> int:
-    rows = _rows(run)
+def _tokens(summaries: Summaries, flagged: bool) -> int:
+    rows = _rows(summaries)
     return int(rows["tokens"][(rows["layer"] == 0) & (rows["flagged"] == flagged)].sum())
 
 
-def layer_moments(run: Run) -> tuple[NDArray, NDArray]:
+def layer_moments(summaries: Summaries) -> tuple[NDArray, NDArray]:
     """Mean and sd of nnz by layer over unflagged tokens."""
-    return moments(_rows(run), run.layers)
-
-
-def moments(rows: Mapping[str, ArrayLike], layers: int) -> tuple[NDArray, NDArray]:
-    """As `layer_moments`, from columns of the summary `layers`."""
-    layer, flagged, nnz, tokens = (np.asarray(rows[name]) for name in ("layer", "flagged", "nnz", "tokens"))
-    used = ~flagged & (layer >= 0)
-    layer, nnz, tokens = layer[used], nnz[used], tokens[used]
-    n = np.bincount(layer, tokens, minlength=layers)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = np.bincount(layer, tokens * nnz, minlength=layers) / n
-        return mean, np.sqrt(np.bincount(layer, tokens * (nnz - mean[layer]) ** 2, minlength=layers) / n)
+    return moments(_rows(summaries), summaries.run.layers)

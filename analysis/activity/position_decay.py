@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import band_sums
 from twell.analysis.statistics import band, distinct, jackknife_error, t_half
-from twell.analysis.summaries import read
+from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -77,8 +77,9 @@ def position_fit(run: Run) -> pd.DataFrame:
     not above 0 with 95 % confidence), or cannot be told (λ or k is at the end of what was searched: λ half a token to
     four times the longest sequence, k 0.02 to 8; its interval is then 0 to infinity).
     """
-    rows = band_sums(run)
-    places = read.columns(run, "positions", "layer", "flagged", "position", "tokens", "nnz_sum", "nnz_square")
+    summaries = open_summaries(run)
+    rows = band_sums(summaries)
+    places = summaries.columns("positions", "layer", "flagged", "position", "tokens", "nnz_sum", "nnz_square")
     layer, later = places["layer"], ~places["flagged"] & (places["position"] > 0)
     first = ~places["flagged"] & (places["position"] == 0)
     start = np.full(run.layers + 1, np.nan)

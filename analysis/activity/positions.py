@@ -10,15 +10,15 @@ unless asked for. Cost: 5 ms.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import layer_moments
-from twell.analysis.statistics import band, mean_error, t_half
-from twell.analysis.summaries import read
+from twell.analysis.statistics import mean_error, t_half
+from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
@@ -32,7 +32,7 @@ def by_position(run: Run, flagged: bool = False, total: bool = False) -> pd.Data
     nnz in neurons a token. A sequence has one token at each position, so n is the number of sequences that reach it
     and the error is that of independent values. `total` gives the sum over the layers, as layer -1, in place of them.
     """
-    rows = _sums(run, flagged, total)
+    rows = _sums(open_summaries(run), flagged, total)
     n, y, y2 = (rows[name].astype(float) for name in SUMS)
     mean, se = y / n, mean_error(n, y, y2)
     half = t_half(rows["tokens"] - 1) * se
@@ -53,7 +53,8 @@ def position_blocks(run: Run, blocks: int | Sequence[int] = 24, flagged: bool = 
     `blocks` is how many blocks there are at most, growing with the position, or the first position of each. Position
     0 is a block of its own. The layer's mean is that of unflagged tokens, as in by_layer.
     """
-    rows = _sums(run, flagged)
+    summaries = open_summaries(run)
+    rows = _sums(summaries, flagged)
     last = int(rows["position"][-1])
     starts = _starts(blocks, last)
     ends = np.append(starts[1:] - 1, last)
@@ -61,7 +62,7 @@ def position_blocks(run: Run, blocks: int | Sequence[int] = 24, flagged: bool = 
     tokens, nnz = (np.bincount(place, rows[name], run.layers * len(starts)) for name in ("tokens", "nnz_sum"))
     there = np.flatnonzero(tokens)
     layer, block = np.divmod(there, len(starts))
-    layer_mean, _ = layer_moments(run)
+    layer_mean, _ = layer_moments(summaries)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = nnz[there] / tokens[there]
         relative = mean / layer_mean[layer]
@@ -79,41 +80,19 @@ def position_blocks(run: Run, blocks: int | Sequence[int] = 24, flagged: bool = 
     return frame
 
 
-def _sums(run: Run, flagged: bool, total: bool = False) -> dict[str, NDArray]:
+def _sums(summaries: Summaries, flagged: bool, total: bool = False) -> dict[str, NDArray]:
     """Columns of the summary, by position and layer; with `total` those of the sum over layers."""
-    rows = read.columns(run, "positions", "layer", "flagged", "position", *SUMS)
+    rows = summaries.columns("positions", "layer", "flagged", "position", *SUMS)
     if not flagged and rows["flagged"].all():
-        raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
+        raise Missing(f"{summaries.run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
     kept = np.flatnonzero(((rows["layer"] < 0) == total) & (flagged | ~rows["flagged"]))
-    size = run.layers + 1
+    size = summaries.run.layers + 1
     place = rows["position"][kept].astype(np.int64) * size + rows["layer"][kept]
     order = np.argsort(place, kind="stable")
     kept, place = kept[order], place[order]
     starts = np.flatnonzero(np.diff(place, prepend=place[:1] - 1))  # flagged tokens and others may share a place
     found = {name: rows[name][kept[starts]] for name in ("position", "layer")}
     return found | {name: np.add.reduceat(rows[name][kept], starts) for name in SUMS}
-
-
-def band_moments(rows: Mapping[str, ArrayLike], mean: NDArray, sd: NDArray) -> tuple[NDArray, NDArray]:
-    """Mean and sd of nnz by band of positions and layer [band, layer], from columns of the summary `positions`.
-
-    A band is a position below 8, then floor(√(8·position)). Over unflagged tokens; where a band has none, `mean` and
-    `sd` of its layer stand in.
-    """
-    layers = len(mean)
-    step = band(np.asarray(rows["position"]))
-    layer = np.asarray(rows["layer"])
-    used = ~np.asarray(rows["flagged"]) & (layer >= 0)
-    place = step[used] * layers + layer[used]
-    shape = (int(step.max(initial=0)) + 1, layers)
-    n, y, y2 = (
-        np.bincount(place, np.asarray(rows[name])[used].astype(float), shape[0] * layers).reshape(shape)
-        for name in SUMS
-    )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        inside = y / n
-        spread = np.sqrt(np.maximum(y2 / n - inside**2, 0))
-    return np.where(n > 0, inside, mean), np.where(n > 0, spread, sd)
 
 
 def _starts(blocks: int | Sequence[int], last: int) -> np.ndarray:

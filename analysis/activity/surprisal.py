@@ -6,33 +6,28 @@
 Over unflagged tokens that have a loss. Intervals leave out one group of sequences at a time (delete-a-group jackknife):
 one twentieth, or one tenth where the token's own loss or its class is asked for, which come from coarser counts. Of
 long runs, correlations and classes are those of half a million tokens or more, of whole sequences
-(`refresh.class_step`). Cost: 30 ms.
+(`rank_tables.class_step`). Cost: 30 ms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from twell.analysis.statistics import distinct, fisher_interval, grouped_spearman, jackknife_error
-from twell.analysis.summaries import read
-from twell.analysis.tokens.classes import CLASSES
+from twell.analysis.statistics import jackknife_error
+from twell.analysis.summaries.derived import ALL, CLASSED, CORRELATED, RANKS, correlated, rows_of_classes
+from twell.analysis.summaries.read import Summaries, open_summaries
+from twell.analysis.summaries.token_class import CLASSES
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
 LOSS_SCALE, COARSE_SCALE = 24, 3  # band k is from (k/scale)² to ((k+1)/scale)² nats
 
-RANKS = ("layer", "nnz_class", "loss_class", "replicate", "tokens")
-CLASSED = ("class", "layer", "replicate", "loss_class", "nnz_class")
-CORRELATED = ("class", "layer", "spearman", "low", "high", "tokens", "groups")
 SUMS = ("tokens", "nnz_sum")
-ALL = ""  # in place of a class: tokens of every class
 
 Of = Literal["next", "own"]
 
@@ -47,10 +42,11 @@ def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None
     """
     if bins < 1:
         raise UserError(f"Expected at least 1 bin, got {bins}.")
+    summaries = open_summaries(run)
     if of == "next" and token_class is None:
-        rows, scale = read.columns(run, "surprisal", "layer", "replicate", "loss_bin", *SUMS), LOSS_SCALE
+        rows, scale = summaries.columns("surprisal", "layer", "replicate", "loss_bin", *SUMS), LOSS_SCALE
     else:
-        rows, scale = _classes(run, of, token_class, SUMS), COARSE_SCALE
+        rows, scale = _classes(summaries, of, token_class, SUMS), COARSE_SCALE
         rows["loss_bin"] = rows["loss_class"]
     one = rows["layer"] == 0
     per_band = np.bincount(rows["loss_bin"][one], rows["tokens"][one])
@@ -87,29 +83,19 @@ def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None
     return frame
 
 
-def _classes(run: Run, of: Of, token_class: str | None = None, sums: Sequence[str] = ("tokens",)) -> dict[str, NDArray]:
+def _classes(
+    summaries: Summaries, of: Of, token_class: str | None = None, sums: Sequence[str] = ("tokens",)
+) -> dict[str, NDArray]:
     """The rows of `surprisal_classes` by one of the two losses, of one class or all; class: its place in CLASSES.
     Missing where there is none."""
     kinds = CLASSES.to_pylist()
     if token_class is not None and token_class not in kinds:
         raise UserError(f"Expected a class of {', '.join(kinds)}, got {token_class!r}.")
-    table = read.arrow(run, "surprisal_classes", ("own", *CLASSED, *sums))
-    rows = _of_classes(table, of == "own", None if token_class is None else kinds.index(token_class), sums)
+    table = summaries.arrow("surprisal_classes", ("own", *CLASSED, *sums))
+    rows = rows_of_classes(table, of == "own", None if token_class is None else kinds.index(token_class), sums)
     if not len(rows["class"]):
-        raise Missing(f"{run.name} holds no {token_class or 'token'} that has a loss.")
+        raise Missing(f"{summaries.run.name} holds no {token_class or 'token'} that has a loss.")
     return rows
-
-
-def _of_classes(
-    table: pa.Table, own: bool, kind: int | None = None, sums: Sequence[str] = ("tokens",)
-) -> dict[str, NDArray]:
-    """The rows of a table like `surprisal_classes` by one of the two losses, and of the class with this place in
-    CLASSES if one is given."""
-    kinds = pc.index_in(table["class"], CLASSES).to_numpy()
-    kept = table["own"].to_numpy() == own
-    if kind is not None:
-        kept &= kinds == kind
-    return {name: table[name].to_numpy()[kept] for name in (*CLASSED[1:], *sums)} | {"class": kinds[kept]}
 
 
 def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> pd.DataFrame:
@@ -120,11 +106,12 @@ def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> 
     loss or its class is asked for within 0.01 over 10 000 tokens (0.04 over 200). The interval is a jackknife's on the
     atanh scale, Student's t with the number of groups less one. Empty where all counts, or all losses, are the same.
     """
+    summaries = open_summaries(run)
     try:
-        rows = read.columns(run, "surprisal_correlations", "own", *CORRELATED)
+        rows = summaries.columns("surprisal_correlations", "own", *CORRELATED)
     except Missing:  # as in a copy of an earlier revision, if not for want of losses
         fine = of == "next" and not by_class
-        rows = _correlated(read.columns(run, "surprisal_ranks", *RANKS) if fine else _classes(run, of), by_class)
+        rows = correlated(summaries.columns("surprisal_ranks", *RANKS) if fine else _classes(summaries, of), by_class)
     else:
         kept = (rows["own"] == (of == "own")) & ((rows["class"] != ALL) == by_class)
         if not kept.any():
@@ -147,46 +134,6 @@ def surprisal_classes(run: Run) -> pd.DataFrame:
     """nnz and the loss of the next token within each class of tokens. Columns: class; layer; spearman; low, high
     (95 %); n (tokens). See surprisal_correlation."""
     return surprisal_correlation(run, by_class=True)
-
-
-def correlations(ranks: pa.Table, classes: pa.Table) -> pa.Table:
-    """The summary `surprisal_correlations`, from `surprisal_ranks` and `surprisal_classes`, both sorted by layer."""
-    found = [(False, _correlated({name: ranks[name].to_numpy() for name in RANKS}, by_class=False))]
-    for own in (False, True):
-        rows = _of_classes(classes, own)
-        if len(rows["class"]):
-            found += [(own, _correlated(rows, by_class)) for by_class in (False, True) if own or by_class]
-    return pa.concat_tables(pa.table({"own": np.full(len(rows["layer"]), own), **rows}) for own, rows in found)
-
-
-def _correlated(rows: Mapping[str, NDArray], by_class: bool) -> dict[str, NDArray]:
-    """The columns CORRELATED of all tokens, or a class after the other in the order of their names."""
-    groups = np.count_nonzero(np.bincount(rows["replicate"]))
-    if by_class:
-        kinds = [(CLASSES[kind].as_py(), rows["class"] == kind) for kind in np.argsort(CLASSES.to_pylist()).tolist()]
-    else:
-        kinds = [(ALL, np.full(len(rows["tokens"]), True))]
-    pieces = []
-    for kind, here in kinds:
-        if here.any():
-            found = _spearman({name: rows[name][here] for name in RANKS})
-            pieces.append({**found, "class": np.full(len(found["layer"]), kind, object)})
-    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in CORRELATED[:-1]}
-    return {**columns, "groups": np.full(len(columns["layer"]), groups)}
-
-
-def _spearman(rows: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Rank correlations, their intervals and the tokens by layer, from columns named as RANKS and sorted by layer."""
-    groups, group = distinct(rows["replicate"])
-    starts = np.searchsorted(rows["layer"], np.arange(1, rows["layer"][-1] + 1))
-    columns = (np.split(values, starts) for values in (rows["nnz_class"], rows["loss_class"], group, rows["tokens"]))
-    found = [grouped_spearman(*layer) for layer in zip(*columns, strict=True)]
-    estimate, without = (np.array(each) for each in zip(*found, strict=True))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        error = jackknife_error(np.arctanh(estimate), np.arctanh(without.T))
-    low, high = fisher_interval(estimate, error, len(groups) - 1)
-    n = np.bincount(rows["layer"], rows["tokens"]).astype(np.int64)
-    return {"layer": np.arange(len(n)), "spearman": estimate, "low": low, "high": high, "tokens": n}
 
 
 def _note(groups: int) -> str:

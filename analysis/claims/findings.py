@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from twell.analysis.claims import activity, speed
-from twell.analysis.memo import together
+from twell.analysis.memo import memo_scope
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -44,7 +44,7 @@ BEYOND = (
 def findings(run: Run) -> pd.DataFrame:
     """Columns: topic; claim; this_run (what it says, in words); statistic (with n); verdict (holds, does not hold,
     cannot be told from this run); reason (what it takes to hold, or why it cannot be told)."""
-    with together():
+    with memo_scope():
         rows = [_row(run, claim) for claim in (*activity.CLAIMS, *speed.CLAIMS)]
     rows += [_untold(topic, text, reason) for topic, text, reason in BEYOND]
     frame = pd.DataFrame(rows)

@@ -1,1 +1,1 @@
-"""Query engines: DuckDB and Spark behind one interface, and how partial tables add up."""
+"""Query engines: DuckDB and Spark behind one interface, and how partial tables are added up."""

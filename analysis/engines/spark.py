@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from twell.analysis.engines.accumulate import Tables, Total, added_up
-from twell.analysis.engines.duckdb import Engine
+from twell.analysis.engines.base import Engine, first_line
 from twell.workbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
 }
 PLAIN = {"halffloat": pa.float32(), "uint8": pa.int16(), "uint16": pa.int32(), "uint32": pa.int64()}
+PACKAGES = ("twell.analysis", "twell.workbench.run")  # whose code tasks need, subpackages included
 
 
 class SparkEngine(Engine):
@@ -50,8 +51,8 @@ class SparkEngine(Engine):
         self._session = _session(address)
         tasks = TASKS * self._session.sparkContext.defaultParallelism
         self._session.conf.set("spark.sql.shuffle.partitions", str(tasks))
-        self._connection = ibis.pyspark.connect(self._session)
         self._tables = 0
+        super().__init__(ibis.pyspark.connect(self._session))
 
     def close(self) -> None:
         self._session.stop()
@@ -63,79 +64,78 @@ class SparkEngine(Engine):
         schema = pa.schema([(field.name, PLAIN.get(str(field.type), field.type)) for field in kinds])
         return self._named(self._paths(files).mapInArrow(_reader(schema), from_arrow_schema(schema)))
 
-    def sums(
+    def add_up(
         self, files: Sequence[Path], function: Callable[[Path], Tables], tick: Callable[[Sequence[Path]], None]
     ) -> Tables:
-        """As `Engine.sums`: workers add up what their tasks found, and some files are asked for at a time."""
+        """As `Engine.add_up`. Workers add up the results of their tasks; files are sent some at a time."""
         context, total = self._session.sparkContext, Total()
         tasks = TASKS * context.defaultParallelism
         with _by_value():
             for first in range(0, len(files), tasks * FILES):
-                some = files[first : first + tasks * FILES]
-                found = context.parallelize([file.absolute() for file in some], min(tasks, len(some)))
+                batch = files[first : first + tasks * FILES]
+                paths = context.parallelize([file.absolute() for file in batch], min(tasks, len(batch)))
                 try:
-                    total.add(found.map(function).treeReduce(added_up))
+                    total.add(paths.map(function).treeReduce(added_up))
                 except Exception as error:
-                    raise self._readable(error) from error
-                tick(some)
+                    raise self.as_user_error(error) from error
+                tick(batch)
         return total.tables()
 
     @contextmanager
-    def each(
+    def map_files(
         self, files: Sequence[Path], function: Callable[[Path], pa.Table], schema: pa.Schema
     ) -> Iterator[ir.Table]:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         with _by_value():
             mapped = self._paths(files).mapInArrow(_mapper(function, schema), from_arrow_schema(schema))
-            with self.keep(self._named(mapped)) as kept:
-                yield kept
+            with self.cached(self._named(mapped)) as rows:
+                yield rows
 
     def _paths(self, files: Sequence[Path]) -> DataFrame:
-        """The files' names, a task each."""
+        """Return the files' names as rows, one task for each."""
         paths = self._session.createDataFrame([(str(file.absolute()),) for file in files], "path string")
         return paths.repartition(len(files))
-
-    def table(self, rows: pa.Table) -> ir.Table:
-        return self._named(self._session.createDataFrame(rows))
 
     def _named(self, rows: DataFrame) -> ir.Table:
         self._tables += 1
         rows.createOrReplaceTempView(f"twell_{self._tables}")
-        return self._connection.table(f"twell_{self._tables}")
+        return self.connection.table(f"twell_{self._tables}")
 
-    def _readable(self, error: Exception) -> Exception:
+    def as_user_error(self, error: Exception) -> Exception:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         if isinstance(error, PySparkException | Py4JError):
-            return UserError(f"Expected Spark to read the run's parts, got {str(error).strip().splitlines()[0]}")
+            return UserError(f"Expected Spark to read the run's parts, got {first_line(error)}")
         return error
 
 
 @contextmanager
 def _by_value() -> Iterator[None]:
-    """Send functions of this package to the workers as they are, since these have no copy of its code."""
+    """Send functions and classes of PACKAGES to the workers by value, since these have no copy of the code."""
     from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 
-    package = sys.modules["twell.analysis"]
-    register_pickle_by_value(package)
+    packages = [sys.modules[name] for name in PACKAGES]
+    for package in packages:
+        register_pickle_by_value(package)
     try:
         yield
     finally:
-        unregister_pickle_by_value(package)
+        for package in packages:
+            unregister_pickle_by_value(package)
 
 
 def _session(address: str) -> SparkSession:
-    """A session on the cluster there. UserError where there is no Spark, no Java or no answer."""
+    """Open a session on a cluster. UserError where Spark or Java is not installed, or no master answers."""
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError:
         raise UserError("Expected Spark, it is not installed: pip install 'twell-workbench[spark]'.") from None
-    place = urlsplit(address)
+    target = urlsplit(address)
     try:
-        socket.create_connection((place.hostname or "", place.port or 7077), timeout=5).close()
+        socket.create_connection((target.hostname or "", target.port or 7077), timeout=5).close()
     except OSError as error:
         raise UserError(
             f"Expected a Spark master at {address}, got {error.strerror or error}: start one there, or name another."
@@ -147,13 +147,11 @@ def _session(address: str) -> SparkSession:
     try:
         return builder.getOrCreate()
     except PySparkException as error:
-        raise UserError(
-            f"Expected a Spark session, got {str(error).strip().splitlines()[0]} Is Java 17 or newer installed?"
-        ) from None
+        raise UserError(f"Expected a Spark session, got {first_line(error)} Is Java 17 or newer installed?") from None
 
 
 def _reader(schema: pa.Schema) -> Any:
-    """What the workers run: the rows of the files named. It carries all it needs, so they need no copy of this code."""
+    """Return a function for the workers: it reads the files that it is given the names of, and yields their rows."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow.parquet as pq
@@ -167,7 +165,7 @@ def _reader(schema: pa.Schema) -> Any:
 
 
 def _mapper(function: Callable[[Path], pa.Table], schema: pa.Schema) -> Any:
-    """What the workers run: the rows that a function gives of the files named."""
+    """Return a function for the workers: it calls `function` on each file, and yields the rows that this returns."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

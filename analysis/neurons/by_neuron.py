@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pandas.api.extensions import ExtensionArray
 
 from twell.analysis.activity.layers import unflagged_tokens
-from twell.analysis.summaries import read
+from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.tokens.by_token import token_text
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.schema import NEVER_SEQUENCE, NEVER_TOKEN_MAX, NEVER_TOKEN_MIN, VALUE_SCALE
@@ -43,11 +43,12 @@ def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
     """
     if layer is not None and not 0 <= layer < run.layers:
         raise UserError(f"Expected a layer from 0 to {run.layers - 1}, got {layer}.")
-    tokens = unflagged_tokens(run)
+    summaries = open_summaries(run)
+    tokens = unflagged_tokens(summaries)
     if not tokens:
         raise Missing(f"{run.name} holds no unflagged token, and neurons are counted over those alone.")
     layers = range(run.layers) if layer is None else range(layer, layer + 1)
-    rows = _every(run, layers)
+    rows = _every(summaries, layers)
     fires = rows["fires"]
     with np.errstate(invalid="ignore"):
         value_mean = rows["value_sum"] / VALUE_SCALE / fires
@@ -76,14 +77,14 @@ def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
     return frame
 
 
-def _every(run: Run, layers: range) -> dict[str, NDArray]:
+def _every(summaries: Summaries, layers: range) -> dict[str, NDArray]:
     """The columns of the summary `neurons` for every neuron of these layers: as NEVER says where it has none."""
-    rows = read.columns(run, "neurons", "layer", "neuron", *NEVER)
+    d_ff, rows = summaries.run.d_ff, summaries.columns("neurons", "layer", "neuron", *NEVER)
     here = slice(*np.searchsorted(rows["layer"], (layers.start, layers.stop)))
-    place = (rows["layer"][here] - layers.start) * run.d_ff + rows["neuron"][here]
+    place = (rows["layer"][here] - layers.start) * d_ff + rows["neuron"][here]
     found = {}
     for name, never in NEVER.items():
-        found[name] = np.full(len(layers) * run.d_ff, never, np.float32 if name == "value_max" else np.int64)
+        found[name] = np.full(len(layers) * d_ff, never, np.float32 if name == "value_max" else np.int64)
         found[name][place] = rows[name][here]
     return found
 

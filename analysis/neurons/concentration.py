@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import DEAD_BOUND, unflagged_tokens
-from twell.analysis.summaries import read
+from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.schema import NEVER_SEQUENCE
 from twell.workbench.run.store import Run
@@ -23,10 +23,10 @@ from twell.workbench.run.store import Run
 BUSIEST = (0.01, 0.05, 0.10, 0.20)
 
 
-def _table(run: Run, column: str, never: int) -> NDArray:
+def _table(summaries: Summaries, column: str, never: int) -> NDArray:
     """A column of the neurons as an array [layers, d_ff]."""
-    rows = read.columns(run, "neurons", "layer", "neuron", column)
-    if not unflagged_tokens(run):
+    run, rows = summaries.run, summaries.columns("neurons", "layer", "neuron", column)
+    if not unflagged_tokens(summaries):
         raise Missing(f"{run.name} holds no unflagged token, and neurons are counted over those alone.")
     found = np.full((run.layers, run.d_ff), never, dtype=np.int64)
     found[rows["layer"], rows["neuron"]] = rows[column]
@@ -42,9 +42,10 @@ def concentration(run: Run) -> pd.DataFrame:
     upper bound of such a neuron's density, 3 / tokens); one_token (neurons that a single token of the vocabulary fired,
     more than once). Shares are empty in a layer that never fires.
     """
-    fires = _table(run, "fires", 0)
-    low, high = _table(run, "token_min", 0), _table(run, "token_max", -1)
-    tokens = unflagged_tokens(run)
+    summaries = open_summaries(run)
+    fires = _table(summaries, "fires", 0)
+    low, high = _table(summaries, "token_min", 0), _table(summaries, "token_max", -1)
+    tokens = unflagged_tokens(summaries)
     ordered = -np.sort(-fires, axis=1)
     up_to = np.concatenate([np.zeros((run.layers, 1)), np.cumsum(ordered, axis=1)], axis=1)
     places = np.arange(run.d_ff + 1)
@@ -76,7 +77,8 @@ def lorenz(run: Run, points: int = 50) -> pd.DataFrame:
     that they carry). Layers that never fire are left out."""
     if points < 2:
         raise UserError(f"Expected at least 2 points, got {points}.")
-    ordered = -np.sort(-_table(run, "fires", 0), axis=1)
+    summaries = open_summaries(run)
+    ordered = -np.sort(-_table(summaries, "fires", 0), axis=1)
     shares = np.linspace(0, 1, points)
     pieces = []
     for layer in np.flatnonzero(ordered.sum(axis=1)):
@@ -84,7 +86,7 @@ def lorenz(run: Run, points: int = 50) -> pd.DataFrame:
         carried = np.interp(shares * run.d_ff, np.arange(run.d_ff + 1), up_to)
         pieces.append(pd.DataFrame({"layer": layer, "neurons": shares, "firings": carried}))
     frame = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=["layer", "neurons", "firings"])
-    frame.attrs = _about(run, unflagged_tokens(run))
+    frame.attrs = _about(run, unflagged_tokens(summaries))
     return frame
 
 
@@ -93,7 +95,8 @@ def dead_curve(run: Run, points: int = 40) -> pd.DataFrame:
     fired by then). Where the last stretch still falls, more text would wake more neurons."""
     if points < 2:
         raise UserError(f"Expected at least 2 points, got {points}.")
-    first = _table(run, "first_sequence", NEVER_SEQUENCE)
+    summaries = open_summaries(run)
+    first = _table(summaries, "first_sequence", NEVER_SEQUENCE)
     every = max(run.manifest.sequences, int(first.max()) + 1, 1)
     seen = np.unique(np.round(np.geomspace(1, every, points)).astype(int))
     pieces = []
@@ -102,18 +105,23 @@ def dead_curve(run: Run, points: int = 40) -> pd.DataFrame:
         share = 1 - np.searchsorted(woken, seen, side="left") / run.d_ff
         pieces.append(pd.DataFrame({"layer": layer, "sequences": seen, "dead_share": share}))
     frame = pd.concat(pieces, ignore_index=True)
-    frame.attrs = _about(run, unflagged_tokens(run))
+    frame.attrs = _about(run, unflagged_tokens(summaries))
     return frame
 
 
 def dead_mask(run: Run) -> NDArray[np.bool_]:
     """Which neurons never fired: bool [layers, d_ff]."""
-    return _table(run, "fires", 0) == 0
+    return _dead(open_summaries(run))
+
+
+def _dead(summaries: Summaries) -> NDArray[np.bool_]:
+    return _table(summaries, "fires", 0) == 0
 
 
 def dead_neurons(run: Run) -> pd.DataFrame:
     """Columns: layer; neuron. Those that never fired in the run's unflagged tokens."""
-    layer, neuron = np.nonzero(dead_mask(run))
+    summaries = open_summaries(run)
+    layer, neuron = np.nonzero(_dead(summaries))
     frame = pd.DataFrame({"layer": layer, "neuron": neuron})
-    frame.attrs = _about(run, unflagged_tokens(run))
+    frame.attrs = _about(run, unflagged_tokens(summaries))
     return frame

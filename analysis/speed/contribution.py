@@ -20,7 +20,7 @@ from twell.analysis.activity.layers import by_layer
 from twell.analysis.speed.speedup import correlate, model_speedup, of_one_size, speedup, timings
 from twell.analysis.speed.tile_overflow import tile_audit
 from twell.analysis.statistics import grouped_median
-from twell.analysis.summaries import read
+from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -65,7 +65,7 @@ def layer_gains(run: Run) -> pd.DataFrame:
 def _unions(run: Run) -> NDArray:
     """Mean number of different neurons in a block, by layer; NaN where it was not counted."""
     try:
-        rows = read.columns(run, "unions", "layer", "block", "neurons", "blocks")
+        rows = open_summaries(run).columns("unions", "layer", "block", "neurons", "blocks")
     except Missing:
         return np.full(run.layers, np.nan)
     here = rows["block"] == BLOCK

@@ -18,8 +18,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import layer_moments
-from twell.analysis.memo import shared
+from twell.analysis.memo import memoized
 from twell.analysis.statistics import distinct, fisher_interval, grouped_median, mid_ranks, permutation_p, student_p
+from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import PREFILL
 from twell.workbench.run.store import Run
@@ -29,14 +30,14 @@ EXACT_BELOW = 12
 WHOLE = ("model_dense", "model_sparse")
 
 
-@shared
+@memoized
 def timings(run: Run) -> pd.DataFrame:
     """The rows of the prefill phase, as recorded."""
     rows = run.frame("timings")
     return rows[rows["phase"] == PREFILL]
 
 
-@shared
+@memoized
 def of_one_size(run: Run) -> pd.DataFrame:
     """As `timings`, with each time brought, by the token, to the median rows of its operation: layers are timed in
     batches of their own, and batches differ in size."""
@@ -54,7 +55,7 @@ def timings_by_batch(run: Run) -> pd.DataFrame:
     return rows[["batch", "layer", "op", "microseconds", "nnz_mean", "kernel"]]
 
 
-@shared
+@memoized
 def speedup(run: Run) -> pd.DataFrame:
     """Columns: layer; nnz_mean (of the batches timed; of the run's unflagged tokens where the timings have none);
     dense_us, sparse_us, gate_us (µs of a batch of median size, median over batches; gate where it was timed); speedup
@@ -74,10 +75,9 @@ def speedup(run: Run) -> pd.DataFrame:
     timed, kernels = rows["layer"].to_numpy(), rows["kernel"].to_numpy(object)
     nnz = _means(timed, rows["nnz_mean"].to_numpy(float), run.layers)[layers]
     repeats = np.bincount(place)
-    columns: dict[str, Any] = {
-        "layer": layers.astype(timed.dtype),
-        "nnz_mean": np.where(np.isnan(nnz), layer_moments(run)[0][layers], nnz) if np.isnan(nnz).any() else nnz,
-    }
+    if np.isnan(nnz).any():
+        nnz = np.where(np.isnan(nnz), layer_moments(open_summaries(run))[0][layers], nnz)
+    columns: dict[str, Any] = {"layer": layers.astype(timed.dtype), "nnz_mean": nnz}
     for name, values in {"dense_us": dense, "sparse_us": sparse, "gate_us": gate, "speedup": dense / sparse}.items():
         columns[name] = grouped_median(values[both], place)
     columns |= {"repeats": repeats, "kernel": [", ".join(sorted(set(kernels[timed == n]))) for n in layers]}
@@ -118,7 +118,7 @@ def over_batches(least: int, most: int | None = None) -> str:
     return f"one batch{more}" if least == 1 else f"median of {least} batches{more}"
 
 
-@shared
+@memoized
 def model_speedup(run: Run) -> dict[str, Any]:
     """The whole forward pass, dense against sparse on the same batches: dense_us, sparse_us (µs, medians); speedup,
     low, high (median, least and greatest over batches); energy (sparse over dense, power times time, median;

@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import layer_histogram
-from twell.analysis.summaries import read
+from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -33,7 +33,7 @@ def tile_audit(run: Run) -> pd.DataFrame:
     tiles_over_share (of pairs of token and tile); lost, lost_share (firings past the slots, and their share of all:
     what a kernel without overflow would drop).
     """
-    rows = read.columns(run, "tiles", "layer", "tile", *COUNTS)
+    rows = open_summaries(run).columns("tiles", "layer", "tile", *COUNTS)
     in_use = run.manifest.layout.get("tile"), run.manifest.layout.get("compression")
     starts = np.flatnonzero(np.diff(rows["layer"], prepend=-1) | np.diff(rows["tile"], prepend=-1))
     groups = (np.split(rows[name], starts[1:]) for name in COUNTS)
@@ -89,7 +89,7 @@ def peer_audit(run: Run) -> pd.DataFrame:
     tokens = np.bincount(layer, counts, run.layers).astype(np.int64)
     long = np.bincount(layer, counts * (nnz > PEER_ROW), run.layers).astype(np.int64)
     try:
-        tiles = read.columns(run, "tiles", "layer", "tile", *COUNTS)
+        tiles = open_summaries(run).columns("tiles", "layer", "tile", *COUNTS)
         why = "" if (tiles["tile"] == PEER_TILE).any() else f"the run counted no tiles of {PEER_TILE}"
     except Missing as reason:
         tiles, why = {name: np.zeros(0, int) for name in ("layer", "tile", *COUNTS)}, str(reason)

@@ -13,15 +13,16 @@ import pandas as pd
 
 from twell.analysis.activity.layers import layer_moments
 from twell.analysis.statistics import quantiles
-from twell.analysis.summaries import read
+from twell.analysis.summaries.read import open_summaries
 from twell.workbench.run.store import Run
 
 
 def union_sizes(run: Run) -> pd.DataFrame:
     """Columns: layer; block (tokens); blocks; mean, p50, p90, max (different neurons fired in a block); share (mean /
     d_ff); overlap (mean over block × mean nnz: 1 where no two tokens share a neuron, 1 / block where all share all)."""
-    rows = read.columns(run, "unions", "layer", "block", "neurons", "blocks")
-    nnz, _ = layer_moments(run)
+    summaries = open_summaries(run)
+    rows = summaries.columns("unions", "layer", "block", "neurons", "blocks")
+    nnz, _ = layer_moments(summaries)
     starts = np.flatnonzero(np.diff(rows["layer"], prepend=-1) | np.diff(rows["block"], prepend=-1))
     groups = (np.split(rows[name], starts[1:]) for name in ("neurons", "blocks"))
     found = []

@@ -18,15 +18,14 @@ import pyarrow as pa
 from ibis import _
 from numpy.typing import NDArray
 
-from twell.analysis.activity.layers import moments
-from twell.analysis.activity.positions import band_moments
-from twell.analysis.activity.surprisal import correlations
 from twell.analysis.engines.accumulate import EXTREMES, KEYS, KIND, Tables, Total
-from twell.analysis.engines.duckdb import Engine, open_engine
+from twell.analysis.engines.base import Engine
+from twell.analysis.engines.open import open_engine
 from twell.analysis.summaries import part_sums, z_scores
-from twell.analysis.summaries.rank_tables import of_tokens
-from twell.analysis.summaries.refresh import SOURCES, class_step
-from twell.analysis.tokens.classes import CLASSES, numbers
+from twell.analysis.summaries.derived import band_moments, correlations, moments
+from twell.analysis.summaries.rank_tables import class_step, of_tokens
+from twell.analysis.summaries.refresh import SOURCES
+from twell.analysis.summaries.token_class import CLASSES, class_numbers
 from twell.workbench.run.schema import SUMMARIES, nnz_columns
 from twell.workbench.run.store import Run
 
@@ -50,7 +49,7 @@ def build(run: Run, files: set[str], tables: Tables, tick: Tick, engine: str, sc
     left out, and no other part is read.
     """
     parts = [part for part in run.manifest.parts if part.file in files]
-    kinds = numbers(run)
+    kinds = class_numbers(run)
     with open_engine(engine) as opened, ThreadPoolExecutor(1) as beside:
         total = Total(tables)
         total.add(counted(opened, run, parts))
@@ -82,7 +81,7 @@ def taken(engine: Engine, run: Run, parts: Parts, kinds: NDArray, tick: Tick) ->
         kinds=kinds,
         every=class_step(run),
     )
-    return engine.sums(list(rows), of_part, lambda files: tick(sum(rows[file] for file in files)))
+    return engine.add_up(list(rows), of_part, lambda files: tick(sum(rows[file] for file in files)))
 
 
 def _whole(total: Total) -> Tables:
@@ -141,7 +140,7 @@ def second_reading(engine: Engine, run: Run, kinds: NDArray, layers: pa.Table, p
     scored = partial(
         z_scores.of_part, counts=nnz_columns(run.layers), scale=z_scores.Scale.of(whole, places), spelling=spelling
     )
-    with engine.each(run.parts("activity"), scored, z_scores.ROWS) as rows:
+    with engine.map_files(run.parts("activity"), scored, z_scores.ROWS) as rows:
         tokens = added(rows.filter(rows.word.isnull()), KEYS["token_scores"], _how("token_scores"))
         scored_tokens = engine.arrow(tokens)
         kind = of_tokens(kinds, scored_tokens["token_id"].to_numpy())
@@ -155,7 +154,7 @@ def second_reading(engine: Engine, run: Run, kinds: NDArray, layers: pa.Table, p
 def words(engine: Engine, every: ir.Table) -> pa.Table:
     """The words that a summary keeps, with how many there are (`words`) and how often those kept occur (`least`) in the
     table's own metadata."""
-    with engine.keep(every) as held:
+    with engine.cached(every) as held:
         counted = engine.arrow(held.group_by("occurrences").agg(words=_.count())).sort_by("occurrences")
         occurs, number = (counted[name].to_numpy() for name in ("occurrences", "words"))
         past = int((np.cumsum(number[::-1]) > MOST_WORDS).sum())

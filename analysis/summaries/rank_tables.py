@@ -1,6 +1,6 @@
 """Ranks: tokens by class of nnz and class of loss, which rank correlations come from. Functions of a part's rows.
 
-Of runs past a million tokens, some whole groups of 20 sequences are counted alone (`refresh.class_step`). Cost,
+Of runs past a million tokens, some whole groups of 20 sequences are counted alone (`class_step`). Cost,
 1 M tokens of 28 layers of which an eighth are counted: 0.25 CPU seconds.
 """
 
@@ -14,9 +14,17 @@ from numpy.typing import NDArray
 
 from twell.analysis.statistics import band
 from twell.analysis.summaries.part_rows import Rows
+from twell.workbench.run.store import Run
 
 BINS_A_CLASS, BINS_A_COARSE_CLASS = 4, 8  # bands of loss (`sums.loss_bins`): floor(6·√loss), floor(3·√loss)
 COARSE_COUNT, COARSE_REPLICATES = 8, 10
+CLASS_TOKENS = 2**19  # rank correlations come from one to two times as many, of a run that has them
+
+
+def class_step(run: Run) -> int:
+    """Return of how many groups of 20 sequences the tables of rank correlations count one: a power of two that grows
+    with the run."""
+    return 2 ** max(0, (run.manifest.tokens // CLASS_TOKENS).bit_length() - 1)
 
 
 def ranks(rows: Rows, replicate: NDArray, bins: NDArray) -> pa.Table:

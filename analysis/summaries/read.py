@@ -1,16 +1,19 @@
-"""Summaries: what every table of the API is read from, kept beside the run's parts.
+"""Read a run's summaries, which every table of the API comes from.
 
-    read(run, "tokens")                             a summary as a DataFrame
-    columns(run, "tokens", "token_id", "nnz_sum")   some of its columns as arrays, which costs what they take to decode
+    summaries = open_summaries(run)                        bring them up to date, once per question
+    summaries.columns("tokens", "token_id", "nnz_sum")     columns as arrays: costs only what they take to decode
+    summaries.frame("tokens", token_id=5)                  a summary as a DataFrame, or those of its rows
+    summaries.arrow("words", ["word", "occurrences"])      the same as an Arrow table
 
-`summary/vN/` holds one Parquet file a table, declared in `workbench.schema.SUMMARIES` and sorted by `totals.KEYS`. They
-are brought up to date first (`refresh`). Cost: 5 ms a million numbers; columns asked for again are those decoded
-before, as long as their file is the same.
+Opening may build (`refresh`); reading never does. `summary/vN/` holds one Parquet file a table, declared in
+`workbench.run.summary_schema` and sorted by its keys. Cost: 1 ms to open summaries that are up to date, 5 ms a million
+numbers to read; columns that were read before are not decoded again as long as their file is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,59 +24,93 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from twell.analysis.memo import shared
+from twell.analysis.memo import memoized
 from twell.analysis.summaries.refresh import LACKING, SCORED, SOURCES, damage, ensure, growing, listed
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
 
-KEPT = 12  # choices of columns kept decoded, of one run or several: 50 MB of a long run with many layers
+DECODED = 12  # choices of columns cached as arrays, of one run or several: 50 MB of a long run with many layers
 SINCE = {"surprisal_classes": 1, "used": 1}  # the revision that a table of copies came with, past the first
 EARLIER = "its summaries are of an earlier revision: summarise the run it was copied from and copy it again"
 
 
-def read(run: Run, name: str, columns: tuple[str, ...] = (), **equal: Any) -> pd.DataFrame:
-    """A summary, brought up to date first: all columns, or those named, empty where a copy of an earlier revision lacks
-    them; `equal` keeps the rows where a column has that value. Missing where the run has no such summary."""
-    names = list(columns) or [column.name for column in SUMMARIES.tables[name].columns]
-    return arrow(run, name, [*dict.fromkeys([*names, *equal])], **equal).to_pandas().reindex(columns=names)
+@memoized
+def open_summaries(run: Run, scored: bool = False) -> Summaries:
+    """Bring the summaries of a run up to date and return a reader of them.
+
+    scored: also those that take the means of the whole run (`token_scores`, `words`); of a run that is still being
+    recorded, these cost a reading of every part, so only a question that reads them asks for them.
+    Raises Missing where the run has nothing to summarise, UserError where its summaries cannot be written.
+    """
+    ensure(run, scored=scored or not growing(run))
+    return Summaries(run, scored)
 
 
-@shared
-def columns(run: Run, name: str, *names: str) -> dict[str, NDArray]:
-    """Columns of a summary as arrays that cannot be written to, all NaN where a copy of an earlier revision lacks one.
-    Missing where the run has no such summary."""
-    path = _file(run, name)
+@dataclass(frozen=True)
+class Summaries:
+    """The summaries of a run, as `open_summaries` returns them.
+
+    Each method raises Missing, with the reason, where the run has no summary of that name.
+    """
+
+    run: Run
+    scored: bool
+
+    @property
+    def path(self) -> Path:
+        """The folder of the run."""
+        return self.run.path
+
+    def frame(self, name: str, columns: Sequence[str] = (), **equal: Any) -> pd.DataFrame:
+        """Return a summary as a DataFrame: all columns or those named, empty where a copy of an earlier revision lacks
+        one; `equal` selects the rows in which a column has that value."""
+        names = list(columns) or [column.name for column in SUMMARIES.tables[name].columns]
+        return self.arrow(name, [*dict.fromkeys([*names, *equal])], **equal).to_pandas().reindex(columns=names)
+
+    def columns(self, name: str, *names: str) -> dict[str, NDArray]:
+        """Return columns of a summary as read-only arrays, all NaN where a copy of an earlier revision lacks one."""
+        return _columns(self, name, *names)
+
+    def arrow(self, name: str, names: Sequence[str], **equal: Any) -> pa.Table:
+        """Return columns of a summary, without those that a copy of an earlier revision lacks; `equal` selects the rows
+        in which a column has that value."""
+        rows = _read(self.file(name), names)
+        for column, value in equal.items():
+            rows = rows.filter(pa.array(rows[column].to_numpy() == value))
+        return rows
+
+    def words_kept(self) -> tuple[int, int]:
+        """Return how many words the run has, and the least number of occurrences of a word that its summary holds."""
+        metadata = pq.read_schema(self.file("words")).metadata
+        return int(metadata[b"words"]), int(metadata[b"least"])
+
+    def file(self, name: str) -> Path:
+        """Return the file of a summary."""
+        if name in SCORED and not self.scored:
+            raise ValueError(f"expected summaries opened with scored=True to read {name}")
+        path = self.run.summary_path(name)
+        if not path.exists():
+            raise Missing(f"{self.run.name} holds no {name}: {_reason(self.run, name)}.")
+        return path
+
+
+@memoized
+def _columns(summaries: Summaries, name: str, *names: str) -> dict[str, NDArray]:
+    path = summaries.file(name)
     now = path.stat()
     return dict(_decoded(path, (now.st_ino, now.st_size, now.st_mtime_ns), names))
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=DECODED)
 def _decoded(path: Path, version: tuple[int, ...], names: tuple[str, ...]) -> dict[str, NDArray]:
-    """The columns of that version of a file."""
+    """Return columns of a file; `version` tells it from what stood under the same name before."""
     table = _read(path, names)
     lacking = np.broadcast_to(np.nan, len(table))
-    found = {column: table[column].to_numpy() if column in table.schema.names else lacking for column in names}
-    for values in found.values():
+    arrays = {column: table[column].to_numpy() if column in table.schema.names else lacking for column in names}
+    for values in arrays.values():
         values.flags.writeable = False
-    return found
-
-
-def arrow(run: Run, name: str, names: Sequence[str], **equal: Any) -> pa.Table:
-    """Columns of a summary as Arrow, without those that a copy of an earlier revision lacks; `equal` as in `read`."""
-    found = _read(_file(run, name), names)
-    for column, value in equal.items():
-        found = found.filter(pa.array(found[column].to_numpy() == value))
-    return found
-
-
-def _file(run: Run, name: str) -> Path:
-    """Where a summary lies, brought up to date."""
-    ensure(run, scored=name in SCORED or not growing(run))
-    path = run.summary_path(name)
-    if not path.exists():
-        raise Missing(f"{run.name} holds no {name}: {_lacking(run, name)}.")
-    return path
+    return arrays
 
 
 def _read(path: Path, names: Sequence[str]) -> pa.Table:
@@ -81,13 +118,8 @@ def _read(path: Path, names: Sequence[str]) -> pa.Table:
         return file.read([column for column in names if column in file.schema_arrow.names], use_threads=False)
 
 
-def words_kept(run: Run) -> tuple[int, int]:
-    """How many words the run has, and how often those occur at least that its summary keeps."""
-    told = pq.read_schema(run.summary_path("words")).metadata
-    return int(told[b"words"]), int(told[b"least"])
-
-
-def _lacking(run: Run, name: str) -> str:
+def _reason(run: Run, name: str) -> str:
+    """Return why a run has no summary of that name, as a clause."""
     source = name if name in SOURCES else "activity"
     if source in damage(run):
         return damage(run)[source].rstrip(".")

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from twell.analysis.summaries.rank_tables import class_step
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.run.schema import SUMMARIES
@@ -34,7 +35,6 @@ from twell.workbench.run.store import Run, copy_without_activity, open_run
 BUILT = "built.json"
 SOURCES = ("activity", "neurons", "tiles", "unions")  # the tables of a run that summaries are made from
 SCORED = ("token_scores", "words")  # the summaries that take the means of the whole run, and so every part anew
-CLASS_TOKENS = 2**19  # rank correlations come from one to two times as many, of a run that has them
 ROW_GROUP = 2**20  # rows: a column of one group is read without a copy
 PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}  # paths as they are
 
@@ -104,12 +104,6 @@ LACKING = {
     "used": "its model has no ReLU on the up branch, so every neuron that fires is used",
     "words": "it has no vocab table, which spells the tokens",
 }
-
-
-def class_step(run: Run) -> int:
-    """Of how many groups of 20 sequences the tables of rank correlations take one: a power of two that grows with the
-    run."""
-    return 2 ** max(0, (run.manifest.tokens // CLASS_TOKENS).bit_length() - 1)
 
 
 def _folder(run: Run) -> Path:

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from pandas.api.extensions import ExtensionArray
 
 from twell.analysis.activity.layers import layer_moments
-from twell.analysis.memo import shared
+from twell.analysis.memo import memoized
 from twell.analysis.statistics import ratio_error, shrink
-from twell.analysis.summaries import read
+from twell.analysis.summaries.read import EARLIER, Summaries, open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -50,7 +50,7 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     by ten more sequences). Standard errors: `statistics.ratio_error`, clusters are sequences; empty for one sequence.
     They take the layers' means and sds as known. Missing where no token occurs that often.
     """
-    rows = sums(run, flagged)
+    rows = sums(open_summaries(run, scored=True), flagged)
     often = rows["tokens"] >= min_count
     if not often.any():
         most = int(rows["tokens"].max(initial=0))
@@ -60,7 +60,7 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
         )
     by = rows[f"{rank}_sum"] / rows["tokens"]
     if np.isnan(by).all():
-        raise Missing(f"{run.name} holds no {rank}: {read.EARLIER}.")
+        raise Missing(f"{run.name} holds no {rank}: {EARLIER}.")
     here = np.flatnonzero(often)
     here = here[np.lexsort((rows["token_id"][here], -by[here]))]
     rows["shrunk"], rows["shrunk_se"] = _shrunk(rows)
@@ -85,11 +85,11 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     return frame
 
 
-@shared
-def sums(run: Run, flagged: bool) -> dict[str, NDArray]:
+@memoized
+def sums(summaries: Summaries, flagged: bool) -> dict[str, NDArray]:
     """By token that occurs: token_id, and the columns of the summaries `tokens` and `token_scores`, added up."""
-    scored = read.columns(run, "token_scores", *KEY, *(f"{name}_{part}" for name in SCORES for part in PARTS))
-    rows = read.columns(run, "tokens", *KEY, *COUNTS, *(f"nnz_{part}" for part in PARTS))
+    scored = summaries.columns("token_scores", *KEY, *(f"{name}_{part}" for name in SCORES for part in PARTS))
+    rows = summaries.columns("tokens", *KEY, *COUNTS, *(f"nnz_{part}" for part in PARTS))
     if not all(np.array_equal(rows[name], scored[name]) for name in KEY):  # a run that has grown in between
         here, there = (2 * each["token_id"].astype(np.int64) + each["flagged"] for each in (rows, scored))
         _, here, there = np.intersect1d(here, there, assume_unique=True, return_indices=True)
@@ -126,15 +126,16 @@ def z_variances(rows: Mapping[str, NDArray]) -> NDArray:
 
 def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFrame:
     """One token in each layer. Columns: layer; count; mean (nnz); z; z_se (as in by_token, within the layer)."""
-    counts = read.read(run, "tokens", token_id=token_id)
+    summaries = open_summaries(run)
+    counts = summaries.frame("tokens", token_id=token_id)
     counts = counts if flagged else counts[~counts["flagged"]]
     if counts["tokens"].sum() == 0:
         raise Missing(f"Token {token_id} does not occur in {run.name}{'' if flagged else ' unflagged'}.")
     n, n2, g = (int(counts[name].sum()) for name in ("tokens", "tokens_square", "sequences"))
-    rows = read.read(run, "token_layers", token_id=token_id)
+    rows = summaries.frame("token_layers", token_id=token_id)
     rows = rows if flagged else rows[~rows["flagged"]]
     sums = rows.groupby("layer", as_index=False)[["nnz_sum", "nnz_square", "nnz_cross"]].sum()
-    layer_mean, layer_sd = layer_moments(run)
+    layer_mean, layer_sd = layer_moments(summaries)
     centre, spread = layer_mean[sums["layer"].to_numpy()], pd.Series(layer_sd[sums["layer"].to_numpy()])
     spread = spread.where(spread > 0)
     frame = pd.DataFrame({"layer": sums["layer"], "count": n, "mean": sums["nnz_sum"] / n})
@@ -147,7 +148,7 @@ def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFram
 def tokens_spelt(run: Run, words: Sequence[str], min_count: int) -> pd.DataFrame:
     """Unflagged tokens that are one of these words, white space around it aside, and occur at least `min_count` times,
     loudest first. Columns: text, count, sequences, z, z_se, as in by_token."""
-    rows = sums(run, False)
+    rows = sums(open_summaries(run, scored=True), False)
     kept = np.isin(rows["token_id"], _spelt(run, words)) & (rows["tokens"] >= min_count)
     rows = {name: values[kept] for name, values in rows.items()}
     n, g = rows["tokens"], rows["sequences"]
@@ -178,7 +179,7 @@ def token_text(run: Run, token_ids: NDArray) -> ExtensionArray:
     return text.to_pandas().array
 
 
-@shared
+@memoized
 def _vocabulary(run: Run) -> dict[str, Any]:
     """token_id and text; without a row where the run has no vocabulary."""
     if not run.has("vocab"):

@@ -2,7 +2,7 @@
 
     token_classes(run)   a row a class
 
-A token belongs to one class by its spelling alone (`_number`); what a class holds is a description of the
+A token belongs to one class by its spelling alone (`summaries.token_class`); what a class holds is a description of the
 vocabulary, not of grammar: a name is a capitalised word-initial piece, so it counts words at the start of a sentence
 too. Intervals take the tokens of the vocabulary as the units (clusters), so that they speak of other tokens of the
 class. Cost: 30 ms.
@@ -10,69 +10,21 @@ class. Cost: 30 ms.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from twell.analysis.statistics import distinct, ratio_error, t_half
-from twell.analysis.summaries import read
+from twell.analysis.summaries.read import Summaries, open_summaries
+from twell.analysis.summaries.token_class import CLASSES, class_number
 from twell.analysis.tokens.by_token import sums, token_text, z_variances
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-_FUNCTION_WORDS = (
-    "a an the this that these those and or but nor so yet if then than as of in on at by for from to into onto with "
-    "without within about over under after before between through during against among is are was were be been being "
-    "am has have had do does did will would shall should can could may might must not no it its he him his she her "
-    "hers they them their we us our you your i me my who whom whose which what when where while because there here "
-    "also very just only such each both all any some more most other"
-)
-_URL_PARTS = "http https ftp www com org net gov edu htm html php doi url io co uk :// // /// .com .org .net"
 OFTEN = 20  # occurrences from which a token's z counts in an effect
-FUNCTION_WORDS, URL_PARTS = frozenset(_FUNCTION_WORDS.split()), frozenset(_URL_PARTS.split())
-NAMED = (
-    ("whitespace", r"(?:\s|\\[nrtvf])*"),
-    ("number", r"\s?\d+"),
-    ("punctuation", r"(?:[^\w�]|_)+"),
-    ("name", r" [A-Z][^\W\d_]+"),
-    ("word-initial piece", r" [^\W\d_]+"),
-    ("word-inner piece", r"[^\W\d_]+"),
-)
-RULES = re.compile("|".join(f"({pattern})" for _, pattern in NAMED))
-URL_PART, FUNCTION_WORD, OTHER = "URL part", "function word", "other"
-CLASSES = pa.array([URL_PART, FUNCTION_WORD, *(name for name, _ in NAMED), OTHER])
-
-
-def classify(text: str) -> str:
-    """The class of a token by its displayed text."""
-    return CLASSES[_number(text)].as_py()
-
-
-def _number(text: str) -> int:
-    """The place of its class in CLASSES: URL parts first, function words before other words, then `NAMED` in order."""
-    word = text.strip().lower()
-    if word in URL_PARTS:
-        return 0
-    if word in FUNCTION_WORDS and text[0] == " ":
-        return 1
-    found = RULES.fullmatch(text)
-    return 1 + found.lastindex if found and found.lastindex else len(CLASSES) - 1
-
-
-def numbers(run: Run) -> NDArray:
-    """The number of the class of each token of the vocabulary, by its id; last, that of an id that it lacks."""
-    if not run.has("vocab"):
-        return np.array([len(CLASSES) - 1])
-    vocab = run.arrow("vocab", ["token_id", "text"])
-    token_ids = vocab["token_id"].to_numpy()
-    found = np.full(2 + token_ids.max(initial=-1), len(CLASSES) - 1)
-    found[token_ids] = [_number(text) for text in vocab["text"].to_pylist()]
-    return found
 
 
 def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
@@ -83,10 +35,11 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     of all other classes); effect, effect_low, effect_high (Hedges' g over tokens of the vocabulary, class against the
     others, 95 %); mean (nnz a layer); loss_mean (nats, of predictions made there). Intervals are empty for one token.
     """
-    rows = sums(run, flagged)
+    summaries = open_summaries(run, scored=True)
+    rows = sums(summaries, flagged)
     if not len(rows["tokens"]):
         raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
-    kinds = _kinds(run, rows["token_id"])
+    kinds = _kinds(summaries, rows["token_id"])
     number, place = distinct(kinds)
     found = _rows(run, rows, [CLASSES[kind].as_py() for kind in number.tolist()], place)
     frame = found.sort_values(["z", "class"], ascending=[False, True], ignore_index=True)
@@ -98,11 +51,11 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     return frame
 
 
-def _kinds(run: Run, token_ids: NDArray) -> NDArray:
+def _kinds(summaries: Summaries, token_ids: NDArray) -> NDArray:
     """The number of each token's class, from the summary, or from its text where that is of an earlier revision."""
-    told = read.arrow(run, "token_scores", ["token_id", "class"])
+    told = summaries.arrow("token_scores", ["token_id", "class"])
     if "class" not in told.schema.names:
-        return np.array([_number(text) for text in token_text(run, token_ids)])
+        return np.array([class_number(text) for text in token_text(summaries.run, token_ids)])
     known = told["token_id"].to_numpy()
     kinds = np.empty(1 + known.max(initial=0), np.int64)
     kinds[known] = pc.index_in(told["class"], CLASSES).to_numpy()

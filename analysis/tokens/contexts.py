@@ -19,6 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import histogram, layer_moments
+from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.tokens.by_token import token_text
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.schema import nnz_columns
@@ -27,7 +28,7 @@ from twell.workbench.run.store import Run
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-    from twell.analysis.engines.duckdb import Engine
+    from twell.analysis.engines.base import Engine
 
 Order = Literal["loudest", "quietest", "text"]
 
@@ -41,20 +42,22 @@ def contexts(
     layers); z (mean over layers, see by_token); loss (nats, of the next token; empty where there is none); percentile
     (of the run's tokens, those with at most this nnz, in %).
     """
-    found = _places(run, token_id, limit, order, flagged)
+    summaries = open_summaries(run)
+    found = _places(summaries, token_id, limit, order, flagged)
     if found.empty:
         raise Missing(f"Token {token_id} does not occur in {run.name}{'' if flagged else ' unflagged'}.")
-    return _dressed(run, found, width, flagged, {"token_id": token_id, "order": order})
+    return _dressed(summaries, found, width, flagged, {"token_id": token_id, "order": order})
 
 
 def loudest(
     run: Run, limit: int = 50, order: Order = "loudest", width: int = 16, flagged: bool = False
 ) -> pd.DataFrame:
     """The places of the whole run where most neurons fire, by z, or fewest. Columns: token_id, then as in contexts."""
-    found = _places(run, None, limit, order, flagged)
+    summaries = open_summaries(run)
+    found = _places(summaries, None, limit, order, flagged)
     if found.empty:
         raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
-    return _dressed(run, found, width, flagged, {"order": order})
+    return _dressed(summaries, found, width, flagged, {"order": order})
 
 
 def passages(run: Run, width: int = 32, limit: int = 20, order: Order = "loudest") -> pd.DataFrame:
@@ -68,10 +71,10 @@ def passages(run: Run, width: int = 32, limit: int = 20, order: Order = "loudest
     import ibis
     from ibis import _
 
-    from twell.analysis.engines.duckdb import Engine
+    from twell.analysis.engines.open import open_engine
 
-    with Engine() as engine:
-        rows = _scored(engine, run, order).filter(_.flags == 0)
+    with open_engine() as engine:
+        rows = _scored(engine, open_summaries(run), order).filter(_.flags == 0)
         rows = rows.mutate(position=(rows.position // width * width).cast("int32"))
         means = {"n": _.count(), "z": _.z.mean(), "nnz": _.nnz.mean(), "loss": _.loss.mean()}
         rows = rows.group_by("sequence", "position").agg(**means).filter(_.n == width).drop("n")
@@ -84,9 +87,11 @@ def passages(run: Run, width: int = 32, limit: int = 20, order: Order = "loudest
     return frame
 
 
-def _dressed(run: Run, found: pd.DataFrame, width: int, flagged: bool, about: dict[str, object]) -> pd.DataFrame:
+def _dressed(
+    summaries: Summaries, found: pd.DataFrame, width: int, flagged: bool, about: dict[str, object]
+) -> pd.DataFrame:
     """Places with percentile, text around, document and source."""
-    counted = histogram(run, flagged)
+    run, counted = summaries.run, histogram(summaries, flagged)
     counted = counted[counted["layer"] == -1]
     up_to = np.cumsum(counted["tokens"].to_numpy())
     reached = np.searchsorted(counted["nnz"].to_numpy(), found["nnz"].to_numpy(), side="right") - 1
@@ -107,26 +112,26 @@ def _sourced(run: Run, found: pd.DataFrame) -> pd.DataFrame:
     return found.merge(run.frame("sequences", ["sequence", "document", "source"]), on="sequence", how="left")
 
 
-def _places(run: Run, token_id: int | None, limit: int, order: Order, flagged: bool) -> pd.DataFrame:
+def _places(summaries: Summaries, token_id: int | None, limit: int, order: Order, flagged: bool) -> pd.DataFrame:
     """The first `limit` occurrences (of a token, or any) in the order asked for: sequence, position, token_id, nnz, z,
     loss."""
     import ibis
 
-    from twell.analysis.engines.duckdb import Engine
+    from twell.analysis.engines.open import open_engine
 
-    with Engine() as engine:
-        rows = _scored(engine, run, order, token_id)
+    with open_engine() as engine:
+        rows = _scored(engine, summaries, order, token_id)
         rows = (rows if flagged else rows.filter(rows.flags == 0)).drop("flags")
         return engine.arrow(rows.order_by([*_first(ibis, order), "sequence", "position"]).limit(limit)).to_pandas()
 
 
-def _scored(engine: Engine, run: Run, order: Order, token_id: int | None = None) -> ir.Table:
+def _scored(engine: Engine, summaries: Summaries, order: Order, token_id: int | None = None) -> ir.Table:
     """The run's tokens with nnz and z over layers; the order is refused here if there is none of that name."""
     import ibis
 
     if order not in get_args(Order):
         raise UserError(f"Expected an order of {', '.join(get_args(Order))}, got {order!r}.")
-    mean, sd = layer_moments(run)
+    run, (mean, sd) = summaries.run, layer_moments(summaries)
     names = nnz_columns(run.layers)
     rows = engine.read(run.parts("activity"))
     rows = rows if token_id is None else rows.filter(rows.token_id == token_id)
@@ -174,10 +179,10 @@ def _first(ibis: ModuleType, order: Order) -> list[ir.Value]:
 
 def sides(run: Run, places: pd.DataFrame, width: int) -> list[tuple[str, str, str]]:
     """The text before, at and after each place (columns sequence, position), `width` tokens either side."""
-    from twell.analysis.engines.duckdb import Engine
+    from twell.analysis.engines.open import open_engine
 
     wanted = sorted(set(places["sequence"].tolist()))
-    with Engine() as engine:
+    with open_engine() as engine:
         rows = engine.read(run.parts("activity"))
         rows = rows.filter(rows.sequence.isin(wanted)).select("sequence", "position", "token_id")
         near = engine.arrow(rows).to_pandas().sort_values(["sequence", "position"])

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from twell.analysis.statistics import ratio_error
-from twell.analysis.summaries import read
+from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
@@ -25,17 +25,18 @@ def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
     see by_token; clustered by sequence, empty for one); mean (nnz a piece and layer). Missing where no word occurs that
     often, and where a run has so many words that its summary keeps none that occurs so seldom.
     """
-    rows = read.arrow(run, "words", [column.name for column in SUMMARIES.tables["words"].columns])
+    summaries = open_summaries(run, scored=True)
+    rows = summaries.arrow("words", [column.name for column in SUMMARIES.tables["words"].columns])
     often = rows["occurrences"].to_numpy() >= min_count
     rows = rows.filter(pa.array(often))
-    every, least = read.words_kept(run)
+    every, least = summaries.words_kept()
     if min_count < least:
         raise Missing(
             f"{run.name} has {every:,} words, of which its summary keeps those that occur {least} times or more, got a "
             f"minimum count of {min_count}: ask for {least}."
         )
     if not len(rows):
-        most = read.read(run, "words", ("occurrences",))["occurrences"].max() if every else 0
+        most = summaries.columns("words", "occurrences")["occurrences"].max() if every else 0
         raise Missing(
             f"No word of {run.name} occurs {min_count} times, the most frequent one {most} times: ask for a lower "
             "minimum count."

@@ -11,7 +11,7 @@ import pandas as pd
 
 from twell import analysis
 from twell.analysis.neurons.values import missing
-from twell.analysis.summaries import read
+from twell.analysis.summaries.read import open_summaries
 from twell.app.ui.formatting import number, percent, plural
 from twell.app.ui.url_state import link
 from twell.workbench.errors import Missing
@@ -49,7 +49,7 @@ def neurons_of(run: Run, token: int) -> pd.DataFrame:
         )
         found[[name, f"{name}_kept"]] = counted.to_numpy()
     every = analysis.by_neuron(run).set_index(["layer", "neuron"])
-    alone = read.read(run, "neurons").set_index(["layer", "neuron"])
+    alone = open_summaries(run).frame("neurons").set_index(["layer", "neuron"])
     found[["label", "density"]] = every.loc[found.index, ["label", "density"]]
     found["only"] = (alone.loc[found.index, ["token_min", "token_max"]] == token).all(axis=1)
     found["share"] = found["top"] / found["top_kept"].clip(lower=1)

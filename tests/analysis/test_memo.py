@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from twell.analysis import by_layer, findings, overview
-from twell.analysis.memo import shared, together
+from twell.analysis.memo import memo_scope, memoized
 from twell.analysis.summaries import read
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -21,10 +21,10 @@ from twell.workbench.run.store import Run
 
 @pytest.fixture
 def asked() -> tuple[list[Any], Callable[..., pd.DataFrame]]:
-    """A shared function, and what it was called with."""
+    """A memoized function, and what it was called with."""
     calls: list[Any] = []
 
-    @shared
+    @memoized
     def table(run: Run, number: int = 0) -> pd.DataFrame:
         calls.append((run.name, number))
         if number < 0:
@@ -40,7 +40,7 @@ def test_once_a_block(run: Run, bos_run: Run, asked: Any) -> None:
     table(run)
     assert len(calls) == 2, "nothing is held outside of a block"
     calls.clear()
-    with together():
+    with memo_scope():
         first = table(run)
         first["b"] = 1
         assert list(table(run)) == ["a"], "what a caller adds is its own"
@@ -52,9 +52,9 @@ def test_once_a_block(run: Run, bos_run: Run, asked: Any) -> None:
     table(run)
     assert len(calls) == 7
     calls.clear()
-    with together():
+    with memo_scope():
         table(run)
-        with together():
+        with memo_scope():
             table(run)
         table(run)
     assert len(calls) == 1, "a block within another shares what that one holds"
@@ -78,7 +78,7 @@ def test_answers_are_those_of_each_table_by_itself(
     assert {"layers.parquet", "positions.parquet", "token_scores.parquet"} <= set(opened)
     together_reads = len(opened)
     assert together_reads == len(set(opened)) + twice, "each once, but for the classes of token_scores"
-    monkeypatch.setitem(question.__globals__, "together", nullcontext)
+    monkeypatch.setitem(question.__globals__, "memo_scope", nullcontext)
     again = question(run)
     assert again.equals(found) if isinstance(again, pd.DataFrame) else again == found
     assert len(opened) > 1.5 * together_reads
@@ -87,8 +87,9 @@ def test_answers_are_those_of_each_table_by_itself(
 def test_decoded_columns_are_those_of_the_file_as_it_is(small: Run) -> None:
     """They are kept until the file is another, and nobody can change them for the next who asks."""
     names = ("layer", "nnz", "tokens")
-    first = read.columns(small, "layers", *names)
-    assert all(read.columns(small, "layers", *names)[name] is first[name] for name in names)
+    summaries = read.open_summaries(small)
+    first = summaries.columns("layers", *names)
+    assert all(summaries.columns("layers", *names)[name] is first[name] for name in names)
     for values in first.values():
         with pytest.raises(ValueError, match="read-only"):
             values[0] = 7

@@ -24,7 +24,7 @@ from support import synthetic_runs
 from twell.analysis import by_layer, by_position, by_token, position_fit, surprisal_correlation, token_classes
 from twell.analysis.activity.layers import DEAD_BOUND
 from twell.analysis.speed.speedup import correlate
-from twell.analysis.tokens.classes import classify
+from twell.analysis.summaries.token_class import classify
 from twell.workbench.run.store import Run
 
 A, B, DECAY, SHAPE, SHARED = 20.0, 40.0, 12.0, 9.0, 0.2

@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 from twell.analysis import ensure, surprisal, surprisal_correlation
-from twell.analysis.summaries import refresh
-from twell.analysis.tokens.classes import classify
+from twell.analysis.summaries import derived, rank_tables
+from twell.analysis.summaries.token_class import classify
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
@@ -104,7 +104,7 @@ def test_correlation_by_class(run: Run, known: pd.DataFrame, of: Literal["next",
 def test_correlations_are_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are worked out where summaries are built, and not where they are asked for."""
     ensure(run)
-    monkeypatch.delitem(surprisal_correlation.__globals__, "grouped_spearman")
+    monkeypatch.delitem(derived.__dict__, "grouped_spearman")
     for of in ("next", "own"):
         for by_class in (False, True):
             assert len(surprisal_correlation(run, of=of, by_class=by_class)) >= run.layers
@@ -146,11 +146,11 @@ def test_unknown_class(run: Run) -> None:
 def test_long_runs_are_sampled_by_groups_of_sequences(
     made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refresh, "CLASS_TOKENS", 1500)
+    monkeypatch.setattr(rank_tables, "CLASS_TOKENS", 1500)
     run = made.make(tmp_path / "long", sequences=100, length=32, parts=3, layers=2)
-    assert refresh.class_step(run) == 1
-    monkeypatch.setattr(refresh, "CLASS_TOKENS", 600)
-    assert refresh.class_step(run) == 4
+    assert rank_tables.class_step(run) == 1
+    monkeypatch.setattr(rank_tables, "CLASS_TOKENS", 600)
+    assert rank_tables.class_step(run) == 4
     rows = run.activity(flagged=False).dropna(subset="loss")
     some = rows[rows["sequence"] // 20 % 4 == 0]
     assert 0 < len(some) < len(rows) / 2

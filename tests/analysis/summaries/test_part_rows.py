@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from twell.analysis import ensure
-from twell.analysis.summaries import build, part_rows, part_sums, read, token_sums
+from twell.analysis.summaries import build, part_rows, part_sums, token_sums
+from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import UserError
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run, open_run
@@ -151,7 +152,7 @@ def test_squares_past_64_bits_are_refused(made: ModuleType, tmp_path: Path, monk
     with pytest.raises(UserError, match=r"Expected sums of squared nnz below 2\^63, got .* It is in .*part-00000"):
         ensure(run)
     monkeypatch.undo()
-    assert len(read.read(open_run(run.path), "tokens"))
+    assert len(open_summaries(open_run(run.path)).frame("tokens"))
 
 
 def test_parts_are_added_up_before_they_are_many(

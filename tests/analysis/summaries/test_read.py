@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from twell.analysis import by_layer, by_neuron, ensure, summarize
-from twell.analysis.engines.duckdb import Engine
-from twell.analysis.summaries import build, read
+from twell.analysis.engines.duckdb import DuckDBEngine
+from twell.analysis.summaries import build
+from twell.analysis.summaries.read import open_summaries
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run, open_run
@@ -49,9 +50,9 @@ def test_built_once(questions: ModuleType, small: Run) -> None:
 
 
 def test_nothing_is_fetched() -> None:
-    with Engine() as engine:
+    with DuckDBEngine() as engine:
         for name in ("autoinstall_known_extensions", "autoload_known_extensions"):
-            setting = engine._connection.raw_sql(f"select current_setting('{name}')").fetchone()
+            setting = engine.connection.raw_sql(f"select current_setting('{name}')").fetchone()
             assert setting == (False,), name
 
 
@@ -65,7 +66,7 @@ def test_nothing_is_fetched() -> None:
 def test_counts_of_parts_add_up(small: Run, table: str, keys: list[str], sums: list[str]) -> None:
     expected = small.frame(table).groupby(keys, as_index=False)[sums].sum()
     assert len(small.frame(table)) > len(expected), "parts share rows"
-    pd.testing.assert_frame_equal(read.read(small, table), expected)
+    pd.testing.assert_frame_equal(open_summaries(small).frame(table), expected)
 
 
 def test_neurons_merge_extremes(small: Run) -> None:

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from twell.analysis import by_neuron, by_token, surprisal, surprisal_correlation, token_classes
-from twell.analysis.tokens.classes import classify
+from twell.analysis.summaries.token_class import classify
 from twell.workbench.run.store import Run
 
 LACKING = [1, 2, 7, *range(40, 60), *range(150, 200)]  # common ones, the planted ones, and all past 149

@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 
 from twell.analysis import by_token, by_word, summarize, token_classes
 from twell.analysis.summaries import build
-from twell.analysis.tokens.classes import classify
+from twell.analysis.summaries.token_class import classify
 from twell.workbench.errors import Missing
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.run.store import Run
