@@ -24,12 +24,12 @@ from torch import Tensor
 
 from twell.kernels import build
 from twell.kernels.backends import gpu
+from twell.kernels.backends.gpu import Stage
 from twell.kernels.build import Library, Source
 from twell.kernels.layout import Layout, TwELL
 from twell.kernels.params import FFNParams, Stats
 
-STAGES = {"gate": 1, "plan": 2, "up": 4, "down": 8, "counts": 16, "pack": 32}
-ALL_STAGES = sum(STAGES.values())
+ALL_STAGES = int(Stage.GATE | Stage.PLAN | Stage.UP | Stage.DOWN | Stage.COUNTS | Stage.PACK)
 COLUMNS = {16: 32, 64: 128}  # of the tiles of `up`, by the rows of a block
 FEW_ROWS = 256  # up to which blocks are of 16 rows
 MAX_D_FF = 2**18
@@ -139,6 +139,6 @@ def launch(
         call.x, call.w_gate, call.w_up, call.w_down, call.b_gate, call.b_up, call.b_down,
         workspace.memory, workspace.places, workspace.values, y, stats.finite, stats.nnz_used,
         workspace.words, workspace.spill_index, rows.start, rows.stop - rows.start,
-        call.activation == "relu2", call.up_relu, workspace.block, layout.tile, stages,
+        call.activation == "relu2", call.up_relu, workspace.block, layout.tile, int(stages),
         *gpu.count_arguments(call, stats),
     )  # fmt: skip

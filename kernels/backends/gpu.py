@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import IntFlag
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
@@ -22,6 +23,17 @@ ALIGNED = 256  # bytes, as what torch allocates is
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Part = tuple[torch.dtype, tuple[int, ...]]  # what it holds, and its shape
+
+
+class Stage(IntFlag):
+    """The stages of a call, as bits that add up: those of csrc/common/stages.h, which says what each launches."""
+
+    GATE = 1
+    PLAN = 2
+    UP = 4
+    DOWN = 8
+    COUNTS = 16
+    PACK = 32
 
 
 def refuses(device: torch.device, dtype: torch.dtype, n: int) -> str | None:

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from twell.kernels import build
 from twell.kernels.backends import gpu
+from twell.kernels.backends.gpu import Stage
 from twell.kernels.build import Library, Source
 from twell.kernels.layout import Layout, TwELL, pack, tile_view, unpack
 from twell.kernels.params import FFNParams, Requirements, Stats
@@ -42,8 +43,8 @@ WINDOW = 1024  # rows that are put in order of nnz before they are cut into bloc
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
 FEW_TILES = 352  # of the gate product: up to so many, a call has no order, no plan and, unless asked for, no words
 PARTS = 144  # sums of a tile of y that can be left for others at once: as many as a GH100 has multiprocessors
-STAGES = {"gate": 1, "plan": 2, "up": 4, "down": 8, "counts": 16}
-ALL_STAGES = sum(STAGES.values())
+ALL_STAGES = int(Stage.GATE | Stage.PLAN | Stage.UP | Stage.DOWN | Stage.COUNTS)
+NO_WORDS = int(Stage.PLAN | Stage.COUNTS)  # needless without a plan where nnz alone is requested
 
 _ARCH = "-gencode=arch=compute_90a,code=sm_90a"
 LIBRARY = Library(
@@ -209,11 +210,11 @@ def launch(
 ) -> None:
     """Launches some stages for some rows on the current stream; the neurons' sums add to those in `stats`."""
     if not workspace.planned and stats.tiles is None and stats.neurons is None and not call.want_packed:
-        stages &= ~(STAGES["plan"] | STAGES["counts"])  # words are made in place of a plan; nnz needs none
+        stages &= ~NO_WORDS
     torch.ops.twell.hopper_ffn(
         call.x, call.w_gate, call.w_up, call.w_down, call.b_gate, call.b_up, call.b_down,
         workspace.memory, workspace.places, y, stats.finite, rows.start, rows.stop - rows.start,
-        workspace.planned, stages, *gpu.count_arguments(call, stats),
+        workspace.planned, int(stages), *gpu.count_arguments(call, stats),
     )  # fmt: skip
 
 
@@ -231,11 +232,11 @@ def stages(call: FFNParams, packed: TwELL | None = None) -> dict[str, Callable[[
     do = partial(launch, call, slice(0, n), workspace, y, stats)
 
     def up_down() -> Tensor:
-        do(STAGES["plan"] | STAGES["up"] | STAGES["down"])
+        do(Stage.PLAN | Stage.UP | Stage.DOWN)
         return y
 
-    do(STAGES["gate"])
+    do(Stage.GATE)
     if packed is not None:
         workspace.fill(packed)
         return {"up_down": up_down}
-    return {"gate": partial(do, STAGES["gate"]), "up_down": up_down}
+    return {"gate": partial(do, Stage.GATE), "up_down": up_down}

@@ -54,7 +54,7 @@ def whole_rows(call: FFNParams) -> Tensor:
 
 def check_whole(call: FFNParams) -> Tensor:
     """What the gate's kernel by itself finds of each pair and tile is as above."""
-    found = counters(run(call, hopper.STAGES["gate"])[2], call.x.shape[0])
+    found = counters(run(call, hopper.Stage.GATE)[2], call.x.shape[0])
     assert_same("what lies whole", found, whole_rows(call).int())
     return found
 
@@ -68,7 +68,7 @@ def check(call: FFNParams) -> tuple[Tensor, hopper.Workspace]:
     assert_same("stats", replace(stats, packed=None), replace(counted, packed=None))
     assert_same("packed", workspace.packed(call.w_gate.shape[0], stats.finite), counted.packed)
     assert_same("y of both kernels", hopper.run(call)[0], y)
-    apart = run(call, hopper.STAGES["gate"], hopper.ALL_STAGES - hopper.STAGES["gate"])
+    apart = run(call, hopper.Stage.GATE, hopper.ALL_STAGES - hopper.Stage.GATE)
     assert not bool((counters(apart[2], n) == TAKEN).any())
     assert_same("y by stages", apart[0], y)
     assert_same("nnz by stages", apart[1].nnz, stats.nnz)

@@ -1,4 +1,4 @@
-// What the bindings of CUDA kernels share: tensors as addresses, the stream, the type of the values, and where counts go.
+// What the bindings of CUDA kernels share: tensors as addresses, the stream, the type of the values, and the arguments that all ops have.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -13,9 +13,12 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "common/arguments.h"
 #include "common/probes.h"
+#include "common/stages.h"
 
 struct __nv_bfloat16;
 struct __half;
@@ -24,20 +27,20 @@ namespace twell {
 
 using torch::stable::Tensor;
 using Maybe = std::optional<Tensor>;
-using Places = std::vector<int64_t>;  // where the parts of a workspace begin, in bytes from its address
+using Offsets = std::vector<int64_t>;  // of the buffers in a workspace, in bytes from its address
 using DeviceGuard = torch::stable::accelerator::DeviceGuard;
 
 inline void* address(const Tensor& tensor) { return tensor.data_ptr(); }
 inline void* address(const Maybe& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
 
-// From a value on; null of no tensor.
+// The address of a tensor's at-th value; null without a tensor.
 template <typename T, typename Any>
 T* as(const Any& tensor, int64_t at = 0) {
   T* const first = static_cast<T*>(address(tensor));
   return first == nullptr ? nullptr : first + at;
 }
 
-// The tensor at an address that copies of 16 bytes take.
+// The tensor, or a copy of it where its address is not a multiple of 16 bytes, which the kernels' copies need.
 inline Tensor aligned(const Tensor& tensor) {
   return reinterpret_cast<uintptr_t>(address(tensor)) % 16 == 0 ? tensor : torch::stable::clone(tensor);
 }
@@ -48,13 +51,21 @@ inline Tensor by_neuron(const Tensor& w_down) {
   return aligned(w_down.stride(0) == 1 ? w_down : torch::stable::contiguous(torch::stable::transpose(w_down, 0, 1)));
 }
 
-// Points each part of a workspace to its place in it.
-template <typename... Part>
-void point(const Tensor& workspace, const Places& places, Part*&... parts) {
-  if (places.size() != sizeof...(Part)) throw std::runtime_error("places: expected " + std::to_string(sizeof...(Part)));
-  auto place = places.begin();
-  ((parts = reinterpret_cast<Part*>(as<char>(workspace, *place++))), ...);
-}
+// One allocation, and where in it each buffer begins.
+struct WorkspaceTensor {
+  using Fields = Types<Tensor, Offsets>;
+  Tensor memory;  // uint8 [bytes]
+  Offsets offsets;
+
+  // Points each buffer to its place in the workspace, in the order of `offsets`.
+  template <typename... Value>
+  void point(Value*&... buffers) const {
+    if (offsets.size() != sizeof...(Value))
+      throw std::runtime_error("offsets: expected " + std::to_string(sizeof...(Value)) + ", got " + std::to_string(offsets.size()));
+    auto offset = offsets.begin();
+    ((buffers = reinterpret_cast<Value*>(as<char>(memory, *offset++))), ...);
+  }
+};
 
 inline cudaStream_t stream_of(const Tensor& tensor) {
   void* stream = nullptr;
@@ -62,7 +73,7 @@ inline cudaStream_t stream_of(const Tensor& tensor) {
   return static_cast<cudaStream_t>(stream);
 }
 
-// run.operator()<T>(), T as the values of x.
+// Calls run.operator()<T>(), T being the type of x's values.
 template <typename Run>
 void by_type(const Tensor& x, const Run& run) {
   if (x.scalar_type() == torch::headeronly::ScalarType::BFloat16)
@@ -71,23 +82,58 @@ void by_type(const Tensor& x, const Run& run) {
     run.template operator()<__half>();
 }
 
-// From a row on.
-inline Counts counts_of(int64_t row, const Maybe& counted, const Maybe& tokens, const Maybe& sequences, const Maybe& nnz,
-                        const Maybe& pairs, const Maybe& fullest, const Maybe& fires, const Maybe& value_sum,
-                        const Maybe& value_max, const Maybe& token_min, const Maybe& token_max, const Maybe& first_sequence) {
-  using Sum = unsigned long long;
-  return {as<uint8_t>(counted, row),
-          as<int>(tokens, row),
-          as<int>(sequences, row),
-          as<int>(nnz, row),
-          as<Sum>(pairs),
-          as<Sum>(fullest),
-          as<Sum>(fires),
-          as<Sum>(value_sum),
-          as<float>(value_max),
-          as<int>(token_min),
-          as<int>(token_max),
-          as<uint32_t>(first_sequence)};
-}
+// The tensors of an FFN, as its callers hold them. In the schema: TWELL_FFN_SCHEMA.
+struct FfnTensors {
+  using Fields = Types<Tensor, Tensor, Maybe, Tensor, Maybe, Maybe, Maybe>;
+  Tensor x;       // [..., d_model], contiguous
+  Tensor w_gate;  // [d_ff, d_model], contiguous
+  Maybe w_up;     // [d_ff, d_model], contiguous; none in a plain FFN
+  Tensor w_down;  // [d_model, d_ff], contiguous or the transpose of a contiguous tensor
+  Maybe b_gate;   // [d_ff]
+  Maybe b_up;     // [d_ff]
+  Maybe b_down;   // [d_model]
+
+  // The same values at addresses that the kernels can read: copies where they are not.
+  FfnTensors readable() const { return {aligned(x), aligned(w_gate), aligned(w_up), by_neuron(w_down), b_gate, b_up, b_down}; }
+
+  // Writes sizes and addresses into a family's own struct; `rows` of x and y from `row` on.
+  template <typename Ffn>
+  void put_into(Ffn& f, const Tensor& y, const Tensor& finite, int64_t row, int64_t rows) const {
+    f.rows = rows, f.d_model = w_gate.size(1), f.d_ff = w_gate.size(0);
+    f.x = as<uint16_t>(x, row * f.d_model), f.w_gate = address(w_gate), f.w_up = address(w_up), f.w_down = address(w_down);
+    f.b_gate = address(b_gate), f.b_up = address(b_up), f.b_down = address(b_down);
+    f.y = as<uint16_t>(y, row * f.d_model), f.finite = as<uint8_t>(finite, row);
+  }
+};
+#define TWELL_FFN_SCHEMA "Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? b_gate, Tensor? b_up, Tensor? b_down, "
+
+// Where the probes read and write, each of all rows of the call, or none where it is not requested. n: the rows of the call.
+struct CountTensors {
+  using Fields = Types<Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe>;
+  Maybe nnz;             // int32 [n]
+  Maybe counted;         // uint8 [n]: 0 where a row enters no statistic
+  Maybe tokens;          // int32 [n]
+  Maybe sequences;       // int32 [n]
+  Maybe pairs;           // int64 [tile + 1]: (row, tile) pairs by their count
+  Maybe fullest;         // int64 [tile + 1]: rows by the count of their fullest tile
+  Maybe fires;           // int64 [d_ff], and so are the following
+  Maybe value_sum;       // int64, in steps of 2^-20
+  Maybe value_max;       // float32
+  Maybe token_min;       // int32
+  Maybe token_max;       // int32
+  Maybe first_sequence;  // int32; -1: never
+
+  // Their addresses, from a row on.
+  Counts from(int64_t row) const {
+    using Sum = unsigned long long;
+    return {as<uint8_t>(counted, row), as<int>(tokens, row), as<int>(sequences, row), as<int>(nnz, row),
+            as<Sum>(pairs),            as<Sum>(fullest),     as<Sum>(fires),          as<Sum>(value_sum),
+            as<float>(value_max),      as<int>(token_min),   as<int>(token_max),      as<uint32_t>(first_sequence)};
+  }
+};
+#define TWELL_COUNTS_SCHEMA                                                                                             \
+  "Tensor(p!)? nnz, Tensor? counted=None, Tensor? tokens=None, Tensor? sequences=None, Tensor(q!)? pairs=None, "        \
+  "Tensor(r!)? fullest=None, Tensor(s!)? fires=None, Tensor(t!)? value_sum=None, Tensor(u!)? value_max=None, "          \
+  "Tensor(v!)? token_min=None, Tensor(w!)? token_max=None, Tensor(x!)? first_sequence=None"
 
 }  // namespace twell

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "common/arguments.h"
 #include "cpu/run.h"
 
 namespace {
@@ -72,45 +73,98 @@ std::pair<Tensor, Tensor> spilled(const Ffn& ffn, const Tensor& like, int64_t ti
   return {places, spill};
 }
 
-// Arguments as kernels/cpu.py passes them, checked in Python. w_down: [d_ff, d_model], a neuron a row.
-// counts, neurons: the probes; tile, words: of the tiles to count in and to pack into, 0 for none; level: as pick_level.
-// Returns y and finite, and of the following what was asked for: nnz; nnz_used; tile counts [n, tiles]; six sums of
-// neurons; words, values (float32 only), spill_index and spill of TwELL.
-std::vector<Tensor> cpu_ffn(Tensor x, Tensor w_gate, MaybeTensor w_up, Tensor w_down, MaybeTensor b_gate, MaybeTensor b_up,
-                            MaybeTensor b_down, MaybeTensor rows, MaybeTensor tokens, MaybeTensor sequences, bool squared,
-                            bool up_relu, bool counts, bool neurons, int64_t tile, int64_t words, int64_t level_asked) {
-  const Level& level = pick_level(level_asked);
-  Ffn ffn{};
-  ffn.n = x.size(0), ffn.d_model = x.size(1), ffn.d_ff = w_gate.size(0), ffn.chunks = ceil_div(ffn.d_ff, kChunk);
-  ffn.narrow = x.scalar_type() == ScalarType::BFloat16;
-  ffn.activation = squared ? Activation::relu2 : Activation::relu;
-  ffn.up_relu = up_relu;
-  ffn.x = x.const_data_ptr();
-  ffn.w_gate = w_gate.const_data_ptr();
-  ffn.w_up = w_up ? w_up->const_data_ptr() : nullptr;
-  ffn.w_down = w_down.const_data_ptr();
-  const auto gate_bias = widened(b_gate, ffn.d_ff), up_bias = widened(b_up, ffn.d_ff);
-  ffn.b_gate = gate_bias.data(), ffn.b_up = up_bias.data();
-  ffn.rows = rows ? rows->const_data_ptr<uint8_t>() : nullptr;
-  ffn.tokens = tokens ? tokens->const_data_ptr<int32_t>() : nullptr;
-  ffn.sequences = sequences ? sequences->const_data_ptr<int32_t>() : nullptr;
+// The op's arguments, in the order of its schema, as kernels/backends/cpu.py has checked them. n: rows of x.
+struct Arguments {
+  using Fields = twell::Types<Tensor, Tensor, MaybeTensor, Tensor, MaybeTensor, MaybeTensor, MaybeTensor, MaybeTensor, MaybeTensor,
+                              MaybeTensor, bool, bool, bool, bool, int64_t, int64_t, int64_t>;
+  Tensor x;               // [n, d_model]
+  Tensor w_gate;          // [d_ff, d_model]
+  MaybeTensor w_up;       // [d_ff, d_model]; none in a plain FFN
+  Tensor w_down;          // [d_ff, d_model], a neuron a row
+  MaybeTensor b_gate;     // [d_ff]
+  MaybeTensor b_up;       // [d_ff]
+  MaybeTensor b_down;     // [d_model]
+  MaybeTensor rows;       // uint8 [n]: 0 where a row does not enter the neurons' sums
+  MaybeTensor tokens;     // int32 [n]
+  MaybeTensor sequences;  // int32 [n]
+  bool squared, up_relu;  // ReLU squared; a ReLU on the up branch too
+  bool counts, neurons;   // the probes
+  int64_t tile;           // columns of the tiles to count in and to pack into; 0: neither
+  int64_t words;          // of a packed tile; 0: TwELL is not wanted
+  int64_t level;          // as pick_level takes it
+};
 
-  const int64_t tiles = tile ? ceil_div(ffn.d_ff, tile) : 0;
-  std::vector<Tensor> result{torch::stable::empty_like(x)};
-  const auto make = [&](bool asked, std::initializer_list<int64_t> shape, ScalarType type) -> void* {
-    return asked ? result.emplace_back(torch::stable::new_empty(x, shape, type)).mutable_data_ptr() : nullptr;
+template <typename T>
+const T* data_of(const MaybeTensor& tensor) {
+  return tensor ? static_cast<const T*>(tensor->const_data_ptr()) : nullptr;
+}
+
+// Sizes and inputs; the biases, as float32, outlive what is returned.
+Ffn inputs_of(const Arguments& a, const std::vector<float>& gate_bias, const std::vector<float>& up_bias) {
+  Ffn ffn{};
+  ffn.n = a.x.size(0), ffn.d_model = a.x.size(1), ffn.d_ff = a.w_gate.size(0), ffn.chunks = ceil_div(ffn.d_ff, kChunk);
+  ffn.narrow = a.x.scalar_type() == ScalarType::BFloat16;
+  ffn.activation = a.squared ? Activation::relu2 : Activation::relu;
+  ffn.up_relu = a.up_relu;
+  ffn.x = a.x.const_data_ptr(), ffn.w_gate = a.w_gate.const_data_ptr(), ffn.w_down = a.w_down.const_data_ptr();
+  ffn.w_up = data_of<void>(a.w_up);
+  ffn.b_gate = gate_bias.data(), ffn.b_up = up_bias.data();
+  ffn.rows = data_of<uint8_t>(a.rows), ffn.tokens = data_of<int32_t>(a.tokens), ffn.sequences = data_of<int32_t>(a.sequences);
+  ffn.tile = a.tile, ffn.words = a.words;
+  return ffn;
+}
+
+// The tensors that the op returns, and where in them the kernel writes.
+struct Results {
+  std::vector<Tensor> tensors;
+  void* y;        // [n, d_model], as x
+  bool* finite;   // [n]
+  int32_t* nnz;   // [n] or null
+  int32_t* used;  // [n] or null
+  size_t sums_at;  // where among the tensors the neurons' sums go
+
+  Results(const Arguments& a, Ffn& ffn) : tensors{torch::stable::empty_like(a.x)} {
+    const int64_t n = ffn.n, tiles = a.tile ? ceil_div(ffn.d_ff, a.tile) : 0;
+    const auto make = [&](bool wanted, std::initializer_list<int64_t> shape, ScalarType type) -> void* {
+      return wanted ? tensors.emplace_back(torch::stable::new_empty(a.x, shape, type)).mutable_data_ptr() : nullptr;
+    };
+    y = tensors[0].mutable_data_ptr();
+    finite = static_cast<bool*>(make(true, {n}, ScalarType::Bool));
+    nnz = static_cast<int32_t*>(make(a.counts, {n}, ScalarType::Int));
+    used = static_cast<int32_t*>(make(a.counts && a.up_relu, {n}, ScalarType::Int));
+    ffn.tiles = static_cast<int32_t*>(make(a.tile, {n, tiles}, ScalarType::Int));
+    sums_at = tensors.size();
+    ffn.packed = static_cast<int32_t*>(make(a.words, {n, tiles, a.words}, ScalarType::Int));
+    ffn.slots = static_cast<float*>(make(a.words && !ffn.narrow, {n, tiles, a.words - 1}, ScalarType::Float));
+  }
+};
+
+// Runs the products into `out`, and returns the threads with their sums of neurons. A row is known not to be finite only at its end, when
+// its neurons are summed already: that is rare, and all is then run again without it.
+void run_counted(Ffn& ffn, const Level& level, const Plan& plan, const std::vector<float>& start, float* out, const Results& results,
+                 bool neurons, std::optional<Threads>& threads) {
+  const auto run = [&](Threads& own) {
+    run_units(ffn, level, plan, start, out, own);
+    finish(ffn, plan, out, results.y, results.finite, results.nnz, results.used);
   };
-  void* y = result[0].mutable_data_ptr();
-  auto* finite = static_cast<bool*>(make(true, {ffn.n}, ScalarType::Bool));
-  auto* nnz = static_cast<int32_t*>(make(counts, {ffn.n}, ScalarType::Int));
-  auto* used = static_cast<int32_t*>(make(counts && up_relu, {ffn.n}, ScalarType::Int));
-  ffn.tile = tile, ffn.words = words;
-  ffn.tiles = static_cast<int32_t*>(make(tile, {ffn.n, tiles}, ScalarType::Int));
-  const Floats spill(words ? ffn.n * tiles * tile : 0);
+  run(threads.emplace(ffn, plan, neurons));
+  if (!neurons || std::all_of(results.finite, results.finite + ffn.n, [](bool finite) { return finite; })) return;
+  std::vector<uint8_t> counted;
+  for (int64_t row = 0; row < ffn.n; ++row) counted.push_back(results.finite[row] && (!ffn.rows || ffn.rows[row]));
+  ffn.rows = counted.data();
+  run(threads.emplace(ffn, plan, neurons));
+}
+
+// Returns y and finite, and of the following what is wanted: nnz; nnz_used; tile counts [n, tiles]; six sums of neurons; words, values
+// (float32 only), spill_index and spill of TwELL.
+std::vector<Tensor> cpu_ffn(Arguments a) {
+  const Level& level = pick_level(a.level);
+  const auto gate_bias = widened(a.b_gate, a.w_gate.size(0)), up_bias = widened(a.b_up, a.w_gate.size(0));
+  Ffn ffn = inputs_of(a, gate_bias, up_bias);
+  Results results(a, ffn);
+  const int64_t tiles = a.tile ? ceil_div(ffn.d_ff, a.tile) : 0;
+  const Floats spill(a.words ? ffn.n * tiles * a.tile : 0);
   ffn.spill = spill.data();
-  const size_t sums_at = result.size();
-  ffn.packed = static_cast<int32_t*>(make(words, {ffn.n, tiles, words}, ScalarType::Int));
-  ffn.slots = static_cast<float*>(make(words && !ffn.narrow, {ffn.n, tiles, words - 1}, ScalarType::Float));
   Cells cells(ffn);
 
   std::optional<Panels> panels;
@@ -121,31 +175,20 @@ std::vector<Tensor> cpu_ffn(Tensor x, Tensor w_gate, MaybeTensor w_up, Tensor w_
   const Plan plan(ffn);
   const bool direct = !ffn.narrow && plan.splits == 1;
   const Floats partial(direct ? 0 : plan.splits * ffn.n * ffn.d_model);
-  float* out = direct ? static_cast<float*>(y) : partial.data();
-  const auto start = widened(b_down, ffn.d_model);
-  const auto run = [&](Threads& threads) {
-    run_units(ffn, level, plan, start, out, threads);
-    finish(ffn, plan, out, y, finite, nnz, used);
-  };
-  std::optional<Threads> threads(std::in_place, ffn, plan, neurons);
-  run(*threads);
+  float* out = direct ? static_cast<float*>(results.y) : partial.data();
+  std::optional<Threads> threads;
+  run_counted(ffn, level, plan, widened(a.b_down, ffn.d_model), out, results, a.neurons, threads);
 
-  // A row is known not to be finite only at its end, when its neurons are summed already. Rare: sum again without it.
-  std::vector<uint8_t> counted;
-  if (neurons && !std::all_of(finite, finite + ffn.n, [](bool each) { return each; })) {
-    for (int64_t row = 0; row < ffn.n; ++row) counted.push_back(finite[row] && (!ffn.rows || ffn.rows[row]));
-    ffn.rows = counted.data();
-    run(threads.emplace(ffn, plan, neurons));
+  auto& tensors = results.tensors;
+  if (a.neurons) {
+    const auto sums = joined(*threads, a.x);
+    tensors.insert(tensors.begin() + results.sums_at, sums.begin(), sums.end());
   }
-  if (neurons) {
-    const auto sums = joined(*threads, x);
-    result.insert(result.begin() + sums_at, sums.begin(), sums.end());
+  if (a.words) {
+    const auto [index, dense] = spilled(ffn, a.x, tiles);
+    tensors.insert(tensors.end(), {index, dense});
   }
-  if (words) {
-    const auto [places, dense] = spilled(ffn, x, tiles);
-    result.insert(result.end(), {places, dense});
-  }
-  return result;
+  return tensors;
 }
 
 }  // namespace
@@ -157,4 +200,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
       "int tile, int words, int level) -> Tensor[]");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) { m.impl("cpu_ffn", TORCH_BOX(&cpu_ffn)); }
+STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) { m.impl("cpu_ffn", TORCH_BOX((&twell::ByPosition<cpu_ffn, Arguments>::call))); }

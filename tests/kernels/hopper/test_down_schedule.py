@@ -127,6 +127,6 @@ def test_a_part_is_taken_once_every_warp_has_left_its_share(n: int) -> None:
         y.fill_(float("nan")), workspace.parts.fill_(float("nan"))
         flags.fill_(1)
         flags[:, warp] = 0
-        hopper.launch(call, slice(0, n), workspace, y, stats, hopper.STAGES["down"])
+        hopper.launch(call, slice(0, n), workspace, y, stats, hopper.Stage.DOWN)
         rows = warp_of_row == warp
         assert_same(f"y of warp {warp}", y[rows], expected[rows])
