@@ -207,6 +207,87 @@ __device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* 
   }
 }
 
+// Writes which rows are finite and, if wanted, how many neurons each fires. By the producers of one CTA for each block, a thread a row.
+// nonfinite: a bit a row. nnz: [rows of the call] or null.
+__device__ __forceinline__ void write_row_results(const Ffn& f, const TiledMarks& marks, const uint32_t* nonfinite, int* nnz, int tiles, int m0,
+                                                  int rows) {
+  const int row = threadIdx.x - kConsumers;
+  if (row >= rows) return;
+  const bool finite = !(nonfinite[row / 32] >> (row & 31) & 1);
+  f.finite[m0 + row] = finite;
+  if (nnz == nullptr) return;
+  int sum = 0;
+#pragma unroll 8
+  for (int t = 0; t < tiles; ++t) sum += marks.counts_of(t)[row];
+  nnz[m0 + row] = finite ? sum : 0;
+}
+
+// Writes this CTA's outputs of the block's rows to y, with the bias, and NaN in rows that are not finite. They go by way of `staging`,
+// [128 rows][kPitch bytes], so that lines leave whole; a warp moves its own 16 rows.
+template <typename T, int kOut, int kSplits>
+__device__ __forceinline__ void store_outputs(float (&d)[kOut / 2], unsigned char* staging, const DownLoad<kOut, kSplits>& load, const Ffn& f,
+                                              const Consumer& c, const uint32_t* nonfinite, int rank, int m0, int rows) {
+  using Down = TiledDown<kOut, kSplits>;
+  constexpr int kShare = Down::kShare;
+  const T* bias = static_cast<const T*>(f.b_down);
+  const int own = rank * kShare, matrix = c.lane >> 3, low = c.group * 64 + c.warp * 16;
+  unsigned char* to = staging + (low + (matrix & 1) * 8 + (c.lane & 7)) * Down::kPitch + (matrix >> 1) * 16;
+#pragma unroll
+  for (int j = 0; j < kShare / 8; j += 2) {
+    if (bias != nullptr)
+#pragma unroll
+      for (int g = 0; g < 4; ++g) {
+        const int out = load.output(own + 8 * (j + g / 2)) + 2 * (c.lane & 3) + g % 2;
+        const float b = out < f.d_model ? static_cast<float>(bias[out]) : 0.f;
+        d[4 * (j + g / 2) + g % 2] += b, d[4 * (j + g / 2) + 2 + g % 2] += b;
+      }
+    store_matrices(to + 16 * j, round_pair<T>(d[4 * j], d[4 * j + 1]), round_pair<T>(d[4 * j + 2], d[4 * j + 3]),
+                   round_pair<T>(d[4 * j + 4], d[4 * j + 5]), round_pair<T>(d[4 * j + 6], d[4 * j + 7]));
+  }
+  __syncwarp();
+  for (int i = c.lane; i < 16 * (kShare / 8); i += 32) {
+    const int row = low + i / (kShare / 8), chunk = i % (kShare / 8), out = load.output(own + 8 * chunk);
+    if (row >= rows || own + 8 * chunk >= kOut || out >= f.d_model) continue;
+    uint4 values = *reinterpret_cast<const uint4*>(staging + row * Down::kPitch + chunk * 16);
+    if (nonfinite[row / 32] >> (row & 31) & 1) values = make_uint4(kNanPair, kNanPair, kNanPair, kNanPair);
+    *reinterpret_cast<uint4*>(static_cast<T*>(f.y) + static_cast<int64_t>(m0 + row) * f.d_model + out) = values;
+  }
+}
+
+// Joins what the block's tiles say of rows that are not finite into `nonfinite`, a bit a row. words: what this thread has read of it already.
+__device__ __forceinline__ void join_nonfinite(const TiledMarks& marks, uint32_t* nonfinite, uint32_t words, int tiles) {
+  constexpr int kRowWords = kBlockRows / 32;
+  if (words) atomicOr(&nonfinite[threadIdx.x % kRowWords], words);
+  for (int i = threadIdx.x + kThreads; i < tiles * kRowWords; i += kThreads)
+    if (const uint32_t more = marks.broken[i]) atomicOr(&nonfinite[i % kRowWords], more);
+}
+
+// The product over this CTA's share of the union, the sum over the cluster, and the outputs. By the consumers. `unread`: the first so many
+// stages hold neurons that are not this share's, and are given back unread. all: every step is a run.
+template <typename T, int kOut, int kSplits>
+__device__ __forceinline__ void consume_tiled_down(Stages& ring, const DownLoad<kOut, kSplits>& load, const Ffn& f, uint64_t* sent,
+                                                   const uint32_t* nonfinite, int size, bool all, int unread, int rank, int m0, int rows) {
+  using Down = TiledDown<kOut, kSplits>;
+  const int thread = threadIdx.x;
+  const Consumer c{thread / 128, thread / 32 % 4, thread % 32};
+  float d[kOut / 2] = {};
+  const auto ready = [&](int stage, uint32_t phase) {
+    barrier_wait(&ring.full[stage], phase);
+    if (!all) fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
+  };
+  const auto release = [&](int stage) { barrier_arrive(&ring.empty[stage]); };
+  for (int i = 0; i < unread; ++i) {
+    wait_as_warp(&ring.full[i], 0);
+    if (c.lane == 0) release(i);
+  }
+  multiply<T, kOut, kTileK / 16, 1>(d, ring, (size + kTileK - 1) / kTileK, c.group * Down::kSide, 2 * Down::kSide, ready, c.lane == 0, release);
+  if constexpr (kSplits > 1) add_shares<kOut, kSplits>(d, ring.base, sent, rank);
+  named_sync<kConsumers>(3);  // the ring is read, or what came there; the outputs go there, on their way to whole lines
+  store_outputs<T, kOut, kSplits>(d, ring.base, load, f, c, nonfinite, rank, m0, rows);
+}
+
+// One block of up to 128 rows and kOut outputs to a cluster. `stages` stages of the ring, then this CTA's list of neurons, are its shared
+// memory. Before the list is made, the producers request the first stages where the union looks like every neuron.
 template <typename T, int kOut, int kSplits>
 __global__ void __launch_bounds__(kThreads, 1)
     tiled_down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap half_map, const __grid_constant__ CUtensorMap h_map,
@@ -214,9 +295,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Down = TiledDown<kOut, kSplits>;
   extern __shared__ __align__(1024) unsigned char raw[];
   __shared__ uint64_t stage_barriers[2][kTiledStages], sent;
-  __shared__ uint32_t broken[kBlockRows / 32];
+  __shared__ uint32_t nonfinite[kBlockRows / 32];
   __shared__ int sums[kThreads / 32];
-  __shared__ bool requested_flag;  // whether stages were asked for without a list
+  __shared__ bool has_requested;  // whether stages were requested before there was a list
   const int thread = threadIdx.x, block = blockIdx.z, rank = kSplits > 1 ? cluster_rank() : 0;
   const int m0 = block * block_rows, rows = min(block_rows, f.rows - m0);
   const bool consumes = thread < kConsumers;
@@ -229,8 +310,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init(&sent, 1);
     fence_barrier_init();
     if constexpr (kSplits > 1) barrier_expect(&sent, Down::sent_bytes(rank));
-    for (uint32_t& word : broken) word = 0;
-    requested_flag = false;
+    for (uint32_t& word : nonfinite) word = 0;
+    has_requested = false;
   }
   if (thread == 32) prefetch_map(&w_map), prefetch_map(&h_map);
   __syncthreads();
@@ -239,76 +320,28 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   const TiledMarks marks(f, block, tiles);
   const uint32_t words = thread < tiles * (kBlockRows / 32) ? marks.broken[thread] : 0;  // on its way while the list is made
-  const int even_share = share_of(f.d_ff, kSplits), first = rank * even_share;  // of this CTA, if every neuron fires
-  const int early_stages = max(min(min(kEarlyStages, stages), min(even_share, f.d_ff - first) / kTileK), 0);
+  const int share_of_all = share_of(f.d_ff, kSplits), first = rank * share_of_all;  // this CTA's first neuron, if every neuron fires
+  const int early_stages = max(min(min(kEarlyStages, stages), min(share_of_all, f.d_ff - first) / kTileK), 0);
   const int size = list_share(marks, f, kSplits, rank, list, sums, [&] {
-    if (!consumes && request_early(ring, load, marks.fired, first, early_stages) && thread == kConsumers) requested_flag = true;
+    if (!consumes && request_early(ring, load, marks.fired, first, early_stages) && thread == kConsumers) has_requested = true;
   });
-  if (words) atomicOr(&broken[thread % (kBlockRows / 32)], words);
-  for (int i = thread + kThreads; i < tiles * (kBlockRows / 32); i += kThreads)
-    if (const uint32_t more = marks.broken[i]) atomicOr(&broken[i % (kBlockRows / 32)], more);
+  join_nonfinite(marks, nonfinite, words, tiles);
   __syncthreads();
 
-  const Consumer c{thread / 128, thread / 32 % 4, thread % 32};
   const bool all = uniform(size > 0 && size % kTileK == 0 && list[size - 1] - list[0] == size - 1);  // every step is a run
-  const T* bias = static_cast<const T*>(f.b_down);
-  const bool requested = uniform(requested_flag), requested_right = uniform(requested && size >= early_stages * kTileK && list[0] == first);  // for what the share begins with
-  if (requested && !(consumes && requested_right)) ring.skip(early_stages);
+  const bool requested = uniform(has_requested);
+  const bool usable = uniform(requested && size >= early_stages * kTileK && list[0] == first);  // the share begins with what was requested
+  if (requested && !(consumes && usable)) ring.skip(early_stages);
   if (!consumes) {
     registers_down<kProducerRegisters>();
-    produce_tiled_down<T, kOut, kSplits>(ring, load, f, block, list, size, all, requested_right ? early_stages : 0);
-    const int row = thread - kConsumers;
-    if (blockIdx.y == block % gridDim.y && rank == 0 && row < rows) {
-      const bool fine = !(broken[row / 32] >> (row & 31) & 1);
-      f.finite[m0 + row] = fine;
-      if (nnz != nullptr) {
-        int sum = 0;
-#pragma unroll 8
-        for (int t = 0; t < tiles; ++t) sum += marks.counts_of(t)[row];
-        nnz[m0 + row] = fine ? sum : 0;
-      }
-    }
+    produce_tiled_down<T, kOut, kSplits>(ring, load, f, block, list, size, all, usable ? early_stages : 0);
+    if (blockIdx.y == block % gridDim.y && rank == 0) write_row_results(f, marks, nonfinite, nnz, tiles, m0, rows);
     async_wait();
     __syncwarp();
     if constexpr (kSplits > 1) cluster_meet();  // as the consumers do
   } else {
     registers_up<kConsumerRegisters>();
-    float d[kOut / 2] = {};
-    const auto ready = [&](int stage, uint32_t phase) {
-      barrier_wait(&full[stage], phase);
-      if (!all) fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
-    };
-    const auto release = [&](int stage) { barrier_arrive(&empty[stage]); };
-    for (int i = 0; requested && !requested_right && i < early_stages; ++i) {  // the share begins elsewhere: they are given back unread
-      wait_as_warp(&full[i], 0);
-      if (c.lane == 0) release(i);
-    }
-    multiply<T, kOut, kTileK / 16, 1>(d, ring, (size + kTileK - 1) / kTileK, c.group * Down::kSide, 2 * Down::kSide, ready, c.lane == 0, release);
-    if constexpr (kSplits > 1) add_shares<kOut, kSplits>(d, ring.base, &sent, rank);
-    named_sync<kConsumers>(3);  // the ring is read, or what came there; the outputs go there, on their way to whole lines
-    constexpr int kShare = Down::kShare;
-    const int own = rank * kShare, matrix = c.lane >> 3, low = c.group * 64 + c.warp * 16;
-    unsigned char* to = ring.base + (low + (matrix & 1) * 8 + (c.lane & 7)) * Down::kPitch + (matrix >> 1) * 16;
-#pragma unroll
-    for (int j = 0; j < kShare / 8; j += 2) {
-      if (bias != nullptr)
-#pragma unroll
-        for (int g = 0; g < 4; ++g) {
-          const int out = load.output(own + 8 * (j + g / 2)) + 2 * (c.lane & 3) + g % 2;
-          const float b = out < f.d_model ? static_cast<float>(bias[out]) : 0.f;
-          d[4 * (j + g / 2) + g % 2] += b, d[4 * (j + g / 2) + 2 + g % 2] += b;
-        }
-      store_matrices(to + 16 * j, round_pair<T>(d[4 * j], d[4 * j + 1]), round_pair<T>(d[4 * j + 2], d[4 * j + 3]),
-                     round_pair<T>(d[4 * j + 4], d[4 * j + 5]), round_pair<T>(d[4 * j + 6], d[4 * j + 7]));
-    }
-    __syncwarp();
-    for (int i = c.lane; i < 16 * (kShare / 8); i += 32) {
-      const int row = low + i / (kShare / 8), chunk = i % (kShare / 8), out = load.output(own + 8 * chunk);
-      if (row >= rows || own + 8 * chunk >= kOut || out >= f.d_model) continue;
-      uint4 values = *reinterpret_cast<const uint4*>(ring.base + row * Down::kPitch + chunk * 16);
-      if (broken[row / 32] >> (row & 31) & 1) values = make_uint4(0x7fff7fffu, 0x7fff7fffu, 0x7fff7fffu, 0x7fff7fffu);  // NaN
-      *reinterpret_cast<uint4*>(static_cast<T*>(f.y) + static_cast<int64_t>(m0 + row) * f.d_model + out) = values;
-    }
+    consume_tiled_down<T, kOut, kSplits>(ring, load, f, &sent, nonfinite, size, all, requested && !usable ? early_stages : 0, rank, m0, rows);
   }
 }
 
