@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import sanitized
 from support.gpu_checks import CUDA, skip_without
 from support.sanitized import CALLS
 
@@ -43,12 +44,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         pytest.skip("no compute-sanitizer, under CUDA_HOME or on PATH")
     assert build.failure(union_counts.library(torch.cuda.get_device_capability())) is None
     takes = set(CALLS) if hopper.refuses(CUDA, torch.bfloat16, 64, 64, 1) is None else {"cuda"}
-    alone = os.environ | {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}  # an allocation to each tensor
+    alone = os.environ | {
+        "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync",  # an allocation to each tensor
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # `support` and `twell`, as here
+    }
     running: Running = {}
     for watch, names in WATCHED.items():
         if calls := [name for name in names if name in takes]:
             out = tmp_path_factory.mktemp("sanitizer") / "said.txt"
-            program = [sys.executable, str(Path(__file__).with_name("sanitized.py")), *calls]
+            program = [sys.executable, sanitized.__file__, *calls]
             line = [sanitizer, "--tool", watch.split()[0], *OPTIONS, *program]
             with out.open("wb") as to:
                 process = subprocess.Popen(line, stdout=to, stderr=subprocess.STDOUT, env=alone, start_new_session=True)
