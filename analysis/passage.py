@@ -13,7 +13,6 @@ import codecs
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,9 +24,9 @@ from twell.analysis.activity.layers import histogram
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.analysis.neurons.values import in_sequence
 from twell.analysis.summaries.read import open_summaries
-from twell.workbench.errors import Missing, UserError
+from twell.workbench.errors import Missing
 from twell.workbench.run.schema import DECODE, PREFILL, nnz_columns
-from twell.workbench.run.store import Run
+from twell.workbench.run.store import Run, read_part, unreadable_part
 
 ALL, SURPRISAL = "all", "surprisal"
 SEEN = 12  # loudest places that are listed
@@ -128,31 +127,16 @@ def _phases_of(path: Path) -> set[int]:
     try:
         file = pq.read_metadata(path)
     except (OSError, pa.ArrowException) as error:
-        raise _unreadable(path, error) from None
+        raise unreadable_part(path, error) from None
     column = file.schema.names.index("phase")
     told = [file.row_group(group).column(column).statistics for group in range(file.num_row_groups)]
     return {end for statistics in told for end in (statistics.min, statistics.max)}
 
 
-def _read(path: Path, **wanted: Any) -> pa.Table:
-    """A part of activity, or some of it."""
-    try:
-        return pq.read_table(path, **wanted)
-    except (OSError, pa.ArrowException) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    return UserError(
-        f"Expected a readable part at {path}, got {str(error).splitlines()[0]}: copy it again from where it was "
-        "recorded, or capture anew."
-    )
-
-
 def passage(run: Run, sequence: int) -> pd.DataFrame:
     """The tokens of a sequence in order. Columns: position; token_id; flags; phase; loss (nats, of the next token as
     predicted here); surprisal (nats, of this token); nnz (sum over layers); nnz_LL."""
-    found = [_read(path, filters=[("sequence", "=", sequence)]) for path in run.parts("activity")]
+    found = [read_part(path, filters=[("sequence", "=", sequence)]) for path in run.parts("activity")]
     rows = pa.concat_tables(found).to_pandas().sort_values("position", ignore_index=True)
     if rows.empty:
         raise Missing(f"{run.name} holds no sequence {sequence}: it has 0 to {run.manifest.sequences - 1}.")
@@ -229,7 +213,7 @@ def _fullest(run: Run, columns: list[str], phase: str | None) -> pd.DataFrame:
     columns). Reads a part at a time: 0.3 s of a processor for a million tokens of 28 layers."""
     best = []
     for path in run.parts("activity"):
-        rows = _read(path, columns=["sequence", "position", "token_id", "phase", "flags", *columns])
+        rows = read_part(path, columns=["sequence", "position", "token_id", "phase", "flags", *columns])
         counted = np.zeros(rows.num_rows, np.int64)
         for name in columns:
             counted += rows[name].to_numpy()

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from twell.analysis.engines.accumulate import Tables, Total
 from twell.analysis.engines.base import Engine, first_line
 from twell.workbench.errors import UserError
+from twell.workbench.run.store import unreadable_part
 
 MEMORY = 3 * 2**29  # bytes
 THREADS = 4  # that run functions of files, at most: each holds one part in memory
@@ -112,7 +113,7 @@ def _call(function: Callable[[Path], Result], file: Path) -> Result:
     try:
         return function(file)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"Expected a readable part at {file}, got {first_line(error).rstrip('.')}.") from error
+        raise unreadable_part(file, error) from error
     except OverflowError as error:
         raise UserError(f"{error} It is in {file}.") from error
 

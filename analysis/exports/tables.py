@@ -48,7 +48,7 @@ from twell.analysis.tokens.words import by_word
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import ExportOptions, Format
 from twell.workbench.run.schema import TABLES
-from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.store import Run, open_run, read_part
 
 ANALYSIS: dict[str, Callable[[Run], pd.DataFrame]] = {
     "by_layer": by_layer,
@@ -260,13 +260,7 @@ def _pieces(run: Run, name: str, format: str) -> Iterator[pa.Table]:
         yield pa.Table.from_pandas(ANALYSIS[name](run), preserve_index=False)
         return
     for path in run.parts(name):
-        try:
-            piece = pq.read_table(path)
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(
-                f"Expected a readable part at {path}, got {str(error).splitlines()[0]}: copy it again from where it "
-                "was recorded, or capture anew."
-            ) from None
+        piece = read_part(path)
         yield piece if format == "parquet" else _plain(piece, format)
 
 

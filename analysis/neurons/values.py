@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from twell import analysis
-from twell.workbench.errors import Missing, UserError
-from twell.workbench.run.store import Run
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run, read_part
 
 SIDE = 16  # tokens that an example's window holds on either side
 
@@ -52,7 +51,7 @@ def in_sequence(run: Run, layer: int, neuron: int, sequence: int) -> pd.Series:
 
 
 def _columns(run: Run, table: str, columns: list[str], wanted: list[tuple[str, str, int]]) -> list[list[object]]:
-    rows = pa.concat_tables([_read(path, wanted, columns) for path in run.parts(table)])
+    rows = pa.concat_tables([read_part(path, filters=wanted, columns=columns) for path in run.parts(table)])
     return [rows[name].to_pylist() for name in columns]
 
 
@@ -61,14 +60,7 @@ def _fired(run: Run, layer: int, sequence: int | None = None) -> pa.Table | None
     if not run.has("fired"):
         return None
     wanted = [("layer", "=", layer), *([("sequence", "=", sequence)] if sequence is not None else [])]
-    return pa.concat_tables([_read(path, wanted) for path in run.parts("fired")])
-
-
-def _read(path: object, wanted: list[tuple[str, str, int]], columns: list[str] | None = None) -> pa.Table:
-    try:
-        return pq.read_table(path, filters=wanted, columns=columns)
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"Expected a readable part at {path}, got {str(error).splitlines()[0]}.") from None
+    return pa.concat_tables([read_part(path, filters=wanted) for path in run.parts("fired")])
 
 
 def _of(rows: pa.Table, neuron: int) -> pd.DataFrame:

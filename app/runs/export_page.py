@@ -23,7 +23,7 @@ from twell.app.ui.url_state import ask, bound, shown
 from twell.app.ui.formatting import number, plural, whole
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.schema import TABLES, expand
-from twell.workbench.run.store import Run
+from twell.workbench.run.store import Run, unreadable_part
 
 RECORDED = "recorded: "
 SEEN = 200  # rows of a table that are shown
@@ -88,7 +88,7 @@ def head(run: Run, name: str) -> pd.DataFrame:
     try:
         batch = next(pq.ParquetFile(path).iter_batches(SEEN), None)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"Expected a readable part at {path}, got {str(error).splitlines()[0]}.") from None
+        raise unreadable_part(path, error) from None
     return flat(batch.to_pandas()) if batch is not None else pd.DataFrame()
 
 

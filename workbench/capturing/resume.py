@@ -16,7 +16,6 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from twell.workbench.capturing.distributed import Ranks
 from twell.workbench.capturing.prefetch import Texts
@@ -25,7 +24,7 @@ from twell.workbench.options import CaptureOptions
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import RECORDING, Manifest
 from twell.workbench.run.schema import PREFILL
-from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.store import Run, open_run, read_part
 from twell.workbench.text.batches import Batch
 
 SAME = ("nnz_definition", "dtype", "kernel", "layout", "tokenizer")  # fields of the manifest that must be
@@ -113,8 +112,8 @@ class _Ids:
     def take(self, tokens: int) -> np.ndarray:
         """The next so many, or as many as are left."""
         while len(self._held) < tokens and (path := next(self._files, None)) is not None:
-            part = pq.read_table(path, columns=["token_id"], filters=[("phase", "==", PREFILL)])["token_id"]
-            self._held = np.concatenate([self._held, part.to_numpy()])
+            ids = read_part(path, columns=["token_id"], filters=[("phase", "==", PREFILL)])["token_id"]
+            self._held = np.concatenate([self._held, ids.to_numpy()])
         taken, self._held = self._held[:tokens], self._held[tokens:]
         return taken
 

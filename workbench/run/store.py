@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twell.workbench.errors import Missing, UserError, first_line, utf8
 from twell.workbench.run import manifest as manifests
@@ -81,10 +81,7 @@ class Run:
                 with pq.ParquetFile(path) as file:  # pq.read_table takes longer to set up than small tables to read
                     yield file.read(list(columns) if columns is not None else None)
             except (OSError, pa.ArrowException) as error:
-                raise UserError(
-                    f"Expected a readable part at {path}, got {first_line(error)}: copy it again from where it was "
-                    "recorded, or capture anew."
-                ) from None
+                raise unreadable_part(path, error) from None
 
     def frame(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """A table as a DataFrame."""
@@ -236,6 +233,28 @@ def copy_without_activity(source: Path, target: Path) -> None:
             f"Expected to copy {source} to {target}, got {error.strerror or error}: free some space or choose a folder "
             "that can be written to, and remove what was begun."
         ) from None
+
+
+def read_part(path: Path, **selection: Any) -> pa.Table:
+    """Read one Parquet file of a run; selection: `columns` and `filters` of pyarrow's read_table.
+
+    Raises UserError where the file cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path, **selection)
+    except (OSError, pa.ArrowException) as error:
+        raise unreadable_part(path, error) from None
+
+
+def unreadable_part(path: Path, error: Exception) -> UserError:
+    """Return the UserError for a Parquet file of a run that pyarrow could not read."""
+    return UserError(
+        f"Expected a readable part at {path}, got {first_line(error)}: copy it again from where it was recorded, or "
+        "capture anew."
+    )
 
 
 def _sha256(path: Path) -> str:
