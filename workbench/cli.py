@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "app": (options.AppOptions, "twell.app.server.launch:launch"),
     "export": (options.ExportOptions, "twell.analysis.exports.tables:export"),
     "compare": (options.CompareOptions, "twell.analysis.compare:compare"),
-    "train": (options.TrainOptions, "twell.workbench.training.loop:train"),
+    "train": (options.TrainOptions, "twell.workbench.training.command:train"),
 }
 
 # Every passage and enough of the Python documentation for rankings to mean something; about a minute on two cores.

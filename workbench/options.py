@@ -1,30 +1,56 @@
-"""What each command can be told: one dataclass a command, which is its Python API too.
+"""The options of each command: one dataclass per command, which is its Python API too.
 
     from twell.workbench.options import CaptureOptions
     from twell.workbench.capturing.command import capture
     run = capture(CaptureOptions(model="path/to/model", text=("book.txt",), out=Path("runs/book")))
 
 The command line builds its signatures from these fields, and its help from these docstrings: a first line short enough
-for the list of commands, and examples (see `cli.py`). Nothing heavy is imported here.
+for the list of commands, and examples (see `cli.py`). A new option is one field here; its bounds stand with it, and
+`check_bounds` holds them. Nothing heavy is imported here.
 """
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field
+import math
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
+
+from twell.workbench.errors import UserError
 
 Device = Literal["auto", "cpu", "cuda"]
 Kernel = Literal["auto", "reference", "cpu", "cuda", "hopper"]
 Format = Literal["parquet", "csv", "json", "npz", "notebook", "html"]
 
 
-def option(default: Any = MISSING, *, help: str, unit: str = "", value: str = "", argument: bool = False) -> Any:
-    """A dataclass field that is also a command-line option, or an argument by position.
+def option(
+    default: Any = MISSING,
+    *,
+    help: str,
+    unit: str = "",
+    value: str = "",
+    argument: bool = False,
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """Return a dataclass field that is also a command-line option, or an argument by position.
 
-    value: what stands for the option's value in the help; default: by its type (N, X, PATH, TEXT)
+    value: the placeholder for the option's value in the help; default: by its type (N, X, PATH, TEXT)
+    least: the smallest number that is allowed; most: the largest one
     """
-    return field(default=default, metadata={"help": help, "unit": unit, "value": value, "argument": argument})
+    about = {"help": help, "unit": unit, "value": value, "argument": argument, "least": least, "most": most}
+    return field(default=default, metadata=about)
+
+
+def check_bounds(options: Any) -> None:
+    """Raise UserError for the first number in a command's options that is below its `least` or above its `most`."""
+    for item in fields(options):
+        value, least, most = getattr(options, item.name), item.metadata["least"], item.metadata["most"]
+        if least is None or value is None:
+            continue
+        if not least <= value <= (math.inf if most is None else most) or value == math.inf:
+            bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise UserError(f"Expected --{item.name.replace('_', '-')} {bounds}, got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,46 +66,61 @@ class CaptureOptions:
     model: str = option(help="a local folder, a hub id, or builtin:demo", value="MODEL", argument=True)
     text: tuple[str, ...] = option(
         help="a .txt or .jsonl file, plain, .zst, .gz or .xz; FILE.parquet:COLUMN; a pattern of such files; - for "
-        "standard input; hf:DATASET:COLUMN; builtin:passages, builtin:python-docs; may be given again",
+        "standard input; hf:DATASET:COLUMN; builtin:passages, builtin:python-docs; may be repeated",
         value="SOURCE",
     )
     out: Path = option(help="the run's folder; it must not hold a run already")
-    tokens: int | None = option(None, help="stop after this many", unit="tokens")
+    tokens: int | None = option(None, help="stop after this many tokens of text", unit="tokens", least=1)
     seq_len: int | None = option(
-        None, help="longest sequence; default: the model's context, at most 2048", unit="tokens"
+        None, help="longest sequence; default: the model's context, at most 2048", unit="tokens", least=1
     )
-    batch_tokens: int = option(8192, help="padded size of a batch", unit="tokens")
+    batch_tokens: int = option(8192, help="size of a batch, padding included", unit="tokens", least=1)
     device: Device = option("auto", help="where to run")
     kernel: Kernel = option("auto", help="which FFN kernel; auto picks one and records why")
     timings: int = option(
-        1, help="time layers, sparse and dense, at most each so many batches; 0: never", unit="batches"
+        1,
+        help="time layers, sparse and dense, in at most one of this many batches; 0: never",
+        unit="batches",
+        least=0,
     )
     timings_share: float = option(
         0.005,
-        help="share of the time that timings may take, beside 4 s on a CPU and 0.05 s on a GPU; more of it times each "
-        "layer in more batches; 1: every layer in each batch that is due",
+        help="share of the capture's time that timings may take, beside 4 s on a CPU or 0.05 s on a GPU; a larger "
+        "share times each layer in more batches; 1: every layer in each batch that is due",
+        least=0,
     )
-    loss: bool = option(True, help="record the next token's loss")
+    loss: bool = option(True, help="record the loss of the next token")
     probes: Literal["counts", "neurons", "all"] = option(
-        "all", help="counts per token alone; with sums a neuron and tile as well; or with unions of blocks too"
+        "all",
+        help="counts: per token only; neurons: also sums of each neuron and tile; all: also unions of blocks",
     )
     generate: int = option(
         0,
-        help="continue each sequence by so many tokens, or to its end-of-sequence token; documents are then cut into "
-        "sequences of --seq-len less these, and every one is a prompt; 0: none",
+        help="continue each sequence by this many tokens, or up to its end-of-sequence token; documents are then cut "
+        "into sequences that are this much shorter than --seq-len, and each is a prompt; 0: generate nothing",
         unit="tokens",
+        least=0,
     )
-    temperature: float = option(0.0, help="draw what is generated at this temperature; 0: take the likeliest token")
-    seed: int = option(0, help="of these draws")
+    temperature: float = option(
+        0.0, help="draw generated tokens at this temperature; 0: take the likeliest token", least=0
+    )
+    seed: int = option(0, help="seed of these draws", least=0, most=2**32 - 1)
     threshold: float | None = option(
-        None, help="count |hidden| above this, and run the model as it is; for SiLU, GELU and any FFN without zeros"
+        None,
+        help="count neurons with |hidden| above this, and run the model unchanged; for SiLU, GELU and any FFN without "
+        "zeros",
+        least=0,
     )
-    examples: int = option(0, help="keep so many of each neuron's largest values, and as many drawn at random")
+    examples: int = option(
+        0, help="keep this many of each neuron's largest values, and as many firings drawn at random", least=0
+    )
     fired: str | None = option(
-        None, help="keep the activations themselves, of these tokens: as in 0,3-5:0.01 or all", value="LAYERS[:SHARE]"
+        None,
+        help="keep the activations themselves, of these layers and this share of the tokens: as in 0,3-5:0.01, or all",
+        value="LAYERS[:SHARE]",
     )
     revision: str | None = option(None, help="branch, tag or commit of a hub model", value="REV")
-    resume: bool = option(False, help="go on with the run in --out where it ends; it begins if there is none")
+    resume: bool = option(False, help="continue the run in --out where it ends; begin it if there is none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +131,7 @@ class DemoOptions:
     twell demo --out /tmp/demo --no-app
     """
 
-    out: Path = option(Path("runs/demo"), help="the run's folder; a complete demo run there is used again")
+    out: Path = option(Path("runs/demo"), help="the run's folder; a complete demo run in it is used again")
     app: bool = option(True, help="open the dashboard afterwards")
     port: int = option(8501, help="the dashboard's port")
 
@@ -104,7 +145,9 @@ class SummarizeOptions:
     """
 
     runs: tuple[Path, ...] = option(help="run folders", value="RUN", argument=True)
-    summary_only: Path | None = option(None, help="write a copy there that keeps no row of single tokens (one run)")
+    summary_only: Path | None = option(
+        None, help="also write a copy of one run to this folder, without the rows of single tokens"
+    )
     engine: str = option(
         "duckdb", help="where queries run: duckdb, on this machine, or spark://HOST:PORT", value="ENGINE"
     )
@@ -122,7 +165,7 @@ class ExportOptions:
     run: Path = option(help="a run's folder", value="RUN", argument=True)
     table: tuple[str, ...] = option(
         (),
-        help="by_layer, by_token, …, or a table of the run; may be given again; default: every analysis table",
+        help="by_layer, by_token, …, or a table of the run; may be repeated; default: every analysis table",
         value="TABLE",
     )
     format: Format | None = option(
@@ -140,7 +183,7 @@ class CompareOptions:
     twell compare runs/mine runs/demo
     """
 
-    runs: tuple[Path, ...] = option(help="run folders; differences are to the first", value="RUN", argument=True)
+    runs: tuple[Path, ...] = option(help="run folders; differences are to the first one", value="RUN", argument=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +195,7 @@ class AppOptions:
     """
 
     runs: Path = option(Path("runs"), help="a folder of runs, or one run", value="RUNS", argument=True)
-    port: int = option(8501, help="port")
+    port: int = option(8501, help="port to listen on")
     host: str = option(
         "127.0.0.1", help="address to listen on; the default is reachable from this machine only", value="ADDRESS"
     )
@@ -161,27 +204,27 @@ class AppOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """Hold a run to the checkpoint's own code; time its probes.
+    """Compare a run with the checkpoint's own code; time its probes.
 
-    Logits and counts are compared on tokens of the run, and what was found goes into the run's manifest.
+    Logits and counts are compared on tokens of the run, and the results are written into the run's manifest.
 
     twell verify runs/mine
     twell verify runs/mine --tokens 20000 --model path/to/model
     """
 
     run: Path = option(help="a run's folder", value="RUN", argument=True)
-    tokens: int = option(8_000, help="compare so many of the run's, from its beginning", unit="tokens")
+    tokens: int = option(8_000, help="compare this many tokens, from the beginning of the run", unit="tokens", least=1)
     model: str | None = option(
-        None, help="the model's folder, where the name in the manifest does not lead to it", value="PATH"
+        None, help="the model's folder, if the name in the manifest does not lead to it", value="PATH"
     )
     device: Device = option("auto", help="where to run")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Time the FFN dense and sparse side by side, errors included.
+    """Time the FFN dense and sparse side by side; measure errors.
 
-    On a model's layers, on a shape with made-up weights and inputs, or on recorded firing patterns.
+    The input is a model's layers, a shape with synthetic weights and inputs, or recorded firing patterns.
 
     twell bench path/to/model --out runs/mine
     twell bench --shape 2048,5632 --nnz 29,120 --rows 8192
@@ -191,44 +234,48 @@ class BenchOptions:
     model: str | None = option(
         None, help="a local folder or a hub id; default: builtin:demo, the bundled model", value="MODEL", argument=True
     )
-    shape: str | None = option(None, help="made-up weights and inputs instead of a model's", value="D_MODEL,D_FF")
-    patterns: Path | None = option(None, help="an .npz of recorded firing patterns, for up and down alone")
+    shape: str | None = option(None, help="synthetic weights and inputs instead of a model's", value="D_MODEL,D_FF")
+    patterns: Path | None = option(
+        None, help="an .npz file of recorded firing patterns; times the up and down products"
+    )
     text: tuple[str, ...] = option(
         (), help="text for a model, as for `twell capture`; default: the built-in ones", value="SOURCE"
     )
     rows: str | None = option(
-        None, help="rows of a case; default: 131072 on a GPU, 1024 on a CPU", unit="tokens", value="N[,N…]"
+        None, help="rows of each case; default: 131072 on a GPU, 1024 on a CPU", unit="tokens", value="N[,N…]"
     )
     layers: str | None = option(None, help="the layers to time; default: all", value="L[,L…]")
     inputs: str | None = option(
         None, help="text,uniform for a model, heavy,even,dense for a shape; default: all", value="KIND[,KIND…]"
     )
-    nnz: str = option("15,29,60,120,250", help="mean nnz of made-up inputs", unit="neurons", value="N[,N…]")
-    compression: str = option("8", help="of the TwELL that kernels emit: 2, 4, 8 or 16", value="C[,C…]")
+    nnz: str = option("15,29,60,120,250", help="mean nnz of synthetic inputs", unit="neurons", value="N[,N…]")
+    compression: str = option("8", help="compression of the TwELL that kernels emit: 2, 4, 8 or 16", value="C[,C…]")
     kernel: tuple[str, ...] = option(
         (),
-        help="time this kernel alone; may be given again; default: all that can run, on a GPU without the reference",
+        help="time only this kernel; may be repeated; default: all that can run, on a GPU without the reference",
         value="KERNEL",
     )
-    plain: bool = option(False, help="a plain FFN instead of a gated one, for a shape")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = option("auto", help="of weights and inputs")
+    plain: bool = option(False, help="time a plain FFN instead of a gated one, with --shape")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = option("auto", help="data type of weights and inputs")
     device: Device = option("auto", help="where to run")
     weights: Literal["auto", "warm", "cold"] = option(
-        "auto", help="cold: rotated through more than the cache holds; auto: for up to 1024 rows on a GPU"
+        "auto", help="cold: rotate through more weights than the cache holds; auto: cold for up to 1024 rows on a GPU"
     )
-    compile: bool = option(True, help="time torch.compile's dense FFN too")
-    probes: bool = option(False, help="time the kernels with each probe on, too")
-    energy: bool = option(False, help="power and energy too, by 6 s of each dense and sparse operation alone")
+    compile: bool = option(True, help="also time the dense FFN compiled by torch.compile")
+    probes: bool = option(False, help="also time the kernels with each probe on")
+    energy: bool = option(
+        False, help="also measure power and energy, by running each dense and sparse operation alone for 6 s"
+    )
     seconds: float | None = option(
-        None, help="about what the turns of a case take; default: 0.3, on a GPU 1", unit="seconds"
+        None, help="about how long to time each case; default: 0.3, on a GPU 1", unit="seconds"
     )
-    out: Path | None = option(None, help="a .parquet file, or a run's folder: figures of other cases there are kept")
+    out: Path | None = option(None, help="a .parquet file, or a run's folder; figures of other cases in it are kept")
     revision: str | None = option(None, help="branch, tag or commit of a hub model", value="REV")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """Say what this machine has, and which kernel would run and why.
+    """Show what this machine has, and which kernel would run and why.
 
     twell doctor
     """
@@ -241,22 +288,28 @@ class TrainOptions:
     twell train --config demo --text corpus.txt.zst --out models/mine --minutes 5
     """
 
-    config: str = option(help="a named recipe (demo, h200-8x2048) or a .toml/.json file of one", value="NAME|FILE")
-    text: tuple[str, ...] = option(
-        help="what to train on: the sources of `twell capture`; may be given again", value="SOURCE"
+    config: str = option(
+        help="a named recipe (demo, h200-8x2048), or a .toml or .json file with one", value="NAME|FILE"
     )
-    out: Path = option(help="the model's folder; a checkpoint of the same recipe there is continued")
+    text: tuple[str, ...] = option(
+        help="text to train on: the same sources as `twell capture` takes; may be repeated", value="SOURCE"
+    )
+    out: Path = option(help="the model's folder; a checkpoint of the same recipe in it is continued")
     valid: tuple[str, ...] = option((), help="other text to measure the finished model on", value="SOURCE")
     holdout: float = option(0.02, help="share at the end of each text that is never trained on", unit="share")
     licences: str = option("", help="licences of the text, for the model card")
-    tokens: int | None = option(None, help="train on this many instead of the recipe's length", unit="tokens")
-    steps: int | None = option(None, help="train this long instead", unit="steps")
-    minutes: float | None = option(None, help="train this long instead, compilation not counted", unit="minutes")
-    l1: float | None = option(None, help="the recipe's L1 coefficient, replaced")
-    rate: float | None = option(None, help="the recipe's peak learning rate, replaced")
-    rows: int | None = option(None, help="the recipe's rows a step, replaced", unit="rows")
-    seed: int | None = option(None, help="the recipe's seed, replaced")
+    tokens: int | None = option(None, help="train on this many tokens instead of the recipe's length", unit="tokens")
+    steps: int | None = option(None, help="train for this many steps instead", unit="steps")
+    minutes: float | None = option(
+        None, help="train for this many minutes instead, compilation not counted", unit="minutes"
+    )
+    l1: float | None = option(None, help="replace the recipe's L1 coefficient")
+    rate: float | None = option(None, help="replace the recipe's peak learning rate")
+    rows: int | None = option(None, help="replace the recipe's rows per step", unit="rows")
+    seed: int | None = option(None, help="replace the recipe's seed")
     device: Device = option("auto", help="where to train")
     compile: bool = option(True, help="compile the model (on CUDA)")
-    prepared: Path | None = option(None, help="keep tokenizer and token ids here, for further runs on the same text")
+    prepared: Path | None = option(
+        None, help="keep the tokenizer and token ids in this folder, for further runs on the same text"
+    )
     checkpoint_minutes: float = option(5.0, help="time between checkpoints", unit="minutes")

@@ -32,7 +32,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.models import weights
 from twell.workbench.models.checkpoint import Checkpoint, find, understood
 from twell.workbench.models.load import LoadedModel, load
-from twell.workbench.options import VerifyOptions
+from twell.workbench.options import VerifyOptions, check_bounds
 from twell.workbench.run import locks
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
@@ -53,8 +53,7 @@ def verify(options: VerifyOptions) -> Run:
     Raises UserError for a run that cannot be verified, and, once all is written, where a count is off by more than
     rounding.
     """
-    if options.tokens < 1:
-        raise UserError(f"Expected --tokens of at least 1, got {options.tokens}.")
+    check_bounds(options)
     run = open_run(options.run)
     manifest = run.manifest
     if manifest.status == manifests.RECORDING:
@@ -113,12 +112,12 @@ def parity(
     error = largest = same = rows = 0.0
     for batch in texts:
         inputs = Inputs.of(batch, loaded.device)
-        place = inputs.place.long()
-        forward(loaded, inputs, probes="counts", loss=False, on_layer=partial(counted.hear, place))
+        row_of = inputs.row_of.long()
+        forward(loaded, inputs, probes="counts", loss=False, on_layer=partial(counted.on_layer, row_of))
         ids = inputs.ids.view(-1, inputs.longest)
         with torch.inference_mode():
             ours, theirs = (
-                body(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)[place]
+                body(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)[row_of]
                 for body in (loaded.body, own.get_decoder())
             )
             step = max(1, LOGITS[loaded.device.type] // loaded.head.weight.shape[0])
@@ -126,7 +125,7 @@ def parity(
                 mine, right = loaded.head(some).float(), own.get_output_embeddings()(other).float()
                 error, largest = max(error, float((mine - right).abs().max())), max(largest, float(right.abs().max()))
                 same += float((mine.argmax(1) == right.argmax(1)).sum())
-        rows += len(place)
+        rows += len(row_of)
         done()
     found = {"logit_error": error / largest, "same_choice": same / rows}
     return found | counted.found() | {"tokens": int(rows), "dtype": loaded.dtype, "kernel": _kernel(loaded, texts)}
@@ -142,14 +141,14 @@ class Counts:
     def found(self) -> dict[str, int]:
         return {"counts": self.compared, "differing": self.differing, "beyond_rounding": self.beyond}
 
-    def hear(self, place: Tensor, layer: int, x: Tensor, stats: Stats) -> None:
+    def on_layer(self, row_of: Tensor, layer: int, x: Tensor, stats: Stats) -> None:
         if self.loaded.watched:  # by a threshold, a choice of the reader's: nothing is exact about it
             return
         ffn = self.loaded.ffns[layer]
         rounding = ROUNDING.get(self.loaded.dtype, 2.0**-23) * x.shape[1]
         weight = ffn.w_gate.double()
         bias = weight.new_zeros(len(weight)) if ffn.b_gate is None else ffn.b_gate.double()
-        for rows in place.split(max(1, CHUNK // len(weight))):
+        for rows in row_of.split(max(1, CHUNK // len(weight))):
             wide = x[rows].double()
             z = nn.functional.linear(wide, weight, bias)
             bound = rounding * nn.functional.linear(wide.abs(), weight.abs(), bias.abs())

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from twell.workbench.capturing.forward import Counted, Inputs, forward
-from twell.workbench.capturing.prefetch import Texts, read_batches
+from twell.workbench.capturing.prefetch import BatchStream, read_batches
 from twell.workbench.capturing.recorder import Recorder, new_manifest
 from twell.workbench.capturing.timing import SPARSE, dense
 from twell.workbench.models.load import LoadedModel
@@ -132,7 +132,7 @@ def ratios(took: list[dict[str, Turn]]) -> dict[str, Any]:
     return found | {"tokens": sum(read), "batches": len(read), "rounds": len(took)}
 
 
-def _read(loaded: LoadedModel, options: CaptureOptions) -> Texts:
+def _read(loaded: LoadedModel, options: CaptureOptions) -> BatchStream:
     return read_batches(loaded, options, open_sources(options.text))
 
 

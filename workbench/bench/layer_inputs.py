@@ -14,7 +14,6 @@ from torch import Tensor
 
 from twell.kernels.modules import Probe
 from twell.kernels.params import Stats
-from twell.workbench.capturing.forward import probing
 from twell.workbench.capturing.prefetch import sequence_length
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.text.sequences import documents, sequences
@@ -56,7 +55,7 @@ def layer_inputs(loaded: LoadedModel, pieces: list[np.ndarray], layers: set[int]
             if layer in heard:
                 heard[layer].append(x[place])
 
-        with torch.inference_mode(), probing(loaded.probe, Probe(on_stats=hear)):
+        with torch.inference_mode(), loaded.probing(Probe(on_stats=hear)):
             loaded.body(input_ids=torch.from_numpy(ids).to(loaded.device), use_cache=False)
     return {layer: torch.cat(parts) for layer, parts in heard.items()}
 

@@ -1,4 +1,7 @@
-"""The text of a capture in batches, tokenised ahead in a thread of its own."""
+"""Read the text of a capture in batches, tokenised ahead in a thread of its own.
+
+Cost: the tokenizer's, beside the device's work; AHEAD batches are in memory.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,22 @@ from twell.workbench.text.sources import Source
 from twell.workbench.text.vocabulary import special_ids
 
 T = TypeVar("T")
-Texts = Generator[Batch, None, None]
+BatchStream = Generator[Batch, None, None]
 AHEAD = 4  # batches tokenised before they are needed
 
 
-def sequence_length(loaded: LoadedModel, asked: int | None) -> int:
-    """Tokens of the longest sequence: as asked, or the model's context, at most CONTEXT."""
-    if asked is not None and asked > loaded.context:
+def sequence_length(loaded: LoadedModel, requested: int | None) -> int:
+    """Return the longest sequence in tokens: as requested, or the model's context, at most CONTEXT."""
+    if requested is not None and requested > loaded.context:
         raise UserError(
             f"Expected --seq-len of at most {loaded.context}, the context of {loaded.name} (max_position_embeddings), "
-            f"got {asked}: lower it."
+            f"got {requested}: lower it."
         )
-    return asked or min(loaded.context, CONTEXT)
+    return requested or min(loaded.context, CONTEXT)
 
 
 def prompt_length(loaded: LoadedModel, options: CaptureOptions) -> int:
-    """Tokens of the longest sequence that is read: less than it may have, where it is gone on with."""
+    """Return the longest sequence that is read, in tokens; with --generate, a sequence less what is generated."""
     longest = sequence_length(loaded, options.seq_len)
     if options.generate >= longest:
         raise UserError(
@@ -45,17 +48,17 @@ def prompt_length(loaded: LoadedModel, options: CaptureOptions) -> int:
 
 def read_batches(
     loaded: LoadedModel, options: CaptureOptions, sources: list[Source], ranks: Ranks | None = None
-) -> Texts:
-    """The text in batches, tokenised ahead; of several ranks, those of this one."""
+) -> BatchStream:
+    """Return the text in batches, tokenised ahead; with `ranks`, only the batches of this rank."""
     texts = sequences(documents(sources), loaded.tokenizer, prompt_length(loaded, options))
     if options.tokens is not None:
         texts = _first(texts, options.tokens)
-    found = batches(texts, options.batch_tokens, special_ids(loaded.tokenizer), options.generate)
-    return _ahead(found if ranks is None else (batch for batch in found if ranks.runs(batch.window)))
+    in_batches = batches(texts, options.batch_tokens, special_ids(loaded.tokenizer), options.generate)
+    return _ahead(in_batches if ranks is None else (batch for batch in in_batches if ranks.runs(batch.window)))
 
 
 def _first(texts: Iterator[Sequence], tokens: int) -> Iterator[Sequence]:
-    """The sequences up to so many tokens in all; the last one is cut to fit."""
+    """Yield the sequences of the first `tokens` tokens; the last one is cut to fit."""
     for sequence in texts:
         yield replace(sequence, ids=sequence.ids[:tokens])
         tokens -= len(sequence.ids)
@@ -64,17 +67,9 @@ def _first(texts: Iterator[Sequence], tokens: int) -> Iterator[Sequence]:
 
 
 def _ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """The same items, made in another thread some time before they are asked for."""
+    """Yield the same items, made in another thread up to AHEAD items before they are needed."""
     with ThreadPoolExecutor(1, thread_name_prefix="twell-text") as pool:
-        made = deque(pool.submit(next, items, None) for _ in range(AHEAD))
-        while (item := made.popleft().result()) is not None:
-            made.append(pool.submit(next, items, None))
+        pending = deque(pool.submit(next, items, None) for _ in range(AHEAD))
+        while (item := pending.popleft().result()) is not None:
+            pending.append(pool.submit(next, items, None))
             yield item
-
-
-def until_unreadable(texts: Iterator[Batch], errors: list[UserError]) -> Iterator[Batch]:
-    """The batches up to the first text that cannot be read; the error is put into `errors`."""
-    try:
-        yield from texts
-    except UserError as error:
-        errors.append(error)

@@ -1,7 +1,7 @@
-"""What a person sees of a capture before, while and after it runs, and how it is stopped.
+"""Show a capture to a person before, while and after it runs, and let the person stop it.
 
 On a terminal a bar with rate, estimate and current mean nnz; elsewhere a plain line now and then. SIGINT and SIGTERM
-are noted and answered at the end of a batch, so that what was counted is kept whole; a second one stops at once.
+take effect at the end of a batch, so that what was counted is kept; a second one stops at once.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rich.progress import (
 from rich.text import Text
 from transformers import PreTrainedTokenizerFast
 
+from twell.workbench.capturing.prefetch import prompt_length
 from twell.workbench.doctor import device_name, why
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel
@@ -37,16 +38,24 @@ from twell.workbench.run.store import Run
 from twell.workbench.text.sequences import documents
 from twell.workbench.text.sources import Source
 
-SAMPLE = 2**16  # characters whose tokens are counted, to tell how many a file has
+SAMPLE = 2**16  # characters whose tokens are counted, to estimate how many a file has
 BYTES_PER_COUNT = 1.2  # on disk, a token and layer
 BYTES_PER_TOKEN = 6  # on disk, a token, whatever the layers
 BYTES_PER_EXAMPLE = 35  # on disk
-STOPPING = b"\nStopping after the batches in hand, so that what is counted is kept; once more stops at once.\n"
+STOPPING = b"\nStopping after the batches in hand, so that what is counted is kept; press again to stop at once.\n"
 LINE_SECONDS = 15.0  # between two lines where there is no terminal
 
 
-def expected_tokens(tokenizer: PreTrainedTokenizerFast, sources: list[Source], limit: int | None) -> int | None:
-    """About how many tokens will be read, judged by the beginning of each file; None where sizes are not known."""
+def expected_tokens(loaded: LoadedModel, options: CaptureOptions, sources: list[Source]) -> int | None:
+    """Estimate the tokens of the run, at least those that --generate adds included; None if a size is not known."""
+    total = _text_tokens(loaded.tokenizer, sources, options.tokens)
+    if total is not None and options.generate:  # at the least: every prompt as long as it can be
+        total += total * options.generate // prompt_length(loaded, options)
+    return total
+
+
+def _text_tokens(tokenizer: PreTrainedTokenizerFast, sources: list[Source], limit: int | None) -> int | None:
+    """Estimate the tokens of the text, up to `limit`, from the beginning of each file; None if a size is not known."""
     total = 0.0
     for source in sources:
         if source.size is None:
@@ -57,7 +66,7 @@ def expected_tokens(tokenizer: PreTrainedTokenizerFast, sources: list[Source], l
 
 
 def refuse_if_full(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> None:
-    """UserError where the disk of --out has less room than the run will take; `tokens`: None where not known."""
+    """Raise UserError if the disk of --out has less room than the run will take. tokens: None if not known."""
     folder = options.out.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -70,13 +79,13 @@ def refuse_if_full(loaded: LoadedModel, options: CaptureOptions, tokens: int | N
 
 
 def expected_bytes(loaded: LoadedModel, options: CaptureOptions, tokens: int) -> float:
-    """About what a run of so many tokens takes on disk."""
-    kept = 2 * options.examples * loaded.layers * loaded.d_ff * BYTES_PER_EXAMPLE
-    return tokens * (loaded.layers * BYTES_PER_COUNT + BYTES_PER_TOKEN) + kept
+    """Estimate the bytes that a run of `tokens` tokens takes on disk."""
+    examples = 2 * options.examples * loaded.layers * loaded.d_ff * BYTES_PER_EXAMPLE
+    return tokens * (loaded.layers * BYTES_PER_COUNT + BYTES_PER_TOKEN) + examples
 
 
 def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> str:
-    """A line each on what is about to run, which kernel and why, and what it will take on disk."""
+    """Return three lines: the model and device, the kernel and why it was chosen, and the size of the run on disk."""
     amount = (
         f"about {tokens:,} tokens, {expected_bytes(loaded, options, tokens) / 1e6:,.1f} MB on disk"
         if tokens
@@ -91,7 +100,7 @@ def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> st
 
 
 def outcome(run: Run, nnz_mean: float) -> str:
-    """One line on what was recorded and where it is."""
+    """Return one line on what was recorded and where it is."""
     manifest = run.manifest
     loss = "" if manifest.loss is None else f", loss {manifest.loss:.3f} nats"
     state = "" if manifest.status == COMPLETE else f" ({manifest.status})"
@@ -103,17 +112,17 @@ def outcome(run: Run, nnz_mean: float) -> str:
 
 
 class Bar:
-    """A context manager; `advance` after each batch.
+    """A progress bar; a context manager. Call `advance` after each batch.
 
-    total, done: tokens in all (None where it is not known) and before it begins. Rates leave out what comes before the
-    first tokens, as what a kernel takes to compile and the first batch's timings say nothing of the rest.
+    total, done: tokens in all (None if not known) and before the capture begins. Rates are over the time since the
+    first batch, because compiling a kernel and timing the first batch say nothing about the rest.
     """
 
     def __init__(self, total: int | None, console: Console, done: int = 0) -> None:
         self._total, self._console = total, console
         self._done = done
         self._before: int | None = None  # tokens when the rate's clock began
-        self._began = self._said = time.monotonic()
+        self._began = self._printed = time.monotonic()
         self._progress: Progress | None = None
         if console.is_terminal:
             columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
@@ -130,6 +139,7 @@ class Bar:
             self._progress.stop()
 
     def advance(self, tokens: int, nnz_mean: float) -> None:
+        """Show `tokens` more tokens, and the run's mean nnz so far."""
         self._done += tokens
         now = time.monotonic()
         if self._before is None:
@@ -140,8 +150,8 @@ class Bar:
                 self._progress.reset(self._task, completed=self._done)
         if self._progress is not None:
             self._progress.update(self._task, completed=self._done, description=f"mean nnz {nnz_mean:.1f}")
-        elif self._done > self._before and now - self._said >= LINE_SECONDS:
-            self._said = now
+        elif self._done > self._before and now - self._printed >= LINE_SECONDS:
+            self._printed = now
             rate = (self._done - self._before) / (now - self._began)
             left = f", about {max(0, (self._total or 0) - self._done) / rate:,.0f} s left" if self._total else ""
             self._console.print(f"{self._done:,} tokens, {rate:,.0f} tokens/s{left}, mean nnz {nnz_mean:.1f}")
@@ -154,18 +164,20 @@ class _Rate(ProgressColumn):
 
 
 class Interrupt:
-    """A context manager: `asked` turns true at the first SIGINT or SIGTERM; the second raises KeyboardInterrupt.
+    """A context manager: the first SIGINT or SIGTERM sets `requested`, the second raises KeyboardInterrupt.
 
-    Handlers are set in the main thread only; in any other, a run ends when its text does.
+    Handlers are set in the main thread only; in any other thread a run ends when its text does.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._before = {
+                number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+            }
         return self
 
     def __exit__(
@@ -174,8 +186,8 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
         os.write(2, STOPPING)  # not print: the signal may have come in the middle of one

@@ -22,9 +22,9 @@ import pyarrow as pa
 import torch
 
 from twell.workbench import doctor
-from twell.workbench.capturing.firings import Seen, Watch
+from twell.workbench.capturing.firings import BatchFirings, FiringCollector
 from twell.workbench.capturing.forward import Counted, Inputs, OnLayer, forward
-from twell.workbench.capturing.generate import Going, generate
+from twell.workbench.capturing.generate import GenerationConfig, generate
 from twell.workbench.capturing.layer_sums import Sums
 from twell.workbench.capturing.prefetch import sequence_length
 from twell.workbench.capturing.timing import Timings
@@ -54,8 +54,8 @@ class Recorder:
         }
         self._names = [one["source"] for one in manifest.text]
         self._began = time.monotonic() - manifest.seconds
-        self._watch = Watch(loaded.layers, loaded.d_ff, options.examples, options.fired)
-        self._in_flight: tuple[Batch, Counted, Seen | None] | None = None
+        self._collector = FiringCollector(loaded.layers, loaded.d_ff, options.examples, options.fired)
+        self._in_flight: tuple[Batch, Counted, BatchFirings | None] | None = None
         self._window: list[Batch] = []  # those of it that have been taken
         self._in_order = InOrder()
         self._fired: list[pa.Table] = []
@@ -66,7 +66,7 @@ class Recorder:
         if run.has("activity"):
             self._restore_means(run)
         if run.has("examples"):
-            self._watch.restore(run.arrow("examples"), loaded.device)
+            self._collector.restore(run.arrow("examples"), loaded.device)
         last = run.arrow("timings", ["layer"])["layer"][-1].as_py() if run.has("timings") else None
         timed = options.timings, options.timings_share, options.loss, bool(options.generate), last
         self.timings = Timings(loaded, *timed)
@@ -88,8 +88,8 @@ class Recorder:
     def step(self, batch: Batch) -> None:
         """Give a batch to the device, then take what the one before it counted."""
         with self.timings.of(batch) as on_layer:
-            batch, counted, seen = self._run(batch, on_layer=on_layer)
-        before, self._in_flight = self._in_flight, (batch, counted, seen)
+            batch, counted, firings = self._run(batch, on_layer=on_layer)
+        before, self._in_flight = self._in_flight, (batch, counted, firings)
         self.fresh_tokens = 0
         if self._lacks_vocabulary:
             self.writer.add_made("vocab", lambda: vocabulary(self.loaded.tokenizer))
@@ -99,18 +99,18 @@ class Recorder:
 
     def _run(
         self, batch: Batch, flags: np.ndarray | None = None, on_layer: OnLayer | None = None
-    ) -> tuple[Batch, Counted, Seen | None]:
+    ) -> tuple[Batch, Counted, BatchFirings | None]:
         options = self.options
         if options.generate:
-            going = Going(options.generate, options.temperature, options.seed)
-            given: dict[str, Any] = {"probes": options.probes, "loss": options.loss, "watch": self._watch}
-            return generate(self.loaded, batch, going, flags=flags, on_layer=on_layer, **given)
+            config = GenerationConfig(options.generate, options.temperature, options.seed)
+            about: dict[str, Any] = {"probes": options.probes, "loss": options.loss, "collector": self._collector}
+            return generate(self.loaded, batch, config, flags=flags, on_layer=on_layer, **about)
         inputs = Inputs.of(batch, self.loaded.device, flags)
-        seen = self._watch.look(batch, inputs)
-        hear = None if seen is None else seen.hear
+        firings = self._collector.collect_from(batch, inputs)
+        on_packed = None if firings is None else firings.on_packed
         probes, loss = options.probes, options.loss
-        counted = forward(self.loaded, inputs, probes=probes, loss=loss, on_layer=on_layer, on_packed=hear)
-        return batch, counted, seen
+        counted = forward(self.loaded, inputs, probes=probes, loss=loss, on_layer=on_layer, on_packed=on_packed)
+        return batch, counted, firings
 
     def finish(self, status: str, sources: list[Source]) -> None:
         """Write what is left, and set what the manifest can only say at the end. The last batch ended its window."""
@@ -121,9 +121,9 @@ class Recorder:
         read = [source.manifest() | self._text.get(source.name, {}) for source in sources]
         self.writer.finish(status, tables, **about | {"text": read})
 
-    def take_examples(self, examples: pa.Table) -> None:
-        """Keeps those of another rank that are among the best."""
-        self._watch.restore(examples, self.loaded.device)
+    def merge_examples(self, examples: pa.Table) -> None:
+        """Merge the `examples` table of another rank, of which the best are kept."""
+        self._collector.restore(examples, self.loaded.device)
 
     def rescue(self) -> None:
         """Mark the run interrupted, with the parts that are whole already; never raises."""
@@ -131,14 +131,14 @@ class Recorder:
             self.writer.abandon()
 
     @torch.inference_mode()
-    def _take(self, batch: Batch, counted: Counted, seen: Seen | None) -> None:
+    def _take(self, batch: Batch, counted: Counted, firings: BatchFirings | None) -> None:
         """Adds up what a batch counted, and writes what rows can be."""
         counted.wait()
         flags = batch.flags
         finite = counted.finite.numpy()
         if not finite.all():
             flags = flags | ~finite * np.uint8(schema.FLAG_NOT_FINITE)
-            _, counted, seen = self._run(batch, flags)
+            _, counted, firings = self._run(batch, flags)
             counted.wait()
         nnz = counted.nnz.numpy()
         kind, counts = schema.nnz_type(self.loaded.d_ff), dict[str, np.ndarray]()
@@ -157,7 +157,7 @@ class Recorder:
             self._sums = counted.sums
         else:
             self._sums.merge(counted.sums)
-        self._fired += [pa.table(columns) for columns in (seen.accept() if seen is not None else ())]
+        self._fired += [pa.table(columns) for columns in (firings.commit() if firings is not None else ())]
         plain = flags == 0
         self._unflagged += int(plain.sum())
         self._nnz_sum += int(nnz.sum(0, dtype=np.int64)[plain].sum())
@@ -206,7 +206,7 @@ class Recorder:
         """The open part's sums, timings and examples, to be made into tables by the thread that writes them, as they
         must come from the device first; and what the manifest says of all tokens until now."""
         sums, timings = self._sums, self.timings.rows
-        examples = self._watch.examples()
+        examples = self._collector.examples()
 
         def tables() -> Iterator[Rows]:
             if sums is not None:

@@ -1,16 +1,16 @@
-"""Going on with a run where it ends.
+"""Resume a run where it ends.
 
-The idea: the parts that the manifest lists are the truth, and they end with a window of batches. The text is read again
-from the beginning and cut into the same batches; those that are recorded are compared, token by token, with what the
-run holds, and skipped. All else that is recorded adds up over parts, so nothing has to be remembered. A run of another
-model, other text or other options is refused, and the difference named.
+The idea: the parts that the manifest lists are what was recorded, and they end with a window of batches. The text is
+read again from the beginning and cut into the same batches; those that are recorded are compared, token by token, with
+what the run holds, and skipped. All else that is recorded adds up over parts, so nothing has to be remembered. A run of
+another model, other text or other options is refused, and the difference named.
 
 Cost: tokenising once more what was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from twell.workbench.capturing.distributed import Ranks
-from twell.workbench.capturing.prefetch import Texts
 from twell.workbench.errors import UserError
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run import manifest as manifests
@@ -27,90 +26,96 @@ from twell.workbench.run.schema import PREFILL
 from twell.workbench.run.store import Run, open_run, read_part
 from twell.workbench.text.batches import Batch
 
-SAME = ("nnz_definition", "dtype", "kernel", "layout", "tokenizer")  # fields of the manifest that must be
+SAME = ("nnz_definition", "dtype", "kernel", "layout", "tokenizer")  # fields of the manifest that must be equal
 
 
-class Recorded:
-    """What a run holds already."""
+class ResumePoint:
+    """A run that is to be continued; sequences: how many it holds already."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.sequences = run, run.manifest.sequences
 
     @classmethod
-    def find(cls, options: CaptureOptions, ranks: Ranks) -> Recorded | None:
-        """The run to go on with, claimed: with --resume, and a run in --out. UserError where one records it still."""
+    def find(cls, options: CaptureOptions, ranks: Ranks) -> ResumePoint | None:
+        """Find the run in --out and claim its folder; None without --resume, and where there is no run.
+
+        Raises UserError where another capture still records it.
+        """
         if not options.resume:
             return None
         if not (options.out / manifests.FILE).exists():
-            with suppress(NotADirectoryError):  # which is refused in a moment
+            with suppress(NotADirectoryError):  # --out is a file, which the caller refuses
                 (options.out / (manifests.FILE + ".tmp")).unlink(missing_ok=True)  # a run that was killed as it began
             return None
         ranks.claim(options.out)
         return cls(open_run(options.out))
 
-    def goes_on(self, planned: Manifest) -> Manifest:
-        """The run's manifest as it stands, to be recorded on.
+    def resume_manifest(self, planned: Manifest) -> Manifest:
+        """Return the run's manifest, set to `recording` again.
 
-        planned: the manifest that a new run would begin with. UserError where the two are of different captures.
+        planned: the manifest that a new run would begin with. Raises UserError where the two record different things.
         """
-        ours = self.run.manifest
-        if ours.summary_only:
+        recorded = self.run.manifest
+        if recorded.summary_only:
             raise UserError(
                 f"Expected a run with its rows in {self.run.path}, got a summary-only copy: choose another."
             )
-        for name, before, now in _differences(ours, planned):
+        for name, before, now in _differences(recorded, planned):
             raise UserError(
                 f"Expected to go on with {self.run.path} as it began, got another {name} "
                 f"({now!r} now, {before!r} then): give what was given then, or choose another --out."
             )
-        ours.status = RECORDING
-        return ours
+        recorded.status = RECORDING
+        return recorded
 
-    def skip(self, texts: Texts) -> Texts:
-        """The batches that are not recorded yet. UserError where the recorded ones are not those of this text."""
-        ids = _Ids(self.run)
+    def skip_recorded(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches that are not recorded yet.
+
+        Raises UserError where the run holds other tokens than the batches that are skipped.
+        """
+        ids = _RecordedIds(self.run)
         done = 0
         window: list[Batch] = []
-        try:
-            for batch in texts:
-                if done >= self.sequences:
-                    yield batch
-                    continue
-                window.append(batch)
-                if batch.ends:
-                    done += self._compare(window, ids)
-                    window = []
-        finally:
-            texts.close()
+        for batch in batches:
+            if done >= self.sequences:
+                yield batch
+                continue
+            window.append(batch)
+            if batch.ends:
+                done += self._compare(window, ids)
+                window = []
         if done < self.sequences:
-            raise self._other(f"only {done:,} of its {self.sequences:,} sequences")
+            raise self._other_text(f"only {done:,} of its {self.sequences:,} sequences")
 
-    def _compare(self, window: list[Batch], ids: _Ids) -> int:
-        """The sequences of a window that is recorded. UserError where the run has other tokens, or ends within it."""
+    def _compare(self, window: list[Batch], ids: _RecordedIds) -> int:
+        """Compare a window of batches with what is recorded; return how many sequences it has.
+
+        Raises UserError where the run has other tokens, or ends within the window.
+        """
         numbers = np.concatenate([batch.numbers for batch in window])
         sequences = [sequence for batch in window for sequence in batch.sequences]
-        for place in np.argsort(numbers):
-            sequence = sequences[place]
+        for index in np.argsort(numbers):
+            sequence = sequences[index]
             if not np.array_equal(ids.take(len(sequence.ids)), sequence.ids):
-                raise self._other(f"other tokens in document {sequence.document} of {sequence.source}")
+                raise self._other_text(f"other tokens in document {sequence.document} of {sequence.source}")
         return len(numbers)
 
-    def _other(self, got: str) -> UserError:
+    def _other_text(self, got: str) -> UserError:
         return UserError(
             f"Expected the text that {self.run.path} was recorded from, got {got}: give the same --text, "
             "or choose another --out."
         )
 
 
-class _Ids:
-    """The token ids that a run read, from the beginning, a part in memory at a time; not those it generated."""
+class _RecordedIds:
+    """The token ids that a run read, in order, without those it generated. One part is in memory at a time."""
 
     def __init__(self, run: Run) -> None:
         self._files = iter(run.parts("activity") if run.has("activity") else [])
         self._held = np.empty(0, dtype=np.int32)
 
     def take(self, tokens: int) -> np.ndarray:
-        """The next so many, or as many as are left."""
+        """Return the next ids, int32 [tokens], or as many as are left."""
         while len(self._held) < tokens and (path := next(self._files, None)) is not None:
             ids = read_part(path, columns=["token_id"], filters=[("phase", "==", PREFILL)])["token_id"]
             self._held = np.concatenate([self._held, ids.to_numpy()])
@@ -118,19 +123,19 @@ class _Ids:
         return taken
 
 
-def _differences(ours: Manifest, planned: Manifest) -> Iterator[tuple[str, Any, Any]]:
-    """What two manifests differ in: name, what ours says, what the other says."""
+def _differences(recorded: Manifest, planned: Manifest) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each difference of two manifests: its name, the recorded value, the planned value."""
     defaults = {item.name: item.default for item in fields(CaptureOptions)}
     for name, now in planned.model.items():
-        if ours.model.get(name) != now:
-            yield f"model ({name})", ours.model.get(name), now
+        if recorded.model.get(name) != now:
+            yield f"model ({name})", recorded.model.get(name), now
     for name, now in planned.options.items():
-        before = ours.options.get(name, defaults.get(name))
+        before = recorded.options.get(name, defaults.get(name))
         now = list(now) if isinstance(now, tuple) else now
         if before != now:
             yield f"--{name.replace('_', '-')}", before, now
-    if len(ours.ranks) != len(planned.ranks):
-        yield "number of ranks", max(1, len(ours.ranks)), max(1, len(planned.ranks))
+    if len(recorded.ranks) != len(planned.ranks):
+        yield "number of ranks", max(1, len(recorded.ranks)), max(1, len(planned.ranks))
     for name in SAME:
-        if getattr(ours, name) != getattr(planned, name):
-            yield name, getattr(ours, name), getattr(planned, name)
+        if getattr(recorded, name) != getattr(planned, name):
+            yield name, getattr(recorded, name), getattr(planned, name)

@@ -7,12 +7,15 @@ its map back is watched: it is the layer's only linear map outside attention fro
 Cost: reading the weights, and one pass over the FFN's to see that they are finite.
 
     loaded = load("builtin:demo", device="cpu")
-    hidden = loaded.body(input_ids=ids, use_cache=False).last_hidden_state   # loaded.probe hears of every layer
+    with loaded.probing(Probe(on_stats=lambda layer, x, stats: counts.append(stats.nnz))):
+        hidden = loaded.body(input_ids=ids, use_cache=False).last_hidden_state
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,13 +39,12 @@ CONTEXT = 2048  # tokens: the longest sequence unless told otherwise
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to be captured. Its FFNs report to `probe`; `model` is otherwise what transformers made."""
+    """A model ready to be captured. Its FFNs count; `model` is otherwise what transformers made."""
 
     name: str  # the folder's name, or the hub id
     revision: str | None  # the hub's commit
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
-    probe: Probe
     family: str  # model_type, as the checkpoint says
     ffns: tuple[SparseFFN, ...]  # none with a threshold
     watched: tuple[CountedMap, ...]  # maps back from FFNs that run as they are, with a threshold
@@ -96,7 +98,22 @@ class LoadedModel:
     @property
     def layout(self) -> Layout:
         """The TwELL layout that kernels pack into."""
-        return self.probe.layout or Layout()
+        return Layout()
+
+    def set_probe(self, probe: Probe) -> None:
+        """Have every layer count as `probe` requests, and report to its callback."""
+        for ffn in self._counting:
+            ffn.probe = probe
+
+    @contextmanager
+    def probing(self, probe: Probe) -> Iterator[None]:
+        """Have every layer count as `probe` requests, and afterwards as it did before."""
+        before = self._counting[0].probe
+        self.set_probe(probe)
+        try:
+            yield
+        finally:
+            self.set_probe(before)
 
     @property
     def nnz_definition(self) -> str:
@@ -183,7 +200,7 @@ def load(
     head_is_all = threshold is None or threshold_ffn.head_is_all(loaded)
     sha256, family = fingerprint(folder), str(checkpoint.fields["model_type"])
     return LoadedModel(
-        name, revision, loaded, tokenizer, probe, family, ffns, watched, kernel, sha256, head_is_all
+        name, revision, loaded, tokenizer, family, ffns, watched, kernel, sha256, head_is_all
     )  # fmt: skip
 
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from twell.workbench.capturing.distributed import Ranks
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import Manifest, Part
 from twell.workbench.run.parquet_part import GROUP, GrowingFile, disk_error
+from twell.workbench.run.rank_share import RankShare
 from twell.workbench.run.schema import TABLES, expand
 from twell.workbench.run.store import refuse_existing
 
@@ -56,13 +56,13 @@ class RunWriter:
     among several that write to the folder; the manifest is then that of its own share.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, resume: bool = False, ranks: Ranks | None = None) -> None:
-        self.folder, self.manifest, self._ranks = Path(folder), manifest, ranks or Ranks()
+    def __init__(self, folder: Path, manifest: Manifest, resume: bool = False, share: RankShare | None = None) -> None:
+        self.folder, self.manifest, self._share = Path(folder), manifest, share or RankShare()
         if not resume:
             refuse_existing(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._ranks.claim(self.folder)
+            self._share.claim(self.folder)
         except OSError as error:
             raise disk_error(self.folder / manifests.FILE, error) from error
         if resume:
@@ -99,7 +99,7 @@ class RunWriter:
     @property
     def first(self) -> bool:
         """Whether it writes what a run has once."""
-        return self._ranks.rank == 0
+        return self._share.rank == 0
 
     @property
     def due(self) -> bool:
@@ -126,7 +126,7 @@ class RunWriter:
             self.drain()
         finally:
             self._pool.shutdown(cancel_futures=True)
-        self._ranks.release()
+        self._share.release()
 
     def abandon(self) -> None:
         """Give up the open part and mark what was written as interrupted, if the disk still lets us."""
@@ -138,7 +138,7 @@ class RunWriter:
         try:
             self._publish()
         finally:
-            self._ranks.release()
+            self._share.release()
 
     def drain(self) -> None:
         """Wait for all that was handed to the writing thread. Raises UserError if it could not be written."""
@@ -174,7 +174,7 @@ class RunWriter:
         if not joined.num_rows:
             return
         if table not in self._files:
-            part = f"{table}/{self._ranks.prefix}-{self._part:05d}.parquet"
+            part = f"{table}/{self._share.prefix}-{self._part:05d}.parquet"
             path = self.folder / (f"{table}.parquet" if TABLES[table].single_file else part)
             self._files[table] = GrowingFile(path, self._schemas[table])
         self._files[table].write(joined)
@@ -203,7 +203,7 @@ class RunWriter:
 
     def _publish(self) -> None:
         try:
-            self._ranks.publish(self.folder, self.manifest)
+            self._share.publish(self.folder, self.manifest)
         except OSError as error:
             raise disk_error(self.folder / manifests.FILE, error) from error
 
@@ -211,7 +211,7 @@ class RunWriter:
         kept, folder = {self.folder / part.file for part in self.manifest.parts}, self.folder
         found = (path for name in TABLES for path in [*(folder / name).glob("*"), *folder.glob(f"{name}.parquet*")])
         for path in found:
-            if path not in kept and self._ranks.wrote(path):
+            if path not in kept and self._share.written(path):
                 path.unlink()
 
 

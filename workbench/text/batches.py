@@ -80,8 +80,8 @@ class Batch:
         return self.position + 1 < np.repeat(self.lengths, self.lengths)
 
     @property
-    def place(self) -> np.ndarray:
-        """int32 [tokens]: each token's row in the padded batch."""
+    def row_of(self) -> np.ndarray:
+        """int32 [tokens]: the row of each token in the padded batch."""
         begins = np.arange(len(self.sequences)) * self.longest + self.begins
         return np.repeat(begins.astype(np.int32), self.lengths) + self.position
 

@@ -1,14 +1,10 @@
-"""The folder that a training run leaves behind, and what it keeps there while it runs.
+"""The folder that a training run leaves behind, and what is in it while the run lasts.
 
-    config.json, model.safetensors, tokenizer.json, …   the model, for plain transformers
-    training.json       recipe, corpus, and once complete what was measured; `status` says which
-    train-log.parquet   a row every `log_every` steps: COLUMNS says what each column holds
-    README.md           the model card, written from the two
-    work/               checkpoint and token ids; gone when the run is complete
-
-A checkpoint is one safetensors file (weights, both moments of AdamW, the place as metadata), renamed into place. No
-generator state belongs to it: after initialisation nothing is drawn but the order of the rows, which follows from
-seed and step.
+config.json, model.safetensors, tokenizer.json, …   the model, for plain transformers
+training.json       recipe, corpus, and once complete what was measured; `status` says which
+train-log.parquet   a row every `log_every` steps; its columns are declared in `log.py`
+README.md           the model card, written from these two
+work/               checkpoint and token ids; removed when the run is complete
 """
 
 from __future__ import annotations
@@ -19,56 +15,25 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from twell.workbench.errors import UserError, first_line, utf8
 from twell.workbench.run import locks
+from twell.workbench.training import checkpoint
+from twell.workbench.training.checkpoint import TrainingState
+from twell.workbench.training.log import Row, mean, read_log, write_log
 from twell.workbench.training.model_card import model_card
-
-if TYPE_CHECKING:
-    from twell.workbench.training.loop import Training
-
-Row = dict[str, Any]
-
-# Name: (type, meaning). Every mean is over the steps since the previous row.
-COLUMNS: dict[str, tuple[pa.DataType, str]] = {
-    "step": (pa.int64(), "optimizer steps done"),
-    "tokens": (pa.int64(), "tokens trained on so far"),
-    "seconds": (pa.float64(), "seconds of the loop so far, evaluations and checkpoints included, compilation not"),
-    "tokens_per_second": (pa.float64(), "training tokens a second since the previous row"),
-    "total_steps": (pa.int64(), "steps the run was planned to take at this row; null before a time limit is planned"),
-    "loss": (pa.float64(), "mean training cross-entropy, nats a token"),
-    "heldout_loss": (pa.float64(), "cross-entropy on the first 131 072 held-out tokens, nats a token; null between"),
-    "l1": (pa.float64(), "mean of the L1 term: mean over layers of the mean over tokens of sum |h|"),
-    "l1_coefficient": (pa.float64(), "its coefficient at this step"),
-    "rate": (pa.float64(), "learning rate at this step"),
-    "gradient_norm": (pa.float64(), "mean gradient norm before clipping"),
-    "nnz_LL": (pa.float64(), "layer LL: mean number of neurons a token fires (gate > 0)"),
-    "dead_LL": (pa.float64(), "layer LL: share of neurons that fired on none of the tokens since the previous row"),
-}
-
-
-def log_schema(layers: int) -> pa.Schema:
-    names = {
-        name.replace("LL", f"{layer:02}"): column
-        for name, column in COLUMNS.items()
-        for layer in (range(layers) if name.endswith("LL") else [0])
-    }
-    return pa.schema([pa.field(name, kind, metadata={"meaning": meaning}) for name, (kind, meaning) in names.items()])
 
 
 @contextlib.contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """A full or forbidden disk, in a sentence."""
+    """Raise UserError in one sentence where the disk is full, or may not be written to."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -76,7 +41,7 @@ def writing(out: Path) -> Iterator[None]:
 
 
 class TrainingFolder:
-    """`training.json` is the claim: it is written before the first step and decides what may continue here."""
+    """A run's folder. Its `training.json` is written before the first step, and decides what may continue here."""
 
     def __init__(self, out: Path) -> None:
         self.out, self.work = Path(out), Path(out) / "work"
@@ -100,20 +65,23 @@ class TrainingFolder:
 
     @property
     def evaluations(self) -> int:
-        """Held-out losses in the log."""
+        """How many held-out losses the log has."""
         return sum(row.get("heldout_loss") is not None for row in self.log)
 
-    def claim(self, **parts: Any) -> None:
-        """Record what this run is made of; refuses, naming the difference, where the folder belongs to another run, and
-        where another process is at this one."""
-        for name, part in parts.items():
-            if name in self.record and self.record[name] != part:
+    def claim(self, **settings: Any) -> None:
+        """Record the settings of this run, by name, and lock the folder.
+
+        Raises UserError that names the difference if the folder belongs to another run, and if another process writes
+        to it.
+        """
+        for name, setting in settings.items():
+            if name in self.record and self.record[name] != setting:
                 raise UserError(
-                    f"{self.out} holds a run with another {difference(name, self.record[name], part)}; "
+                    f"{self.out} holds a run with another {difference(name, self.record[name], setting)}; "
                     "continue it with the same settings, or name another folder."
                 )
-        if not parts.keys() <= self.record.keys():
-            self.record = {"status": "training", **self.record, **parts}
+        if not settings.keys() <= self.record.keys():
+            self.record = {"status": "training", **self.record, **settings}
             self._write_json()
         self._lock = self._lock or locks.claim(self.out, self)
         if self._lock is None:
@@ -123,60 +91,33 @@ class TrainingFolder:
             )
 
     def say(self, line: str) -> None:
+        """Print a line."""
         self.console.print(line, highlight=False, soft_wrap=True)
 
-    # ---- checkpoints
+    # ---- checkpoints and log
 
-    def save(self, training: Training) -> None:
-        """The log so far, then the checkpoint: whole or not at all."""
-        self.write_log(training.recipe.layers)
-        tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in training.model.named_parameters():
-            state = training.optimizer.state[parameter]
-            tensors |= {f"weight {name}": parameter.detach(), **{f"{m} {name}": state[m] for m in MOMENTS}}
-        place = {"step": training.step, "seconds": training.seconds, "total": training.total}
-        temporary = self.work / "checkpoint.tmp"
-        self.work.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, temporary, metadata={"place": json.dumps(place)})
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, self.work / "checkpoint.safetensors")
+    def save(self, state: TrainingState) -> None:
+        """Write the log so far, then the checkpoint."""
+        self.write_log()
+        checkpoint.save(self.work, state)
 
-    def restore(self, training: Training) -> None:
-        """Take up the checkpoint, where there is one, and the log up to it."""
-        path = self.work / "checkpoint.safetensors"
-        if not path.exists():
-            return
-        with safe_open(path, framework="pt", device=str(training.device)) as file:
-            place = json.loads(file.metadata()["place"])
-            names = {id(parameter): name for name, parameter in training.model.named_parameters()}
-            for name, parameter in training.model.named_parameters():
-                parameter.data.copy_(file.get_tensor(f"weight {name}"))
-            groups, ordered = training.optimizer.state_dict()["param_groups"], training.optimizer.param_groups
-            parameters = [parameter for group in ordered for parameter in group["params"]]
-            state = {
-                index: {m: file.get_tensor(f"{m} {names[id(parameter)]}") for m in MOMENTS}
-                for index, parameter in enumerate(parameters)
-            }
-        training.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        training.step, training.seconds, training.total = place["step"], place["seconds"], place["total"]
-        rows = pq.read_table(self.out / "train-log.parquet").to_pylist()
-        self.log = [row for row in rows if row["step"] <= training.step]
-        self.say(f"Continuing {self.out} from step {training.step}.")
-
-    # ---- log
+    def restore(self, state: TrainingState) -> None:
+        """Load the checkpoint, if there is one, and the log up to it."""
+        if checkpoint.restore(self.work, state):
+            self.log = read_log(self.out, state.step)
+            self.say(f"Continuing {self.out} from step {state.step}.")
 
     def append(self, row: Row) -> None:
+        """Add a row to the log; `save` and `finish` write it."""
         self.log.append(row)
 
-    def write_log(self, layers: int) -> None:
-        temporary = self.out / "train-log.parquet.tmp"
-        pq.write_table(pa.Table.from_pylist(self.log, schema=log_schema(layers)), temporary, compression="zstd")
-        os.replace(temporary, self.out / "train-log.parquet")
+    def write_log(self) -> None:
+        """Write the log to disk."""
+        write_log(self.out, self.log, self.record["recipe"]["layers"])
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[Row], None]]:
-        """A progress bar, and a line for every row with a held-out loss; yields the function that shows a row."""
+        """Show a progress bar, and a line for every row with a held-out loss; yield the function that shows a row."""
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task("first steps", total=None)
@@ -194,13 +135,16 @@ class TrainingFolder:
 
     # ---- the end
 
-    def finish(self, training: Training, results: dict[str, Any]) -> None:
-        """Model, tokenizer, log and card; `training.json` last, which makes the run complete."""
-        self.write_log(training.recipe.layers)
+    def finish(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, results: dict[str, Any]) -> None:
+        """Write model, tokenizer, log and card, and `training.json` last, which makes the run complete.
+
+        results: what was measured, added to the record
+        """
+        self.write_log()
         disable_progress_bar()
-        training.model.save_pretrained(self.out, max_shard_size="100GB")
+        model.save_pretrained(self.out, max_shard_size="100GB")
         (self.out / "model.safetensors").chmod(0o644)  # written for the owner alone
-        training.corpus.tokenizer.save_pretrained(self.out)
+        tokenizer.save_pretrained(self.out)
         self.record = {**self.record, **results}
         (self.out / "README.md").write_text(model_card(self.record, self.log), encoding="utf-8")
         self._write_json()
@@ -229,17 +173,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         ) from None
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-
-
-def mean(row: Row, prefix: str) -> float:
-    """Mean over layers of a per-layer column."""
-    values = [value for name, value in row.items() if name.startswith(prefix)]
-    return sum(values) / len(values)
-
-
 def difference(name: str, held: Any, given: Any) -> str:
-    """The first place where two records differ, in words."""
+    """Return the first difference of two records, with both values."""
     if isinstance(held, dict) and isinstance(given, dict):
         for key in given:
             if held.get(key) != given[key]:

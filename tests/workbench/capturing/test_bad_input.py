@@ -71,7 +71,7 @@ def test_options(refused: Twell) -> None:
     for name, value in (("--examples", "-3"), ("--timings", "-1"), ("--timings-share", "-0.5"), ("--generate", "-1")):
         assert f"{name} of at least 0, got {value}" in refused(name, value)
     for seed in ("-1", str(2**32)):
-        assert f"--seed from 0 to 2^32 - 1, got {seed}" in refused("--seed", seed)
+        assert f"--seed from 0 to 4294967295, got {seed}" in refused("--seed", seed)
     assert "--fired as LAYERS[:SHARE], layers from 0 to 2" in refused("--fired", "3")
     assert "--seq-len of at most 128" in refused("--seq-len", "129")
     if not torch.cuda.is_available():

@@ -227,7 +227,7 @@ def test_variables_that_no_launcher_sets(variables: dict[str, str], fault: str, 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=f"that torchrun sets beside WORLD_SIZE.*{fault}.*or unset WORLD_SIZE") as error:
-        Ranks.here("cpu")
+        Ranks.from_environment("cpu")
     assert "\n" not in str(error.value)
 
 

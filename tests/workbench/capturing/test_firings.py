@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from twell.kernels.layout import Layout, pack
-from twell.workbench.capturing.firings import REACH, Watch, draw, entries, parse_fired
+from twell.workbench.capturing.firings import REACH, FiringCollector, draw, entries, parse_fired
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.errors import UserError
 from twell.workbench.run import writer
@@ -132,11 +132,11 @@ def test_fired_of_a_wide_layer_and_of_large_values() -> None:
     hidden[0, [3, 65_535, 65_536, 65_543]] = torch.tensor([1.0, 65_504.0, 1e6, 3e38])
     sequence = Sequence(0, "text", 0, np.array([5, 6], dtype=np.int32))
     [batch] = batches.batches([sequence], 8, [])
-    seen = Watch(1, d_ff, 0, "all").look(batch, Inputs.of(batch, torch.device("cpu")))
+    seen = FiringCollector(1, d_ff, 0, "all").collect_from(batch, Inputs.of(batch, torch.device("cpu")))
     assert seen is not None
-    seen.hear(0, pack(hidden, hidden > 0, Layout()))
+    seen.on_packed(0, pack(hidden, hidden > 0, Layout()))
     with np.errstate(all="raise"):
-        [found] = seen.accept()
+        [found] = seen.commit()
     assert found["neuron"].to_pylist() == [[3, 65_535, 65_536, 65_543], []]
     assert found["value"].to_pylist() == [[1.0, 65_504.0, 65_504.0, 65_504.0], []]
     for wide, kind in ((d_ff, pa.uint32()), (65_535, pa.uint16())):

@@ -109,7 +109,7 @@ def test_counts_on_the_input_that_each_layer_had(
 
     def counting(self: Passes, layer: int, x: torch.Tensor, stats: Any) -> None:
         phase = PREFILL if len(self.passes) == 1 else DECODE
-        found[phase].hear(self.passes[-1].real.flatten().nonzero().squeeze(1), layer, x, stats)
+        found[phase].on_layer(self.passes[-1].real.flatten().nonzero().squeeze(1), layer, x, stats)
         hear(self, layer, x, stats)
 
     monkeypatch.setattr(Passes, "_hear", counting)

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from twell.workbench.capturing import timing
+from twell.workbench.capturing import timing, timing_schedule
 from twell.workbench.capturing.command import capture
 from twell.workbench.capturing.forward import Inputs, forward
 from twell.workbench.capturing.timing import Timings
@@ -52,7 +52,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: made.now))
+    for module in (timing, timing_schedule):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: made.now))
     monkeypatch.setattr(timing, "turns", made.turns)
     monkeypatch.setitem(timing.ALLOWANCE, "cpu", timing.ALLOWANCE["cuda"])
     return made
@@ -89,11 +90,11 @@ def test_no_more_than_its_share_at_any_moment(share: float, loaded: LoadedModel,
     for number in passes(timings, batch, clock, 300):
         assert timings.spent <= timing.ALLOWANCE["cuda"] + share * clock.now
         assert clock.now - BATCH * (number + 1) == pytest.approx(timings.spent)  # all that it took is in the books
-    saved = timing.PASSES * BATCH  # at most: for the whole model
+    saved = timing_schedule.PASSES * BATCH  # at most: for the whole model
     assert timings.spent + saved > timing.ALLOWANCE["cuda"] + share * clock.now  # and what it may spend it does
     often = Counter(layer for _, layer in pieces(timings))
     assert often[0] == pytest.approx(often[1], abs=1) == pytest.approx(often[2], abs=1)
-    assert often[-1] == pytest.approx(often[0] / timing.MODEL_EVERY, abs=1)
+    assert often[-1] == pytest.approx(often[0] / timing_schedule.MODEL_EVERY, abs=1)
     order = [layer for _, layer in pieces(timings)]
     assert order[:8] == [0, 1, 2, -1, 0, 1, 2, 0]
 
@@ -102,9 +103,9 @@ def test_a_capture_of_25_s_times_five_layers(
     loaded: LoadedModel, batch: Batch, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By rounds of three layers, without the whole model: each operation runs once, and the first time twice."""
-    monkeypatch.setattr(timing, "MODEL_EVERY", 10**6)
+    monkeypatch.setattr(timing_schedule, "MODEL_EVERY", 10**6)
     timings = Timings(loaded, 1, SHARE, True)
-    timings._round = 1
+    timings.schedule._round = 1
     assert len([*passes(timings, batch, clock, 94)]) == 94
     assert 24.9 < BATCH * 94 < 25
     assert len(pieces(timings)) >= 5
@@ -127,7 +128,7 @@ def test_attention_is_timed_where_it_runs(
 ) -> None:
     """Once a pass, but for the first time that it is timed, whether turns are short or not; of all rows, where the FFN
     is timed on fewer."""
-    monkeypatch.setattr(timing, "LONG", long)
+    monkeypatch.setattr(timing_schedule, "SHORT", long)
     ran: list[int] = []
     for number, block in enumerate(loaded.blocks):
         attend = block.self_attn.forward
@@ -164,7 +165,7 @@ def test_every_layer_and_the_whole_model_in_every_batch_with_a_share_of_one(
 def test_a_short_turn_is_warmed_up_each_time(
     loaded: LoadedModel, batch: Batch, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "LONG", 1.0)
+    monkeypatch.setattr(timing_schedule, "SHORT", 1.0)
     timings = Timings(loaded, 1, 0.05, True)
     assert len([*passes(timings, batch, clock, 200)]) == 200
     assert clock.ran["ffn_dense"] == 2 * sum(row["op"] == "ffn_dense" for row in timings.rows) > 8
@@ -225,7 +226,7 @@ def test_all_layers_of_the_demo(demo: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from twell.workbench.capturing import timing
+from twell.workbench.capturing import timing, timing_schedule
 from twell.workbench.run import writer
 from twell.workbench.capturing.command import capture
 from twell.workbench.options import CaptureOptions

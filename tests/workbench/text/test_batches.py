@@ -42,8 +42,8 @@ def test_every_sequence_runs_once_and_windows_follow_the_text() -> None:
         assert batch.padded <= TOKENS
         assert [sequence.document for sequence in batch.sequences] == batch.numbers.tolist()
         np.testing.assert_array_equal(batch.token_id, batch.sequence)
-        np.testing.assert_array_equal(batch.place % batch.longest, batch.position)
-        np.testing.assert_array_equal(batch.numbers[batch.place // batch.longest], batch.sequence)
+        np.testing.assert_array_equal(batch.row_of % batch.longest, batch.position)
+        np.testing.assert_array_equal(batch.numbers[batch.row_of // batch.longest], batch.sequence)
 
 
 def test_sequences_of_like_length_leave_less_padding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from twell.workbench.errors import UserError
 from twell.workbench.options import TrainOptions
+from twell.workbench.training.command import train
 from twell.workbench.training.corpus import in_order
-from twell.workbench.training.folder import TrainingFolder, log_schema
-from twell.workbench.training.loop import train
+from twell.workbench.training.folder import TrainingFolder
+from twell.workbench.training.log import log_schema
 from twell.workbench.training.recipes import Recipe
 
 
@@ -126,10 +127,11 @@ def test_a_killed_run_continues_to_the_same_bits(
     wanted = options(home, "killed", checkpoint_minutes=0.0, valid=("builtin:passages",))
     code = (
         "import sys, time, twell.workbench.training.loop as t; from pathlib import Path\n"
+        "from twell.workbench.training.command import train\n"
         "from twell.workbench.options import TrainOptions\n"
         "step = t.Training.one_step\n"
         "t.Training.one_step = lambda self: (step(self), time.sleep(0.05))\n"  # long enough to be hit in the middle
-        f"t.train(TrainOptions(**{vars(wanted)!r}))\n"
+        f"train(TrainOptions(**{vars(wanted)!r}))\n"
     ).replace("PosixPath", "Path")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)

@@ -17,8 +17,9 @@ from transformers import LlamaForCausalLM
 
 from twell.workbench.errors import UserError
 from twell.workbench.training import corpus as corpora
+from twell.workbench.training.command import tf32
 from twell.workbench.training.corpus import Rows, prepare, unigram_loss
-from twell.workbench.training.loop import rate_factor, tf32
+from twell.workbench.training.loop import rate_factor
 from twell.workbench.training.recipes import RECIPES, Recipe, from_dict, load_recipe
 from twell.workbench.training.sparse_llama import build, forward
 

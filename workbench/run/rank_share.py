@@ -1,0 +1,109 @@
+"""Share one run folder among the processes that capture together: which files are whose, and the one manifest.
+
+The idea: each process (a rank) writes parts of its own, `part-…` by rank 0 and `rank-R-…` by the others. The manifest
+is shared: a rank that has closed a part locks the folder for a moment and writes what it knows of its own share.
+Floating-point sums are added in the order of the ranks, so a run has the same bits whichever rank was first. A capture
+by one process is the case of one rank: its share is the whole.
+
+Cost: reading and writing the manifest once for every part that is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from twell.workbench.errors import UserError
+from twell.workbench.run import locks
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.manifest import COMPLETE, INTERRUPTED, RECORDING, Manifest, Part
+
+ADDED_UP = ("tokens", "sequences", "loss_sum", "loss_tokens")  # manifest fields that are summed over ranks
+
+
+class RankShare:
+    """The share of a run that one process writes; `RankShare()` is a run written by a single process.
+
+    rank, world: this process's number and how many there are
+    """
+
+    def __init__(self, rank: int = 0, world: int = 1) -> None:
+        self.rank, self.world = rank, world
+        self.lost: list[int] = []  # ranks whose process died before its share was done
+        self.merged: list[Part] = []  # parts of other ranks whose rows rank 0's own parts repeat
+        self._release: Callable[[], object] | None = None  # unlocks the claimed folder
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of this rank's files."""
+        return f"rank-{self.rank}" if self.rank else "part"
+
+    def written(self, path: Path) -> bool:
+        """Return whether this rank wrote a table's file."""
+        return path.name.startswith(f"{self.prefix}-") or (self.rank == 0 and not path.name.startswith("rank-"))
+
+    def claim(self, folder: Path) -> None:
+        """Lock a run's folder for this capture until `release`, or until this object or its process ends.
+
+        Only rank 0 does so. Raises UserError where another capture holds the folder: both would write the same parts.
+        """
+        if self.rank or self._release is not None:
+            return
+        self._release = locks.claim(folder, self)
+        if self._release is None:
+            raise UserError(
+                f"Expected a run that nothing else records in {folder}, another capture is writing to it: wait for its "
+                "end, or stop it first."
+            )
+
+    def release(self) -> None:
+        """Unlock the folder, if it was claimed."""
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+    def blank_ranks(self) -> list[dict[str, Any]]:
+        """Return the manifest's field `ranks` for a run that begins; empty for a single process."""
+        blank = {"status": RECORDING, "seconds": 0.0, "text": [], **dict.fromkeys(ADDED_UP, 0)}
+        return [dict(blank) for _ in range(self.world)] if self.world > 1 else []
+
+    def share(self, whole: Manifest) -> Manifest:
+        """Return the manifest of this rank alone: its parts, and the sums over them."""
+        if self.world == 1:
+            return whole
+        own = whole.ranks[self.rank]
+        text = own["text"] or [{"source": source["source"]} for source in whole.text]
+        fields = {name: own[name] for name in ("status", "seconds", *ADDED_UP)}
+        return replace(whole, parts=[part for part in whole.parts if part.rank == self.rank], text=text, **fields)
+
+    def publish(self, folder: Path, own: Manifest) -> None:
+        """Write this rank's share into the run's manifest. own: what `share` returned, brought up to date."""
+        if self.world == 1:
+            manifests.write(folder, own)
+            return
+        with locks.locked(folder / "activity"):  # not the folder itself, which rank 0 has claimed
+            whole = manifests.read(folder)
+            others = [part for part in whole.parts if part.rank != self.rank and part not in self.merged]
+            whole.parts = sorted([*others, *own.parts], key=lambda part: part.rank)
+            whole.ranks[self.rank] = {name: getattr(own, name) for name in ("status", "seconds", "text", *ADDED_UP)}
+            for rank in self.lost:
+                whole.ranks[rank]["status"] = INTERRUPTED
+            _add_up(whole)
+            manifests.write(folder, whole)
+
+
+def _add_up(whole: Manifest) -> None:
+    """Set the manifest's own fields from those of its ranks."""
+    for name in ADDED_UP:
+        setattr(whole, name, sum(rank[name] for rank in whole.ranks))
+    whole.seconds = max(rank["seconds"] for rank in whole.ranks)
+    states = {rank["status"] for rank in whole.ranks}
+    whole.status = COMPLETE if states == {COMPLETE} else RECORDING if RECORDING in states else INTERRUPTED
+    for source in whole.text:
+        reported = [one for rank in whole.ranks for one in rank["text"] if one["source"] == source["source"]]
+        source |= {name: value for one in reported for name, value in one.items() if name in ("sha256", "bytes")}
+        for name in ("documents", "sequences", "tokens"):
+            if any(name in one for one in reported):
+                source[name] = sum(one.get(name, 0) for one in reported)

@@ -1,0 +1,127 @@
+"""Train a sparse language model: a Llama whose gate is a ReLU, and a small L1 penalty on its hidden values.
+
+The idea: the loss is cross-entropy plus a small multiple of sum |h|, and that is all it takes: within some hundred
+steps most of h is exactly zero. This file reads the options and writes the results; `loop.py` is the training itself.
+
+    twell train --config demo --text corpus.txt.zst --out models/demo
+    AutoModelForCausalLM.from_pretrained("models/demo")     # plain transformers, nothing of ours
+
+A run that was killed continues when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from twell.workbench.errors import UserError
+from twell.workbench.models.load import pick_device
+from twell.workbench.options import TrainOptions
+from twell.workbench.text.sources import open_sources
+from twell.workbench.training.corpus import in_order, prepare, source_name, unigram_loss
+from twell.workbench.training.folder import TrainingFolder, writing
+from twell.workbench.training.loop import Training
+from twell.workbench.training.recipes import load_recipe
+from twell.workbench.training.sparse_llama import evaluate
+
+
+def train(options: TrainOptions) -> Path:
+    """Train a model, or continue one; return its folder. Raises UserError."""
+    names = ("tokens", "steps", "minutes", "l1", "rate", "rows", "seed")
+    recipe = load_recipe(options.config).override(**{name: getattr(options, name) for name in names})
+    device = pick_device(options.device)
+    if not 0 < options.holdout < 1:
+        raise UserError(f"Expected --holdout between 0 and 1, a share of the text, got {options.holdout}.")
+    folder = TrainingFolder(options.out)
+    if not folder.record:  # a source that is not there leaves no folder behind
+        open_sources([*options.text, *options.valid])
+    folder.claim(recipe=recipe.as_dict(), holdout=options.holdout)
+    if folder.complete:
+        folder.say(f"{options.out} holds this model, complete; nothing to do.")
+        return options.out
+    with folder.console.status("Reading and tokenising the text"):
+        corpus = prepare(
+            options.text,
+            options.prepared or folder.work / "corpus",
+            vocab=recipe.vocab,
+            holdout=options.holdout,
+            bpe_megabytes=recipe.bpe_megabytes,
+            valid=options.valid,
+        )
+    folder.claim(corpus=corpus.record)
+    with tf32(device):
+        training = Training(recipe, corpus, device, compiled=options.compile and device.type == "cuda")
+        folder.restore(training.state)
+        size = sum(p.numel() for p in training.state.model.parameters())
+        corpus_size = f"{len(corpus.train):,} training tokens, {recipe.step_tokens:,} a step"
+        folder.say(f"{size:,} parameters, {corpus_size}, on {device}.")
+        training.run(folder, options.checkpoint_minutes)
+        with writing(options.out):
+            finish(training, folder, options)
+    return options.out
+
+
+@contextmanager
+def tf32(device: torch.device) -> Iterator[None]:
+    """On a GPU, compute float32 products in TF32 inside this context, and no longer: counts need float32."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def finish(training: Training, folder: TrainingFolder, options: TrainOptions) -> None:
+    """Measure the model as it is saved (weights rounded to bf16), save it, and write what was measured beside it."""
+    recipe, corpus, model = training.recipe, training.corpus, training.state.model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    heldout = evaluate(model, training.heldout())
+    valid = {
+        name: evaluate(model, in_order(ids, recipe.seq_len, recipe.rows))
+        | {"unigram_loss": unigram_loss(corpus.train, ids, recipe.vocab)}
+        for name, ids in corpus.valid.items()
+    }
+    model.bfloat16().config.dtype = torch.bfloat16
+    folder.finish(
+        model,
+        corpus.tokenizer,
+        {
+            "status": "complete",
+            "steps": training.state.step,
+            "tokens": training.state.step * recipe.step_tokens,
+            "epochs": training.state.step / training.rows.steps,
+            "minutes": training.state.seconds / 60,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "device": torch.cuda.get_device_name() if training.device.type == "cuda" else "CPU",
+            "heldout": heldout,
+            "unigram_loss": unigram_loss(corpus.train, corpus.heldout, recipe.vocab),
+            "valid": valid,
+            "licences": options.licences,
+            "command": command(options),
+        },
+    )
+
+
+def command(options: TrainOptions) -> str:
+    """Return the command line that gives these options, with files by their names alone."""
+    words = ["twell", "train"]
+    for field in dataclasses.fields(options):
+        value, flag = getattr(options, field.name), "--" + field.name.replace("_", "-")
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            words.append("--no-" + flag[2:] if not value else flag)
+            continue
+        for item in value if isinstance(value, tuple) else (value,):
+            plain = isinstance(item, Path) or field.name in ("config", "text", "valid")
+            words += [flag, source_name(str(item)) if plain else str(item)]
+    return shlex.join(words)
