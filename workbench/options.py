@@ -36,7 +36,7 @@ def option(
     """Return a dataclass field that is also a command-line option, or an argument by position.
 
     value: the placeholder for the option's value in the help; default: by its type (N, X, PATH, TEXT)
-    least: the smallest number that is allowed; most: the largest one
+    least, most: the smallest and the largest number that is allowed
     """
     about = {"help": help, "unit": unit, "value": value, "argument": argument, "least": least, "most": most}
     return field(default=default, metadata=about)
@@ -78,10 +78,7 @@ class CaptureOptions:
     device: Device = option("auto", help="where to run")
     kernel: Kernel = option("auto", help="which FFN kernel; auto picks one and records why")
     timings: int = option(
-        1,
-        help="time layers, sparse and dense, in at most one of this many batches; 0: never",
-        unit="batches",
-        least=0,
+        1, help="time layers, sparse and dense, in at most one of this many batches; 0: never", unit="batches", least=0
     )
     timings_share: float = option(
         0.005,
@@ -91,8 +88,7 @@ class CaptureOptions:
     )
     loss: bool = option(True, help="record the loss of the next token")
     probes: Literal["counts", "neurons", "all"] = option(
-        "all",
-        help="counts: per token only; neurons: also sums of each neuron and tile; all: also unions of blocks",
+        "all", help="counts: per token only; neurons: also sums of each neuron and tile; all: also unions of blocks"
     )
     generate: int = option(
         0,
@@ -101,19 +97,14 @@ class CaptureOptions:
         unit="tokens",
         least=0,
     )
-    temperature: float = option(
-        0.0, help="draw generated tokens at this temperature; 0: take the likeliest token", least=0
-    )
+    temperature: float = option(0.0, help="draw tokens at this temperature; 0: take the likeliest one", least=0)
     seed: int = option(0, help="seed of these draws", least=0, most=2**32 - 1)
     threshold: float | None = option(
         None,
-        help="count neurons with |hidden| above this, and run the model unchanged; for SiLU, GELU and any FFN without "
-        "zeros",
+        help="count neurons with |hidden| above this, and run the model unchanged; for FFNs without zeros, as of SiLU",
         least=0,
     )
-    examples: int = option(
-        0, help="keep this many of each neuron's largest values, and as many firings drawn at random", least=0
-    )
+    examples: int = option(0, help="keep this many of each neuron's largest values, and as many at random", least=0)
     fired: str | None = option(
         None,
         help="keep the activations themselves, of these layers and this share of the tokens: as in 0,3-5:0.01, or all",
@@ -235,9 +226,7 @@ class BenchOptions:
         None, help="a local folder or a hub id; default: builtin:demo, the bundled model", value="MODEL", argument=True
     )
     shape: str | None = option(None, help="synthetic weights and inputs instead of a model's", value="D_MODEL,D_FF")
-    patterns: Path | None = option(
-        None, help="an .npz file of recorded firing patterns; times the up and down products"
-    )
+    patterns: Path | None = option(None, help="an .npz of recorded firing patterns, for up and down alone")
     text: tuple[str, ...] = option(
         (), help="text for a model, as for `twell capture`; default: the built-in ones", value="SOURCE"
     )
@@ -263,12 +252,8 @@ class BenchOptions:
     )
     compile: bool = option(True, help="also time the dense FFN compiled by torch.compile")
     probes: bool = option(False, help="also time the kernels with each probe on")
-    energy: bool = option(
-        False, help="also measure power and energy, by running each dense and sparse operation alone for 6 s"
-    )
-    seconds: float | None = option(
-        None, help="about how long to time each case; default: 0.3, on a GPU 1", unit="seconds"
-    )
+    energy: bool = option(False, help="also measure power and energy, by 6 s of each operation alone")
+    seconds: float | None = option(None, help="about how long to time a case; default: 0.3, on a GPU 1", unit="seconds")
     out: Path | None = option(None, help="a .parquet file, or a run's folder; figures of other cases in it are kept")
     revision: str | None = option(None, help="branch, tag or commit of a hub model", value="REV")
 
@@ -288,9 +273,7 @@ class TrainOptions:
     twell train --config demo --text corpus.txt.zst --out models/mine --minutes 5
     """
 
-    config: str = option(
-        help="a named recipe (demo, h200-8x2048), or a .toml or .json file with one", value="NAME|FILE"
-    )
+    config: str = option(help="a named recipe (demo, h200-8x2048) or a .toml or .json file of one", value="NAME|FILE")
     text: tuple[str, ...] = option(
         help="text to train on: the same sources as `twell capture` takes; may be repeated", value="SOURCE"
     )

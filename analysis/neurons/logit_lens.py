@@ -19,14 +19,16 @@ import numpy as np
 import pandas as pd
 
 from twell.workbench.errors import Missing
+from twell.workbench.run.manifest import LAYER_NORM, LAYER_NORM_PLUS_ONE, RMS_NORM
 from twell.workbench.run.store import Run
 
 EACH = 12  # tokens at either end
 AT_ONCE = 8192  # rows of the unembedding
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-CENTRED = ("nemotron", "opt")  # families whose norms take the mean off; the others divide by the length alone
-PLUS_ONE = ("nemotron",)  # whose norm scales by 1 + weight
-PLAIN = ("nemotron", "opt")  # without an up branch
+NORMS_OF_OLDER_RUNS = {
+    "nemotron": LAYER_NORM_PLUS_ONE,
+    "opt": LAYER_NORM,
+}  # by family; newer manifests say it themselves
 
 
 class Weights:
@@ -63,6 +65,10 @@ class Weights:
             raise Missing(f"The weights in {self.folder} name no down product of layer {layer}.")
         return found
 
+    def is_gated(self, layer: int) -> bool:
+        """Return whether the layer's FFN has a gate and an up branch."""
+        return self.ending(f".layers.{layer}.mlp.gate_proj.weight") is not None
+
     def unembedding(self) -> np.ndarray:
         """[vocab, d_model]; where it is tied to the embedding, that one."""
         found = self.ending("lm_head.weight", "embed_tokens.weight")
@@ -87,18 +93,19 @@ def written(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
     """
     weights = Weights(Path(folder))
     down, unembedding = weights.down(layer), weights.unembedding()
-    family = str(run.manifest.model.get("family", ""))
-    width = int(run.manifest.model["d_model"])
+    model = run.manifest.model
+    norm_kind = model.get("norm", NORMS_OF_OLDER_RUNS.get(str(model.get("family")), RMS_NORM))
+    width = int(model["d_model"])
     if down.shape != (width, run.d_ff) or unembedding.shape[1:] != (width,):
         raise Missing(
             f"The weights in {folder} are not this run's: expected a down product of {width} × {run.d_ff}, got "
             f"{' × '.join(map(str, down.shape))}, and an unembedding of {' × '.join(map(str, unembedding.shape))}."
         )
     row = plain(down[:, neuron])
-    row = row - row.mean() if family in CENTRED else row
+    row = row if norm_kind == RMS_NORM else row - row.mean()
     norm = weights.ending("model.norm.weight", "final_layer_norm.weight")
     if norm is not None:
-        row = row * (plain(norm) + (1.0 if family in PLUS_ONE else 0.0))
+        row = row * (plain(norm) + (1.0 if norm_kind == LAYER_NORM_PLUS_ONE else 0.0))
     chunks = range(0, len(unembedding), AT_ONCE)
     logits = np.concatenate([plain(unembedding[start : start + AT_ONCE]) @ row for start in chunks])
     logits = logits[: int(run.manifest.tokenizer.get("vocab_size", len(logits)))]
@@ -114,5 +121,5 @@ def written(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
             "logit": (logits[places] - logits.mean()).astype("float64"),
         }
     )
-    frame.attrs = {"tokens": len(logits), "gated": family not in PLAIN, "scaled": norm is not None}
+    frame.attrs = {"tokens": len(logits), "gated": weights.is_gated(layer), "scaled": norm is not None}
     return frame

@@ -27,6 +27,7 @@ from twell.workbench.run.store import Run, open_run, read_part
 from twell.workbench.text.batches import Batch
 
 SAME = ("nnz_definition", "dtype", "kernel", "layout", "tokenizer")  # fields of the manifest that must be equal
+NEWER = ("norm",)  # keys of the manifest's `model` that runs of older versions lack
 
 
 class ResumePoint:
@@ -127,8 +128,9 @@ def _differences(recorded: Manifest, planned: Manifest) -> Iterator[tuple[str, A
     """Yield each difference of two manifests: its name, the recorded value, the planned value."""
     defaults = {item.name: item.default for item in fields(CaptureOptions)}
     for name, now in planned.model.items():
-        if recorded.model.get(name) != now:
-            yield f"model ({name})", recorded.model.get(name), now
+        before = recorded.model.get(name)
+        if before != now and (name in recorded.model or name not in NEWER):
+            yield f"model ({name})", before, now
     for name, now in planned.options.items():
         before = recorded.options.get(name, defaults.get(name))
         now = list(now) if isinstance(now, tuple) else now

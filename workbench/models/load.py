@@ -32,7 +32,8 @@ from twell.kernels.ops import Choice
 from twell.workbench.errors import UserError, first_line
 from twell.workbench.models import threshold_ffn, weights
 from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, understood
-from twell.workbench.models.families import ACTIVATIONS
+from twell.workbench.models.families import ACTIVATIONS, FAMILIES
+from twell.workbench.run.manifest import RMS_NORM
 
 CONTEXT = 2048  # tokens: the longest sequence unless told otherwise
 
@@ -140,8 +141,8 @@ class LoadedModel:
         return self._counting[0].choice(rows)
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest says of the model."""
-        found = {
+        """Return the manifest's field `model`; a value that most models have is left out."""
+        model: dict[str, Any] = {
             "name": self.name,
             "revision": self.revision,
             "weights": self.weights,
@@ -152,7 +153,9 @@ class LoadedModel:
             "vocab_size": int(self.model.config.get_text_config().vocab_size),
             "parameters": sum(p.numel() for p in self.model.parameters()),
         }
-        return found | ({"up_relu": True} if self.counts_used else {})
+        norm = FAMILIES[self.family].norm if self.family in FAMILIES else RMS_NORM
+        model |= {"up_relu": True} if self.counts_used else {}
+        return model | ({"norm": norm} if norm != RMS_NORM else {})
 
 
 def load(

@@ -20,6 +20,10 @@ from twell.workbench.run.schema import SCHEMA_VERSION
 FILE = "run.json"
 RECORDING, COMPLETE, INTERRUPTED = "recording", "complete", "interrupted"
 
+# model["norm"]: the norm before the head. rms, which is not written down, divides by the root mean square; layer
+# takes the mean off too, and layer_plus_one also scales by 1 + weight.
+RMS_NORM, LAYER_NORM, LAYER_NORM_PLUS_ONE = "rms", "layer", "layer_plus_one"
+
 # MIGRATIONS[v] turns the JSON object of schema version v + 1 into that of v + 2. Append only.
 MIGRATIONS: list[Callable[[dict[str, Any]], dict[str, Any]]] = []
 
@@ -36,20 +40,20 @@ class Part:
 
     @property
     def number(self) -> int:
-        """Of the part that the file belongs to; -1 for a table of one file."""
+        """The number of the part that the file belongs to; -1 for a table of one file."""
         digits = Path(self.file).stem.rpartition("-")[2]
         return int(digits) if digits.isdigit() else -1
 
     @property
     def rank(self) -> int:
-        """Of the process that wrote it, where several captured together; else 0."""
+        """The process that wrote the file, where several captured together; else 0."""
         kind, _, rest = Path(self.file).stem.partition("-")
         return int(rest.partition("-")[0]) if kind == "rank" else 0
 
 
 @dataclass
 class Manifest:
-    """What `run.json` holds. Counts are in tokens, times in seconds, losses in nats."""
+    """The content of `run.json`. Counts are in tokens, times in seconds, losses in nats."""
 
     name: str
     model: dict[str, Any]  # name, revision, family, layers, d_model, d_ff, vocab_size, parameters
@@ -74,7 +78,9 @@ class Manifest:
     loss_tokens: int = 0
     parity: dict[str, Any] | None = None
     overhead: dict[str, Any] | None = None
-    ranks: list[dict[str, Any]] = field(default_factory=list)  # of several processes, each one's share of the above
+    ranks: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # each process's share of the above, where several captured together
     parts: list[Part] = field(default_factory=list)
 
     @property
@@ -87,7 +93,7 @@ class Manifest:
 
     @property
     def counts_used(self) -> bool:
-        """Whether the rows tell, beside nnz, how many neurons were not fired in vain (used_LL)."""
+        """Whether the rows also have used_LL: how many fired neurons have a product that is not zero."""
         return bool(self.model.get("up_relu"))
 
     @property
@@ -97,7 +103,7 @@ class Manifest:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of a run folder.
+    """Read the manifest of a run folder.
 
     Raises UserError where there is none, where it is cut short, or where it was written by a newer version.
     """
@@ -105,9 +111,9 @@ def read(folder: Path) -> Manifest:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        found = f"a file of that name, not a folder with a {FILE}" if folder.is_file() else f"no {FILE} there"
+        got = f"a file of that name, not a folder with a {FILE}" if folder.is_file() else f"no {FILE} there"
         raise UserError(
-            f"Expected a run in {folder}, found {found}: give the folder that `twell capture --out` wrote."
+            f"Expected a run in {folder}, found {got}: give the folder that `twell capture --out` wrote."
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(
@@ -148,7 +154,7 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 
 def update(folder: Path, **changes: Any) -> Manifest:
-    """Sets fields of a run folder's manifest as it stands now: it may be another than the one that was read first."""
+    """Read the manifest again, set fields of it, and write it; others may have changed it since it was first read."""
     manifest = read(folder)
     for name, value in changes.items():
         setattr(manifest, name, value)
