@@ -15,7 +15,7 @@ from twell.analysis.activity.positions import by_position, position_blocks
 from twell.analysis.activity.surprisal import surprisal, surprisal_classes, surprisal_correlation, surprisal_own
 from twell.analysis.claims.findings import findings
 from twell.analysis.compare import compare_layers, compare_positions, compare_runs, compare_tokens
-from twell.analysis.exports.tables import export
+from twell.analysis.exports.command import export
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.coactivation import fired_csr, together
 from twell.analysis.neurons.concentration import concentration, dead_curve, dead_mask, dead_neurons, lorenz

@@ -1,15 +1,18 @@
-"""The passage of one sequence, token by token, and the scale that shades it.
+"""Passage: one sequence token by token, and the scale that shades it.
+
+    passage(run, sequence)     its tokens, a row a token
+    scale(run, shade)          what the faintest and the strongest shade stand for
+    loudest(run, shade)        the tokens of greatest value in the run
 
 A shade is one of `all` (nnz summed over the layers), `L3` (nnz in layer 3), `surprisal` (loss of the token, as
 predicted one position before it) and `L3/N42` (the value of that neuron, where the run keeps it). Its scale runs from
 the 1st to the 99th percentile of the run's unflagged tokens, a neuron's from 0 to its largest value, so that two
-passages of a run are shaded alike; a longer run of the same weights can lend its own to a short one. Cost: 10 ms for a
-sequence; the loudest places read a column of every token once.
+passages of a run are shaded alike; a longer run of the same weights can lend its own scale to a short one. Cost: 10 ms
+for a sequence; `loudest` reads a column of every token once.
 """
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,25 +22,27 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from twell import analysis
 from twell.analysis.activity.layers import histogram
-from twell.analysis.neurons.by_neuron import parse_neuron
+from twell.analysis.neurons.by_neuron import by_neuron, parse_neuron
+from twell.analysis.neurons.examples import examples
 from twell.analysis.neurons.values import in_sequence
 from twell.analysis.summaries.read import open_summaries
+from twell.analysis.tokens.text_around import split_text, token_windows
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import DECODE, PREFILL, nnz_columns
-from twell.workbench.run.store import Run, read_part, unreadable_part
+from twell.workbench.run.store import Run, unreadable_part
 
 ALL, SURPRISAL = "all", "surprisal"
-SEEN = 12  # loudest places that are listed
-ORDER = ["value", "sequence", "position"]  # of the loudest places, the first by the greatest value
-AROUND = 10  # tokens shown to either side of a place
+SEEN = 12  # loudest tokens that are listed
+ORDER = ["value", "sequence", "position"]  # of the loudest tokens: by falling value, then as in the text
+AROUND = 10  # tokens shown on each side of one
 PHASES = {"prefill": PREFILL, "decode": DECODE}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What a shade stands for: its name, its unit, the values of the faintest and the strongest shade, and of what."""
+    """What a shade stands for. name, unit: of its values. low, high: values of the faintest and the strongest shade.
+    said: in words, where these two come from."""
 
     name: str
     unit: str
@@ -47,34 +52,34 @@ class Scale:
 
     @property
     def short(self) -> str:
-        """What heads a column of the values."""
+        """The heading of a column of the values."""
         return "nnz" if self.unit == "neurons" else self.unit or "value"
 
     def share(self, values: np.ndarray) -> np.ndarray:
-        """The values from 0 (low and below) to 1 (high and above); NaN stays."""
+        """Return values scaled to 0 (low and below) to 1 (high and above); NaN stays NaN."""
         return np.clip((values - self.low) / max(self.high - self.low, 1e-9), 0, 1)
 
     def lent_by(self, run: Run) -> Scale:
-        """The same, as another run's passages are told whose it is."""
+        """Return the same scale, named as that of `run`, for the passages of another run."""
         return replace(self, said=self.said.replace("the run", run.name))
 
 
 def shades(run: Run) -> list[str]:
-    """Every shade that the run can be shown in."""
+    """Return the names of all shades that the run can be shown in."""
     return [ALL, *(f"L{layer}" for layer in range(run.layers)), *([SURPRISAL] if run.manifest.loss_tokens else [])]
 
 
 def scale(run: Run, shade: str) -> Scale:
-    """The scale of a shade, shared by all passages of the run."""
+    """Return the scale of a shade, shared by all passages of the run."""
     if "/" in shade:
         layer, neuron = _neuron(run, shade)
-        high = float(analysis.by_neuron(run, layer=layer)["value_max"].iloc[neuron])
+        high = float(by_neuron(run, layer=layer)["value_max"].iloc[neuron])
         return Scale(f"value of {shade}", "", 0.0, high, "0 to the largest of the run; unshaded: silent, or not kept")
     if shade == SURPRISAL:
-        found = run.sql(
+        quantiles = run.sql(
             "select quantile_cont(cast(loss as double), [0.01, 0.99]) as q from activity where flags = 0 and loss < 1e4"
         )["q"][0]
-        return Scale("surprisal of the token", "nats", float(found[0]), float(found[1]))
+        return Scale("surprisal of the token", "nats", float(quantiles[0]), float(quantiles[1]))
     layer = -1 if shade == ALL else int(shade[1:])
     counted = histogram(open_summaries(run))
     counted = counted[counted["layer"] == layer]
@@ -84,8 +89,8 @@ def scale(run: Run, shade: str) -> Scale:
 
 
 def can_lend(run: Run, to: Run) -> bool:
-    """Whether a run can lend its scales: it is of the same weights, counted by the same rule, longer, and has what the
-    other's shades ask for."""
+    """Return whether `run` can lend its scales to the run `to`: it is of the same weights, counted by the same rule,
+    longer, and has all the tables that the shades of `to` need."""
     ours, theirs = run.manifest, to.manifest
     same = ours.model.get("weights") is not None and ours.model["weights"] == theirs.model.get("weights")
     tables = [table for table in ("activity", "neurons") if to.has(table)]
@@ -99,7 +104,8 @@ def can_lend(run: Run, to: Run) -> bool:
 
 
 def percentiles(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """The run's values of nnz over all layers, ascending, and the percentage of tokens with at most that many."""
+    """Return the run's values of nnz over all layers, ascending, and for each the percentage of tokens with at most
+    that many."""
     counted = histogram(open_summaries(run))
     counted = counted[counted["layer"] == -1]
     up_to = np.cumsum(counted["tokens"].to_numpy(float))
@@ -107,37 +113,38 @@ def percentiles(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _neuron(run: Run, shade: str) -> tuple[int, int]:
-    """The neuron that a shade names."""
-    place = parse_neuron(shade, run)
-    if place is None:
+    """Return layer and index of the neuron that a shade names. Missing if the run has no such neuron."""
+    neuron = parse_neuron(shade, run)
+    if neuron is None:
         raise Missing(f"This run's neurons are called L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}; it has no {shade}.")
-    return place
+    return neuron
 
 
 def phases(run: Run) -> list[str]:
-    """The phases that the run's tokens are of."""
-    found: set[int] = set()
+    """Return the names of the phases that the run's tokens belong to."""
+    numbers: set[int] = set()
     for path in run.parts("activity"):
-        found |= _phases_of(path)
-    return [name for name, number in PHASES.items() if number in found]
+        numbers |= _phases_of(path)
+    return [name for name, number in PHASES.items() if number in numbers]
 
 
 def _phases_of(path: Path) -> set[int]:
-    """The phases in a part, from the least and the greatest of each row group, which the file's end states."""
+    """Return the phases in a part, from the least and the greatest value that its metadata state of each row group."""
     try:
         file = pq.read_metadata(path)
     except (OSError, pa.ArrowException) as error:
         raise unreadable_part(path, error) from None
     column = file.schema.names.index("phase")
-    told = [file.row_group(group).column(column).statistics for group in range(file.num_row_groups)]
-    return {end for statistics in told for end in (statistics.min, statistics.max)}
+    statistics = [file.row_group(group).column(column).statistics for group in range(file.num_row_groups)]
+    return {end for of_group in statistics for end in (of_group.min, of_group.max)}
 
 
 def passage(run: Run, sequence: int) -> pd.DataFrame:
-    """The tokens of a sequence in order. Columns: position; token_id; flags; phase; loss (nats, of the next token as
-    predicted here); surprisal (nats, of this token); nnz (sum over layers); nnz_LL."""
-    found = [read_part(path, filters=[("sequence", "=", sequence)]) for path in run.parts("activity")]
-    rows = pa.concat_tables(found).to_pandas().sort_values("position", ignore_index=True)
+    """Return the tokens of a sequence in order. Columns: position; token_id; flags; phase; loss (nats, of the next
+    token as predicted here); surprisal (nats, of this token); nnz (sum over layers); nnz_LL. Missing if the run has no
+    such sequence."""
+    rows = run.rows("activity", [("sequence", "=", sequence)]).to_pandas()
+    rows = rows.sort_values("position", ignore_index=True)
     if rows.empty:
         raise Missing(f"{run.name} holds no sequence {sequence}: it has 0 to {run.manifest.sequences - 1}.")
     rows["loss"] = rows["loss"].astype("float64")
@@ -150,70 +157,70 @@ def passage(run: Run, sequence: int) -> pd.DataFrame:
 
 
 def values(rows: pd.DataFrame, run: Run, shade: str) -> np.ndarray:
-    """What shades each token; NaN where it is not known."""
+    """Return the value that shades each row of a passage; NaN where it is not known."""
     if "/" in shade:
-        known = in_sequence(run, *_neuron(run, shade), sequence=int(rows.attrs["sequence"]))
-        return known.reindex(rows["position"]).to_numpy(float)
+        of_neuron = in_sequence(run, *_neuron(run, shade), sequence=int(rows.attrs["sequence"]))
+        return of_neuron.reindex(rows["position"]).to_numpy(float)
     if shade == SURPRISAL:
         return rows["surprisal"].to_numpy(float)
     return rows["nnz" if shade == ALL else nnz_columns(run.layers)[int(shade[1:])]].to_numpy(float)
 
 
 def shaded(rows: pd.DataFrame, run: Run, shade: str, phase: str | None, begin: int, most: int) -> pd.DataFrame:
-    """A stretch of a passage from a position on, of at most so many tokens, with one column more: shade (what shades
-    the token; NaN where it is not known, or the token is of another phase)."""
-    part = rows.iloc[begin : begin + most]
-    found = values(part, run, shade)
+    """Return up to `most` tokens of a passage from index `begin` on, with one column more: shade (the value that shades
+    the token; NaN where it is not known, or where the token is not of `phase`, if one is given)."""
+    stretch = rows.iloc[begin : begin + most]
+    shown = values(stretch, run, shade)
     if phase is not None:
-        found = np.where(part["phase"] == PHASES[phase], found, np.nan)
-    return part.assign(shade=found)
+        shown = np.where(stretch["phase"] == PHASES[phase], shown, np.nan)
+    return stretch.assign(shade=shown)
 
 
-def pieces(found: Iterable[object]) -> list[str]:
-    """What each token adds to the text: a character that several tokens make up is the last one's, and the others add
-    nothing."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    return [decoder.decode(piece) if isinstance(piece, bytes) else "" for piece in found]
-
-
-def alone(found: Iterable[object]) -> list[str]:
-    """Each token as text by itself; "" where the vocabulary lacks it."""
-    return [piece.decode("utf-8", errors="replace") if isinstance(piece, bytes) else "" for piece in found]
+def alone(bytes_of_tokens: Iterable[object]) -> list[str]:
+    """Return each token as text by itself; "" where the vocabulary lacks it."""
+    return [piece.decode("utf-8", errors="replace") if isinstance(piece, bytes) else "" for piece in bytes_of_tokens]
 
 
 def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:
-    """The places of greatest value in the run, or in one phase of it, each token once. Columns: sequence, position,
-    token_id, value, before, token, after."""
-    only = "" if phase is None else f" and phase = {PHASES[phase]}"
+    """Return the positions of greatest value in the run, or in one phase of it, each token once, with the text around.
+    Columns: sequence, position, token_id (not for a neuron), value, before, token, after."""
     if "/" in shade:
-        kept = analysis.examples(run, *_neuron(run, shade), width=AROUND)
-        kept = kept[kept["kind"] == "top"].head(SEEN).reset_index(drop=True)
-        return kept[["sequence", "position", "value", "before", "token", "after"]]
+        rows = examples(run, *_neuron(run, shade), width=AROUND)
+        rows = rows[rows["kind"] == "top"].head(SEEN).reset_index(drop=True)
+        return rows[["sequence", "position", "value", "before", "token", "after"]]
     if shade == SURPRISAL:
-        value, place = "cast(loss as double)", "position + 1"
-        where = "loss < 1e4"
-        last = "join (select sequence, max(position) as final from activity group by sequence) using (sequence)"
-        where += " and position < final" + only
-        # The loss of a position is the surprisal of the next, whose token stands in the next row.
-        query = (
-            f"select sequence, {place} as position, {value} as value from activity {last} where {where} "
-            f"order by value desc, sequence, position limit {4 * SEEN}"
-        )
-        run.parts("activity")
-        top = run.sql(query)
+        top = _most_surprising(run, phase)
     else:
         columns = nnz_columns(run.layers)
         top = _fullest(run, columns if shade == ALL else [columns[int(shade[1:])]], phase)
-    found = [_place(run, *place) for place in top.itertuples(index=False)]
-    return pd.DataFrame(found).drop_duplicates("token_id").head(SEEN).reset_index(drop=True)
+    top = top.astype({"sequence": "int64", "position": "int64"})
+    windows = token_windows(run, top, AROUND)
+    top.insert(2, "token_id", [window.token_id for window in windows])
+    top = top.drop_duplicates("token_id").head(SEEN)
+    texts = [split_text(run, windows[row]) for row in top.index]
+    top = top.assign(**{name: [text[n] for text in texts] for n, name in enumerate(("before", "token", "after"))})
+    return top.reset_index(drop=True)
+
+
+def _most_surprising(run: Run, phase: str | None) -> pd.DataFrame:
+    """Return the tokens of greatest surprisal, four times as many as are listed since tokens may repeat. Columns:
+    sequence, position, value (nats)."""
+    run.parts("activity")  # raises Missing where the query would say that there is no such table
+    of_phase = "" if phase is None else f" and phase = {PHASES[phase]}"
+    # The loss at a position is the surprisal of the next token, which the last position of a sequence lacks.
+    return run.sql(
+        "select sequence, position + 1 as position, cast(loss as double) as value from activity "
+        "join (select sequence, max(position) as final from activity group by sequence) using (sequence) "
+        f"where loss < 1e4 and position < final{of_phase} "
+        f"order by value desc, sequence, position limit {4 * SEEN}"
+    )
 
 
 def _fullest(run: Run, columns: list[str], phase: str | None) -> pd.DataFrame:
-    """The SEEN tokens that fire most neurons, each where it first does. Columns: sequence, position, value (sum of the
-    columns). Reads a part at a time: 0.3 s of a processor for a million tokens of 28 layers."""
+    """Return the SEEN tokens that fire most neurons, each where it first does. Columns: sequence, position, value (sum
+    of the nnz `columns`). Reads a part at a time: 0.3 s of a processor for a million tokens of 28 layers."""
     best = []
-    for path in run.parts("activity"):
-        rows = read_part(path, columns=["sequence", "position", "token_id", "phase", "flags", *columns])
+    for rows in run.pieces("activity", ["sequence", "position", "token_id", "phase", "flags", *columns]):
         counted = np.zeros(rows.num_rows, np.int64)
         for name in columns:
             counted += rows[name].to_numpy()
@@ -221,35 +228,20 @@ def _fullest(run: Run, columns: list[str], phase: str | None) -> pd.DataFrame:
         if phase is not None:
             used &= rows["phase"].to_numpy() == PHASES[phase]
         most, left = 64 * SEEN, int(used.sum())
-        while True:  # until there are tokens enough among the rows of greatest value
+        while True:  # until there are enough different tokens among the rows of greatest value
             least = np.partition(counted[used], left - most)[left - most] if most < left else 0
-            places = np.flatnonzero(used & (counted >= least))
-            kept = rows.select(["sequence", "position", "token_id"]).take(places).to_pandas()
-            kept = kept.assign(value=counted[places]).sort_values(ORDER, ascending=[False, True, True])
-            kept = kept.drop_duplicates("token_id").head(SEEN)
-            if len(kept) == SEEN or most >= left:
+            candidates = np.flatnonzero(used & (counted >= least))
+            top = rows.select(["sequence", "position", "token_id"]).take(candidates).to_pandas()
+            top = top.assign(value=counted[candidates]).sort_values(ORDER, ascending=[False, True, True])
+            top = top.drop_duplicates("token_id").head(SEEN)
+            if len(top) == SEEN or most >= left:
                 break
             most *= 16
-        best.append(kept)
-    every = pd.concat(best).sort_values(ORDER, ascending=[False, True, True]).drop_duplicates("token_id")
-    return every.head(SEEN)[["sequence", "position", "value"]]
-
-
-def _place(run: Run, sequence: int, position: int, value: float) -> dict[str, object]:
-    """A place with the text around it."""
-    ids = passage(run, int(sequence))["token_id"].to_numpy()
-    at = int(position)
-    return {
-        "sequence": int(sequence),
-        "position": at,
-        "token_id": int(ids[at]),
-        "value": value,
-        "before": run.decode(ids[max(0, at - AROUND) : at].tolist()),
-        "token": run.decode([int(ids[at])]),
-        "after": run.decode(ids[at + 1 : at + 1 + AROUND].tolist()),
-    }
+        best.append(top)
+    top = pd.concat(best).sort_values(ORDER, ascending=[False, True, True]).drop_duplicates("token_id")
+    return top.head(SEEN)[["sequence", "position", "value"]].reset_index(drop=True)
 
 
 def sequences(run: Run) -> pd.DataFrame:
-    """The run's sequences, in order. Columns: sequence, document, source, tokens."""
+    """Return the run's sequences, in order. Columns: sequence, document, source, tokens."""
     return run.frame("sequences", ["sequence", "document", "source", "tokens"]).sort_values("sequence")

@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "bench": (options.BenchOptions, "twell.workbench.bench.command:bench"),
     "summarize": (options.SummarizeOptions, "twell.analysis.summaries.refresh:summarize"),
     "app": (options.AppOptions, "twell.app.server.launch:launch"),
-    "export": (options.ExportOptions, "twell.analysis.exports.tables:export"),
+    "export": (options.ExportOptions, "twell.analysis.exports.command:export"),
     "compare": (options.CompareOptions, "twell.analysis.compare:compare"),
     "train": (options.TrainOptions, "twell.workbench.training.command:train"),
 }

@@ -1,13 +1,11 @@
-"""Claims about what fires, each with the check that settles it on a run. `findings` asks them all.
+"""Claims about which neurons fire, and how many. `findings` runs every check of CLAIMS.
 
-A check answers with what the run says, the statistic behind it, and whether the claim holds; what it takes for a claim
-to hold is part of the answer. Where a run cannot tell, the check raises Missing with the reason.
+To add a claim, write its check here (`claim` says what it returns) and list it in CLAIMS at the end of this file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -16,41 +14,26 @@ from twell.analysis.activity.layers import by_layer
 from twell.analysis.activity.position_decay import position_fit
 from twell.analysis.activity.positions import by_position
 from twell.analysis.activity.surprisal import surprisal_correlation
+from twell.analysis.claims.claim import LARGE, Answer, Claim
 from twell.analysis.statistics import t_half
 from twell.analysis.tokens.by_token import tokens_spelt
 from twell.analysis.tokens.classes import token_classes
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-SPARSE = 0.99  # 29 of 5632 is 99.5 %; half of the way from 98.5 still counts as that kind of sparsity
-MUCH = 1.5  # "far more": half as much again
-FAR = 100.0  # "orders of magnitude"
-LARGE = 4e8  # parameters: the least model that the claims are of has 0.5 B; a fifth less still counts
-LEAST_TOKENS = 1000  # counted ones that a verdict on layers takes; what none of them fired has a density under 0.3 %
-LEAST_COUNT = 5  # occurrences of a named token that make its interval worth reading
+SPARSE = 0.99  # the claim's 29 of 5632 neurons are 99.5 % sparsity; 99 % still counts as that kind of sparsity
+FAR_MORE = 1.5  # times the later mean, for "far more neurons"
+ORDERS_OF_MAGNITUDE = 100.0  # times the mean, for "orders of magnitude more"
+LEAST_TOKENS = 1000  # for a verdict on layers; a neuron that none of them fired has a density under 0.3 %
+LEAST_COUNT = 5  # occurrences of a named token from which its interval is worth reading
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a run says of a claim: in words, the statistic with its n, whether that is what the claim says, the rule."""
-
-    says: str
-    statistic: str
-    holds: bool
-    rule: str
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim in our words, what it is about, and its check."""
-
-    topic: str
-    text: str
-    check: Callable[[Run], Answer]
-
-
-def _enough(layers: pd.DataFrame) -> pd.DataFrame:
-    """The rows of by_layer, where they rest on tokens enough for a verdict."""
+def _layers_for_verdict(run: Run, least_layers: int = 1) -> pd.DataFrame:
+    """Return by_layer(run). Raise Missing if it rests on too few tokens, or on fewer than `least_layers` layers, for a
+    verdict."""
+    if run.layers < least_layers:
+        raise Missing(f"The model has {run.layers} layers: a profile over depth needs at least {least_layers}.")
+    layers = by_layer(run)
     tokens = int(layers["tokens"].max())
     if tokens < LEAST_TOKENS:
         raise Missing(f"{tokens:,} tokens were counted: a verdict on layers takes {LEAST_TOKENS:,} or more.")
@@ -58,7 +41,8 @@ def _enough(layers: pd.DataFrame) -> pd.DataFrame:
 
 
 def sparse(run: Run) -> Answer:
-    layers = _enough(by_layer(run))
+    """Check that the mean sparsity over layers is at least 99 %."""
+    layers = _layers_for_verdict(run)
     mean, share = layers["mean"], layers["sparsity"].mean()
     return Answer(
         f"{mean.mean():.1f} of {run.d_ff} neurons fire, from {mean.min():.1f} to {mean.max():.1f} by layer",
@@ -69,10 +53,11 @@ def sparse(run: Run) -> Answer:
 
 
 def dead(run: Run) -> Answer:
-    layers = by_layer(run)
-    if layers["dead"].isna().any():
+    """Check that more than 30 % of all neurons never fired."""
+    if by_layer(run)["dead"].isna().any():
         raise Missing("The run keeps no sums by neuron (--probes counts).")
-    share = _enough(layers)["dead_share"].mean()
+    layers = _layers_for_verdict(run)
+    share = layers["dead_share"].mean()
     return Answer(
         f"{100 * share:.1f} % of all neurons never fired, from {100 * layers['dead_share'].min():.1f} % to "
         f"{100 * layers['dead_share'].max():.1f} % by layer",
@@ -86,7 +71,8 @@ def dead(run: Run) -> Answer:
 
 
 def quiet_beginning(run: Run) -> Answer:
-    layers = _deep(run, 4)
+    """Check that layers 0 and 1 have the least mean nnz."""
+    layers = _layers_for_verdict(run, least_layers=4).set_index("layer")
     order = layers["mean"].sort_values().index.tolist()
     return Answer(
         f"the least active layers are {order[0]} and {order[1]}; layers 0 and 1 fire {layers['mean'][0]:.1f} and "
@@ -98,7 +84,8 @@ def quiet_beginning(run: Run) -> Answer:
 
 
 def early_peak(run: Run) -> Answer:
-    layers = _deep(run, 4)
+    """Check that the layer with the greatest mean nnz lies between 20 % and 50 % of the depth."""
+    layers = _layers_for_verdict(run, least_layers=4).set_index("layer")
     peak = int(layers["mean"].idxmax())
     depth = peak / (run.layers - 1)
     return Answer(
@@ -109,53 +96,52 @@ def early_peak(run: Run) -> Answer:
     )
 
 
-def _deep(run: Run, least: int) -> pd.DataFrame:
-    if run.layers < least:
-        raise Missing(f"The model has {run.layers} layers: a profile over depth needs at least {least}.")
-    return _enough(by_layer(run)).set_index("layer")
-
-
 def first_fires_more(run: Run) -> Answer:
+    """Check that position 0 fires more than 1.5 times the later mean, with 95 % confidence, in most layers."""
     rows = by_position(run)
-    start = rows["first"].to_numpy()
-    first = rows[start].set_index("layer")
-    if first.empty or start.all():
+    is_first = rows["first"].to_numpy()
+    first = rows[is_first].set_index("layer")
+    if first.empty or is_first.all():
         raise Missing("No position 0, or nothing after it, was counted.")
-    layer, tokens, mean = (rows[name].to_numpy()[~start] for name in ("layer", "tokens", "mean"))
+    layer, tokens, mean = (rows[name].to_numpy()[~is_first] for name in ("layer", "tokens", "mean"))
     rest = np.bincount(layer, mean * tokens, run.layers) / np.bincount(layer, tokens, run.layers)
     n = int(first["tokens"].iloc[0])
     if n < 2 or not (rest > 0).all():
         raise Missing(f"{n} sequences have a position 0 that was counted, or a layer fires nothing after it.")
     low = (first["mean"] - float(t_half(n - 1)) * first["se"]) / rest
     ratio = first["mean"] / rest
-    more = int((low > MUCH).sum())
+    more = int((low > FAR_MORE).sum())
     return Answer(
         f"position 0 fires {ratio.min():.1f} to {ratio.max():.1f} times the neurons of later ones, by layer",
-        f"median ratio {ratio.median():.2f}, {n:,} sequences; above {MUCH:g} with 95 % confidence in {more} of "
+        f"median ratio {ratio.median():.2f}, {n:,} sequences; above {FAR_MORE:g} with 95 % confidence in {more} of "
         f"{run.layers} layers",
         more > run.layers / 2,
-        f"more than {MUCH:g} times the later mean, with 95 % confidence, in most layers",
+        f"more than {FAR_MORE:g} times the later mean, with 95 % confidence, in most layers",
     )
 
 
 def falls_exponentially(run: Run) -> Answer:
-    _enough(by_layer(run))
+    """Check that an exponential describes the fall along the sequence better than a power law in most layers."""
+    _layers_for_verdict(run)
     rows = position_fit(run)
     layers = rows[rows["layer"] >= 0]
     counted = layers["verdict"].value_counts()
-    found = layers[layers["verdict"] == "exponential"]
-    spread = f", λ {found['decay'].min():.0f} to {found['decay'].max():.0f} tokens" if len(found) else ""
+    falling = layers[layers["verdict"] == "exponential"]
+    spread = f", λ {falling['decay'].min():.0f} to {falling['decay'].max():.0f} tokens" if len(falling) else ""
     return Answer(
         ", ".join(f"{verdict} in {number}" for verdict, number in counted.items())
         + f" of {run.layers} layers after position 0{spread}",
         f"AICc against a power law; median R² {layers['r2'].median():.2f}; {layers['tokens'].iloc[0]:,} tokens",
-        len(found) > run.layers / 2,
+        len(falling) > run.layers / 2,
         "an exponential describes most layers better than a power law (AICc by more than 2)",
     )
 
 
 def named_tokens(words: Sequence[str], sign: int) -> Callable[[Run], Answer]:
-    """A check that the tokens spelt so have z on one side of 0 with 95 % confidence."""
+    """Return a check that every token spelt as one of `words` has z of this sign with 95 % confidence.
+
+    words: spellings, without white space. sign: +1 for z above 0, -1 for z below.
+    """
     side = "above" if sign > 0 else "below"
 
     def check(run: Run) -> Answer:
@@ -166,13 +152,13 @@ def named_tokens(words: Sequence[str], sign: int) -> Callable[[Run], Answer]:
                 "vocabulary cuts them up, or the text lacks them."
             )
         half = t_half(rows["sequences"].to_numpy() - 1) * rows["z_se"]
-        sure = (sign * rows["z"] - half) > 0
+        certain = (sign * rows["z"] - half) > 0
         named = [f"{row.text} {row.z:+.2f} (n = {row.count})" for row in rows.itertuples()]
         absent = [word for word in words if word not in set(rows["text"])]
         return Answer(
             "z of " + ", ".join(named) + (f"; not there as one token: {', '.join(absent)}" if absent else ""),
-            f"{int(sure.sum())} of {len(rows)} {side} the layers' means with 95 % confidence",
-            bool(sure.all()),
+            f"{int(certain.sum())} of {len(rows)} {side} the layers' means with 95 % confidence",
+            bool(certain.all()),
             f"each of those that occur lies {side} 0 with 95 % confidence",
         )
 
@@ -180,6 +166,7 @@ def named_tokens(words: Sequence[str], sign: int) -> Callable[[Run], Answer]:
 
 
 def obvious_classes(run: Run) -> Answer:
+    """Check that function words and URL parts each have a lower mean z than the other classes, with 95 % confidence."""
     rows = token_classes(run).set_index("class")
     kinds = [kind for kind in ("function word", "URL part") if kind in rows.index and rows.loc[kind, "tokens"] > 1]
     if len(kinds) < 2:
@@ -199,19 +186,21 @@ def obvious_classes(run: Run) -> Answer:
 
 
 def longest_row(run: Run) -> Answer:
-    layers = _enough(by_layer(run))
+    """Check that the fullest token fires at least 100 times the mean nnz in the median layer."""
+    layers = _layers_for_verdict(run)
     ratio = layers["max"] / layers["mean"]
     worst = int(ratio.to_numpy().argmax())
     return Answer(
         f"the fullest token of a layer fires {ratio.min():.0f} to {ratio.max():.0f} times its mean; most in layer "
         f"{worst}, {layers['max'].iloc[worst]} against {layers['mean'].iloc[worst]:.1f}",
         f"median of {run.layers} layers {ratio.median():.1f}, {layers['tokens'].iloc[0]:,} tokens",
-        ratio.median() >= FAR,
-        f"at least {FAR:g} times the mean in the median layer",
+        ratio.median() >= ORDERS_OF_MAGNITUDE,
+        f"at least {ORDERS_OF_MAGNITUDE:g} times the mean in the median layer",
     )
 
 
 def follows_surprisal(run: Run) -> Answer:
+    """Check that nnz rises with the next token's loss, with 95 % confidence, in most layers."""
     rows = surprisal_correlation(run).dropna()
     if rows.empty:
         raise Missing("No layer's counts vary, so there is nothing to correlate with the loss.")
@@ -227,6 +216,7 @@ def follows_surprisal(run: Run) -> Answer:
 
 
 def ffn_share(run: Run) -> Answer:
+    """Check that FFN matrices hold more than two thirds of a large model's parameters."""
     model = run.manifest.model
     matrices = 2 if "plain" in run.manifest.nnz_definition else 3
     parameters = model.get("parameters")

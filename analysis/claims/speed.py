@@ -1,49 +1,48 @@
-"""Claims about speed and energy, each with the check that settles it on a run's timings. `findings` asks them all.
+"""Claims about speed and energy. `findings` runs every check of CLAIMS.
 
-Only what a fast kernel ran is compared: the reference is an oracle, and no speed is claimed from it.
+To add a claim, write its check here (`claim` says what it returns) and list it in CLAIMS at the end of this file. Only
+times of a fast kernel are compared: the reference kernel is there to check results, so no speed is claimed from it.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from twell.analysis.activity.layers import by_layer
-from twell.analysis.claims.activity import LARGE, Answer, Claim
+from twell.analysis.claims.claim import LARGE, Answer, Claim, refuse_incomparable
 from twell.analysis.speed.contribution import gain_correlations
 from twell.analysis.speed.speedup import model_speedup, over_batches, speedup
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-STRONG = -0.9  # a Pearson correlation that deserves the name "follows"
-NOT_SPARSE = 0.95
+STRONG = -0.9  # Pearson correlation at or below which speed "follows" nnz
+NOT_SPARSE = 0.95  # sparsity below which a layer counts as "not sparse"
 
 
-def _model(run: Run) -> dict[str, float]:
-    """The whole model's timing, of a model as large as the claims are of."""
-    found = model_speedup(run)
-    _refuse(found["comparable"], found["note"])
+def _large_model_speedup(run: Run) -> dict[str, float]:
+    """Return model_speedup(run). Raise Missing if the model is smaller than those that the claims are about, or if the
+    reference kernel ran."""
+    timing = model_speedup(run)
+    refuse_incomparable(timing["comparable"], timing["note"])
     parameters = run.manifest.model.get("parameters") or 0
     if parameters < LARGE:
         raise Missing(
             f"The claim is of models of 0.5 B parameters and more; this one has {parameters:,}, and runs "
-            f"{found['speedup']:.2f} times as fast as dense on {run.manifest.device}."
+            f"{timing['speedup']:.2f} times as fast as dense on {run.manifest.device}."
         )
-    return found
-
-
-def _refuse(comparable: bool, note: str) -> None:
-    if not comparable:
-        raise Missing(f"{note[0].upper()}{note[1:]}.")
+    return timing
 
 
 def faster(least: float, text: str) -> Claim:
-    """The claim that the whole forward pass gains at least so much."""
+    """Return the claim that the whole forward pass runs at least 1 + `least` times as fast as dense."""
 
     def check(run: Run) -> Answer:
-        found = _model(run)
+        timing = _large_model_speedup(run)
         return Answer(
-            f"the whole forward pass runs {found['speedup']:.2f} times as fast, on {run.manifest.device}",
-            f"{over_batches(int(found['repeats']))}, from {found['low']:.2f} to {found['high']:.2f}; kernel "
-            f"{found['kernel']}",
-            found["speedup"] >= 1 + least,
+            f"the whole forward pass runs {timing['speedup']:.2f} times as fast, on {run.manifest.device}",
+            f"{over_batches(int(timing['repeats']))}, from {timing['low']:.2f} to {timing['high']:.2f}; kernel "
+            f"{timing['kernel']}",
+            timing["speedup"] >= 1 + least,
             f"at least {1 + least:g} times dense",
         )
 
@@ -51,30 +50,32 @@ def faster(least: float, text: str) -> Claim:
 
 
 def energy(run: Run) -> Answer:
-    found = _model(run)
-    if found["energy"] != found["energy"]:
+    """Check that a token takes at least 11.8 % less energy than dense."""
+    timing = _large_model_speedup(run)
+    if np.isnan(timing["energy"]):
         raise Missing("The device reported no power while the model was timed.")
     return Answer(
-        f"a token takes {100 * (1 - found['energy']):.0f} % less energy",
-        f"power times time, sparse over dense, {over_batches(int(found['repeats']))}: {found['energy']:.2f}",
-        found["energy"] <= 1 - 0.118,
+        f"a token takes {100 * (1 - timing['energy']):.0f} % less energy",
+        f"power times time, sparse over dense, {over_batches(int(timing['repeats']))}: {timing['energy']:.2f}",
+        timing["energy"] <= 1 - 0.118,
         "at least 11.8 % less",
     )
 
 
 def follows_nnz(run: Run) -> Answer:
-    found = gain_correlations(run)
-    _refuse(found.attrs["comparable"], found.attrs["note"])
-    pairs = {row["with"]: row for row in found[found["of"] == "nnz"].to_dict("records")}
+    """Check that mean nnz and what a layer adds to the model's speed correlate at -0.9 or below over layers."""
+    rows = gain_correlations(run)
+    refuse_incomparable(rows.attrs["comparable"], rows.attrs["note"])
+    pairs = {row["with"]: row for row in rows[rows["of"] == "nnz"].to_dict("records")}
     if not pairs:
         raise Missing("Every layer has the same nnz or the same speedup: there is nothing to correlate.")
-    shared = [f"{row['pearson']:.3f}" for row in found[found["of"] == "union"].to_dict("records")]
+    of_unions = [f"{row['pearson']:.3f}" for row in rows[rows["of"] == "union"].to_dict("records")]
     chosen = pairs["contribution" if "contribution" in pairs else "speedup"]
     names = {"contribution": "what a layer adds to the model's speed", "speedup": "a layer's FFN speedup"}
     return Answer(
         "mean nnz against "
         + ", ".join(f"{names[gain]}: Pearson {row['pearson']:.3f}" for gain, row in pairs.items())
-        + (f"; the different neurons of 128 tokens against the same: {', '.join(shared)}" if shared else ""),
+        + (f"; the different neurons of 128 tokens against the same: {', '.join(of_unions)}" if of_unions else ""),
         f"95 % {chosen['low']:.3f} to {chosen['high']:.3f}, Spearman {chosen['spearman']:.3f}, n = {chosen['n']} "
         f"layers, p = {chosen['p']:.2g} ({chosen['method']})",
         chosen["pearson"] <= STRONG,
@@ -83,20 +84,21 @@ def follows_nnz(run: Run) -> Answer:
 
 
 def slow_where_dense(run: Run) -> Answer:
+    """Check that every layer under 95 % sparsity runs slower than dense."""
     rows = speedup(run)
-    _refuse(rows.attrs["comparable"], rows.attrs["note"])
+    refuse_incomparable(rows.attrs["comparable"], rows.attrs["note"])
     rows = rows.merge(by_layer(run)[["layer", "sparsity"]], on="layer")
-    full = rows[rows["sparsity"] < NOT_SPARSE]
-    if full.empty:
+    not_sparse = rows[rows["sparsity"] < NOT_SPARSE]
+    if not_sparse.empty:
         raise Missing(f"Every layer is at least {100 * NOT_SPARSE:.0f} % sparse.")
-    worst = full.loc[full["speedup"].idxmin()]
+    slower, bound = not_sparse["speedup"] < 1, f"under {100 * NOT_SPARSE:.0f} % sparsity"
+    slowest = not_sparse.loc[not_sparse["speedup"].idxmin()]
     return Answer(
-        f"layer {worst['layer']:.0f}, {100 * worst['sparsity']:.1f} % sparse, runs {worst['speedup']:.2f} times as "
-        "fast as dense",
-        f"{int((full['speedup'] < 1).sum())} of {len(full)} layers under {100 * NOT_SPARSE:.0f} % sparsity are slower "
-        "than dense",
-        bool((full["speedup"] < 1).all()),
-        f"every layer under {100 * NOT_SPARSE:.0f} % sparsity is slower than dense",
+        f"layer {slowest['layer']:.0f}, {100 * slowest['sparsity']:.1f} % sparse, runs {slowest['speedup']:.2f} "
+        "times as fast as dense",
+        f"{int(slower.sum())} of {len(not_sparse)} layers {bound} are slower than dense",
+        bool(slower.all()),
+        f"every layer {bound} is slower than dense",
     )
 
 

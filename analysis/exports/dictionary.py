@@ -1,5 +1,6 @@
-"""What the tables that `twell export` derives from a run hold: their functions' own words, as the column dictionary in
-data/README.md has them. `python -m twell.analysis.exports.dictionary` prints it anew.
+"""The part of data/README.md that describes the exported analysis tables, generated from their functions' docstrings.
+
+python -m twell.analysis.exports.dictionary   prints it; a test holds data/README.md to it
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from twell.analysis.exports.tables import ANALYSIS
 
 HEADING = """## Tables of the analysis
 
-What `twell export` writes, and the functions of `twell.analysis` of the same names answer with their defaults."""
+The tables that `twell export` writes. Each is what the function of `twell.analysis` of the same name returns with its
+defaults."""
 
 
 def dictionary() -> str:
-    """The tables in the order of an export, as Markdown: name, then columns with units and what they mean."""
-    told = (f"### {name}\n\n{inspect.getdoc(table)}" for name, table in ANALYSIS.items())
-    return "\n\n".join((HEADING, *told)) + "\n"
+    """Return the tables in the order of an export, as Markdown: name, then columns with units and meanings."""
+    entries = (f"### {name}\n\n{inspect.getdoc(compute)}" for name, compute in ANALYSIS.items())
+    return "\n\n".join((HEADING, *entries)) + "\n"
 
 
 if __name__ == "__main__":

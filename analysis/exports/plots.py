@@ -1,9 +1,9 @@
-"""The figures of the notebook and of the page: a table of the API in, a plotly figure out.
+"""Plots: the figures of the notebook and of the page. Each takes a table of the API and returns a plotly figure.
 
     from twell.analysis import by_layer, plots
     plots.layers(by_layer(run)).show()
 
-plotly is loaded by the first figure, and not before.
+plotly is imported when the first figure is drawn, not before.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 INK, SECOND = "#2f5d8a", "#c06a2d"
-EACH = 15  # tokens shown at either end of the ranking
+ENDS = 15  # tokens shown at each end of the ranking
 
 
 def _figure(x: str, y: str, **layout: object) -> Figure:
+    """Return an empty figure with these axis titles; `layout`: more of plotly's layout."""
     from plotly.graph_objects import Figure
 
     plain = {"template": "plotly_white", "height": 380, "margin": {"t": 30, "r": 20, "b": 50, "l": 60}}
@@ -27,7 +28,7 @@ def _figure(x: str, y: str, **layout: object) -> Figure:
 
 
 def layers(table: pd.DataFrame) -> Figure:
-    """Of by_layer: the median with the span from the tenth to the ninetieth percentile, and the mean."""
+    """Draw by_layer: the median with the span from the tenth to the ninetieth percentile, and the mean."""
     figure = _figure("layer", "nnz, neurons a token")
     reach = {"array": table["p90"] - table["p50"], "arrayminus": table["p50"] - table["p10"], "color": INK}
     figure.add_bar(x=table["layer"], y=table["p50"], error_y=reach, name="median, p10 to p90", marker_color="#a9c3dd")
@@ -36,7 +37,7 @@ def layers(table: pd.DataFrame) -> Figure:
 
 
 def positions(table: pd.DataFrame) -> Figure:
-    """Of position_blocks: mean nnz over the layer's own, by layer and block of positions."""
+    """Draw position_blocks: mean nnz over the layer's own, by layer and block of positions."""
     wide = table.pivot(index="layer", columns="position_from", values="relative")
     last = table.groupby("position_from")["position_to"].max()
     names = [str(a) if a == b else f"{a}–{b}" for a, b in last.items()]
@@ -47,9 +48,9 @@ def positions(table: pd.DataFrame) -> Figure:
 
 
 def tokens(table: pd.DataFrame) -> Figure:
-    """Of by_token: the loudest and the quietest, by z shrunk, with its posterior interval."""
+    """Draw by_token: the loudest and the quietest tokens by shrunk z, with its posterior interval."""
     ranked = table.sort_values("shrunk")
-    ends = pd.concat([ranked.head(EACH), ranked.iloc[max(EACH, len(ranked) - EACH) :]])
+    ends = pd.concat([ranked.head(ENDS), ranked.iloc[max(ENDS, len(ranked) - ENDS) :]])
     names = [f"{text!r} ({token})" for text, token in zip(ends["text"], ends["token_id"], strict=True)]
     figure = _figure("z, shrunk", "", height=120 + 18 * len(ends), yaxis_type="category")
     figure.update_layout(margin_l=170)
@@ -59,7 +60,7 @@ def tokens(table: pd.DataFrame) -> Figure:
 
 
 def classes(table: pd.DataFrame) -> Figure:
-    """Of token_classes: mean z with its interval."""
+    """Draw token_classes: mean z with its interval."""
     figure = _figure("z", "", yaxis_type="category")
     figure.update_layout(margin_l=150)
     spread = {"array": table["high"] - table["z"], "arrayminus": table["z"] - table["low"], "color": INK}
@@ -68,7 +69,7 @@ def classes(table: pd.DataFrame) -> Figure:
 
 
 def surprisal(table: pd.DataFrame) -> Figure:
-    """Of surprisal: mean nnz over the layer's own by the loss of the next token, a line a layer."""
+    """Draw surprisal: mean nnz over the layer's own by the loss of the next token, a line a layer."""
     figure = _figure("loss of the next token, nats", "nnz, × layer mean")
     for layer, rows in table.groupby("layer"):
         mean = (rows["nnz_mean"] * rows["tokens"]).sum() / rows["tokens"].sum()
@@ -78,7 +79,7 @@ def surprisal(table: pd.DataFrame) -> Figure:
 
 
 def lorenz(table: pd.DataFrame) -> Figure:
-    """Of lorenz: the share of firings by share of neurons, a line a layer."""
+    """Draw lorenz: the share of firings by share of neurons, a line a layer."""
     figure = _figure("share of neurons, busiest first", "share of firings")
     for layer, rows in table.groupby("layer"):
         figure.add_scatter(x=rows["neurons"], y=rows["firings"], name=f"layer {layer}", mode="lines")
@@ -86,7 +87,7 @@ def lorenz(table: pd.DataFrame) -> Figure:
 
 
 def dead(table: pd.DataFrame) -> Figure:
-    """Of dead_curve: the share of neurons without a firing by sequences seen, a line a layer."""
+    """Draw dead_curve: the share of neurons without a firing by sequences seen, a line a layer."""
     figure = _figure("sequences seen", "neurons without a firing", xaxis_type="log", yaxis_tickformat=".0%")
     for layer, rows in table.groupby("layer"):
         figure.add_scatter(x=rows["sequences"], y=rows["dead_share"], name=f"layer {layer}", mode="lines")
@@ -94,7 +95,7 @@ def dead(table: pd.DataFrame) -> Figure:
 
 
 def gains(table: pd.DataFrame) -> Figure:
-    """Of layer_gains: speedup by mean nnz, a dot a layer, and the trend."""
+    """Draw layer_gains: speedup by mean nnz, a dot a layer, and the trend."""
     figure = _figure("mean nnz", "dense over sparse time of the FFN")
     line = table.sort_values("nnz_mean")
     figure.add_scatter(x=line["nnz_mean"], y=line["expected"], name="trend", mode="lines", line_color="#999999")

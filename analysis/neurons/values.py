@@ -1,8 +1,11 @@
-"""The values of one neuron, from what a run keeps of them: the tokens of `fired`, and the examples.
+"""Values: how strongly one neuron fires, from what a run keeps of it: the tokens of `fired`, and the examples.
 
-`fired` holds every activation of a stated sample of tokens, so there a neuron that is not listed is known to be silent.
-Examples hold a neuron's largest values, some of its firings drawn at random, and its values around each of both. Cost:
-one pass over the table's rows of that layer.
+    sampled(run, layer, neuron)                 its values in a random sample of its firings
+    in_sequence(run, layer, neuron, sequence)   its values along one sequence, as far as the run keeps them
+
+`fired` holds every activation of a stated sample of tokens, so a neuron that is not listed for such a token is known to
+be silent there. Examples hold a neuron's largest values, some of its firings drawn at random, and its values around
+each of both. Cost: one pass over the table's rows of that layer.
 """
 
 from __future__ import annotations
@@ -12,74 +15,71 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from twell import analysis
+from twell.analysis.neurons.examples import examples
 from twell.workbench.errors import Missing
-from twell.workbench.run.store import Run, read_part
+from twell.workbench.run.store import Run
 
-SIDE = 16  # tokens that an example's window holds on either side
+SIDE = 16  # tokens that an example's window holds on each side
 
 
 def sampled(run: Run, layer: int, neuron: int) -> pd.DataFrame:
-    """The neuron's values over 0 in a random sample of its firings: those of `fired` where it covers the layer, else
-    the examples drawn at random. Column: value. `attrs`: source (fired, examples); tokens (that were looked at; 0 for
-    examples)."""
+    """Return the neuron's values above 0 in a random sample of its firings. Column: value.
+
+    From `fired` where it covers the layer, else from the examples drawn at random. `attrs`: source (fired, examples);
+    tokens (how many were sampled; 0 for examples). Missing where the run keeps neither.
+    """
     rows = _fired(run, layer)
     if rows is not None and rows.num_rows:
-        found = pd.DataFrame({"value": _of(rows, neuron)["value"].to_numpy(float)})
-        found.attrs = {"source": "fired", "tokens": rows.num_rows}
-        return found
-    kept = analysis.examples(run, layer, neuron)
-    found = kept.loc[kept["kind"] == "sample", ["value"]].astype(float).reset_index(drop=True)
-    found.attrs = {"source": "examples", "tokens": 0}
-    return found
+        frame = pd.DataFrame({"value": _firings(rows, neuron)["value"].to_numpy(float)})
+        frame.attrs = {"source": "fired", "tokens": rows.num_rows}
+        return frame
+    rows = examples(run, layer, neuron)
+    frame = rows.loc[rows["kind"] == "sample", ["value"]].astype(float).reset_index(drop=True)
+    frame.attrs = {"source": "examples", "tokens": 0}
+    return frame
 
 
 def in_sequence(run: Run, layer: int, neuron: int, sequence: int) -> pd.Series:
-    """What is known of the neuron's values in a sequence, by position: 0 where it is known to be silent."""
-    found: dict[int, float] = {}
+    """Return the neuron's known values in a sequence by position, ascending: 0 where it is known to be silent."""
+    values: dict[int, float] = {}
     rows = _fired(run, layer, sequence)
     if rows is not None:
-        found |= dict.fromkeys(rows["position"].to_pylist(), 0.0)
-        fired = _of(rows, neuron)
-        found |= dict(zip(fired["position"], fired["value"].astype(float), strict=True))
+        values |= dict.fromkeys(rows["position"].to_pylist(), 0.0)
+        firings = _firings(rows, neuron)
+        values |= dict(zip(firings["position"], firings["value"].astype(float), strict=True))
     if run.has("examples"):
-        wanted = [("layer", "=", layer), ("neuron", "=", neuron), ("sequence", "=", sequence)]
-        for position, window in zip(*_columns(run, "examples", ["position", "window"], wanted), strict=True):
-            around = range(position - SIDE, position + SIDE + 1)
-            found |= {p: v for p, v in zip(around, window, strict=False) if not np.isnan(v)}
-    return pd.Series(found, dtype=float).sort_index()
-
-
-def _columns(run: Run, table: str, columns: list[str], wanted: list[tuple[str, str, int]]) -> list[list[object]]:
-    rows = pa.concat_tables([read_part(path, filters=wanted, columns=columns) for path in run.parts(table)])
-    return [rows[name].to_pylist() for name in columns]
+        filters = [("layer", "=", layer), ("neuron", "=", neuron), ("sequence", "=", sequence)]
+        for row in run.rows("examples", filters, ["position", "window"]).to_pylist():
+            around = range(row["position"] - SIDE, row["position"] + SIDE + 1)
+            values |= {p: v for p, v in zip(around, row["window"], strict=False) if not np.isnan(v)}
+    return pd.Series(values, dtype=float).sort_index()
 
 
 def _fired(run: Run, layer: int, sequence: int | None = None) -> pa.Table | None:
-    """The rows of a layer, or of a sequence in it; None where the run keeps none."""
+    """Return the rows of `fired` of a layer, or of one sequence in it; None if the run has no such table."""
     if not run.has("fired"):
         return None
-    wanted = [("layer", "=", layer), *([("sequence", "=", sequence)] if sequence is not None else [])]
-    return pa.concat_tables([read_part(path, filters=wanted) for path in run.parts("fired")])
+    of_sequence = [("sequence", "=", sequence)] if sequence is not None else []
+    return run.rows("fired", [("layer", "=", layer), *of_sequence])
 
 
-def _of(rows: pa.Table, neuron: int) -> pd.DataFrame:
-    """Where the neuron is among those that fired. Columns: sequence, position, value."""
+def _firings(rows: pa.Table, neuron: int) -> pd.DataFrame:
+    """Return the firings of a neuron among rows of `fired`. Columns: sequence, position, value (float32)."""
     rows = rows.combine_chunks()
     lists = rows["neuron"]
-    parents = pc.list_parent_indices(lists).to_numpy()
-    here = pc.list_flatten(lists).to_numpy() == neuron
-    values = pc.list_flatten(rows["value"]).to_numpy()[here]
-    rows = rows.select(["sequence", "position"]).take(pa.array(parents[here]))
+    row_of_firing = pc.list_parent_indices(lists).to_numpy()
+    is_neuron = pc.list_flatten(lists).to_numpy() == neuron
+    values = pc.list_flatten(rows["value"]).to_numpy()[is_neuron]
+    rows = rows.select(["sequence", "position"]).take(pa.array(row_of_firing[is_neuron]))
     return rows.to_pandas().assign(value=values.astype("float32"))
 
 
 def known(run: Run) -> bool:
-    """Whether the run keeps values of single neurons at all."""
+    """Return whether the run keeps values of single neurons at all."""
     return run.has("fired") or run.has("examples")
 
 
 def missing(run: Run) -> Missing:
-    """Why it keeps none."""
+    """Return the error that says why the run keeps no examples."""
     why = "it is a summary-only run" if run.manifest.summary_only else "it was captured without them"
     return Missing(f"{run.name} keeps no examples of neurons: {why}. Capture with --examples 8 to see them here.")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from twell.analysis.activity.layers import histogram, layer_moments
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.tokens.by_token import token_text
+from twell.analysis.tokens.text_around import sides, token_windows
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
@@ -81,7 +82,8 @@ def passages(run: Run, width: int = 32, limit: int = 20, order: Order = "loudest
         found = engine.arrow(rows.order_by([*_first(ibis, order), "sequence", "position"]).limit(limit)).to_pandas()
     if found.empty:
         raise Missing(f"{run.name} has no {width} consecutive unflagged tokens: ask for shorter passages.")
-    found["text"] = [right for _left, _token, right in sides(run, found.assign(position=found["position"] - 1), width)]
+    windows = token_windows(run, found, width)
+    found["text"] = [run.decode(window.ids[window.here : window.here + width].tolist()) for window in windows]
     frame = _sourced(run, found)[["sequence", "position", "document", "source", "text", "z", "nnz", "loss"]]
     frame.attrs = {"definition": run.manifest.nnz_definition, "width": width, "order": order}
     return frame
@@ -175,23 +177,3 @@ def _standardised(
 
 def _first(ibis: ModuleType, order: Order) -> list[ir.Value]:
     return {"loudest": [ibis.desc("z")], "quietest": [ibis.asc("z")], "text": []}[order]
-
-
-def sides(run: Run, places: pd.DataFrame, width: int) -> list[tuple[str, str, str]]:
-    """The text before, at and after each place (columns sequence, position), `width` tokens either side."""
-    from twell.analysis.engines.open import open_engine
-
-    wanted = sorted(set(places["sequence"].tolist()))
-    with open_engine() as engine:
-        rows = engine.read(run.parts("activity"))
-        rows = rows.filter(rows.sequence.isin(wanted)).select("sequence", "position", "token_id")
-        near = engine.arrow(rows).to_pandas().sort_values(["sequence", "position"])
-    by_sequence = {number: group for number, group in near.groupby("sequence")}
-    found = []
-    for sequence, position in zip(places["sequence"], places["position"], strict=True):
-        there = by_sequence[sequence]
-        offset = there["position"].to_numpy() - position
-        ids = there["token_id"].to_numpy()
-        left, right = ids[(offset < 0) & (offset >= -width)], ids[(offset > 0) & (offset <= width)]
-        found.append((run.decode(left.tolist()), run.decode(ids[offset == 0].tolist()), run.decode(right.tolist())))
-    return found

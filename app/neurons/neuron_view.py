@@ -10,6 +10,7 @@ import pandas as pd
 
 from twell.analysis import passage as read
 from twell.analysis.neurons.values import SIDE
+from twell.analysis.tokens.text_around import pieces
 from twell.app.text.passage_view import opacity
 from twell.app.ui.formatting import aligned, number, running, token_html
 from twell.app.ui.url_state import ask
@@ -25,7 +26,7 @@ def examples_html(run: Run, frame: pd.DataFrame, high: float, name: str, label: 
     for row in frame.itertuples():
         rows = ask(run, read.passage, sequence=int(row.sequence))
         window = dict(zip(range(row.position - SIDE, row.position + SIDE + 1), row.window, strict=False))
-        texts = read.pieces(run.vocab["bytes"].reindex(rows["token_id"]))
+        texts = pieces(run.vocab["bytes"].reindex(rows["token_id"]))
         spans = []
         for place in range(max(0, row.position - SIDE), min(len(texts), row.position + SIDE + 1)):
             value = window.get(place, 0.0)

@@ -11,6 +11,7 @@ import streamlit as st
 from twell.analysis import passage as read
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.analysis.neurons.values import known
+from twell.analysis.tokens.text_around import pieces
 from twell.app.jobs import own_text
 from twell.app.text.passage_view import jumps, layer_tops, legend, passage_html
 from twell.app.ui import widgets
@@ -184,7 +185,7 @@ def the_passage(run: Run, sequences: pd.DataFrame, choice: Choice) -> None:
     place = counts.searchsorted(part["nnz"].to_numpy(), side="right") - 1
     ranks = np.where(place < 0, 0.0, reached[place.clip(min=0)])
     vocabulary = run.vocab["bytes"]
-    texts = read.pieces(vocabulary.reindex(rows["token_id"]))
+    texts = pieces(vocabulary.reindex(rows["token_id"]))
     names = read.alone(vocabulary.reindex(part["token_id"]))
     about = sequences.set_index("sequence").loc[sequence] if sequence in set(sequences["sequence"]) else None
     where = "" if about is None else f"{about['source']}, document {whole(about['document'])}; "

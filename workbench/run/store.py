@@ -83,6 +83,18 @@ class Run:
             except (OSError, pa.ArrowException) as error:
                 raise unreadable_part(path, error) from None
 
+    def rows(
+        self, table: str, filters: Sequence[tuple[str, str, object]], columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Return the rows of a table that meet every filter, as Arrow. UserError for a part that cannot be read.
+
+        filters: (column, operator, value), as pyarrow.parquet.read_table takes them. columns: all if None.
+        """
+        import pyarrow as pa
+
+        selection = {"filters": list(filters), "columns": None if columns is None else list(columns)}
+        return pa.concat_tables([read_part(path, **selection) for path in self.parts(table)])
+
     def frame(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """A table as a DataFrame."""
         return self.arrow(table, columns).to_pandas()

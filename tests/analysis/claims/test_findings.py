@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 
 from twell.analysis import ensure, findings, layer_gains
-from twell.analysis.claims.findings import BEYOND, FAILS, HOLDS, UNTOLD, markdown, side_by_side
+from twell.analysis.claims.beyond import BEYOND
+from twell.analysis.claims.findings import FAILS, HOLDS, UNTOLD, markdown, side_by_side
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
 

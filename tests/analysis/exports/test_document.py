@@ -15,8 +15,8 @@ import scipy.sparse
 from plotly.offline import get_plotlyjs
 
 from twell.analysis import by_token, dead_mask, fired_csr
-from twell.analysis.exports.document import SECTIONS
-from twell.analysis.exports.tables import export
+from twell.analysis.exports.command import export
+from twell.analysis.exports.tables import SECTIONS
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import ExportOptions
 from twell.workbench.run.store import Run
@@ -33,7 +33,7 @@ def test_notebook_runs(run: Run, tmp_path: Path) -> None:
     said = [output.text for output in outputs if output.output_type == "stream"]
     assert len(said) == 1 and "whole forward pass" in said[0], "all else is there"
     drawn = sum("application/vnd.plotly.v1+json" in output.get("data", {}) for output in outputs)
-    assert drawn == sum(bool(section.figure) for section in SECTIONS)
+    assert drawn == sum(bool(section.plot) for section in SECTIONS)
 
 
 class Page(HTMLParser):
@@ -61,9 +61,7 @@ def test_page_needs_nothing_else(run: Run, tmp_path: Path) -> None:
     assert "did not time the whole forward pass" in text
     assert "<td>all layers</td>" in text
     assert not re.search(r"<td>-1</td>|layer -1", path.read_text(encoding="utf-8").replace(get_plotlyjs(), ""))
-    assert path.read_text(encoding="utf-8").count("Plotly.newPlot(") >= sum(
-        bool(section.figure) for section in SECTIONS
-    )
+    assert path.read_text(encoding="utf-8").count("Plotly.newPlot(") >= sum(bool(section.plot) for section in SECTIONS)
 
 
 def test_text_of_tokens_is_no_markup(made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,11 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from twell import analysis
 from twell.analysis import by_layer, by_token
+from twell.analysis.exports.command import export
 from twell.analysis.exports.dictionary import dictionary
-from twell.analysis.exports.tables import ANALYSIS, export
+from twell.analysis.exports.tables import ANALYSIS
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import ExportOptions
 from twell.workbench.run.schema import TABLES
@@ -153,6 +155,12 @@ def test_notes_travel_with_parquet(run: Run, tmp_path: Path) -> None:
     export(ExportOptions(run=run.path, table=("by_token", "by_layer"), out=tmp_path / "t"))
     assert pd.read_parquet(tmp_path / "t" / "by_token.parquet").attrs == by_token(run).attrs
     assert pd.read_parquet(tmp_path / "t" / "by_layer.parquet").attrs == by_layer(run).attrs
+
+
+def test_every_exported_table_is_a_public_name() -> None:
+    """Notebooks call the tables by their names after `from twell.analysis import *`."""
+    assert set(ANALYSIS) <= set(analysis.__all__)
+    assert all(getattr(analysis, name) is compute for name, compute in ANALYSIS.items())
 
 
 def test_the_dictionary_has_every_table_and_column(run: Run) -> None:

@@ -15,7 +15,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from twell.analysis.neurons.values import in_sequence
-from twell.analysis.passage import SEEN, loudest, passage, pieces, scale
+from twell.analysis.passage import SEEN, loudest, passage, scale
+from twell.analysis.tokens.text_around import pieces
 from twell.app.text.passage_view import opacity
 from twell.app.ui.formatting import whole
 from twell.workbench.run.store import Run, open_run

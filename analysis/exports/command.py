@@ -1,0 +1,152 @@
+"""Export: a run's tables as files that other tools read.
+
+    twell export runs/demo --out tables                          every analysis table, Parquet, in a folder
+    twell export runs/demo --table by_token --out tokens.csv     the format of the ending; --format csv for a folder
+    twell export runs/demo --out demo.ipynb                      or .html: the run in one document, see `document`
+    twell export runs/demo --table fired --format npz --out x    a scipy CSR matrix a layer; dead_neurons: a mask
+
+Analysis tables (`tables`) are those of the API with its defaults. Tables of the run itself are copied part by part, so
+memory does not grow with them. A file that is there already is replaced, whole or not at all (`files`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import scipy.sparse
+
+from twell.analysis.exports import document
+from twell.analysis.exports.files import replacing, write_table
+from twell.analysis.exports.tables import ANALYSIS
+from twell.analysis.neurons.coactivation import fired_csr
+from twell.analysis.neurons.concentration import dead_mask
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.options import ExportOptions, Format
+from twell.workbench.run.schema import TABLES
+from twell.workbench.run.store import Run, open_run, read_part
+
+ENDING: dict[Format, str] = {
+    "parquet": ".parquet",
+    "csv": ".csv",
+    "json": ".json",
+    "npz": ".npz",
+    "notebook": ".ipynb",
+    "html": ".html",
+}
+
+
+def export(options: ExportOptions) -> list[Path]:
+    """Write the requested tables, or every analysis table that the run can give, and return the files written.
+
+    One table goes to the file `out` (or into it, if it is a folder), several go into the folder `out`. UserError for a
+    table or a combination of options that does not exist.
+    """
+    run = open_run(options.run)
+    format = _format(options)
+    if format in ("notebook", "html"):
+        return [_write_document(run, options, format)]
+    if format == "npz":
+        return _write_arrays(run, options)
+    return _write_tables(run, options, format)
+
+
+def _write_tables(run: Run, options: ExportOptions, format: Format) -> list[Path]:
+    """Write tables as Parquet, CSV or JSON; skip those that the run lacks unless they were requested by name."""
+    unknown = [name for name in options.table if name not in ANALYSIS and name not in TABLES]
+    if unknown:
+        raise UserError(
+            f"Expected a table of {', '.join(ANALYSIS)}, or of the run itself ({', '.join(TABLES)}), "
+            f"got {unknown[0]!r}{_suggestion(unknown[0])}"
+        )
+    names = options.table or tuple(ANALYSIS)
+    if len(names) > 1:
+        _require_folder(options.out, f"{len(names)} tables")
+    to_file = len(options.table) == 1 and not options.out.is_dir()
+    written = []
+    for name in names:
+        path = options.out if to_file else options.out / f"{name}{ENDING[format]}"
+        try:
+            rows = write_table(_pieces(run, name), path, format)
+        except Missing as reason:
+            if options.table:
+                raise
+            print(f"{name}: left out. {reason}")
+            continue
+        print(f"{path}: {rows:,} rows")
+        written.append(path)
+    return written
+
+
+def _pieces(run: Run, name: str) -> Iterator[pa.Table]:
+    """Yield a table in one piece (an analysis table) or part by part (a table of the run)."""
+    if name in ANALYSIS:
+        yield pa.Table.from_pandas(ANALYSIS[name](run), preserve_index=False)
+        return
+    for path in run.parts(name):
+        yield read_part(path)
+
+
+def _suggestion(name: str) -> str:
+    """Return the end of a sentence that names the table which may have been meant."""
+    near = get_close_matches(name, [*ANALYSIS, *TABLES], 1)
+    return f": did you mean {near[0]}?" if near else "."
+
+
+def _format(options: ExportOptions) -> Format:
+    """Return the requested format, or else that of the ending of `out`, or else Parquet."""
+    by_ending = {ending: format for format, ending in ENDING.items()}
+    of_file = None if options.out.is_dir() else by_ending.get(options.out.suffix.lower())
+    if options.format and of_file and of_file != options.format:
+        raise UserError(
+            f"Expected --out with the ending of --format {options.format} ({ENDING[options.format]}), got "
+            f"{options.out}: leave --format out, or name another file."
+        )
+    return options.format or of_file or "parquet"
+
+
+def _require_folder(out: Path, content: str) -> None:
+    """Raise UserError if `out`, to which several files go, is a file or is named like one. content: what goes there."""
+    if out.is_dir():
+        return
+    if out.exists() or out.suffix.lower() in ENDING.values():
+        raise UserError(
+            f"Expected a folder for {content}, got the file {out}: name a folder, or one table with --table."
+        )
+
+
+def _write_document(run: Run, options: ExportOptions, format: Format) -> Path:
+    """Write the run as one notebook or one HTML page."""
+    if options.table:
+        raise UserError(f"Expected no --table with --format {format}, got {options.table[0]!r}: it has them all.")
+    path = options.out / f"{run.name}{ENDING[format]}" if options.out.is_dir() else options.out
+    with replacing(path) as temporary:
+        count = (document.notebook if format == "notebook" else document.page)(run, temporary)
+    print(f"{path}: {count} {'cells' if format == 'notebook' else 'sections'}")
+    return path
+
+
+def _write_arrays(run: Run, options: ExportOptions) -> list[Path]:
+    """Write `fired`, a sparse matrix a layer into the folder `out`, or the mask of dead neurons, as .npz files."""
+    if len(options.table) != 1 or options.table[0] not in ("fired", "dead_neurons"):
+        raise UserError("Expected --table fired or --table dead_neurons with --format npz.")
+    if options.table[0] == "dead_neurons":
+        path = options.out / "dead_neurons.npz" if options.out.is_dir() else options.out
+        mask = dead_mask(run)
+        with replacing(path, ".tmp.npz") as temporary:  # numpy appends .npz to a name that ends otherwise
+            np.savez_compressed(temporary, dead=mask)
+        print(f"{path}: {int(mask.sum()):,} of {mask.size:,} neurons")
+        return [path]
+    _require_folder(options.out, "a file a layer")
+    written = []
+    for layer in sorted(set(run.arrow("fired", ["layer"])["layer"].to_pylist())):
+        matrix, _rows = fired_csr(run, layer)
+        path = options.out / f"fired-L{layer}.npz"
+        with replacing(path, ".tmp.npz") as temporary:
+            scipy.sparse.save_npz(temporary, matrix)
+        print(f"{path}: {matrix.shape[0]:,} tokens × {matrix.shape[1]:,} neurons, {matrix.nnz:,} firings")
+        written.append(path)
+    return written

@@ -1,0 +1,108 @@
+"""Table files, written piece by piece, whole or not at all.
+
+CSV and JSON hold neither bytes nor half floats, and CSV no lists: they get hexadecimal digits, float32 and JSON. A JSON
+file is an array of records, with null for NaN and infinities.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from twell.workbench.errors import UserError
+
+
+@contextmanager
+def replacing(path: Path, ending: str = ".tmp") -> Iterator[Path]:
+    """Yield a temporary path beside `path` to write to; rename it to `path` if the block succeeds.
+
+    A file that is there already is replaced, and nothing half written stays. UserError where the disk refuses.
+    """
+    temporary = path.with_name(path.name + ending)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(
+            f"Expected to write {path}, got {error.strerror or error}: choose a place that can be written to."
+        ) from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_table(pieces: Iterable[pa.Table], path: Path, format: str) -> int:
+    """Write a table to a file and return its number of rows.
+
+    pieces: the table, one piece at a time and at least one, so that memory does not grow with it; what producing the
+    first piece raises is raised before the disk is touched. format: parquet, csv or json.
+    """
+    convertible = iter(pieces) if format == "parquet" else (_plain(piece, format) for piece in pieces)
+    first = next(convertible)
+    rows = 0
+    with replacing(path) as temporary, _writer(temporary, first.schema, format) as writer:
+        for piece in chain([first], convertible):
+            writer.write_table(piece)
+            rows += piece.num_rows
+    return rows
+
+
+class JsonWriter:
+    """Writes a JSON array of records, piece by piece."""
+
+    def __init__(self, path: Path) -> None:
+        self.file, self.rows = open(path, "w", encoding="utf-8"), 0  # noqa: SIM115 - closed by __exit__
+
+    def __enter__(self) -> JsonWriter:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.file.write("\n]\n" if self.rows else "[]\n")
+        self.file.close()
+
+    def write_table(self, piece: pa.Table) -> None:
+        for record in piece.to_pylist():
+            self.file.write(",\n" if self.rows else "[\n")
+            self.file.write(json.dumps({name: _json(value) for name, value in record.items()}, ensure_ascii=False))
+            self.rows += 1
+
+
+def _json(value: Any) -> Any:
+    """Return a value as JSON can hold it: NaN and infinities as None."""
+    if isinstance(value, list):
+        return [_json(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _writer(path: Path, schema: pa.Schema, format: str) -> pq.ParquetWriter | pa.csv.CSVWriter | JsonWriter:
+    """Open a writer of pieces with this schema."""
+    if format == "json":
+        return JsonWriter(path)
+    if format == "csv":
+        return pa.csv.CSVWriter(path, schema)
+    return pq.ParquetWriter(path, schema, compression="zstd")
+
+
+def _plain(table: pa.Table, format: str) -> pa.Table:
+    """Return the table with columns of types that CSV or JSON can hold."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_float16(field.type):
+            table = table.set_column(index, field.name, table.column(index).cast(pa.float32()))
+        elif pa.types.is_binary(field.type):
+            digits = [None if value is None else value.hex() for value in table.column(index).to_pylist()]
+            table = table.set_column(index, field.name, pa.array(digits, pa.string()))
+        elif pa.types.is_list(field.type) and format == "csv":
+            lists = [json.dumps([float(entry) for entry in row]) for row in table.column(index).to_pylist()]
+            table = table.set_column(index, field.name, pa.array(lists, pa.string()))
+    return table

@@ -1,0 +1,84 @@
+"""Text around: the tokens on both sides of given positions, read once for all of them.
+
+    token_windows(run, positions, width)   token ids
+    sides(run, positions, width)           the text before, at and after each position
+    pieces(bytes_of_tokens)                the text that each token adds to a passage
+
+Cost: one pass over three columns of the sequences asked for, 0.1 s a million tokens.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from twell.workbench.run.store import Run
+
+LONGEST_CHARACTER = 4  # bytes in UTF-8, and so the most tokens that one character is cut into
+
+
+@dataclass(frozen=True)
+class TokenWindow:
+    """The tokens around one position, in order. start: position of the first; ids [n]: token ids; here: index in `ids`
+    of the position itself."""
+
+    start: int
+    ids: NDArray
+    here: int
+
+    @property
+    def token_id(self) -> int:
+        """The token at the position itself."""
+        return int(self.ids[self.here])
+
+
+def token_windows(run: Run, positions: pd.DataFrame, width: int) -> list[TokenWindow]:
+    """Return the tokens around each row of `positions` (columns sequence, position), up to `width` on each side.
+
+    Missing where the run has no rows of single tokens.
+    """
+    from twell.analysis.engines.open import open_engine
+
+    requested = sorted(set(positions["sequence"].tolist()))
+    with open_engine() as engine:
+        rows = engine.read(run.parts("activity"))
+        rows = rows.filter(rows.sequence.isin(requested)).select("sequence", "position", "token_id")
+        tokens = engine.arrow(rows).to_pandas().sort_values(["sequence", "position"])
+    by_sequence = {
+        sequence: (group["position"].to_numpy(), group["token_id"].to_numpy())
+        for sequence, group in tokens.groupby("sequence")
+    }
+    windows = []
+    for sequence, position in zip(positions["sequence"], positions["position"], strict=True):
+        place, ids = by_sequence[sequence]
+        first, here, end = np.searchsorted(place, (position - width, position, position + width + 1))
+        windows.append(TokenWindow(int(place[first]) if first < len(place) else 0, ids[first:end], int(here - first)))
+    return windows
+
+
+def sides(run: Run, positions: pd.DataFrame, width: int) -> list[tuple[str, str, str]]:
+    """Return the text before, at and after each row of `positions` (columns sequence, position), `width` tokens on each
+    side."""
+    return [split_text(run, window) for window in token_windows(run, positions, width)]
+
+
+def split_text(run: Run, window: TokenWindow) -> tuple[str, str, str]:
+    """Return the text of a window before, at and after its position."""
+    here = window.here
+    before, token, after = window.ids[:here], window.ids[here : here + 1], window.ids[here + 1 :]
+    return run.decode(before.tolist()), run.decode(token.tolist()), run.decode(after.tolist())
+
+
+def pieces(bytes_of_tokens: Iterable[object]) -> list[str]:
+    """Return the text that each token adds to a passage.
+
+    bytes_of_tokens: the bytes of each token in order; anything else, as of an id that the vocabulary lacks, adds
+    nothing. A character that several tokens make up belongs to the last of them, and the others add nothing.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return [decoder.decode(piece) if isinstance(piece, bytes) else "" for piece in bytes_of_tokens]
