@@ -1,13 +1,20 @@
-"""The FFN of one layer as a module that counts what fires, in place of a model's own.
+"""Modules that count what fires in the FFN of one layer, in place of a model's own.
 
-It shares the weights it is made from (no copy), and computes what they computed. One may lie differently: where the
-kernel reads w_down by neuron, the module holds that order alone, still as [d_model, d_ff], and
-`module.w_down.contiguous()` gives the original back. All layers of a model share one
-Probe: whoever runs the model sets the probe's row information before a forward pass and gets each layer's input
-and Stats from its callback, in the order the layers run. A probe that counts nothing costs nothing.
+SparseFFN runs a gated or plain FFN through the sparse op. It shares the weights it is made from (no copy), and computes
+what they computed. One may lie differently: where the kernel reads w_down by neuron, the module holds that order alone,
+still as [d_model, d_ff], and `module.w_down.contiguous()` gives the original back.
+
+CountedMap counts an FFN of any kind. Whatever an FFN computes, its hidden values go through one last linear map; the
+model's own map runs as it is, and those of its inputs whose size is above a threshold are counted. This gains no time:
+it tells how sparse a model nearly is.
+
+All layers of a model share one Probe: whoever runs the model sets the probe's row information before a forward pass and
+gets each layer's input and Stats from its callback, in the order the layers run. A probe that counts nothing costs
+nothing.
 
     probe = Probe(probes="counts", on_stats=lambda layer, x, stats: counts.append(stats.nnz))
     block.mlp = SparseFFN.gated(mlp.gate_proj, mlp.up_proj, mlp.down_proj, layer=3, probe=probe)
+    block.mlp.down_proj = CountedMap(block.mlp.down_proj, d_model, d_ff, threshold=0.01, layer=3, probe=probe)
 """
 
 from __future__ import annotations
@@ -18,21 +25,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from twell.kernels.backends.reference import ACTIVATION
+from twell.kernels.backends.reference import ACTIVATION, count
+from twell.kernels.dispatch import KERNELS, Choice, choose, run
 from twell.kernels.layout import Layout
-from twell.kernels.ops import KERNELS, Choice, choose, run
-from twell.kernels.params import FFNParams, Requirements, Stats
+from twell.kernels.params import FFNParams, Requirements
+from twell.kernels.stats import Stats
 
 Linear = nn.Module | Tensor  # a module with `weight` and perhaps `bias`, or the weight alone
 
 
 @dataclass
 class Probe:
-    """What the layers of a model are to count, for which rows, and who is told.
+    """The counting that the layers of a model do, the rows they do it for, and the callback that gets the counts.
 
     probes, layout, want_packed: as in `gated_ffn`
     rows uint8 [n], tokens int32 [n], sequences int32 [n]: of the n rows of the coming forward pass
-    on_stats(layer, x, stats): called by each layer, x [n, d_model] its input; None: nobody is told
+    on_stats(layer, x, stats): called by each layer, x [n, d_model] its input; or None
     """
 
     probes: str = "none"
@@ -45,7 +53,10 @@ class Probe:
 
 
 class SparseFFN(nn.Module):
-    """A gated (`w_up` given) or plain FFN that runs through the sparse op."""
+    """A gated (`w_up` given) or plain FFN that runs through the sparse op.
+
+    runs_dense: while True, a call runs `dense` instead, and counts nothing
+    """
 
     w_gate: Tensor
     w_up: Tensor | None
@@ -95,6 +106,7 @@ class SparseFFN(nn.Module):
         self.threshold = threshold
         self.kernel = kernel
         self.probe = Probe() if probe is None else probe
+        self.runs_dense = False
         chosen = self.choice(1).kernel  # an unknown kernel is refused here, not in the first forward pass
         if KERNELS[chosen].down_by_neuron:
             by_neuron = self.w_down.t().contiguous().t()  # strides (1, d_model); moves and casts keep them
@@ -102,13 +114,13 @@ class SparseFFN(nn.Module):
 
     @classmethod
     def gated(cls, gate: Linear, up: Linear, down: Linear, **options: Any) -> SparseFFN:
-        """From three linear modules with their biases, or three weights; options as in the constructor."""
+        """Make one from three linear modules with their biases, or three weights; options as in the constructor."""
         (w_gate, b_gate), (w_up, b_up), (w_down, b_down) = map(_weight_and_bias, (gate, up, down))
         return cls(w_gate, w_up, w_down, b_gate, b_up, b_down, **options)
 
     @classmethod
     def plain(cls, inner: Linear, outer: Linear, **options: Any) -> SparseFFN:
-        """From two linear modules with their biases, or two weights; options as in the constructor."""
+        """Make one from two linear modules with their biases, or two weights; options as in the constructor."""
         (w_in, b_in), (w_out, b_out) = map(_weight_and_bias, (inner, outer))
         return cls(w_in, None, w_out, b_in, None, b_out, **options)
 
@@ -121,29 +133,33 @@ class SparseFFN(nn.Module):
         return self.w_gate.shape[0]
 
     def choice(self, n: int) -> Choice:
-        """The kernel that n rows of this layer take, and why."""
+        """Return the kernel that n rows of this layer take, and why."""
         weight = self.w_gate
         shape = (weight.device, weight.dtype, self.d_model, self.d_ff, n)
         probe = self.probe
-        asks = Requirements(self.activation, self.up_relu, self.threshold, probe.layout, probe.want_packed)
-        return choose(*shape, self.kernel, asks)
+        requirements = Requirements(self.activation, self.up_relu, self.threshold, probe.layout, probe.want_packed)
+        return choose(*shape, self.kernel, requirements)
 
     def forward(self, x: Tensor) -> Tensor:
-        """y [..., d_model] for x [..., d_model]; the probe's callback gets the Stats."""
+        """Return y [..., d_model] for x [..., d_model]; the probe's callback gets the Stats."""
+        if self.runs_dense:
+            return self.dense(x)
         probe = self.probe
         x = x.contiguous()
-        call = FFNParams(
-            x, self.w_gate, self.w_up, self.w_down, self.b_gate, self.b_up, self.b_down,
-            probe.rows, probe.tokens, probe.sequences,
-            self.activation, self.up_relu, self.threshold, probe.probes, probe.layout, probe.want_packed,
+        params = FFNParams(
+            x=x, w_gate=self.w_gate, w_up=self.w_up, w_down=self.w_down,
+            b_gate=self.b_gate, b_up=self.b_up, b_down=self.b_down,
+            rows=probe.rows, tokens=probe.tokens, sequences=probe.sequences,
+            activation=self.activation, up_relu=self.up_relu, threshold=self.threshold,
+            probes=probe.probes, layout=probe.layout, want_packed=probe.want_packed,
         )  # fmt: skip
-        y, stats = run(call, self.kernel)
+        y, stats = run(params, self.kernel)
         if probe.on_stats is not None:
             probe.on_stats(self.layer, x.view(-1, x.shape[-1]), stats)
         return y
 
     def dense(self, x: Tensor) -> Tensor:
-        """The same FFN as a model runs it, through F.linear: the baseline of timings. It counts nothing."""
+        """Compute the same FFN as a model does, through F.linear: the baseline of timings. It counts nothing."""
         linear = nn.functional.linear
         hidden = ACTIVATION[self.activation](linear(x, self.w_gate, self.b_gate))
         if self.w_up is not None:
@@ -156,7 +172,41 @@ class SparseFFN(nn.Module):
         return f"layer {self.layer}, {kind}, {self.activation}, d_model {self.d_model}, d_ff {self.d_ff}"
 
 
+class CountedMap(nn.Module):
+    """A linear map that reports the values |hidden| > threshold of its input, as SparseFFN reports to a Probe.
+
+    down: the map, called with [..., d_ff]. The probe's callback gets the hidden values [n, d_ff] as the layer's input.
+    """
+
+    def __init__(self, down: nn.Module, d_model: int, d_ff: int, *, threshold: float, layer: int, probe: Probe) -> None:
+        super().__init__()
+        self.down = down
+        self.d_model, self.d_ff = d_model, d_ff
+        self.threshold, self.layer, self.probe = threshold, layer, probe
+
+    def choice(self, n: int) -> Choice:
+        """Return the kernel that counts n rows, and why."""
+        return Choice("reference", "it counts hidden values above a threshold; the FFN runs densely, as it is")
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the map's output for hidden [..., d_ff]; the probe's callback gets the Stats."""
+        probe = self.probe
+        if probe.on_stats is not None or probe.probes != "none":
+            flat = hidden.reshape(-1, self.d_ff)
+            no_weight = hidden.new_empty(0)
+            params = FFNParams(
+                x=flat, w_gate=no_weight, w_up=None, w_down=no_weight, threshold=self.threshold,
+                rows=probe.rows, tokens=probe.tokens, sequences=probe.sequences,
+                probes=probe.probes, layout=probe.layout, want_packed=probe.want_packed,
+            )  # fmt: skip
+            stats = count(params)
+            if probe.on_stats is not None:
+                probe.on_stats(self.layer, flat, stats)
+        return self.down(hidden)
+
+
 def _weight_and_bias(linear: Linear) -> tuple[Tensor, Tensor | None]:
+    """Return the weight and the bias, if it has one, of a linear module or of a weight alone."""
     if isinstance(linear, Tensor):
         return linear, None
     weight = getattr(linear, "weight", None)

@@ -1,7 +1,6 @@
 """The FFN op: gated `down(act(x Wg) * (x Wu))`, plain `down(act(x W1))`, and the counts of what fired.
 
-One signature, whichever kernel runs; `choose` says which one and why, from device, dtype and shape alone. A
-kernel joins by standing in KERNELS, in order of preference, with a function that says which shapes it refuses.
+One signature, whichever kernel runs; `dispatch.choose` says which one and why.
 
     y, stats = gated_ffn(x, w_gate, w_up, w_down, probes="counts")
     stats.nnz  # int32 [rows]: neurons whose gate pre-activation is > 0 in float32
@@ -9,111 +8,14 @@ kernel joins by standing in KERNELS, in order of preference, with a function tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 
-from twell.kernels.backends import cpu, cuda, hopper, reference
+from twell.kernels.dispatch import Choice, choose, run
 from twell.kernels.layout import Layout
-from twell.kernels.params import FFNParams, NeuronSums, Requirements, Stats, TileCounts, not_sparse
+from twell.kernels.params import FFNParams
+from twell.kernels.stats import NeuronSums, Stats, TileCounts
 
-__all__ = ["Choice", "Kernel", "NeuronSums", "Stats", "TileCounts", "choose", "gated_ffn", "plain_ffn"]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The kernel that takes a call, and the reason, for the manifest."""
-
-    kernel: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A way to run the op. `refuses(device, dtype, d_model, d_ff, n)` gives the reason it cannot, or None.
-
-    lacks(asks):    what it does not have of what a call asks for beside its shape, or None
-    down_by_neuron: it reads the rows of w_down.t(), so modules hold w_down in that order
-    """
-
-    run: Callable[[FFNParams], tuple[Tensor, Stats]]
-    refuses: Callable[[torch.device, torch.dtype, int, int, int], str | None]
-    reason: str
-    lacks: Callable[[Requirements | FFNParams], str | None] = lambda _: None
-    down_by_neuron: bool = False
-
-
-KERNELS: dict[str, Kernel] = {  # fastest first; the last one takes everything
-    "hopper": Kernel(
-        hopper.run,
-        hopper.refuses,
-        "it multiplies over the neurons that blocks of rows fire, with Hopper's tensor cores",
-        hopper.lacks,
-        down_by_neuron=True,
-    ),
-    "cuda": Kernel(
-        cuda.run,
-        cuda.refuses,
-        "it multiplies over the neurons that blocks of rows fire, on the tensor cores of any NVIDIA GPU",
-        not_sparse,
-        down_by_neuron=True,
-    ),
-    "cpu": Kernel(
-        cpu.run,
-        cpu.refuses,
-        "it computes up and down only where neurons fire, with the processor's vector units",
-        not_sparse,
-        down_by_neuron=True,
-    ),
-    "reference": Kernel(reference.run, lambda *_: None, "it runs in torch on any device and takes every shape"),
-}
-
-
-NOTHING = Requirements()
-
-
-def choose(
-    device: torch.device | str,
-    dtype: torch.dtype,
-    d_model: int,
-    d_ff: int,
-    n: int,
-    kernel: str = "auto",
-    asks: Requirements = NOTHING,
-) -> Choice:
-    """The kernel for n rows of this shape; a named one that refuses it gives way, and the reason says so.
-
-    A kernel that is not compiled yet is compiled here, the first time.
-    Raises ValueError for a name that this build does not have.
-    """
-    name, refusals = _first(torch.device(device), dtype, d_model, d_ff, n, kernel, asks)
-    if name == kernel:
-        return Choice(name, "asked for by name")
-    return Choice(name, "; ".join([KERNELS[name].reason, *refusals]))
-
-
-def _first(
-    device: torch.device,
-    dtype: torch.dtype,
-    d_model: int,
-    d_ff: int,
-    n: int,
-    kernel: str,
-    asks: Requirements | FFNParams,
-) -> tuple[str, list[str]]:
-    """The name of the kernel that is chosen, and why those before it are not."""
-    if kernel != "auto" and kernel not in KERNELS:
-        raise ValueError(f"kernel: expected one of {', '.join(('auto', *KERNELS))}, got {kernel!r}")
-    refusals = []
-    for name in KERNELS if kernel == "auto" else dict.fromkeys((kernel, *KERNELS)):
-        candidate = KERNELS[name]
-        refusal = candidate.lacks(asks) or candidate.refuses(device, dtype, d_model, d_ff, n)
-        if refusal is None:
-            break
-        refusals.append(f"{name}: {refusal}")
-    return name, refusals
+__all__ = ["Choice", "NeuronSums", "Stats", "TileCounts", "choose", "gated_ffn", "plain_ffn"]
 
 
 def gated_ffn(
@@ -136,7 +38,7 @@ def gated_ffn(
     want_packed: bool = False,
     kernel: str = "auto",
 ) -> tuple[Tensor, Stats]:
-    """y [..., d_model] = act(x Wg + bg) * (x Wu + bu) Wd + bd, and its counts.
+    """Compute y [..., d_model] = act(x Wg + bg) * (x Wu + bu) Wd + bd, and count what fired.
 
     x: [..., d_model] of bfloat16, float16, float32 or float64, n rows in all, n from 0 up, contiguous
     w_gate, w_up: [d_ff, d_model]; w_down: [d_model, d_ff], as nn.Linear has them; both sizes multiples of 8;
@@ -159,11 +61,12 @@ def gated_ffn(
     """
     if w_up is None:  # in FFNParams, the mark of a plain FFN
         raise TypeError("w_up: expected a tensor, got NoneType")
-    call = FFNParams(
-        x, w_gate, w_up, w_down, b_gate, b_up, b_down, rows, tokens, sequences,
-        activation, up_relu, threshold, probes, layout, want_packed,
+    params = FFNParams(
+        x=x, w_gate=w_gate, w_up=w_up, w_down=w_down, b_gate=b_gate, b_up=b_up, b_down=b_down,
+        rows=rows, tokens=tokens, sequences=sequences, activation=activation, up_relu=up_relu, threshold=threshold,
+        probes=probes, layout=layout, want_packed=want_packed,
     )  # fmt: skip
-    return run(call, kernel)
+    return run(params, kernel)
 
 
 def plain_ffn(
@@ -183,19 +86,15 @@ def plain_ffn(
     want_packed: bool = False,
     kernel: str = "auto",
 ) -> tuple[Tensor, Stats]:
-    """y [..., d_model] = act(x W1 + b1) W2 + b2, and its counts; w_in [d_ff, d_model], w_out [d_model, d_ff].
+    """Compute y [..., d_model] = act(x W1 + b1) W2 + b2, and count what fired.
 
-    Everything else is as in `gated_ffn`, with the hidden pre-activation in the gate's place.
+    w_in: [d_ff, d_model]; w_out: [d_model, d_ff]; b_in: [d_ff]; b_out: [d_model]
+
+    Everything else is as in `gated_ffn`, with the hidden pre-activation in place of the gate's.
     """
-    call = FFNParams(
-        x, w_in, None, w_out, b_in, None, b_out, rows, tokens, sequences,
-        activation, False, threshold, probes, layout, want_packed,
+    params = FFNParams(
+        x=x, w_gate=w_in, w_up=None, w_down=w_out, b_gate=b_in, b_down=b_out,
+        rows=rows, tokens=tokens, sequences=sequences, activation=activation, threshold=threshold,
+        probes=probes, layout=layout, want_packed=want_packed,
     )  # fmt: skip
-    return run(call, kernel)
-
-
-def run(call: FFNParams, kernel: str) -> tuple[Tensor, Stats]:
-    """y [..., d_model] and its counts of a call that is checked here, by the kernel that is chosen for it."""
-    x, (d_ff, d_model) = call.checked().x, call.w_gate.shape
-    name, _ = _first(x.device, x.dtype, d_model, d_ff, call.n, kernel, call)
-    return KERNELS[name].run(call)
+    return run(params, kernel)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twell.kernels.build import BuildError, find_compiler
-from twell.kernels.ops import Choice, choose
+from twell.kernels.dispatch import Choice, choose
 from twell.workbench.options import DoctorOptions
 
 LIBRARIES = ("twell-workbench", "torch", "transformers", "tokenizers", "safetensors", "pyarrow")

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from torch import Tensor, nn
 
 from twell.kernels.benchmark.timing import turns
-from twell.kernels.params import Stats
+from twell.kernels.stats import Stats
 from twell.workbench.capturing.forward import LOGITS, Inputs, forward
 from twell.workbench.capturing.timing import dense
 from twell.workbench.errors import UserError

@@ -22,9 +22,11 @@ from twell.kernels import build
 from twell.kernels.backends.reference import tile_counts
 from twell.kernels.build import Library, Source
 from twell.kernels.layout import Layout, TwELL
-from twell.kernels.params import FFNParams, NeuronSums, Stats
+from twell.kernels.params import FFNParams
+from twell.kernels.stats import NeuronSums, Stats
 
 DTYPES = (torch.float32, torch.bfloat16)
+NEURON_SUMS = NeuronSums.dtypes()  # of the sums that the op returns
 X86 = platform.machine() in ("x86_64", "AMD64")
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
@@ -41,7 +43,7 @@ def fake(x: Tensor, w_gate: Tensor, *rest: Any) -> list[Tensor]:
     shapes: list[tuple[torch.dtype, tuple[Any, ...]]] = [(x.dtype, x.shape), (torch.bool, (n,))]
     shapes += [(int32, (n,))] * (counts + (counts and up_relu)) + [(int32, (n, tiles))] * (tile > 0)
     if neurons:
-        shapes += [(dtype, (d_ff,)) for dtype in (torch.int64, torch.int64, torch.float32, int32, int32, int32)]
+        shapes += [(dtype, (d_ff,)) for dtype in NEURON_SUMS]
     if words:
         spilled = torch.library.get_ctx().new_dynamic_size()
         values = [(torch.float32, (n, tiles, words - 1))] * (x.dtype is torch.float32)
@@ -62,7 +64,7 @@ LIBRARY = Library(
 
 
 def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n: int) -> str | None:
-    """Why this kernel cannot take such a call; builds it to find out, once a process."""
+    """Return why this kernel cannot take a call of n rows, or None. Compiles it to find out, once a process."""
     if device.type != "cpu":
         return f"expected device cpu, got {device.type}"
     if dtype not in DTYPES:
@@ -72,30 +74,31 @@ def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n
     return build.failure(LIBRARY)
 
 
-def run(call: FFNParams, level: int = -1) -> tuple[Tensor, Stats]:
-    """Runs a checked call: y [..., d_model] and its Stats. level: 0 portable, 1 AVX2, 2 AVX-512, -1 the best."""
-    x, call = call.x, call.flat()
-    counts, neurons = call.probes != "none", call.probes == "neurons"
-    layout = call.layout or (Layout() if call.want_packed else None)
-    tile = layout.tile if layout is not None and (counts or call.want_packed) else 0
-    words = layout.words if layout is not None and call.want_packed else 0
-    y, finite, *parts = torch.ops.twell.cpu_ffn(
-        call.x, call.w_gate, call.w_up, call.down_by_neuron, call.b_gate, call.b_up, call.b_down,
-        call.rows, call.tokens if neurons else None, call.sequences if neurons else None,
-        call.activation == "relu2", call.up_relu, counts, neurons, tile, words, level,
+def run(params: FFNParams, level: int = -1) -> tuple[Tensor, Stats]:
+    """Runs a checked params: y [..., d_model] and its Stats. level: 0 portable, 1 AVX2, 2 AVX-512, -1 the best."""
+    x, params = params.x, params.flat()
+    counts, neurons = params.probes != "none", params.probes == "neurons"
+    layout = params.layout or (Layout() if params.want_packed else None)
+    tile = layout.tile if layout is not None and (counts or params.want_packed) else 0
+    words = layout.words if layout is not None and params.want_packed else 0
+    y, finite, *counted = torch.ops.twell.cpu_ffn(
+        params.x, params.w_gate, params.w_up, params.down_by_neuron, params.b_gate, params.b_up, params.b_down,
+        params.rows, params.tokens if neurons else None, params.sequences if neurons else None,
+        params.activation == "relu2", params.up_relu, counts, neurons, tile, words, level,
     )  # fmt: skip
-    stats = Stats(parts.pop(0) if counts else call.x.new_empty(0, dtype=torch.int32), finite)
-    if counts and call.up_relu:
-        stats.nnz_used = parts.pop(0)
+    stats = Stats(counted.pop(0) if counts else params.x.new_empty(0, dtype=torch.int32), finite)
+    if counts and params.up_relu:
+        stats.nnz_used = counted.pop(0)
     if layout is not None and tile:
-        tiles = parts.pop(0)
-        if counts and call.layout is not None:
-            counted = finite if call.rows is None else finite & (call.rows != 0)
-            stats.tiles = tile_counts(tiles, counted, layout)
+        tiles = counted.pop(0)
+        if counts and params.layout is not None:
+            in_sums = finite if params.rows is None else finite & (params.rows != 0)
+            stats.tiles = tile_counts(tiles, in_sums, layout)
     if neurons:
-        stats.neurons, parts = NeuronSums(*parts[:6]), parts[6:]
+        sums = len(NEURON_SUMS)
+        stats.neurons, counted = NeuronSums(*counted[:sums]), counted[sums:]
     if layout is not None and words:
-        packed, *values, places, spill = parts
-        d_ff, held = call.w_gate.shape[0], values[0] if values else None
-        stats.packed = TwELL(layout, d_ff, call.x.dtype, packed, held, places, spill)
+        packed, *wide, spill_index, spill = counted
+        d_ff, values = params.w_gate.shape[0], wide[0] if wide else None
+        stats.packed = TwELL(layout, d_ff, params.x.dtype, packed, values, spill_index, spill)
     return y.view(x.shape), stats

@@ -4,7 +4,7 @@ Four launches and no wait for the host. The gate product's epilogue leaves a bit
 of every eight neurons among which one did. A plan lists, for every block of rows, the union of the neurons that they
 fire, and lays the rows' values out over it. Up and down are products over the union, whose weight rows are gathered as
 cheaply as neighbours are read; a union of everything is the dense product. Counts, and TwELL of any layout, are read
-from the bits. No row is too dense, and sums have one order, set by shapes and inputs: same call, same bits.
+from the bits. No row is too dense, and sums have one order, set by shapes and inputs: same params, same bits.
 
 Cost: the gate product in full, up and down by the size of the unions. Workspace is worst case, from torch's allocator,
 and touched only where it is used: 24 KB a row at d_ff 5632. Few rows come in lower, narrower tiles. On Hopper GPUs,
@@ -27,7 +27,8 @@ from twell.kernels.backends import gpu
 from twell.kernels.backends.gpu import Stage
 from twell.kernels.build import Library, Source
 from twell.kernels.layout import Layout, TwELL
-from twell.kernels.params import FFNParams, Stats
+from twell.kernels.params import FFNParams
+from twell.kernels.stats import Stats
 
 ALL_STAGES = int(Stage.GATE | Stage.PLAN | Stage.UP | Stage.DOWN | Stage.COUNTS | Stage.PACK)
 COLUMNS = {16: 32, 64: 128}  # of the tiles of `up`, by the rows of a block
@@ -39,7 +40,7 @@ Capability = tuple[int, int]
 
 @cache
 def library(capabilities: tuple[Capability, ...]) -> Library:
-    """The sources, for GPUs of these compute capabilities."""
+    """Return the sources, for GPUs of these compute capabilities."""
     arch = [f"-gencode=arch=compute_{major}{minor},code=sm_{major}{minor}" for major, minor in capabilities]
     typed = [
         Source(f"cuda/{stage}.cu", (*arch, f"-DTWELL_T={value}"))
@@ -52,7 +53,7 @@ def library(capabilities: tuple[Capability, ...]) -> Library:
 
 
 def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n: int) -> str | None:
-    """Why this kernel cannot take such a call; builds it to find out, once a process."""
+    """Return why this kernel cannot take a call of n rows, or None. Compiles it to find out, once a process."""
     if (reason := gpu.refuses(device, dtype, n)) is not None:
         return reason
     if d_ff > MAX_D_FF:
@@ -64,7 +65,7 @@ def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n
 
 @build.constant
 def _cannot_run(device: torch.device) -> str | None:
-    """What the machine lacks, or what the build failed of."""
+    """Return what the machine lacks, or why the build failed; None if the kernel runs."""
     if (reason := gpu.missing()) is not None:
         return reason
     if torch.cuda.get_device_capability(device) < (8, 0):
@@ -74,10 +75,10 @@ def _cannot_run(device: torch.device) -> str | None:
 
 
 @gpu.remembered
-def parts(n: int, d_ff: int, dtype: torch.dtype, block: int) -> gpu.Parts:
-    """Of the workspace of n rows in blocks of so many, in the order in which the op takes them."""
+def regions(n: int, d_ff: int, dtype: torch.dtype, block: int) -> gpu.Regions:
+    """Return the regions of the workspace of n rows, in blocks of `block` rows."""
     blocks, tiles = -(-n // block), -(-d_ff // COLUMNS[block])
-    return gpu.Parts.laid_out(
+    return gpu.Regions.laid_out(
         masks=(torch.int32, (n, -(-d_ff // 32))),
         lists=(torch.int32, (blocks, d_ff)),
         sizes=(torch.int32, (blocks,)),
@@ -87,14 +88,11 @@ def parts(n: int, d_ff: int, dtype: torch.dtype, block: int) -> gpu.Parts:
 
 
 class Workspace(gpu.Workspace):
-    """That of one pass, and what stays of it: the values, and the TwELL that is wanted, in this layout or None.
-
-    n: rows
-    """
+    """The workspace of one pass of n rows, and what outlasts it: the values, and TwELL in `layout` (None: no TwELL)."""
 
     def __init__(self, n: int, d_ff: int, layout: Layout | None, dtype: torch.dtype, device: torch.device) -> None:
         self.block = 16 if n <= FEW_ROWS else 64
-        super().__init__(parts(n, d_ff, dtype, self.block), device)
+        super().__init__(regions(n, d_ff, dtype, self.block), device)
 
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -108,37 +106,37 @@ class Workspace(gpu.Workspace):
         return *super().tensors(), self.values
 
     def packed(self, d_ff: int) -> list[TwELL]:
-        """The TwELL that was wanted: tiles past their slots lie whole in `values`, at their own place."""
+        """Return the TwELL in a list, which is empty where none was wanted. Tiles that overflow lie in place in `values`."""
         if self.layout is None or self.words is None or self.spill_index is None:
             return []
         spill = self.values.view(-1, self.layout.tile)
         return [TwELL(self.layout, d_ff, spill.dtype, self.words, None, self.spill_index, spill)]
 
 
-def run(call: FFNParams) -> tuple[Tensor, Stats]:
-    """Runs a checked call: y [..., d_model] and its Stats."""
-    n, (d_ff, d_model) = call.n, call.w_gate.shape
-    y, stats = gpu.results(call)
-    layout = (call.layout or Layout()) if call.want_packed else None
+def run(params: FFNParams) -> tuple[Tensor, Stats]:
+    """Runs a checked params: y [..., d_model] and its Stats."""
+    n, (d_ff, d_model) = params.n, params.w_gate.shape
+    y, stats = gpu.results(params)
+    layout = (params.layout or Layout()) if params.want_packed else None
     packed = []
     row_bytes = max(d_ff * 9 // 2, d_model)  # masks, values, lists and hidden: 1/8, 2, 1/4 and 2 bytes a neuron
     for rows in gpu.passes(n, row_bytes, max(COLUMNS)):
-        workspace = Workspace(rows.stop - rows.start, d_ff, layout, call.x.dtype, call.x.device)
-        launch(call, rows, workspace, y, stats)
+        workspace = Workspace(rows.stop - rows.start, d_ff, layout, params.x.dtype, params.x.device)
+        launch(params, rows, workspace, y, stats)
         packed += workspace.packed(d_ff)
     stats.packed = TwELL.cat(packed) if len(packed) > 1 else packed[0] if packed else None
     return y, stats
 
 
 def launch(
-    call: FFNParams, rows: slice, workspace: Workspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES
+    params: FFNParams, rows: slice, workspace: Workspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES
 ) -> None:
-    """Launches some stages for some rows on the current stream; sums add to those in `stats`."""
-    layout = workspace.layout or call.layout or Layout()
+    """Launch stages of the call for some of its rows on the current stream; sums are added to those in `stats`."""
+    layout = workspace.layout or params.layout or Layout()
     torch.ops.twell.cuda_ffn(
-        call.x, call.w_gate, call.w_up, call.w_down, call.b_gate, call.b_up, call.b_down,
-        workspace.memory, workspace.places, workspace.values, y, stats.finite, stats.nnz_used,
+        params.x, params.w_gate, params.w_up, params.w_down, params.b_gate, params.b_up, params.b_down,
+        workspace.memory, workspace.offsets, workspace.values, y, stats.finite, stats.nnz_used,
         workspace.words, workspace.spill_index, rows.start, rows.stop - rows.start,
-        call.activation == "relu2", call.up_relu, workspace.block, layout.tile, int(stages),
-        *gpu.count_arguments(call, stats),
+        params.activation == "relu2", params.up_relu, workspace.block, layout.tile, int(stages),
+        *gpu.count_arguments(params, stats),
     )  # fmt: skip

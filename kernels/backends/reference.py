@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from twell.kernels.layout import Layout, TwELL, pack, tile_view
-from twell.kernels.params import FIXED_POINT, SPARSE_ACTIVATIONS, VALUE_CAP, FFNParams, NeuronSums, Stats, TileCounts
+from twell.kernels.layout import Layout, pack, tile_view
+from twell.kernels.params import SPARSE_ACTIVATIONS, FFNParams
+from twell.kernels.stats import FIXED_POINT, VALUE_CAP, NeuronSums, Stats, TileCounts
 
 # Elements of the hidden state at a time (on a CPU they stay in its cache), and the bounds on rows: fewer would
 # read the weights too often, and more than 2^13 values of at most 2^40 steps would no longer sum below 2^53.
@@ -52,30 +53,30 @@ class Linear:
         return out if self.bias is None else out.add_(self.bias)
 
 
-def run(call: FFNParams) -> tuple[Tensor, Stats]:
-    """Runs a checked call: y [..., d_model] and its Stats."""
-    x, call = call.x, call.flat()
-    gate = Linear(call.w_gate, call.b_gate)
-    up = None if call.w_up is None else Linear(call.w_up, call.b_up)
-    down = Linear(call.w_down, call.b_down)
+def run(params: FFNParams) -> tuple[Tensor, Stats]:
+    """Runs a checked params: y [..., d_model] and its Stats."""
+    x, params = params.x, params.flat()
+    gate = Linear(params.w_gate, params.b_gate)
+    up = None if params.w_up is None else Linear(params.w_up, params.b_up)
+    down = Linear(params.w_down, params.b_down)
     with torch.autocast(x.device.type, enabled=False):  # which would round the operands of the products
-        parts = [_run_chunk(call, chunk, gate, up, down) for chunk in _chunks(call.x, call.w_gate.shape[0])]
-    y, stats = parts[0]
-    if len(parts) > 1:
-        y, stats = torch.cat([y for y, _ in parts]), _join([stats for _, stats in parts])
+        chunks = [_run_chunk(params, chunk, gate, up, down) for chunk in _chunks(params.x, params.w_gate.shape[0])]
+    y, stats = chunks[0]
+    if len(chunks) > 1:
+        y, stats = torch.cat([y for y, _ in chunks]), Stats.cat([stats for _, stats in chunks])
     return y.view(x.shape), stats
 
 
-def count(call: FFNParams) -> Stats:
+def count(params: FFNParams) -> Stats:
     """The Stats of hidden values computed elsewhere, [n, d_ff] as the call's x, by its threshold; no weight is read."""
-    parts = []
-    for chunk in _chunks(call.x, call.x.shape[1]):
-        hidden = call.x[chunk] if call.x.element_size() > 4 else call.x[chunk].float()
+    chunks = []
+    for chunk in _chunks(params.x, params.x.shape[1]):
+        hidden = params.x[chunk] if params.x.element_size() > 4 else params.x[chunk].float()
         stats = Stats(torch.empty(0, dtype=torch.int32, device=hidden.device), _finite(hidden))
-        if call.probes != "none" or call.want_packed:
-            _count(call, chunk, stats, hidden, None, hidden, hidden.abs())
-        parts.append(stats)
-    return _join(parts)
+        if params.probes != "none" or params.want_packed:
+            _count(params, chunk, stats, hidden, None, hidden, hidden.abs())
+        chunks.append(stats)
+    return Stats.cat(chunks)
 
 
 def _chunks(x: Tensor, d_ff: int) -> list[slice]:
@@ -86,62 +87,62 @@ def _chunks(x: Tensor, d_ff: int) -> list[slice]:
 
 
 def _run_chunk(
-    call: FFNParams, chunk: slice, gate_map: Linear, up_map: Linear | None, down_map: Linear
+    params: FFNParams, chunk: slice, gate_map: Linear, up_map: Linear | None, down_map: Linear
 ) -> tuple[Tensor, Stats]:
-    x = call.x[chunk]
+    x = params.x[chunk]
     gate = gate_map(x)
     up = None if up_map is None else up_map(x)
-    if up is not None and call.up_relu:
+    if up is not None and params.up_relu:
         up.relu_()
-    hidden, value = _hidden(call, gate, up)
+    hidden, value = _hidden(params, gate, up)
     narrow = hidden.to(x.dtype)
     finite = _finite(gate) & _finite(narrow)
     y = down_map(narrow).to(x.dtype).masked_fill_(~finite[:, None], torch.nan)
     stats = Stats(torch.empty(0, dtype=torch.int32, device=x.device), finite)
-    if call.probes != "none" or call.want_packed:
-        _count(call, chunk, stats, gate, up, hidden, value)
+    if params.probes != "none" or params.want_packed:
+        _count(params, chunk, stats, gate, up, hidden, value)
     return y, stats
 
 
 def _count(
-    call: FFNParams, chunk: slice, stats: Stats, gate: Tensor, up: Tensor | None, hidden: Tensor, value: Tensor
+    params: FFNParams, chunk: slice, stats: Stats, gate: Tensor, up: Tensor | None, hidden: Tensor, value: Tensor
 ) -> None:
     """Fills in what the call asks for besides `finite`."""
     # 1.0 where a neuron fired, else 0.0: torch compares and sums floats faster than bools.
-    compared, bound = (gate, 0.0) if call.threshold is None else (hidden.abs(), call.threshold)
+    compared, bound = (gate, 0.0) if params.threshold is None else (hidden.abs(), params.threshold)
     fired = torch.gt(compared, bound, out=torch.empty_like(gate)).mul_(stats.finite[:, None])
-    if call.want_packed:
-        stats.packed = pack(value.to(call.x.dtype), fired > 0, call.layout or Layout())
-    if call.probes == "none":
+    if params.want_packed:
+        stats.packed = pack(value.to(params.x.dtype), fired > 0, params.layout or Layout())
+    if params.probes == "none":
         return
-    counted = stats.finite if call.rows is None else stats.finite & (call.rows[chunk] != 0)
-    if call.layout is None:
+    counted = stats.finite if params.rows is None else stats.finite & (params.rows[chunk] != 0)
+    if params.layout is None:
         stats.nnz = fired.sum(1).int()
     else:
-        tiles = tile_view(fired, call.layout).sum(-1).int()  # [n, tiles]
+        tiles = tile_view(fired, params.layout).sum(-1).int()  # [n, tiles]
         stats.nnz = tiles.sum(1, dtype=torch.int32)
-        stats.tiles = tile_counts(tiles, counted, call.layout)
-    if up is not None and call.up_relu:
+        stats.tiles = tile_counts(tiles, counted, params.layout)
+    if up is not None and params.up_relu:
         stats.nnz_used = torch.gt(up, 0, out=torch.empty_like(up)).mul_(fired).sum(1).int()
-    if call.probes == "neurons" and call.tokens is not None and call.sequences is not None:
+    if params.probes == "neurons" and params.tokens is not None and params.sequences is not None:
         fired.mul_(counted[:, None])
-        rounded = value.to(call.x.dtype).to(fired.dtype)
-        stats.neurons = neuron_sums(fired, rounded, call.tokens[chunk], call.sequences[chunk])
+        rounded = value.to(params.x.dtype).to(fired.dtype)
+        stats.neurons = neuron_sums(fired, rounded, params.tokens[chunk], params.sequences[chunk])
 
 
-def _hidden(call: FFNParams, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
+def _hidden(params: FFNParams, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
     """The hidden state and the neurons' values, both [n, d_ff] in the dtype of the products.
 
     Values are read only where a neuron fired.
     """
-    if call.activation in SPARSE_ACTIVATIONS:
-        value = gate if call.activation == "relu" else gate * gate
-        value = value.to(call.x.dtype).to(gate.dtype)
+    if params.activation in SPARSE_ACTIVATIONS:
+        value = gate if params.activation == "relu" else gate * gate
+        value = value.to(params.x.dtype).to(gate.dtype)
         hidden = where_positive(value if up is None else value * up, gate, 0)
     else:
-        value = ACTIVATION[call.activation](gate)
+        value = ACTIVATION[params.activation](gate)
         hidden = value if up is None else value * up
-    return hidden, value if call.threshold is None else hidden.abs()
+    return hidden, value if params.threshold is None else hidden.abs()
 
 
 def _finite(matrix: Tensor) -> Tensor:
@@ -191,23 +192,3 @@ def _greatest(fired: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
     rank[order] = torch.arange(1, len(number) + 1, dtype=rank.dtype, device=rank.device)
     best = (fired * rank[:, None]).amax(0).long()
     return ordered[(best - 1).clamp_(min=0)], best > 0
-
-
-def _join(parts: list[Stats]) -> Stats:
-    """The Stats of consecutive chunks as those of one call."""
-    first = parts[0]
-    for part in parts[1:]:
-        if first.tiles is not None and part.tiles is not None:
-            first.tiles.merge(part.tiles)
-        if first.neurons is not None and part.neurons is not None:
-            first.neurons.merge(part.neurons)
-    used = [part.nnz_used for part in parts if part.nnz_used is not None]
-    packed = [part.packed for part in parts if part.packed is not None]
-    return Stats(
-        torch.cat([part.nnz for part in parts]),
-        torch.cat([part.finite for part in parts]),
-        torch.cat(used) if used else None,
-        first.tiles,
-        first.neurons,
-        TwELL.cat(packed) if packed else None,
-    )

@@ -15,17 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from twell.kernels.backends import hopper
 from twell.kernels.backends.reference import ACTIVATION
 from twell.kernels.benchmark.timing import Run
+from twell.kernels.dispatch import KERNELS
 from twell.kernels.layout import Layout, TwELL
 from twell.kernels.modules import Probe, SparseFFN
-from twell.kernels.ops import KERNELS
 from twell.kernels.params import FFNParams, Requirements
 
-STAGES: dict[str, Callable[[FFNParams, TwELL | None], dict[str, Run]]] = {
-    "hopper": hopper.stages
-}  # as that one has them
 LAST = "reference"  # of KERNELS: it runs anything, slowly
 PROBES: dict[str, dict[str, Any]] = {
     "ffn_counts": {"probes": "counts"},
@@ -129,20 +125,21 @@ def candidates(ffn: SparseFFN, x: Tensor, asked: Asked, left_out: dict[str, str]
 
 def refusal(kernel: str, ffn: SparseFFN, x: Tensor, layout: Layout) -> str | None:
     """Why a kernel cannot run this FFN on x and emit this layout; None if it can."""
-    asks = Requirements(ffn.activation, ffn.up_relu, ffn.threshold, layout, want_packed=True)
+    requirements = Requirements(ffn.activation, ffn.up_relu, ffn.threshold, layout, want_packed=True)
     shape = (x.device, x.dtype, ffn.d_model, ffn.d_ff, len(x))
-    return KERNELS[kernel].refuses(*shape) or KERNELS[kernel].lacks(asks)
+    return KERNELS[kernel].refuses(*shape) or KERNELS[kernel].lacks(requirements)
 
 
 def stages(kernel: str, ffn: SparseFFN, x: Tensor, packed: TwELL | None = None) -> dict[str, Run]:
     """A kernel's own gate product and what follows it, where it lets them be run alone."""
-    if kernel not in STAGES:
+    stage_runs = KERNELS[kernel].stage_runs
+    if stage_runs is None:
         return {}
-    call = FFNParams(
-        x, ffn.w_gate, ffn.w_up, ffn.w_down, ffn.b_gate, ffn.b_up, ffn.b_down, None, None, None,
-        ffn.activation, ffn.up_relu, None, "none", None, False,
+    params = FFNParams(
+        x=x, w_gate=ffn.w_gate, w_up=ffn.w_up, w_down=ffn.w_down, b_gate=ffn.b_gate, b_up=ffn.b_up, b_down=ffn.b_down,
+        activation=ffn.activation, up_relu=ffn.up_relu, probes="none",
     )  # fmt: skip
-    return STAGES[kernel](call.checked(), packed)
+    return stage_runs(params.checked(), packed)
 
 
 def sibling(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from twell.kernels import ops
+from twell.kernels import dispatch
 
 Arrays = dict[str, Any]
 ROOT_2 = math.sqrt(2)
@@ -90,7 +90,7 @@ def oracle() -> Callable[..., SimpleNamespace]:
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kernel that `auto` prefers in this test; what it refuses goes to the reference."""
     names = [request.param, "reference"]
-    monkeypatch.setattr(ops, "KERNELS", {name: ops.KERNELS[name] for name in names})
+    monkeypatch.setattr(dispatch, "KERNELS", {name: dispatch.KERNELS[name] for name in names})
     return request.param
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from twell.kernels.dispatch import KERNELS, Choice, Kernel, choose
 from twell.kernels.layout import Layout
-from twell.kernels.ops import KERNELS, Choice, Kernel, choose, gated_ffn, plain_ffn
+from twell.kernels.ops import gated_ffn, plain_ffn
 from twell.kernels.params import Requirements
 
 N, D_MODEL, D_FF = 6, 16, 24
@@ -117,7 +118,7 @@ def test_auto_says_why() -> None:
     assert choice.kernel == "reference"
     assert choice.reason.endswith("; cpu: expected float32 or bfloat16, got float64")
     assert choose("cpu", torch.float32, 16, 24, 6, "reference") == Choice("reference", "asked for by name")
-    counted = choose("cpu", torch.float32, 16, 24, 6, asks=Requirements("silu", threshold=0.1))
+    counted = choose("cpu", torch.float32, 16, 24, 6, requirements=Requirements("silu", threshold=0.1))
     assert counted.kernel == "reference"
     assert counted.reason.endswith("; cpu: expected relu or relu2 and no threshold, got silu with threshold 0.1")
 
@@ -135,7 +136,7 @@ def test_a_kernel_that_refuses_gives_way(monkeypatch) -> None:
         return KERNELS["reference"].run(call)
 
     kernels = {"few": Kernel(run, few_rows, "for few rows"), "reference": KERNELS["reference"]}
-    monkeypatch.setattr("twell.kernels.ops.KERNELS", kernels)
+    monkeypatch.setattr("twell.kernels.dispatch.KERNELS", kernels)
     assert choose("cpu", torch.float32, 16, 24, 4) == Choice("few", "for few rows")
     for name in ("auto", "few"):
         choice = choose("cpu", torch.float32, 16, 24, 5, name)

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from twell.kernels.counting import CountedMap
 from twell.kernels.layout import Layout
-from twell.kernels.modules import Probe
-from twell.kernels.params import Stats
+from twell.kernels.modules import CountedMap, Probe
+from twell.kernels.stats import Stats
 
 D_MODEL, D_FF, THRESHOLD = 16, 72, 0.5
 
@@ -47,6 +46,6 @@ def test_it_reports_and_passes_on(probes: str, down: nn.Linear) -> None:
 
 @torch.no_grad()
 def test_nothing_is_counted_for_nobody(down: nn.Linear, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twell.kernels.counting.count", lambda _: pytest.fail("it counted"))
+    monkeypatch.setattr("twell.kernels.modules.count", lambda _: pytest.fail("it counted"))
     hidden = torch.randn(4, D_FF)
     assert torch.equal(CountedMap(down, D_MODEL, D_FF, threshold=0.1, layer=0, probe=Probe())(hidden), down(hidden))

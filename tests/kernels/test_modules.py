@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from twell.kernels.dispatch import KERNELS, Kernel
 from twell.kernels.layout import Layout
 from twell.kernels.modules import Probe, SparseFFN
-from twell.kernels.ops import KERNELS, Kernel, gated_ffn
+from twell.kernels.ops import gated_ffn
 
 D_MODEL, D_FF = 32, 88
 
@@ -50,7 +51,7 @@ def test_w_down_is_held_once_in_the_order_that_the_kernel_reads(linears, monkeyp
         return KERNELS["reference"].run(call)
 
     kernels = {"by_neuron": Kernel(run, lambda *_: None, "a test", down_by_neuron=True), **KERNELS}
-    monkeypatch.setattr("twell.kernels.ops.KERNELS", kernels)
+    monkeypatch.setattr("twell.kernels.dispatch.KERNELS", kernels)
     monkeypatch.setattr("twell.kernels.modules.KERNELS", kernels)
     x, down = torch.randn(5, D_MODEL), linears[2].weight
     for options, by_neuron in (({}, True), ({"kernel": "reference"}, False)):

@@ -9,8 +9,9 @@ from support.gpu_checks import CUDA, assert_same
 from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
-from twell.kernels.backends.gpu import results
-from twell.kernels.params import FFNParams, Stats
+from twell.kernels.backends.gpu import Stage, results
+from twell.kernels.params import FFNParams
+from twell.kernels.stats import Stats
 
 PAIR, TILE = 2 * hopper.BLOCK, hopper.LAYOUT.tile
 LOUD_TILE = 11  # 128ths of a tile's neurons that its rows fire in the mean
@@ -29,8 +30,8 @@ def run(call: FFNParams, *stages: int) -> tuple[Tensor, Stats, hopper.Workspace]
 
 def counters(workspace: hopper.Workspace, n: int) -> Tensor:
     """Of each pair of blocks [n / 256] and tile [tiles]: how many rows lie whole, and QUIET ones, or TAKEN."""
-    pairs, tiles, behind = -(-n // PAIR), workspace.heads.shape[1], n + 1 + 3 * -(-n // hopper.WINDOW)
-    return workspace.row_sums[behind : behind + pairs * tiles].view(pairs, tiles)
+    pairs, tiles, behind = -(-n // PAIR), workspace.tensor("heads").shape[1], n + 1 + 3 * -(-n // hopper.WINDOW)
+    return workspace.tensor("row_sums")[behind : behind + pairs * tiles].view(pairs, tiles)
 
 
 def whole_rows(call: FFNParams) -> Tensor:
@@ -73,7 +74,7 @@ def check(call: FFNParams) -> tuple[Tensor, hopper.Workspace]:
     assert_same("y by stages", apart[0], y)
     assert_same("nnz by stages", apart[1].nnz, stats.nnz)
     assert_same("finite by stages", apart[1].finite, stats.finite)
-    assert_same("order by stages", apart[2].order[:n], workspace.order[:n])
+    assert_same("order by stages", apart[2].tensor("order")[:n], workspace.tensor("order")[:n])
     found, left = counters(workspace, n), counters(apart[2], n)
     taken, whole = found == TAKEN, torch.full_like(found, PAIR)
     whole[-1] = n % PAIR or PAIR
@@ -90,5 +91,5 @@ def panels_left(taken: Tensor, n: int, d_ff: int) -> int:
 
 def blocks_in_place(workspace: hopper.Workspace, n: int) -> list[bool]:
     place = torch.arange(n, device=CUDA, dtype=torch.int32)
-    orders, places = workspace.order[:n].split(hopper.WINDOW), place.split(hopper.WINDOW)
+    orders, places = workspace.tensor("order")[:n].split(hopper.WINDOW), place.split(hopper.WINDOW)
     return [torch.equal(order, row) for order, row in zip(orders, places, strict=True)]

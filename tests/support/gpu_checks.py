@@ -15,7 +15,8 @@ from twell.kernels.backends import hopper
 from twell.kernels.backends.gpu import Workspace
 from twell.kernels.layout import Layout, TwELL, unpack
 from twell.kernels.ops import gated_ffn
-from twell.kernels.params import FFNParams, Stats
+from twell.kernels.params import FFNParams
+from twell.kernels.stats import Stats
 
 NEIGHBOURS = [  # rows, neurons to a tile on 132 multiprocessors where d_model is 128, d_ff
     (100, 48, 5632), (190, 96, 5632), (384, 128, 5632), (500, 176, 5632), (640, 224, 5632), (768, 256, 5632),
@@ -38,7 +39,7 @@ def skip_without(kernel: ModuleType) -> None:
 
 def plan_small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """From 2 049 rows on `hopper` makes a plan, however few neurons there are: small tensors meet its edges."""
-    monkeypatch.setattr(hopper, "planned", lambda n, d_ff: n > 2048)
+    monkeypatch.setattr(hopper, "has_plan", lambda n, d_ff: n > 2048)
 
 
 def poison() -> None:
@@ -49,11 +50,11 @@ def poison() -> None:
 
 
 def apart(workspace: Workspace, moved: Callable[[Tensor], Tensor]) -> None:
-    """Gives each part of a workspace memory of its own: what `moved` makes of it."""
-    for name in workspace.names:
-        setattr(workspace, name, moved(getattr(workspace, name)))
+    """Give each region of a workspace memory of its own: the tensor that `moved` makes of it."""
+    tensors = {name: moved(workspace.tensor(name)) for name in workspace.names}
     begin = workspace.memory.data_ptr()
-    workspace.places = tuple(getattr(workspace, name).data_ptr() - begin for name in workspace.names)
+    workspace.offsets = tuple(tensor.data_ptr() - begin for tensor in tensors.values())
+    workspace.tensor = tensors.__getitem__  # type: ignore[method-assign]
 
 
 def make(n: int, d_model: int, d_ff: int, quiet: float, *, gated: bool = True, bias: bool = False, seed: int = 0,

@@ -25,10 +25,11 @@ from support import gpu_checks
 from support.gpu_checks import make, uneven
 from torch import Tensor
 
-from twell.kernels import ops
+from twell.kernels import dispatch
 from twell.kernels.backends import cuda, gpu, hopper, reference, union_counts
 from twell.kernels.benchmark import runner
-from twell.kernels.params import FFNParams, Stats
+from twell.kernels.params import FFNParams
+from twell.kernels.stats import Stats
 
 Run = Callable[[FFNParams], tuple[Tensor, Stats]]
 
@@ -56,7 +57,7 @@ class Workspace(hopper.Workspace):
 
     def __init__(self, *about: Any) -> None:
         super().__init__(*about)
-        for tensor in (self.hidden, self.spill):
+        for tensor in (self.tensor("hidden"), self.tensor("spill")):
             tensor.fill_(float("nan"))
 
 
@@ -244,7 +245,7 @@ def pytest_configure() -> None:
         hopper.launch, cuda.launch = WATCH.over(hopper.launch, 1), WATCH.over(cuda.launch, 2)
     for name, module in (("hopper", hopper), ("cuda", cuda)):
         module.run = once(module.run)  # type: ignore[attr-defined]
-        ops.KERNELS[name] = replace(ops.KERNELS[name], run=module.run)  # type: ignore[attr-defined]
+        dispatch.KERNELS[name] = replace(dispatch.KERNELS[name], run=module.run)  # type: ignore[attr-defined]
     reference.run = nothing
     torch._dynamo.config.rewrite_assert_with_torch_assert = False  # it looks for what python -O leaves out
     runner.LEAST = runner.MOST = runner.CALLS = runner.MOST_SETS = 1
@@ -273,7 +274,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 if __name__ == "__main__":
     patch_workspaces()
-    hopper.planned = lambda n, d_ff: n > 2048  # however few neurons there are
+    hopper.has_plan = lambda n, d_ff: n > 2048  # however few neurons there are
     began = time.perf_counter()
     for name in sys.argv[1:]:
         kernel = cuda if name == "cuda" else hopper

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
-from twell.kernels.ops import choose
+from twell.kernels.dispatch import choose
 from twell.workbench.capturing.command import record
 from twell.workbench.cli import main
 from twell.workbench.models.families import FAMILIES

@@ -26,8 +26,8 @@ from twell.kernels.benchmark.operations import DENSE, Operation
 from twell.kernels.benchmark.runner import Asked, Result, bench_packed
 from twell.kernels.benchmark.runner import bench as bench_case
 from twell.kernels.benchmark.timing import Run
+from twell.kernels.dispatch import KERNELS
 from twell.kernels.layout import COMPRESSIONS, Layout
-from twell.kernels.ops import KERNELS
 from twell.workbench.bench.cases import Case, cases, numbers
 from twell.workbench.bench.screen import Page
 from twell.workbench.bench.table import Sheet, commit, figures, rows_of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from twell.kernels.modules import Probe
-from twell.kernels.params import Stats
+from twell.kernels.stats import Stats
 from twell.workbench.capturing.prefetch import sequence_length
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.text.sequences import documents, sequences

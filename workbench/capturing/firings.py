@@ -21,7 +21,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from twell.kernels.layout import INDEX_MASK, TwELL
+from twell.kernels.layout import TwELL, entries
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.errors import UserError
 from twell.workbench.run.schema import nnz_type
@@ -40,33 +40,6 @@ def draw(*numbers: Tensor | int) -> Tensor:
         for shift, odd in ((30, _ODD[1]), (27, _ODD[2]), (31, 1)):
             state = (state ^ ((state >> shift) & ((1 << (64 - shift)) - 1))) * odd
     return ((state >> 11) & (2**53 - 1)).double() / 2**53
-
-
-def entries(packed: TwELL, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each firing's row, neuron (int64) and value, ascending by row, then neuron.
-
-    rows: int64, the rows to look at; a firing's row is then an index into it. Default: all rows.
-    """
-    layout = packed.layout
-    words = packed.words if rows is None else packed.words[rows]
-    counts = words[..., 0]
-    slot = torch.arange(layout.slots, device=words.device)
-    row, tile, at = (slot < torch.where(counts > layout.slots, 0, counts)[..., None]).nonzero(as_tuple=True)
-    word = words[row, tile, at + 1]
-    column = (word & INDEX_MASK).long()
-    if packed.values is None:
-        value = (word >> 16).to(torch.int16).view(packed.dtype)
-    else:
-        value = packed.values[row if rows is None else rows[row], tile, at]
-    over_row, over_tile = (counts > layout.slots).nonzero(as_tuple=True)
-    if len(over_row):
-        stored = packed.spill[packed.spill_index[over_row if rows is None else rows[over_row], over_tile].long()]
-        one, over_column = (stored != 0).nonzero(as_tuple=True)
-        row, tile = torch.cat([row, over_row[one]]), torch.cat([tile, over_tile[one]])
-        column, value = torch.cat([column, over_column]), torch.cat([value, stored[one, over_column]])
-    neuron = tile * layout.tile + column
-    order = (row * packed.d_ff + neuron).argsort()
-    return row[order], neuron[order], value[order]
 
 
 @dataclass
@@ -211,7 +184,7 @@ class BatchFirings:
             for kind in KINDS:
                 self._candidates.append((layer, kind, self._passing(layer, kind, row, neuron, value)))
         if layer in self.collector.fired and len(self._rows):
-            self._fired.append((layer, *entries(packed, self._rows)))
+            self._fired.append((layer, *entries(packed.take_rows(self._rows))))
 
     def _passing(self, layer: int, kind: str, row: Tensor, neuron: Tensor, value: Tensor) -> Firings:
         """Return the batch's best firings among those that reach their neuron's threshold, with their windows.

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from twell.kernels.layout import TwELL
 from twell.kernels.modules import Probe
-from twell.kernels.params import Stats
+from twell.kernels.stats import Stats
 from twell.workbench.capturing.layer_sums import Sums, blocks_of, union_counts
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.text.batches import Batch

@@ -13,7 +13,7 @@ recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,7 +26,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from twell.kernels.layout import TwELL
 from twell.kernels.modules import Probe
-from twell.kernels.params import Stats
+from twell.kernels.stats import Stats
 from twell.workbench.capturing.firings import BatchFirings, FiringCollector
 from twell.workbench.capturing.forward import Counted, Inputs, OnLayer, counting_probe, gather, next_token_loss
 from twell.workbench.capturing.layer_sums import Sums, union_counts
@@ -178,7 +178,7 @@ class Passes:
     def _on_stats(self, layer: int, x: Tensor, stats: Stats) -> None:
         now = self.passes[-1]
         if stats.packed is not None:
-            now.packed.append(_compact_copy(stats.packed))
+            now.packed.append(stats.packed.compact())
             stats.packed = None
         now.stats.append(stats)
         if self.on_layer is not None and len(self.passes) <= 2:
@@ -205,9 +205,9 @@ class Passes:
         firings = collector.collect_from(batch, inputs) if collector is not None else None
         stats, unions = [], []
         for layer in range(len(first.stats)):
-            stats.append(_as_one([one.stats[layer] for one in passes], order))
+            stats.append(Stats.cat([one.stats[layer] for one in passes]).take_rows(order))
             if first.packed:
-                packed = _take_rows(TwELL.cat([one.packed[layer] for one in passes]), order)
+                packed = TwELL.cat([one.packed[layer] for one in passes]).take_rows(order)
                 if self.probes == "all":
                     unions.append(union_counts(packed, inputs.blocks))
                 if firings is not None:
@@ -234,41 +234,6 @@ def _ends(loaded: LoadedModel) -> set[int]:
     if ends is None:
         ends = loaded.tokenizer.eos_token_id
     return set(ends) if isinstance(ends, list) else set() if ends is None else {int(ends)}
-
-
-def _compact_copy(packed: TwELL) -> TwELL:
-    """Return a copy that outlives the next layer, with only the spilled tiles that are used."""
-    over = packed.spill_index >= 0
-    index = torch.where(over, over.flatten().cumsum(0).view_as(over) - 1, -1).to(packed.spill_index.dtype)
-    values = None if packed.values is None else packed.values.clone()
-    spill = packed.spill[packed.spill_index[over].long()]
-    return TwELL(packed.layout, packed.d_ff, packed.dtype, packed.words.clone(), values, index, spill)
-
-
-def _take_rows(packed: TwELL, order: Tensor) -> TwELL:
-    values = None if packed.values is None else packed.values[order]
-    return replace(packed, words=packed.words[order], values=values, spill_index=packed.spill_index[order])
-
-
-def _as_one(passes: list[Stats], order: Tensor) -> Stats:
-    """Join the Stats of a layer's passes into those of one pass. order: as `_order` returns it."""
-    first, *later = passes
-    for other in later:
-        if first.neurons is not None and other.neurons is not None:
-            first.neurons.merge(other.neurons)
-        if first.tiles is not None and other.tiles is not None:
-            first.tiles.merge(other.tiles)
-
-    def joined(take: Callable[[Stats], Tensor | None]) -> Any:
-        rows = [column for one in passes if (column := take(one)) is not None]
-        return torch.cat(rows)[order] if rows else None
-
-    return replace(
-        first,
-        nnz=joined(lambda one: one.nnz),
-        finite=joined(lambda one: one.finite),
-        nnz_used=joined(lambda one: one.nnz_used),
-    )
 
 
 @contextmanager

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from twell.kernels.backends import union_counts as on_gpu
-from twell.kernels.layout import INDEX_MASK, TwELL
-from twell.kernels.params import NeuronSums, Stats, TileCounts
+from twell.kernels.layout import TwELL, fired_by_any
+from twell.kernels.stats import NeuronSums, Stats, TileCounts
 
 BLOCKS = (16, 64, 128)  # tokens of a block: the first is scattered, each other one is made of those before it
-ENTRIES = 2**22  # slots looked at at a time, which bounds the memory of their indices
 
 
 @dataclass
@@ -44,15 +43,11 @@ class Sums:
     def stack(cls, layers: list[Stats], unions: list[Tensor]) -> Sums:
         """The sums of a forward pass: those of its layers, in order."""
 
-        def stacked(kind: type, sums: list[Any], *given: Any) -> Any:
-            names = [item.name for item in fields(kind)][len(given) :]
-            return kind(*given, *(torch.stack([getattr(one, name) for one in sums]) for name in names))
-
         neurons = [layer.neurons for layer in layers if layer.neurons is not None]
         tiles = [layer.tiles for layer in layers if layer.tiles is not None]
         return cls(
-            stacked(NeuronSums, neurons) if neurons else None,
-            stacked(TileCounts, tiles, tiles[0].layout) if tiles else None,
+            NeuronSums.stack(neurons) if neurons else None,
+            TileCounts.stack(tiles) if tiles else None,
             torch.stack(unions) if unions else None,
         )
 
@@ -112,7 +107,7 @@ def union_counts(packed: TwELL, members: list[Tensor]) -> Tensor:
 
 def scattered_counts(packed: TwELL, members: list[Tensor]) -> Tensor:
     """`union_counts` in torch alone, on any device."""
-    marks = _marks(packed, members[0])
+    marks = fired_by_any(packed, members[0])
     histograms = []
     for place, blocks in enumerate(members):
         if place:
@@ -121,34 +116,3 @@ def scattered_counts(packed: TwELL, members: list[Tensor]) -> Tensor:
         histogram = sizes.new_zeros(packed.d_ff + 1)
         histograms.append(histogram.index_add_(0, sizes, torch.ones_like(sizes)))
     return torch.stack(histograms)
-
-
-def _marks(packed: TwELL, blocks: Tensor) -> Tensor:
-    """bool [blocks, tiles * tile]: the neurons that any of a block's rows fired; blocks [blocks, rows of one]."""
-    layout, (_, tiles, _) = packed.layout, packed.words.shape
-    wide = tiles * layout.tile
-    marks = torch.zeros(len(blocks) * wide + 1, dtype=torch.bool, device=blocks.device)  # the last: for no neuron
-    nowhere = marks.numel() - 1
-    slot = torch.arange(layout.slots, device=blocks.device)
-    column = torch.arange(layout.tile, device=blocks.device)
-    begin = torch.arange(tiles, device=blocks.device) * layout.tile
-    step = max(1, ENTRIES // (tiles * layout.slots * blocks.shape[1]))
-    whole = len(packed.spill) > len(packed.words)  # room for every tile, used by few: read in place
-    for at in range(0, len(blocks), step):
-        rows = blocks[at : at + step].long()
-        base = (torch.arange(at, at + len(rows), device=blocks.device) * wide)[:, None, None] + begin
-        words = packed.words[rows]  # [blocks, rows, tiles, words]
-        kept = slot < words[..., :1]
-        index = (words[..., 1:] & INDEX_MASK) + base[..., None]
-        marks.scatter_(0, torch.where(kept, index, nowhere).flatten(), True)
-        over = words[..., 0] > layout.slots
-        if whole:
-            stored = packed.spill[packed.spill_index[rows].clamp(min=0)] != 0
-            some = (stored & over[..., None]).any(1).flatten()
-            marks[at * wide : (at + len(rows)) * wide].logical_or_(some)
-        elif len(packed.spill):
-            block, row, tile = torch.nonzero_static(over, size=len(packed.spill), fill_value=-1).unbind(1)
-            stored = packed.spill[packed.spill_index[rows[block, row], tile].clamp(min=0)] != 0
-            index = (base[block, 0, tile])[:, None] + column
-            marks.scatter_(0, torch.where(stored & (block >= 0)[:, None], index, nowhere).flatten(), True)
-    return marks[:nowhere].view(len(blocks), wide)

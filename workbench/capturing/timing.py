@@ -29,7 +29,7 @@ from torch.nn.functional import linear
 
 from twell.kernels.benchmark.timing import Read, started, turns
 from twell.kernels.modules import Probe
-from twell.kernels.params import Stats
+from twell.kernels.stats import Stats
 from twell.workbench.capturing.forward import Inputs, OnLayer, forward
 from twell.workbench.capturing.timing_schedule import TimingSchedule
 from twell.workbench.models.load import LoadedModel
@@ -201,6 +201,6 @@ def dense(loaded: LoadedModel) -> Iterator[None]:
     """Run every FFN of the model densely inside this context, as the checkpoint's own code would."""
     with ExitStack() as stack:
         for ffn in loaded.ffns:
-            ffn.forward = ffn.dense  # type: ignore[method-assign]
-            stack.callback(ffn.__dict__.pop, "forward")
+            ffn.runs_dense = True
+            stack.callback(setattr, ffn, "runs_dense", False)
         yield

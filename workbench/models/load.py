@@ -25,10 +25,9 @@ import transformers
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from twell.kernels.counting import CountedMap
+from twell.kernels.dispatch import Choice
 from twell.kernels.layout import Layout
-from twell.kernels.modules import Probe, SparseFFN
-from twell.kernels.ops import Choice
+from twell.kernels.modules import CountedMap, Probe, SparseFFN
 from twell.workbench.errors import UserError, first_line
 from twell.workbench.models import threshold_ffn, weights
 from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, understood

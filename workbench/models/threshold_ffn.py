@@ -17,8 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from twell.kernels.counting import CountedMap
-from twell.kernels.modules import Probe
+from twell.kernels.modules import CountedMap, Probe
 from twell.workbench.errors import UserError
 
 TOKENS = 8  # of a sequence that is tried

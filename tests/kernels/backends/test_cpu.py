@@ -13,9 +13,11 @@ import torch
 from torch.nn import functional
 
 from twell.kernels.backends import cpu, reference
+from twell.kernels.dispatch import choose
 from twell.kernels.layout import Layout, unpack
-from twell.kernels.ops import choose, gated_ffn
-from twell.kernels.params import FFNParams, NeuronSums, Stats
+from twell.kernels.ops import gated_ffn
+from twell.kernels.params import FFNParams
+from twell.kernels.stats import NeuronSums, Stats
 
 LEVELS = ["portable", "avx2", "avx512"]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -250,7 +252,8 @@ def test_it_takes_what_it_can() -> None:
 
 def test_without_a_compiler_the_reference_runs_and_says_so(tmp_path) -> None:
     program = (
-        "import torch\nfrom twell.kernels.ops import choose, gated_ffn\n"
+        "import torch\nfrom twell.kernels.dispatch import choose\n"
+        "from twell.kernels.ops import gated_ffn\n"
         "choice = choose('cpu', torch.float32, 64, 64, 5)\nprint(choice.kernel, '|', choice.reason)\n"
         "w = torch.ones(64, 64)\nprint(gated_ffn(torch.ones(5, 64), w, w, w)[1].nnz.tolist())"
     )

@@ -23,9 +23,11 @@ from support.gpu_checks import (
 from torch import Tensor
 
 from twell.kernels.backends import cuda, gpu, reference
+from twell.kernels.dispatch import choose
 from twell.kernels.layout import Layout
-from twell.kernels.ops import choose, gated_ffn
-from twell.kernels.params import FFNParams, Requirements, Stats, not_sparse
+from twell.kernels.ops import gated_ffn
+from twell.kernels.params import FFNParams, Requirements, not_sparse
+from twell.kernels.stats import Stats
 
 Make = Callable[..., FFNParams]
 

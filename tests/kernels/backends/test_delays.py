@@ -23,6 +23,7 @@ from support.sanitized import CALLS
 from twell.kernels import build
 from twell.kernels.backends import hopper, reference
 
+TESTS = Path(__file__).parents[2]
 KERNELS = Path(build.__file__).parent
 HEADER = KERNELS / "csrc" / "common" / "sm90.cuh"
 DELAY = """
@@ -61,7 +62,7 @@ def copy_to(folder: Path) -> tuple[Path, dict[str, str]]:
     shutil.copytree(KERNELS, kernels, ignore=shutil.ignore_patterns("__pycache__"))
     header = kernels / HEADER.relative_to(KERNELS)
     header.write_text(delayed(header.read_text(encoding="utf-8")), encoding="utf-8")
-    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(folder), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     return kernels, os.environ | {"PYTHONPATH": os.pathsep.join(paths), "XDG_CACHE_HOME": str(folder / "cache")}
 
 
@@ -102,7 +103,7 @@ def main() -> None:
     if reason := hopper.refuses(CUDA, torch.bfloat16, 64, 64, 1):
         sys.exit(reason)
     began = time.perf_counter()
-    hopper.planned = lambda n, d_ff: n > 2048  # however few neurons there are
+    hopper.has_plan = lambda n, d_ff: n > 2048  # however few neurons there are
     for name, calls in CALLS.items():
         for call in calls() if name != "cuda" else ():
             about = f"{name} {list(call.x.shape)} {len(call.w_gate)}"

@@ -14,7 +14,8 @@ from support.gpu_checks import CUDA, assert_same, make, plan_small_calls, poison
 from torch import Tensor
 
 from twell.kernels.backends import cuda, gpu, hopper, reference
-from twell.kernels.params import FFNParams, Stats
+from twell.kernels.params import FFNParams
+from twell.kernels.stats import Stats
 
 COUNTS: dict[str, Any] = {"rows": None, "probes": "counts", "layout": None, "want_packed": False}
 

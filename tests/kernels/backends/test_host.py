@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from twell.kernels.backends import cuda, gpu, hopper, reference
+from twell.kernels.dispatch import Kernel
 from twell.kernels.layout import Layout
 from twell.kernels.modules import Probe, SparseFFN
-from twell.kernels.ops import Kernel, gated_ffn
+from twell.kernels.ops import gated_ffn
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 
@@ -33,23 +34,23 @@ def on(request: pytest.FixtureRequest) -> ModuleType:
 def test_parts_of_a_workspace_lie_apart(n: int, d_ff: int) -> None:
     for workspace in (hopper.Workspace(n, d_ff, BF16, CPU), cuda.Workspace(n, d_ff, None, BF16, CPU)):
         begin, past = workspace.memory.data_ptr(), 0
-        for name, place in zip(workspace.names, workspace.places, strict=True):
-            part = getattr(workspace, name)
+        for name, place in zip(workspace.names, workspace.offsets, strict=True):
+            part = workspace.tensor(name)
             assert place % 256 == 0 and place >= past, name
             assert part.data_ptr() == begin + place or not part.numel(), name
             past = place + part.nbytes
         assert past <= workspace.memory.nbytes
-    assert workspace.hidden.dtype == BF16 and workspace.hidden.shape[1] == d_ff
-    with pytest.raises(AttributeError, match="words_of_another"):
-        _ = workspace.words_of_another
+    assert workspace.tensor("hidden").dtype == BF16 and workspace.tensor("hidden").shape[1] == d_ff
+    with pytest.raises(KeyError, match="words_of_another"):
+        workspace.tensor("words_of_another")
 
 
 def test_parts_can_be_moved_apart() -> None:
     workspace = hopper.Workspace(300, 264, BF16, CPU)
     apart(workspace, lambda part: torch.full_like(part, 3))
     begin = workspace.memory.data_ptr()
-    for name, place in zip(workspace.names, workspace.places, strict=True):
-        part = getattr(workspace, name)
+    for name, place in zip(workspace.names, workspace.offsets, strict=True):
+        part = workspace.tensor(name)
         assert part.data_ptr() == begin + place and bool((part == 3).all()), name
 
 
@@ -65,7 +66,7 @@ def test_passes_are_all_rows_in_order_and_fit(n: int, monkeypatch: pytest.Monkey
 
 def test_torch_compile_traces_what_is_remembered_without_a_warning() -> None:
     def places(x: Tensor) -> Tensor:
-        return x.new_zeros(hopper.parts(len(x), 264, BF16, False).nbytes)
+        return x.new_zeros(hopper.regions(len(x), 264, BF16, False).nbytes)
 
     traced = torch.compile(places, fullgraph=True, dynamic=True, backend="eager")
     with warnings.catch_warnings():
@@ -92,7 +93,7 @@ def test_a_call_makes_four_tensors_and_asks_for_nothing_else(monkeypatch: pytest
     given: list[tuple[Any, ...]] = []
     monkeypatch.setattr(torch.ops, "twell", SimpleNamespace(hopper_ffn=lambda *arguments: given.append(arguments)))
     kernels = {"hopper": Kernel(hopper.run, lambda *_: None, "a test", down_by_neuron=True)}
-    monkeypatch.setattr("twell.kernels.ops.KERNELS", kernels)
+    monkeypatch.setattr("twell.kernels.dispatch.KERNELS", kernels)
     monkeypatch.setattr("twell.kernels.modules.KERNELS", kernels)
     weights = torch.zeros(264, 64, dtype=BF16), torch.zeros(264, 64, dtype=BF16), torch.zeros(64, 264, dtype=BF16)
     module = SparseFFN(*weights, kernel="hopper", probe=Probe(probes=probes))

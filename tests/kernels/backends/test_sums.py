@@ -11,7 +11,7 @@ import torch
 from twell.kernels.backends.reference import MAX_ROWS, neuron_sums
 from twell.kernels.layout import Layout
 from twell.kernels.ops import gated_ffn, plain_ffn
-from twell.kernels.params import NO_TOKEN, VALUE_CAP, NeuronSums
+from twell.kernels.stats import NO_TOKEN, VALUE_CAP, NeuronSums
 
 pytestmark = pytest.mark.usefixtures("kernel")
 D_MODEL, D_FF = 40, 136

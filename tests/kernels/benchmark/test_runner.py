@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,10 +20,12 @@ from twell.kernels.benchmark.operations import COMPILED, DENSE, FUSED, GATE, UP_
 from twell.kernels.benchmark.runner import bench, bench_packed
 from twell.kernels.benchmark.synthetic import Pattern, firing, made, packed
 from twell.kernels.benchmark.timing import turns
+from twell.kernels.dispatch import KERNELS, Kernel
 from twell.kernels.layout import Layout, pack, unpack
 from twell.kernels.modules import SparseFFN
-from twell.kernels.ops import KERNELS, Kernel, gated_ffn, plain_ffn
-from twell.kernels.params import FFNParams, Stats
+from twell.kernels.ops import gated_ffn, plain_ffn
+from twell.kernels.params import FFNParams
+from twell.kernels.stats import Stats
 
 CPU = torch.device("cpu")
 QUICK = Asked(kernels=("reference",), compiled=False, seconds=0.001)
@@ -256,7 +259,7 @@ def test_up_and_down_alone(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None
         y = hidden @ call.w_down.double().t()
         return {"up_down": lambda: y} if given is not None else {"gate": lambda: None, "up_down": lambda: None}
 
-    monkeypatch.setitem(operations.STAGES, "reference", staged)
+    monkeypatch.setitem(KERNELS, "reference", replace(KERNELS["reference"], stage_runs=staged))
     found = bench_packed(ffn, x, gate, Asked(kernels=("reference", "cpu"), seconds=0.001))
     ours = Operation("up_down", "reference", 8)
     assert set(found.took) == {DENSE, GATE, UP_DOWN, ours, Operation("gate", "reference", 8)}
@@ -288,7 +291,7 @@ def test_on_a_gpu_every_kernel_is_right_in_and_out_of_graphs(rows: int) -> None:
     for key, (mean, largest) in found.errors.items():
         assert mean < 1.25 * dense[0] and largest < 1.5 * dense[1], key
     plain_ffn(x, ffn.w_gate, ffn.w_down)  # the device still answers
-    if any(key.kernel == "hopper" for key in found.took) and hopper.planned(rows, 1024):
+    if any(key.kernel == "hopper" for key in found.took) and hopper.has_plan(rows, 1024):
         pattern, _ = pattern_of(rows, 1024)
         given = packed(pattern, 1024, Layout(), dtype=torch.bfloat16, device="cuda")
         alone = bench_packed(ffn, x, given, Asked(kernels=("hopper",), seconds=0.01))

@@ -38,7 +38,7 @@ from support.gpu_checks import (
 from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
-from twell.kernels.backends.gpu import results
+from twell.kernels.backends.gpu import Stage, results
 from twell.kernels.params import FFNParams
 
 
@@ -70,9 +70,9 @@ def test_all_fires(n: int, d_model: int, d_ff: int, options: dict[str, object]) 
     call = make(n, d_model, d_ff, -4 * int(d_model**0.5), **options)
     taken, workspace = check(call)
     assert d_model == 8 or bool(taken.any())  # there, loads run several tiles ahead
-    tasks = workspace.tasks[: int(workspace.row_sums[n])]
+    tasks = workspace.tensor("tasks")[: int(workspace.tensor("row_sums")[n])]
     assert int((tasks[:, 1] % 8).sum()) == panels_left(taken, n, d_ff)
-    assert (workspace.union_sizes == -d_ff).all()
+    assert (workspace.tensor("union_sizes") == -d_ff).all()
     check_whole(call)
 
 
@@ -117,7 +117,7 @@ def test_which_windows_are_gone_on_with(silent: int, silent_tiles: int, quiet: i
         call.w_gate[: silent_tiles * TILE, 1] = -256
         taken, workspace = check(call)
         assert bool(taken.any()) == goes_on
-        assert (workspace.union_sizes[:-1] == -d_ff).all()
+        assert (workspace.tensor("union_sizes")[:-1] == -d_ff).all()
 
 
 @pytest.mark.gpu
@@ -170,7 +170,7 @@ def test_a_silent_tile_past_the_thirty_second() -> None:
     call.w_gate[34 * TILE : 35 * TILE], call.w_gate[34 * TILE : 35 * TILE, 0] = 0, -1
     taken, workspace = check(call)
     assert bool(taken.any()) and not bool(taken[:, 34].any())
-    assert (workspace.union_sizes == -9000).all()
+    assert (workspace.tensor("union_sizes") == -9000).all()
 
 
 @pytest.mark.gpu
@@ -241,11 +241,9 @@ def test_same_bits_whoever_makes_the_product(n: int, d_model: int) -> None:
     """Sums that rounding tells apart: again and again, on two streams, and by stages of their own."""
     x, w_gate, w_up, w_down = normal_ffn(n, d_model, 5632, seed=4)
     x.abs_(), w_gate.abs_()
-    call = FFNParams(
-        x, w_gate, w_up, w_down, None, None, None, None, None, None, "relu", False, None, "none", None, False
-    )
+    call = FFNParams(x=x, w_gate=w_gate, w_up=w_up, w_down=w_down, probes="none")
     y, _, workspace = run(call.checked())
     assert bool((counters(workspace, n) == TAKEN).any())
-    assert_same("by stages", run(call, 1, 2, 4, 8)[0], y)
+    assert_same("by stages", run(call, Stage.GATE, Stage.PLAN, Stage.UP, Stage.DOWN)[0], y)
     for other, _, _ in on_two_streams(lambda: run(call)):
         assert torch.equal(other, y)

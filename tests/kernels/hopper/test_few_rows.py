@@ -12,7 +12,8 @@ from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import results
-from twell.kernels.params import FFNParams, Stats
+from twell.kernels.params import FFNParams
+from twell.kernels.stats import Stats
 
 ROWS = [1, 3, 8, 9, 16, 17, 32, 33, 64]  # one and two tiles of rows, then both cuts of the other kernels
 
@@ -69,7 +70,14 @@ def test_few_rows_of_many_neurons_leave_the_rest_of_the_workspace_alone(n: int) 
     """Counts of a tile's rows lie where the words of these rows would: of one row there is little room."""
     one = make(n, 136, 16_384, 0, probes="none", layout=None, want_packed=False)
     (y, stats), workspace = results(one), hopper.Workspace(n, 16_384, one.x.dtype, CUDA)
-    rest = [workspace.heads, workspace.masks, workspace.spill, workspace.fired, workspace.row_sums, workspace.order]
+    rest = [
+        workspace.tensor("heads"),
+        workspace.tensor("masks"),
+        workspace.tensor("spill"),
+        workspace.tensor("fired"),
+        workspace.tensor("row_sums"),
+        workspace.tensor("order"),
+    ]
     for part in rest:
         part.fill_(-7)
     hopper.launch(one, slice(0, n), workspace, y, stats)

@@ -11,8 +11,9 @@ from support.gpu_checks import CUDA, assert_same, make, plan_small_calls, poison
 from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
-from twell.kernels.backends.gpu import results
-from twell.kernels.params import FFNParams, Stats
+from twell.kernels.backends.gpu import Stage, results
+from twell.kernels.params import FFNParams
+from twell.kernels.stats import Stats
 
 
 @pytest.fixture(autouse=True)
@@ -41,12 +42,12 @@ def test_windows_are_in_order_of_nnz_unless_alike() -> None:
     expected = torch.arange(n, device=CUDA)
     for window in (slice(0, 1024), slice(2048, n)):
         expected[window] = stats.nnz[window].sort(descending=True, stable=True).indices + window.start
-    assert_same("order", workspace.order[:n], expected.int())
+    assert_same("order", workspace.tensor("order")[:n], expected.int())
     assert not torch.equal(expected[:1024], torch.arange(1024, device=CUDA))
-    sizes, bit = workspace.union_sizes.abs().tolist(), torch.arange(32, device=CUDA)
+    sizes, bit = workspace.tensor("union_sizes").abs().tolist(), torch.arange(32, device=CUDA)
     for block in (*range(8), 16, 17):  # whose rows are put in order: no neuron is listed that none of them fires
         rows = expected[block * 128 : (block + 1) * 128]
-        words = workspace.masks[rows[stats.finite[rows]]].flatten(1)
+        words = workspace.tensor("masks")[rows[stats.finite[rows]]].flatten(1)
         union = int((words[:, :, None] >> bit & 1).any(0).sum())
         assert sizes[block] in (union, 2816), f"block {block}: expected {union} neurons, got {sizes[block]}"
     assert min(sizes) < 2816
@@ -74,7 +75,7 @@ def test_values_find_their_places_in_unions_of_few_neurons(tiles: int) -> None:
     workspace, (y, stats) = hopper.Workspace(2300, 256 * tiles, call.x.dtype, CUDA), results(call)
     hopper.launch(call, slice(0, 2300), workspace, y, stats)
     assert_same("y", y, reference.run(call)[0])
-    assert bool(((workspace.union_sizes > tiles) & (workspace.union_sizes <= 256)).any())
+    assert bool(((workspace.tensor("union_sizes") > tiles) & (workspace.tensor("union_sizes") <= 256)).any())
 
 
 @pytest.mark.gpu
@@ -105,7 +106,7 @@ def test_tiles_that_nearly_all_fire_stay_whole(d_ff: int, quiet: int, dense: boo
         assert_same(f"stats {options}", stats, expected)
         workspace, unprobed = hopper.Workspace(n, d_ff, call.x.dtype, CUDA), replace(call, probes="none")
         hopper.launch(unprobed, slice(0, n), workspace, *results(unprobed))
-        first, sizes = workspace.heads[:2048, :, 0], workspace.union_sizes[:16]
+        first, sizes = workspace.tensor("heads")[:2048, :, 0], workspace.tensor("union_sizes")[:16]
         assert int((first & 0xFFFF).max()) <= hopper.LAYOUT.slots
         whole = [gated and not 1 <= tile <= quiet for tile in range(first.shape[1])]
         assert (first >> 16 == torch.tensor(whole, device=CUDA)).all()
@@ -141,7 +142,7 @@ def test_the_gates_last_tiles_are_cut_in_two(n: int, d_ff: int) -> None:
             fired = call.x[:2048].nan_to_num() @ call.w_gate[: 256 * tiles].t() > 0
             alone = fired.view(32, 64, tiles, 256).any(1).sum(-1) >= 0.85 * 256
             assert float(alone.float().mean()) < 0.1
-            assert (workspace.heads[:2048, :, 0] >> 16 == 1).all()
+            assert (workspace.tensor("heads")[:2048, :, 0] >> 16 == 1).all()
 
 
 @pytest.mark.gpu

@@ -25,9 +25,11 @@ from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import results
+from twell.kernels.dispatch import choose
 from twell.kernels.layout import Layout, pack, tile_view
-from twell.kernels.ops import choose, gated_ffn
-from twell.kernels.params import FFNParams, Requirements, Stats
+from twell.kernels.ops import gated_ffn
+from twell.kernels.params import FFNParams, Requirements
+from twell.kernels.stats import Stats
 
 
 @pytest.fixture
@@ -222,23 +224,29 @@ def test_a_workspace_is_read_as_it_was_filled() -> None:
     hidden = torch.rand(n, d_ff, generator=source).bfloat16() + 0.1
     packed, finite = pack(hidden, fired, hopper.LAYOUT), torch.ones(n, dtype=torch.bool)
     workspace = hopper.Workspace(n, d_ff, torch.bfloat16, torch.device("cpu"))
-    for tensor in (workspace.heads, workspace.tails, workspace.masks, workspace.fired, workspace.spill):
+    for tensor in (
+        workspace.tensor("heads"),
+        workspace.tensor("tails"),
+        workspace.tensor("masks"),
+        workspace.tensor("fired"),
+        workspace.tensor("spill"),
+    ):
         tensor.fill_(-7)
     workspace.fill(packed)
     assert_same("packed", workspace.packed(d_ff, finite), packed)
 
-    assert workspace.row_sums[:n].tolist() == fired.sum(1).tolist()
+    assert workspace.tensor("row_sums")[:n].tolist() == fired.sum(1).tolist()
     bits = tile_view(fired, hopper.LAYOUT).view(n, -1, 8, 32).long() << torch.arange(32)
-    assert_same("what fired", workspace.masks.long() & 0xFFFFFFFF, bits.sum(-1))
+    assert_same("what fired", workspace.tensor("masks").long() & 0xFFFFFFFF, bits.sum(-1))
     together = tile_view(fired.any(0, keepdim=True), hopper.LAYOUT).view(-1, 8, 32).long() << torch.arange(32)
-    assert_same("what fired together", workspace.fired[0].long() & 0xFFFFFFFF, together.sum(-1))
+    assert_same("what fired together", workspace.tensor("fired")[0].long() & 0xFFFFFFFF, together.sum(-1))
     assert 0 < int((packed.spill_index >= 0).sum()) < packed.spill_index.numel()
 
     row, chunk = torch.arange(n)[:, None], torch.arange(32)
     dense = tile_view(hidden * fired, hopper.LAYOUT)[:, 1].reshape(n, 32, 8)
-    workspace.spill[:, 1] = dense[row, chunk ^ row % 8].flatten(1)
-    workspace.heads[:, 1, 0] |= 1 << 16
-    workspace.heads[:, 1, 1:], workspace.tails[:, 1] = -7, -7
+    workspace.tensor("spill")[:, 1] = dense[row, chunk ^ row % 8].flatten(1)
+    workspace.tensor("heads")[:, 1, 0] |= 1 << 16
+    workspace.tensor("heads")[:, 1, 1:], workspace.tensor("tails")[:, 1] = -7, -7
     assert_same("whole", workspace.packed(d_ff, finite), packed)
     finite[3] = False
     assert int(workspace.packed(d_ff, finite).words[3].count_nonzero()) == 0
@@ -247,8 +255,8 @@ def test_a_workspace_is_read_as_it_was_filled() -> None:
 def test_a_plan_is_made_of_more_than_so_many_tiles() -> None:
     most = {8: 45_056, 256: 45_056, 257: 22_528, 2048: 5632, 5632: 2048, 14_336: 768, 65_528: 128}  # rows, by d_ff
     for d_ff, n in most.items():
-        assert not hopper.planned(n, d_ff)
-        assert hopper.planned(n + 1, d_ff)
+        assert not hopper.has_plan(n, d_ff)
+        assert hopper.has_plan(n + 1, d_ff)
 
 
 def test_refuses_with_the_reason() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from twell.kernels.backends import hopper, reference
 from twell.kernels.layout import Layout
 from twell.kernels.ops import gated_ffn
-from twell.kernels.params import Stats
+from twell.kernels.stats import Stats
 
 ROWS = [1, 2, 7, 8, 9, 16, 17, 40, 63, 64, 65, 127, 128, 129, 200, 256, 257, 384, 513, 560, 641, 768, 1000,
         1025, 1280, 1400, 2047, 2048, 2049]  # fmt: skip

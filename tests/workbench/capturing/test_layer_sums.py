@@ -83,7 +83,7 @@ def worst_case(packed: TwELL) -> TwELL:
 def test_unions_of_every_fullness(
     share: float, form: Callable[[TwELL], TwELL], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_sums, "ENTRIES", 5000)  # a few blocks at a time
+    monkeypatch.setattr("twell.kernels.layout.SLOTS_AT_ONCE", 5000)  # a few blocks at a time
     generator = torch.Generator().manual_seed(3)
     lengths, d_ff = [300, 5, 16, 143, 1], 600
     hidden = torch.rand(sum(lengths), d_ff, generator=generator, dtype=torch.float32) + 0.5

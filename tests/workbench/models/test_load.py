@@ -14,8 +14,8 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from twell.kernels.dispatch import Choice
 from twell.kernels.modules import Probe, SparseFFN
-from twell.kernels.ops import Choice
 from twell.workbench.doctor import findings, why
 from twell.workbench.errors import UserError
 from twell.workbench.models.checkpoint import DEMO, MIB, fingerprint
