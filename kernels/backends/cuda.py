@@ -106,7 +106,7 @@ class Workspace(gpu.Workspace):
         return *super().tensors(), self.values
 
     def packed(self, d_ff: int) -> list[TwELL]:
-        """Return the TwELL in a list, which is empty where none was wanted. Tiles that overflow lie in place in `values`."""
+        """Return the TwELL in a list, empty where none was wanted. Overflowing tiles lie in place in `values`."""
         if self.layout is None or self.words is None or self.spill_index is None:
             return []
         spill = self.values.view(-1, self.layout.tile)

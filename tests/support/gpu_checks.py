@@ -54,7 +54,7 @@ def apart(workspace: Workspace, moved: Callable[[Tensor], Tensor]) -> None:
     tensors = {name: moved(workspace.tensor(name)) for name in workspace.names}
     begin = workspace.memory.data_ptr()
     workspace.offsets = tuple(tensor.data_ptr() - begin for tensor in tensors.values())
-    workspace.tensor = tensors.__getitem__  # type: ignore[method-assign]
+    workspace.tensor = tensors.__getitem__  # type: ignore[assignment, method-assign]
 
 
 def make(n: int, d_model: int, d_ff: int, quiet: float, *, gated: bool = True, bias: bool = False, seed: int = 0,
