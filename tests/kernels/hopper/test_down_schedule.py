@@ -119,12 +119,12 @@ def test_a_part_is_taken_once_every_warp_has_left_its_share(n: int) -> None:
     y, stats = results(call)
     hopper.launch(call, slice(0, n), workspace, y, stats)
     assert_same("y", y, expected)
-    flags = workspace.part_ready
+    flags = workspace.tensor("partial_ready")
     left = flags.any(1)
     assert 100 < int(left.sum()) < len(flags), "all multiprocessors take a share of so few tasks"
     warp_of_row = torch.arange(n, device=CUDA) % 128 // 16
     for warp in range(flags.shape[1]):
-        y.fill_(float("nan")), workspace.parts.fill_(float("nan"))
+        y.fill_(float("nan")), workspace.tensor("partial_sums").fill_(float("nan"))
         flags.fill_(1)
         flags[:, warp] = 0
         hopper.launch(call, slice(0, n), workspace, y, stats, hopper.Stage.DOWN)
