@@ -55,11 +55,7 @@ def whole_rows(call: FFNParams) -> Tensor:
 
 def check_whole(call: FFNParams) -> Tensor:
     """What the gate's kernel by itself finds of each pair and tile is as above."""
-<<<<<<< HEAD
-    found = counters(run(call, hopper.Stage.GATE)[2], call.x.shape[0])
-=======
     found = counters(run(call, Stage.GATE)[2], call.x.shape[0])
->>>>>>> 88f35d8 (Tests: stages by name, regions by tensor)
     assert_same("what lies whole", found, whole_rows(call).int())
     return found
 
@@ -73,11 +69,7 @@ def check(call: FFNParams) -> tuple[Tensor, hopper.Workspace]:
     assert_same("stats", replace(stats, packed=None), replace(counted, packed=None))
     assert_same("packed", workspace.packed(call.w_gate.shape[0], stats.finite), counted.packed)
     assert_same("y of both kernels", hopper.run(call)[0], y)
-<<<<<<< HEAD
-    apart = run(call, hopper.Stage.GATE, hopper.ALL_STAGES - hopper.Stage.GATE)
-=======
     apart = run(call, Stage.GATE, hopper.ALL_STAGES - Stage.GATE)
->>>>>>> 88f35d8 (Tests: stages by name, regions by tensor)
     assert not bool((counters(apart[2], n) == TAKEN).any())
     assert_same("y by stages", apart[0], y)
     assert_same("nnz by stages", apart[1].nnz, stats.nnz)

@@ -223,11 +223,7 @@ def spoilt() -> Iterator[FFNParams]:
 def test_rows_that_only_the_up_product_finds_not_finite() -> None:
     for call in spoilt():
         n = call.x.shape[0]
-<<<<<<< HEAD
-        for stages in ((), (hopper.Stage.GATE, hopper.ALL_STAGES - hopper.Stage.GATE)):
-=======
         for stages in ((), (Stage.GATE, hopper.ALL_STAGES - Stage.GATE)):
->>>>>>> 88f35d8 (Tests: stages by name, regions by tensor)
             y, stats, workspace = run(call, *stages)
             expected, counted = reference.run(call)
             assert (~stats.finite).nonzero().flatten().tolist() == [5, 300, 2047, n - 1]

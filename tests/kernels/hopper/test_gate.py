@@ -155,13 +155,8 @@ def test_halves_of_a_cut_tile_wait_for_each_other() -> None:
     call.x[(block < 12) & (block % 2 == 1), 0] = 0.75
     workspace, silent = hopper.Workspace(n, d_ff, call.x.dtype, CUDA), replace(call, x=torch.zeros_like(call.x))
     for some in (silent, call):  # so what is not waited for says that nothing fires
-<<<<<<< HEAD
-        hopper.launch(some, slice(0, n), workspace, *results(some), hopper.Stage.GATE)
-    assert bool((workspace.heads[12 * 128 : 16 * 128, :, 0] >> 16 == 1).all())
-=======
         hopper.launch(some, slice(0, n), workspace, *results(some), Stage.GATE)
     assert bool((workspace.tensor("heads")[12 * 128 : 16 * 128, :, 0] >> 16 == 1).all())
->>>>>>> 88f35d8 (Tests: stages by name, regions by tensor)
 
 
 @pytest.mark.gpu
