@@ -163,10 +163,10 @@ def test_halves_of_a_cut_tile_wait_for_each_other() -> None:
 def test_stages_by_themselves_and_again_give_the_same() -> None:
     call = replace(uneven(2300, 136, 2816, 6), probes="none", layout=None, want_packed=False)
     y, _ = hopper.run(call)
-    stages = hopper.stages(call)
+    stages = hopper.stage_runs(call)
     for name in ("gate", "gate", "up_down", "up_down", "gate", "up_down"):
         again = stages[name]()
     assert_same("y", again, y)
-    filled = hopper.stages(call, hopper.run(replace(call, want_packed=True))[1].packed)["up_down"]
+    filled = hopper.stage_runs(call, hopper.run(replace(call, want_packed=True))[1].packed)["up_down"]
     filled()
     assert_same("y of what was filled in", filled(), y)
