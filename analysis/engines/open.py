@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from twell.analysis.engines.base import Engine
 from twell.analysis.engines.duckdb import DuckDBEngine
-from twell.workbench.errors import UserError
 
-DUCKDB, SPARK = "duckdb", "spark://"
-
-
-def check_address(address: str) -> None:
-    """Raise UserError for an address that is neither duckdb nor spark://HOST:PORT."""
-    if address != DUCKDB and not address.startswith(SPARK):
-        raise UserError(f"Expected duckdb or spark://HOST:PORT as the engine, got {address!r}.")
+DUCKDB = "duckdb"
 
 
 def open_engine(address: str = DUCKDB) -> Engine:
-    """Open the engine at an address: duckdb (embedded, here) or spark://HOST:PORT (a cluster)."""
-    check_address(address)
+    """Open the engine at an address: duckdb (embedded, here) or spark://HOST:PORT (a cluster), as `refresh` checks."""
     if address == DUCKDB:
         return DuckDBEngine()
     from twell.analysis.engines.spark import SparkEngine

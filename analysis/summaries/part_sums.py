@@ -1,15 +1,15 @@
-"""Sums over a part's tokens, in numpy: the histograms, sums and counts that most tables derive from.
+"""Sum over a part's tokens, in numpy: the histograms, sums and counts that most tables derive from.
 
 Each adds up over parts, because a sequence is never cut in two. All are integers, so that they come out the same in any
-order and on any engine. `rows` has how tokens are read and summed, `ranks` the counts that rank correlations come from,
-`clusters` the sums by token. Cost, 1 M tokens of 28 layers: 0.5 CPU seconds.
+order and on any engine. `part_rows` reads the tokens, `rank_tables` counts what rank correlations come from,
+`token_sums` sums by token. Cost, 1 M tokens of 28 layers: 0.5 CPU seconds.
 
 Flagged tokens: rows with `flagged` true hold what those tokens add to each sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 
 from twell.analysis.engines.accumulate import Tables, Total
 from twell.analysis.statistics import band
+from twell.analysis.summaries.layer_columns import TOTAL, layer_columns
 from twell.analysis.summaries.part_rows import BLOCK, READ, Rows, grouped, pieces
 from twell.analysis.summaries.rank_tables import ranks, ranks_by_class
 from twell.analysis.summaries.token_sums import tokens
 from twell.workbench.run.schema import FLAG_NOT_FINITE
 
-TOTAL = -1  # the layer number under which the sum over all layers goes
 REPLICATES = 20
 LOSS_SCALE = 24
 
 
 def of_part(path: Path, counts: Sequence[str], used: Sequence[str], kinds: NDArray, every: int) -> Tables:
-    """The sums of one part, by the name of the summary that they are for; some with columns a layer (s0, s1, …).
+    """Return the sums of one part by the name of the summary, some with one column a layer (see `layer_columns`).
 
-    `counts` and `used` name the columns of layers; `kinds` is as `classes.numbers` has it; rank correlations are of 20
-    sequences in every 20 · `every`.
+    counts, used: the names of the part's columns of layers; kinds: `token_class.class_numbers`; every: rank
+    correlations count 20 sequences in every 20 · `every`.
     """
     total = Total()
     for rows in pieces(path, counts):
@@ -44,43 +44,50 @@ def of_part(path: Path, counts: Sequence[str], used: Sequence[str], kinds: NDArr
 
 
 def of_rows(rows: Rows, kinds: NDArray, every: int) -> Tables:
-    """The sums of some whole sequences but for `used`."""
+    """Return the sums of some whole sequences, all but `used`; arguments as in `of_part`."""
     bins = loss_bins(rows.loss)
-    own = np.where(rows.follow(), np.append(-1, bins[:-1]), -1)
-    found, over_layers = _by_place_and_loss(rows, bins)
-    some = (rows.sequence // REPLICATES) % every == 0  # whole groups, so that no replicate is left empty
-    few, losses = rows.take(some), {"later": bins[some], "own": own[some]}
+    own_bins = np.where(rows.follow(), np.append(-1, bins[:-1]), -1)
+    sums, over_layers = _by_position_and_loss(rows, bins)
+    in_ranks = (rows.sequence // REPLICATES) % every == 0  # whole groups, so that no replicate is left empty
+    subset, losses = rows.take(in_ranks), {"later": bins[in_ranks], "own": own_bins[in_ranks]}
     return {
-        **found,
+        **sums,
         "layers": _layers(rows, over_layers),
-        "surprisal_ranks": ranks(few, few.sequence % REPLICATES, losses["later"]),
-        "surprisal_classes": ranks_by_class(few, losses, kinds),
-        "tokens": tokens(rows, over_layers),
+        "surprisal_ranks": ranks(subset, subset.sequence % REPLICATES, losses["later"]),
+        "surprisal_classes": ranks_by_class(subset, losses, kinds),
+        **tokens(rows, over_layers),
     }
 
 
 def loss_bins(loss: NDArray) -> NDArray:
-    """floor(24·√loss), -1 where there is none."""
+    """Return floor(24·√loss) of each row, -1 where it has no loss."""
     known = np.isfinite(loss)
     return np.where(known, np.floor(np.sqrt(np.where(known, loss, 0)) * LOSS_SCALE), -1).astype(np.int32)
 
 
 class _Sums:
-    """nnz (or its square) and its sum over layers, added up by a key below `size` as blocks of rows come, of those that
-    count: sums [key, column]."""
+    """Sums of nnz, or of its square, by a key: `sums` [key, layer], the sum over layers in the last column.
+
+    key: of each row, below `size`; counted: the rows that are added up; square: whether squares are.
+    """
 
     def __init__(self, rows: Rows, key: NDArray, size: int, counted: NDArray, square: bool = False) -> None:
         self.key, self.counted, self.square = key, counted, square
         self.sums = np.zeros((size, rows.counts.shape[1] + 1), np.int64)
 
     def add(self, block: slice, values: NDArray) -> None:
+        """Add the values [row, layer] of a block of rows."""
         key = self.key[block]
-        low, high = int(key.min()), int(key.max()) + 1  # of long sequences, a block has few of all positions
+        low, high = int(key.min()), int(key.max()) + 1  # a block of long sequences has few of all positions
         self.sums[low:high] += grouped(key - low, values, high - low, self.counted[block])
 
+    def tokens(self) -> NDArray:
+        """Return how many rows were added up for each key."""
+        return np.bincount(self.key[self.counted], minlength=len(self.sums))
 
-def _add_up(rows: Rows, sums: Sequence[_Sums]) -> NDArray:
-    """Add all rows to each; the sum over layers of each row."""
+
+def _add_rows(rows: Rows, sums: Sequence[_Sums]) -> NDArray:
+    """Add all rows to each of the sums; return the sum over layers of each row."""
     over_layers = np.empty(len(rows), np.int64)
     for block, values in rows.blocks(np.int64, more=1):
         np.einsum("ij->i", values[:, :-1], out=over_layers[block])
@@ -95,76 +102,91 @@ def _add_up(rows: Rows, sums: Sequence[_Sums]) -> NDArray:
     return over_layers
 
 
-def _by_place_and_loss(rows: Rows, bins: NDArray) -> tuple[Tables, NDArray]:
-    """Sums by position, by band of positions and by band of loss; and each row's sum over layers.
+def _by_position_and_loss(rows: Rows, bins: NDArray) -> tuple[Tables, NDArray]:
+    """Return the sums by position, by band of positions and by band of loss; and each row's sum over layers.
 
     A sequence has one token at a position, so clustering by sequence changes nothing there. Position 0 is always
     flagged, and counts as unflagged there unless it is not finite: it stands apart by its number.
     """
-    plain, replicate, step = rows.flags == 0, rows.sequence % REPLICATES, band(rows.position)
+    unflagged, replicate, step = rows.flags == 0, rows.sequence % REPLICATES, band(rows.position)
     steps, levels = 1 + int(step.max()), 1 + max(int(bins.max()), 0)
-    by_band = _Sums(rows, replicate * steps + step, REPLICATES * steps, plain & (rows.position > 0))
-    by_loss = _Sums(rows, replicate * levels + np.maximum(bins, 0), REPLICATES * levels, plain & (bins >= 0))
-    placed = plain | ((rows.position == 0) & (rows.flags & FLAG_NOT_FINITE == 0))
-    by_place = _places(rows, placed)
-    over_layers = _add_up(rows, (by_band, by_loss, *by_place))
-    others = rows.take(~placed)
-    by_other = _places(others, np.ones(len(others), bool))
-    _add_up(others, by_other)
-    positions = [_table(("position",), 1, *sums, flagged=f) for f, sums in ((False, by_place), (True, by_other))]
-    found = {
-        "position_bands": _table(("replicate", "band"), steps, by_band),
-        "surprisal": _table(("replicate", "loss_bin"), levels, by_loss),
+    by_band = _Sums(rows, replicate * steps + step, REPLICATES * steps, unflagged & (rows.position > 0))
+    by_loss = _Sums(rows, replicate * levels + np.maximum(bins, 0), REPLICATES * levels, unflagged & (bins >= 0))
+    in_positions = unflagged | ((rows.position == 0) & (rows.flags & FLAG_NOT_FINITE == 0))
+    by_position = _position_sums(rows, in_positions)
+    over_layers = _add_rows(rows, (by_band, by_loss, *by_position.values()))
+    flagged = rows.take(~in_positions)
+    by_flagged = _position_sums(flagged, np.ones(len(flagged), bool))
+    _add_rows(flagged, list(by_flagged.values()))
+    positions = [_position_table(by_position, flagged=False), _position_table(by_flagged, flagged=True)]
+    tables = {
+        "position_bands": _two_key_table(("replicate", "band"), steps, by_band, total=True),
+        "surprisal": _two_key_table(("replicate", "loss_bin"), levels, by_loss, total=False),
         "positions": pa.concat_tables(positions),
     }
-    return found, over_layers
+    return tables, over_layers
 
 
-def _places(rows: Rows, counted: NDArray) -> tuple[_Sums, _Sums]:
+def _position_sums(rows: Rows, counted: NDArray) -> dict[str, _Sums]:
+    """Return empty sums of nnz and of its square by position."""
     size = 1 + int(rows.position.max(initial=0))
-    return _Sums(rows, rows.position, size, counted), _Sums(rows, rows.position, size, counted, square=True)
+    return {
+        "nnz_sum": _Sums(rows, rows.position, size, counted),
+        "nnz_square": _Sums(rows, rows.position, size, counted, square=True),
+    }
 
 
-def _table(names: Sequence[str], within: int, *sums: _Sums, **same: bool) -> pa.Table:
-    """A row a key that occurs, which is the first name's times `within` and the second's: its tokens, a layer's sum of
-    nnz (s0, s1, …; s-1 the total) and, given those too, of its square (q0, q1, …)."""
-    tokens = np.bincount(sums[0].key[sums[0].counted], minlength=len(sums[0].sums))
-    there = np.flatnonzero(tokens)
-    columns = dict(zip(names, np.divmod(there, within), strict=False)) | {"tokens": tokens[there]}
-    for letter, each in zip("sq", sums, strict=False):
-        *layers, total = each.sums[there].T
-        columns |= {f"{letter}{layer}": values for layer, values in enumerate(layers)} | {f"{letter}{TOTAL}": total}
-    return pa.table(columns | {name: np.full(len(there), value) for name, value in same.items()})
+def _position_table(sums: Mapping[str, _Sums], flagged: bool) -> pa.Table:
+    """Return the sums of each position that occurs, as the summary `positions` has them."""
+    tokens = sums["nnz_sum"].tokens()
+    position = np.flatnonzero(tokens)
+    columns = {"position": position, "tokens": tokens[position], "flagged": np.full(len(position), flagged)}
+    for name, each in sums.items():
+        columns |= layer_columns(name, each.sums[position, :-1], each.sums[position, -1])
+    return pa.table(columns)
+
+
+def _two_key_table(names: tuple[str, str], size: int, sums: _Sums, total: bool) -> pa.Table:
+    """Return the sums of each pair of keys that occurs; their key is the first times `size` and the second.
+
+    total: whether the sum over layers is in the table too.
+    """
+    tokens = sums.tokens()
+    key = np.flatnonzero(tokens)
+    layers, over_layers = sums.sums[key, :-1], sums.sums[key, -1]
+    keys = dict(zip(names, np.divmod(key, size), strict=True))
+    return pa.table({**keys, "tokens": tokens[key], **layer_columns("nnz_sum", layers, over_layers if total else None)})
 
 
 def _layers(rows: Rows, over_layers: NDArray) -> pa.Table:
-    """The histogram of nnz in each layer and of their sum."""
+    """Return the histogram of nnz in each layer, and of their sum."""
     flagged = np.flatnonzero(rows.flags)
-    every, extra = _histograms(rows, over_layers), _histograms(rows.take(flagged), over_layers[flagged])
-    pieces = []
-    for layer, (counted, more) in enumerate(zip(every, extra, strict=True)):
-        counted[: len(more)] -= more
-        for flag, having in ((False, counted), (True, more)):
-            nnz = np.flatnonzero(having)
-            number = layer if layer < rows.counts.shape[1] else TOTAL
-            columns = {"nnz": nnz, "tokens": having[nnz], "flagged": np.full(len(nnz), flag)}
-            pieces.append(pa.table({"layer": np.full(len(nnz), number), **columns}))
-    return pa.concat_tables(pieces)
+    all_rows, flagged_rows = _histograms(rows, over_layers), _histograms(rows.take(flagged), over_layers[flagged])
+    tables = []
+    for index, (unflagged, extra) in enumerate(zip(all_rows, flagged_rows, strict=True)):
+        unflagged[: len(extra)] -= extra
+        layer = index if index < rows.counts.shape[1] else TOTAL
+        for flag, histogram in ((False, unflagged), (True, extra)):
+            nnz = np.flatnonzero(histogram)
+            columns = {"nnz": nnz, "tokens": histogram[nnz], "flagged": np.full(len(nnz), flag)}
+            tables.append(pa.table({"layer": np.full(len(nnz), layer), **columns}))
+    return pa.concat_tables(tables)
 
 
 def _histograms(rows: Rows, over_layers: NDArray) -> list[NDArray]:
-    """How many rows have each count, by layer, and by their sum last."""
+    """Return how many rows have each count: a histogram a layer, and last that of their sum."""
     layers, size = rows.counts.shape[1], 1 + int(rows.counts.max(initial=0))
-    found = np.zeros((layers, size), np.int64)
+    histograms = np.zeros((layers, size), np.int64)
     for low in range(0, len(rows), BLOCK):
         counts = rows.counts[low : low + BLOCK]
         for layer in range(layers):
-            found[layer] += np.bincount(counts[:, layer], minlength=size)
-    return [*found, np.bincount(over_layers)]
+            histograms[layer] += np.bincount(counts[:, layer], minlength=size)
+    return [*histograms, np.bincount(over_layers)]
 
 
 def of_used(path: Path, names: Sequence[str]) -> pa.Table:
-    """Tokens, and a layer's sum of how many fired neurons have a product that is not zero (s0, s1, …)."""
+    """Return, for unflagged and flagged tokens, how many there are, and a layer's sum of how many fired neurons have a
+    product that is not zero; `names`: the part's columns of layers."""
     tokens, sums = np.zeros(2, np.int64), np.zeros((2, len(names)), np.int64)
     for batch in pq.ParquetFile(path).iter_batches(READ, columns=["flags", *names]):
         flags, *counts = (column.to_numpy() for column in batch.columns)
@@ -172,6 +194,7 @@ def of_used(path: Path, names: Sequence[str]) -> pa.Table:
         tokens += np.bincount(flagged, minlength=2)
         for layer, used in enumerate(counts):
             sums[:, layer] += used[~flagged].sum(dtype=np.int64), used[flagged].sum(dtype=np.int64)
-    there = np.flatnonzero(tokens)
-    columns = {f"s{layer}": values[there] for layer, values in enumerate(sums.T)}
-    return pa.table({"flagged": there == 1, "tokens": tokens[there], **columns})
+    occurring = np.flatnonzero(tokens)
+    return pa.table(
+        {"flagged": occurring == 1, "tokens": tokens[occurring], **layer_columns("used_sum", sums[occurring])}
+    )

@@ -1,4 +1,4 @@
-"""Ranks: tokens by class of nnz and class of loss, which rank correlations come from. Functions of a part's rows.
+"""Count tokens by class of nnz and class of loss, which rank correlations come from. Functions of a part's rows.
 
 Of runs past a million tokens, some whole groups of 20 sequences are counted alone (`class_step`). Cost,
 1 M tokens of 28 layers of which an eighth are counted: 0.25 CPU seconds.
@@ -28,58 +28,63 @@ def class_step(run: Run) -> int:
 
 
 def ranks(rows: Rows, replicate: NDArray, bins: NDArray) -> pa.Table:
-    """Tokens by class of the next token's loss and class of nnz, both fine enough to keep a rank correlation, in a
-    replicate. `bins`: the band of that loss, -1 where there is none."""
+    """Count tokens by class of the next token's loss and class of nnz, both fine enough for a rank correlation.
+
+    replicate: of each row; bins: the band of that loss of each row, -1 where there is none.
+    """
     counted = (rows.flags == 0) & (bins >= 0)
     keys = {"replicate": replicate[counted], "loss_class": bins[counted] // BINS_A_CLASS}
-    return _counted(rows.counts[counted], keys, band(_every(rows.counts)))
+    return _counted(rows.counts[counted], keys, band(_possible(rows.counts)))
 
 
 def ranks_by_class(rows: Rows, losses: Mapping[str, NDArray], kinds: NDArray) -> pa.Table:
-    """Tokens and their nnz by class of token, of loss (the next token's; with `own`, the token's) and of nnz.
+    """Count tokens, and sum their nnz, by class of token, of loss (the next token's; with `own`, its own) and of nnz.
 
-    Coarser than `ranks`, since there are so many more rows. `losses`: bands of either, `later` and `own`; `kinds`:
-    as `classes.numbers`.
+    Coarser than `ranks`, since there are many more rows. losses: the bands of both losses, `later` and `own`; kinds:
+    `token_class.class_numbers`. The column `class` holds numbers here.
     """
     kind = of_tokens(kinds, rows.token)
-    coarse = np.floor(COARSE_COUNT * np.sqrt(np.sqrt(_every(rows.counts).astype(float)))).astype(np.int32)
-    found = []
+    coarse = np.floor(COARSE_COUNT * np.sqrt(np.sqrt(_possible(rows.counts).astype(float)))).astype(np.int32)
+    tables = []
     for name, bins in losses.items():
         counted = (rows.flags == 0) & (bins >= 0)
         keys = {
-            "kind": kind[counted],
+            "class": kind[counted],
             "replicate": rows.sequence[counted] % COARSE_REPLICATES,
             "loss_class": bins[counted] // BINS_A_COARSE_CLASS,
         }
         tokens = _counted(rows.counts[counted], keys, coarse, sums=True)
-        found.append(tokens.append_column("own", pa.array(np.full(tokens.num_rows, name == "own"))))
-    return pa.concat_tables(found)
+        tables.append(tokens.append_column("own", pa.array(np.full(tokens.num_rows, name == "own"))))
+    return pa.concat_tables(tables)
 
 
 def of_tokens(kinds: NDArray, token: NDArray) -> NDArray:
-    """What `kinds` has for each token, by its id; last, for one that the vocabulary lacks."""
+    """Return the class number of each token; the last entry of `kinds` is for ids that the vocabulary lacks."""
     return kinds[np.where((token >= 0) & (token < len(kinds)), token, -1)]
 
 
-def _every(counts: NDArray) -> NDArray:
-    """Each count up to the most there is."""
+def _possible(counts: NDArray) -> NDArray:
+    """Return every count from 0 to the greatest."""
     return np.arange(1 + int(counts.max(initial=0)))
 
 
 def _counted(counts: NDArray, keys: Mapping[str, NDArray], classes: NDArray, sums: bool = False) -> pa.Table:
-    """Tokens, and with `sums` their nnz, by layer, by the keys and by class of nnz; `classes`: that of each count."""
+    """Count tokens, and with `sums` add up their nnz, by layer, by the keys and by class of nnz.
+
+    counts: [row, layer]; keys: whole numbers from 0, of each row; classes: the class of each count from 0 up.
+    """
     shape = [*(1 + int(key.max(initial=0)) for key in keys.values()), 1 + int(classes[-1])]
     base = np.zeros(len(counts), np.int64)
     for key, size in zip(keys.values(), shape[1:], strict=True):
         base = (base + key) * size
-    found = []
+    tables = []
     for layer, nnz in enumerate(np.ascontiguousarray(counts.T)):
-        place = base + classes[nnz]
-        tokens = np.bincount(place, minlength=1)
-        there = np.flatnonzero(tokens)
-        named = dict(zip((*keys, "nnz_class"), np.unravel_index(there, shape), strict=True))
-        columns = {**named, "layer": np.full(len(there), layer), "tokens": tokens[there]}
+        cell = base + classes[nnz]
+        tokens = np.bincount(cell, minlength=1)
+        occurring = np.flatnonzero(tokens)
+        key_columns = dict(zip((*keys, "nnz_class"), np.unravel_index(occurring, shape), strict=True))
+        columns = {**key_columns, "layer": np.full(len(occurring), layer), "tokens": tokens[occurring]}
         if sums:  # in float64, exact for as many rows as are held at a time
-            columns["nnz_sum"] = np.bincount(place, nnz, 1)[there].astype(np.int64)
-        found.append(pa.table(columns))
-    return pa.concat_tables(found)
+            columns["nnz_sum"] = np.bincount(cell, nnz, 1)[occurring].astype(np.int64)
+        tables.append(pa.table(columns))
+    return pa.concat_tables(tables)

@@ -25,13 +25,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from twell.analysis.memo import memoized
-from twell.analysis.summaries.refresh import LACKING, SCORED, SOURCES, damage, ensure, growing, listed
+from twell.analysis.summaries.built import damage, growing, read_built
+from twell.analysis.summaries.refresh import ensure
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
 
 DECODED = 12  # choices of columns cached as arrays, of one run or several: 50 MB of a long run with many layers
-SINCE = {"surprisal_classes": 1, "used": 1}  # the revision that a table of copies came with, past the first
 EARLIER = "its summaries are of an earlier revision: summarise the run it was copied from and copy it again"
 
 
@@ -87,7 +87,7 @@ class Summaries:
 
     def file(self, name: str) -> Path:
         """Return the file of a summary."""
-        if name in SCORED and not self.scored:
+        if SUMMARIES.tables[name].needs_means and not self.scored:
             raise ValueError(f"expected summaries opened with scored=True to read {name}")
         path = self.run.summary_path(name)
         if not path.exists():
@@ -120,11 +120,11 @@ def _read(path: Path, names: Sequence[str]) -> pa.Table:
 
 def _reason(run: Run, name: str) -> str:
     """Return why a run has no summary of that name, as a clause."""
-    source = name if name in SOURCES else "activity"
-    if source in damage(run):
-        return damage(run)[source].rstrip(".")
-    if listed(run).get("revision", 0) < SINCE.get(name, 0):
+    table, damaged = SUMMARIES.tables[name], damage(run)
+    if table.source in damaged:
+        return damaged[table.source].rstrip(".")
+    if read_built(run).revision < table.since:
         return EARLIER
-    if run.manifest.summary_only and not SUMMARIES.tables[name].in_summary_only:
+    if run.manifest.summary_only and not table.in_summary_only:
         return "it is a summary-only run, which spells out none of its text"
-    return LACKING.get(name, "it was not recorded")
+    return table.absent or "it was not recorded"

@@ -1,4 +1,4 @@
-"""Scores: z of every token of a part, added up by token and by word. The second reading of a run.
+"""Score every token of a part by z, and add up z by token and by word. The second reading of a run.
 
 z needs the means of the whole run, so its sums over sequences are taken once these are known, and again when they
 change: z depends on a weight a layer, so the square of a sequence's z is no sum that was there before. A function of
@@ -93,7 +93,7 @@ class Spelling:
         return cls(begins, ends, holds, pa.array(stripped, pa.binary()))
 
 
-def of_part(path: Path, counts: Sequence[str], scale: Scale, spelling: Spelling | None) -> pa.Table:
+def scores_of_part(path: Path, counts: Sequence[str], scale: Scale, spelling: Spelling | None) -> pa.Table:
     """The sums of one part by token and, with a `spelling`, by word: columns as ROWS.
 
     `counts` names the nnz columns. By token, rows with `flagged` hold what flagged tokens add to each sum.

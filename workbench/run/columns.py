@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column. `type` is an Arrow type name; `per_layer` columns are written once a layer, as `name_LL`."""
+    """One column. `type` is an Arrow type name; `per_layer` columns are written once a layer, as `name_LL`; `merge`
+    tells how values of several parts combine into one.
+    """
 
     name: str
     type: str
@@ -15,6 +18,7 @@ class Column:
     meaning: str
     nullable: bool = False
     per_layer: bool = False
+    merge: Literal["sum", "min", "max"] = "sum"
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,16 @@ NEURON_SUMS = (
     NEURON,
     Column("fires", "int64", "tokens", "tokens on which the neuron fired"),
     Column("value_sum", "int64", "2^-20", "sum of its values, in fixed point"),
-    Column("value_max", "float32", "", "its largest value"),
-    Column("token_min", "int32", "", "least token id that fired it"),
-    Column("token_max", "int32", "", "greatest token id that fired it; equal to the least: it answers to one token"),
-    Column("first_sequence", "int32", "", "first sequence in which it fired"),
+    Column("value_max", "float32", "", "its largest value", merge="max"),
+    Column("token_min", "int32", "", "least token id that fired it", merge="min"),
+    Column(
+        "token_max",
+        "int32",
+        "",
+        "greatest token id that fired it; equal to the least: it answers to one token",
+        merge="max",
+    ),
+    Column("first_sequence", "int32", "", "first sequence in which it fired", merge="min"),
 )
 
 TILE_COUNTS = (

@@ -22,9 +22,20 @@ from twell.workbench.run.columns import (
     Column,
     Table,
 )
-from twell.workbench.run.summary_schema import SUMMARIES, Summaries
+from twell.workbench.run.summary_schema import SUMMARIES, SummarySchema, SummaryTable
 
-__all__ = ["SUMMARIES", "TABLES", "Column", "Summaries", "Table", "dictionary", "expand", "nnz_columns", "nnz_type"]
+__all__ = [
+    "SUMMARIES",
+    "TABLES",
+    "Column",
+    "SummarySchema",
+    "SummaryTable",
+    "Table",
+    "dictionary",
+    "expand",
+    "nnz_columns",
+    "nnz_type",
+]
 
 SCHEMA_VERSION = 1
 

@@ -1,7 +1,8 @@
 """The tables that analysis derives from a run's parts, declared as the run's own are (`schema.py`).
 
-Most hold integer sums that add up across parts, ranks and runs. `token_scores` and `words` take the means of the whole
-run, and `surprisal_correlations` come from other summaries.
+A table's declaration holds every fact about it: its keys, how its columns combine (`Column.merge`), the table of the
+run that it comes from, and why a run may lack it. Most hold integer sums that add up across parts, ranks and runs.
+`token_scores` and `words` take the means of the whole run, and `surprisal_correlations` come from other summaries.
 
 Tables and columns are added at the end, and counted by `revision`: a run whose summaries are of an earlier one gets
 them built anew; a summary-only copy of an earlier one opens, and lacks what came later.
@@ -15,14 +16,40 @@ from twell.workbench.run.columns import LAYER, NEURON_SUMS, TILE_COUNTS, TOKEN_I
 
 
 @dataclass(frozen=True)
-class Summaries:
+class SummaryTable(Table):
+    """A table of summaries.
+
+    keys: the columns that identify a row, in the order that rows are sorted by; source: the table of the run whose
+    parts it is made from; absent: why a run may do without it, as a clause, and empty if none does; needs_means:
+    whether it takes the means of the whole run, and so every part anew; since: the revision that it came with.
+    """
+
+    keys: tuple[str, ...] = ()
+    source: str = "activity"
+    absent: str = ""
+    needs_means: bool = False
+    since: int = 0
+
+    def merges(self) -> dict[str, str]:
+        """Return how each column that adds up combines over parts: sum, min or max. Names do not add up."""
+        return {c.name: c.merge for c in self.columns if c.name not in self.keys and c.type != "string"}
+
+
+@dataclass(frozen=True)
+class SummarySchema:
     """The tables that analysis derives from the parts, under `summary/`, and the version that they are of."""
 
     version: int
     revision: int
-    tables: dict[str, Table]
+    tables: dict[str, SummaryTable]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tables of a run that summaries are made from."""
+        return tuple(dict.fromkeys(table.source for table in self.tables.values()))
 
 
+_NO_LOSS = "no loss was recorded (--no-loss)"
 # In every summary, rows with `flagged` hold what the flagged tokens add to each sum: leave them out, or sum over both.
 _FLAGGED = Column("flagged", "bool", "", "false: over unflagged tokens; true: what flagged tokens add to each sum")
 _REPLICATE = Column("replicate", "int32", "", "sequence modulo 20: the groups that intervals are jackknifed over")
@@ -35,7 +62,7 @@ def _tokens(meaning: str = "tokens counted") -> Column:
     return Column("tokens", "int64", "tokens", meaning)
 
 
-_LAYERS = Table(
+_LAYERS = SummaryTable(
     "layers",
     "a count that occurs in a layer",
     (
@@ -44,9 +71,10 @@ _LAYERS = Table(
         Column("nnz", "int32", "neurons", "the count"),
         _tokens("tokens that have it"),
     ),
+    keys=("layer", "flagged", "nnz"),
 )
 
-_POSITIONS = Table(
+_POSITIONS = SummaryTable(
     "positions",
     "a position and layer",
     (
@@ -57,9 +85,10 @@ _POSITIONS = Table(
         _NNZ_SUM,
         Column("nnz_square", "int64", "neurons²", "sum of squared nnz"),
     ),
+    keys=("layer", "flagged", "position"),
 )
 
-_POSITION_BANDS = Table(
+_POSITION_BANDS = SummaryTable(
     "position_bands",
     "a band of positions, in a layer and replicate, over unflagged tokens from position 1 on",
     (
@@ -69,9 +98,10 @@ _POSITION_BANDS = Table(
         _tokens(),
         _NNZ_SUM,
     ),
+    keys=("layer", "replicate", "band"),
 )
 
-_TOKENS = Table(
+_TOKENS = SummaryTable(
     "tokens",
     "a token of the vocabulary that occurs",
     (
@@ -88,9 +118,10 @@ _TOKENS = Table(
         Column("surprisal_sum", "int64", "2^-24 nats", "sum of its own losses, as predicted one position earlier"),
         Column("surprisal_tokens", "int64", "tokens", "occurrences with such a loss"),
     ),
+    keys=("token_id", "flagged"),
 )
 
-_TOKEN_LAYERS = Table(
+_TOKEN_LAYERS = SummaryTable(
     "token_layers",
     "a token of the vocabulary that occurs, and a layer",
     (
@@ -101,9 +132,10 @@ _TOKEN_LAYERS = Table(
         _NNZ_SQUARE,
         _NNZ_CROSS,
     ),
+    keys=("layer", "flagged", "token_id"),
 )
 
-_TOKEN_SCORES = Table(
+_TOKEN_SCORES = SummaryTable(
     "token_scores",
     "a token of the vocabulary that occurs",
     (
@@ -123,9 +155,11 @@ _TOKEN_SCORES = Table(
         Column("class", "string", "", "its class by spelling (see token_classes)"),
     ),
     adds_up=False,
+    keys=("token_id", "flagged"),
+    needs_means=True,
 )
 
-_SURPRISAL = Table(
+_SURPRISAL = SummaryTable(
     "surprisal",
     "a band of the next token's loss, in a layer and replicate, over unflagged tokens",
     (
@@ -135,9 +169,11 @@ _SURPRISAL = Table(
         _tokens(),
         _NNZ_SUM,
     ),
+    keys=("layer", "replicate", "loss_bin"),
+    absent=_NO_LOSS,
 )
 
-_SURPRISAL_RANKS = Table(
+_SURPRISAL_RANKS = SummaryTable(
     "surprisal_ranks",
     "a class of loss and of nnz, in a layer and replicate, over unflagged tokens; of long runs as `surprisal_classes`",
     (
@@ -147,27 +183,38 @@ _SURPRISAL_RANKS = Table(
         Column("nnz_class", "int32", "", "nnz below 8, then floor(√(8·nnz))"),
         _tokens(),
     ),
+    keys=("layer", "nnz_class", "loss_class", "replicate"),
+    absent=_NO_LOSS,
 )
 
-_NEURON_SUMS = Table(
+_NEURON_SUMS = SummaryTable(
     "neurons",
     "a neuron that fired in the run",
     NEURON_SUMS,
+    keys=("layer", "neuron"),
+    source="neurons",
+    absent="it was captured with --probes counts, which keeps counts per token alone",
 )
 
-_TILE_COUNTS = Table(
+_TILE_COUNTS = SummaryTable(
     "tiles",
     "a number of neurons fired in one tile that occurs in a layer, for one tile size; over unflagged tokens",
     TILE_COUNTS,
+    keys=("layer", "tile", "occupancy"),
+    source="tiles",
+    absent="it was captured without tile counts",
 )
 
-_UNION_COUNTS = Table(
+_UNION_COUNTS = SummaryTable(
     "unions",
     "a number of different neurons fired in a block of consecutive tokens that occurs in a layer",
     UNION_COUNTS,
+    keys=("layer", "block", "neurons"),
+    source="unions",
+    absent="it was captured without the different neurons of blocks of tokens",
 )
 
-_SURPRISAL_CLASSES = Table(
+_SURPRISAL_CLASSES = SummaryTable(
     "surprisal_classes",
     "a class of token, of loss and of nnz, in a layer and replicate, over unflagged tokens; of long runs, of 20 "
     "sequences in every 40, 80, …, so that half a million to a million tokens are counted",
@@ -181,9 +228,12 @@ _SURPRISAL_CLASSES = Table(
         _tokens(),
         _NNZ_SUM,
     ),
+    keys=("layer", "own", "class", "nnz_class", "loss_class", "replicate"),
+    absent=_NO_LOSS,
+    since=1,
 )
 
-_USED = Table(
+_USED = SummaryTable(
     "used",
     "a layer of a model with a ReLU on the up branch too",
     (
@@ -192,9 +242,12 @@ _USED = Table(
         _tokens(),
         Column("used_sum", "int64", "neurons", "sum of how many fired neurons have a product that is not zero"),
     ),
+    keys=("layer", "flagged"),
+    absent="its model has no ReLU on the up branch, so every neuron that fires is used",
+    since=1,
 )
 
-_WORDS = Table(
+_WORDS = SummaryTable(
     "words",
     "a word of the text: tokens joined where letters, digits or bytes of longer characters meet; most frequent first",
     (
@@ -210,9 +263,12 @@ _WORDS = Table(
     ),
     adds_up=False,
     in_summary_only=False,
+    keys=("word",),
+    absent="it has no vocab table, which spells the tokens",
+    needs_means=True,
 )
 
-_SURPRISAL_CORRELATIONS = Table(
+_SURPRISAL_CORRELATIONS = SummaryTable(
     "surprisal_correlations",
     "a layer, with one of two losses, of one class of tokens or all; over unflagged tokens",
     (
@@ -226,9 +282,11 @@ _SURPRISAL_CORRELATIONS = Table(
         Column("groups", "int32", "", "groups of sequences, each left out once for the interval; of all classes"),
     ),
     adds_up=False,
+    keys=("own", "class", "layer"),
+    absent=_NO_LOSS,
 )
 
-SUMMARIES = Summaries(
+SUMMARIES = SummarySchema(
     2,
     3,
     {

@@ -20,9 +20,10 @@ import pandas as pd
 import pytest
 
 from twell.analysis import by_layer, by_token, by_word, ensure, summarize, surprisal_correlation
-from twell.analysis.summaries import refresh, z_scores
+from twell.analysis.summaries import build
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
+from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run, open_run
 
 
@@ -72,13 +73,13 @@ def test_a_new_part_costs_only_itself(
 ) -> None:
     """What needs the means of the whole run is read again once it is asked for, and not before."""
     read: list[str] = []
-    real = z_scores.of_part
+    real = build.scores_of_part
 
     def noted(path: Path, **given: Any) -> Any:
         read.append(path.name)
         return real(path, **given)
 
-    monkeypatch.setattr(z_scores, "of_part", noted)
+    monkeypatch.setattr(build, "scores_of_part", noted)
     writer, _, part = grow(made, tmp_path / "live")
     part(0)
     part(1)
@@ -150,7 +151,7 @@ def test_two_processes_at_once(small: Run) -> None:
     both = [subprocess.Popen([sys.executable, "-c", code, str(small.path)], stderr=subprocess.PIPE) for _ in range(2)]
     assert [process.communicate()[1].decode() for process in both] == ["", ""]
     built = json.loads((small.summary_path("any").parent / "built.json").read_text())
-    assert len(built["parts"]) == 3 * len(refresh.SOURCES)
+    assert len(built["parts"]) == 3 * len(SUMMARIES.sources)
     assert len(by_layer(small)) == small.layers
 
 

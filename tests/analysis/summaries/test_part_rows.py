@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from twell.analysis import ensure
-from twell.analysis.summaries import build, part_rows, part_sums, token_sums
+from twell.analysis.summaries import part_rows, part_sums, token_sums
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import UserError
 from twell.workbench.run.schema import nnz_columns
@@ -109,10 +109,11 @@ def test_sums_by_token_are_exact_past_2_to_53() -> None:
     """Against Python's integers, with counts whose squares float64 does not hold."""
     few = wide(lambda columns: columns.update(counts=columns["counts"] * 2**9 + 1))
     total = few.counts.sum(axis=1, dtype=np.int64)
-    table = token_sums.tokens(few, total).to_pylist()
+    tables = token_sums.tokens(few, total)
+    table = [a | b for a, b in zip(*(tables[name].to_pylist() for name in ("tokens", "token_layers")), strict=True)]
     assert [(row["token_id"], row["flagged"]) for row in table] == [(t, f) for f in (False, True) for t in range(3)]
     for row in table:
-        for name, values in (("0", few.counts[:, 0]), ("1", few.counts[:, 1]), ("nnz", total)):
+        for layer, values in (("[0]", few.counts[:, 0]), ("[1]", few.counts[:, 1]), ("", total)):
             both = []
             for every in (True, False):
                 rows_of = [
@@ -123,7 +124,12 @@ def test_sums_by_token_are_exact_past_2_to_53() -> None:
                 squares = sum(y * y for y, _ in pairs), sum(y * n for y, n in pairs), sum(n * n for _, n in pairs)
                 both.append([sum(y for y, _ in pairs), *squares, sum(n for _, n in pairs), len(pairs)])
             expected = np.subtract(*both).tolist() if row["flagged"] else both[1]
-            names = [f"{name}_sum", f"{name}_square", f"{name}_cross", "tokens_square", "tokens", "sequences"]
+            names = [
+                *(f"nnz_{kind}{layer}" for kind in ("sum", "square", "cross")),
+                "tokens_square",
+                "tokens",
+                "sequences",
+            ]
             assert [row[column] for column in names] == expected
     assert max(row["nnz_square"] for row in table) > 2**53
 
@@ -163,10 +169,9 @@ def test_parts_are_added_up_before_they_are_many(
     run, other = (made.make(tmp_path / name, sequences=60, parts=6) for name in ("one", "other"))
     ensure(run)
     sizes: list[int] = []
-    real = accumulate._added
-    monkeypatch.setattr(accumulate, "_added", lambda name, pieces: sizes.append(len(pieces)) or real(name, pieces))
-    monkeypatch.setattr(accumulate, "HELD", 0)
+    real = accumulate._merged
+    monkeypatch.setattr(accumulate, "_merged", lambda name, pieces: sizes.append(len(pieces)) or real(name, pieces))
+    monkeypatch.setattr(accumulate, "PENDING", 0)
     ensure(other)
     assert max(sizes) < 6
     questions.same(run, other)
-    assert build.KEYS is accumulate.KEYS

@@ -1,0 +1,125 @@
+"""What the summaries on disk were made from: `built.json`, beside them.
+
+It lists the parts that they cover with their checksums, the revision that they are of, and the tables that they leave
+out because a part is damaged. It is taken away first and written last, so that what a crash leaves behind is never
+taken for a summary. Cost: 1 ms to read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from twell.analysis.summaries.rank_tables import class_step
+from twell.workbench.run.schema import SUMMARIES
+from twell.workbench.run.store import Run
+
+FILE = "built.json"
+
+Parts = dict[str, str]  # the sha256 of each part's file
+
+
+@dataclass(frozen=True)
+class Built:
+    """What summaries were made from.
+
+    parts: those that they cover; revision: of the summaries' schema; class_step: as `rank_tables.class_step` was for
+    the run; scored: whether tables that need the means of the whole run are among them; damaged: the tables left out,
+    each with a sentence (`says`) and the sizes and times of its files when they were found damaged (`seen`).
+    """
+
+    parts: Parts = field(default_factory=dict)
+    revision: int = 0
+    class_step: int = 0
+    scored: bool = False
+    damaged: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def folder(run: Run) -> Path:
+    """Return the folder of the run's summaries."""
+    return run.summary_path("any").parent
+
+
+def read_built(run: Run) -> Built:
+    """Return what the summaries there were made from; one that covers no parts if there are none."""
+    try:
+        stored = json.loads((folder(run) / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Built()
+    if not isinstance(stored, dict) or not isinstance(stored.get("parts"), dict):
+        return Built()
+    return Built(**{name: stored[name] for name in Built.__dataclass_fields__ if name in stored})
+
+
+def write_built(run: Run, parts: Parts, scored: bool, damaged: Mapping[str, str]) -> None:
+    """Write the list, once the summaries are in place; damaged: a sentence for each table left out."""
+    details = {table: {"says": sentence, "seen": _file_states(run, table)} for table, sentence in damaged.items()}
+    built = asdict(Built(parts, SUMMARIES.revision, class_step(run), scored, details))
+    parts_last = {"version": SUMMARIES.version, **{name: built[name] for name in built if name != "parts"}}
+    temporary = folder(run) / f"{FILE}.tmp"
+    temporary.write_text(json.dumps({**parts_last, "parts": parts}, indent=1), encoding="utf-8")
+    os.replace(temporary, folder(run) / FILE)
+
+
+def remove_built(run: Run) -> None:
+    """Remove the list, before the summaries are replaced."""
+    (folder(run) / FILE).unlink(missing_ok=True)
+
+
+def damage(run: Run) -> dict[str, str]:
+    """Return the tables that summaries leave out because a part is missing or differs from its checksum, each with a
+    sentence. A table is no longer among them once any of its files has changed."""
+    damaged = read_built(run).damaged
+    return {table: entry["says"] for table, entry in damaged.items() if entry["seen"] == _file_states(run, table)}
+
+
+def _file_states(run: Run, table: str) -> list[list[int] | None]:
+    """Return size and time of change of a table's files, None for one that is missing."""
+    states: list[list[int] | None] = []
+    for path in run.parts(table):
+        stat = path.stat() if path.exists() else None
+        states.append(None if stat is None else [stat.st_size, stat.st_mtime_ns])
+    return states
+
+
+def growing(run: Run) -> bool:
+    """Return whether the run is still being recorded."""
+    return run.manifest.status == "recording"
+
+
+def parts_of(run: Run, without: Collection[str] = ()) -> Parts:
+    """Return the parts that summaries are made from, without those of some tables."""
+    tables = set(SUMMARIES.sources) - set(without)
+    return {part.file: part.sha256 for part in run.manifest.parts if part.table in tables}
+
+
+def covered_parts(run: Run, built: Built) -> Parts:
+    """Return the parts that need not be read again; none where the summaries have to be built anew, because they are of
+    an earlier revision or the run has doubled since (`class_step`)."""
+    reusable = built.revision == SUMMARIES.revision and built.class_step >= class_step(run)
+    return built.parts if reusable else {}
+
+
+def includes(parts: Parts, others: Parts) -> bool:
+    """Return whether all the others are among the parts, unchanged."""
+    return all(parts.get(file) == sha256 for file, sha256 in others.items())
+
+
+def is_current(run: Run, scored: bool) -> bool:
+    """Return whether the summaries cover the run's parts.
+
+    scored: whether those that need the means of the whole run are to be there too. The summaries of a run that is still
+    being recorded may cover more parts than this reader of it has seen. Those of a summary-only run are what they are.
+    """
+    built = read_built(run)
+    if run.manifest.summary_only:
+        return bool(built.parts)
+    covered = covered_parts(run, built)
+    if not covered or (scored and not built.scored):
+        return False
+    wanted = parts_of(run, without=damage(run))
+    return includes(covered, wanted) if growing(run) else covered == wanted
