@@ -1,4 +1,4 @@
-"""The dashboard's entry: the run chooser, the pages, and what is said when there is nothing to show.
+"""The dashboard's entry point: the bar with pages and run chooser, then the page.
 
 `twell app RUNS` starts it; `streamlit run app/main.py -- RUNS` does too, with the settings of `.streamlit/config.toml`.
 """
@@ -11,8 +11,9 @@ import streamlit as st
 
 from twell.analysis.memo import memo_scope
 from twell.app.server import warm_up
-from twell.app.ui import empty_states, styles, theme, url_state, widgets
+from twell.app.ui import empty_states, run_header, styles, theme, url_state
 from twell.app.ui.pages import FRONT, PAGES
+from twell.app.ui.run_catalog import RECORDED, RunCatalog, find_runs, run_label
 from twell.workbench.errors import UserError
 
 ICON = (
@@ -22,49 +23,58 @@ ICON = (
 )
 
 
-def address(found: url_state.Shelf) -> str:
-    """The name of the run in the address, whether there is one or not; else of the run shown last, or the newest.
-    From then on the address has it. A recorded run is found by its name alone, too, where no other has it."""
-    name = url_state.parameter("run") or st.session_state.get("run") or next(iter(found.runs), "")
-    if name not in found.runs and url_state.RECORDED + name in found.runs:
-        name = url_state.RECORDED + name
+def chosen_run(catalog: RunCatalog) -> str:
+    """Return the name of the run in the address, whether there is one or not, and write it there if it was missing.
+
+    Without a name in the address it is the run shown last, or the newest. A run of the package is found by its bare
+    name too, if no run of the folder has that name.
+    """
+    name = url_state.parameter("run") or st.session_state.get("run") or next(iter(catalog.runs), "")
+    if name not in catalog.runs and RECORDED + name in catalog.runs:
+        name = RECORDED + name
     if url_state.parameter("run") != name:
         st.query_params["run"] = name
     st.session_state["run"] = name
-    st.session_state["chooser"] = name if name in found.runs else None
-    url_state.tie("run", url_state.Tie("chooser", None, lambda text: text if text in found.runs else None))
+    st.session_state["chooser"] = name if name in catalog.runs else None
+    url_state.register_param("run", url_state.UrlParam("chooser", None, url_state.one_of(catalog.runs)))
     return name
 
 
 def to_front() -> None:
-    """The front page under its name, as the other pages have theirs: on to the root."""
+    """Send `/overview`, the front page by its name, to the root of the address."""
     url_state.open_page(FRONT, **st.query_params)
 
 
-def bar(found: url_state.Shelf, links: dict[str, Any], name: str) -> None:
-    """The pages, as links that keep the run, and the run chooser; under them what was run on what."""
+def bar(catalog: RunCatalog, links: dict[str, Any], name: str) -> None:
+    """Draw the links to the pages and the run chooser, and under them the facts about the run.
+
+    Args:
+        catalog: the runs to choose from.
+        links: Streamlit's pages by title.
+        name: the chosen run, which the links keep.
+    """
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="bar"):
         with st.container(horizontal=True, gap="xsmall", width="stretch", key="nav"):
             for title, page in links.items():
                 st.page_link(page, label=title, query_params={"run": name})
         st.selectbox(
             "Run",
-            list(found.runs),
+            list(catalog.runs),
             index=None,
             key="chooser",
-            on_change=url_state.keep,
+            on_change=url_state.sync_url,
             width=300,
             required=True,
-            format_func=lambda name: widgets.run_label(name, found),
+            format_func=lambda name: run_label(name, catalog),
             label_visibility="collapsed",
             placeholder="Choose a run",
         )
     with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
-        if name in found.runs:
-            widgets.facts(found.runs[name])
-            widgets.definition(found.runs[name])
-        if found.broken:
-            empty_states.unreadable_folders(found)
+        if name in catalog.runs:
+            run_header.facts(catalog.runs[name])
+            run_header.definition(catalog.runs[name])
+        if catalog.broken:
+            empty_states.unreadable_folders(catalog)
 
 
 def main() -> None:
@@ -78,25 +88,25 @@ def main() -> None:
     links = {PAGES[name].title: page for name, page in pages.items() if PAGES[name].in_bar}
     by_name = st.Page(to_front, title=PAGES[FRONT].title, url_path=FRONT)
     page = st.navigation([*pages.values(), by_name], position="hidden")
-    found = url_state.shelf()
-    if not found.runs and not found.broken:
-        empty_states.no_runs(found)
+    catalog = find_runs()
+    if not catalog.runs and not catalog.broken:
+        empty_states.no_runs(catalog)
         return
-    url_state.enter(page.url_path)
-    name = address(found)
-    bar(found, links, name)
-    if name not in found.runs:
-        empty_states.not_found(found, name)
+    url_state.enter_page(page.url_path)
+    name = chosen_run(catalog)
+    bar(catalog, links, name)
+    if name not in catalog.runs:
+        empty_states.not_found(catalog, name)
         return
-    run = found.runs[name]
-    st.session_state["shown"] = run
-    widgets.status(run)
+    run = catalog.runs[name]
+    st.session_state["current_run"] = run
+    run_header.status(run)
     try:
-        if page.url_path != "kernels":  # timings need no summary, and a live run has a new one every part
-            widgets.summarise(run)
-        with memo_scope():  # what several figures of a page are made from is taken once
+        if page.url_path != "kernels":  # timings need no summary, and a growing run has a new one with every part
+            run_header.update_summaries(run)
+        with memo_scope():  # tables that several figures of a page need are computed once
             page.run()
-        warm_up.read_ahead(run)
+        warm_up.start(run)
     except (UserError, OSError) as error:
         empty_states.unreadable(run, error)
 

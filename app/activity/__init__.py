@@ -1,1 +1,3 @@
 """Pages Overview, Layers and Positions."""
+
+from __future__ import annotations

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from twell import analysis
+from twell.app.activity.layer_data import CORRELATION
 from twell.app.ui.formatting import SPACE, fixed, number, percent, plural, times, token_html, whole
-from twell.app.ui.url_state import ask, link
+from twell.app.ui.query import fetch
+from twell.app.ui.url_state import link
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -38,7 +41,7 @@ def findings(run: Run) -> list[Finding]:
 
 
 def _tokens(run: Run) -> str:
-    frame = ask(run, "by_token", min_count=20, rank="z")
+    frame = fetch(run, analysis.by_token)
     sure = frame.dropna(subset=["z_se"])
     if len(sure) < 4:
         return ""
@@ -56,7 +59,7 @@ def _tokens(run: Run) -> str:
 
 
 def _layers(run: Run) -> str:
-    frame = ask(run, "by_layer")
+    frame = fetch(run, analysis.by_layer)
     high, low = frame.loc[frame["mean"].idxmax()], frame.loc[frame["mean"].idxmin()]
     return (
         f"Layer {high['layer']:.0f} fires the most neurons, {number(high['mean'])} a token, and carries "
@@ -66,7 +69,7 @@ def _layers(run: Run) -> str:
 
 
 def _dead(run: Run) -> str:
-    frame = ask(run, "by_layer")
+    frame = fetch(run, analysis.by_layer)
     if "dead_share" not in frame or not frame["dead_share"].notna().any():
         return ""
     worst = frame.loc[frame["dead_share"].idxmax()]
@@ -79,7 +82,7 @@ def _dead(run: Run) -> str:
 
 
 def _positions(run: Run) -> str:
-    frame = ask(run, "by_position")
+    frame = fetch(run, analysis.by_position)
     first = frame[frame["first"]].set_index("layer")["mean"]
     later = frame[~frame["first"]]
     if not len(first) or not len(later):
@@ -95,7 +98,7 @@ def _positions(run: Run) -> str:
 
 
 def _surprisal(run: Run) -> str:
-    frame = ask(run, "surprisal_correlation")
+    frame = fetch(run, CORRELATION)
     strongest = frame.loc[frame["spearman"].abs().idxmax()]
     low, high = fixed(strongest["low"]), fixed(strongest["high"])
     interval = f"95{SPACE}% {low} to {high}, " if pd.notna(strongest["low"]) else ""  # one sequence tells none
@@ -107,7 +110,7 @@ def _surprisal(run: Run) -> str:
 
 
 def _kernels(run: Run) -> str:
-    frame = ask(run, "speedup")
+    frame = fetch(run, analysis.speedup)
     if (frame["kernel"] == "reference").all():
         return (
             "The sparse timings are the reference kernel's, an oracle and not meant to be fast: no speedup is claimed."

@@ -11,9 +11,11 @@ import numpy as np
 import pandas as pd
 
 from twell import analysis
+from twell.app.ui.query import Query
 from twell.workbench.run.store import Run
 
-BINS = 43  # of nnz, geometric, at most: the least of them hold one count each
+BINS = 43  # of nnz, geometric, at most: the lowest of them hold one count each
+LOSSES = ("next", "own")  # the loss of the next token, as predicted at a token, or of the token itself
 
 
 def spread(run: Run) -> pd.DataFrame:
@@ -46,7 +48,7 @@ def span(low: int, high: int) -> str:
     return f"{low}" if low == high else f"{low}–{high}"
 
 
-def surprise(run: Run, of: Literal["next", "own"] = "next") -> pd.DataFrame:
+def surprisal_bins(run: Run, of: Literal["next", "own"] = "next") -> pd.DataFrame:
     """The answer of `surprisal`, for layers that fire at all and bins that hold tokens, with more columns: layer_mean
     (the layer's mean nnz over all bins); loss (where the bin is drawn: its middle; the last, which is open, where it
     begins); relative, low, high (mean nnz over layer_mean, with its 95 % interval)."""
@@ -63,3 +65,9 @@ def surprise(run: Run, of: Literal["next", "own"] = "next") -> pd.DataFrame:
     for name, shift in (("relative", 0.0), ("low", -1.96), ("high", 1.96)):
         frame[name] = (frame["nnz_mean"] + shift * error) / frame["layer_mean"]
     return frame
+
+
+SPREAD = Query(spread)
+SURPRISAL = Query(surprisal_bins, {"of": LOSSES[0]})
+CORRELATION = Query(analysis.surprisal_correlation, {"of": LOSSES[0]})
+DEFAULT_QUERIES = (SPREAD, *(query.where(of=loss) for loss in LOSSES for query in (SURPRISAL, CORRELATION)))

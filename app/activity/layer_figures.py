@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from twell.app.activity.layer_data import span
+from twell.app.ui.figures.plot_style import ZERO, finish, layer_axis, panel_title, zero_log_axis
 from twell.app.ui.formatting import number, percent
-from twell.app.ui.plot_style import ZERO, finish, layer_axis, panel_title, zero_log_axis
 from twell.app.ui.theme import BLUE, GREY
 
 

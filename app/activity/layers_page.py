@@ -5,13 +5,14 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from twell.app.activity.layer_data import layer_rows, spread, surprise
+from twell import analysis
+from twell.app.activity.layer_data import CORRELATION, SPREAD, SURPRISAL, layer_rows
 from twell.app.activity.layer_figures import ridges
 from twell.app.ui import widgets
+from twell.app.ui.figures.small_multiples import small_multiples
 from twell.app.ui.formatting import fixed, number, percent, plural, rare, whole
-from twell.app.ui.query import answer
-from twell.app.ui.small_multiples import small_multiples
-from twell.app.ui.url_state import ask, bound, shown
+from twell.app.ui.query import fetch, query
+from twell.app.ui.url_state import current_run, one_of, url_param
 from twell.workbench.run.store import Run
 
 LOSSES = {"next": "Loss of the next token", "own": "Loss of the token itself"}
@@ -19,7 +20,7 @@ LOSSES = {"next": "Loss of the next token", "own": "Loss of the token itself"}
 
 def distributions(run: Run) -> None:
     """Distribution, share and dead neurons, a row a layer."""
-    frame = ask(run, "by_layer")
+    frame = fetch(run, analysis.by_layer)
     tokens = int(frame["tokens"].max())
     dead = (
         " Dead: never fired in these tokens; the density of such a neuron is under "
@@ -29,9 +30,9 @@ def distributions(run: Run) -> None:
         "Activity by layer",
         f"Exact counts of {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, logarithmic axis "
         f"with a place for 0.{second_relu(frame)}{dead}",
-        answer(run, layer_rows),
+        query(run, layer_rows),
     )
-    widgets.draw(ridges(ask(run, spread), frame), "ridges", "Distribution of nnz in each layer", wide=True)
+    widgets.draw(ridges(fetch(run, SPREAD), frame), "ridges", "Distribution of nnz in each layer", wide=True)
 
 
 def second_relu(frame: pd.DataFrame) -> str:
@@ -45,14 +46,14 @@ def second_relu(frame: pd.DataFrame) -> str:
 def surprisal(run: Run) -> None:
     """Whether a token fires more neurons where the model predicts worse, or where it was predicted badly itself."""
     above = st.container()
-    tie = bound("of", "next", lambda text: text if text in LOSSES else None)
+    tie = url_param("of", "next", one_of(LOSSES))
     of = st.segmented_control(
         "Loss", list(LOSSES), format_func=lambda o: LOSSES[o], required=True, label_visibility="collapsed", **tie
     )
-    drawn = answer(run, surprise, of=of)
+    result = query(run, SURPRISAL.where(of=of))
     with above:
-        frame = drawn.frame
-    correlation = ask(run, "surprisal_correlation", of=of).set_index("layer")
+        frame = result.frame
+    correlation = fetch(run, CORRELATION.where(of=of)).set_index("layer")
     hover = [
         f"loss {r.loss_low:.2f}–{r.loss_high:.2f} nats<br>mean nnz {number(r.nnz_mean)}, n = {whole(r.tokens)}"
         for r in frame.itertuples()
@@ -62,8 +63,8 @@ def surprisal(run: Run) -> None:
         widgets.heading(
             "Activity and surprise",
             f"Mean nnz relative to the layer's mean, against the loss of {which}, in bins of equal counts, the last "
-            f"one drawn where it begins; {widgets.bands(run)}. ρ: Spearman's correlation over tokens.",
-            drawn,
+            f"one result where it begins; {widgets.interval_note(run)}. ρ: Spearman's correlation over tokens.",
+            result,
         )
     titles = {
         layer: f"L{layer} · ρ {fixed(correlation['spearman'].get(layer, float('nan')))}"
@@ -74,7 +75,7 @@ def surprisal(run: Run) -> None:
 
 
 widgets.title("How active is each layer?")
-with widgets.told():
-    distributions(shown())
-with widgets.told():
-    surprisal(shown())
+with widgets.show_errors():
+    distributions(current_run())
+with widgets.show_errors():
+    surprisal(current_run())

@@ -12,8 +12,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from twell.app.ui.figures.plot_style import finish, layer_axis, log_ticks, panel_title, spans
 from twell.app.ui.formatting import number, percent, times, whole
-from twell.app.ui.plot_style import finish, layer_axis, log_ticks, panel_title, spans
 from twell.app.ui.theme import BLUE, GREY, SCALE
 
 FEW = 16  # layers whose values are written out

@@ -8,22 +8,23 @@ from typing import Any
 
 import streamlit as st
 
+from twell import analysis
 from twell.app.activity.highlights import findings
 from twell.app.activity.overview_data import BLOCKS, fair_speedup, layer_rows
 from twell.app.activity.overview_figures import layer_by_layer
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, number, percent, plural, rare, times, whole
-from twell.app.ui.query import answer
-from twell.app.ui.url_state import ask, shown
+from twell.app.ui.query import fetch, query
+from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
 
 
 def headline(run: Run) -> None:
     """The numbers that a run is known by, each with what it is of."""
-    found = ask(run, "overview")
+    found = fetch(run, analysis.overview)
     tokens, missing = found["tokens"], found["missing"]
     if tokens is None:
-        st.info(widgets.plain(missing["tokens"]))
+        st.info(widgets.escape_markdown(missing["tokens"]))
         return
     neurons = run.layers * run.d_ff
     if found["dead"] is None:
@@ -62,12 +63,12 @@ def headline(run: Run) -> None:
 
 def layers(run: Run) -> None:
     """A row a layer: where in the sequence it fires, how much, what never does, and what that buys."""
-    blocks, by_layer = ask(run, "position_blocks", blocks=BLOCKS), ask(run, "by_layer")
-    speedup = ask(run, fair_speedup)
+    blocks, by_layer = fetch(run, analysis.position_blocks, blocks=BLOCKS), fetch(run, analysis.by_layer)
+    speedup = fetch(run, fair_speedup)
     tokens = blocks.groupby("layer")["tokens"].sum().max()
     first = ", position 0 included" if (blocks["position_from"] == 0).any() else ""
     said = f"{plural(tokens, 'token')} a layer{first}; the map's shade is logarithmic."
-    widgets.heading("Layer by layer", said, answer(run, layer_rows))
+    widgets.heading("Layer by layer", said, query(run, layer_rows))
     alt = "By layer: mean nnz by position, nnz of a token, neurons that never fired, FFN speedup"
     widgets.draw(layer_by_layer(blocks, by_layer, speedup), "layer-by-layer", alt, wide=True)
 
@@ -82,7 +83,7 @@ def worth_a_look(run: Run) -> None:
         columns = st.columns(len(found), gap="large")
     for column, (page, group) in zip(columns, found, strict=True):
         with column:
-            widgets.linked(page, f"{page.capitalize()} →")
+            widgets.page_link(page, f"{page.capitalize()} →")
             st.html("".join(f'<p class="tw-said">{finding.sentence}</p>' for finding in group))
 
 
@@ -123,12 +124,12 @@ def measured(found: dict[str, Any] | None) -> str:
 def page(run: Run) -> None:
     """Headline, the layers, and what is worth a look."""
     headline(run)
-    with widgets.told():
+    with widgets.show_errors():
         layers(run)
-    with widgets.told():
+    with widgets.show_errors():
         worth_a_look(run)
     what_was_run(run)
 
 
-with widgets.told():
-    page(shown())
+with widgets.show_errors():
+    page(current_run())

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from twell import analysis
+from twell.app.ui.query import Query
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -69,3 +70,8 @@ def _with_fit(bins: pd.DataFrame, fits: pd.DataFrame) -> pd.DataFrame:
     told = bins["layer"].map(fits["a"]), bins["layer"].map(fits["b"]), bins["layer"].map(fits["decay"])
     fitted = (told[0] + told[1] * np.exp(-bins["position"] / told[2])) / bins["layer_mean"]
     return bins.assign(fit=fitted.where(~bins["first"]))
+
+
+PANELS = Query(panels)
+FITS = Query(analysis.position_fit)
+DEFAULT_QUERIES = (PANELS, FITS)

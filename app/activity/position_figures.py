@@ -10,8 +10,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.app.activity.position_data import DRAWN
+from twell.app.ui.figures.plot_style import finish, log_ticks
 from twell.app.ui.formatting import number
-from twell.app.ui.plot_style import finish, log_ticks
 from twell.app.ui.theme import BLUE
 
 

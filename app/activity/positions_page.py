@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from twell.app.activity.layer_data import span
-from twell.app.activity.position_data import panels
+from twell.app.activity.position_data import FITS, PANELS
 from twell.app.activity.position_figures import decays
 from twell.app.ui import widgets
+from twell.app.ui.figures.small_multiples import small_multiples
 from twell.app.ui.formatting import number, plural, whole
-from twell.app.ui.query import answer
-from twell.app.ui.small_multiples import small_multiples
-from twell.app.ui.url_state import shown
+from twell.app.ui.query import query
+from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
 
 
 def decay(run: Run) -> None:
     """Over how many tokens nnz falls off, layer by layer."""
-    drawn = answer(run, "position_fit")
-    fits = drawn.frame
+    result = query(run, FITS)
+    fits = result.frame
     told = fits.loc[fits["layer"] >= 0, "verdict"].value_counts()
     said = ", ".join(f"{verdict} in {count}" for verdict, count in told.items())
     widgets.heading(
@@ -24,15 +24,15 @@ def decay(run: Run) -> None:
         "λ of a + b·exp(−p/λ), fitted to bands of positions from 1 on, with 95 % intervals from groups of sequences; "
         f"and whether an exponential or a power law describes a layer better, by AICc: {said} of {told.sum()} layers. "
         "R²: over the means of these bands.",
-        drawn,
+        result,
     )
     widgets.draw(decays(fits), "decay", "Length over which nnz falls off, by layer")
 
 
 def page(run: Run) -> None:
     """A panel a layer, then the fits."""
-    drawn = answer(run, panels)
-    bins = drawn.frame
+    result = query(run, PANELS)
+    bins = result.frame
     fitted = " Dashed: the fitted exponential, where it is one." if "fit" in bins else ""
     first = bins["first"].any()
     sequences = int(bins.loc[bins["first"], "tokens"].max()) if first else run.manifest.sequences
@@ -44,8 +44,8 @@ def page(run: Run) -> None:
     widgets.heading(
         "Mean nnz by position, relative to the layer's mean",
         f"{plural(sequences, 'sequence')}, up to {whole(bins['position_to'].max() + 1)} tokens; both axes logarithmic; "
-        f"{widgets.bands(run)}. {apart}{fitted}",
-        drawn,
+        f"{widgets.interval_note(run)}. {apart}{fitted}",
+        result,
     )
     spans = [span(low, high) for low, high in zip(bins["position_from"], bins["position_to"], strict=True)]
     hover = [
@@ -57,10 +57,10 @@ def page(run: Run) -> None:
     axes = {"x_title": "position, tokens", "y_title": "nnz / layer mean"}
     figure = small_multiples(bins.assign(hover=hover), "position", titles, **axes, log=True, log_y=True)
     widgets.draw(figure, "positions", "Mean nnz by position, a panel a layer", wide=True)
-    with widgets.told():
+    with widgets.show_errors():
         decay(run)
 
 
 widgets.title("Where in a sequence does it fire?")
-with widgets.told():
-    page(shown())
+with widgets.show_errors():
+    page(current_run())

@@ -1,1 +1,1 @@
-"""Work with a model that a page starts: own text and measurements, in processes of their own."""
+"""Work with a model that a page starts: capturing the user's own text, and measuring; in processes of their own."""

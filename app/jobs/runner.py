@@ -1,9 +1,8 @@
-"""What the dashboard runs with a model: own text, and measurements; each a `twell` process of its own.
+"""Run `twell` in a process of its own: to capture a text of the user's, or to measure a model's layers.
 
-One at a time, because two would slow each other down and a measurement would lie. Own text becomes a run of its own
-(`twell capture`), a measurement the `bench` table of the run that is shown (`twell bench`); no process here ever
-imports what runs models. Nothing is fetched: hub ids are looked
-up in the local cache alone.
+One job runs at a time, because two would slow each other down and falsify a measurement. A text becomes a run
+(`twell capture`), a measurement the `bench` table of the run that is shown (`twell bench`). The dashboard itself never
+imports torch. Nothing is downloaded: models of the hub are looked up in the local cache only.
 """
 
 from __future__ import annotations
@@ -27,14 +26,24 @@ from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run, open_run
 
 BUNDLED = "demo-model"
-OWN = "own-text.txt"  # what the source of own text is called in its run
-CASE = re.compile(r"nnz [\d.,]+, [\d,]+ rows$")  # the line with which `twell bench` begins what it says of a case
+OWN = "own-text.txt"  # the name of the text's source in its run
+CASE = re.compile(r"nnz [\d.,]+, [\d,]+ rows$")  # the line with which `twell bench` begins its report of a case
 
 
 @dataclass
 class Job:
-    """A process: what it is for, the run that it writes and its name in the address, what it has said, and how many
-    cases it has to time."""
+    """A `twell` process.
+
+    Attributes:
+        purpose: "own text" or "a measurement", as messages name it.
+        out: the folder of the run that it writes.
+        run: that run's name in the address.
+        cases: how many cases it times; None for a capture, whose progress is counted in tokens.
+        process: the process.
+        folder: its working directory, with its log.
+        began: when it started, by the monotonic clock.
+        stopped: whether the user has stopped it.
+    """
 
     purpose: str
     out: Path
@@ -53,40 +62,40 @@ class Job:
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
-    def said(self) -> list[str]:
-        """The lines that the process has printed."""
+    def log_lines(self) -> list[str]:
+        """Return the lines that the process has printed so far, without empty ones."""
         log = Path(self.folder.name) / "log"
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         return [line.strip() for line in text.splitlines() if line.strip()]
 
-    def done(self) -> int:
-        """Cases timed so far, or tokens recorded."""
+    def progress(self) -> int:
+        """Return the number of cases timed so far, or of tokens recorded."""
         if self.cases is not None:
-            return sum(CASE.search(line) is not None for line in self.said())
+            return sum(CASE.search(line) is not None for line in self.log_lines())
         try:
             return open_run(self.out).manifest.tokens
         except (UserError, OSError):
             return 0
 
     def failure(self) -> str | None:
-        """Why it ended without what was asked of it, in a sentence; None where it did not."""
+        """Return why the job ended without a result, in a sentence; None if it is running or has one."""
         code = self.process.poll()
-        if code is None or (self.done() > 0 and (code == 0 or self.stopped)):
+        if code is None or (self.progress() > 0 and (code == 0 or self.stopped)):
             return None
         if self.stopped:
             return "Stopped before anything was recorded."
-        said = [line.removeprefix("twell: ") for line in self.said()]
-        return said[-1] if said else f"The process ended with exit code {code} and said nothing."
+        lines = [line.removeprefix("twell: ") for line in self.log_lines()]
+        return lines[-1] if lines else f"The process ended with exit code {code} and printed nothing."
 
     def stop(self) -> None:
-        """Ask it to end and to keep what it has; asked twice, it ends at once."""
+        """Have the process end and keep what it has; the second call kills it."""
         if self.running:
             self.process.send_signal(signal.SIGKILL if self.stopped else signal.SIGTERM)
         self.stopped = True
 
 
-class Desk:
-    """The one job of this server, if there is any."""
+class JobRunner:
+    """The only job of this server, if there is one."""
 
     def __init__(self) -> None:
         self.job: Job | None = None
@@ -96,13 +105,18 @@ class Desk:
     def start(
         self, purpose: str, out: Path, run: str, arguments: list[str], text: str = "", cases: int | None = None
     ) -> Job:
-        """Start `twell` with the arguments and `--out`, in a folder where the file `OWN` holds the text.
+        """Start `twell` in a temporary folder, where the file `OWN` holds the text.
 
-        Raises UserError while another job runs, and where the half that runs models is not installed.
+        Args:
+            purpose, out, run, cases: see Job.
+            arguments: the command line after `twell`, without `--out`.
+            text: the content of `OWN`.
+
+        Raises UserError if another job is running, or if torch and transformers are not installed.
         """
         if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
             raise UserError(
-                "Expected the half that runs models, it is not installed here: pip install 'twell-workbench[capture]'."
+                "Expected torch and transformers, they are not installed here: pip install 'twell-workbench[capture]'."
             )
         with self._lock:
             if self.job is not None and self.job.running:
@@ -126,36 +140,36 @@ class Desk:
             return self.job
 
     def clear(self) -> None:
-        """Forget a job that has ended."""
+        """Forget the job if it has ended."""
         if self.job is not None and not self.job.running:
             self.job.folder.cleanup()
             self.job = None
 
     def close(self) -> None:
-        """End what still runs when the server ends."""
+        """End the job when the server ends."""
         if self.job is not None and self.job.running:
             self.job.process.terminate()
 
 
 def model_of(run: Run) -> tuple[str, str | None] | None:
-    """What `twell` can be told to load the run's model again (a folder or a hub id, and a revision), where it
-    is at hand on this machine; else None."""
+    """Return where `twell` can load the run's model from: a folder or hub id, and a revision; None if this machine does
+    not have the model."""
     name = str(run.manifest.model["name"])
-    asked = str(run.manifest.options.get("model", name))
+    source = str(run.manifest.options.get("model", name))
     revision = run.manifest.model.get("revision")
     bundled = Path(str(resources.files("twell.data") / BUNDLED))
-    if name == BUNDLED and _same(bundled, run):
+    if name == BUNDLED and _has_shape_of(bundled, run):
         return str(bundled), None
-    if (Path(asked) / "config.json").is_file():
-        return str(Path(asked).resolve()), None
+    if (Path(source) / "config.json").is_file():
+        return str(Path(source).resolve()), None
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface")) / "hub")
-    if asked.count("/") == 1 and (cache.expanduser() / f"models--{asked.replace('/', '--')}").is_dir():
-        return asked, revision
+    if source.count("/") == 1 and (cache.expanduser() / f"models--{source.replace('/', '--')}").is_dir():
+        return source, revision
     return None
 
 
-def _same(folder: Path, run: Run) -> bool:
-    """Whether the model in the folder has the run's shape."""
+def _has_shape_of(folder: Path, run: Run) -> bool:
+    """Return whether the model in the folder has the run's layers, width and d_ff."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,1 +1,3 @@
 """Pages Neurons and Neuron."""
+
+from __future__ import annotations

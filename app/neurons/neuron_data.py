@@ -11,11 +11,12 @@ import numpy as np
 import pandas as pd
 
 from twell import analysis
+from twell.app.ui.query import Query
 from twell.workbench.run.store import Run
 
 NEVER = "never"
 KINDS = {"hot": "Hottest", "strong": "Strongest", "one": "One token only", "rare": "Rarest", "dead": "Never fired"}
-SAID = {
+NOTES = {
     "hot": "Those of greatest density first.",
     "strong": "Those of largest value first.",
     "one": "Fired more than once, and by a single token of the vocabulary.",
@@ -78,3 +79,8 @@ def ranks(run: Run, layer: int) -> pd.DataFrame:
     """The densities of a layer's neurons, the busiest first. Columns: rank (from 1), density."""
     densities = -np.sort(-analysis.by_neuron(run, layer=layer)["density"].to_numpy(float))
     return pd.DataFrame({"rank": np.arange(1, len(densities) + 1), "density": densities})
+
+
+DENSITIES = Query(density_bins)
+LIST = Query(neuron_list, {"layer": None, "kind": "hot"})
+DEFAULT_QUERIES = (DENSITIES, LIST)

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from twell.app.ui.figures.plot_style import finish, layer_axis, log_ticks
 from twell.app.ui.formatting import SPACE, number, percent, whole
-from twell.app.ui.plot_style import finish, layer_axis, log_ticks
 from twell.app.ui.theme import AMBER, BLUE, GREY, SCALE
 
 CURVE = 600  # points of a curve over neurons

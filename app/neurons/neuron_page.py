@@ -6,6 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from twell import analysis
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.analysis.neurons.logit_lens import written
 from twell.analysis.neurons.values import known, missing, sampled
@@ -15,8 +16,8 @@ from twell.app.neurons.neuron_figures import rank_curve, value_spread
 from twell.app.neurons.neuron_view import examples_html, written_html
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, number, percent, plural, rare, token_html, whole
-from twell.app.ui.query import answer
-from twell.app.ui.url_state import ask, parameter, shown
+from twell.app.ui.query import fetch, query
+from twell.app.ui.url_state import current_run, parameter, run_name
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -51,17 +52,17 @@ def facts(run: Run, row: dict[str, object]) -> None:
             f'<p class="tw-said">Only one token of the vocabulary fires it: {token_html(str(row["token_text"]))}</p>'
         )
     if fires and run.has("activity"):
-        widgets.linked("text", "The first sequence that fires it →", sequence=row["first_sequence"])
+        widgets.page_link("text", "The first sequence that fires it →", sequence=row["first_sequence"])
 
 
 def in_layer(run: Run, row: dict[str, object]) -> None:
     """Where the neuron stands among those of its layer."""
     layer = int(str(row["layer"]))
-    drawn = answer(run, ranks, layer=layer)
-    densities = drawn.frame["density"].to_numpy()
+    result = query(run, ranks, layer=layer)
+    densities = result.frame["density"].to_numpy()
     dead = int((densities == 0).sum())
     said = f"Every neuron of layer {layer}, the busiest first, both axes logarithmic; {whole(dead)} never fired."
-    widgets.heading("In its layer", said, drawn)
+    widgets.heading("In its layer", said, result)
     figure = rank_curve(densities, int(str(row["rank"])), float(str(row["density"])), str(row["label"]))
     widgets.draw(figure, "rank", "Densities of the layer's neurons by rank")
 
@@ -72,15 +73,15 @@ def spread(run: Run, row: dict[str, object]) -> None:
     if not known(run) or not int(str(row["fires"])):
         widgets.heading("Its values")
         raise missing(run) if not known(run) else Missing("It has no values: it never fired in this run.")
-    drawn = answer(run, sampled, layer=layer, neuron=neuron)
-    values = drawn.frame
+    result = query(run, sampled, layer=layer, neuron=neuron)
+    values = result.frame
     if values.attrs["source"] == "fired":
         tokens, n = plural(values.attrs["tokens"], "token"), plural(len(values), "firing")
         said = f"{n} among the {tokens} whose activations the run keeps."
     else:
-        said = f"A sample: {plural(len(values), 'firing')} drawn at random of {whole(float(str(row['fires'])))}."
+        said = f"A sample: {plural(len(values), 'firing')} result at random of {whole(float(str(row['fires'])))}."
     said += " Mean and largest are over every firing."
-    widgets.heading("Its values", said, drawn)
+    widgets.heading("Its values", said, result)
     mean, most = float(str(row["value_mean"])), float(str(row["value_max"]))
     widgets.draw(value_spread(values["value"].to_numpy(), mean, most), "values", "How the neuron's values spread")
 
@@ -95,8 +96,8 @@ def writes(run: Run, layer: int, neuron: int) -> None:
             "The tokens that this neuron makes likelier and less likely are read off the model's weights, and those "
             "are not on this machine. They are for the bundled model, and for a model captured from a local folder."
         )
-    drawn = answer(run, written, folder=model[0], layer=layer, neuron=neuron)
-    frame = drawn.frame
+    result = query(run, written, folder=model[0], layer=layer, neuron=neuron)
+    frame = result.frame
     sign = (
         " The up branch decides the sign: where it is negative, the two sides change places."
         if frame.attrs["gated"]
@@ -108,9 +109,9 @@ def writes(run: Run, layer: int, neuron: int) -> None:
         f"Its down row through the unembedding, {scale} and before its division by the residual's length; logits "
         f"relative to the mean of {plural(frame.attrs['tokens'], 'token')}. The direct effect alone: later layers "
         f"read the row too.{sign}",
-        drawn,
+        result,
     )
-    st.html(written_html(frame, st.session_state["run"]))
+    st.html(written_html(frame, run_name()))
 
 
 def in_text(run: Run, layer: int, neuron: int) -> None:
@@ -118,41 +119,41 @@ def in_text(run: Run, layer: int, neuron: int) -> None:
     if not run.has("examples"):
         widgets.heading("In the text")
         raise missing(run)
-    drawn = answer(run, "examples", layer=layer, neuron=neuron)
+    result = query(run, analysis.examples, layer=layer, neuron=neuron)
     try:
-        frame = drawn.frame
+        frame = result.frame
     except Missing:
         widgets.heading("In the text")
         raise
     top, sample = frame[frame["kind"] == "top"], frame[frame["kind"] == "sample"]
     high = float(frame["value"].max())
     said = (
-        f"The {plural(len(top), 'greatest value')} of the run, then {plural(len(sample), 'firing')} drawn at random, "
+        f"The {plural(len(top), 'greatest value')} of the run, then {plural(len(sample), 'firing')} result at random, "
         f"with percentiles among these. Each token is shaded by the neuron's value there, from 0 to "
         f"{number(high)}. A place opens the passage, shaded by this neuron."
     )
-    widgets.heading("In the text", said, drawn)
+    widgets.heading("In the text", said, result)
     for name, part in (("Greatest", top), ("Across its range", sample)):
         if len(part):
-            lines = examples_html(run, part, high, st.session_state["run"], f"L{layer}/N{neuron}")
+            lines = examples_html(run, part, high, run_name(), f"L{layer}/N{neuron}")
             st.html(f'<h4 class="tw-part">{name}</h4>{lines}')
 
 
 def neighbours(run: Run, layer: int, neuron: int) -> None:
     """The way back, and to the neurons on either side."""
     with st.container(horizontal=True, gap="medium"):
-        widgets.linked("neurons", "← All neurons")
+        widgets.page_link("neurons", "← All neurons")
         if neuron > 0:
-            widgets.linked("neuron", f"L{layer}/N{neuron - 1}", neuron=f"L{layer}/N{neuron - 1}")
+            widgets.page_link("neuron", f"L{layer}/N{neuron - 1}", neuron=f"L{layer}/N{neuron - 1}")
         if neuron + 1 < run.d_ff:
-            widgets.linked("neuron", f"L{layer}/N{neuron + 1}", neuron=f"L{layer}/N{neuron + 1}")
+            widgets.page_link("neuron", f"L{layer}/N{neuron + 1}", neuron=f"L{layer}/N{neuron + 1}")
 
 
 def page(run: Run) -> None:
     """The neuron that the address names."""
     place = parse_neuron(parameter("neuron"), run)
     if place is None:
-        widgets.linked("neurons", "← All neurons")
+        widgets.page_link("neurons", "← All neurons")
         widgets.title("No such neuron")
         st.info(
             f"This run's neurons are called L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}. Choose one from the list of "
@@ -162,19 +163,19 @@ def page(run: Run) -> None:
     layer, neuron = place
     neighbours(run, layer, neuron)
     widgets.title(f"L{layer}/N{neuron}")
-    row = ask(run, one_neuron, layer=layer, neuron=neuron)
+    row = fetch(run, one_neuron, layer=layer, neuron=neuron)
     facts(run, row)
     with st.container(key="pair"):
         left, right = st.columns(2, gap="large")
-    with left, widgets.told():
+    with left, widgets.show_errors():
         in_layer(run, row)
-    with right, widgets.told():
+    with right, widgets.show_errors():
         spread(run, row)
-    with widgets.told():
+    with widgets.show_errors():
         writes(run, layer, neuron)
-    with widgets.told():
+    with widgets.show_errors():
         in_text(run, layer, neuron)
 
 
-with widgets.told():
-    page(shown())
+with widgets.show_errors():
+    page(current_run())

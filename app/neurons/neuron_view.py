@@ -13,7 +13,7 @@ from twell.analysis.neurons.values import SIDE
 from twell.analysis.tokens.text_around import pieces
 from twell.app.text.passage_view import opacity
 from twell.app.ui.formatting import aligned, number, running, token_html
-from twell.app.ui.url_state import ask
+from twell.app.ui.query import fetch
 from twell.workbench.run.store import Run
 
 
@@ -24,7 +24,7 @@ def examples_html(run: Run, frame: pd.DataFrame, high: float, name: str, label: 
     cells = "".join(f'<span class="{kind}">{name}</span>' for kind, name in names)
     out = [f'<div class="tw-places"><div class="tw-example-names">{cells}</div>']
     for row in frame.itertuples():
-        rows = ask(run, read.passage, sequence=int(row.sequence))
+        rows = fetch(run, read.passage, sequence=int(row.sequence))
         window = dict(zip(range(row.position - SIDE, row.position + SIDE + 1), row.window, strict=False))
         texts = pieces(run.vocab["bytes"].reindex(rows["token_id"]))
         spans = []

@@ -7,13 +7,14 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from twell import analysis
 from twell.analysis.neurons.by_neuron import parse_neuron
-from twell.app.neurons.neuron_data import KINDS, LISTED, SAID, density_bins, neuron_list
+from twell.app.neurons.neuron_data import DENSITIES, KINDS, LIST, LISTED, NOTES
 from twell.app.neurons.neuron_figures import density_map
 from twell.app.ui import widgets
 from twell.app.ui.formatting import decimals, plural, rare, visible, whole
-from twell.app.ui.query import answer
-from twell.app.ui.url_state import ask, bound, keep, open_page, shown
+from twell.app.ui.query import fetch, query
+from twell.app.ui.url_state import current_run, one_of, open_page, run_name, sync_url, url_param
 from twell.workbench.run.store import Run
 
 # What is shown of a neuron beside its name; of one that never fired there is nothing to show.
@@ -22,21 +23,21 @@ FIRED = ("density", "fires", "value_mean", "value_max", "token_text", "first_seq
 
 def densities(run: Run) -> None:
     """The map of densities."""
-    drawn = answer(run, density_bins)
-    tokens = int(ask(run, "by_layer")["tokens"].max())
+    result = query(run, DENSITIES)
+    tokens = int(fetch(run, analysis.by_layer)["tokens"].max())
     widgets.heading(
         "Density by layer",
         f"Share of a layer's {whole(run.d_ff)} neurons by the share of {plural(tokens, 'token')} that fire them. "
         f"Never: in none of these tokens, of {plural(run.manifest.sequences, 'sequence')}; the density of such a "
         f"neuron is under {rare(3 / max(tokens, 1))} (95 %).",
-        drawn,
+        result,
     )
-    widgets.draw(density_map(drawn.frame), "densities", "Share of neurons by density in each layer", wide=True)
+    widgets.draw(density_map(result.frame), "densities", "Share of neurons by density in each layer", wide=True)
 
 
 def go_to(label: str) -> None:
     """Open a neuron's page."""
-    open_page("neuron", run=st.session_state["run"], neuron=label)
+    open_page("neuron", run=run_name(), neuron=label)
 
 
 def choices(run: Run) -> tuple[str, int | None]:
@@ -48,12 +49,10 @@ def choices(run: Run) -> tuple[str, int | None]:
             list(KINDS),
             format_func=lambda k: KINDS[k],
             required=True,
-            **bound("kind", "hot", lambda text: text if text in KINDS else None),
+            **url_param("kind", LIST.arguments["kind"], one_of(KINDS)),
         )
-        which = st.selectbox(
-            "Layer", names, width=140, **bound("layer", names[0], lambda text: text if text in names else None)
-        )
-        wanted = st.text_input("Go to", placeholder="L3/N42", width=140, key="go", max_chars=20, on_change=keep)
+        which = st.selectbox("Layer", names, width=140, **url_param("layer", names[0], one_of(names)))
+        wanted = st.text_input("Go to", placeholder="L3/N42", width=140, key="go", max_chars=20, on_change=sync_url)
     if wanted:
         place = parse_neuron(wanted, run)
         if place is not None:
@@ -64,13 +63,13 @@ def choices(run: Run) -> tuple[str, int | None]:
 
 def table(run: Run, kind: str, layer: int | None) -> None:
     """The neurons chosen; a click on a row opens the neuron's page."""
-    drawn = answer(run, neuron_list, layer=layer, kind=kind)
-    frame = drawn.frame
+    result = query(run, LIST.where(layer=layer, kind=kind))
+    frame = result.frame
     count = frame.attrs["count"]
     where = "of all layers" if layer is None else f"of layer {layer}"
     cut = f", the first {whole(LISTED)} shown" if count > LISTED else ""
-    said = f"{plural(count, 'neuron')} {where}{cut}. {SAID[kind]} Choose a row to open the neuron's page."
-    widgets.heading(KINDS[kind], said, drawn)
+    said = f"{plural(count, 'neuron')} {where}{cut}. {NOTES[kind]} Choose a row to open the neuron's page."
+    widgets.heading(KINDS[kind], said, result)
     if frame.empty:
         st.info("There is no such neuron here." if kind != "dead" else "Every neuron fired at least once.")
         return
@@ -80,7 +79,7 @@ def table(run: Run, kind: str, layer: int | None) -> None:
         rows,
         hide_index=True,
         height=420,
-        on_select=keep,
+        on_select=sync_url,
         selection_mode="single-row",
         key=f"neuron-table-{kind}-{layer}",
         column_order=["label", *(FIRED if kind != "dead" else ())],
@@ -122,5 +121,5 @@ def page(run: Run) -> None:
 
 
 widgets.title("How often does each neuron fire?")
-with widgets.told():
-    page(shown())
+with widgets.show_errors():
+    page(current_run())

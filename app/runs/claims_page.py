@@ -1,15 +1,17 @@
 """Findings: what has been claimed of sparse feed-forward layers, and what this run has to say to each claim."""
 
 from __future__ import annotations
+from twell.app.ui.url_state import current_run
+from twell.app.ui.query import query
+from twell import analysis
 
 import html
 
 import pandas as pd
 import streamlit as st
 
+from twell.app.runs.claims_data import CLAIMS
 from twell.app.ui import widgets
-from twell.app.ui.query import answer
-from twell.app.ui.url_state import shown
 from twell.app.ui.formatting import plural, typeset
 from twell.workbench.run.store import Run
 
@@ -37,8 +39,8 @@ def rows_of(frame: pd.DataFrame) -> str:
 
 def page(run: Run) -> None:
     """Claims that the run settles, by topic; then those that it cannot."""
-    drawn = answer(run, "findings")
-    frame = drawn.frame
+    result = query(run, CLAIMS)
+    frame = result.frame
     told = frame[frame["verdict"].isin([HOLDS, FAILS])]
     untold = frame[~frame["verdict"].isin([HOLDS, FAILS])]
     holding = int((told["verdict"] == HOLDS).sum())
@@ -47,7 +49,7 @@ def page(run: Run) -> None:
         f"{holding} of the {len(told)} that it can tell {'holds' if holding == 1 else 'hold'}. One model on one text: "
         "a claim that fails here may hold elsewhere."
     )
-    widgets.heading("Claims", said, drawn)
+    widgets.heading("Claims", said, result)
     if told.empty:
         st.info("This run can tell none of them: see below what each would take.")
     else:
@@ -60,5 +62,5 @@ def page(run: Run) -> None:
 
 
 widgets.title("Does what is claimed hold here?")
-with widgets.told():
-    page(shown())
+with widgets.show_errors():
+    page(current_run())

@@ -1,6 +1,11 @@
 """Compare: this run beside another, number by number and layer by layer."""
 
 from __future__ import annotations
+from twell.app.ui.url_state import url_param, one_of, current_run, run_name
+from twell.app.ui.run_catalog import RunCatalog, find_runs, run_label
+from twell.app.ui.query import query_with_others, fetch
+from twell import analysis
+from twell.app.ui import run_header
 
 import html
 from collections.abc import Callable
@@ -11,11 +16,9 @@ import streamlit as st
 
 from twell.analysis.compare import of_one_text
 from twell.app.ui import widgets
-from twell.app.ui.query import together
 from twell.app.runs.compare_figures import differences, frontier, side_by_side
 from twell.app.runs.comparison import by_place, layers_of, same_text
-from twell.app.ui.small_multiples import small_multiples
-from twell.app.ui.url_state import Shelf, ask, bound, shelf, shown
+from twell.app.ui.figures.small_multiples import small_multiples
 from twell.app.ui.formatting import fixed, number, percent, plural, times, token_html, whole
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
@@ -32,15 +35,15 @@ MOVED = 12  # tokens that are listed
 FEW = 1000  # tokens: a run of fewer is no measure for another
 
 
-def other_run(run: Run, found: Shelf) -> Run | None:
+def other_run(run: Run, found: RunCatalog) -> Run | None:
     """The run to compare with, carried by the address."""
-    here = str(st.session_state["run"])
+    here = run_name()
     names = [name for name, other in found.runs.items() if name != here and other.manifest.tokens]
     if not names:
         return None
     like = max(names, key=lambda name: likeness(run, found.runs[name]))
-    tie = bound("with", like, lambda text: text if text in names else None)
-    name = st.selectbox("Beside", names, format_func=lambda n: widgets.run_label(n, found), width=420, **tie)
+    tie = url_param("with", like, one_of(names))
+    name = st.selectbox("Beside", names, format_func=lambda n: run_label(n, found), width=420, **tie)
     return found.runs[str(name)]
 
 
@@ -54,7 +57,7 @@ def likeness(run: Run, other: Run) -> tuple[bool, bool, bool, int]:
 
 def headline(runs: tuple[Run, Run]) -> None:
     """The numbers that runs are known by, and what differs in what was run."""
-    answers = [ask(run, "overview") for run in runs]
+    answers = [fetch(run, analysis.overview) for run in runs]
     facts = {
         "Model": [str(run.manifest.model["name"]) for run in runs],
         "Layers × d_ff": [f"{run.layers} × {whole(run.d_ff)}" for run in runs],
@@ -77,24 +80,24 @@ def headline(runs: tuple[Run, Run]) -> None:
 
 def by_layer(runs: tuple[Run, Run]) -> None:
     """Layer by layer: both, and how sure the difference is."""
-    drawn = together(layers_of, [runs[1]], runs[0])
-    frame = drawn.frame
+    result = query_with_others(runs[0], [runs[1]], layers_of)
+    frame = result.frame
     measures = {"mean": "mean nnz", "sparsity": "sparsity"}
     if frame["dead_share"].notna().all():
         measures |= {"dead_share": "share of dead neurons"}
     widgets.heading(
         "Layer by layer",
         f"Full: {runs[0].name}; open: {runs[1].name}. Dead neurons depend on how much text was read.",
-        drawn,
+        result,
     )
     widgets.draw(side_by_side(frame, measures), "layers", "Both runs by layer", wide=True)
-    drawn = together("compare_layers", [runs[1]], runs[0])
-    found = drawn.frame
+    result = query_with_others(runs[0], [runs[1]], analysis.compare_layers)
+    found = result.frame
     widgets.heading(
         "The difference by layer",
         f"Mean nnz of {runs[0].name} less that of {runs[1].name}, with 95 % intervals; at the right, the ratio. "
         f"{paired(found)}",
-        drawn,
+        result,
     )
     widgets.draw(differences(found), "differences", "Difference of mean nnz by layer")
 
@@ -108,14 +111,14 @@ def paired(found: pd.DataFrame) -> str:
 
 def by_position(runs: tuple[Run, Run]) -> None:
     """How the ratio of the two changes along a sequence, a panel a layer."""
-    drawn = together("compare_positions", [runs[1]], runs[0]).then(by_place)
-    found = drawn.frame
+    result = query_with_others(runs[0], [runs[1]], analysis.compare_positions).then(by_place)
+    found = result.frame
     hover = [
         f"position about {number(r.position, 2)}<br>{times(r.relative)} (95 % {times(r.low)} to {times(r.high)})"
         for r in found.itertuples()
     ]
-    said = f"Mean nnz of {runs[0].name} over that of {runs[1].name}; position logarithmic; {widgets.bands(*runs)}."
-    widgets.heading("The ratio by position", said, drawn)
+    said = f"Mean nnz of {runs[0].name} over that of {runs[1].name}; position logarithmic; {widgets.interval_note(*runs)}."
+    widgets.heading("The ratio by position", said, result)
     titles = {int(layer): f"L{layer}" for layer in found["layer"].unique()}
     figure = small_multiples(
         found.assign(hover=hover), "position", titles, "position, tokens", "ratio of mean nnz", log=True
@@ -125,13 +128,13 @@ def by_position(runs: tuple[Run, Run]) -> None:
 
 def by_token(runs: tuple[Run, Run]) -> None:
     """Tokens whose place in the ranking differs most surely, where both runs have one vocabulary."""
-    drawn = together("compare_tokens", [runs[1]], runs[0])
-    found = drawn.frame
+    result = query_with_others(runs[0], [runs[1]], analysis.compare_tokens)
+    found = result.frame
     widgets.heading(
         "Tokens that moved most surely",
         f"Of {plural(len(found), 'token')} seen at least 20 times in both: z in {runs[0].name} less that in "
         f"{runs[1].name}, with 95 % intervals clustered by sequence, largest against their standard error first.",
-        drawn,
+        result,
     )
     lines = "".join(
         f"<div><span>{token_html(r.text)}</span><span>{fixed(r.z)}</span><span>{fixed(r.first_z)}</span>"
@@ -146,47 +149,47 @@ def by_token(runs: tuple[Run, Run]) -> None:
 def readable(run: Run) -> bool:
     """Whether the run has what its numbers take; its summaries are brought up to date."""
     try:
-        widgets.summarise(run)
-        ask(run, "by_layer")
+        run_header.update_summaries(run)
+        fetch(run, analysis.by_layer)
     except (UserError, OSError):
         return False
     return True
 
 
-def all_of_the_text(run: Run, found: Shelf) -> None:
+def all_of_the_text(run: Run, found: RunCatalog) -> None:
     """Loss, nnz and speed of every run over this text."""
     others = [other for other in same_text(run, list(found.runs.values())) if readable(other)]
     if not others:
         return
-    drawn = together("compare_runs", others, run)
-    frame = drawn.frame
+    result = query_with_others(run, others, analysis.compare_runs)
+    frame = result.frame
     widgets.heading(
         "Loss, nnz and speed",
         f"{plural(len(frame), 'run')} over this text and vocabulary; blue: {run.name}. Full, along the dotted line: no "
         "other run is as good in loss and in the share of neurons firing and better in one. Labels have the FFN's "
         "speedup.",
-        drawn,
+        result,
     )
     widgets.draw(frontier(frame, run.name), "frontier", "Loss against the share of neurons that fire, a dot a run")
 
 
 def page(run: Run) -> None:
     """The two runs side by side, then all of one text."""
-    found = shelf()
+    found = find_runs()
     other = other_run(run, found)
     if other is None:
         st.info("There is no other run here to compare with: record one, or read a text of your own on the Text page.")
         return
     runs = (run, other)
-    widgets.summarise(other)
+    run_header.update_summaries(other)
     headline(runs)
-    with widgets.told():
+    with widgets.show_errors():
         all_of_the_text(run, found)
     for show in (by_layer, by_position, by_token):
-        with widgets.told():
+        with widgets.show_errors():
             show(runs)
 
 
 widgets.title("How does it differ from another run?")
-with widgets.told():
-    page(shown())
+with widgets.show_errors():
+    page(current_run())

@@ -3,9 +3,10 @@ run that is shown. Cost: theirs.
 """
 
 from __future__ import annotations
+from twell.app.ui.run_cache import digest
+from twell.app.ui.query import fetch
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,22 +14,9 @@ import pandas as pd
 
 from twell import analysis
 from twell.analysis.compare import of_one_text
-from twell.app.ui.url_state import ask, digest
 from twell.workbench.run.store import Run, open_run
 
 MOST = 24  # runs that are shown in one figure
-
-
-def against(run: Run, question: str | Callable[..., Any], others: list[Run]) -> pd.DataFrame:
-    """What `twell.analysis`, or a function of a list of runs, answers about the others and this run, which comes last:
-    differences to the first of them. Kept until one of them changes."""
-    module, name = (question.__module__, question.__qualname__) if callable(question) else (analysis.__name__, question)
-    seen, paths = " ".join(digest(other) for other in others), [str(other.path) for other in others]
-    return ask(run, _together, module=module, compared=name, paths=paths, seen=seen)
-
-
-def _together(run: Run, module: str, compared: str, paths: list[str], seen: str) -> Any:
-    return getattr(import_module(module), compared)([*map(open_run, paths), run])
 
 
 def layers_of(runs: Sequence[Run]) -> pd.DataFrame:

@@ -1,6 +1,9 @@
-"""Export: every answer drawn from the run, and every table it recorded, as files that other tools read."""
+"""Export: every answer result from the run, and every table it recorded, as files that other tools read."""
 
 from __future__ import annotations
+from twell.app.ui.url_state import url_param, one_of, current_run
+from twell.app.ui.run_catalog import RECORDED
+from twell.app.ui.query import query, fetch
 
 import html
 import io
@@ -18,8 +21,6 @@ from twell.analysis.exports.document import notebook
 from twell.analysis.exports.document import page as html_page
 from twell.analysis.exports.tables import ANALYSIS
 from twell.app.ui import widgets
-from twell.app.ui.query import answer
-from twell.app.ui.url_state import ask, bound, shown
 from twell.app.ui.formatting import number, plural, whole
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.schema import TABLES, expand
@@ -34,7 +35,7 @@ def chosen(run: Run) -> str:
     """A table of the analysis or of the run, carried by the address."""
     names = [*ANALYSIS, *(RECORDED + name for name in TABLES if run.has(name))]
     return str(
-        st.selectbox("Table", names, width=320, **bound("table", "by_layer", lambda t: t if t in names else None))
+        st.selectbox("Table", names, width=320, **url_param("table", "by_layer", one_of(names)))
     )
 
 
@@ -46,12 +47,12 @@ def described(text: str | None) -> str:
 
 def computed(run: Run, name: str) -> None:
     """A table computed from the run, by the function of the same name."""
-    drawn = answer(run, name)
-    frame = drawn.frame
+    result = query(run, ANALYSIS[name])
+    frame = result.frame
     said = f"{plural(len(frame), 'row')}{', the first ' + whole(SEEN) + ' shown' if len(frame) > SEEN else ''}"
     note = str(frame.attrs.get("note", "")).rstrip(".")
-    widgets.heading(name, f"{said}. {note}{'.' * bool(note)}", drawn)
-    widgets.save(frame, f"{run.name}-{name}", "table")
+    widgets.heading(name, f"{said}. {note}{'.' * bool(note)}", result)
+    widgets.save_buttons(frame, f"{run.name}-{name}", "table")
     st.dataframe(frame.head(SEEN), hide_index=True)
     widgets.note(described(ANALYSIS[name].__doc__))
 
@@ -67,7 +68,7 @@ def recorded(run: Run, name: str) -> None:
         f"{number(size / 1e6, 2)} MB of Parquet in the run's folder.",
     )
     if count <= MOST:
-        widgets.save(lambda: flat(run.frame(name)), f"{run.name}-{name}", "table")
+        widgets.save_buttons(lambda: flat(run.frame(name)), f"{run.name}-{name}", "table")
     else:
         widgets.note(
             f"Past {whole(MOST)} rows a browser is the wrong way: the files in the run's folder are Parquet already, "
@@ -114,7 +115,7 @@ def every_table(run: Run) -> bytes:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
         for name in ANALYSIS:
             try:
-                table = ask(run, name).reset_index(drop=True)
+                table = fetch(run, ANALYSIS[name]).reset_index(drop=True)
             except Missing:
                 continue
             table.attrs = {}
@@ -155,10 +156,10 @@ def commands(run: Run) -> None:
 
 def page(run: Run) -> None:
     """The whole run, one table to look at and to save, and the commands."""
-    with widgets.told():
+    with widgets.show_errors():
         all_of_it(run)
     name = chosen(run)
-    with st.container(key="one"), widgets.told():
+    with st.container(key="one"), widgets.show_errors():
         if name.startswith(RECORDED):
             recorded(run, name.removeprefix(RECORDED))
         else:
@@ -167,4 +168,4 @@ def page(run: Run) -> None:
 
 
 widgets.title("Take it with you")
-page(shown())
+page(current_run())

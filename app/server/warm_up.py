@@ -1,68 +1,60 @@
-"""What other pages ask first of a run, answered before they are opened.
+"""Compute the first results of every page before it is opened.
 
-The first look at a table of a long run decodes its summary: a tenth of a second to several on a busy machine, and none
-from then on. Once a page of a run that has ended is drawn, and its summaries so are there, a thread asks what the
-others begin with. Questions that read the rows of single tokens are left to those who ask them. Costs 0.6 s of a
-processor for a run of 10 M tokens and 28 layers, once a server and run.
+The first look at a table of a long run decodes its summary, which takes from a tenth of a second to several on a busy
+machine, and no time from then on. So once a page of a run that has ended is drawn, and its summaries are up to date, a
+thread computes the DEFAULT_QUERIES of the other pages. Queries that read the rows of single tokens are left out of
+them. Cost: 0.6 s of a processor for a run of 10 M tokens and 28 layers, once for each server and run.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from twell.app.activity.layer_data import spread, surprise
-from twell.app.activity.position_data import panels
-from twell.app.neurons.neuron_data import density_bins, neuron_list
-from twell.app.ui.url_state import ask, digest, opened
+from twell.app.ui.pages import PAGES
+from twell.app.ui.query import Query, fetch
+from twell.app.ui.run_cache import digest, open_cached
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
 
-PAUSE = 2.0  # seconds, in which a browser draws the page that was asked for
-GAP = 0.2  # seconds between questions, which are for whoever clicks meanwhile
-# As the pages ask with nothing chosen, and Layers with its other loss: so answers are found under the same arguments.
-QUESTIONS: tuple[tuple[str | Callable[..., Any], dict[str, Any]], ...] = (
-    ("by_token", {"min_count": 20, "rank": "z"}),
-    ("by_token", {"min_count": 1}),
-    ("by_word", {"min_count": 20}),
-    ("token_classes", {}),
-    (density_bins, {}),
-    (neuron_list, {"layer": None, "kind": "hot"}),
-    (spread, {}),
-    *((surprise, {"of": of}) for of in ("next", "own")),
-    *(("surprisal_correlation", of) for of in ({}, {"of": "next"}, {"of": "own"})),
-    (panels, {}),
-    ("position_fit", {}),
-    ("findings", {}),
-)
+PAUSE = 2.0  # seconds, in which a browser draws the page that was opened
+GAP = 0.2  # seconds between queries, so that pages opened meanwhile have the processor
 
 
-def read_ahead(run: Run) -> None:
-    """Begin to answer for the other pages, in the background; nothing where that has begun, and for a run that still
-    grows, whose answers would not last."""
+def default_queries() -> list[Query]:
+    """Return the queries with which the pages begin, page by page."""
+    modules = [import_module(f"twell.app.{page.data}") for page in PAGES.values() if page.data]
+    return [query for module in modules for query in module.DEFAULT_QUERIES]
+
+
+def start(run: Run) -> None:
+    """Begin to compute the results of the other pages in the background, unless that has begun already.
+
+    Nothing is computed for a run that is being recorded, whose results would soon be outdated.
+    """
     if run.manifest.status != "recording":
-        _begin(str(run.path), digest(run))
+        _start_thread(str(run.path), digest(run))
 
 
 @lru_cache(maxsize=256)
-def _begin(path: str, seen: str) -> threading.Thread:
-    thread = threading.Thread(target=_read, args=(path, seen), daemon=True)
+def _start_thread(path: str, run_digest: str) -> threading.Thread:
+    thread = threading.Thread(target=_compute, args=(path, run_digest), daemon=True)
     thread.start()
     return thread
 
 
-def _read(path: str, seen: str) -> None:
+def _compute(path: str, run_digest: str) -> None:
+    """Fetch each query's result, until the run's digest is no longer the given one."""
     time.sleep(PAUSE)
-    for question, arguments in QUESTIONS:
+    for query in default_queries():
         try:
-            run = opened(Path(path))
-            if digest(run) != seen:
+            run = open_cached(Path(path))
+            if digest(run) != run_digest:
                 return
-            ask(run, question, **arguments)
+            fetch(run, query)
         except (UserError, OSError):
-            pass  # the page that asks says what is missing
+            pass  # the page that needs the result says what is missing
         time.sleep(GAP)

@@ -1,1 +1,3 @@
 """Page Kernels."""
+
+from __future__ import annotations

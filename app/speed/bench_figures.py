@@ -9,8 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.app.speed.timing_figures import height, time_unit
+from twell.app.ui.figures.plot_style import finish, layer_axis, log_ticks, whiskers
 from twell.app.ui.formatting import times
-from twell.app.ui.plot_style import finish, layer_axis, log_ticks, whiskers
 from twell.app.ui.theme import AMBER, BLUE, GREY
 
 FAINT = "rgba(139, 149, 161, 0.45)"

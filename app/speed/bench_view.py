@@ -10,8 +10,8 @@ from twell.app.speed.bench_figures import by_layer, by_nnz
 from twell.app.speed.timing_figures import height
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, percent, times, whole
-from twell.app.ui.query import answer
-from twell.app.ui.url_state import ask, bound
+from twell.app.ui.query import fetch, query
+from twell.app.ui.url_state import one_of, url_param
 from twell.workbench.run.store import Run
 
 
@@ -19,15 +19,15 @@ def bench(run: Run) -> None:
     """Every FFN that was timed, by layer and by nnz; nothing where none was."""
     if not run.has("bench"):
         return
-    groups = settings(ask(run, measured))
+    groups = settings(fetch(run, measured))
     if not groups:
         return
     names = list(groups)
     name = names[0]
     if len(names) > 1:
-        tie = bound("setting", name, lambda text: text if text in names else None)
+        tie = url_param("setting", name, one_of(names))
         name = str(st.selectbox("Measured with", names, width=420, **tie))
-    part = answer(run, measured).then(of_setting, name)
+    part = query(run, measured).then(of_setting, name)
     of_layers, of_made = part.then(on_text), part.then(made_up)
     layers, made = of_layers.frame, of_made.frame
     sparse = made[made["sparse"]]

@@ -6,11 +6,12 @@ from __future__ import annotations
 import pandas as pd
 import plotly.graph_objects as go
 
+from twell import analysis
 from twell.app.speed.kernel_figures import by_compression
 from twell.app.speed.timing_figures import time_unit
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, percent, plural, whole
-from twell.app.ui.query import answer
+from twell.app.ui.query import query
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -25,8 +26,8 @@ def compressions(run: Run) -> None:
     """Time by layer and compression with the fastest safe one marked; or, where one alone was timed, how to time more;
     nothing where none was."""
     try:
-        drawn = answer(run, "tile_settings").then(timed)
-        frame = drawn.frame
+        result = query(run, analysis.tile_settings).then(timed)
+        frame = result.frame
     except Missing:
         return
     several = frame["compression"].nunique() > 1
@@ -48,7 +49,7 @@ def compressions(run: Run) -> None:
         f"Time of the sparse FFN, the fastest kernel of each; {whole(first['rows'])} rows, {first['dtype']}, "
         f"{first['weights']} weights, {first['device']}. ✓: the fastest of those whose slots hold every row, of this "
         f"input and of the run. In brackets: the share of rows past its slots; here they are right all the same.{none}",
-        drawn,
+        result,
     )
     alt = f"Time by layer and compression, {plural(frame['layer'].nunique(), 'layer')}"
     widgets.draw(settings_map(frame), "settings", alt)

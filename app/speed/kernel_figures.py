@@ -7,8 +7,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.app.speed.timing_figures import time_unit
+from twell.app.ui.figures.plot_style import finish, layer_axis
 from twell.app.ui.formatting import SPACE, percent, whole
-from twell.app.ui.plot_style import finish, layer_axis
 from twell.app.ui.theme import BLUE, GREY, SCALE
 
 FEWEST = 4  # layers that a line is drawn through

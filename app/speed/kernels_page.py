@@ -7,15 +7,17 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from twell.app.jobs import own_text
+from twell import analysis
+from twell.app.jobs.measure import measure
+from twell.app.jobs.status import job_status
 from twell.app.speed.bench_view import bench
 from twell.app.speed.compression_view import compressions
 from twell.app.speed.kernel_figures import audit_map, break_even, of_tile, time_split
 from twell.app.speed.timing_figures import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, percent, plural, whole
-from twell.app.ui.query import Answer, answer
-from twell.app.ui.url_state import ask, bound, shown
+from twell.app.ui.query import QueryResult, fetch, query
+from twell.app.ui.url_state import current_run, one_of, url_param
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -26,13 +28,13 @@ def oracle(run: Run) -> None:
     st.info(
         "The sparse side of this run is the reference kernel: the oracle that other kernels are tested against, "
         "written to be right and not fast. Its times show what was run; no speedup is claimed from them."
-        + (widgets.plain(f" Why it ran: {reason}.") if reason else "")
+        + (widgets.escape_markdown(f" Why it ran: {reason}.") if reason else "")
     )
 
 
-def layers(run: Run, drawn: Answer) -> None:
+def layers(run: Run, result: QueryResult) -> None:
     """Dense and sparse time a layer."""
-    frame = drawn.frame
+    frame = result.frame
     comparable, least = frame.attrs["comparable"], int(frame["repeats"].min())
     said = (
         f"FFN of one batch, {'median over ' * (least > 1)}{plural(least, 'timed batch', 'es')}, the same input for "
@@ -44,18 +46,18 @@ def layers(run: Run, drawn: Answer) -> None:
             f" {len(frame)} of {plural(run.layers, 'layer')} had their turn: a longer capture times them all, and so "
             "does a larger --timings-share."
         )
-    widgets.heading("Time by layer", said, drawn)
+    widgets.heading("Time by layer", said, result)
     widgets.draw(dense_and_sparse(frame, comparable), "layer-times", "Dense and sparse time by layer")
 
 
-def against_activity(run: Run, drawn: Answer) -> None:
+def against_activity(run: Run, result: QueryResult) -> None:
     """Speedup against mean nnz, with both correlations or the reason why there is none."""
-    frame = drawn.frame
+    frame = result.frame
     try:
-        said = correlation(ask(run, "speedup_correlation"))
+        said = correlation(fetch(run, analysis.speedup_correlation))
     except Missing as error:
         said = str(error)
-    widgets.heading("Speedup and activity", f"A dot a layer. {said}{equal_times(run, frame)}", drawn)
+    widgets.heading("Speedup and activity", f"A dot a layer. {said}{equal_times(run, frame)}", result)
     if (frame["nnz_mean"] > 0).any():
         widgets.draw(speedup_by_nnz(frame), "speedup", "Speedup against mean nnz")
 
@@ -86,8 +88,8 @@ def equal_times(run: Run, frame: pd.DataFrame) -> str:
 def whole_pass(run: Run) -> None:
     """Where the time of a forward pass goes."""
     try:
-        drawn = answer(run, "model_time")
-        frame = drawn.frame
+        result = query(run, analysis.model_time)
+        frame = result.frame
     except Missing:
         return
     rest = frame.set_index("part").loc["rest", ["dense_us", "sparse_us"]]
@@ -96,7 +98,7 @@ def whole_pass(run: Run) -> None:
         "Where the time goes",
         f"One forward pass, medians over the timed batches, on {run.manifest.device}. Rest: norms, embedding, output "
         f"product and launches.{more}",
-        drawn,
+        result,
     )
     widgets.draw(time_split(frame), "time-split", "Time of a forward pass by part, dense and sparse")
 
@@ -105,8 +107,8 @@ def audit(run: Run) -> None:
     """What the slots of a tile would hold, at every compression."""
     try:
         tile = run.manifest.layout["tile"]
-        drawn = answer(run, "tile_audit").then(of_tile, tile)
-        part = drawn.frame
+        result = query(run, analysis.tile_audit).then(of_tile, tile)
+        part = result.frame
     except Missing:
         return
     if part.empty:
@@ -116,29 +118,29 @@ def audit(run: Run) -> None:
         f"Share of tokens with a tile of {tile} neurons that fires more than its slots hold, by compression; this run "
         f"used {run.manifest.layout['compression']}. Here such tiles go to a spill and the result stays exact; a "
         f"kernel without one would drop what does not fit.",
-        drawn,
+        result,
     )
     widgets.draw(audit_map(part), "audit", "Share of tokens that overflow a tile, by layer and compression")
 
 
 def batches(run: Run) -> None:
     """Times as the capture went along."""
-    every = answer(run, batch_times)
+    every = query(run, batch_times)
     if every.frame["batch"].nunique() < 2:
         return  # one batch has no drift
     above = st.container()
     names = ["all layers", *[f"L{layer}" for layer in sorted(every.frame["layer"].unique())]]
-    tie = bound("layer", names[0], lambda text: text if text in names else None)
+    tie = url_param("layer", names[0], one_of(names))
     which = st.selectbox("Layer", names, width=160, label_visibility="collapsed", **tie)
-    drawn = every.then(summed, *([] if which == names[0] else [int(which[1:])]))
+    result = every.then(summed, *([] if which == names[0] else [int(which[1:])]))
     with above:
         widgets.heading(
             "Over the capture",
             "FFN time of each timed batch, over its tokens, in the order they ran. Drift and outliers show here, and "
             "not in the medians.",
-            drawn,
+            result,
         )
-    widgets.draw(over_batches(drawn.frame), "batches", "Sparse and dense time a token by batch")
+    widgets.draw(over_batches(result.frame), "batches", "Sparse and dense time a token by batch")
 
 
 def page(run: Run) -> None:
@@ -149,33 +151,33 @@ def page(run: Run) -> None:
             f"No layer has been timed{yet}. Capture with --timings above 0 to time each layer's FFN every few batches, "
             "sparse and dense on the same input."
         )
-    drawn = answer(run, "speedup")
-    if not drawn.frame.attrs["comparable"]:
+    result = query(run, analysis.speedup)
+    if not result.frame.attrs["comparable"]:
         oracle(run)
-        layers(run, drawn)
+        layers(run, result)
     else:
         with st.container(key="pair"):
             left, right = st.columns(2, gap="large")
         with left:
-            layers(run, drawn)
+            layers(run, result)
         with right:
-            against_activity(run, drawn)
-    with widgets.told():
+            against_activity(run, result)
+    with widgets.show_errors():
         batches(run)
-    with widgets.told():
+    with widgets.show_errors():
         whole_pass(run)
 
 
 with st.container(horizontal=True, vertical_alignment="center"):
     widgets.title("What does the sparsity buy?")
-    own_text.measure(shown())
-own_text.job_status()
-with widgets.told():
-    bench(shown())
-with widgets.told():
-    page(shown())
-if shown().manifest.status != "recording":  # the audit is of sums that are read once a run is whole
-    with widgets.told():
-        audit(shown())
-    with widgets.told():
-        compressions(shown())
+    measure(current_run())
+job_status()
+with widgets.show_errors():
+    bench(current_run())
+with widgets.show_errors():
+    page(current_run())
+if current_run().manifest.status != "recording":  # the audit is of sums that are read once a run is whole
+    with widgets.show_errors():
+        audit(current_run())
+    with widgets.show_errors():
+        compressions(current_run())

@@ -1,1 +1,3 @@
 """Page Text."""
+
+from __future__ import annotations

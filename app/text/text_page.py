@@ -8,16 +8,19 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from twell import analysis
 from twell.analysis import passage as read
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.analysis.neurons.values import known
 from twell.analysis.tokens.text_around import pieces
-from twell.app.jobs import own_text
+from twell.app.jobs.own_text import own_text
+from twell.app.jobs.status import job_status
 from twell.app.text.passage_view import jumps, layer_tops, legend, passage_html
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, plural, whole
-from twell.app.ui.query import answer
-from twell.app.ui.url_state import ask, bound, keep, parameter, shelf, shown, whole_number
+from twell.app.ui.query import fetch, query
+from twell.app.ui.run_catalog import find_runs
+from twell.app.ui.url_state import current_run, one_of, parameter, run_name, sync_url, url_param, whole_number
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -46,7 +49,7 @@ class Choice:
 
     def scale(self) -> read.Scale:
         """The scale of the shades."""
-        found: read.Scale = ask(self.scale_run, read.scale, shade=self.shade)
+        found: read.Scale = fetch(self.scale_run, read.scale, shade=self.shade)
         return found.lent_by(self.scale_run) if self.lender else found
 
 
@@ -61,7 +64,7 @@ def to_source(sequences: pd.DataFrame) -> None:
     """Go to the first sequence of the chosen source."""
     first = sequences.loc[sequences["source"] == st.session_state["source"], "sequence"].min()
     st.session_state["sequence"] = int(first)
-    keep()
+    sync_url()
 
 
 def asked_neuron(run: Run) -> str:
@@ -75,7 +78,7 @@ def asked_neuron(run: Run) -> str:
         width=120,
         max_chars=20,
         help="Its value at each token, where the run keeps it.",
-        **bound("neuron", "", lambda text: named(text, run) or text),
+        **url_param("neuron", "", lambda text: named(text, run) or text),
     )
 
 
@@ -87,20 +90,20 @@ def named(text: str, run: Run) -> str | None:
 
 def chosen_phase(run: Run) -> str | None:
     """Prefill, decode or both, where the run has both."""
-    there = ask(run, read.phases)
+    there = fetch(run, read.phases)
     if len(there) < 2:
         return None
-    tie = bound("phase", BOTH, lambda text: text if text in there else None)
+    tie = url_param("phase", BOTH, one_of(there))
     phase = st.segmented_control("Phase", [BOTH, *there], required=True, **tie)
     return None if phase in (BOTH, None) else str(phase)
 
 
 def chosen_scale(run: Run) -> tuple[Run, str | None]:
     """The run whose scale to use: this one, or by its name a longer one of the same weights, where there is one."""
-    lenders = {name: other for name, other in shelf().runs.items() if read.can_lend(other, run)}
+    lenders = {name: other for name, other in find_runs().runs.items() if read.can_lend(other, run)}
     if not lenders:
         return run, None
-    tie = bound("scale", OWN, lambda text: text if text in lenders else None)
+    tie = url_param("scale", OWN, one_of(lenders))
     name = str(st.selectbox("Scale of", [OWN, *lenders], width=170, **tie))
     return (run, None) if name == OWN else (lenders[name], name)
 
@@ -115,17 +118,17 @@ def chosen(run: Run, sequences: pd.DataFrame) -> Choice:
             shades,
             format_func=shade_name,
             width=190,
-            **bound("shade", read.ALL, lambda text: text if text in shades else None),
+            **url_param("shade", read.ALL, one_of(shades)),
         )
         asked = asked_neuron(run)
         shade = named(asked, run) or shade
         scale_run, lender = chosen_scale(run)
         phase = chosen_phase(run)
-        tie = bound(
+        tie = url_param(
             "sequence",
             0,
             lambda text: None if (n := whole_number(text)) is None else min(n, last),
-            more=("position", "from"),
+            dependents=("position", "from"),
         )
         sequence = int(st.number_input("Sequence", 0, last, step=1, width=130, **tie))
         sources = list(dict.fromkeys(sequences["source"]))
@@ -139,7 +142,7 @@ def chosen(run: Run, sequences: pd.DataFrame) -> Choice:
                 on_change=to_source,
                 args=(sequences,),
             )
-        own_text.own_text(run)
+        own_text(run)
     if asked and not named(asked, run):
         widgets.no_such_neuron(run)
     return Choice(sequence, shade, phase, scale_run, lender)
@@ -159,9 +162,9 @@ def turns(choice: Choice, rows: pd.DataFrame, length: int) -> None:
     with st.container(horizontal=True, gap="medium"):
         if begin > 0:
             before = max(begin - SHOWN, 0)
-            widgets.linked("text", "← Earlier", sequence=sequence, **more, **{"from": before})
+            widgets.page_link("text", "← Earlier", sequence=sequence, **more, **{"from": before})
         if begin + len(rows) < length:
-            widgets.linked("text", "Later →", sequence=sequence, **more, **{"from": begin + len(rows)})
+            widgets.page_link("text", "Later →", sequence=sequence, **more, **{"from": begin + len(rows)})
 
 
 def neuron_lines(values: np.ndarray, shade: str) -> list[str]:
@@ -174,14 +177,14 @@ def neuron_lines(values: np.ndarray, shade: str) -> list[str]:
 def the_passage(run: Run, sequences: pd.DataFrame, choice: Choice) -> None:
     """The passage with its scale."""
     sequence, shade = choice.sequence, choice.shade
-    rows = ask(run, read.passage, sequence=sequence)
+    rows = fetch(run, read.passage, sequence=sequence)
     at = whole_number(parameter("position"))
     at = at if at is not None and at < len(rows) else None
     begin = beginning(len(rows), at)
-    drawn = answer(run, read.passage, sequence=sequence).then(read.shaded, run, shade, choice.phase, begin, SHOWN)
-    part = drawn.frame
+    result = query(run, read.passage, sequence=sequence).then(read.shaded, run, shade, choice.phase, begin, SHOWN)
+    part = result.frame
     scale = choice.scale()
-    counts, reached = ask(choice.scale_run, read.percentiles)
+    counts, reached = fetch(choice.scale_run, read.percentiles)
     place = counts.searchsorted(part["nnz"].to_numpy(), side="right") - 1
     ranks = np.where(place < 0, 0.0, reached[place.clip(min=0)])
     vocabulary = run.vocab["bytes"]
@@ -194,15 +197,15 @@ def the_passage(run: Run, sequences: pd.DataFrame, choice: Choice) -> None:
         f"Sequence {sequence}",
         f"{where}{plural(len(rows), 'token')}{some}. Each token is a link to its page; dotted ones are in no "
         "statistic. Beside the text: nnz by layer of one token, its bar full at the layer's 99th percentile.",
-        drawn,
+        result,
     )
     st.html(legend(scale))
     values = part["shade"].to_numpy(float)
     if "/" in shade and not (values > 0).any():
         widgets.note(f"The run keeps no value of {shade} at these tokens. Below are the places where it is greatest.")
     shares = scale.share(np.where(values == 0, np.nan, values) if "/" in shade else values)
-    tops = layer_tops(ask(choice.scale_run, "by_layer"), run.layers)
-    told, name = neuron_lines(values, shade), st.session_state["run"]
+    tops = layer_tops(fetch(choice.scale_run, analysis.by_layer), run.layers)
+    told, name = neuron_lines(values, shade), run_name()
     st.html(passage_html(part, texts[begin : begin + len(part)], names, shares, ranks, tops, told, name, at))
     turns(choice, part, len(rows))
 
@@ -210,15 +213,15 @@ def the_passage(run: Run, sequences: pd.DataFrame, choice: Choice) -> None:
 def places(run: Run, choice: Choice) -> None:
     """The loudest places of the whole run."""
     shade = choice.shade
-    drawn = answer(run, read.loudest, shade=shade, **({"phase": choice.phase} if choice.phase else {}))
+    result = query(run, read.loudest, shade=shade, **({"phase": choice.phase} if choice.phase else {}))
     scale = choice.scale()
     where = f"the run's {choice.phase}" if choice.phase and "/" not in shade else "the run"
     once = "" if "/" in shade else ", each token once"
     said = f"Greatest {scale.name} in {where}{once}. Choose one to see it in its passage."
-    widgets.heading("Loudest places", said, drawn)
-    with widgets.looking(run):
-        frame = drawn.frame
-    st.html(jumps(frame, st.session_state["run"], choice.address, scale))
+    widgets.heading("Loudest places", said, result)
+    with widgets.scanning(run):
+        frame = result.frame
+    st.html(jumps(frame, run_name(), choice.address, scale))
 
 
 def page(run: Run) -> None:
@@ -226,17 +229,17 @@ def page(run: Run) -> None:
     run.parts("activity")
     if not run.has("sequences"):
         raise Missing(f"{run.name} holds no sequences yet: wait for its first part.")
-    sequences = ask(run, read.sequences)
+    sequences = fetch(run, read.sequences)
     choice = chosen(run, sequences)
-    with widgets.told():
+    with widgets.show_errors():
         the_passage(run, sequences, choice)
-    with widgets.told():
+    with widgets.show_errors():
         places(run, choice)
 
 
 widgets.title("What does each token of the text fire?")
-own_text.job_status()
-with widgets.told():
-    page(shown())
-if shown().manifest.summary_only:
-    widgets.linked("tokens", "What each token of the vocabulary fires →")
+job_status()
+with widgets.show_errors():
+    page(current_run())
+if current_run().manifest.summary_only:
+    widgets.page_link("tokens", "What each token of the vocabulary fires →")

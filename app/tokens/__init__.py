@@ -1,1 +1,3 @@
 """Pages Tokens and Token."""
+
+from __future__ import annotations

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from twell.app.tokens.token_data import ENDS
+from twell.app.ui.figures.plot_style import finish, layer_names, panel_title, whiskers
 from twell.app.ui.formatting import percent, plot_label
-from twell.app.ui.plot_style import finish, layer_names, panel_title, whiskers
 from twell.app.ui.theme import BLUE, GREY
 
 

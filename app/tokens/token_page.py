@@ -8,12 +8,14 @@ from urllib.parse import urlencode
 import pandas as pd
 import streamlit as st
 
+from twell import analysis
+from twell.app.tokens.token_data import ALL_TOKENS, address_filters
 from twell.app.tokens.token_figures import profile
 from twell.app.tokens.token_neurons import neurons_html, neurons_of, said
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, token_html, visible, whole
-from twell.app.ui.query import answer
-from twell.app.ui.url_state import ask, bound, filters, parameter, shown, whole_number
+from twell.app.ui.query import fetch, query
+from twell.app.ui.url_state import current_run, one_of, parameter, run_name, url_param, whole_number
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -40,21 +42,21 @@ def facts(run: Run, row: pd.Series) -> None:
 
 def layers(run: Run, token: int) -> None:
     """The token's profile over layers."""
-    drawn = answer(run, "token_profile", token_id=token)
+    result = query(run, analysis.token_profile, token_id=token)
     said = "Standard deviations from each layer's mean nnz, with 95 % intervals clustered by sequence."
-    widgets.heading("Over the layers", said, drawn)
-    widgets.draw(profile(drawn.frame), "profile", "The token's z by layer")
+    widgets.heading("Over the layers", said, result)
+    widgets.draw(profile(result.frame), "profile", "The token's z by layer")
 
 
 def neurons(run: Run, token: int) -> None:
     """The neurons that answer to the token."""
     try:
-        drawn = answer(run, neurons_of, token=token)
-        frame = drawn.frame
+        result = query(run, neurons_of, token=token)
+        frame = result.frame
     except Missing:
         widgets.heading("Its neurons")
         raise
-    widgets.heading("Its neurons", said(frame), drawn)
+    widgets.heading("Its neurons", said(frame), result)
     st.html(neurons_html(frame))
 
 
@@ -71,17 +73,17 @@ def places(run: Run, token: int, count: int) -> None:
         format_func=lambda o: ORDERS[o],
         label_visibility="collapsed",
         required=True,
-        **bound("order", "loudest", lambda text: text if text in ORDERS else None),
+        **url_param("order", "loudest", one_of(ORDERS)),
     )
-    drawn = answer(run, "contexts", token_id=token, limit=PLACES, order=order)
+    result = query(run, analysis.contexts, token_id=token, limit=PLACES, order=order)
     said = (
         f"{whole(min(PLACES, count))} of {plural(count, 'place')}. nnz: sum over layers; z: mean over layers; loss: of "
         "what follows, in nats. The shade is the percentile of nnz among all tokens of the run."
     )
     with above:
-        widgets.heading("In the text", said, drawn)
-    with widgets.looking(run):
-        frame = drawn.frame
+        widgets.heading("In the text", said, result)
+    with widgets.scanning(run):
+        frame = result.frame
     st.html(lines(frame))
 
 
@@ -106,7 +108,7 @@ def lines(frame: pd.DataFrame) -> str:
         )
         title = html.escape(f"{row.source}, document {row.document}; percentile {row.percentile:.0f}", quote=True)
         out.append(f'<div class="tw-place" title="{title}">')
-        query = {"run": st.session_state["run"], "sequence": row.sequence, "position": row.position}
+        query = {"run": run_name(), "sequence": row.sequence, "position": row.position}
         address = html.escape("text?" + urlencode(query), quote=True)
         out.append(f'<a class="where" href="{address}">{cells[0]}</a>')
         for mark, cell in zip(marks[1:], cells[1:], strict=True):
@@ -118,9 +120,9 @@ def lines(frame: pd.DataFrame) -> str:
 
 def page(run: Run) -> None:
     """The token that the address names."""
-    widgets.linked("tokens", "← All tokens", **filters())
+    widgets.page_link("tokens", "← All tokens", **address_filters())
     token = whole_number(parameter("token"))
-    frame = ask(run, "by_token", min_count=1)
+    frame = fetch(run, ALL_TOKENS)
     rows = frame[frame["token_id"] == token]
     if rows.empty:
         st.html('<h1 class="tw-title">No such token</h1>')
@@ -131,13 +133,13 @@ def page(run: Run) -> None:
     facts(run, row)
     with st.container(key="pair"):
         left, right = st.columns(2, gap="large")
-    with left, widgets.told():
+    with left, widgets.show_errors():
         layers(run, int(row["token_id"]))
-    with right, widgets.told():
+    with right, widgets.show_errors():
         neurons(run, int(row["token_id"]))
-    with widgets.told():
+    with widgets.show_errors():
         places(run, int(row["token_id"]), int(row["count"]))
 
 
-with widgets.told():
-    page(shown())
+with widgets.show_errors():
+    page(current_run())

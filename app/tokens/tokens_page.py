@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import streamlit as st
 
-from twell.app.tokens.token_data import ENDS, both_ends, ranked_by
+from twell.app.tokens.token_data import CLASSES, ENDS, MIN_COUNT, RANKING, WORDS, address_filters, both_ends, ranked_by
 from twell.app.tokens.token_figures import class_dots, ranking
 from twell.app.ui import widgets
-from twell.app.ui.formatting import plural, searched, visible, whole
-from twell.app.ui.query import Answer, answer
-from twell.app.ui.url_state import bound, filters, keep, open_page, shown, whole_number
+from twell.app.ui.formatting import matching, plural, visible, whole
+from twell.app.ui.query import QueryResult, query
+from twell.app.ui.url_state import current_run, one_of, open_page, run_name, sync_url, url_param, whole_number
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -29,7 +29,7 @@ def chosen_filters() -> tuple[str, int, str, str]:
             list(VIEWS),
             format_func=lambda v: VIEWS[v],
             required=True,
-            **bound("view", "tokens", lambda text: text if text in VIEWS else None),
+            **url_param("view", "tokens", one_of(VIEWS)),
         )
         if view == "classes":
             return "classes", 0, "", "z"
@@ -41,14 +41,14 @@ def chosen_filters() -> tuple[str, int, str, str]:
                 format_func=lambda r: MEANS[r],
                 required=True,
                 help="Layer and position: of tokens at the same place in a sequence, as early ones fire more in some.",
-                **bound("rank", "z", lambda text: text if text in MEANS else None),
+                **url_param("rank", "z", one_of(MEANS)),
             )
         search = st.text_input(
             "Search",
             placeholder=f"part of a {'word' if view == 'words' else 'token'}; ␣ stands for a space",
             width=300,
             max_chars=100,
-            **bound("find", "", lambda text: text[:100]),
+            **url_param("find", "", lambda text: text[:100]),
         )
         least = st.number_input(
             "Seen at least, times",
@@ -57,17 +57,17 @@ def chosen_filters() -> tuple[str, int, str, str]:
             step=10,
             width=150,
             help="Tokens seen fewer times are left out: their means say little.",
-            **bound("least", 20, lambda text: min(max(whole_number(text) or 20, 1), MOST)),
+            **url_param("least", MIN_COUNT, lambda text: min(max(whole_number(text) or MIN_COUNT, 1), MOST)),
         )
     return str(view), int(least), search, str(rank)
 
 
 def go_to(token: int) -> None:
     """Open a token's page. Its address keeps the filters, for the way back."""
-    open_page("token", run=st.session_state["run"], token=int(token), **filters())
+    open_page("token", run=run_name(), token=int(token), **address_filters())
 
 
-def table(left: Answer, rank: str) -> None:
+def table(left: QueryResult, rank: str) -> None:
     """Every token that the filters leave, with the z that they are ranked by; a click on a row opens the token's
     page."""
     frame = left.frame
@@ -80,7 +80,7 @@ def table(left: Answer, rank: str) -> None:
         rows,
         hide_index=True,
         height=420,
-        on_select=keep,
+        on_select=sync_url,
         selection_mode="single-row",
         key="token-table",
         column_config={
@@ -114,19 +114,19 @@ def table(left: Answer, rank: str) -> None:
 
 def words(run: Run, least: int, search: str) -> None:
     """Whole words, whatever tokens they are cut into."""
-    left = answer(run, "by_word", min_count=least)
-    left = left.then(searched, "word", search) if search else left
+    left = query(run, WORDS.where(min_count=least))
+    left = left.then(matching, "word", search) if search else left
     frame = left.frame
     if frame.empty:
         st.info("No word is left: shorten the search, or lower the minimum count.")
         return
-    drawn = left.then(both_ends, EACH)
+    result = left.then(both_ends, EACH)
     said = (
         f"Mean z of a word's tokens with 95 % intervals, clustered by sequence, of {plural(len(frame), 'word')} seen "
         f"at least {plural(least, 'time')}."
     )
-    widgets.heading("Loudest and quietest words", said, drawn)
-    both = drawn.frame.rename(columns={"word": "text"}).assign(token_id=-1)
+    widgets.heading("Loudest and quietest words", said, result)
+    both = result.frame.rename(columns={"word": "text"}).assign(token_id=-1)
     widgets.draw(ranking(both), "words", "Loudest and quietest words by z", wide=True)
     cut = f", the {whole(ROWS)} loudest shown" if len(frame) > ROWS else ""
     widgets.heading("Every word", f"{plural(len(frame), 'word')}{cut}.", left)
@@ -148,14 +148,14 @@ def words(run: Run, least: int, search: str) -> None:
 
 def classes(run: Run) -> None:
     """Kinds of tokens, told apart by their spelling."""
-    drawn = answer(run, "token_classes")
+    result = query(run, CLASSES)
     said = (
         "Mean z of the tokens of a class with 95 % intervals, which take the tokens of the vocabulary as units. A "
         "class goes by spelling alone: a name is a capitalised word, at the start of a sentence too. Beside each class "
         "its share of all tokens."
     )
-    widgets.heading("Classes of tokens", said, drawn)
-    widgets.draw(class_dots(drawn.frame), "classes", "Mean z by class of tokens")
+    widgets.heading("Classes of tokens", said, result)
+    widgets.draw(class_dots(result.frame), "classes", "Mean z by class of tokens")
 
 
 def page(run: Run) -> None:
@@ -168,32 +168,32 @@ def page(run: Run) -> None:
     if view == "words":
         words(run, least, search)
         return
-    left = answer(run, "by_token", min_count=least, rank=rank)
-    left = left.then(searched, "text", search) if search else left
+    left = query(run, RANKING.where(min_count=least, rank=rank))
+    left = left.then(matching, "text", search) if search else left
     try:
         frame = left.frame
     except Missing as reason:  # a short text, where no token stands so often
-        st.info(widgets.plain(str(reason)))
+        st.info(widgets.escape_markdown(str(reason)))
         if least > 1:
-            widgets.linked("tokens", "Every token, however rare →", **filters() | {"least": "1"})
+            widgets.page_link("tokens", "Every token, however rare →", **address_filters() | {"least": "1"})
         return
     if frame.empty:
         st.info("No token is left: shorten the search, or lower the minimum count.")
         return
-    drawn = left.then(both_ends, EACH)
-    both = ranked_by(drawn.frame, rank)
+    result = left.then(both_ends, EACH)
+    both = ranked_by(result.frame, rank)
     said = (
         f"Mean z over layers with 95 % intervals, clustered by sequence, of {plural(len(frame), 'token')} seen at "
         f"least {plural(least, 'time')}; z against the mean of {MEANS[rank]}. Choose a dot to open "
         "the token's page."
     )
-    widgets.heading("Loudest and quietest", said, drawn)
+    widgets.heading("Loudest and quietest", said, result)
     event = widgets.draw(
         ranking(both),
         "ranking",
         "Loudest and quietest tokens by z",
         wide=True,
-        on_select=keep,
+        on_select=sync_url,
         selection_mode="points",
     )
     for point in event.selection.points:
@@ -203,5 +203,5 @@ def page(run: Run) -> None:
 
 
 widgets.title("Which tokens fire the most neurons?")
-with widgets.told():
-    page(shown())
+with widgets.show_errors():
+    page(current_run())

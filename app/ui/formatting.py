@@ -32,8 +32,8 @@ def visible(text: str) -> str:
     return "".join(_NAMED.get(c) or _seen(c) for c in ("◌" + text if unicodedata.combining(text[0]) else text))
 
 
-def searched(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:
-    """The rows of a table whose text, as it is shown, holds what is searched for; capitals or not."""
+def matching(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:
+    """The rows of a table whose text, as it is shown, holds what is matching for; capitals or not."""
     if not search:
         return frame
     wanted = visible(search).replace("◌", "").lower()

@@ -1,72 +1,102 @@
-"""A run as the server holds it: what a page asks for again and again is read from disk once.
+"""Runs as the server holds them: what pages read again and again is read from disk once.
 
-Parts never change once the manifest lists them, so what was read of one is kept under its checksum. A run that is still
-being recorded gains a part every ten seconds, and only that one is read; the vocabulary is read once a run, not once a
-page.
+A part never changes once the manifest lists it, so its content is cached under its checksum. A run that is still being
+recorded gains a part every ten seconds, and only the new one is read. The vocabulary is read once for each run.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twell.workbench.run.store import Run
+from twell.workbench.run.store import Run, open_run
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+MANIFEST = "run.json"
 TIMINGS = "timings"
-TIMING_PARTS = 8640  # of a few kilobytes each: a day of recording
+TIMING_PARTS = 8640  # parts of a few kilobytes each: a day of recording
 VOCABULARIES = 4  # of a few megabytes each
 
 
-class Kept(Run):
+class CachedRun(Run):
     """A run that reads each part of its timings, and its vocabulary, once."""
 
     def arrow(self, table: str = "activity", columns: Sequence[str] | None = None) -> pa.Table:
-        """A table as Arrow, every part joined; `columns` names those wanted."""
+        """Return a table as Arrow, all its parts joined, with the given columns or all of them."""
         if table != TIMINGS or not self.has(table):
             return super().arrow(table, columns)
         import pyarrow as pa
 
-        pieces = [_timings(Alone(self, part)) for part in self.manifest.parts if part.table == table]
-        whole = pa.concat_tables(pieces)
-        return whole if columns is None else whole.select(list(columns))
+        tables = [_timings(PartKey(self, part)) for part in self.manifest.parts if part.table == table]
+        joined = pa.concat_tables(tables)
+        return joined if columns is None else joined.select(list(columns))
 
     @cached_property
     def vocab(self) -> pd.DataFrame:
-        """The vocabulary by token id: bytes, text, special. Shared: not to be changed."""
-        there = [part for part in self.manifest.parts if part.table == "vocab"]
-        return _vocabulary(Alone(self, there[0])) if len(there) == 1 else super().vocab
+        """The vocabulary by token id: bytes, text, special. It is shared: do not change it."""
+        parts = [part for part in self.manifest.parts if part.table == "vocab"]
+        return _vocabulary(PartKey(self, parts[0])) if len(parts) == 1 else super().vocab
 
 
-def kept(run: Run) -> Kept:
-    """The same run, held."""
-    return Kept(run.path, run.manifest)
+class PartKey:
+    """One part of a run as the key of a cache: parts with the same path and checksum are equal.
 
-
-class Alone:
-    """One part of a run (of its manifest's `parts`), as a key: parts of the same place and checksum are the same."""
+    Args:
+        run: the run that lists the part.
+        part: an entry of the manifest's `parts`.
+    """
 
     def __init__(self, run: Run, part: Any) -> None:
         self.key = (run.path.absolute(), part.file, part.sha256)
         self.run = Run(run.path, replace(run.manifest, parts=[part]))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Alone) and self.key == other.key
+        return isinstance(other, PartKey) and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)
 
 
 @lru_cache(maxsize=TIMING_PARTS)
-def _timings(alone: Alone) -> pa.Table:
-    return alone.run.arrow(TIMINGS)
+def _timings(part: PartKey) -> pa.Table:
+    return part.run.arrow(TIMINGS)
 
 
 @lru_cache(maxsize=VOCABULARIES)
-def _vocabulary(alone: Alone) -> pd.DataFrame:
-    return alone.run.vocab
+def _vocabulary(part: PartKey) -> pd.DataFrame:
+    return part.run.vocab
+
+
+def cached_run(run: Run) -> CachedRun:
+    """Return the same run with its reads cached."""
+    return CachedRun(run.path, run.manifest)
+
+
+def open_cached(path: Path) -> Run:
+    """Open a run as it stands now. Its manifest is read again only if the file has changed since the last time.
+
+    Raises UserError if the folder holds no run or a broken one.
+    """
+    try:
+        stamp = (path / MANIFEST).stat()
+    except OSError:
+        return open_run(path)  # raises the error that says what is wrong
+    return _open_at(path, stamp.st_ino, stamp.st_mtime_ns, stamp.st_size)
+
+
+@lru_cache(maxsize=64)
+def _open_at(path: Path, *stamp: int) -> Run:
+    return cached_run(open_run(path))
+
+
+def digest(run: Run) -> str:
+    """Return 16 hexadecimal digits that change with every part that the run gains, and with its status."""
+    parts = "".join(part.sha256 for part in run.manifest.parts)
+    return hashlib.sha256(f"{run.manifest.status} {run.manifest.created} {parts}".encode()).hexdigest()[:16]

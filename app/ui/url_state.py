@@ -1,210 +1,134 @@
-"""What is shown: the runs to choose from, the chosen run, and the address that carries every choice.
+"""The address of a page, which carries every choice: the run, and the value of each widget.
 
-A run is looked up by its name among the runs that were found, never by joining a path, so an address cannot leave
-the runs folder. Answers are cached by the run's path and the digest of its parts: a new part is a new key, and what
-stands is never computed twice.
+A link therefore opens what its sender saw, and the browser's back and forward buttons go through the choices made. A
+choice takes one step: the widget's callback, `sync_url`, writes it into the address, and the next run of the page
+reads it from there through `url_param`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import html
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import import_module, resources
-from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlencode
 
 import streamlit as st
 
-from twell import analysis
 from twell.app.ui.pages import PAGES
-from twell.app.ui.run_cache import kept
-from twell.workbench.errors import UserError
-from twell.workbench.run.store import Run, list_runs, open_run
-
-RECORDED = "recorded/"
-MANIFEST = "run.json"
-
-
-@dataclass(frozen=True)
-class Shelf:
-    """The runs found, by the name that the address carries, and a sentence for each folder that is no readable run."""
-
-    folder: Path
-    runs: dict[str, Run]
-    broken: dict[str, str]
-
-
-def runs_folder() -> Path:
-    """The folder that the dashboard was started on: its one argument, `runs` without one."""
-    return Path(sys.argv[1] if len(sys.argv) > 1 else "runs")
-
-
-def recorded_folder() -> Path | None:
-    """Where the package keeps recorded runs, if it came with any."""
-    try:
-        folder = Path(str(resources.files("twell.data") / "recorded"))
-    except ModuleNotFoundError:
-        return None
-    return folder if folder.is_dir() else None
-
-
-def shelf() -> Shelf:
-    """The runs of the folder, newest first, then the recorded runs of the package."""
-    folder = runs_folder()
-    runs, broken = list_runs(folder)
-    found: dict[str, Run] = {run.name: kept(run) for run in runs}
-    recorded = recorded_folder()
-    if recorded is not None and recorded.resolve() != folder.resolve():
-        more, worse = list_runs(recorded)
-        found |= {RECORDED + run.name: kept(run) for run in more}
-        broken |= {RECORDED + name: reason for name, reason in worse.items()}
-    return Shelf(folder, found, broken)
-
-
-def digest(run: Run) -> str:
-    """Changes with every part that the run gains, and with its status."""
-    parts = "".join(part.sha256 for part in run.manifest.parts)
-    return hashlib.sha256(f"{run.manifest.status} {run.manifest.created} {parts}".encode()).hexdigest()[:16]
-
-
-def opened(path: Path) -> Run:
-    """A run as it stands now; its manifest is read anew only where its file is another than the last time.
-
-    Raises UserError where there is no run, or a broken one.
-    """
-    try:
-        stamp = (path / MANIFEST).stat()
-    except OSError:
-        return open_run(path)  # which says what is wrong
-    return _opened(path, stamp.st_ino, stamp.st_mtime_ns, stamp.st_size)
-
-
-@lru_cache(maxsize=64)
-def _opened(path: Path, *stamp: int) -> Run:
-    return kept(open_run(path))
-
-
-@st.cache_data(max_entries=256, show_spinner=False)
-def _answer(path: str, parts: str, module: str, question: str, arguments: dict[str, Any]) -> Any:
-    return getattr(import_module(module), question)(opened(Path(path)), **arguments)
-
-
-def ask(run: Run, question: str | Callable[..., Any], **arguments: Any) -> Any:
-    """What `twell.analysis` answers about the run, or a function of this package that takes the run first; cached until
-    the run changes.
-
-    Raises Missing where the run lacks what the question needs, UserError where a file of it cannot be read.
-    """
-    if callable(question):
-        module, name = question.__module__, question.__qualname__
-    else:
-        module, name = analysis.__name__, question
-    try:
-        return _answer(str(run.path), digest(run), module, name, arguments)
-    except OSError as error:
-        raise UserError(
-            f"Expected the files of {run.name} to stay in place, got {error.strerror or error}: was the run moved or "
-            "deleted? Choose another, or reload the page."
-        ) from None
+from twell.workbench.run.store import Run
 
 
 def parameter(name: str) -> str | None:
-    """A query parameter of the address, or None."""
+    """Return a query parameter of the address, or None."""
     return st.query_params.get(name)
 
 
 def whole_number(text: str | None) -> int | None:
-    """What is written as a whole number in ASCII digits, or None."""
+    """Return the number that a text of at most nine ASCII digits writes, or None for any other text."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 @dataclass(frozen=True)
-class Tie:
-    """What ties a widget to the address: its key, the value that the address leaves out, what reads it there (None: not
-    valid), and the parameters that say more of the value and go with it."""
+class UrlParam:
+    """The link between a widget and a query parameter of the address.
+
+    Attributes:
+        key: the widget's key in the session state.
+        default: the widget's value if the address has no such parameter; the address leaves it out.
+        read: turns the parameter's text into the widget's value, or into None if it is not valid.
+        dependents: other parameters that only make sense with this value, and are removed when it changes.
+    """
 
     key: str
     default: Any
     read: Callable[[str], Any]
-    more: tuple[str, ...] = ()
+    dependents: tuple[str, ...] = ()
 
     def value(self, text: str | None) -> Any:
-        """What the widget holds where the address says this of it, or (None) nothing."""
+        """Return the widget's value for a text of the address, or for None if the address lacks it."""
         value = None if text is None else self.read(text)
         return self.default if value is None else value
 
 
-def enter(page: str) -> None:
-    """Forget the ties of another page than the one that is about to be drawn."""
+def enter_page(page: str) -> None:
+    """Forget the parameters of the page drawn before, if it was another one."""
     if st.session_state.get("page") != page:
-        st.session_state["page"], st.session_state["ties"] = page, {}
+        st.session_state["page"], st.session_state["params"] = page, {}
 
 
-def tie(name: str, widget: Tie) -> None:
-    """Have `keep` write a widget's value into the query parameter `name`."""
-    st.session_state["ties"][name] = widget
+def register_param(name: str, param: UrlParam) -> None:
+    """Have `sync_url` write a widget's value into the query parameter `name`."""
+    st.session_state["params"][name] = param
 
 
-def bound(key: str, default: Any, read: Callable[[str], Any], more: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Arguments that tie a widget to the address: its value is the query parameter `key`, read by `read` (None: not
-    valid), or else the default, which the address leaves out. So links, and back and forward, restore it."""
-    widget = Tie(key, default, read, more)
-    st.session_state[key] = widget.value(parameter(key))
-    tie(key, widget)
-    return {"key": key, "on_change": keep}
+def url_param(key: str, default: Any, read: Callable[[str], Any], dependents: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Set a widget from the address, and return the arguments that keep the two the same.
+
+    Args:
+        key: the widget's key, and the name of its query parameter.
+        default, read, dependents: see UrlParam.
+
+    Returns:
+        `key` and `on_change`, to be passed to the widget.
+    """
+    param = UrlParam(key, default, read, dependents)
+    st.session_state[key] = param.value(parameter(key))
+    register_param(key, param)
+    return {"key": key, "on_change": sync_url}
 
 
-def keep() -> None:
-    """Write what the widgets of the page hold into the address: the callback of each widget that has the page drawn
-    anew, its own value in the address or not.
+def one_of(options: Any) -> Callable[[str], str | None]:
+    """Return a `read` for `url_param` that accepts the given options and nothing else."""
+    return lambda text: text if text in options else None
 
-    A run of the script begins with the address that the browser had when it asked for the run. Where it asked before
-    it heard what became of a choice, that address lacks the choice, and to read it would undo the choice.
+
+def sync_url() -> None:
+    """Write the values of the page's widgets into the address.
+
+    It is the callback of every widget that has the page drawn again, whether its own value is in the address or not: a
+    run of the script begins with the address that the browser had when it asked for the run. If the browser asked
+    before it heard the outcome of an earlier choice, that address lacks the choice, and reading it would undo it.
     """
     address = st.query_params.to_dict()
     before = dict(address)
-    for name, widget in st.session_state.get("ties", {}).items():
-        value = st.session_state.get(widget.key)
-        if value is None or value == widget.value(address.get(name)):
-            continue  # not drawn now, as under another view, or nothing chosen; or just what the address says
-        text = None if value in (widget.default, "") else str(value)
-        if text is not None and widget.read(text) is None:
+    for name, param in st.session_state.get("params", {}).items():
+        value = st.session_state.get(param.key)
+        if value is None or value == param.value(address.get(name)):
+            continue  # the widget is not drawn now or has no choice, or the address says the same already
+        text = None if value in (param.default, "") else str(value)
+        if text is not None and param.read(text) is None:
             continue  # the label of an option that has another label by now
-        for gone in (name, *widget.more):
-            address.pop(gone, None)
+        for outdated in (name, *param.dependents):
+            address.pop(outdated, None)
         if text is not None:
             address[name] = text
     if address != before:
-        st.query_params.from_dict(address)  # at once, so that it is one step of the browser's history
+        st.query_params.from_dict(address)  # all at once, so that it is one step of the browser's history
 
 
-def draw_anew() -> NoReturn:
-    """Draw the whole page anew from within a part that looks at something again and again."""
-    keep()
+def redraw_page() -> NoReturn:
+    """Draw the whole page again from within a fragment that runs on a timer."""
+    sync_url()
     st.rerun()
 
 
-def filters() -> dict[str, str]:
-    """What of the address filters the list of tokens."""
-    return {name: text for name in ("find", "least", "rank") if (text := parameter(name))}
-
-
-def shown() -> Run:
-    """The run that the page is about; the entry script has put it here."""
-    run: Run = st.session_state["shown"]
+def current_run() -> Run:
+    """Return the run that the page is about, which `main.py` has put into the session."""
+    run: Run = st.session_state["current_run"]
     return run
 
 
+def run_name() -> str:
+    """Return the name of the page's run as the address carries it."""
+    return str(st.session_state["run"])
+
+
 def link(page: str, **query: Any) -> str:
-    """The address of a page about the same run, as an attribute of HTML."""
-    return html.escape(f"{page}?{urlencode({'run': st.session_state['run'], **query})}", quote=True)
+    """Return the address of a page about the same run, escaped as an attribute of HTML."""
+    return html.escape(f"{page}?{urlencode({'run': run_name(), **query})}", quote=True)
 
 
 def open_page(name: str, **parameters: Any) -> None:
-    """Go to another page; the address carries the parameters."""
+    """Go to another page, with the given query parameters."""
     st.switch_page(PAGES[name].file, query_params={key: str(value) for key, value in parameters.items()})

@@ -114,8 +114,8 @@ def recording(made: ModuleType, tmp_path: Path) -> Path:
 @pytest.fixture
 def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
     """Open a page of the dashboard over a folder: `show(folder, "tokens", run="made")`."""
-    monkeypatch.setattr("twell.app.ui.url_state.recorded_folder", lambda: None)
-    monkeypatch.setattr("twell.app.server.warm_up._begin", lambda *run: None)  # or it would go on beside later tests
+    monkeypatch.setattr("twell.app.ui.run_catalog.recorded_folder", lambda: None)
+    monkeypatch.setattr("twell.app.server.warm_up._start_thread", lambda *run: None)  # it would outlive the test
 
     def run(folder: Path, page: str = "overview", **address: str) -> AppTest:
         monkeypatch.setattr(sys, "argv", ["main.py", str(folder)])

@@ -119,7 +119,7 @@ def test_break_even_is_where_the_line_crosses() -> None:
 
 def test_kernels_offers_no_measurement_without_the_model(show: Show, runs: Path) -> None:
     shown = markup(show(runs, "kernels", run="made"))
-    assert "not on this machine, and nothing is fetched" in shown
+    assert "not on this machine, and nothing is downloaded" in shown
     two = r"[+−]\d\.\d\d"
     assert re.search(rf"Pearson {two} \(95{SPACE}% {two} to {two}\), Spearman {two};", shown)
     assert "takes equally long" in shown or "take equally long" in shown
@@ -207,7 +207,7 @@ def test_a_run_of_one_sequence_has_lines_and_no_intervals(
     assert not test.exception
     shown = markup(test)
     assert "– to –" not in shown
-    assert ("one sequence alone gives no intervals" in shown) == (page != "overview")
+    assert ("a single sequence gives no intervals" in shown) == (page != "overview")
 
 
 def test_runs_at_one_place_have_their_names_above_one_another(show: Show, runs: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_summary_only_run_says_what_it_cannot_show(show: Show, runs: Path) -> 
         test = show(runs, page, run="summary")
         assert not test.exception
         assert figures(test) == count
-        assert "keeps sums, counts and timings, and no row of single tokens" in markup(test)
+        assert "keeps sums, counts and timings, but no rows of single tokens" in markup(test)
     token = show(runs, "token", run="summary", token="40")
     assert figures(token) == 1
     assert "summary-only run" in notices(token)
@@ -234,7 +234,7 @@ def test_an_address_leads_to_a_run_of_the_folder_or_nowhere(show: Show, runs: Pa
 def test_recorded_runs_of_the_package_stand_beside_those_of_the_folder(
     show: Show, runs: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twell.app.ui.url_state.recorded_folder", lambda: runs)
+    monkeypatch.setattr("twell.app.ui.run_catalog.recorded_folder", lambda: runs)
     test = show(recording, run="recorded/made")
     assert not test.exception
     names = test.selectbox(key="chooser").options

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from twell.app.jobs.own_text import LONGEST
-from twell.app.jobs.runner import OWN, Desk, model_of
+from twell.app.jobs.runner import OWN, JobRunner, model_of
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run, open_run
 
@@ -38,12 +38,12 @@ def test_the_model_is_at_hand_only_if_it_is_the_same(made: ModuleType, made_run:
 
 
 def test_a_job_that_fails_says_why_and_one_runs_at_a_time(tmp_path: Path) -> None:
-    desk = Desk()
-    job = desk.start(
+    runner = JobRunner()
+    job = runner.start(
         "own text", tmp_path / "own", "own", ["capture", str(tmp_path / "no-model"), "--text", OWN], "words"
     )
     with pytest.raises(UserError, match="one is running"):
-        desk.start("own text", tmp_path / "two", "two", [], "words")
+        runner.start("own text", tmp_path / "two", "two", [], "words")
     for _ in range(600):
         if not job.running:
             break
@@ -52,8 +52,8 @@ def test_a_job_that_fails_says_why_and_one_runs_at_a_time(tmp_path: Path) -> Non
     assert failure is not None
     assert "no-model" in failure
     assert not (tmp_path / "own").exists()
-    desk.clear()
-    assert desk.job is None
+    runner.clear()
+    assert runner.job is None
 
 
 def test_own_text_is_read_by_the_model_and_opens(
@@ -67,7 +67,7 @@ def test_own_text_is_read_by_the_model_and_opens(
     text = page.get_by_label("Text", exact=True)
     text.fill("long " * (LONGEST // 5) + "!")
     page.get_by_role("button", name="Read it").click()
-    page.wait_for_selector("text=shorten them")
+    page.wait_for_selector("text=shorten it")
     assert len(text.input_value()) == LONGEST + 1
     text.fill("A lichen <script>window.twellHurt=1</script> lives here.\n\nשלום")
     page.get_by_role("button", name="Read it").click()
@@ -104,8 +104,8 @@ def test_the_dashboard_never_loads_torch() -> None:
 def test_a_job_that_is_stopped_at_once_leaves_nothing(made: ModuleType, tmp_path: Path) -> None:
     found = model_of(open_run(bundled(made, tmp_path) / "tiny"))
     assert found is not None
-    desk = Desk()
-    job = desk.start("own text", tmp_path / "own", "own", ["capture", found[0], "--text", OWN], "words " * 2000)
+    runner = JobRunner()
+    job = runner.start("own text", tmp_path / "own", "own", ["capture", found[0], "--text", OWN], "words " * 2000)
     job.stop()
     job.process.wait(60)
     assert job.failure() == "Stopped before anything was recorded."

@@ -1,22 +1,20 @@
-"""What other pages begin with is answered before they are opened, under the arguments that they ask with."""
+"""The first results of other pages are computed before they are opened, under the arguments that they use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from twell import analysis
 from twell.app.server import warm_up
-from twell.app.ui import url_state
-from twell.app.ui.run_cache import kept
+from twell.app.ui import query as queries
+from twell.app.ui.run_cache import cached_run, digest
 from twell.workbench.run.store import Run, open_run
 
-BEGIN = warm_up._begin  # before the fixtures put it aside
+START = warm_up._start_thread  # before the fixtures put it aside
 LOOKS: tuple[tuple[str, dict[str, str]], ...] = (
     ("overview", {}),
     ("tokens", {}),
@@ -35,50 +33,46 @@ LOOKS: tuple[tuple[str, dict[str, str]], ...] = (
 def begun(show: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The runs that pages begin to read ahead, which nothing does meanwhile."""
     found: list[tuple[str, str]] = []
-    monkeypatch.setattr(warm_up, "_begin", lambda *run: found.append(run))
+    monkeypatch.setattr(warm_up, "_start_thread", lambda *run: found.append(run))
     return found
 
 
-def test_pages_find_their_first_answers(
+def test_pages_find_their_first_results(
     show: Callable[..., AppTest], runs: Path, made_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm_up, "PAUSE", 0.0)
     monkeypatch.setattr(warm_up, "GAP", 0.0)
-    url_state._answer.clear()
-    BEGIN.__wrapped__(str(made_run.path), url_state.digest(made_run)).join()
-    again: list[str] = []
-    for question, _ in warm_up.QUESTIONS:
-        real = question if callable(question) else getattr(analysis, question)
+    queries._cached.clear()
+    cached = queries._cached
+    used, computed = set[str](), list[str]()
 
-        @wraps(real)
-        def once_more(*run: Run, real: Callable[..., Any] = real, **arguments: Any) -> Any:
-            again.append(f"{real.__name__} {arguments}")
-            return real(*run, **arguments)
+    def spy(runs: list[tuple[str, str]], name: str, arguments: dict[str, Any], compute: Callable[[], Any]) -> Any:
+        label = f"{name} {sorted(arguments.items())}"
+        used.add(label)
 
-        place = real.__module__ if callable(question) else analysis.__name__
-        monkeypatch.setattr(f"{place}.{real.__name__}", once_more)
-    used: set[str] = set()
-    cached = url_state._answer
+        def noted() -> Any:
+            computed.append(label)
+            return compute()
 
-    def seen(path: str, parts: str, module: str, question: str, arguments: dict[str, Any]) -> Any:
-        used.add(f"{question} {arguments}")
-        return cached(path, parts, module, question, arguments)
+        return cached(runs, name, arguments, noted)
 
-    monkeypatch.setattr(url_state, "_answer", seen)
+    monkeypatch.setattr(queries, "_cached", spy)
+    START.__wrapped__(str(made_run.path), digest(made_run)).join()
+    names = list(computed)
+    assert len(names) == len(used) == len(warm_up.default_queries())
+    used.clear()
     for page, address in LOOKS:
         test = show(runs, page, run="made", **address)
         assert not test.exception, (page, [error.value for error in test.exception])
-    assert again == []
-    names = [question.__name__ if callable(question) else question for question, _ in warm_up.QUESTIONS]
-    asked = {f"{name} {arguments}" for name, (_, arguments) in zip(names, warm_up.QUESTIONS, strict=True)}
-    assert asked - used == set(), "read ahead and asked by no page"
+    assert [name for name in computed[len(names) :] if name in names] == [], "computed again"
+    assert set(names) - used == set(), "computed beforehand and used by no page"
 
 
 def test_a_page_begins_once_it_is_drawn_and_a_run_that_grows_is_left_alone(
     show: Callable[..., AppTest], runs: Path, recording: Path, made_run: Run, begun: list[tuple[str, str]]
 ) -> None:
     show(runs, run="made")
-    assert begun == [(str(made_run.path), url_state.digest(made_run))]
+    assert begun == [(str(made_run.path), digest(made_run))]
     show(recording, run="live")
     assert len(begun) == 1
 
@@ -86,16 +80,16 @@ def test_a_page_begins_once_it_is_drawn_and_a_run_that_grows_is_left_alone(
 def test_what_a_run_lacks_and_one_that_has_changed_stop_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_up, "PAUSE", 0.0)
     monkeypatch.setattr(warm_up, "GAP", 0.0)
-    asked: list[str] = []
+    fetched: list[str] = []
 
-    def ask(run: Run, question: str | Callable[..., Any], **arguments: Any) -> None:
-        asked.append(run.name)
-        url_state.ask(run, question, **arguments)
+    def fetch(run: Run, query: queries.Query) -> None:
+        fetched.append(run.name)
+        queries.fetch(run, query)
 
-    monkeypatch.setattr(warm_up, "ask", ask)
-    counts = kept(open_run(runs / "counts"))  # without neurons and losses
-    warm_up._read(str(counts.path), url_state.digest(counts))
-    assert len(asked) == len(warm_up.QUESTIONS)
-    warm_up._read(str(counts.path), "another state of it")
-    warm_up._read(str(runs / "gone"), "any")
-    assert len(asked) == len(warm_up.QUESTIONS)
+    monkeypatch.setattr(warm_up, "fetch", fetch)
+    counts = cached_run(open_run(runs / "counts"))  # without neurons and losses
+    warm_up._compute(str(counts.path), digest(counts))
+    assert len(fetched) == len(warm_up.default_queries())
+    warm_up._compute(str(counts.path), "another state of it")
+    warm_up._compute(str(runs / "gone"), "any")
+    assert len(fetched) == len(warm_up.default_queries())

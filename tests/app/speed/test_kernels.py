@@ -18,8 +18,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from twell.analysis import tile_settings
-from twell.app.jobs.own_text import SHARES, measurement
-from twell.app.jobs.runner import CASE, Desk
+from twell.app.jobs.measure import SHARES, bench_arguments
+from twell.app.jobs.runner import CASE, JobRunner
 from twell.app.speed.bench_data import equal_at, measured, settings
 from twell.app.speed.bench_view import sums
 from twell.app.speed.compression_view import settings_map, timed
@@ -124,7 +124,7 @@ def test_what_is_asked_of_twell_bench_is_what_it_takes(made_run: Run) -> None:
     """Every option is one of the command's, and cases are counted as it says them."""
     flags = {f"--{name.replace('_', '-')}" for name in BenchOptions.__dataclass_fields__} | {"--no-compile"}
     for what, cases in (("layers", made_run.layers), ("compressions", made_run.layers), ("nnz", len(SHARES) + 1)):
-        arguments, count = measurement(made_run, ("model", None), what)
+        arguments, count = bench_arguments(made_run, ("model", None), what)
         assert count == cases
         assert {word for word in arguments if word.startswith("--")} <= flags
     assert CASE.search("layer 0 on text  nnz 152.1, 1,024 rows")
@@ -163,10 +163,10 @@ def test_a_measurement_begins_appears_as_it_goes_and_ends_well(
 
 def test_a_measurement_that_is_stopped_keeps_what_it_has(made: ModuleType, tmp_path: Path) -> None:
     run = open_run(bundled(made, tmp_path) / "tiny")
-    desk = Desk()
+    runner = JobRunner()
     arguments = ["bench", "--shape", "64,128", "--inputs", "even", "--nnz", ",".join(map(str, range(2, 60)))]
-    job = desk.start("a measurement", run.path, "tiny", [*arguments, "--no-compile"], cases=58)
-    while not job.done() and job.running:
+    job = runner.start("a measurement", run.path, "tiny", [*arguments, "--no-compile"], cases=58)
+    while not job.progress() and job.running:
         time.sleep(0.1)
     job.stop()
     job.process.wait(60)

@@ -118,7 +118,7 @@ def test_the_address_names_sequence_place_and_shade(show: Show, runs: Path) -> N
 def test_a_neuron_that_is_none_is_said_and_stays_to_be_mended(show: Show, runs: Path) -> None:
     for wrong in ("foo", "L9/N5", "L0/N512"):
         test = show(runs, "text", run="made", neuron=wrong)
-        assert "No such neuron: it takes a name from L0/N0 to L4/N511." in markup(test)
+        assert "No such neuron: the names of this run go from L0/N0 to L4/N511." in markup(test)
         assert test.text_input(key="neuron").value == wrong
     test.text_input(key="neuron").set_value("1 3").run()
     assert "No such neuron" not in markup(test)

@@ -11,13 +11,13 @@ from twell.app.ui.formatting import (
     aligned,
     decimals,
     fixed,
+    matching,
     number,
     percent,
     plot_label,
     plural,
     rare,
     running,
-    searched,
     seconds_ago,
     signed,
     token_html,
@@ -136,4 +136,4 @@ def test_a_search_finds_what_is_shown_whatever_the_alphabet() -> None:
         "+202e": ["a\u202eb"],
         "本": ["日本"],
     }
-    assert {search: searched(frame, "text", search)["text"].tolist() for search in wanted} == wanted
+    assert {search: matching(frame, "text", search)["text"].tolist() for search in wanted} == wanted

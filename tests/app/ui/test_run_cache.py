@@ -11,8 +11,7 @@ import pytest
 
 from twell.analysis import speedup, timings_by_batch
 from twell.app.ui import run_cache as module
-from twell.app.ui.run_cache import kept
-from twell.app.ui.url_state import digest
+from twell.app.ui.run_cache import cached_run, digest
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run, open_run
 
@@ -37,31 +36,31 @@ def test_a_part_of_the_timings_is_read_once(made: ModuleType, tmp_path: Path, re
     many = sum(part.table == "timings" for part in open_run(path).manifest.parts)
     read.clear()
     for _ in range(3):
-        pd.testing.assert_frame_equal(speedup(kept(open_run(path))), plain)
-        pd.testing.assert_frame_equal(timings_by_batch(kept(open_run(path))), timings_by_batch(open_run(path)))
+        pd.testing.assert_frame_equal(speedup(cached_run(open_run(path))), plain)
+        pd.testing.assert_frame_equal(timings_by_batch(cached_run(open_run(path))), timings_by_batch(open_run(path)))
     first = [file for file in read if file.startswith("timings")]
     assert len(first) == many + 3 * many, "once by the kept run, and each time by the other"
     read.clear()
-    only = kept(open_run(path)).arrow("timings", ["batch"])
+    only = cached_run(open_run(path)).arrow("timings", ["batch"])
     assert only.column_names == ["batch"]
     assert read == []
 
 
 def test_a_part_of_the_same_name_and_other_content_is_another(made: ModuleType, tmp_path: Path) -> None:
-    before = speedup(kept(made.make(tmp_path / "run", layers=3, sequences=20, seed=1)))
+    before = speedup(cached_run(made.make(tmp_path / "run", layers=3, sequences=20, seed=1)))
     for file in sorted((tmp_path / "run").rglob("*"), reverse=True):
         file.unlink() if file.is_file() else file.rmdir()
     (tmp_path / "run").rmdir()
     run = made.make(tmp_path / "run", layers=3, sequences=20, seed=2)
-    after = speedup(kept(run))
+    after = speedup(cached_run(run))
     pd.testing.assert_frame_equal(after, speedup(run))
     assert after["dense_us"].tolist() != before["dense_us"].tolist()
 
 
 def test_the_vocabulary_is_read_once_a_run(made_run: Run, read: list[str]) -> None:
-    first = kept(open_run(made_run.path)).vocab
+    first = cached_run(open_run(made_run.path)).vocab
     read.clear()
-    again = kept(open_run(made_run.path)).vocab
+    again = cached_run(open_run(made_run.path)).vocab
     assert again is first
     assert read == []
     pd.testing.assert_frame_equal(again, open_run(made_run.path).vocab)
@@ -74,8 +73,8 @@ def test_what_cannot_be_read_is_said_and_not_kept(made: ModuleType, tmp_path: Pa
     whole = part.read_bytes()
     part.write_bytes(whole[:50])
     with pytest.raises(UserError, match="readable part"):
-        speedup(kept(run))
+        speedup(cached_run(run))
     part.write_bytes(whole)
-    assert len(speedup(kept(run))) == 3
-    assert digest(kept(run)) == digest(run)
+    assert len(speedup(cached_run(run))) == 3
+    assert digest(cached_run(run)) == digest(run)
     assert module.TIMING_PARTS * 10 >= 86_400, "a day of parts of ten seconds"

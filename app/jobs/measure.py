@@ -1,0 +1,75 @@
+"""Measuring dense against sparse from the Kernels page: the choice of what to time, and the `twell bench` that does."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from twell.app.jobs.runner import model_of
+from twell.app.jobs.status import (
+    MEASUREMENT,
+    fresh_key,
+    is_busy,
+    model_arguments,
+    note_if_busy,
+    note_model_missing,
+    start_job,
+)
+from twell.app.ui import widgets
+from twell.app.ui.url_state import run_name, sync_url
+from twell.workbench.run.store import Run
+
+KINDS = {"layers": "This model's layers", "compressions": "Compressions", "nnz": "Any sparsity"}
+NOTES = {
+    "layers": "Times every layer with its own weights, at its own activity on the bundled text.",
+    "compressions": "Times every layer with tiles of 63, 31 and 15 slots, to find the fastest that holds every row.",
+    "nnz": "Times synthetic weights of this shape, with 1 % to all of the neurons firing, to find the sparsity from "
+    "which sparse is faster.",
+}
+COMPRESSIONS = "8,4,16"
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)  # of the neurons that synthetic inputs fire
+
+
+def measure(run: Run) -> None:
+    """Draw the button under which the user chooses what to time, and starts it."""
+    with st.popover("Measure now", key=fresh_key("measure")):
+        model = model_of(run)
+        if model is None:
+            note_model_missing()
+            return
+        if run.manifest.status == "recording":
+            widgets.note("This run is still being recorded: measure it once it has ended.")
+            return
+        widgets.note(
+            "Times dense and sparse in turn on the same input, on this machine and in a process of its own. Each case "
+            "appears here as soon as it is done, and stays with the run. Other programs that run meanwhile slow both."
+        )
+        kind = st.segmented_control(
+            "What",
+            list(KINDS),
+            format_func=lambda key: KINDS[key],
+            default="layers",
+            required=True,
+            key="measured",
+            on_change=sync_url,
+        )
+        widgets.note(NOTES[str(kind)])
+        if st.button("Measure", type="primary", key="measure-start", disabled=is_busy(), on_click=sync_url):
+            arguments, cases = bench_arguments(run, model, str(kind))
+            start_job(MEASUREMENT, run.path.resolve(), run_name(), arguments, cases=cases)
+        note_if_busy()
+
+
+def bench_arguments(run: Run, model: tuple[str, str | None], kind: str) -> tuple[list[str], int]:
+    """Return the arguments of `twell bench`, and how many cases it will time.
+
+    Args:
+        run: the run whose shape is timed.
+        model: where to load its model from, as (folder or hub id, revision).
+        kind: a key of KINDS.
+    """
+    if kind != "nnz":
+        more = ["--compression", COMPRESSIONS] if kind == "compressions" else []
+        return ["bench", *model_arguments(model), "--inputs", "text", "--no-compile", *more], run.layers
+    nnz = [str(max(round(share * run.d_ff), 1)) for share in SHARES]
+    shape = f"{run.manifest.model['d_model']},{run.d_ff}"
+    return ["bench", "--shape", shape, "--inputs", "even,dense", "--nnz", ",".join(nnz), "--no-compile"], len(nnz) + 1

@@ -1,0 +1,1 @@
+"""What the figures of all pages share: their style, and small multiples."""

@@ -1,0 +1,109 @@
+"""What stands above every page about its run: the facts, the definition of nnz, and the state of an unfinished run."""
+
+from __future__ import annotations
+
+import html
+import time
+from pathlib import Path
+
+import streamlit as st
+
+from twell import analysis
+from twell.app.ui import widgets
+from twell.app.ui.formatting import SPACE, plural, seconds_ago, whole
+from twell.app.ui.run_cache import MANIFEST, digest, open_cached
+from twell.app.ui.url_state import redraw_page
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.store import Run
+
+INTERVAL = 0.3  # seconds between two looks at a run that is being recorded; one takes a browser 0.06
+SILENT = 60.0  # seconds without a new part after which the capture may have died; a part closes after 10
+
+
+def facts(run: Run) -> None:
+    """Draw the line that says which model was run, on what, and how."""
+    manifest = run.manifest
+    texts = [
+        f"{run.layers} layers × {whole(manifest.model['d_model'])}, d_ff {whole(run.d_ff)}",
+        f"{plural(manifest.tokens, 'token')} in {plural(manifest.sequences, 'sequence')}",
+        f"{manifest.dtype} on {manifest.device}",
+        f"{manifest.kernel['name']} kernel",
+    ]
+    model = f"<b>{html.escape(str(manifest.model['name']))}</b>"
+    spans = "".join(f"<span>{html.escape(text)}</span>" for text in texts)
+    st.html(f'<div class="tw-head">{model}{spans}</div>', width="stretch")
+
+
+def definition(run: Run) -> None:
+    """Draw the button that explains nnz, by the rule of this run, and the terms that rest on it."""
+    with st.popover("What is nnz?", type="tertiary", key="definition"):
+        terms = {
+            "nnz": f"the number of a layer's {whole(run.d_ff)} FFN neurons that a token fires. In this run, a neuron "
+            f"fires when: {run.manifest.nnz_definition.rstrip('.')}.",
+            "sparsity": "1 − mean nnz / d_ff.",
+            "z": "how many standard deviations a token's nnz lies from the layer's mean, averaged over the layers.",
+            "dead": "did not fire on any token counted here. It may still fire on other text: its density is below "
+            f"3 / tokens with 95{SPACE}% confidence if tokens are independent.",
+            "left out": "special tokens, the first token of each sequence and tokens with a non-finite value are in no "
+            "statistic, except where the first position is shown by itself.",
+        }
+        st.html(widgets.facts_html(terms))
+
+
+def status(run: Run) -> None:
+    """Draw a note about what an unfinished or summary-only run lacks."""
+    if run.manifest.status == "recording":
+        _follow(str(run.path), digest(run))
+    elif run.manifest.status == "interrupted":
+        widgets.note(
+            '<span class="tw-mark">interrupted</span> The capture stopped before its end. This page covers only the '
+            f"{plural(run.manifest.tokens, 'token')} recorded until then."
+        )
+    if run.manifest.summary_only:
+        widgets.note(
+            '<span class="tw-mark">summary only</span> This run keeps sums, counts and timings, but no rows of single '
+            "tokens, so it cannot show where a token occurs in the text."
+        )
+
+
+@st.fragment(run_every=INTERVAL)
+def _follow(path: str, drawn: str) -> None:
+    """Look at a run that is being recorded, and draw the page again once it has a new part.
+
+    Args:
+        path: the run's folder.
+        drawn: the digest of the run as the page shows it.
+    """
+    try:
+        run = open_cached(Path(path))
+        age = time.time() - (Path(path) / MANIFEST).stat().st_mtime
+    except (UserError, OSError):
+        redraw_page()
+    if digest(run) != drawn:
+        redraw_page()
+    if age > SILENT:
+        text = f"last part {seconds_ago(age)}. The capture may have been killed; this is what it wrote."
+        mark = '<span class="tw-mark">recording</span>'
+    else:
+        text = f"last part {seconds_ago(age)}. The page updates by itself."
+        mark = '<span class="tw-mark live">recording</span>'
+    widgets.note(f"{mark} {plural(run.manifest.tokens, 'token')} so far, {text}")
+
+
+def update_summaries(run: Run) -> None:
+    """Bring the run's summaries up to date, with a progress bar if that takes longer than half a second."""
+    bar, done, began = st.empty(), 0, time.monotonic()
+
+    def on_progress(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        if time.monotonic() - began > 0.5:
+            share = min(done / max(run.manifest.tokens, 1), 1.0)
+            bar.progress(share, f"Summarising {plural(run.manifest.tokens, 'token')}, once for this run")
+
+    try:
+        analysis.ensure(run, on_progress)
+    except Missing:
+        pass  # each figure says what it lacks
+    finally:
+        bar.empty()
