@@ -1,4 +1,4 @@
-"""Models, capture, training, timing, the run store, the command line. `open_run` is the way into a run."""
+"""Models, capture, training, timing, the run store and the command line. `open_run` opens a run, without torch."""
 
 from twell.workbench.run.store import open_run
 

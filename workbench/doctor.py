@@ -1,4 +1,4 @@
-"""What this machine has: devices, compilers, libraries, and the kernel that would run on each device and why.
+"""Show what this machine has: devices, compilers, libraries, and the kernel that would run on each device and why.
 
     twell doctor
 
@@ -23,7 +23,7 @@ from twell.workbench.options import DoctorOptions
 LIBRARIES = ("twell-workbench", "torch", "transformers", "tokenizers", "safetensors", "pyarrow")
 DASHBOARD = ("streamlit", "plotly", "duckdb")
 VECTOR_UNITS = ("sse4_2", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
-SHAPE = (2048, 5632, 8192)  # d_model, d_ff and rows of the question which kernel would run
+SHAPE = (2048, 5632, 8192)  # d_model, d_ff and rows for which a kernel is chosen
 
 
 def doctor(options: DoctorOptions) -> None:
@@ -37,7 +37,7 @@ def doctor(options: DoctorOptions) -> None:
 
 
 def findings() -> list[tuple[str, str]]:
-    """What was found, as pairs of what and which."""
+    """Return the rows of the table: a name and a value each."""
     units = ", ".join(vector_units()) or "vector units unknown"
     rows = [("CPU", f"{processor()}, {units}")]
     for index in range(torch.cuda.device_count()):
@@ -55,27 +55,29 @@ def findings() -> list[tuple[str, str]]:
     return rows
 
 
-def why(choice: Choice, asked: str = "auto") -> str:
-    """The kernel and why it runs: of those before it, what each lacks, but for those of another device that were not
-    asked for by name."""
+def why(choice: Choice, requested: str = "auto") -> str:
+    """Return the kernel that was chosen, and why each kernel before it was not.
+
+    requested: the value of --kernel; kernels for another device are left out unless they were requested by name
+    """
     name, *others = choice.reason.split("; ")
-    told = [other for other in others if "expected device" not in other or other.startswith(f"{asked}:")]
-    return f"{choice.kernel}: {'; '.join([name, *told])}"
+    reasons = [other for other in others if "expected device" not in other or other.startswith(f"{requested}:")]
+    return f"{choice.kernel}: {'; '.join([name, *reasons])}"
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries that a capture depends on."""
-    found = {}
+    """Return the versions of the libraries that a capture depends on."""
+    installed = {}
     for name in LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found | {"torch": torch.__version__}  # with its build: +cpu, +cu130
+            installed[name] = "not installed"
+    return installed | {"torch": torch.__version__}  # with its build: +cpu, +cu130
 
 
 def dashboard() -> str:
-    """Versions of the libraries that the dashboard and the tables need, or how they are had."""
+    """Return the versions of the libraries that the dashboard needs, or how to install them."""
     try:
         return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in DASHBOARD)
     except importlib.metadata.PackageNotFoundError as missing:
@@ -83,32 +85,32 @@ def dashboard() -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """The device's name, as the manifest gives it."""
+    """Return the device's name, as the manifest has it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
 
 
 def driver(device: torch.device) -> str:
-    """The GPU's driver and CUDA version; for a CPU the system."""
+    """Return the GPU's driver and CUDA version; for a CPU the operating system."""
     if device.type != "cuda":
         return f"{platform.system()} {platform.machine()}"
-    version = Path("/sys/module/nvidia/version")  # where the kernel module tells it
+    version = Path("/sys/module/nvidia/version")  # the kernel module's own version
     return f"NVIDIA {version.read_text().strip() if version.exists() else 'driver'}, CUDA {torch.version.cuda}"
 
 
 def processor() -> str:
-    """The processor's name, and the threads that torch gives work to."""
+    """Return the processor's name, and how many threads torch uses."""
     name = _cpuinfo("model name") or platform.processor() or platform.machine()
     return f"{name}, {torch.get_num_threads()} threads"
 
 
 def vector_units() -> list[str]:
-    """The vector instructions that kernels could use."""
+    """Return the vector instructions of the processor that kernels could use."""
     flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
     return [unit for unit in VECTOR_UNITS if unit in flags]
 
 
 def compiler(cuda: bool) -> str:
-    """The version of the compiler that kernels are built with, or what is expected."""
+    """Return the version of the compiler that kernels are built with, or the sentence that none was found."""
     try:
         path = find_compiler(cuda)
     except BuildError as error:

@@ -1,7 +1,7 @@
-"""A GPU's clock and power, where NVIDIA's library tells them.
+"""Read a GPU's clock and power through NVIDIA's management library.
 
-A reading in passing says what the device does in general. What one operation draws comes from running nothing else for
-WINDOW seconds and reading the device's energy counter before and after.
+A reading at one moment is of whatever the device runs then. The power of one operation is measured by running nothing
+else for WINDOW seconds, and reading the device's energy counter before and after.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 WINDOW = 5.0  # seconds
-WINDOW_SECONDS = 1.2 * WINDOW  # what a window takes, the warm-up before it counted
-Reading = tuple[float | None, float | None]  # SM clock in MHz, power in W; None where unknown
+WINDOW_SECONDS = 1.2 * WINDOW  # what a window takes with its warm-up
+Reading = tuple[float | None, float | None]  # SM clock in MHz, power in W; None if unknown
 
 
 class Gauge:
-    """The readings of one device; all None for a CPU, without pynvml, and for a GPU that reports none."""
+    """The clock and power of one device; None for a CPU, without pynvml, and for a GPU that reports none."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._handle = device, None
@@ -38,16 +38,16 @@ class Gauge:
         return self._handle is not None
 
     def read(self) -> Reading:
-        """Clock and power now."""
+        """Return the clock and power at this moment."""
         if not self.reads:
             return None, None
         nvml, handle = self._nvml, self._handle
-        clock = self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-        power = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        clock = self._query(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        power = self._query(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         return clock, None if power is None else power / 1000
 
     def window(self, operation: Callable[[], Any]) -> Reading:
-        """Clock at the end and mean power of WINDOW seconds of one operation, again and again."""
+        """Repeat an operation for WINDOW seconds; return the clock at the end and the mean power."""
         if not self.reads:
             return None, None
         for seconds in (WINDOW / 5, WINDOW):  # the first time brings the device to the operation's own clock
@@ -60,11 +60,12 @@ class Gauge:
         return clock, None if before is None or after is None else (after - before) / 1000 / took
 
     def _energy(self) -> float | None:
-        """Millijoules since the driver was loaded."""
-        return self._ask(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        """Return the millijoules used since the driver was loaded."""
+        return self._query(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
 
-    def _ask(self, question: Callable[[], Any]) -> float | None:
+    def _query(self, query: Callable[[], Any]) -> float | None:
+        """Return what the library answers, or None if it refuses."""
         try:
-            return float(question())
+            return float(query())
         except self._nvml.NVMLError:
             return None

@@ -1,4 +1,4 @@
-"""Whether a run's model computes what the checkpoint says, and what watching it costs.
+"""Check that a run's model computes what the checkpoint's own code does, and measure what counting costs.
 
 The idea: tokens of the run go once more through the instrumented model and through the checkpoint's own code, in the
 same dtype. Logits are compared; and for each layer, on the very input that it had, the counts are compared with a count
@@ -42,13 +42,13 @@ from twell.workbench.text.vocabulary import special_ids
 
 ROUNDS = 3
 PROBES = ("counts", "neurons", "all")
-WAYS = 2 + len(PROBES)  # in which passes are timed: watching nothing, with each kind of probe, dense
+WAYS = 2 + len(PROBES)  # kinds of passes that are timed: without probes, with each kind of probe, dense
 ROUNDING = {"float64": 2.0**-52}  # of a product's accumulator; of every other dtype 2^-23
 CHUNK = 2**24  # elements of a float64 matrix at a time
 
 
 def verify(options: VerifyOptions) -> Run:
-    """Verify a run, print what was found, and write it into the run's manifest.
+    """Verify a run, print the results, and write them into the run's manifest.
 
     Raises UserError for a run that cannot be verified, and, once all is written, where a count is off by more than
     rounding.
@@ -69,7 +69,7 @@ def verify(options: VerifyOptions) -> Run:
         times = overhead(loaded, texts, loss, partial(progress.advance, step))
     with locks.locked(run.path):  # others may have written to it meanwhile
         run = Run(run.path, manifests.update(run.path, parity=outputs, overhead=times))
-    console.print("\n".join([f"{run.path}: verified", *said(outputs, times)]))
+    console.print("\n".join([f"{run.path}: verified", *report(outputs, times)]))
     if wrong := outputs["beyond_rounding"]:
         raise UserError(
             f"Expected counts that differ by no more than rounding, got {wrong:,} of {outputs['counts']:,} off by more "
@@ -78,8 +78,8 @@ def verify(options: VerifyOptions) -> Run:
     return run
 
 
-def said(parity: dict[str, Any], overhead: dict[str, Any]) -> list[str]:
-    """What was found, a line a question."""
+def report(parity: dict[str, Any], overhead: dict[str, Any]) -> list[str]:
+    """Return the results, a line for each question."""
     ways = (*PROBES, "dense")
     times = ", ".join(f"{way} {overhead[f'{way}_over_none']:.2f}" for way in ways)
     counts = (
@@ -95,7 +95,7 @@ def said(parity: dict[str, Any], overhead: dict[str, Any]) -> list[str]:
 
 
 def _progress(console: Console) -> Progress:
-    """A bar that is drawn seldom, as it runs beside what is timed."""
+    """Return a bar that is drawn seldom, because it runs beside what is timed."""
     columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("batches"), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=2)
 
@@ -103,9 +103,12 @@ def _progress(console: Console) -> Progress:
 def parity(
     loaded: LoadedModel, checkpoint: Checkpoint, texts: list[Batch], done: Callable[[], object]
 ) -> dict[str, Any]:
-    """logit_error: greatest difference over the greatest logit; same_choice: share of rows with the same first choice;
-    counts, differing, beyond_rounding: (token, layer) counts compared, unequal, and unequal by more than rounding.
-    `done` is called after each batch."""
+    """Compare logits and counts with the checkpoint's own code; return the manifest's `parity`.
+
+    logit_error: greatest difference over the greatest logit; same_choice: share of rows with the same first choice
+    counts, differing, beyond_rounding: (token, layer) counts compared, unequal, and unequal by more than rounding
+    done: called after each batch
+    """
     own: Any = weights.read(checkpoint, loaded.model.dtype)
     own.to(loaded.device)
     counted = Counts(loaded)
@@ -127,18 +130,19 @@ def parity(
                 same += float((mine.argmax(1) == right.argmax(1)).sum())
         rows += len(row_of)
         done()
-    found = {"logit_error": error / largest, "same_choice": same / rows}
-    return found | counted.found() | {"tokens": int(rows), "dtype": loaded.dtype, "kernel": _kernel(loaded, texts)}
+    logits = {"logit_error": error / largest, "same_choice": same / rows}
+    return logits | counted.result() | {"tokens": int(rows), "dtype": loaded.dtype, "kernel": _kernel(loaded, texts)}
 
 
 class Counts:
-    """Counts of every layer against a count in float64 on the same input."""
+    """Compares the counts of every layer with a count in float64 on the same input."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.compared = self.differing = self.beyond = 0
 
-    def found(self) -> dict[str, int]:
+    def result(self) -> dict[str, int]:
+        """Return how many counts were compared, unequal, and unequal by more than rounding."""
         return {"counts": self.compared, "differing": self.differing, "beyond_rounding": self.beyond}
 
     def on_layer(self, row_of: Tensor, layer: int, x: Tensor, stats: Stats) -> None:
@@ -159,8 +163,10 @@ class Counts:
 
 
 def overhead(loaded: LoadedModel, texts: list[Batch], loss: bool, done: Callable[[], object]) -> dict[str, Any]:
-    """Median over ROUNDS of the time with each probe, and of the dense model's, over that with no probe. `done` is
-    called after each batch."""
+    """Time passes with each probe and dense, over passes with no probe; return the manifest's `overhead`.
+
+    The ratios are medians over ROUNDS turns. done: called after each batch
+    """
 
     def passes(probes: str, run_dense: bool = False) -> None:
         for batch in texts:
@@ -178,8 +184,8 @@ def overhead(loaded: LoadedModel, texts: list[Batch], loss: bool, done: Callable
         name: statistics.median(one / none for one, none in zip(times, took["none"], strict=True))
         for name, times in took.items()
     }
-    found: dict[str, Any] = {f"{name}_over_none": round(ratios[name], 4) for name in (*PROBES, "dense")}
-    return found | {"rounds": ROUNDS, "device": loaded.device.type, "kernel": _kernel(loaded, texts)}
+    result: dict[str, Any] = {f"{name}_over_none": round(ratios[name], 4) for name in (*PROBES, "dense")}
+    return result | {"rounds": ROUNDS, "device": loaded.device.type, "kernel": _kernel(loaded, texts)}
 
 
 def _kernel(loaded: LoadedModel, texts: list[Batch]) -> str:
@@ -187,7 +193,7 @@ def _kernel(loaded: LoadedModel, texts: list[Batch]) -> str:
 
 
 def _model(run: Run, options: VerifyOptions) -> tuple[LoadedModel, Checkpoint]:
-    """The run's model, loaded as it was, and its checkpoint. UserError where what is found is another."""
+    """Load the run's model as it was loaded for the capture, and its checkpoint. Raises UserError for other weights."""
     manifest = run.manifest
     name = options.model or str(manifest.model["name"])
     packaged = Path(str(files("twell.data"))) / name
@@ -207,13 +213,13 @@ def _model(run: Run, options: VerifyOptions) -> tuple[LoadedModel, Checkpoint]:
 
 
 def _sequences(run: Run, tokens: int) -> list[Sequence]:
-    """The run's first sequences, as many as come to so many tokens."""
-    found: list[Sequence] = []
+    """Return the run's first sequences, up to the one in which the token of that number is."""
+    sequences: list[Sequence] = []
     for rows in run.pieces("activity", ["sequence", "token_id"]):
         sequence, ids = (rows[name].to_numpy() for name in ("sequence", "token_id"))
         for piece in np.split(ids, np.flatnonzero(np.diff(sequence)) + 1):
-            found.append(Sequence(len(found), run.name, 0, piece))
+            sequences.append(Sequence(len(sequences), run.name, 0, piece))
             tokens -= len(piece)
             if tokens <= 0:
-                return found
-    return found
+                return sequences
+    return sequences

@@ -1,4 +1,4 @@
-"""What the FFNs of a model are given, taken from its own forward passes, for benchmarks.
+"""Record the inputs of a model's FFNs in its own forward passes, for benchmarks.
 
 The idea: sequences run through the model as they are, padded on the right, and each layer's input is kept on the device
 without the padding. Cost: a forward pass without the head, and rows x d_model values a layer.
@@ -23,7 +23,7 @@ PASS_TOKENS = {"cpu": 4096, "cuda": 32_768}  # padded tokens of a forward pass
 
 
 def text_ids(loaded: LoadedModel, text: tuple[str, ...], tokens: int) -> list[np.ndarray]:
-    """Token ids by sequence, so many in all, or all there are."""
+    """Return token ids by sequence: `tokens` in all, or all of the text."""
     texts = sequences(documents(text), loaded.tokenizer, sequence_length(loaded, None))
     found: list[np.ndarray] = []
     for sequence in texts:
@@ -35,7 +35,7 @@ def text_ids(loaded: LoadedModel, text: tuple[str, ...], tokens: int) -> list[np
 
 
 def uniform_ids(loaded: LoadedModel, pieces: list[np.ndarray]) -> list[np.ndarray]:
-    """Sequences of the same lengths, of ids drawn from all that are not special."""
+    """Return sequences of the same lengths, of ids drawn uniformly from all that are not special."""
     every = min(len(loaded.tokenizer), loaded.head.weight.shape[0])
     ids = np.setdiff1d(np.arange(every, dtype=np.int32), np.array(sorted(special_ids(loaded.tokenizer))))
     source = np.random.default_rng(0)
@@ -43,21 +43,21 @@ def uniform_ids(loaded: LoadedModel, pieces: list[np.ndarray]) -> list[np.ndarra
 
 
 def layer_inputs(loaded: LoadedModel, pieces: list[np.ndarray], layers: set[int]) -> dict[int, Tensor]:
-    """What the FFN of each layer gets, [tokens, d_model], token after token in the order of the pieces."""
-    heard: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    """Return the input of each layer's FFN, [tokens, d_model], in the order of the pieces."""
+    inputs: dict[int, list[Tensor]] = {layer: [] for layer in layers}
     for group in _groups(pieces, PASS_TOKENS[loaded.device.type]):
         ids, real = (np.zeros((len(group), max(map(len, group))), kind) for kind in (np.int64, np.bool_))
         for row, piece in enumerate(group):
             ids[row, : len(piece)], real[row, : len(piece)] = piece, True
-        place = torch.from_numpy(real.ravel()).to(loaded.device)
+        row_of = torch.from_numpy(real.ravel()).to(loaded.device)
 
-        def hear(layer: int, x: Tensor, _stats: Stats, place: Tensor = place) -> None:
-            if layer in heard:
-                heard[layer].append(x[place])
+        def record(layer: int, x: Tensor, _stats: Stats, row_of: Tensor = row_of) -> None:
+            if layer in inputs:
+                inputs[layer].append(x[row_of])
 
-        with torch.inference_mode(), loaded.probing(Probe(on_stats=hear)):
+        with torch.inference_mode(), loaded.probing(Probe(on_stats=record)):
             loaded.body(input_ids=torch.from_numpy(ids).to(loaded.device), use_cache=False)
-    return {layer: torch.cat(parts) for layer, parts in heard.items()}
+    return {layer: torch.cat(rows) for layer, rows in inputs.items()}
 
 
 def _groups(pieces: list[np.ndarray], tokens: int) -> Iterator[list[np.ndarray]]:

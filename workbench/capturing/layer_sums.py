@@ -1,4 +1,4 @@
-"""Sums over tokens: what every neuron did, how full tiles are, and how much a block of tokens has in common.
+"""Sum over tokens: what every neuron did, how full tiles are, and how many neurons a block of tokens has in common.
 
 The idea: one forward pass gives sums of all layers, on the device; they add up batch by batch, and go to the host when
 a part of the run closes. Everything is an integer count or an extreme, so any order of adding gives the same bits.
@@ -29,7 +29,7 @@ BLOCKS = (16, 64, 128)  # tokens of a block: the first is scattered, each other 
 
 @dataclass
 class Sums:
-    """Sums of all layers over unflagged tokens; None for what was not asked for.
+    """Sums of all layers over unflagged tokens; None for what the probes did not count.
 
     neurons: fields [layers, d_ff]; tiles: pairs and rows int64 [layers, tile + 1]
     unions: int64 [layers, blocks, d_ff + 1], how many blocks have a union of that many neurons
@@ -41,7 +41,7 @@ class Sums:
 
     @classmethod
     def stack(cls, layers: list[Stats], unions: list[Tensor]) -> Sums:
-        """The sums of a forward pass: those of its layers, in order."""
+        """Stack the sums of a forward pass. layers, unions: one entry for each layer, in order."""
 
         neurons = [layer.neurons for layer in layers if layer.neurons is not None]
         tiles = [layer.tiles for layer in layers if layer.tiles is not None]
@@ -52,7 +52,7 @@ class Sums:
         )
 
     def merge(self, other: Sums) -> None:
-        """Adds the sums of other tokens, of the same kinds, in place."""
+        """Add the sums of other tokens in place; they have the same fields."""
         if self.neurons is not None and other.neurons is not None:
             self.neurons.merge(other.neurons)
         if self.tiles is not None and other.tiles is not None:
@@ -61,7 +61,7 @@ class Sums:
             self.unions += other.unions
 
     def tables(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The rows of the tables that hold them."""
+        """Yield the name and the columns of each table of the run that holds these sums; waits for the device."""
         if self.neurons is not None:
             sums = {item.name: getattr(self.neurons, item.name).cpu().numpy() for item in fields(NeuronSums)}
             layer, neuron = np.nonzero(sums["fires"])
@@ -81,7 +81,7 @@ class Sums:
 
 
 def blocks_of(sequence: np.ndarray, plain: np.ndarray) -> list[np.ndarray]:
-    """Where blocks lie: [blocks of 16, 16] int32 rows, then for each further size the blocks of the size before it.
+    """Return the members of blocks: int32 rows [blocks, 16], then for each larger size the blocks of the size before.
 
     sequence: [rows], ascending; plain: bool [rows], the rows that count
     """
@@ -101,7 +101,10 @@ def blocks_of(sequence: np.ndarray, plain: np.ndarray) -> list[np.ndarray]:
 
 
 def union_counts(packed: TwELL, members: list[Tensor]) -> Tensor:
-    """int64 [sizes of a block, d_ff + 1]: how many blocks have a union of so many neurons. Blocks as in `blocks_of`."""
+    """Return int64 [sizes of a block, d_ff + 1]: how many blocks have a union of each size.
+
+    members: as `blocks_of` returns them, on the device
+    """
     return on_gpu.counts(packed, members) if on_gpu.takes(packed) else scattered_counts(packed, members)
 
 

@@ -1,4 +1,4 @@
-"""Recording: batches go through the model, and what they counted to the writer, one batch behind the device.
+"""Record batches: run them through the model and write their counts, one batch behind the device.
 
 A batch in which a value was not finite runs once more with those tokens left out of the sums, so that every table
 covers the same tokens. Rows are written in the order of the text, as soon as no earlier one is to come, and a part is
@@ -39,15 +39,15 @@ from twell.workbench.text.sequences import Sequence
 from twell.workbench.text.sources import Source
 from twell.workbench.text.vocabulary import vocabulary
 
-NOT_COMPARED = {"out", "resume"}  # options that say nothing of what is recorded
+NOT_COMPARED = {"out", "resume"}  # options that do not change what is recorded
 
 
 class Recorder:
-    """Runs batches through the model and hands what they counted to the writer, one batch behind the device."""
+    """Runs batches through the model and passes their counts to the writer, one batch behind the device."""
 
     def __init__(self, loaded: LoadedModel, writer: RunWriter, options: CaptureOptions) -> None:
         self.loaded, self.writer, self.options = loaded, writer, options
-        manifest = writer.manifest  # of a run that goes on: what it says of the tokens so far
+        manifest = writer.manifest  # of a resumed run: it has the sums over the tokens so far
         known = ("documents", "sequences", "tokens")
         self._text: dict[str, dict[str, Any]] = {
             one["source"]: {name: one[name] for name in known} for one in manifest.text if "tokens" in one
@@ -56,7 +56,7 @@ class Recorder:
         self._began = time.monotonic() - manifest.seconds
         self._collector = FiringCollector(loaded.layers, loaded.d_ff, options.examples, options.fired)
         self._in_flight: tuple[Batch, Counted, BatchFirings | None] | None = None
-        self._window: list[Batch] = []  # those of it that have been taken
+        self._window: list[Batch] = []  # batches of the open window whose counts have arrived
         self._in_order = InOrder()
         self._fired: list[pa.Table] = []
         self._sums: Sums | None = None
@@ -74,11 +74,11 @@ class Recorder:
 
     @property
     def nnz_mean(self) -> float:
-        """Over the run's unflagged tokens so far, and all layers."""
+        """The mean nnz over the run's unflagged tokens so far and all layers."""
         return self._nnz_sum / max(1, self._unflagged * self.loaded.layers)
 
     def _restore_means(self, run: Run) -> None:
-        """Of a run that goes on: what its tokens so far add to nnz_mean."""
+        """Add the tokens of a resumed run to nnz_mean."""
         names = schema.nnz_columns(self.loaded.layers)
         for rows in run.pieces("activity", ["flags", *names]):
             plain = rows["flags"].to_numpy() == 0
@@ -86,7 +86,7 @@ class Recorder:
             self._nnz_sum += sum(int(rows[name].to_numpy()[plain].sum(dtype=np.int64)) for name in names)
 
     def step(self, batch: Batch) -> None:
-        """Give a batch to the device, then take what the one before it counted."""
+        """Start a batch on the device, then process the counts of the batch before it."""
         with self.timings.of(batch) as on_layer:
             batch, counted, firings = self._run(batch, on_layer=on_layer)
         before, self._in_flight = self._in_flight, (batch, counted, firings)
@@ -113,7 +113,7 @@ class Recorder:
         return batch, counted, firings
 
     def finish(self, status: str, sources: list[Source]) -> None:
-        """Write what is left, and set what the manifest can only say at the end. The last batch ended its window."""
+        """Write what is left and set the manifest's last fields. The last batch has ended its window."""
         if self._in_flight is not None:
             self._take(*self._in_flight)
             self._in_flight = None
@@ -132,7 +132,7 @@ class Recorder:
 
     @torch.inference_mode()
     def _take(self, batch: Batch, counted: Counted, firings: BatchFirings | None) -> None:
-        """Adds up what a batch counted, and writes what rows can be."""
+        """Add up the counts of a batch, and write the rows that no earlier sequence is to come before."""
         counted.wait()
         flags = batch.flags
         finite = counted.finite.numpy()
@@ -142,9 +142,9 @@ class Recorder:
             counted.wait()
         nnz = counted.nnz.numpy()
         kind, counts = schema.nnz_type(self.loaded.d_ff), dict[str, np.ndarray]()
-        for name, found in (("nnz", counted.nnz), ("used", counted.used)):
-            if found is not None:
-                counts |= dict(zip(schema.nnz_columns(len(nnz), name), found.numpy().astype(kind), strict=True))
+        for name, layers in (("nnz", counted.nnz), ("used", counted.used)):
+            if layers is not None:
+                counts |= dict(zip(schema.nnz_columns(len(nnz), name), layers.numpy().astype(kind), strict=True))
         loss = np.full(len(flags), np.nan, dtype=np.float32)
         if counted.loss is not None:
             loss[batch.predicts] = counted.loss.numpy()
@@ -166,7 +166,7 @@ class Recorder:
             self._end_window()
 
     def _write(self, rows: dict[str, np.ndarray]) -> None:
-        """Rows of `activity`, in the order of the text."""
+        """Write rows of `activity`, which are in the order of the text, and add up their loss."""
         known = np.isfinite(rows["loss"])
         self._loss_sum += float(rows["loss"][known].sum(dtype=np.float64))
         self._loss_tokens += int(known.sum())
@@ -174,7 +174,7 @@ class Recorder:
         self.writer.add("activity", rows | {"loss": loss})
 
     def _end_window(self) -> None:
-        """What is written once a window is through: sequences and sampled tokens, and the part, if that is due."""
+        """Write a window's sequences and sampled tokens, and close the part if it is due."""
         batches, self._window = self._window, []
         if self._fired:
             in_order = [(name, "ascending") for name in ("sequence", "position", "layer")]
@@ -183,7 +183,7 @@ class Recorder:
         numbers = np.concatenate([batch.numbers for batch in batches])
         sequences = [sequence for batch in batches for sequence in batch.sequences]
         order = np.argsort(numbers)
-        self.writer.add("sequences", self._sequences(numbers[order], [sequences[place] for place in order]))
+        self.writer.add("sequences", self._sequences(numbers[order], [sequences[index] for index in order]))
         if self.writer.due:
             tables, about = self._flush()
             self.writer.close_part(tables, **about)
@@ -203,8 +203,10 @@ class Recorder:
         }
 
     def _flush(self) -> tuple[Callable[[], Iterator[Rows]], dict[str, Any]]:
-        """The open part's sums, timings and examples, to be made into tables by the thread that writes them, as they
-        must come from the device first; and what the manifest says of all tokens until now."""
+        """Return a function that makes the open part's tables, and the manifest's fields for all tokens until now.
+
+        The writing thread calls the function, because sums and examples must come from the device first.
+        """
         sums, timings = self._sums, self.timings.rows
         examples = self._collector.examples()
 
@@ -213,8 +215,8 @@ class Recorder:
                 yield from sums.tables()
             if timings:
                 yield "timings", {name: [row[name] for row in timings] for name in timings[0]}
-            if kept := examples():
-                yield "examples", kept
+            if columns := examples():
+                yield "examples", columns
 
         self._sums, self.timings.rows = None, []
         seconds = time.monotonic() - self._began
@@ -224,7 +226,7 @@ class Recorder:
 
 
 def new_manifest(loaded: LoadedModel, options: CaptureOptions, names: Iterable[str]) -> Manifest:
-    """What is known of the run before it begins; `names`: of the text sources. No other path is in it."""
+    """Return the manifest of a run that begins. names: of the text sources; no other path is in it."""
     choice = loaded.choice(options.batch_tokens)
     layout = loaded.layout
     return Manifest(

@@ -1,8 +1,8 @@
-"""Checkpoints: finding one, here or on the hub, and refusing what would be misread, before a weight is loaded.
+"""Find a checkpoint, here or on the hub, and refuse one that would be misread before a weight is loaded.
 
 The idea: the kernels run a short list of families. Any other model is refused by the field of its config.json that says
-it is another one, and so is a field that speaks of the FFN and that its family does not have; with a threshold, which
-only counts, every family of transformers will do. From the hub the configuration is fetched first, so that a refusal
+it is another one, and so is a field that names the FFN and that its family does not have; with a threshold, which only
+counts, every family of transformers is accepted. From the hub the configuration is fetched first, so that a refusal
 costs a few kilobytes. No code of a checkpoint is run, and no pickle is opened.
 """
 
@@ -36,7 +36,7 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
 def find(model: str, revision: str | None, threshold: float | None = None) -> tuple[Path, str, str | None]:
-    """The checkpoint's folder, a name for it that tells nothing of this machine, and its commit if it is the hub's."""
+    """Return the checkpoint's folder, a name without paths of this machine, and its commit if it is from the hub."""
     folder = Path(str(files("twell.data") / "demo-model")) if model == DEMO else Path(model).expanduser()
     if folder.is_dir():
         if revision is not None:
@@ -56,7 +56,7 @@ def find(model: str, revision: str | None, threshold: float | None = None) -> tu
 
 
 def _download(model: str, revision: str | None, files: list[str]) -> Path:
-    """The hub's snapshot of a model; its folder is named by the commit."""
+    """Download files of a model from the hub; return their folder, which is named by the commit."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -78,7 +78,7 @@ def _download(model: str, revision: str | None, files: list[str]) -> Path:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is understood."""
+    """A checkpoint whose configuration this module understands."""
 
     folder: Path
     name: str
@@ -88,17 +88,14 @@ class Checkpoint:
 
     @property
     def maps(self) -> tuple[str, ...]:
-        """The FFN's maps: gate, up, down; or in, out; none where the family is not known."""
+        """The names of the FFN's maps: gate, up, down; or in, out; none for an unknown family."""
         if self.family is None:
             return ()
         return PLAIN if self.fields.get("sparsity_gated_mlp") is False else self.family.maps
 
 
 def understood(folder: Path, name: str, threshold: float | None = None) -> Checkpoint:
-    """The checkpoint, if every field of its config.json that decides about the FFN is one that this module understands.
-
-    Raises UserError that names the field.
-    """
+    """Read a checkpoint's config.json. Raises UserError that names the first field that is not understood."""
     fields = _fields(folder, name)
     family = FAMILIES.get(str(fields.get("model_type")))
     if family is None and threshold is None:
@@ -135,7 +132,7 @@ def _refusal(fields: dict[str, Any], name: str, field: str, why: str) -> UserErr
 
 
 def _config(folder: Path, name: str, family: Family | None, fields: dict[str, Any]) -> PreTrainedConfig:
-    """The configuration of the class that runs the checkpoint."""
+    """Return the configuration of the class that runs the checkpoint."""
     try:
         if family is None or not family.base:
             return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
@@ -163,7 +160,7 @@ def _fields(folder: Path, name: str) -> dict[str, Any]:
 
 
 def fingerprint(folder: Path) -> str:
-    """What tells checkpoints apart without reading gigabytes: a sha256 over each file's size, first and last MiB."""
+    """Return a sha256 over each weight file's size, first and last MiB: it identifies a checkpoint in milliseconds."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size

@@ -1,9 +1,9 @@
-"""Any FFN at all, counted by a threshold: its map back to d_model is found, and watched as the model runs it.
+"""Count any FFN by a threshold: find its map back to d_model, and watch the map as the model runs it.
 
 The idea: families differ in what an FFN computes, and hardly in how it ends: of a decoder layer's linear maps outside
-attention, one alone leads from another width to d_model, and what goes into it are the hidden values. A layer with
-several such maps, or none, is refused. So is a model whose tokens see later ones, since sequences are padded at their
-ends; both are found out by running the model, on a few tokens.
+attention, only one leads from another width to d_model, and its input is the hidden values. A layer with several such
+maps, or none, is refused. So is a model whose tokens see later ones, because sequences are padded at their ends; this
+is checked by running the model on a few tokens.
 
 Cost: a forward pass of 16 tokens.
 """
@@ -26,33 +26,33 @@ TOKENS = 8  # of a sequence that is tried
 def watch(
     name: str, model: PreTrainedModel, blocks: list[nn.Module], threshold: float, probe: Probe
 ) -> tuple[CountedMap, ...]:
-    """Puts a watched map in the place of each layer's map back. UserError where a layer has none, or several."""
+    """Replace each layer's map back by one that counts. Raises UserError where a layer has none, or several."""
     d_model = int(model.config.get_text_config().hidden_size)
-    found: list[CountedMap] = []
+    counted: list[CountedMap] = []
     for layer, block in enumerate(blocks):
-        back = [place for place, module in block.named_modules() if _leads_back(place, module, d_model)]
-        attends = any("att" in place for place, _ in block.named_modules())
+        back = [path for path, module in block.named_modules() if _leads_back(path, module, d_model)]
+        attends = any("att" in path for path, _ in block.named_modules())
         if len(back) != 1 or not attends:
             got = f"{len(back)} maps back from one" if attends else "no attention"
             raise _refusal(name, model, f"{got} in layer {layer}")
         holder, _, last = back[0].rpartition(".")
         down = block.get_submodule(back[0])
-        found.append(CountedMap(down, d_model, _sizes(down)[0], threshold=threshold, layer=layer, probe=probe))
-        setattr(block.get_submodule(holder), last, found[-1])
-    widths = sorted({one.d_ff for one in found})
+        counted.append(CountedMap(down, d_model, _sizes(down)[0], threshold=threshold, layer=layer, probe=probe))
+        setattr(block.get_submodule(holder), last, counted[-1])
+    widths = sorted({one.d_ff for one in counted})
     if len(widths) != 1:
         raise _refusal(name, model, f"FFNs of {' and '.join(map(str, widths))} neurons" if widths else "no such layers")
-    return tuple(found)
+    return tuple(counted)
 
 
-def _leads_back(place: str, module: nn.Module, d_model: int) -> bool:
-    """Whether this is a linear map, outside attention, from another width to d_model."""
+def _leads_back(path: str, module: nn.Module, d_model: int) -> bool:
+    """Return whether a module is a linear map from another width to d_model, outside attention. path: its name."""
     width, out = _sizes(module)
-    return out == d_model and width != d_model and "att" not in place
+    return out == d_model and width != d_model and "att" not in path
 
 
 def _sizes(module: nn.Module) -> tuple[int, int]:
-    """What a linear map takes and gives; 0, 0 of other modules."""
+    """Return a linear map's input and output width; 0, 0 for other modules."""
     if isinstance(module, Conv1D):
         return int(module.nx), int(module.nf)
     return (module.in_features, module.out_features) if isinstance(module, nn.Linear) else (0, 0)
@@ -67,7 +67,7 @@ def _refusal(name: str, model: PreTrainedModel, got: str) -> UserError:
 
 @torch.inference_mode()
 def refuse_unless_causal(name: str, model: Any) -> None:
-    """UserError for a model in which the last token of a sequence has to do with what stands before it."""
+    """Raise UserError for a model in which a token changes the outputs of earlier tokens."""
     ids = torch.arange(2 * TOKENS, device=model.device).view(2, TOKENS) % TOKENS
     ids[1, -1] = 0
     one, other = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].float()
@@ -80,7 +80,7 @@ def refuse_unless_causal(name: str, model: Any) -> None:
 
 @torch.inference_mode()
 def head_is_all(model: Any) -> bool:
-    """Whether logits are the head's product with the last hidden state and nothing else."""
+    """Return whether logits are the head's product with the last hidden state and nothing else."""
     ids = torch.arange(TOKENS, device=model.device)[None]
     hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     ours, theirs = model.get_output_embeddings()(hidden).float(), model(input_ids=ids, use_cache=False).logits.float()

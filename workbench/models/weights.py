@@ -1,8 +1,8 @@
-"""A checkpoint's network, as it was trained: every weight of it found in the checkpoint, and no other.
+"""Read a checkpoint's network as it was trained: every weight comes from the checkpoint, and none is left over.
 
 Weights come from safetensors alone; one that is missing, left over or of another shape is named and refused, because
-transformers would make it up. The families with code of their own are read here: their FFN is a module of ours, and
-their FFN's weights are turned the way that one holds them. llama_sparse_relu has been saved in several layouts:
+transformers would draw it at random. The families with code of their own are read here: their FFN is a module of ours,
+and their FFN's weights are turned the way that one holds them. llama_sparse_relu has been saved in several layouts:
 
     gate_proj.weight [d_ff, d_model]   up_proj.weight [d_ff, d_model]   down_proj.weight [d_model, d_ff]
     gate_weight [d_model, d_ff]        up_weight [d_ff, d_model]        down_weight [d_ff, d_model]
@@ -86,7 +86,7 @@ class TwoReLUMistral(MistralForCausalLM):
 
 
 def read(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
-    """The network, on the CPU. UserError that names the weight, where one is not as the configuration asks."""
+    """Load the network on the CPU. Raises UserError that names the weight which differs from the configuration."""
     folder, name, family = checkpoint.folder, checkpoint.name, checkpoint.family
     if not list(folder.glob("*.safetensors")):
         others = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(folder.glob(pattern))]
@@ -124,29 +124,29 @@ def _wrong(name: str, what: str, found: list[str]) -> UserError:
 
 
 def _class(checkpoint: Checkpoint) -> Any:
-    """The class that runs a family with code of its own."""
+    """Return the class that runs a family with code of its own."""
     if checkpoint.family is not None and checkpoint.family.up_relu:
         return TwoReLUMistral
     return PlainLlama if checkpoint.maps == PLAIN else LlamaForCausalLM
 
 
 def _weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The weights by the names, and lying the way, that the class of the network has them."""
-    found: dict[str, Tensor] = {}
+    """Return the weights with the names and orientation that the network's class has."""
+    weights: dict[str, Tensor] = {}
     for path in sorted(checkpoint.folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118  # it is no mapping
-                if any(part in key for part in NOT_THE_MODEL):
+                if any(mark in key for mark in NOT_THE_MODEL):
                     continue
                 name, tensor = _turned(checkpoint, key, file.get_tensor(key))
-                if name in found:
+                if name in weights:
                     raise _wrong(checkpoint.name, "unexpected", [key])
-                found[name] = tensor
-    return found
+                weights[name] = tensor
+    return weights
 
 
 def _turned(checkpoint: Checkpoint, key: str, tensor: Tensor) -> tuple[str, Tensor]:
-    """A stored weight's name in the network, and the weight as it lies there."""
+    """Return a stored weight's name in the network, and the weight in the network's orientation."""
     config, fields = checkpoint.config, checkpoint.fields
     layer, _, last = key.rpartition(".")
     name, transposed = key, False

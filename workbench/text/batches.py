@@ -1,9 +1,9 @@
-"""Sequences in batches: which run together, and what every token of a batch is called.
+"""Group sequences into batches, and number every token of a batch.
 
 The idea: the text is cut into windows of WINDOW batches' worth of tokens (the first of one, so that work begins soon),
-and within a window sequences of like length run together, so that little of a batch is padding. Which do depends on
-the text and on the size of a batch alone. A sequence keeps the number that it has in the text, and rows are put back in
-that order: they go on as soon as no earlier sequence is to come.
+and within a window sequences of like length run together, so that little of a batch is padding. The grouping
+depends on the text and on the size of a batch alone. A sequence keeps the number that it has in the text, and rows are
+put back into that order: they are written as soon as no earlier sequence is still to come.
 
 Cost: rows wait in host memory for the end of their window at most, a few bytes a token and layer. On the built-in text
 5 % of what the model computes is padding, against 20 % for batches in the order of the text.
@@ -48,7 +48,7 @@ class Batch:
 
     @property
     def longest(self) -> int:
-        """Of the sequences with the padding before them."""
+        """The longest sequence in tokens, with the padding before it."""
         return int((self.begins + self.lengths).max())
 
     @property
@@ -76,7 +76,7 @@ class Batch:
 
     @property
     def predicts(self) -> np.ndarray:
-        """bool [tokens]: those with a next token in their sequence."""
+        """bool [tokens]: whether a token has a next token in its sequence."""
         return self.position + 1 < np.repeat(self.lengths, self.lengths)
 
     @property
@@ -87,70 +87,70 @@ class Batch:
 
     @property
     def phase(self) -> np.ndarray:
-        """uint8 [tokens]: what was given is prefill, what was generated decode."""
+        """uint8 [tokens]: PREFILL for tokens that were read, DECODE for generated ones."""
         given = self.lengths if self.prompts is None else self.prompts
         return np.where(self.position < np.repeat(given, self.lengths), PREFILL, DECODE).astype(np.uint8)
 
     def given(self) -> Batch:
-        """The prompts alone, to be gone on with."""
+        """Return the batch of the prompts alone, without what was generated."""
         given = self.lengths if self.prompts is None else self.prompts
         cut = (replace(one, ids=one.ids[:length]) for one, length in zip(self.sequences, given, strict=True))
         return replace(self, sequences=tuple(cut), prompts=given)
 
     def head(self, tokens: int) -> Batch:
-        """The batch of its first sequences, as few as come to so many padded tokens, or all."""
+        """Return the batch of the first sequences: as few as have `tokens` tokens with padding, or all."""
         wide = np.maximum.accumulate(self.lengths) * np.arange(1, len(self.sequences) + 1)
-        kept = int((wide < tokens).sum()) + 1
-        return replace(self, numbers=self.numbers[:kept], sequences=self.sequences[:kept])
+        count = int((wide < tokens).sum()) + 1
+        return replace(self, numbers=self.numbers[:count], sequences=self.sequences[:count])
 
 
 class InOrder:
-    """Puts rows of batches back in the order of the text."""
+    """Puts the rows of batches back into the order of the text."""
 
     def __init__(self) -> None:
         self._came = np.empty(0, dtype=np.int32)  # sequences of this window so far, ascending
         self._held: list[dict[str, np.ndarray]] = []  # by batch, rows that an earlier sequence is to come before
 
     def add(self, batch: Batch, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
-        """Of this batch's rows and of those held, the ones that no earlier sequence is to come before; None for none.
+        """Add a batch's rows; return all rows that no earlier sequence is still to come before, or None if there are none.
 
         rows: columns by name, each [tokens]; `sequence`, one of them, as the batch has it
         """
         came = np.sort(np.concatenate([self._came, batch.numbers]))
         whole = batch.first + int((came == batch.first + np.arange(len(came))).sum())  # before it none is missing
         self._came = came[:0] if batch.ends else came
-        going: list[dict[str, np.ndarray]] = []
+        ready: list[dict[str, np.ndarray]] = []
         held: list[dict[str, np.ndarray]] = []
         for columns in (*self._held, rows):
             cut = int(np.searchsorted(columns["sequence"], whole))
-            for parts, place in ((going, slice(cut)), (held, slice(cut, None))):
-                if len(columns["sequence"][place]):
-                    parts.append({name: values[place] for name, values in columns.items()})
+            for rows_of, cut_rows in ((ready, slice(cut)), (held, slice(cut, None))):
+                if len(columns["sequence"][cut_rows]):
+                    rows_of.append({name: values[cut_rows] for name, values in columns.items()})
         self._held = held
-        if len(going) < 2:
-            return going[0] if going else None
-        order = np.concatenate([columns["sequence"] for columns in going]).argsort(kind="stable")
-        return {name: np.concatenate([columns[name] for columns in going])[order] for name in rows}
+        if len(ready) < 2:
+            return ready[0] if ready else None
+        order = np.concatenate([columns["sequence"] for columns in ready]).argsort(kind="stable")
+        return {name: np.concatenate([columns[name] for columns in ready])[order] for name in rows}
 
 
 def batches(sequences: Iterable[Sequence], tokens: int, special: Iterable[int], further: int = 0) -> Iterator[Batch]:
-    """Batches of at most `tokens` padded tokens, or of one sequence that is longer; see above for which go together.
+    """Yield batches of at most `tokens` tokens with padding, or of one sequence that is longer.
 
-    further: tokens that each sequence will have beside its own
+    special: the tokenizer's special ids; further: tokens that will be generated after each sequence
     """
     marks = np.array(sorted(special), dtype=np.int32)
     number = 0
     for window, held in enumerate(_windows(sequences, tokens, further)):
         groups = _of_like_length(np.array([len(sequence.ids) + further for _, sequence in held]), tokens)
-        for place, group in enumerate(groups):
-            numbers, chosen = zip(*(held[index] for index in sorted(group)), strict=True)
-            ends = place == len(groups) - 1
+        for index, group in enumerate(groups):
+            numbers, chosen = zip(*(held[member] for member in sorted(group)), strict=True)
+            ends = index == len(groups) - 1
             yield Batch(number, np.array(numbers, dtype=np.int32), chosen, marks, window, held[0][0], ends)
             number += 1
 
 
 def _windows(sequences: Iterable[Sequence], tokens: int, further: int) -> Iterator[list[tuple[int, Sequence]]]:
-    """Consecutive sequences with their numbers: as many as fill a window, or one sequence that is longer."""
+    """Yield consecutive sequences with their numbers: as many as fill a window, or one sequence that is longer."""
     held: list[tuple[int, Sequence]] = []
     filled, room = 0, tokens
     for number, sequence in enumerate(sequences):
@@ -165,8 +165,10 @@ def _windows(sequences: Iterable[Sequence], tokens: int, further: int) -> Iterat
 
 
 def _of_like_length(lengths: np.ndarray, tokens: int) -> list[list[int]]:
-    """Indices in groups that each come to at most so many padded tokens, the longest sequences first. A group that is
-    FILLED ends before a sequence that is not LIKE its first."""
+    """Return indices in groups of at most `tokens` tokens with padding, the longest sequences first.
+
+    A group that is FILLED ends before a sequence that is not LIKE its first one.
+    """
     groups: list[list[int]] = []
     for index in np.argsort(-lengths, kind="stable"):
         longest, held = (int(lengths[groups[-1][0]]), len(groups[-1])) if groups else (0, 0)

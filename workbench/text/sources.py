@@ -1,4 +1,4 @@
-"""Text sources: what a name given to `--text` stands for, read as a stream of documents.
+"""Text sources: read the source that a name given to `--text` stands for, as a stream of documents.
 
 | name | what it gives |
 |---|---|
@@ -47,7 +47,7 @@ Documents = Iterator[Iterable[str]]  # each document in chunks of text; only a J
 
 
 class Source:
-    """One text source by its name. Made, it is known to exist; read, it knows the bytes that it gave.
+    """One text source by its name. Making it checks that it exists; reading it counts and hashes its bytes.
 
     size: bytes of text where that is known before it is read, else None
     Raises UserError for a name that is no source, or not UTF-8, and for a missing or an empty file.
@@ -67,12 +67,12 @@ class Source:
         self._sha256 = hashlib.sha256()
 
     def read(self) -> Documents:
-        """Its documents, from the beginning. Raises UserError where it is not what its name says."""
+        """Return its documents, from the beginning. Raises UserError where the content does not fit the name."""
         self.bytes, self._sha256 = 0, hashlib.sha256()
         return self._read(self)
 
     def hashed(self, block: bytes) -> bytes:
-        """The block, counted and hashed: all that is read passes through here, once and in order."""
+        """Count and hash a block and return it. Everything that is read passes through here once, in order."""
         self.bytes += len(block)
         self._sha256.update(block)
         return block
@@ -84,7 +84,7 @@ class Source:
 
 
 def open_sources(names: Iterable[str]) -> list[Source]:
-    """The sources of these names, patterns replaced by the files that match. UserError for a pattern without any."""
+    """Return the sources of these names, patterns replaced by the files that match. Raises UserError for no match."""
     return [Source(name) for given in names for name in _matching(str(given))]
 
 

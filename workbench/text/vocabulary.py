@@ -1,4 +1,4 @@
-"""What each token adds to the text, as bytes.
+"""Make the run's vocabulary: the bytes that each token adds to the text.
 
 The idea: a run's text is shown by joining the bytes of its tokens and decoding the whole, so a character that two
 tokens share comes out right. Tokenizers store pieces in one of two alphabets: byte-level BPE writes each byte as one
@@ -20,7 +20,7 @@ BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerFast) -> pa.Table:
-    """The run's vocab table: token_id, bytes, text (for display), special."""
+    """Return the run's vocab table: token_id, bytes, text (for display), special."""
     added, special, known = tokenizer.added_tokens_decoder, special_ids(tokenizer), tokenizer.get_vocab()
     read = _reader(tokenizer)
 
@@ -36,13 +36,13 @@ def vocabulary(tokenizer: PreTrainedTokenizerFast) -> pa.Table:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerFast) -> set[int]:
-    """The ids that the tokenizer calls special, those it adds itself and those only declared so."""
+    """Return the ids that the tokenizer calls special: those that it adds itself, and those only declared special."""
     declared = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     return declared | set(tokenizer.all_special_ids)
 
 
 def display(data: bytes) -> str:
-    """Bytes as text on one line: what does not decode as �, control characters escaped."""
+    """Return bytes as text on one line: � for what does not decode, control characters escaped."""
     text = data.decode("utf-8", errors="replace")
     if text.isprintable():  # nearly every token
         return text
@@ -50,17 +50,17 @@ def display(data: bytes) -> str:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The printable character that byte-level BPE writes for each byte, with the byte.
+    """Return the byte for each printable character that byte-level BPE writes.
 
     Bytes that print stand for themselves; the others, in order, for the characters from U+0100 on (as in GPT-2).
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
 
 
 def _reader(tokenizer: PreTrainedTokenizerFast) -> Callable[[str, int], bytes]:
-    """The function from a stored piece and its id to the bytes it stands for."""
+    """Return the function from a stored piece and its id to the bytes that it stands for."""
     stated = tokenizer.backend_tokenizer.decoder
     decoder: dict[str, Any] = json.loads(stated.__getstate__()) if stated is not None else {}
     kinds = {part.get("type") for part in [decoder, *decoder.get("decoders", [])]}
@@ -72,8 +72,9 @@ def _reader(tokenizer: PreTrainedTokenizerFast) -> Callable[[str, int], bytes]:
 
 
 def _byte_level() -> Callable[[str, int], bytes]:
-    """Of a piece that has other characters too, which can have been added by hand alone, as the decoder takes it: its
-    own UTF-8."""
+    """Return the function for byte-level BPE. A piece with characters outside the alphabet was added by hand, and the
+    decoder takes it as UTF-8.
+    """
     alphabet = byte_alphabet()
     known, table = frozenset(alphabet), str.maketrans({mark: chr(byte) for mark, byte in alphabet.items()})
     return lambda piece, _: piece.translate(table).encode("latin-1") if known.issuperset(piece) else piece.encode()
