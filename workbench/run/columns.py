@@ -1,4 +1,4 @@
-"""What a table is declared with: a column, a table, and the columns that several tables share."""
+"""Declare tables: the classes of a column and a table, and the columns that several tables share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Folders that one process has to itself for a while. The system lets go of the lock of a process that dies.
+"""Lock a folder for one process. The system releases the lock of a process that dies.
 
-What is locked is the folder, not a file in it, so nothing is left lying. A file system that has no locks lets everybody
-in.
+The folder itself is locked, not a file in it, so nothing is left behind. On a file system without locks every process
+gets in.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def claim(folder: Path, owner: object) -> Callable[[], object] | None:
-    """Locks a folder for as long as `owner` lives, or until what comes back is called; None where another has it."""
+    """Lock a folder until `owner` is gone; return the function that unlocks it, or None if another process has it."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -29,7 +29,7 @@ def claim(folder: Path, owner: object) -> Callable[[], object] | None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Alone with a folder, which is made if need be; waits for whoever has it."""
+    """Hold the lock of a folder, which is made if it is missing; wait for another process that has it."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -44,7 +44,7 @@ class GrowingFile:
             raise disk_error(self.path, error) from error
 
     def close(self) -> tuple[int, str]:
-        """Put the file in its place. Returns its size in bytes and its sha256."""
+        """Move the file to its final name; return its size in bytes and its sha256."""
         try:
             self._writer.close()
             digest = hashlib.sha256()
@@ -70,7 +70,7 @@ class GrowingFile:
 
 
 def disk_error(path: Path, error: OSError) -> UserError:
-    """One sentence for what a disk can refuse."""
+    """Return the UserError for a file that the disk refused."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space" in str(error):
         return UserError(
             f"Expected room for {path.name} in {path.parent}, the disk is full: free some space and capture again; "

@@ -1,4 +1,4 @@
-"""Reading a run: `run = open_run("runs/demo")`.
+"""Read a run: `run = open_run("runs/demo")`.
 
 A run is read part by part from the files that its manifest lists, so a run that is still being recorded can be
 opened at any moment, and opened again for what has come since. Everything comes back as Arrow or as a DataFrame;
@@ -66,13 +66,13 @@ class Run:
         return [self.path / part.file for part in self.manifest.parts if part.table == table]
 
     def arrow(self, table: str = "activity", columns: Sequence[str] | None = None) -> pa.Table:
-        """A table as Arrow, every part joined; `columns` names those wanted."""
+        """Return a table as Arrow, its parts joined. columns: default all."""
         import pyarrow as pa
 
         return pa.concat_tables(self.pieces(table, columns))
 
     def pieces(self, table: str = "activity", columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """A table's parts as Arrow, one at a time. UserError for one that cannot be read."""
+        """Yield a table's parts as Arrow, one at a time. Raises UserError for one that cannot be read."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -96,7 +96,7 @@ class Run:
         return pa.concat_tables([read_part(path, **selection) for path in self.parts(table)])
 
     def frame(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """A table as a DataFrame."""
+        """Return a table as a DataFrame."""
         return self.arrow(table, columns).to_pandas()
 
     def activity(self, tidy: bool = False, layers: Sequence[int] | None = None, flagged: bool = True) -> pd.DataFrame:
@@ -125,11 +125,11 @@ class Run:
             )
             for kind, names in every.items()
         ]
-        found = tidied[0].assign(**{kind: one[kind] for kind, one in zip(kinds, tidied, strict=True)})
-        return found.astype({"layer": "int32"})
+        counts = tidied[0].assign(**{kind: one[kind] for kind, one in zip(kinds, tidied, strict=True)})
+        return counts.astype({"layer": "int32"})
 
     def sql(self, query: str) -> pd.DataFrame:
-        """The answer to a DuckDB query over the run's tables, called by their names: activity, neurons, …"""
+        """Return the result of a DuckDB query over the run's tables, under their names: activity, neurons, …"""
         try:
             import duckdb
         except ImportError:
@@ -147,7 +147,7 @@ class Run:
                 raise UserError(f"Expected a DuckDB query over this run's tables: {first_line(error)}") from None
 
     def summary_path(self, name: str) -> Path:
-        """Where the summary of that name lies, or will lie once it is built."""
+        """Return the path of a summary, which may not be built yet."""
         return self.path / "summary" / f"v{SUMMARIES.version}" / f"{name}.parquet"
 
     @cached_property
@@ -156,23 +156,25 @@ class Run:
         return self.frame("vocab").set_index("token_id").sort_index()
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text that tokens stand for: their bytes joined, then decoded."""
+        """Return the text of tokens: their bytes joined, then decoded."""
         pieces = self.vocab["bytes"].reindex(list(token_ids))
         return b"".join(piece for piece in pieces if isinstance(piece, bytes)).decode("utf-8", errors="replace")
 
     def damaged(self, *tables: str, files: Collection[str] | None = None) -> list[str]:
-        """A sentence for each file that is missing or differs from its checksum in the manifest; of some tables or
-        files only, where they are named."""
-        found = []
+        """Return a sentence for each file that is missing or differs from its checksum in the manifest.
+
+        tables, files: check only these tables, and only these files; default all
+        """
+        sentences = []
         for part in self.manifest.parts:
             if (tables and part.table not in tables) or (files is not None and part.file not in files):
                 continue
             path = self.path / part.file
             if not path.exists():
-                found.append(f"{part.file} is missing.")
+                sentences.append(f"{part.file} is missing.")
             elif path.stat().st_size != part.bytes or _sha256(path) != part.sha256:
-                found.append(f"{part.file} differs from its checksum in the manifest.")
-        return found
+                sentences.append(f"{part.file} differs from its checksum in the manifest.")
+        return sentences
 
     def _why(self, table: str) -> str:
         if self.manifest.summary_only and not TABLES[table].in_summary_only:
@@ -208,7 +210,7 @@ def list_runs(folder: str | Path) -> tuple[list[Run], dict[str, str]]:
 
 
 def refuse_existing(folder: Path) -> None:
-    """UserError if a run, or anything else, is in the folder already, or if no manifest could hold its name."""
+    """Raise UserError if the folder holds a run or anything else, or if its name is not UTF-8."""
     utf8(folder)
     if (folder / manifests.FILE).exists():
         raise UserError(

@@ -1,4 +1,4 @@
-"""Writing a run: parts that appear whole or not at all, while the next batch is computed.
+"""Write a run: its parts appear whole or not at all, and are written while the next batch is computed.
 
 `RunWriter` closes a part at 2^20 tokens or after 10 seconds, whichever comes first; the caller asks `due` at the end of
 a sequence, so that no sequence is ever cut in two. Rows go to one background thread a row group at a time; a part's
@@ -30,7 +30,7 @@ PART_TOKENS = 2**20
 PART_SECONDS = 10.0
 AHEAD = 4  # jobs handed to the writing thread and not done
 
-Rows = tuple[str, Mapping[str, Any]]  # of a table: its columns
+Rows = tuple[str, Mapping[str, Any]]  # the name of a table, and its columns by name
 
 _TYPES = {
     "list<float32>": pa.list_(pa.float32()),
@@ -49,11 +49,11 @@ def arrow_schema(table: str, layers: int, d_ff: int, used: bool = False) -> pa.S
 
 
 class RunWriter:
-    """Records one run. Not for several threads; the thread that writes files is its own.
+    """Writes one run. To be called by one thread; it writes files in a thread of its own.
 
     `folder` must not hold a run already: UserError, and nothing in it is touched. With `resume` it holds the run of
-    this manifest, and what is no part of it is removed: files that a crash left behind. `ranks`: this process's place
-    among several that write to the folder; the manifest is then that of its own share.
+    this manifest, and files that a crash left behind are removed. `share`: which files are this process's, where
+    several write to the folder; the manifest is then that of its own share.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, resume: bool = False, share: RankShare | None = None) -> None:
@@ -85,31 +85,31 @@ class RunWriter:
         the disk is AHEAD jobs behind, and raises UserError if it could not write what was added before.
         """
         rows = self._cast(table, columns)
-        held = self._rows.setdefault(table, [])
-        held.append(rows)
+        pending = self._rows.setdefault(table, [])
+        pending.append(rows)
         if table == "activity":
             self._tokens += rows.num_rows
-        if sum(one.num_rows for one in held) >= GROUP:
+        if sum(one.num_rows for one in pending) >= GROUP:
             self._submit(self._write, table, self._rows.pop(table))
 
     def add_made(self, table: str, make: Callable[[], pa.Table]) -> None:
-        """Rows that take a while to make, by the writing thread, into the open part; else as `add`."""
+        """Append rows that the writing thread makes by calling `make`, because that takes a while; else as `add`."""
         self._submit(lambda: self._write(table, [self._cast(table, make())]))
 
     @property
     def first(self) -> bool:
-        """Whether it writes what a run has once."""
+        """Whether this process writes the tables that a run has once."""
         return self._share.rank == 0
 
     @property
     def due(self) -> bool:
-        """Whether the open part has reached its size or its age. Ask at the end of a sequence."""
+        """Whether the open part has reached its size or its age, so that the end of a sequence may close it."""
         return self._tokens >= PART_TOKENS or (self._tokens > 0 and time.monotonic() - self._opened >= PART_SECONDS)
 
     def close_part(self, tables: Callable[[], Iterable[Rows]] = tuple, **updates: Any) -> None:
-        """End the open part, with what the manifest is to say from then on.
+        """Close the open part, and set fields of the manifest with it.
 
-        tables: makes further rows of the part, in the writing thread
+        tables: makes further rows of the part, in the writing thread; updates: the manifest's fields
         """
         for table in list(self._rows):
             self._submit(self._write, table, self._rows.pop(table))
@@ -120,7 +120,7 @@ class RunWriter:
     def finish(
         self, status: str = manifests.COMPLETE, tables: Callable[[], Iterable[Rows]] = tuple, **updates: Any
     ) -> None:
-        """Write what is left, and wait for it; the manifest's status and any other of its fields are set with that."""
+        """Write what is left, wait for it, and set the manifest's status and other fields with it."""
         try:
             self.close_part(tables, status=status, **updates)
             self.drain()
@@ -186,8 +186,8 @@ class RunWriter:
         with ThreadPoolExecutor(max(1, len(files))) as pool:  # each waits for the disk
             closed = list(pool.map(GrowingFile.close, files.values()))
         parts = [
-            Part(table, str(file.path.relative_to(self.folder)), file.rows, *found)
-            for (table, file), found in zip(files.items(), closed, strict=True)
+            Part(table, str(file.path.relative_to(self.folder)), file.rows, *size_and_sha256)
+            for (table, file), size_and_sha256 in zip(files.items(), closed, strict=True)
         ]
         self._files, manifest = {}, self.manifest
         gone = [part for part in manifest.parts if TABLES[part.table].whole and part.table in files]
@@ -208,10 +208,10 @@ class RunWriter:
             raise disk_error(self.folder / manifests.FILE, error) from error
 
     def _remove_strays(self) -> None:
-        kept, folder = {self.folder / part.file for part in self.manifest.parts}, self.folder
-        found = (path for name in TABLES for path in [*(folder / name).glob("*"), *folder.glob(f"{name}.parquet*")])
-        for path in found:
-            if path not in kept and self._share.written(path):
+        listed, folder = {self.folder / part.file for part in self.manifest.parts}, self.folder
+        paths = (path for name in TABLES for path in [*(folder / name).glob("*"), *folder.glob(f"{name}.parquet*")])
+        for path in paths:
+            if path not in listed and self._share.written(path):
                 path.unlink()
 
 

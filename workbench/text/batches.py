@@ -112,7 +112,7 @@ class InOrder:
         self._held: list[dict[str, np.ndarray]] = []  # by batch, rows that an earlier sequence is to come before
 
     def add(self, batch: Batch, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
-        """Add a batch's rows; return all rows that no earlier sequence is still to come before, or None if there are none.
+        """Add a batch's rows; return the rows that no earlier sequence can come before, or None.
 
         rows: columns by name, each [tokens]; `sequence`, one of them, as the batch has it
         """

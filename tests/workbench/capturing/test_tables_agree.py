@@ -13,11 +13,13 @@ import torch
 
 from twell.kernels.backends import union_counts
 from twell.kernels.layout import Layout, pack
+from twell.kernels.params import FIXED_POINT
 from twell.workbench.capturing.command import record
 from twell.workbench.capturing.layer_sums import BLOCKS, blocks_of, scattered_counts
 from twell.workbench.models.load import load
 from twell.workbench.options import CaptureOptions
 from twell.workbench.power import Gauge
+from twell.workbench.run.schema import VALUE_SCALE
 from twell.workbench.run.store import Run
 from twell.workbench.text.sources import Source
 
@@ -157,3 +159,8 @@ def test_the_gauge(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock is not None and watts is not None
     assert 200 < clock < 5000
     assert 30 < watts < 2000
+
+
+def test_kernels_and_schema_have_one_fixed_point() -> None:
+    """Two constants, because the schema may not import torch, and the kernels not the workbench."""
+    assert FIXED_POINT == VALUE_SCALE
