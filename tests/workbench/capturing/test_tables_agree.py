@@ -13,7 +13,7 @@ import torch
 
 from twell.kernels.backends import union_counts
 from twell.kernels.layout import Layout, pack
-from twell.kernels.params import FIXED_POINT
+from twell.kernels.stats import FIXED_POINT
 from twell.workbench.capturing.command import record
 from twell.workbench.capturing.layer_sums import BLOCKS, blocks_of, scattered_counts
 from twell.workbench.models.load import load
