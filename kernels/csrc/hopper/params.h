@@ -17,8 +17,8 @@ constexpr int kTile = 256, kWords = 32, kSlots = kWords - 1;  // TwELL at compre
 constexpr int kHead = 8, kTail = kWords - kHead;              // its words, split where most rows end
 constexpr int kMaskWords = kTile / 32;  // of what a tile fires, a bit a neuron
 constexpr int kParts = 144, kPartWarps = 8;  // sums that `down` can leave for others at once, of so many warps each
-constexpr uint32_t kDenseTile = 1u << 16, kCount = kDenseTile - 1;    // of a first word: that the tile lies in `spill`; its count
-constexpr int kDenseTileBlocks = 64;  // up to so many blocks the gate's kernel goes on with up products, if it can
+constexpr uint32_t kDenseTile = 1u << 16, kCount = kDenseTile - 1;    // of a first word: the tile lies dense in `spill`; the count
+constexpr int kDenseTileBlocks = 64;  // up to so many blocks the gate's kernel continues with up products, if it can
 constexpr uint32_t kNonfiniteGate = 1u << 31, kNonfiniteUp = 1u << 30;  // of a row's sum: gate values, and up products that are not finite
 
 // Whether so many of d_ff neurons, or of a tile's, are so nearly all that products over all of them take no longer.
@@ -47,7 +47,7 @@ struct Ffn {
   uint32_t* fired;       // [blocks, tiles, 8]: what 128 rows that follow each other fire together, likewise
   uint32_t* row_sums;    // [rows + 1]: how many neurons a row fires, with kNonfiniteGate where its gate values are not, and kNonfiniteUp where
                          // up products that the gate's kernel made are not; then the number of `tasks`. From zeros on
-  int* dense_tiles;            // [3 * windows + 2 * pairs of blocks * tiles], behind them: what lies whole in `spill`, as whole.cuh has it.
+  int* dense_tiles;            // [3 * windows + 2 * pairs of blocks * tiles], behind them: what lies dense in `spill`, as dense_tiles.cuh has it.
                          // From zeros on; null in a plain FFN, and of more than kDenseTileBlocks
   bool continues_with_up;          // whether the gate's kernel may go on with their up products
   int* order;            // [windows * 1024]: the rows of each block, by nnz in a window; from `rows` on in their place

@@ -1,8 +1,8 @@
-// Which tiles of two blocks of rows and 256 neurons lie whole in `spill`. The gate's packing warps count their rows; once all are there,
-// a list of their window names the tile, and the gate's clusters go on with the up products of those on the lists of loud windows: what
+// Which tiles of two blocks of rows and 256 neurons lie dense in `spill`. The gate's packing warps count their rows; once all are there,
+// a list of their window names the tile, and the gate's clusters go on with the up products of those on the lists of windows of high nnz: what
 // fires so much stays in place, and its blocks run dense.
 //
-// What lies whole depends on the inputs alone; who takes what, and whether anybody does before `up`, on time. Bits do not: it is the same
+// What lies dense depends on the inputs alone; who takes what, and whether anybody does before `up`, on time. Bits do not: it is the same
 // product with the same epilogue.
 #pragma once
 
@@ -46,7 +46,7 @@ class DensePairs {
     if (now % (1 << kQuietShift) != all || 8 * (now >> kQuietShift) > all) return;
     release_store(list_ + window * in_window(f) + atomicAdd(listed_ + window, 1), tile + 1);
   }
-  // The next of those on loud windows' lists, or -1; nobody else takes it. By a warp. Reads by the copy engine need a fence.
+  // The next of those on the lists of windows of high nnz, or -1; nobody else takes it. By a warp. Reads by the copy engine need a fence.
   __device__ __forceinline__ int take(const Ffn& f, int lane) const {
     static_assert(kDenseTileBlocks * kBlockRows / kWindow <= 32);  // a lane each
     const int mine = min(lane, windows(f) - 1), left = __ldcg(listed_ + mine) - __ldcg(taken_ + mine), fired = __ldcg(fired_ + mine);

@@ -11,6 +11,14 @@
 // A task is laid from its last step to its first, though it runs from its first to its last: so all CTAs begin at the first steps of
 // some task, and where a share is about as long as a task, its second piece, the last steps of another, goes on about where the first
 // has come to. CTAs read the same steps of weights and hidden state at the same time.
+//
+// An example: three CTAs; three blocks, one task each (d_model 256), whose unions take 10, 6 and 26 steps. Each task counts kTaskSteps more:
+// 14, 10 and 30, laid end to end 54, and an equal share is 18.
+//   Share 1 would begin at 18: 4 into task 1, of 6 steps. That is too near the end to cut, so it begins with the nearest task, task 2.
+//   Share 2 would begin at 36: 12 into task 2. By whole tasks it begins with task 2 too; or cut, 12 steps from that task's end.
+// By whole tasks the shares would take 24, 0 and 30. 30 is more than 18 + kCutSteps, so tasks are cut:
+//   share 0 (CTA 2): tasks 0 and 1;   share 1 (CTA 1): the last 12 steps of task 2;   share 2 (CTA 0): its first 14 steps.
+// Share 1 has the last steps and owns the task: it waits for CTA 0, which is earlier in the grid, and adds the sums that it has left.
 #pragma once
 
 #include "hopper/gemm.cuh"

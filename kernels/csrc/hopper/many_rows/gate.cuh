@@ -1,12 +1,12 @@
 // The gate product, z = x Wg^T + b, whose epilogue is TwELL: nothing dense leaves the chip but tiles past their slots. And the up products
-// of what lies whole already.
+// of tiles that lie dense already.
 //
 // Clusters of two CTAs take the two row tiles of a pair and the same 256 neurons; each loads half of the weights' tile for both.
 //
 // What is left after whole rounds of the clusters, where it would leave half of them idle or more, is cut: a cluster takes one row tile,
 // each CTA half of its rows, each warpgroup half of the neurons.
 //
-// Clusters that have no more tiles go on with up products of pairs that lie whole in loud windows, as they come: so there is no second
+// Clusters that have no more tiles go on with up products of pairs of tiles that lie dense in windows of high nnz, as they come: so there is no second
 // ragged round where all is dense, and nothing waits for the plan, which only says what is known there.
 #pragma once
 

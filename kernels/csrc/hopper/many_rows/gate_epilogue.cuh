@@ -113,14 +113,14 @@ __device__ __forceinline__ uint32_t fired_of_32(const uint4 (&chunks)[4]) {
   return __byte_perm(of_16[0], of_16[1], 0x5410);
 }
 
-// What each row of the tile fires, as bits in its line and in f.masks, and all rows together, in f.fired: a lane takes half of a row's
-// columns, without a branch.
-// Of the block's rows of a tile: whether they leave whole, and how many values they fire.
+// A tile of a block: whether its rows leave dense, and how many values they fire.
 struct TileFirings {
   bool dense;
   int values;
 };
 
+// Writes what each row of the tile fires, a bit a neuron, into its line and f.masks, and what all rows fire together into f.fired. A lane
+// takes half of a row's columns, without a branch. By all packing warps.
 template <typename T, int kWarps>
 __device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging, PackShared& s, const Ffn& f, const GateTask& task, int warp, int lane) {
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);

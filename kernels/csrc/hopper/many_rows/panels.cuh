@@ -8,11 +8,11 @@ namespace twell::hopper {
 constexpr int kPlanWarps = kPlanThreads / 32;
 constexpr int kGroup = 4, kGroupColumns = kGroup * kPanelColumns;  // panels at a time; as many columns as a tile has
 static_assert(kGroupColumns == kTile);
-constexpr int kOffsetTiles = 8;  // tiles whose columns' places are found at once
-constexpr int kHighNnzReaders = kPlanThreads / kBlockRows;  // threads to a row in loud blocks
-constexpr uint16_t kNoOffset = 0xffff;  // of a place in the panels: the group does not have that neuron
+constexpr int kOffsetTiles = 8;  // tiles whose columns' offsets are worked out at once
+constexpr int kHighNnzReaders = kPlanThreads / kBlockRows;  // threads to a row, in blocks that fire much
+constexpr uint16_t kNoOffset = 0xffff;  // instead of an offset: the group does not have that neuron
 
-// A value's place in a group's panels, in bytes: a column's, ^ a row's. A row has 128 bytes of a panel, their 16-byte chunks swizzled as
+// A value's offset in a group's panels, in bytes: that of its column ^ that of its row. A row has 128 bytes of a panel, their 16-byte chunks swizzled as
 // the tensor cores read them.
 __device__ __forceinline__ uint32_t offset_of_column(int column) {
   return (column / kPanelColumns * kPanelBytes) | (column % kPanelColumns * 2);
@@ -22,7 +22,7 @@ __device__ __forceinline__ uint32_t offset_of_row(int row) { return row * 128 | 
 __device__ __forceinline__ void put(unsigned char* panels, int row, uint32_t column_offset, uint16_t value) {
   if (column_offset != kNoOffset) *reinterpret_cast<uint16_t*>(panels + (column_offset ^ offset_of_row(row))) = value;
 }
-// Eight values that follow each other, and their columns' places, two to a word.
+// Puts eight neighbouring values; `offsets` has their columns' offsets, two to a word.
 __device__ __forceinline__ void put_eight(unsigned char* panels, int row, const uint4& column_offsets, const uint4& v) {
   const uint32_t offset[4] = {column_offsets.x, column_offsets.y, column_offsets.z, column_offsets.w}, pair[4] = {v.x, v.y, v.z, v.w};
   const uint32_t first = offset[0] & 0xffff, last = offset[3] >> 16;
@@ -70,7 +70,7 @@ struct BlockRows {
     }
   }
 
-  // Puts the rows of tiles ends[0] to ends[1] into the panels, each column where `places` has it, or nowhere: those in `spill`, if any,
+  // Puts the rows of tiles ends[0] to ends[1] into the panels, each column where `column_offsets` has it, or nowhere: those in `spill`, if any,
   // and those in words, if so. Of kOffsetTiles tiles at a time, find_offsets(first of them) is called. A warp takes some rows of one tile, so
   // that all warps have rows past their slots, then of the next.
   template <typename Find>

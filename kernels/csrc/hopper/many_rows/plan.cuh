@@ -1,7 +1,7 @@
 // The plan: for each block of 128 rows in their order, the union of the neurons that they fire, and the gate values over it as panels.
 //
-// A CTA a block (several that share out the panels, where blocks are few or loud). It reads what the rows fire, a bit a neuron, for the
-// union, where the gate has not put that together already; then their words, a thread a tile of a row (four in loud blocks), and what lies
+// A CTA a block (several that share out the panels, where blocks are few or fire much). It reads what the rows fire, a bit a neuron, for the
+// union, where the gate has not put that together already; then their words, a thread a tile of a row (four in blocks that fire much), and what lies
 // in `spill`, a warp a tile of a row, to put each value at its neuron's rank in the union, four panels at a time, which leave by bulk copy.
 // Where nearly every neuron is in the union, or half of all values are, it takes every neuron: a value's place is then its neuron, and the
 // products read whole weight tiles. If such a block's rows are consecutive besides, its values stay in `spill`, where a row lies as a row

@@ -2,7 +2,7 @@
 // share blocks and leave the unions of the others small. Rows of equal nnz keep their order: the same input has the same blocks.
 //
 // Windows whose rows all fire about as many neurons stay as they are: blocks of consecutive rows are read whole. Where the gate's kernel
-// goes on with loud tiles, loud windows do so sooner: their blocks run dense in any order.
+// continues with the up products of dense tiles, windows of high nnz do so sooner: their blocks run dense in any order.
 //
 // Each CTA of the plan finds its block's rows by itself, from what the gate has added up.
 #pragma once
@@ -109,7 +109,7 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
   const unsigned long long squares =
       __reduce_add_sync(~0u, w.squares[0][lane]) + (static_cast<unsigned long long>(__reduce_add_sync(~0u, w.squares[1][lane])) << 16);
   // Their deviation, at most a quarter of the mean or a 256th of d_ff: what sorting gains is then less than what scattered rows cost.
-  // Of a loud window half of the mean.
+  // In a window of high nnz, half of the mean.
   const unsigned long long spread = rows * squares - sums * sums, most = static_cast<unsigned long long>(rows) * f.d_ff;
   const int share = f.dense_tiles != nullptr && is_high_nnz(kHighNnzWindow, DensePairs(f).fired(m0 / kWindow), rows, f.d_ff) ? 4 : 16;
   return share * spread <= sums * sums || spread <= most * most >> 16;

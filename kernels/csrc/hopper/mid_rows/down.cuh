@@ -212,14 +212,16 @@ __device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* 
 __device__ __forceinline__ void write_row_results(const Ffn& f, const TiledMarks& marks, const uint32_t* nonfinite, int* nnz, int tiles, int m0,
                                                   int rows) {
   const int row = threadIdx.x - kConsumers;
-  if (row >= rows) return;
-  const bool finite = !(nonfinite[row / 32] >> (row & 31) & 1);
-  f.finite[m0 + row] = finite;
-  if (nnz == nullptr) return;
-  int sum = 0;
+  if (row < rows) {
+    const bool finite = !(nonfinite[row / 32] >> (row & 31) & 1);
+    f.finite[m0 + row] = finite;
+    if (nnz != nullptr) {
+      int sum = 0;
 #pragma unroll 8
-  for (int t = 0; t < tiles; ++t) sum += marks.counts_of(t)[row];
-  nnz[m0 + row] = finite ? sum : 0;
+      for (int t = 0; t < tiles; ++t) sum += marks.counts_of(t)[row];
+      nnz[m0 + row] = finite ? sum : 0;
+    }
+  }
 }
 
 // Writes this CTA's outputs of the block's rows to y, with the bias, and NaN in rows that are not finite. They go by way of `staging`,
@@ -257,8 +259,10 @@ __device__ __forceinline__ void store_outputs(float (&d)[kOut / 2], unsigned cha
 // Joins what the block's tiles say of rows that are not finite into `nonfinite`, a bit a row. words: what this thread has read of it already.
 __device__ __forceinline__ void join_nonfinite(const TiledMarks& marks, uint32_t* nonfinite, uint32_t words, int tiles) {
   constexpr int kRowWords = kBlockRows / 32;
-  if (words) atomicOr(&nonfinite[threadIdx.x % kRowWords], words);
-  for (int i = threadIdx.x + kThreads; i < tiles * kRowWords; i += kThreads)
+  const int thread = threadIdx.x;
+  if (words) atomicOr(&nonfinite[thread % kRowWords], words);
+#pragma unroll 4
+  for (int i = thread + kThreads; i < tiles * kRowWords; i += kThreads)
     if (const uint32_t more = marks.broken[i]) atomicOr(&nonfinite[i % kRowWords], more);
 }
 
