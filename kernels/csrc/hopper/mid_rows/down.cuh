@@ -229,11 +229,10 @@ __device__ __forceinline__ void write_row_results(const Ffn& f, const TiledMarks
 template <typename T, int kOut, int kSplits>
 __device__ __forceinline__ void store_outputs(float (&d)[kOut / 2], unsigned char* staging, const DownLoad<kOut, kSplits>& load, const Ffn& f,
                                               const Consumer& c, const uint32_t* nonfinite, int rank, int m0, int rows) {
-  using Down = TiledDown<kOut, kSplits>;
-  constexpr int kShare = Down::kShare;
+  constexpr int kShare = TiledDown<kOut, kSplits>::kShare, kPitch = TiledDown<kOut, kSplits>::kPitch;
   const T* bias = static_cast<const T*>(f.b_down);
   const int own = rank * kShare, matrix = c.lane >> 3, low = c.group * 64 + c.warp * 16;
-  unsigned char* to = staging + (low + (matrix & 1) * 8 + (c.lane & 7)) * Down::kPitch + (matrix >> 1) * 16;
+  unsigned char* to = staging + (low + (matrix & 1) * 8 + (c.lane & 7)) * kPitch + (matrix >> 1) * 16;
 #pragma unroll
   for (int j = 0; j < kShare / 8; j += 2) {
     if (bias != nullptr)
@@ -250,7 +249,7 @@ __device__ __forceinline__ void store_outputs(float (&d)[kOut / 2], unsigned cha
   for (int i = c.lane; i < 16 * (kShare / 8); i += 32) {
     const int row = low + i / (kShare / 8), chunk = i % (kShare / 8), out = load.output(own + 8 * chunk);
     if (row >= rows || own + 8 * chunk >= kOut || out >= f.d_model) continue;
-    uint4 values = *reinterpret_cast<const uint4*>(staging + row * Down::kPitch + chunk * 16);
+    uint4 values = *reinterpret_cast<const uint4*>(staging + row * kPitch + chunk * 16);
     if (nonfinite[row / 32] >> (row & 31) & 1) values = make_uint4(kNanPair, kNanPair, kNanPair, kNanPair);
     *reinterpret_cast<uint4*>(static_cast<T*>(f.y) + static_cast<int64_t>(m0 + row) * f.d_model + out) = values;
   }
@@ -259,10 +258,9 @@ __device__ __forceinline__ void store_outputs(float (&d)[kOut / 2], unsigned cha
 // Joins what the block's tiles say of rows that are not finite into `nonfinite`, a bit a row. words: what this thread has read of it already.
 __device__ __forceinline__ void join_nonfinite(const TiledMarks& marks, uint32_t* nonfinite, uint32_t words, int tiles) {
   constexpr int kRowWords = kBlockRows / 32;
-  const int thread = threadIdx.x;
-  if (words) atomicOr(&nonfinite[thread % kRowWords], words);
+  if (words) atomicOr(&nonfinite[threadIdx.x % kRowWords], words);
 #pragma unroll 4
-  for (int i = thread + kThreads; i < tiles * kRowWords; i += kThreads)
+  for (int i = threadIdx.x + kThreads; i < tiles * kRowWords; i += kThreads)
     if (const uint32_t more = marks.broken[i]) atomicOr(&nonfinite[i % kRowWords], more);
 }
 
