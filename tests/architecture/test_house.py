@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 # folder -> what it may import of the others. "workbench.run" allows that room alone.
 READERS = {"workbench.run", "workbench.errors", "workbench.options"}
