@@ -9,10 +9,11 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Of the 18 000 modules that are installed a part is imported, and compiled as it is: not all of them beforehand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check docs sanitize built-for-gpu wheel clean help
+.PHONY: demo test quick check lint docs sanitize built-for-gpu wheel clean help
 help:
 	@echo "make demo    set up, capture the bundled model on the bundled text, open the dashboard"
 	@echo "make test    set up and run every check"
+	@echo "make quick   lint, types, and the tests that a change breaks most often: before each commit"
 	@echo "make sanitize    the GPU tests under compute-sanitizer, on a machine with a Hopper GPU"
 	@echo "make docs    write data/BENCHMARKS.md and data/CLAIMS.md anew from the recorded run"
 	@echo "make clean   remove the environment and what was built"
@@ -23,14 +24,24 @@ demo: $(VENV)/.demo
 # One more process than processors, up to four: some tests wait for a browser or for another process. Tests that go by
 # the clock run when the others have ended, with nothing beside them.
 PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
+PYTEST     = $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder -m 'not alone'
 test: $(VENV)/.test check
-	@$(BIN)/python -m pytest -m 'not alone' --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
+	@$(PYTEST)
 	@$(BIN)/python -m pytest -m alone $(shell grep -lr --include='test_*.py' mark.alone tests)
 
-check: $(VENV)/.test .ns/twell
+# Before each commit: lint, types, and the tests that a change breaks most often, without captures, servers and compilers.
+QUICK = $(addprefix tests/,architecture/test_rooms.py kernels/test_layout.py kernels/test_checks.py kernels/test_modules.py \
+	workbench/run/test_manifest.py workbench/run/test_writer.py workbench/text workbench/test_cli.py analysis/activity \
+	analysis/tokens analysis/speed app/ui/test_formatting.py app/test_pages.py)
+quick: $(VENV)/.test lint
+	@$(BIN)/mypy & types=$$!; $(PYTEST) $(QUICK); tests=$$?; wait $$types && exit $$tests
+
+check: lint
+	@$(BIN)/mypy
+
+lint: $(VENV)/.test .ns/twell
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
 
 # A tool and a file of tests at a time, or some at once: make -j8 sanitize. racecheck takes seconds a call, so it watches
 # as many calls of each test as take WATCH seconds each in the mean (SEED draws others), and all `calls`, one of every path.
