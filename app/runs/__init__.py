@@ -1,0 +1,1 @@
+"""Pages Findings, Compare and Export."""
