@@ -257,10 +257,10 @@ __device__ __forceinline__ void store_outputs(float (&d)[kOut / 2], unsigned cha
 
 // Joins what the block's tiles say of rows that are not finite into `nonfinite`, a bit a row. words: what this thread has read of it already.
 __device__ __forceinline__ void join_nonfinite(const TiledMarks& marks, uint32_t* nonfinite, uint32_t words, int tiles) {
-  constexpr int kRowWords = kBlockRows / 32;
-  if (words) atomicOr(&nonfinite[threadIdx.x % kRowWords], words);
+  const int thread = threadIdx.x, kRowWords = kBlockRows / 32;
+  if (words) atomicOr(&nonfinite[thread % kRowWords], words);
 #pragma unroll 4
-  for (int i = threadIdx.x + kThreads; i < tiles * kRowWords; i += kThreads)
+  for (int i = thread + kThreads; i < tiles * kRowWords; i += kThreads)
     if (const uint32_t more = marks.broken[i]) atomicOr(&nonfinite[i % kRowWords], more);
 }
 
