@@ -12,12 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
-SMALL = 2**20  # numbers up to it are told apart by counting
+SMALL = 2**20  # numbers up to it are distinguished by counting
 EACH = 8  # numbers below it are bands of their own
 
 
 def ratio_error(n: ArrayLike, n2: ArrayLike, y: ArrayLike, y2: ArrayLike, ny: ArrayLike, g: ArrayLike) -> NDArray:
-    """Standard error of the mean Σy_g / Σn_g over g clusters, from Σn_g, Σn_g², Σy_g, Σy_g², Σy_g·n_g and their number.
+    """Return the standard error of the mean Σy_g / Σn_g over g clusters, from Σn_g, Σn_g², Σy_g, Σy_g², Σy_g·n_g and
+    their number.
 
     The linearised (cluster-robust) variance of a ratio, G/(G - 1) · Σ (y_g - m·n_g)² / (Σ n_g)²: Cochran, Sampling
     Techniques (1977), section 6.3; as the cluster-robust variance of a mean, Cameron and Miller (2015),
@@ -31,20 +32,21 @@ def ratio_error(n: ArrayLike, n2: ArrayLike, y: ArrayLike, y2: ArrayLike, ny: Ar
 
 
 def mean_error(n: ArrayLike, y: ArrayLike, y2: ArrayLike) -> NDArray:
-    """Standard error of a mean of n independent values, from Σy and Σy². NaN with fewer than two."""
+    """Return the standard error of a mean of n independent values, from Σy and Σy². NaN with fewer than two."""
     return ratio_error(n, n, y, y2, y, n)
 
 
 def t_half(degrees: ArrayLike) -> NDArray:
-    """Half the width, in standard errors, of a 95 % interval with this many degrees of freedom."""
+    """Return half the width, in standard errors, of a 95 % interval with this many degrees of freedom."""
     degrees = np.asarray(degrees)
     whole = degrees.ndim == 1 and np.issubdtype(degrees.dtype, np.integer)
-    few, place = distinct(np.maximum(degrees, 0)) if whole else (degrees, ...)  # their quantiles are slow to find
-    return np.where(few > 0, stdtrit(np.maximum(few, 1), (1 + CONFIDENCE) / 2), np.nan)[place]
+    values, index = distinct(np.maximum(degrees, 0)) if whole else (degrees, ...)  # their quantiles are slow to find
+    return np.where(values > 0, stdtrit(np.maximum(values, 1), (1 + CONFIDENCE) / 2), np.nan)[index]
 
 
 def jackknife_error(estimate: ArrayLike, without: ArrayLike) -> NDArray:
-    """Standard error from the estimates that leave one group of sequences out each (the first axis of `without`).
+    """Return the standard error from the estimates that leave one group of sequences out each (the first axis of
+    `without`).
 
     The delete-a-group jackknife, √((R - 1)/R · Σ (θ_r - θ)²): Kott (2001), Journal of Official Statistics 17.
     NaN with fewer than two groups.
@@ -57,30 +59,36 @@ def jackknife_error(estimate: ArrayLike, without: ArrayLike) -> NDArray:
 
 
 def band(number: NDArray) -> NDArray:
-    """Whole numbers (positions, counts) in bands that widen with the square root: each below 8 its own, then
-    floor(√(8·number))."""
+    """Return the band of whole numbers (positions, counts), in bands that widen with the square root: each below 8 its
+    own, then floor(√(8·number))."""
     return np.where(number < EACH, number, np.floor(np.sqrt(EACH * number.astype(float)))).astype(np.int32)
 
 
 def distinct(numbers: ArrayLike) -> tuple[NDArray, NDArray]:
-    """The different ones of whole numbers from 0 up, ascending; and the place of each number among them. np.unique,
-    without sorting where they are small."""
+    """Return the different values of whole numbers from 0 up, ascending, and each number's index among them.
+
+    As np.unique with return_inverse, but without sorting where the numbers are small.
+    """
     numbers = np.asarray(numbers)
     if numbers.max(initial=0) > SMALL:
         return np.unique(numbers, return_inverse=True)
-    there = np.bincount(numbers) > 0
-    return np.flatnonzero(there), (np.cumsum(there) - 1)[numbers]
+    occurs = np.bincount(numbers) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[numbers]
 
 
 def quantiles(values: NDArray, counts: NDArray, shares: ArrayLike) -> NDArray:
-    """Exact quantiles of a histogram (values ascending): the least value that at least the share of counts reaches."""
+    """Return exact quantiles of a histogram: the least value up to which at least that share of counts lies.
+
+    values: ascending; counts: of each value; shares: from 0 to 1.
+    """
     up_to = np.cumsum(counts)
     needed = np.ceil(np.asarray(shares) * up_to[-1] - 1e-9)
     return values[np.searchsorted(up_to, np.maximum(needed, 1))]
 
 
 def grouped_median(values: NDArray, group: NDArray) -> NDArray:
-    """The median of each group's values that are not NaN; NaN where there is none. `group`: whole numbers from 0 up."""
+    """Return the median of each group's values that are not NaN, NaN where there are none; group: whole numbers from
+    0."""
     order = np.lexsort((values, group))  # NaN last within its group
     starts = np.cumsum(np.bincount(group)) - np.bincount(group)
     number = np.bincount(group, ~np.isnan(values)).astype(int)
@@ -89,16 +97,16 @@ def grouped_median(values: NDArray, group: NDArray) -> NDArray:
 
 
 def mid_ranks(values: NDArray) -> NDArray:
-    """Ranks from 1, ties at their mid-rank."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+    """Return ranks from 1, ties at their mid-rank."""
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[index]
 
 
 def grouped_spearman(a: NDArray, b: NDArray, group: NDArray, count: NDArray) -> tuple[float, NDArray]:
-    """Spearman's rank correlation of a and b, ties at their mid-rank, and the same without each group [group].
+    """Return Spearman's rank correlation of a and b, ties at their mid-rank, and the same without each group [group].
 
-    From how often class a meets class b in a group, all whole numbers from 0 up. NaN where either has one class only.
-    No table is made of what a group leaves: its sums are those of all less the group's, and so are its products.
+    count: how often class a meets class b in a group; a, b, group: whole numbers from 0. NaN where either has one class
+    only. No table is made of what a group leaves: its sums are those of all less the group's, and so are its products.
     """
     classes_a, classes_b, groups = (int(each.max()) + 1 for each in (a, b, group))
     groups += 1  # the last one leaves nothing out
@@ -110,26 +118,30 @@ def grouped_spearman(a: NDArray, b: NDArray, group: NDArray, count: NDArray) -> 
     joint = (rank_a * (both @ rank_b)).sum(axis=0) - inside
     spread = (left_a * rank_a**2).sum(axis=0) * (left_b * rank_b**2).sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where(spread > 0, joint / np.sqrt(spread), np.nan)
-    return float(found[-1]), found[:-1]
+        correlation = np.where(spread > 0, joint / np.sqrt(spread), np.nan)
+    return float(correlation[-1]), correlation[:-1]
 
 
-def _left(place: NDArray, count: NDArray, classes: int, groups: int) -> tuple[NDArray, NDArray]:
-    """How many are left of each class without each group, and their mid-ranks less the mean one [class, group]."""
-    inside = np.bincount(place, count, classes * groups).reshape(classes, groups)
+def _left(cell: NDArray, count: NDArray, classes: int, groups: int) -> tuple[NDArray, NDArray]:
+    """Return how many of each class are left without each group, and their mid-ranks less the mean one [class, group].
+
+    cell: class · groups + group, of each count.
+    """
+    inside = np.bincount(cell, count, classes * groups).reshape(classes, groups)
     left = inside.sum(axis=1, keepdims=True) - inside
     return left, np.cumsum(left, axis=0) - left / 2 - left.sum(axis=0) / 2
 
 
 def fisher_interval(r: ArrayLike, error: ArrayLike, degrees: ArrayLike) -> tuple[NDArray, NDArray]:
-    """A 95 % interval of a correlation whose atanh has this standard error and degrees of freedom."""
+    """Return the 95 % interval of a correlation r whose atanh has this standard error and degrees of freedom."""
     with np.errstate(divide="ignore", invalid="ignore"):
         middle, half = np.arctanh(r), t_half(degrees) * np.asarray(error)
     return np.tanh(middle - half), np.tanh(middle + half)
 
 
 def shrink(mean: NDArray, error: NDArray) -> tuple[NDArray, NDArray]:
-    """Empirical Bayes, normal-normal: means drawn towards their common mean the more, the larger their standard error.
+    """Shrink means by empirical Bayes (normal-normal): they are drawn towards their common mean the more, the larger
+    their standard error.
 
     With means y_i ~ N(θ_i, s_i²) and θ_i ~ N(μ, τ²): τ² is the root of Σ (y_i - μ)² / (s_i² + τ²) = n - 1, 0 if it has
     none (Paule and Mandel, 1982), μ the mean weighted by 1 / (s_i² + τ²); returns E θ_i and its posterior sd (Efron and
@@ -149,19 +161,20 @@ def shrink(mean: NDArray, error: NDArray) -> tuple[NDArray, NDArray]:
         middle = (low + high) / 2
         low, high = (middle, high) if pooled(middle)[1] > 0 else (low, middle)
     centre, _ = pooled(high)
-    kept = high / (high + variance)
-    return centre + kept * (mean - centre), np.sqrt(kept * variance)
+    weight = high / (high + variance)
+    return centre + weight * (mean - centre), np.sqrt(weight * variance)
 
 
 def student_p(r: float, n: int) -> float:
-    """Two-sided p of a Pearson correlation r of n pairs, from Student's t with n - 2 degrees of freedom."""
+    """Return the two-sided p of a Pearson correlation r of n pairs, from Student's t with n - 2 degrees of freedom."""
     if abs(r) >= 1:
         return 0.0
     return float(2 * stdtr(n - 2, -abs(r) * np.sqrt((n - 2) / (1 - r * r))))
 
 
 def permutation_p(x: NDArray, y: NDArray) -> float:
-    """Two-sided exact p of a Pearson correlation: the share of all n! pairings with one as far from 0, or farther.
+    """Return the two-sided exact p of a Pearson correlation: the share of all n! pairings with one as far from 0, or
+    farther.
 
     For n up to 11. The last seven places are permuted in one array, the others one by one.
     """

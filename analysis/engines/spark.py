@@ -1,4 +1,4 @@
-"""Spark, for runs larger than one machine: the same queries, on a cluster that is there already.
+"""Spark: the engine for runs larger than one machine, on a cluster that runs already.
 
     twell summarize runs/large --engine spark://HOST:PORT
 

@@ -1,4 +1,4 @@
-"""What is computed from summaries alone: moments by layer and by band of positions, and rank correlations.
+"""Compute moments by layer and by band of positions, and rank correlations, from summaries alone.
 
 Building takes these for its second reading (`z_scores`) and for the summary `surprisal_correlations`; the questions
 about layers, positions and surprisal take them too. Cost: 5 ms for the moments, 30 ms for the correlations.
@@ -24,7 +24,10 @@ ALL = ""  # in place of a class: tokens of every class
 
 
 def moments(rows: Mapping[str, ArrayLike], layers: int) -> tuple[NDArray, NDArray]:
-    """Mean and sd of nnz by layer over unflagged tokens, from columns of the summary `layers`."""
+    """Return mean and sd of nnz by layer over unflagged tokens, from columns of the summary `layers`.
+
+    rows: columns layer, flagged, nnz, tokens; layers: how many the model has. NaN in a layer without tokens.
+    """
     layer, flagged, nnz, tokens = (np.asarray(rows[name]) for name in ("layer", "flagged", "nnz", "tokens"))
     used = ~flagged & (layer >= 0)
     layer, nnz, tokens = layer[used], nnz[used], tokens[used]
@@ -35,7 +38,7 @@ def moments(rows: Mapping[str, ArrayLike], layers: int) -> tuple[NDArray, NDArra
 
 
 def band_moments(rows: Mapping[str, ArrayLike], mean: NDArray, sd: NDArray) -> tuple[NDArray, NDArray]:
-    """Mean and sd of nnz by band of positions and layer [band, layer], from columns of the summary `positions`.
+    """Return mean and sd of nnz by band of positions and layer [band, layer], from columns of the summary `positions`.
 
     A band is a position below 8, then floor(√(8·position)). Over unflagged tokens; where a band has none, `mean` and
     `sd` of its layer stand in.
@@ -44,10 +47,10 @@ def band_moments(rows: Mapping[str, ArrayLike], mean: NDArray, sd: NDArray) -> t
     step = band(np.asarray(rows["position"]))
     layer = np.asarray(rows["layer"])
     used = ~np.asarray(rows["flagged"]) & (layer >= 0)
-    place = step[used] * layers + layer[used]
+    cell = step[used] * layers + layer[used]
     shape = (int(step.max(initial=0)) + 1, layers)
     n, y, y2 = (
-        np.bincount(place, np.asarray(rows[name])[used].astype(float), shape[0] * layers).reshape(shape)
+        np.bincount(cell, np.asarray(rows[name])[used].astype(float), shape[0] * layers).reshape(shape)
         for name in POSITION_SUMS
     )
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -59,27 +62,35 @@ def band_moments(rows: Mapping[str, ArrayLike], mean: NDArray, sd: NDArray) -> t
 def rows_of_classes(
     table: pa.Table, own: bool, kind: int | None = None, sums: Sequence[str] = ("tokens",)
 ) -> dict[str, NDArray]:
-    """The rows of a table like `surprisal_classes` by one of the two losses, and of the class with this place in
-    CLASSES if one is given."""
+    """Return the rows of a table like `surprisal_classes` by one of the two losses; column class: an index into
+    CLASSES.
+
+    own: by the loss of the token itself, else by that of the next; kind: of one class alone, as an index into CLASSES;
+    sums: the columns to return beside the keys.
+    """
     kinds = pc.index_in(table["class"], CLASSES).to_numpy()
-    kept = table["own"].to_numpy() == own
+    selected = table["own"].to_numpy() == own
     if kind is not None:
-        kept &= kinds == kind
-    return {name: table[name].to_numpy()[kept] for name in (*CLASSED[1:], *sums)} | {"class": kinds[kept]}
+        selected &= kinds == kind
+    return {name: table[name].to_numpy()[selected] for name in (*CLASSED[1:], *sums)} | {"class": kinds[selected]}
 
 
 def correlations(ranks: pa.Table, classes: pa.Table) -> pa.Table:
-    """The summary `surprisal_correlations`, from `surprisal_ranks` and `surprisal_classes`, both sorted by layer."""
-    found = [(False, correlated({name: ranks[name].to_numpy() for name in RANKS}, by_class=False))]
+    """Return the summary `surprisal_correlations`, from `surprisal_ranks` and `surprisal_classes`, both sorted by
+    layer."""
+    results = [(False, correlated({name: ranks[name].to_numpy() for name in RANKS}, by_class=False))]
     for own in (False, True):
         rows = rows_of_classes(classes, own)
         if len(rows["class"]):
-            found += [(own, correlated(rows, by_class)) for by_class in (False, True) if own or by_class]
-    return pa.concat_tables(pa.table({"own": np.full(len(rows["layer"]), own), **rows}) for own, rows in found)
+            results += [(own, correlated(rows, by_class)) for by_class in (False, True) if own or by_class]
+    return pa.concat_tables(pa.table({"own": np.full(len(rows["layer"]), own), **rows}) for own, rows in results)
 
 
 def correlated(rows: Mapping[str, NDArray], by_class: bool) -> dict[str, NDArray]:
-    """The columns CORRELATED of all tokens, or a class after the other in the order of their names."""
+    """Return the columns CORRELATED of all tokens, or of each class in turn, by name.
+
+    rows: columns RANKS and, if by_class, class (an index into CLASSES), sorted by layer.
+    """
     groups = np.count_nonzero(np.bincount(rows["replicate"]))
     if by_class:
         kinds = [(CLASSES[kind].as_py(), rows["class"] == kind) for kind in np.argsort(CLASSES.to_pylist()).tolist()]
@@ -88,19 +99,19 @@ def correlated(rows: Mapping[str, NDArray], by_class: bool) -> dict[str, NDArray
     pieces = []
     for kind, here in kinds:
         if here.any():
-            found = _spearman({name: rows[name][here] for name in RANKS})
-            pieces.append({**found, "class": np.full(len(found["layer"]), kind, object)})
+            piece = _spearman({name: rows[name][here] for name in RANKS})
+            pieces.append({**piece, "class": np.full(len(piece["layer"]), kind, object)})
     columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in CORRELATED[:-1]}
     return {**columns, "groups": np.full(len(columns["layer"]), groups)}
 
 
 def _spearman(rows: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Rank correlations, their intervals and the tokens by layer, from columns named as RANKS and sorted by layer."""
+    """Return rank correlations, their 95 % intervals and the tokens by layer, from columns RANKS sorted by layer."""
     groups, group = distinct(rows["replicate"])
     starts = np.searchsorted(rows["layer"], np.arange(1, rows["layer"][-1] + 1))
     columns = (np.split(values, starts) for values in (rows["nnz_class"], rows["loss_class"], group, rows["tokens"]))
-    found = [grouped_spearman(*layer) for layer in zip(*columns, strict=True)]
-    estimate, without = (np.array(each) for each in zip(*found, strict=True))
+    results = [grouped_spearman(*layer) for layer in zip(*columns, strict=True)]
+    estimate, without = (np.array(each) for each in zip(*results, strict=True))
     with np.errstate(divide="ignore", invalid="ignore"):
         error = jackknife_error(np.arctanh(estimate), np.arctanh(without.T))
     low, high = fisher_interval(estimate, error, len(groups) - 1)

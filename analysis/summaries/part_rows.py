@@ -1,4 +1,4 @@
-"""Rows: a part's tokens as numpy arrays, whole sequences at a time, and sums over them by a key.
+"""Read a part's tokens as numpy arrays, whole sequences at a time, and add them up by a key.
 
 Sums over the layers' columns are functions of one part in numpy, and no queries of the engine: grouping 28 wide columns
 in DuckDB takes 7 times the CPU time of one pass over blocks that stay in the core's cache, with a product by a sparse
@@ -40,18 +40,21 @@ class Rows:
         return len(self.sequence)
 
     def take(self, which: NDArray) -> Rows:
-        """The rows of these places, or where a mask is true."""
+        """Return the rows at these indices, or where a mask is true."""
         return Rows(*(getattr(self, field.name)[which] for field in fields(self)))
 
     def follow(self) -> NDArray:
-        """Whether the row before is the token before in the same sequence."""
-        found = np.zeros(len(self), bool)
-        found[1:] = (np.diff(self.sequence) == 0) & (np.diff(self.position) == 1)
-        return found
+        """Return, for each row, whether the row before holds the token before it in the same sequence."""
+        follows = np.zeros(len(self), bool)
+        follows[1:] = (np.diff(self.sequence) == 0) & (np.diff(self.position) == 1)
+        return follows
 
     def blocks(self, kind: type, more: int = 0) -> Iterator[tuple[slice, NDArray]]:
-        """All rows, BLOCK at a time: where they are, and their counts as numbers of that kind, with room for more
-        columns. The next block comes in the same memory, since fresh pages cost as much as what is done with them."""
+        """Yield all rows, BLOCK at a time: their slice, and their counts [row, layer] converted to a type.
+
+        more: columns left empty after those of the layers. Each block reuses the memory of the one before, since fresh
+        pages cost as much as the work on them.
+        """
         held = np.empty((min(BLOCK, len(self)), self.counts.shape[1] + more), kind)
         for low in range(0, len(self), BLOCK):
             here = slice(low, min(low + BLOCK, len(self)))
@@ -61,31 +64,33 @@ class Rows:
 
 
 def pieces(path: Path, counts: Sequence[str]) -> Iterator[Rows]:
-    """The rows of a part, at most PIECE at a time, or one longer sequence. `counts` names the columns of layers."""
+    """Yield the rows of a part, at most PIECE at a time, or one longer sequence; counts: the names of layers'
+    columns."""
     file = pq.ParquetFile(path)
     names = ["sequence", "position", "token_id", "flags", "loss"]
     batches = file.iter_batches(READ, columns=[*names, *counts])
     wide = file.schema_arrow.field(counts[0]).type.to_pandas_dtype()
     left = pa.RecordBatch.from_pylist([], file.schema_arrow)
     for low, high in pairwise(_bounds(file.read(["sequence"])["sequence"].to_numpy())):
-        size, place = high - low, 0
+        size, filled = high - low, 0
         keys = np.empty((3, size), np.int32)
         nnz = np.empty((size, len(counts)), wide)
         rows = Rows(keys[0], keys[1], keys[2], np.empty(size, np.uint8), np.empty(size), nnz)
         held = (rows.sequence, rows.position, rows.token, rows.flags, rows.loss, *rows.counts.T)
-        while place < size:
+        while filled < size:
             left = left if len(left) else next(batches)
-            few, left = left.slice(0, size - place), left.slice(size - place)
-            here = slice(place, place + len(few))
-            columns = [column.to_numpy(zero_copy_only=False) for column in few.columns]
+            batch, left = left.slice(0, size - filled), left.slice(size - filled)
+            here = slice(filled, filled + len(batch))
+            columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
             for into, column in zip(held, columns, strict=True):
                 into[here] = column
-            place += len(few)
+            filled += len(batch)
         yield _in_order(rows)
 
 
 def _bounds(sequence: NDArray) -> list[int]:
-    """Where pieces begin and the last one ends: where all sequences before are less than all that follow."""
+    """Return where pieces begin, and where the last one ends. All sequences before a bound are less than all after
+    it."""
     before, after = np.maximum.accumulate(sequence), np.minimum.accumulate(sequence[::-1])[::-1]
     ends = np.append(1 + np.flatnonzero(before[:-1] < after[1:]), len(sequence))
     bounds = [0]
@@ -101,7 +106,7 @@ def _in_order(rows: Rows) -> Rows:
 
 
 def grouped(key: NDArray, values: NDArray, size: int, weight: NDArray | None = None) -> NDArray:
-    """Σ weight·values [row, column] by key, of which there are `size`: [key, column]."""
+    """Return Σ weight·values [key, column] of values [row, column] by key, from 0 to `size` - 1."""
     rows = len(key)
     weight = np.ones(rows, values.dtype) if weight is None else weight.astype(values.dtype)
     pick = csc_array((weight, key.astype(np.int32), np.arange(rows + 1, dtype=np.int32)), shape=(size, rows))
@@ -109,12 +114,14 @@ def grouped(key: NDArray, values: NDArray, size: int, weight: NDArray | None = N
 
 
 def groups(unit: NDArray, sequence: NDArray) -> tuple[NDArray, NDArray]:
-    """The rows in an order where those of one unit, and of it in one sequence, stand together; and where each such
-    group starts."""
+    """Sort rows so that those of one unit, and of it in one sequence, stand together.
+
+    Returns the row indices in that order, and where each group of one unit and sequence starts among them.
+    """
     rows, base = len(unit), int(sequence.min(initial=0))
     span = int(sequence.max(initial=0)) - base + 1
     key = unit.astype(np.int64) * span + (sequence - base)
-    if (int(unit.max(initial=0)) + 1) * span * max(rows, 1) < 2**63:  # numbers are sorted faster than places
+    if (int(unit.max(initial=0)) + 1) * span * max(rows, 1) < 2**63:  # numbers are sorted faster than indices are
         key = key * rows + np.arange(rows)
         key.sort()
         key, order = np.divmod(key, rows) if rows else (key, key)

@@ -1,4 +1,4 @@
-"""Token classes: which tokens are function words, names, numbers, punctuation or parts of URLs, by spelling alone.
+"""Class tokens as function words, names, numbers, punctuation or parts of URLs, by spelling alone.
 
     classify(" the")        "function word"
     class_numbers(run)      the class of every token of the vocabulary, as an index into CLASSES
@@ -40,27 +40,28 @@ CLASSES = pa.array([URL_PART, FUNCTION_WORD, *(name for name, _ in NAMED), OTHER
 
 
 def classify(text: str) -> str:
-    """The class of a token by its displayed text."""
+    """Return the class of a token by its displayed text."""
     return CLASSES[class_number(text)].as_py()
 
 
 def class_number(text: str) -> int:
-    """The place of its class in CLASSES: URL parts first, function words before other words, then `NAMED` in order."""
+    """Return a token's class as an index into CLASSES: URL parts first, then function words, then `NAMED` in order."""
     word = text.strip().lower()
     if word in URL_PARTS:
         return 0
     if word in FUNCTION_WORDS and text[0] == " ":
         return 1
-    found = RULES.fullmatch(text)
-    return 1 + found.lastindex if found and found.lastindex else len(CLASSES) - 1
+    match = RULES.fullmatch(text)
+    return 1 + match.lastindex if match and match.lastindex else len(CLASSES) - 1
 
 
 def class_numbers(run: Run) -> NDArray:
-    """The number of the class of each token of the vocabulary, by its id; last, that of an id that it lacks."""
+    """Return the class of each token of the vocabulary by its id, as an index into CLASSES; the last entry is for ids
+    that the vocabulary lacks."""
     if not run.has("vocab"):
         return np.array([len(CLASSES) - 1])
     vocab = run.arrow("vocab", ["token_id", "text"])
     token_ids = vocab["token_id"].to_numpy()
-    found = np.full(2 + token_ids.max(initial=-1), len(CLASSES) - 1)
-    found[token_ids] = [class_number(text) for text in vocab["text"].to_pylist()]
-    return found
+    numbers = np.full(2 + token_ids.max(initial=-1), len(CLASSES) - 1)
+    numbers[token_ids] = [class_number(text) for text in vocab["text"].to_pylist()]
+    return numbers

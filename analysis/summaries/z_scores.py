@@ -45,8 +45,8 @@ Pair = tuple[NDArray, NDArray]
 
 @dataclass(frozen=True)
 class Scale:
-    """What z is taken with: weight [layer] and level of the whole run; band_weight [band, layer] and band_level [band]
-    of the layer at each band of positions."""
+    """The weights that z is taken with: weight [layer] and level of the whole run; band_weight [band, layer] and
+    band_level [band] of the layer at each band of positions."""
 
     weight: NDArray
     level: float
@@ -55,7 +55,7 @@ class Scale:
 
     @classmethod
     def of(cls, whole: Pair, places: Pair) -> Scale:
-        """From mean and sd [layer] of the run's unflagged tokens, and those at each band of positions [band, layer].
+        """Make a scale from mean and sd [layer] of the run's unflagged tokens, and those at each band [band, layer].
 
         z is the mean over layers of (nnz - mean) / sd; layers without spread are left out.
         """
@@ -64,7 +64,8 @@ class Scale:
 
 
 def _standard(mean: NDArray, sd: NDArray) -> Pair:
-    """weight [..., layer] and level [...]: Σ weight·nnz - level is the mean over layers of (nnz - mean) / sd."""
+    """Return weight [..., layer] and level [...], so that Σ weight·nnz - level is the mean over layers of
+    (nnz - mean) / sd."""
     spread = sd > 0
     weight = np.where(spread, 1 / np.where(spread, sd, 1), 0) / np.maximum(spread.sum(axis=-1, keepdims=True), 1)
     return weight, (weight * np.where(spread, mean, 0)).sum(axis=-1)
@@ -82,66 +83,66 @@ class Spelling:
 
     @classmethod
     def of(cls, token_ids: NDArray, pieces: Sequence[bytes]) -> Spelling:
-        known = [b""] * (int(max(token_ids, default=-1)) + 2)
+        spelt = [b""] * (int(max(token_ids, default=-1)) + 2)
         for number, piece in zip(token_ids.tolist(), pieces, strict=True):
-            known[number] = piece
+            spelt[number] = piece
         begins, ends, holds = (
-            np.array([pattern.search(piece) is not None for piece in known])
+            np.array([pattern.search(piece) is not None for piece in spelt])
             for pattern in (re.compile(form) for form in (rb"\A" + LETTER, LETTER + rb"\Z", LETTER))
         )
-        stripped = [*known, *(p.lstrip() for p in known), *(p.rstrip() for p in known), *(p.strip() for p in known)]
+        stripped = [*spelt, *(p.lstrip() for p in spelt), *(p.rstrip() for p in spelt), *(p.strip() for p in spelt)]
         return cls(begins, ends, holds, pa.array(stripped, pa.binary()))
 
 
 def scores_of_part(path: Path, counts: Sequence[str], scale: Scale, spelling: Spelling | None) -> pa.Table:
-    """The sums of one part by token and, with a `spelling`, by word: columns as ROWS.
+    """Return the sums of one part by token and, with a `spelling`, by word: columns as ROWS.
 
-    `counts` names the nnz columns. By token, rows with `flagged` hold what flagged tokens add to each sum.
+    counts: the names of the nnz columns. By token, rows with `flagged` hold what flagged tokens add to each sum.
     """
-    found = [ROWS.empty_table()]
+    tables = [ROWS.empty_table()]
     for rows in pieces(path, counts):
         z, z_position, nnz = _scored(rows, scale)
-        found.append(by_token(rows, z, z_position))
+        tables.append(by_token(rows, z, z_position))
         if spelling is not None:
-            found.append(by_word(rows, z, nnz, spelling))
-    return pa.concat_tables(found, promote_options="default")
+            tables.append(by_word(rows, z, nnz, spelling))
+    return pa.concat_tables(tables, promote_options="default")
 
 
 def _scored(rows: Rows, scale: Scale) -> tuple[NDArray, NDArray, NDArray]:
-    """z, z_position and nnz over layers of each row."""
+    """Return z, z_position and nnz over layers of each row."""
     z, z_position, nnz = np.empty((3, len(rows)))
     both = np.stack([scale.weight, np.ones(len(scale.weight))], axis=1)
     for block, counts in rows.blocks(float):
         z[block], nnz[block] = (counts @ both).T
-        place = band(rows.position[block])
-        np.einsum("ij,ij->i", counts, scale.band_weight.take(place, axis=0), out=z_position[block])
-        z_position[block] -= scale.band_level[place]
+        step = band(rows.position[block])
+        np.einsum("ij,ij->i", counts, scale.band_weight.take(step, axis=0), out=z_position[block])
+        z_position[block] -= scale.band_level[step]
     z -= scale.level
     return z, z_position, nnz
 
 
 def by_token(rows: Rows, z: NDArray, z_position: NDArray) -> pa.Table:
-    """Σ over sequences of z there, of its square, and of its product with the token's occurrences there; and so for
-    z_position."""
+    """Return, by token, the sums over sequences of its z there, of the square, and of the product with its occurrences
+    there; and the same of z_position. z, z_position: of each row."""
 
     def sums(order: NDArray, starts: NDArray, counted: NDArray) -> Sums:
         ids, weight = rows.token[order[starts]], counted.astype(float)
         first = firsts(ids)
         n = np.add.reduceat(weight, starts)
-        found = {"token_id": ids[first]}
+        by_id = {"token_id": ids[first]}
         for name, values in (("z", z), ("z_position", z_position)):
             y = np.add.reduceat(values[order] * weight, starts)
-            for part, each in (("sum", y), ("square", y * y), ("cross", y * n)):
-                found[f"{name}_{part}"] = np.add.reduceat(each, first)
-        return found
+            for kind, each in (("sum", y), ("square", y * y), ("cross", y * n)):
+                by_id[f"{name}_{kind}"] = np.add.reduceat(each, first)
+        return by_id
 
     return clustered(rows, sums)
 
 
 def by_word(rows: Rows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.Table:
-    """Occurrences of each word, the sequences it occurs in, the square of its occurrences in each, its pieces; sums of
-    nnz (over layers) and of z, each the mean over the pieces of an occurrence; and the squares and products of z as in
-    `by_token`. Rows are those of one part, in the order of the text."""
+    """Return, by word: its occurrences, the sequences it occurs in, the square of its occurrences in each, its pieces;
+    sums of nnz (over layers) and of z, each the mean over the pieces of an occurrence; and the squares and products of
+    z as in `by_token`. Rows are those of one part, in the order of the text."""
     sequence, unknown = rows.sequence, len(spelling.begins) - 1
     token = np.where((rows.token >= 0) & (rows.token < unknown), rows.token, unknown)
     joins = np.zeros(len(token), bool)
@@ -149,13 +150,16 @@ def by_word(rows: Rows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.Tabl
     starts = np.flatnonzero(~joins)
     bounds = np.append(starts, len(token))
     pieces = np.diff(bounds)
-    kept = (np.add.reduceat(rows.flags, starts, dtype=np.int64) == 0) & np.logical_or.reduceat(
+    counted = (np.add.reduceat(rows.flags, starts, dtype=np.int64) == 0) & np.logical_or.reduceat(
         spelling.holds[token], starts
     )
-    text = _text(token, bounds, spelling, len(spelling.begins)).filter(pa.array(kept)).dictionary_encode()
-    z, nnz = np.add.reduceat(z, starts)[kept] / pieces[kept], np.add.reduceat(nnz, starts)[kept] / pieces[kept]
+    text = _text(token, bounds, spelling, len(spelling.begins)).filter(pa.array(counted)).dictionary_encode()
+    z, nnz = (
+        np.add.reduceat(z, starts)[counted] / pieces[counted],
+        np.add.reduceat(nnz, starts)[counted] / pieces[counted],
+    )
     word = text.indices.to_numpy()
-    order, begins = groups(word, sequence[starts][kept])
+    order, begins = groups(word, sequence[starts][counted])
     n = np.diff(np.append(begins, len(order)))
     y = np.add.reduceat(z[order], begins)
     inside = word[order[begins]]
@@ -164,7 +168,7 @@ def by_word(rows: Rows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.Tabl
         np.bincount(word, minlength=size),
         np.bincount(inside, minlength=size),
         np.bincount(inside, n * n, size),
-        np.bincount(word, pieces[kept], size),
+        np.bincount(word, pieces[counted], size),
         np.bincount(word, nnz, size),
         *(np.bincount(inside, values, size) for values in (y, y * y, y * n)),
     )
@@ -175,7 +179,11 @@ def by_word(rows: Rows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.Tabl
 
 
 def _text(token: NDArray, bounds: NDArray, spelling: Spelling, size: int) -> pa.Array:
-    """Each word's bytes, stripped: its first piece on the left, its last on the right."""
+    """Return each word's bytes, its first piece stripped on the left and its last on the right.
+
+    token: of each row, as an index into the vocabulary; bounds: where words start, and the end; size: of the
+    vocabulary.
+    """
     piece = token.astype(np.int64)
     piece[bounds[:-1]] += size
     piece[bounds[1:] - 1] += 2 * size
