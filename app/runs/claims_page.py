@@ -1,9 +1,6 @@
 """Findings: what has been claimed of sparse feed-forward layers, and what this run has to say to each claim."""
 
 from __future__ import annotations
-from twell.app.ui.url_state import current_run
-from twell.app.ui.query import query
-from twell import analysis
 
 import html
 
@@ -13,6 +10,8 @@ import streamlit as st
 from twell.app.runs.claims_data import CLAIMS
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural, typeset
+from twell.app.ui.query import query
+from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
 
 HOLDS, FAILS = "holds", "does not hold"

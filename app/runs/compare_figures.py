@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from twell.app.ui.figures.plot_style import finish, layer_axis, spans, whiskers
-from twell.app.ui.theme import BLUE, GREY
 from twell.app.ui.formatting import number, percent, signed, times
+from twell.app.ui.theme import BLUE, GREY
 
 LOOKS: tuple[dict[str, Any], ...] = (
     {"color": BLUE, "size": 9},

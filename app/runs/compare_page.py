@@ -1,11 +1,6 @@
 """Compare: this run beside another, number by number and layer by layer."""
 
 from __future__ import annotations
-from twell.app.ui.url_state import url_param, one_of, current_run, run_name
-from twell.app.ui.run_catalog import RunCatalog, find_runs, run_label
-from twell.app.ui.query import query_with_others, fetch
-from twell import analysis
-from twell.app.ui import run_header
 
 import html
 from collections.abc import Callable
@@ -14,12 +9,16 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from twell import analysis
 from twell.analysis.compare import of_one_text
-from twell.app.ui import widgets
 from twell.app.runs.compare_figures import differences, frontier, side_by_side
 from twell.app.runs.comparison import by_place, layers_of, same_text
+from twell.app.ui import run_header, widgets
 from twell.app.ui.figures.small_multiples import small_multiples
 from twell.app.ui.formatting import fixed, number, percent, plural, times, token_html, whole
+from twell.app.ui.query import fetch, query_with_others
+from twell.app.ui.run_catalog import RunCatalog, find_runs, run_label
+from twell.app.ui.url_state import current_run, one_of, run_name, url_param
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
 
@@ -117,7 +116,7 @@ def by_position(runs: tuple[Run, Run]) -> None:
         f"position about {number(r.position, 2)}<br>{times(r.relative)} (95 % {times(r.low)} to {times(r.high)})"
         for r in found.itertuples()
     ]
-    said = f"Mean nnz of {runs[0].name} over that of {runs[1].name}; position logarithmic; {widgets.interval_note(*runs)}."
+    said = f"Mean nnz of {runs[0].name} over that of {runs[1].name}; logarithmic; {widgets.interval_note(*runs)}."
     widgets.heading("The ratio by position", said, result)
     titles = {int(layer): f"L{layer}" for layer in found["layer"].unique()}
     figure = small_multiples(

@@ -3,18 +3,15 @@ run that is shown. Cost: theirs.
 """
 
 from __future__ import annotations
-from twell.app.ui.run_cache import digest
-from twell.app.ui.query import fetch
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
 from twell import analysis
 from twell.analysis.compare import of_one_text
-from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.store import Run
 
 MOST = 24  # runs that are shown in one figure
 

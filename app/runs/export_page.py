@@ -1,9 +1,6 @@
-"""Export: every answer result from the run, and every table it recorded, as files that other tools read."""
+"""Export: every answer of the analysis, and every table it recorded, as files that other tools read."""
 
 from __future__ import annotations
-from twell.app.ui.url_state import url_param, one_of, current_run
-from twell.app.ui.run_catalog import RECORDED
-from twell.app.ui.query import query, fetch
 
 import html
 import io
@@ -22,7 +19,9 @@ from twell.analysis.exports.document import page as html_page
 from twell.analysis.exports.tables import ANALYSIS
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, plural, whole
-from twell.workbench.errors import Missing, UserError
+from twell.app.ui.query import fetch, query
+from twell.app.ui.url_state import current_run, one_of, url_param
+from twell.workbench.errors import Missing
 from twell.workbench.run.schema import TABLES, expand
 from twell.workbench.run.store import Run, unreadable_part
 
@@ -34,9 +33,7 @@ MOST = 2_000_000  # rows of a recorded table that are saved from here
 def chosen(run: Run) -> str:
     """A table of the analysis or of the run, carried by the address."""
     names = [*ANALYSIS, *(RECORDED + name for name in TABLES if run.has(name))]
-    return str(
-        st.selectbox("Table", names, width=320, **url_param("table", "by_layer", one_of(names)))
-    )
+    return str(st.selectbox("Table", names, width=320, **url_param("table", "by_layer", one_of(names))))
 
 
 def described(text: str | None) -> str:
