@@ -22,14 +22,13 @@ def distributions(run: Run) -> None:
     """Distribution, share and dead neurons, a row a layer."""
     frame = fetch(run, analysis.by_layer)
     tokens = int(frame["tokens"].max())
-    dead = (
-        " Dead: never fired in these tokens; the density of such a neuron is under "
-        f"{rare(3 / max(tokens, 1))} (95 %)." * bool(frame["dead_share"].notna().any())
+    dead = f" Dead: never fired on these tokens, so its density is below {rare(3 / max(tokens, 1))} (95 %)." * bool(
+        frame["dead_share"].notna().any()
     )
     widgets.heading(
         "Activity by layer",
         f"Exact counts of {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, logarithmic axis "
-        f"with a place for 0.{second_relu(frame)}{dead}",
+        f"that starts with 0.{second_relu(frame)}{dead}",
         query(run, layer_rows),
     )
     widgets.draw(ridges(fetch(run, SPREAD), frame), "ridges", "Distribution of nnz in each layer", wide=True)
@@ -62,8 +61,9 @@ def surprisal(run: Run) -> None:
     with above:
         widgets.heading(
             "Activity and surprise",
-            f"Mean nnz relative to the layer's mean, against the loss of {which}, in bins of equal counts, the last "
-            f"one result where it begins; {widgets.interval_note(run)}. ρ: Spearman's correlation over tokens.",
+            f"Mean nnz relative to the layer's mean, against the loss of {which}, in bins of equal counts. The last "
+            f"bin is open, and drawn where it begins; {widgets.interval_note(run)}. "
+            "ρ: Spearman's correlation over tokens.",
             result,
         )
     titles = {

@@ -29,9 +29,9 @@ def headline(run: Run) -> None:
     neurons = run.layers * run.d_ff
     if found["dead"] is None:
         dead = (
-            "a part of them cannot be read: Neurons says which"
+            "one of their parts cannot be read: see Neurons"
             if run.has("neurons")
-            else "not recorded: it takes the neurons probe"
+            else "not recorded: capture with --probes neurons"
         )
     else:
         dead = (
@@ -41,7 +41,7 @@ def headline(run: Run) -> None:
         )
     loss = f"over {plural(found['loss_tokens'], 'prediction')}" if found["loss_tokens"] else "not recorded"
     if found["speedup"] is None:
-        speed = "no speedup is claimed from the reference kernel" if found["kernel"] else "not timed"
+        speed = "no speedup is claimed from the slow reference kernel" if found["kernel"] else "not timed"
     else:
         speed = (
             f"dense time / sparse time of all layers' FFN, {found['kernel']} kernel, "
@@ -67,7 +67,7 @@ def layers(run: Run) -> None:
     speedup = fetch(run, fair_speedup)
     tokens = blocks.groupby("layer")["tokens"].sum().max()
     first = ", position 0 included" if (blocks["position_from"] == 0).any() else ""
-    said = f"{plural(tokens, 'token')} a layer{first}; the map's shade is logarithmic."
+    said = f"{plural(tokens, 'token')} in each layer{first}. The map's shades are logarithmic."
     widgets.heading("Layer by layer", said, query(run, layer_rows))
     alt = "By layer: mean nnz by position, nnz of a token, neurons that never fired, FFN speedup"
     widgets.draw(layer_by_layer(blocks, by_layer, speedup), "layer-by-layer", alt, wide=True)

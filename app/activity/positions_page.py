@@ -21,9 +21,9 @@ def decay(run: Run) -> None:
     said = ", ".join(f"{verdict} in {count}" for verdict, count in told.items())
     widgets.heading(
         "How fast it falls off",
-        "λ of a + b·exp(−p/λ), fitted to bands of positions from 1 on, with 95 % intervals from groups of sequences; "
-        f"and whether an exponential or a power law describes a layer better, by AICc: {said} of {told.sum()} layers. "
-        "R²: over the means of these bands.",
+        "λ of a + b·exp(−p/λ), fitted to bands of positions from 1 on, with 95 % intervals over groups of sequences. "
+        f"Beside it, which of an exponential and a power law fits better by AICc: {said} of {told.sum()} layers. "
+        "R² is computed on the means of the bands.",
         result,
     )
     widgets.draw(decays(fits), "decay", "Length over which nnz falls off, by layer")
@@ -33,13 +33,13 @@ def page(run: Run) -> None:
     """A panel a layer, then the fits."""
     result = query(run, PANELS)
     bins = result.frame
-    fitted = " Dashed: the fitted exponential, where it is one." if "fit" in bins else ""
+    fitted = " Dashed: the fitted exponential, in layers that it describes." if "fit" in bins else ""
     first = bins["first"].any()
     sequences = int(bins.loc[bins["first"], "tokens"].max()) if first else run.manifest.sequences
     apart = (
-        "The first position of a sequence (amber) stands apart and is not part of the mean."
+        "The first position of a sequence (amber) is drawn separately and is not part of the mean."
         if first
-        else "The first position of every sequence is a special token, and left out."
+        else "The first position of every sequence is a special token and is left out."
     )
     widgets.heading(
         "Mean nnz by position, relative to the layer's mean",

@@ -17,11 +17,11 @@ from twell.workbench.run.store import Run
 NEVER = "never"
 KINDS = {"hot": "Hottest", "strong": "Strongest", "one": "One token only", "rare": "Rarest", "dead": "Never fired"}
 NOTES = {
-    "hot": "Those of greatest density first.",
-    "strong": "Those of largest value first.",
-    "one": "Fired more than once, and by a single token of the vocabulary.",
-    "rare": "Those of least density first, of the ones that fired.",
-    "dead": "In no token counted here.",
+    "hot": "Highest density first.",
+    "strong": "Largest value first.",
+    "one": "These neurons fired more than once, always on the same token of the vocabulary.",
+    "rare": "Lowest density first, without neurons that never fired.",
+    "dead": "These neurons did not fire on any token counted here.",
 }
 LISTED = 1000  # neurons of a list that go to the browser
 

@@ -61,7 +61,7 @@ def in_layer(run: Run, row: dict[str, object]) -> None:
     result = query(run, ranks, layer=layer)
     densities = result.frame["density"].to_numpy()
     dead = int((densities == 0).sum())
-    said = f"Every neuron of layer {layer}, the busiest first, both axes logarithmic; {whole(dead)} never fired."
+    said = f"Every neuron of layer {layer}, highest density first; axes logarithmic. {whole(dead)} never fired."
     widgets.heading("In its layer", said, result)
     figure = rank_curve(densities, int(str(row["rank"])), float(str(row["density"])), str(row["label"]))
     widgets.draw(figure, "rank", "Densities of the layer's neurons by rank")
@@ -79,8 +79,8 @@ def spread(run: Run, row: dict[str, object]) -> None:
         tokens, n = plural(values.attrs["tokens"], "token"), plural(len(values), "firing")
         said = f"{n} among the {tokens} whose activations the run keeps."
     else:
-        said = f"A sample: {plural(len(values), 'firing')} result at random of {whole(float(str(row['fires'])))}."
-    said += " Mean and largest are over every firing."
+        said = f"A sample: {plural(len(values), 'firing')} drawn at random of {whole(float(str(row['fires'])))}."
+    said += " The mean and the largest value are over all firings."
     widgets.heading("Its values", said, result)
     mean, most = float(str(row["value_mean"])), float(str(row["value_max"]))
     widgets.draw(value_spread(values["value"].to_numpy(), mean, most), "values", "How the neuron's values spread")
@@ -93,13 +93,13 @@ def writes(run: Run, layer: int, neuron: int) -> None:
     if model is None or not Path(model[0]).is_dir():
         widgets.heading(title)
         raise Missing(
-            "The tokens that this neuron makes likelier and less likely are read off the model's weights, and those "
-            "are not on this machine. They are for the bundled model, and for a model captured from a local folder."
+            "The tokens that this neuron makes more or less likely are computed from the model's weights, which are "
+            "not on this machine. They are for the bundled model, and for a model captured from a local folder."
         )
     result = query(run, written, folder=model[0], layer=layer, neuron=neuron)
     frame = result.frame
     sign = (
-        " The up branch decides the sign: where it is negative, the two sides change places."
+        " The up branch gives the sign: where it is negative, raised and lowered are swapped."
         if frame.attrs["gated"]
         else ""
     )
@@ -128,7 +128,7 @@ def in_text(run: Run, layer: int, neuron: int) -> None:
     top, sample = frame[frame["kind"] == "top"], frame[frame["kind"] == "sample"]
     high = float(frame["value"].max())
     said = (
-        f"The {plural(len(top), 'greatest value')} of the run, then {plural(len(sample), 'firing')} result at random, "
+        f"The {plural(len(top), 'greatest value')} of the run, then {plural(len(sample), 'firing')} drawn at random, "
         f"with percentiles among these. Each token is shaded by the neuron's value there, from 0 to "
         f"{number(high)}. A place opens the passage, shaded by this neuron."
     )

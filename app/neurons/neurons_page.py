@@ -28,8 +28,8 @@ def densities(run: Run) -> None:
     widgets.heading(
         "Density by layer",
         f"Share of a layer's {whole(run.d_ff)} neurons by the share of {plural(tokens, 'token')} that fire them. "
-        f"Never: in none of these tokens, of {plural(run.manifest.sequences, 'sequence')}; the density of such a "
-        f"neuron is under {rare(3 / max(tokens, 1))} (95 %).",
+        f"Never: not on any of these tokens, of {plural(run.manifest.sequences, 'sequence')}, so the neuron's density "
+        f"is below {rare(3 / max(tokens, 1))} (95 %).",
         result,
     )
     widgets.draw(density_map(result.frame), "densities", "Share of neurons by density in each layer", wide=True)
@@ -100,15 +100,15 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
             format=decimals(frame["density"]),
             min_value=0.0,
             max_value=max(float(frame["density"].max()), 1e-9),
-            help="of the tokens, those that fire it",
+            help="share of the tokens that fire it",
         ),
         "fires": column.NumberColumn("fires", format="%d", help="tokens that fire it"),
         "value_mean": column.NumberColumn(
-            "mean value", format=decimals(frame["value_mean"]), help="over the tokens that fire it"
+            "mean value", format=decimals(frame["value_mean"]), help="mean over the tokens that fire it"
         ),
         "value_max": column.NumberColumn("largest value", format=decimals(frame["value_max"])),
-        "token_text": column.TextColumn("one token", help="the token, where only one of the vocabulary fires it"),
-        "first_sequence": column.NumberColumn("first sequence", format="%d", help="in which it first fired"),
+        "token_text": column.TextColumn("one token", help="the token that fires it, if it is the only one"),
+        "first_sequence": column.NumberColumn("first sequence", format="%d", help="sequence in which it first fired"),
     }
 
 

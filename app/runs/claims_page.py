@@ -44,19 +44,19 @@ def page(run: Run) -> None:
     untold = frame[~frame["verdict"].isin([HOLDS, FAILS])]
     holding = int((told["verdict"] == HOLDS).sum())
     said = (
-        f"{plural(len(frame), 'claim')} made of such layers, each against this run by a rule fixed beforehand: "
-        f"{holding} of the {len(told)} that it can tell {'holds' if holding == 1 else 'hold'}. One model on one text: "
+        f"{plural(len(frame), 'claim')} about such layers, each tested on this run by a rule fixed beforehand: "
+        f"{holding} of the {len(told)} that this run can test {'holds' if holding == 1 else 'hold'}. One model on one text: "
         "a claim that fails here may hold elsewhere."
     )
     widgets.heading("Claims", said, result)
     if told.empty:
-        st.info("This run can tell none of them: see below what each would take.")
+        st.info("This run can test none of them: see below what each one needs.")
     else:
         st.html(NAMES)
     for topic, group in told.groupby("topic", sort=False):
         st.html(f'<h4 class="tw-part">{html.escape(str(topic).capitalize())}</h4>{rows_of(group)}')
     if len(untold):
-        with st.expander(f"{plural(len(untold), 'claim')} that this run cannot tell"):
+        with st.expander(f"{plural(len(untold), 'claim')} that this run cannot test"):
             st.html(rows_of(untold))
 
 

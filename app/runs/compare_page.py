@@ -72,7 +72,7 @@ def headline(runs: tuple[Run, Run]) -> None:
     )
     st.html(f'<div class="tw-two"><div class="names"><span></span>{head}</div>{body}</div>')
     if not of_one_text(runs) and all(answer["loss"] is not None for answer in answers):
-        widgets.note("Texts or vocabularies differ, so the losses say nothing of which model predicts better.")
+        widgets.note("Texts or vocabularies differ, so the losses say nothing about which model predicts better.")
     if len({run.manifest.nnz_definition for run in runs}) > 1:
         st.warning("The two runs count nnz by different rules: see “What is nnz?” of each before comparing them.")
 
@@ -86,7 +86,7 @@ def by_layer(runs: tuple[Run, Run]) -> None:
         measures |= {"dead_share": "share of dead neurons"}
     widgets.heading(
         "Layer by layer",
-        f"Full: {runs[0].name}; open: {runs[1].name}. Dead neurons depend on how much text was read.",
+        f"Filled: {runs[0].name}; open: {runs[1].name}. The number of dead neurons depends on how much text was read.",
         result,
     )
     widgets.draw(side_by_side(frame, measures), "layers", "Both runs by layer", wide=True)
@@ -94,7 +94,7 @@ def by_layer(runs: tuple[Run, Run]) -> None:
     found = result.frame
     widgets.heading(
         "The difference by layer",
-        f"Mean nnz of {runs[0].name} less that of {runs[1].name}, with 95 % intervals; at the right, the ratio. "
+        f"Mean nnz of {runs[0].name} minus that of {runs[1].name}, with 95 % intervals; at the right, the ratio. "
         f"{paired(found)}",
         result,
     )
@@ -131,7 +131,7 @@ def by_token(runs: tuple[Run, Run]) -> None:
     found = result.frame
     widgets.heading(
         "Tokens that moved most surely",
-        f"Of {plural(len(found), 'token')} seen at least 20 times in both: z in {runs[0].name} less that in "
+        f"Of {plural(len(found), 'token')} seen at least 20 times in both: z in {runs[0].name} minus that in "
         f"{runs[1].name}, with 95 % intervals clustered by sequence, largest against their standard error first.",
         result,
     )
@@ -164,9 +164,9 @@ def all_of_the_text(run: Run, found: RunCatalog) -> None:
     frame = result.frame
     widgets.heading(
         "Loss, nnz and speed",
-        f"{plural(len(frame), 'run')} over this text and vocabulary; blue: {run.name}. Full, along the dotted line: no "
-        "other run is as good in loss and in the share of neurons firing and better in one. Labels have the FFN's "
-        "speedup.",
+        f"{plural(len(frame), 'run')} over this text and vocabulary; blue: {run.name}. Filled, along the dotted line: "
+        "no other run is as good in loss and in the share of neurons that fire, and better in one of them. Labels give the "
+        "speedup of the FFN.",
         result,
     )
     widgets.draw(frontier(frame, run.name), "frontier", "Loss against the share of neurons that fire, a dot a run")

@@ -45,9 +45,9 @@ def bench(run: Run) -> None:
             widgets.draw(by_layer(layers), "bench-layers", "Time of each FFN operation by layer")
     if curve:
         with right:
-            said = f"Dense time over sparse time on made-up inputs, {name}. {even_at(run, sparse)}"
+            said = f"Dense time over sparse time on synthetic inputs, {name}. {even_at(run, sparse)}"
             widgets.heading("Where it breaks even", said, of_made)
-            widgets.draw(by_nnz(sparse, min(tall, 440)), "bench-nnz", "Speed against dense by nnz on made-up inputs")
+            widgets.draw(by_nnz(sparse, min(tall, 440)), "bench-nnz", "Speed against dense by nnz on synthetic inputs")
 
 
 def sums(layers: pd.DataFrame) -> str:
@@ -65,7 +65,7 @@ def sums(layers: pd.DataFrame) -> str:
 def turns(frame: pd.DataFrame) -> str:
     """How often each was timed."""
     low, high = int(frame["repeats"].min()), int(frame["repeats"].max())
-    return f"medians of {low if low == high else f'{low} to {high}'} turns, all in turn on the same input"
+    return f"medians of {low if low == high else f'{low} to {high}'} turns, alternating on the same input"
 
 
 def even_at(run: Run, sparse: pd.DataFrame) -> str:
@@ -84,5 +84,5 @@ def even_at(run: Run, sparse: pd.DataFrame) -> str:
             most = float(part["nnz_mean"].max())
             said.append(f"The {what} is faster at every nnz measured, up to {number(most)} of {whole(run.d_ff)}.")
         else:
-            said.append(f"The {what} is at no nnz measured the faster one throughout.")
+            said.append(f"The {what} is not faster throughout at the nnz measured.")
     return " ".join(said)

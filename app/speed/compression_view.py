@@ -37,7 +37,7 @@ def compressions(run: Run) -> None:
         holds = ", ".join(f"L{layer}" for layer in frame.loc[frame["safe"], "layer"])
         widgets.heading(
             name,
-            f"Only compression {only} has been timed, so there is none to choose. Its slots hold every row in "
+            f"Only compression {only} has been timed, so there is no choice yet. Its slots hold every row in "
             f"{holds or 'no layer'}. {HOW}",
         )
         return
@@ -46,9 +46,9 @@ def compressions(run: Run) -> None:
     none = f" In {', '.join(f'L{layer}' for layer in unmarked)} no compression timed holds every row." * bool(unmarked)
     widgets.heading(
         name,
-        f"Time of the sparse FFN, the fastest kernel of each; {whole(first['rows'])} rows, {first['dtype']}, "
-        f"{first['weights']} weights, {first['device']}. ✓: the fastest of those whose slots hold every row, of this "
-        f"input and of the run. In brackets: the share of rows past its slots; here they are right all the same.{none}",
+        f"Time of the sparse FFN with the fastest kernel; {whole(first['rows'])} rows, {first['dtype']}, "
+        f"{first['weights']} weights, {first['device']}. ✓: the fastest compression whose slots hold every row "
+        f"of this input and of the run. In brackets: the share of rows that overflow; these are exact too.{none}",
         result,
     )
     alt = f"Time by layer and compression, {plural(frame['layer'].nunique(), 'layer')}"

@@ -26,8 +26,8 @@ def oracle(run: Run) -> None:
     """Say that the timings are the reference's."""
     reason = run.manifest.kernel.get("reason", "").rstrip(".")
     st.info(
-        "The sparse side of this run is the reference kernel: the oracle that other kernels are tested against, "
-        "written to be right and not fast. Its times show what was run; no speedup is claimed from them."
+        "This run used the reference kernel, against which the other kernels are tested. It is written to be correct, "
+        "not fast. Its times show what was run; no speedup is claimed from them."
         + (widgets.escape_markdown(f" Why it ran: {reason}.") if reason else "")
     )
 
@@ -43,8 +43,8 @@ def layers(run: Run, result: QueryResult) -> None:
     )
     if len(frame) < run.layers:
         said += (
-            f" {len(frame)} of {plural(run.layers, 'layer')} had their turn: a longer capture times them all, and so "
-            "does a larger --timings-share."
+            f" {len(frame)} of {plural(run.layers, 'layer')} had their turn: to time them all, capture more tokens or "
+            "raise --timings-share."
         )
     widgets.heading("Time by layer", said, result)
     widgets.draw(dense_and_sparse(frame, comparable), "layer-times", "Dense and sparse time by layer")
@@ -77,7 +77,7 @@ def equal_times(run: Run, frame: pd.DataFrame) -> str:
     if nnz is None:
         return ""
     if nnz > run.d_ff:
-        return " By the line through the layers' times, sparse is the faster at any nnz."
+        return " By the line through the layers' times, sparse is faster at any nnz."
     edge = "" if frame["nnz_mean"].min() <= nnz <= frame["nnz_mean"].max() else ", beyond the layers measured"
     return (
         f" By the line through the layers' times, sparse and dense take equally long at about {number(nnz, 2)} of "
@@ -93,7 +93,7 @@ def whole_pass(run: Run) -> None:
     except Missing:
         return
     rest = frame.set_index("part").loc["rest", ["dense_us", "sparse_us"]]
-    more = "" if (rest >= 0).all() else " Timed one by one, the parts took longer than the whole pass."
+    more = "" if (rest >= 0).all() else " Timed separately, the parts took longer together than the whole pass."
     widgets.heading(
         "Where the time goes",
         f"One forward pass, medians over the timed batches, on {run.manifest.device}. Rest: norms, embedding, output "
@@ -116,8 +116,8 @@ def audit(run: Run) -> None:
     widgets.heading(
         "Tile audit",
         f"Share of tokens with a tile of {tile} neurons that fires more than its slots hold, by compression; this run "
-        f"used {run.manifest.layout['compression']}. Here such tiles go to a spill and the result stays exact; a "
-        f"kernel without one would drop what does not fit.",
+        f"used {run.manifest.layout['compression']}. Here what does not fit goes to a spill, and the result stays "
+        f"exact; a kernel without a spill would drop it.",
         result,
     )
     widgets.draw(audit_map(part), "audit", "Share of tokens that overflow a tile, by layer and compression")
@@ -136,8 +136,8 @@ def batches(run: Run) -> None:
     with above:
         widgets.heading(
             "Over the capture",
-            "FFN time of each timed batch, over its tokens, in the order they ran. Drift and outliers show here, and "
-            "not in the medians.",
+            "FFN time per token of each timed batch, in the order they ran. It shows drift and outliers, which medians "
+            "hide.",
             result,
         )
     widgets.draw(over_batches(result.frame), "batches", "Sparse and dense time a token by batch")

@@ -196,13 +196,13 @@ def the_passage(run: Run, sequences: pd.DataFrame, choice: Choice) -> None:
     widgets.heading(
         f"Sequence {sequence}",
         f"{where}{plural(len(rows), 'token')}{some}. Each token is a link to its page; dotted ones are in no "
-        "statistic. Beside the text: nnz by layer of one token, its bar full at the layer's 99th percentile.",
+        "statistic. Beside the text: the nnz of one token in each layer; a full bar is the layer's 99th percentile.",
         result,
     )
     st.html(legend(scale))
     values = part["shade"].to_numpy(float)
     if "/" in shade and not (values > 0).any():
-        widgets.note(f"The run keeps no value of {shade} at these tokens. Below are the places where it is greatest.")
+        widgets.note(f"The run keeps no value of {shade} at these tokens. The list below shows where it is greatest.")
     shares = scale.share(np.where(values == 0, np.nan, values) if "/" in shade else values)
     tops = layer_tops(fetch(choice.scale_run, analysis.by_layer), run.layers)
     told, name = neuron_lines(values, shade), run_name()

@@ -34,8 +34,8 @@ def facts(run: Run, row: pd.Series) -> None:
             ("z", z, f"mean over layers; {error}"),
             ("nnz per layer", mean, f"of {whole(run.d_ff)} neurons; {error}"),
             ("Count", whole(row["count"]), f"in {plural(row['sequences'], 'sequence')}"),
-            ("Surprisal", widgets.nats(row["surprisal_mean"]), "loss of the token, as predicted before it"),
-            ("Next loss", widgets.nats(row["loss_mean"]), "loss of what follows, as predicted here"),
+            ("Surprisal", widgets.nats(row["surprisal_mean"]), "loss of this token, predicted from those before it"),
+            ("Next loss", widgets.nats(row["loss_mean"]), "loss of the next token, predicted here"),
         )
     )
 
@@ -78,7 +78,7 @@ def places(run: Run, token: int, count: int) -> None:
     result = query(run, analysis.contexts, token_id=token, limit=PLACES, order=order)
     said = (
         f"{whole(min(PLACES, count))} of {plural(count, 'place')}. nnz: sum over layers; z: mean over layers; loss: of "
-        "what follows, in nats. The shade is the percentile of nnz among all tokens of the run."
+        "the next token, in nats. The shade is the percentile of nnz among all tokens of the run."
     )
     with above:
         widgets.heading("In the text", said, result)
@@ -126,7 +126,7 @@ def page(run: Run) -> None:
     rows = frame[frame["token_id"] == token]
     if rows.empty:
         st.html('<h1 class="tw-title">No such token</h1>')
-        st.info("The text of this run holds no unflagged token of that id. Choose one from the list of all tokens.")
+        st.info("No token with that id is counted in this run. Choose one from the list of all tokens.")
         return
     row = rows.iloc[0]
     st.html(f'<h1 class="tw-title">{token_html(row["text"])} <span class="tw-note">token {token}</span></h1>')

@@ -40,7 +40,7 @@ def chosen_filters() -> tuple[str, int, str, str]:
                 list(MEANS),
                 format_func=lambda r: MEANS[r],
                 required=True,
-                help="Layer and position: of tokens at the same place in a sequence, as early ones fire more in some.",
+                help="Layer and position: of tokens at similar positions, as early ones fire more in some models.",
                 **url_param("rank", "z", one_of(MEANS)),
             )
         search = st.text_input(
@@ -56,7 +56,7 @@ def chosen_filters() -> tuple[str, int, str, str]:
             MOST,
             step=10,
             width=150,
-            help="Tokens seen fewer times are left out: their means say little.",
+            help="Tokens that occur less often are left out, because their means are uncertain.",
             **url_param("least", MIN_COUNT, lambda text: min(max(whole_number(text) or MIN_COUNT, 1), MOST)),
         )
     return str(view), int(least), search, str(rank)
@@ -86,8 +86,8 @@ def table(left: QueryResult, rank: str) -> None:
         column_config={
             "text": st.column_config.TextColumn("token", width=130),
             "token_id": st.column_config.NumberColumn("id", format="%d"),
-            "count": st.column_config.NumberColumn("count", format="%d", help="times it stands in the text"),
-            "sequences": st.column_config.NumberColumn("sequences", format="%d", help="sequences that hold it"),
+            "count": st.column_config.NumberColumn("count", format="%d", help="how often it occurs in the text"),
+            "sequences": st.column_config.NumberColumn("sequences", format="%d", help="sequences in which it occurs"),
             "z": st.column_config.NumberColumn(
                 "z", format="%+.2f", help="nnz in standard deviations from its layer's mean, averaged over layers"
             ),
@@ -101,10 +101,10 @@ def table(left: QueryResult, rank: str) -> None:
                 "± se", format="%.1f", help="standard error of the mean, clustered by sequence"
             ),
             "surprisal_mean": st.column_config.NumberColumn(
-                "surprisal, nats", format="%.2f", help="loss of the token itself, as predicted before it"
+                "surprisal, nats", format="%.2f", help="loss of this token, predicted from the tokens before it"
             ),
             "loss_mean": st.column_config.NumberColumn(
-                "next loss, nats", format="%.2f", help="loss of the prediction that is made at the token"
+                "next loss, nats", format="%.2f", help="loss of the next token, predicted at this one"
             ),
         },
     )
@@ -136,8 +136,8 @@ def words(run: Run, least: int, search: str) -> None:
         hide_index=True,
         height=420,
         column_config={
-            "count": column.NumberColumn("count", format="%d", help="times the word stands in the text"),
-            "sequences": column.NumberColumn("sequences", format="%d", help="sequences that hold it"),
+            "count": column.NumberColumn("count", format="%d", help="how often the word occurs in the text"),
+            "sequences": column.NumberColumn("sequences", format="%d", help="sequences in which it occurs"),
             "pieces": column.NumberColumn("tokens per word", format="%.1f"),
             "z": column.NumberColumn("z", format="%+.2f", help="mean z of the word's tokens"),
             "z_se": column.NumberColumn("± se", format="%.2f", help="standard error of z, clustered by sequence"),
@@ -150,9 +150,9 @@ def classes(run: Run) -> None:
     """Kinds of tokens, told apart by their spelling."""
     result = query(run, CLASSES)
     said = (
-        "Mean z of the tokens of a class with 95 % intervals, which take the tokens of the vocabulary as units. A "
-        "class goes by spelling alone: a name is a capitalised word, at the start of a sentence too. Beside each class "
-        "its share of all tokens."
+        "Mean z of each class of tokens, with 95 % intervals; the units are tokens of the vocabulary. Classes go by "
+        "spelling alone: a name is any capitalised word, also at the start of a sentence. Beside each class: its share "
+        "of all tokens."
     )
     widgets.heading("Classes of tokens", said, result)
     widgets.draw(class_dots(result.frame), "classes", "Mean z by class of tokens")
