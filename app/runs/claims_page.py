@@ -45,8 +45,8 @@ def page(run: Run) -> None:
     holding = int((told["verdict"] == HOLDS).sum())
     said = (
         f"{plural(len(frame), 'claim')} about such layers, each tested on this run by a rule fixed beforehand: "
-        f"{holding} of the {len(told)} that this run can test {'holds' if holding == 1 else 'hold'}. One model on one text: "
-        "a claim that fails here may hold elsewhere."
+        f"{holding} of the {len(told)} that this run can test {'holds' if holding == 1 else 'hold'}. One model on one "
+        "text: a claim that fails here may hold elsewhere."
     )
     widgets.heading("Claims", said, result)
     if told.empty:

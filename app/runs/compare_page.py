@@ -116,7 +116,9 @@ def by_position(runs: tuple[Run, Run]) -> None:
         f"position about {number(r.position, 2)}<br>{times(r.relative)} (95 % {times(r.low)} to {times(r.high)})"
         for r in found.itertuples()
     ]
-    said = f"Mean nnz of {runs[0].name} over that of {runs[1].name}; logarithmic; {widgets.interval_note(*runs)}."
+    said = (
+        f"Mean nnz of {runs[0].name} over that of {runs[1].name}; position logarithmic; {widgets.interval_note(*runs)}."
+    )
     widgets.heading("The ratio by position", said, result)
     titles = {int(layer): f"L{layer}" for layer in found["layer"].unique()}
     figure = small_multiples(
@@ -165,8 +167,8 @@ def all_of_the_text(run: Run, found: RunCatalog) -> None:
     widgets.heading(
         "Loss, nnz and speed",
         f"{plural(len(frame), 'run')} over this text and vocabulary; blue: {run.name}. Filled, along the dotted line: "
-        "no other run is as good in loss and in the share of neurons that fire, and better in one of them. Labels give the "
-        "speedup of the FFN.",
+        "no other run is as good in loss and in the share of neurons that fire, and better in one of them. Labels give "
+        "the speedup of the FFN.",
         result,
     )
     widgets.draw(frontier(frame, run.name), "frontier", "Loss against the share of neurons that fire, a dot a run")

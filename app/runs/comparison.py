@@ -1,6 +1,4 @@
-"""Two runs, or all of one text, as the Compare page wants them: `analysis`' comparisons, kept with the answers of the
-run that is shown. Cost: theirs.
-"""
+"""The data of the Compare page: tables of several runs, and the choice of runs to compare. Cost: milliseconds."""
 
 from __future__ import annotations
 

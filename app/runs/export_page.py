@@ -68,8 +68,8 @@ def recorded(run: Run, name: str) -> None:
         widgets.save_buttons(lambda: flat(run.frame(name)), f"{run.name}-{name}", "table")
     else:
         widgets.note(
-            f"The table has more than {whole(MOST)} rows, too many for a browser. The files in the run's folder are Parquet "
-            f"already; <code>twell export … --table {name} --format csv</code> writes them as CSV."
+            f"The table has more than {whole(MOST)} rows, too many for a browser. The files in the run's folder are "
+            f"Parquet already; <code>twell export … --table {name} --format csv</code> writes them as CSV."
         )
     st.dataframe(head(run, name), hide_index=True)
     columns = [vars(column) for column in expand(TABLES[name], run.layers, run.d_ff, run.manifest.counts_used)]
@@ -124,8 +124,8 @@ def all_of_it(run: Run) -> None:
     """Buttons for all of it at once."""
     widgets.heading(
         "The whole run",
-        "As a notebook, whose cells load the run from its folder and draw every section; as one HTML page with the same "
-        "sections, which needs no other file; or as Parquet files, one for each table below.",
+        "As a notebook, whose cells load the run from its folder and draw every section; as one HTML page with the "
+        "same sections, which needs no other file; or as Parquet files, one for each table below.",
     )
     with st.container(horizontal=True, gap="small"):
         for label, kind, mime, make in (
