@@ -54,7 +54,7 @@ def compare(options: CompareOptions) -> pd.DataFrame:
 
 
 def _text(frame: pd.DataFrame) -> str:
-    """A table as it is printed: shares in per cent, speedups as factors, the rest to two decimals."""
+    """Return a table as it is printed: shares in per cent, speedups as factors, the rest to two decimals."""
     shown = pd.DataFrame(index=frame.index)
     for name, values in frame.items():
         heading, form = SHOWN.get(str(name), (str(name), "{:.2f}" if is_float_dtype(values) else "{}"))
@@ -63,20 +63,21 @@ def _text(frame: pd.DataFrame) -> str:
 
 
 def of_one_text(runs: Sequence[Run]) -> bool:
-    """Whether the runs are over one text and vocabulary, so that their losses compare. What a text was is known once a
-    capture has come to its end: until then, and where it was killed, a run is like no other."""
+    """Return whether the runs are over one text and vocabulary, so that their losses compare. What a text was is known
+    once a capture has come to its end: until then, and where it was killed, a run is like no other."""
     texts = {tuple(entry.get("sha256") for entry in run.manifest.text) for run in runs}
     words = {run.manifest.tokenizer["vocab_size"] for run in runs}
     return len(texts) == len(words) == 1 and None not in texts.pop()
 
 
 def _several(runs: Sequence[Run]) -> None:
+    """Raise UserError for fewer than two runs."""
     if len(runs) < 2:
         raise UserError(f"Expected two runs or more to compare, got {len(runs)}.")
 
 
 def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row a run, in the order given. Columns:
+    """Return loss, activity and speed of each run; a row a run, in the order given. Columns:
 
     run; model; tokens; loss (nats); nnz_mean (mean over layers); sparsity; dead_share; ffn_speedup, model_speedup
     (empty where not timed or where the reference ran); best (no other run is as good in loss and in the share of
@@ -103,6 +104,7 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _speed(run: Run) -> dict[str, float]:
+    """Return the speedups of the FFN and of the whole model; NaN where not timed or where the reference ran."""
     found = {"ffn_speedup": np.nan, "model_speedup": np.nan}
     try:
         rows = speedup(run)
@@ -115,23 +117,25 @@ def _speed(run: Run) -> dict[str, float]:
 
 
 def compare_layers(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row a layer and run after the first. Columns: run; layer; mean, first (mean nnz here and in the first run);
-    difference, low, high (95 %); ratio; paired."""
+    """Return the difference of mean nnz to the first run; a row a layer and run after the first. Columns: run; layer;
+    mean, first (mean nnz here and in the first run); difference, low, high (95 %); ratio; paired."""
     return _against(runs, ["layer"])
 
 
 def compare_positions(runs: Sequence[Run]) -> pd.DataFrame:
-    """As compare_layers by band of positions too (columns layer, band): a position below 8 each, then floor(√(8·p))."""
+    """Return compare_layers by band of positions too (columns layer, band): a position below 8 each, then
+    floor(√(8·p))."""
     return _against(runs, ["layer", "band"])
 
 
 def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
+    """Return the differences of mean nnz to the first run by these keys, as compare_layers describes them."""
     _several(runs)
-    first = _sums(runs[0], keys)
+    first = _replicate_totals(runs[0], keys)
     pieces = []
     for run in runs[1:]:
         paired = _same_sequences(runs[0], run)
-        here = _sums(run, keys)
+        here = _replicate_totals(run, keys)
         shared = here.index.intersection(first.index)
         a, b = _means(first.loc[shared]), _means(here.loc[shared])
         difference = b[0] - a[0]
@@ -152,8 +156,8 @@ def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
     return frame
 
 
-def _sums(run: Run, keys: list[str]) -> pd.DataFrame:
-    """Tokens and nnz by key, a column pair a replicate; 0 where a replicate has no token there."""
+def _replicate_totals(run: Run, keys: list[str]) -> pd.DataFrame:
+    """Return sums of tokens and nnz by key, a column pair a replicate; 0 where a replicate has no token there."""
     rows = open_summaries(run).frame("position_bands")
     rows = rows[rows["layer"] >= 0]
     sums = rows.groupby([*keys, "replicate"])[["tokens", "nnz_sum"]].sum().unstack("replicate", fill_value=0)
@@ -161,7 +165,7 @@ def _sums(run: Run, keys: list[str]) -> pd.DataFrame:
 
 
 def _means(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Mean nnz, and the means without each replicate [key, replicate]."""
+    """Return mean nnz [key], and the means without each replicate [key, replicate]."""
     n, y = sums["tokens"].to_numpy(), sums["nnz_sum"].to_numpy()
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = y.sum(axis=1) / n.sum(axis=1)
@@ -170,7 +174,7 @@ def _means(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _same_sequences(a: Run, b: Run) -> bool:
-    """Whether two runs cut the same text into the same sequences."""
+    """Return whether two runs cut the same text into the same sequences."""
 
     def cut(run: Run) -> list[Any]:
         return [*(entry.get("sequences") for entry in run.manifest.text), run.manifest.tokens, run.manifest.sequences]
@@ -179,9 +183,10 @@ def _same_sequences(a: Run, b: Run) -> bool:
 
 
 def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
-    """A row a token and run after the first, those that differ most surely first. Columns: run; token_id; text; count,
-    first_count; z, first_z; difference, low, high (95 %, clustered by sequence, taken as independent). Missing where
-    the vocabularies differ or no token occurs often enough in both."""
+    """Return the difference of each token's z to the first run, those that differ most surely first; a row a token and
+    run after the first. Columns: run; token_id; text; count, first_count; z, first_z; difference, low, high (95 %,
+    clustered by sequence, taken as independent). Missing where the vocabularies differ or no token occurs often enough
+    in both."""
     _several(runs)
     first = by_token(runs[0], min_count).set_index("token_id")
     pieces = []

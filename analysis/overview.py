@@ -22,7 +22,7 @@ from twell.workbench.run.store import Run
 
 
 def overview(run: Run) -> dict[str, Any]:
-    """The headline numbers.
+    """Return the run's headline numbers:
 
     status; nnz_definition; layers; d_ff; tokens; flagged_tokens; sequences; loss (nats), loss_tokens; nnz_mean (a
     layer, mean over layers); sparsity; densest_layer, sparsest_layer and their means densest_nnz, sparsest_nnz; dead,
@@ -54,6 +54,7 @@ def overview(run: Run) -> dict[str, Any]:
 
 
 def _activity(run: Run) -> dict[str, Any]:
+    """Return the numbers of by_layer."""
     layers = by_layer(run)
     densest, sparsest = layers.iloc[layers["mean"].argmax()], layers.iloc[layers["mean"].argmin()]
     dead = None if layers["dead"].isna().any() else int(layers["dead"].sum())
@@ -73,6 +74,7 @@ def _activity(run: Run) -> dict[str, Any]:
 
 
 def _first(run: Run) -> dict[str, Any]:
+    """Return how many times the later mean position 0 fires."""
     rows = by_position(run, total=True)
     first, later = rows[rows["first"]], rows[~rows["first"]]
     if first.empty or later.empty:
@@ -83,23 +85,27 @@ def _first(run: Run) -> dict[str, Any]:
 
 
 def _extremes(run: Run) -> dict[str, Any]:
+    """Return the loudest and the quietest token."""
     rows = by_token(run)[["token_id", "text", "z", "z_se", "count"]]
     loudest, quietest = rows.iloc[0].to_dict(), rows.iloc[-1].to_dict()
     return {"loudest": loudest, "quietest": quietest}
 
 
 def _surprisal(run: Run) -> dict[str, Any]:
+    """Return the median rank correlation of nnz and the next token's loss over layers."""
     rows = surprisal_correlation(run)
     return {"spearman": float(rows["spearman"].median()), "spearman_tokens": int(rows["n"].iloc[0])}
 
 
 def _speedup(run: Run) -> dict[str, Any]:
+    """Return the speedup of all timed FFNs together."""
     rows = speedup(run)
     _refuse(rows.attrs)
     return {"speedup": float(rows["dense_us"].sum() / rows["sparse_us"].sum())}
 
 
 def _timed(run: Run) -> dict[str, Any]:
+    """Return how the FFNs were timed."""
     rows = speedup(run)
     return {
         "speedup_repeats": int(rows["repeats"].min()),
@@ -109,12 +115,13 @@ def _timed(run: Run) -> dict[str, Any]:
 
 
 def _refuse(found: Mapping[Any, Any]) -> None:
-    """Missing, with the sentence beside the numbers, where they are not to be compared."""
+    """Raise Missing with the numbers' own note if they cannot be compared."""
     if not found["comparable"]:
         raise Missing(f"{found['note'][0].upper()}{found['note'][1:]}.")
 
 
 def _pearson(run: Run) -> dict[str, Any]:
+    """Return the Pearson correlation of nnz and speedup over layers."""
     found = speedup_correlation(run)
     _refuse(found)
     return {"pearson": found["pearson"], "pearson_layers": found["n"]}

@@ -26,20 +26,21 @@ DEAD_BOUND = 3.0  # with no firing in N tokens, 3/N is the 95 % upper bound of a
 
 
 def layer_histogram(run: Run, flagged: bool = False) -> pd.DataFrame:
-    """Columns: layer, nnz, tokens (how many have that count). Flagged tokens are left out unless asked for."""
+    """Return how many tokens have each count, by layer. Columns: layer, nnz, tokens (how many have that count). Flagged
+    tokens are left out unless `flagged`."""
     rows = counted(open_summaries(run), flagged)
     layers = rows["layer"] >= 0
     return pd.DataFrame({name: values[layers] for name, values in rows.items()})
 
 
 def histogram(summaries: Summaries, flagged: bool = False) -> pd.DataFrame:
-    """As layer_histogram, with the sum over all layers as layer -1. Missing where no token is left to count."""
+    """Return layer_histogram with the sum over all layers as layer -1. Missing where no token is left to count."""
     return pd.DataFrame(counted(summaries, flagged))
 
 
 @memoized
 def counted(summaries: Summaries, flagged: bool = False) -> dict[str, NDArray]:
-    """The columns of `histogram` as arrays, by layer and nnz."""
+    """Return the columns of `histogram` as arrays, by layer and nnz."""
     rows = _rows(summaries)
     used = slice(None) if flagged else ~rows["flagged"]
     layer, nnz, tokens = (rows[name][used] for name in ("layer", "nnz", "tokens"))
@@ -54,7 +55,8 @@ def counted(summaries: Summaries, flagged: bool = False) -> dict[str, NDArray]:
 
 
 def band_sums(summaries: Summaries) -> dict[str, NDArray]:
-    """Tokens and nnz by layer (-1: their sum), replicate and band of positions, which intervals are jackknifed from."""
+    """Return sums of tokens and nnz by layer (-1: the sum over layers), replicate and band of positions, from which
+    intervals are jackknifed."""
     return summaries.columns("position_bands", "layer", "replicate", "band", "tokens", "nnz_sum")
 
 
@@ -64,12 +66,12 @@ def _rows(summaries: Summaries) -> dict[str, NDArray]:
 
 @memoized
 def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
-    """Columns, nnz in neurons a token:
+    """Return the mean, spread and dead neurons of each layer; a row a layer. Columns, nnz in neurons a token:
 
     layer; tokens; mean; sd (over tokens, divisor N); p10, p50, p90, p99 (exact: the least count that at least so many
-    tokens do not exceed); max; sparsity (1 - mean / d_ff); share (of the nnz of all layers); dead (neurons that did
-    not fire in any unflagged token of the run); dead_share; dead_upper (95 % upper bound of a dead neuron's density:
-    3 / tokens, were its tokens independent); dead_sequences (95 % upper bound of the share of sequences in which a dead
+    tokens do not exceed); max; sparsity (1 - mean / d_ff); share (of the nnz of all layers); dead (neurons that did not
+    fire in any unflagged token of the run); dead_share; dead_upper (95 % upper bound of a dead neuron's density: 3 /
+    tokens, were its tokens independent); dead_sequences (95 % upper bound of the share of sequences in which a dead
     neuron fires at all, 3 / sequences, however its tokens go together); used (mean of the fired neurons whose product
     is not zero); low, high (95 % of the mean, jackknifed over twenty groups of sequences). The dead columns are empty
     where the run keeps no neuron sums, `used` where the model has no ReLU on the up branch, the interval with
@@ -80,6 +82,7 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
 
 
 def _by_layer(summaries: Summaries, flagged: bool) -> pd.DataFrame:
+    """Return by_layer without the memo scope around it."""
     run, rows = summaries.run, counted(summaries, flagged)
     starts = np.flatnonzero(np.diff(rows["layer"], prepend=-2))
     layers = rows["layer"][starts].astype(np.int64)
@@ -120,7 +123,8 @@ def _by_layer(summaries: Summaries, flagged: bool) -> pd.DataFrame:
 
 
 def _moments_of(nnz: NDArray, tokens: NDArray) -> dict[str, Any]:
-    """What by_layer says of one layer's histogram."""
+    """Return tokens, mean, sd, quantiles and maximum of one layer. nnz [n]: counts, ascending; tokens [n]: how many
+    tokens have each."""
     n = tokens.sum()
     mean = (nnz * tokens).sum() / n
     sd = np.sqrt((tokens * (nnz - mean) ** 2).sum() / n)
@@ -129,7 +133,7 @@ def _moments_of(nnz: NDArray, tokens: NDArray) -> dict[str, Any]:
 
 
 def _half_width(summaries: Summaries) -> NDArray:
-    """Half of the 95 % interval of the mean of layer -1 and of each layer; NaN with fewer than two groups of
+    """Return half of the 95 % interval of the mean of layer -1 and of each layer; NaN with fewer than two groups of
     sequences."""
     run, rows = summaries.run, band_sums(summaries)
     groups, replicate = distinct(rows["replicate"])
@@ -141,7 +145,8 @@ def _half_width(summaries: Summaries) -> NDArray:
 
 
 def _used(summaries: Summaries, flagged: bool) -> NDArray:
-    """Mean of the fired neurons whose product is not zero, by layer; NaN where the run does not tell."""
+    """Return the mean number of the fired neurons whose product is not zero, by layer; NaN where the run does not
+    tell."""
     try:
         rows = summaries.columns("used", "layer", "flagged", "used_sum", "tokens")
     except Missing:
@@ -155,20 +160,21 @@ def _used(summaries: Summaries, flagged: bool) -> NDArray:
 
 
 def unflagged_tokens(summaries: Summaries) -> int:
-    """How many tokens the statistics count by default."""
+    """Return how many tokens the statistics count by default."""
     return _tokens(summaries, flagged=False)
 
 
 def flagged_tokens(summaries: Summaries) -> int:
-    """How many they leave out."""
+    """Return how many tokens the statistics leave out by default."""
     return _tokens(summaries, flagged=True)
 
 
 def _tokens(summaries: Summaries, flagged: bool) -> int:
+    """Return how many of the run's tokens are flagged, or are not."""
     rows = _rows(summaries)
     return int(rows["tokens"][(rows["layer"] == 0) & (rows["flagged"] == flagged)].sum())
 
 
 def layer_moments(summaries: Summaries) -> tuple[NDArray, NDArray]:
-    """Mean and sd of nnz by layer over unflagged tokens."""
+    """Return mean and sd of nnz by layer over unflagged tokens."""
     return moments(_rows(summaries), summaries.run.layers)

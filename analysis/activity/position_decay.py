@@ -58,17 +58,18 @@ Shape = Callable[[NDArray, NDArray], NDArray]
 
 
 def exponential(position: NDArray, rate: NDArray) -> NDArray:
-    """exp(-p/λ), rate = ln λ."""
+    """Return exp(-p/λ) at positions p in tokens; rate: ln λ."""
     return np.exp(-position / np.exp(rate))
 
 
 def power(position: NDArray, rate: NDArray) -> NDArray:
-    """p^(-k), rate = ln k."""
+    """Return p^(-k) at positions p in tokens; rate: ln k."""
     return np.exp(-np.exp(rate) * np.log(position))
 
 
 def position_fit(run: Run) -> pd.DataFrame:
-    """A row a layer, then layer -1, the sum over layers. Columns:
+    """Fit an exponential and a power law to mean nnz by position; a row a layer, then layer -1, the sum over layers.
+    Columns:
 
     layer; tokens; bands (of positions, from 1 on); a, b (neurons a token: the level far on, and what comes on top at
     position 0); decay, decay_low, decay_high (λ in tokens, 95 %); r2 (of the bands' means, weighted); power (k of the
@@ -97,8 +98,8 @@ def position_fit(run: Run) -> pd.DataFrame:
 
 
 def _bands(run: Run, rows: dict[str, NDArray], places: dict[str, NDArray]) -> Bands:
-    """The means by band of each layer and, last, of their sum. Missing with too few of them to fit three numbers and
-    judge the fit."""
+    """Return the means by band of each layer and, last, of their sum. Missing with too few of them to fit three numbers
+    and judge the fit."""
     numbers, here = distinct(rows["band"])
     if len(numbers) < LEAST_BANDS:
         raise Missing(
@@ -125,7 +126,7 @@ def _bands(run: Run, rows: dict[str, NDArray], places: dict[str, NDArray]) -> Ba
 
 
 def _fits(bands: Bands, starts: NDArray) -> dict[str, NDArray]:
-    """The fit of each layer; `starts`: the mean of position 0."""
+    """Return the columns of position_fit from `bands` on. starts [layer]: mean nnz at position 0."""
     falling = _search(bands, exponential, 0.5, 4 * bands.position[-1])
     scaling = _search(bands, power, 0.02, 8.0)
     number, half = len(bands.position), float(t_half(bands.without.shape[1] - 1))
@@ -157,7 +158,8 @@ def _fits(bands: Bands, starts: NDArray) -> dict[str, NDArray]:
 
 
 def _verdicts(at_end: NDArray, certain: NDArray, aicc: NDArray) -> NDArray:
-    """Of the better curve of each layer."""
+    """Return the verdict on each layer. at_end, certain [layer]: of the better curve, whether its rate is where the
+    search ends, and whether its b is above 0; aicc [layer]: exponential less power law."""
     said = np.where(aicc < 0, "exponential", "power law").astype(object)
     said[np.abs(aicc) < DECISIVE] = "either"
     said[at_end] = "cannot be told"
@@ -166,7 +168,8 @@ def _verdicts(at_end: NDArray, certain: NDArray, aicc: NDArray) -> NDArray:
 
 
 def _search(bands: Bands, shape: Shape, least: float, most: float) -> Curves:
-    """The best curve of each layer over a grid of rates, the same for all, then over ever finer ones around it."""
+    """Return the best curve of each layer over a grid of rates, the same for all, then over ever finer ones around
+    it."""
     low, high = np.log(least), np.log(most)
     rates, step = np.broadcast_to(np.linspace(low, high, GRID), (len(bands.mean), GRID)), (high - low) / (GRID - 1)
     x = shape(bands.position, rates[:1, :, None])
@@ -185,8 +188,7 @@ def _search(bands: Bands, shape: Shape, least: float, most: float) -> Curves:
 
 
 def _linear(bands: Bands, x: NDArray) -> tuple[NDArray, NDArray, NDArray]:
-    """Weighted least squares of each layer's means on each row of x [layer, row, band]: a, b, the sum of squares left,
-    each [layer, row]."""
+    """Fit each layer's means on each row of x [layer, row, band]: a, b, the sum of squares left, each [layer, row]."""
     w, y = bands.weight / bands.weight.sum(axis=1, keepdims=True), bands.mean
     centre, level = (x @ w[..., None])[..., 0], (w * y).sum(axis=1)[:, None]
     dx, dy = x - centre[..., None], y - level
@@ -197,8 +199,8 @@ def _linear(bands: Bands, x: NDArray) -> tuple[NDArray, NDArray, NDArray]:
 
 
 def _errors(bands: Bands, curves: Curves, shape: Shape, moving: bool = True) -> NDArray:
-    """Jackknife standard errors of a, b and, unless it is held fixed, the rate [layer, one of them]: a Gauss-Newton
-    step for each group of sequences left out."""
+    """Return jackknife standard errors of a, b and, unless it is held fixed, the rate [layer, one of them]: a
+    Gauss-Newton step for each group of sequences left out."""
     near = curves.rate[:, None] + np.array([-1e-4, 0.0, 1e-4])
     below, x, above = np.moveaxis(shape(bands.position, near[..., None]), 1, 0)
     slope = curves.b[:, None] * (above - below) / 2e-4

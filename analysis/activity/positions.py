@@ -27,12 +27,13 @@ NOTE = "position 0 stands apart and is counted though it is flagged; flagged tok
 
 
 def by_position(run: Run, flagged: bool = False, total: bool = False) -> pd.DataFrame:
-    """Columns: position; layer; tokens; mean; se; low, high (95 %, Student's t); first (position 0).
+    """Return mean nnz at each position; a row a position and layer. Columns: position; layer; tokens; mean; se; low,
+    high (95 %, Student's t); first (position 0).
 
-    nnz in neurons a token. A sequence has one token at each position, so n is the number of sequences that reach it
-    and the error is that of independent values. `total` gives the sum over the layers, as layer -1, in place of them.
+    nnz in neurons a token. A sequence has one token at each position, so n is the number of sequences that reach it and
+    the error is that of independent values. `total` gives the sum over the layers, as layer -1, in place of them.
     """
-    rows = _sums(open_summaries(run), flagged, total)
+    rows = _position_totals(open_summaries(run), flagged, total)
     n, y, y2 = (rows[name].astype(float) for name in SUMS)
     mean, se = y / n, mean_error(n, y, y2)
     half = t_half(rows["tokens"] - 1) * se
@@ -48,13 +49,14 @@ def by_position(run: Run, flagged: bool = False, total: bool = False) -> pd.Data
 
 
 def position_blocks(run: Run, blocks: int | Sequence[int] = 24, flagged: bool = False) -> pd.DataFrame:
-    """Columns: layer; position_from, position_to (inclusive); tokens; mean; relative (mean / the layer's mean).
+    """Return mean nnz over blocks of positions. Columns: layer; position_from, position_to (inclusive); tokens; mean;
+    relative (mean / the layer's mean).
 
-    `blocks` is how many blocks there are at most, growing with the position, or the first position of each. Position
-    0 is a block of its own. The layer's mean is that of unflagged tokens, as in by_layer.
+    `blocks` is how many blocks there are at most, growing with the position, or the first position of each. Position 0
+    is a block of its own. The layer's mean is that of unflagged tokens, as in by_layer.
     """
     summaries = open_summaries(run)
-    rows = _sums(summaries, flagged)
+    rows = _position_totals(summaries, flagged)
     last = int(rows["position"][-1])
     starts = _starts(blocks, last)
     ends = np.append(starts[1:] - 1, last)
@@ -80,8 +82,8 @@ def position_blocks(run: Run, blocks: int | Sequence[int] = 24, flagged: bool = 
     return frame
 
 
-def _sums(summaries: Summaries, flagged: bool, total: bool = False) -> dict[str, NDArray]:
-    """Columns of the summary, by position and layer; with `total` those of the sum over layers."""
+def _position_totals(summaries: Summaries, flagged: bool, total: bool = False) -> dict[str, NDArray]:
+    """Return sums of tokens, nnz and its square by position and layer; with `total` those of the sum over layers."""
     rows = summaries.columns("positions", "layer", "flagged", "position", *SUMS)
     if not flagged and rows["flagged"].all():
         raise Missing(f"{summaries.run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
@@ -96,7 +98,8 @@ def _sums(summaries: Summaries, flagged: bool, total: bool = False) -> dict[str,
 
 
 def _starts(blocks: int | Sequence[int], last: int) -> np.ndarray:
-    """First positions of the blocks: 0, 1, and on in equal ratios."""
+    """Return the first positions of the blocks: those given, or 0, 1 and on in equal ratios up to `last`, at most
+    `blocks` of them."""
     if not isinstance(blocks, int):
         starts = np.unique(np.asarray(blocks, dtype=int))
         if not len(starts) or starts[0] < 0:

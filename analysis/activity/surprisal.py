@@ -33,7 +33,7 @@ Of = Literal["next", "own"]
 
 
 def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None = None) -> pd.DataFrame:
-    """Columns: layer; bin; loss_low, loss_high (nats); tokens; nnz_mean; nnz_se.
+    """Return mean nnz by bin of loss. Columns: layer; bin; loss_low, loss_high (nats); tokens; nnz_mean; nnz_se.
 
     By the loss of the next token, or with of="own" by that of the token itself, as predicted one position earlier;
     `token_class` keeps the tokens of one class (see token_classes). `bins` bins of as equal a number of tokens as the
@@ -86,8 +86,8 @@ def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None
 def _classes(
     summaries: Summaries, of: Of, token_class: str | None = None, sums: Sequence[str] = ("tokens",)
 ) -> dict[str, NDArray]:
-    """The rows of `surprisal_classes` by one of the two losses, of one class or all; class: its place in CLASSES.
-    Missing where there is none."""
+    """Return the rows of `surprisal_classes` by one of the two losses, of one class or all; class: its place in
+    CLASSES. Missing where there is none."""
     kinds = CLASSES.to_pylist()
     if token_class is not None and token_class not in kinds:
         raise UserError(f"Expected a class of {', '.join(kinds)}, got {token_class!r}.")
@@ -99,7 +99,8 @@ def _classes(
 
 
 def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> pd.DataFrame:
-    """Columns: class (with `by_class`); layer; spearman; low, high (95 %); n (tokens).
+    """Return Spearman's rank correlation of nnz and loss by layer. Columns: class (with `by_class`); layer; spearman;
+    low, high (95 %); n (tokens).
 
     Of nnz and the loss of the next token, or with of="own" of the token itself. From tables of classes of loss by
     classes of nnz, ties at mid-rank: within 0.003 of the correlation of the untied values, and where the token's own
@@ -125,16 +126,17 @@ def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> 
 
 
 def surprisal_own(run: Run) -> pd.DataFrame:
-    """nnz and the loss of the token itself, as predicted one position earlier. Columns: layer; spearman; low, high
-    (95 %); n (tokens). See surprisal_correlation."""
+    """Return the rank correlation of nnz and the loss of the token itself, as predicted one position earlier. Columns:
+    layer; spearman; low, high (95 %); n (tokens). See surprisal_correlation."""
     return surprisal_correlation(run, of="own")
 
 
 def surprisal_classes(run: Run) -> pd.DataFrame:
-    """nnz and the loss of the next token within each class of tokens. Columns: class; layer; spearman; low, high
-    (95 %); n (tokens). See surprisal_correlation."""
+    """Return the rank correlation of nnz and the loss of the next token within each class of tokens. Columns: class;
+    layer; spearman; low, high (95 %); n (tokens). See surprisal_correlation."""
     return surprisal_correlation(run, by_class=True)
 
 
 def _note(groups: int) -> str:
+    """Return the sentence on how many tokens and groups the numbers rest on."""
     return f"over unflagged tokens that have a loss; intervals from {groups} groups of sequences, each left out once"

@@ -35,7 +35,7 @@ NEVER: dict[str, float] = {
 
 
 def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
-    """A row a neuron, by layer and index. Columns:
+    """Return how often and how strongly each neuron fires; a row a neuron, by layer and index. Columns:
 
     label (L7/N1234); layer; neuron; fires (tokens); tokens (counted out of); density (fires / tokens); value_mean (over
     the tokens that fired it); value_max; one_token (every token that fired it is the same); token_text (that token);
@@ -78,7 +78,8 @@ def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
 
 
 def _every(summaries: Summaries, layers: range) -> dict[str, NDArray]:
-    """The columns of the summary `neurons` for every neuron of these layers: as NEVER says where it has none."""
+    """Return the columns of the summary `neurons` for every neuron of these layers; NEVER has the values of those that
+    never fired."""
     d_ff, rows = summaries.run.d_ff, summaries.columns("neurons", "layer", "neuron", *NEVER)
     here = slice(*np.searchsorted(rows["layer"], (layers.start, layers.stop)))
     place = (rows["layer"][here] - layers.start) * d_ff + rows["neuron"][here]
@@ -90,7 +91,7 @@ def _every(summaries: Summaries, layers: range) -> dict[str, NDArray]:
 
 
 def _labels(layers: range, d_ff: int) -> ExtensionArray:
-    """L0/N0, L0/N1, …"""
+    """Return the labels L0/N0, L0/N1, … of the neurons of these layers."""
     heads, tails = pa.array([f"L{layer}" for layer in layers]), pa.array([f"/N{neuron}" for neuron in range(d_ff)])
     heads = heads.take(pa.array(np.repeat(np.arange(len(layers)), d_ff)))
     tails = tails.take(pa.array(np.tile(np.arange(d_ff), len(layers))))
@@ -98,7 +99,7 @@ def _labels(layers: range, d_ff: int) -> ExtensionArray:
 
 
 def parse_neuron(label: str | None, run: Run) -> tuple[int, int] | None:
-    """Layer and neuron of `L7/N1234`, however it is typed; None where the run has no such neuron."""
+    """Return layer and index of `L7/N1234`, however it is typed; None where the run has no such neuron."""
     found = re.fullmatch(r"\s*L?(\d{1,4})\s*[/ ,:]\s*N?(\d{1,7})\s*", label or "", flags=re.ASCII | re.IGNORECASE)
     if found is None:
         return None

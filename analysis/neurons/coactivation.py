@@ -1,4 +1,4 @@
-"""Together: which neurons fire on the same tokens, from the sample that `fired` holds.
+"""Coactivation: which neurons fire on the same tokens, from the sample that `fired` holds.
 
     fired_csr(run, layer)   the sparse activations as a scipy CSR matrix, tokens × neurons, and where each row stands
     together(run, layer)    the pairs that agree most
@@ -17,7 +17,8 @@ from twell.workbench.run.store import Run
 
 
 def fired_csr(run: Run, layer: int) -> tuple[csr_matrix, pd.DataFrame]:
-    """A layer's values, float32 [tokens of the sample, d_ff], and a frame with sequence and position of each row."""
+    """Return a layer's values as a CSR matrix, float32 [tokens of the sample, d_ff], and a frame with sequence and
+    position of each row."""
     rows = run.arrow("fired")
     rows = rows.filter(rows["layer"].to_numpy() == layer).sort_by(
         [("sequence", "ascending"), ("position", "ascending")]
@@ -34,7 +35,8 @@ def fired_csr(run: Run, layer: int) -> tuple[csr_matrix, pd.DataFrame]:
 
 
 def together(run: Run, layer: int, limit: int = 100, min_fires: int = 20) -> pd.DataFrame:
-    """Pairs of neurons of a layer that fire at least `min_fires` times each in the sample, most alike first. Columns:
+    """Return the pairs of neurons of a layer that fire at least `min_fires` times each in the sample, most alike first.
+    Columns:
 
     a, b (neurons, a < b); fires_a, fires_b, both (tokens of the sample); jaccard (both over either); phi (correlation
     of the two firings); lift (both over what independent neurons would share).

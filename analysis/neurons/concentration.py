@@ -24,7 +24,7 @@ BUSIEST = (0.01, 0.05, 0.10, 0.20)
 
 
 def _table(summaries: Summaries, column: str, never: int) -> NDArray:
-    """A column of the neurons as an array [layers, d_ff]."""
+    """Return a column of the summary `neurons` as an array [layers, d_ff]."""
     run, rows = summaries.run, summaries.columns("neurons", "layer", "neuron", column)
     if not unflagged_tokens(summaries):
         raise Missing(f"{run.name} holds no unflagged token, and neurons are counted over those alone.")
@@ -34,7 +34,7 @@ def _table(summaries: Summaries, column: str, never: int) -> NDArray:
 
 
 def concentration(run: Run) -> pd.DataFrame:
-    """A row a layer. Columns:
+    """Return how unevenly the firings of each layer spread over its neurons; a row a layer. Columns:
 
     layer; neurons; busiest_1, busiest_5, busiest_10, busiest_20 (share of the layer's firings on that percentage of its
     neurons, a part of a neuron counting in part); half (the fewest neurons that carry half of the firings); gini (0:
@@ -68,13 +68,14 @@ def concentration(run: Run) -> pd.DataFrame:
 
 
 def _about(run: Run, tokens: int) -> dict[str, object]:
+    """Return the `attrs` of a table that was counted over so many unflagged tokens."""
     note = f"over {tokens:,} unflagged tokens of {run.manifest.sequences:,} sequences"
     return {"definition": run.manifest.nnz_definition, "note": note, "tokens": tokens}
 
 
 def lorenz(run: Run, points: int = 50) -> pd.DataFrame:
-    """Columns: layer; neurons (share of the layer's neurons, busiest first, from 0 to 1); firings (share of its firings
-    that they carry). Layers that never fire are left out."""
+    """Return the share of firings by share of neurons. Columns: layer; neurons (share of the layer's neurons, busiest
+    first, from 0 to 1); firings (share of its firings that they carry). Layers that never fire are left out."""
     if points < 2:
         raise UserError(f"Expected at least 2 points, got {points}.")
     summaries = open_summaries(run)
@@ -91,8 +92,9 @@ def lorenz(run: Run, points: int = 50) -> pd.DataFrame:
 
 
 def dead_curve(run: Run, points: int = 40) -> pd.DataFrame:
-    """Columns: layer; sequences (seen so far, in the order of the run); dead_share (of the layer's neurons that had not
-    fired by then). Where the last stretch still falls, more text would wake more neurons."""
+    """Return how many neurons had not fired yet as text went by. Columns: layer; sequences (seen so far, in the order
+    of the run); dead_share (of the layer's neurons that had not fired by then). Where the last stretch still falls,
+    more text would wake more neurons."""
     if points < 2:
         raise UserError(f"Expected at least 2 points, got {points}.")
     summaries = open_summaries(run)
@@ -110,7 +112,7 @@ def dead_curve(run: Run, points: int = 40) -> pd.DataFrame:
 
 
 def dead_mask(run: Run) -> NDArray[np.bool_]:
-    """Which neurons never fired: bool [layers, d_ff]."""
+    """Return which neurons never fired, bool [layers, d_ff]."""
     return _dead(open_summaries(run))
 
 
@@ -119,7 +121,7 @@ def _dead(summaries: Summaries) -> NDArray[np.bool_]:
 
 
 def dead_neurons(run: Run) -> pd.DataFrame:
-    """Columns: layer; neuron. Those that never fired in the run's unflagged tokens."""
+    """Return the neurons that never fired in the run's unflagged tokens. Columns: layer; neuron."""
     summaries = open_summaries(run)
     layer, neuron = np.nonzero(_dead(summaries))
     frame = pd.DataFrame({"layer": layer, "neuron": neuron})

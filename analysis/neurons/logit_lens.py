@@ -45,6 +45,7 @@ class Weights:
             raise Missing(f"There are no safetensors in {folder}, so what the neuron writes cannot be told.")
 
     def _map(self, path: Path) -> None:
+        """Map the tensors of one safetensors file."""
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header: dict[str, Any] = json.loads(file.read(length))
@@ -55,11 +56,11 @@ class Weights:
                 self.found[name] = np.memmap(path, kind, "r", start, tuple(about["shape"]))
 
     def ending(self, *ends: str) -> np.ndarray | None:
-        """The tensor whose name ends so, the first ending first."""
+        """Return the tensor whose name ends in one of `ends`, earlier endings first; None if there is none."""
         return next((array for end in ends for name, array in self.found.items() if name.endswith(end)), None)
 
     def down(self, layer: int) -> np.ndarray:
-        """The down product's weights, [d_model, d_ff]."""
+        """Return the down product's weights, [d_model, d_ff]."""
         found = self.ending(f".layers.{layer}.mlp.down_proj.weight", f".layers.{layer}.fc2.weight")
         if found is None:
             raise Missing(f"The weights in {self.folder} name no down product of layer {layer}.")
@@ -70,7 +71,7 @@ class Weights:
         return self.ending(f".layers.{layer}.mlp.gate_proj.weight") is not None
 
     def unembedding(self) -> np.ndarray:
-        """[vocab, d_model]; where it is tied to the embedding, that one."""
+        """Return the unembedding [vocab, d_model], or the embedding if the two are tied."""
         found = self.ending("lm_head.weight", "embed_tokens.weight")
         if found is None:
             raise Missing(f"The weights in {self.folder} name no unembedding.")
@@ -78,15 +79,15 @@ class Weights:
 
 
 def plain(array: np.ndarray) -> np.ndarray:
-    """Numbers as float32, from whatever they are stored in."""
+    """Return an array as float32, whatever type it is stored in."""
     if array.dtype == np.dtype("<u2"):
         return (np.ascontiguousarray(array).astype(np.uint32) << 16).view(np.float32)
     return np.asarray(array, np.float32)
 
 
 def written(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
-    """The tokens raised most, then those lowered most. Columns: kind (raised, lowered); token_id; text; logit (relative
-    to the vocabulary's mean, for a product of 1, before the final norm's division).
+    """Return the tokens raised most, then those lowered most. Columns: kind (raised, lowered); token_id; text; logit
+    (relative to the vocabulary's mean, for a product of 1, before the final norm's division).
 
     `attrs`: tokens; gated; scaled (whether a final norm's scale is folded in). Missing where the folder's weights are
     not the run's, by their shapes.

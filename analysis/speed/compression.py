@@ -1,4 +1,4 @@
-"""Settings: which compression runs a layer fastest without any row past its slots.
+"""Compression: which one runs a layer fastest without any row past its slots.
 
     tile_settings(run)   a row a layer, number of rows and compression that `twell bench --out RUN` has timed
 
@@ -24,7 +24,7 @@ SETTING = ["tile", "compression", "kernel"]
 
 
 def tile_settings(run: Run) -> pd.DataFrame:
-    """Columns:
+    """Return the timings of each layer at each compression; a row a layer, number of rows and compression. Columns:
 
     case; layer; rows (in a call); dtype; weights (warm, cold); device; tile, compression, slots; kernel; microseconds
     (of the sparse FFN); speedup (dense over sparse, of the same case); past_share (rows of the case past their slots;
@@ -58,6 +58,8 @@ def tile_settings(run: Run) -> pd.DataFrame:
 
 
 def _at_risk(run: Run) -> pd.DataFrame:
+    """Return the share of the run's tokens past their slots, by layer, tile and compression; no row if none were
+    counted."""
     names = ["layer", "tile", "compression", "rows_over_share"]
     try:
         return tile_audit(run)[names]

@@ -1,4 +1,4 @@
-"""Gains: what each layer adds to the model's speed, what that follows, and which layers do not follow.
+"""Contribution: what each layer adds to the model's speed, what that follows, and which layers do not follow.
 
     layer_gains(run)         a row a layer: speedup, contribution, the trend, how far off it, and the likely cause
     gain_correlations(run)   nnz and union against FFN speedup and against contribution, with interval and p
@@ -33,14 +33,14 @@ NEAR = 0.8  # of the ceiling: fixed cost is most of what is left
 
 
 def layer_gains(run: Run) -> pd.DataFrame:
-    """A row a layer. Columns:
+    """Return what each layer adds to the model's speed, and what that follows; a row a layer. Columns:
 
-    layer; nnz_mean; union (different neurons in 128 consecutive tokens, mean; empty where not recorded);
-    dense_us, sparse_us (µs, medians); speedup; contribution (share of the dense model's time that the layer's FFN
-    saves; empty where the whole model was not timed); ceiling (speedup if all but the gate product were free; empty
-    where the gate was not timed by itself, or took longer so than the whole sparse FFN); expected (speedup by the trend
-    over layers; empty under 4 layers); off (speedup / expected - 1); cause (where off is past ±10 %); repeats (batches
-    that were timed); kernel.
+    layer; nnz_mean; union (different neurons in 128 consecutive tokens, mean; empty where not recorded); dense_us,
+    sparse_us (µs, medians); speedup; contribution (share of the dense model's time that the layer's FFN saves; empty
+    where the whole model was not timed); ceiling (speedup if all but the gate product were free; empty where the gate
+    was not timed by itself, or took longer so than the whole sparse FFN); expected (speedup by the trend over layers;
+    empty under 4 layers); off (speedup / expected - 1); cause (where off is past ±10 %); repeats (batches that were
+    timed); kernel.
     """
     frame = speedup(run)
     layer, nnz, gained, dense, sparse, gate = (
@@ -50,7 +50,7 @@ def layer_gains(run: Run) -> pd.DataFrame:
     expected = 1 / np.where(line > 0, line, np.nan)
     added = {
         "union": union,
-        "contribution": (dense - sparse) * _scale(run)("ffn_dense") / _whole(run),
+        "contribution": (dense - sparse) * _row_ratio(run)("ffn_dense") / _whole(run),
         "ceiling": np.where(gate < sparse, dense / gate, np.nan),
         "expected": expected,
         "off": gained / expected - 1,
@@ -63,7 +63,7 @@ def layer_gains(run: Run) -> pd.DataFrame:
 
 
 def _unions(run: Run) -> NDArray:
-    """Mean number of different neurons in a block, by layer; NaN where it was not counted."""
+    """Return the mean number of different neurons in a block, by layer; NaN where it was not counted."""
     try:
         rows = open_summaries(run).columns("unions", "layer", "block", "neurons", "blocks")
     except Missing:
@@ -75,16 +75,16 @@ def _unions(run: Run) -> NDArray:
 
 
 def _whole(run: Run) -> float:
-    """The dense model's time in µs, NaN where it was not timed."""
+    """Return the dense model's time in µs; NaN where it was not timed."""
     try:
         return float(model_speedup(run)["dense_us"])
     except Missing:
         return np.nan
 
 
-def _scale(run: Run) -> Callable[[str], float]:
-    """Of an operation: rows of a timed pass of the whole model over rows that it was timed on, as on a CPU a part is
-    timed on fewer. NaN where either was not timed."""
+def _row_ratio(run: Run) -> Callable[[str], float]:
+    """Return a function of an operation's name that gives the ratio of rows in a timed whole-model pass to rows the
+    operation was timed on, which are fewer on a CPU; NaN if either is untimed."""
     rows = timings(run)
 
     def tokens(op: str) -> float:
@@ -95,7 +95,7 @@ def _scale(run: Run) -> Callable[[str], float]:
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The robust line through the layers at each x; empty under 4 layers."""
+    """Return the robust line through the points (x, y) at each x [layer]; NaN under 4 layers."""
     if len(x) < 4:
         return np.full(len(x), np.nan)
     i, j = np.triu_indices(len(x), 1)
@@ -105,7 +105,8 @@ def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _overflow(run: Run) -> NDArray:
-    """Share of tokens past the slots of a tile as the run's kernel had them, by layer; 0 where it was not counted."""
+    """Return the share of tokens past the slots of a tile in the run's own layout, by layer; 0 where it was not
+    counted."""
     share = np.zeros(run.layers)
     try:
         rows = tile_audit(run)
@@ -117,7 +118,8 @@ def _overflow(run: Run) -> NDArray:
 
 
 def _cause(row: dict[str, float]) -> str:
-    """The likeliest cause of a layer's distance from the trend, of those that the run can show."""
+    """Return the likeliest cause of a layer's distance from the trend, of those that the run can show; "" if it is
+    near. row: the layer's columns."""
     if not abs(row["off"]) > OFF:
         return ""
     if row["off"] > 0:
@@ -141,8 +143,9 @@ def _cause(row: dict[str, float]) -> str:
 
 
 def gain_correlations(run: Run) -> pd.DataFrame:
-    """A row a pair that the run has: of (nnz, union); with (speedup, contribution); pearson, low, high (95 %),
-    spearman, n (layers), p, method. Missing where there is no pair, or fewer than 4 layers."""
+    """Correlate nnz and union with speedup and contribution over layers; a row a pair that the run has. Columns: of
+    (nnz, union); with (speedup, contribution); pearson, low, high (95 %), spearman, n (layers), p, method. Missing
+    where there is no pair, or fewer than 4 layers."""
     frame = layer_gains(run)
     if len(frame) < 4:
         raise Missing(f"{run.name} timed {len(frame)} layers: a correlation over layers needs at least 4.")
@@ -161,21 +164,21 @@ def gain_correlations(run: Run) -> pd.DataFrame:
 
 
 def model_time(run: Run) -> pd.DataFrame:
-    """Where the time of a forward pass goes. Columns: part (ffn, attention, rest, whole); dense_us, sparse_us (µs: sums
-    over layers of medians over batches); dense_share, sparse_share (of the whole); speedup.
+    """Return where the time of a forward pass goes. Columns: part (ffn, attention, rest, whole); dense_us, sparse_us
+    (µs: sums over layers of medians over batches); dense_share, sparse_share (of the whole); speedup.
 
     `rest` is the whole less what was timed: norms, embedding, the output product, launches. `attrs["ceiling"]` is the
     model's speedup if every FFN took its gate product alone (None where `layer_gains` has no ceiling of a layer).
     Missing where the whole model was not timed.
     """
     whole, layers = model_speedup(run), speedup(run)
-    rows, scale = of_one_size(run), _scale(run)
+    rows, row_ratio = of_one_size(run), _row_ratio(run)
     rows = rows[rows["op"] == "attention"]
     attention = np.nan
     if len(rows):
         medians = grouped_median(rows["microseconds"].to_numpy(), rows["layer"].to_numpy())
-        attention = float(np.nansum(medians) * scale("attention"))
-    ffn = scale("ffn_dense")
+        attention = float(np.nansum(medians) * row_ratio("attention"))
+    ffn = row_ratio("ffn_dense")
     parts = {
         "ffn": (ffn * layers["dense_us"].sum(), ffn * layers["sparse_us"].sum()),
         "attention": (attention, attention),

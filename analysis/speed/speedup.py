@@ -32,15 +32,15 @@ WHOLE = ("model_dense", "model_sparse")
 
 @memoized
 def timings(run: Run) -> pd.DataFrame:
-    """The rows of the prefill phase, as recorded."""
+    """Return the timings of the prefill phase, as recorded."""
     rows = run.frame("timings")
     return rows[rows["phase"] == PREFILL]
 
 
 @memoized
 def of_one_size(run: Run) -> pd.DataFrame:
-    """As `timings`, with each time brought, by the token, to the median rows of its operation: layers are timed in
-    batches of their own, and batches differ in size."""
+    """Return `timings` with each time scaled, by the token, to the median number of rows of its operation: layers are
+    timed in batches of their own, and batches differ in size."""
     rows = timings(run)
     rows = rows[rows["tokens"] > 0]
     op, _ = pd.factorize(rows["op"])
@@ -49,7 +49,8 @@ def of_one_size(run: Run) -> pd.DataFrame:
 
 
 def timings_by_batch(run: Run) -> pd.DataFrame:
-    """Columns: batch; layer (-1: the whole model); op; microseconds; nnz_mean; kernel. Prefill alone."""
+    """Return every timing of the prefill phase. Columns: batch; layer (-1: the whole model); op; microseconds;
+    nnz_mean; kernel. Prefill alone."""
     rows = timings(run).sort_values(["batch", "layer", "op"], ignore_index=True)
     rows["nnz_mean"] = rows["nnz_mean"].astype("float64")  # means of float32 values are off in the seventh digit
     return rows[["batch", "layer", "op", "microseconds", "nnz_mean", "kernel"]]
@@ -57,9 +58,10 @@ def timings_by_batch(run: Run) -> pd.DataFrame:
 
 @memoized
 def speedup(run: Run) -> pd.DataFrame:
-    """Columns: layer; nnz_mean (of the batches timed; of the run's unflagged tokens where the timings have none);
-    dense_us, sparse_us, gate_us (µs of a batch of median size, median over batches; gate where it was timed); speedup
-    (median over batches of dense / sparse); repeats (batches); kernel (that ran the sparse op).
+    """Return dense and sparse times of each layer's FFN, and their ratio. Columns: layer; nnz_mean (of the batches
+    timed; of the run's unflagged tokens where the timings have none); dense_us, sparse_us, gate_us (µs of a batch of
+    median size, median over batches; gate where it was timed); speedup (median over batches of dense / sparse); repeats
+    (batches); kernel (that ran the sparse op).
 
     `attrs["comparable"]` is false, with a sentence in `attrs["note"]`, where the reference ran. Missing where no batch
     was timed both dense and sparse.
@@ -93,8 +95,8 @@ def speedup(run: Run) -> pd.DataFrame:
 
 
 def _side_by_side(rows: pd.DataFrame, value: str, ops: Sequence[str]) -> tuple[NDArray, NDArray]:
-    """A value of some operations by layer and batch [operation, layer and batch], NaN where one was not timed; and the
-    layer of each. The mean, where one was timed several times."""
+    """Return the layer of each pair of layer and batch [pair], and a column of the timings by operation [operation,
+    pair]: the mean where one was timed several times, NaN where it was not timed."""
     batch, values = rows["batch"].to_numpy(np.int64), rows[value].to_numpy(float)
     size = int(batch.max(initial=0)) + 1
     keys, place = np.unique(rows["layer"].to_numpy() * size + batch, return_inverse=True)
@@ -106,24 +108,25 @@ def _side_by_side(rows: pd.DataFrame, value: str, ops: Sequence[str]) -> tuple[N
 
 
 def _means(place: NDArray, values: NDArray, size: int) -> NDArray:
-    """The mean of the values at each of so many places that are not NaN; NaN where there is none."""
+    """Return the mean of the values of each group, NaN left out; NaN for a group without any. place [n]: the group of
+    each value, below `size`."""
     told = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
         return np.bincount(place[told], values[told], size) / np.bincount(place[told], minlength=size)
 
 
 def over_batches(least: int, most: int | None = None) -> str:
-    """What a number was taken over, in words."""
+    """Return in words how many batches a number was taken over, from `least` to `most`."""
     more = "" if most is None or most == least else " or more"
     return f"one batch{more}" if least == 1 else f"median of {least} batches{more}"
 
 
 @memoized
 def model_speedup(run: Run) -> dict[str, Any]:
-    """The whole forward pass, dense against sparse on the same batches: dense_us, sparse_us (µs, medians); speedup,
-    low, high (median, least and greatest over batches); energy (sparse over dense, power times time, median;
-    NaN where the device reports no power); repeats (batches); kernel; comparable; note. Missing where it was not timed
-    both ways."""
+    """Return the times of the whole forward pass, dense and sparse on the same batches: dense_us, sparse_us (µs,
+    medians); speedup, low, high (median, least and greatest over batches); energy (sparse over dense, power times time,
+    median; NaN where the device reports no power); repeats (batches); kernel; comparable; note. Missing where it was
+    not timed both ways."""
     rows = of_one_size(run)
     rows = rows[rows["op"].isin(WHOLE)]
     (_, (dense, sparse)), (_, power) = (_side_by_side(rows, name, WHOLE) for name in ("microseconds", "watts"))
@@ -150,11 +153,11 @@ def model_speedup(run: Run) -> dict[str, Any]:
 
 
 def speedup_correlation(run: Run) -> dict[str, Any]:
-    """Mean nnz against speedup over layers: pearson, spearman, low, high (95 % of Pearson's, Fisher's z), n, p
+    """Correlate mean nnz with speedup over layers: pearson, spearman, low, high (95 % of Pearson's, Fisher's z), n, p
     (two-sided, of Pearson's), method (how p was found), comparable, note.
 
-    p is exact over all pairings under 12 layers, from Student's t with more. Missing with fewer than 4 layers, or
-    where all are alike.
+    p is exact over all pairings under 12 layers, from Student's t with more. Missing with fewer than 4 layers, or where
+    all are alike.
     """
     frame = speedup(run)
     n = len(frame)
@@ -167,7 +170,8 @@ def speedup_correlation(run: Run) -> dict[str, Any]:
 
 
 def correlate(x: NDArray, y: NDArray) -> dict[str, Any]:
-    """Over 4 layers or more that differ: pearson, spearman, low, high (95 % of Pearson's, Fisher's z), n, p, method."""
+    """Correlate x with y over 4 or more layers that differ: pearson, spearman, low, high (95 % of Pearson's, Fisher's
+    z), n, p, method."""
     n = len(x)
     pearson = float(np.corrcoef(x, y)[0, 1])
     low, high = fisher_interval(pearson, 1 / np.sqrt(n - 3), np.inf)

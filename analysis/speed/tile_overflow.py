@@ -26,10 +26,10 @@ PEER_BATCH = 16_384  # tokens in one launch of the training kernels
 
 
 def tile_audit(run: Run) -> pd.DataFrame:
-    """A row a layer, tile size and compression. Columns:
+    """Return how many tokens and firings exceed the slots of a tile; a row a layer, tile size and compression. Columns:
 
-    layer; tile (neurons); compression; slots; in_use (the run's own layout); tokens; occupancy_mean,
-    occupancy_max (neurons fired in a tile); rows_over, rows_over_share (tokens whose fullest tile exceeds the slots);
+    layer; tile (neurons); compression; slots; in_use (the run's own layout); tokens; occupancy_mean, occupancy_max
+    (neurons fired in a tile); rows_over, rows_over_share (tokens whose fullest tile exceeds the slots);
     tiles_over_share (of pairs of token and tile); lost, lost_share (firings past the slots, and their share of all:
     what a kernel without overflow would drop).
     """
@@ -62,7 +62,8 @@ def tile_audit(run: Run) -> pd.DataFrame:
 
 
 def _over(fired: NDArray, pairs: NDArray, rows: NDArray, slots: int) -> dict[str, float]:
-    """What exceeds the slots, of pairs and rows by occupancy, in one layer and tile size."""
+    """Return how much exceeds the slots in one layer and tile size. fired [n]: occupancies, ascending; pairs, rows [n]:
+    how many pairs of token and tile, and fullest tiles of a token, have each."""
     fits = int(np.searchsorted(fired, slots, side="right"))  # ascending
     lost, every = int((fired[fits:] - slots) @ pairs[fits:]), int(fired @ pairs)
     tokens, over = int(rows.sum()), int(rows[fits:].sum())
@@ -77,7 +78,7 @@ def _over(fired: NDArray, pairs: NDArray, rows: NDArray, slots: int) -> dict[str
 
 
 def peer_audit(run: Run) -> pd.DataFrame:
-    """A row a layer. Columns:
+    """Return what the published kernels would have lost on this run; a row a layer. Columns:
 
     layer; tokens; wrong, wrong_share (tokens with a tile of 256 past 31 slots: their output is wrong, unannounced);
     lost_share (of all firings); long, long_share (tokens past 128 non-zeros, which the training format moves to a dense

@@ -18,8 +18,9 @@ from twell.workbench.run.store import Run
 
 
 def union_sizes(run: Run) -> pd.DataFrame:
-    """Columns: layer; block (tokens); blocks; mean, p50, p90, max (different neurons fired in a block); share (mean /
-    d_ff); overlap (mean over block × mean nnz: 1 where no two tokens share a neuron, 1 / block where all share all)."""
+    """Return how many different neurons blocks of tokens fire. Columns: layer; block (tokens); blocks; mean, p50, p90,
+    max (different neurons fired in a block); share (mean / d_ff); overlap (mean over block × mean nnz: 1 where no two
+    tokens share a neuron, 1 / block where all share all)."""
     summaries = open_summaries(run)
     rows = summaries.columns("unions", "layer", "block", "neurons", "blocks")
     nnz, _ = layer_moments(summaries)

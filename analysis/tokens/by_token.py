@@ -40,7 +40,8 @@ DEFINITION = (
 
 
 def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = "z") -> pd.DataFrame:
-    """Tokens that occur at least `min_count` times, loudest first: by z, or with rank="z_position" by that. Columns:
+    """Return the tokens that occur at least `min_count` times, loudest first: by z, or with rank="z_position" by that.
+    Columns:
 
     token_id; text; count; sequences (it occurs in); z, z_se (in sd); z_position, z_position_se (the same with means and
     sds of the layer at the token's band of positions: each below 8, then floor(√(8·position)); empty in copies of an
@@ -50,7 +51,7 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     by ten more sequences). Standard errors: `statistics.ratio_error`, clusters are sequences; empty for one sequence.
     They take the layers' means and sds as known. Missing where no token occurs that often.
     """
-    rows = sums(open_summaries(run, scored=True), flagged)
+    rows = token_totals(open_summaries(run, scored=True), flagged)
     often = rows["tokens"] >= min_count
     if not often.any():
         most = int(rows["tokens"].max(initial=0))
@@ -86,8 +87,9 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
 
 
 @memoized
-def sums(summaries: Summaries, flagged: bool) -> dict[str, NDArray]:
-    """By token that occurs: token_id, and the columns of the summaries `tokens` and `token_scores`, added up."""
+def token_totals(summaries: Summaries, flagged: bool) -> dict[str, NDArray]:
+    """Return a row a token that occurs: token_id, and the columns of the summaries `tokens` and `token_scores`, added
+    up."""
     scored = summaries.columns("token_scores", *KEY, *(f"{name}_{part}" for name in SCORES for part in PARTS))
     rows = summaries.columns("tokens", *KEY, *COUNTS, *(f"nnz_{part}" for part in PARTS))
     if not all(np.array_equal(rows[name], scored[name]) for name in KEY):  # a run that has grown in between
@@ -104,7 +106,7 @@ def sums(summaries: Summaries, flagged: bool) -> dict[str, NDArray]:
 
 
 def _shrunk(rows: Mapping[str, NDArray]) -> tuple[NDArray, NDArray]:
-    """z of every token by empirical Bayes, and its posterior sd; NaN where no token tells how much z varies."""
+    """Return z of every token by empirical Bayes, and its posterior sd; NaN where no token tells how much z varies."""
     variance = z_variances(rows)
     if np.isnan(variance).any():
         return variance, variance
@@ -112,7 +114,7 @@ def _shrunk(rows: Mapping[str, NDArray]) -> tuple[NDArray, NDArray]:
 
 
 def z_variances(rows: Mapping[str, NDArray]) -> NDArray:
-    """The variance of each token's mean z, its clustered estimate drawn towards the common one as if by ten more
+    """Return the variance of each token's mean z, its clustered estimate drawn towards the common one as if by ten more
     sequences; NaN where under two tokens stand in two sequences."""
     n, g = rows["tokens"].astype(float), rows["sequences"].astype(float)
     alone = n * ratio_error(n, rows["tokens_square"], rows["z_sum"], rows["z_square"], rows["z_cross"], g) ** 2
@@ -125,7 +127,8 @@ def z_variances(rows: Mapping[str, NDArray]) -> NDArray:
 
 
 def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFrame:
-    """One token in each layer. Columns: layer; count; mean (nnz); z; z_se (as in by_token, within the layer)."""
+    """Return nnz and z of one token in each layer. Columns: layer; count; mean (nnz); z; z_se (as in by_token, within
+    the layer)."""
     summaries = open_summaries(run)
     counts = summaries.frame("tokens", token_id=token_id)
     counts = counts if flagged else counts[~counts["flagged"]]
@@ -146,9 +149,9 @@ def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFram
 
 
 def tokens_spelt(run: Run, words: Sequence[str], min_count: int) -> pd.DataFrame:
-    """Unflagged tokens that are one of these words, white space around it aside, and occur at least `min_count` times,
-    loudest first. Columns: text, count, sequences, z, z_se, as in by_token."""
-    rows = sums(open_summaries(run, scored=True), False)
+    """Return the unflagged tokens that are one of these words, white space around it aside, and occur at least
+    `min_count` times, loudest first. Columns: text, count, sequences, z, z_se, as in by_token."""
+    rows = token_totals(open_summaries(run, scored=True), False)
     kept = np.isin(rows["token_id"], _spelt(run, words)) & (rows["tokens"] >= min_count)
     rows = {name: values[kept] for name, values in rows.items()}
     n, g = rows["tokens"], rows["sequences"]
@@ -159,14 +162,14 @@ def tokens_spelt(run: Run, words: Sequence[str], min_count: int) -> pd.DataFrame
 
 
 def _spelt(run: Run, words: Sequence[str]) -> NDArray:
-    """Ids of the tokens that are one of these words, white space around it aside."""
+    """Return the ids of the tokens that are one of these words, white space around it aside."""
     vocab = _vocabulary(run)
     found = pc.is_in(pc.utf8_trim_whitespace(vocab["text"]), pa.array(words))
     return vocab["token_id"][found.to_numpy(zero_copy_only=False)]
 
 
 def token_text(run: Run, token_ids: NDArray) -> ExtensionArray:
-    """The tokens as the vocabulary displays them; an id that it lacks as <id>."""
+    """Return the tokens as the vocabulary displays them; an id that it lacks as <id>."""
     vocab, token_ids = _vocabulary(run), np.asarray(token_ids)
     known = vocab["token_id"]
     place = np.full(1 + max(known.max(initial=0), token_ids.max(initial=0)), -1)
@@ -181,7 +184,7 @@ def token_text(run: Run, token_ids: NDArray) -> ExtensionArray:
 
 @memoized
 def _vocabulary(run: Run) -> dict[str, Any]:
-    """token_id and text; without a row where the run has no vocabulary."""
+    """Return columns token_id and text of the vocabulary; without a row if the run has none."""
     if not run.has("vocab"):
         return {"token_id": np.zeros(0, np.int32), "text": pa.array([], pa.string())}
     vocab = run.arrow("vocab", ["token_id", "text"])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from twell.analysis.statistics import distinct, ratio_error, t_half
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.summaries.token_class import CLASSES, class_number
-from twell.analysis.tokens.by_token import sums, token_text, z_variances
+from twell.analysis.tokens.by_token import token_text, token_totals, z_variances
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -28,7 +28,7 @@ OFTEN = 20  # occurrences from which a token's z counts in an effect
 
 
 def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
-    """Loudest class first. Columns:
+    """Return mean z by class of tokens, the loudest class first. Columns:
 
     class; tokens (of the vocabulary that occur); count (occurrences); share (of all occurrences); z, z_se, low, high
     (mean over occurrences, see by_token; 95 %, Student's t, a token of the vocabulary being a cluster); others (mean z
@@ -36,7 +36,7 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     others, 95 %); mean (nnz a layer); loss_mean (nats, of predictions made there). Intervals are empty for one token.
     """
     summaries = open_summaries(run, scored=True)
-    rows = sums(summaries, flagged)
+    rows = token_totals(summaries, flagged)
     if not len(rows["tokens"]):
         raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
     kinds = _kinds(summaries, rows["token_id"])
@@ -52,7 +52,8 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
 
 
 def _kinds(summaries: Summaries, token_ids: NDArray) -> NDArray:
-    """The number of each token's class, from the summary, or from its text where that is of an earlier revision."""
+    """Return the number of each token's class, from the summary, or from its text where that is of an earlier
+    revision."""
     told = summaries.arrow("token_scores", ["token_id", "class"])
     if "class" not in told.schema.names:
         return np.array([class_number(text) for text in token_text(summaries.run, token_ids)])
@@ -63,7 +64,8 @@ def _kinds(summaries: Summaries, token_ids: NDArray) -> NDArray:
 
 
 def _rows(run: Run, rows: Mapping[str, NDArray], names: Sequence[str], number: NDArray) -> pd.DataFrame:
-    """A row a class; `number` is the place of each token's in `names`."""
+    """Return the columns of token_classes. rows: columns by token; names: of the classes; number [token]: the index of
+    its class in `names`."""
     columns = ("tokens", "z_sum", "nnz_sum", "loss_sum", "loss_tokens")
     n, y, nnz, loss, predicted = (rows[column].astype(float) for column in columns)
     size = len(names)
@@ -100,7 +102,8 @@ def _rows(run: Run, rows: Mapping[str, NDArray], names: Sequence[str], number: N
 
 
 def _effect(means: NDArray, variance: NDArray, inside: NDArray) -> tuple[float, float]:
-    """Standardised difference of two classes' tokens and its standard error; NaN with fewer than two in either.
+    """Return the standardised difference of two classes' tokens and its standard error; NaN with fewer than two in
+    either.
 
     Hedges' g (1981) of the tokens' mean z, where the variance that a mean has from being taken over few occurrences is
     left out of the pooled one (Hunter and Schmidt, 2004, chapter 3: correction for unreliability): rare tokens would

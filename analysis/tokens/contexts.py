@@ -37,7 +37,7 @@ Order = Literal["loudest", "quietest", "text"]
 def contexts(
     run: Run, token_id: int, limit: int = 50, order: Order = "loudest", width: int = 16, flagged: bool = False
 ) -> pd.DataFrame:
-    """The places where a token stands. Columns:
+    """Return the positions at which a token occurs. Columns:
 
     sequence; position; document; source; before, token, after (text, `width` tokens either side); nnz (sum over
     layers); z (mean over layers, see by_token); loss (nats, of the next token; empty where there is none); percentile
@@ -53,7 +53,8 @@ def contexts(
 def loudest(
     run: Run, limit: int = 50, order: Order = "loudest", width: int = 16, flagged: bool = False
 ) -> pd.DataFrame:
-    """The places of the whole run where most neurons fire, by z, or fewest. Columns: token_id, then as in contexts."""
+    """Return the positions of the whole run at which most neurons fire, by z, or fewest. Columns: token_id, then as in
+    contexts."""
     summaries = open_summaries(run)
     found = _places(summaries, None, limit, order, flagged)
     if found.empty:
@@ -62,7 +63,7 @@ def loudest(
 
 
 def passages(run: Run, width: int = 32, limit: int = 20, order: Order = "loudest") -> pd.DataFrame:
-    """Stretches of `width` tokens of one sequence by their mean z, cut at multiples of `width`. Columns:
+    """Return stretches of `width` tokens of one sequence by their mean z, cut at multiples of `width`. Columns:
 
     sequence; position (of the first token); document; source; text; z (mean over its tokens); nnz (mean over its
     tokens, sum over layers); loss (mean, nats). Stretches with a flagged token are left out.
@@ -92,7 +93,7 @@ def passages(run: Run, width: int = 32, limit: int = 20, order: Order = "loudest
 def _dressed(
     summaries: Summaries, found: pd.DataFrame, width: int, flagged: bool, about: dict[str, object]
 ) -> pd.DataFrame:
-    """Places with percentile, text around, document and source."""
+    """Return positions with their percentile, the text around, document and source; about: more `attrs`."""
     run, counted = summaries.run, histogram(summaries, flagged)
     counted = counted[counted["layer"] == -1]
     up_to = np.cumsum(counted["tokens"].to_numpy())
@@ -109,13 +110,14 @@ def _dressed(
 
 
 def _sourced(run: Run, found: pd.DataFrame) -> pd.DataFrame:
+    """Return rows by sequence with its document and source; -1 and "" where the run does not list its sequences."""
     if not run.has("sequences"):
         return found.assign(document=-1, source="")
     return found.merge(run.frame("sequences", ["sequence", "document", "source"]), on="sequence", how="left")
 
 
 def _places(summaries: Summaries, token_id: int | None, limit: int, order: Order, flagged: bool) -> pd.DataFrame:
-    """The first `limit` occurrences (of a token, or any) in the order asked for: sequence, position, token_id, nnz, z,
+    """Return the first `limit` occurrences of a token, or of any, in this order: sequence, position, token_id, nnz, z,
     loss."""
     import ibis
 
@@ -128,7 +130,7 @@ def _places(summaries: Summaries, token_id: int | None, limit: int, order: Order
 
 
 def _scored(engine: Engine, summaries: Summaries, order: Order, token_id: int | None = None) -> ir.Table:
-    """The run's tokens with nnz and z over layers; the order is refused here if there is none of that name."""
+    """Return the run's tokens with nnz and z over layers, as an expression. UserError for an unknown order."""
     import ibis
 
     if order not in get_args(Order):
@@ -149,7 +151,7 @@ def _scored(engine: Engine, summaries: Summaries, order: Order, token_id: int | 
 
 
 def _sum_of(terms: Sequence[ir.NumericValue]) -> ir.NumericValue:
-    """The sum of expressions, as a balanced tree: a long chain would nest too deeply."""
+    """Return the sum of expressions, as a balanced tree: a long chain would nest too deeply."""
     terms = list(terms)
     while len(terms) > 1:
         pairs = [left + right for left, right in zip(terms[::2], terms[1::2], strict=False)]
@@ -158,7 +160,7 @@ def _sum_of(terms: Sequence[ir.NumericValue]) -> ir.NumericValue:
 
 
 def _finite_loss(ibis: ModuleType, loss: ir.FloatingColumn) -> ir.FloatingValue:
-    """The loss where there is one and it is a number, else null."""
+    """Return the loss where it is a finite number, else null."""
     wide = loss.cast("float64")
     return ibis.ifelse(wide.isnan() | wide.isinf(), ibis.null("float64"), wide)
 
@@ -166,7 +168,8 @@ def _finite_loss(ibis: ModuleType, loss: ir.FloatingColumn) -> ir.FloatingValue:
 def _standardised(
     ibis: ModuleType, rows: ir.Table, counts: Sequence[str], mean: NDArray, sd: NDArray
 ) -> ir.FloatingValue:
-    """z of a token: the mean over layers of (nnz - layer mean) / layer sd; layers without spread are left out."""
+    """Return z of a token: the mean over layers of (nnz - layer mean) / layer sd; layers without spread are left
+    out."""
     spread = [layer for layer in range(len(counts)) if sd[layer] > 0]
     if not spread:
         return ibis.literal(0.0)
@@ -176,4 +179,5 @@ def _standardised(
 
 
 def _first(ibis: ModuleType, order: Order) -> list[ir.Value]:
+    """Return the sort keys of an order, before sequence and position."""
     return {"loudest": [ibis.desc("z")], "quietest": [ibis.asc("z")], "text": []}[order]

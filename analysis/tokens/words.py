@@ -19,7 +19,7 @@ from twell.workbench.run.store import Run
 
 
 def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
-    """Words that occur at least `min_count` times, loudest (greatest z) first. Columns:
+    """Return the words that occur at least `min_count` times, loudest (greatest z) first. Columns:
 
     word; count; sequences (it occurs in); pieces (tokens a word, mean); z, z_se (mean over its pieces of the token's z,
     see by_token; clustered by sequence, empty for one); mean (nnz a piece and layer). Missing where no word occurs that
