@@ -8,6 +8,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.neurons.by_neuron import parse_neuron
+from twell.analysis.neurons.examples import example_pieces
 from twell.analysis.neurons.logit_lens import written
 from twell.analysis.neurons.values import known, missing, sampled
 from twell.app.jobs.runner import model_of
@@ -121,7 +122,7 @@ def in_text(run: Run, layer: int, neuron: int) -> None:
         raise missing(run)
     result = query(run, analysis.examples, layer=layer, neuron=neuron)
     try:
-        frame = result.frame
+        frame = fetch(run, example_pieces, layer=layer, neuron=neuron)
     except Missing:
         widgets.heading("In the text")
         raise
@@ -135,7 +136,7 @@ def in_text(run: Run, layer: int, neuron: int) -> None:
     widgets.heading("In the text", said, result)
     for name, part in (("Greatest", top), ("Across its range", sample)):
         if len(part):
-            lines = examples_html(run, part, high, run_name(), f"L{layer}/N{neuron}")
+            lines = examples_html(part, high, run_name(), f"L{layer}/N{neuron}")
             st.html(f'<h4 class="tw-part">{name}</h4>{lines}')
 
 

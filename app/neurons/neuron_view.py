@@ -8,33 +8,29 @@ from urllib.parse import urlencode
 import numpy as np
 import pandas as pd
 
-from twell.analysis import passage as read
 from twell.analysis.neurons.values import SIDE
-from twell.analysis.tokens.text_around import pieces
 from twell.app.text.passage_view import opacity
 from twell.app.ui.formatting import aligned, number, running, token_html
-from twell.app.ui.query import fetch
-from twell.workbench.run.store import Run
 
 
-def examples_html(run: Run, frame: pd.DataFrame, high: float, name: str, label: str) -> str:
-    """A line an example: where, its text with the values as shades, the value, and its quantile where it was drawn."""
+def examples_html(frame: pd.DataFrame, high: float, name: str, label: str) -> str:
+    """Return a line an example: where it is, its text with the values as shades, the value, and its quantile if it was
+    drawn at random. frame: rows of example_pieces; high: value of the strongest shade; name: the run's; label: the
+    neuron's."""
     quantiles = "percentile" if frame["quantile"].notna().any() else ""
     names = ("where", "sequence:position"), ("words", ""), ("number", quantiles), ("number", "value")
     cells = "".join(f'<span class="{kind}">{name}</span>' for kind, name in names)
     out = [f'<div class="tw-places"><div class="tw-example-names">{cells}</div>']
     for row in frame.itertuples():
-        rows = fetch(run, read.passage, sequence=int(row.sequence))
         window = dict(zip(range(row.position - SIDE, row.position + SIDE + 1), row.window, strict=False))
-        texts = pieces(run.vocab["bytes"].reindex(rows["token_id"]))
         spans = []
-        for place in range(max(0, row.position - SIDE), min(len(texts), row.position + SIDE + 1)):
-            value = window.get(place, 0.0)
+        for position, text in enumerate(row.pieces, row.start):
+            value = window.get(position, 0.0)
             share = 0.0 if not value > 0 else min(value / max(high, 1e-9), 1.0)
             shade = f' style="background:rgba(47,126,216,{opacity(share):.3f})"' if share else ""
-            mark = ' class="here"' if place == row.position else ""
+            mark = ' class="here"' if position == row.position else ""
             tip = f' title="{number(float(value))}"' if share else ""
-            spans.append(f"<span{mark}{shade}{tip}>{html.escape(running(texts[place]))}</span>")
+            spans.append(f"<span{mark}{shade}{tip}>{html.escape(running(text))}</span>")
         query = {"run": name, "sequence": row.sequence, "position": row.position, "neuron": label}
         address = html.escape("text?" + urlencode(query), quote=True)
         drawn = "" if np.isnan(row.quantile) else f"{100 * row.quantile:.0f}"
