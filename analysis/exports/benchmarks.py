@@ -8,13 +8,13 @@ FFN over that of the sparse one, timed in turns in one process; absolute times a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
 from twell.analysis.activity.layers import by_layer
 from twell.analysis.exports.bench_cases import BASELINES, PROBES, cases, layer_sums
+from twell.analysis.exports.markdown import number, percent, table
 from twell.analysis.overview import overview
 from twell.analysis.speed.speedup import model_speedup, speedup
 from twell.workbench.run.store import Run
@@ -79,21 +79,6 @@ def page(run: Run) -> str:
     return "\n".join(parts)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [list(head), ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
-
-
-def _number(value: float, digits: int = 2) -> str:
-    """Return the value with so many digits after the point, or a dash where it was not measured."""
-    return "–" if pd.isna(value) else f"{value:,.{digits}f}"
-
-
-def _percent(value: float, digits: int = 0, sign: str = "") -> str:
-    """Return a share in percent; sign: "+" shows the sign of positive ones too."""
-    return f"{round(100 * value, digits) + 0.0:{sign}.{digits}f} %"
-
-
 def _turns(least: float, most: float) -> str:
     return f"medians of {least:.0f} turns" if least == most else f"medians of {least:.0f} to {most:.0f} turns"
 
@@ -117,17 +102,17 @@ def _model(run: Run) -> str:
     manifest, model = run.manifest, run.manifest.model
     rows = [
         [
-            int(a["layer"]), _number(a["mean"], 1), int(a["p99"]), int(a["max"]), _percent(a['dead_share']),
-            _number(s["dense_us"] / 1e3), _number(s["sparse_us"] / 1e3), _number(s["speedup"]),
+            int(a["layer"]), number(a["mean"], 1), int(a["p99"]), int(a["max"]), percent(a['dead_share']),
+            number(s["dense_us"] / 1e3), number(s["sparse_us"] / 1e3), number(s["speedup"]),
         ]
         for a, s in zip(layers.to_dict("records"), speed.to_dict("records"), strict=True)
     ]  # fmt: skip
     dense, sparse = speed["dense_us"].sum() / 1e3, speed["sparse_us"].sum() / 1e3
     rows.append(
-        ["all", f"{about['nnz_mean']:.1f} (mean)", "", "", _percent(about['dead_share']), _number(dense),
-         _number(sparse), f"**{dense / sparse:.2f}**"]
+        ["all", f"{about['nnz_mean']:.1f} (mean)", "", "", percent(about['dead_share']), number(dense),
+         number(sparse), f"**{dense / sparse:.2f}**"]
     )  # fmt: skip
-    energy = "" if pd.isna(whole["energy"]) else f" A token takes {_percent(1 - whole['energy'])} less energy."
+    energy = "" if pd.isna(whole["energy"]) else f" A token takes {percent(1 - whole['energy'])} less energy."
     return (
         "## A trained model on real text\n\n"
         f"{manifest.device}, {model['family']}, {run.layers} layers of {model['d_model']} × {run.d_ff}, "
@@ -135,11 +120,11 @@ def _model(run: Run) -> str:
         f"passes of a capture of {about['tokens']:,} tokens in {about['sequences']:,} sequences, in batches of "
         f"{manifest.options['batch_tokens']:,} tokens. Recorded {manifest.created[:10]} with torch "
         f"{manifest.versions['torch']}. FFN times in ms, {speed.attrs['note'].split(',')[0]}.\n\n"
-        + _table(("layer", f"mean nnz of {run.d_ff}", "p99", "max", "dead", "dense", "sparse", "× dense"), rows)
+        + table(("layer", f"mean nnz of {run.d_ff}", "p99", "max", "dead", "dense", "sparse", "× dense"), rows)
         + f"\nThe whole forward pass with the loss takes {whole['sparse_us'] / 1e3:.0f} ms, "
         f"{whole['dense_us'] / 1e3:.0f} ms with the dense FFN: **{whole['speedup']:.2f} ×** (median of "
         f"{whole['repeats']} batches, from {whole['low']:.2f} to {whole['high']:.2f}).{energy} Loss "
-        f"{about['loss']:.2f} nats a token, sparsity {_percent(about['sparsity'], 1)}.\n"
+        f"{about['loss']:.2f} nats a token, sparsity {percent(about['sparsity'], 1)}.\n"
     )
 
 
@@ -151,15 +136,15 @@ def _watching(run: Run) -> str:
     lines = (
         "## Agreement with the dense model, and what counting costs\n\n"
         f"`twell verify`, {run.manifest.device}, {parity['dtype']}, {parity['tokens']:,} tokens of the run's text. For "
-        f"{_percent(parity['same_choice'], 1)} of them the sparse model has the same most likely next token as the "
+        f"{percent(parity['same_choice'], 1)} of them the sparse model has the same most likely next token as the "
         f"dense one. Of {parity['counts']:,} counts {parity['differing']:,} differ, {parity['beyond_rounding']:,} "
         "of them by more than rounding explains.\n"
     )
     if cost:
         head = ("forward passes with", "time over that with nothing recorded")
         names = {"counts": "counts", "neurons": "counts and neuron sums", "all": "all, tiles and unions too"}
-        rows = [[label, _number(cost[f"{name}_over_none"], 3)] for name, label in names.items()]
-        lines += f"\nMedians of {cost['rounds']} rounds.\n\n" + _table(head, rows)
+        rows = [[label, number(cost[f"{name}_over_none"], 3)] for name, label in names.items()]
+        lines += f"\nMedians of {cost['rounds']} rounds.\n\n" + table(head, rows)
     return lines
 
 
@@ -185,9 +170,9 @@ def _long_calls(run: Run, frame: pd.DataFrame) -> str:
     single = single.sort_values(["ffn", "input", "nnz_mean"], key=lambda c: c.map(_order) if c.name == "input" else c)
     lines = [
         [
-            f"{INPUTS[case['input']]}{', plain FFN' if case['ffn'] == 'plain' else ''}", _number(case["nnz_mean"], 1),
-            _number(case["dense_us"] / 1e3), _number(case["sparse_us"] / 1e3), f"**{case['ratio']:.2f}**",
-            *(_number(case[op]) for op in BASELINES),
+            f"{INPUTS[case['input']]}{', plain FFN' if case['ffn'] == 'plain' else ''}", number(case["nnz_mean"], 1),
+            number(case["dense_us"] / 1e3), number(case["sparse_us"] / 1e3), f"**{case['ratio']:.2f}**",
+            *(number(case[op]) for op in BASELINES),
         ]
         for case in single.to_dict("records")
     ]  # fmt: skip
@@ -196,12 +181,12 @@ def _long_calls(run: Run, frame: pd.DataFrame) -> str:
         chosen = long[(long["input"] == each["input"]) & (long["layer"] >= 0)]
         baselines = (each["dense_us"] / (chosen["dense_us"] / chosen[op]).sum(skipna=False) for op in BASELINES)
         lines.append(
-            [INPUTS[each["input"]] + span, _number(chosen["nnz_mean"].mean(), 1), _number(each["dense_us"] / 1e3),
-             _number(each["sparse_us"] / 1e3), f"**{each['ratio']:.2f}**", *(_number(value) for value in baselines)]
+            [INPUTS[each["input"]] + span, number(chosen["nnz_mean"].mean(), 1), number(each["dense_us"] / 1e3),
+             number(each["sparse_us"] / 1e3), f"**{each['ratio']:.2f}**", *(number(value) for value in baselines)]
         )  # fmt: skip
     probed = long.dropna(subset=PROBES)
     costs = [
-        [_number(c["nnz_mean"], 1), *(_percent(c[op] - 1, 1, "+") for op in PROBES)] for c in probed.to_dict("records")
+        [number(c["nnz_mean"], 1), *(percent(c[op] - 1, 1, "+") for op in PROBES)] for c in probed.to_dict("records")
     ]
     head = (
         "input",
@@ -216,11 +201,11 @@ def _long_calls(run: Run, frame: pd.DataFrame) -> str:
         f"## The kernel `{run.manifest.kernel['name']}` against dense, {rows:,} rows a call\n\n"
         + _setting(run, f"{rows:,} rows", _dtype(long), long["repeats"])
         + "Recorded patterns are timed as gate product, then up and down.\n\n"
-        + _table(head, lines)
+        + table(head, lines)
         + "\n"
         + _summary(frame)
         + "\nTime that the probes add to a call on heavy-tailed inputs:\n\n"
-        + _table(("mean nnz", "counts", "neuron sums", "TwELL handed out"), costs)
+        + table(("mean nnz", "counts", "neuron sums", "TwELL handed out"), costs)
     )
 
 
@@ -236,7 +221,7 @@ def _layers_by_rows(run: Run, frame: pd.DataFrame) -> str:
         "## Layers of trained models by rows a call\n\n"
         + _setting(run, _span(short["rows"]), _dtype(short), short["repeats"])
         + "*Cold*: the weights are not in the cache. *Graph*: calls are replayed from a CUDA graph.\n\n"
-        + _table(("input", "rows", "weights", "graph", "× dense", "by layer"), lines)
+        + table(("input", "rows", "weights", "graph", "× dense", "by layer"), lines)
     )
 
 
@@ -275,8 +260,8 @@ def _synthetic_by_rows(run: Run, frame: pd.DataFrame) -> str:
 
 
 def _grid(grid: pd.DataFrame) -> str:
-    lines = [[f"{rows:,}", *(_number(value) for value in values)] for rows, *values in grid.itertuples()]
-    return _table(("rows", *grid.columns), lines)
+    lines = [[f"{rows:,}", *(number(value) for value in values)] for rows, *values in grid.itertuples()]
+    return table(("rows", *grid.columns), lines)
 
 
 def _column(case: str, kind: str) -> str:
@@ -305,5 +290,5 @@ def _other_kernels(run: Run, frame: pd.DataFrame) -> str:
         "## Other kernels beside it\n\n"
         + _setting(run, _span(others["rows"]), _dtype(others), others["repeats"])
         + "\n"
-        + _table(("kernel", "input", "× dense", "by layer"), lines)
+        + table(("kernel", "input", "× dense", "by layer"), lines)
     )

@@ -60,21 +60,6 @@ def _map(figure: go.Figure, blocks: pd.DataFrame, few: bool, column: int) -> Non
     values = table.to_numpy(float)
     shown = np.log10(np.maximum(values, 1e-3))
     low, high = float(np.nanmin(shown)), float(np.nanmax(shown))
-    ticks, text = log_ticks(10**low, 10**high)
-    scale = {
-        "orientation": "h",
-        "tickvals": [math.log10(tick) for tick in ticks],
-        "ticktext": text,
-        "ticklabelposition": "inside",
-        "thickness": 12,
-        "outlinewidth": 0,
-        "xpad": 0,
-        "len": 0.2,
-        "x": figure.layout.xaxis.domain[1],
-        "xanchor": "right",
-        "y": 1,
-        "yanchor": "bottom",
-    }
     figure.add_heatmap(
         z=shown,
         x=list(range(len(starts))),
@@ -92,7 +77,7 @@ def _map(figure: go.Figure, blocks: pd.DataFrame, few: bool, column: int) -> Non
         hovertemplate="layer %{y:.0f}, position %{hovertext}<br>mean nnz %{customdata[0]:.3g}<br>"
         "%{customdata[1]:.2f} × the layer's mean<extra></extra>",
         showscale=not few,
-        colorbar=None if few else scale,
+        colorbar=None if few else _color_scale(low, high, right=figure.layout.xaxis.domain[1]),
         row=1,
         col=column,
     )
@@ -106,6 +91,25 @@ def _map(figure: go.Figure, blocks: pd.DataFrame, few: bool, column: int) -> Non
         row=1,
         col=column,
     )
+
+
+def _color_scale(low: float, high: float, right: float) -> dict[str, object]:
+    """Return the color bar of a logarithmic map from 10^low to 10^high, above the panel that ends at `right`."""
+    ticks, text = log_ticks(10**low, 10**high)
+    return {
+        "orientation": "h",
+        "tickvals": [math.log10(tick) for tick in ticks],
+        "ticktext": text,
+        "ticklabelposition": "inside",
+        "thickness": 12,
+        "outlinewidth": 0,
+        "xpad": 0,
+        "len": 0.2,
+        "x": right,
+        "xanchor": "right",
+        "y": 1,
+        "yanchor": "bottom",
+    }
 
 
 def _spread(figure: go.Figure, layers: pd.DataFrame, column: int) -> None:

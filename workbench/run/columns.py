@@ -43,6 +43,40 @@ class Table:
         raise KeyError(f"table {self.name!r} has no column {name!r}")
 
 
+@dataclass(frozen=True)
+class SummaryTable(Table):
+    """A table of summaries.
+
+    keys: the columns that identify a row, in the order that rows are sorted by; source: the table of the run whose
+    parts it is made from; absent: why a run may do without it, as a clause, and empty if none does; needs_means:
+    whether it takes the means of the whole run, and so every part anew; since: the revision that it came with.
+    """
+
+    keys: tuple[str, ...] = ()
+    source: str = "activity"
+    absent: str = ""
+    needs_means: bool = False
+    since: int = 0
+
+    def merges(self) -> dict[str, str]:
+        """Return how each column that adds up combines over parts: sum, min or max. Names do not add up."""
+        return {c.name: c.merge for c in self.columns if c.name not in self.keys and c.type != "string"}
+
+
+@dataclass(frozen=True)
+class SummarySchema:
+    """The tables that analysis derives from the parts, under `summary/`, and the version that they are of."""
+
+    version: int
+    revision: int
+    tables: dict[str, SummaryTable]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tables of a run that summaries are made from."""
+        return tuple(dict.fromkeys(table.source for table in self.tables.values()))
+
+
 SEQUENCE = Column("sequence", "int32", "", "number of the sequence in this run, from 0")
 LAYER = Column("layer", "int32", "", "decoder layer, from 0")
 NEURON = Column("neuron", "int32", "", "index of the FFN neuron in its layer, from 0")
