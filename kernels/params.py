@@ -119,18 +119,22 @@ def _check_tensors(params: FFNParams) -> None:
         raise ValueError("x: expected at least 1 dimension, got 0")
     d_model = _check_size("d_model", x.shape[-1])
     n = x.numel() // d_model
-    _check("x", x, device, dtype, x.shape)
+    if not x.is_contiguous():
+        raise _not_contiguous("x", x)
     d_ff = w_gate.shape[0] if isinstance(w_gate, Tensor) and w_gate.dim() == 2 else 0
     _check(names.get("w_gate", "w_gate"), w_gate, device, dtype, (d_ff, d_model))
     _check_size("d_ff", d_ff)
     if params.w_up is not None:
         _check("w_up", params.w_up, device, dtype, (d_ff, d_model))
     _check(names.get("w_down", "w_down"), params.w_down, device, dtype, (d_model, d_ff), by_neuron=True)
+    b_gate, b_up, b_down, rows = params.b_gate, params.b_up, params.b_down, params.rows
+    if b_gate is b_up is b_down is rows is params.tokens is params.sequences is None:
+        return  # the usual call, spared a loop
     for name, tensor, wanted, size in (
-        ("b_gate", params.b_gate, dtype, d_ff),
-        ("b_up", params.b_up, dtype, d_ff),
-        ("b_down", params.b_down, dtype, d_model),
-        ("rows", params.rows, torch.uint8, n),
+        ("b_gate", b_gate, dtype, d_ff),
+        ("b_up", b_up, dtype, d_ff),
+        ("b_down", b_down, dtype, d_model),
+        ("rows", rows, torch.uint8, n),
         ("tokens", params.tokens, torch.int32, n),
         ("sequences", params.sequences, torch.int32, n),
     ):
@@ -174,9 +178,14 @@ def _check(
         raise ValueError(f"{name}: expected device {device}, that of x, got {tensor.device}")
     if tensor.dtype != dtype:
         raise TypeError(f"{name}: expected {dtype}, got {tensor.dtype}")
-    if tensor.dim() != len(shape):
-        raise ValueError(f"{name}: expected {len(shape)} dimensions, got {tensor.dim()}")
     if tensor.shape != shape:
+        if tensor.dim() != len(shape):
+            raise ValueError(f"{name}: expected {len(shape)} dimensions, got {tensor.dim()}")
         raise ValueError(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
     if not (tensor.is_contiguous() or (by_neuron and tensor.stride() == (1, shape[0]))):
-        raise ValueError(f"{name}: expected a contiguous tensor, got strides {list(tensor.stride())}")
+        raise _not_contiguous(name, tensor)
+
+
+def _not_contiguous(name: str, tensor: Tensor) -> ValueError:
+    """Return the error that names the strides of a tensor that is not contiguous."""
+    return ValueError(f"{name}: expected a contiguous tensor, got strides {list(tensor.stride())}")
