@@ -21,19 +21,19 @@ help:
 demo: $(VENV)/.demo
 	@$(BIN)/twell demo --out runs/demo
 
-# One more process than processors, up to four: some tests wait for a browser or for another process. Tests that go by
-# the clock run when the others have ended, with nothing beside them.
-PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
+# Two more processes than processors, up to four: some tests wait for a browser or for another process, and the types are
+# checked beside them. Tests that go by the clock run when the others have ended, with nothing beside them.
+PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 2))')
 PYTEST     = $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder -m 'not alone'
-test: $(VENV)/.test check
-	@$(PYTEST)
+test: lint
+	@$(BIN)/mypy & types=$$!; $(PYTEST); tests=$$?; wait $$types && exit $$tests
 	@$(BIN)/python -m pytest -m alone $(shell grep -lr --include='test_*.py' mark.alone tests)
 
 # Before each commit: lint, types, and the tests that a change breaks most often, without captures, servers and compilers.
 QUICK = $(addprefix tests/,architecture/test_rooms.py kernels/test_layout.py kernels/test_checks.py kernels/test_modules.py \
 	workbench/run/test_manifest.py workbench/run/test_writer.py workbench/text workbench/test_cli.py analysis/activity \
 	analysis/tokens analysis/speed app/ui/test_formatting.py app/test_pages.py)
-quick: $(VENV)/.test lint
+quick: lint
 	@$(BIN)/mypy & types=$$!; $(PYTEST) $(QUICK); tests=$$?; wait $$types && exit $$tests
 
 check: lint

@@ -16,6 +16,8 @@ import pytest
 from twell.workbench.cli import SPIN
 from twell.workbench.run.manifest import Manifest
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the processors already: threads of each would only wait
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # as on the command line; read once, by what comes with torch
 
 
@@ -81,3 +83,27 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert done.returncode == 0, done.stdout
             note.write("once")
     return out
+
+
+# Files whose tests take long, the longest first: begun early, they do not keep one process busy after the others ended.
+LONGEST = (
+    "workbench/capturing/test_timing.py",
+    "workbench/capturing/test_distributed.py",
+    "app/test_real_runs.py",
+    "app/test_live.py",
+    "workbench/capturing/test_bad_input.py",
+    "workbench/capturing/test_resume.py",
+    "workbench/capturing/test_command.py",
+    "app/ui/test_query.py",
+    "app/test_browser.py",
+    "analysis/engines/test_spark.py",
+    "kernels/backends/test_compile.py",
+    "workbench/training/test_folder.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests by file: the longest files first, the others as they were collected."""
+    tests = Path(__file__).parent
+    rank = {tests / file: at for at, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
