@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from twell.analysis.activity.layers import histogram
 from twell.analysis.neurons.by_neuron import by_neuron, parse_neuron
@@ -29,8 +28,9 @@ from twell.analysis.neurons.values import in_sequence
 from twell.analysis.summaries.read import open_summaries
 from twell.analysis.tokens.text_around import split_text, token_windows
 from twell.workbench.errors import Missing
+from twell.workbench.run.part_files import open_part, unreadable_part
 from twell.workbench.run.schema import DECODE, PREFILL, nnz_columns
-from twell.workbench.run.store import Run, unreadable_part
+from twell.workbench.run.store import Run
 
 ALL, SURPRISAL = "all", "surprisal"
 SEEN = 12  # loudest tokens that are listed
@@ -131,7 +131,7 @@ def phases(run: Run) -> list[str]:
 def _phases_of(path: Path) -> set[int]:
     """Return the phases in a part, from the least and the greatest value that its metadata state of each row group."""
     try:
-        file = pq.read_metadata(path)
+        file = open_part(path).metadata
     except (OSError, pa.ArrowException) as error:
         raise unreadable_part(path, error) from None
     column = file.schema.names.index("phase")

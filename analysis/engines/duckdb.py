@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from twell.analysis.engines.accumulate import Tables, Total
 from twell.analysis.engines.base import Engine, first_line
 from twell.workbench.errors import UserError
-from twell.workbench.run.store import unreadable_part
+from twell.workbench.run.part_files import unreadable_part
 
 MEMORY = 3 * 2**29  # bytes
 THREADS = 4  # that run functions of files, at most: each holds one part in memory
@@ -54,7 +54,7 @@ class DuckDBEngine(Engine):
         self._spill.cleanup()
 
     def read(self, files: Sequence[Path]) -> ir.Table:
-        return self.connection.read_parquet([str(file) for file in files])
+        return self.connection.read_parquet([str(file) for file in files], hive_partitioning=False)
 
     def add_up(
         self, files: Sequence[Path], function: Callable[[Path], Tables], tick: Callable[[Sequence[Path]], None]

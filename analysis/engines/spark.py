@@ -22,11 +22,11 @@ from urllib.parse import urlsplit
 import ibis
 import ibis.expr.types as ir
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from twell.analysis.engines.accumulate import Tables, Total, added_up
 from twell.analysis.engines.base import Engine, first_line
 from twell.workbench.errors import UserError
+from twell.workbench.run.part_files import open_part
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +60,7 @@ class SparkEngine(Engine):
     def read(self, files: Sequence[Path]) -> ir.Table:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        kinds = pq.read_schema(files[0])
+        kinds = open_part(files[0]).schema_arrow
         schema = pa.schema([(field.name, PLAIN.get(str(field.type), field.type)) for field in kinds])
         return self._named(self._paths(files).mapInArrow(_reader(schema), from_arrow_schema(schema)))
 
@@ -154,11 +154,9 @@ def _reader(schema: pa.Schema) -> Any:
     """Return a function for the workers: it reads the files that it is given the names of, and yields their rows."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow.parquet as pq
-
         for batch in batches:
             for path in batch.column(0).to_pylist():
-                for piece in pq.ParquetFile(path).iter_batches(columns=schema.names):
+                for piece in open_part(path).iter_batches(columns=schema.names):
                     yield piece.cast(schema)
 
     return rows

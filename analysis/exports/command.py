@@ -26,8 +26,9 @@ from twell.analysis.neurons.coactivation import fired_csr
 from twell.analysis.neurons.concentration import dead_mask
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import ExportOptions, Format
+from twell.workbench.run.part_files import read_part
 from twell.workbench.run.schema import TABLES
-from twell.workbench.run.store import Run, open_run, read_part
+from twell.workbench.run.store import Run, open_run
 
 ENDING: dict[Format, str] = {
     "parquet": ".parquet",

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
+
+from twell.workbench.run.part_files import open_part
 
 PIECE = 3 * 2**19  # rows held at a time, at most: a part of ours is one piece, a larger one is cut between sequences
 READ = 2**14  # rows read at a time
@@ -66,7 +67,7 @@ class Rows:
 def pieces(path: Path, counts: Sequence[str]) -> Iterator[Rows]:
     """Yield the rows of a part, at most PIECE at a time, or one longer sequence; counts: the names of layers'
     columns."""
-    file = pq.ParquetFile(path)
+    file = open_part(path)
     names = ["sequence", "position", "token_id", "flags", "loss"]
     batches = file.iter_batches(READ, columns=[*names, *counts])
     wide = file.schema_arrow.field(counts[0]).type.to_pandas_dtype()

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from twell.analysis.engines.accumulate import Tables, Total
@@ -23,6 +22,7 @@ from twell.analysis.summaries.layer_columns import TOTAL, layer_columns
 from twell.analysis.summaries.part_rows import BLOCK, READ, Rows, grouped, pieces
 from twell.analysis.summaries.rank_tables import ranks, ranks_by_class
 from twell.analysis.summaries.token_sums import tokens
+from twell.workbench.run.part_files import open_part
 from twell.workbench.run.schema import FLAG_NOT_FINITE
 
 REPLICATES = 20
@@ -188,7 +188,7 @@ def of_used(path: Path, names: Sequence[str]) -> pa.Table:
     """Return, for unflagged and flagged tokens, how many there are, and a layer's sum of how many fired neurons have a
     product that is not zero; `names`: the part's columns of layers."""
     tokens, sums = np.zeros(2, np.int64), np.zeros((2, len(names)), np.int64)
-    for batch in pq.ParquetFile(path).iter_batches(READ, columns=["flags", *names]):
+    for batch in open_part(path).iter_batches(READ, columns=["flags", *names]):
         flags, *counts = (column.to_numpy() for column in batch.columns)
         flagged = flags != 0
         tokens += np.bincount(flagged, minlength=2)

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from twell.analysis.memo import memoized
 from twell.analysis.summaries.built import damage, growing, read_built
 from twell.analysis.summaries.refresh import ensure
 from twell.workbench.errors import Missing
+from twell.workbench.run.part_files import open_part
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
 
@@ -82,7 +82,7 @@ class Summaries:
 
     def words_kept(self) -> tuple[int, int]:
         """Return how many words the run has, and the least number of occurrences of a word that its summary holds."""
-        metadata = pq.read_schema(self.file("words")).metadata
+        metadata = open_part(self.file("words")).schema_arrow.metadata
         return int(metadata[b"words"]), int(metadata[b"least"])
 
     def file(self, name: str) -> Path:
@@ -114,7 +114,7 @@ def _decoded(path: Path, version: tuple[int, ...], names: tuple[str, ...]) -> di
 
 
 def _read(path: Path, names: Sequence[str]) -> pa.Table:
-    with pq.ParquetFile(path) as file:  # pq.read_table can filter, but takes longer to set up than a summary to read
+    with open_part(path) as file:  # pyarrow's read_table can filter, but takes longer to set up than a summary to read
         return file.read([column for column in names if column in file.schema_arrow.names], use_threads=False)
 
 

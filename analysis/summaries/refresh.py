@@ -40,6 +40,7 @@ from twell.analysis.summaries.built import (
 )
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
+from twell.workbench.run.part_files import read_part
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run, copy_without_activity, open_run
 
@@ -168,7 +169,7 @@ def _damaged_tables(run: Run, files: Collection[str]) -> dict[str, str]:
 def _sums_on_disk(run: Run) -> dict[str, pa.Table]:
     """Return the summaries on disk that add up."""
     paths = {name: run.summary_path(name) for name, table in SUMMARIES.tables.items() if table.adds_up}
-    return {name: pq.read_table(path) for name, path in paths.items() if path.exists()}
+    return {name: read_part(path) for name, path in paths.items() if path.exists()}
 
 
 def _publish(run: Run, tables: dict[str, pa.Table], plan: _Plan, scored: bool) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import streamlit as st
 
 from twell.analysis.exports.document import notebook
@@ -22,8 +21,9 @@ from twell.app.ui.formatting import number, plural, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run, one_of, url_param
 from twell.workbench.errors import Missing
+from twell.workbench.run.part_files import open_part, unreadable_part
 from twell.workbench.run.schema import TABLES, expand
-from twell.workbench.run.store import Run, unreadable_part
+from twell.workbench.run.store import Run
 
 RECORDED = "recorded: "
 SEEN = 200  # rows of a table that are shown
@@ -84,7 +84,7 @@ def head(run: Run, name: str) -> pd.DataFrame:
     """The first rows of a table, read without the rest."""
     path = run.parts(name)[0]
     try:
-        batch = next(pq.ParquetFile(path).iter_batches(SEEN), None)
+        batch = next(open_part(path).iter_batches(SEEN), None)
     except (OSError, pa.ArrowException) as error:
         raise unreadable_part(path, error) from None
     return flat(batch.to_pandas()) if batch is not None else pd.DataFrame()

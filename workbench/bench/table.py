@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from twell.kernels.benchmark.operations import GATE, UP_DOWN, Operation
 from twell.kernels.benchmark.runner import Result
@@ -20,6 +19,7 @@ from twell.workbench.run import locks
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import Part
 from twell.workbench.run.parquet_part import GrowingFile, disk_error
+from twell.workbench.run.part_files import open_part
 from twell.workbench.run.store import open_run
 from twell.workbench.run.writer import arrow_schema
 
@@ -144,7 +144,7 @@ class Sheet:
 
     def _read(self, path: Path) -> pa.Table:
         try:
-            found = pq.read_table(path)
+            found = open_part(path).read()
             return found.select(self.schema.names).cast(self.schema)
         except (OSError, KeyError, ValueError, pa.ArrowException):
             raise UserError(

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from twell.workbench.errors import UserError, first_line
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import COMPLETE, Manifest
+from twell.workbench.run.part_files import read_part
 from twell.workbench.run.rank_share import RankShare
 from twell.workbench.run.store import Run
 from twell.workbench.text.sources import Source
@@ -118,7 +118,7 @@ class Ranks(RankShare):
             return
         parts = manifests.read(folder).parts
         self.merged = [part for part in parts if part.table == "examples" and part.rank]
-        yield from (pq.read_table(folder / part.file) for part in self.merged)
+        yield from (read_part(folder / part.file) for part in self.merged)
 
     def end(self, folder: Path) -> None:
         """Post that this rank has ended its share, and remove the files that were merged into its own."""

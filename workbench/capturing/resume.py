@@ -22,8 +22,9 @@ from twell.workbench.errors import UserError
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import RECORDING, Manifest
+from twell.workbench.run.part_files import read_part
 from twell.workbench.run.schema import PREFILL
-from twell.workbench.run.store import Run, open_run, read_part
+from twell.workbench.run.store import Run, open_run
 from twell.workbench.text.batches import Batch
 
 SAME = ("nnz_definition", "dtype", "kernel", "layout", "tokenizer")  # fields of the manifest that must be equal

@@ -13,11 +13,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twell.workbench.errors import Missing, UserError, first_line, utf8
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import Manifest
+from twell.workbench.run.part_files import open_part, read_part, unreadable_part
 from twell.workbench.run.schema import SUMMARIES, TABLES, nnz_columns
 
 if TYPE_CHECKING:
@@ -74,11 +75,10 @@ class Run:
     def pieces(self, table: str = "activity", columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield a table's parts as Arrow, one at a time. Raises UserError for one that cannot be read."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         for path in self.parts(table):
             try:
-                with pq.ParquetFile(path) as file:  # pq.read_table takes longer to set up than small tables to read
+                with open_part(path) as file:  # pyarrow's read_table takes longer to set up than small tables to read
                     yield file.read(list(columns) if columns is not None else None)
             except (OSError, pa.ArrowException) as error:
                 raise unreadable_part(path, error) from None
@@ -140,7 +140,8 @@ class Run:
             for name in TABLES:
                 if self.has(name):
                     files = [str(path) for path in self.parts(name)]
-                    connection.read_parquet(files).create_view(name)  # type: ignore[arg-type]
+                    table = connection.read_parquet(files, hive_partitioning=False)  # type: ignore[arg-type]
+                    table.create_view(name)
             try:
                 return connection.sql(query).df()
             except duckdb.Error as error:
@@ -247,28 +248,6 @@ def copy_without_activity(source: Path, target: Path) -> None:
             f"Expected to copy {source} to {target}, got {error.strerror or error}: free some space or choose a folder "
             "that can be written to, and remove what was begun."
         ) from None
-
-
-def read_part(path: Path, **selection: Any) -> pa.Table:
-    """Read one Parquet file of a run; selection: `columns` and `filters` of pyarrow's read_table.
-
-    Raises UserError where the file cannot be read.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_table(path, **selection)
-    except (OSError, pa.ArrowException) as error:
-        raise unreadable_part(path, error) from None
-
-
-def unreadable_part(path: Path, error: Exception) -> UserError:
-    """Return the UserError for a Parquet file of a run that pyarrow could not read."""
-    return UserError(
-        f"Expected a readable part at {path}, got {first_line(error)}: copy it again from where it was recorded, or "
-        "capture anew."
-    )
 
 
 def _sha256(path: Path) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from twell.workbench.run.part_files import open_part
+
 FILE = "train-log.parquet"
 Row = dict[str, Any]
 
@@ -49,7 +51,7 @@ def write_log(folder: Path, rows: list[Row], layers: int) -> None:
 
 def read_log(folder: Path, last_step: int) -> list[Row]:
     """Return the rows of a folder's log up to a step."""
-    return [row for row in pq.read_table(folder / FILE).to_pylist() if row["step"] <= last_step]
+    return [row for row in open_part(folder / FILE).read().to_pylist() if row["step"] <= last_step]
 
 
 def mean(row: Row, prefix: str) -> float:
