@@ -1,0 +1,149 @@
+"""The trainable FFN as two torch ops, `twell::ffn_forward` and `twell::ffn_backward`, joined by autograd.
+
+torch.compile traces each op as one node, through the fake kernels here, so that a model stays one graph. The forward op
+returns the tensors that the backward op reads (`kept`), which autograd then owns: activation checkpointing drops them
+and runs the forward op again. With `save` False it returns empty ones.
+
+A way to run the two ops is a `Backend`; `training.py` names one for each call and states why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twell.kernels.backends import reference_backward
+from twell.kernels.backends.reference_backward import Forward, Gradients, Saved, Weights, wide
+
+KEPT = 6  # tensors that a backend may keep for its backward pass beside x
+WEIGHTS = slice(1, 7)  # the weights and biases among the inputs of the ops
+NAMES = ("x", "w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down")
+Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to run both passes.
+
+    forward(x, weights, rows, activation, save): (Forward without its saved values, finite bool [n], kept tensors)
+    backward(x, weights, (finite, *kept), activation, grad_y, grad_l1, dtype): Gradients, the weights' ones in `dtype`
+    kept(x, weights, save): empty tensors of the shapes and dtypes that `forward` keeps, for fake tensors
+    """
+
+    forward: Callable[[Tensor, Weights, Tensor | None, str, bool], tuple[Forward, Tensor, tuple[Tensor, ...]]]
+    backward: Callable[[Tensor, Weights, tuple[Tensor, ...], str, Tensor, Tensor, torch.dtype], Gradients]
+    kept: Callable[[Tensor, Weights, bool], tuple[Tensor, ...]]
+
+
+def _reference_forward(
+    x: Tensor, weights: Weights, rows: Tensor | None, activation: str, save: bool
+) -> tuple[Forward, Tensor, tuple[Tensor, ...]]:
+    results = reference_backward.forward(x, weights, rows, activation)
+    gate, up, counted, finite = results.saved
+    return results, finite, (gate, up, counted) if save else ()
+
+
+def _reference_backward(
+    x: Tensor, weights: Weights, kept: tuple[Tensor, ...], activation: str, grad_y: Tensor, grad_l1: Tensor,
+    dtype: torch.dtype,
+) -> Gradients:  # fmt: skip
+    finite, gate, up, counted, *_ = kept
+    saved = Saved(gate, up, counted, finite)
+    return reference_backward.backward(x, weights, saved, activation, grad_y, grad_l1, dtype)
+
+
+def _reference_kept(x: Tensor, weights: Weights, save: bool) -> tuple[Tensor, ...]:
+    if not save:
+        return ()
+    n, d_ff = len(x), weights.gate.shape[0]
+    up = x.new_empty(0, 0) if weights.up is None else x.new_empty(n, d_ff)
+    return x.new_empty(n, d_ff), up, x.new_empty(n, dtype=wide(x.dtype))
+
+
+BACKENDS: dict[str, Backend] = {"reference": Backend(_reference_forward, _reference_backward, _reference_kept)}
+
+
+def _weights(x: Tensor, tensors: tuple[Tensor | None, ...]) -> Weights:
+    """Return the parameters in the dtype of x: a copy of masters that are wider."""
+    return Weights(*(None if t is None else t.to(x.dtype) for t in tensors))  # type: ignore[arg-type]
+
+
+def _padded(x: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Fill the kept tensors up to KEPT with empty ones, as an op returns a fixed number."""
+    return *kept, *(x.new_empty(0) for _ in range(KEPT - len(kept)))
+
+
+@torch.library.custom_op("twell::ffn_forward", mutates_args=())
+def ffn_forward(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor, b_gate: Tensor | None, b_up: Tensor | None,
+    b_down: Tensor | None, rows: Tensor | None, activation: str, backend: str, save: bool,
+) -> tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+]:  # fmt: skip
+    """Run the forward pass of x [n, d_model]: y, l1, nnz, fires, finite, and KEPT tensors for the backward pass."""
+    weights = _weights(x, (w_gate, w_up, w_down, b_gate, b_up, b_down))
+    results, finite, kept = BACKENDS[backend].forward(x, weights, rows, activation, save)
+    return results.y, results.l1, results.nnz, results.fires, finite, *_padded(x, kept)  # type: ignore[return-value]
+
+
+@ffn_forward.register_fake
+def _(x, w_gate, w_up, w_down, b_gate, b_up, b_down, rows, activation, backend, save):  # type: ignore[no-untyped-def]
+    n, d_ff = x.shape[0], w_gate.shape[0]
+    kept = BACKENDS[backend].kept(x, Weights(w_gate, w_up, w_down, b_gate, b_up, b_down), save)
+    return (
+        torch.empty_like(x),
+        x.new_empty((), dtype=wide(x.dtype)),
+        x.new_empty(n, dtype=torch.int32),
+        x.new_empty(d_ff, dtype=torch.int64),
+        x.new_empty(n, dtype=torch.bool),
+        *_padded(x, kept),
+    )
+
+
+@torch.library.custom_op("twell::ffn_backward", mutates_args=())
+def ffn_backward(
+    grad_y: Tensor, grad_l1: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor,
+    b_gate: Tensor | None, b_up: Tensor | None, b_down: Tensor | None, finite: Tensor, kept: list[Tensor],
+    activation: str, backend: str,
+) -> list[Tensor]:  # fmt: skip
+    """Run the backward pass: gradients of NAMES, those of absent arguments left out."""
+    weights = _weights(x, (w_gate, w_up, w_down, b_gate, b_up, b_down))
+    found = BACKENDS[backend].backward(x, weights, (finite, *kept), activation, grad_y, grad_l1, w_gate.dtype)
+    return [grad for grad in found if grad is not None]
+
+
+@ffn_backward.register_fake
+def _(grad_y, grad_l1, x, w_gate, w_up, w_down, b_gate, b_up, b_down, finite, kept, activation, backend):  # type: ignore[no-untyped-def]
+    tensors = (x, w_gate, w_up, w_down, b_gate, b_up, b_down)
+    return [torch.empty_like(tensor) for tensor in tensors if tensor is not None]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    """Keep what the backward op reads, and mark every output but y and l1 as one without a gradient."""
+    ctx.activation, ctx.backend = inputs[8], inputs[9]
+    ctx.present = [tensor is not None for tensor in inputs[:7]]
+    ctx.mark_non_differentiable(*output[2:])
+    tensors = [tensor for tensor in inputs[:7] if tensor is not None]
+    ctx.save_for_backward(*tensors, *output[4:])
+
+
+def _backward(ctx: Any, grad_y: Tensor | None, grad_l1: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    """Call the backward op with the gradients of y and l1; a missing one is zero."""
+    if torch.is_grad_enabled():
+        raise ValueError("backward: expected one backward pass, got create_graph=True, as the FFN op has no second one")
+    many = sum(ctx.present)
+    saved = ctx.saved_tensors  # read once, as activation checkpointing asks
+    given, finite, kept = iter(saved[:many]), saved[many], list(saved[many + 1 :])
+    inputs = [next(given) if there else None for there in ctx.present]
+    x = saved[0]
+    grad_y = torch.zeros_like(x) if grad_y is None else grad_y.contiguous()  # y.sum() gives an expanded one
+    grad_l1 = x.new_zeros((), dtype=wide(x.dtype)) if grad_l1 is None else grad_l1
+    grads = iter(ffn_backward(grad_y, grad_l1, *inputs, finite, kept, ctx.activation, ctx.backend))
+    return *(next(grads) if there else None for there in ctx.present), None, None, None, None
+
+
+ffn_forward.register_autograd(_backward, setup_context=_setup)

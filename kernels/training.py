@@ -1,0 +1,174 @@
+"""The FFN op with a backward pass: gated `down(act(x Wg) * (x Wu))` or plain `down(act(x W1))`, with l1.
+
+`l1`, the mean over rows of sum |h|, is an output with a gradient of its own, for a loss to add.
+Counts come with it at no further cost.
+One call runs forward and backward by one backend, which `choose` names from device, dtype and shape, with the reason.
+
+    out = train_gated_ffn(x, w_gate, w_up, w_down)
+    (loss(out.y) + 1e-4 * out.l1).backward()
+    out.fires  # int64 [d_ff]: rows on which each neuron fired; 0 in this call's dead neurons
+
+Weights may be float32 masters beside 16-bit x: the op casts them, and returns float32 gradients that were never rounded
+to 16 bits. Under autocast x is cast to its dtype. Without gradients to follow (`torch.no_grad`), nothing is kept.
+
+Cost: `reference` runs six dense products backward and keeps two dense matrices; see `backends/` for the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twell.kernels.autograd import ffn_forward
+
+ACTIVATIONS = ("relu", "relu2")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+PLAIN_NAMES = {"w_gate": "w_in", "w_down": "w_out", "b_gate": "b_in", "b_down": "b_out"}
+DENSE = "the backward pass is dense, in torch, as no sparse one takes this call"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend that takes a training call, and the reason, in words for a manifest or a log."""
+
+    backend: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Results of a training call of n rows.
+
+    y: [..., d_model], as x; l1: [], float32 (float64 for float64), the sum of |h| over counted rows by their number
+    nnz: int32 [n], neurons that a row fired; fires: int64 [d_ff], counted rows that fired a neuron; finite: bool [n]
+    """
+
+    y: Tensor
+    l1: Tensor
+    nnz: Tensor
+    fires: Tensor
+    finite: Tensor
+
+
+def train_gated_ffn(
+    x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, b_gate: Tensor | None = None, b_up: Tensor | None = None,
+    b_down: Tensor | None = None, *, rows: Tensor | None = None, activation: str = "relu", kernel: str = "auto",
+) -> Trained:  # fmt: skip
+    """Compute y = (act(x Wg + bg) * (x Wu + bu)) Wd + bd, l1 and counts, with gradients for all arguments.
+
+    x: [..., d_model] of bfloat16, float16, float32 or float64, contiguous; n rows in all
+    w_gate, w_up: [d_ff, d_model]; w_down: [d_model, d_ff], contiguous or the transpose of a contiguous matrix
+    b_gate, b_up: [d_ff]; b_down: [d_model]; parameters have the dtype of x, or float32 beside a 16-bit x
+    rows: uint8 [n]; a row with 0 has y and gradients, but is not in l1 or `fires`
+    activation: relu | relu2 (ReLU squared); kernel: auto, or the name of a backend
+
+    A row with inf or nan among its gate or hidden values is NaN in y and dx, and adds nothing to other gradients.
+    Raises TypeError or ValueError, before anything runs, that names the argument, what was expected, what came.
+    """
+    if w_up is None:
+        raise TypeError("w_up: expected a tensor, got NoneType")
+    return _train(x, (w_gate, w_up, w_down, b_gate, b_up, b_down), rows, activation, kernel)
+
+
+def train_plain_ffn(
+    x: Tensor, w_in: Tensor, w_out: Tensor, b_in: Tensor | None = None, b_out: Tensor | None = None,
+    *, rows: Tensor | None = None, activation: str = "relu", kernel: str = "auto",
+) -> Trained:  # fmt: skip
+    """Compute y = act(x W1 + b1) W2 + b2, l1 and counts, as `train_gated_ffn` does without an up branch."""
+    return _train(x, (w_in, None, w_out, b_in, None, b_out), rows, activation, kernel)
+
+
+def choose(
+    device: torch.device | str, dtype: torch.dtype, d_model: int, d_ff: int, n: int, kernel: str = "auto",
+    *, gated: bool = True, biased: bool = False, activation: str = "relu",
+) -> Choice:  # fmt: skip
+    """Name the backend for n rows of this shape; a named one that refuses gives way, and the reason says so."""
+    if kernel not in ("auto", "reference"):
+        raise ValueError(f"kernel: expected one of auto, reference, got {kernel!r}")
+    return Choice("reference", "asked for by name" if kernel == "reference" else DENSE)
+
+
+def _train(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, activation: str, kernel: str) -> Trained:
+    """Check a call, choose a backend, and run it."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    save = _check(x, weights, rows)
+    d_ff, d_model = weights[0].shape  # type: ignore[union-attr]
+    flat = x.view(x.numel() // d_model, d_model)
+    biased = any(bias is not None for bias in weights[3:])
+    choice = choose(
+        x.device, x.dtype, d_model, d_ff, len(flat), kernel,
+        gated=weights[1] is not None, biased=biased, activation=activation,
+    )  # fmt: skip
+    y, l1, nnz, fires, finite, *_ = ffn_forward(flat, *weights, rows, activation, choice.backend, save)
+    return Trained(y.view(x.shape), l1, nnz, fires, finite)
+
+
+def _check(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None) -> bool:
+    """Raise for a call that no backend takes; return whether gradients are to be followed."""
+    own = PLAIN_NAMES if weights[1] is None else {}
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
+    if x.dtype not in DTYPES:
+        raise TypeError(f"x: expected one of {', '.join(map(str, DTYPES))}, got {x.dtype}")
+    if x.dim() == 0:
+        raise ValueError("x: expected at least 1 dimension, got 0")
+    d_model = _check_size("d_model", x.shape[-1])
+    w_gate = weights[0]
+    d_ff = w_gate.shape[0] if isinstance(w_gate, Tensor) and w_gate.dim() == 2 else 0
+    shapes = ((d_ff, d_model), (d_ff, d_model), (d_model, d_ff), (d_ff,), (d_ff,), (d_model,))
+    names = ("w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down")
+    tensors = {"x": x} | {own.get(name, name): t for name, t in zip(names, weights, strict=True)}
+    _check_tensor("x", x, x, tuple(x.shape), (x.dtype,))
+    dtype = w_gate.dtype if isinstance(w_gate, Tensor) else x.dtype
+    allowed = (x.dtype, torch.float32) if x.element_size() == 2 else (x.dtype,)
+    for name, shape, tensor in zip(names, shapes, weights, strict=True):
+        if name in ("w_gate", "w_down") or tensor is not None:
+            known = own.get(name, name)
+            _check_tensor(known, tensor, x, shape, allowed if name == "w_gate" else (dtype,), name == "w_down")
+            if name == "w_gate":
+                _check_size("d_ff", d_ff)
+    if rows is not None:
+        _check_tensor("rows", rows, x, (x.numel() // d_model,), (torch.uint8,))
+    return _follows_gradients({name: tensor for name, tensor in tensors.items() if tensor is not None})
+
+
+def _follows_gradients(tensors: dict[str, Tensor]) -> bool:
+    """Return whether gradients are to be followed; raise where some tensors need one and others do not."""
+    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors.values()):
+        return False
+    for name, tensor in tensors.items():
+        if not tensor.requires_grad:
+            raise ValueError(
+                f"{name}: expected requires_grad=True, as one backward pass makes all gradients, x's and the weights', "
+                "got False; use ops.gated_ffn under torch.no_grad(), or torch's own layers, for parts that are frozen"
+            )
+    return True
+
+
+def _check_size(axis: str, size: int) -> int:
+    """Return a size; raise for one that is not a positive multiple of 8."""
+    if size == 0 or size % 8:
+        raise ValueError(f"{axis}: expected a positive multiple of 8, got {size}")
+    return size
+
+
+def _check_tensor(
+    name: str, tensor: Tensor | None, x: Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...],
+    by_neuron: bool = False,
+) -> None:  # fmt: skip
+    """Raise unless a tensor fits: device, dtype, shape, contiguity. by_neuron: its transpose may be contiguous."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if tensor.device != x.device:
+        raise ValueError(f"{name}: expected device {x.device}, that of x, got {tensor.device}")
+    if tensor.dtype not in dtypes:
+        raise TypeError(f"{name}: expected {' or '.join(map(str, dict.fromkeys(dtypes)))}, got {tensor.dtype}")
+    if tensor.shape != shape:
+        raise ValueError(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
+    if not (tensor.is_contiguous() or (by_neuron and tensor.t().is_contiguous())):
+        raise ValueError(f"{name}: expected a contiguous tensor, got strides {list(tensor.stride())}")
