@@ -1,0 +1,143 @@
+// dh = dy Wd^T over each block's union, and from it du = dh g and dg = dh u, where neurons fire.
+//
+// The product is that of `up`, with dy for x and Wd for Wu. Its sums go through the staging tile: each kept value finds its dh there, adds
+// the gradient of l1, and leaves du and dg twice: over the block's union, as panels that `dx` multiplies, and over its group's tokens, as
+// chunks that the weights' gradients multiply.
+#pragma once
+
+#include "hopper/backward/params.h"
+#include "hopper/up.cuh"
+
+namespace twell::hopper {
+
+constexpr int kDhBarrier = 4;  // its number: both consumer warpgroups meet there
+
+// The kept values of a task: those of its panels follow each other.
+struct TaskValues {
+  int first, end;
+  __device__ __forceinline__ TaskValues(const Backward& b, const UpTask& task) {
+    const int* starts = b.kept.starts + static_cast<int64_t>(task.block) * (b.panels + 1) + task.panel;
+    first = starts[0], end = starts[task.panels];
+  }
+  // Calls one(value, place in the staging tile, row of the block) for this thread's.
+  template <typename One>
+  __device__ __forceinline__ void each(const Backward& b, const UpTask& task, One one) const {
+#pragma unroll 4
+    for (int value = first + threadIdx.x; value < end; value += kConsumers) {
+      const int position = b.kept.positions[value], row = position >> 6 & 127, column = position & 63;
+      const int panel = ((position >> 13) - task.panel) & 3;
+      one(value, panel * kPanelBytes + row * 128 + (((column >> 3) ^ (row & 7)) << 4) + (column & 7) * 2, row);
+    }
+  }
+};
+
+// Rounds this warpgroup's sums into the staging tile, as panels.
+template <typename T, int kPanels>
+__device__ __forceinline__ void stage_dh(const float (&d)[128], Shared& s, const Consumer& c) {
+  const Corner corner(c.lane);
+  unsigned char* row = s.staging + (c.group * 64 + c.warp * 16 + corner.row) * 128;
+#pragma unroll
+  for (int p = 0; p < kPanels; ++p)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float* v = d + 32 * p + 8 * j;
+      store_matrices(row + p * kPanelBytes + (((2 * j + corner.chunk) ^ (corner.row & 7)) << 4), round_pair<T>(v[0], v[1]),
+                     round_pair<T>(v[2], v[3]), round_pair<T>(v[4], v[5]), round_pair<T>(v[6], v[7]));
+    }
+}
+
+// Turns the dh of the kept values in the staging tile into du and dg.
+template <typename T>
+__device__ __forceinline__ void make_pairs(const Backward& b, Shared& s, const UpTask& task, const TaskValues& values, float l1_scale) {
+  uint16_t* chunks = static_cast<uint16_t*>(b.chunks);
+  values.each(b, task, [&](int value, int place, int row) {
+    const uint16_t hidden = b.kept.hidden[value];
+    const float g = half_of<T>(b.kept.gates[value], 0), h = half_of<T>(hidden, 0);
+    float dh = half_of<T>(*reinterpret_cast<const uint16_t*>(s.staging + place), 0);
+    const bool counts = b.counted == nullptr || b.counted[b.kept.order[task.block * kBlockRows + row]] != 0;
+    if (counts && h != 0.f) dh += copysignf(l1_scale, h);
+    const uint32_t pair = round_pair<T>(dh * g, dh * (h / g));
+    uint16_t* to = chunks + b.places[value];
+    to[0] = pair, to[kGroupNeurons * kChunk] = pair >> 16, to[2 * kGroupNeurons * kChunk] = hidden;
+    b.pairs[value] = pair;
+  });
+}
+
+// Sends the panels of the staging tile to du (0) or dg (1) of the block.
+__device__ __forceinline__ void send_panels(const Backward& b, Shared& s, const UpTask& task, int which) {
+  fence_async_proxy();
+  named_sync<kConsumers>(kDhBarrier);
+  if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < task.panels) {
+    const int panel = threadIdx.x / 32;
+    const int64_t to = (static_cast<int64_t>(task.block) * 2 + which) * b.panels + task.panel + panel;
+    bulk_store(static_cast<unsigned char*>(b.panels_of_rows) + to * kPanelBytes, s.staging + panel * kPanelBytes, kPanelBytes);
+    bulk_commit();
+  }
+}
+
+// Waits until panels that were sent may be overwritten.
+__device__ __forceinline__ void wait_for_sent() {
+  if (threadIdx.x % 32 == 0) bulk_wait_read<0>();
+  named_sync<kConsumers>(kDhBarrier);
+}
+
+template <typename T>
+__device__ __forceinline__ void consume_dh(const Ffn& f, const Backward& b, Shared& s, const Consumer& c, const UpTasks& tasks, int steps) {
+  Ring ring;
+  float d[128];
+  const float l1_scale = *b.l1_scale;
+  each_up_task(f, tasks, [&](const UpTask& task) {
+    const TaskValues values(b, task);
+    const auto run = [&]<int kPanels>() {
+      multiply<T, 64 * kPanels, 0, 1>(d, s, ring, steps, !task.stays, c, [] {});
+      wait_for_sent();
+      stage_dh<T, kPanels>(d, s, c);
+    };
+    switch (task.panels) {
+      case 1: run.template operator()<1>(); break;
+      case 2: run.template operator()<2>(); break;
+      case 3: run.template operator()<3>(); break;
+      default: run.template operator()<4>();
+    }
+    named_sync<kConsumers>(kDhBarrier);
+    make_pairs<T>(b, s, task, values, l1_scale);
+    named_sync<kConsumers>(kDhBarrier);
+    for (int i = threadIdx.x; i < task.panels * (kPanelBytes / 16); i += kConsumers)
+      reinterpret_cast<uint4*>(s.staging)[i] = make_uint4(0, 0, 0, 0);
+    named_sync<kConsumers>(kDhBarrier);
+    const auto put = [&](int half) {  // a thread's own pairs; dg takes the places of du, and the rest stays zero
+      values.each(b, task, [&](int value, int place, int) {
+        *reinterpret_cast<uint16_t*>(s.staging + place) = static_cast<uint16_t>(b.pairs[value] >> half * 16);
+      });
+      send_panels(b, s, task, half);
+    };
+    put(0);
+    wait_for_sent();
+    put(1);
+  });
+  if (c.lane == 0) bulk_wait<0>();
+}
+
+// f: as `up` has it, with dy for x, Wd for Wu, and the tasks of this pass.
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 1)
+    dh(const __grid_constant__ CUtensorMap dy_map, const __grid_constant__ CUtensorMap w_map, const Ffn f, const Backward b) {
+  extern __shared__ __align__(1024) unsigned char raw[];
+  Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
+  if (threadIdx.x == kConsumers) prefetch_map(&dy_map), prefetch_map(&w_map);
+  begin_ring(s);
+  let_next_launch();
+  wait_for_launches();
+  const UpTasks tasks(f);
+  const int steps = (f.d_model + kTileK - 1) / kTileK;
+  if (threadIdx.x >= kConsumers) {
+    registers_down<kProducerRegisters>();
+    produce_up<T>(dy_map, w_map, f, s, tasks, steps);
+  } else {
+    registers_up<kConsumerRegisters>();
+    const Consumer c = Consumer::here();
+    consume_dh<T>(f, b, s, c, tasks, steps);
+  }
+}
+
+}  // namespace twell::hopper

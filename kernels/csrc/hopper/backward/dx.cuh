@@ -1,0 +1,48 @@
+// dx = du Wu + dg Wg: for each block of rows, first its union's rows of Wu, then those of Wg.
+#pragma once
+
+#include "hopper/backward/gathered_product.cuh"
+
+namespace twell::hopper {
+
+template <typename T>
+struct DxJob {
+  using Value = T;
+  const Backward& b;
+
+  __device__ __forceinline__ int d_model() const { return b.d_model; }
+  __device__ __forceinline__ int items() const { return b.blocks; }
+  __device__ __forceinline__ int columns() const { return (b.d_model + kTileN - 1) / kTileN; }
+  __device__ __forceinline__ int heavy_columns() const { return columns(); }
+  __device__ __forceinline__ bool is_light(int) const { return false; }
+  __device__ __forceinline__ int first_output(int column) const { return column * kTileN; }
+  __device__ __forceinline__ int steps(int block) const { return 2 * ((abs(b.kept.union_sizes[block]) + kTileK - 1) / kTileK); }
+  __device__ __forceinline__ int panel_bytes(int) const { return kPanelBytes; }
+  __device__ __forceinline__ const void* panel(int block, int, int step, int steps) const {
+    const int at = step < steps / 2 ? step : b.panels + step - steps / 2;
+    return static_cast<const unsigned char*>(b.panels_of_rows) + (static_cast<int64_t>(block) * 2 * b.panels + at) * kPanelBytes;
+  }
+  __device__ __forceinline__ const void* matrix(int, int step, int steps) const { return step < steps / 2 ? b.w_up : b.w_gate; }
+  __device__ __forceinline__ int row(int block, int step, int place) const {
+    const int half = steps(block) / 2;
+    return b.kept.unions[(static_cast<int64_t>(block) * b.panels + (step < half ? step : step - half)) * kPanelColumns + place];
+  }
+  template <int kN>
+  __device__ __forceinline__ void write(float (&d)[128], Shared& s, const SharedPiece& piece, const Consumer& c) const {
+    const int* order = b.kept.order + piece.item * kBlockRows + c.group * 64 + c.warp * 16;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = order[c.lane / 4 + 8 * h];
+      if (row >= b.rows || b.finite[row]) continue;
+#pragma unroll
+      for (int i = 0; i < 64; ++i) d[4 * (i / 2) + 2 * h + i % 2] = __int_as_float(0x7fffffff);  // NaN
+    }
+    __syncwarp();
+    write_rows<T, T, kN>(d, s, c, piece.column * kTileN, b.d_model, [&](int r) {
+      const int row = order[r];
+      return row < b.rows ? static_cast<T*>(b.dx) + static_cast<int64_t>(row) * b.d_model : nullptr;
+    });
+  }
+};
+
+}  // namespace twell::hopper

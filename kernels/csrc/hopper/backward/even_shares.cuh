@@ -1,0 +1,106 @@
+// How the CTAs of a product share out its work evenly, though some tiles are a hundred times longer than others.
+//
+// All tiles stand in one row: every item (a block of rows, a group of neurons) for the first columns of outputs, then every item for the
+// next. Each tile is as long as its steps and kTileSteps more. Each CTA takes an equal length of that row; a tile that lies across a
+// border is cut there, unless little of it lies on one side.
+//
+// Example: two CTAs, one column, items of 100, 20 and 10 steps: 112 + 32 + 22 = 166 in all. The border is at 83: the first CTA takes
+// steps 0 to 83 of the first tile, the second one the rest of it and the two others.
+//
+// Whoever is last to have a piece of a cut tile adds all pieces up, in their order: same input, same bits, and nobody waits.
+#pragma once
+
+#include "hopper/backward/params.h"
+
+namespace twell::hopper {
+
+constexpr int kTileSteps = 12;  // what a tile takes beside its steps, in steps
+constexpr int kLeastCut = 4;    // steps on either side of a border
+
+struct Border {
+  int tile, step;  // step 0: between the tile and the one before
+};
+
+struct EvenSharesMemory {
+  int before[kMostItems + 1];     // length of the items before each, in one column of outputs
+  Border borders[kMostCtas + 1];  // where each CTA's share begins
+};
+
+// Some steps of a tile. pieces of it: those of CTAs `owner` to `final`.
+struct SharedPiece {
+  int item, column, first, end, owner, final;
+  bool whole;
+};
+
+// Columns of outputs before `light` take four units a step, the others three.
+class EvenShares {
+ public:
+  // By all threads. steps_of(item): of each of its tiles.
+  template <typename Steps>
+  __device__ __forceinline__ EvenShares(EvenSharesMemory& memory, int items, int columns, int light, Steps steps_of)
+      : m_(memory), items_(items), columns_(columns), light_(light) {
+    if (threadIdx.x < 32) {
+      const int lane = threadIdx.x;
+      int sum = 0;
+#pragma unroll 1
+      for (int item0 = 0; item0 < items; item0 += 32) {
+        const int mine = item0 + lane < items ? steps_of(item0 + lane) + kTileSteps : 0;
+        int upto = mine;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+          const int other = __shfl_up_sync(~0u, upto, step);
+          if (lane >= step) upto += other;
+        }
+        if (item0 + lane < items) m_.before[item0 + lane] = sum + upto - mine;
+        sum += __shfl_sync(~0u, upto, 31);
+      }
+      if (lane == 0) m_.before[items] = sum;
+    }
+    __syncthreads();
+    for (int cta = threadIdx.x; cta <= static_cast<int>(gridDim.x); cta += blockDim.x) m_.borders[cta] = border(cta);
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ int count() const { return to().tile - from().tile + (to().step > 0); }
+  // The i-th piece of this CTA.
+  __device__ __forceinline__ SharedPiece piece(int i) const {
+    const int tile = from().tile + i, cta = blockIdx.x;
+    SharedPiece p;
+    p.item = tile % items_, p.column = tile / items_;
+    const int steps = length(p.item) - kTileSteps;
+    p.first = i == 0 ? from().step : 0;
+    p.end = tile == to().tile ? to().step : steps;
+    p.owner = p.final = cta;
+    while (m_.borders[p.owner].tile == tile && m_.borders[p.owner].step > 0) --p.owner;
+    while (m_.borders[p.final + 1].tile == tile && m_.borders[p.final + 1].step > 0) ++p.final;
+    p.whole = p.owner == p.final;
+    return p;
+  }
+  // Where a CTA leaves its piece of a cut tile: the one in which its share ends, or the one in which it begins.
+  static __device__ __forceinline__ int slot(int cta, int owner) { return 2 * cta + (cta == owner); }
+
+ private:
+  __device__ __forceinline__ const Border& from() const { return m_.borders[blockIdx.x]; }
+  __device__ __forceinline__ const Border& to() const { return m_.borders[blockIdx.x + 1]; }
+  __device__ __forceinline__ int length(int item) const { return m_.before[item + 1] - m_.before[item]; }
+  __device__ __forceinline__ Border border(int cta) const {
+    const int column = m_.before[items_], heavy = 4 * column * light_, ctas = gridDim.x;
+    const int total = heavy + 3 * column * (columns_ - light_);
+    if (cta == ctas) return {items_ * columns_, 0};
+    const int at = static_cast<int>(static_cast<int64_t>(total) * cta / ctas);
+    const int units = at < heavy ? at / 4 : (at - heavy) / 3, which = units / column + (at < heavy ? 0 : light_), rest = units % column;
+    int low = 0, high = items_;  // the last item that begins at `rest` or before it
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (m_.before[middle] <= rest ? low : high) = middle;
+    }
+    const int into = rest - m_.before[low], steps = length(low) - kTileSteps, tile = which * items_ + low;
+    if (into >= kLeastCut && into <= steps - kLeastCut) return {tile, into};
+    return {tile + (2 * into > steps), 0};
+  }
+
+  EvenSharesMemory& m_;
+  int items_, columns_, light_;
+};
+
+}  // namespace twell::hopper

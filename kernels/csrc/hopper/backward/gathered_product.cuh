@@ -1,0 +1,178 @@
+// Products whose second operand's rows are gathered: panels [rows of an item][k] times rows that a list names, [k][256 outputs].
+//
+// A `Job` says what the items, lists and outputs are: `dx` and `weights` are the two. Panels come by bulk copies, as images of shared
+// memory; rows by 16-byte copies in runs of 512 bytes. Each warp's 16 rows of outputs leave by a bulk copy each.
+#pragma once
+
+#include "hopper/backward/even_shares.cuh"
+#include "hopper/gather.cuh"
+#include "hopper/gemm.cuh"
+
+namespace twell::hopper {
+
+// A warp's part of the staging tile: 16 rows of 512 bytes that lie in different banks.
+constexpr int kResultRows = 16, kResultBytes = 512, kResultPitch = kResultBytes + 16, kResultWarp = kResultRows * kResultPitch;
+constexpr int kProductSharedBytes = kSharedBytes - sizeof(Shared::staging) + kConsumerWarps * kResultWarp;
+
+struct ProductMemory {
+  EvenSharesMemory shares;
+  int last;  // whether this CTA is the last to have a piece of a tile
+};
+static_assert(kProductSharedBytes + sizeof(ProductMemory) <= 227 * 1024);
+
+template <typename Job>
+__device__ __forceinline__ void produce_product(const Job& job, Shared& s, const EvenShares& shares) {
+  constexpr int kRows = kTileK / kProducerWarps;  // of a stage to a warp, a row of 512 bytes a copy
+  const int thread = threadIdx.x - kConsumers, warp = uniform(thread / 32), lane = thread % 32;
+  const int place = warp * kRows + lane % kRows;  // of the row that this lane looks up, in a step
+  const uint32_t pitch = job.d_model() * 2;
+  Ring ring;
+  ring.phase = 1;
+#pragma unroll 1
+  for (int i = 0, count = uniform(shares.count()); i < count; ++i) {
+    const SharedPiece piece = shares.piece(i);
+    const int n0 = job.first_output(piece.column) + 8 * lane, steps = job.steps(piece.item);
+    const bool inside = n0 < job.d_model();
+    const uint32_t bytes = job.panel_bytes(piece.column);
+    int ahead = piece.first < piece.end ? job.row(piece.item, piece.first, place) : 0;
+#pragma unroll 1
+    for (int step = piece.first; step < piece.end; ++step, ring.next()) {
+      const uint32_t offset = max(ahead, 0) * pitch, rows = __ballot_sync(~0u, ahead >= 0);  // a bit for each that there is
+      if (step + 1 < piece.end) ahead = job.row(piece.item, step + 1, place);
+      const void* base = bytes_on(job.matrix(piece.column, step, steps), inside ? n0 * 2 : 0);
+      barrier_wait(&s.empty[ring.stage], ring.phase);
+      uint64_t* full = &s.full[ring.stage];
+      if (thread == 0) {
+        barrier_expect(full, bytes);
+        bulk_load(s.a[ring.stage], job.panel(piece.item, piece.column, step, steps), bytes, full);
+      }
+      const uint32_t to = smem_address(s.b[ring.stage]) + (lane >> 3) * (kBBytes / 4) + warp * kRows * 128;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        async_copy_16(to + r * 128 + (((lane ^ r) & 7) << 4), bytes_on(base, __shfl_sync(~0u, offset, r)), inside && rows >> r & 1);
+      async_arrive(full);
+    }
+  }
+  async_wait();
+}
+
+// A thread's part of a piece that several CTAs share: 16 bytes of every 4 KB.
+__device__ __forceinline__ float4* part_of(const Backward& b, int slot) {
+  return reinterpret_cast<float4*>(b.parts) + static_cast<int64_t>(slot) * (kTileM * kTileN / 4) + threadIdx.x;
+}
+
+// Leaves this CTA's sums; true for the last one that does, which then has the sums of all pieces, added in order.
+template <int kSums>
+__device__ __forceinline__ bool join_pieces(float (&d)[128], const Backward& b, ProductMemory& memory, const SharedPiece& piece) {
+  float4* mine = part_of(b, EvenShares::slot(blockIdx.x, piece.owner));
+#pragma unroll
+  for (int i = 0; i < kSums / 4; ++i) __stcg(mine + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
+  __threadfence();
+  named_sync<kConsumers>(4);
+  if (threadIdx.x == 0) {
+    const int before = add_in_order(b.arrived + piece.owner, 1);
+    memory.last = before == piece.final - piece.owner;
+    if (memory.last) b.arrived[piece.owner] = 0;  // for the next product
+  }
+  named_sync<kConsumers>(4);
+  if (!memory.last) return false;
+  __threadfence();
+#pragma unroll 1
+  for (int cta = piece.owner; cta <= piece.final; ++cta) {
+    const float4* part = part_of(b, EvenShares::slot(cta, piece.owner));
+    const bool first = cta == piece.owner;
+#pragma unroll
+    for (int eight = 0; eight < kSums / 4; eight += 8) {
+#pragma unroll
+      for (int i = eight; i < eight + 8; ++i) {
+        const float4 v = __ldcg(part + i * kConsumers);
+        d[4 * i] = first ? v.x : d[4 * i] + v.x, d[4 * i + 1] = first ? v.y : d[4 * i + 1] + v.y;
+        d[4 * i + 2] = first ? v.z : d[4 * i + 2] + v.z, d[4 * i + 3] = first ? v.w : d[4 * i + 3] + v.w;
+      }
+      __syncwarp();  // else registers are spilled, as all loads would come first
+    }
+  }
+  return true;
+}
+
+// Writes kN columns from n0 on of the warp's 16 rows. to(row): where a row of outputs begins, or null. Out: T or float.
+template <typename T, typename Out, int kN, typename To>
+__device__ __forceinline__ void write_rows(const float (&d)[128], Shared& s, const Consumer& c, int n0, int d_model, To to) {
+  constexpr int kColumns = std::min<int>(kN, kResultBytes / sizeof(Out));  // at a time
+  unsigned char* out = s.staging + (c.group * 4 + c.warp) * kResultWarp;
+  Out* row = c.lane < kResultRows ? to(c.lane) : nullptr;
+#pragma unroll
+  for (int column0 = 0; column0 < kN; column0 += kColumns) {
+    bulk_wait_read<0>();  // what has left before
+    __syncwarp();
+    if constexpr (sizeof(Out) == 2) {
+      const Corner corner(c.lane);
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; j += 2) {
+        const float* v = d + 4 * (column0 / 8 + j);
+        store_matrices(out + corner.row * kResultPitch + (j + corner.chunk) * 16, round_pair<T>(v[0], v[1]), round_pair<T>(v[2], v[3]),
+                       round_pair<T>(v[4], v[5]), round_pair<T>(v[6], v[7]));
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float* v = d + 4 * (column0 / 8 + j) + 2 * h;
+          *reinterpret_cast<float2*>(out + (c.lane / 4 + 8 * h) * kResultPitch + (8 * j + 2 * (c.lane % 4)) * 4) = make_float2(v[0], v[1]);
+        }
+    }
+    fence_async_proxy();
+    __syncwarp();
+    const int left = d_model - n0 - column0;
+    if (row != nullptr && left > 0)
+      bulk_store(row + n0 + column0, out + c.lane * kResultPitch, min(kColumns, left) * static_cast<int>(sizeof(Out)));
+    bulk_commit();
+  }
+}
+
+template <typename Job>
+__device__ __forceinline__ void consume_product(const Job& job, Shared& s, ProductMemory& memory, const EvenShares& shares, const Consumer& c) {
+  Ring ring;
+  float d[128];
+#pragma unroll 1
+  for (int i = 0, count = uniform(shares.count()); i < count; ++i) {
+    const auto run = [&]<int kN>(const Consumer& part, int steps) {
+      if (steps == 0) {
+#pragma unroll
+        for (float& sum : d) sum = 0.f;
+      }
+      multiply<typename Job::Value, kN, 1, 1>(d, s, ring, steps, true, part, [] {});
+      const SharedPiece piece = shares.piece(i);  // once more: what is kept during the product costs registers
+      if (piece.whole || join_pieces<kN / 2>(d, job.b, memory, piece)) job.template write<kN>(d, s, piece, part);
+    };
+    const SharedPiece piece = shares.piece(i);
+    const int steps = uniform(piece.end - piece.first);
+    if (job.is_light(piece.column))  // 64 rows: the warpgroups take half of the outputs each
+      run.template operator()<kTileN / 2>({c.group, c.warp, c.lane, 0, c.group * (kTileN / 2)}, steps);
+    else
+      run.template operator()<kTileN>(c, steps);
+  }
+  bulk_wait<0>();
+}
+
+template <typename Job>
+__global__ void __launch_bounds__(kThreads, 1) gathered_product(const __grid_constant__ Backward b) {
+  extern __shared__ __align__(1024) unsigned char raw[];
+  Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
+  __shared__ ProductMemory memory;
+  begin_ring(s);
+  let_next_launch();
+  wait_for_launches();
+  const Job job{b};
+  const EvenShares shares(memory.shares, job.items(), job.columns(), job.heavy_columns(), [&](int item) { return job.steps(item); });
+  if (threadIdx.x >= kConsumers) {
+    registers_down<kProducerRegisters>();
+    produce_product(job, s, shares);
+  } else {
+    registers_up<kConsumerRegisters>();
+    consume_product(job, s, memory, shares, Consumer::here());
+  }
+}
+
+}  // namespace twell::hopper

@@ -1,0 +1,158 @@
+// What the forward pass keeps: each non-zero's place in its block, gate value and hidden value, six bytes in buckets by panel.
+//
+// A CTA a block. It goes through what its rows fire, a bit a neuron, twice: to count how many values each panel of the union has, and to
+// write them. Within a bucket they stand in any order: nothing is summed in that order. The sums of |h| have one order of their own.
+#pragma once
+
+#include "common/bits.cuh"
+#include "common/numbers.cuh"
+#include "hopper/backward/params.h"
+#include "hopper/gemm.cuh"
+
+namespace twell::hopper {
+
+constexpr int kKeepThreads = 1024, kKeepWarps = kKeepThreads / 32;
+
+// Dynamic shared memory, in words: bits and counts before them of the union, counts of each panel, firings of each neuron.
+inline int keep_shared_bytes(const Ffn& f) { return (2 * f.tiles * kMaskWords + f.panels + f.d_ff) * 4; }
+
+template <typename T>
+struct Keeper {
+  const Ffn& f;
+  const uint32_t* bits;  // of the block's union, a bit a neuron
+  const int* before;     // neurons of the union before each word
+  int block;
+  bool all;  // the union is every neuron, where a neuron's rank is its number
+
+  __device__ __forceinline__ int rank_of(int neuron) const {
+    return all ? neuron : before[neuron >> 5] + __popc(bits[neuron >> 5] & ((1u << (neuron & 31)) - 1));
+  }
+
+  // The gate value of a row's neuron, the slot-th that fires in its tile.
+  __device__ __forceinline__ uint16_t gate(int row, int neuron, int slot) const {
+    const int64_t at = static_cast<int64_t>(row) * f.tiles + neuron / kTile;
+    const int column = neuron % kTile;
+    if (f.heads[at * kHead] > kSlots)  // past its slots, or marked so: it lies whole in `spill`
+      return static_cast<const uint16_t*>(f.spill)[at * kTile + (((column >> 3) ^ (row & 7)) << 3) + (column & 7)];
+    const int word = slot + 1;
+    return (word < kHead ? f.heads[at * kHead + word] : f.tails[at * kTail + word - kHead]) >> 16;
+  }
+
+  // The hidden value at a row of the block and a rank of its union.
+  __device__ __forceinline__ uint16_t hidden(int in_block, int rank) const {
+    const unsigned char* panel = hidden_panel(f, block, rank / kPanelColumns);
+    const int column = rank % kPanelColumns;
+    return *reinterpret_cast<const uint16_t*>(panel + in_block * 128 + (((column >> 3) ^ (in_block & 7)) << 4) + (column & 7) * 2);
+  }
+
+  // Calls one(neuron, slot) for each neuron that a row fires, by a warp: a lane takes a word of 32 neurons, so that eight lanes have a tile.
+  template <typename One>
+  __device__ __forceinline__ void each(int row, int lane, One one) const {
+    const int words = f.tiles * kMaskWords;
+    for (int word0 = 0; word0 < words; word0 += 32) {
+      const int word = word0 + lane;
+      uint32_t left = word < words ? f.masks[static_cast<int64_t>(row) * words + word] : 0;
+      int upto = __popc(left);
+      const int mine = upto;
+#pragma unroll
+      for (int step = 1; step < kMaskWords; step *= 2) {
+        const int other = __shfl_up_sync(~0u, upto, step, kMaskWords);
+        if (lane % kMaskWords >= step) upto += other;
+      }
+      for (int slot = upto - mine; left; left &= left - 1, ++slot)
+        if (const int neuron = 32 * word + __ffs(left) - 1; neuron < f.d_ff) one(neuron, slot);
+    }
+  }
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kKeepThreads, 1) keep(const Ffn f, const Kept k, const uint8_t* counted) {
+  extern __shared__ uint32_t words_memory[];
+  const int block = blockIdx.x, thread = threadIdx.x, warp = thread / 32, lane = thread % 32, words = f.tiles * kMaskWords;
+  uint32_t* bits = words_memory;
+  int* before = reinterpret_cast<int*>(bits + words);
+  int* counts = before + words;      // of each panel's values; then where the next one goes
+  int* fires = counts + f.panels;
+  __shared__ float sums[kKeepWarps];
+  let_next_launch();
+  wait_for_launches();
+  const int size = abs(f.union_sizes[block]);
+  const Keeper<T> keeper{f, bits, before, block, size == f.d_ff};
+  const uint16_t* list = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
+  const auto row_at = [&](int in_block) {  // -1: no row, or none that is finite
+    const int row = f.order[block * kBlockRows + in_block];
+    return row < f.rows && f.finite[row] ? row : -1;
+  };
+
+  for (int i = thread; i < words; i += kKeepThreads) bits[i] = 0;
+  for (int i = thread; i < f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;
+  for (int i = thread; i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = f.order[block * kBlockRows + i];
+  __syncthreads();
+  for (int i = thread; i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; i += kKeepThreads) {
+    const int neuron = list[i];
+    k.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + i] = neuron;
+    if (i < size) atomicOr(&bits[neuron >> 5], 1u << (neuron & 31));
+  }
+  __syncthreads();
+  if (warp == 0) count_before(bits, before, words, lane);
+  __syncthreads();
+
+  for (int in_block = warp; in_block < kBlockRows; in_block += kKeepWarps) {
+    const int row = row_at(in_block);
+    if (row < 0) continue;
+    const bool counts_here = counted == nullptr || counted[row] != 0;
+    keeper.each(row, lane, [&](int neuron, int) {
+      atomicAdd(&counts[keeper.rank_of(neuron) / kPanelColumns], 1);
+      if (counts_here) atomicAdd(&fires[neuron], 1);
+    });
+  }
+  __syncthreads();
+  if (warp == 0) {  // counts become the places of the buckets
+    int sum = 0;
+    for (int panel0 = 0; panel0 < f.panels; panel0 += 32) {
+      const int panel = panel0 + lane, mine = panel < f.panels ? counts[panel] : 0;
+      int upto = mine;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(~0u, upto, step);
+        if (lane >= step) upto += other;
+      }
+      if (panel < f.panels) counts[panel] = sum + upto - mine;
+      sum += __shfl_sync(~0u, upto, 31);
+    }
+    int base = lane == 0 ? atomicAdd(k.used, sum) : 0;
+    base = __shfl_sync(~0u, base, 0);
+    int* starts = k.starts + static_cast<int64_t>(block) * (f.panels + 1);
+    for (int panel = lane; panel < f.panels; panel += 32) starts[panel] = counts[panel] += base;
+    if (lane == 0) starts[f.panels] = base + sum, k.union_sizes[block] = f.union_sizes[block];
+  }
+  for (int i = thread; i < f.d_ff; i += kKeepThreads)
+    if (fires[i] > 0) atomicAdd(k.fires + i, fires[i]);
+  __syncthreads();
+
+  float sum = 0.f;
+  for (int in_block = warp; in_block < kBlockRows; in_block += kKeepWarps) {
+    const int row = row_at(in_block);
+    if (row < 0) continue;
+    const bool counts_here = counted == nullptr || counted[row] != 0;
+    keeper.each(row, lane, [&](int neuron, int slot) {
+      const int rank = keeper.rank_of(neuron), panel = rank / kPanelColumns, at = atomicAdd(&counts[panel], 1);
+      const uint16_t hidden = keeper.hidden(in_block, rank);
+      k.positions[at] = (panel % 4) << 13 | in_block << 6 | rank % kPanelColumns;
+      k.gates[at] = keeper.gate(row, neuron, slot);
+      k.hidden[at] = hidden;
+      if (counts_here) sum += fabsf(half_of<T>(hidden, 0));
+    });
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if (lane == 0) sums[warp] = sum;
+  __syncthreads();
+  if (thread == 0) {
+    float total = 0.f;
+    for (int i = 0; i < kKeepWarps; ++i) total += sums[i];
+    k.l1_parts[block] = total;
+  }
+}
+
+}  // namespace twell::hopper
