@@ -1,5 +1,5 @@
 #include "hopper/backward/dh.cuh"
-#include "hopper/launch.cuh"
+#include "hopper/tma_launch.cuh"
 
 namespace twell::hopper {
 

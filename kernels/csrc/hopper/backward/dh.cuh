@@ -6,7 +6,7 @@
 #pragma once
 
 #include "hopper/backward/params.h"
-#include "hopper/up.cuh"
+#include "hopper/many_rows/up.cuh"
 
 namespace twell::hopper {
 

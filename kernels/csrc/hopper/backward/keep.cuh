@@ -5,7 +5,7 @@
 #pragma once
 
 #include "common/bits.cuh"
-#include "common/numbers.cuh"
+#include "common/convert.cuh"
 #include "hopper/backward/params.h"
 #include "hopper/gemm.cuh"
 

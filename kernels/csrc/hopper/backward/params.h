@@ -4,7 +4,7 @@
 // order of how often they fire, and cut into groups of 64: a group's tokens are the positions that fire any of them.
 #pragma once
 
-#include "hopper/ffn.h"
+#include "hopper/params.h"
 
 namespace twell::hopper {
 

@@ -1,6 +1,6 @@
 #include "hopper/backward/dx.cuh"
 #include "hopper/backward/weights.cuh"
-#include "hopper/launch.cuh"
+#include "hopper/tma_launch.cuh"
 
 namespace twell::hopper {
 
