@@ -12,22 +12,41 @@ namespace twell::hopper {
 
 constexpr int kDhBarrier = 4;  // its number: both consumer warpgroups meet there
 
-// The kept values of a task: those of its panels follow each other.
+constexpr int kHeld = 12;  // kept values of a task that a thread holds in registers; it reads any further ones again
+
+// The kept values of a task: those of its panels follow each other. A thread takes one in kConsumers.
 struct TaskValues {
   int first, end;
+  int place[kHeld];     // in the staging tile
+  uint32_t pair[kHeld];
+
   __device__ __forceinline__ TaskValues(const Backward& b, const UpTask& task) {
     const int* starts = b.kept.starts + static_cast<int64_t>(task.block) * (b.panels + 1) + task.panel;
     first = starts[0], end = starts[task.panels];
   }
-  // Calls one(value, place in the staging tile, row of the block) for this thread's.
-  template <typename One>
-  __device__ __forceinline__ void each(const Backward& b, const UpTask& task, One one) const {
-#pragma unroll 4
-    for (int value = first + threadIdx.x; value < end; value += kConsumers) {
-      const int position = b.kept.positions[value], row = position >> 6 & 127, column = position & 63;
-      const int panel = ((position >> 13) - task.panel) & 3;
-      one(value, panel * kPanelBytes + row * 128 + (((column >> 3) ^ (row & 7)) << 4) + (column & 7) * 2, row);
+  // Asks for them to be in the L2 soon.
+  __device__ __forceinline__ void prefetch(const Backward& b) const {
+    constexpr int kLine = 64;  // values of 16 bits
+    for (int value = first + threadIdx.x * kLine; value < end + kLine; value += kConsumers * kLine) {
+      prefetch_line(b.kept.positions + min(value, end)), prefetch_line(b.kept.gates + min(value, end));
+      prefetch_line(b.kept.hidden + min(value, end));
+      prefetch_line(b.places + min(value, end)), prefetch_line(b.places + min(value + kLine / 2, end));
     }
+  }
+  static __device__ __forceinline__ int row_of(int position) { return position >> 6 & 127; }
+  static __device__ __forceinline__ int place_of(const UpTask& task, int position) {
+    const int row = row_of(position), column = position & 63, panel = ((position >> 13) - task.panel) & 3;
+    return panel * kPanelBytes + row * 128 + (((column >> 3) ^ (row & 7)) << 4) + (column & 7) * 2;
+  }
+  // Puts half of each pair, du (0) or dg (1), into the staging tile.
+  __device__ __forceinline__ void put(const Backward& b, Shared& s, const UpTask& task, int half) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (first + static_cast<int>(threadIdx.x) + i * kConsumers < end)
+        *reinterpret_cast<uint16_t*>(s.staging + place[i]) = static_cast<uint16_t>(pair[i] >> half * 16);
+#pragma unroll 4
+    for (int value = first + threadIdx.x + kHeld * kConsumers; value < end; value += kConsumers)
+      *reinterpret_cast<uint16_t*>(s.staging + place_of(task, b.kept.positions[value])) = static_cast<uint16_t>(b.pairs[value] >> half * 16);
   }
 };
 
@@ -46,21 +65,52 @@ __device__ __forceinline__ void stage_dh(const float (&d)[128], Shared& s, const
     }
 }
 
-// Turns the dh of the kept values in the staging tile into du and dg.
+// What du and dg of a kept value are made of.
+struct Ingredients {
+  uint16_t position, gate, hidden;
+  uint32_t place;
+  __device__ __forceinline__ void read(const Backward& b, int value) {
+    position = b.kept.positions[value], gate = b.kept.gates[value], hidden = b.kept.hidden[value], place = b.places[value];
+  }
+};
+
+// Makes du | dg of a kept value from its dh in the staging tile, and puts them and h into its group's chunk.
 template <typename T>
-__device__ __forceinline__ void make_pairs(const Backward& b, Shared& s, const UpTask& task, const TaskValues& values, float l1_scale) {
-  uint16_t* chunks = static_cast<uint16_t*>(b.chunks);
-  values.each(b, task, [&](int value, int place, int row) {
-    const uint16_t hidden = b.kept.hidden[value];
-    const float g = half_of<T>(b.kept.gates[value], 0), h = half_of<T>(hidden, 0);
-    float dh = half_of<T>(*reinterpret_cast<const uint16_t*>(s.staging + place), 0);
-    const bool counts = b.counted == nullptr || b.counted[b.kept.order[task.block * kBlockRows + row]] != 0;
-    if (counts && h != 0.f) dh += copysignf(l1_scale, h);
-    const uint32_t pair = round_pair<T>(dh * g, dh * (h / g));
-    uint16_t* to = chunks + b.places[value];
-    to[0] = pair, to[kGroupNeurons * kChunk] = pair >> 16, to[2 * kGroupNeurons * kChunk] = hidden;
-    b.pairs[value] = pair;
-  });
+__device__ __forceinline__ uint32_t make_pair(const Backward& b, Shared& s, const UpTask& task, const Ingredients& in, int place, float l1_scale) {
+  const float g = half_of<T>(in.gate, 0), h = half_of<T>(in.hidden, 0);
+  float dh = half_of<T>(*reinterpret_cast<const uint16_t*>(s.staging + place), 0);
+  const int position = task.block * kBlockRows + TaskValues::row_of(in.position);
+  if (h != 0.f && (b.counted == nullptr || b.counted[b.kept.order[position]] != 0)) dh += copysignf(l1_scale, h);
+  const uint32_t pair = round_pair<T>(dh * g, dh * (h / g));
+  uint16_t* to = static_cast<uint16_t*>(b.chunks) + in.place;
+  to[0] = pair, to[kGroupNeurons * kChunk] = pair >> 16, to[2 * kGroupNeurons * kChunk] = in.hidden;
+  return pair;
+}
+
+// Turns the dh of a task's kept values into du and dg: those held in one batch of reads, then any further ones.
+template <typename T>
+__device__ __forceinline__ void make_pairs(const Backward& b, Shared& s, const UpTask& task, TaskValues& values, float l1_scale) {
+  const int mine = values.first + threadIdx.x;
+  Ingredients in[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (mine + i * kConsumers < values.end) in[i].read(b, mine + i * kConsumers);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (mine + i * kConsumers < values.end) {
+      values.place[i] = TaskValues::place_of(task, in[i].position);
+      values.pair[i] = make_pair<T>(b, s, task, in[i], values.place[i], l1_scale);
+    }
+#pragma unroll 1
+  for (int value = mine + kHeld * kConsumers; value < values.end; value += 4 * kConsumers) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (value + i * kConsumers < values.end) in[i].read(b, value + i * kConsumers);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (value + i * kConsumers < values.end)
+        b.pairs[value + i * kConsumers] = make_pair<T>(b, s, task, in[i], TaskValues::place_of(task, in[i].position), l1_scale);
+  }
 }
 
 // Sends the panels of the staging tile to du (0) or dg (1) of the block.
@@ -87,9 +137,9 @@ __device__ __forceinline__ void consume_dh(const Ffn& f, const Backward& b, Shar
   float d[128];
   const float l1_scale = *b.l1_scale;
   each_up_task(f, tasks, [&](const UpTask& task) {
-    const TaskValues values(b, task);
+    TaskValues values(b, task);
     const auto run = [&]<int kPanels>() {
-      multiply<T, 64 * kPanels, 0, 1>(d, s, ring, steps, !task.stays, c, [] {});
+      multiply<T, 64 * kPanels, 0, 1>(d, s, ring, steps, !task.stays, c, [&] { values.prefetch(b); });
       wait_for_sent();
       stage_dh<T, kPanels>(d, s, c);
     };
@@ -105,15 +155,11 @@ __device__ __forceinline__ void consume_dh(const Ffn& f, const Backward& b, Shar
     for (int i = threadIdx.x; i < task.panels * (kPanelBytes / 16); i += kConsumers)
       reinterpret_cast<uint4*>(s.staging)[i] = make_uint4(0, 0, 0, 0);
     named_sync<kConsumers>(kDhBarrier);
-    const auto put = [&](int half) {  // a thread's own pairs; dg takes the places of du, and the rest stays zero
-      values.each(b, task, [&](int value, int place, int) {
-        *reinterpret_cast<uint16_t*>(s.staging + place) = static_cast<uint16_t>(b.pairs[value] >> half * 16);
-      });
-      send_panels(b, s, task, half);
-    };
-    put(0);
+    values.put(b, s, task, 0);
+    send_panels(b, s, task, 0);
     wait_for_sent();
-    put(1);
+    values.put(b, s, task, 1);  // dg takes the places of du, and the rest stays zero
+    send_panels(b, s, task, 1);
   });
   if (c.lane == 0) bulk_wait<0>();
 }
@@ -121,7 +167,8 @@ __device__ __forceinline__ void consume_dh(const Ffn& f, const Backward& b, Shar
 // f: as `up` has it, with dy for x, Wd for Wu, and the tasks of this pass.
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    dh(const __grid_constant__ CUtensorMap dy_map, const __grid_constant__ CUtensorMap w_map, const Ffn f, const Backward b) {
+    dh(const __grid_constant__ CUtensorMap dy_map, const __grid_constant__ CUtensorMap w_map, const __grid_constant__ Ffn f,
+       const __grid_constant__ Backward b) {
   extern __shared__ __align__(1024) unsigned char raw[];
   Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
   if (threadIdx.x == kConsumers) prefetch_map(&dy_map), prefetch_map(&w_map);

@@ -1,7 +1,8 @@
 // What the forward pass keeps: each non-zero's place in its block, gate value and hidden value, six bytes in buckets by panel.
 //
-// A CTA a block. It goes through what its rows fire, a bit a neuron, twice: to count how many values each panel of the union has, and to
-// write them. Within a bucket they stand in any order: nothing is summed in that order. The sums of |h| have one order of their own.
+// A CTA a block. It goes through what its rows fire, a bit a neuron, to count how many values each panel of the union has, and lists them in
+// shared memory; then each thread writes some of the list. What the list has no room for is gone through once more. Within a bucket values
+// stand in any order: nothing is summed in that order. The sums of |h| have one order of their own.
 #pragma once
 
 #include "common/bits.cuh"
@@ -13,8 +14,16 @@ namespace twell::hopper {
 
 constexpr int kKeepThreads = 1024, kKeepWarps = kKeepThreads / 32;
 
-// Dynamic shared memory, in words: bits and counts before them of the union, counts of each panel, firings of each neuron.
-inline int keep_shared_bytes(const Ffn& f) { return (2 * f.tiles * kMaskWords + f.panels + f.d_ff) * 4; }
+constexpr int kListed = 8192;  // values of a block
+
+// A value in the list: its neuron and row, slot in its tile, and place in its panel's bucket.
+struct ListedValue {
+  uint16_t neuron, place;
+  uint8_t row, slot;
+};
+
+// Dynamic shared memory: bits and counts before them of the union, counts of each panel, firings of each neuron; and the list.
+inline int keep_shared_bytes(const Ffn& f) { return (2 * f.tiles * kMaskWords + f.panels + f.d_ff) * 4 + kListed * sizeof(ListedValue); }
 
 template <typename T>
 struct Keeper {
@@ -73,7 +82,9 @@ __global__ void __launch_bounds__(kKeepThreads, 1) keep(const Ffn f, const Kept 
   int* before = reinterpret_cast<int*>(bits + words);
   int* counts = before + words;      // of each panel's values; then where the next one goes
   int* fires = counts + f.panels;
+  ListedValue* values = reinterpret_cast<ListedValue*>(fires + f.d_ff);
   __shared__ float sums[kKeepWarps];
+  __shared__ int listed;
   let_next_launch();
   wait_for_launches();
   const int size = abs(f.union_sizes[block]);
@@ -84,6 +95,7 @@ __global__ void __launch_bounds__(kKeepThreads, 1) keep(const Ffn f, const Kept 
     return row < f.rows && f.finite[row] ? row : -1;
   };
 
+  if (thread == 0) listed = 0;
   for (int i = thread; i < words; i += kKeepThreads) bits[i] = 0;
   for (int i = thread; i < f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;
   for (int i = thread; i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = f.order[block * kBlockRows + i];
@@ -101,8 +113,10 @@ __global__ void __launch_bounds__(kKeepThreads, 1) keep(const Ffn f, const Kept 
     const int row = row_at(in_block);
     if (row < 0) continue;
     const bool counts_here = counted == nullptr || counted[row] != 0;
-    keeper.each(row, lane, [&](int neuron, int) {
-      atomicAdd(&counts[keeper.rank_of(neuron) / kPanelColumns], 1);
+    keeper.each(row, lane, [&](int neuron, int slot) {
+      const int place = atomicAdd(&counts[keeper.rank_of(neuron) / kPanelColumns], 1), at = atomicAdd(&listed, 1);
+      if (at < kListed)
+        values[at] = {static_cast<uint16_t>(neuron), static_cast<uint16_t>(place), static_cast<uint8_t>(in_block), static_cast<uint8_t>(slot)};
       if (counts_here) atomicAdd(&fires[neuron], 1);
     });
   }
@@ -130,19 +144,36 @@ __global__ void __launch_bounds__(kKeepThreads, 1) keep(const Ffn f, const Kept 
     if (fires[i] > 0) atomicAdd(k.fires + i, fires[i]);
   __syncthreads();
 
+  const auto write = [&](int in_block, int row, int neuron, int slot, int rank, int at) {
+    k.positions[at] = (rank / kPanelColumns % 4) << 13 | in_block << 6 | rank % kPanelColumns;
+    k.gates[at] = keeper.gate(row, neuron, slot);
+    k.hidden[at] = keeper.hidden(in_block, rank);
+  };
+  if (listed <= kListed) {
+#pragma unroll 2
+    for (int i = thread; i < listed; i += kKeepThreads) {
+      const ListedValue v = values[i];
+      const int rank = keeper.rank_of(v.neuron);
+      write(v.row, f.order[block * kBlockRows + v.row], v.neuron, v.slot, rank, counts[rank / kPanelColumns] + v.place);
+    }
+  } else {
+    for (int in_block = warp; in_block < kBlockRows; in_block += kKeepWarps)
+      if (const int row = row_at(in_block); row >= 0)
+        keeper.each(row, lane, [&](int neuron, int slot) {
+          const int rank = keeper.rank_of(neuron);
+          write(in_block, row, neuron, slot, rank, atomicAdd(&counts[rank / kPanelColumns], 1));
+        });
+  }
+  // |h|: where it is not zero the panels have it, in an order of their own.
   float sum = 0.f;
   for (int in_block = warp; in_block < kBlockRows; in_block += kKeepWarps) {
     const int row = row_at(in_block);
-    if (row < 0) continue;
-    const bool counts_here = counted == nullptr || counted[row] != 0;
-    keeper.each(row, lane, [&](int neuron, int slot) {
-      const int rank = keeper.rank_of(neuron), panel = rank / kPanelColumns, at = atomicAdd(&counts[panel], 1);
-      const uint16_t hidden = keeper.hidden(in_block, rank);
-      k.positions[at] = (panel % 4) << 13 | in_block << 6 | rank % kPanelColumns;
-      k.gates[at] = keeper.gate(row, neuron, slot);
-      k.hidden[at] = hidden;
-      if (counts_here) sum += fabsf(half_of<T>(hidden, 0));
-    });
+    if (row < 0 || (counted != nullptr && counted[row] == 0)) continue;
+#pragma unroll 4
+    for (int column = 2 * lane; column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; column += 64) {
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(hidden_panel(f, block, column / kPanelColumns) + in_block * 128 + column % kPanelColumns * 2);
+      sum += fabsf(half_of<T>(pair, 0)) + fabsf(half_of<T>(pair, 1));
+    }
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);

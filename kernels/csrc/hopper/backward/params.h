@@ -34,6 +34,7 @@ struct Backward {
   int blocks;  // of 128 rows
   int panels;  // of 64 columns: as many as a block's union can have; and groups of 64 neurons
   bool float_weights;  // whether weight gradients are float32
+  int phase, phases;   // of the weights' gradients: which part of their columns, of how many
 
   const void* x;            // [rows, d_model]
   const void* dy;           // [rows, d_model]

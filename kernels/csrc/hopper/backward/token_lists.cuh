@@ -91,8 +91,8 @@ static __global__ void __launch_bounds__(kListThreads) list_tokens(const Backwar
   for (int word0 = 0; word0 < words; word0 += kListThreads) {
     const int word = word0 + thread;
     const int64_t at = static_cast<int64_t>(group) * words + word;
-    uint32_t left = word < words ? b.marks[at] : 0;
-    const int mine = __popc(left);
+    const uint32_t marks = word < words ? b.marks[at] : 0;
+    const int mine = __popc(marks);
     int upto = mine;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -104,7 +104,12 @@ static __global__ void __launch_bounds__(kListThreads) list_tokens(const Backwar
     int place = total + upto - mine;
     for (int i = 0; i < kListWarps; ++i) place += i < warp ? sums[i] : 0, total += sums[i];
     if (word < words) b.before[at] = place;
-    for (; left; left &= left - 1) list[place++] = b.kept.order[word * 32 + __ffs(left) - 1];
+#pragma unroll 8
+    for (int i = 0; i < 32; ++i) {  // a word of this warp after the other, a lane a position
+      const uint32_t bits = __shfl_sync(~0u, marks, i);
+      const int begin = __shfl_sync(~0u, place, i);
+      if (bits >> lane & 1) list[begin + __popc(bits & ((1u << lane) - 1))] = b.kept.order[(word - lane + i) * 32 + lane];
+    }
     __syncthreads();
   }
   for (int i = total + thread; i < chunks_of(total) * kChunk; i += kListThreads) list[i] = -1;
