@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twell.kernels.backends import reference_backward
+from twell.kernels.backends import hopper_backward, reference_backward
 from twell.kernels.backends.reference_backward import Forward, Gradients, Saved, Weights, wide
 
 KEPT = 6  # tensors that a backend may keep for its backward pass beside x
@@ -31,12 +31,12 @@ class Backend:
 
     forward(x, weights, rows, activation, save): (Forward without its saved values, finite bool [n], kept tensors)
     backward(x, weights, (finite, *kept), activation, grad_y, grad_l1, dtype): Gradients, the weights' ones in `dtype`
-    kept(x, weights, save): empty tensors of the shapes and dtypes that `forward` keeps, for fake tensors
+    kept(x, weights, rows, save): unwritten tensors of the shapes and dtypes that `forward` keeps, for fake tensors
     """
 
     forward: Callable[[Tensor, Weights, Tensor | None, str, bool], tuple[Forward, Tensor, tuple[Tensor, ...]]]
     backward: Callable[[Tensor, Weights, tuple[Tensor, ...], str, Tensor, Tensor, torch.dtype], Gradients]
-    kept: Callable[[Tensor, Weights, bool], tuple[Tensor, ...]]
+    kept: Callable[[Tensor, Weights, Tensor | None, bool], tuple[Tensor, ...]]
 
 
 def _reference_forward(
@@ -56,7 +56,7 @@ def _reference_backward(
     return reference_backward.backward(x, weights, saved, activation, grad_y, grad_l1, dtype)
 
 
-def _reference_kept(x: Tensor, weights: Weights, save: bool) -> tuple[Tensor, ...]:
+def _reference_kept(x: Tensor, weights: Weights, rows: Tensor | None, save: bool) -> tuple[Tensor, ...]:
     if not save:
         return ()
     n, d_ff = len(x), weights.gate.shape[0]
@@ -64,7 +64,15 @@ def _reference_kept(x: Tensor, weights: Weights, save: bool) -> tuple[Tensor, ..
     return x.new_empty(n, d_ff), up, x.new_empty(n, dtype=wide(x.dtype))
 
 
-BACKENDS: dict[str, Backend] = {"reference": Backend(_reference_forward, _reference_backward, _reference_kept)}
+def _hopper_kept(x: Tensor, weights: Weights, rows: Tensor | None, save: bool) -> tuple[Tensor, ...]:
+    mask = () if rows is None or not save else (torch.empty_like(rows),)
+    return *hopper_backward.kept(x, weights, save), *mask
+
+
+BACKENDS: dict[str, Backend] = {
+    "hopper": Backend(hopper_backward.forward, hopper_backward.backward, _hopper_kept),
+    "reference": Backend(_reference_forward, _reference_backward, _reference_kept),
+}
 
 
 def _weights(x: Tensor, tensors: tuple[Tensor | None, ...]) -> Weights:
@@ -93,7 +101,7 @@ def ffn_forward(
 @ffn_forward.register_fake
 def _(x, w_gate, w_up, w_down, b_gate, b_up, b_down, rows, activation, backend, save):  # type: ignore[no-untyped-def]
     n, d_ff = x.shape[0], w_gate.shape[0]
-    kept = BACKENDS[backend].kept(x, Weights(w_gate, w_up, w_down, b_gate, b_up, b_down), save)
+    kept = BACKENDS[backend].kept(x, Weights(w_gate, w_up, w_down, b_gate, b_up, b_down), rows, save)
     return (
         torch.empty_like(x),
         x.new_empty((), dtype=wide(x.dtype)),
@@ -119,7 +127,10 @@ def ffn_backward(
 @ffn_backward.register_fake
 def _(grad_y, grad_l1, x, w_gate, w_up, w_down, b_gate, b_up, b_down, finite, kept, activation, backend):  # type: ignore[no-untyped-def]
     tensors = (x, w_gate, w_up, w_down, b_gate, b_up, b_down)
-    return [torch.empty_like(tensor) for tensor in tensors if tensor is not None]
+    grads = [None if tensor is None else tensor.new_empty(tensor.shape) for tensor in tensors]
+    if backend == "hopper":  # which sums by neuron
+        grads[3] = w_down.new_empty(w_down.t().shape).t()
+    return [grad for grad in grads if grad is not None]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:

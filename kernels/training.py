@@ -22,10 +22,14 @@ import torch
 from torch import Tensor
 
 from twell.kernels.autograd import ffn_forward
+from twell.kernels.backends import hopper_backward
 
 ACTIVATIONS = ("relu", "relu2")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 PLAIN_NAMES = {"w_gate": "w_in", "w_down": "w_out", "b_gate": "b_in", "b_down": "b_out"}
+SPARSE = (
+    "its backward pass multiplies over the neurons that blocks of rows fire, and the rows that fire groups of neurons"
+)
 DENSE = "the backward pass is dense, in torch, as no sparse one takes this call"
 
 
@@ -85,9 +89,14 @@ def choose(
     *, gated: bool = True, biased: bool = False, activation: str = "relu",
 ) -> Choice:  # fmt: skip
     """Name the backend for n rows of this shape; a named one that refuses gives way, and the reason says so."""
-    if kernel not in ("auto", "reference"):
-        raise ValueError(f"kernel: expected one of auto, reference, got {kernel!r}")
-    return Choice("reference", "asked for by name" if kernel == "reference" else DENSE)
+    if kernel not in ("auto", "hopper", "reference"):
+        raise ValueError(f"kernel: expected one of auto, hopper, reference, got {kernel!r}")
+    if kernel == "reference":
+        return Choice("reference", "asked for by name")
+    refusal = hopper_backward.refuses(torch.device(device), dtype, d_model, d_ff, n, gated, biased, activation)
+    if refusal is not None:
+        return Choice("reference", f"{DENSE}; hopper: {refusal}")
+    return Choice("hopper", "asked for by name" if kernel == "hopper" else SPARSE)
 
 
 def _train(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, activation: str, kernel: str) -> Trained:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from twell.kernels import build
-from twell.kernels.backends import cuda, hopper, union_counts
+from twell.kernels.backends import cuda, hopper, hopper_backward, union_counts
 from twell.kernels.build import Source
 
-LIBRARIES = (hopper.LIBRARY, cuda.library(((8, 0), (9, 0))), union_counts.library((8, 0)))
+LIBRARIES = (hopper.LIBRARY, hopper_backward.LIBRARY, cuda.library(((8, 0), (9, 0))), union_counts.library((8, 0)))
 SOURCES = [source for library in LIBRARIES for source in library.sources]
 CUDA = [source for source in SOURCES if source.path.endswith(".cu")]
 BINDINGS = [source for source in SOURCES if source.path.endswith(".cpp")]

@@ -12,7 +12,7 @@ namespace twell::hopper {
 
 constexpr int kDhBarrier = 4;  // its number: both consumer warpgroups meet there
 
-constexpr int kHeld = 12;  // kept values of a task that a thread holds in registers; it reads any further ones again
+constexpr int kHeld = 10;  // kept values of a task that a thread holds in registers; it reads any further ones again
 
 // The kept values of a task: those of its panels follow each other. A thread takes one in kConsumers.
 struct TaskValues {

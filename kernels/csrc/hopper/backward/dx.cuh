@@ -13,7 +13,7 @@ struct DxJob {
   __device__ __forceinline__ int d_model() const { return b.d_model; }
   __device__ __forceinline__ int items() const { return b.blocks; }
   __device__ __forceinline__ int columns() const { return (b.d_model + kTileN - 1) / kTileN; }
-  __device__ __forceinline__ int heavy_columns() const { return columns(); }
+  __device__ __forceinline__ int phases() const { return 1; }
   __device__ __forceinline__ bool is_light(int) const { return false; }
   __device__ __forceinline__ int first_output(int column) const { return column * kTileN; }
   __device__ __forceinline__ int steps(int block) const { return 2 * ((abs(b.kept.union_sizes[block]) + kTileK - 1) / kTileK); }

@@ -2,7 +2,8 @@
 //
 // All tiles stand in one row: every item (a block of rows, a group of neurons) for the first columns of outputs, then every item for the
 // next. Each tile is as long as its steps and kTileSteps more. Each CTA takes an equal length of that row; a tile that lies across a
-// border is cut there, unless little of it lies on one side.
+// border is cut there, unless little of it lies on one side. Phases come one after the other, each shared out so: all CTAs then read the
+// same matrix at a time, of which the L2 holds more.
 //
 // Example: two CTAs, one column, items of 100, 20 and 10 steps: 112 + 32 + 22 = 166 in all. The border is at 83: the first CTA takes
 // steps 0 to 83 of the first tile, the second one the rest of it and the two others.
@@ -23,22 +24,23 @@ struct Border {
 
 struct EvenSharesMemory {
   int before[kMostItems + 1];     // length of the items before each, in one column of outputs
-  Border borders[kMostCtas + 1];  // where each CTA's share begins
+  Border borders[kMostCtas + 1];  // where each CTA's share of a phase begins
 };
 
 // Some steps of a tile. pieces of it: those of CTAs `owner` to `final`.
 struct SharedPiece {
   int item, column, first, end, owner, final;
+  int phase;
   bool whole;
 };
 
-// Columns of outputs before `light` take four units a step, the others three.
+// Phases have equally many columns, those of each after the ones before.
 class EvenShares {
  public:
   // By all threads. steps_of(item): of each of its tiles.
   template <typename Steps>
-  __device__ __forceinline__ EvenShares(EvenSharesMemory& memory, int items, int columns, int light, Steps steps_of)
-      : m_(memory), items_(items), columns_(columns), light_(light) {
+  __device__ __forceinline__ EvenShares(EvenSharesMemory& memory, int items, int columns, int phases, Steps steps_of)
+      : m_(memory), items_(items), columns_(columns), phases_(phases) {
     if (threadIdx.x < 32) {
       const int lane = threadIdx.x;
       int sum = 0;
@@ -61,14 +63,15 @@ class EvenShares {
     __syncthreads();
   }
 
-  __device__ __forceinline__ int count() const { return to().tile - from().tile + (to().step > 0); }
+  __device__ __forceinline__ int count() const { return phases_ * in_phase(); }
   // The i-th piece of this CTA.
   __device__ __forceinline__ SharedPiece piece(int i) const {
-    const int tile = from().tile + i, cta = blockIdx.x;
     SharedPiece p;
-    p.item = tile % items_, p.column = tile / items_;
+    p.phase = i / in_phase();
+    const int tile = from().tile + i % in_phase(), cta = blockIdx.x;
+    p.item = tile % items_, p.column = tile / items_ + p.phase * columns_;
     const int steps = length(p.item) - kTileSteps;
-    p.first = i == 0 ? from().step : 0;
+    p.first = tile == from().tile ? from().step : 0;
     p.end = tile == to().tile ? to().step : steps;
     p.owner = p.final = cta;
     while (m_.borders[p.owner].tile == tile && m_.borders[p.owner].step > 0) --p.owner;
@@ -77,18 +80,17 @@ class EvenShares {
     return p;
   }
   // Where a CTA leaves its piece of a cut tile: the one in which its share ends, or the one in which it begins.
-  static __device__ __forceinline__ int slot(int cta, int owner) { return 2 * cta + (cta == owner); }
+  static __device__ __forceinline__ int slot(int cta, const SharedPiece& p) { return (p.phase * kMostCtas + cta) * 2 + (cta == p.owner); }
 
  private:
+  __device__ __forceinline__ int in_phase() const { return to().tile - from().tile + (to().step > 0); }
   __device__ __forceinline__ const Border& from() const { return m_.borders[blockIdx.x]; }
   __device__ __forceinline__ const Border& to() const { return m_.borders[blockIdx.x + 1]; }
   __device__ __forceinline__ int length(int item) const { return m_.before[item + 1] - m_.before[item]; }
   __device__ __forceinline__ Border border(int cta) const {
-    const int column = m_.before[items_], heavy = 4 * column * light_, ctas = gridDim.x;
-    const int total = heavy + 3 * column * (columns_ - light_);
+    const int column = m_.before[items_], ctas = gridDim.x;
     if (cta == ctas) return {items_ * columns_, 0};
-    const int at = static_cast<int>(static_cast<int64_t>(total) * cta / ctas);
-    const int units = at < heavy ? at / 4 : (at - heavy) / 3, which = units / column + (at < heavy ? 0 : light_), rest = units % column;
+    const int at = static_cast<int>(static_cast<int64_t>(column) * columns_ * cta / ctas), which = at / column, rest = at % column;
     int low = 0, high = items_;  // the last item that begins at `rest` or before it
     while (high - low > 1) {
       const int middle = (low + high) / 2;
@@ -100,7 +102,7 @@ class EvenShares {
   }
 
   EvenSharesMemory& m_;
-  int items_, columns_, light_;
+  int items_, columns_, phases_;
 };
 
 }  // namespace twell::hopper

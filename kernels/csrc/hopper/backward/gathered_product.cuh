@@ -64,32 +64,29 @@ __device__ __forceinline__ float4* part_of(const Backward& b, int slot) {
 // Leaves this CTA's sums; true for the last one that does, which then has the sums of all pieces, added in order.
 template <int kSums>
 __device__ __forceinline__ bool join_pieces(float (&d)[128], const Backward& b, ProductMemory& memory, const SharedPiece& piece) {
-  float4* mine = part_of(b, EvenShares::slot(blockIdx.x, piece.owner));
+  float4* mine = part_of(b, EvenShares::slot(blockIdx.x, piece));
 #pragma unroll
   for (int i = 0; i < kSums / 4; ++i) __stcg(mine + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
   __threadfence();
   named_sync<kConsumers>(4);
   if (threadIdx.x == 0) {
-    const int before = add_in_order(b.arrived + piece.owner, 1);
-    memory.last = before == piece.final - piece.owner;
-    if (memory.last) b.arrived[piece.owner] = 0;  // for the next product
+    int* arrived = b.arrived + piece.phase * kMostCtas + piece.owner;
+    memory.last = add_in_order(arrived, 1) == piece.final - piece.owner;
+    if (memory.last) *arrived = 0;  // for the next product
   }
   named_sync<kConsumers>(4);
   if (!memory.last) return false;
   __threadfence();
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) d[i] = 0.f;
 #pragma unroll 1
   for (int cta = piece.owner; cta <= piece.final; ++cta) {
-    const float4* part = part_of(b, EvenShares::slot(cta, piece.owner));
-    const bool first = cta == piece.owner;
+    const float4* part = part_of(b, EvenShares::slot(cta, piece));
 #pragma unroll
-    for (int eight = 0; eight < kSums / 4; eight += 8) {
-#pragma unroll
-      for (int i = eight; i < eight + 8; ++i) {
-        const float4 v = __ldcg(part + i * kConsumers);
-        d[4 * i] = first ? v.x : d[4 * i] + v.x, d[4 * i + 1] = first ? v.y : d[4 * i + 1] + v.y;
-        d[4 * i + 2] = first ? v.z : d[4 * i + 2] + v.z, d[4 * i + 3] = first ? v.w : d[4 * i + 3] + v.w;
-      }
-      __syncwarp();  // else registers are spilled, as all loads would come first
+    for (int i = 0; i < kSums / 4; ++i) {
+      const float4 v = __ldcg(part + i * kConsumers);
+      d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
+      if (i % 8 == 7) __syncwarp();  // else registers are spilled, as all reads would come first
     }
   }
   return true;
@@ -165,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 1) gathered_product(const __grid_con
   let_next_launch();
   wait_for_launches();
   const Job job{b};
-  const EvenShares shares(memory.shares, job.items(), job.columns(), job.heavy_columns(), [&](int item) { return job.steps(item); });
+  const EvenShares shares(memory.shares, job.items(), job.columns(), job.phases(), [&](int item) { return job.steps(item); });
   if (threadIdx.x >= kConsumers) {
     registers_down<kProducerRegisters>();
     produce_product(job, s, shares);

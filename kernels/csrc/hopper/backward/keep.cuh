@@ -14,7 +14,7 @@ namespace twell::hopper {
 
 constexpr int kKeepThreads = 1024, kKeepWarps = kKeepThreads / 32;
 
-constexpr int kListed = 8192;  // values of a block
+constexpr int kListed = 20480;  // values of a block
 
 // A value in the list: its neuron and row, slot in its tile, and place in its panel's bucket.
 struct ListedValue {

@@ -34,7 +34,6 @@ struct Backward {
   int blocks;  // of 128 rows
   int panels;  // of 64 columns: as many as a block's union can have; and groups of 64 neurons
   bool float_weights;  // whether weight gradients are float32
-  int phase, phases;   // of the weights' gradients: which part of their columns, of how many
 
   const void* x;            // [rows, d_model]
   const void* dy;           // [rows, d_model]
@@ -59,8 +58,8 @@ struct Backward {
   uint32_t* task_count;     // [1]
   void* panels_of_rows;     // [blocks, 2, panels, 128, 64]: du, then dg over a block's union, swizzled
   void* chunks;             // [panels, blocks * 2, 3, 64, 64]: du, dg and h over a group's tokens, swizzled
-  float* parts;             // [2 * kMostCtas, 32, 256, 4]: sums of tiles that several CTAs share
-  int* arrived;             // [kMostCtas]: how many have left theirs
+  float* parts;             // [2 phases, kMostCtas, 2, 32, 256, 4]: sums of tiles that several CTAs share
+  int* arrived;             // [2 phases, kMostCtas]: how many have left theirs
 
   void* dx;                 // [rows, d_model]
   void *d_gate, *d_up, *d_down;  // [d_ff, d_model], 16 bits or float32

@@ -16,11 +16,10 @@ void launch_dx<TWELL_T>(const Backward& b, cudaStream_t stream) {
 
 template <>
 void launch_weights<TWELL_T>(const Backward& b, cudaStream_t stream) {
-  for (Backward phase = b; phase.phase < b.phases; ++phase.phase)
-    if (b.float_weights)
-      launch_product<WeightsJob<TWELL_T, float>>(phase, stream);
-    else
-      launch_product<WeightsJob<TWELL_T, TWELL_T>>(phase, stream);
+  if (b.float_weights)
+    launch_product<WeightsJob<TWELL_T, float>>(b, stream);
+  else
+    launch_product<WeightsJob<TWELL_T, TWELL_T>>(b, stream);
 }
 
 }  // namespace twell::hopper

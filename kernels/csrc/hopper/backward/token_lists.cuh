@@ -28,7 +28,7 @@ static __global__ void __launch_bounds__(kRankThreads) rank_neurons(const Backwa
   wait_for_launches();
   for (int i = threadIdx.x; i < b.d_ff; i += kRankThreads) fires[i] = b.kept.fires[i];
   if (blockIdx.x == 0) {
-    for (int i = threadIdx.x; i < kMostCtas; i += kRankThreads) b.arrived[i] = 0;
+    for (int i = threadIdx.x; i < 2 * kMostCtas; i += kRankThreads) b.arrived[i] = 0;
     if (threadIdx.x == 0) *b.task_count = 0;
   }
   __syncthreads();

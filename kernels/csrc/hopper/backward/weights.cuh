@@ -15,13 +15,11 @@ struct WeightsJob {
 
   __device__ __forceinline__ int d_model() const { return b.d_model; }
   __device__ __forceinline__ int items() const { return b.panels; }
-  // Columns of outputs of this phase: of [du | dg] x, then of h dy.
-  __device__ __forceinline__ int all() const { return (b.d_model + kTileN - 1) / kTileN; }
-  __device__ __forceinline__ int begin(int phase) const { return 2 * all() * phase / b.phases; }
-  __device__ __forceinline__ int heavy_columns() const { return max(min(all(), begin(b.phase + 1)) - begin(b.phase), 0); }
-  __device__ __forceinline__ int columns() const { return begin(b.phase + 1) - begin(b.phase); }
-  __device__ __forceinline__ bool is_light(int column) const { return begin(b.phase) + column >= all(); }
-  __device__ __forceinline__ int first_output(int column) const { return (begin(b.phase) + column) % all() * kTileN; }
+  // Columns of outputs in a phase: of [du | dg] x in the first one, of h dy in the second.
+  __device__ __forceinline__ int columns() const { return (b.d_model + kTileN - 1) / kTileN; }
+  __device__ __forceinline__ int phases() const { return 2; }
+  __device__ __forceinline__ bool is_light(int column) const { return column >= columns(); }
+  __device__ __forceinline__ int first_output(int column) const { return column % columns() * kTileN; }
   __device__ __forceinline__ int steps(int group) const { return chunks_of(b.token_counts[group]); }
   __device__ __forceinline__ int panel_bytes(int column) const { return is_light(column) ? kABytes / 2 : kABytes; }
   __device__ __forceinline__ const void* panel(int group, int column, int step, int) const {

@@ -1,0 +1,165 @@
+"""The training passes on tensor cores of sm_90a: dense in the gate product, sparse in all others.
+
+Forward: the launches of `hopper`, then one that keeps six bytes a non-zero: its place in its block, gate value and
+hidden value. The up value is their quotient, which is as exact as one that was rounded itself.
+
+Backward, with the algebra of `reference_backward`, in seven launches and no wait for the host:
+
+1. Four small ones put neurons in order of how often they fire, cut that order into groups of 64, and list the tokens of
+   each group by counting bits.
+2. dh = dy Wd over each block's union of neurons, and from it du and dg, laid out by rows and by neurons.
+3. dx = du Wu + dg Wg over the same unions.
+4. The gradients of the weights: [du | dg] times the group's rows of x, and h times its rows of dy.
+
+Sums run in one order, in float32 registers, without atomics: same call, same bits. Work is shared out evenly among the
+multiprocessors, since the busiest group has a hundred times the tokens of another.
+
+Cost: products by the size of unions and lists, 3 to 30 % of dense. What is kept and the workspace are allocated for the
+worst case, as counts are not known on the host: 34 KB and 100 KB a row at d_ff 5632, touched only where used.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from twell.kernels import build
+from twell.kernels.backends import gpu, hopper
+from twell.kernels.backends.reference_backward import Forward, Gradients, Saved, Weights
+from twell.kernels.build import Library, Source
+
+BLOCK, PANEL = hopper.BLOCK, hopper.PANEL
+CTAS = 144  # among which a product's work is shared out, at most
+MOST_ITEMS = 1024  # blocks of rows, or groups of neurons
+MOST_D_FF = 2**14  # counts of each neuron's firings lie in shared memory
+
+_ARCH = "-gencode=arch=compute_90a,code=sm_90a"
+_SOURCES = ("many_rows/gate", "many_rows/plan", "many_rows/up", "many_rows/down")
+_TRAINING = ("keep", "token_lists", "dh", "products")
+LIBRARY = Library(
+    "hopper_training",
+    (
+        *(
+            Source(f"hopper/{source}.cu", (_ARCH, "-DTWELL_T=__nv_bfloat16"))
+            for source in (*_SOURCES, *(f"backward/{name}" for name in _TRAINING))
+        ),
+        Source("hopper/backward/bindings.cpp"),
+    ),
+    headers=("common/*", "hopper/**/*.cuh", "hopper/**/*.h"),
+    seconds=15,
+    cuda=True,
+)
+
+
+def refuses(
+    device: torch.device,
+    dtype: torch.dtype,
+    d_model: int,
+    d_ff: int,
+    n: int,
+    gated: bool,
+    biased: bool,
+    activation: str,
+) -> str | None:
+    """Return why these kernels cannot take such a call, or None; build them to find out, once a process."""
+    if (reason := gpu.refuses(device, dtype, n)) is not None:
+        return reason
+    if dtype != torch.bfloat16:
+        return "expected bfloat16, as an up value is the quotient of two kept ones, which float16 lacks the range for"
+    if not gated or biased or activation != "relu":
+        return "expected a gated FFN with ReLU and without biases"
+    blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
+    if d_ff > MOST_D_FF or blocks > MOST_ITEMS:
+        return f"expected d_ff up to {MOST_D_FF} and up to {MOST_ITEMS * BLOCK} rows, got {d_ff} and {n}"
+    if max(d_model * d_ff, n * d_model) >= 2**31 or panels * blocks * 24576 >= 2**32:
+        return f"expected matrices whose offsets are 32 bits, got {n} rows, d_model {d_model} and d_ff {d_ff}"
+    return _cannot_run(device)
+
+
+@build.constant
+def _cannot_run(device: torch.device) -> str | None:
+    """Return what the machine lacks, or what the build failed of."""
+    if (reason := gpu.missing()) is not None:
+        return reason
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return f"expected a GPU of compute capability 9.0, got {torch.cuda.get_device_name(device)}"
+    return build.failure(LIBRARY)
+
+
+@gpu.remembered
+def parts(n: int, d_ff: int) -> gpu.Parts:
+    """Lay out the workspace of a backward pass of n rows, in the order in which the op takes its parts."""
+    blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
+    return gpu.Parts.laid_out(
+        rank_of=(torch.int16, (d_ff,)),
+        neuron_at=(torch.int16, (d_ff,)),
+        union_ranks=(torch.int16, (blocks, panels * PANEL)),
+        marks=(torch.int32, (panels, blocks * 4)),
+        before=(torch.int32, (panels, blocks * 4)),
+        tokens=(torch.int32, (panels, blocks * BLOCK)),
+        token_counts=(torch.int32, (panels,)),
+        places=(torch.int32, (n * d_ff,)),
+        pairs=(torch.int32, (n * d_ff,)),
+        tasks=(torch.int32, (blocks * panels, 2)),
+        task_count=(torch.int32, (1,)),
+        panels_of_rows=(torch.bfloat16, (blocks, 2, panels, BLOCK, PANEL)),
+        chunks=(torch.bfloat16, (panels, blocks * 2, 3, PANEL, PANEL)),
+        parts=(torch.float32, (2, CTAS, 2, BLOCK, hopper.OUTPUTS)),
+        arrived=(torch.int32, (2, CTAS)),
+    )
+
+
+def kept(x: Tensor, weights: Weights, save: bool) -> tuple[Tensor, ...]:
+    """Return unwritten tensors of what a forward pass keeps: values, unions, tables, [number of counted rows]."""
+    if not save:
+        return ()
+    n, d_ff = len(x), weights.gate.shape[0]
+    blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
+    tables = blocks * (panels + 1) + blocks * BLOCK + blocks + d_ff + 1  # starts, order, union_sizes, fires, used
+    return (
+        x.new_empty((3, n * d_ff), dtype=torch.int16),
+        x.new_empty((blocks, panels * PANEL), dtype=torch.int16),
+        x.new_empty(tables, dtype=torch.int32),
+        x.new_empty(1, dtype=torch.float32),
+    )
+
+
+def forward(
+    x: Tensor, weights: Weights, rows: Tensor | None, activation: str, save: bool
+) -> tuple[Forward, Tensor, tuple[Tensor, ...]]:
+    """Run the forward pass; without `save` what it would keep is freed at once."""
+    n, d_ff = len(x), weights.gate.shape[0]
+    workspace = gpu.Workspace(hopper.parts(n, d_ff, x.dtype, True), x.device)
+    values, unions, tables, counted = kept(x, weights, True)
+    y, finite = torch.empty_like(x), x.new_empty(n, dtype=torch.bool)
+    nnz, l1_parts = x.new_empty(n, dtype=torch.int32), x.new_empty(len(unions), dtype=torch.float32)
+    torch.ops.twell.hopper_train_forward(
+        x, weights.gate, weights.up, weights.down, rows, workspace.memory, workspace.places,
+        y, finite, nnz, values, unions, tables, l1_parts,
+    )  # fmt: skip
+    counts = finite if rows is None else finite & (rows != 0)
+    torch.sum(counts, 0, keepdim=True, dtype=torch.float32, out=counted).clamp_(min=1)
+    l1 = (l1_parts.sum(0, keepdim=True) / counted).view(())
+    fires = tables[-1 - d_ff : -1].long()
+    results = Forward(y, l1, nnz, fires, Saved(x, x, x, finite))
+    if not save:
+        return results, finite, ()
+    mask = () if rows is None else (rows.clone(),)
+    return results, finite, (values, unions, tables, counted, *mask)
+
+
+def backward(
+    x: Tensor, weights: Weights, kept: tuple[Tensor, ...], activation: str, grad_y: Tensor, grad_l1: Tensor,
+    dtype: torch.dtype,
+) -> Gradients:  # fmt: skip
+    """Run the backward pass; the weights' gradients come in `dtype`, bfloat16 or float32."""
+    finite, values, unions, tables, counted, rows, *_ = kept
+    n, d_ff = len(x), weights.gate.shape[0]
+    workspace = gpu.Workspace(parts(n, d_ff), x.device)
+    dx = torch.empty_like(x)
+    gate, up, down = (weights.gate.new_empty(weights.gate.shape, dtype=dtype) for _ in range(3))
+    torch.ops.twell.hopper_train_backward(
+        grad_y, x, weights.gate, weights.up, weights.down, finite, rows if rows.numel() else None,
+        grad_l1.float() / counted, values, unions, tables, workspace.memory, workspace.places, dx, gate, up, down,
+    )  # fmt: skip
+    return Gradients(dx, gate, up, down.t(), None, None, None)

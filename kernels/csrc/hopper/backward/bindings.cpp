@@ -1,0 +1,92 @@
+// The training passes as torch ops. The host checks stand in kernels/training.py and kernels/backends/hopper_backward.py.
+#include "common/bindings.h"
+#include "common/device.h"
+#include "hopper/backward/params.h"
+
+namespace {
+
+using namespace twell;
+using namespace twell::hopper;
+using Value = __nv_bfloat16;
+
+int blocks_of(const Tensor& x) { return static_cast<int>((x.size(0) + kBlockRows - 1) / kBlockRows); }
+int panels_of(const Tensor& w) { return static_cast<int>((w.size(0) + kPanelColumns - 1) / kPanelColumns); }
+
+// values: [3, capacity] of positions, gates and hidden values; tables: starts, order, union_sizes, fires and used, one after the other.
+Kept kept_of(const Tensor& values, const Tensor& unions, const Tensor& tables, int blocks, int panels, int d_ff, float* l1_parts) {
+  const int64_t capacity = values.size(1);
+  Kept k{};
+  k.positions = as<uint16_t>(values), k.gates = k.positions + capacity, k.hidden = k.gates + capacity;
+  k.starts = as<int>(tables), k.order = k.starts + static_cast<int64_t>(blocks) * (panels + 1);
+  k.union_sizes = k.order + static_cast<int64_t>(blocks) * kBlockRows, k.fires = k.union_sizes + blocks, k.used = k.fires + d_ff;
+  k.unions = as<uint16_t>(unions), k.l1_parts = l1_parts;
+  return k;
+}
+
+// places: in the workspace, of heads, tails, masks, spill, fired, row_sums, order, unions, union_sizes, hidden, tasks, parts, part_ready.
+void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& given_up, const Tensor& given_down, const Maybe& counted,
+             const Tensor& workspace, const Places& places, const Tensor& y, const Tensor& finite, const Tensor& nnz, const Tensor& values,
+             const Tensor& unions, const Tensor& tables, const Tensor& l1_parts) {
+  const DeviceGuard guard(given_x.get_device_index());
+  const Tensor x = aligned(given_x), w_gate = aligned(given_gate), w_up = aligned(given_up), w_down = by_neuron(given_down);
+  Ffn f{};
+  f.planned = true;
+  f.rows = x.size(0), f.d_model = w_gate.size(1), f.d_ff = w_gate.size(0);
+  f.tiles = (f.d_ff + kTile - 1) / kTile, f.panels = panels_of(w_gate), f.blocks = blocks_of(x);
+  f.x = address(x), f.w_gate = address(w_gate), f.w_up = address(w_up), f.w_down = address(w_down);
+  point(workspace, places, f.heads, f.tails, f.masks, f.spill, f.fired, f.row_sums, f.order, f.unions, f.union_sizes, f.hidden, f.tasks,
+        f.parts, f.part_ready);
+  f.whole = f.blocks <= kWholeBlocks ? reinterpret_cast<int*>(f.row_sums + f.rows + 1) : nullptr;
+  f.goes_on = f.whole != nullptr;
+  f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);
+  const Kept kept = kept_of(values, unions, tables, f.blocks, f.panels, f.d_ff, as<float>(l1_parts));
+  const cudaStream_t on = stream_of(x);
+  check(cudaMemsetAsync(kept.fires, 0, (f.d_ff + 1) * sizeof(int), on), "memset");  // and `used` behind them
+  launch_gate<Value>(f, on);
+  launch_plan<Value>(f, true, on);
+  launch_up<Value>(f, on);
+  launch_down<Value>(f, on);
+  launch_keep<Value>(f, kept, as<uint8_t>(counted), on);
+}
+
+// places: of rank_of, neuron_at, union_ranks, marks, before, tokens, token_counts, places, pairs, tasks, task_count, panels_of_rows, chunks,
+// parts, arrived.
+void backward(const Tensor& given_dy, const Tensor& given_x, const Tensor& given_gate, const Tensor& given_up, const Tensor& given_down,
+              const Tensor& finite, const Maybe& counted, const Tensor& l1_scale, const Tensor& values, const Tensor& unions,
+              const Tensor& tables, const Tensor& workspace, const Places& places, const Tensor& dx, const Tensor& d_gate,
+              const Tensor& d_up, const Tensor& d_down) {
+  const DeviceGuard guard(given_x.get_device_index());
+  const Tensor dy = aligned(given_dy), x = aligned(given_x), w_gate = aligned(given_gate), w_up = aligned(given_up),
+               w_down = by_neuron(given_down);
+  Backward b{};
+  b.rows = x.size(0), b.d_model = w_gate.size(1), b.d_ff = w_gate.size(0), b.blocks = blocks_of(x), b.panels = panels_of(w_gate);
+  b.float_weights = d_gate.scalar_type() == torch::headeronly::ScalarType::Float;
+  b.x = address(x), b.dy = address(dy), b.w_gate = address(w_gate), b.w_up = address(w_up), b.w_down = address(w_down);
+  b.finite = as<uint8_t>(finite), b.counted = as<uint8_t>(counted), b.l1_scale = as<float>(l1_scale);
+  b.kept = kept_of(values, unions, tables, b.blocks, b.panels, b.d_ff, nullptr);
+  point(workspace, places, b.rank_of, b.neuron_at, b.union_ranks, b.marks, b.before, b.tokens, b.token_counts, b.places, b.pairs, b.tasks,
+        b.task_count, b.panels_of_rows, b.chunks, b.parts, b.arrived);
+  b.dx = address(dx), b.d_gate = address(d_gate), b.d_up = address(d_up), b.d_down = address(d_down);
+  const cudaStream_t on = stream_of(x);
+  launch_token_lists<Value>(b, on);
+  launch_dh<Value>(b, on);
+  launch_dx<Value>(b, on);
+  launch_weights<Value>(b, on);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
+  m.def(
+      "hopper_train_forward(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor? counted, Tensor(a!) workspace, SymInt[] places, "
+      "Tensor(b!) y, Tensor(c!) finite, Tensor(d!) nnz, Tensor(e!) values, Tensor(f!) unions, Tensor(g!) tables, Tensor(h!) l1_parts) -> ()");
+  m.def(
+      "hopper_train_backward(Tensor dy, Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor finite, Tensor? counted, "
+      "Tensor l1_scale, Tensor values, Tensor unions, Tensor tables, Tensor(a!) workspace, SymInt[] places, Tensor(b!) dx, "
+      "Tensor(c!) d_gate, Tensor(d!) d_up, Tensor(e!) d_down) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {
+  m.impl("hopper_train_forward", TORCH_BOX(&forward));
+  m.impl("hopper_train_backward", TORCH_BOX(&backward));
+}

@@ -1,0 +1,179 @@
+"""The training passes on Hopper: each gradient's error against float64 is at most 1.25 times that of dense bfloat16."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from twell.kernels import training
+from twell.kernels.backends import reference_backward
+from twell.kernels.backends.reference_backward import Weights
+from twell.kernels.training import choose, train_gated_ffn
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU here"
+    ),
+]
+SHAPES = [(1, 256, 512), (131, 136, 1032), (300, 264, 520), (1025, 512, 1024), (2049, 512, 2048), (4097, 1024, 2816)]
+NAMES = ("x", "w_gate", "w_up", "w_down")
+COEFFICIENT = 0.7
+
+
+def made(n: int, d_model: int, d_ff: int, shift: float = -1.5, seed: int = 0) -> list[Tensor]:
+    """Random x and weights that need gradients, in bfloat16; `shift` moves all gates: their column 0 meets ones."""
+    source = torch.Generator("cuda").manual_seed(seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(shape, generator=source, device="cuda") * scale
+
+    x, gate = normal(n, d_model), normal(d_ff, d_model, scale=d_model**-0.5)
+    x[:, 0], gate[:, 0] = 1, shift
+    tensors = [x, gate, normal(d_ff, d_model, scale=d_model**-0.5), normal(d_model, d_ff, scale=d_ff**-0.5)]
+    return [tensor.bfloat16().requires_grad_() for tensor in tensors]
+
+
+def direction(n: int, d_model: int) -> Tensor:
+    return torch.randn(n, d_model, generator=torch.Generator("cuda").manual_seed(5), device="cuda").bfloat16()
+
+
+def ours(tensors: list[Tensor], **options: Tensor) -> tuple[training.Trained, list[Tensor]]:
+    out = train_gated_ffn(*tensors, kernel="hopper", **options)  # type: ignore[arg-type]
+    grads = torch.autograd.grad(
+        (out.y, out.l1), tensors, (direction(*tensors[0].shape), torch.full_like(out.l1, COEFFICIENT))
+    )
+    return out, list(grads)
+
+
+def dense(tensors: list[Tensor]) -> list[Tensor]:
+    hidden = linear(tensors[0], tensors[1]).relu() * linear(tensors[0], tensors[2])
+    y, l1 = linear(hidden, tensors[3]), hidden.abs().sum(dtype=torch.float32) / len(tensors[0])
+    grads = torch.autograd.grad((y, l1), tensors, (direction(*tensors[0].shape), torch.full_like(l1, COEFFICIENT)))
+    return [y, *grads]
+
+
+def exact(tensors: list[Tensor], rows: Tensor | None = None) -> list[Tensor]:
+    x, *weights = (tensor.detach().double() for tensor in tensors)
+    packed = Weights(*weights, None, None, None)  # type: ignore[call-arg]
+    out = reference_backward.forward(x, packed, rows, "relu")
+    coefficient = torch.tensor(COEFFICIENT, device="cuda", dtype=torch.float64)
+    grads = reference_backward.backward(
+        x, packed, out.saved, "relu", direction(*x.shape).double(), coefficient, torch.float64
+    )
+    return [out.y, grads.x, grads.gate, grads.up, grads.down]  # type: ignore[list-item]
+
+
+def errors(got: Tensor, want: Tensor) -> tuple[float, float]:
+    """Return the mean and the largest row's error, relative to the mean size of a row."""
+    got, want = got.double(), want.double()
+    off = (got - want).norm(dim=1) / want.norm(dim=1).mean().clamp(min=1e-30)
+    return float(off.mean()), float(off.max())
+
+
+@pytest.mark.parametrize("shift", [-60.0, -2.2, -1.0, 60.0], ids=["all dead", "sparse", "some", "all alive"])
+@pytest.mark.parametrize(("n", "d_model", "d_ff"), SHAPES)
+def test_errors_are_denses(n: int, d_model: int, d_ff: int, shift: float) -> None:
+    tensors = made(n, d_model, d_ff, shift)
+    out, grads = ours(tensors)
+    for name, got, loose, want in zip(("y", *NAMES), [out.y, *grads], dense(tensors), exact(tensors), strict=True):
+        assert got.isfinite().all(), name
+        for ours_is, denses_is in zip(errors(got, want), errors(loose, want), strict=True):
+            assert ours_is <= 1.25 * denses_is + 1e-6, (name, ours_is, denses_is)
+    if abs(shift) > 50:
+        assert int(out.nnz.sum()) == int(out.fires.sum()) == (n * d_ff if shift > 0 else 0)
+
+
+def test_counts_are_the_forward_passs() -> None:
+    tensors = made(2049, 512, 2048)
+    out, _ = ours(tensors)
+    plain = train_gated_ffn(*tensors, kernel="reference")  # type: ignore[arg-type]
+    torch.testing.assert_close(out.l1, plain.l1, rtol=1e-3, atol=0)
+    assert (out.nnz - plain.nnz).abs().max() <= 1 and (out.fires - plain.fires).abs().max() <= 1
+    assert int(out.nnz.sum()) == int(out.fires.sum())
+
+
+def test_same_call_same_bits() -> None:
+    tensors = made(4097, 1024, 2816)
+    first, second = ours(tensors)[1], ours(tensors)[1]
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_poisoned_memory_changes_nothing() -> None:
+    tensors = made(1025, 512, 1024)
+    first = ours(tensors)[1]
+    torch.cuda.empty_cache()
+    poison = [torch.full((2**26,), torch.nan, device="cuda") for _ in range(8)]
+    del poison  # what is allocated next lies there
+    assert all(torch.equal(a, b) for a, b in zip(first, ours(tensors)[1], strict=True))
+
+
+def test_rows_that_do_not_count() -> None:
+    tensors = made(700, 256, 512)
+    rows = (torch.arange(700, device="cuda") % 3 != 0).to(torch.uint8)
+    out, grads = ours(tensors, rows=rows)
+    for name, got, loose, want in zip(
+        ("y", *NAMES), [out.y, *grads], dense(tensors), exact(tensors, rows), strict=True
+    ):
+        assert errors(got, want)[0] <= 1.25 * errors(loose, exact(tensors)[("y", *NAMES).index(name)])[0] + 1e-6, name
+    assert int(out.fires.sum()) == int(out.nnz[rows != 0].sum())
+
+
+def test_a_broken_row_stays_alone() -> None:
+    tensors = made(300, 256, 512)
+    with torch.no_grad():
+        tensors[0][7] = torch.inf
+    out, grads = ours(tensors)
+    assert not out.finite[7] and int(out.finite.sum()) == 299
+    assert grads[0][7].isnan().all() and all(grad.isfinite().all() for grad in (grads[0][8:], *grads[1:]))
+
+
+def test_float32_masters_get_float32_gradients() -> None:
+    tensors = made(1025, 512, 1024)
+    masters = [tensors[0], *(tensor.detach().float().requires_grad_() for tensor in tensors[1:])]
+    _, grads = ours(masters)
+    _, narrow = ours(tensors)
+    assert torch.equal(grads[0], narrow[0])
+    for wide, rounded in zip(grads[1:], narrow[1:], strict=True):
+        assert wide.dtype == torch.float32 and torch.equal(wide.bfloat16(), rounded)
+
+
+def test_one_graph_when_compiled() -> None:
+    tensors = made(1025, 512, 1024)
+
+    def loss(*values: Tensor) -> Tensor:
+        out = train_gated_ffn(*values)
+        return out.y.float().square().sum() + out.l1
+
+    torch.compiler.reset()
+    want = torch.autograd.grad(loss(*tensors), tensors)
+    got = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*tensors), tensors)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_two_streams() -> None:
+    many = [made(1025, 512, 1024, seed=seed) for seed in range(2)]
+    want = [ours(tensors)[1] for tensors in many]
+    streams = [torch.cuda.Stream() for _ in many]
+    torch.cuda.synchronize()
+    for _ in range(5):
+        got = []
+        for stream, tensors in zip(streams, many, strict=True):
+            with torch.cuda.stream(stream):
+                got.append(ours(tensors)[1])
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for x, y in zip(got, want, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_what_it_refuses_goes_to_the_reference_with_the_reason() -> None:
+    assert choose("cuda", torch.bfloat16, 256, 512, 64).backend == "hopper"
+    for dtype, options, reason in (
+        (torch.float16, {}, "expected bfloat16"),
+        (torch.bfloat16, {"gated": False}, "expected a gated FFN"),
+        (torch.bfloat16, {"biased": True}, "without biases"),
+    ):
+        choice = choose("cuda", dtype, 256, 512, 64, **options)  # type: ignore[arg-type]
+        assert choice.backend == "reference" and reason in choice.reason
