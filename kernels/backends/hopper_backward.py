@@ -15,7 +15,7 @@ Sums run in one order, in float32 registers, without atomics: same call, same bi
 multiprocessors, since the busiest group has a hundred times the tokens of another.
 
 Cost: products by the size of unions and lists, 3 to 30 % of dense. What is kept and the workspace are allocated for the
-worst case, as counts are not known on the host: 34 KB and 100 KB a row at d_ff 5632, touched only where used.
+worst case, as counts are not known on the host: 34 KB and 80 KB a row at d_ff 5632, touched only where used.
 """
 
 from __future__ import annotations
@@ -99,7 +99,6 @@ def parts(n: int, d_ff: int) -> gpu.Parts:
         tokens=(torch.int32, (panels, blocks * BLOCK)),
         token_counts=(torch.int32, (panels,)),
         places=(torch.int32, (n * d_ff,)),
-        pairs=(torch.int32, (n * d_ff,)),
         tasks=(torch.int32, (blocks * panels, 2)),
         task_count=(torch.int32, (1,)),
         panels_of_rows=(torch.bfloat16, (blocks, 2, panels, BLOCK, PANEL)),

@@ -322,3 +322,7 @@ def test_the_choice_has_a_reason() -> None:
     choice = choose("cpu", torch.float32, 8, 16, 4)
     assert choice.backend == "reference" and choice.reason
     assert choose("cpu", torch.float32, 8, 16, 4, "reference").reason == "asked for by name"
+
+
+def test_sparse_passes_pay_where_little_fires() -> None:
+    assert training.sparse_pays(330.0, 5632) and not training.sparse_pays(2816.0, 5632)

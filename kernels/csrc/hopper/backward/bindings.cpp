@@ -49,7 +49,7 @@ void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& give
   launch_keep<Value>(f, kept, as<uint8_t>(counted), on);
 }
 
-// places: of rank_of, neuron_at, union_ranks, marks, before, tokens, token_counts, places, pairs, tasks, task_count, panels_of_rows, chunks,
+// places: of rank_of, neuron_at, union_ranks, marks, before, tokens, token_counts, places, tasks, task_count, panels_of_rows, chunks,
 // parts, arrived.
 void backward(const Tensor& given_dy, const Tensor& given_x, const Tensor& given_gate, const Tensor& given_up, const Tensor& given_down,
               const Tensor& finite, const Maybe& counted, const Tensor& l1_scale, const Tensor& values, const Tensor& unions,
@@ -64,8 +64,8 @@ void backward(const Tensor& given_dy, const Tensor& given_x, const Tensor& given
   b.x = address(x), b.dy = address(dy), b.w_gate = address(w_gate), b.w_up = address(w_up), b.w_down = address(w_down);
   b.finite = as<uint8_t>(finite), b.counted = as<uint8_t>(counted), b.l1_scale = as<float>(l1_scale);
   b.kept = kept_of(values, unions, tables, b.blocks, b.panels, b.d_ff, nullptr);
-  point(workspace, places, b.rank_of, b.neuron_at, b.union_ranks, b.marks, b.before, b.tokens, b.token_counts, b.places, b.pairs, b.tasks,
-        b.task_count, b.panels_of_rows, b.chunks, b.parts, b.arrived);
+  point(workspace, places, b.rank_of, b.neuron_at, b.union_ranks, b.marks, b.before, b.tokens, b.token_counts, b.places, b.tasks, b.task_count,
+        b.panels_of_rows, b.chunks, b.parts, b.arrived);
   b.dx = address(dx), b.d_gate = address(d_gate), b.d_up = address(d_up), b.d_down = address(d_down);
   const cudaStream_t on = stream_of(x);
   launch_token_lists<Value>(b, on);

@@ -12,7 +12,7 @@ namespace twell::hopper {
 
 constexpr int kDhBarrier = 4;  // its number: both consumer warpgroups meet there
 
-constexpr int kHeld = 10;  // kept values of a task that a thread holds in registers; it reads any further ones again
+constexpr int kHeld = 9;  // kept values of a task that a thread holds in registers; it reads any further ones again
 
 // The kept values of a task: those of its panels follow each other. A thread takes one in kConsumers.
 struct TaskValues {
@@ -44,9 +44,10 @@ struct TaskValues {
     for (int i = 0; i < kHeld; ++i)
       if (first + static_cast<int>(threadIdx.x) + i * kConsumers < end)
         *reinterpret_cast<uint16_t*>(s.staging + place[i]) = static_cast<uint16_t>(pair[i] >> half * 16);
+    const uint16_t* made = static_cast<const uint16_t*>(b.chunks) + half * kGroupNeurons * kChunk;  // by this thread
 #pragma unroll 4
     for (int value = first + threadIdx.x + kHeld * kConsumers; value < end; value += kConsumers)
-      *reinterpret_cast<uint16_t*>(s.staging + place_of(task, b.kept.positions[value])) = static_cast<uint16_t>(b.pairs[value] >> half * 16);
+      *reinterpret_cast<uint16_t*>(s.staging + place_of(task, b.kept.positions[value])) = made[b.places[value]];
   }
 };
 
@@ -109,7 +110,7 @@ __device__ __forceinline__ void make_pairs(const Backward& b, Shared& s, const U
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       if (value + i * kConsumers < values.end)
-        b.pairs[value + i * kConsumers] = make_pair<T>(b, s, task, in[i], TaskValues::place_of(task, in[i].position), l1_scale);
+        make_pair<T>(b, s, task, in[i], TaskValues::place_of(task, in[i].position), l1_scale);
   }
 }
 

@@ -54,22 +54,26 @@ struct Keeper {
     return *reinterpret_cast<const uint16_t*>(panel + in_block * 128 + (((column >> 3) ^ (in_block & 7)) << 4) + (column & 7) * 2);
   }
 
-  // Calls one(neuron, slot) for each neuron that a row fires, by a warp: a lane takes a word of 32 neurons, so that eight lanes have a tile.
-  template <typename One>
-  __device__ __forceinline__ void each(int row, int lane, One one) const {
+  // Calls one(neuron, slot, at) for each neuron that a row fires, by a warp, a lane a word of 32 neurons. begin(many), of each 32 words, says
+  // where the first of them is to stand in a list; `at` counts on from there.
+  template <typename Begin, typename One>
+  __device__ __forceinline__ void each(int row, int lane, Begin begin, One one) const {
     const int words = f.tiles * kMaskWords;
     for (int word0 = 0; word0 < words; word0 += 32) {
       const int word = word0 + lane;
       uint32_t left = word < words ? f.masks[static_cast<int64_t>(row) * words + word] : 0;
-      int upto = __popc(left);
-      const int mine = upto;
+      if (const int outside = 32 * (word + 1) - f.d_ff; outside > 0) left &= outside < 32 ? ~0u >> outside : 0;
+      int before = __popc(left);
+      const int mine = before;
 #pragma unroll
-      for (int step = 1; step < kMaskWords; step *= 2) {
-        const int other = __shfl_up_sync(~0u, upto, step, kMaskWords);
-        if (lane % kMaskWords >= step) upto += other;
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(~0u, before, step);
+        if (lane >= step) before += other;
       }
-      for (int slot = upto - mine; left; left &= left - 1, ++slot)
-        if (const int neuron = 32 * word + __ffs(left) - 1; neuron < f.d_ff) one(neuron, slot);
+      const int many = __shfl_sync(~0u, before, 31);
+      before -= mine;
+      int slot = before - __shfl_sync(~0u, before, lane / kMaskWords * kMaskWords);  // eight lanes have a tile
+      for (int at = begin(many) + before; left; left &= left - 1, ++slot, ++at) one(32 * word + __ffs(left) - 1, slot, at);
     }
   }
 };
@@ -113,8 +117,9 @@ __global__ void __launch_bounds__(kKeepThreads, 1) keep(const Ffn f, const Kept 
     const int row = row_at(in_block);
     if (row < 0) continue;
     const bool counts_here = counted == nullptr || counted[row] != 0;
-    keeper.each(row, lane, [&](int neuron, int slot) {
-      const int place = atomicAdd(&counts[keeper.rank_of(neuron) / kPanelColumns], 1), at = atomicAdd(&listed, 1);
+    const auto begin = [&](int many) { return __shfl_sync(~0u, lane == 0 && many > 0 ? atomicAdd(&listed, many) : 0, 0); };
+    keeper.each(row, lane, begin, [&](int neuron, int slot, int at) {
+      const int place = atomicAdd(&counts[keeper.rank_of(neuron) / kPanelColumns], 1);
       if (at < kListed)
         values[at] = {static_cast<uint16_t>(neuron), static_cast<uint16_t>(place), static_cast<uint8_t>(in_block), static_cast<uint8_t>(slot)};
       if (counts_here) atomicAdd(&fires[neuron], 1);
@@ -159,7 +164,7 @@ __global__ void __launch_bounds__(kKeepThreads, 1) keep(const Ffn f, const Kept 
   } else {
     for (int in_block = warp; in_block < kBlockRows; in_block += kKeepWarps)
       if (const int row = row_at(in_block); row >= 0)
-        keeper.each(row, lane, [&](int neuron, int slot) {
+        keeper.each(row, lane, [](int) { return 0; }, [&](int neuron, int slot, int) {
           const int rank = keeper.rank_of(neuron);
           write(in_block, row, neuron, slot, rank, atomicAdd(&counts[rank / kPanelColumns], 1));
         });

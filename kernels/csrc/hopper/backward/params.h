@@ -53,7 +53,6 @@ struct Backward {
   int* tokens;              // [panels, blocks * 128]: a group's tokens as rows, ascending by position; -1 up to the end of its last chunk
   int* token_counts;        // [panels]
   uint32_t* places;         // [capacity]: where du of each kept value lies in `chunks`
-  uint32_t* pairs;          // [capacity]: du | dg << 16
   int* tasks;               // [blocks * panels, 2] of dh, as those of `up`
   uint32_t* task_count;     // [1]
   void* panels_of_rows;     // [blocks, 2, panels, 128, 64]: du, then dg over a block's union, swizzled
