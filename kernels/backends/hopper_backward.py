@@ -30,6 +30,7 @@ from twell.kernels.build import Library, Source
 
 BLOCK, PANEL = hopper.BLOCK, hopper.PANEL
 CTAS = 144  # among which a product's work is shared out, at most
+KEEP_CTAS = 4  # that sum |h| over a block's rows
 MOST_ITEMS = 1024  # blocks of rows, or groups of neurons
 MOST_D_FF = 2**14  # counts of each neuron's firings lie in shared memory
 
@@ -131,7 +132,7 @@ def forward(
     workspace = gpu.Workspace(hopper.parts(n, d_ff, x.dtype, True), x.device)
     values, unions, tables, counted = kept(x, weights, True)
     y, finite = torch.empty_like(x), x.new_empty(n, dtype=torch.bool)
-    nnz, l1_parts = x.new_empty(n, dtype=torch.int32), x.new_empty(len(unions), dtype=torch.float32)
+    nnz, l1_parts = x.new_empty(n, dtype=torch.int32), x.new_empty(KEEP_CTAS * len(unions), dtype=torch.float32)
     torch.ops.twell.hopper_train_forward(
         x, weights.gate, weights.up, weights.down, rows, workspace.memory, workspace.places,
         y, finite, nnz, values, unions, tables, l1_parts,

@@ -5,7 +5,7 @@ namespace twell::hopper {
 
 template <>
 void launch_keep<TWELL_T>(const Ffn& f, const Kept& kept, const uint8_t* counted, cudaStream_t stream) {
-  launch_overlapping(keep<TWELL_T>, f.blocks, kKeepThreads, keep_shared_bytes(f), 1, stream, f, kept, counted);
+  launch_overlapping(keep<TWELL_T>, f.blocks * kKeepCtas, kKeepThreads, keep_shared_bytes(f), kKeepCtas, stream, f, kept, counted);
 }
 
 }  // namespace twell::hopper

@@ -1,8 +1,9 @@
 // What the forward pass keeps: each non-zero's place in its block, gate value and hidden value, six bytes in buckets by panel.
 //
-// A CTA a block. It goes through what its rows fire, a bit a neuron, to count how many values each panel of the union has, and lists them in
-// shared memory; then each thread writes some of the list. What the list has no room for is gone through once more. Within a bucket values
-// stand in any order: nothing is summed in that order. The sums of |h| have one order of their own.
+// A cluster of four CTAs a block, each with one row in four: rows are in order of nnz. A CTA goes through what its rows fire, a bit a neuron,
+// to count how many values each panel of the union has, and lists them in shared memory; the CTAs put their counts together; then each
+// thread writes some of its CTA's list. What the list has no room for is gone through once more. Within a bucket values stand in any
+// order: nothing is summed in that order. The sums of |h| have one order of their own.
 #pragma once
 
 #include "common/bits.cuh"
@@ -12,9 +13,9 @@
 
 namespace twell::hopper {
 
-constexpr int kKeepThreads = 1024, kKeepWarps = kKeepThreads / 32;
+constexpr int kKeepThreads = 512, kKeepWarps = kKeepThreads / 32;
 
-constexpr int kListed = 20480;  // values of a block
+constexpr int kListed = 10240;  // values of a CTA
 
 // A value in the list: its neuron and row, slot in its tile, and place in its panel's bucket.
 struct ListedValue {
@@ -22,8 +23,9 @@ struct ListedValue {
   uint8_t row, slot;
 };
 
-// Dynamic shared memory: bits and counts before them of the union, counts of each panel, firings of each neuron; and the list.
-inline int keep_shared_bytes(const Ffn& f) { return (2 * f.tiles * kMaskWords + f.panels + f.d_ff) * 4 + kListed * sizeof(ListedValue); }
+// Dynamic shared memory: bits and counts before them of the union, counts of each panel and where its values
+// go, firings of each neuron; and the list.
+inline int keep_shared_bytes(const Ffn& f) { return (2 * f.tiles * kMaskWords + 2 * f.panels + f.d_ff) * 4 + kListed * sizeof(ListedValue); }
 
 template <typename T>
 struct Keeper {
@@ -78,17 +80,26 @@ struct Keeper {
   }
 };
 
+// A word of another CTA's shared memory.
+__device__ __forceinline__ int load_remote(const int* word, uint32_t cta) {
+  int value;
+  asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(remote_address(word, cta)) : "memory");
+  return value;
+}
+
 template <typename T>
-__global__ void __launch_bounds__(kKeepThreads, 1) keep(const Ffn f, const Kept k, const uint8_t* counted) {
+__global__ void __launch_bounds__(kKeepThreads) keep(const Ffn f, const Kept k, const uint8_t* counted) {
   extern __shared__ uint32_t words_memory[];
-  const int block = blockIdx.x, thread = threadIdx.x, warp = thread / 32, lane = thread % 32, words = f.tiles * kMaskWords;
+  const int block = blockIdx.x / kKeepCtas, rank = cluster_rank(), thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int words = f.tiles * kMaskWords;
   uint32_t* bits = words_memory;
   int* before = reinterpret_cast<int*>(bits + words);
-  int* counts = before + words;      // of each panel's values; then where the next one goes
-  int* fires = counts + f.panels;
+  int* counts = before + words;      // of each panel's values
+  int* cursors = counts + f.panels;  // where its next one goes
+  int* fires = cursors + f.panels;
   ListedValue* values = reinterpret_cast<ListedValue*>(fires + f.d_ff);
   __shared__ float sums[kKeepWarps];
-  __shared__ int listed;
+  __shared__ int listed, base;
   let_next_launch();
   wait_for_launches();
   const int size = abs(f.union_sizes[block]);
@@ -101,19 +112,19 @@ __global__ void __launch_bounds__(kKeepThreads, 1) keep(const Ffn f, const Kept 
 
   if (thread == 0) listed = 0;
   for (int i = thread; i < words; i += kKeepThreads) bits[i] = 0;
-  for (int i = thread; i < f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;
-  for (int i = thread; i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = f.order[block * kBlockRows + i];
+  for (int i = thread; i < 2 * f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;
+  for (int i = thread; rank == 0 && i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = f.order[block * kBlockRows + i];
   __syncthreads();
   for (int i = thread; i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; i += kKeepThreads) {
     const int neuron = list[i];
-    k.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + i] = neuron;
+    if (rank == 0) k.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + i] = neuron;
     if (i < size) atomicOr(&bits[neuron >> 5], 1u << (neuron & 31));
   }
   __syncthreads();
   if (warp == 0) count_before(bits, before, words, lane);
   __syncthreads();
 
-  for (int in_block = warp; in_block < kBlockRows; in_block += kKeepWarps) {
+  for (int in_block = kKeepCtas * warp + rank; in_block < kBlockRows; in_block += kKeepCtas * kKeepWarps) {
     const int row = row_at(in_block);
     if (row < 0) continue;
     const bool counts_here = counted == nullptr || counted[row] != 0;
@@ -125,53 +136,62 @@ __global__ void __launch_bounds__(kKeepThreads, 1) keep(const Ffn f, const Kept 
       if (counts_here) atomicAdd(&fires[neuron], 1);
     });
   }
-  __syncthreads();
-  if (warp == 0) {  // counts become the places of the buckets
+  cluster_sync();
+  if (warp == 0) {  // the buckets' places, and in each those of this CTA's values: after those of the CTAs before it
     int sum = 0;
+    int* starts = k.starts + static_cast<int64_t>(block) * (f.panels + 1);
     for (int panel0 = 0; panel0 < f.panels; panel0 += 32) {
-      const int panel = panel0 + lane, mine = panel < f.panels ? counts[panel] : 0;
-      int upto = mine;
+      const int panel = panel0 + lane;
+      int all = 0, others = 0;
+      for (int cta = 0; cta < kKeepCtas && panel < f.panels; ++cta) {
+        others += cta == rank ? all : 0;
+        all += load_remote(counts + panel, cta);
+      }
+      int upto = all;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
         const int other = __shfl_up_sync(~0u, upto, step);
         if (lane >= step) upto += other;
       }
-      if (panel < f.panels) counts[panel] = sum + upto - mine;
+      if (panel < f.panels) cursors[panel] = sum + upto - all + others;
+      if (panel < f.panels && rank == 0) starts[panel] = sum + upto - all;
       sum += __shfl_sync(~0u, upto, 31);
     }
-    int base = lane == 0 ? atomicAdd(k.used, sum) : 0;
-    base = __shfl_sync(~0u, base, 0);
-    int* starts = k.starts + static_cast<int64_t>(block) * (f.panels + 1);
-    for (int panel = lane; panel < f.panels; panel += 32) starts[panel] = counts[panel] += base;
-    if (lane == 0) starts[f.panels] = base + sum, k.union_sizes[block] = f.union_sizes[block];
+    if (rank == 0) {
+      __syncwarp();
+      const int first = __shfl_sync(~0u, lane == 0 ? atomicAdd(k.used, sum) : 0, 0);
+      for (int panel = lane; panel < f.panels; panel += 32) starts[panel] += first;
+      if (lane == 0) base = first, starts[f.panels] = first + sum, k.union_sizes[block] = f.union_sizes[block];
+    }
   }
   for (int i = thread; i < f.d_ff; i += kKeepThreads)
     if (fires[i] > 0) atomicAdd(k.fires + i, fires[i]);
-  __syncthreads();
+  cluster_sync();
+  const int first = load_remote(&base, 0);
 
-  const auto write = [&](int in_block, int row, int neuron, int slot, int rank, int at) {
-    k.positions[at] = (rank / kPanelColumns % 4) << 13 | in_block << 6 | rank % kPanelColumns;
+  const auto write = [&](int in_block, int row, int neuron, int slot, int in_union, int at) {
+    k.positions[at] = (in_union / kPanelColumns % 4) << 13 | in_block << 6 | in_union % kPanelColumns;
     k.gates[at] = keeper.gate(row, neuron, slot);
-    k.hidden[at] = keeper.hidden(in_block, rank);
+    k.hidden[at] = keeper.hidden(in_block, in_union);
   };
   if (listed <= kListed) {
 #pragma unroll 2
     for (int i = thread; i < listed; i += kKeepThreads) {
       const ListedValue v = values[i];
-      const int rank = keeper.rank_of(v.neuron);
-      write(v.row, f.order[block * kBlockRows + v.row], v.neuron, v.slot, rank, counts[rank / kPanelColumns] + v.place);
+      const int in_union = keeper.rank_of(v.neuron);
+      write(v.row, f.order[block * kBlockRows + v.row], v.neuron, v.slot, in_union, first + cursors[in_union / kPanelColumns] + v.place);
     }
   } else {
-    for (int in_block = warp; in_block < kBlockRows; in_block += kKeepWarps)
+    for (int in_block = kKeepCtas * warp + rank; in_block < kBlockRows; in_block += kKeepCtas * kKeepWarps)
       if (const int row = row_at(in_block); row >= 0)
         keeper.each(row, lane, [](int) { return 0; }, [&](int neuron, int slot, int) {
-          const int rank = keeper.rank_of(neuron);
-          write(in_block, row, neuron, slot, rank, atomicAdd(&counts[rank / kPanelColumns], 1));
+          const int in_union = keeper.rank_of(neuron);
+          write(in_block, row, neuron, slot, in_union, first + atomicAdd(&cursors[in_union / kPanelColumns], 1));
         });
   }
   // |h|: where it is not zero the panels have it, in an order of their own.
   float sum = 0.f;
-  for (int in_block = warp; in_block < kBlockRows; in_block += kKeepWarps) {
+  for (int in_block = kKeepCtas * warp + rank; in_block < kBlockRows; in_block += kKeepCtas * kKeepWarps) {
     const int row = row_at(in_block);
     if (row < 0 || (counted != nullptr && counted[row] == 0)) continue;
 #pragma unroll 4
@@ -187,8 +207,9 @@ __global__ void __launch_bounds__(kKeepThreads, 1) keep(const Ffn f, const Kept 
   if (thread == 0) {
     float total = 0.f;
     for (int i = 0; i < kKeepWarps; ++i) total += sums[i];
-    k.l1_parts[block] = total;
+    k.l1_parts[blockIdx.x] = total;
   }
+  cluster_sync();  // no CTA leaves while another may still read its counts
 }
 
 }  // namespace twell::hopper
