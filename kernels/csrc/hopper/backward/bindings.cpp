@@ -23,9 +23,9 @@ Kept kept_of(const Tensor& values, const Tensor& unions, const Tensor& tables, i
   return k;
 }
 
-// places: in the workspace, of heads, tails, masks, spill, fired, row_sums, order, unions, union_sizes, hidden, tasks, parts, part_ready.
+// offsets: in the workspace, of heads, tails, masks, spill, fired, row_sums, order, unions, union_sizes, hidden, tasks, parts, part_ready.
 void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& given_up, const Tensor& given_down, const Maybe& counted,
-             const Tensor& workspace, const Places& places, const Tensor& y, const Tensor& finite, const Tensor& nnz, const Tensor& values,
+             const Tensor& workspace, const Offsets& offsets, const Tensor& y, const Tensor& finite, const Tensor& nnz, const Tensor& values,
              const Tensor& unions, const Tensor& tables, const Tensor& l1_parts) {
   const DeviceGuard guard(given_x.get_device_index());
   const Tensor x = aligned(given_x), w_gate = aligned(given_gate), w_up = aligned(given_up), w_down = by_neuron(given_down);
@@ -34,10 +34,10 @@ void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& give
   f.rows = x.size(0), f.d_model = w_gate.size(1), f.d_ff = w_gate.size(0);
   f.tiles = (f.d_ff + kTile - 1) / kTile, f.panels = panels_of(w_gate), f.blocks = blocks_of(x);
   f.x = address(x), f.w_gate = address(w_gate), f.w_up = address(w_up), f.w_down = address(w_down);
-  point(workspace, places, f.heads, f.tails, f.masks, f.spill, f.fired, f.row_sums, f.order, f.unions, f.union_sizes, f.hidden, f.tasks,
+  WorkspaceTensor{workspace, offsets}.point(f.heads, f.tails, f.masks, f.spill, f.fired, f.row_sums, f.order, f.unions, f.union_sizes, f.hidden, f.tasks,
         f.parts, f.part_ready);
-  f.whole = f.blocks <= kWholeBlocks ? reinterpret_cast<int*>(f.row_sums + f.rows + 1) : nullptr;
-  f.goes_on = f.whole != nullptr;
+  f.dense_tiles = f.blocks <= kDenseTileBlocks ? reinterpret_cast<int*>(f.row_sums + f.rows + 1) : nullptr;
+  f.continues_with_up = f.dense_tiles != nullptr;
   f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);
   const Kept kept = kept_of(values, unions, tables, f.blocks, f.panels, f.d_ff, as<float>(l1_parts));
   const cudaStream_t on = stream_of(x);
@@ -49,11 +49,11 @@ void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& give
   launch_keep<Value>(f, kept, as<uint8_t>(counted), on);
 }
 
-// places: of rank_of, neuron_at, union_ranks, marks, before, tokens, token_counts, places, tasks, task_count, panels_of_rows, chunks,
+// offsets: of rank_of, neuron_at, union_ranks, marks, before, tokens, token_counts, places, tasks, task_count, panels_of_rows, chunks,
 // parts, arrived.
 void backward(const Tensor& given_dy, const Tensor& given_x, const Tensor& given_gate, const Tensor& given_up, const Tensor& given_down,
               const Tensor& finite, const Maybe& counted, const Tensor& l1_scale, const Tensor& values, const Tensor& unions,
-              const Tensor& tables, const Tensor& workspace, const Places& places, const Tensor& dx, const Tensor& d_gate,
+              const Tensor& tables, const Tensor& workspace, const Offsets& offsets, const Tensor& dx, const Tensor& d_gate,
               const Tensor& d_up, const Tensor& d_down) {
   const DeviceGuard guard(given_x.get_device_index());
   const Tensor dy = aligned(given_dy), x = aligned(given_x), w_gate = aligned(given_gate), w_up = aligned(given_up),
@@ -64,7 +64,7 @@ void backward(const Tensor& given_dy, const Tensor& given_x, const Tensor& given
   b.x = address(x), b.dy = address(dy), b.w_gate = address(w_gate), b.w_up = address(w_up), b.w_down = address(w_down);
   b.finite = as<uint8_t>(finite), b.counted = as<uint8_t>(counted), b.l1_scale = as<float>(l1_scale);
   b.kept = kept_of(values, unions, tables, b.blocks, b.panels, b.d_ff, nullptr);
-  point(workspace, places, b.rank_of, b.neuron_at, b.union_ranks, b.marks, b.before, b.tokens, b.token_counts, b.places, b.tasks, b.task_count,
+  WorkspaceTensor{workspace, offsets}.point(b.rank_of, b.neuron_at, b.union_ranks, b.marks, b.before, b.tokens, b.token_counts, b.places, b.tasks, b.task_count,
         b.panels_of_rows, b.chunks, b.parts, b.arrived);
   b.dx = address(dx), b.d_gate = address(d_gate), b.d_up = address(d_up), b.d_down = address(d_down);
   const cudaStream_t on = stream_of(x);
@@ -78,11 +78,11 @@ void backward(const Tensor& given_dy, const Tensor& given_x, const Tensor& given
 
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(
-      "hopper_train_forward(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor? counted, Tensor(a!) workspace, SymInt[] places, "
+      "hopper_train_forward(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor? counted, Tensor(a!) workspace, SymInt[] offsets, "
       "Tensor(b!) y, Tensor(c!) finite, Tensor(d!) nnz, Tensor(e!) values, Tensor(f!) unions, Tensor(g!) tables, Tensor(h!) l1_parts) -> ()");
   m.def(
       "hopper_train_backward(Tensor dy, Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor finite, Tensor? counted, "
-      "Tensor l1_scale, Tensor values, Tensor unions, Tensor tables, Tensor(a!) workspace, SymInt[] places, Tensor(b!) dx, "
+      "Tensor l1_scale, Tensor values, Tensor unions, Tensor tables, Tensor(a!) workspace, SymInt[] offsets, Tensor(b!) dx, "
       "Tensor(c!) d_gate, Tensor(d!) d_up, Tensor(e!) d_down) -> ()");
 }
 

@@ -44,7 +44,7 @@ struct TaskValues {
     for (int i = 0; i < kHeld; ++i)
       if (first + static_cast<int>(threadIdx.x) + i * kConsumers < end)
         *reinterpret_cast<uint16_t*>(s.staging + place[i]) = static_cast<uint16_t>(pair[i] >> half * 16);
-    const uint16_t* made = static_cast<const uint16_t*>(b.chunks) + half * kGroupNeurons * kChunk;  // by this thread
+    const uint16_t* made = static_cast<const uint16_t*>(b.chunks) + half * kListNeurons * kChunk;  // by this thread
 #pragma unroll 4
     for (int value = first + threadIdx.x + kHeld * kConsumers; value < end; value += kConsumers)
       *reinterpret_cast<uint16_t*>(s.staging + place_of(task, b.kept.positions[value])) = made[b.places[value]];
@@ -84,7 +84,7 @@ __device__ __forceinline__ uint32_t make_pair(const Backward& b, Shared& s, cons
   if (h != 0.f && (b.counted == nullptr || b.counted[b.kept.order[position]] != 0)) dh += copysignf(l1_scale, h);
   const uint32_t pair = round_pair<T>(dh * g, dh * (h / g));
   uint16_t* to = static_cast<uint16_t*>(b.chunks) + in.place;
-  to[0] = pair, to[kGroupNeurons * kChunk] = pair >> 16, to[2 * kGroupNeurons * kChunk] = in.hidden;
+  to[0] = pair, to[kListNeurons * kChunk] = pair >> 16, to[2 * kListNeurons * kChunk] = in.hidden;
   return pair;
 }
 

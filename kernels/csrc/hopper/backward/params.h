@@ -8,9 +8,9 @@
 
 namespace twell::hopper {
 
-constexpr int kGroupNeurons = 64;  // neurons that share a list of tokens
+constexpr int kListNeurons = 64;  // neurons that share a list of tokens
 constexpr int kChunk = 64;         // tokens of such a list to a step of the products
-constexpr int kChunkValues = 3 * kGroupNeurons * kChunk;  // of a group's chunk: du, dg and h, each [64 neurons][64 tokens], swizzled
+constexpr int kChunkValues = 3 * kListNeurons * kChunk;  // of a group's chunk: du, dg and h, each [64 neurons][64 tokens], swizzled
 constexpr int kKeepCtas = 4;       // that go through a block's rows
 constexpr int kMostCtas = 144;     // of a product whose work is shared out evenly: as many as a GH100 has multiprocessors
 constexpr int kMostItems = 1024;   // blocks of rows, or groups of neurons, among which that work is shared out

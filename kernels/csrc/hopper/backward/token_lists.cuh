@@ -69,7 +69,7 @@ static __global__ void __launch_bounds__(kListThreads) mark_tokens(const Backwar
   for (int i = thread; i < size; i += kListThreads) ranks[i] = b.union_ranks[list + i] = b.rank_of[b.kept.unions[list + i]];
   const bool mine = thread >= kBlockRows || b.kept.order[block * kBlockRows + thread] == block * kBlockRows + thread;
   const bool consecutive = __syncthreads_and(mine);
-  each_value(b, block, [&](int, int rank, int row) { atomicOr(&marks[ranks[rank] / kGroupNeurons * 4 + row / 32], 1u << (row % 32)); });
+  each_value(b, block, [&](int, int rank, int row) { atomicOr(&marks[ranks[rank] / kListNeurons * 4 + row / 32], 1u << (row % 32)); });
   __syncthreads();
   for (int i = thread; i < b.panels * 4; i += kListThreads) b.marks[static_cast<int64_t>(i / 4) * words_of(b) + block * 4 + i % 4] = marks[i];
   if (thread == 0 && panels > 0) {  // tasks of dh: fewer panels to each where they would be too few for the processors
@@ -138,7 +138,7 @@ static __global__ void __launch_bounds__(kListThreads) place_values(const Backwa
   __syncthreads();
   const uint16_t* ranks = b.union_ranks + static_cast<int64_t>(block) * b.panels * kPanelColumns;
   each_value(b, block, [&](int value, int rank, int row) {
-    const int of_neuron = ranks[rank], group = of_neuron / kGroupNeurons, neuron = of_neuron % kGroupNeurons, word = group * 4 + row / 32;
+    const int of_neuron = ranks[rank], group = of_neuron / kListNeurons, neuron = of_neuron % kListNeurons, word = group * 4 + row / 32;
     const int token = before[word] + __popc(marks[word] & ((1u << (row % 32)) - 1)), column = token % kChunk;
     b.places[value] = static_cast<uint32_t>(chunk_at(b, group, token / kChunk) + neuron * kChunk + (((column >> 3) ^ (neuron & 7)) << 3) + (column & 7));
   });
