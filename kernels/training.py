@@ -30,6 +30,7 @@ PLAIN_NAMES = {"w_gate": "w_in", "w_down": "w_out", "b_gate": "b_in", "b_down": 
 SPARSE = (
     "its backward pass multiplies over the neurons that blocks of rows fire, and the rows that fire groups of neurons"
 )
+SPARSE_SHARE = 1 / 10  # of d_ff; 1.25 x dense at 330 of 5632, 0.96 to 1.05 x at 700, 0.84 x at 1 200
 DENSE = "the backward pass is dense, in torch, as no sparse one takes this call"
 
 
