@@ -1,7 +1,7 @@
 // How the CTAs of a product share out its work evenly, though some tiles are a hundred times longer than others.
 //
 // All tiles stand in one row: every item (a block of rows, a group of neurons) for the first columns of outputs, then every item for the
-// next. Each tile is as long as its steps and kTileSteps more. Each CTA takes an equal length of that row; a tile that lies across a
+// next. Each tile is as long as its steps and kTileSteps more, or kEmptyTile without any. Each CTA takes an equal length of that row; a tile that lies across a
 // border is cut there, unless little of it lies on one side. Phases come one after the other, each shared out so: all CTAs then read the
 // same matrix at a time, of which the L2 holds more.
 //
@@ -16,6 +16,7 @@
 namespace twell::hopper {
 
 constexpr int kTileSteps = 12;  // what a tile takes beside its steps, in steps
+constexpr int kEmptyTile = 3;   // what one without steps takes: zeros are written
 constexpr int kLeastCut = 4;    // steps on either side of a border
 
 struct Border {
@@ -46,7 +47,7 @@ class EvenShares {
       int sum = 0;
 #pragma unroll 1
       for (int item0 = 0; item0 < items; item0 += 32) {
-        const int mine = item0 + lane < items ? steps_of(item0 + lane) + kTileSteps : 0;
+        const int mine = item0 + lane < items ? length_of(steps_of(item0 + lane)) : 0;
         int upto = mine;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
@@ -70,7 +71,7 @@ class EvenShares {
     p.phase = i / in_phase();
     const int tile = from().tile + i % in_phase(), cta = blockIdx.x;
     p.item = tile % items_, p.column = tile / items_ + p.phase * columns_;
-    const int steps = length(p.item) - kTileSteps;
+    const int steps = max(length(p.item) - kTileSteps, 0);
     p.first = tile == from().tile ? from().step : 0;
     p.end = tile == to().tile ? to().step : steps;
     p.owner = p.final = cta;
@@ -83,6 +84,8 @@ class EvenShares {
   static __device__ __forceinline__ int slot(int cta, const SharedPiece& p) { return (p.phase * kMostCtas + cta) * 2 + (cta == p.owner); }
 
  private:
+  static_assert(kEmptyTile <= kTileSteps);
+  static __device__ __forceinline__ int length_of(int steps) { return steps > 0 ? steps + kTileSteps : kEmptyTile; }
   __device__ __forceinline__ int in_phase() const { return to().tile - from().tile + (to().step > 0); }
   __device__ __forceinline__ const Border& from() const { return m_.borders[blockIdx.x]; }
   __device__ __forceinline__ const Border& to() const { return m_.borders[blockIdx.x + 1]; }
@@ -96,9 +99,9 @@ class EvenShares {
       const int middle = (low + high) / 2;
       (m_.before[middle] <= rest ? low : high) = middle;
     }
-    const int into = rest - m_.before[low], steps = length(low) - kTileSteps, tile = which * items_ + low;
+    const int into = rest - m_.before[low], steps = max(length(low) - kTileSteps, 0), tile = which * items_ + low;
     if (into >= kLeastCut && into <= steps - kLeastCut) return {tile, into};
-    return {tile + (2 * into > steps), 0};
+    return {tile + (2 * into > length(low)), 0};
   }
 
   EvenSharesMemory& m_;

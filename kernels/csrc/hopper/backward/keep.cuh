@@ -15,7 +15,7 @@ namespace twell::hopper {
 
 constexpr int kKeepThreads = 512, kKeepWarps = kKeepThreads / 32;
 
-constexpr int kListed = 10240;  // values of a CTA
+constexpr int kListed = 4096;  // values of a CTA
 
 // A value in the list: its neuron and row, slot in its tile, and place in its panel's bucket.
 struct ListedValue {
@@ -136,6 +136,7 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const Ffn f, const Kept k, 
       if (counts_here) atomicAdd(&fires[neuron], 1);
     });
   }
+  __syncthreads();  // and no warp comes apart at the cluster's barrier
   cluster_sync();
   if (warp == 0) {  // the buckets' places, and in each those of this CTA's values: after those of the CTAs before it
     int sum = 0;
@@ -166,6 +167,7 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const Ffn f, const Kept k, 
   }
   for (int i = thread; i < f.d_ff; i += kKeepThreads)
     if (fires[i] > 0) atomicAdd(k.fires + i, fires[i]);
+  __syncthreads();
   cluster_sync();
   const int first = load_remote(&base, 0);
 
@@ -209,6 +211,7 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const Ffn f, const Kept k, 
     for (int i = 0; i < kKeepWarps; ++i) total += sums[i];
     k.l1_parts[blockIdx.x] = total;
   }
+  __syncthreads();
   cluster_sync();  // no CTA leaves while another may still read its counts
 }
 
