@@ -88,10 +88,10 @@ def _cannot_run(device: torch.device) -> str | None:
 
 
 @gpu.remembered
-def parts(n: int, d_ff: int) -> gpu.Parts:
-    """Lay out the workspace of a backward pass of n rows, in the order in which the op takes its parts."""
+def regions(n: int, d_ff: int) -> gpu.Regions:
+    """Lay out the workspace of a backward pass of n rows, in the order in which the op takes its regions."""
     blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
-    return gpu.Parts.laid_out(
+    return gpu.Regions.laid_out(
         rank_of=(torch.int16, (d_ff,)),
         neuron_at=(torch.int16, (d_ff,)),
         union_ranks=(torch.int16, (blocks, panels * PANEL)),
@@ -129,12 +129,12 @@ def forward(
 ) -> tuple[Forward, Tensor, tuple[Tensor, ...]]:
     """Run the forward pass; without `save` what it would keep is freed at once."""
     n, d_ff = len(x), weights.gate.shape[0]
-    workspace = gpu.Workspace(hopper.parts(n, d_ff, x.dtype, True), x.device)
+    workspace = gpu.Workspace(hopper.regions(n, d_ff, x.dtype, True), x.device)
     values, unions, tables, counted = kept(x, weights, True)
     y, finite = torch.empty_like(x), x.new_empty(n, dtype=torch.bool)
     nnz, l1_parts = x.new_empty(n, dtype=torch.int32), x.new_empty(KEEP_CTAS * len(unions), dtype=torch.float32)
     torch.ops.twell.hopper_train_forward(
-        x, weights.gate, weights.up, weights.down, rows, workspace.memory, workspace.places,
+        x, weights.gate, weights.up, weights.down, rows, workspace.memory, workspace.offsets,
         y, finite, nnz, values, unions, tables, l1_parts,
     )  # fmt: skip
     counts = finite if rows is None else finite & (rows != 0)
@@ -155,11 +155,11 @@ def backward(
     """Run the backward pass; the weights' gradients come in `dtype`, bfloat16 or float32."""
     finite, values, unions, tables, counted, rows, *_ = kept
     n, d_ff = len(x), weights.gate.shape[0]
-    workspace = gpu.Workspace(parts(n, d_ff), x.device)
+    workspace = gpu.Workspace(regions(n, d_ff), x.device)
     dx = torch.empty_like(x)
     gate, up, down = (weights.gate.new_empty(weights.gate.shape, dtype=dtype) for _ in range(3))
     torch.ops.twell.hopper_train_backward(
         grad_y, x, weights.gate, weights.up, weights.down, finite, rows if rows.numel() else None,
-        grad_l1.float() / counted, values, unions, tables, workspace.memory, workspace.places, dx, gate, up, down,
+        grad_l1.float() / counted, values, unions, tables, workspace.memory, workspace.offsets, dx, gate, up, down,
     )  # fmt: skip
     return Gradients(dx, gate, up, down.t(), None, None, None)
