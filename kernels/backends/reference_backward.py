@@ -155,9 +155,7 @@ def backward(
         part = Saved(saved.gate[some], saved.up[some], saved.counted[some], saved.finite[some])
         grads = _backward_rows(x[some], weights, part, activation, grad_y[some], scale)
         dx.append(grads.x)
-        sums = (
-            [*grads[1:]] if not sums else [None if a is None else a + b for a, b in zip(sums, grads[1:], strict=True)]
-        )
+        sums = [_added(*pair) for pair in zip(sums, grads[1:], strict=True)] if sums else [*grads[1:]]
     typed = [None if total is None else total.to(dtype) for total in sums]
     return Gradients(torch.cat(dx), *typed)  # type: ignore[arg-type]
 
