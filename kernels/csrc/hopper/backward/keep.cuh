@@ -87,58 +87,64 @@ __device__ __forceinline__ int load_remote(const int* word, uint32_t cta) {
   return value;
 }
 
+// What a CTA of `keep` works with.
 template <typename T>
-__global__ void __launch_bounds__(kKeepThreads) keep(const Ffn f, const Kept k, const uint8_t* counted) {
-  extern __shared__ uint32_t words_memory[];
-  const int block = blockIdx.x / kKeepCtas, rank = cluster_rank(), thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int words = f.tiles * kMaskWords;
-  uint32_t* bits = words_memory;
-  int* before = reinterpret_cast<int*>(bits + words);
-  int* counts = before + words;      // of each panel's values
-  int* cursors = counts + f.panels;  // where its next one goes
-  int* fires = cursors + f.panels;
-  ListedValue* values = reinterpret_cast<ListedValue*>(fires + f.d_ff);
-  __shared__ float sums[kKeepWarps];
-  __shared__ int listed, base;
-  let_next_launch();
-  wait_for_launches();
-  const int size = abs(f.union_sizes[block]);
-  const Keeper<T> keeper{f, bits, before, block, size == f.d_ff};
-  const uint16_t* list = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
-  const auto row_at = [&](int in_block) {  // -1: no row, or none that is finite
-    const int row = f.order[block * kBlockRows + in_block];
-    return row < f.rows && f.finite[row] ? row : -1;
-  };
+struct Keeping {
+  const Ffn& f;
+  const Kept& k;
+  const uint8_t* counted;
+  uint32_t* bits;       // [words] of the block's union, a bit a neuron
+  int *before;          // [words]: neurons of the union before each word
+  int *counts;          // [panels]: each panel's values, of this CTA
+  int *cursors;         // [panels]: where its next one goes, from the block's first on
+  int *fires;           // [d_ff]
+  ListedValue* values;  // [kListed]
+  int *listed, *base;   // how many values there are; the block's first, in the first CTA
+  int block, rank, warp, lane, words;
+  int size = abs(f.union_sizes[block]);
+  Keeper<T> keeper{f, bits, before, block, size == f.d_ff};
 
-  if (thread == 0) listed = 0;
-  for (int i = thread; i < words; i += kKeepThreads) bits[i] = 0;
-  for (int i = thread; i < 2 * f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;
-  for (int i = thread; rank == 0 && i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = f.order[block * kBlockRows + i];
-  __syncthreads();
-  for (int i = thread; i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; i += kKeepThreads) {
-    const int neuron = list[i];
-    if (rank == 0) k.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + i] = neuron;
-    if (i < size) atomicOr(&bits[neuron >> 5], 1u << (neuron & 31));
+  // Calls one(row of the block, row, whether it counts) for this CTA's finite rows, a warp a row.
+  template <typename One>
+  __device__ __forceinline__ void each_row(One one) const {
+    for (int in_block = kKeepCtas * warp + rank; in_block < kBlockRows; in_block += kKeepCtas * kKeepWarps)
+      if (const int row = f.order[block * kBlockRows + in_block]; row < f.rows && f.finite[row])
+        one(in_block, row, counted == nullptr || counted[row] != 0);
   }
-  __syncthreads();
-  if (warp == 0) count_before(bits, before, words, lane);
-  __syncthreads();
 
-  for (int in_block = kKeepCtas * warp + rank; in_block < kBlockRows; in_block += kKeepCtas * kKeepWarps) {
-    const int row = row_at(in_block);
-    if (row < 0) continue;
-    const bool counts_here = counted == nullptr || counted[row] != 0;
-    const auto begin = [&](int many) { return __shfl_sync(~0u, lane == 0 && many > 0 ? atomicAdd(&listed, many) : 0, 0); };
-    keeper.each(row, lane, begin, [&](int neuron, int slot, int at) {
-      const int place = atomicAdd(&counts[keeper.rank_of(neuron) / kPanelColumns], 1);
-      if (at < kListed)
-        values[at] = {static_cast<uint16_t>(neuron), static_cast<uint16_t>(place), static_cast<uint8_t>(in_block), static_cast<uint8_t>(slot)};
-      if (counts_here) atomicAdd(&fires[neuron], 1);
+  // Copies order and union, and finds the union's bits.
+  __device__ __forceinline__ void read_union() const {
+    const int64_t list = static_cast<int64_t>(block) * f.panels * kPanelColumns;
+    if (threadIdx.x == 0) *listed = 0;
+    for (int i = threadIdx.x; i < words; i += kKeepThreads) bits[i] = 0;
+    for (int i = threadIdx.x; i < 2 * f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;  // cursors and fires follow them
+    for (int i = threadIdx.x; rank == 0 && i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = f.order[block * kBlockRows + i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; i += kKeepThreads) {
+      const int neuron = f.unions[list + i];
+      if (rank == 0) k.unions[list + i] = neuron;
+      if (i < size) atomicOr(&bits[neuron >> 5], 1u << (neuron & 31));
+    }
+    __syncthreads();
+    if (warp == 0) count_before(bits, before, words, lane);
+    __syncthreads();
+  }
+
+  // Counts and lists the values.
+  __device__ __forceinline__ void list_values() const {
+    const auto begin = [&](int many) { return __shfl_sync(~0u, lane == 0 && many > 0 ? atomicAdd(listed, many) : 0, 0); };
+    each_row([&](int in_block, int row, bool counts_here) {
+      keeper.each(row, lane, begin, [&](int neuron, int slot, int at) {
+        const int place = atomicAdd(&counts[keeper.rank_of(neuron) / kPanelColumns], 1);
+        if (at < kListed)
+          values[at] = {static_cast<uint16_t>(neuron), static_cast<uint16_t>(place), static_cast<uint8_t>(in_block), static_cast<uint8_t>(slot)};
+        if (counts_here) atomicAdd(&fires[neuron], 1);
+      });
     });
   }
-  __syncthreads();  // and no warp comes apart at the cluster's barrier
-  cluster_sync();
-  if (warp == 0) {  // the buckets' places, and in each those of this CTA's values: after those of the CTAs before it
+
+  // Finds the buckets' places, and in each those of this CTA's values: after those of the CTAs before it. By a warp, once all have counted.
+  __device__ __forceinline__ void place_buckets() const {
     int sum = 0;
     int* starts = k.starts + static_cast<int64_t>(block) * (f.panels + 1);
     for (int panel0 = 0; panel0 < f.panels; panel0 += 32) {
@@ -158,53 +164,78 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const Ffn f, const Kept k, 
       if (panel < f.panels && rank == 0) starts[panel] = sum + upto - all;
       sum += __shfl_sync(~0u, upto, 31);
     }
-    if (rank == 0) {
-      __syncwarp();
-      const int first = __shfl_sync(~0u, lane == 0 ? atomicAdd(k.used, sum) : 0, 0);
-      for (int panel = lane; panel < f.panels; panel += 32) starts[panel] += first;
-      if (lane == 0) base = first, starts[f.panels] = first + sum, k.union_sizes[block] = f.union_sizes[block];
-    }
+    if (rank > 0) return;
+    __syncwarp();
+    const int first = __shfl_sync(~0u, lane == 0 ? atomicAdd(k.used, sum) : 0, 0);
+    for (int panel = lane; panel < f.panels; panel += 32) starts[panel] += first;
+    if (lane == 0) *base = first, starts[f.panels] = first + sum, k.union_sizes[block] = f.union_sizes[block];
   }
-  for (int i = thread; i < f.d_ff; i += kKeepThreads)
-    if (fires[i] > 0) atomicAdd(k.fires + i, fires[i]);
-  __syncthreads();
-  cluster_sync();
-  const int first = load_remote(&base, 0);
 
-  const auto write = [&](int in_block, int row, int neuron, int slot, int in_union, int at) {
+  __device__ __forceinline__ void write(int in_block, int row, int neuron, int slot, int in_union, int at) const {
     k.positions[at] = (in_union / kPanelColumns % 4) << 13 | in_block << 6 | in_union % kPanelColumns;
     k.gates[at] = keeper.gate(row, neuron, slot);
     k.hidden[at] = keeper.hidden(in_block, in_union);
-  };
-  if (listed <= kListed) {
-#pragma unroll 2
-    for (int i = thread; i < listed; i += kKeepThreads) {
-      const ListedValue v = values[i];
-      const int in_union = keeper.rank_of(v.neuron);
-      write(v.row, f.order[block * kBlockRows + v.row], v.neuron, v.slot, in_union, first + cursors[in_union / kPanelColumns] + v.place);
-    }
-  } else {
-    for (int in_block = kKeepCtas * warp + rank; in_block < kBlockRows; in_block += kKeepCtas * kKeepWarps)
-      if (const int row = row_at(in_block); row >= 0)
+  }
+
+  // Writes the values from the block's first on: those listed, or all of them where the list is too short.
+  __device__ __forceinline__ void write_values(int first) const {
+    if (*listed > kListed) {
+      each_row([&](int in_block, int row, bool) {
         keeper.each(row, lane, [](int) { return 0; }, [&](int neuron, int slot, int) {
           const int in_union = keeper.rank_of(neuron);
           write(in_block, row, neuron, slot, in_union, first + atomicAdd(&cursors[in_union / kPanelColumns], 1));
         });
-  }
-  // |h|: where it is not zero the panels have it, in an order of their own.
-  float sum = 0.f;
-  for (int in_block = kKeepCtas * warp + rank; in_block < kBlockRows; in_block += kKeepCtas * kKeepWarps) {
-    const int row = row_at(in_block);
-    if (row < 0 || (counted != nullptr && counted[row] == 0)) continue;
-#pragma unroll 4
-    for (int column = 2 * lane; column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; column += 64) {
-      const uint32_t pair = *reinterpret_cast<const uint32_t*>(hidden_panel(f, block, column / kPanelColumns) + in_block * 128 + column % kPanelColumns * 2);
-      sum += fabsf(half_of<T>(pair, 0)) + fabsf(half_of<T>(pair, 1));
+      });
+      return;
+    }
+#pragma unroll 2
+    for (int i = threadIdx.x; i < *listed; i += kKeepThreads) {
+      const ListedValue v = values[i];
+      const int in_union = keeper.rank_of(v.neuron);
+      write(v.row, f.order[block * kBlockRows + v.row], v.neuron, v.slot, in_union, first + cursors[in_union / kPanelColumns] + v.place);
     }
   }
+
+  // Returns this warp's sum of |h|, in all lanes: where it is not zero the panels have it, in an order of their own.
+  __device__ __forceinline__ float sum_hidden() const {
+    float sum = 0.f;
+    each_row([&](int in_block, int, bool counts_here) {
+#pragma unroll 4
+      for (int column = 2 * lane; counts_here && column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; column += 64) {
+        const unsigned char* line = hidden_panel(f, block, column / kPanelColumns) + in_block * 128;
+        const uint32_t pair = *reinterpret_cast<const uint32_t*>(line + column % kPanelColumns * 2);
+        sum += fabsf(half_of<T>(pair, 0)) + fabsf(half_of<T>(pair, 1));
+      }
+    });
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  if (lane == 0) sums[warp] = sum;
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    return sum;
+  }
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn f, const __grid_constant__ Kept k, const uint8_t* counted) {
+  extern __shared__ uint32_t words_memory[];
+  __shared__ float sums[kKeepWarps];
+  __shared__ int listed, base;
+  let_next_launch();
+  wait_for_launches();
+  const int thread = threadIdx.x, words = f.tiles * kMaskWords;
+  int *before = reinterpret_cast<int*>(words_memory + words), *counts = before + words, *cursors = counts + f.panels, *fires = cursors + f.panels;
+  const Keeping<T> keeping{f, k, counted, words_memory, before, counts, cursors, fires, reinterpret_cast<ListedValue*>(fires + f.d_ff), &listed,
+                           &base, static_cast<int>(blockIdx.x) / kKeepCtas, static_cast<int>(cluster_rank()), thread / 32, thread % 32, words};
+  keeping.read_union();
+  keeping.list_values();
+  __syncthreads();  // and no warp comes apart at the cluster's barrier
+  cluster_sync();
+  if (keeping.warp == 0) keeping.place_buckets();
+  for (int i = thread; i < f.d_ff; i += kKeepThreads)
+    if (fires[i] > 0) atomicAdd(k.fires + i, fires[i]);
+  __syncthreads();
+  cluster_sync();
+  keeping.write_values(load_remote(&base, 0));
+  const float sum = keeping.sum_hidden();
+  if (keeping.lane == 0) sums[keeping.warp] = sum;
   __syncthreads();
   if (thread == 0) {
     float total = 0.f;
