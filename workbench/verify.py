@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from twell.kernels.benchmark.timing import turns
+from twell.kernels.benchmark.timing import time_in_turns
 from twell.kernels.stats import Stats
 from twell.workbench.capturing.forward import LOGITS, Inputs, forward
 from twell.workbench.capturing.timing import dense
@@ -179,7 +179,7 @@ def overhead(loaded: LoadedModel, texts: list[Batch], loss: bool, done: Callable
 
     operations: dict[str, Any] = {name: partial(passes, name) for name in ("none", *PROBES)}
     operations["dense"] = partial(passes, "none", True)
-    took = turns(operations, loaded.device, ROUNDS)
+    took = time_in_turns(operations, loaded.device, ROUNDS)
     ratios = {
         name: statistics.median(one / none for one, none in zip(times, took["none"], strict=True))
         for name, times in took.items()

@@ -44,13 +44,13 @@ GATE, UP_DOWN = Operation("gate"), Operation("up_down")
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchRequest:
     """What to compare, and how long to take over it.
 
     kernels: default all that can take a case; layouts: what they are to emit; a kernel that cannot is left out. The
     reference is slow enough to let a GPU cool for the others, so there it runs where it is named or alone
     compiled: torch.compile's FFN too; probes: the kernels' probes too; seconds: of turns; None: as SECONDS has it
-    cold: weights rotated; hear(operation, run): told of each operation after the turns
+    cold: weights rotated; on_timed(operation, run): told of each operation after the turns
     """
 
     kernels: Sequence[str] | None = None
@@ -59,10 +59,10 @@ class Asked:
     probes: bool = False
     cold: bool = False
     seconds: float | None = None
-    hear: Callable[[Operation, Run], None] | None = None
+    on_timed: Callable[[Operation, Run], None] | None = None
 
 
-def operations(ffn: SparseFFN, x: Tensor, asked: Asked, left_out: dict[str, str]) -> dict[Operation, Run]:
+def operations(ffn: SparseFFN, x: Tensor, asked: BenchRequest, left_out: dict[str, str]) -> dict[Operation, Run]:
     """Every operation on x, each giving y or nothing; why a kernel is not among them goes into `left_out`."""
     dense = sibling(ffn, "reference")
     runs = dense_operations(dense, x)
@@ -112,7 +112,7 @@ def _compiled(*_shape: Any) -> Callable[[SparseFFN, Tensor], Tensor]:
     return torch.compile(SparseFFN.dense, dynamic=False)
 
 
-def candidates(ffn: SparseFFN, x: Tensor, asked: Asked, left_out: dict[str, str]) -> list[str]:
+def candidates(ffn: SparseFFN, x: Tensor, asked: BenchRequest, left_out: dict[str, str]) -> list[str]:
     """The names of the kernels to try."""
     if asked.kernels is not None:
         return list(asked.kernels)

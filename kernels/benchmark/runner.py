@@ -8,7 +8,7 @@ the cache holds (cold); on a GPU, calls that take less time than their launches 
 
 Cost: compiling the dense FFN, some seconds a shape; then the time given, and one product in float64 on some rows.
 
-    ffn, x = made("heavy", 8192, 2048, 5632, nnz=29, dtype=torch.bfloat16, device="cuda")
+    ffn, x = synthetic_ffn("heavy", 8192, 2048, 5632, nnz=29, dtype=torch.bfloat16, device="cuda")
     result = bench(ffn, x)
     result.median(DENSE) / result.median(Operation("ffn_sparse", "hopper", 8))
 """
@@ -32,7 +32,7 @@ from twell.kernels.benchmark.operations import (
     DENSE,
     FUSED,
     UP_DOWN,
-    Asked,
+    BenchRequest,
     Operation,
     candidates,
     dense_operations,
@@ -41,7 +41,7 @@ from twell.kernels.benchmark.operations import (
     sibling,
     stages,
 )
-from twell.kernels.benchmark.timing import Run, graphed, turns
+from twell.kernels.benchmark.timing import Run, graphed, time_in_turns
 from twell.kernels.layout import Layout, TwELL, tile_view, unpack
 from twell.kernels.modules import SparseFFN
 
@@ -54,11 +54,11 @@ CACHE = 2**25  # bytes, where the machine does not say
 EXACT_ROWS = {"cpu": 128, "cuda": 1024}  # rows whose error is found
 CHUNK = {"cpu": 2**22, "cuda": 2**27}  # elements of a gate product at a time, when counting
 WHOLE = (DENSE.op, COMPILED.op, FUSED.op, "ffn_sparse")  # operations whose y is held to float64
-EVERYTHING = Asked()
+EVERYTHING = BenchRequest()
 
 
 @dataclass(frozen=True)
-class Fired:
+class FiringCounts:
     """What the rows of a case fire. union: neurons fired by any row; past: by compression, rows that overflow."""
 
     nnz_mean: float
@@ -74,7 +74,7 @@ class Result:
 
     took: dict[Operation, list[float]]
     errors: dict[Operation, tuple[float, float]]
-    fired: Fired
+    fired: FiringCounts
     replayed: set[Operation]
     left_out: dict[str, str]
 
@@ -84,7 +84,7 @@ class Result:
 
 
 @torch.inference_mode()
-def bench(ffn: SparseFFN, x: Tensor, asked: Asked = EVERYTHING) -> Result:
+def bench(ffn: SparseFFN, x: Tensor, asked: BenchRequest = EVERYTHING) -> Result:
     """Times an FFN on x [rows, d_model], with its baselines and the kernels that can take it."""
     left_out: dict[str, str] = {}
     sets = [operations(each, x, asked, left_out) for each in _weight_sets(ffn, asked.cold)]
@@ -103,7 +103,7 @@ def bench(ffn: SparseFFN, x: Tensor, asked: Asked = EVERYTHING) -> Result:
 
 
 @torch.inference_mode()
-def bench_packed(ffn: SparseFFN, x: Tensor, packed: TwELL, asked: Asked = EVERYTHING) -> Result:
+def bench_packed(ffn: SparseFFN, x: Tensor, packed: TwELL, asked: BenchRequest = EVERYTHING) -> Result:
     """Times up and down alone, on gate values that are given: those of `packed`, whatever x makes the gate emit.
 
     Kernels whose stages cannot be run alone are left out. The dense FFN and the gate product run beside them, on x.
@@ -132,7 +132,7 @@ def bench_packed(ffn: SparseFFN, x: Tensor, packed: TwELL, asked: Asked = EVERYT
     counts, compression = packed.counts, packed.layout.compression
     past = {compression: int((counts > packed.layout.slots).any(1).sum())}
     union = int(sum((some != 0).any(0).long() for some in gate.split(2**14)).count_nonzero())  # type: ignore[union-attr]
-    return Result(took, errors, Fired(float(counts.sum()) / len(x), union, past), replayed, left_out)
+    return Result(took, errors, FiringCounts(float(counts.sum()) / len(x), union, past), replayed, left_out)
 
 
 def _weight_sets(ffn: SparseFFN, cold: bool) -> list[SparseFFN]:
@@ -154,7 +154,7 @@ def cache(device: torch.device) -> int:
 
 
 def side_by_side(
-    sets: Sequence[dict[Operation, Run]], x: Tensor, asked: Asked
+    sets: Sequence[dict[Operation, Run]], x: Tensor, asked: BenchRequest
 ) -> tuple[dict[Operation, list[float]], set[Operation]]:
     """Microseconds of each operation's call, turn by turn, and those that came from a graph."""
     graph = x.device.type == "cuda" and len(x) <= GRAPH_ROWS
@@ -163,12 +163,12 @@ def side_by_side(
     runs: dict[Operation, Run] = {key: partial(_all, [one[key] for one in sets] * loops) for key in sets[0]}
     replayed = {key for key in runs if graph and key.op != "ffn_packed"}  # packing waits for the host
     runs |= {key: graphed(runs[key], x.device) for key in replayed}
-    once = sum(sum(times) for times in turns(runs, x.device, 1).values())
+    once = sum(sum(times) for times in time_in_turns(runs, x.device, 1).values())
     repeats = max(LEAST, min(MOST, int((asked.seconds or SECONDS[x.device.type]) * 1e6 / once)))
-    took = turns(runs, x.device, repeats)
-    if asked.hear is not None:
+    took = time_in_turns(runs, x.device, repeats)
+    if asked.on_timed is not None:
         for key, run in runs.items():
-            asked.hear(key, run)
+            asked.on_timed(key, run)
     return {key: [time / calls for time in times] for key, times in took.items()}, replayed
 
 
@@ -177,7 +177,7 @@ def _all(runs: Iterable[Run]) -> None:
         run()
 
 
-def fired(ffn: SparseFFN, x: Tensor, layouts: Sequence[Layout]) -> Fired:
+def fired(ffn: SparseFFN, x: Tensor, layouts: Sequence[Layout]) -> FiringCounts:
     """Counts what x fires, from the gate product in float32."""
     gate = Linear(ffn.w_gate, ffn.b_gate)
     union = torch.zeros(ffn.d_ff, dtype=torch.bool, device=x.device)
@@ -188,7 +188,7 @@ def fired(ffn: SparseFFN, x: Tensor, layouts: Sequence[Layout]) -> Fired:
         total += int(marks.sum())
         for layout in layouts:
             past[layout.compression] += int((tile_view(marks, layout).sum(-1) > layout.slots).any(1).sum())
-    return Fired(total / len(x), int(union.sum()), past)
+    return FiringCounts(total / len(x), int(union.sum()), past)
 
 
 def sample(x: Tensor) -> slice:

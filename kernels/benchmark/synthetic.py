@@ -8,7 +8,7 @@ A recorded pattern of up to d_model / 2 rows is brought about exactly: gate weig
 pre-activation of the right sign are the least solution of a linear system. Cost: one gate product on a sample of rows
 a made case; a system of rows x rows unknowns a pattern.
 
-    ffn, x = made("heavy", 8192, 2048, 5632, nnz=29, dtype=torch.bfloat16, device="cuda")
+    ffn, x = synthetic_ffn("heavy", 8192, 2048, 5632, nnz=29, dtype=torch.bfloat16, device="cuda")
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEPS = 40  # of the bisection
 PACKED_ROWS = 16384  # packed at a time
 
 
-def made(
+def synthetic_ffn(
     kind: str,
     rows: int,
     d_model: int,
@@ -113,7 +113,7 @@ class Pattern:
         return fired
 
 
-def firing(
+def ffn_firing(
     pattern: Pattern, d_model: int, d_ff: int, *, dtype: torch.dtype, device: torch.device | str, seed: int = 0
 ) -> tuple[SparseFFN, Tensor]:
     """An FFN, and x, of which each row fires exactly the neurons that the pattern says.
@@ -134,7 +134,9 @@ def firing(
     return SparseFFN(gate.to(dtype), up.to(dtype), down.to(dtype), kernel="reference"), x
 
 
-def packed(pattern: Pattern, d_ff: int, layout: Layout, *, dtype: torch.dtype, device: torch.device | str) -> TwELL:
+def packed_pattern(
+    pattern: Pattern, d_ff: int, layout: Layout, *, dtype: torch.dtype, device: torch.device | str
+) -> TwELL:
     """The pattern as the TwELL that a gate product would have emitted, with random values."""
     source = torch.Generator(device).manual_seed(0)
     parts = []

@@ -18,38 +18,38 @@ Run = Callable[[], Any]
 Read = Callable[[], float]  # gives microseconds, and on a GPU waits for them
 
 
-def turns(
+def time_in_turns(
     operations: Mapping[K, Run],
     device: torch.device,
     repeats: int,
     *,
-    untimed: bool = True,
-    shuffled: random.Random | None = None,
+    warm_up: bool = True,
+    rng: random.Random | None = None,
 ) -> dict[K, list[float]]:
     """Microseconds of each operation by name, turn by turn.
 
-    untimed: whether a turn that is not timed comes first
-    shuffled: what draws the orders, where turns are taken a few at a time; default one that begins anew
+    warm_up: whether a turn that is not timed comes first
+    rng: what draws the orders, where turns are taken a few at a time; default one that begins anew
     """
-    if untimed:
+    if warm_up:
         for operation in operations.values():
             operation()
     took: dict[K, list[Read]] = {name: [] for name in operations}
-    order, shuffled = list(operations), shuffled or random.Random(0)
+    order, rng = list(operations), rng or random.Random(0)
     for _ in range(repeats):
-        shuffled.shuffle(order)
+        rng.shuffle(order)
         for name in order:
             took[name].append(_timed(operations[name], device))
     return {name: [read() for read in reads] for name, reads in took.items()}
 
 
 def _timed(operation: Run, device: torch.device) -> Read:
-    stop = started(device)
+    stop = start_timer(device)
     operation()
     return stop()
 
 
-def started(device: torch.device) -> Callable[[], Read]:
+def start_timer(device: torch.device) -> Callable[[], Read]:
     """A watch that runs from now until what comes back is called, which gives what reads it."""
     if device.type != "cuda":
         began = time.perf_counter()

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twell.kernels.benchmark.synthetic import KINDS, Pattern, firing, made, most_nnz, packed
+from twell.kernels.benchmark.synthetic import KINDS, Pattern, ffn_firing, most_nnz, packed_pattern, synthetic_ffn
 from twell.kernels.layout import Layout, TwELL
 from twell.kernels.modules import SparseFFN
 from twell.workbench.bench.layer_inputs import layer_inputs, text_ids, uniform_ids
@@ -126,7 +126,7 @@ def _made(options: BenchOptions, shape: str) -> tuple[list[Case], dict[str, Any]
 
     def make(kind: str, rows: int, nnz: int | None) -> Parts:
         about: dict[str, Any] = {"nnz": nnz, "dtype": dtype, "device": device, "plain": options.plain}
-        return (*made(kind, rows, d_model, d_ff, **about), None)
+        return (*synthetic_ffn(kind, rows, d_model, d_ff, **about), None)
 
     found = []
     for rows in _rows(options, device):
@@ -195,10 +195,10 @@ def _recorded(options: BenchOptions, path: Path) -> tuple[list[Case], dict[str, 
     def make(layer: int, rows: int) -> Parts:
         pattern = patterns[layer].rows(rows)
         if rows <= d_model // 2:
-            return (*firing(pattern, d_model, d_ff, dtype=dtype, device=device), None)
+            return (*ffn_firing(pattern, d_model, d_ff, dtype=dtype, device=device), None)
         nnz = min(float(pattern.nnz.double().mean()), most_nnz(d_ff))
-        gate = packed(pattern, d_ff, Layout(), dtype=dtype, device=device)
-        return (*made("even", rows, d_model, d_ff, nnz=nnz, dtype=dtype, device=device), gate)
+        gate = packed_pattern(pattern, d_ff, Layout(), dtype=dtype, device=device)
+        return (*synthetic_ffn("even", rows, d_model, d_ff, nnz=nnz, dtype=dtype, device=device), gate)
 
     found = [
         _case(options, device, f"recorded layer {layer}", "patterns", layer, rows, partial(make, layer, rows))

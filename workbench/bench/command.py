@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 from twell.kernels.benchmark.operations import DENSE, Operation
-from twell.kernels.benchmark.runner import Asked, Result, bench_packed
+from twell.kernels.benchmark.runner import BenchRequest, Result, bench_packed
 from twell.kernels.benchmark.runner import bench as bench_case
 from twell.kernels.benchmark.timing import Run
 from twell.kernels.dispatch import KERNELS
@@ -82,7 +82,7 @@ def _require_one(refused: dict[str, str | None]) -> None:
         raise UserError(f"Expected a kernel of --kernel that runs here, got none ({why}): ask for another.")
 
 
-def _asked(options: BenchOptions) -> Asked:
+def _asked(options: BenchOptions) -> BenchRequest:
     """What every case compares. UserError for a kernel or a compression that this build does not have."""
     unknown = [name for name in options.kernel if name not in KERNELS]
     if unknown:
@@ -93,7 +93,7 @@ def _asked(options: BenchOptions) -> Asked:
         raise UserError(f"Expected --compression of {given}, got {options.compression}.")
     if options.seconds is not None and not 0 < options.seconds < math.inf:
         raise UserError(f"Expected --seconds above 0, got {options.seconds:g}.")
-    return Asked(
+    return BenchRequest(
         kernels=options.kernel or None,
         layouts=tuple(Layout(compression=compression) for compression in wanted),
         compiled=options.compile,
@@ -103,18 +103,18 @@ def _asked(options: BenchOptions) -> Asked:
 
 
 def _run(
-    case: Case, asked: Asked, about: dict[str, Any], gauge: Gauge | None
+    case: Case, asked: BenchRequest, about: dict[str, Any], gauge: Gauge | None
 ) -> tuple[list[dict[str, Any]], Result, dict[Operation, dict[str, float]]]:
     """One case: its rows, what was found, and its figures by operation."""
     power: dict[Operation, Reading] = {}
 
-    def hear(operation: Operation, run: Run) -> None:
+    def on_timed(operation: Operation, run: Run) -> None:
         if gauge is not None and (operation == DENSE or operation.op == "ffn_sparse"):
             power[operation] = gauge.window(run)
 
     try:
         ffn, x, packed = case.make()
-        asked = replace(asked, cold=case.cold, hear=hear)
+        asked = replace(asked, cold=case.cold, on_timed=on_timed)
         result = bench_case(ffn, x, asked) if packed is None else bench_packed(ffn, x, packed, asked)
     except torch.OutOfMemoryError:
         raise UserError(f"Expected memory for {case.name} of {case.rows:,} rows, got none: lower --rows.") from None

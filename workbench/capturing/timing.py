@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from twell.kernels.benchmark.timing import Read, started, turns
+from twell.kernels.benchmark.timing import Read, start_timer, time_in_turns
 from twell.kernels.modules import Probe
 from twell.kernels.stats import Stats
 from twell.workbench.capturing.forward import Inputs, OnLayer, forward
@@ -115,7 +115,7 @@ class Timings:
             began = self._now()
             module.forward(*args, **keywords)
             self.schedule.spent += self._now() - began
-        self._stop = started(self._device)
+        self._stop = start_timer(self._device)
 
     def _end_attention(self, *_: Any) -> None:
         if self._stop is not None:
@@ -174,7 +174,7 @@ class Timings:
 
     def _take(self, operations: Mapping[str, Callable[[], Any]], untimed: bool) -> dict[str, float]:
         """Return the microseconds of each operation in one turn; untimed: run each once before."""
-        took = turns(operations, self._device, 1, untimed=untimed, shuffled=self._order)
+        took = time_in_turns(operations, self._device, 1, warm_up=untimed, rng=self._order)
         return {op: times[0] for op, times in took.items()}
 
     def _add(

@@ -16,10 +16,10 @@ from torch import Tensor
 from twell.kernels.backends import hopper, reference
 from twell.kernels.benchmark import operations
 from twell.kernels.benchmark import runner as benches
-from twell.kernels.benchmark.operations import COMPILED, DENSE, FUSED, GATE, UP_DOWN, Asked, Operation
+from twell.kernels.benchmark.operations import COMPILED, DENSE, FUSED, GATE, UP_DOWN, BenchRequest, Operation
 from twell.kernels.benchmark.runner import bench, bench_packed
-from twell.kernels.benchmark.synthetic import Pattern, firing, made, packed
-from twell.kernels.benchmark.timing import turns
+from twell.kernels.benchmark.synthetic import Pattern, ffn_firing, packed_pattern, synthetic_ffn
+from twell.kernels.benchmark.timing import time_in_turns
 from twell.kernels.dispatch import KERNELS, Kernel
 from twell.kernels.layout import Layout, pack, unpack
 from twell.kernels.modules import SparseFFN
@@ -28,7 +28,7 @@ from twell.kernels.params import FFNParams
 from twell.kernels.stats import Stats
 
 CPU = torch.device("cpu")
-QUICK = Asked(kernels=("reference",), compiled=False, seconds=0.001)
+QUICK = BenchRequest(kernels=("reference",), compiled=False, seconds=0.001)
 OURS = Operation("ffn_sparse", "planted", 8)
 
 
@@ -40,7 +40,7 @@ def nnz_of(ffn: SparseFFN, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("kind", "nnz"), [("even", 7), ("even", 90), ("heavy", 15), ("heavy", 100)])
 def test_made_inputs_fire_what_they_are_asked_to(kind: str, nnz: int, dtype: torch.dtype) -> None:
-    ffn, x = made(kind, 2000, 256, 512, nnz=nnz, dtype=dtype)
+    ffn, x = synthetic_ffn(kind, 2000, 256, 512, nnz=nnz, dtype=dtype)
     found = nnz_of(ffn, x)
     assert found.mean() == pytest.approx(nnz, rel=0.02)
     assert (x[:, 0] == 1).all() and x.dtype == ffn.w_down.dtype == dtype
@@ -55,16 +55,16 @@ def test_made_inputs_fire_what_they_are_asked_to(kind: str, nnz: int, dtype: tor
 
 
 def test_dense_inputs_fire_everything_and_plain_has_no_up() -> None:
-    ffn, x = made("dense", 100, 64, 128, plain=True)
+    ffn, x = synthetic_ffn("dense", 100, 64, 128, plain=True)
     assert ffn.w_up is None
     assert (nnz_of(ffn, x) == 128).all()
-    assert torch.equal(made("dense", 100, 64, 128)[1], x)  # the same seed
+    assert torch.equal(synthetic_ffn("dense", 100, 64, 128)[1], x)  # the same seed
 
 
 @pytest.mark.parametrize(("kind", "nnz"), [("sparse", 5), ("even", None), ("even", 0), ("heavy", 100)])
 def test_inputs_that_cannot_be_made_are_refused(kind: str, nnz: int | None) -> None:
     with pytest.raises(ValueError, match=r"kind: expected|nnz: expected"):
-        made(kind, 10, 64, 128, nnz=nnz)
+        synthetic_ffn(kind, 10, 64, 128, nnz=nnz)
 
 
 def pattern_of(rows: int, d_ff: int) -> tuple[Pattern, Tensor]:
@@ -75,12 +75,12 @@ def pattern_of(rows: int, d_ff: int) -> tuple[Pattern, Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_recorded_patterns_fire_exactly(dtype: torch.dtype) -> None:
     pattern, fired = pattern_of(32, 200)
-    ffn, x = firing(pattern, 64, 200, dtype=dtype, device="cpu")
+    ffn, x = ffn_firing(pattern, 64, 200, dtype=dtype, device="cpu")
     assert torch.equal(x.double() @ ffn.w_gate.double().t() > 0, fired)
     _, stats = gated_ffn(x, ffn.w_gate, ffn.w_up, ffn.w_down, want_packed=True)
     assert torch.equal(stats.nnz.long(), pattern.nnz)
     with pytest.raises(ValueError, match="at most d_model / 2 = 32 rows, got 33"):
-        firing(pattern_of(33, 200)[0], 64, 200, dtype=dtype, device="cpu")
+        ffn_firing(pattern_of(33, 200)[0], 64, 200, dtype=dtype, device="cpu")
 
 
 def test_patterns_are_repeated_cut_and_packed() -> None:
@@ -89,12 +89,12 @@ def test_patterns_are_repeated_cut_and_packed() -> None:
         cut = pattern.rows(rows)
         expected = fired.repeat(3, 1)[-rows:]
         assert torch.equal(cut.mask(300, "cpu"), expected)
-        assert torch.equal(unpack(packed(cut, 300, Layout(), dtype=torch.bfloat16, device="cpu")) > 0, expected)
+        assert torch.equal(unpack(packed_pattern(cut, 300, Layout(), dtype=torch.bfloat16, device="cpu")) > 0, expected)
 
 
 def test_every_turn_runs_everything_once_in_an_order_of_its_own() -> None:
     heard: list[str] = []
-    took = turns({name: partial(heard.append, name) for name in "abcd"}, CPU, 20)
+    took = time_in_turns({name: partial(heard.append, name) for name in "abcd"}, CPU, 20)
     each = [tuple(heard[at : at + 4]) for at in range(0, len(heard), 4)]
     assert len(each) == 21  # one turn is not timed
     assert all(sorted(turn) == list("abcd") for turn in each)
@@ -120,7 +120,7 @@ def test_a_gpu_is_timed_on_its_own_stream_whichever_is_current(monkeypatch: pyte
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
-    took = turns({"one": lambda: recorded.append("run")}, torch.device("cuda", 1), 1, untimed=False)
+    took = time_in_turns({"one": lambda: recorded.append("run")}, torch.device("cuda", 1), 1, warm_up=False)
     assert took == {"one": [2500.0]}
     assert recorded == ["stream of cuda:1", "run", "stream of cuda:1"]
 
@@ -132,9 +132,11 @@ def test_a_cache_of_unknown_size_is_taken_for_a_usual_one(monkeypatch: pytest.Mo
         assert benches.cache(CPU) == expected
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, run: Callable[[FFNParams], tuple[Tensor, Stats]], **about: Any) -> Asked:
+def plant(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[FFNParams], tuple[Tensor, Stats]], **about: Any
+) -> BenchRequest:
     monkeypatch.setitem(KERNELS, "planted", Kernel(run, lambda *_: None, "planted", **about))
-    return Asked(kernels=("planted",), compiled=False, seconds=0.001)
+    return BenchRequest(kernels=("planted",), compiled=False, seconds=0.001)
 
 
 @pytest.mark.alone
@@ -143,7 +145,7 @@ def test_a_slow_kernel_comes_out_slow(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.02)
         return reference.run(call)
 
-    ffn, x = made("even", 64, 64, 128, nnz=10)
+    ffn, x = synthetic_ffn("even", 64, 64, 128, nnz=10)
     found = bench(ffn, x, plant(monkeypatch, slow))
     assert len(found.took[OURS]) == benches.LEAST
     assert min(found.took[OURS]) > 20_000 > found.median(GATE)
@@ -156,7 +158,7 @@ def test_a_wrong_kernel_shows_its_error(monkeypatch: pytest.MonkeyPatch) -> None
         y[0] *= 1.5
         return y * 1.01, stats
 
-    ffn, x = made("even", 100, 64, 128, nnz=20)
+    ffn, x = synthetic_ffn("even", 100, 64, 128, nnz=20)
     errors = bench(ffn, x, plant(monkeypatch, wrong)).errors
     assert errors[OURS] == (pytest.approx(0.01 + 0.00505, rel=1e-3), pytest.approx(0.515, rel=1e-3))
     assert all(0 < largest < 1e-5 for key, (_, largest) in errors.items() if key != OURS)
@@ -171,14 +173,14 @@ def test_cold_weights_are_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.01)
         return reference.run(call)
 
-    ffn, x = made("even", 2, 64, 128, nnz=20)
+    ffn, x = synthetic_ffn("even", 2, 64, 128, nnz=20)
     size = sum(weight.nbytes for weight in ffn.parameters())
     monkeypatch.setattr(benches, "cache", lambda _: size)
     asked = plant(monkeypatch, look)
     bench(ffn, x, asked)
     assert len(set(seen)) == 1
     seen.clear()
-    found = bench(ffn, x, Asked(**{**vars(asked), "cold": True}))
+    found = bench(ffn, x, BenchRequest(**{**vars(asked), "cold": True}))
     assert 10_000 < found.median(OURS) < 40_000  # of one call, whatever the number of sets
     assert len(set(seen)) == benches.CACHES + 1
     rotated = [tuple(seen[at : at + 5]) for at in range(1, len(seen), 5)]
@@ -188,8 +190,8 @@ def test_cold_weights_are_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_run_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     lacks = {"lacks": lambda asks: None if asks.layout.compression == 8 else "expected compression 8"}
     asked = plant(monkeypatch, reference.run, **lacks)
-    asked = Asked(**{**vars(asked), "kernels": ("hopper", "planted"), "layouts": (Layout(), Layout(256, 16))})
-    ffn, x = made("even", 300, 64, 256, nnz=20)
+    asked = BenchRequest(**{**vars(asked), "kernels": ("hopper", "planted"), "layouts": (Layout(), Layout(256, 16))})
+    ffn, x = synthetic_ffn("even", 300, 64, 256, nnz=20)
     found = bench(ffn, x, asked)
     assert found.left_out == {
         "hopper at compression 8": "expected device cuda, got cpu",
@@ -202,8 +204,8 @@ def test_what_cannot_run_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyP
 
 
 def test_compiled_runs_and_is_left_out_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked(**{**vars(QUICK), "compiled": True})
-    ffn, x = made("even", 24, 64, 128, nnz=20, plain=True)
+    asked = BenchRequest(**{**vars(QUICK), "compiled": True})
+    ffn, x = synthetic_ffn("even", 24, 64, 128, nnz=20, plain=True)
     eager = partial(torch.compile, backend="eager")  # what is traced is real; the C++ compiler would take seconds
     monkeypatch.setattr(operations.torch, "compile", eager)
     operations._compiled.cache_clear()
@@ -224,20 +226,20 @@ def test_compiled_runs_and_is_left_out_where_it_cannot(monkeypatch: pytest.Monke
 
 
 def test_probes_are_timed_beside_the_kernel() -> None:
-    ffn, x = made("even", 24, 64, 128, nnz=20)
-    asked = Asked(kernels=("cpu",), layouts=(Layout(256, 4),), compiled=False, probes=True, seconds=0.001)
+    ffn, x = synthetic_ffn("even", 24, 64, 128, nnz=20)
+    asked = BenchRequest(kernels=("cpu",), layouts=(Layout(256, 4),), compiled=False, probes=True, seconds=0.001)
     ours = {key.op for key in bench(ffn, x, asked).took if key == Operation(key.op, "cpu", 4)}
     assert ours == {"ffn_sparse", "ffn_counts", "ffn_neurons", "ffn_packed"}
 
 
 @pytest.mark.parametrize("biased", [(), ("b_gate", "b_up", "b_down"), ("b_up",)])
 def test_baselines_compute_any_ffn(biased: tuple[str, ...]) -> None:
-    ffn, x = made("even", 30, 64, 128, nnz=20)
+    ffn, x = synthetic_ffn("even", 30, 64, 128, nnz=20)
     sizes = {"b_gate": 128, "b_up": 128, "b_down": 64}
     biases = {name: torch.randn(sizes[name]) for name in biased}
     options: dict[str, Any] = {"activation": "relu2", "up_relu": True, "kernel": "cpu"}
     other = SparseFFN(ffn.w_gate, ffn.w_up, ffn.w_down, **biases, **options)
-    found = bench(other, x, Asked(compiled=False, seconds=0.001))
+    found = bench(other, x, BenchRequest(compiled=False, seconds=0.001))
     assert set(found.errors) == {DENSE, FUSED, *(Operation("ffn_sparse", name, 8) for name in ("cpu", "reference"))}
     assert all(largest < 1e-5 for _, largest in found.errors.values())
     twin = operations.sibling(other, "reference", torch.float64)  # what errors are told from
@@ -250,8 +252,8 @@ def test_baselines_compute_any_ffn(biased: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("plain", [False, True])
 def test_up_and_down_alone(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pattern, _ = pattern_of(40, 128)
-    ffn, x = made("even", 40, 64, 128, nnz=20, plain=plain)
-    gate = packed(pattern, 128, Layout(), dtype=torch.float32, device="cpu")
+    ffn, x = synthetic_ffn("even", 40, 64, 128, nnz=20, plain=plain)
+    gate = packed_pattern(pattern, 128, Layout(), dtype=torch.float32, device="cpu")
 
     def staged(call: FFNParams, given: Any) -> dict[str, Any]:
         dense = unpack(gate).double()
@@ -260,7 +262,7 @@ def test_up_and_down_alone(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None
         return {"up_down": lambda: y} if given is not None else {"gate": lambda: None, "up_down": lambda: None}
 
     monkeypatch.setitem(KERNELS, "reference", replace(KERNELS["reference"], stage_runs=staged))
-    found = bench_packed(ffn, x, gate, Asked(kernels=("reference", "cpu"), seconds=0.001))
+    found = bench_packed(ffn, x, gate, BenchRequest(kernels=("reference", "cpu"), seconds=0.001))
     ours = Operation("up_down", "reference", 8)
     assert set(found.took) == {DENSE, GATE, UP_DOWN, ours, Operation("gate", "reference", 8)}
     assert found.errors[ours][1] < 1e-12 < found.errors[UP_DOWN][1] < 1e-5
@@ -284,8 +286,8 @@ def test_what_hopper_is_given_in_the_gate_products_place_is_what_it_would_emit()
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("rows", [8, 300, 5000])
 def test_on_a_gpu_every_kernel_is_right_in_and_out_of_graphs(rows: int) -> None:
-    ffn, x = made("heavy", rows, 256, 1024, nnz=40, dtype=torch.bfloat16, device="cuda")
-    found = bench(ffn, x, Asked(compiled=False, probes=True, cold=rows == 8, seconds=0.01))
+    ffn, x = synthetic_ffn("heavy", rows, 256, 1024, nnz=40, dtype=torch.bfloat16, device="cuda")
+    found = bench(ffn, x, BenchRequest(compiled=False, probes=True, cold=rows == 8, seconds=0.01))
     assert (DENSE in found.replayed) == (rows <= benches.GRAPH_ROWS)
     dense = found.errors[DENSE]
     for key, (mean, largest) in found.errors.items():
@@ -293,6 +295,6 @@ def test_on_a_gpu_every_kernel_is_right_in_and_out_of_graphs(rows: int) -> None:
     plain_ffn(x, ffn.w_gate, ffn.w_down)  # the device still answers
     if any(key.kernel == "hopper" for key in found.took) and hopper.has_plan(rows, 1024):
         pattern, _ = pattern_of(rows, 1024)
-        given = packed(pattern, 1024, Layout(), dtype=torch.bfloat16, device="cuda")
-        alone = bench_packed(ffn, x, given, Asked(kernels=("hopper",), seconds=0.01))
+        given = packed_pattern(pattern, 1024, Layout(), dtype=torch.bfloat16, device="cuda")
+        alone = bench_packed(ffn, x, given, BenchRequest(kernels=("hopper",), seconds=0.01))
         assert alone.errors[Operation("up_down", "hopper", 8)][1] < 1.5 * alone.errors[UP_DOWN][1]

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from twell.kernels.benchmark.operations import DENSE, GATE, UP_DOWN, Operation
-from twell.kernels.benchmark.runner import Fired, Result
+from twell.kernels.benchmark.runner import FiringCounts, Result
 from twell.workbench.bench import command as benches
 from twell.workbench.bench.cases import Case
 from twell.workbench.bench.command import bench
@@ -191,7 +191,7 @@ def test_energy_is_power_times_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rates_are_what_has_to_be_done_over_time() -> None:
     ours = Operation("ffn_sparse", "cpu", 8)
     took = {DENSE: [3000.0], GATE: [1000.0], ours: [1500.0, 2000.0, 4000.0], UP_DOWN: [2000.0]}
-    result = Result(took, {}, Fired(10.0, 50, {8: 3}), set(), {})
+    result = Result(took, {}, FiringCounts(10.0, 50, {8: 3}), set(), {})
     about = {"d_model": 64, "d_ff": 128, "dtype": "bfloat16", "ffn": "gated", "device": "here", "commit": "now"}
     assert work(20, result, DENSE, about) == (20 * 64 * 128 * 6, 2 * (3 * 64 * 128 + 2 * 20 * 64))
     assert work(20, result, GATE, about) == (20 * 64 * 128 * 2, 2 * (64 * 128 + 20 * (64 + 128)))

@@ -8,7 +8,7 @@ import re
 from rich.console import Console
 
 from twell.kernels.benchmark.operations import COMPILED, DENSE, GATE, UP_DOWN, Operation
-from twell.kernels.benchmark.runner import Fired, Result
+from twell.kernels.benchmark.runner import FiringCounts, Result
 from twell.workbench.bench.cases import Case
 from twell.workbench.bench.screen import Page, power, stage_sums
 
@@ -22,7 +22,7 @@ def case(layer: int, rows: int = 1024) -> Case:
 
 def result(**changes: object) -> Result:
     took = {DENSE: [200.0, 190.0, 220.0], COMPILED: [100.0], GATE: [80.0], OURS: [80.0, 100.0, 160.0], THEIRS: [400.0]}
-    about = {"took": took, "errors": {}, "fired": Fired(9.5, 50, {8: 0}), "replayed": set(), "left_out": {}}
+    about = {"took": took, "errors": {}, "fired": FiringCounts(9.5, 50, {8: 0}), "replayed": set(), "left_out": {}}
     return Result(**{**about, **changes})  # type: ignore[arg-type]
 
 

@@ -41,11 +41,11 @@ class Clock:
     def __init__(self) -> None:
         self.now, self.ran = 0.0, Counter[str]()
 
-    def turns(self, operations: Mapping[str, Any], *_: Any, untimed: bool, **__: Any) -> dict[str, list[float]]:
+    def turns(self, operations: Mapping[str, Any], *_: Any, warm_up: bool, **__: Any) -> dict[str, list[float]]:
         for name, operation in operations.items():
             operation()
-            self.ran[name] += 1 + untimed
-            self.now += TAKES[name] * (1 + untimed)
+            self.ran[name] += 1 + warm_up
+            self.now += TAKES[name] * (1 + warm_up)
         return {name: [TAKES[name] * 1e6] for name in operations}
 
 
@@ -54,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     for module in (timing, timing_schedule):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: made.now))
-    monkeypatch.setattr(timing, "turns", made.turns)
+    monkeypatch.setattr(timing, "time_in_turns", made.turns)
     monkeypatch.setitem(timing.ALLOWANCE, "cpu", timing.ALLOWANCE["cuda"])
     return made
 
