@@ -75,7 +75,10 @@ def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n
 
 
 def run(params: FFNParams, level: int = -1) -> tuple[Tensor, Stats]:
-    """Runs a checked params: y [..., d_model] and its Stats. level: 0 portable, 1 AVX2, 2 AVX-512, -1 the best."""
+    """Run a call of checked parameters: y [..., d_model] and its Stats.
+
+    level: vector units to use: 0 portable, 1 AVX2, 2 AVX-512, -1 the best that the processor has
+    """
     x, params = params.x, params.flat()
     counts, neurons = params.probes != "none", params.probes == "neurons"
     layout = params.layout or (Layout() if params.want_packed else None)

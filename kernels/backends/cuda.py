@@ -4,7 +4,7 @@ Four launches and no wait for the host. The gate product's epilogue leaves a bit
 of every eight neurons among which one did. A plan lists, for every block of rows, the union of the neurons that they
 fire, and lays the rows' values out over it. Up and down are products over the union, whose weight rows are gathered as
 cheaply as neighbours are read; a union of everything is the dense product. Counts, and TwELL of any layout, are read
-from the bits. No row is too dense, and sums have one order, set by shapes and inputs: same params, same bits.
+from the bits. No row is too dense, and sums have one order, set by shapes and inputs: same parameters, same bits.
 
 Cost: the gate product in full, up and down by the size of the unions. Workspace is worst case, from torch's allocator,
 and touched only where it is used: 24 KB a row at d_ff 5632. Few rows come in lower, narrower tiles. On Hopper GPUs,
@@ -114,7 +114,7 @@ class Workspace(gpu.Workspace):
 
 
 def run(params: FFNParams) -> tuple[Tensor, Stats]:
-    """Runs a checked params: y [..., d_model] and its Stats."""
+    """Run a call of checked parameters: y [..., d_model] and its Stats."""
     n, (d_ff, d_model) = params.n, params.w_gate.shape
     y, stats = gpu.results(params)
     layout = (params.layout or Layout()) if params.want_packed else None

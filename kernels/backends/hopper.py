@@ -7,7 +7,7 @@ out over it. Up and down are products over the union, whose weight rows are gath
 nearly everything they read whole weight tiles instead. Of up to 64 blocks such tiles need no plan: the gate's kernel
 goes on with their up products, as it comes to have them. Of up to 256 blocks the down product's work is shared out
 evenly: what one multiprocessor begins another may go on with. Further launches count what is asked for besides nnz.
-Sums have one order, set by shapes and inputs: same params, same bits.
+Sums have one order, set by shapes and inputs: same parameters, same bits.
 
 Small calls take two launches, which overlap, and no plan: gate and up together by tiles of 128 rows and up to 256
 neurons, or of 256 and 176, down over what the tiles of a block's rows have fired; up to 64 rows are one block. Small is
@@ -215,7 +215,7 @@ class UnreadTwELL(TwELL):
 
 
 def run(params: FFNParams) -> tuple[Tensor, Stats]:
-    """Runs a checked params: y [..., d_model] and its Stats."""
+    """Run a call of checked parameters: y [..., d_model] and its Stats."""
     n, d_ff = params.n, params.w_gate.shape[0]
     y, stats = gpu.results(params, in_full=True)
     row_bytes = d_ff * 37 // 8  # words, masks, spill and hidden: 1/2, 1/8, 2 and 2 bytes a neuron

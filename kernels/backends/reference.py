@@ -54,7 +54,7 @@ class Linear:
 
 
 def run(params: FFNParams) -> tuple[Tensor, Stats]:
-    """Runs a checked params: y [..., d_model] and its Stats."""
+    """Run a call of checked parameters: y [..., d_model] and its Stats."""
     x, params = params.x, params.flat()
     gate = Linear(params.w_gate, params.b_gate)
     up = None if params.w_up is None else Linear(params.w_up, params.b_up)

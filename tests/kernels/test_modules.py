@@ -1,4 +1,4 @@
-"""SparseFFN against the modules it is made from."""
+"""SparseFFN against the modules it is made from; CountedMap, which reports its input and passes it on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from torch.nn import functional
 
 from twell.kernels.dispatch import KERNELS, Kernel
 from twell.kernels.layout import Layout
-from twell.kernels.modules import Probe, SparseFFN
+from twell.kernels.modules import CountedMap, Probe, SparseFFN
 from twell.kernels.ops import gated_ffn
+from twell.kernels.stats import Stats
 
 D_MODEL, D_FF = 32, 88
+MAP_D_MODEL, MAP_D_FF, THRESHOLD = 16, 72, 0.5  # of the CountedMap
 
 
 @pytest.fixture
@@ -46,9 +48,9 @@ def test_it_computes_what_its_modules_did(linears) -> None:
 def test_w_down_is_held_once_in_the_order_that_the_kernel_reads(linears, monkeypatch) -> None:
     seen = []
 
-    def run(call: Any) -> Any:
-        seen.append(call.down_by_neuron)
-        return KERNELS["reference"].run(call)
+    def run(params: Any) -> Any:
+        seen.append(params.down_by_neuron)
+        return KERNELS["reference"].run(params)
 
     kernels = {"by_neuron": Kernel(run, lambda *_: None, "a test", down_by_neuron=True), **KERNELS}
     monkeypatch.setattr("twell.kernels.dispatch.KERNELS", kernels)
@@ -143,3 +145,43 @@ def test_nothing_but_torch_is_imported() -> None:
     code = "import sys, twell.kernels.modules; print({'transformers', 'pandas', 'pyarrow'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.fixture
+def down() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(MAP_D_FF, MAP_D_MODEL)
+
+
+@pytest.mark.parametrize("probes", ["none", "counts", "neurons"])
+@torch.no_grad()
+def test_it_reports_and_passes_on(probes: str, down: nn.Linear) -> None:
+    heard: list[tuple[int, torch.Tensor, Stats]] = []
+    hidden = torch.randn(MAP_D_FF, 3, 5).permute(1, 2, 0)  # [3, 5, d_ff], of strides of its own
+    numbers = torch.arange(15, dtype=torch.int32)
+    rows = (numbers % 4 != 0).to(torch.uint8)
+    probe = Probe(probes, Layout(32, 8), rows=rows, tokens=numbers, sequences=numbers // 5)
+    probe.on_stats = lambda *told: heard.append(told)
+    counted = CountedMap(down, MAP_D_MODEL, MAP_D_FF, threshold=THRESHOLD, layer=2, probe=probe)
+    assert torch.equal(counted(hidden), down(hidden))
+    [(layer, x, stats)] = heard
+    flat = hidden.reshape(15, MAP_D_FF)
+    fired = flat.abs() > THRESHOLD
+    assert layer == 2 and torch.equal(x, flat)
+    assert stats.finite.tolist() == [True] * 15
+    assert stats.nnz.tolist() == ([] if probes == "none" else fired.sum(1).tolist())
+    assert (stats.tiles is None) == (probes == "none")
+    if stats.tiles is not None:
+        assert int(stats.tiles.rows.sum()) == int(rows.sum())
+    if probes == "neurons":
+        assert stats.neurons is not None
+        assert torch.equal(stats.neurons.fires, (fired & (rows[:, None] != 0)).sum(0))
+
+
+@torch.no_grad()
+def test_nothing_is_counted_for_nobody(down: nn.Linear, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twell.kernels.modules.count", lambda _: pytest.fail("it counted"))
+    hidden = torch.randn(4, MAP_D_FF)
+    assert torch.equal(
+        CountedMap(down, MAP_D_MODEL, MAP_D_FF, threshold=0.1, layer=0, probe=Probe())(hidden), down(hidden)
+    )
