@@ -83,18 +83,18 @@ def job_status() -> None:
 
 
 @st.fragment(run_every=INTERVAL)
-def _follow(drawn: str) -> None:
+def _follow(drawn_digest: str) -> None:
     """Draw the job's state, draw the page again once its run has more to show, and open the run once it ends.
 
     Args:
-        drawn: the digest of the page's run as it is drawn.
+        drawn_digest: the digest of the page's run as it is drawn.
     """
     job = job_runner().job
     if job is None:
         return
     on_its_run = st.session_state.get("run") == job.run
     if job.running:
-        if on_its_run and _run_digest(job) != drawn:
+        if on_its_run and _run_digest(job) != drawn_digest:
             redraw_page()
         _draw_progress(job)
         return
@@ -102,7 +102,7 @@ def _follow(drawn: str) -> None:
     if failure is None and started_here:
         _open_result(job, on_its_run)
     if on_its_run and failure is None:
-        if _run_digest(job) != drawn:
+        if _run_digest(job) != drawn_digest:
             redraw_page()
         return
     _draw_end(job, failure)

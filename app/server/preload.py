@@ -32,14 +32,14 @@ def scripts(static: Path = STATIC, elements: Iterable[str] = ELEMENTS) -> list[s
     page names itself."""
     folder, page = static / "static" / "js", static / "index.html"
     named = page.read_text(encoding="utf-8") if page.is_file() else ""
-    found: dict[str, None] = {}
+    needed: dict[str, None] = {}
     waiting = [file.name for name in elements for file in sorted(folder.glob(f"{name}.*.js"))]
     for name in waiting:  # which grows meanwhile
-        if name not in found and name not in named and (folder / name).is_file():
-            found[name] = None
+        if name not in needed and name not in named and (folder / name).is_file():
+            needed[name] = None
             with (folder / name).open(encoding="utf-8") as file:
                 waiting += _IMPORTED.findall(file.read(_HEAD))
-    return list(found)
+    return list(needed)
 
 
 class Announced:

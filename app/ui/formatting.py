@@ -24,7 +24,7 @@ TINY = -4  # powers of ten below it are written as such
 
 
 def visible(text: str) -> str:
-    """A token's text with spaces, line ends and characters that draw nothing made visible."""
+    """Return a token's text with spaces, line ends and characters that draw nothing made visible."""
     if not text:
         return "⟨empty⟩"
     if text.isprintable() and not unicodedata.combining(text[0]):  # nearly all of a vocabulary, which a search reads
@@ -33,7 +33,7 @@ def visible(text: str) -> str:
 
 
 def matching(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:
-    """The rows of a table whose text, as it is shown, holds what is matching for; capitals or not."""
+    """Return the rows whose text in `column`, as it is shown, contains `search`, whether in capitals or not."""
     if not search:
         return frame
     wanted = visible(search).replace("◌", "").lower()
@@ -42,7 +42,7 @@ def matching(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:
 
 
 def running(text: str) -> str:
-    """Text around a token, in one line: spaces stay, line ends and unseen characters are shown."""
+    """Return text around a token in one line: spaces stay, line ends and unseen characters are made visible."""
     return "".join(c if c == " " else _NAMED.get(c) or _seen(c) for c in text)
 
 
@@ -51,19 +51,19 @@ def _seen(char: str) -> str:
 
 
 def token_html(text: str) -> str:
-    """A token as an inline HTML element."""
+    """Return a token as an inline HTML element, escaped."""
     return f'<bdi class="tw-token">{html.escape(visible(text))}</bdi>'
 
 
 def plot_label(text: str, width: int = 18) -> str:
-    """A token as a plotly label, cut to `width` characters."""
+    """Return a token as a plotly label, cut to `width` characters."""
     shown = visible(text)
     shown = shown if len(shown) <= width else shown[: width - 1] + "…"
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number to so many significant digits: 0.0123, 7.45, 1 048 576, 1.05 × 10⁻⁶; a dash for nothing."""
+    """Return a number to `digits` significant digits: 0.0123, 7.45, 1 048 576, 1.05 × 10⁻⁶; a dash for None or NaN."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:
@@ -71,91 +71,91 @@ def number(value: float | None, digits: int = 3) -> str:
     power = _power(value, digits)
     if power < TINY:
         return f"{number(value / 10.0**power, digits)}{SPACE}×{SPACE}10{str(power).translate(_RAISED)}"
-    places = max(0, digits - 1 - power)
-    return f"{value:,.{places}f}".replace(",", SPACE).replace("-", "−")
+    decimal_count = max(0, digits - 1 - power)
+    return f"{value:,.{decimal_count}f}".replace(",", SPACE).replace("-", "−")
 
 
 def _power(value: float, digits: int) -> int:
-    """The power of ten of the first digit that is written: 1 for 9.97 to two digits, which is 10."""
+    """Return the power of ten of the first digit that is written: 1 for 9.97 to two digits, which is 10."""
     return int(f"{value:.{digits - 1}e}".partition("e")[2])
 
 
 def aligned(values: Iterable[float], digits: int = 3) -> list[str]:
-    """Numbers of a column with their signs, all to the decimals that the largest needs for so many digits: +12.1,
-    −0.3."""
-    found = list(values)
-    most = max((abs(value) for value in found if math.isfinite(value)), default=0.0)
-    places = max(0, digits - 1 - _power(most, digits)) if most else 0
-    return [f"{value:+,.{places}f}".replace(",", SPACE).replace("-", "−") for value in found]
+    """Return numbers with their signs, all with the decimals that the largest needs for `digits` significant digits:
+    +12.1, −0.3."""
+    all_values = list(values)
+    most = max((abs(value) for value in all_values if math.isfinite(value)), default=0.0)
+    decimal_count = max(0, digits - 1 - _power(most, digits)) if most else 0
+    return [f"{value:+,.{decimal_count}f}".replace(",", SPACE).replace("-", "−") for value in all_values]
 
 
 def decimals(values: Iterable[float], digits: int = 3) -> str:
-    """The format of a column of numbers, all with the decimals that their median needs for so many digits: %.3f."""
-    found = sorted(abs(value) for value in values if math.isfinite(value) and value)
-    power = _power(found[len(found) // 2], digits) if found else 0
+    """Return a format for a column of numbers, with the decimals that their median needs for `digits` digits: %.3f."""
+    sizes = sorted(abs(value) for value in values if math.isfinite(value) and value)
+    power = _power(sizes[len(sizes) // 2], digits) if sizes else 0
     return f"%.{max(0, digits - 1 - power)}f"
 
 
 def typeset(text: str) -> str:
-    """A sentence as plain characters have it (-0.27, 26,452, 95 %, 9.9e-05), with the signs and spaces of the other
-    numbers."""
+    """Return a sentence whose numbers are in plain characters (-0.27, 26,452, 95 %, 9.9e-05) with typographic signs and
+    spaces."""
     text = re.sub(r"(?<![\w.-])(-?\d(?:\.\d+)?)e([+-]\d\d+)(?!\w)", _as_power, text)
     text = re.sub(r"(?<![\w.,-])-(?=\d)", "−", text)
-    text = re.sub(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])", lambda found: found[0].replace(",", SPACE), text)
+    text = re.sub(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])", lambda match: match[0].replace(",", SPACE), text)
     return text.replace(" %", f"{SPACE}%")
 
 
-def _as_power(found: re.Match[str]) -> str:
-    return f"{found[1]}{SPACE}×{SPACE}10{str(int(found[2])).translate(_RAISED)}"
+def _as_power(match: re.Match[str]) -> str:
+    return f"{match[1]}{SPACE}×{SPACE}10{str(int(match[2])).translate(_RAISED)}"
 
 
 def times(ratio: float | None) -> str:
-    """A ratio: 1.61 ×."""
-    said = number(ratio)
-    return said if said == "–" else f"{said}{SPACE}×"
+    """Return a ratio with its sign: 1.61 ×."""
+    text = number(ratio)
+    return text if text == "–" else f"{text}{SPACE}×"
 
 
 def whole(value: float) -> str:
-    """A count with every digit: 1 048 576."""
+    """Return a count with every digit: 1 048 576."""
     return f"{round(value):,}".replace(",", SPACE)
 
 
 def percent(share: float | None) -> str:
-    """A share as a percentage; close to 100 % with the digits that tell it from 100."""
+    """Return a share of 0 to 1 as a percentage; close to 100 %, with enough digits to differ from it."""
     if share is None or not math.isfinite(share):
         return "–"
     if share in (0, 1):
         return f"{share:.0%}".replace("%", SPACE + "%")
     distance = min(abs(share), abs(1 - share))
-    places = 0 if distance >= 0.1 else 1 if distance >= 0.01 else 2 if distance >= 0.001 else 3
-    return f"{share * 100:.{places}f}{SPACE}%"
+    decimal_count = 0 if distance >= 0.1 else 1 if distance >= 0.01 else 2 if distance >= 0.001 else 3
+    return f"{share * 100:.{decimal_count}f}{SPACE}%"
 
 
 def rare(share: float) -> str:
-    """A small share: 113 per million; from 1 % on as a percentage."""
+    """Return a small share per million (113 per million); from 1 % on, as a percentage."""
     return percent(share) if share >= 0.01 else f"{number(1e6 * share, 2)} per million"
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """A number with its sign: +2.13, −0.4."""
+    """Return a number with its sign: +2.13, −0.4."""
     return ("+" if value > 0 else "") + number(value, digits)
 
 
 def fixed(value: float) -> str:
-    """A number with its sign and two decimals: +2.13, −0.40; a dash for nothing."""
+    """Return a number with its sign and two decimals: +2.13, −0.40; a dash for NaN."""
     if not math.isfinite(value):
         return "–"
-    said = f"{value:+.2f}".replace("-", "−")
-    return said if said.strip("+−0.") else "0.00"
+    text = f"{value:+.2f}".replace("-", "−")
+    return text if text.strip("+−0.") else "0.00"
 
 
 def plural(count: float, noun: str, ending: str = "s") -> str:
-    """`3 sequences`, `1 sequence`; `2 batches`."""
+    """Return a count and its noun: `3 sequences`, `1 sequence`, `2 batches`."""
     return f"{whole(count)} {noun}{'' if round(count) == 1 else ending}"
 
 
 def seconds_ago(seconds: float) -> str:
-    """`12 s ago`, `4 min ago`, `3 h ago`, `2 days ago`."""
+    """Return an age in words: `12 s ago`, `4 min ago`, `3 h ago`, `2 days ago`."""
     for unit, size in (("day", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             value = int(seconds // size)

@@ -98,5 +98,5 @@ def _open_at(path: Path, *stamp: int) -> Run:
 
 def digest(run: Run) -> str:
     """Return 16 hexadecimal digits that change with every part that the run gains, and with its status."""
-    parts = "".join(part.sha256 for part in run.manifest.parts)
-    return hashlib.sha256(f"{run.manifest.status} {run.manifest.created} {parts}".encode()).hexdigest()[:16]
+    checksums = "".join(part.sha256 for part in run.manifest.parts)
+    return hashlib.sha256(f"{run.manifest.status} {run.manifest.created} {checksums}".encode()).hexdigest()[:16]

@@ -67,19 +67,19 @@ def status(run: Run) -> None:
 
 
 @st.fragment(run_every=INTERVAL)
-def _follow(path: str, drawn: str) -> None:
+def _follow(path: str, drawn_digest: str) -> None:
     """Look at a run that is being recorded, and draw the page again once it has a new part.
 
     Args:
         path: the run's folder.
-        drawn: the digest of the run as the page shows it.
+        drawn_digest: the digest of the run as the page shows it.
     """
     try:
         run = open_cached(Path(path))
         age = time.time() - (Path(path) / MANIFEST).stat().st_mtime
     except (UserError, OSError):
         redraw_page()
-    if digest(run) != drawn:
+    if digest(run) != drawn_digest:
         redraw_page()
     if age > SILENT:
         text = f"last part {seconds_ago(age)}. The capture may have been killed; this is what it wrote."

@@ -24,7 +24,7 @@ ZERO = 0.5  # where a logarithmic axis shows 0
 def finish(
     figure: go.Figure, height: int, left: int = 56, right: int = 16, top: int = 24, bottom: int = 44
 ) -> go.Figure:
-    """The look that all figures share: thin grid, no frame, hover near the pointer."""
+    """Give a figure its height and margins, in pixels, and the style that all figures share; return it."""
     figure.update_layout(
         height=height,
         margin={"l": left, "r": right, "t": top, "b": bottom},
@@ -41,12 +41,18 @@ def finish(
 
 
 def layer_names(layers: pd.Series | np.ndarray | list[int]) -> list[str]:
-    """L0, L1, …"""
+    """Return the names of layers: L0, L1, …"""
     return [f"L{int(layer)}" for layer in layers]
 
 
 def layer_axis(figure: go.Figure, layers: list[int], **where: Any) -> None:
-    """Layers down the y axis, the first on top; many layers are named every second or fourth."""
+    """Name layers down the y axis, the first on top: each one, or every second or fourth if there are many.
+
+    Args:
+        figure: the figure, whose y values are layer numbers.
+        layers: the layers, in order.
+        where: `row` and `col` of the panel, if the figure has several.
+    """
     step = 1 if len(layers) <= 32 else 2 if len(layers) <= 64 else 4
     named = layers[::step]
     figure.update_yaxes(
@@ -55,26 +61,26 @@ def layer_axis(figure: go.Figure, layers: list[int], **where: Any) -> None:
 
 
 def spans(low: Sequence[float], high: Sequence[float], rows: Sequence[float]) -> dict[str, list[float | None]]:
-    """x and y of a line in each row, from one value to another: one trace for all of them."""
+    """Return x and y of one trace that draws a horizontal line from `low` to `high` at each of `rows`."""
     ends = [(x, y) for a, b, y in zip(low, high, rows, strict=True) for x in (a, b, None)]
     return {"x": [x for x, _ in ends], "y": [y for _, y in ends]}
 
 
 def whiskers(low: pd.Series, value: pd.Series, high: pd.Series, thickness: float = 1.4, **look: Any) -> dict[str, Any]:
-    """The interval of each dot, as plotly's error bars."""
+    """Return plotly's error bars from `low` to `high` around each value; `look` holds further settings of them."""
     bars = {"type": "data", "array": high - value, "arrayminus": value - low}
     return {**bars, "thickness": thickness, "width": 0, **look}
 
 
 def panel_title(name: str, column: int, above: int = 22) -> dict[str, Any]:
-    """A note: what a panel shows, so many pixels above its left end."""
-    place = {"xref": f"x{column if column > 1 else ''} domain", "yref": "paper", "x": 0, "y": 1, "yshift": above}
-    return {**place, "text": name, "xanchor": "left", "showarrow": False, "font": {"size": 12, "color": WORDS}}
+    """Return an annotation with a panel's title, `above` pixels above its left end."""
+    anchor = {"xref": f"x{column if column > 1 else ''} domain", "yref": "paper", "x": 0, "y": 1, "yshift": above}
+    return {**anchor, "text": name, "xanchor": "left", "showarrow": False, "font": {"size": 12, "color": WORDS}}
 
 
 def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Ticks of a logarithmic axis at 1, 3, 10, 30, … between two values, at powers of ten where those are many, and
-    closer where there would be fewer than two."""
+    """Return ticks, and their texts, of a logarithmic axis between two values: 1, 3, 10, 30, …; powers of ten only if
+    those are many; closer ones if there would be fewer than two."""
     first, last = math.floor(math.log10(max(low, 1e-9))), math.ceil(math.log10(max(high, 1e-9)))
     ticks: list[float] = []
     for steps in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
@@ -86,7 +92,7 @@ def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
 
 
 def zero_log_axis(figure: go.Figure, high: float, title: str, **where: Any) -> None:
-    """A logarithmic x axis over counts, with a place for 0 at its left."""
+    """Make an x axis of counts logarithmic from 1 to `high`, with room for 0 (drawn at ZERO) at its left."""
     ticks, text = log_ticks(1, high)
     figure.update_xaxes(
         type="log",

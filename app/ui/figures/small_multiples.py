@@ -34,8 +34,8 @@ class Scale:
     log: bool
     ticks: Ticks
 
-    def place(self, values: Any) -> np.ndarray:
-        """Where values lie; what is past an end lies at it."""
+    def to_unit(self, values: Any) -> np.ndarray:
+        """Return the share of the way from `low` to `high` at which each value lies, cut to 0 to 1."""
         inside = np.clip(np.asarray(values, float), self.low, self.high)
         if self.log:
             return np.log(inside / self.low) / math.log(self.high / self.low)
@@ -51,8 +51,17 @@ def small_multiples(
     log: bool = False,
     log_y: bool = False,
 ) -> go.Figure:
-    """A panel a layer: `relative` with its interval `low` to `high` against `x`, and `fit` dotted where there is one;
-    rows marked `first` stand apart; `hover` is what is said under the pointer."""
+    """Return a figure with one panel a layer, all on the same scales.
+
+    Args:
+        frame: a row a layer and bin. Columns: layer; the one named by `x`; relative, low, high (the line and its 95 %
+            interval); hover (the text under the pointer); if there, first (rows drawn as dots apart from the line)
+            and fit (a dotted curve).
+        x: the column along the x axis.
+        titles: the title of each panel, by layer.
+        x_title, y_title: the names of the axes, with units.
+        log, log_y: whether the x axis and the y axis are logarithmic.
+    """
     layers = sorted(int(layer) for layer in frame["layer"].unique())
     columns = 4 if len(layers) <= 12 else 6
     rows = math.ceil(len(layers) / columns)
@@ -64,12 +73,12 @@ def small_multiples(
     left = frame["layer"].map({layer: corner[0] for layer, corner in corners.items()}).to_numpy()
     foot = frame["layer"].map({layer: corner[1] for layer, corner in corners.items()}).to_numpy()
     apart = frame["first"].to_numpy(bool) if "first" in frame else np.zeros(len(frame), bool)
-    drawn = pd.DataFrame({"layer": frame["layer"], "x": left + across.place(np.where(apart, ZERO, frame[x]))})
+    points = pd.DataFrame({"layer": frame["layer"], "x": left + across.to_unit(np.where(apart, ZERO, frame[x]))})
     for name in ("relative", "low", "high", "fit"):
         if name in frame:
-            drawn[name] = foot + up.place(frame[name])
-    drawn["hover"] = frame["hover"]
-    figure = go.Figure([*_frames(corners, across, up), *_curves(drawn[~apart]), *_firsts(drawn[apart])])
+            points[name] = foot + up.to_unit(frame[name])
+    points["hover"] = frame["hover"]
+    figure = go.Figure([*_frames(corners, across, up), *_curves(points[~apart]), *_firsts(points[apart])])
     figure.add_traces(_names(corners, titles, across, up, columns))
     finish(figure, 66 + each * rows, top=26, bottom=40)
     figure.update_xaxes(visible=False, range=[0, (1 + BESIDE) * min(columns, len(layers)) - BESIDE])
@@ -82,7 +91,8 @@ def small_multiples(
 
 
 def _x_scale(frame: pd.DataFrame, x: str, log: bool) -> Scale:
-    """From the least to the greatest; a logarithmic one from 1, with a place for the first position at its left."""
+    """Return the scale of x, from the least to the greatest value; a logarithmic one starts at 1, with room for the
+    first position at its left."""
     high = float(frame[x].max())
     if not log:
         low = float(frame[x].min())
@@ -94,7 +104,7 @@ def _x_scale(frame: pd.DataFrame, x: str, log: bool) -> Scale:
 
 
 def _y_scale(frame: pd.DataFrame, log: bool) -> Scale:
-    """Over all intervals, and values without one; 1 inside it."""
+    """Return the scale of y, which covers all intervals, all values without an interval, and 1."""
     low = min(float(frame["low"].fillna(frame["relative"]).min()), 0.9)
     high = max(float(frame["high"].fillna(frame["relative"]).max()), 1.1)
     if log:
@@ -105,14 +115,14 @@ def _y_scale(frame: pd.DataFrame, log: bool) -> Scale:
 
 
 def _steps(low: float, high: float) -> Ticks:
-    """Two to six round values between two others."""
+    """Return two to six round ticks between two values."""
     power = 10.0 ** math.floor(math.log10(max(high - low, 1e-9)))
     step = next(s * power for s in (0.2, 0.5, 1.0, 2.0) if (high - low) / (s * power) <= 5.0)
     return {k * step: f"{k * step:g}" for k in range(math.ceil(low / step), math.floor(high / step) + 1)}
 
 
 def _lines(pieces: Iterable[tuple[Sequence[float], Sequence[float]]], **look: Any) -> dict[str, Any]:
-    """Lines that do not touch, as one trace."""
+    """Return one trace that draws several separate lines, each given as (x, y)."""
     xs: list[float | None] = []
     ys: list[float | None] = []
     for x, y in pieces:
@@ -122,59 +132,62 @@ def _lines(pieces: Iterable[tuple[Sequence[float], Sequence[float]]], **look: An
 
 
 def _frames(corners: dict[int, tuple[float, float]], across: Scale, up: Scale) -> list[dict[str, Any]]:
-    """Each panel's grid, and the level of its layer's mean."""
-    xs, ys = across.place(list(across.ticks)), up.place(list(up.ticks))
+    """Return the traces of each panel's grid and of the line at its layer's mean."""
+    xs, ys = across.to_unit(list(across.ticks)), up.to_unit(list(up.ticks))
     grid = [((x + tick, x + tick), (y, y + 1)) for x, y in corners.values() for tick in xs]
     grid += [((x, x + 1), (y + tick, y + tick)) for x, y in corners.values() for tick in ys]
-    one = float(up.place(1.0))
+    one = float(up.to_unit(1.0))
     level = [((x, x + 1), (y + one, y + one)) for x, y in corners.values()]
     dotted = {"color": GREY, "width": 1, "dash": "dot"}
     return [_lines(grid, line={"color": GRID, "width": 1}), _lines(level, line=dotted)]
 
 
-def _curves(drawn: pd.DataFrame) -> list[dict[str, Any]]:
-    """A line over its interval in every panel, and the fitted curve where there is one."""
-    parts = [part for _, part in drawn.groupby("layer")]
-    wide = [p.dropna(subset=["low", "high"]) for p in parts]  # one sequence tells no interval
+def _curves(points: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the traces of each panel's line, of the interval under it, and of the fitted curve if there is one."""
+    by_layer = [rows for _, rows in points.groupby("layer")]
+    wide = [p.dropna(subset=["low", "high"]) for p in by_layer]  # one sequence tells no interval
     bands = [([*p["x"], *p["x"][::-1]], [*p["high"], *p["low"][::-1]]) for p in wide]
     fill = {"line": {"width": 0}, "fill": "toself", "fillcolor": "rgba(47, 126, 216, 0.2)", "hoveron": "points"}
-    line = _lines(((p["x"], p["relative"]) for p in parts), line={"color": BLUE, "width": 1.6})
-    line |= {"text": [said for p in parts for said in (*p["hover"], None)], "hoverinfo": "text"}
-    found = [_lines(bands, **fill), line]
-    if "fit" in drawn and drawn["fit"].notna().any():
+    line = _lines(((p["x"], p["relative"]) for p in by_layer), line={"color": BLUE, "width": 1.6})
+    line |= {"text": [hover for p in by_layer for hover in (*p["hover"], None)], "hoverinfo": "text"}
+    traces = [_lines(bands, **fill), line]
+    if "fit" in points and points["fit"].notna().any():
         dotted = {"color": WORDS, "width": 1.6, "dash": "dash"}
-        found.append(_lines(((p["x"], p["fit"]) for p in parts if p["fit"].notna().all()), line=dotted))
-    return found
+        traces.append(_lines(((p["x"], p["fit"]) for p in by_layer if p["fit"].notna().all()), line=dotted))
+    return traces
 
 
-def _firsts(drawn: pd.DataFrame) -> list[dict[str, Any]]:
-    """A dot with its interval for the first position of every panel."""
-    if drawn.empty:
+def _firsts(points: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the traces of each panel's first position: a dot with its interval."""
+    if points.empty:
         return []
-    whiskers = [((r.x, r.x), (r.low, r.high)) for r in drawn.itertuples()]
-    dots = {"mode": "markers", "marker": {"color": AMBER, "size": 7}, "hoverinfo": "text", "text": drawn["hover"]}
+    whiskers = [((r.x, r.x), (r.low, r.high)) for r in points.itertuples()]
+    dots = {"mode": "markers", "marker": {"color": AMBER, "size": 7}, "hoverinfo": "text", "text": points["hover"]}
     return [
         _lines(whiskers, line={"color": AMBER, "width": 1.2}),
-        {"type": "scatter", "x": drawn["x"], "y": drawn["relative"], **dots},
+        {"type": "scatter", "x": points["x"], "y": points["relative"], **dots},
     ]
 
 
 def _names(
     corners: dict[int, tuple[float, float]], titles: dict[int, str], across: Scale, up: Scale, columns: int
 ) -> list[dict[str, Any]]:
-    """The panels' titles; ticks of y beside the first panel of a row, and of x under the last of a column."""
-    places = list(corners.values())
-    under = [(x + float(across.place(v)), y, name) for x, y in places[-columns:] for v, name in across.ticks.items()]
-    first = [(x, y + float(up.place(v)), f"{name} ") for x, y in places[::columns] for v, name in up.ticks.items()]
+    """Return annotations: the panels' titles, ticks of y beside each row's first panel, and of x under each column's
+    last one."""
+    positions = list(corners.values())
+    under = [
+        (x + float(across.to_unit(v)), y, name) for x, y in positions[-columns:] for v, name in across.ticks.items()
+    ]
+    first = [(x, y + float(up.to_unit(v)), f"{name} ") for x, y in positions[::columns] for v, name in up.ticks.items()]
     above = [(x, y + 1, titles[layer]) for layer, (x, y) in corners.items()]
-    found = []
+    notes = []
     for name, texts, size, position in (
         ("titles", above, 12, "top right"),
         ("x ticks", under, 11, "bottom center"),
         ("y ticks", first, 11, "middle left"),
     ):
         x, y, text = zip(*texts, strict=True)
-        found.append(
+        notes.append(
             {
                 "type": "scatter",
                 "name": name,
@@ -188,4 +201,4 @@ def _names(
                 "cliponaxis": False,
             }
         )
-    return found
+    return notes
