@@ -1,5 +1,6 @@
-// The product that the launches share: D[kM x kN] = A B^T from stages of shared memory that asynchronous copies fill, in warp tiles
-// of mma.sync. Who fills a stage decides what A and B are, so a gathered row costs as much as a neighbouring one.
+// The product that the launches share: D[kM x kN] = A B^T from stages of shared memory that asynchronous copies fill,
+// in warp tiles of mma.sync. Who fills a stage decides what A and B are, so a gathered row costs as much as a
+// neighbouring one.
 #pragma once
 
 #include "common/convert.cuh"
@@ -52,8 +53,9 @@ __device__ __forceinline__ int chunk_place(int row, int chunk) {
   return (row * kChunks + (chunk ^ turn)) * 16;
 }
 
-// Copies kRows rows by kK columns of a row-major matrix into a stage: a thread takes one chunk of every kEvery-th row. The loop
-// of large tiles has no instruction to spare: there, rows that are missing are copies of the last one, and their sums are nobody's.
+// Copies kRows rows by kK columns of a row-major matrix into a stage: a thread takes one chunk of every kEvery-th row.
+// The loop of large tiles has no instruction to spare: there, rows that are missing are copies of the last one, and
+// their sums are nobody's.
 template <typename T, typename S, int kRows>
 struct Rows {
   static constexpr int kChunks = S::kK / 8, kEvery = S::kThreads / kChunks, kMine = kRows / kEvery;
@@ -67,7 +69,8 @@ struct Rows {
     many = rows;
 #pragma unroll
     for (int i = 0; i < kMine; ++i)
-      from[i] = static_cast<uint32_t>(row(min(static_cast<int>(threadIdx.x) / kChunks + i * kEvery, rows - 1))) * (columns / 8);
+      from[i] = static_cast<uint32_t>(row(min(static_cast<int>(threadIdx.x) / kChunks + i * kEvery, rows - 1))) *
+                (columns / 8);
   }
   __device__ __forceinline__ void copy(uint32_t stage, const void* matrix, int step, int end) const {
     const int first = threadIdx.x / kChunks, own = threadIdx.x % kChunks, chunk = step * kChunks + own;
@@ -101,8 +104,27 @@ __device__ __forceinline__ void start(uint32_t shared, int steps, Fill& fill) {
   }
 }
 
-// After `start`: the sums over all steps. B lies in the stage as [kN][kK], or with kByRow as [kK][kN]. A warp that is idle
-// copies, and multiplies nothing. The stages are free again after a barrier.
+// Loads a warp's operands of the k-th 16 columns of a stage. B lies in the stage as [kN][kK], or with kByRow as
+// [kK][kN].
+template <typename S, bool kByRow>
+__device__ __forceinline__ void load_operands(uint32_t (&a)[S::kWarpM / 16][4], uint32_t (&b)[S::kWarpN / 16][4],
+                                              uint32_t stage, int k, const Place<S>& p) {
+  const int eighth = p.lane & 7, odd = p.lane >> 3 & 1, upper = p.lane >> 4;
+  const uint32_t b_at = stage + S::kABytes;
+#pragma unroll
+  for (int i = 0; i < S::kWarpM / 16; ++i)
+    load_matrices<false>(a[i], stage + chunk_place<S::kK / 8>(p.row0 + 16 * i + 8 * odd + eighth, 2 * k + upper));
+#pragma unroll
+  for (int j = 0; j < S::kWarpN / 16; ++j)
+    if constexpr (kByRow)
+      load_matrices<true>(b[j],
+                          b_at + chunk_place<S::kN / 8>(16 * k + 8 * odd + eighth, p.column0 / 8 + 2 * j + upper));
+    else
+      load_matrices<false>(b[j], b_at + chunk_place<S::kK / 8>(p.column0 + 16 * j + 8 * upper + eighth, 2 * k + odd));
+}
+
+// Sums up over all steps, after `start`. kByRow is that of `load_operands`. A warp that is idle copies, and multiplies
+// nothing. The stages are free again after a barrier.
 template <typename T, typename S, bool kByRow, typename Fill>
 __device__ __forceinline__ void multiply(Sum<S>& d, uint32_t shared, int steps, bool idle, Fill& fill) {
   constexpr int kSub = S::kK / 16, kMi = S::kWarpM / 16, kNi = S::kWarpN / 8;
@@ -114,20 +136,8 @@ __device__ __forceinline__ void multiply(Sum<S>& d, uint32_t shared, int steps, 
   if (steps == 0) return;
 
   uint32_t a[2][kMi][4], b[2][kNi / 2][4];
-  const int eighth = p.lane & 7, odd = p.lane >> 3 & 1, upper = p.lane >> 4;
   const auto load = [&](int stage, int k, uint32_t(&to_a)[kMi][4], uint32_t(&to_b)[kNi / 2][4]) {
-    const uint32_t from_a = shared + stage * S::kStageBytes, from_b = from_a + S::kABytes;
-#pragma unroll
-    for (int i = 0; i < kMi; ++i)
-      load_matrices<false>(to_a[i], from_a + chunk_place<S::kK / 8>(p.row0 + 16 * i + 8 * odd + eighth, 2 * k + upper));
-#pragma unroll
-    for (int j = 0; j < kNi / 2; ++j)
-      if constexpr (kByRow)
-        load_matrices<true>(to_b[j],
-                            from_b + chunk_place<S::kN / 8>(16 * k + 8 * odd + eighth, p.column0 / 8 + 2 * j + upper));
-      else
-        load_matrices<false>(to_b[j],
-                             from_b + chunk_place<S::kK / 8>(p.column0 + 16 * j + 8 * upper + eighth, 2 * k + odd));
+    load_operands<S, kByRow>(to_a, to_b, shared + stage * S::kStageBytes, k, p);
   };
 
   copies_wait<S::kStages - 2>();

@@ -1,5 +1,5 @@
-// The probes, read from the words: how full tiles are, and what each neuron's values sum up to. Of many rows both read only what is
-// there before `down` lets them begin, and fill the processors as it leaves them.
+// The probes, read from the words: how full tiles are, and what each neuron's values sum up to. Of many rows both read
+// only what is there before `down` lets them begin, and fill the processors as it leaves them.
 #pragma once
 
 #include "common/probes.cuh"
@@ -8,13 +8,14 @@
 namespace twell::hopper {
 
 constexpr int kCountThreads = 512, kCountWarps = kCountThreads / 32, kCountCtas = 3;  // to a multiprocessor
-constexpr int kSumTiles = 4;  // to a CTA of the neurons' sums
-constexpr int kBatch = 32;    // rows that a warp takes at a time, a lane each
-constexpr int kPiece = 4;     // words that a lane reads at a time
+constexpr int kSumTiles = 4;                                                          // to a CTA of the neurons' sums
+constexpr int kBatch = 32;  // rows that a warp takes at a time, a lane each
+constexpr int kPiece = 4;   // words that a lane reads at a time
 using NeuronSums = Sums<kSumTiles * kTile>;
 
 // Values that a warp has found: fewer than a lane each from before, and what its lanes read at a time. Each as
-// value << 16 | row of the batch << 10 | column of the CTA's, so that lanes have one each, however uneven rows and tiles are.
+// value << 16 | row of the batch << 10 | column of the CTA's, so that lanes have one each, however uneven rows and
+// tiles are.
 struct FoundValues {
   uint32_t values[32 + 32 * kPiece];
 };
@@ -35,6 +36,38 @@ static __global__ void __launch_bounds__(kCountThreads) count_rows(const Ffn f, 
   if (blockIdx.x == 0) wait_for_launches();  // so that this is not over before `down`
 }
 
+// Appends a lane's values of a piece of a tile's words to the warp's values, of which `waiting` are there; returns how
+// many are there then. slot: the piece's first; last: the tile's last in use; place: the row's and the tile's bits of a
+// value.
+__device__ __forceinline__ int append_values(uint32_t* found, int waiting, const uint4& piece, int slot, int last,
+                                             uint32_t place, int lane) {
+  const uint32_t word[kPiece] = {piece.x, piece.y, piece.z, piece.w};
+  const int begin = slot == 0, many = max(0, min(kPiece, last + 1 - slot) - begin);
+  int upto = many;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, upto, step);
+    if (lane >= step) upto += other;
+  }
+  uint32_t* to = found + waiting + upto - many - begin;
+#pragma unroll
+  for (int e = 0; e < kPiece; ++e)
+    if (e >= begin && e < begin + many) to[e] = (word[e] & 0xffff0000u) | place | (word[e] & 0xffu);
+  return waiting + __shfl_sync(~0u, upto, 31);
+}
+
+// Adds the values of a tile in `spill`, a column to each lane. there: the row's and the tile's bits of a value.
+template <typename Add>
+__device__ __forceinline__ void add_spilled(const Ffn& f, int row0, int tile0, uint32_t there, int lane, Add add) {
+  const int r = row0 + (there >> 10), tile = tile0 + (there >> 8 & (kSumTiles - 1));
+  const uint16_t* dense = static_cast<const uint16_t*>(f.spill) + (static_cast<int64_t>(r) * f.tiles + tile) * kTile;
+#pragma unroll 4
+  for (int column = lane; column < kTile; column += 32) {
+    const uint32_t value = dense[column ^ (r & 7) << 3];
+    add(value << 16 | there | column, value != 0);
+  }
+}
+
 // `rows` to a CTA, which its warps take in batches as they come to it.
 template <typename T>
 __global__ void __launch_bounds__(kCountThreads, kCountCtas) count_neurons(const Ffn f, const Counts out, int rows) {
@@ -46,8 +79,7 @@ __global__ void __launch_bounds__(kCountThreads, kCountCtas) count_neurons(const
   if (threadIdx.x == 0) s.taken = 0;
   s.sums.begin();
   for (;;) {
-    int row0 = 0;
-    if (lane == 0) row0 = first + atomicAdd(&s.taken, kBatch);
+    int row0 = lane == 0 ? first + atomicAdd(&s.taken, kBatch) : 0;
     row0 = __shfl_sync(~0u, row0, 0);
     if (row0 >= end) break;
     const int mine = min(row0 + lane, end - 1), my_token = out.tokens[mine], my_sequence = out.sequences[mine];
@@ -55,7 +87,8 @@ __global__ void __launch_bounds__(kCountThreads, kCountCtas) count_neurons(const
     const uint32_t count_them = __ballot_sync(~0u, counted && row0 + lane < end);
     int waiting = 0;  // in `found`
     const auto add = [&](uint32_t value, bool there) {
-      const int row = value >> 10 & (kBatch - 1), token = __shfl_sync(~0u, my_token, row), sequence = __shfl_sync(~0u, my_sequence, row);
+      const int row = value >> 10 & (kBatch - 1), token = __shfl_sync(~0u, my_token, row),
+                sequence = __shfl_sync(~0u, my_sequence, row);
       if (there) s.sums.add(value & 1023, half_of<T>(value, 1), token, sequence);
     };
 #pragma unroll 1
@@ -68,35 +101,16 @@ __global__ void __launch_bounds__(kCountThreads, kCountCtas) count_neurons(const
       const uint32_t count = piece.x, place = row << 10 | which << 8;
       const int last = count <= kSlots ? count : 0;  // slot in use
       for (int slot = 0; __any_sync(~0u, slot < last + (slot > 0));) {
-        const uint32_t word[kPiece] = {piece.x, piece.y, piece.z, piece.w};
-        const int begin = slot == 0, many = max(0, min(kPiece, last + 1 - slot) - begin);
-        int upto = many;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-          const int other = __shfl_up_sync(~0u, upto, step);
-          if (lane >= step) upto += other;
-        }
-        uint32_t* to = found + waiting + upto - many - begin;
-#pragma unroll
-        for (int e = 0; e < kPiece; ++e)
-          if (e >= begin && e < begin + many) to[e] = (word[e] & 0xffff0000u) | place | (word[e] & 0xffu);
-        waiting += __shfl_sync(~0u, upto, 31);
+        waiting = append_values(found, waiting, piece, slot, last, place, lane);
         slot += kPiece;
-        if (slot <= last) piece = *reinterpret_cast<const uint4*>(slot < kHead ? words + slot : f.tails + at * kTail + slot - kHead);
+        if (slot <= last)
+          piece = *reinterpret_cast<const uint4*>(slot < kHead ? words + slot : f.tails + at * kTail + slot - kHead);
         __syncwarp();
         for (; waiting >= 32; waiting -= 32) add(found[waiting - 32 + lane], true);
         __syncwarp();
       }
-      for (uint32_t whole = __ballot_sync(~0u, count > kSlots); whole; whole &= whole - 1) {  // of which the lanes take a column each
-        const int owner = __ffs(whole) - 1;
-        const uint32_t there = __shfl_sync(~0u, place, owner);
-        const int r = row0 + (there >> 10), tile = tile0 + (there >> 8 & (kSumTiles - 1));
-        const uint16_t* dense = static_cast<const uint16_t*>(f.spill) + (static_cast<int64_t>(r) * f.tiles + tile) * kTile;
-#pragma unroll 4
-        for (int column = lane; column < kTile; column += 32) {
-          const uint32_t value = dense[column ^ (r & 7) << 3];
-          add(value << 16 | there | column, value != 0);
-        }
+      for (uint32_t whole = __ballot_sync(~0u, count > kSlots); whole; whole &= whole - 1) {
+        add_spilled(f, row0, tile0, __shfl_sync(~0u, place, __ffs(whole) - 1), lane, add);
       }
     }
     __syncwarp();

@@ -1,5 +1,6 @@
-// The down product of up to 16 rows, y = h Wd^T + b over what fired: a cluster of four to 64 outputs, whose 32 warps share out the groups of
-// neurons. Of groups that are whole the copy engine fetches the weights, of others the threads do, straight into their registers.
+// The down product of up to 16 rows, y = h Wd^T + b over what fired: a cluster of four to 64 outputs, whose 32 warps
+// share out the groups of neurons. Of groups that are whole the copy engine fetches the weights, of others the threads
+// do, straight into their registers.
 #pragma once
 
 #include "hopper/few_rows/rows16.cuh"
@@ -27,11 +28,13 @@ __device__ __forceinline__ uint2 load_8(const void* global, bool inside) {
   return v;
 }
 
-constexpr int kRows16Outputs = 64, kRows16Splits = 4, kRows16Share = kRows16Outputs / kRows16Splits, kRows16Slots = kRows16Splits * kRows16Warps;
+constexpr int kRows16Outputs = 64, kRows16Splits = 4, kRows16Share = kRows16Outputs / kRows16Splits,
+              kRows16Slots = kRows16Splits * kRows16Warps;
 
 template <int kTiles>
 struct Rows16Down {
-  static constexpr int kRows = 8 * kTiles, kPitch = kRows16Outputs + 4, kDepth = kTiles == 1 ? 2 : 1;  // floats of a row's sums, banks apart; boxes
+  // kPitch: floats of a row's sums, so that rows lie banks apart. kDepth: boxes of a ring.
+  static constexpr int kRows = 8 * kTiles, kPitch = kRows16Outputs + 4, kDepth = kTiles == 1 ? 2 : 1;
   static constexpr int kRingBytes = kDepth * kRows16BoxBytes;  // of a warp; its sums lie there in the end
   static_assert(kRows * kPitch * 4 <= kRingBytes);
   struct Shared {
@@ -42,20 +45,106 @@ struct Rows16Down {
   static constexpr int kBytes = kRows16Warps * kRingBytes + sizeof(Shared) + 1024;
 };
 
+template <int kTiles>
+constexpr int kRows16AtOnce = kTiles == 1 ? 4 : 2;  // groups that registers do for
+
+// Adds 16 neurons: four of them of eight outputs, and of the rows.
 template <typename T, int kTiles>
-__global__ void __launch_bounds__(kRows16Threads, 2) rows16_down(const __grid_constant__ CUtensorMap map, const Ffn f, int* nnz) {
+__device__ __forceinline__ void add_sixteen(float (&d)[4][kTiles][4], const uint4 (&a)[4], const uint2 (&b)[kTiles]) {
+  const uint32_t *k0 = &a[0].x, *k1 = &a[1].x, *k2 = &a[2].x, *k3 = &a[3].x;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {  // outputs 2 j and 2 j + 1 of each eight
+    const uint32_t pairs[4] = {__byte_perm(k0[j], k1[j], 0x5410), __byte_perm(k0[j], k1[j], 0x7632),
+                               __byte_perm(k2[j], k3[j], 0x5410), __byte_perm(k2[j], k3[j], 0x7632)};
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) sm80::mma_16x8x16<T>(d[j][n], pairs, b[n].x, b[n].y);
+  }
+}
+
+// Prepares the barriers of a CTA: a warp's boxes, and `sent`, which completes once all CTAs of the cluster have sent
+// their sums.
+template <int kTiles>
+__device__ __forceinline__ void begin_rows16_down(typename Rows16Down<kTiles>::Shared& s, int rows, int thread) {
+  if (thread == 0) s.broken = 0, barrier_init(&s.sent, 1);
+  if (thread < kRows16Warps * Rows16Down<kTiles>::kDepth) barrier_init(&s.full[0][thread], 1);
+  fence_barrier_init();
+  if (thread == 0) barrier_expect(&s.sent, kRows16Splits * rows * kRows16Share * sizeof(float));
+}
+
+// Adds up the sums of the CTA's warps, in order, and sends each CTA of the cluster those of its outputs.
+template <int kTiles>
+__device__ __forceinline__ void send_rows16_sums(typename Rows16Down<kTiles>::Shared& s, const unsigned char* rings,
+                                                 int rows, int rank, int thread) {
   using Down = Rows16Down<kTiles>;
-  constexpr int kAtOnce = kTiles == 1 ? 4 : 2, kSteps = kTiles == 1 ? 3 : 1;  // groups, and 16s of a whole one, that registers do for
+  for (int i = thread; i < rows * (kRows16Outputs / 4); i += kRows16Threads) {
+    const int row = i / (kRows16Outputs / 4), out = i % (kRows16Outputs / 4) * 4;
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int v = 0; v < kRows16Warps; ++v) {
+      const float4 part =
+          *reinterpret_cast<const float4*>(rings + v * Down::kRingBytes + (row * Down::kPitch + out) * 4);
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+    }
+    send_remote(reinterpret_cast<float4*>(&s.parts[rank][row][out % kRows16Share]), &s.sent, sum, out / kRows16Share);
+  }
+}
+
+// Returns whether a row is finite; once all warps have joined what they know.
+template <typename Shared>
+__device__ __forceinline__ bool is_finite(const Shared& s, int row) {
+  return !(s.broken >> row & 1);
+}
+
+// Adds up what the cluster's CTAs have sent, in order of rank, and writes this one's outputs, NaN in rows that are not
+// finite.
+template <typename T, int kTiles>
+__device__ __forceinline__ void write_rows16_outputs(const typename Rows16Down<kTiles>::Shared& s, const Ffn& f,
+                                                     int out0, int rank, int thread) {
+  const T* bias = static_cast<const T*>(f.b_down);
+  for (int i = thread; i < f.rows * (kRows16Share / 2); i += kRows16Threads) {
+    const int row = i / (kRows16Share / 2), place = 2 * (i % (kRows16Share / 2)),
+              out = out0 + rank * kRows16Share + place;
+    if (out >= f.d_model) continue;
+    float2 sum = bias != nullptr ? make_float2(static_cast<float>(bias[out]), static_cast<float>(bias[out + 1]))
+                                 : make_float2(0.f, 0.f);
+#pragma unroll
+    for (int r = 0; r < kRows16Splits; ++r) {
+      const float2 part = *reinterpret_cast<const float2*>(&s.parts[r][row][place]);
+      sum.x += part.x, sum.y += part.y;
+    }
+    reinterpret_cast<uint32_t*>(f.y)[(static_cast<int64_t>(row) * f.d_model + out) / 2] =
+        is_finite(s, row) ? round_pair<T>(sum.x, sum.y) : 0x7fff7fffu;
+  }
+}
+
+// Writes which rows are finite and, if wanted, how many neurons each fires: one row in so many to a CTA, by its last
+// warp.
+template <typename T, int kTiles>
+__device__ __forceinline__ void write_rows16_results(const typename Rows16Down<kTiles>::Shared& s, const Ffn& f,
+                                                     const Rows16Space<T>& space, int* nnz, int cta, int warp,
+                                                     int lane) {
+  for (int row = cta; row < f.rows && warp == kRows16Warps - 1; row += kRows16Splits * gridDim.y) {
+    if (lane == 0) f.finite[row] = is_finite(s, row);
+    if (nnz == nullptr) continue;
+    int sum = 0;
+    for (int g = lane; g < space.groups; g += 32) sum += space.group[g].counts[row];
+    sum = __reduce_add_sync(~0u, sum);
+    if (lane == 0) nnz[row] = is_finite(s, row) ? sum : 0;
+  }
+}
+
+template <typename T, int kTiles>
+__global__ void __launch_bounds__(kRows16Threads, 2)
+    rows16_down(const __grid_constant__ CUtensorMap map, const Ffn f, int* nnz) {
+  using Down = Rows16Down<kTiles>;
+  constexpr int kAtOnce = kRows16AtOnce<kTiles>, kSteps = kTiles == 1 ? 3 : 1;
   extern __shared__ unsigned char raw[];
   unsigned char* rings = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   typename Down::Shared& s = *reinterpret_cast<typename Down::Shared*>(rings + kRows16Warps * Down::kRingBytes);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, quad = lane % 4, eighth = lane / 4;
   const int rank = cluster_rank(), slot = rank * kRows16Warps + warp, cta = blockIdx.y * kRows16Splits + rank;
   const int out0 = blockIdx.y * kRows16Outputs;
-  if (thread == 0) s.broken = 0, barrier_init(&s.sent, 1);
-  if (thread < kRows16Warps * Down::kDepth) barrier_init(&s.full[0][thread], 1);
-  fence_barrier_init();
-  if (thread == 0) barrier_expect(&s.sent, kRows16Splits * f.rows * kRows16Share * sizeof(float));
+  begin_rows16_down<kTiles>(s, f.rows, thread);
   cluster_sync();  // all have begun, and may be written to
   let_next_launch();
   wait_for_launches();
@@ -70,17 +159,6 @@ __global__ void __launch_bounds__(kRows16Threads, 2) rows16_down(const __grid_co
   unsigned char* ring = rings + warp * Down::kRingBytes;
   uint32_t fetched = 0, used = 0;  // boxes
   float d[4][kTiles][4] = {};
-  // Adds 16 neurons: four of them of eight outputs, and of the rows.
-  const auto multiply = [&](const uint4 (&a)[4], const uint2 (&b)[kTiles]) {
-    const uint32_t *k0 = &a[0].x, *k1 = &a[1].x, *k2 = &a[2].x, *k3 = &a[3].x;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {  // outputs 2 j and 2 j + 1 of each eight
-      const uint32_t pairs[4] = {__byte_perm(k0[j], k1[j], 0x5410), __byte_perm(k0[j], k1[j], 0x7632),
-                                 __byte_perm(k2[j], k3[j], 0x5410), __byte_perm(k2[j], k3[j], 0x7632)};
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) sm80::mma_16x8x16<T>(d[j][n], pairs, b[n].x, b[n].y);
-    }
-  };
   for (int base = slot; base < space.groups; base += kAtOnce * kRows16Slots) {
     int count[kAtOnce], most = 0;
     uint2 list[kAtOnce];  // four neurons each
@@ -88,12 +166,14 @@ __global__ void __launch_bounds__(kRows16Threads, 2) rows16_down(const __grid_co
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int g = base + i * kRows16Slots;
-        list[i] = load_8(lists + static_cast<uint32_t>(g * sizeof(Rows16Group) + 32 * step), g < space.groups && 16 * step < kRows16Gathered);
+        list[i] = load_8(lists + static_cast<uint32_t>(g * sizeof(Rows16Group) + 32 * step),
+                         g < space.groups && 16 * step < kRows16Gathered);
       }
     };
-    const auto hidden = [&](uint2 (&b)[kTiles], int g, int step, bool there) {
+    const auto hidden = [&](uint2(&b)[kTiles], int g, int step, bool there) {
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) b[n] = load_8(h + static_cast<uint32_t>((g * kRows16Quads + 4 * step) * Down::kRows * 4 + 32 * n), there);
+      for (int n = 0; n < kTiles; ++n)
+        b[n] = load_8(h + static_cast<uint32_t>((g * kRows16Quads + 4 * step) * Down::kRows * 4 + 32 * n), there);
     };
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -116,7 +196,8 @@ __global__ void __launch_bounds__(kRows16Threads, 2) rows16_down(const __grid_co
       uint64_t* full = &s.full[warp][fetched % Down::kDepth];
       if (lane == 0) {
         barrier_expect(full, kRows16BoxBytes);
-        tma_load_2d(ring + fetched % Down::kDepth * kRows16BoxBytes, &map, full, out0, (base + i * kRows16Slots) * kGroupNeurons);
+        tma_load_2d(ring + fetched % Down::kDepth * kRows16BoxBytes, &map, full, out0,
+                    (base + i * kRows16Slots) * kGroupNeurons);
       }
       ++fetched;
     };
@@ -131,13 +212,14 @@ __global__ void __launch_bounds__(kRows16Threads, 2) rows16_down(const __grid_co
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const uint32_t neuron = (e & 2 ? list[i].y : list[i].x) >> 16 * (e & 1) & 0xffffu;
-          a[i][e] = load_16(w + neuron * static_cast<uint32_t>(f.d_model), inside && 16 * step + 4 * quad + e < count[i]);
+          a[i][e] =
+              load_16(w + neuron * static_cast<uint32_t>(f.d_model), inside && 16 * step + 4 * quad + e < count[i]);
         }
         hidden(b[i], base + i * kRows16Slots, step, 16 * step < count[i]);
       }
       next(step + 1);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) multiply(a[i], b[i]);
+      for (int i = 0; i < kAtOnce; ++i) add_sixteen<T>(d, a[i], b[i]);
     }
     for (; dense_groups; dense_groups &= dense_groups - 1, ++used) {
       const int g = base + (__ffs(dense_groups) - 1) * kRows16Slots, at = used % Down::kDepth;
@@ -153,7 +235,7 @@ __global__ void __launch_bounds__(kRows16Threads, 2) rows16_down(const __grid_co
           const int k = 16 * step + 4 * quad + e;
           a[e] = *reinterpret_cast<const uint4*>(ring + at * kRows16BoxBytes + k * 128 + ((eighth ^ (k & 7)) << 4));
         }
-        multiply(a, b[0]);
+        add_sixteen<T>(d, a, b[0]);
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) b[0][n] = b[1][n], b[1][n] = b[2][n];
       }
@@ -172,38 +254,10 @@ __global__ void __launch_bounds__(kRows16Threads, 2) rows16_down(const __grid_co
     }
   if (broken) atomicOr(&s.broken, broken);
   __syncthreads();
-  for (int i = thread; i < f.rows * (kRows16Outputs / 4); i += kRows16Threads) {
-    const int row = i / (kRows16Outputs / 4), out = i % (kRows16Outputs / 4) * 4;
-    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-    for (int v = 0; v < kRows16Warps; ++v) {
-      const float4 part = *reinterpret_cast<const float4*>(rings + v * Down::kRingBytes + (row * Down::kPitch + out) * 4);
-      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
-    }
-    send_remote(reinterpret_cast<float4*>(&s.parts[rank][row][out % kRows16Share]), &s.sent, sum, out / kRows16Share);
-  }
+  send_rows16_sums<kTiles>(s, rings, f.rows, rank, thread);
   barrier_wait(&s.sent, 0);
-  const auto finite = [&](int row) { return !(s.broken >> row & 1); };
-  const T* bias = static_cast<const T*>(f.b_down);
-  for (int i = thread; i < f.rows * (kRows16Share / 2); i += kRows16Threads) {
-    const int row = i / (kRows16Share / 2), place = 2 * (i % (kRows16Share / 2)), out = out0 + rank * kRows16Share + place;
-    if (out >= f.d_model) continue;
-    float2 sum = bias != nullptr ? make_float2(static_cast<float>(bias[out]), static_cast<float>(bias[out + 1])) : make_float2(0.f, 0.f);
-#pragma unroll
-    for (int r = 0; r < kRows16Splits; ++r) {
-      const float2 part = *reinterpret_cast<const float2*>(&s.parts[r][row][place]);
-      sum.x += part.x, sum.y += part.y;
-    }
-    reinterpret_cast<uint32_t*>(f.y)[(static_cast<int64_t>(row) * f.d_model + out) / 2] = finite(row) ? round_pair<T>(sum.x, sum.y) : 0x7fff7fffu;
-  }
-  for (int row = cta; row < f.rows && warp == kRows16Warps - 1; row += kRows16Splits * gridDim.y) {
-    if (lane == 0) f.finite[row] = finite(row);
-    if (nnz == nullptr) continue;
-    int sum = 0;
-    for (int g = lane; g < space.groups; g += 32) sum += space.group[g].counts[row];
-    sum = __reduce_add_sync(~0u, sum);
-    if (lane == 0) nnz[row] = finite(row) ? sum : 0;
-  }
+  write_rows16_outputs<T, kTiles>(s, f, out0, rank, thread);
+  write_rows16_results<T, kTiles>(s, f, space, nnz, cta, warp, lane);
 }
 
 }  // namespace twell::hopper

@@ -7,8 +7,10 @@ namespace twell::hopper {
 
 template <int kTiles>  // of eight rows
 struct Rows16Gate {
-  static constexpr int kRows = 8 * kTiles, kPitch = kRows + (kTiles % 2 ? 0 : 8);  // floats of a neuron's sums; banks apart
-  static constexpr int kDepth = 2, kStageBytes = kRows16BoxBytes + kRows * 128, kRingBytes = kDepth * kStageBytes;  // of a warp
+  // kPitch: floats of a neuron's sums, so that neurons lie banks apart.
+  static constexpr int kRows = 8 * kTiles, kPitch = kRows + (kTiles % 2 ? 0 : 8);
+  // The ring of a warp.
+  static constexpr int kDepth = 2, kStageBytes = kRows16BoxBytes + kRows * 128, kRingBytes = kDepth * kStageBytes;
   static_assert(kGroupNeurons * kPitch * 4 <= kRingBytes);
   struct Shared {
     float gates[kGroupNeurons][kRows];
@@ -20,7 +22,8 @@ struct Rows16Gate {
   static constexpr int kBytes = kRows16Warps * kRingBytes + sizeof(Shared) + 1024;  // the start is aligned by hand
 };
 
-// One of the warps that multiply, its ring, and where it stands there. Its sums lie there, too, once it is through with a product.
+// One of the warps that multiply, its ring, and where it stands there. Its sums lie there, too, once it is through with
+// a product.
 template <typename T, int kTiles>
 struct Rows16Warp {
   using Gate = Rows16Gate<kTiles>;
@@ -30,8 +33,9 @@ struct Rows16Warp {
   uint32_t phase = 0;  // a bit a stage
 
   // 64 of k of all rows and of 48 neurons from `first` on, or of the `count` of them in `list`.
-  __device__ __forceinline__ void fetch(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map, const T* weights,
-                                        const uint16_t* list, int first, int count, int stage, int box) const {
+  __device__ __forceinline__ void fetch(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map,
+                                        const T* weights, const uint16_t* list, int first, int count, int stage,
+                                        int box) const {
     unsigned char* to = ring + stage * Gate::kStageBytes;
     if (lane == 0) {
       barrier_expect(&full[stage], Gate::kRows * 128 + (list == nullptr ? kRows16BoxBytes : 0));
@@ -42,19 +46,37 @@ struct Rows16Warp {
     const int chunk = lane % 8, k = 64 * box + 8 * chunk;
     const bool inside = k < f.d_model;
     for (int r = lane / 8; r < count; r += 4)
-      async_copy_16(smem_address(to) + r * 128 + ((chunk ^ (r & 7)) << 4),
-                    weights + static_cast<uint32_t>(first + list[r]) * static_cast<uint32_t>(f.d_model) + (inside ? k : 0), inside);
+      async_copy_16(
+          smem_address(to) + r * 128 + ((chunk ^ (r & 7)) << 4),
+          weights + static_cast<uint32_t>(first + list[r]) * static_cast<uint32_t>(f.d_model) + (inside ? k : 0),
+          inside);
     async_commit();
   }
 
-  // The sums over this warp's share of k of 16 kM neurons and all rows, [neuron][row], into its ring. What lies there of neurons past
-  // the list is anybody's guess, and so are their sums.
+  // Writes the sums of 16 kM neurons to the warp's ring: [neurons][kPitch].
   template <int kM>
-  __device__ __forceinline__ void product(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map, const void* weights,
-                                          const uint16_t* list, int first, int count) {
+  __device__ __forceinline__ void store(const float (&d)[kM][kTiles][4]) const {
+    float(*sums)[Gate::kPitch] = reinterpret_cast<float(*)[Gate::kPitch]>(ring);
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          *reinterpret_cast<float2*>(&sums[16 * m + 8 * h + lane / 4][8 * n + 2 * (lane % 4)]) =
+              make_float2(d[m][n][2 * h], d[m][n][2 * h + 1]);
+  }
+
+  // The sums over this warp's share of k of 16 kM neurons and all rows, [neuron][row], into its ring. What lies there
+  // of neurons past the list is anybody's guess, and so are their sums.
+  template <int kM>
+  __device__ __forceinline__ void product(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map,
+                                          const void* weights, const uint16_t* list, int first, int count) {
     const int boxes = (f.d_model + 63) / 64, each = (boxes + kRows16Warps - 1) / kRows16Warps, from = warp * each;
     const int to = min(from + each, boxes);
-    const auto get = [&](int stage, int box) { fetch(f, x_map, map, static_cast<const T*>(weights), list, first, count, stage, box); };
+    const auto get = [&](int stage, int box) {
+      fetch(f, x_map, map, static_cast<const T*>(weights), list, first, count, stage, box);
+    };
     for (int i = 0; i < Gate::kDepth; ++i)
       if (from + i < to) get((at + i) % Gate::kDepth, from + i);
     float d[kM][kTiles][4] = {};
@@ -73,13 +95,15 @@ struct Rows16Warp {
         uint32_t b[kTiles][4];
 #pragma unroll
         for (int n = 0; n < kTiles; ++n)
-          sm80::load_matrices<false>(b[n], b_at + (8 * n + lane % 8) * 128 + (((4 * half + lane / 8) ^ (lane & 7)) << 4));
+          sm80::load_matrices<false>(b[n],
+                                     b_at + (8 * n + lane % 8) * 128 + (((4 * half + lane / 8) ^ (lane & 7)) << 4));
 #pragma unroll
         for (int k = 0; k < 2; ++k)
 #pragma unroll
           for (int m = 0; m < kM; ++m) {
             uint32_t a[4];
-            sm80::load_matrices<false>(a, a_at + (16 * m + lane % 16) * 128 + (((4 * half + 2 * k + lane / 16) ^ (lane & 7)) << 4));
+            sm80::load_matrices<false>(
+                a, a_at + (16 * m + lane % 16) * 128 + (((4 * half + 2 * k + lane / 16) ^ (lane & 7)) << 4));
 #pragma unroll
             for (int n = 0; n < kTiles; ++n) sm80::mma_16x8x16<T>(d[m][n], a, b[n][2 * k], b[n][2 * k + 1]);
           }
@@ -89,14 +113,7 @@ struct Rows16Warp {
       if (box + Gate::kDepth < to) get(at, box + Gate::kDepth);
       at = (at + 1) % Gate::kDepth;
     }
-    float(*sums)[Gate::kPitch] = reinterpret_cast<float(*)[Gate::kPitch]>(ring);
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          *reinterpret_cast<float2*>(&sums[16 * m + 8 * h + lane / 4][8 * n + 2 * (lane % 4)]) = make_float2(d[m][n][2 * h], d[m][n][2 * h + 1]);
+    store<kM>(d);
   }
 };
 
@@ -107,7 +124,8 @@ __device__ __forceinline__ Number rows16_sum(const unsigned char* rings, int neu
   Number sum{};
 #pragma unroll
   for (int w = 0; w < kRows16Warps; ++w) {
-    const Number part = *reinterpret_cast<const Number*>(rings + w * Gate::kRingBytes + (neuron * Gate::kPitch + row) * sizeof(float));
+    const Number part =
+        *reinterpret_cast<const Number*>(rings + w * Gate::kRingBytes + (neuron * Gate::kPitch + row) * sizeof(float));
     if constexpr (sizeof(Number) == sizeof(float))
       sum += part;
     else
@@ -116,19 +134,22 @@ __device__ __forceinline__ Number rows16_sum(const unsigned char* rings, int neu
   return sum;
 }
 
-// The gate's epilogue: values into `gates`, what fired, what is not finite, and how many fired in each row.
+// Writes the gate's values to `gates`, and marks which neurons fire, which rows are not finite, and how many neurons
+// each row fires.
 template <typename T, int kTiles>
-__device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles>::Shared& s, const unsigned char* rings, const Ffn& f, int first,
-                                                 bool dense) {
+__device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles>::Shared& s, const unsigned char* rings,
+                                                   const Ffn& f, int first, bool dense) {
   constexpr int kPairs = 4 * kTiles;  // of rows; a thread's is always the same
   const int row = 2 * (threadIdx.x % kPairs), lane = threadIdx.x % 32;
   const T* bias = static_cast<const T*>(f.b_gate);
   int mine[2] = {0, 0};
   bool broken[2] = {false, false};
-  for (int neuron = threadIdx.x / kPairs; neuron < kGroupNeurons; neuron += kRows16Threads / kPairs) {  // by whole warps
+  // Whole warps leave this loop together.
+  for (int neuron = threadIdx.x / kPairs; neuron < kGroupNeurons; neuron += kRows16Threads / kPairs) {
     const bool real = first + neuron < f.d_ff;
     const float2 z = rows16_sum<float2, kTiles>(rings, neuron, row);
-    const float b = bias != nullptr && real ? static_cast<float>(bias[first + neuron]) : 0.f, values[2] = {z.x + b, z.y + b};
+    const float b = bias != nullptr && real ? static_cast<float>(bias[first + neuron]) : 0.f,
+                values[2] = {z.x + b, z.y + b};
     const uint32_t pair = round_relu<T>(values[0], values[1]);
     float gates[2];
 #pragma unroll
@@ -156,8 +177,9 @@ __device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles>::
 
 // The hidden state of the list, padded with zeros to 16 neurons; `whole`: of all 48.
 template <typename T, int kTiles>
-__device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles>::Shared& s, const unsigned char* rings, const Ffn& f, uint16_t* hidden,
-                                               int first, int count, bool all_weights) {
+__device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles>::Shared& s, const unsigned char* rings,
+                                                 const Ffn& f, uint16_t* hidden, int first, int count,
+                                                 bool all_weights) {
   constexpr int kRows = 8 * kTiles;
   const T* bias = static_cast<const T*>(f.b_up);
   for (int i = threadIdx.x; i < (all_weights ? kGroupNeurons : (count + 15) / 16 * 16) * kRows; i += kRows16Threads) {
@@ -166,16 +188,44 @@ __device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles>::Sh
     const float g = column < kGroupNeurons ? s.gates[column][row] : 0.f;
     float out = g;
     if (g > 0.f && f.w_up != nullptr)
-      out = g * (rows16_sum<float, kTiles>(rings, place, row) + (bias != nullptr ? static_cast<float>(bias[first + column]) : 0.f));
+      out = g * (rows16_sum<float, kTiles>(rings, place, row) +
+                 (bias != nullptr ? static_cast<float>(bias[first + column]) : 0.f));
     if (!stays_finite<T>(fabsf(out))) atomicOr(&s.broken, 1u << row);
     hidden[i] = f.w_up == nullptr ? round_relu<T>(out, 0.f) : round_pair<T>(out, 0.f);
   }
 }
 
+// Lists the `count` neurons whose bits are set in `fires`: from the CTA's first on in shared memory, from the FFN's
+// first on, with zeros behind them, in `group`. Copies how many each row fires to `group`.
+template <int kTiles>
+__device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles>::Shared& s, Rows16Group& group, uint64_t fires,
+                                            int count, int first) {
+  const int thread = threadIdx.x;
+  if (thread < kGroupNeurons) {
+    const int place = __popcll(fires & ((1ull << thread) - 1));
+    if (fires >> thread & 1) s.list[place] = thread, group.list[place] = first + thread;
+    if (thread >= count) group.list[thread] = 0;
+  }
+  if (thread < Rows16Gate<kTiles>::kRows) group.counts[thread] = s.counts[thread];
+}
+
+// Makes the up product of the `count` neurons in `list`, or of all 48; by a warp, of its share of k.
+template <typename T, int kTiles>
+__device__ __forceinline__ void rows16_up_product(Rows16Warp<T, kTiles>& mine, const Ffn& f, const CUtensorMap& x_map,
+                                                  const CUtensorMap& up_map, const uint16_t* list, int first, int count,
+                                                  bool all_weights) {
+  if (all_weights)
+    mine.template product<3>(f, x_map, up_map, nullptr, nullptr, first, kGroupNeurons);
+  else if (count <= 16)
+    mine.template product<1>(f, x_map, up_map, f.w_up, list, first, count);
+  else
+    mine.template product<2>(f, x_map, up_map, f.w_up, list, first, count);
+}
+
 template <typename T, int kTiles>
 __global__ void __launch_bounds__(kRows16Threads + 32)
     rows16_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
-                 const __grid_constant__ CUtensorMap up_map, const Ffn f, bool dense) {
+                   const __grid_constant__ CUtensorMap up_map, const Ffn f, bool dense) {
   using Gate = Rows16Gate<kTiles>;
   extern __shared__ unsigned char raw[];
   unsigned char* rings = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
@@ -184,10 +234,7 @@ __global__ void __launch_bounds__(kRows16Threads + 32)
   const bool scout = warp == kRows16Warps;  // a warp that tells the L2 what comes next
   if (thread < kRows16Warps * Gate::kDepth) barrier_init(&s.full[0][thread], 1);
   if (thread < Gate::kRows) s.counts[thread] = 0;
-  if (thread == 0) {
-    barrier_init(&s.begun, 1);
-    s.fires[0] = s.fires[1] = s.broken = 0;
-  }
+  if (thread == 0) barrier_init(&s.begun, 1), s.fires[0] = s.fires[1] = s.broken = 0;
   fence_barrier_init();
   __syncthreads();
   let_next_launch();
@@ -197,7 +244,8 @@ __global__ void __launch_bounds__(kRows16Threads + 32)
   Rows16Warp<T, kTiles> mine{rings + warp * Gate::kRingBytes, s.full[warp], warp, lane};
   if (scout) {  // until the launches before are over; a hint, whatever they may still write
     for (int row = first; row < min(first + kGroupNeurons, f.d_ff) && !barrier_ready(&s.begun, 0); ++row)
-      if (lane == 0) prefetch_bulk(static_cast<const T*>(f.w_gate) + static_cast<int64_t>(row) * f.d_model, f.d_model * 2);
+      if (lane == 0)
+        prefetch_bulk(static_cast<const T*>(f.w_gate) + static_cast<int64_t>(row) * f.d_model, f.d_model * 2);
   } else {
     wait_for_launches();
     if (thread == 0) barrier_arrive(&s.begun);
@@ -210,26 +258,18 @@ __global__ void __launch_bounds__(kRows16Threads + 32)
   const uint64_t fires = s.fires[0] | static_cast<uint64_t>(s.fires[1]) << 32;
   const int count = __popcll(fires);
   const bool all_weights = count > kRows16Gathered;
-  if (thread < kGroupNeurons) {
-    const int place = __popcll(fires & ((1ull << thread) - 1));
-    if (fires >> thread & 1) s.list[place] = thread, group.list[place] = first + thread;
-    if (thread >= count) group.list[thread] = 0;
-  }
-  if (thread < Gate::kRows) group.counts[thread] = s.counts[thread];
+  list_rows16<kTiles>(s, group, fires, count, first);
   __syncthreads();
   if (scout) {
     for (int i = lane; i < count; i += 32)
-      prefetch_bulk(static_cast<const T*>(f.w_down) + static_cast<int64_t>(first + s.list[i]) * f.d_model, f.d_model * 2);
+      prefetch_bulk(static_cast<const T*>(f.w_down) + static_cast<int64_t>(first + s.list[i]) * f.d_model,
+                    f.d_model * 2);
   } else if (f.w_up != nullptr && count > 0) {
-    if (all_weights)
-      mine.template product<3>(f, x_map, up_map, nullptr, nullptr, first, kGroupNeurons);
-    else if (count <= 16)
-      mine.template product<1>(f, x_map, up_map, f.w_up, s.list, first, count);
-    else
-      mine.template product<2>(f, x_map, up_map, f.w_up, s.list, first, count);
+    rows16_up_product(mine, f, x_map, up_map, s.list, first, count, all_weights);
   }
   __syncthreads();
-  uint16_t* hidden = reinterpret_cast<uint16_t*>(space.hidden) + static_cast<int64_t>(blockIdx.x) * kGroupNeurons * Gate::kRows;
+  uint16_t* hidden =
+      reinterpret_cast<uint16_t*>(space.hidden) + static_cast<int64_t>(blockIdx.x) * kGroupNeurons * Gate::kRows;
   if (!scout) finish_rows16_up<T, kTiles>(s, rings, f, hidden, first, count, all_weights);
   __syncthreads();
   if (thread == 0) group.broken = s.broken, group.count = all_weights ? kGroupNeurons : count;

@@ -1,28 +1,33 @@
-// The down product of few rows, y = h Wd^T + b over the union: a cluster of three to 64 outputs, a third of the union to each.
+// The down product of few rows, y = h Wd^T + b over the union: a cluster of three to 64 outputs, a third of the union
+// to each.
 #pragma once
 
 #include "hopper/few_rows/rows64.cuh"
 
 namespace twell::hopper {
 
-constexpr int kDownConsumers = 256, kDownProducers = 256, kDownSide = kTileK * 64 * 2;  // bytes of a tile: 64 neurons of 64 outputs, or of 64 rows
+// kDownSide: bytes of 64 neurons of 64 outputs, or of 64 rows.
+constexpr int kDownConsumers = 256, kDownProducers = 256, kDownSide = kTileK * 64 * 2;
 
 constexpr int kDownHalves = 2;  // warpgroups that share out a stage's 64 of k
 constexpr int kDownStageBytes = 2 * kDownSide;
 
-// Beside the ring: what the CTAs of a cluster send each other; a third of the union; what fires, and how many do before.
+// Beside the ring: what the CTAs of a cluster send each other; a third of the union; what fires, and how many do
+// before.
 struct DownSpace {
   int parts, list, fired, before, bytes;
   constexpr explicit DownSpace(int d_ff) {
     const int groups = (d_ff + kGroupNeurons - 1) / kGroupNeurons;
     parts = 0, list = kDownSplits * kDownHalves * kRows64Max * kDownShare * 4;
-    fired = list + ((d_ff / kDownSplits + 16) * 2 + 15) / 16 * 16, before = fired + groups * 8, bytes = before + groups * 2;
+    fired = list + ((d_ff / kDownSplits + 16) * 2 + 15) / 16 * 16, before = fired + groups * 8,
+    bytes = before + groups * 2;
   }
 };
 
-// What fires, and how many neurons do before each group, into shared memory; by 128 threads. `sums` has how many each warp found. The others
-// make one __syncthreads beside it.
-__device__ __forceinline__ void scan_union(const Rows64Marks& marks, uint64_t* fired, uint16_t* before, int (&sums)[4], int thread) {
+// What fires, and how many neurons do before each group, into shared memory; by 128 threads. `sums` has how many each
+// warp found. The others make one __syncthreads beside it.
+__device__ __forceinline__ void scan_union(const Rows64Marks& marks, uint64_t* fired, uint16_t* before, int (&sums)[4],
+                                           int thread) {
   const int lane = thread % 32, warp = thread / 32, each = (marks.groups + 127) / 128;
   const int from = min(thread * each, marks.groups), to = min(from + each, marks.groups);
   int mine = 0;
@@ -44,27 +49,148 @@ __device__ __forceinline__ void scan_union(const Rows64Marks& marks, uint64_t* f
   for (int g = from; g < to; ++g) before[g] = at, at += __popcll(fired[g]);
 }
 
+// [kDownSplits * kDownHalves], what warpgroups send of this CTA's outputs
+using DownParts = float (*)[kRows64Max][kDownShare];
+
+// Lists this CTA's third of the union, `size` neurons from the low-th on, 16 neurons a thread at a time.
+__device__ __forceinline__ void list_third(uint16_t* list, const uint64_t* fired, const uint16_t* before, int groups,
+                                           int low, int size) {
+  for (int i = threadIdx.x; i < 3 * groups; i += kDownConsumers + kDownProducers) {  // 16 neurons
+    const uint64_t mask = fired[i / 3];
+    const int first = i % 3 * 16;
+    list_sixteen(list, size, before[i / 3] + __popcll(mask & ((1ull << first) - 1)) - low, mask >> first & 0xffffu,
+                 i * 16);
+  }
+}
+
+// Fills the ring with the listed neurons' weights and hidden state: by the copy engine where 64 neurons follow each
+// other, else by the producers' own copies.
 template <typename T>
-__global__ void __launch_bounds__(kDownConsumers + kDownProducers) rows64_down(const __grid_constant__ CUtensorMap w_map,
-                                                                           const __grid_constant__ CUtensorMap h_map, const Ffn f, int* nnz,
-                                                                           int stages) {
+__device__ __forceinline__ void produce_rows64_down(Stages& ring, const CUtensorMap& w_map, const CUtensorMap& h_map,
+                                                    const Ffn& f, const uint16_t* list, int size, int out0) {
+  const int thread = threadIdx.x - kDownConsumers, chunk = thread % 8, out = out0 + 8 * chunk;
+  const bool inside = out < f.d_model;
+  const T *w = static_cast<const T*>(f.w_down) + (inside ? out : 0), *h = static_cast<const T*>(f.hidden) + 8 * chunk;
+  const uint32_t place = thread / 8 * 128 + ((chunk ^ (thread / 8 & 7)) << 4);
+  for (int k0 = 0; k0 < size; k0 += kTileK, ring.next()) {
+    const bool run = is_run(list, k0, size);
+    barrier_wait(&ring.empty[ring.at], ring.phase);
+    if (thread == 0) {
+      barrier_expect(&ring.full[ring.at], run ? kDownStageBytes : 0);
+      if (run) {
+        tma_load_2d(ring.here(), &w_map, &ring.full[ring.at], out0, list[k0]);
+        tma_load_2d(ring.here() + kDownSide, &h_map, &ring.full[ring.at], 0, list[k0]);
+      }
+    }
+    if (run) {
+      arrive_as_warp(&ring.full[ring.at], 32);
+      continue;
+    }
+    const uint32_t to = smem_address(ring.here()) + place;
+#pragma unroll
+    for (int j = 0; j < kTileK * 8 / kDownProducers; ++j) {
+      const int which = k0 + thread / 8 + j * (kDownProducers / 8);
+      const bool there = which < size;
+      const uint32_t neuron = there ? list[which] : 0, at = to + j * (kDownProducers / 8 * 128);
+      async_copy_16(at, w + static_cast<int64_t>(neuron) * f.d_model, there && inside);
+      if (8 * chunk < f.rows) async_copy_16(at + kDownSide, h + neuron * kRows64Max, there);
+    }
+    async_arrive(&ring.full[ring.at]);
+  }
+}
+
+// Writes which rows are finite and, if wanted, how many neurons each fires: one row in so many to a CTA, by a warp.
+// broken: a bit a row. nnz: [rows] or null.
+__device__ __forceinline__ void write_rows64_results(const Ffn& f, const Rows64Marks& marks, const uint32_t* broken,
+                                                     int* nnz, int rank, int thread) {
+  const int lane = threadIdx.x % 32;
+  for (int row = blockIdx.y * kDownSplits + rank; row < f.rows && thread < 32; row += kDownSplits * gridDim.y) {
+    const bool fine = !(broken[row / 32] >> (row & 31) & 1);
+    if (thread == 0) f.finite[row] = fine;
+    if (nnz == nullptr) continue;
+    int sum = 0;
+    for (int g = lane; g < marks.groups; g += 32) sum += marks.counts[g * f.rows + row];
+    sum = __reduce_add_sync(~0u, sum);
+    if (lane == 0) nnz[row] = fine ? sum : 0;
+  }
+}
+
+// Makes the product over this CTA's third of the union, of which a warpgroup takes half of each stage, and sends the
+// sums to the CTAs whose outputs they are.
+template <typename T>
+__device__ __forceinline__ void consume_rows64_down(Stages& ring, const Ffn& f, const uint16_t* list, int size,
+                                                    DownParts parts, int group, uint32_t rank) {
+  const int lane = threadIdx.x % 32;
+  const int half = group, skip = half * (kTileK / kDownHalves) * 128;
+  const Consumer c{0, static_cast<int>(threadIdx.x) / 32 % 4, lane};
+  float d[kDownOutputs / 2] = {};
+  int k0 = 0;
+  const auto ready = [&](int stage, uint32_t phase) {
+    const bool run = is_run(list, k0, size);
+    barrier_wait(&ring.full[stage], phase);
+    // Threads copy through the generic proxy, and the tensor cores read through the other.
+    if (!run) fence_async_proxy();
+    k0 += kTileK;
+  };
+  multiply<T, kDownOutputs, kTileK / 16 / kDownHalves, 1>(d, ring, (size + kTileK - 1) / kTileK, kDownSide + skip, skip,
+                                                          ready, lane == 0,
+                                                          [&](int stage) { barrier_arrive(&ring.empty[stage]); });
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = c.row() + 8 * h;
+    if (row >= f.rows) continue;
+#pragma unroll
+    for (int j = 0; j < kDownOutputs / 8; ++j)
+      store_remote(remote_address(&parts[rank * kDownHalves + half][row][8 * j % kDownShare + 2 * (lane & 3)],
+                                  8 * j / kDownShare),
+                   d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
+  }
+}
+
+// Adds up what the cluster's warpgroups have sent, in order, and writes this CTA's outputs, NaN in rows that are not
+// finite.
+template <typename T>
+__device__ __forceinline__ void write_rows64_outputs(const Ffn& f, DownParts parts, const uint32_t* broken, int out0,
+                                                     uint32_t rank) {
+  const T* bias = static_cast<const T*>(f.b_down);
+  for (int i = threadIdx.x; i < f.rows * (kDownShare / 2); i += kDownConsumers + kDownProducers) {
+    const int row = i / (kDownShare / 2), place = 2 * (i % (kDownShare / 2)), out = out0 + rank * kDownShare + place;
+    if (out >= min(out0 + kDownOutputs, f.d_model)) continue;
+    float2 sum = bias != nullptr ? make_float2(static_cast<float>(bias[out]), static_cast<float>(bias[out + 1]))
+                                 : make_float2(0.f, 0.f);
+#pragma unroll
+    for (int r = 0; r < kDownSplits * kDownHalves; ++r) {
+      const float2 part = *reinterpret_cast<const float2*>(&parts[r][row][place]);
+      sum.x += part.x, sum.y += part.y;
+    }
+    reinterpret_cast<uint32_t*>(f.y)[(static_cast<int64_t>(row) * f.d_model + out) / 2] =
+        broken[row / 32] >> (row & 31) & 1 ? 0x7fff7fffu : round_pair<T>(sum.x, sum.y);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kDownConsumers + kDownProducers)
+    rows64_down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap h_map, const Ffn f,
+                int* nnz, int stages) {
   constexpr int kAll = kDownConsumers + kDownProducers;
   extern __shared__ __align__(1024) unsigned char raw[];
   __shared__ uint64_t stage_barriers[2][kRows64Stages];
   __shared__ uint32_t broken[kRows64Words];
   __shared__ int sums[4];
-  const int group = uniform(static_cast<int>(threadIdx.x) / 128), lane = threadIdx.x % 32, out0 = blockIdx.y * kDownOutputs;
+  const int group = uniform(static_cast<int>(threadIdx.x) / 128), out0 = blockIdx.y * kDownOutputs;
   const bool consumes = group < 2;
   const uint32_t rank = cluster_rank();
   uint64_t *full = in_register(stage_barriers[0]), *empty = full + kRows64Stages;
   Stages ring{in_register(raw), full, empty, stages, kDownStageBytes, !consumes};
   const DownSpace space(f.d_ff);
   unsigned char* rest = ring.base + stages * ring.bytes;
-  float(*parts)[kRows64Max][kDownShare] = reinterpret_cast<float(*)[kRows64Max][kDownShare]>(rest + space.parts);
-  uint16_t *list = reinterpret_cast<uint16_t*>(rest + space.list), *before = reinterpret_cast<uint16_t*>(rest + space.before);
+  const DownParts parts = reinterpret_cast<DownParts>(rest + space.parts);
+  uint16_t *list = reinterpret_cast<uint16_t*>(rest + space.list),
+           *before = reinterpret_cast<uint16_t*>(rest + space.before);
   uint64_t* fired = reinterpret_cast<uint64_t*>(rest + space.fired);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < stages; ++i) barrier_init(&full[i], 1 + kDownProducers), barrier_init(&empty[i], kDownConsumers / 32);
+    for (int i = 0; i < stages; ++i)
+      barrier_init(&full[i], 1 + kDownProducers), barrier_init(&empty[i], kDownConsumers / 32);
     fence_barrier_init();
     for (uint32_t& word : broken) word = 0;
   }
@@ -72,7 +198,6 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) rows64_down(c
   cluster_sync();
   let_next_launch();
   wait_for_launches();
-
   const Rows64Marks marks(f);
   if (group == 2) {
     scan_union(marks, fired, before, sums, threadIdx.x % 128);
@@ -84,90 +209,16 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers) rows64_down(c
   __syncthreads();
   const int total = sums[0] + sums[1] + sums[2] + sums[3], share = ((total + kDownSplits - 1) / kDownSplits + 15) & ~15;
   const int low = min(static_cast<int>(rank) * share, total), size = min(share, total - low);
-  for (int i = threadIdx.x; i < 3 * marks.groups; i += kAll) {  // 16 neurons
-    const uint64_t mask = fired[i / 3];
-    const int first = i % 3 * 16;
-    list_sixteen(list, size, before[i / 3] + __popcll(mask & ((1ull << first) - 1)) - low, mask >> first & 0xffffu, i * 16);
-  }
+  list_third(list, fired, before, marks.groups, low, size);
   __syncthreads();
-
-  const int filled = (size + kTileK - 1) / kTileK;
   if (!consumes) {
-    const int thread = threadIdx.x - kDownConsumers, chunk = thread % 8, out = out0 + 8 * chunk;
-    const bool inside = out < f.d_model;
-    const T *w = static_cast<const T*>(f.w_down) + (inside ? out : 0), *h = static_cast<const T*>(f.hidden) + 8 * chunk;
-    const uint32_t place = thread / 8 * 128 + ((chunk ^ (thread / 8 & 7)) << 4);
-    for (int k0 = 0; k0 < size; k0 += kTileK, ring.next()) {
-      const bool run = is_run(list, k0, size);
-      barrier_wait(&empty[ring.at], ring.phase);
-      if (thread == 0) {
-        barrier_expect(&full[ring.at], run ? kDownStageBytes : 0);
-        if (run) {
-          tma_load_2d(ring.here(), &w_map, &full[ring.at], out0, list[k0]);
-          tma_load_2d(ring.here() + kDownSide, &h_map, &full[ring.at], 0, list[k0]);
-        }
-      }
-      if (run) {
-        arrive_as_warp(&full[ring.at], 32);
-        continue;
-      }
-      const uint32_t to = smem_address(ring.here()) + place;
-#pragma unroll
-      for (int j = 0; j < kTileK * 8 / kDownProducers; ++j) {
-        const int which = k0 + thread / 8 + j * (kDownProducers / 8);
-        const bool there = which < size;
-        const uint32_t neuron = there ? list[which] : 0, at = to + j * (kDownProducers / 8 * 128);
-        async_copy_16(at, w + static_cast<int64_t>(neuron) * f.d_model, there && inside);
-        if (8 * chunk < f.rows) async_copy_16(at + kDownSide, h + neuron * kRows64Max, there);
-      }
-      async_arrive(&full[ring.at]);
-    }
-    for (int row = blockIdx.y * kDownSplits + rank; row < f.rows && thread < 32; row += kDownSplits * gridDim.y) {
-      const bool fine = !(broken[row / 32] >> (row & 31) & 1);
-      if (thread == 0) f.finite[row] = fine;
-      if (nnz == nullptr) continue;
-      int sum = 0;
-      for (int g = lane; g < marks.groups; g += 32) sum += marks.counts[g * f.rows + row];
-      sum = __reduce_add_sync(~0u, sum);
-      if (lane == 0) nnz[row] = fine ? sum : 0;
-    }
+    produce_rows64_down<T>(ring, w_map, h_map, f, list, size, out0);
+    write_rows64_results(f, marks, broken, nnz, rank, threadIdx.x - kDownConsumers);
   } else {
-    const int half = group, skip = half * (kTileK / kDownHalves) * 128;
-    const Consumer c{0, static_cast<int>(threadIdx.x) / 32 % 4, lane};
-    float d[kDownOutputs / 2] = {};
-    int k0 = 0;
-    const auto ready = [&](int stage, uint32_t phase) {
-      const bool run = is_run(list, k0, size);
-      barrier_wait(&full[stage], phase);
-      if (!run) fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
-      k0 += kTileK;
-    };
-    multiply<T, kDownOutputs, kTileK / 16 / kDownHalves, 1>(d, ring, filled, kDownSide + skip, skip, ready, lane == 0,
-                                                        [&](int stage) { barrier_arrive(&empty[stage]); });
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = c.row() + 8 * h;
-      if (row >= f.rows) continue;
-#pragma unroll
-      for (int j = 0; j < kDownOutputs / 8; ++j)
-        store_remote(remote_address(&parts[rank * kDownHalves + half][row][8 * j % kDownShare + 2 * (lane & 3)], 8 * j / kDownShare), d[4 * j + 2 * h],
-                     d[4 * j + 2 * h + 1]);
-    }
+    consume_rows64_down<T>(ring, f, list, size, parts, group, rank);
   }
   cluster_sync();
-  const T* bias = static_cast<const T*>(f.b_down);
-  for (int i = threadIdx.x; i < f.rows * (kDownShare / 2); i += kAll) {
-    const int row = i / (kDownShare / 2), place = 2 * (i % (kDownShare / 2)), out = out0 + rank * kDownShare + place;
-    if (out >= min(out0 + kDownOutputs, f.d_model)) continue;
-    float2 sum = bias != nullptr ? make_float2(static_cast<float>(bias[out]), static_cast<float>(bias[out + 1])) : make_float2(0.f, 0.f);
-#pragma unroll
-    for (int r = 0; r < kDownSplits * kDownHalves; ++r) {
-      const float2 part = *reinterpret_cast<const float2*>(&parts[r][row][place]);
-      sum.x += part.x, sum.y += part.y;
-    }
-    reinterpret_cast<uint32_t*>(f.y)[(static_cast<int64_t>(row) * f.d_model + out) / 2] =
-        broken[row / 32] >> (row & 31) & 1 ? 0x7fff7fffu : round_pair<T>(sum.x, sum.y);
-  }
+  write_rows64_outputs<T>(f, parts, broken, out0, rank);
 }
 
 }  // namespace twell::hopper

@@ -1,85 +1,9 @@
 // The gate and up products of few rows: 48 neurons to a CTA, rows as the 64 to 256 rows of the products.
 #pragma once
 
-#include "hopper/few_rows/rows64.cuh"
+#include "hopper/few_rows/rows64_load.cuh"
 
 namespace twell::hopper {
-
-constexpr int rows64_consumers(int tiles) { return 128 * tiles; }  // a warpgroup to a tile of a stage
-constexpr int kRows64Listers = (kGroupNeurons + 31) / 32 * 32;       // threads that list what fires: whole warps
-// Whether what threads gather is announced late, by warps: a ring of large stages is too short for that, and each copy announces itself.
-constexpr bool announces_late(int tiles) { return tiles == 2; }
-
-template <int kTiles>
-struct __align__(16) Rows64Shared {
-  uint64_t full[2][kRows64Stages], empty[2][kRows64Stages], gathered[kRows64Stages];  // of the gate's stages, of the up product's
-  uint64_t listed;
-  uint32_t gates[kRows64Max][kGroupNeurons + 8];  // in a gated FFN float32 values, then the hidden state in 16 bits; banks apart
-  uint32_t fires[2], broken[kRows64Words];  // a bit a neuron that any row fires; a bit a row that is not finite
-  uint16_t list[kGroupNeurons];              // the neurons that fire, ascending
-  float4 sums[kTiles - 1][kGroupNeurons / 8][128];  // of the warpgroups of other tiles than the first
-};
-
-// Calls at(tile) for each stage, which begins with that tile of k, once it is free. Each CTA begins elsewhere in k, so that not
-// all ask for the same at once.
-template <int kTiles, typename At>
-__device__ __forceinline__ void each_stage(Stages& s, int d_model, At at) {
-  const int tiles = (d_model + kTileK - 1) / kTileK, stages = (tiles + kTiles - 1) / kTiles;
-  int tile = blockIdx.x % stages * kTiles;
-  for (int i = 0; i < stages; ++i, s.next()) {
-    barrier_wait(&s.empty[s.at], s.phase);
-    at(tile);
-    tile = tile + kTiles < stages * kTiles ? tile + kTiles : 0;
-  }
-}
-
-// Fills the stages by the copy engine with the rows and, if `whole`, with the weights; by one thread.
-template <int kTiles>
-__device__ __forceinline__ void load_rows64(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map, bool all_weights, int first, const Rows64Shape& shape,
-                                         int d_model) {
-  const int step = shape.even ? kTiles : 1;
-  const uint32_t bytes = kTiles * (shape.row_bytes() + (all_weights ? kRows64WeightBytes : 0));
-  each_stage<kTiles>(s, d_model, [&](int tile) {
-    uint64_t* full = &s.full[s.at];
-    barrier_expect(full, bytes);
-    for (int i = 0; i < kTiles; i += step) {
-      const int x = shape.even ? 0 : (tile + i) * kTileK, z = shape.even ? tile + i : 0;
-      tma_load_3d(s.here() + kTiles * kRows64WeightBytes + i * shape.row_bytes(), &x_map, full, x, 0, z);
-      if (all_weights) tma_load_3d(s.here() + i * kRows64WeightBytes, &map, full, x, first, z);
-    }
-  });
-}
-
-// Fills them with the weights of the neurons in the list, by all producers but the first warp, which is busy with the rows.
-template <typename T, int kTiles>
-__device__ __forceinline__ void gather_rows64(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int d_model) {
-  constexpr int kApart = (kRows64Producers - 32) / 8, kRounds = (kRows64Gathered + kApart - 1) / kApart;
-  const int thread = threadIdx.x % kRows64Producers - 32, row = thread / 8, chunk = thread % 8;
-  uint32_t offset[kRounds];
-#pragma unroll
-  for (int j = 0; j < kRounds; ++j)
-    offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * d_model : 0;
-  Announcer<kRows64Late> announcer{gathered, s.count};
-  each_stage<kTiles>(s, d_model, [&](int tile) {
-    const uint32_t to = smem_address(s.here()) + chunk * 16;
-#pragma unroll 1
-    for (int i = 0; i < kTiles; ++i) {
-      const int k = (tile + i) * kTileK + 8 * chunk;
-      const bool inside = k < d_model;
-#pragma unroll
-      for (int j = 0; j < kRounds; ++j) {
-        const int r = row + kApart * j;
-        if (r >= count) break;
-        async_copy_16((to + i * kRows64WeightBytes + r * 128) ^ ((r & 7) << 4), weights + offset[j] + (inside ? k : 0), inside);
-      }
-    }
-    if constexpr (announces_late(kTiles))
-      announcer.requested();
-    else
-      async_arrive(&gathered[s.at]);
-  });
-  if constexpr (announces_late(kTiles)) announcer.rest();
-}
 
 // Adds up what the warpgroups have of D[64 x kN], in order; only that of the first tile has it then.
 template <int kN, int kTiles>
@@ -87,7 +11,8 @@ __device__ __forceinline__ void add_up(float (&d)[kGroupNeurons / 2], Rows64Shar
   const int thread = threadIdx.x % 128;
   if (tile > 0)
 #pragma unroll
-    for (int i = 0; i < kN / 8; ++i) s.sums[tile - 1][i][thread] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
+    for (int i = 0; i < kN / 8; ++i)
+      s.sums[tile - 1][i][thread] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
   named_sync<rows64_consumers(kTiles)>(1);
   if (tile == 0)
 #pragma unroll 1
@@ -104,12 +29,9 @@ __device__ __forceinline__ uint64_t real_neurons(const Ffn& f, int first) {
   return first + kGroupNeurons <= f.d_ff ? (1ull << kGroupNeurons) - 1 : (1ull << max(f.d_ff - first, 0)) - 1;
 }
 
-// The gate's epilogue: values into `gates`, what fired, what is not finite, and how many fired in each row.
-template <typename T, int kTiles>
-__device__ __forceinline__ void finish_rows64_gate(float (&d)[kGroupNeurons / 2], Rows64Shared<kTiles>& s, const Ffn& f, const Rows64Marks& marks,
-                                            const Consumer& c, int first, bool dense) {
-  const int quad = c.lane & 3;
-  const uint64_t real = real_neurons(f, first);  // past the last, NaN fires too
+// Adds the gate's bias to a thread's sums.
+template <typename T>
+__device__ __forceinline__ void add_gate_bias(float (&d)[kGroupNeurons / 2], const Ffn& f, int first, int quad) {
   if (const T* bias = static_cast<const T*>(f.b_gate)) {
 #pragma unroll
     for (int j = 0; j < kGroupNeurons / 8; ++j)
@@ -120,6 +42,23 @@ __device__ __forceinline__ void finish_rows64_gate(float (&d)[kGroupNeurons / 2]
         d[4 * j + e] += b, d[4 * j + 2 + e] += b;
       }
   }
+}
+
+// Writes two neighbouring neurons' values to `spill`, whose 16-byte chunks are swizzled by row.
+__device__ __forceinline__ void spill_pair(const Ffn& f, int row, int neuron, uint32_t pair) {
+  const int at = neuron % kTile;
+  const int64_t tile = static_cast<int64_t>(row) * f.tiles + neuron / kTile;
+  reinterpret_cast<uint32_t*>(f.spill)[(tile * kTile + ((at / 8) ^ (row & 7)) * 8 + at % 8) / 2] = pair;
+}
+
+// Writes the gate's values to `gates`, and marks which neurons fire, which rows are not finite, and how many neurons
+// each row fires.
+template <typename T, int kTiles>
+__device__ __forceinline__ void finish_rows64_gate(float (&d)[kGroupNeurons / 2], Rows64Shared<kTiles>& s, const Ffn& f,
+                                                   const Rows64Marks& marks, const Consumer& c, int first, bool dense) {
+  const int quad = c.lane & 3;
+  const uint64_t real = real_neurons(f, first);  // past the last, NaN fires too
+  add_gate_bias<T>(d, f, first, quad);
   uint32_t mask[2] = {0, 0};  // over both rows
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -127,7 +66,8 @@ __device__ __forceinline__ void finish_rows64_gate(float (&d)[kGroupNeurons / 2]
     if (row >= f.rows) {
       if (row < (f.rows + 7) / 8 * 8)
 #pragma unroll
-        for (int j = 0; j < kGroupNeurons / 8; ++j) *reinterpret_cast<uint2*>(&s.gates[row][8 * j + 2 * quad]) = make_uint2(0, 0);
+        for (int j = 0; j < kGroupNeurons / 8; ++j)
+          *reinterpret_cast<uint2*>(&s.gates[row][8 * j + 2 * quad]) = make_uint2(0, 0);
       continue;
     }
     float broken = 0.f, peak = 0.f;  // inf or NaN times 0 is NaN, and stays
@@ -139,17 +79,18 @@ __device__ __forceinline__ void finish_rows64_gate(float (&d)[kGroupNeurons / 2]
       const uint32_t pair = round_relu<T>(low, high), signs = (pair + 0x7fff7fffu) & 0x80008000u;
       mine[j / 4] |= (signs >> 15 | signs >> 30) % 4 << 8 * (j % 4);
       const bool rounds = f.w_up == nullptr;  // the value is the hidden state
-      *reinterpret_cast<uint2*>(&s.gates[row][8 * j + 2 * quad]) =
-          make_uint2(rounds ? pair & 0xffff : pair & 0xffff ? __float_as_uint(low) : 0, rounds ? pair >> 16 : pair >> 16 ? __float_as_uint(high) : 0);
-      const int neuron = first + 8 * j + 2 * quad, at = neuron % kTile;
-      if (dense && neuron < f.d_ff)
-        reinterpret_cast<uint32_t*>(f.spill)[((static_cast<int64_t>(row) * f.tiles + neuron / kTile) * kTile + ((at / 8) ^ (row & 7)) * 8 + at % 8) / 2] = pair;
+      const uint32_t left = rounds ? pair & 0xffff : pair & 0xffff ? __float_as_uint(low) : 0;
+      const uint32_t right = rounds ? pair >> 16 : pair >> 16 ? __float_as_uint(high) : 0;
+      *reinterpret_cast<uint2*>(&s.gates[row][8 * j + 2 * quad]) = make_uint2(left, right);
+      const int neuron = first + 8 * j + 2 * quad;
+      if (dense && neuron < f.d_ff) spill_pair(f, row, neuron, pair);
     }
 #pragma unroll
     for (int w = 0; w < 2; ++w) mine[w] &= static_cast<uint32_t>(real >> 32 * w) >> 2 * quad;
     if (broken != 0.f || !stays_finite<T>(peak)) atomicOr(&s.broken[row / 32], 1u << (row & 31));
     int count = __popc(mine[0]) + __popc(mine[1]);
-    count += __shfl_xor_sync(0xfu << (c.lane & 28), count, 1), count += __shfl_xor_sync(0xfu << (c.lane & 28), count, 2);
+    count += __shfl_xor_sync(0xfu << (c.lane & 28), count, 1),
+        count += __shfl_xor_sync(0xfu << (c.lane & 28), count, 2);
     if (quad == 0 && first < f.d_ff) marks.counts[blockIdx.x * f.rows + row] = count;
     mask[0] |= mine[0], mask[1] |= mine[1];
   }
@@ -161,10 +102,10 @@ __device__ __forceinline__ void finish_rows64_gate(float (&d)[kGroupNeurons / 2]
   }
 }
 
-// The up product's: the hidden state in place of the values.
+// Writes the hidden state in place of the gate's values, and marks rows that are not finite.
 template <typename T, int kN, int kTiles>
-__device__ __forceinline__ void finish_rows64_up(const float (&d)[kGroupNeurons / 2], Rows64Shared<kTiles>& s, const Ffn& f, const Consumer& c,
-                                              int first, int count) {
+__device__ __forceinline__ void finish_rows64_up(const float (&d)[kGroupNeurons / 2], Rows64Shared<kTiles>& s,
+                                                 const Ffn& f, const Consumer& c, int first, int count) {
   const T* bias = static_cast<const T*>(f.b_up);
   bool fine[2] = {true, true};
 #pragma unroll
@@ -189,10 +130,91 @@ __device__ __forceinline__ void finish_rows64_up(const float (&d)[kGroupNeurons 
     if (!fine[h]) atomicOr(&s.broken[(c.row() + 8 * h) / 32], 1u << ((c.row() + 8 * h) & 31));
 }
 
+// Adds up D[64 x kN] over all of k, in the first tile's warpgroup: each warpgroup takes its tile of every stage.
+// gathered(stage, phase) waits for what threads copy.
+template <typename T, int kN, int kTiles, typename Gathered>
+__device__ __forceinline__ void multiply_rows64(float (&d)[kGroupNeurons / 2], Stages ring, Rows64Shared<kTiles>& s,
+                                                const Rows64Shape& shape, int stages, int tile, int lane,
+                                                Gathered gathered) {
+  const int a_at = kTiles * kRows64WeightBytes + tile * shape.row_bytes(), b_at = tile * kRows64WeightBytes;
+  const auto ready = [&](int stage, uint32_t phase) {
+    barrier_wait(&ring.full[stage], phase);
+    gathered(stage, phase);
+  };
+  multiply<T, kN, kTileK / 16, 0>(d, ring, stages, a_at, b_at, ready, lane == 0,
+                                  [&](int stage) { barrier_arrive(&ring.empty[stage]); });
+  add_up<kN, kTiles>(d, s, tile);
+}
+
+// Brings what the up product of the `count` listed neurons needs, once they are listed: the ring's stages and, before,
+// their weights into the L2, with those of `rows64_down`. By the producers.
+template <typename T, int kTiles>
+__device__ __forceinline__ void produce_rows64_up(unsigned char* base, Rows64Shared<kTiles>& s,
+                                                  const CUtensorMap& x_map, const CUtensorMap& up_map, const Ffn& f,
+                                                  const Rows64Shape& shape, int first, int count, bool has_up,
+                                                  bool all_weights, int producer) {
+  const T* down = static_cast<const T*>(f.w_down);
+  barrier_wait(&s.listed, 0);
+  if (!all_weights && producer < count) {  // what comes next, into the L2
+    const int64_t at = static_cast<int64_t>(first + s.list[producer]) * f.d_model;
+    if (has_up) prefetch_bulk(static_cast<const T*>(f.w_up) + at, f.d_model * 2);
+    prefetch_bulk(down + at, f.d_model * 2);
+  }
+  if (!has_up) return;
+  Stages ring = rows64_ring(base, s, shape, 1, false);
+  if (producer == 0)
+    load_rows64<kTiles>(ring, x_map, up_map, all_weights, first, shape, f.d_model);
+  else if (producer >= 32 && !all_weights)
+    gather_rows64<T, kTiles>(ring, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, f.d_model);
+}
+
+// Makes the up product of the `count` listed neurons, and their hidden state. By the consumers.
+template <typename T, int kTiles>
+__device__ __forceinline__ void consume_rows64_up(float (&d)[kGroupNeurons / 2], const Stages& ring,
+                                                  Rows64Shared<kTiles>& s, const Ffn& f, const Rows64Shape& shape,
+                                                  int stages, int tile, const Consumer& c, int first, int count,
+                                                  bool all_weights) {
+  const auto gathered = [&](int stage, uint32_t phase) {
+    if (all_weights) return;
+    barrier_wait(&s.gathered[stage], phase);
+    if (!announces_late(kTiles)) fence_async_proxy();  // else those who copied have made it
+  };
+#pragma unroll
+  for (float& sum : d) sum = 0.f;
+  const auto run = [&]<int kN>() {
+    multiply_rows64<T, kN, kTiles>(d, ring, s, shape, stages, tile, c.lane, gathered);
+    if (tile == 0) finish_rows64_up<T, kN, kTiles>(d, s, f, c, first, count);
+  };
+  if (count <= 16)
+    run.template operator()<16>();
+  else if (count <= 32)
+    run.template operator()<32>();
+  else
+    run.template operator()<48>();
+}
+
+// Writes the hidden state of the `count` listed neurons, eight rows a thread, and which rows are not finite. By the
+// consumers.
+template <int kTiles>
+__device__ __forceinline__ void store_rows64_hidden(const Rows64Shared<kTiles>& s, const Ffn& f, int first, int count,
+                                                    int thread) {
+  const int eights = (f.rows + 7) / 8;
+  for (int i = thread; i < count * eights; i += rows64_consumers(kTiles)) {
+    const int column = s.list[i / eights], row = i % eights * 8;
+    uint32_t h[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) h[e] = s.gates[row + 2 * e][column] | s.gates[row + 2 * e + 1][column] << 16;
+    reinterpret_cast<uint4*>(f.hidden)[(static_cast<int64_t>(first + column) * kRows64Max + row) / 8] =
+        make_uint4(h[0], h[1], h[2], h[3]);
+  }
+  if (thread < kRows64Words && first < f.d_ff)
+    Rows64Marks(f).broken[blockIdx.x * kRows64Words + thread] = s.broken[thread];
+}
+
 template <typename T, int kTiles>
 __global__ void __launch_bounds__(rows64_consumers(kTiles) + kRows64Producers, 1)
     rows64_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
-                const __grid_constant__ CUtensorMap up_map, const Ffn f, const Rows64Shape shape) {
+                   const __grid_constant__ CUtensorMap up_map, const Ffn f, const Rows64Shape shape) {
   constexpr int kRows64Consumers = rows64_consumers(kTiles);
   extern __shared__ __align__(1024) unsigned char raw[];
   unsigned char* base = in_register(raw);
@@ -200,20 +222,7 @@ __global__ void __launch_bounds__(rows64_consumers(kTiles) + kRows64Producers, 1
   const int thread = threadIdx.x, group = uniform(thread / 128), first = blockIdx.x * kGroupNeurons;
   const int stages = (f.d_model + kTiles * kTileK - 1) / (kTiles * kTileK);
   const bool consumes = group < kTiles;
-  const auto ring_of = [&](int product) {
-    return Stages{base + (sizeof(s) + 1023) / 1024 * 1024, s.full[product], s.empty[product], shape.stages,
-                  kTiles * (kRows64WeightBytes + shape.row_bytes()), !consumes};
-  };
-  if (thread == 0) {
-    for (int i = 0; i < shape.stages; ++i) {
-      for (int j = 0; j < 2; ++j) barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], kRows64Consumers / 32);
-      barrier_init(&s.gathered[i], announces_late(kTiles) ? kRows64Producers / 32 - 1 : kRows64Producers - 32);
-    }
-    barrier_init(&s.listed, kRows64Listers);
-    fence_barrier_init();
-    s.fires[0] = s.fires[1] = 0;
-    for (uint32_t& word : s.broken) word = 0;
-  }
+  if (thread == 0) begin_rows64(s, shape.stages);
   if (thread == 32) prefetch_map(&x_map), prefetch_map(&gate_map), prefetch_map(&up_map);
   __syncthreads();
   let_next_launch();
@@ -221,19 +230,10 @@ __global__ void __launch_bounds__(rows64_consumers(kTiles) + kRows64Producers, 1
 
   const int tile = group;  // of a consumer
   const Consumer c{0, thread / 32 % 4, thread % 32};
-  const int a_at = kTiles * kRows64WeightBytes + tile * shape.row_bytes(), b_at = tile * kRows64WeightBytes;
   float d[kGroupNeurons / 2] = {};
-  const auto product = [&]<int kN>(int which, auto gathered) {  // 0: the gate's, 1: up
-    Stages ring = ring_of(which);
-    const auto ready = [&](int stage, uint32_t phase) {
-      barrier_wait(&ring.full[stage], phase);
-      gathered(stage, phase);
-    };
-    multiply<T, kN, kTileK / 16, 0>(d, ring, stages, a_at, b_at, ready, c.lane == 0, [&](int stage) { barrier_arrive(&ring.empty[stage]); });
-    add_up<kN, kTiles>(d, s, tile);
-  };
+  const auto ring_of = [&](int product) { return rows64_ring(base, s, shape, product, consumes); };
   if (consumes) {
-    product.template operator()<kGroupNeurons>(0, [](int, uint32_t) {});
+    multiply_rows64<T, kGroupNeurons, kTiles>(d, ring_of(0), s, shape, stages, tile, c.lane, [](int, uint32_t) {});
     if (tile == 0) finish_rows64_gate<T, kTiles>(d, s, f, Rows64Marks(f), c, first, shape.dense);
   } else if (thread == kRows64Consumers) {
     Stages ring = ring_of(0);
@@ -253,51 +253,12 @@ __global__ void __launch_bounds__(rows64_consumers(kTiles) + kRows64Producers, 1
 
   const bool has_up = f.w_up != nullptr && count > 0;
   if (!consumes) {
-    const int producer = thread - kRows64Consumers;
-    const T* down = static_cast<const T*>(f.w_down);
-    barrier_wait(&s.listed, 0);
-    if (!all_weights && producer < count) {  // what comes next, into the L2
-      const int64_t at = static_cast<int64_t>(first + s.list[producer]) * f.d_model;
-      if (has_up) prefetch_bulk(static_cast<const T*>(f.w_up) + at, f.d_model * 2);
-      prefetch_bulk(down + at, f.d_model * 2);
-    }
-    if (!has_up) return;
-    Stages again = ring_of(1);
-    if (producer == 0)
-      load_rows64<kTiles>(again, x_map, up_map, all_weights, first, shape, f.d_model);
-    else if (producer >= 32 && !all_weights)
-      gather_rows64<T, kTiles>(again, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, f.d_model);
+    produce_rows64_up<T, kTiles>(base, s, x_map, up_map, f, shape, first, count, has_up, all_weights,
+                                 thread - kRows64Consumers);
   } else {
-    if (has_up) {
-      const auto gathered = [&](int stage, uint32_t phase) {
-        if (all_weights) return;
-        barrier_wait(&s.gathered[stage], phase);
-        if (!announces_late(kTiles)) fence_async_proxy();  // else those who copied have made it
-      };
-#pragma unroll
-      for (float& sum : d) sum = 0.f;
-      const auto run = [&]<int kN>() {
-        product.template operator()<kN>(1, gathered);
-        if (tile == 0) finish_rows64_up<T, kN, kTiles>(d, s, f, c, first, count);
-      };
-      if (count <= 16)
-        run.template operator()<16>();
-      else if (count <= 32)
-        run.template operator()<32>();
-      else
-        run.template operator()<48>();
-    }
+    if (has_up) consume_rows64_up<T, kTiles>(d, ring_of(1), s, f, shape, stages, tile, c, first, count, all_weights);
     named_sync<rows64_consumers(kTiles)>(1);
-    const int eights = (f.rows + 7) / 8;
-    for (int i = thread; i < count * eights; i += kRows64Consumers) {
-      const int column = s.list[i / eights], row = i % eights * 8;
-      uint32_t h[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) h[e] = s.gates[row + 2 * e][column] | s.gates[row + 2 * e + 1][column] << 16;
-      reinterpret_cast<uint4*>(f.hidden)[(static_cast<int64_t>(first + column) * kRows64Max + row) / 8] =
-          make_uint4(h[0], h[1], h[2], h[3]);
-    }
-    if (thread < kRows64Words && first < f.d_ff) Rows64Marks(f).broken[blockIdx.x * kRows64Words + thread] = s.broken[thread];
+    store_rows64_hidden(s, f, first, count, thread);
   }
 }
 

@@ -1,8 +1,9 @@
 // The down product: y = h Wd^T + b over each block's union, 128 rows by 256 outputs to a task.
 //
-// The hidden state's panels are images of shared memory and come by plain bulk copies; the union's rows of Wd (by neuron)
-// by 16-byte copies in runs of 512 bytes. A warp's 16 rows of y leave by tensor copies where they are consecutive, and else by a bulk
-// copy each, to their places. What another CTA has left of a task comes last, through the ring as well.
+// The hidden state's panels are images of shared memory and come by plain bulk copies; the union's rows of Wd (by
+// neuron) by 16-byte copies in runs of 512 bytes. A warp's 16 rows of y leave by tensor copies where they are
+// consecutive, and else by a bulk copy each, to their places. What another CTA has left of a task comes last, through
+// the ring as well.
 #pragma once
 
 #include "hopper/gather.cuh"
@@ -15,24 +16,32 @@ constexpr int kOutRows = 16, kOutPitch = kTileN * 2 + 16, kOutBytes = 9216;
 constexpr int kDownSharedBytes = kSharedBytes - sizeof(Shared::staging) + kConsumerWarps * kOutBytes;
 static_assert(kOutRows * kOutPitch <= kOutBytes && kOutBytes % 1024 == 0);
 
-// A piece and what its warp reads of the block besides: read while the piece before runs, as a piece may be but a step long.
+// A piece and what its warp reads of the block besides: read while the piece before runs, as a piece may be but a step
+// long.
 struct DownPiece {
   int block, n0, signed_size, first, end;  // steps first to end
-  int looked_up;  // the `at`-th neuron of the union from `first` on, to a producer; the `at`-th row of the block, to a consumer
+  // For a producer the `at`-th neuron of the union from `first` on, for a consumer the `at`-th row of the block.
+  int looked_up;
   __device__ __forceinline__ DownPiece(const Ffn& f, const Shares& shares, int i, int at) {
     const Piece piece = shares.piece(i);
-    block = uniform(piece.block), n0 = uniform(piece.outputs) * kTileN, first = 0, signed_size = uniform(shares.signed_size(f, block));
-    if (const int upto = uniform(piece.upto); upto != Piece::kAll) first = steps() - upto;  // else nothing here waits for the size
+    block = uniform(piece.block), n0 = uniform(piece.outputs) * kTileN, first = 0,
+    signed_size = uniform(shares.signed_size(f, block));
+    // Where the piece begins its task, nothing here waits for the size.
+    if (const int upto = uniform(piece.upto); upto != Piece::kAll) first = steps() - upto;
     if (threadIdx.x < kConsumers)
       looked_up = f.order[block * kTileM + at];
     else
-      looked_up = shares.known_dense(f, block) ? 0 : f.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + first * kTileK + at];
+      looked_up = shares.known_dense(f, block)
+                      ? 0
+                      : f.unions[static_cast<int64_t>(block) * f.panels * kPanelColumns + first * kTileK + at];
     end = steps() - uniform(piece.without);
   }
   __device__ __forceinline__ int size() const { return abs(signed_size); }
   __device__ __forceinline__ int steps() const { return steps_of(signed_size); }  // of the whole task
-  __device__ __forceinline__ bool left_to_other() const { return end < steps(); }  // to the share that has the last steps
-  __device__ __forceinline__ bool joins_others() const { return !left_to_other() && first > 0; }  // what others leave
+  // Whether the piece's sums go to the share that has the last steps.
+  __device__ __forceinline__ bool left_to_other() const { return end < steps(); }
+  // Whether it adds what others have left.
+  __device__ __forceinline__ bool joins_others() const { return !left_to_other() && first > 0; }
 };
 
 // Calls work(piece) for the pieces of this CTA, once the launches before are over.
@@ -61,7 +70,8 @@ __device__ __forceinline__ float4* part_of(const Ffn& f, int share) {
 __device__ __forceinline__ void leave_part(const float (&d)[128], const Ffn& f, int share) {
   float4* part = part_of(f, share);
 #pragma unroll
-  for (int i = 0; i < 32; ++i) __stcg(part + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
+  for (int i = 0; i < 32; ++i)
+    __stcg(part + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
 }
 
 // Says that they are there; by the same warps. Best some time later, as it waits for the writes.
@@ -70,14 +80,16 @@ __device__ __forceinline__ void announce_part(const Ffn& f, int share) {
   if (threadIdx.x % 32 == 0) release_store(f.part_ready + share * kPartWarps + threadIdx.x / 32, 1);
 }
 
-// Brings what a share has left, once it is there, through the ring: a quarter of every thread's sums a stage. By the producers.
+// Brings what a share has left, once it is there, through the ring: a quarter of every thread's sums a stage. By the
+// producers.
 __device__ __forceinline__ void bring_part(const Ffn& f, Shared& s, Ring& ring, int share) {
   const int thread = threadIdx.x - kConsumers, warp = thread / 32, lane = thread % 32;
   const int* ready = f.part_ready + share * kPartWarps + lane;
   while (!__all_sync(~0u, lane >= kPartWarps || acquire_load(ready))) {
   }
   fence_async_proxy_global();  // others' writes before, the copy engine's reads after
-  const unsigned char* part = reinterpret_cast<const unsigned char*>(f.parts) + static_cast<int64_t>(share) * kPartBytes;
+  const unsigned char* part =
+      reinterpret_cast<const unsigned char*>(f.parts) + static_cast<int64_t>(share) * kPartBytes;
 #pragma unroll 1
   for (int quarter = 0; quarter < kPartQuarters; ++quarter, ring.next()) {
     wait_as_warp(&s.empty[ring.stage], ring.phase);
@@ -105,12 +117,14 @@ __device__ __forceinline__ void add_part(float (&d)[128], Shared& s, Ring& ring)
     }
     fence_async_proxy();  // read through the generic proxy; the copy engine writes there next, through the other
     __syncwarp();         // else registers are spilled
-    barrier_arrive(&s.empty[ring.stage]);  // each for itself: racecheck follows no other's word for what a thread has read
+    // Each thread arrives for itself, as racecheck follows nobody else's arrival for what a thread has read.
+    barrier_arrive(&s.empty[ring.stage]);
   }
 }
 
 // Fills the ring with a task's steps where it takes every neuron. By a warp.
-__device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& f, Shared& s, Ring ring, const DownPiece& task, int lane) {
+__device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& f, Shared& s, Ring ring,
+                                           const DownPiece& task, int lane) {
   constexpr int kColumns = 64;  // of a box of W
 #pragma unroll 1
   for (int step = task.first; step < task.end; ++step, ring.next()) {
@@ -121,7 +135,8 @@ __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& 
       barrier_arrive_for(full, kProducers);  // for those who copy elsewhere
       bulk_load(s.a[ring.stage], hidden_panel(f, task.block, step), kPanelBytes, full);
 #pragma unroll
-      for (int n = 0; n < kTileN; n += kColumns) tma_load_2d(s.b[ring.stage] + n * (kTileK * 2), &w_map, full, task.n0 + n, step * kTileK);
+      for (int n = 0; n < kTileN; n += kColumns)
+        tma_load_2d(s.b[ring.stage] + n * (kTileK * 2), &w_map, full, task.n0 + n, step * kTileK);
     }
   }
 }
@@ -167,8 +182,8 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
 }
 
 template <typename T>
-__device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& y_map, const Ffn& f, Shared& s, const DownPiece& task,
-                                            const Consumer& c, const bool (&row_finite)[2]) {
+__device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& y_map, const Ffn& f, Shared& s,
+                                            const DownPiece& task, const Consumer& c, const bool (&row_finite)[2]) {
   const T* bias = static_cast<const T*>(f.b_down);
   const int row0 = task.block * kTileM + c.group * 64 + c.warp * kOutRows;
   const bool consecutive = __all_sync(~0u, task.looked_up == row0 + c.lane % kOutRows);
@@ -195,11 +210,13 @@ __device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& 
   const auto write = [&](auto place) {  // place(chunk of 16 bytes)
 #pragma unroll
     for (int j = 0; j < kTileN / 8; j += 2)
-      store_matrices(out + place(j + corner.chunk), round_pair<T>(d[4 * j], d[4 * j + 1]), round_pair<T>(d[4 * j + 2], d[4 * j + 3]),
-                     round_pair<T>(d[4 * j + 4], d[4 * j + 5]), round_pair<T>(d[4 * j + 6], d[4 * j + 7]));
+      store_matrices(out + place(j + corner.chunk), round_pair<T>(d[4 * j], d[4 * j + 1]),
+                     round_pair<T>(d[4 * j + 2], d[4 * j + 3]), round_pair<T>(d[4 * j + 4], d[4 * j + 5]),
+                     round_pair<T>(d[4 * j + 6], d[4 * j + 7]));
   };
   if (consecutive)
-    write([&](int chunk) { return chunk / 8 * (kOutRows * 128) + corner.row * 128 + (((chunk ^ corner.row) & 7) << 4); });
+    write(
+        [&](int chunk) { return chunk / 8 * (kOutRows * 128) + corner.row * 128 + (((chunk ^ corner.row) & 7) << 4); });
   else
     write([&](int chunk) { return corner.row * kOutPitch + chunk * 16; });
   fence_async_proxy();
@@ -208,10 +225,52 @@ __device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& 
     if (c.lane < kTileN / 64 && task.n0 + 64 * c.lane < f.d_model && row0 < f.rows)
       tma_store_2d(&y_map, out + c.lane * (kOutRows * 128), task.n0 + 64 * c.lane, row0);
   } else if (c.lane < kOutRows && task.looked_up < f.rows) {
-    bulk_store(static_cast<T*>(f.y) + static_cast<int64_t>(task.looked_up) * f.d_model + task.n0, out + c.lane * kOutPitch,
-               min(kTileN, f.d_model - task.n0) * 2);
+    bulk_store(static_cast<T*>(f.y) + static_cast<int64_t>(task.looked_up) * f.d_model + task.n0,
+               out + c.lane * kOutPitch, min(kTileN, f.d_model - task.n0) * 2);
   }
   bulk_commit();
+}
+
+// Makes the down products of this CTA's pieces: those that another CTA finishes are left to it, others are finished
+// here.
+template <typename T>
+__device__ __forceinline__ void consume_down(const CUtensorMap& y_map, const Ffn& f, Shared& s, const Shares& shares) {
+  const Consumer c = Consumer::here();
+  Ring ring;
+  float d[128];
+  bool announces = false;  // what it has left, in the next piece
+  each_down_piece(f, shares, c.group * 64 + c.warp * 16 + c.lane % 16, [&](const DownPiece& task) {
+    bool row_finite[2];  // whether the thread's two rows are finite
+    if (task.steps() == 0) {
+#pragma unroll
+      for (float& value : d) value = 0.f;
+    }
+    const auto read_ahead = [&] {
+      if (announces) announce_part(f, shares.index());
+      announces = false;
+      if (task.left_to_other()) return;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = __shfl_sync(~0u, task.looked_up, c.lane / 4 + 8 * h);
+        row_finite[h] = row >= f.rows || f.finite[row];
+      }
+    };
+    if (task.end == task.first) read_ahead();
+    multiply<T, kTileN, 1, 1>(d, s, ring, task.end - task.first, task.size() != f.d_ff, c, read_ahead);
+    if (task.left_to_other()) {
+      leave_part(d, f, shares.index());
+      announces = true;
+      return;
+    }
+    int parts = 0;  // counted apart: what is done for each at once costs registers
+    if (task.joins_others()) shares.each_further([&](int) { ++parts; });
+    parts = uniform(parts);
+#pragma unroll 1
+    for (; parts > 0; --parts) add_part(d, s, ring);
+    finish_down<T>(d, y_map, f, s, task, c, row_finite);
+  });
+  if (announces) announce_part(f, shares.index());
+  bulk_wait<0>();
 }
 
 template <typename T>
@@ -230,42 +289,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     produce_down<T>(w_map, f, s, shares);
   } else {
     registers_up<kConsumerRegisters>();
-    const Consumer c = Consumer::here();
-    Ring ring;
-    float d[128];
-    bool announces = false;  // what it has left, in the next piece
-    each_down_piece(f, shares, c.group * 64 + c.warp * 16 + c.lane % 16, [&](const DownPiece& task) {
-      bool row_finite[2];  // whether the thread's two rows are finite
-      if (task.steps() == 0) {
-#pragma unroll
-        for (float& value : d) value = 0.f;
-      }
-      const auto read_ahead = [&] {
-        if (announces) announce_part(f, shares.index());
-        announces = false;
-        if (task.left_to_other()) return;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int row = __shfl_sync(~0u, task.looked_up, c.lane / 4 + 8 * h);
-          row_finite[h] = row >= f.rows || f.finite[row];
-        }
-      };
-      if (task.end == task.first) read_ahead();
-      multiply<T, kTileN, 1, 1>(d, s, ring, task.end - task.first, task.size() != f.d_ff, c, read_ahead);
-      if (task.left_to_other()) {
-        leave_part(d, f, shares.index());
-        announces = true;
-        return;
-      }
-      int parts = 0;  // counted apart: what is done for each at once costs registers
-      if (task.joins_others()) shares.each_further([&](int) { ++parts; });
-      parts = uniform(parts);
-#pragma unroll 1
-      for (; parts > 0; --parts) add_part(d, s, ring);
-      finish_down<T>(d, y_map, f, s, task, c, row_finite);
-    });
-    if (announces) announce_part(f, shares.index());
-    bulk_wait<0>();
+    consume_down<T>(y_map, f, s, shares);
   }
 }
 

@@ -1,22 +1,25 @@
-// The gate product, z = x Wg^T + b, whose epilogue is TwELL: nothing dense leaves the chip but tiles past their slots. And the up products
-// of tiles that lie dense already.
+// The gate product, z = x Wg^T + b, whose epilogue is TwELL: nothing dense leaves the chip but tiles past their slots.
+// And the up products of tiles that lie dense already.
 //
-// Clusters of two CTAs take the two row tiles of a pair and the same 256 neurons; each loads half of the weights' tile for both.
+// Clusters of two CTAs take the two row tiles of a pair and the same 256 neurons; each loads half of the weights' tile
+// for both.
 //
-// What is left after whole rounds of the clusters, where it would leave half of them idle or more, is cut: a cluster takes one row tile,
-// each CTA half of its rows, each warpgroup half of the neurons.
+// What is left after whole rounds of the clusters, where it would leave half of them idle or more, is cut: a cluster
+// takes one row tile, each CTA half of its rows, each warpgroup half of the neurons.
 //
-// Clusters that have no more tiles go on with up products of pairs of tiles that lie dense in windows of high nnz, as they come: so there is no second
-// ragged round where all is dense, and nothing waits for the plan, which only says what is known there.
+// Clusters that have no more tiles go on with up products of pairs of tiles that lie dense in windows of high nnz, as
+// they come: so there is no second ragged round where all is dense, and nothing waits for the plan, which only says
+// what is known there.
 #pragma once
 
-#include "hopper/up_epilogue.cuh"
 #include "hopper/many_rows/gate_epilogue.cuh"
+#include "hopper/up_epilogue.cuh"
 
 namespace twell::hopper {
 
-// What the producer of a cluster's first CTA decides for both, one after the other: a tile whose up product comes next, or -1 at the end.
-// It decides once the loads of the task before are issued; all have read those of kStages tasks before by then, as these are multiplied.
+// What the producer of a cluster's first CTA decides for both, one after the other: a tile whose up product comes next,
+// or -1 at the end. It decides once the loads of the task before are issued; all have read those of kStages tasks
+// before by then, as these are multiplied.
 struct Decisions {
   static constexpr int kSlots = kStages + 1;
   int tile[kSlots];
@@ -54,8 +57,8 @@ struct DenseTask {
 };
 
 // Fills the ring with `steps` of a task: x of this CTA's rows, and half of the weights for both. By a warp.
-__device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensorMap& x_map, const CUtensorMap& w_map, int m0, int height,
-                                           int tile, int rank, int steps, int lane) {
+__device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensorMap& x_map, const CUtensorMap& w_map,
+                                           int m0, int height, int tile, int rank, int steps, int lane) {
   const int bytes = height * (kTileK * 2) + kBBytes;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, ring.next()) {
@@ -70,9 +73,10 @@ __device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensor
 }
 
 // By a warp.
-__device__ __forceinline__ void produce_gate(const CUtensorMap& x_map, const CUtensorMap& half_x_map, const CUtensorMap& w_map,
-                                             const CUtensorMap& up_map, const Ffn& f, Shared& s, Decisions& decisions,
-                                             const GateTasks& tasks, int rank, int steps, int lane) {
+__device__ __forceinline__ void produce_gate(const CUtensorMap& x_map, const CUtensorMap& half_x_map,
+                                             const CUtensorMap& w_map, const CUtensorMap& up_map, const Ffn& f,
+                                             Shared& s, Decisions& decisions, const GateTasks& tasks, int rank,
+                                             int steps, int lane) {
   Ring ring;
   ring.phase = 1;  // every stage is free at first
   for (int t = tasks.first; t <= tasks.last; t += tasks.clusters) {
@@ -87,7 +91,8 @@ __device__ __forceinline__ void produce_gate(const CUtensorMap& x_map, const CUt
 
 // By packing warps of the producers' warpgroup, the warp-th.
 template <typename T>
-__device__ __forceinline__ void pack_gate(const Ffn& f, Shared& s, GateMemory& m, const GateTasks& tasks, int rank, int warp, int lane) {
+__device__ __forceinline__ void pack_gate(const Ffn& f, Shared& s, GateMemory& m, const GateTasks& tasks, int rank,
+                                          int warp, int lane) {
   uint32_t phase = 0;
   for (int t = tasks.first; t <= tasks.last; t += tasks.clusters, phase ^= 1) {
     barrier_wait(&s.staged[0], phase);
@@ -100,9 +105,43 @@ __device__ __forceinline__ void pack_gate(const Ffn& f, Shared& s, GateMemory& m
   }
 }
 
+// Makes the up product of a dense tile and, from it, the tile's hidden state. The copy engine brings the gate's values
+// into the staging tile meanwhile, and takes the hidden state from there. drained: the phase in which the packers have
+// left the staging tile; fetched: the phase in which the gate's values are there.
 template <typename T>
-__device__ __forceinline__ void consume_gate(const CUtensorMap& spill_map, const Ffn& f, Shared& s, GateMemory& m, const GateTasks& tasks,
-                                             int rank, int steps, const Consumer& c) {
+__device__ __forceinline__ void consume_dense_tile(float (&d)[128], Ring& ring, const CUtensorMap& spill_map,
+                                                   const Ffn& f, Shared& s, GateMemory& m, const DenseTask& task,
+                                                   int steps, const Consumer& c, uint32_t drained, uint32_t fetched) {
+  constexpr int kHalf = kPanelBytes / 2;  // this warpgroup's rows of a panel; a warp sees to one
+  const int panel = task.tile * (kTileN / kPanelColumns) + c.warp, m0 = task.block * kTileM;
+  unsigned char* half = s.staging + c.warp * kPanelBytes + c.group * kHalf;
+  const auto fetch = [&] {
+    if (c.lane != 0) return;
+    barrier_wait(&s.drained, drained);  // the gate's last tile
+    bulk_wait_read<0>();                // the task before
+    fence_async_proxy_global();
+    barrier_expect(&m.fetched[c.group], kHalf);
+    tma_load_2d(half, &spill_map, &m.fetched[c.group], panel * kPanelColumns, m0 + c.group * 64);
+  };
+  multiply<T, kTileN, 0, 2>(d, s, ring, steps, false, c, fetch);
+  barrier_wait(&m.fetched[c.group], fetched);
+  const T* biases = static_cast<const T*>(f.b_up);
+  const auto bias = [&](int column) {
+    const int neuron = task.tile * kTileN + column;
+    return neuron < f.d_ff ? static_cast<float>(biases[neuron]) : 0.f;
+  };
+  finish_up<T, kTileN / kPanelColumns>(d, s, c, biases != nullptr, bias, [&](int row) {
+    if (m0 + row < f.rows) atomicOr(f.row_sums + m0 + row, kNonfiniteUp);
+  });
+  fence_async_proxy();
+  c.sync();
+  if (c.lane == 0 && task.block < f.blocks && panel < f.panels)
+    bulk_store(hidden_panel(f, task.block, panel) + c.group * kHalf, half, kHalf), bulk_commit();
+}
+
+template <typename T>
+__device__ __forceinline__ void consume_gate(const CUtensorMap& spill_map, const Ffn& f, Shared& s, GateMemory& m,
+                                             const GateTasks& tasks, int rank, int steps, const Consumer& c) {
   Ring ring;
   uint32_t phase = 1;  // the staging tile is free at first
   float d[128];
@@ -124,38 +163,15 @@ __device__ __forceinline__ void consume_gate(const CUtensorMap& spill_map, const
   if (next < 0) {
     if (tasks.first > tasks.last) return;
     barrier_wait(&s.staged[0], phase);
-    pack_tile<T, kLastPackWarps>(s.staging, m.packs, f, GateTask(f, tasks, tasks.last, rank), kPackWarps + c.group * 4 + c.warp, c.lane);
+    pack_tile<T, kLastPackWarps>(s.staging, m.packs, f, GateTask(f, tasks, tasks.last, rank),
+                                 kPackWarps + c.group * 4 + c.warp, c.lane);
     return;
   }
   uint32_t fetched = 0;
 #pragma unroll 1
   for (int i = 1; next >= 0; next = uniform(m.decisions.wait(i++)), fetched ^= 1) {
-    constexpr int kHalf = kPanelBytes / 2;  // this warpgroup's rows of a panel; a warp sees to one
     const DenseTask task(f, next, rank);
-    const int panel = task.tile * (kTileN / kPanelColumns) + c.warp, m0 = task.block * kTileM;
-    unsigned char* half = s.staging + c.warp * kPanelBytes + c.group * kHalf;
-    const auto fetch = [&] {
-      if (c.lane != 0) return;
-      barrier_wait(&s.drained, phase);  // the gate's last tile
-      bulk_wait_read<0>();              // the task before
-      fence_async_proxy_global();
-      barrier_expect(&m.fetched[c.group], kHalf);
-      tma_load_2d(half, &spill_map, &m.fetched[c.group], panel * kPanelColumns, m0 + c.group * 64);
-    };
-    multiply<T, kTileN, 0, 2>(d, s, ring, steps, false, c, fetch);
-    barrier_wait(&m.fetched[c.group], fetched);
-    const T* biases = static_cast<const T*>(f.b_up);
-    const auto bias = [&](int column) {
-      const int neuron = task.tile * kTileN + column;
-      return neuron < f.d_ff ? static_cast<float>(biases[neuron]) : 0.f;
-    };
-    finish_up<T, kTileN / kPanelColumns>(d, s, c, biases != nullptr, bias, [&](int row) {
-      if (m0 + row < f.rows) atomicOr(f.row_sums + m0 + row, kNonfiniteUp);
-    });
-    fence_async_proxy();
-    c.sync();
-    if (c.lane == 0 && task.block < f.blocks && panel < f.panels)
-      bulk_store(hidden_panel(f, task.block, panel) + c.group * kHalf, half, kHalf), bulk_commit();
+    consume_dense_tile<T>(d, ring, spill_map, f, s, m, task, steps, c, phase, fetched);
   }
   if (c.lane == 0) bulk_wait<0>();
 }
@@ -168,12 +184,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char raw[];
   Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
   __shared__ GateMemory memory;
-  const int group = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, rank = cluster_rank();
+  const int group = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32,
+            rank = cluster_rank();
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
     barrier_init(&s.staged[0], kConsumers), barrier_init(&s.drained, kPackers);
-    barrier_init(&memory.packs.joined, 1), barrier_init(&memory.packs.fired_ready, PackShared::kFiredWords * kLastPackWarps), memory.decisions.init();
+    barrier_init(&memory.packs.joined, 1),
+        barrier_init(&memory.packs.fired_ready, PackShared::kFiredWords * kLastPackWarps), memory.decisions.init();
     for (uint64_t& barrier : memory.fetched) barrier_init(&barrier, kConsumerWarps / 2);
     fence_barrier_init();
   }

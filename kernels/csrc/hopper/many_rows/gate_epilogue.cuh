@@ -1,8 +1,8 @@
 // The gate product's epilogue: relu(z) of a tile in shared memory, and from there TwELL.
 //
-// Consumers round relu(z) into the staging tile and go on; packing warps turn it into words during the next main loop, and where a CTA
-// has nothing else to do after a tile, all do. Where the tile's 128 rows together fire nearly all of its neurons, and the block will run
-// dense, they leave whole instead.
+// Consumers round relu(z) into the staging tile and go on; packing warps turn it into words during the next main loop,
+// and where a CTA has nothing else to do after a tile, all do. Where the tile's 128 rows together fire nearly all of
+// its neurons, and the block will run dense, they leave whole instead.
 #pragma once
 
 #include "hopper/gemm.cuh"
@@ -11,23 +11,28 @@
 namespace twell::hopper {
 
 constexpr int kPackWarps = kProducerWarps - 1, kPackers = kPackWarps * 32;
-constexpr int kLastPackWarps = kPackWarps + kConsumerWarps;  // of a CTA's last tile, when consumers have nothing else to do
+// Warps that pack a CTA's last tile, when consumers have nothing else to do.
+constexpr int kLastPackWarps = kPackWarps + kConsumerWarps;
 constexpr int kPackBarrier = 3;  // its number; the consumer warpgroups have two of their own
-constexpr int kPackRows = 16;  // at a time by a warp, two lanes to each row: shares of three warps in 128 rows are nearly equal
+// Rows that a warp packs at a time, two lanes to each: shares of three warps in 128 rows are nearly equal.
+constexpr int kPackRows = 16;
 
-// What the packers share. Of a row: its words, or before them what it fires, a bit a neuron, in words 8 to 15; and last how many are
-// in use, so that rows lie a bank apart.
+// What the packers share. Of a row: its words, or before them what it fires, a bit a neuron, in words 8 to 15; and last
+// how many are in use, so that rows lie a bank apart.
 struct PackShared {
   uint32_t lines[kTileM][kWords + 1];
-  // By the rows of each warp, a bit a neuron of the tile, and how many values: kFiredWords words. Of a cut tile, of both CTAs' warps.
+  // By the rows of each warp, a bit a neuron of the tile, and how many values: kFiredWords words. Of a cut tile, of
+  // both CTAs' warps.
   static constexpr int kFiredWords = kMaskWords + 1;
   uint32_t fired[kLastPackWarps][kFiredWords];
-  uint64_t joined;                             // those of the other CTA have come: once, as a cluster has one cut tile at most
-  uint64_t fired_ready;                              // all of a CTA's last tile, where all warps pack
+  // Completes when those of the other CTA have come: once, as a cluster has one cut tile at most.
+  uint64_t joined;
+  uint64_t fired_ready;  // all of a CTA's last tile, where all warps pack
 };
 
 struct GateTasks {
-  int clusters, first, last, dense, total;  // first, last: of this cluster, which takes one in `clusters`; none if last < first
+  // This cluster takes one task in `clusters`, from `first` to `last`; none if last < first.
+  int clusters, first, last, dense, total;
   __device__ __forceinline__ explicit GateTasks(const Ffn& f) : clusters(gridDim.x / 2), first(blockIdx.x / 2) {
     const int planned = (f.blocks + 1) / 2 * f.tiles, left = planned % clusters;
     dense = 2 * left <= clusters ? planned - left : planned;
@@ -47,18 +52,20 @@ struct GateTask {
     m0 = (planned / f.tiles * 2 + (cut ? late % 2 : rank)) * kTileM + (cut ? rank * (kTileM / 2) : 0);
     height = cut ? kTileM / 2 : kTileM;
   }
-  __device__ __forceinline__ int rows(const Ffn& f) const { return min(height, f.rows - m0); }  // none or less past the last
+  // Rows that exist; none or less past the last.
+  __device__ __forceinline__ int rows(const Ffn& f) const { return min(height, f.rows - m0); }
 };
 
-// The staging tile here: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither side conflicts. Chunk
-// c + 8 is 128 bytes on.
+// The staging tile here: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither side
+// conflicts. Chunk c + 8 is 128 bytes on.
 __device__ __forceinline__ unsigned char* staged_chunk(unsigned char* staging, int row, int chunk) {
   return staging + row * (kTileN * 2) + ((chunk ^ (row & 7)) << 4);
 }
 
 // Rounds the sums of kN columns into the staging tile, and marks rows that are not finite.
 template <typename T, int kN>
-__device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn& f, const GateTask& task, const Consumer& c) {
+__device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn& f, const GateTask& task,
+                                           const Consumer& c) {
   if (const T* bias = static_cast<const T*>(f.b_gate)) {
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
@@ -70,14 +77,16 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
       }
     }
   }
-  float broken[2] = {0.f, 0.f}, peak[2] = {0.f, 0.f};  // of the thread's two rows; inf or NaN times 0 is NaN, and stays
+  // The thread's two rows. Inf or NaN times 0 is NaN, and stays.
+  float broken[2] = {0.f, 0.f}, peak[2] = {0.f, 0.f};
 #pragma unroll
   for (int j = 0; j < kN / 8; ++j)
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int e = 0; e < 2; ++e) broken[h] = fmaf(d[4 * j + 2 * h + e], 0.f, broken[h]);
-  if (std::is_same_v<T, __half> || f.w_up == nullptr) {  // else `up` sees what bfloat16 makes of the last values before inf
+  // In a gated FFN of bfloat16, `up` sees what the type makes of the last values before inf.
+  if (std::is_same_v<T, __half> || f.w_up == nullptr) {
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j)
 #pragma unroll
@@ -87,9 +96,9 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
   const int row = c.row0 + c.warp * 16 + corner.row;
 #pragma unroll
   for (int j = 0; j < kN / 8; j += 2)
-    store_matrices(staged_chunk(s.staging, row, c.column0 / 8 + j % 8 + corner.chunk) + j / 8 * 128, round_relu<T>(d[4 * j], d[4 * j + 1]),
-                   round_relu<T>(d[4 * j + 2], d[4 * j + 3]), round_relu<T>(d[4 * j + 4], d[4 * j + 5]),
-                   round_relu<T>(d[4 * j + 6], d[4 * j + 7]));
+    store_matrices(staged_chunk(s.staging, row, c.column0 / 8 + j % 8 + corner.chunk) + j / 8 * 128,
+                   round_relu<T>(d[4 * j], d[4 * j + 1]), round_relu<T>(d[4 * j + 2], d[4 * j + 3]),
+                   round_relu<T>(d[4 * j + 4], d[4 * j + 5]), round_relu<T>(d[4 * j + 6], d[4 * j + 7]));
 #pragma unroll
   for (int h = 0; h < 2; ++h)
     if (broken[h] != 0.f || !stays_finite<T>(peak[h])) {
@@ -119,12 +128,14 @@ struct TileFirings {
   int values;
 };
 
-// Writes what each row of the tile fires, a bit a neuron, into its line and f.masks, and what all rows fire together into f.fired. A lane
-// takes half of a row's columns, without a branch. By all packing warps.
+// Writes what each of the warp's rows of the tile fires, a bit a neuron, into its line and f.masks. A lane takes half
+// of a row's columns, without a branch. any: joins what the lane's rows fire, 32 neurons to a word. many: adds how many
+// values they fire.
 template <typename T, int kWarps>
-__device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging, PackShared& s, const Ffn& f, const GateTask& task, int warp, int lane) {
-  const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
-  uint32_t any[4] = {}, many = 0;
+__device__ __forceinline__ void find_row_firings(unsigned char* staging, PackShared& s, const Ffn& f,
+                                                 const GateTask& task, int warp, int lane, int rows, uint32_t (&any)[4],
+                                                 uint32_t& many) {
+  const int half = lane / kPackRows, m0 = task.m0, tile = task.tile;
   uint32_t* masks = f.masks + (static_cast<int64_t>(m0) * f.tiles + tile) * kMaskWords + 4 * half;
 #pragma unroll 1
   for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
@@ -135,14 +146,26 @@ __device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging,
       uint4 chunks[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        chunks[i] = *reinterpret_cast<const uint4*>(staged_chunk(staging, row, 16 * half + 4 * (w % 2) + i) + w / 2 * 128);
+        chunks[i] =
+            *reinterpret_cast<const uint4*>(staged_chunk(staging, row, 16 * half + 4 * (w % 2) + i) + w / 2 * 128);
       mask[w] = fired_of_32<T>(chunks);
       s.lines[row][kHead + 4 * half + w] = mask[w];
       if (row < rows) any[w] |= mask[w], many += __popc(mask[w]);
     }
     if (row < rows)
-      *reinterpret_cast<uint4*>(masks + static_cast<int64_t>(row) * f.tiles * kMaskWords) = make_uint4(mask[0], mask[1], mask[2], mask[3]);
+      *reinterpret_cast<uint4*>(masks + static_cast<int64_t>(row) * f.tiles * kMaskWords) =
+          make_uint4(mask[0], mask[1], mask[2], mask[3]);
   }
+}
+
+// Writes what each row of the tile fires, a bit a neuron, into its line and f.masks, and what all rows fire together
+// into f.fired. By all packing warps.
+template <typename T, int kWarps>
+__device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging, PackShared& s, const Ffn& f,
+                                                         const GateTask& task, int warp, int lane) {
+  const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
+  uint32_t any[4] = {}, many = 0;
+  find_row_firings<T, kWarps>(staging, s, f, task, warp, lane, rows, any, many);
   uint32_t mine = __reduce_add_sync(~0u, many);  // stays so in lane kMaskWords
 #pragma unroll
   for (int w = 0; w < 8; ++w) {
@@ -159,7 +182,8 @@ __device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging,
   }
   if constexpr (kWarps == kPackWarps) {
     named_sync<kPackers>(kPackBarrier);
-  } else {  // no named barrier: racecheck loses warps that meet at one while others, here the producer's, wait for the cluster
+  } else {
+    // No named barrier: racecheck loses warps that meet at one while others, here the producer's, wait for the cluster.
     if (lane < PackShared::kFiredWords) barrier_arrive(&s.fired_ready);
     barrier_wait(&s.fired_ready, 0);
   }
@@ -169,7 +193,8 @@ __device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging,
       all = lane < kMaskWords ? all | s.fired[other][lane] : all + s.fired[other][lane];
   if (warp == 0 && lane < kMaskWords && rows > 0)
     f.fired[(static_cast<int64_t>(m0 / kBlockRows) * f.tiles + tile) * kMaskWords + lane] = all;
-  const int columns = min(kTile, f.d_ff - tile * kTile), united = __reduce_add_sync(~0u, lane < kMaskWords ? __popc(all) : 0);
+  const int columns = min(kTile, f.d_ff - tile * kTile),
+            united = __reduce_add_sync(~0u, lane < kMaskWords ? __popc(all) : 0);
   const int values = __shfl_sync(~0u, all, kMaskWords), tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
   if (f.dense_tiles == nullptr) return {f.w_up != nullptr && nearly_all(united, columns), values};
   const bool nearly = nearly_all(united, columns);
@@ -178,11 +203,47 @@ __device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging,
   return {nearly || (is_high_nnz(kHighNnzTile, values, tall, columns) && 5 * united >= 3 * columns), values};
 }
 
-// Turns the warp's rows of the staging tile into words. A step for each slot, ascending, into the row's line; then the warp writes the
-// words in use, eight at a time. A row past its slots, or of a tile that stays whole, leaves as it lies in the staging tile. Other words
-// are whatever they were. Rows of a tile that leaves whole are counted once they are there.
+// Writes the words of half a row, ascending, from `to` on. mask: its 128 columns from column0 on, a bit each, and used
+// up; fires: how many are set.
+__device__ __forceinline__ void pack_half_row(unsigned char* staging, uint32_t* to, int row, uint32_t column0,
+                                              uint32_t (&mask)[4], uint32_t fires) {
+  uint32_t left = mask[0], column = 0, value = 0;
+  for (uint32_t base = column0, done = 0; done < fires;) {
+    if (left == 0) {
+      left = mask[1], mask[1] = mask[2], mask[2] = mask[3], base += 32;
+      continue;
+    }
+    const uint32_t next = base + __ffs(left) - 1;
+    left &= left - 1;
+    const uint32_t loaded = *reinterpret_cast<const uint16_t*>(staged_chunk(staging, row, next / 8) + 2 * (next % 8));
+    if (done++) *to++ = column | value << 16;  // a step late, so that loading does not hold it up
+    column = next, value = loaded;
+  }
+  if (fires) *to = column | value << 16;
+}
+
+// Writes the words in use of 16 rows from row0 on, eight words of four rows at a time. at: the first row's tile among
+// all rows' tiles. last: the last word in use of the lane's row.
+__device__ __forceinline__ void write_words(const PackShared& s, const Ffn& f, int row0, int rows, int64_t at,
+                                            uint32_t last, int lane) {
+  for (uint32_t first = 0; __any_sync(~0u, last >= first); first += kHead) {
+#pragma unroll
+    for (int i = 0; i < kPackRows / 4; ++i) {
+      const int r = 4 * i + lane / 8, word = first + lane % 8;
+      const int64_t tile_of_row = at + static_cast<int64_t>(r) * f.tiles;
+      uint32_t* out = first == 0 ? f.heads + tile_of_row * kHead + word : f.tails + tile_of_row * kTail + word - kHead;
+      if (row0 + r < rows && s.lines[row0 + r][kWords] >= first) *out = s.lines[row0 + r][word];
+    }
+  }
+}
+
+// Turns the warp's rows of the staging tile into words. A step for each slot, ascending, into the row's line; then the
+// warp writes the words in use, eight at a time. A row past its slots, or of a tile that stays whole, leaves as it lies
+// in the staging tile. Other words are whatever they were. Rows of a tile that leaves whole are counted once they are
+// there.
 template <typename T, int kWarps>
-__device__ __forceinline__ void pack_tile(unsigned char* staging, PackShared& s, const Ffn& f, const GateTask& task, int warp, int lane) {
+__device__ __forceinline__ void pack_tile(unsigned char* staging, PackShared& s, const Ffn& f, const GateTask& task,
+                                          int warp, int lane) {
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
   const auto [dense, values] = find_tile_firings<T, kWarps>(staging, s, f, task, warp, lane);
   const int tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
@@ -190,7 +251,8 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, PackShared& s,
 #pragma unroll 1
   for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
     const int row = row0 + lane % kPackRows;
-    const int64_t at = static_cast<int64_t>(m0 + row0) * f.tiles + tile;  // of the first row; the next is `tiles` on
+    // The first row's tile among all rows' tiles; the next row's is `tiles` on.
+    const int64_t at = static_cast<int64_t>(m0 + row0) * f.tiles + tile;
     uint32_t* line = s.lines[row];
     uint32_t mask[4], mine = 0;
 #pragma unroll
@@ -198,40 +260,20 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, PackShared& s,
     const uint32_t other = __shfl_xor_sync(~0u, mine, kPackRows), count = mine + other;
     const bool leaves = dense || count > kSlots;
     const bool counts = f.dense_tiles != nullptr && dense && half == 0 && row < rows;
-    counted += __popc(__ballot_sync(~0u, counts)), low_nnz += __popc(__ballot_sync(~0u, counts && 4 * static_cast<int>(count) * tall < values));
+    counted += __popc(__ballot_sync(~0u, counts)),
+        low_nnz += __popc(__ballot_sync(~0u, counts && 4 * static_cast<int>(count) * tall < values));
     if (half == 0 && row < rows && count > 0) atomicAdd(f.row_sums + m0 + row, count);
     __syncwarp();  // slots will lie where the bits do
     if (!leaves) {
-      uint32_t* to = line + 1 + (half ? other : 0);
-      uint32_t left = mask[0], column = 0, value = 0;
-      for (uint32_t base = 128 * half, done = 0; done < mine;) {
-        if (left == 0) {
-          left = mask[1], mask[1] = mask[2], mask[2] = mask[3], base += 32;
-          continue;
-        }
-        const uint32_t next = base + __ffs(left) - 1;
-        left &= left - 1;
-        const uint32_t loaded = *reinterpret_cast<const uint16_t*>(staged_chunk(staging, row, next / 8) + 2 * (next % 8));
-        if (done++) *to++ = column | value << 16;  // a step late, so that loading does not hold it up
-        column = next, value = loaded;
-      }
-      if (mine) *to = column | value << 16;
+      pack_half_row(staging, line + 1 + (half ? other : 0), row, 128 * half, mask, mine);
     } else if (half == 0 && row < rows) {
-      bulk_store(static_cast<T*>(f.spill) + (at + static_cast<int64_t>(row - row0) * f.tiles) * kTile, staging + row * (kTile * 2),
-                 kTile * 2);
+      bulk_store(static_cast<T*>(f.spill) + (at + static_cast<int64_t>(row - row0) * f.tiles) * kTile,
+                 staging + row * (kTile * 2), kTile * 2);
     }
     const uint32_t last = leaves ? 0 : count;  // of the words in use
     if (half == 0) line[0] = dense ? count | kDenseTile : count, line[kWords] = last;
     __syncwarp();
-    for (uint32_t first = 0; __any_sync(~0u, last >= first); first += kHead) {  // eight words of four rows at a time
-#pragma unroll
-      for (int i = 0; i < kPackRows / 4; ++i) {
-        const int r = 4 * i + lane / 8, word = first + lane % 8;
-        const int64_t tile_of_row = at + static_cast<int64_t>(r) * f.tiles;
-        uint32_t* out = first == 0 ? f.heads + tile_of_row * kHead + word : f.tails + tile_of_row * kTail + word - kHead;
-        if (row0 + r < rows && s.lines[row0 + r][kWords] >= first) *out = s.lines[row0 + r][word];
-      }
-    }
+    write_words(s, f, row0, rows, at, last, lane);
   }
   bulk_commit();
   if (counted > 0) {

@@ -1,9 +1,11 @@
-// The up product over each block's union, and the hidden state: h = g > 0 ? g * (x Wu^T + b) : 0, in place of the gate's panels.
+// The up product over each block's union, and the hidden state: h = g > 0 ? g * (x Wu^T + b) : 0, in place of the
+// gate's panels.
 //
-// A task is a block and up to 256 neurons of its union. Their rows of Wu come by 16-byte copies that do the swizzle by hand, and so do
-// the block's rows of x; by tensor copies where the rows are consecutive, and the weights where the union is every neuron. The gate's
-// panels arrive in the staging tile during the main loop, become the hidden state there, and leave as they came: as the images of
-// shared memory that `down` multiplies. What the gate's kernel has gone on with is not among the tasks.
+// A task is a block and up to 256 neurons of its union. Their rows of Wu come by 16-byte copies that do the swizzle by
+// hand, and so do the block's rows of x; by tensor copies where the rows are consecutive, and the weights where the
+// union is every neuron. The gate's panels arrive in the staging tile during the main loop, become the hidden state
+// there, and leave as they came: as the images of shared memory that `down` multiplies. What the gate's kernel has gone
+// on with is not among the tasks.
 #pragma once
 
 #include "hopper/gather.cuh"
@@ -11,7 +13,8 @@
 
 namespace twell::hopper {
 
-// The tasks: those of the plan, but that what is left after whole rounds of the CTAs is cut where it would leave most of them idle.
+// The tasks: those of the plan, but that what is left after whole rounds of the CTAs is cut where it would leave most
+// of them idle.
 struct UpTasks {
   int whole, shift, total;  // each of those after the whole ones in 1 << shift
   __device__ __forceinline__ explicit UpTasks(const Ffn& f) {
@@ -26,13 +29,15 @@ struct UpTasks {
 };
 
 struct UpTask {
-  int block, panel, panels;  // first panel, and how many: none where a task is cut into more parts than it has panels
-  bool consecutive;          // the block's rows
-  bool all, stays;           // the union is every neuron; and the gate values are in `spill`
+  // The first panel, and how many: none where a task is cut into more shares than it has panels.
+  int block, panel, panels;
+  bool consecutive;  // the block's rows
+  bool all, stays;   // the union is every neuron; and the gate values are in `spill`
   __device__ __forceinline__ UpTask(const UpTasks& tasks, int t, int2 planned) {
     block = planned.x, panel = planned.y / 32, panels = planned.y % 8;
     consecutive = planned.y & 8, all = planned.y & 16, stays = all && consecutive;
-    const int cuts = 1 << tasks.shift, share = (panels + cuts - 1) >> tasks.shift, before = ((t - tasks.whole) & (cuts - 1)) * share;
+    const int cuts = 1 << tasks.shift, share = (panels + cuts - 1) >> tasks.shift,
+              before = ((t - tasks.whole) & (cuts - 1)) * share;
     if (t >= tasks.whole) panel += before, panels = min(share, panels - before);
   }
   __device__ __forceinline__ const uint16_t* list(const Ffn& f) const {
@@ -52,11 +57,12 @@ __device__ __forceinline__ void each_up_task(const Ffn& f, const UpTasks& tasks,
   }
 }
 
+constexpr int kHalf = kPanelBytes / 2;                     // bytes of a warpgroup's rows of a panel
 constexpr int kPanelWeights = kPanelColumns * kTileK * 2;  // bytes of a stage
 
 // Fills the ring with a task's steps where rows are consecutive and the union is every neuron. By a warp.
-__device__ __forceinline__ void load_steps(const CUtensorMap& x_map, const CUtensorMap& w_map, Shared& s, Ring ring, const UpTask& task,
-                                           int steps, int lane) {
+__device__ __forceinline__ void load_steps(const CUtensorMap& x_map, const CUtensorMap& w_map, Shared& s, Ring ring,
+                                           const UpTask& task, int steps, int lane) {
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, ring.next()) {
     uint64_t* full = &s.full[ring.stage];
@@ -72,10 +78,26 @@ __device__ __forceinline__ void load_steps(const CUtensorMap& x_map, const CUten
   }
 }
 
+// Requests what the copy engine brings of one step of a task: consecutive rows by the producers' first thread, and
+// where the union is every neuron the weights, a panel's by one lane of each warp.
+__device__ __forceinline__ void request_step(const CUtensorMap& x_map, const CUtensorMap& w_map, Shared& s,
+                                             const Ring& ring, const UpTask& task, int step, int warp, int thread) {
+  uint64_t* full = &s.full[ring.stage];
+  if (thread == 0) {
+    barrier_expect(full, task.consecutive ? kABytes : 0);
+    if (task.consecutive) tma_load_2d(s.a[ring.stage], &x_map, full, step * kTileK, task.block * kTileM);
+  }
+  if (const int p = kProducerWarps - 1 - warp; thread % 32 == 0 && task.all && p < task.panels) {
+    barrier_expect_more(full, kPanelWeights);
+    tma_load_2d(s.b[ring.stage] + p * kPanelWeights, &w_map, full, step * kTileK, (task.panel + p) * kPanelColumns);
+  }
+}
+
 template <typename T>
-__device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUtensorMap& w_map, const Ffn& f, Shared& s, const UpTasks& tasks,
-                                           int steps) {
-  constexpr int kRows = kTileN / (kProducers / 8), kXRows = kTileM / (kProducers / 8);  // of a stage to a thread: one in 16
+__device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUtensorMap& w_map, const Ffn& f, Shared& s,
+                                           const UpTasks& tasks, int steps) {
+  // Rows of a stage that a thread copies: one in 16.
+  constexpr int kRows = kTileN / (kProducers / 8), kXRows = kTileM / (kProducers / 8);
   const int thread = threadIdx.x - kConsumers, warp = uniform(thread / 32), first = thread / 8, chunk = thread & 7;
   const T *x = static_cast<const T*>(f.x), *w = static_cast<const T*>(f.w_up);
   const uint32_t place = first * 128 + ((chunk ^ (first & 7)) << 4);
@@ -91,7 +113,8 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
     const uint32_t pitch = f.d_model * sizeof(T);
     uint32_t offset[kRows], row[kXRows], there = 0;  // there: a bit for each of these rows
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) offset[i] = !task.all && i < 4 * task.panels ? task.list(f)[first + 16 * i] * pitch : 0;
+    for (int i = 0; i < kRows; ++i)
+      offset[i] = !task.all && i < 4 * task.panels ? task.list(f)[first + 16 * i] * pitch : 0;
 #pragma unroll
     for (int i = 0; i < kXRows; ++i) {
       const int at = task.consecutive ? f.rows : f.order[task.block * kTileM + first + 16 * i];
@@ -102,15 +125,7 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
       const int k = step * kTileK + chunk * 8;
       const bool inside = k < f.d_model;
       barrier_wait(&s.empty[ring.stage], ring.phase);
-      uint64_t* full = &s.full[ring.stage];
-      if (thread == 0) {
-        barrier_expect(full, task.consecutive ? kABytes : 0);
-        if (task.consecutive) tma_load_2d(s.a[ring.stage], &x_map, full, step * kTileK, task.block * kTileM);
-      }
-      if (const int p = kProducerWarps - 1 - warp; thread % 32 == 0 && task.all && p < task.panels) {  // a panel's to each warp
-        barrier_expect_more(full, kPanelWeights);
-        tma_load_2d(s.b[ring.stage] + p * kPanelWeights, &w_map, full, step * kTileK, (task.panel + p) * kPanelColumns);
-      }
+      request_step(x_map, w_map, s, ring, task, step, warp, thread);
       if (!task.all) {
         const uint32_t to = smem_address(s.b[ring.stage]) + place;
 #pragma unroll
@@ -123,36 +138,41 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
         for (int i = 0; i < kXRows; ++i)
           async_copy_16(to + i * 2048, bytes_on(x + (inside ? k : 0), uint64_t{row[i]} * pitch), from >> i & 1);
       }
-      async_arrive(full);
+      async_arrive(&s.full[ring.stage]);
     }
   });
   async_wait();
 }
 
+// Requests the gate's values of a warp's panel into `half`, this warpgroup's rows of it in the staging tile: from
+// `spill` where they stay there, else from `hidden`. By a warp; sees: this lane requests, as the task has such a panel.
+__device__ __forceinline__ void fetch_gate(const CUtensorMap& spill_map, Shared& s, const Consumer& c,
+                                           const UpTask& task, unsigned char* half, unsigned char* hidden, bool sees) {
+  if (c.lane != 0) return;
+  bulk_wait_read<0>();  // the task before has left the staging tile
+  barrier_expect(&s.staged[c.group], sees ? kHalf : 0);
+  if (!sees) return;
+  if (task.stays)
+    tma_load_2d(half, &spill_map, &s.staged[c.group], (task.panel + c.warp) * kPanelColumns,
+                task.block * kTileM + c.group * 64);
+  else
+    bulk_load(half, hidden, kHalf, &s.staged[c.group]);
+}
+
 template <typename T>
-__device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const Ffn& f, Shared& s, const Consumer& c, const UpTasks& tasks,
-                                           int steps) {
+__device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const Ffn& f, Shared& s, const Consumer& c,
+                                           const UpTasks& tasks, int steps) {
   Ring ring;
   uint32_t phase = 0;
   float d[128];
-  // Consumers go through the epilogue once before there is anything to multiply, to no effect: its instructions come from memory the
-  // first time, which takes thousands of cycles.
+  // Consumers go through the epilogue once before there is anything to multiply, to no effect: its instructions come
+  // from memory the first time, which takes thousands of cycles.
   bool rehearsed = false;
   each_up_task(f, tasks, [&](const UpTask& task) {
-    constexpr int kHalf = kPanelBytes / 2;  // this warpgroup's rows of a panel; a warp sees to one
-    const bool sees = c.lane == 0 && c.warp < task.panels;
+    const bool sees = c.lane == 0 && c.warp < task.panels;  // a warp sees to one panel
     unsigned char* half = s.staging + c.warp * kPanelBytes + c.group * kHalf;
     unsigned char* hidden = hidden_panel(f, task.block, task.panel + c.warp) + c.group * kHalf;
-    const auto fetch = [&] {
-      if (c.lane != 0) return;
-      bulk_wait_read<0>();  // the task before has left the staging tile
-      barrier_expect(&s.staged[c.group], sees ? kHalf : 0);
-      if (!sees) return;
-      if (task.stays)
-        tma_load_2d(half, &spill_map, &s.staged[c.group], (task.panel + c.warp) * kPanelColumns, task.block * kTileM + c.group * 64);
-      else
-        bulk_load(half, hidden, kHalf, &s.staged[c.group]);
-    };
+    const auto fetch = [&] { fetch_gate(spill_map, s, c, task, half, hidden, sees); };
     const T* biases = static_cast<const T*>(f.b_up);
     const auto bias = [&](int column) { return static_cast<float>(biases[task.list(f)[column]]); };
     const auto run = [&]<int kPanels>() {
@@ -174,10 +194,17 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
       rehearsed = true;
     };
     switch (task.panels) {
-      case 1: run.template operator()<1>(); break;
-      case 2: run.template operator()<2>(); break;
-      case 3: run.template operator()<3>(); break;
-      default: run.template operator()<4>();
+      case 1:
+        run.template operator()<1>();
+        break;
+      case 2:
+        run.template operator()<2>();
+        break;
+      case 3:
+        run.template operator()<3>();
+        break;
+      default:
+        run.template operator()<4>();
     }
   });
   if (c.lane == 0) bulk_wait<0>();
@@ -193,7 +220,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == kConsumers) prefetch_map(&x_map), prefetch_map(&w_map);
   begin_ring(s);
   wait_for_launches();
-  let_next_launch();  // `down` looks at the plan before its own wait: it is there for good once this has waited for it
+  // `down` looks at the plan before its own wait: it is there for good once this has waited for it
+  let_next_launch();
   const UpTasks tasks(f);
   const int steps = (f.d_model + kTileK - 1) / kTileK;
   if (threadIdx.x >= kConsumers) {

@@ -1,90 +1,23 @@
-// The down product of a block of up to 128 rows, y = h Wd^T + b over the block's union: kOut outputs to a cluster, whose kSplits CTAs
-// share out the union; their parts add up in one order.
+// The down product of a block of up to 128 rows, y = h Wd^T + b over the block's union: kOut outputs to a cluster,
+// whose kSplits CTAs share out the union; their parts add up in one order.
 #pragma once
 
-#include <algorithm>
-#include <array>
-
-#include "hopper/mid_rows/tiles.cuh"
+#include "hopper/mid_rows/down_load.cuh"
 
 namespace twell::hopper {
 
-// How many outputs a cluster takes, and how many CTAs share out the union.
-struct DownShape {
-  int each, splits;
-  bool operator==(const DownShape&) const = default;
-};
-
-constexpr DownShape kDownShapes[] = {{64, 3}, {64, 2}, {128, 2}, {160, 2}, {192, 2}, {256, 2}, {128, 1}, {160, 1}, {192, 1}, {256, 1}};
-
-// As for `choose_cta_tile`, of unions that are everything; what does not hang on the union takes as long as 8 steps do, and 16 more
-// where sums are added up. at_once: clusters of so many CTAs that run at once, each CTA on a multiprocessor of its own. Not in clusters of
-// four: they would not take all multiprocessors, and where two CTAs share one, both take twice as long.
-inline DownShape choose_down_shape(const Ffn& f, const std::array<int, 4>& at_once) {
-  DownShape best{};
-  int64_t least = INT64_MAX;
-  for (const DownShape& shape : kDownShapes) {
-    if (shape.each % 64 > 0 && f.d_model % 32 > 0) continue;  // halves of lines
-    if (shape.splits == 1 && f.d_ff > 16384) continue;  // the longer a union, the larger a CTA's list of it
-    const int clusters = (f.d_model + shape.each - 1) / shape.each * f.blocks;
-    const int waves = (clusters + at_once[shape.splits] - 1) / at_once[shape.splits];
-    const int64_t step = step_cycles(kBlockRows + shape.each, 56, shape.each);
-    const int64_t cost = waves * step * (f.d_ff / shape.splits + kTileK * (shape.splits > 1 ? 24 : 8));
-    if (cost < least) best = shape, least = cost;
-  }
-  return best;
+// How many of `total` neurons are the share of each CTA but the last.
+__device__ __forceinline__ int share_of(int total, int splits) {
+  return ((total + splits - 1) / splits + kTileK - 1) / kTileK * kTileK;
 }
 
-constexpr int kEarlyStages = 8;  // stages that `down` asks for before it has a list, at most
-
-template <int kOut, int kSplits>
-struct TiledDown {
-  static constexpr int kSide = kTileK * 64 * 2;  // bytes of 64 neurons of 64 rows, or of 64 outputs
-  static constexpr int kPanels = (kOut + 63) / 64;  // of outputs; of 160 the last is half full
-  static constexpr int kStageBytes = (2 + kPanels) * kSide, kShare = (kOut / 8 + kSplits - 1) / kSplits * 8;
-  static constexpr int kPitch = kShare * 2 + 16;  // bytes of a row of outputs in shared memory; banks apart
-  static constexpr int kLeastBytes = std::max(kSplits > 1 ? kBlockRows * kShare * kSplits * 4 : 0, kBlockRows * kPitch);
-  static constexpr int kLeastStages = (kLeastBytes + kStageBytes - 1) / kStageBytes;
-  // Of the sums that the other CTAs of the cluster send to one.
-  __device__ static constexpr int sent_bytes(int rank) {
-    const int left = kOut - rank * kShare, own = left < kShare ? left : kShare;
-    return (kSplits - 1) * own / 8 * kConsumers * sizeof(float4);
-  }
-  // Of the numbers of as many neurons as can be a CTA's share.
-  static constexpr int list_bytes(int d_ff) { return ((d_ff + kSplits - 1) / kSplits + kTileK) * 2 + 127 & ~127; }
-  static int stages(int d_ff) { return std::min(kTiledStages, (226 * 1024 - list_bytes(d_ff)) / kStageBytes); }
-};
-
-// What the copy engine brings of 64 neurons that follow each other: a block's hidden state and a cluster's outputs of W_d, in whole lines of
-// 64, as requests for less are as many. Of 160 outputs every other cluster's begin in the middle of a line: these come last there. The half
-// of a line has a map of its own.
-template <int kOut, int kSplits>
-struct DownLoad {
-  using Down = TiledDown<kOut, kSplits>;
-  static constexpr bool kFullLines = kOut % 64 == 0;
-  const CUtensorMap &w, &half, &h;
-  int h0, out0 = blockIdx.y * kOut, line_offset = kFullLines ? 0 : out0 % 64;
-  // How far from its place in the row of W_d the output lies whose sum is the at-th of the cluster's.
-  __device__ __forceinline__ int shift_of(int at) const { return kFullLines ? 0 : at + line_offset < kOut ? line_offset : line_offset - kOut; }
-  __device__ __forceinline__ int output(int at) const { return out0 + at + shift_of(at); }
-  __device__ __forceinline__ void request(unsigned char* stage, uint64_t* full, int neuron) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) tma_load_2d(stage + i * Down::kSide, &h, full, 64 * i, h0 + neuron);
-#pragma unroll
-    for (int i = 0; i < kOut / 64; ++i) tma_load_2d(stage + (2 + i) * Down::kSide, &w, full, out0 + line_offset + 64 * i, neuron);
-    if constexpr (!kFullLines) tma_load_3d(stage + (2 + kOut / 64) * Down::kSide, &half, full, 0, neuron, output(kOut / 64 * 64) / 32);
-  }
-};
-
-// How many of `total` neurons are the share of each CTA but the last.
-__device__ __forceinline__ int share_of(int total, int splits) { return ((total + splits - 1) / splits + kTileK - 1) / kTileK * kTileK; }
-
-// The neurons of this CTA's share of the block's union, ascending, into `list`; how many. By all threads. meanwhile() runs while what fired
-// is on its way.
+// The neurons of this CTA's share of the block's union, ascending, into `list`; how many. By all threads. meanwhile()
+// runs while what fired is on its way.
 template <typename Meanwhile>
-__device__ __forceinline__ int list_share(const TiledMarks& marks, const Ffn& f, int splits, int rank, uint16_t* list, int (&sums)[kThreads / 32],
-                                          Meanwhile meanwhile) {
-  const int groups = (f.d_ff + 15) / 16, each = (groups + kThreads - 1) / kThreads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+__device__ __forceinline__ int list_share(const TiledMarks& marks, const Ffn& f, int splits, int rank, uint16_t* list,
+                                          int (&sums)[kThreads / 32], Meanwhile meanwhile) {
+  const int groups = (f.d_ff + 15) / 16, each = (groups + kThreads - 1) / kThreads, lane = threadIdx.x % 32,
+            warp = threadIdx.x / 32;
   const int from = min(static_cast<int>(threadIdx.x) * each, groups), to = min(from + each, groups);
   const uint32_t first = from < to ? marks.fired[from] : 0;  // mostly all that a thread has
   meanwhile();
@@ -110,10 +43,11 @@ __device__ __forceinline__ int list_share(const TiledMarks& marks, const Ffn& f,
   return size;
 }
 
-// The first stages, `count` times 64 neurons from `first` on, where all of them fire; whether they do. By the producers: as each stage asks
-// for what the others do, a warp takes one in so many.
+// The first stages, `count` times 64 neurons from `first` on, where all of them fire; whether they do. By the
+// producers: as each stage asks for what the others do, a warp takes one in so many.
 template <int kOut, int kSplits>
-__device__ __forceinline__ bool request_early(const Stages& ring, const DownLoad<kOut, kSplits>& load, const uint16_t* fired, int first, int count) {
+__device__ __forceinline__ bool request_early(const Stages& ring, const DownLoad<kOut, kSplits>& load,
+                                              const uint16_t* fired, int first, int count) {
   const int lane = threadIdx.x % 32;
   const bool fires = lane >= count || reinterpret_cast<const uint64_t*>(fired + first / 16)[lane] == ~0ull;
   if (count == 0 || !__all_sync(~0u, fires)) return false;
@@ -126,12 +60,13 @@ __device__ __forceinline__ bool request_early(const Stages& ring, const DownLoad
   return true;
 }
 
-// Fills the stages of all steps but the first `begin`: 64 neurons of the block's hidden state and of the outputs' weights, by tensor copies
-// where they follow each other, which the warps ask for in turns, as `load_tiled` has it. Else a thread copies, of four neurons, 16 of each 128
-// bytes: it reads their numbers at once and before it waits, as a read between copies would wait for those before it.
+// Fills the stages of all steps but the first `begin`: 64 neurons of the block's hidden state and of the outputs'
+// weights, by tensor copies where they follow each other, which the warps ask for in turns, as `load_tiled` has it.
+// Else a thread copies, of four neurons, 16 of each 128 bytes: it reads their numbers at once and before it waits, as a
+// read between copies would wait for those before it.
 template <typename T, int kOut, int kSplits>
-__device__ __forceinline__ void produce_tiled_down(Stages& ring, const DownLoad<kOut, kSplits>& load, const Ffn& f, int block,
-                                                 const uint16_t* list, int size, bool all, int begin) {
+__device__ __forceinline__ void produce_tiled_down(Stages& ring, const DownLoad<kOut, kSplits>& load, const Ffn& f,
+                                                   int block, const uint16_t* list, int size, bool all, int begin) {
   using Down = TiledDown<kOut, kSplits>;
   constexpr int kEach = kTileK * 8 / kProducers;
   static_assert(kEach == 4);
@@ -140,7 +75,7 @@ __device__ __forceinline__ void produce_tiled_down(Stages& ring, const DownLoad<
   const T* h = hidden_of<T>(f, block, 0) + 8 * chunk;
   const T* w = static_cast<const T*>(f.w_down) + load.out0 + 8 * chunk;
   const int outputs = f.d_model - load.out0 - 8 * chunk;  // that there are, from the thread's first on
-  all = all && ring.count >= kProducerWarps;  // else a warp meets a stage that is two rounds behind
+  all = all && ring.count >= kProducerWarps;              // else a warp meets a stage that is two rounds behind
   for (int k0 = begin * kTileK; k0 < size; k0 += kTileK, ring.next()) {
     const int turn = k0 / kTileK % kProducerWarps;
     if (all && turn != thread / 32) continue;
@@ -159,7 +94,8 @@ __device__ __forceinline__ void produce_tiled_down(Stages& ring, const DownLoad<
     const uint32_t stage = smem_address(ring.here()) + place;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const uint32_t neuron = (i < 2 ? neurons.x : neurons.y) >> 16 * (i % 2) & 0xffffu, to = (stage ^ i << 4) + i * 128;
+      const uint32_t neuron = (i < 2 ? neurons.x : neurons.y) >> 16 * (i % 2) & 0xffffu,
+                     to = (stage ^ i << 4) + i * 128;
       const bool there = k0 + first + i < size;
 #pragma unroll
       for (int p = 0; p < 2; ++p) async_copy_16(to + p * Down::kSide, h + neuron * kBlockRows + 64 * p, there);
@@ -167,16 +103,17 @@ __device__ __forceinline__ void produce_tiled_down(Stages& ring, const DownLoad<
       for (int p = 0; p < Down::kPanels; ++p) {
         const int at = 64 * p + load.shift_of(64 * p + 8 * chunk);
         if (64 * (p + 1) <= kOut || chunk < kOut % 64 / 8)
-          async_copy_16(to + (2 + p) * Down::kSide, w + neuron * static_cast<uint32_t>(f.d_model) + at, there && at < outputs);
+          async_copy_16(to + (2 + p) * Down::kSide, w + neuron * static_cast<uint32_t>(f.d_model) + at,
+                        there && at < outputs);
       }
     }
     async_arrive(full);
   }
 }
 
-// Each CTA of the cluster gives its sums of the others' outputs to them, and adds up those of its own, in order of rank, into the first of
-// `d`. [CTAs][kShare / 8][consumers] of four sums arrive at `to`, as they lie in registers, and say so at `sent`. The producers make a
-// cluster_meet beside it.
+// Each CTA of the cluster gives its sums of the others' outputs to them, and adds up those of its own, in order of
+// rank, into the first of `d`. [CTAs][kShare / 8][consumers] of four sums arrive at `to`, as they lie in registers, and
+// say so at `sent`. The producers make a cluster_meet beside it.
 template <int kOut, int kSplits>
 __device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* to, uint64_t* sent, int rank) {
   constexpr int kRuns = TiledDown<kOut, kSplits>::kShare / 8;
@@ -207,10 +144,10 @@ __device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* 
   }
 }
 
-// Writes which rows are finite and, if wanted, how many neurons each fires. By the producers of one CTA for each block, a thread a row.
-// nonfinite: a bit a row. nnz: [rows of the call] or null.
-__device__ __forceinline__ void write_row_results(const Ffn& f, const TiledMarks& marks, const uint32_t* nonfinite, int* nnz, int tiles, int m0,
-                                                  int rows) {
+// Writes which rows are finite and, if wanted, how many neurons each fires. By the producers of one CTA for each block,
+// a thread a row. nonfinite: a bit a row. nnz: [rows of the call] or null.
+__device__ __forceinline__ void write_row_results(const Ffn& f, const TiledMarks& marks, const uint32_t* nonfinite,
+                                                  int* nnz, int tiles, int m0, int rows) {
   const int row = threadIdx.x - kConsumers;
   if (row < rows) {
     const bool finite = !(nonfinite[row / 32] >> (row & 31) & 1);
@@ -224,11 +161,12 @@ __device__ __forceinline__ void write_row_results(const Ffn& f, const TiledMarks
   }
 }
 
-// Writes this CTA's outputs of the block's rows to y, with the bias, and NaN in rows that are not finite. They go by way of `staging`,
-// [128 rows][kPitch bytes], so that lines leave whole; a warp moves its own 16 rows.
+// Writes this CTA's outputs of the block's rows to y, with the bias, and NaN in rows that are not finite. They go by
+// way of `staging`, [128 rows][kPitch bytes], so that lines leave whole; a warp moves its own 16 rows.
 template <typename T, int kOut, int kSplits>
-__device__ __forceinline__ void store_outputs(float (&d)[kOut / 2], unsigned char* staging, const DownLoad<kOut, kSplits>& load, const Ffn& f,
-                                              const Consumer& c, const uint32_t* nonfinite, int rank, int m0, int rows) {
+__device__ __forceinline__ void store_outputs(float (&d)[kOut / 2], unsigned char* staging,
+                                              const DownLoad<kOut, kSplits>& load, const Ffn& f, const Consumer& c,
+                                              const uint32_t* nonfinite, int rank, int m0, int rows) {
   constexpr int kShare = TiledDown<kOut, kSplits>::kShare, kPitch = TiledDown<kOut, kSplits>::kPitch;
   const T* bias = static_cast<const T*>(f.b_down);
   const int own = rank * kShare, matrix = c.lane >> 3, low = c.group * 64 + c.warp * 16;
@@ -255,8 +193,10 @@ __device__ __forceinline__ void store_outputs(float (&d)[kOut / 2], unsigned cha
   }
 }
 
-// Joins what the block's tiles say of rows that are not finite into `nonfinite`, a bit a row. words: what this thread has read of it already.
-__device__ __forceinline__ void join_nonfinite(const TiledMarks& marks, uint32_t* nonfinite, uint32_t words, int tiles) {
+// Joins what the block's tiles say of rows that are not finite into `nonfinite`, a bit a row. words: what this thread
+// has read of it already.
+__device__ __forceinline__ void join_nonfinite(const TiledMarks& marks, uint32_t* nonfinite, uint32_t words,
+                                               int tiles) {
   const int thread = threadIdx.x, kRowWords = kBlockRows / 32;
   if (words) atomicOr(&nonfinite[thread % kRowWords], words);
 #pragma unroll 4
@@ -264,42 +204,61 @@ __device__ __forceinline__ void join_nonfinite(const TiledMarks& marks, uint32_t
     if (const uint32_t more = marks.broken[i]) atomicOr(&nonfinite[i % kRowWords], more);
 }
 
-// The product over this CTA's share of the union, the sum over the cluster, and the outputs. By the consumers. `unread`: the first so many
-// stages hold neurons that are not this share's, and are given back unread. all: every step is a run.
+// The product over this CTA's share of the union, the sum over the cluster, and the outputs. By the consumers.
+// `unread`: the first so many stages hold neurons that are not this share's, and are given back unread. all: every step
+// is a run.
 template <typename T, int kOut, int kSplits>
-__device__ __forceinline__ void consume_tiled_down(Stages& ring, const DownLoad<kOut, kSplits>& load, const Ffn& f, uint64_t* sent,
-                                                   const uint32_t* nonfinite, int size, bool all, int unread, int rank, int m0, int rows) {
+__device__ __forceinline__ void consume_tiled_down(Stages& ring, const DownLoad<kOut, kSplits>& load, const Ffn& f,
+                                                   uint64_t* sent, const uint32_t* nonfinite, int size, bool all,
+                                                   int unread, int rank, int m0, int rows) {
   using Down = TiledDown<kOut, kSplits>;
   const int thread = threadIdx.x;
   const Consumer c{thread / 128, thread / 32 % 4, thread % 32};
   float d[kOut / 2] = {};
   const auto ready = [&](int stage, uint32_t phase) {
     barrier_wait(&ring.full[stage], phase);
-    if (!all) fence_async_proxy();  // threads' own copies go through the generic proxy; the tensor cores read through the other
+    // Threads copy through the generic proxy, and the tensor cores read through the other.
+    if (!all) fence_async_proxy();
   };
   const auto release = [&](int stage) { barrier_arrive(&ring.empty[stage]); };
   for (int i = 0; i < unread; ++i) {
     wait_as_warp(&ring.full[i], 0);
     if (c.lane == 0) release(i);
   }
-  multiply<T, kOut, kTileK / 16, 1>(d, ring, (size + kTileK - 1) / kTileK, c.group * Down::kSide, 2 * Down::kSide, ready, c.lane == 0, release);
+  multiply<T, kOut, kTileK / 16, 1>(d, ring, (size + kTileK - 1) / kTileK, c.group * Down::kSide, 2 * Down::kSide,
+                                    ready, c.lane == 0, release);
   if constexpr (kSplits > 1) add_shares<kOut, kSplits>(d, ring.base, sent, rank);
-  named_sync<kConsumers>(3);  // the ring is read, or what came there; the outputs go there, on their way to whole lines
+  // The ring is read, or what came there: the outputs go there, on their way to whole lines.
+  named_sync<kConsumers>(3);
   store_outputs<T, kOut, kSplits>(d, ring.base, load, f, c, nonfinite, rank, m0, rows);
 }
 
-// One block of up to 128 rows and kOut outputs to a cluster. `stages` stages of the ring, then this CTA's list of neurons, are its shared
-// memory. Before the list is made, the producers request the first stages where the union looks like every neuron.
+// Prepares the barriers of `stages` stages and of the cluster's sums, and clears the rows' marks. By one thread.
+template <int kOut, int kSplits>
+__device__ __forceinline__ void begin_tiled_down(uint64_t* full, uint64_t* empty, uint64_t* sent,
+                                                 uint32_t (&nonfinite)[kBlockRows / 32], int stages, int rank) {
+  for (int i = 0; i < stages; ++i) barrier_init(&full[i], 1 + kProducers), barrier_init(&empty[i], kConsumerWarps);
+  barrier_init(sent, 1);
+  fence_barrier_init();
+  if constexpr (kSplits > 1) barrier_expect(sent, TiledDown<kOut, kSplits>::sent_bytes(rank));
+  for (uint32_t& word : nonfinite) word = 0;
+}
+
+// One block of up to 128 rows and kOut outputs to a cluster. `stages` stages of the ring, then this CTA's list of
+// neurons, are its shared memory. Before the list is made, the producers request the first stages where the union looks
+// like every neuron: this CTA's share begins at `first` then. has_requested: they have. usable: the share does begin
+// there. all: every step is a run.
 template <typename T, int kOut, int kSplits>
 __global__ void __launch_bounds__(kThreads, 1)
-    tiled_down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap half_map, const __grid_constant__ CUtensorMap h_map,
-             const Ffn f, int block_rows, int* nnz, int tiles, int stages) {
+    tiled_down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap half_map,
+               const __grid_constant__ CUtensorMap h_map, const Ffn f, int block_rows, int* nnz, int tiles,
+               int stages) {
   using Down = TiledDown<kOut, kSplits>;
   extern __shared__ __align__(1024) unsigned char raw[];
   __shared__ uint64_t stage_barriers[2][kTiledStages], sent;
   __shared__ uint32_t nonfinite[kBlockRows / 32];
   __shared__ int sums[kThreads / 32];
-  __shared__ bool has_requested;  // whether stages were requested before there was a list
+  __shared__ bool has_requested;
   const int thread = threadIdx.x, block = blockIdx.z, rank = kSplits > 1 ? cluster_rank() : 0;
   const int m0 = block * block_rows, rows = min(block_rows, f.rows - m0);
   const bool consumes = thread < kConsumers;
@@ -308,31 +267,26 @@ __global__ void __launch_bounds__(kThreads, 1)
   uint16_t* list = reinterpret_cast<uint16_t*>(ring.base + stages * Down::kStageBytes);
   const DownLoad<kOut, kSplits> load{w_map, half_map, h_map, block * f.panels * kPanelColumns};
   if (thread == 0) {
-    for (int i = 0; i < stages; ++i) barrier_init(&full[i], 1 + kProducers), barrier_init(&empty[i], kConsumerWarps);
-    barrier_init(&sent, 1);
-    fence_barrier_init();
-    if constexpr (kSplits > 1) barrier_expect(&sent, Down::sent_bytes(rank));
-    for (uint32_t& word : nonfinite) word = 0;
+    begin_tiled_down<kOut, kSplits>(full, empty, &sent, nonfinite, stages, rank);
     has_requested = false;
   }
   if (thread == 32) prefetch_map(&w_map), prefetch_map(&h_map);
   __syncthreads();
   let_next_launch();
   wait_for_launches();
-
   const TiledMarks marks(f, block, tiles);
-  const uint32_t words = thread < tiles * (kBlockRows / 32) ? marks.broken[thread] : 0;  // on its way while the list is made
-  const int share_of_all = share_of(f.d_ff, kSplits), first = rank * share_of_all;  // this CTA's first neuron, if every neuron fires
+  const uint32_t words = thread < tiles * (kBlockRows / 32) ? marks.broken[thread] : 0;
+  const int share_of_all = share_of(f.d_ff, kSplits), first = rank * share_of_all;
   const int early_stages = max(min(min(kEarlyStages, stages), min(share_of_all, f.d_ff - first) / kTileK), 0);
   const int size = list_share(marks, f, kSplits, rank, list, sums, [&] {
-    if (!consumes && request_early(ring, load, marks.fired, first, early_stages) && thread == kConsumers) has_requested = true;
+    if (!consumes && request_early(ring, load, marks.fired, first, early_stages) && thread == kConsumers)
+      has_requested = true;
   });
   join_nonfinite(marks, nonfinite, words, tiles);
   __syncthreads();
-
-  const bool all = uniform(size > 0 && size % kTileK == 0 && list[size - 1] - list[0] == size - 1);  // every step is a run
+  const bool all = uniform(size > 0 && size % kTileK == 0 && list[size - 1] - list[0] == size - 1);
   const bool requested = uniform(has_requested);
-  const bool usable = uniform(requested && size >= early_stages * kTileK && list[0] == first);  // the share begins with what was requested
+  const bool usable = uniform(requested && size >= early_stages * kTileK && list[0] == first);
   if (requested && !(consumes && usable)) ring.skip(early_stages);
   if (!consumes) {
     registers_down<kProducerRegisters>();
@@ -343,7 +297,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (kSplits > 1) cluster_meet();  // as the consumers do
   } else {
     registers_up<kConsumerRegisters>();
-    consume_tiled_down<T, kOut, kSplits>(ring, load, f, &sent, nonfinite, size, all, requested && !usable ? early_stages : 0, rank, m0, rows);
+    consume_tiled_down<T, kOut, kSplits>(ring, load, f, &sent, nonfinite, size, all,
+                                         requested && !usable ? early_stages : 0, rank, m0, rows);
   }
 }
 

@@ -1,0 +1,114 @@
+// What the CTAs of `rows64_gate_up` share in shared memory, and the producers that fill their ring of stages.
+#pragma once
+
+#include "hopper/few_rows/rows64.cuh"
+
+namespace twell::hopper {
+
+constexpr int rows64_consumers(int tiles) { return 128 * tiles; }  // a warpgroup to a tile of a stage
+constexpr int kRows64Listers = (kGroupNeurons + 31) / 32 * 32;     // threads that list what fires: whole warps
+// Whether what threads gather is announced late, by warps: a ring of large stages is too short for that, and each copy
+// announces itself.
+constexpr bool announces_late(int tiles) { return tiles == 2; }
+
+template <int kTiles>
+struct __align__(16) Rows64Shared {
+  // The gate product's stages, then the up product's.
+  uint64_t full[2][kRows64Stages], empty[2][kRows64Stages], gathered[kRows64Stages];
+  uint64_t listed;
+  // [rows][neurons]: in a gated FFN float32 values, then the hidden state in 16 bits. Rows lie banks apart.
+  uint32_t gates[kRows64Max][kGroupNeurons + 8];
+  uint32_t fires[2], broken[kRows64Words];          // a bit a neuron that any row fires; a bit a row that is not finite
+  uint16_t list[kGroupNeurons];                     // the neurons that fire, ascending
+  float4 sums[kTiles - 1][kGroupNeurons / 8][128];  // of the warpgroups of other tiles than the first
+};
+
+// Calls at(tile) for each stage, which begins with that tile of k, once it is free. Each CTA begins elsewhere in k, so
+// that not all ask for the same at once.
+template <int kTiles, typename At>
+__device__ __forceinline__ void each_stage(Stages& s, int d_model, At at) {
+  const int tiles = (d_model + kTileK - 1) / kTileK, stages = (tiles + kTiles - 1) / kTiles;
+  int tile = blockIdx.x % stages * kTiles;
+  for (int i = 0; i < stages; ++i, s.next()) {
+    barrier_wait(&s.empty[s.at], s.phase);
+    at(tile);
+    tile = tile + kTiles < stages * kTiles ? tile + kTiles : 0;
+  }
+}
+
+// Fills the stages by the copy engine with the rows and, if `all_weights`, with the weights. By one thread.
+template <int kTiles>
+__device__ __forceinline__ void load_rows64(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map,
+                                            bool all_weights, int first, const Rows64Shape& shape, int d_model) {
+  const int step = shape.even ? kTiles : 1;
+  const uint32_t bytes = kTiles * (shape.row_bytes() + (all_weights ? kRows64WeightBytes : 0));
+  each_stage<kTiles>(s, d_model, [&](int tile) {
+    uint64_t* full = &s.full[s.at];
+    barrier_expect(full, bytes);
+    for (int i = 0; i < kTiles; i += step) {
+      const int x = shape.even ? 0 : (tile + i) * kTileK, z = shape.even ? tile + i : 0;
+      tma_load_3d(s.here() + kTiles * kRows64WeightBytes + i * shape.row_bytes(), &x_map, full, x, 0, z);
+      if (all_weights) tma_load_3d(s.here() + i * kRows64WeightBytes, &map, full, x, first, z);
+    }
+  });
+}
+
+// Fills them with the weights of the neurons in the list, by all producers but the first warp, which is busy with the
+// rows.
+template <typename T, int kTiles>
+__device__ __forceinline__ void gather_rows64(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list,
+                                              int count, int first, int d_model) {
+  constexpr int kApart = (kRows64Producers - 32) / 8, kRounds = (kRows64Gathered + kApart - 1) / kApart;
+  const int thread = threadIdx.x % kRows64Producers - 32, row = thread / 8, chunk = thread % 8;
+  uint32_t offset[kRounds];
+#pragma unroll
+  for (int j = 0; j < kRounds; ++j)
+    offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * d_model : 0;
+  Announcer<kRows64Late> announcer{gathered, s.count};
+  each_stage<kTiles>(s, d_model, [&](int tile) {
+    const uint32_t to = smem_address(s.here()) + chunk * 16;
+#pragma unroll 1
+    for (int i = 0; i < kTiles; ++i) {
+      const int k = (tile + i) * kTileK + 8 * chunk;
+      const bool inside = k < d_model;
+#pragma unroll
+      for (int j = 0; j < kRounds; ++j) {
+        const int r = row + kApart * j;
+        if (r >= count) break;
+        async_copy_16((to + i * kRows64WeightBytes + r * 128) ^ ((r & 7) << 4), weights + offset[j] + (inside ? k : 0),
+                      inside);
+      }
+    }
+    if constexpr (announces_late(kTiles))
+      announcer.requested();
+    else
+      async_arrive(&gathered[s.at]);
+  });
+  if constexpr (announces_late(kTiles)) announcer.rest();
+}
+
+// Prepares the barriers of `stages` stages, for the gate's product and the up product, and what consumers mark. By one
+// thread.
+template <int kTiles>
+__device__ __forceinline__ void begin_rows64(Rows64Shared<kTiles>& s, int stages) {
+  for (int i = 0; i < stages; ++i) {
+    for (int j = 0; j < 2; ++j)
+      barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], rows64_consumers(kTiles) / 32);
+    barrier_init(&s.gathered[i], announces_late(kTiles) ? kRows64Producers / 32 - 1 : kRows64Producers - 32);
+  }
+  barrier_init(&s.listed, kRows64Listers);
+  fence_barrier_init();
+  s.fires[0] = s.fires[1] = 0;
+  for (uint32_t& word : s.broken) word = 0;
+}
+
+// Returns the ring of a product, 0: the gate's, 1: up, at its start. The rings lie in the same memory, and have
+// barriers of their own.
+template <int kTiles>
+__device__ __forceinline__ Stages rows64_ring(unsigned char* base, Rows64Shared<kTiles>& s, const Rows64Shape& shape,
+                                              int product, bool consumes) {
+  return Stages{base + (sizeof(s) + 1023) / 1024 * 1024,           s.full[product], s.empty[product], shape.stages,
+                kTiles * (kRows64WeightBytes + shape.row_bytes()), !consumes};
+}
+
+}  // namespace twell::hopper

@@ -1,0 +1,84 @@
+// How the down product of the middle rows is cut, what a stage of it holds, and what the copy engine brings of it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "hopper/mid_rows/tiles.cuh"
+
+namespace twell::hopper {
+
+// How many outputs a cluster takes, and how many CTAs share out the union.
+struct DownShape {
+  int each, splits;
+  bool operator==(const DownShape&) const = default;
+};
+
+constexpr DownShape kDownShapes[] = {{64, 3},  {64, 2},  {128, 2}, {160, 2}, {192, 2},
+                                     {256, 2}, {128, 1}, {160, 1}, {192, 1}, {256, 1}};
+
+// As for `choose_cta_tile`, of unions that are everything; what does not hang on the union takes as long as 8 steps do,
+// and 16 more where sums are added up. at_once: clusters of so many CTAs that run at once, each CTA on a multiprocessor
+// of its own. Not in clusters of four: they would not take all multiprocessors, and where two CTAs share one, both take
+// twice as long.
+inline DownShape choose_down_shape(const Ffn& f, const std::array<int, 4>& at_once) {
+  DownShape best{};
+  int64_t least = INT64_MAX;
+  for (const DownShape& shape : kDownShapes) {
+    if (shape.each % 64 > 0 && f.d_model % 32 > 0) continue;  // halves of lines
+    if (shape.splits == 1 && f.d_ff > 16384) continue;        // the longer a union, the larger a CTA's list of it
+    const int clusters = (f.d_model + shape.each - 1) / shape.each * f.blocks;
+    const int waves = (clusters + at_once[shape.splits] - 1) / at_once[shape.splits];
+    const int64_t step = step_cycles(kBlockRows + shape.each, 56, shape.each);
+    const int64_t cost = waves * step * (f.d_ff / shape.splits + kTileK * (shape.splits > 1 ? 24 : 8));
+    if (cost < least) best = shape, least = cost;
+  }
+  return best;
+}
+
+constexpr int kEarlyStages = 8;  // stages that `down` asks for before it has a list, at most
+
+template <int kOut, int kSplits>
+struct TiledDown {
+  static constexpr int kSide = kTileK * 64 * 2;     // bytes of 64 neurons of 64 rows, or of 64 outputs
+  static constexpr int kPanels = (kOut + 63) / 64;  // of outputs; of 160 the last is half full
+  static constexpr int kStageBytes = (2 + kPanels) * kSide, kShare = (kOut / 8 + kSplits - 1) / kSplits * 8;
+  static constexpr int kPitch = kShare * 2 + 16;  // bytes of a row of outputs in shared memory; banks apart
+  static constexpr int kLeastBytes = std::max(kSplits > 1 ? kBlockRows * kShare * kSplits * 4 : 0, kBlockRows* kPitch);
+  static constexpr int kLeastStages = (kLeastBytes + kStageBytes - 1) / kStageBytes;
+  // Of the sums that the other CTAs of the cluster send to one.
+  __device__ static constexpr int sent_bytes(int rank) {
+    const int left = kOut - rank * kShare, own = left < kShare ? left : kShare;
+    return (kSplits - 1) * own / 8 * kConsumers * sizeof(float4);
+  }
+  // Of the numbers of as many neurons as can be a CTA's share.
+  static constexpr int list_bytes(int d_ff) { return ((d_ff + kSplits - 1) / kSplits + kTileK) * 2 + 127 & ~127; }
+  static int stages(int d_ff) { return std::min(kTiledStages, (226 * 1024 - list_bytes(d_ff)) / kStageBytes); }
+};
+
+// What the copy engine brings of 64 neurons that follow each other: a block's hidden state and a cluster's outputs of
+// W_d, in whole lines of 64, as requests for less are as many. Of 160 outputs every other cluster's begin in the middle
+// of a line: these come last there. The half of a line has a map of its own.
+template <int kOut, int kSplits>
+struct DownLoad {
+  using Down = TiledDown<kOut, kSplits>;
+  static constexpr bool kFullLines = kOut % 64 == 0;
+  const CUtensorMap &w, &half, &h;
+  int h0, out0 = blockIdx.y * kOut, line_offset = kFullLines ? 0 : out0 % 64;
+  // How far from its place in the row of W_d the output lies whose sum is the at-th of the cluster's.
+  __device__ __forceinline__ int shift_of(int at) const {
+    return kFullLines ? 0 : at + line_offset < kOut ? line_offset : line_offset - kOut;
+  }
+  __device__ __forceinline__ int output(int at) const { return out0 + at + shift_of(at); }
+  __device__ __forceinline__ void request(unsigned char* stage, uint64_t* full, int neuron) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) tma_load_2d(stage + i * Down::kSide, &h, full, 64 * i, h0 + neuron);
+#pragma unroll
+    for (int i = 0; i < kOut / 64; ++i)
+      tma_load_2d(stage + (2 + i) * Down::kSide, &w, full, out0 + line_offset + 64 * i, neuron);
+    if constexpr (!kFullLines)
+      tma_load_3d(stage + (2 + kOut / 64) * Down::kSide, &half, full, 0, neuron, output(kOut / 64 * 64) / 32);
+  }
+};
+
+}  // namespace twell::hopper
