@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from twell.analysis.engines.accumulate import Tables
 from twell.analysis.summaries.layer_columns import is_layer_column, layer_columns
 from twell.analysis.summaries.part_rows import BLOCK, Rows, grouped, groups
+from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 
-LOSS_UNIT = 2.0**24  # a float16 is a whole number of 2^-24
 MOST = 2.0**63
 
 
@@ -74,7 +74,7 @@ class _Wide:
     def __init__(self, rows: Rows, over_layers: NDArray) -> None:
         self.rows, self.over_layers = rows, over_layers
         known = np.isfinite(rows.loss)
-        units = np.where(known, np.rint(np.where(known, rows.loss, 0) * LOSS_UNIT), 0).astype(np.int64)
+        units = np.where(known, np.rint(np.where(known, rows.loss, 0) * LOSS_UNITS_PER_NAT), 0).astype(np.int64)
         follows = rows.follow()[1:]
         own, own_known = np.zeros_like(units), np.zeros_like(known)
         own[1:], own_known[1:] = np.where(follows, units[:-1], 0), follows & known[:-1]

@@ -25,6 +25,7 @@ from twell.analysis.memo import memoized
 from twell.analysis.statistics import ratio_error, shrink
 from twell.analysis.summaries.read import EARLIER, Summaries, open_summaries
 from twell.workbench.errors import Missing
+from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.store import Run
 
 PRIOR_SEQUENCES = 10  # what the common variance of z counts for, beside a token's own
@@ -32,7 +33,6 @@ Rank = Literal["z", "z_position"]
 KEY = ("token_id", "flagged")
 COUNTS = ("tokens", "sequences", "tokens_square", "loss_sum", "loss_tokens", "surprisal_sum", "surprisal_tokens")
 SCORES, PARTS = ("z", "z_position"), ("sum", "square", "cross")
-LOSS_UNIT = 2.0**24  # sums of losses are kept in units of 2^-24 nats
 DEFINITION = (
     "z: (nnz - layer mean) / layer sd, mean over layers, layer means and sds being those of unflagged tokens; "
     "standard errors are clustered by sequence"
@@ -75,8 +75,8 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     y, y2, ny = (kept[f"nnz_{part}"] for part in PARTS)
     columns |= {"mean": y / n / run.layers, "mean_se": ratio_error(n, n2, y, y2, ny, g) / run.layers}
     with np.errstate(invalid="ignore"):
-        columns["loss_mean"] = kept["loss_sum"] / LOSS_UNIT / kept["loss_tokens"]
-        columns["surprisal_mean"] = kept["surprisal_sum"] / LOSS_UNIT / kept["surprisal_tokens"]
+        columns["loss_mean"] = kept["loss_sum"] / LOSS_UNITS_PER_NAT / kept["loss_tokens"]
+        columns["surprisal_mean"] = kept["surprisal_sum"] / LOSS_UNITS_PER_NAT / kept["surprisal_tokens"]
     frame = pd.DataFrame(columns | {"shrunk": kept["shrunk"], "shrunk_se": kept["shrunk_se"]})
     frame.attrs = {
         "definition": DEFINITION,

@@ -22,6 +22,7 @@ from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.summaries.token_class import CLASSES, class_number
 from twell.analysis.tokens.by_token import token_text, token_totals, z_variances
 from twell.workbench.errors import Missing
+from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.store import Run
 
 OFTEN = 20  # occurrences from which a token's z counts in an effect
@@ -76,7 +77,7 @@ def _rows(run: Run, rows: Mapping[str, NDArray], names: Sequence[str], number: N
     half = t_half(tokens - 1) * error
     with np.errstate(divide="ignore", invalid="ignore"):
         z, others = total / count, (total.sum() - total) / (count.sum() - count)
-        loss = loss / 2**24 / predicted
+        loss = loss / LOSS_UNITS_PER_NAT / predicted
     often = n >= OFTEN
     means, variance, number = (y / n)[often], z_variances(rows)[often], number[often]
     effects = [_effect(means, variance, number == place) for place in range(size)]

@@ -1,8 +1,9 @@
-"""What `twell bench` runs, case by case: a model's layers, a shape with made-up inputs, or recorded patterns.
+"""List the cases of `twell bench`: a model's layers, a shape with synthetic inputs, or recorded patterns.
 
-A case is made when it is its turn, so that no two made inputs stand in memory at once. The inputs of a model's layers
-are taken from real forward passes, over text and, beside it, over random token ids in sequences of the same lengths.
-Recorded patterns of few rows are brought about by made gate weights, and run the whole FFN; of many, up and down alone.
+The idea: a case holds a function that builds its inputs, called when the case is run, so that the inputs of one case
+are in memory at a time. A model's layers get inputs from real forward passes, over text and over random token ids in
+sequences of the same lengths. A recorded pattern of at most d_model / 2 rows runs the whole FFN, with synthetic gate
+weights under which exactly the recorded neurons fire; one of more rows runs up and down alone.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from twell.workbench.models.checkpoint import DEMO
 from twell.workbench.models.load import load, pick_device
 from twell.workbench.options import BenchOptions
 
-ROWS = {"cpu": 1024, "cuda": 131_072}  # of a case, unless asked otherwise
-COLD_ROWS = 1024  # up to so many on a GPU, weights are rotated unless asked otherwise
+ROWS = {"cpu": 1024, "cuda": 131_072}  # rows of a case without --rows
+COLD_ROWS = 1024  # with --weights auto on a GPU, cases of at most this many rows run on cold weights
 TEXT = ("builtin:passages", "builtin:python-docs")
 MODEL_INPUTS = ("text", "uniform")
 NAMES = {
@@ -40,34 +41,41 @@ NAMES = {
     "dense": "fully dense",
 }
 
-Parts = tuple[SparseFFN, Tensor, TwELL | None]
+CaseInputs = tuple[SparseFFN, Tensor, TwELL | None]  # the FFN, x, and the gate values if up and down run alone
 
 
 @dataclass(frozen=True)
 class Case:
-    """One input of one FFN. `make` gives the FFN, x, and where up and down run alone the gate values they run on."""
+    """One input of one FFN.
+
+    input: text, uniform, patterns, or the kind of synthetic input; layer: -1 if there is none
+    cold: whether each call finds its weights outside the cache; make: builds the inputs
+    """
 
     name: str
     input: str
     layer: int
     rows: int
     cold: bool
-    make: Callable[[], Parts]
+    make: Callable[[], CaseInputs]
 
 
 def numbers(option: str, text: str, least: int = 1) -> list[int]:
-    """The whole numbers of a list like 1,8,64. UserError where it is none, or where one is too small."""
+    """Parse a list of whole numbers such as 1,8,64. Raises UserError for other text, and for a number below `least`.
+
+    option: the option's name, for the error
+    """
     try:
-        found = [int(piece) for piece in text.split(",")]
+        values = [int(piece) for piece in text.split(",")]
     except ValueError:
         raise UserError(f"Expected whole numbers with commas between them for {option}, got {text!r}.") from None
-    if min(found) < least:
-        raise UserError(f"Expected numbers of at least {least} for {option}, got {min(found)}.")
-    return found
+    if min(values) < least:
+        raise UserError(f"Expected numbers of at least {least} for {option}, got {min(values)}.")
+    return values
 
 
 def cases(options: BenchOptions) -> tuple[list[Case], dict[str, Any]]:
-    """The cases, and what they have in common: device, dtype, d_model, d_ff and a name for it all."""
+    """Return the cases, and what they share by name: device, dtype, d_model, d_ff, and a name for all of them."""
     named = {"MODEL": options.model, "--shape": options.shape, "--patterns": options.patterns}
     given = [name for name, value in named.items() if value is not None]
     if "MODEL" in given and len(given) > 1:
@@ -76,14 +84,15 @@ def cases(options: BenchOptions) -> tuple[list[Case], dict[str, Any]]:
         raise UserError("Expected --plain beside --shape alone: a model's FFN is plain or gated by itself.")
     if options.patterns is not None:
         return _recorded(options, options.patterns)
-    return _made(options, options.shape) if options.shape is not None else _of_model(options)
+    return _synthetic(options, options.shape) if options.shape is not None else _of_model(options)
 
 
-def _common(options: BenchOptions, dtype: torch.dtype | None = None) -> tuple[torch.device, torch.dtype]:
+def _device_and_dtype(options: BenchOptions) -> tuple[torch.device, torch.dtype]:
+    """Return the options' device and dtype; `auto` is bfloat16 on a GPU and float32 on a CPU."""
     device = pick_device(options.device)
     if options.dtype != "auto":
         return device, getattr(torch, options.dtype)
-    return device, dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+    return device, torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def _rows(options: BenchOptions, device: torch.device) -> list[int]:
@@ -91,94 +100,102 @@ def _rows(options: BenchOptions, device: torch.device) -> list[int]:
 
 
 def _inputs(options: BenchOptions, known: tuple[str, ...]) -> list[str]:
-    asked = list(known) if options.inputs is None else options.inputs.split(",")
-    unknown = [name for name in asked if name not in known]
+    """Return the inputs of --inputs, by default all that are known. Raises UserError for another name."""
+    names = list(known) if options.inputs is None else options.inputs.split(",")
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise UserError(f"Expected --inputs of {', '.join(known)}, got {unknown[0]!r}.")
-    return asked
+    return names
 
 
 def _case(options: BenchOptions, device: torch.device, name: str, input: str, layer: int, rows: int, make: Any) -> Case:
-    """With the rows in its name, where they are not those that a case has by itself."""
+    """Return a case. Its name states the rows if they are not the device's default.
+
+    make: called as make() when the case is run; whether weights are cold follows from the options, device and rows
+    """
     if rows != ROWS[device.type]:
         name += f", {rows:,} row" + "s" * (rows > 1)
     cold = options.weights == "cold" or (options.weights == "auto" and device.type == "cuda" and rows <= COLD_ROWS)
     return Case(name, input, layer, rows, cold, make)
 
 
-# ---- a shape, with made-up inputs
+# ---- a shape, with synthetic inputs
 
 
 def _shape(text: str) -> tuple[int, int]:
-    found = numbers("--shape", text, least=8)
-    if len(found) != 2 or any(number % 8 for number in found):
+    """Parse d_model and d_ff from text such as 2048,5632. Raises UserError for others than two multiples of 8."""
+    sizes = numbers("--shape", text, least=8)
+    if len(sizes) != 2 or any(size % 8 for size in sizes):
         raise UserError(f"Expected --shape D_MODEL,D_FF, two multiples of 8 such as 2048,5632, got {text!r}.")
-    return found[0], found[1]
+    return sizes[0], sizes[1]
 
 
-def _made(options: BenchOptions, shape: str) -> tuple[list[Case], dict[str, Any]]:
-    (d_model, d_ff), (device, dtype) = _shape(shape), _common(options)
+def _synthetic(options: BenchOptions, shape: str) -> tuple[list[Case], dict[str, Any]]:
+    """Return a case for each number of rows, each kind of synthetic input and each nnz, and what they share."""
+    (d_model, d_ff), (device, dtype) = _shape(shape), _device_and_dtype(options)
     most = most_nnz(d_ff)
-    asked = numbers("--nnz", options.nnz)
-    fits = [nnz for nnz in asked if nnz <= most]
-    if not fits:
-        raise UserError(f"Expected --nnz of at most {most:.0f} for {d_ff} neurons, got {min(asked)}.")
+    requested = numbers("--nnz", options.nnz)
+    possible = [nnz for nnz in requested if nnz <= most]
+    if not possible:
+        raise UserError(f"Expected --nnz of at most {most:.0f} for {d_ff} neurons, got {min(requested)}.")
 
-    def make(kind: str, rows: int, nnz: int | None) -> Parts:
-        about: dict[str, Any] = {"nnz": nnz, "dtype": dtype, "device": device, "plain": options.plain}
-        return (*synthetic_ffn(kind, rows, d_model, d_ff, **about), None)
+    def make(kind: str, rows: int, nnz: int | None) -> CaseInputs:
+        settings: dict[str, Any] = {"nnz": nnz, "dtype": dtype, "device": device, "plain": options.plain}
+        return (*synthetic_ffn(kind, rows, d_model, d_ff, **settings), None)
 
-    found = []
+    listed = []
     for rows in _rows(options, device):
         for kind in _inputs(options, KINDS):
-            for nnz in fits if kind != "dense" else [None]:
+            for nnz in possible if kind != "dense" else [None]:
                 name = ("plain, " if options.plain else "") + NAMES[kind] + (f" nnz {nnz}" if nnz else "")
-                found.append(_case(options, device, name, kind, -1, rows, partial(make, kind, rows, nnz)))
-    return found, {"device": device, "dtype": dtype, "d_model": d_model, "d_ff": d_ff, "name": "made-up inputs"}
+                listed.append(_case(options, device, name, kind, -1, rows, partial(make, kind, rows, nnz)))
+    return listed, {"device": device, "dtype": dtype, "d_model": d_model, "d_ff": d_ff, "name": "synthetic inputs"}
 
 
 # ---- a model's layers
 
 
 def _of_model(options: BenchOptions) -> tuple[list[Case], dict[str, Any]]:
-    inputs, device = _inputs(options, MODEL_INPUTS), _common(options)[0]
-    wanted = _rows(options, device)
+    """Return a case for each input, each number of rows and each layer of the model, and what they share."""
+    inputs, device = _inputs(options, MODEL_INPUTS), pick_device(options.device)
+    rows_of_cases = _rows(options, device)
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     name = options.model or DEMO
     loaded = load(name, options.revision, options.device, dtype)
     layers = list(range(loaded.layers)) if options.layers is None else numbers("--layers", options.layers, least=0)
     if max(layers) >= loaded.layers:
         raise UserError(f"Expected --layers from 0 to {loaded.layers - 1}, got {max(layers)}.")
-    pieces = text_ids(loaded, options.text or TEXT, max(wanted))
-    held = sum(map(len, pieces))
-    if held < max(wanted):
+    texts = text_ids(loaded, options.text or TEXT, max(rows_of_cases))
+    tokens, most = sum(map(len, texts)), max(rows_of_cases)
+    if tokens < most:
         if options.rows is not None:
-            raise UserError(f"Expected {max(wanted):,} tokens of text, got {held:,}: give more --text or fewer --rows.")
-        wanted = [held]
-    heard: dict[str, dict[int, Tensor]] = {}
+            raise UserError(f"Expected {most:,} tokens of text, got {tokens:,}: give more --text or fewer --rows.")
+        rows_of_cases = [tokens]
+    recorded: dict[str, dict[int, Tensor]] = {}  # the layers' inputs of one kind: those that the last case ran on
 
-    def make(input: str, layer: int, rows: int) -> Parts:
-        if input not in heard:
-            heard.clear()  # of the input before
-            texts = pieces if input == "text" else uniform_ids(loaded, pieces)
-            heard[input] = layer_inputs(loaded, texts, set(layers))
-        return loaded.ffns[layer], heard[input][layer][-rows:], None
+    def make(input: str, layer: int, rows: int) -> CaseInputs:
+        if input not in recorded:
+            recorded.clear()  # before the next pass, so that one kind is in memory at a time
+            ids = texts if input == "text" else uniform_ids(loaded, texts)
+            recorded[input] = layer_inputs(loaded, ids, set(layers))
+        return loaded.ffns[layer], recorded[input][layer][-rows:], None
 
-    found = [
+    listed = [
         _case(options, device, f"layer {layer} {NAMES[input]}", input, layer, rows, partial(make, input, layer, rows))
         for input in inputs
-        for rows in wanted
+        for rows in rows_of_cases
         for layer in layers
     ]
-    about = {"device": device, "dtype": loaded.model.dtype, "d_model": loaded.d_model, "d_ff": loaded.d_ff}
-    return found, {**about, "name": loaded.name}
+    shared = {"device": device, "dtype": loaded.model.dtype, "d_model": loaded.d_model, "d_ff": loaded.d_ff}
+    return listed, {**shared, "name": loaded.name}
 
 
 # ---- recorded patterns
 
 
 def _recorded(options: BenchOptions, path: Path) -> tuple[list[Case], dict[str, Any]]:
-    device, dtype = _common(options)
+    """Return a case for each number of rows and each layer that the file has patterns of, and what they share."""
+    device, dtype = _device_and_dtype(options)
     patterns = read_patterns(path)
     named = re.search(r"_d(\d+)_f(\d+)", path.stem)
     if options.shape is None and named is None:
@@ -192,7 +209,7 @@ def _recorded(options: BenchOptions, path: Path) -> tuple[list[Case], dict[str, 
     if unknown:
         raise UserError(f"Expected --layers of {', '.join(map(str, patterns))} in {path}, got {unknown[0]}.")
 
-    def make(layer: int, rows: int) -> Parts:
+    def make(layer: int, rows: int) -> CaseInputs:
         pattern = patterns[layer].rows(rows)
         if rows <= d_model // 2:
             return (*ffn_firing(pattern, d_model, d_ff, dtype=dtype, device=device), None)
@@ -200,30 +217,35 @@ def _recorded(options: BenchOptions, path: Path) -> tuple[list[Case], dict[str, 
         gate = packed_pattern(pattern, d_ff, Layout(), dtype=dtype, device=device)
         return (*synthetic_ffn("even", rows, d_model, d_ff, nnz=nnz, dtype=dtype, device=device), gate)
 
-    found = [
+    listed = [
         _case(options, device, f"recorded layer {layer}", "patterns", layer, rows, partial(make, layer, rows))
         for rows in _rows(options, device)
         for layer in layers
     ]
-    return found, {"device": device, "dtype": dtype, "d_model": d_model, "d_ff": d_ff, "name": path.name}
+    return listed, {"device": device, "dtype": dtype, "d_model": d_model, "d_ff": d_ff, "name": path.name}
 
 
 def read_patterns(path: Path) -> dict[int, Pattern]:
-    """By layer, from an npz with `nnz_L` (neurons fired by each row) and `idx_L` (which, row after row)."""
-    wanted = f"Expected an npz of nnz_L and idx_L for each layer L at {path}"
+    """Read patterns by layer from an npz. Raises UserError for a file without them.
+
+    For each layer L it holds `nnz_L`, the neurons that each row fires, and `idx_L`, their indices row after row.
+    """
+    expected = f"Expected an npz of nnz_L and idx_L for each layer L at {path}"
     try:
-        with np.load(path) as held:
-            arrays = {name: torch.from_numpy(held[name].astype(np.int64)) for name in held.files}
+        with np.load(path) as file:
+            arrays = {name: torch.from_numpy(file[name].astype(np.int64)) for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         fault = getattr(error, "strerror", None) or first_line(error)
-        raise UserError(f"{wanted}, got a file that cannot be read ({fault}): give the recorded patterns.") from None
+        raise UserError(f"{expected}, got a file that cannot be read ({fault}): give the recorded patterns.") from None
     layers = sorted(int(name[4:]) for name in arrays if re.fullmatch(r"nnz_\d+", name))
     if not layers:
-        raise UserError(f"{wanted}, got {', '.join(arrays) or 'nothing'}: give the recorded patterns.")
-    found = {}
+        raise UserError(f"{expected}, got {', '.join(arrays) or 'nothing'}: give the recorded patterns.")
+    patterns = {}
     for layer in layers:
         nnz, neurons = arrays[f"nnz_{layer}"], arrays.get(f"idx_{layer}")
         if neurons is None or int(nnz.sum()) != len(neurons) or not len(neurons) or int(neurons.min()) < 0:
-            raise UserError(f"{wanted}, got another number of neurons than nnz_{layer} adds up to: record them again.")
-        found[layer] = Pattern(nnz, neurons)
-    return found
+            raise UserError(
+                f"{expected}, got another number of neurons than nnz_{layer} adds up to: record them again."
+            )
+        patterns[layer] = Pattern(nnz, neurons)
+    return patterns

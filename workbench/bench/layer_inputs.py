@@ -23,21 +23,24 @@ PASS_TOKENS = {"cpu": 4096, "cuda": 32_768}  # padded tokens of a forward pass
 
 
 def text_ids(loaded: LoadedModel, text: tuple[str, ...], tokens: int) -> list[np.ndarray]:
-    """Return token ids by sequence: `tokens` in all, or all of the text."""
+    """Return token ids by sequence: `tokens` in all, or those of the whole text if it has fewer.
+
+    text: names of sources
+    """
     texts = sequences(documents(text), loaded.tokenizer, sequence_length(loaded, None))
-    found: list[np.ndarray] = []
+    pieces: list[np.ndarray] = []
     for sequence in texts:
-        found.append(sequence.ids[:tokens])
+        pieces.append(sequence.ids[:tokens])
         tokens -= len(sequence.ids)
         if tokens <= 0:
             break
-    return found
+    return pieces
 
 
 def uniform_ids(loaded: LoadedModel, pieces: list[np.ndarray]) -> list[np.ndarray]:
-    """Return sequences of the same lengths, of ids drawn uniformly from all that are not special."""
-    every = min(len(loaded.tokenizer), loaded.head.weight.shape[0])
-    ids = np.setdiff1d(np.arange(every, dtype=np.int32), np.array(sorted(special_ids(loaded.tokenizer))))
+    """Draw sequences of the same lengths, uniformly from the ids that are not special."""
+    vocabulary = min(len(loaded.tokenizer), loaded.head.weight.shape[0])
+    ids = np.setdiff1d(np.arange(vocabulary, dtype=np.int32), np.array(sorted(special_ids(loaded.tokenizer))))
     source = np.random.default_rng(0)
     return [source.choice(ids, len(piece)) for piece in pieces]
 
@@ -61,12 +64,12 @@ def layer_inputs(loaded: LoadedModel, pieces: list[np.ndarray], layers: set[int]
 
 
 def _groups(pieces: list[np.ndarray], tokens: int) -> Iterator[list[np.ndarray]]:
-    """Consecutive pieces of at most so many padded tokens, or one that is longer."""
-    held: list[np.ndarray] = []
+    """Yield consecutive pieces of at most `tokens` tokens with padding, or one that is longer."""
+    group: list[np.ndarray] = []
     for piece in pieces:
-        if held and max(len(each) for each in (*held, piece)) * (len(held) + 1) > tokens:
-            yield held
-            held = []
-        held.append(piece)
-    if held:
-        yield held
+        if group and max(len(each) for each in (*group, piece)) * (len(group) + 1) > tokens:
+            yield group
+            group = []
+        group.append(piece)
+    if group:
+        yield group

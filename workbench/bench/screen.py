@@ -1,7 +1,7 @@
-"""A bench on the screen: a block a case, a line an operation, as the figures come in.
+"""Print a bench as its figures come in: a block for each case, a line for each operation.
 
-Ratios are to the dense FFN of the same case (those of a gate product, or of up and down alone, to the dense one of the
-same). Absolute times stand beside them for a GPU alone, under the device's name.
+A ratio compares an operation with the dense FFN of the same case; a gate product, and up and down alone, are compared
+with the dense operation of the same name. Absolute times are shown beside ratios on a GPU only, under its name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from twell.kernels.benchmark.runner import Result
 from twell.workbench.bench.cases import Case
 
 EVEN = 0.03  # a kernel's ratio this near to 1 is shown as neither faster nor slower
-WIDTH = 110  # where there is no terminal
+WIDTH = 110  # characters, if there is no terminal
 DENSE_LABEL = "dense"
 LABELS = {"ffn_dense": DENSE_LABEL, "ffn_compiled": "dense (compiled)", "ffn_fused": "dense (gate and up fused)"}
 SUFFIXES = {
@@ -34,17 +34,20 @@ LEGEND = (
     "over its own; error: of a row, relative to float64, mean and largest"
 )
 COLUMNS = {"": 27, "× dense": 8, "of turns": 11, "gate share": 10, "error": 8, "largest": 8}
-EXTRA = {"TFLOP/s": 8, "GB/s": 7}  # where there is room
+EXTRA = {"TFLOP/s": 8, "GB/s": 7}  # on a terminal with room for them
 TIME = {"µs": 11}
 METRICS = {"error": "error_mean", "largest": "error_max", "TFLOP/s": "tflops", "GB/s": "gigabytes_per_second"}
 Figures = dict[str, float]  # of one operation, by metric
 
 
 class Page:
-    """A context manager; `show` after each case, `close` after the last."""
+    """Prints a bench, as a context manager: `begin` and `show` for each case, `close` after the last one."""
 
     def __init__(self, title: str, total: int, absolute: bool, console: Console) -> None:
-        """absolute: whether times are shown beside ratios"""
+        """Print the title and the legend.
+
+        total: how many cases will run; absolute: whether times are shown beside ratios
+        """
         self._console = console
         if not console.is_terminal:
             console.width = max(console.width, WIDTH)
@@ -52,7 +55,7 @@ class Page:
         extra = {name: width for name, width in EXTRA.items() if room >= sum(EXTRA.values()) + len(EXTRA)}
         self._columns = COLUMNS | (TIME if absolute else {}) | extra
         self._absolute = absolute
-        self._said: set[str] = set()
+        self._shown_reasons: set[str] = set()  # why kernels were left out: each is printed once
         self._sums: dict[str, dict[str, list[float]]] = {}  # microseconds by group of cases and label
         self._progress = Progress(
             SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("cases"), TimeRemainingColumn(),
@@ -71,31 +74,31 @@ class Page:
         self._progress.stop()
 
     def begin(self, case: Case) -> None:
-        """The case that runs now."""
+        """Name the case that runs now, beside the bar."""
         self._progress.update(self._task, description=case.name)
 
-    def show(self, case: Case, result: Result, found: dict[Operation, Figures]) -> None:
-        """The block of a case. found: by operation, its figures by metric."""
+    def show(self, case: Case, result: Result, metrics: dict[Operation, Figures]) -> None:
+        """Print the block of a case. metrics: the figures of each operation"""
         about = [f"nnz {result.fired.nnz_mean:.1f}"] + [f"{case.rows:,} rows"] * ("row" not in case.name)
         about += ["weights cold"] * case.cold + ["CUDA graph"] * bool(result.replayed)
         line = Text(case.name, "bold").append("  " + ", ".join(about), "not bold dim")
         self._console.print(line)
         self._print(
-            [_cells(result, operation, figures) for operation, figures in found.items()]
+            [_cells(result, operation, figures) for operation, figures in metrics.items()]
             + [_sum_cells(result, kernel, took) for kernel, took in stage_sums(result).items()]
         )
-        if drawn := power(found):
-            self._console.print(Text("  " + drawn, "dim"), soft_wrap=True)
+        if energy := power(metrics):
+            self._console.print(Text("  " + energy, "dim"), soft_wrap=True)
         for reason in dict.fromkeys(result.left_out.values()):
-            if reason not in self._said:
-                self._said.add(reason)
-                names = ", ".join(name for name, said in result.left_out.items() if said == reason)
+            if reason not in self._shown_reasons:
+                self._shown_reasons.add(reason)
+                names = ", ".join(name for name, other in result.left_out.items() if other == reason)
                 self._console.print(Text(f"  without {names}: {reason}", "dim"), soft_wrap=True)
         self._add_up(case, result)
         self._progress.advance(self._task)
 
     def close(self) -> None:
-        """What several layers come to together."""
+        """Print the ratios of several layers together, for each group of cases that has more than one."""
         for group, times in self._sums.items():
             layers = len(times[DENSE_LABEL])
             whole = {name: sum(each) for name, each in times.items() if len(each) == layers > 1}
@@ -108,6 +111,7 @@ class Page:
                 )
 
     def _add_up(self, case: Case, result: Result) -> None:
+        """Add a layer's times to those of its group: the cases that differ from it in the layer alone."""
         if case.layer < 0:
             return
         name = case.name.replace(f"recorded layer {case.layer}", "as recorded").replace(f"layer {case.layer} ", "")
@@ -126,44 +130,46 @@ class Page:
 
 
 def short(value: float) -> str:
-    """Three digits, or all before the point."""
+    """Return a number with three digits, or with all digits before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def label(operation: Operation) -> str:
-    """What an operation is called."""
+    """Return the operation's name on the screen."""
     if operation.kernel == "torch":
         return LABELS.get(operation.op, DENSE_LABEL + SUFFIXES.get(operation.op, ""))
     layout = f" at C {operation.compression}" if operation.compression != 8 else ""
     return operation.kernel + layout + SUFFIXES[operation.op]
 
 
-def power(found: dict[Operation, Figures]) -> str:
-    """Energy of the operations that have one, on one line."""
+def power(metrics: dict[Operation, Figures]) -> str:
+    """Return power and energy of the operations that were gauged, on one line; "" if none was."""
     return "; ".join(
         f"{label(operation)} {figures['watts']:.0f} W, {figures['millijoules_per_token']:.3g} mJ a token"
         + (f" at {figures['sm_mhz']:.0f} MHz" if "sm_mhz" in figures else "")
-        for operation, figures in found.items()
+        for operation, figures in metrics.items()
         if "watts" in figures
     )
 
 
 def stage_sums(result: Result) -> dict[str, float]:
-    """Gate product and all that follows it together, in microseconds, of kernels whose whole FFN was not run."""
-    found = {}
+    """Return gate product plus up and down, in microseconds, for kernels whose whole FFN was not run."""
+    sums = {}
     for operation in result.took:
         alone = Operation("ffn_sparse", operation.kernel, operation.compression) not in result.took
         if operation.op == UP_DOWN.op and operation.kernel != "torch" and alone:
             gate = Operation(GATE.op, operation.kernel, operation.compression)
-            found[f"{operation.kernel}: the two"] = result.median(gate) + result.median(operation)
-    return found
+            sums[f"{operation.kernel}: the two"] = result.median(gate) + result.median(operation)
+    return sums
 
 
 def _whole(operation: Operation) -> bool:
+    """Return whether an operation is a whole FFN."""
     return operation.op.startswith("ffn_")
 
 
 def _cells(result: Result, operation: Operation, figures: Figures) -> dict[str, Text]:
+    """Return the cells of an operation's line, by column."""
     times, took = result.took[operation], result.median(operation)
     base = DENSE if _whole(operation) else Operation(operation.op)
     cells = {"": Text("  " + label(operation)), "µs": Text(f"{took:,.1f}")}
@@ -182,5 +188,6 @@ def _cells(result: Result, operation: Operation, figures: Figures) -> dict[str, 
 
 
 def _sum_cells(result: Result, name: str, took: float) -> dict[str, Text]:
+    """Return the cells of a sum of stages, by column. took: microseconds"""
     ratio = Text(f"{result.median(DENSE) / took:.2f}", "bold")
     return {"": Text("  " + name), "× dense": ratio, "µs": Text(f"{took:,.1f}")}

@@ -1,4 +1,4 @@
-"""The figures of a bench as rows of the `bench` table, in a file that is whole at any moment."""
+"""Write the figures of a bench as rows of the `bench` table, in a file that is whole at any moment."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ from twell.workbench.run.store import open_run
 from twell.workbench.run.writer import arrow_schema
 
 TABLE = "bench"
-SAME = ("case", "d_model", "d_ff", "rows", "dtype", "device", "weights")  # of an earlier case that a new one replaces
+# A new case replaces an earlier one that is equal in these columns.
+SAME = ("case", "d_model", "d_ff", "rows", "dtype", "device", "weights")
 SOURCES = (".py", ".cpp", ".h", ".cu", ".cuh")
 
 
 def rows_of(case: Case, result: Result, about: dict[str, Any], power: dict[Operation, Reading]) -> list[dict[str, Any]]:
-    """The rows of one case. about: what all cases share, by column."""
-    found = []
+    """Return the rows of one case.
+
+    about: the columns that all cases share; power: clock and power of the operations that were gauged
+    """
+    rows = []
     for operation in result.took:
         dense = not operation.compression
         base = {
@@ -51,60 +55,63 @@ def rows_of(case: Case, result: Result, about: dict[str, Any], power: dict[Opera
         for metric, unit, value in figures(case, result, operation, about, power.get(operation)):
             times = result.took[operation] if metric == "microseconds" else [None]
             spread = {"low": min(times), "high": max(times)}  # type: ignore[type-var]
-            found.append({**base, "metric": metric, "unit": unit, "value": value, **spread})
-    return found
+            rows.append({**base, "metric": metric, "unit": unit, "value": value, **spread})
+    return rows
 
 
 def figures(
     case: Case, result: Result, operation: Operation, about: dict[str, Any], power: Reading | None
 ) -> list[tuple[str, str, float]]:
-    """Metric, unit and value of all that is known of an operation."""
+    """Return metric, unit and value of everything measured on an operation; arguments as in `rows_of`."""
     took = result.median(operation)
     flops, moved = work(case.rows, result, operation, about)
-    found = [
+    metrics = [
         ("microseconds", "µs", took),
         ("tflops", "TFLOP/s", flops / took / 1e6),
         ("gigabytes_per_second", "GB/s", moved / took / 1e3),
         ("ceiling_share", "share", result.median(GATE) / took),
     ]
     if operation.op == UP_DOWN.op:
-        del found[-1]
+        del metrics[-1]  # it runs without a gate product
     if operation in result.errors:
         mean, largest = result.errors[operation]
-        found += [("error_mean", "relative", mean), ("error_max", "relative", largest)]
+        metrics += [("error_mean", "relative", mean), ("error_max", "relative", largest)]
     if operation.op in ("ffn_sparse", "up_down") and operation.compression:
-        found.append(("rows_past_slots", "rows", result.fired.past[operation.compression]))
+        metrics.append(("rows_past_slots", "rows", result.fired.past[operation.compression]))
     if power is not None:
         mhz, watts = power
-        found += [("sm_mhz", "MHz", mhz)] if mhz is not None else []
+        metrics += [("sm_mhz", "MHz", mhz)] if mhz is not None else []
         if watts is not None:
-            found += [("watts", "W", watts), ("millijoules_per_token", "mJ", watts * took / 1e3 / case.rows)]
-    return found
+            metrics += [("watts", "W", watts), ("millijoules_per_token", "mJ", watts * took / 1e3 / case.rows)]
+    return metrics
 
 
 def work(rows: int, result: Result, operation: Operation, about: dict[str, Any]) -> tuple[float, float]:
-    """What an operation has to do at the least: floating-point operations, and bytes to and from memory."""
+    """Return the least that an operation has to do: floating-point operations, and bytes to and from memory."""
     d_model, d_ff, maps = about["d_model"], about["d_ff"], 2 if about["ffn"] == "gated" else 1
     size = 4 if about["dtype"] == "float32" else 2
     fired, union = (result.fired.nnz_mean, result.fired.union) if operation.compression else (d_ff, d_ff)
     gate = (2.0 * rows * d_model * d_ff, d_ff * d_model)
     rest = (2.0 * rows * d_model * fired * maps, union * d_model * maps)
-    parts = {GATE.op: [gate], UP_DOWN.op: [rest]}.get(operation.op, [gate, rest])
+    stages = {GATE.op: [gate], UP_DOWN.op: [rest]}.get(operation.op, [gate, rest])
     out = d_model
     if operation.op == GATE.op:
-        out = 2 * fired if operation.compression else d_ff  # a word a fired neuron
+        out = 2 * fired if operation.compression else d_ff  # packed, a fired neuron takes the bytes of two values
     ends = rows * (d_model + out)
-    return sum(flops for flops, _ in parts), size * (ends + sum(weights for _, weights in parts))
+    return sum(flops for flops, _ in stages), size * (ends + sum(weights for _, weights in stages))
 
 
 class Sheet:
-    """The rows so far, in a Parquet file or as a run's `bench` table; whole whenever it is looked at.
+    """The rows so far, in a Parquet file or as a run's `bench` table; the file is whole at any moment.
 
-    Rows of other cases that are there already stay, those of another bench that runs meanwhile too. UserError for a
-    place that is neither.
+    Rows of other cases that it holds already stay, also those that another bench writes at the same time.
     """
 
     def __init__(self, out: Path | None) -> None:
+        """Open the table. Raises UserError if `out` is neither a run's folder nor a Parquet file of a bench.
+
+        out: the run's folder or the file; None to write nothing
+        """
         self.out, self.run = out, None
         self.schema = arrow_schema(TABLE, 0, 0)
         if out is None:
@@ -120,7 +127,7 @@ class Sheet:
             self._read(self.out)  # refused before anything is timed
 
     def add(self, rows: list[dict[str, Any]]) -> None:
-        """The rows of one case, in place of those of the same case before it, whoever wrote them."""
+        """Write the rows of one case, in place of the rows that the file has of the same case."""
         if self.out is None:
             return
         try:
@@ -130,22 +137,24 @@ class Sheet:
             raise disk_error(self.out, error) from error
 
     def _put(self, out: Path, rows: list[dict[str, Any]]) -> None:
+        """Write the file anew, with the rows in it of other cases, and list it in the run's manifest."""
         table = pa.Table.from_pylist(rows, schema=self.schema)
         if out.exists():
-            mine, held = {tuple(row[name] for name in SAME) for row in rows}, self._read(out)
-            keys = zip(*(held[name].to_pylist() for name in SAME), strict=True)
-            table = pa.concat_tables([held.filter(pa.array([key not in mine for key in keys], pa.bool_())), table])
+            written, replaced = self._read(out), {tuple(row[name] for name in SAME) for row in rows}
+            keys = zip(*(written[name].to_pylist() for name in SAME), strict=True)
+            others = written.filter(pa.array([key not in replaced for key in keys], pa.bool_()))
+            table = pa.concat_tables([others, table])
         file = GrowingFile(out, self.schema)
         file.write(table)
         size, digest = file.close()
         if self.run is not None:
-            others = [part for part in manifests.read(self.run.path).parts if part.table != TABLE]
-            manifests.update(self.run.path, parts=[*others, Part(TABLE, out.name, table.num_rows, size, digest)])
+            parts = [part for part in manifests.read(self.run.path).parts if part.table != TABLE]
+            manifests.update(self.run.path, parts=[*parts, Part(TABLE, out.name, table.num_rows, size, digest)])
 
     def _read(self, path: Path) -> pa.Table:
+        """Read the table in a file. Raises UserError if it holds another."""
         try:
-            found = open_part(path).read()
-            return found.select(self.schema.names).cast(self.schema)
+            return open_part(path).read().select(self.schema.names).cast(self.schema)
         except (OSError, KeyError, ValueError, pa.ArrowException):
             raise UserError(
                 f"Expected a bench table at {path}, to keep what it has, got another file: choose another --out."
@@ -153,13 +162,13 @@ class Sheet:
 
 
 def commit() -> str:
-    """The git commit that this code is at; where it is no checkout, a hash of the kernels' sources."""
+    """Return the git commit of this code, or a hash of the kernels' sources if it is no checkout."""
     root = Path(__file__).resolve().parents[2]
     if (root / ".git").exists():
-        asked = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
-        found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-        if found:
-            return found
+        query = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+        commit_id = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+        if commit_id:
+            return commit_id
     digest = hashlib.sha256()
     for path in sorted((root / "kernels").rglob("*")):
         if path.suffix in SOURCES:

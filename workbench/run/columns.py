@@ -77,6 +77,9 @@ class SummarySchema:
         return tuple(dict.fromkeys(table.source for table in self.tables.values()))
 
 
+# Sums of losses count in units of 2^-24 nats, of which every float16 is a whole number: the sums are exact.
+LOSS_UNITS_PER_NAT = 2.0**24
+
 SEQUENCE = Column("sequence", "int32", "", "number of the sequence in this run, from 0")
 LAYER = Column("layer", "int32", "", "decoder layer, from 0")
 NEURON = Column("neuron", "int32", "", "index of the FFN neuron in its layer, from 0")

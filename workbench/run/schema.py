@@ -3,8 +3,8 @@
 A run is a folder of Parquet tables and one manifest (`run.json`). What each column is called, its type, its unit
 and what it means stands here and nowhere else: the writer builds its Arrow schemas from these declarations, the
 readers look columns up in them, and the column dictionary in `data/README.md` is generated from them
-(`python -m twell.workbench.run.schema` prints it). `columns.py` has what tables are declared
-with, `summaries.py` the tables of `summary/`. All three are leaves: the standard library is enough for them.
+(`python -m twell.workbench.run.schema` prints it). `columns.py` has the classes of tables and columns,
+`summary_schema.py` the tables of `summary/`. All three import nothing but the standard library.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Text as the model reads it: documents from sources, and token sequences from documents, streamed.
+"""Read documents from sources, and cut them into token sequences, as streams.
 
-A document comes in pieces of at most PIECE characters, so that a file of any size takes a few megabytes of
-memory; where they end depends on the text alone. Cost: the tokenizer's, which gets BATCH characters at a
-time so that its threads have work: about 200 000 tokens a second and core.
+The idea: a document is read in pieces of at most PIECE characters, so that a file of any size takes a few megabytes of
+memory; the ends of pieces depend on the text alone. Cost: that of the tokenizer, which gets BATCH characters at a time
+so that its threads have work: about 200 000 tokens a second and core.
 
     sources = [Source("builtin:passages"), Source("notes.jsonl")]
     for sequence in sequences(documents(sources), tokenizer, seq_len=1024): ...
@@ -26,11 +26,11 @@ from twell.workbench.text.sources import Source, builtins
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-PIECE = 1 << 16  # characters: the most a document hands out at a time
-BATCH = PIECE * min(32, max(8, os.cpu_count() or 1))  # characters given to the tokenizer at a time: a piece a core
+PIECE = 1 << 16  # characters, the most in one piece of a document
+BATCH = PIECE * min(32, max(8, os.cpu_count() or 1))  # characters tokenised at a time: a piece for each core
 
 # Where a piece may end, best first: between two lines of text, before a word, after a line break. Byte-level
-# tokenizers split at the first two anyway, so a cut there changes no token. Greedy: the last such place.
+# tokenizers split at the first two anyway, so a cut there changes no token. Greedy: the last such border.
 _BORDERS = [re.compile(p, re.DOTALL) for p in (r".*\S\n(?=\S)", r".+(?= [^\W\d_])", r".*\n")]
 
 
@@ -39,7 +39,7 @@ class Document:
     """A document, or the next piece of one: its pieces follow each other, with the same source and number."""
 
     source: str
-    number: int  # in its source, from 0
+    number: int  # index in its source
     text: str
 
 
@@ -47,18 +47,18 @@ class Document:
 class Sequence:
     """One forward context: a document, or its next `seq_len` tokens without overlap."""
 
-    document: int  # its number in the source
+    document: int  # index in its source
     source: str
-    start: int  # tokens: place of its first token in the document
+    start: int  # position of its first token in the document, in tokens
     ids: np.ndarray  # int32 [tokens]
 
 
 def documents(sources: Iterable[str | Source]) -> Iterator[Document]:
-    """The documents of all sources, in order, in pieces (see Document).
+    """Return the documents of all sources, in order, in pieces (see Document).
 
-    A text file is one document, however many blank lines it has. So is a line of a `.jsonl` file (its field
-    `text`), a passage, a topic of Python's help, and all docstrings of one module of its library. Every name
-    is checked before the first document is handed out. Raises UserError, also where a source holds no text.
+    A text file is one document, however many blank lines it has. So is a line of a `.jsonl` file (its field `text`), a
+    passage, a topic of Python's help, and all docstrings of one module of its library. Every name is checked before the
+    first document is returned. Raises UserError for a wrong name, a source named twice, and a source without text.
     """
     opened = [source if isinstance(source, Source) else Source(source) for source in sources]
     if not opened:
@@ -71,6 +71,7 @@ def documents(sources: Iterable[str | Source]) -> Iterator[Document]:
 
 
 def _documents(source: Source) -> Iterator[Document]:
+    """Yield one source's documents in pieces. Raises UserError at the end if all of them are blank."""
     blank = True
     for number, chunks in enumerate(source.read()):
         for text in _pieces(chunks):
@@ -81,30 +82,30 @@ def _documents(source: Source) -> Iterator[Document]:
 
 
 def _pieces(chunks: Iterable[str]) -> Iterator[str]:
-    """The same text in pieces of at most PIECE characters, none of them empty."""
-    held = ""
+    """Yield the same text in pieces of at most PIECE characters, none of them empty."""
+    text = ""
     for chunk in chunks:
-        held += chunk
+        text += chunk
         start = 0
-        while len(held) - start > PIECE:
-            window = held[start : start + PIECE]
-            ends = (found.end() for border in _BORDERS if (found := border.match(window)))
+        while len(text) - start > PIECE:
+            window = text[start : start + PIECE]
+            ends = (match.end() for border in _BORDERS if (match := border.match(window)))
             end = start + next(ends, PIECE)
-            yield held[start:end]
+            yield text[start:end]
             start = end
-        held = held[start:]
-    if held:
-        yield held
+        text = text[start:]
+    if text:
+        yield text
 
 
 def sequences(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> Iterator[Sequence]:
-    """Each document tokenised and cut into sequences of `seq_len` tokens without overlap, the last shorter.
+    """Tokenise each document, and cut it into sequences of `seq_len` tokens without overlap, the last one shorter.
 
-    A document in one piece has exactly the ids of `tokenizer(text)`, special tokens included. Of a longer one
-    each piece is tokenised by itself, with the special tokens once, so ids can differ from those of the whole
-    text at piece borders, and only there. With byte-level BPE they do not where it has words or lines; a
-    metaspace tokenizer (Llama 2) adds its leading space to each piece. Documents without a token of text are
-    left out. Raises UserError for a `seq_len` below 1.
+    A document of one piece gets exactly the ids of `tokenizer(text)`, special tokens included. The pieces of a longer
+    document are tokenised by themselves, with the special tokens once, so ids can differ from those of the whole text
+    at the borders of pieces, and only there. With byte-level BPE they are the same for text that has words or lines; a
+    metaspace tokenizer (Llama 2) adds its leading space to each piece. Documents without a token of text are left out.
+    Raises UserError for a `seq_len` below 1.
     """
     if seq_len < 1:
         raise UserError(f"Expected sequences of at least 1 token, got {seq_len}: raise --seq-len.")
@@ -121,7 +122,7 @@ def sequences(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast,
 def _tokenised(
     documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[tuple[Document, list[int]]]:
-    """Pieces with their ids, special tokens not yet added; pieces without ids are left out."""
+    """Yield pieces with their ids, without special tokens; pieces without ids are left out."""
     for batch in _batches(documents):
         texts = [piece.text for piece in batch]
         ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
@@ -129,6 +130,7 @@ def _tokenised(
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Yield consecutive pieces in lists of BATCH characters or a little more."""
     batch: list[Document] = []
     characters = 0
     for document in documents:
@@ -142,8 +144,8 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
-    """The ids that the tokenizer puts before and after a text: the first one tried that it has ids for."""
-    for text in chain("a", tokenizer.get_vocab()):  # not every vocabulary has an a: one of nucleotides
+    """Return the ids that the tokenizer puts before and after a text, by those around the first text with an id."""
+    for text in chain("a", tokenizer.get_vocab()):  # not every vocabulary has an a: one of nucleotides may not
         probe = tokenizer(text, return_special_tokens_mask=True)
         ids, special = probe["input_ids"], probe["special_tokens_mask"]
         if 0 in special:

@@ -1,17 +1,17 @@
 """Text sources: read the source that a name given to `--text` stands for, as a stream of documents.
 
-| name | what it gives |
+| name | documents |
 |---|---|
 | `book.txt` | one document |
 | `chats.jsonl` | a document a line: its field `text` |
-| `shards/*.jsonl.zst` | the files that match, in order of name; these two kinds may be packed: `.zst`, `.gz`, `.xz` |
-| `web.parquet:body` | a document a row: its column `body`, or `text` where none is named |
+| `shards/*.jsonl.zst` | those of each file that matches, by name; these two kinds may be packed: `.zst`, `.gz`, `.xz` |
+| `web.parquet:body` | a document a row: its column `body`, or `text` if none is named |
 | `-` | standard input, one document |
 | `hf:org/name:body` | a dataset through the `datasets` library, streamed; `hf:org/name,CONFIG@SPLIT:body` in full |
 | `builtin:passages` | 65 passages written for this workbench |
 | `builtin:python-docs` | the English that ships inside every CPython |
 
-A name is checked when its Source is made, before anything slow begins; what is read is hashed on the way, for the
+A name is checked when its Source is constructed, before anything slow begins; everything read is hashed for the
 manifest. Cost: about 2 s for all of `builtin:python-docs`, which parses the library's modules and imports none of them,
 and 0.5 s for 100 MB of text.
 
@@ -43,17 +43,19 @@ BUILTIN = "builtin:"
 # Tests, an editor, other people's packages; and the help topics, which are read as such.
 _SKIPPED = {"test", "tests", "idlelib", "idle_test", "site-packages", "dist-packages", "pydoc_data"}
 
-Documents = Iterator[Iterable[str]]  # each document in chunks of text; only a JSON line or a row must fit in memory
+Documents = Iterator[Iterable[str]]  # each in chunks of text, so that only a JSON line or a row must fit in memory
 
 
 class Source:
-    """One text source by its name. Making it checks that it exists; reading it counts and hashes its bytes.
+    """One text source. Reading it counts and hashes its bytes.
 
-    size: bytes of text where that is known before it is read, else None
-    Raises UserError for a name that is no source, or not UTF-8, and for a missing or an empty file.
+    size: bytes of text if they are known before it is read, else None; bytes: read so far
     """
 
     def __init__(self, name: str) -> None:
+        """Check that the source exists. Raises UserError for a name that is no source or not UTF-8, and for a missing
+        or an empty file.
+        """
         self.name = utf8(name)
         kind = _kind(self.name)
         self._read = KINDS[kind]
@@ -63,23 +65,26 @@ class Source:
             self.size = None if kind == PARQUET or is_packed(self.name) else size
         elif kind == HF:
             tables.check_datasets(self.name)
-        self.bytes = 0  # read so far
+        self.bytes = 0
         self._sha256 = hashlib.sha256()
 
     def read(self) -> Documents:
-        """Return its documents, from the beginning. Raises UserError where the content does not fit the name."""
+        """Return the documents, from the beginning. Raises UserError if the content does not fit the name."""
         self.bytes, self._sha256 = 0, hashlib.sha256()
         return self._read(self)
 
     def hashed(self, block: bytes) -> bytes:
-        """Count and hash a block and return it. Everything that is read passes through here once, in order."""
+        """Count and hash a block, and return it. Everything read passes through here once, in order."""
         self.bytes += len(block)
         self._sha256.update(block)
         return block
 
     def manifest(self) -> dict[str, Any]:
-        """What was read: `sha256` is that of the first `bytes` bytes, as on disk where the source is a file that is
-        read from front to back; of Parquet, datasets and Python's documentation that of the texts."""
+        """Return name, SHA-256 and bytes of everything read so far, for the manifest.
+
+        Files read from front to back are hashed as they are on disk; of Parquet, datasets and Python's documentation
+        the texts are hashed.
+        """
         return {"source": self.name, "sha256": self._sha256.hexdigest(), "bytes": self.bytes}
 
 
@@ -89,13 +94,14 @@ def open_sources(names: Iterable[str]) -> list[Source]:
 
 
 def _matching(name: str) -> list[str]:
+    """Return the names of the files that a pattern matches, each with the pattern's column; other names as they are."""
     path, column = tables.split(name)
     if ":" in path.partition("/")[0] or not glob.has_magic(path) or Path(path).exists():
         return [name]
-    found = sorted(glob.glob(path, recursive=True))
-    if not found:
+    matches = sorted(glob.glob(path, recursive=True))
+    if not matches:
         raise UserError(f"Expected files that match {path}, got none: check the pattern.")
-    return [f"{one}:{column}" if column else one for one in found]
+    return [f"{match}:{column}" if column else match for match in matches]
 
 
 # ---- kinds of source
@@ -114,6 +120,8 @@ def _stdin(source: Source) -> Documents:
 
 
 def _rows(texts: Callable[[str], Iterator[str]]) -> Callable[[Source], Documents]:
+    """Return the reader of a kind whose texts are hashed, a row each. texts: yields them for a source's name"""
+
     def read(source: Source) -> Documents:
         for text in texts(source.name):
             source.hashed(text.encode())
@@ -128,7 +136,7 @@ def _passages(source: Source) -> Documents:
 
 
 def _python_docs(source: Source) -> Documents:
-    """Python's help topics in order of name, then the docstrings of its library, module by module."""
+    """Yield Python's help topics in order of name, then the docstrings of its library, module by module."""
     from pydoc_data.topics import topics
 
     library = Path(sysconfig.get_path("stdlib"))
@@ -141,6 +149,7 @@ def _python_docs(source: Source) -> Documents:
 
 
 def _docstrings(path: Path) -> str:
+    """Return a module's docstrings in order of line, with blank lines between them."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, documented)]
     nodes.sort(key=lambda node: getattr(node, "lineno", 0))
@@ -165,7 +174,7 @@ def builtins() -> str:
 
 
 def _kind(name: str) -> str:
-    """The key of KINDS that a name belongs to."""
+    """Return the key of KINDS that a name belongs to. Raises UserError if there is none."""
     if name.startswith((HF, BUILTIN)) or name == STDIN:
         kind = HF if name.startswith(HF) else name
     else:
@@ -181,6 +190,7 @@ def _kind(name: str) -> str:
 
 
 def _file_size(path: Path) -> int:
+    """Return a file's size in bytes. Raises UserError if it is missing or empty."""
     if not path.is_file():
         got = "a folder" if path.is_dir() else "nothing there"
         raise UserError(f"Expected a text file at {path}, got {got}: check the path, or use {builtins()}.")

@@ -1,7 +1,7 @@
-"""Bytes and texts of a file as a stream: unpacked, cut into lines, decoded.
+"""Stream a file's bytes and texts: unpack it, cut it into lines, decode it.
 
-Nothing is held longer than a block, or a line of JSON. What is read passes through the reader's hash, as it lies on
-disk. A packed file that is damaged, and bytes that are no UTF-8, are refused with the place.
+Cost: a block in memory, or a line of JSON. Every byte passes through the source's hash as it is on disk. A damaged
+packed file, and bytes that are not UTF-8, are refused with their offset.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from twell.workbench.errors import UserError
 BLOCK = 1 << 18  # bytes read from a file at a time
 STDIN = "-"
 
-Hash = Callable[[bytes], bytes]  # counts and hashes a block, and hands it on
+Hash = Callable[[bytes], bytes]  # counts and hashes a block, and returns it
 
 
 def _zstd(file: io.FileIO) -> Any:
@@ -40,7 +40,7 @@ UNPACKED: dict[str, Callable[[io.FileIO], Any]] = {
 
 
 def is_packed(name: str) -> bool:
-    """Whether a source of that name is unpacked as it is read; its size on disk tells little then."""
+    """Return whether a source is unpacked as it is read, so that its size on disk is not that of its text."""
     return Path(name).suffix in UNPACKED
 
 
@@ -56,7 +56,10 @@ class _HashedFile(io.FileIO):
 
 
 def blocks(path: Path, hashed: Hash) -> Iterator[bytes]:
-    """The file's bytes, unpacked where it is packed. Raises UserError where it cannot be read."""
+    """Yield the file's bytes, unpacked if it is packed. Raises UserError if it cannot be read.
+
+    hashed: called with each block as it is on disk
+    """
     try:
         with _HashedFile(path, hashed) as file:
             stream: Any = file
@@ -70,24 +73,29 @@ def blocks(path: Path, hashed: Hash) -> Iterator[bytes]:
 
 
 def stdin_blocks(hashed: Hash) -> Iterator[bytes]:
-    """What is piped in, as it comes."""
+    """Yield the blocks of standard input as they arrive."""
     while block := sys.stdin.buffer.read(BLOCK):
         yield hashed(block)
 
 
 def lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    held: list[bytes] = []
+    """Yield the lines of the blocks together, each with its line break; the last may have none."""
+    line: list[bytes] = []
     for block in blocks:
-        for part in io.BytesIO(block):
-            held.append(part)
-            if part.endswith(b"\n"):
-                yield b"".join(held)
-                held = []
-    if held:
-        yield b"".join(held)
+        for piece in io.BytesIO(block):
+            line.append(piece)
+            if piece.endswith(b"\n"):
+                yield b"".join(line)
+                line = []
+    if line:
+        yield b"".join(line)
 
 
 def decoded(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
+    """Yield the text of each block, decoded from UTF-8. Raises UserError with the offset of a byte that does not fit.
+
+    name: the source's name, for the error
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0
     for block in chain(blocks, [b""]):  # the empty block ends the text: half a character there is an error
@@ -101,7 +109,10 @@ def decoded(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
 
 
 def json_texts(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
-    """The field `text` of each line's object."""
+    """Yield the field `text` of each line's JSON object. Raises UserError for another line.
+
+    name: the source's name, for the error
+    """
     offset = 0
     for number, line in enumerate(lines(blocks), start=1):
         if line.strip():
@@ -110,24 +121,25 @@ def json_texts(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _json_text(name: str, number: int, offset: int, line: bytes) -> str:
-    wanted = f'Expected a JSON object with a string field "text" on line {number} of {name}'
+    """Return the field `text` of one line. number: of the line, from 1; offset: of its first byte in the source"""
+    expected = f'Expected a JSON object with a string field "text" on line {number} of {name}'
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise _not_utf8(name, offset + len(line) - len(error.object) + error.start, error) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{wanted}, got invalid JSON ({error}): write one object a line.") from None
+        raise UserError(f"{expected}, got invalid JSON ({error}): write one object a line.") from None
     if not isinstance(record, dict):
-        raise UserError(f"{wanted}, got a {type(record).__name__}: write one object a line.")
+        raise UserError(f"{expected}, got a {type(record).__name__}: write one object a line.")
     text = record.get("text")
     if not isinstance(text, str):
         got = f"text: {text!r:.40}" if "text" in record else f"the fields {', '.join(record) or '(none)'}"
-        raise UserError(f"{wanted}, got {got}: put each document's text there.")
+        raise UserError(f"{expected}, got {got}: put each document's text there.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         fault = f"half a surrogate pair at character {error.start}"
-        raise UserError(f"{wanted}, got {fault}: write the character itself.") from None
+        raise UserError(f"{expected}, got {fault}: write the character itself.") from None
     return text
 
 

@@ -1,9 +1,9 @@
-"""Texts from a column: Parquet files, and datasets of the Hugging Face hub through the `datasets` library.
+"""Read texts from a column: of a Parquet file, or of a Hugging Face dataset through the `datasets` library.
 
-Rows are streamed, some hundred at a time. A column is named after a colon, as in `web.parquet:body`; without one it is
-`text`. Of a dataset, `hf:org/name,CONFIG@SPLIT:COLUMN`, the configuration may be left out, and the split, which is then
-train; in the place of its name may stand a folder, of data files or as `save_to_disk` leaves it. A row without text
-(null) is an empty document.
+Rows are streamed, ROWS at a time. A column is named after a colon, as in `web.parquet:body`; without one it is `text`.
+A dataset is named `hf:org/name,CONFIG@SPLIT:COLUMN`, where the configuration may be left out, and the split, which then
+is train. Its name may also be a folder of data files, or one that `save_to_disk` wrote. A row without text (null) is an
+empty document.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ _DATASET = re.compile(r"hf:(?P<name>[^,@:]+)(,(?P<config>[^@:]+))?(@(?P<split>[^
 
 
 def split(name: str) -> tuple[str, str]:
-    """The path of a file and the column that is named after it, "" for none."""
+    """Return a source's path, and the column named after it, or "" if none is named."""
     path, colon, column = name.rpartition(".parquet:")
     return (f"{path}.parquet", column) if colon else (name, "")
 
 
 def parquet_texts(name: str) -> Iterator[str]:
-    """The texts of a Parquet file's column, row by row."""
+    """Yield the texts of a Parquet file's column, row by row. Raises UserError if it has no such column of text.
+
+    name: the path, with a column after a colon or without one
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -55,6 +58,7 @@ def parquet_texts(name: str) -> Iterator[str]:
 
 
 def _is_text(kind: Any) -> bool:
+    """Return whether an Arrow type holds strings, also as a dictionary."""
     import pyarrow as pa
 
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -62,7 +66,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def check_datasets(name: str) -> None:
-    """UserError for a name that is no dataset's, and where the library is not installed."""
+    """Raise UserError if a name is not that of a dataset, or if the library is not installed."""
     if _DATASET.fullmatch(name) is None:
         raise UserError(f"Expected hf:DATASET, as in hf:org/name,CONFIG@SPLIT:COLUMN, got {name}: correct the name.")
     if importlib.util.find_spec("datasets") is None:
@@ -70,24 +74,28 @@ def check_datasets(name: str) -> None:
 
 
 def _rows(datasets: Any, name: str, config: str | None, split: str | None) -> Iterable[dict[str, Any]]:
-    saved = [Path(name, file).is_file() for file in ("dataset_dict.json", "state.json")]  # of several splits, of one
-    if not any(saved):
+    """Return a dataset's rows. Raises ValueError for a configuration or split that a saved folder does not have.
+
+    datasets: the library; name: of a dataset, or a folder
+    """
+    has_splits, is_one_split = (Path(name, file).is_file() for file in ("dataset_dict.json", "state.json"))
+    if not (has_splits or is_one_split):
         return datasets.load_dataset(name, config, split=split or "train", streaming=True)
-    if config or (split and not saved[0]):
+    if config or (split and not has_splits):
         raise ValueError(f"it was saved to disk without a {'configuration' if config else 'split'}")
-    found = datasets.load_from_disk(name)  # mapped, not read
-    return found[split or "train"] if saved[0] else found
+    dataset = datasets.load_from_disk(name)  # mapped, not read
+    return dataset[split or "train"] if has_splits else dataset
 
 
 def hf_texts(name: str) -> Iterator[str]:
-    """The texts of a dataset's column, streamed."""
+    """Yield the texts of a dataset's column, streamed. Raises UserError if it cannot be read or has no such text."""
     import datasets
 
-    asked = _DATASET.fullmatch(name)
-    assert asked is not None  # checked when the source was made
-    column = asked["column"] or COLUMN
+    fields = _DATASET.fullmatch(name)
+    assert fields is not None  # checked when the source was made
+    column = fields["column"] or COLUMN
     try:
-        for row in _rows(datasets, asked["name"], asked["config"], asked["split"]):
+        for row in _rows(datasets, fields["name"], fields["config"], fields["split"]):
             text = row.get(column, 0)
             if not (text is None or isinstance(text, str)):
                 got = f"one of {type(text).__name__}" if column in row else f"the columns {', '.join(row)}"

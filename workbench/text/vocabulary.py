@@ -2,8 +2,8 @@
 
 The idea: a run's text is shown by joining the bytes of its tokens and decoding the whole, so a character that two
 tokens share comes out right. Tokenizers store pieces in one of two alphabets: byte-level BPE writes each byte as one
-printable character, SentencePiece writes a space as ▁ and single bytes as <0xNN>. Which one it is, the tokenizer's own
-decoder says. Special tokens add nothing to the text. Cost: half a second for 500 000 tokens.
+printable character, SentencePiece writes a space as ▁ and single bytes as <0xNN>. The tokenizer's own decoder shows
+which one it uses. Special tokens add nothing to the text. Cost: half a second for 500 000 tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def vocabulary(tokenizer: PreTrainedTokenizerFast) -> pa.Table:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerFast) -> set[int]:
-    """Return the ids that the tokenizer calls special: those that it adds itself, and those only declared special."""
+    """Return the ids of special tokens: those that the tokenizer adds by itself, and those only declared special."""
     declared = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     return declared | set(tokenizer.all_special_ids)
 
@@ -52,7 +52,7 @@ def display(data: bytes) -> str:
 def byte_alphabet() -> dict[str, int]:
     """Return the byte for each printable character that byte-level BPE writes.
 
-    Bytes that print stand for themselves; the others, in order, for the characters from U+0100 on (as in GPT-2).
+    A printable byte is written as itself; the others, in order, as the characters from U+0100 on (as in GPT-2).
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in set(printable)]
@@ -60,10 +60,10 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def _reader(tokenizer: PreTrainedTokenizerFast) -> Callable[[str, int], bytes]:
-    """Return the function from a stored piece and its id to the bytes that it stands for."""
-    stated = tokenizer.backend_tokenizer.decoder
-    decoder: dict[str, Any] = json.loads(stated.__getstate__()) if stated is not None else {}
-    kinds = {part.get("type") for part in [decoder, *decoder.get("decoders", [])]}
+    """Return the function from a stored piece and its id to the piece's bytes."""
+    backend = tokenizer.backend_tokenizer.decoder
+    decoder: dict[str, Any] = json.loads(backend.__getstate__()) if backend is not None else {}
+    kinds = {step.get("type") for step in [decoder, *decoder.get("decoders", [])]}
     if "ByteLevel" in kinds:
         return _byte_level()
     if kinds & {"Metaspace", "ByteFallback"}:
@@ -72,8 +72,9 @@ def _reader(tokenizer: PreTrainedTokenizerFast) -> Callable[[str, int], bytes]:
 
 
 def _byte_level() -> Callable[[str, int], bytes]:
-    """Return the function for byte-level BPE. A piece with characters outside the alphabet was added by hand, and the
-    decoder takes it as UTF-8.
+    """Return the function for byte-level BPE.
+
+    A piece with characters outside the alphabet was added to the tokenizer as text: its bytes are its UTF-8.
     """
     alphabet = byte_alphabet()
     known, table = frozenset(alphabet), str.maketrans({mark: chr(byte) for mark, byte in alphabet.items()})
@@ -81,5 +82,6 @@ def _byte_level() -> Callable[[str, int], bytes]:
 
 
 def _sentencepiece(piece: str) -> bytes:
+    """Return the bytes of a SentencePiece piece."""
     match = BYTE_PIECE.fullmatch(piece)
     return bytes([int(match[1], 16)]) if match else piece.replace("▁", " ").encode()

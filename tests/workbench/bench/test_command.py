@@ -213,7 +213,7 @@ def test_the_page_says_each_thing_once(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().out
     assert shown.count("without hopper, cuda: expected device cuda, got cpu") == 1
     assert shown.count("plain, even nnz") == 2
-    assert "made-up inputs, 64 × 128, float32" in shown and "µs" not in shown
+    assert "synthetic inputs, 64 × 128, float32" in shown and "µs" not in shown
     lines = [line.split() for line in shown.splitlines()]
     assert [line[1] for line in lines if line[:1] == ["dense"]] == ["1.00", "1.00"]
     assert [line[0] for line in lines if line and line[0] in ("cpu", "reference")] == ["cpu", "reference"] * 2
