@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from twell.analysis.summaries.rank_tables import class_step
+from twell.workbench.run.part_files import checksum
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
 
@@ -29,7 +30,8 @@ class Built:
 
     parts: those that they cover; revision: of the summaries' schema; class_step: as `rank_tables.class_step` was for
     the run; scored: whether tables that need the means of the whole run are among them; damaged: the tables left out,
-    each with a sentence (`says`) and the sizes and times of its files when they were found damaged (`seen`).
+    each with a sentence (`says`) and the sizes and times of its files when they were found damaged (`seen`); files: the
+    sha256 of each summary's file, by its name; empty in what was written before there were any.
     """
 
     parts: Parts = field(default_factory=dict)
@@ -37,6 +39,7 @@ class Built:
     class_step: int = 0
     scored: bool = False
     damaged: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
 
 def folder(run: Run) -> Path:
@@ -58,7 +61,8 @@ def read_built(run: Run) -> Built:
 def write_built(run: Run, parts: Parts, scored: bool, damaged: Mapping[str, str]) -> None:
     """Write the list, once the summaries are in place; damaged: a sentence for each table left out."""
     details = {table: {"says": sentence, "seen": _file_states(run, table)} for table, sentence in damaged.items()}
-    built = asdict(Built(parts, SUMMARIES.revision, class_step(run), scored, details))
+    files = {name: checksum(run.summary_path(name)) for name in SUMMARIES.tables if run.summary_path(name).exists()}
+    built = asdict(Built(parts, SUMMARIES.revision, class_step(run), scored, details, files))
     parts_last = {"version": SUMMARIES.version, **{name: built[name] for name in built if name != "parts"}}
     temporary = folder(run) / f"{FILE}.tmp"
     temporary.write_text(json.dumps({**parts_last, "parts": parts}, indent=1), encoding="utf-8")
@@ -77,10 +81,25 @@ def damage(run: Run) -> dict[str, str]:
     return {table: entry["says"] for table, entry in damaged.items() if entry["seen"] == _file_states(run, table)}
 
 
+def damaged_summaries(run: Run, built: Built) -> list[str]:
+    """Return a clause for each summary that is missing or differs from its checksum. A file is hashed again only once
+    it has changed."""
+    clauses = []
+    for name, sha256 in built.files.items():
+        table, path = SUMMARIES.tables.get(name), run.summary_path(name)
+        if table is None or (run.manifest.summary_only and not table.in_summary_only):
+            continue
+        if not path.exists():
+            clauses.append(f"{path.name} is missing")
+        elif checksum(path) != sha256:
+            clauses.append(f"{path.name} differs from its checksum")
+    return clauses
+
+
 def _file_states(run: Run, table: str) -> list[list[int] | None]:
     """Return size and time of change of a table's files, None for one that is missing."""
     states: list[list[int] | None] = []
-    for path in run.parts(table):
+    for path in run.files(table):
         stat = path.stat() if path.exists() else None
         states.append(None if stat is None else [stat.st_size, stat.st_mtime_ns])
     return states
@@ -99,9 +118,9 @@ def parts_of(run: Run, without: Collection[str] = ()) -> Parts:
 
 def covered_parts(run: Run, built: Built) -> Parts:
     """Return the parts that need not be read again; none where the summaries have to be built anew, because they are of
-    an earlier revision or the run has doubled since (`class_step`)."""
+    an earlier revision, one of their files has changed, or the run has doubled since (`class_step`)."""
     reusable = built.revision == SUMMARIES.revision and built.class_step >= class_step(run)
-    return built.parts if reusable else {}
+    return built.parts if reusable and not damaged_summaries(run, built) else {}
 
 
 def includes(parts: Parts, others: Parts) -> bool:

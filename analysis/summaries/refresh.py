@@ -29,6 +29,7 @@ from twell.analysis.summaries.built import (
     Parts,
     covered_parts,
     damage,
+    damaged_summaries,
     folder,
     growing,
     includes,
@@ -83,6 +84,11 @@ def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb", scored: b
     """
     if engine != "duckdb" and not engine.startswith("spark://"):
         raise UserError(f"Expected duckdb or spark://HOST:PORT as the engine, got {engine!r}.")
+    if run.manifest.summary_only and (damaged := damaged_summaries(run, read_built(run))):
+        raise UserError(
+            f"Expected the summaries of {run.path} as they were written, {damaged[0]}: summarise the run that they "
+            "come from and copy it again."
+        )
     if is_current(run, scored):
         return
     if run.manifest.summary_only:
@@ -90,7 +96,7 @@ def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb", scored: b
             f"{run.name} is a summary-only run whose summaries are missing or of another version than "
             f"{SUMMARIES.version}: summarise the run it was copied from and copy it again."
         )
-    run.parts("activity")  # Missing where there is none
+    run.files("activity")  # Missing where there is none
     with _locked(run):
         if not is_current(run, scored):
             latest = open_run(run.path) if growing(run) else run  # another process may have summarised more by now
@@ -182,7 +188,7 @@ def _publish(run: Run, tables: dict[str, pa.Table], plan: _Plan, scored: bool) -
                 run.summary_path(name).unlink(missing_ok=True)
                 continue
             temporary = folder(run) / f"{name}.tmp"
-            pq.write_table(table, temporary, row_group_size=ROW_GROUP, **_encoding(table))
+            pq.write_table(table, temporary, row_group_size=ROW_GROUP, write_page_checksum=True, **_encoding(table))
             os.replace(temporary, run.summary_path(name))
         write_built(run, plan.cover, scored, plan.damaged)
     except OSError as error:

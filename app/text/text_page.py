@@ -226,7 +226,7 @@ def places(run: Run, choice: Choice) -> None:
 
 def page(run: Run) -> None:
     """The choices, the passage, the loudest places."""
-    run.parts("activity")
+    run.files("activity")
     if not run.has("sequences"):
         raise Missing(f"{run.name} holds no sequences yet: wait for its first part.")
     sequences = fetch(run, read.sequences)

@@ -66,7 +66,7 @@ def places(run: Run, token: int, count: int) -> None:
     if run.manifest.summary_only:
         with above:
             widgets.heading("In the text")
-        run.parts("activity")
+        run.files("activity")
     order = st.segmented_control(
         "Order",
         list(ORDERS),

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from support.rewritten import forget_checksums
 
 from twell.analysis import by_layer, findings, overview
 from twell.analysis.memo import memo_scope, memoized
@@ -95,4 +96,5 @@ def test_decoded_columns_are_those_of_the_file_as_it_is(small: Run) -> None:
             values[0] = 7
     before, rows = by_layer(small), pd.read_parquet(small.summary_path("layers"))
     rows.assign(nnz=rows["nnz"] + 1).to_parquet(small.summary_path("layers"))
+    forget_checksums(small)
     np.testing.assert_allclose(by_layer(small)["mean"], before["mean"] + 1)

@@ -30,7 +30,11 @@ class GrowingFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(
-                self._temporary, schema, compression=COMPRESSION, compression_level=COMPRESSION_LEVEL
+                self._temporary,
+                schema,
+                compression=COMPRESSION,
+                compression_level=COMPRESSION_LEVEL,
+                write_page_checksum=True,
             )
         except OSError as error:
             raise disk_error(path, error) from error

@@ -7,9 +7,10 @@ opened at any moment, and opened again for what has come since. Everything comes
 
 from __future__ import annotations
 
-import hashlib
+import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +18,15 @@ from typing import TYPE_CHECKING
 
 from twell.workbench.errors import Missing, UserError, first_line, utf8
 from twell.workbench.run import manifest as manifests
-from twell.workbench.run.manifest import Manifest
-from twell.workbench.run.part_files import open_part, read_part, unreadable_part
+from twell.workbench.run.manifest import Manifest, Part
+from twell.workbench.run.part_files import checksum, open_part, read_part, unreadable_part
 from twell.workbench.run.schema import SUMMARIES, TABLES, nnz_columns
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
+HASHING = 4  # threads, at most
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,17 @@ class Run:
         return any(part.table == table for part in self.manifest.parts)
 
     def parts(self, table: str) -> list[Path]:
-        """The files of a table, in the order they were written. Missing if the run has none."""
+        """Return the files of a table to read, in the order they were written. Missing if the run has none.
+
+        Raises UserError for one that is missing or that differs from its checksum in the manifest.
+        """
+        files = self.files(table)
+        for part, reason in self._damage([part for part in self.manifest.parts if part.table == table]):
+            raise unreadable_part(self.path / part.file, f"one that {reason}")
+        return files
+
+    def files(self, table: str) -> list[Path]:
+        """Return the files of a table as the manifest lists them, whatever is in them. Missing if the run has none."""
         if table not in TABLES:
             raise UserError(f"Expected a table of {', '.join(TABLES)}, got {table!r}.")
         if not self.has(table):
@@ -139,7 +152,8 @@ class Run:
         with duckdb.connect() as connection:
             for name in TABLES:
                 if self.has(name):
-                    files = [str(path) for path in self.parts(name)]
+                    read = re.search(rf"\b{name}\b", query, re.IGNORECASE)  # not by this query: its files need no check
+                    files = [str(path) for path in (self.parts(name) if read else self.files(name))]
                     table = connection.read_parquet(files, hive_partitioning=False)  # type: ignore[arg-type]
                     table.create_view(name)
             try:
@@ -166,16 +180,29 @@ class Run:
 
         tables, files: check only these tables, and only these files; default all
         """
-        sentences = []
-        for part in self.manifest.parts:
-            if (tables and part.table not in tables) or (files is not None and part.file not in files):
-                continue
-            path = self.path / part.file
-            if not path.exists():
-                sentences.append(f"{part.file} is missing.")
-            elif path.stat().st_size != part.bytes or _sha256(path) != part.sha256:
-                sentences.append(f"{part.file} differs from its checksum in the manifest.")
-        return sentences
+        listed = [
+            part
+            for part in self.manifest.parts
+            if (not tables or part.table in tables) and (files is None or part.file in files)
+        ]
+        return [f"{part.file} {reason}." for part, reason in self._damage(listed)]
+
+    def _damage(self, parts: Sequence[Part]) -> list[tuple[Part, str]]:
+        """Return the parts whose file is missing or differs from its checksum, each with that clause."""
+        if len(parts) < 2:
+            reasons = [self._damage_of(part) for part in parts]
+        else:
+            with ThreadPoolExecutor(min(HASHING, len(parts))) as pool:
+                reasons = list(pool.map(self._damage_of, parts))
+        return [(part, reason) for part, reason in zip(parts, reasons, strict=True) if reason]
+
+    def _damage_of(self, part: Part) -> str:
+        path = self.path / part.file
+        if not path.exists():
+            return "is missing"
+        if path.stat().st_size != part.bytes or checksum(path) != part.sha256:
+            return "differs from its checksum in the manifest"
+        return ""
 
     def _why(self, table: str) -> str:
         if self.manifest.summary_only and not TABLES[table].in_summary_only:
@@ -248,8 +275,3 @@ def copy_without_activity(source: Path, target: Path) -> None:
             f"Expected to copy {source} to {target}, got {error.strerror or error}: free some space or choose a folder "
             "that can be written to, and remove what was begun."
         ) from None
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

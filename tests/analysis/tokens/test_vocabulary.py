@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from scipy import stats
+from support.rewritten import relisted
 
 from twell.analysis import by_neuron, by_token, surprisal, surprisal_correlation, token_classes
 from twell.analysis.summaries.token_class import classify
@@ -28,7 +29,7 @@ def poor(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
     text = pa.array([" the", *table["text"].to_pylist()[1:]])  # the first one is not of the last class either
     table = table.set_column(table.schema.get_field_index("text"), "text", text)
     pq.write_table(table.filter(~np.isin(table["token_id"].to_numpy(), LACKING)), file)
-    return run
+    return relisted(run, "vocab")
 
 
 @pytest.fixture(scope="module")

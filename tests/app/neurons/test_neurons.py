@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
+from support.rewritten import forget_checksums
 
 from twell.analysis import by_neuron, examples
 from twell.analysis.neurons.by_neuron import parse_neuron
@@ -154,6 +155,7 @@ def test_a_neuron_that_the_token_alone_fires_is_marked(show: Show, made: ModuleT
     it = (sums["layer"] == first["layer"]) & (sums["neuron"] == first["neuron"])
     sums.loc[it, ["token_min", "token_max"]] = token
     sums.to_parquet(place, index=False)
+    forget_checksums(run)
     found = neurons_of(open_run(run.path), token)
     assert found.loc[found["only"], "label"].tolist() == [f"L{first['layer']}/N{first['neuron']}"]
     assert markup(show(tmp_path, "token", run="run", token=str(token))).count("fires for nothing else") == 1
