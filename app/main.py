@@ -1,6 +1,7 @@
 """The dashboard's entry point: the bar with pages and run chooser, then the page.
 
-`twell app RUNS` starts it; `streamlit run app/main.py -- RUNS` does too, with the settings of `.streamlit/config.toml`.
+`twell app RUNS` starts it; `streamlit run app/main.py -- RUNS` does too, with the settings of `.streamlit/config.toml`, but
+with the protections of Streamlit alone: it answers to every host name and sends no content policy (`server/guard.py`).
 """
 
 from __future__ import annotations

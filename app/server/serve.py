@@ -1,7 +1,8 @@
 """The dashboard's server: `python -m twell.app.server.serve RUNS SETTINGS`, the settings of Streamlit as JSON.
 
 It starts with what the pages need already loaded, so that the first visitor waits for none of it, and tells the browser
-with each page what its elements are drawn with (`preload`). Costs about a second more before the server answers.
+with each page what its elements are drawn with (`preload`). It answers only requests that name its own address (`guard`).
+Costs about a second more before the server answers.
 
 Streamlit looks through all that Python holds for garbage after every run of a page and every look at a growing run:
 0.1 s a time for the libraries alone, which are none. So they are set aside, once they are loaded.
@@ -43,10 +44,13 @@ def main(runs: str, settings: str) -> None:
     import streamlit as st
     from starlette.middleware import Middleware
 
+    from twell.app.server.guard import Guard, content_policy
     from twell.app.server.preload import Announced, scripts
 
     sys.argv = [str(MAIN), runs]  # as the pages find them, whatever starts the server
-    st.App(MAIN, middleware=[Middleware(Announced, scripts=scripts())]).run(config=json.loads(settings))
+    config = json.loads(settings)
+    guard = Middleware(Guard, host=config["server.address"], policy=content_policy())
+    st.App(MAIN, middleware=[guard, Middleware(Announced, scripts=scripts())]).run(config=config)
 
 
 if __name__ == "__main__":
