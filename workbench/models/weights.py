@@ -1,8 +1,10 @@
 """Read a checkpoint's network as it was trained: every weight comes from the checkpoint, and none is left over.
 
 Weights come from safetensors alone; one that is missing, left over or of another shape is named and refused, because
-transformers would draw it at random. The families with code of their own are read here: their FFN is a module of ours,
-and their FFN's weights are turned the way that one holds them. llama_sparse_relu has been saved in several layouts:
+transformers would draw it at random. So is one of whole, boolean or complex numbers, which transformers would convert
+without their scale or their imaginary part. The families with code of their own are read here: their FFN is a module of
+ours, and their FFN's weights are turned the way that one holds them. llama_sparse_relu has been saved in several
+layouts:
 
     gate_proj.weight [d_ff, d_model]   up_proj.weight [d_ff, d_model]   down_proj.weight [d_model, d_ff]
     gate_weight [d_model, d_ff]        up_weight [d_ff, d_model]        down_weight [d_ff, d_model]
@@ -17,11 +19,12 @@ Cost: reading the weights.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -45,6 +48,7 @@ STORED = {
     "UP": ("up_proj.weight", False, False),
     "DOWN": ("down_proj.weight", True, True),
 }
+FLOATS = ("F", "BF")  # how the names of floating-point types begin in safetensors
 NOT_THE_MODEL = ("tracker.", "metrics_accumulator.", ".mlp.predictor.")  # what training, or a predictor, left there
 
 
@@ -92,6 +96,7 @@ def read(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
         others = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(folder.glob(pattern))]
         got = f"only {others[0]}, a pickle, which is never opened" if others else "none"
         raise UserError(f"Expected weights in safetensors in {name}, got {got}: save it with save_pretrained.")
+    _refuse_other_numbers(checkpoint)
     transformers.logging.disable_progress_bar()
     # Of another size: to name them below.
     given: dict[str, Any] = {"config": checkpoint.config, "dtype": dtype, "ignore_mismatched_sizes": True}
@@ -113,6 +118,27 @@ def read(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
         if found:
             raise _wrong(name, what, found)
     return network.eval()
+
+
+def _refuse_other_numbers(checkpoint: Checkpoint) -> None:
+    """Raise UserError for a weight that is not of a floating-point type, read from the files' headers alone.
+
+    Masks and positions that some families store beside their weights may be of whole numbers: transformers makes its
+    own. A file that cannot be read is refused later, where its weights are read.
+    """
+    for path in sorted(checkpoint.folder.glob("*.safetensors")):
+        with suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118  # it is no mapping
+                last = key.rpartition(".")[2]
+                stored = file.get_slice(key)
+                is_weight = last == "weight" or last in STORED or (last == "bias" and len(stored.get_shape()) == 1)
+                if not is_weight or any(mark in key for mark in NOT_THE_MODEL):
+                    continue
+                if not (dtype := stored.get_dtype()).startswith(FLOATS):
+                    raise UserError(
+                        f"Expected weights in floating point in {checkpoint.name}, got {dtype} in {key}: quantised "
+                        "weights are not supported, so save the model in bfloat16, float16 or float32."
+                    )
 
 
 def _wrong(name: str, what: str, found: list[str]) -> UserError:

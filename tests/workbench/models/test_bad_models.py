@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from twell.kernels.modules import Probe
 from twell.workbench.errors import UserError
-from twell.workbench.models import threshold_ffn
+from twell.workbench.models import threshold_ffn, weights
+from twell.workbench.models.checkpoint import understood
 
 Twell = Callable[..., str]
 
@@ -97,6 +98,36 @@ def test_weights(copied: Path, refused: Twell) -> None:
     assert "only pytorch_model.bin, a pickle" in refused(model=copied)
     (copied / "pytorch_model.bin").unlink()
     assert "Expected weights in safetensors in copied, got none" in refused(model=copied)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "weight",
+    ["model.layers.1.mlp.gate_proj.weight", "model.embed_tokens.weight", "model.layers.0.input_layernorm.weight"],
+)
+def test_weights_that_are_no_floating_point_numbers(
+    dtype: torch.dtype, weight: str, copied: Path, refused: Twell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copied / "model.safetensors"
+    stored = load_file(path)
+    save_file(stored | {weight: stored[weight].to(dtype)}, path, metadata={"format": "pt"})
+    monkeypatch.setattr(weights.AutoModelForCausalLM, "from_pretrained", None)  # refused before it is called
+    for more in ((), ("--threshold", "0.1")):
+        said = refused(*more, model=copied)
+        assert "Expected weights in floating point in copied, got " in said
+        assert f" in {weight}: " in said
+
+
+def test_whole_numbers_that_are_no_weights(copied: Path) -> None:
+    """A mask or the positions beside the weights, and what training counted, are not taken for weights."""
+    path = copied / "model.safetensors"
+    others = {
+        "model.layers.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.bool),
+        "model.position_ids": torch.arange(4),
+        "model.layers.0.mlp.tracker.weight": torch.arange(4),
+    }
+    save_file(load_file(path) | others, path, metadata={"format": "pt"})
+    weights._refuse_other_numbers(understood(copied, "copied"))
 
 
 def test_tokenizer(copied: Path, refused: Twell) -> None:
