@@ -1,7 +1,7 @@
 """The dashboard's entry point: the bar with pages and run chooser, then the page.
 
-`twell app RUNS` starts it; `streamlit run app/main.py -- RUNS` does too, with the settings of `.streamlit/config.toml`, but
-with the protections of Streamlit alone: it answers to every host name and sends no content policy (`server/guard.py`).
+`twell app RUNS` starts it; `streamlit run app/main.py -- RUNS` does too, with the settings of `.streamlit/config.toml`,
+but with Streamlit's own protections only: it answers to every host name, without a content policy (`server/guard.py`).
 """
 
 from __future__ import annotations

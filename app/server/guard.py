@@ -1,13 +1,14 @@
 """Answer requests that name this server, and no others; tell browsers what a page may load.
 
-A page of another site can have its own name resolve to 127.0.0.1. A browser then takes the dashboard for a part of that
-site, and lets its scripts read runs and start measurements (DNS rebinding). Such a request still carries the site's name
-in its Host header, so the server refuses every request whose Host is not a name of the address it listens on. A
-websocket, which browsers open to any host, must come from a page of this server as well.
+A page of another site can have its own name resolve to 127.0.0.1. A browser then takes the dashboard for a part of
+that site, and lets its scripts read runs and start measurements (DNS rebinding). Such a request still carries the
+site's name in its Host header, so the server refuses every request whose Host is not a name of the address it listens
+on. A websocket, which browsers open to any host, must come from a page of this server as well.
 
 The names are those of this machine (`localhost`, 127.0.0.1, [::1], always), the host the server was started with, and,
 where that is reached from other machines, the machine's name. A server on all addresses (0.0.0.0, ::) answers to every
-address written in numbers too: no site can have those as its name. Ports are not compared, because a tunnel changes them.
+address written in numbers too: no site can have one as its name. Ports of Host are not compared, as a tunnel changes
+them.
 
 Behind a proxy, the proxy must pass Host on as the browser sent it, and --host be the name in the browser's address.
 Cost: a few microseconds a request.

@@ -1,8 +1,8 @@
 """The dashboard's server: `python -m twell.app.server.serve RUNS SETTINGS`, the settings of Streamlit as JSON.
 
 It starts with what the pages need already loaded, so that the first visitor waits for none of it, and tells the browser
-with each page what its elements are drawn with (`preload`). It answers only requests that name its own address (`guard`).
-Costs about a second more before the server answers.
+with each page what its elements are drawn with (`preload`). It answers only requests that name its own address
+(`guard`). Costs about a second more before the server answers.
 
 Streamlit looks through all that Python holds for garbage after every run of a page and every look at a growing run:
 0.1 s a time for the libraries alone, which are none. So they are set aside, once they are loaded.

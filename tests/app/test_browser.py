@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.browser_pages import wait_until
 
 from twell.analysis import contexts
 from twell.workbench.run.store import Run
@@ -49,7 +50,7 @@ def test_every_page_opens_without_an_error_or_another_host(
 def test_panels_keep_their_width_on_a_phone(browser: Any, address: str, watch: Any) -> None:
     watched = watch(browser.new_page(viewport={"width": 390, "height": 844}), address)
     watched.open("/?run=made", '[class*="st-key-wide-"] .main-svg')
-    watched.page.wait_for_function("document.querySelector('.js-plotly-plot').offsetWidth > 600")
+    wait_until(watched.page, "document.querySelector('.js-plotly-plot').offsetWidth > 600")
     scrolls = watched.page.evaluate("document.querySelector('[class*=st-key-wide-]').clientWidth")
     assert scrolls < 390
     watched.check()
@@ -68,7 +69,7 @@ def test_from_a_token_to_its_places_and_back(watched: Any, made_run: Run) -> Non
     place = page.locator(".tw-place:not(.names)").first
     assert place.locator(".where").inner_text() == f"{first['sequence']}:{first['position']}"
     page.get_by_text("Quietest first").click()
-    page.wait_for_function("location.search.includes('order=quietest')")
+    wait_until(page, "location.search.includes('order=quietest')")
     link = page.url
     page.get_by_role("link", name="← All tokens").click()
     page.wait_for_selector('[data-testid="stDataFrame"]')

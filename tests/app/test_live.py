@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.browser_pages import wait_until
 
 from twell.workbench.run import manifest as manifests
 
@@ -152,8 +153,8 @@ def test_a_link_opens_what_the_sender_saw(watched: Any, browser: Any, address: s
     page.get_by_role("textbox", name="or by one neuron").fill("L1/N5")
     page.keyboard.press("Enter")
     page.get_by_test_id("stNumberInputStepUp").click()
-    page.wait_for_function("document.body.innerText.includes('Sequence 1')")
-    page.wait_for_function("document.querySelector('.tw-scale').innerText.includes('L1/N5')")
+    wait_until(page, "document.body.innerText.includes('Sequence 1')")
+    wait_until(page, "document.querySelector('.tw-scale').innerText.includes('L1/N5')")
     watched.settle()
     link, text = page.url, page.locator(".tw-passage").inner_text()
     assert "neuron=L1%2FN5" in link

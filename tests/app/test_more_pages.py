@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
+from support.browser_pages import wait_until
 
 from twell.analysis import by_layer, by_token, by_word, compare_layers, examples, findings, position_fit, token_classes
 from twell.app.runs.compare_figures import frontier
@@ -142,7 +143,7 @@ def test_the_way_back_and_forward_keeps_every_choice(watched: Any) -> None:
     page = watched.page
     watched.open("/neurons?run=made&kind=dead&layer=L2", '[data-testid="stDataFrame"]')
     page.get_by_text("Rarest").click()
-    page.wait_for_function("location.search.includes('kind=rare')")
+    wait_until(page, "location.search.includes('kind=rare')")
     watched.settle()
     assert "layer=L2" in page.url
     sent = page.url
@@ -171,7 +172,7 @@ def test_from_a_token_to_its_place_to_a_neuron_to_its_examples(watched: Any, mad
     assert "formaldehyde" in page.locator(".tw-passage a.here").inner_text()
     inside = "e => { const b = e.getBoundingClientRect(), p = e.parentElement.getBoundingClientRect(); "
     inside += "return b.top >= p.top && b.bottom <= p.bottom }"
-    page.wait_for_function(f"({inside})(document.querySelector('.tw-passage a.here'))")
+    wait_until(page, f"({inside})(document.querySelector('.tw-passage a.here'))")
     page.get_by_role("link", name="Neurons").click()
     page.wait_for_selector('[data-testid="stDataFrame"]')
     watched.settle()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.browser_pages import wait_until
 
 from twell.workbench.run import manifest as manifests
 
@@ -42,7 +43,7 @@ class Line:
 
     def wait(self, place: str, said: str) -> None:
         code = "([place, said]) => document.querySelector(place)?.innerText.includes(said)"
-        self.page.wait_for_function(code, arg=[place, said])
+        wait_until(self.page, code, arg=[place, said])
 
 
 def test_a_neuron_and_the_next_sequence(watched: Any) -> None:

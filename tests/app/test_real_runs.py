@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.browser_pages import wait_until
 
 from twell.analysis import by_token, contexts, examples
 from twell.app.tokens.token_neurons import neurons_of
@@ -106,7 +107,7 @@ def test_parts_of_a_capture_appear_on_the_open_page(
     watcher.over.set()
     ended = open_run(runs / "live")
     assert ended.manifest.status == manifests.INTERRUPTED
-    watched.page.wait_for_function("many => window.drawn[many]", arg=ended.frame("timings")["batch"].nunique())
+    wait_until(watched.page, "many => window.drawn[many]", arg=ended.frame("timings")["batch"].nunique())
     drawn = {int(many): float(at) for many, at in watched.page.evaluate("window.drawn").items()}
     took = [drawn[many] - watcher.written[many] for many in sorted(drawn)[1:]]
     print("seconds from a part's manifest to the screen:", *(f"{one:.2f}" for one in took))
