@@ -126,6 +126,11 @@ def parity(
             step = max(1, LOGITS[loaded.device.type] // loaded.head.weight.shape[0])
             for some, other in zip(ours.split(step), theirs.split(step), strict=True):
                 mine, right = loaded.head(some).float(), own.get_output_embeddings()(other).float()
+                if not (mine.isfinite().all() and right.isfinite().all()):
+                    raise UserError(
+                        f"Expected finite logits from {loaded.name} to compare, got NaN or infinity in {loaded.dtype}: "
+                        "check the model's weights."
+                    )
                 error, largest = max(error, float((mine - right).abs().max())), max(largest, float(right.abs().max()))
                 same += float((mine.argmax(1) == right.argmax(1)).sum())
         rows += len(row_of)

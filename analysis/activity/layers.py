@@ -20,6 +20,7 @@ from twell.analysis.summaries.derived import moments
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
+from twell.workbench.run.uncounted import is_nowhere_finite, no_counted_token
 
 QUANTILES = {"p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 DEAD_BOUND = 3.0  # with no firing in N tokens, 3/N is the 95 % upper bound of a neuron's density (rule of three)
@@ -44,8 +45,8 @@ def counted(summaries: Summaries, flagged: bool = False) -> dict[str, NDArray]:
     rows = _rows(summaries)
     used = slice(None) if flagged else ~rows["flagged"]
     layer, nnz, tokens = (rows[name][used] for name in ("layer", "nnz", "tokens"))
-    if not len(layer):
-        raise Missing(f"{summaries.run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
+    if not len(layer) or (rows["flagged"].all() and is_nowhere_finite(summaries.run)):
+        raise no_counted_token(summaries.run)
     if flagged:  # a count may stand there twice: of flagged tokens and of the others
         size = int(nnz.max()) + 1
         both, place = np.unique((layer + np.int64(1)) * size + nnz, return_inverse=True)

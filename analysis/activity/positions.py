@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from twell.analysis.activity.layers import layer_moments
 from twell.analysis.statistics import mean_error, t_half
 from twell.analysis.summaries.read import Summaries, open_summaries
-from twell.workbench.errors import Missing, UserError
+from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
+from twell.workbench.run.uncounted import is_nowhere_finite, no_counted_token
 
 SUMS = ["tokens", "nnz_sum", "nnz_square"]
 NOTE = "position 0 stands apart and is counted though it is flagged; flagged tokens after it are left out"
@@ -85,8 +86,8 @@ def position_blocks(run: Run, blocks: int | Sequence[int] = 24, flagged: bool = 
 def _position_totals(summaries: Summaries, flagged: bool, total: bool = False) -> dict[str, NDArray]:
     """Return sums of tokens, nnz and its square by position and layer; with `total` those of the sum over layers."""
     rows = summaries.columns("positions", "layer", "flagged", "position", *SUMS)
-    if not flagged and rows["flagged"].all():
-        raise Missing(f"{summaries.run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
+    if rows["flagged"].all() and (not flagged or is_nowhere_finite(summaries.run)):
+        raise no_counted_token(summaries.run)
     kept = np.flatnonzero(((rows["layer"] < 0) == total) & (flagged | ~rows["flagged"]))
     size = summaries.run.layers + 1
     place = rows["position"][kept].astype(np.int64) * size + rows["layer"][kept]

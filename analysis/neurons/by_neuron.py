@@ -20,9 +20,10 @@ from pandas.api.extensions import ExtensionArray
 from twell.analysis.activity.layers import unflagged_tokens
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.tokens.by_token import token_text
-from twell.workbench.errors import Missing, UserError
+from twell.workbench.errors import UserError
 from twell.workbench.run.schema import NEVER_SEQUENCE, NEVER_TOKEN_MAX, NEVER_TOKEN_MIN, VALUE_SCALE
 from twell.workbench.run.store import Run
+from twell.workbench.run.uncounted import no_counted_token
 
 NEVER: dict[str, float] = {
     "fires": 0,
@@ -46,7 +47,7 @@ def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
     summaries = open_summaries(run)
     tokens = unflagged_tokens(summaries)
     if not tokens:
-        raise Missing(f"{run.name} holds no unflagged token, and neurons are counted over those alone.")
+        raise no_counted_token(run)
     layers = range(run.layers) if layer is None else range(layer, layer + 1)
     rows = _every(summaries, layers)
     fires = rows["fires"]

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import DEAD_BOUND, unflagged_tokens
 from twell.analysis.summaries.read import Summaries, open_summaries
-from twell.workbench.errors import Missing, UserError
+from twell.workbench.errors import UserError
 from twell.workbench.run.schema import NEVER_SEQUENCE
 from twell.workbench.run.store import Run
+from twell.workbench.run.uncounted import no_counted_token
 
 BUSIEST = (0.01, 0.05, 0.10, 0.20)
 
@@ -27,7 +28,7 @@ def _table(summaries: Summaries, column: str, never: int) -> NDArray:
     """Return a column of the summary `neurons` as an array [layers, d_ff]."""
     run, rows = summaries.run, summaries.columns("neurons", "layer", "neuron", column)
     if not unflagged_tokens(summaries):
-        raise Missing(f"{run.name} holds no unflagged token, and neurons are counted over those alone.")
+        raise no_counted_token(run)
     found = np.full((run.layers, run.d_ff), never, dtype=np.int64)
     found[rows["layer"], rows["neuron"]] = rows[column]
     return found

@@ -24,6 +24,7 @@ from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import PREFILL
 from twell.workbench.run.store import Run
+from twell.workbench.run.uncounted import is_nowhere_finite, no_counted_token
 
 REFERENCE = "the reference kernel is an oracle, not a fast kernel: no speedup is claimed from it"
 EXACT_BELOW = 12
@@ -77,6 +78,8 @@ def speedup(run: Run) -> pd.DataFrame:
     timed, kernels = rows["layer"].to_numpy(), rows["kernel"].to_numpy(object)
     nnz = _means(timed, rows["nnz_mean"].to_numpy(float), run.layers)[layers]
     repeats = np.bincount(place)
+    if not np.nan_to_num(nnz).any() and is_nowhere_finite(run):  # rows of NaN fire nothing, and so cost nothing
+        raise no_counted_token(run)
     if np.isnan(nnz).any():
         nnz = np.where(np.isnan(nnz), layer_moments(open_summaries(run))[0][layers], nnz)
     columns: dict[str, Any] = {"layer": layers.astype(timed.dtype), "nnz_mean": nnz}

@@ -27,6 +27,7 @@ from twell.analysis.summaries.read import EARLIER, Summaries, open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.store import Run
+from twell.workbench.run.uncounted import no_counted_token
 
 PRIOR_SEQUENCES = 10  # what the common variance of z counts for, beside a token's own
 Rank = Literal["z", "z_position"]
@@ -52,6 +53,8 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     They take the layers' means and sds as known. Missing where no token occurs that often.
     """
     rows = token_totals(open_summaries(run, scored=True), flagged)
+    if not len(rows["tokens"]):
+        raise no_counted_token(run)
     often = rows["tokens"] >= min_count
     if not often.any():
         most = int(rows["tokens"].max(initial=0))

@@ -21,9 +21,9 @@ from twell.analysis.statistics import distinct, ratio_error, t_half
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.summaries.token_class import CLASSES, class_number
 from twell.analysis.tokens.by_token import token_text, token_totals, z_variances
-from twell.workbench.errors import Missing
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.store import Run
+from twell.workbench.run.uncounted import no_counted_token
 
 OFTEN = 20  # occurrences from which a token's z counts in an effect
 
@@ -39,7 +39,7 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     summaries = open_summaries(run, scored=True)
     rows = token_totals(summaries, flagged)
     if not len(rows["tokens"]):
-        raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
+        raise no_counted_token(run)
     kinds = _kinds(summaries, rows["token_id"])
     number, place = distinct(kinds)
     found = _rows(run, rows, [CLASSES[kind].as_py() for kind in number.tolist()], place)

@@ -25,6 +25,7 @@ from twell.analysis.tokens.text_around import sides, token_windows
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
+from twell.workbench.run.uncounted import no_counted_token
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
@@ -58,7 +59,7 @@ def loudest(
     summaries = open_summaries(run)
     found = _places(summaries, None, limit, order, flagged)
     if found.empty:
-        raise Missing(f"{run.name} holds no unflagged token: ask for flagged=True to see those it holds.")
+        raise no_counted_token(run)
     return _dressed(summaries, found, width, flagged, {"order": order})
 
 

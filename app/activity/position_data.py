@@ -20,7 +20,12 @@ def panels(run: Run) -> pd.DataFrame:
     (95 % interval, relative); position_from, position_to; layer_mean (past the first position); relative (mean over
     layer_mean); position (geometric mean of the bin's); fit (the fitted exponential, relative; NaN where it is none;
     not there where the run is too short for a fit)."""
-    bins = binned(analysis.by_position(run))
+    positions = analysis.by_position(run)
+    if positions["first"].all():
+        raise Missing(
+            f"{run.name} holds no unflagged token past the first of a sequence: there is no mean to relate to."
+        )
+    bins = binned(positions)
     try:
         return _with_fit(bins, analysis.position_fit(run))
     except Missing:

@@ -6,8 +6,9 @@ bytes of copy and of disk. Sums stay on the device until their part of the run c
 is a prompt, which the model continues (`generate.py`).
 
 Ctrl-C and SIGTERM stop at the end of a window, within a few batches: what was counted is kept, and the run is marked
-`interrupted`. The same happens when text cannot be read further. After a full disk or a killed process the parts that
-are whole remain. `--resume` continues such a run; it costs tokenising once more what was read.
+`interrupted`. The same happens when text cannot be read further. A run in which no token could be counted is kept, and
+ends with a sentence and exit code 2. After a full disk or a killed process the parts that are whole remain. `--resume`
+continues such a run; it costs tokenising once more what was read.
 
     twell capture builtin:demo --text builtin:passages --out runs/passages
 """
@@ -31,6 +32,7 @@ from twell.workbench.models.load import LoadedModel, load
 from twell.workbench.options import CaptureOptions, check_bounds
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.uncounted import counts_no_token, no_counted_token
 from twell.workbench.run.writer import RunWriter, refuse_existing
 from twell.workbench.text.batches import Batch
 from twell.workbench.text.sources import Source, open_sources
@@ -151,6 +153,8 @@ def _record(
         raise ranks.lost_error(run.manifest)
     if interrupt.requested:
         raise KeyboardInterrupt
+    if recorder.nnz_mean is None and ranks.rank == 0 and counts_no_token(run):
+        raise no_counted_token(run)
     return run
 
 

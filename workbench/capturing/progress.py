@@ -99,15 +99,17 @@ def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> st
     )
 
 
-def outcome(run: Run, nnz_mean: float) -> str:
-    """Return one line on what was recorded and where it is."""
+def outcome(run: Run, nnz_mean: float | None) -> str:
+    """Return one line on what was recorded and where it is. nnz_mean: None where no token was counted."""
     manifest = run.manifest
     loss = "" if manifest.loss is None else f", loss {manifest.loss:.3f} nats"
     state = "" if manifest.status == COMPLETE else f" ({manifest.status})"
     rate = manifest.tokens / max(manifest.seconds, 1e-9)
+    counts = "no token counted" if nnz_mean is None else f"mean nnz {nnz_mean:.1f} of {run.d_ff:,}"
+    sparsity = "" if nnz_mean is None else f" (sparsity {1 - nnz_mean / run.d_ff:.2%})"
     return (
         f"{run.path}{state}: {manifest.tokens:,} tokens in {manifest.seconds:.1f} s ({rate:,.0f} tokens/s), "
-        f"mean nnz {nnz_mean:.1f} of {run.d_ff:,} (sparsity {1 - nnz_mean / run.d_ff:.2%}){loss}."
+        f"{counts}{sparsity}{loss}."
     )
 
 
@@ -138,8 +140,9 @@ class Bar:
         if self._progress is not None:
             self._progress.stop()
 
-    def advance(self, tokens: int, nnz_mean: float) -> None:
-        """Show `tokens` more tokens, and the run's mean nnz so far."""
+    def advance(self, tokens: int, nnz_mean: float | None) -> None:
+        """Show `tokens` more tokens, and the run's mean nnz so far; None until a token is counted."""
+        mean = "no token counted" if nnz_mean is None else f"mean nnz {nnz_mean:.1f}"
         self._done += tokens
         now = time.monotonic()
         if self._before is None:
@@ -149,12 +152,12 @@ class Bar:
             if self._progress is not None:
                 self._progress.reset(self._task, completed=self._done)
         if self._progress is not None:
-            self._progress.update(self._task, completed=self._done, description=f"mean nnz {nnz_mean:.1f}")
+            self._progress.update(self._task, completed=self._done, description=mean)
         elif self._done > self._before and now - self._printed >= LINE_SECONDS:
             self._printed = now
             rate = (self._done - self._before) / (now - self._began)
             left = f", about {max(0, (self._total or 0) - self._done) / rate:,.0f} s left" if self._total else ""
-            self._console.print(f"{self._done:,} tokens, {rate:,.0f} tokens/s{left}, mean nnz {nnz_mean:.1f}")
+            self._console.print(f"{self._done:,} tokens, {rate:,.0f} tokens/s{left}, {mean}")
 
 
 class _Rate(ProgressColumn):

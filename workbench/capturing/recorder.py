@@ -73,9 +73,9 @@ class Recorder:
         self._lacks_vocabulary = writer.first and not manifest.parts
 
     @property
-    def nnz_mean(self) -> float:
-        """The mean nnz over the run's unflagged tokens so far and all layers."""
-        return self._nnz_sum / max(1, self._unflagged * self.loaded.layers)
+    def nnz_mean(self) -> float | None:
+        """The mean nnz over the run's unflagged tokens so far and all layers; None while there is none."""
+        return self._nnz_sum / (self._unflagged * self.loaded.layers) if self._unflagged else None
 
     def _restore_means(self, run: Run) -> None:
         """Add the tokens of a resumed run to nnz_mean."""

@@ -1,0 +1,102 @@
+"""Captures in which no token can be counted: said in one sentence, with exit code 2, the run kept. Cost: 10 s."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from twell.workbench.capturing.progress import outcome
+from twell.workbench.cli import main
+from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.uncounted import counts_no_token, is_nowhere_finite
+
+Capture = Callable[..., tuple[Run, str, str]]
+
+
+@pytest.fixture
+def overflowing(tiny: Path, tmp_path: Path) -> Path:
+    """A model of huge but finite weights, whose gates overflow at every token."""
+    folder = Path(shutil.copytree(tiny, tmp_path / "overflowing"))
+    path = folder / "model.safetensors"
+    stored = load_file(path)
+    huge = {name: tensor.sign() * 3e38 for name, tensor in stored.items() if "gate_proj" in name}
+    save_file(stored | huge, path, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Capture:
+    """Run `twell capture`; give the run that is there afterwards, the output and the sentence of the refusal."""
+
+    def run(model: Path, text: Path | str, *options: str, out: str = "run") -> tuple[Run, str, str]:
+        words = ["capture", str(model), "--text", str(text), "--out", str(tmp_path / out), "--device", "cpu", *options]
+        monkeypatch.setattr(sys, "argv", ["twell", *words])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        output, error = capsys.readouterr()
+        assert stopped.value.code == 2
+        assert error.count("\n") == 1, error
+        return open_run(tmp_path / out), output, error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--probes", "counts", "--no-loss"), ("--generate", "3", "--seq-len", "16"), ("--batch-tokens", "64")],
+)
+def test_a_model_whose_values_overflow(
+    options: tuple[str, ...], overflowing: Path, texts: tuple[str, ...], captured: Capture
+) -> None:
+    run, output, error = captured(overflowing, texts[0], *options)
+    assert "no token counted" in output
+    assert "%" not in output + error
+    tokens = run.manifest.tokens
+    assert f"at {tokens} of its {tokens} tokens an FFN had values that are not finite" in error
+    assert run.manifest.status == "complete"
+    assert counts_no_token(run) and is_nowhere_finite(run)
+    assert run.damaged() == []
+
+
+def test_sequences_of_one_token(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], captured: Capture, save_tokenizer: Callable[..., Any]
+) -> None:
+    """By --seq-len, and as a text of them for a tokenizer that puts nothing before each."""
+    run, output, error = captured(tiny, texts[0], "--seq-len", "1")
+    assert "no token counted" in output and "%" not in output + error
+    assert f"each of its {run.manifest.tokens} tokens is special or the first of its sequence" in error
+    assert counts_no_token(run) and not is_nowhere_finite(run)
+    bare = Path(shutil.copytree(tiny, tmp_path / "bare"))
+    stored = json.loads((bare / "tokenizer.json").read_text(encoding="utf-8"))
+    (bare / "tokenizer.json").write_text(json.dumps(stored | {"post_processor": None}), encoding="utf-8")
+    letters = tmp_path / "letters.jsonl"
+    letters.write_text("".join(json.dumps({"text": letter}) + "\n" for letter in "abcdefgh"))
+    run, output, error = captured(bare, letters, out="letters")
+    assert run.manifest.tokens == run.manifest.sequences == 8
+    assert "no token counted" in output and "each of its 8 tokens is special or the first" in error
+
+
+def test_a_run_that_counts_some_tokens_is_no_such_run(
+    run_capture: Callable[..., Run], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
+) -> None:
+    run = run_capture(tiny, tmp_path / "run", texts[:1])
+    assert not counts_no_token(run) and not is_nowhere_finite(run)
+    assert "mean nnz 26.4 of 264 (sparsity 90.00%)" in outcome(run, 26.4)
+
+
+def test_verify_refuses_logits_that_are_not_finite(
+    overflowing: Path, texts: tuple[str, ...], captured: Capture, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    run, _, _ = captured(overflowing, texts[0])
+    monkeypatch.setattr(sys, "argv", ["twell", "verify", str(run.path), "--model", str(overflowing)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert "Expected finite logits from overflowing to compare, got NaN or infinity" in capsys.readouterr().err

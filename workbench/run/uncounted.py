@@ -1,0 +1,51 @@
+"""Say why a run in which no token is counted has no statistics.
+
+Statistics are over tokens without a flag. A model whose values overflow, or a text of single tokens, gives a run in
+which every token has one: there is no mean over none, and no sparsity. Cost: reading the column of flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from twell.workbench.errors import Missing
+from twell.workbench.run.schema import FLAG_NOT_FINITE
+from twell.workbench.run.store import Run
+
+
+def no_counted_token(run: Run) -> Missing:
+    """Return the error for a run whose tokens all have a flag: one sentence that says which, and what to do."""
+    nonfinite = _count(run, lambda flags: flags & FLAG_NOT_FINITE != 0)
+    if nonfinite:
+        others = run.manifest.tokens - nonfinite
+        rest = f", and the other {others:,} are special or the first of their sequence" if others else ""
+        return Missing(
+            f"{run.name} holds no unflagged token, and so no sparsity: at {nonfinite:,} of its "
+            f"{run.manifest.tokens:,} tokens an FFN had values that are not finite (NaN or infinity) in "
+            f"{run.manifest.dtype}{rest}; check the model's weights, or use a dtype with a wider range."
+        )
+    return Missing(
+        f"{run.name} holds no unflagged token, and so no sparsity: each of its {run.manifest.tokens:,} tokens is "
+        "special or the first of its sequence; ask for flagged=True to see those it holds, or capture longer texts "
+        "with a greater --seq-len."
+    )
+
+
+def counts_no_token(run: Run) -> bool:
+    """Return whether every token of a run is known to have a flag; False for a run without rows of single tokens."""
+    return run.has("activity") and _count(run, lambda flags: flags == 0) == 0
+
+
+def is_nowhere_finite(run: Run) -> bool:
+    """Return whether the FFNs of a run had values that are not finite at every token; False if the run cannot tell."""
+    tokens = run.manifest.tokens
+    return tokens > 0 and _count(run, lambda flags: flags & FLAG_NOT_FINITE != 0) == tokens
+
+
+def _count(run: Run, condition: Callable[[np.ndarray], np.ndarray]) -> int:
+    """Return how many tokens have flags that meet a condition; 0 for a run without rows of single tokens."""
+    if not run.has("activity"):
+        return 0
+    return sum(int(condition(piece["flags"].to_numpy()).sum()) for piece in run.pieces("activity", ["flags"]))
