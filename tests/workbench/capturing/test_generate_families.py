@@ -105,14 +105,14 @@ def test_counts_on_the_input_that_each_layer_had(
     folder = make_model(tmp_path / "model", intermediate_size=768)
     ends_with(folder, 2)
     loaded = load(str(folder), device=device, dtype=dtype)
-    found, hear = {phase: Counts(loaded) for phase in (PREFILL, DECODE)}, Passes._hear
+    found, on_stats = {phase: Counts(loaded) for phase in (PREFILL, DECODE)}, Passes._on_stats
 
     def counting(self: Passes, layer: int, x: torch.Tensor, stats: Any) -> None:
         phase = PREFILL if len(self.passes) == 1 else DECODE
         found[phase].on_layer(self.passes[-1].real.flatten().nonzero().squeeze(1), layer, x, stats)
-        hear(self, layer, x, stats)
+        on_stats(self, layer, x, stats)
 
-    monkeypatch.setattr(Passes, "_hear", counting)
+    monkeypatch.setattr(Passes, "_on_stats", counting)
     given: dict[str, Any] = GIVEN | {"timings": 0, "device": device, "examples": 1, "fired": "all"}
     options = CaptureOptions(model=str(folder), text=texts, out=tmp_path / "run", **given)
     run = record(loaded, options, [Source(name) for name in texts])
