@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from twell.analysis.activity.layers import band_sums
 from twell.analysis.statistics import band, distinct, jackknife_error, t_half
 from twell.analysis.summaries.read import open_summaries
-from twell.workbench.errors import Missing
+from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
 LEAST_BANDS = 8
@@ -110,11 +110,17 @@ def _bands(run: Run, rows: dict[str, NDArray], places: dict[str, NDArray]) -> Ba
     n, y = np.zeros((2, run.layers + 1, len(replicates), len(numbers)))
     place = (rows["layer"], replicate, here)
     n[place], y[place] = rows["tokens"], rows["nnz_sum"]
-    spot = places["layer"] % (run.layers + 1) * len(numbers) + np.searchsorted(numbers, band(places["position"]))
+    bands = band(places["position"])
+    spot = places["layer"] % (run.layers + 1) * len(numbers) + np.searchsorted(numbers, bands)
     tokens, position, square = (
-        np.bincount(spot, weights, minlength=n[:, 0].size).reshape(n[:, 0].shape)
+        np.bincount(spot, weights, minlength=n[:, 0].size)[: n[:, 0].size].reshape(n[:, 0].shape)
         for weights in (places["tokens"], places["tokens"] * places["position"], places["nnz_square"])
     )
+    if not (np.isin(bands, numbers).all() and (tokens > 0).all()):
+        raise UserError(
+            f"Expected tokens in each layer and band of positions in the summaries of {run.path}, got a band without "
+            "any: remove their folder to have them made anew, or copy a run without rows again."
+        )
     mean = y.sum(axis=1) / tokens
     variance = np.maximum(square / tokens - mean**2, 0)
     variance = np.maximum(variance, variance.mean(axis=1, keepdims=True) * 1e-3 + 1e-12)  # where all counts agree
@@ -174,11 +180,11 @@ def _search(bands: Bands, shape: Shape, least: float, most: float) -> Curves:
     rates, step = np.broadcast_to(np.linspace(low, high, GRID), (len(bands.mean), GRID)), (high - low) / (GRID - 1)
     x = shape(bands.position, rates[:1, :, None])
     layer = np.arange(len(rates))
-    while True:
+    while True:  # 14 turns: step is finite, as positions are
         a, b, left = _linear(bands, x)
         best = left.argmin(axis=1)
         rate = rates[layer, best]
-        if step < CLOSE:
+        if not step >= CLOSE:
             break
         rates = np.clip(rate[:, None] + np.linspace(-step, step, FINER), low, high)
         step *= 2 / (FINER - 1)

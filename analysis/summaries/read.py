@@ -30,6 +30,7 @@ from twell.workbench.errors import Missing
 from twell.workbench.run.part_files import open_part
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
+from twell.workbench.run.summary_bounds import check_keys
 
 DECODED = 12  # choices of columns cached as arrays, of one run or several: 50 MB of a long run with many layers
 EARLIER = "its summaries are of an earlier revision: summarise the run it was copied from and copy it again"
@@ -86,12 +87,14 @@ class Summaries:
         return int(metadata[b"words"]), int(metadata[b"least"])
 
     def file(self, name: str) -> Path:
-        """Return the file of a summary."""
+        """Return the file of a summary. UserError where it holds a key that no row of the run can have."""
         if SUMMARIES.tables[name].needs_means and not self.scored:
             raise ValueError(f"expected summaries opened with scored=True to read {name}")
         path = self.run.summary_path(name)
         if not path.exists():
             raise Missing(f"{self.run.name} holds no {name}: {_reason(self.run, name)}.")
+        now = path.stat()
+        _checked(path, (now.st_ino, now.st_size, now.st_mtime_ns), name, self.run.layers, self.run.d_ff)
         return path
 
 
@@ -100,6 +103,12 @@ def _columns(summaries: Summaries, name: str, *names: str) -> dict[str, NDArray]
     path = summaries.file(name)
     now = path.stat()
     return dict(_decoded(path, (now.st_ino, now.st_size, now.st_mtime_ns), names))
+
+
+@lru_cache(maxsize=1024)
+def _checked(path: Path, version: tuple[int, ...], name: str, layers: int, d_ff: int) -> None:
+    """Check the keys of a file once; `version` tells it from what stood under the same name before."""
+    check_keys(path, name, layers, d_ff)
 
 
 @lru_cache(maxsize=DECODED)

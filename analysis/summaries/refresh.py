@@ -41,6 +41,7 @@ from twell.analysis.summaries.built import (
 )
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
+from twell.workbench.run.manifest_checks import is_within
 from twell.workbench.run.part_files import read_part
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run, copy_without_activity, open_run
@@ -105,7 +106,11 @@ def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb", scored: b
 
 @contextmanager
 def _locked(run: Run) -> Iterator[None]:
-    """Let one process build at a time, where the system has file locks."""
+    """Let one process build at a time, where the system has file locks. UserError where summaries are a link."""
+    if not is_within(folder(run), run.path):
+        raise UserError(
+            f"Expected summaries in the run's own folder {folder(run)}, got a link to elsewhere: remove the link."
+        )
     try:
         folder(run).mkdir(parents=True, exist_ok=True)
         lock = open(run.path / "summary" / ".lock", "w")  # noqa: SIM115 - held open for as long as the lock

@@ -55,7 +55,8 @@ class ResumePoint:
     def resume_manifest(self, planned: Manifest) -> Manifest:
         """Return the run's manifest, set to `recording` again.
 
-        planned: the manifest that a new run would begin with. Raises UserError where the two record different things.
+        planned: the manifest that a new run would begin with. Raises UserError where the two record different things,
+        and where a part is damaged.
         """
         recorded = self.run.manifest
         if recorded.summary_only:
@@ -66,6 +67,11 @@ class ResumePoint:
             raise UserError(
                 f"Expected to go on with {self.run.path} as it began, got another {name} "
                 f"({now!r} now, {before!r} then): give what was given then, or choose another --out."
+            )
+        if damaged := self.run.damaged():
+            raise UserError(
+                f"Expected every part of {self.run.path} as it was recorded, but {damaged[0].rstrip('.')}: copy it "
+                "again from where it was recorded, or choose another --out."
             )
         recorded.status = RECORDING
         return recorded

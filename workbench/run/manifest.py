@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from twell.workbench.errors import UserError
+from twell.workbench.run import manifest_checks as checks
 from twell.workbench.run.schema import SCHEMA_VERSION
 
 FILE = "run.json"
@@ -105,7 +106,8 @@ class Manifest:
 def read(folder: Path) -> Manifest:
     """Read the manifest of a run folder.
 
-    Raises UserError where there is none, where it is cut short, or where it was written by a newer version.
+    Raises UserError where there is none, where it is cut short or written by a newer version, and where it names
+    files elsewhere or numbers that no run has.
     """
     path = folder / FILE
     try:
@@ -129,6 +131,7 @@ def read(folder: Path) -> Manifest:
         )
     for migrate in MIGRATIONS[version - 1 :]:
         data = migrate(data)
+    checks.check_numbers(path, data)
     known = {f.name for f in fields(Manifest)}
     try:
         manifest = Manifest(**{key: value for key, value in data.items() if key in known})
@@ -138,6 +141,7 @@ def read(folder: Path) -> Manifest:
             f"Expected a complete manifest at {path}, got one that lacks fields ({error}): "
             "copy the run again from where it was recorded."
         ) from None
+    checks.check_files(folder, [part.file for part in manifest.parts])
     return manifest
 
 

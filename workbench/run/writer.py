@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from twell.workbench.errors import UserError
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import Manifest, Part
+from twell.workbench.run.manifest_checks import is_within
 from twell.workbench.run.parquet_part import GROUP, GrowingFile, disk_error
 from twell.workbench.run.rank_share import RankShare
 from twell.workbench.run.schema import TABLES, expand
@@ -208,11 +210,17 @@ class RunWriter:
             raise disk_error(self.folder / manifests.FILE, error) from error
 
     def _remove_strays(self) -> None:
+        """Remove files of tables that the manifest does not list. UserError for a table's folder that is a link."""
         listed, folder = {self.folder / part.file for part in self.manifest.parts}, self.folder
-        paths = (path for name in TABLES for path in [*(folder / name).glob("*"), *folder.glob(f"{name}.parquet*")])
-        for path in paths:
-            if path not in listed and self._share.written(path):
-                path.unlink()
+        for name in TABLES:
+            if not is_within(folder / name, folder):
+                raise UserError(
+                    f"Expected files of the run itself in {folder / name}, got a link to elsewhere: put the folder in "
+                    "its place, or choose another --out."
+                )
+            for path in [*(folder / name).glob("*"), *folder.glob(f"{name}.parquet*")]:
+                if path not in listed and self._share.written(path) and not path.is_dir():
+                    path.unlink()
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:

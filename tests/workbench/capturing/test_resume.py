@@ -254,6 +254,20 @@ def test_a_run_folder_that_cannot_be_read(begun: CaptureOptions) -> None:
     assert capture(begun).manifest.status == "complete"
 
 
+@pytest.mark.parametrize("harm", ["cut", "missing", "empty"])
+@pytest.mark.parametrize("table", ["activity", "neurons"])
+def test_a_damaged_part_is_named(begun: CaptureOptions, table: str, harm: str) -> None:
+    """Of rows that are read again and of sums that are not: both would be in the run that goes on."""
+    part = next(part for part in open_run(begun.out).manifest.parts if part.table == table)
+    path = begun.out / part.file
+    whole = path.read_bytes()
+    path.unlink() if harm == "missing" else path.write_bytes(whole[: len(whole) // 2 if harm == "cut" else 0])
+    says = f"{part.file} is missing" if harm == "missing" else f"{part.file} differs from its checksum"
+    refused(begun, says, "copy it again from where it was recorded")
+    path.write_bytes(whole)
+    assert capture(begun).manifest.status == "complete"
+
+
 def test_a_text_that_ends_too_soon(begun: CaptureOptions) -> None:
     first = Path(begun.text[0])
     text = first.read_text(encoding="utf-8")
