@@ -23,6 +23,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from twell.analysis.engines.summary_bounds import check_keys
 from twell.analysis.memo import memoized
 from twell.analysis.summaries.built import damage, growing, read_built
 from twell.analysis.summaries.refresh import ensure
@@ -30,7 +31,6 @@ from twell.workbench.errors import Missing
 from twell.workbench.run.part_files import open_part
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
-from twell.workbench.run.summary_bounds import check_keys
 
 DECODED = 12  # choices of columns cached as arrays, of one run or several: 50 MB of a long run with many layers
 EARLIER = "its summaries are of an earlier revision: summarise the run it was copied from and copy it again"
