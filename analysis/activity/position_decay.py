@@ -82,7 +82,7 @@ def position_fit(run: Run) -> pd.DataFrame:
     rows = band_sums(summaries)
     places = summaries.columns("positions", "layer", "flagged", "position", "tokens", "nnz_sum", "nnz_square")
     layer, later = places["layer"], ~places["flagged"] & (places["position"] > 0)
-    first = ~places["flagged"] & (places["position"] == 0)
+    first = ~places["flagged"] & (places["position"] == 0) & (places["tokens"] > 0)
     start = np.full(run.layers + 1, np.nan)
     start[layer[first]] = places["nnz_sum"][first] / places["tokens"][first]  # layer -1 is the last
     tokens = int(places["tokens"][later & (layer == -1)].sum())
