@@ -1,4 +1,4 @@
-"""The op with gradients refuses bad input in one sentence, before anything runs; the backend it chooses has a reason."""
+"""The op with gradients refuses bad input in one sentence before anything runs; the backend chosen has a reason."""
 
 from __future__ import annotations
 
