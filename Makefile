@@ -9,11 +9,12 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Of the 18 000 modules that are installed a part is imported, and compiled as it is: not all of them beforehand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick check lint docs sanitize built-for-gpu wheel clean help
+.PHONY: demo test quick check lint fuzz docs sanitize built-for-gpu wheel clean help
 help:
 	@echo "make demo    set up, capture the bundled model on the bundled text, open the dashboard"
 	@echo "make test    set up and run every check"
 	@echo "make quick   lint, types, and the tests that a change breaks most often: before each commit"
+	@echo "make fuzz    thousands of damaged runs, and of each other subject of tests/support/fuzz"
 	@echo "make sanitize    the GPU tests under compute-sanitizer, on a machine with a Hopper GPU"
 	@echo "make docs    write data/BENCHMARKS.md and data/CLAIMS.md anew from the recorded run"
 	@echo "make clean   remove the environment and what was built"
@@ -42,6 +43,14 @@ check: lint
 lint: $(VENV)/.test .ns/twell
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+
+# Seeded fuzzers: a subject is a module of tests/support/fuzz. Failures are run again by number: --only N --seed SEED.
+FUZZED ?= damage
+CASES  ?= 2000
+SEED   ?= 0
+fuzz: $(VENV)/.test
+	@for subject in $(FUZZED); do PYTHONPATH=tests $(BIN)/python -m support.fuzz $$subject --cases $(CASES) --seed $(SEED) \
+		|| failed=1; done; exit $${failed:-0}
 
 # A tool and a file of tests at a time, or some at once: make -j8 sanitize. racecheck takes seconds a call, so it watches
 # as many calls of each test as take WATCH seconds each in the mean (SEED draws others), and all `calls`, one of every path.
