@@ -118,3 +118,23 @@ UNION_COUNTS = (
     Column("neurons", "int32", "neurons", "different neurons fired in the block"),
     Column("blocks", "int64", "", "blocks with that many"),
 )
+
+TRAINING_STEPS = (
+    Column("step", "int64", "steps", "optimizer steps done so far"),
+    Column("tokens", "int64", "tokens", "tokens trained on so far"),
+    Column("seconds", "float64", "s", "time of the training loop so far, without compilation"),
+    Column("tokens_per_second", "float64", "tokens/s", "training speed since the row before"),
+    Column("total_steps", "int64", "steps", "planned length of the training; null if not yet known", True),
+    Column("loss", "float64", "nats", "mean cross-entropy of the training tokens, without the L1 term"),
+    Column("heldout_loss", "float64", "nats", "mean cross-entropy of the first 131 072 held-out tokens", True),
+    Column("l1", "float64", "", "L1 term before its coefficient: mean over layers and tokens of Σ|hidden|"),
+    Column("l1_coefficient", "float64", "", "coefficient of the L1 term in the loss", True),
+    Column("rate", "float64", "", "learning rate"),
+    Column("gradient_norm", "float64", "", "mean norm of the gradient before clipping", True),
+    Column("peak_bytes", "int64", "bytes", "greatest memory of the device in use since the row before", True),
+    Column("sparse_layers", "int32", "layers", "layers whose FFN ran by sparse kernels at this row", True),
+    Column("dense_step", "float64", "µs", "one step with every FFN dense, timed beside sparse_step", True),
+    Column("sparse_step", "float64", "µs", "the same step with the sparse layers by sparse kernels", True),
+    Column("nnz", "float64", "neurons", "mean number of FFN neurons that a token fires in layer LL", per_layer=True),
+    Column("dead", "float64", "share", "neurons of layer LL that fired on no token of these steps", per_layer=True),
+)

@@ -79,6 +79,7 @@ class Manifest:
     loss_tokens: int = 0
     parity: dict[str, Any] | None = None
     overhead: dict[str, Any] | None = None
+    training: dict[str, Any] | None = None  # of a training: recipe, corpus, and once complete what was measured
     ranks: list[dict[str, Any]] = field(
         default_factory=list
     )  # each process's share of the above, where several captured together

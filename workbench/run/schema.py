@@ -18,18 +18,17 @@ from twell.workbench.run.columns import (
     SEQUENCE,
     TILE_COUNTS,
     TOKEN_ID,
+    TRAINING_STEPS,
     UNION_COUNTS,
     Column,
     Table,
 )
-from twell.workbench.run.summary_schema import SUMMARIES, SummarySchema, SummaryTable
+from twell.workbench.run.summary_schema import SUMMARIES
 
 __all__ = [
     "SUMMARIES",
     "TABLES",
     "Column",
-    "SummarySchema",
-    "SummaryTable",
     "Table",
     "dictionary",
     "expand",
@@ -239,8 +238,16 @@ BENCH = Table(
     single_file=True,
 )
 
+TRAINING = Table(
+    "training",
+    "some optimizer steps of a training; means are over the steps since the row before",
+    TRAINING_STEPS,
+    adds_up=False,
+    whole=True,
+)
+
 TABLES: dict[str, Table] = {
-    t.name: t for t in (ACTIVITY, NEURONS, SEQUENCES, TIMINGS, VOCAB, TILES, UNIONS, EXAMPLES, FIRED, BENCH)
+    t.name: t for t in (ACTIVITY, NEURONS, SEQUENCES, TIMINGS, VOCAB, TILES, UNIONS, EXAMPLES, FIRED, BENCH, TRAINING)
 }
 
 
@@ -264,8 +271,9 @@ def expand(table: Table, layers: int, d_ff: int, used: bool = False) -> list[Col
     columns: list[Column] = []
     for column in table.columns:
         if column.per_layer:
-            names = nnz_columns(layers, column.name) if used or column.name == "nnz" else []
-            columns += [Column(name, nnz_type(d_ff), column.unit, column.meaning) for name in names]
+            names = nnz_columns(layers, column.name) if used or column.name != "used" else []
+            kind = nnz_type(d_ff) if column.type == "uint16" else column.type
+            columns += [replace(column, name=name, type=kind, per_layer=False) for name in names]
         elif column.type == "list<uint16>":
             columns.append(replace(column, type=f"list<{nnz_type(d_ff)}>"))
         else:
