@@ -1,7 +1,7 @@
-"""What `twell bench` measured, as the Kernels page wants it: times of whole FFNs, and where sparse stops to pay.
+"""The tables behind the Kernels page's figures of `twell bench`: times of whole FFNs, and where they break even.
 
-A run's `bench` table has one figure a row. Here a row is one operation in one case, with the dense time of the same
-case beside it. Cost: milliseconds.
+The `bench` table of a run has one figure a row. Here a row is one operation in one case, with its speedup over the
+dense operation of the same case. Cost: milliseconds.
 """
 
 from __future__ import annotations
@@ -11,97 +11,109 @@ import pandas as pd
 
 from twell.workbench.run.store import Run
 
-SETTING = ["ffn", "rows", "dtype", "weights", "device"]
+SETTING = ["ffn", "rows", "dtype", "weights", "device"]  # times are compared only if all of these are equal
 CASE = ["case", *SETTING]
 BASELINES = {"ffn_dense": "dense", "ffn_compiled": "dense (compiled)", "ffn_fused": "dense (gate and up fused)"}
 PROBES = {"ffn_counts": "counting", "ffn_neurons": "neuron sums", "ffn_packed": "TwELL handed out"}
-MADE = ("even", "heavy", "dense")
-PARTS = ("gate", "up_down")  # of a kernel's FFN
-IN_PARTS = "ffn_parts"  # their sum, in the place of an FFN
+SYNTHETIC_INPUTS = ("even", "heavy", "dense")
+STAGES = ("gate", "up_down")  # a kernel's FFN in two operations
+STAGES_SUMMED = "ffn_stages"  # stands in for an FFN that was timed stage by stage only
 
 
-def measured(run: Run) -> pd.DataFrame:
-    """A row an operation and case, of those that are a whole FFN; where a kernel ran its parts alone (recorded patterns
-    of many rows), these added up. Columns: case, input, layer, ffn, rows, dtype,
-    weights, device; what (dense, …, or the kernel with what was special about it); sparse (a kernel, no
-    probe); nnz_mean; us, low, high (µs: median, least and greatest turn); times (dense time / its own); error_max;
-    repeats."""
-    table = run.frame("bench")
-    table = table[table["d_ff"] == run.d_ff]  # a bench of another width may have joined
-    took = table[table["metric"] == "microseconds"]
-    found = took[took["op"].str.startswith("ffn_")]
-    found = pd.concat([found, _in_parts(took)], ignore_index=True)
-    dense = found[found["op"] == "ffn_dense"].groupby(CASE)["value"].median()
-    found["times"] = dense.reindex(pd.MultiIndex.from_frame(found[CASE])).to_numpy() / found["value"]
+def ffn_times(run: Run) -> pd.DataFrame:
+    """Return the time of each whole FFN in each case, one row an operation and case.
+
+    Where a kernel was timed stage by stage only (recorded patterns of many rows), its row is the sum of the stages.
+
+    Args:
+        run: a run with a `bench` table. Cases of another FFN width than the run's are left out.
+
+    Returns:
+        Columns: case, input, layer, ffn, rows, dtype, weights, device; operation (dense, …, or the kernel and its
+        variant); sparse (whether it is a kernel without a probe, the reference excepted); nnz_mean (neurons); us, low,
+        high (µs: median, shortest and longest repeat); speedup (dense time over this time); error_max (relative);
+        repeats.
+    """
+    bench = run.frame("bench")
+    bench = bench[bench["d_ff"] == run.d_ff]
+    timings = bench[bench["metric"] == "microseconds"]
+    ffns = pd.concat([timings[timings["op"].str.startswith("ffn_")], _summed_stages(timings)], ignore_index=True)
+    dense_us = ffns[ffns["op"] == "ffn_dense"].groupby(CASE)["value"].median()
+    ffns["speedup"] = dense_us.reindex(pd.MultiIndex.from_frame(ffns[CASE])).to_numpy() / ffns["value"]
     keys = [*CASE, "kernel", "op", "compression"]
-    error = table[table["metric"] == "error_max"].drop_duplicates(keys).set_index(keys)["value"]
-    found["error_max"] = error.reindex(pd.MultiIndex.from_frame(found[keys])).to_numpy()
-    settled = [*SETTING, "kernel"]  # a kernel's compression is named where it was timed at several in one setting
-    several = found.groupby(settled)["compression"].transform("nunique") > 1
-    found["what"] = [
-        _named(row.op, row.kernel, row.compression * more)
-        for row, more in zip(found.itertuples(), several, strict=True)
+    errors = bench[bench["metric"] == "error_max"].drop_duplicates(keys).set_index(keys)["value"]
+    ffns["error_max"] = errors.reindex(pd.MultiIndex.from_frame(ffns[keys])).to_numpy()
+    # A kernel's name carries its compression only if one setting has the kernel at several compressions.
+    ambiguous = ffns.groupby([*SETTING, "kernel"])["compression"].transform("nunique") > 1
+    ffns["operation"] = [
+        _operation_name(row.op, row.kernel, row.compression if is_ambiguous else 0)
+        for row, is_ambiguous in zip(ffns.itertuples(), ambiguous, strict=True)
     ]
-    found["sparse"] = found["op"].isin(("ffn_sparse", IN_PARTS)) & (found["kernel"] != "reference")
-    names = "case input layer ffn rows dtype weights device what sparse nnz_mean us low high times error_max repeats"
-    return found.rename(columns={"value": "us"})[names.split()]
+    ffns["sparse"] = ffns["op"].isin(("ffn_sparse", STAGES_SUMMED)) & (ffns["kernel"] != "reference")
+    columns = "case input layer ffn rows dtype weights device operation sparse nnz_mean us low high speedup error_max"
+    return ffns.rename(columns={"value": "us"})[[*columns.split(), "repeats"]]
 
 
-def _in_parts(took: pd.DataFrame) -> pd.DataFrame:
-    """The parts of each kernel's FFN added up, in the cases that it ran no whole one of."""
+def _summed_stages(timings: pd.DataFrame) -> pd.DataFrame:
+    """Return, for each case and kernel that was timed stage by stage only, one row with the sum of its stages."""
     keys = [*CASE, "kernel", "compression"]
-    parts = took[took["op"].isin(PARTS) & (took["kernel"] != "torch")]
-    whole = pd.MultiIndex.from_frame(took.loc[took["op"] == "ffn_sparse", keys])
-    parts = parts[~pd.MultiIndex.from_frame(parts[keys]).isin(whole)]
-    parts = parts[parts.groupby(keys)["op"].transform("nunique") == len(PARTS)]
+    stages = timings[timings["op"].isin(STAGES) & (timings["kernel"] != "torch")]
+    timed_whole = pd.MultiIndex.from_frame(timings.loc[timings["op"] == "ffn_sparse", keys])
+    stages = stages[~pd.MultiIndex.from_frame(stages[keys]).isin(timed_whole)]
+    stages = stages[stages.groupby(keys)["op"].transform("nunique") == len(STAGES)]
     sums = {"value": "sum", "low": "sum", "high": "sum", "repeats": "min"}
-    kept = {name: "first" for name in ("input", "layer", "nnz_mean")}
-    return parts.groupby(keys, sort=False, as_index=False).agg(sums | kept).assign(op=IN_PARTS)
+    constants = {name: "first" for name in ("input", "layer", "nnz_mean")}
+    return stages.groupby(keys, sort=False, as_index=False).agg(sums | constants).assign(op=STAGES_SUMMED)
 
 
-def _named(op: str, kernel: str, compression: int) -> str:
+def _operation_name(op: str, kernel: str, compression: int) -> str:
+    """Return an operation's name in the legend; `compression` is 0 if the name leaves it out."""
     if op in BASELINES:
         return BASELINES[op]
     name = f"{kernel} kernel" + (f", compression {compression}" if compression else "")
-    if op == IN_PARTS:
+    if op == STAGES_SUMMED:
         return f"{name} (gate product, then up and down)"
     return f"{name}, {PROBES[op]}" if op in PROBES else name
 
 
-def settings(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The rows by what cases have to share to be compared, under its name; the one of most cases comes first, of equals
-    the one measured last."""
+def by_setting(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the rows of `ffn_times` by setting, under the setting's name: the one with most cases first; of those with
+    equally many, the one measured last."""
     groups = {}
-    several = frame["ffn"].nunique() > 1
-    for (ffn, rows, dtype, weights, device), part in frame.groupby(SETTING, sort=False):
-        groups[f"{rows} rows, {dtype}, {weights} weights, {device}" + (f", {ffn} FFN" if several else "")] = part
+    name_ffn = frame["ffn"].nunique() > 1
+    for (ffn, rows, dtype, weights, device), group in frame.groupby(SETTING, sort=False):
+        groups[f"{rows} rows, {dtype}, {weights} weights, {device}" + (f", {ffn} FFN" if name_ffn else "")] = group
     return dict(sorted(reversed(groups.items()), key=lambda group: -group[1]["case"].nunique()))
 
 
 def of_setting(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The rows of one of the settings."""
-    return settings(frame)[name]
+    """Return the rows of `ffn_times` in one setting, named as in `by_setting`."""
+    return by_setting(frame)[name]
 
 
-def on_text(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a model's layers: those on text, or where there are none, on whatever they were timed on."""
+def layer_cases(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `ffn_times` about the model's layers: those on text if there are any, otherwise all."""
     layers = frame[frame["layer"] >= 0]
-    texts = layers[layers["input"] == "text"]
-    return texts if len(texts) else layers
+    on_text = layers[layers["input"] == "text"]
+    return on_text if len(on_text) else layers
 
 
-def made_up(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows on made-up inputs."""
-    return frame[frame["input"].isin(MADE)]
+def synthetic_cases(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `ffn_times` on synthetic inputs."""
+    return frame[frame["input"].isin(SYNTHETIC_INPUTS)]
 
 
-def equal_at(part: pd.DataFrame) -> float | None:
-    """The nnz at which one kernel takes as long as dense, between two cases of made-up inputs that were measured on
-    either side of it (linear in time); None where it is faster, or slower, in all of them."""
-    made = part[part["input"].isin(MADE)].sort_values("nnz_mean")
-    nnz, ratio = made["nnz_mean"].to_numpy(float), 1 / made["times"].to_numpy(float)
-    crossed = np.flatnonzero((ratio[:-1] < 1) & (ratio[1:] >= 1))
-    if not len(crossed):
+def break_even_nnz(frame: pd.DataFrame) -> float | None:
+    """Return the nnz, in neurons, at which one kernel takes as long as dense; None if no two cases lie on either side.
+
+    Args:
+        frame: the rows of one kernel in one setting (`ffn_times`). Only those on synthetic inputs are used; between
+            the two neighbouring cases the ratio of times is taken as linear in nnz.
+    """
+    cases = synthetic_cases(frame).sort_values("nnz_mean")
+    nnz, ratio = cases["nnz_mean"].to_numpy(float), 1 / cases["speedup"].to_numpy(float)
+    crossings = np.flatnonzero((ratio[:-1] < 1) & (ratio[1:] >= 1))
+    if not len(crossings):
         return None
-    k = int(crossed[-1])
+    k = int(crossings[-1])
     return float(nnz[k] + (1 - ratio[k]) / (ratio[k + 1] - ratio[k]) * (nnz[k + 1] - nnz[k]))

@@ -1,4 +1,4 @@
-"""The figures of what `twell bench` measured: every FFN by layer, and speed against nnz on made-up inputs."""
+"""The figures of `twell bench`: the time of every FFN by layer, and speedup against nnz on synthetic inputs."""
 
 from __future__ import annotations
 
@@ -8,101 +8,116 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from twell.app.speed.timing_figures import height, time_unit
+from twell.app.speed.timing_figures import figure_height, time_unit
 from twell.app.ui.figures.plot_style import finish, layer_axis, log_ticks, whiskers
 from twell.app.ui.formatting import times
 from twell.app.ui.theme import AMBER, BLUE, GREY
 
 FAINT = "rgba(139, 149, 161, 0.45)"
 OPEN = {"size": 11, "line": {"width": 2}}
-LOOKS: dict[str, dict[str, Any]] = {
+BASELINE_MARKERS: dict[str, dict[str, Any]] = {
     "dense": {"color": GREY, "symbol": "circle-open", **OPEN},
     "dense (compiled)": {"color": GREY, "symbol": "square-open", **OPEN},
     "dense (gate and up fused)": {"color": GREY, "symbol": "diamond-open", **OPEN},
 }
-REFERENCE = {"color": GREY, "symbol": "x-thin-open", **OPEN}
-KERNELS = ({"color": BLUE, "size": 9}, {"color": AMBER, "size": 9}, {"color": BLUE, "size": 9, "symbol": "diamond"})
+REFERENCE_MARKER = {"color": GREY, "symbol": "x-thin-open", **OPEN}
+KERNEL_MARKERS = (
+    {"color": BLUE, "size": 9},
+    {"color": AMBER, "size": 9},
+    {"color": BLUE, "size": 9, "symbol": "diamond"},
+)
+LEGEND_ABOVE = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"}
 
 
-def looks(names: list[str]) -> dict[str, dict[str, Any]]:
-    """A marker for everything that was timed."""
-    free = iter(KERNELS * 8)
-    return {name: LOOKS.get(name) or (REFERENCE if name.startswith("reference") else next(free)) for name in names}
+def markers(operations: list[str]) -> dict[str, dict[str, Any]]:
+    """Return a plotly marker for each operation, by its name."""
+    unused = iter(KERNEL_MARKERS * 8)
+    return {
+        name: BASELINE_MARKERS.get(name) or (REFERENCE_MARKER if name.startswith("reference") else next(unused))
+        for name in operations
+    }
 
 
-def by_layer(frame: pd.DataFrame) -> go.Figure:
-    """A dot an operation in every layer, with the span of its turns; at the right, dense over the fastest kernel."""
+def time_by_layer(frame: pd.DataFrame) -> go.Figure:
+    """Return a dot an operation and layer with its time, and a line from its shortest to its longest repeat.
+
+    Args:
+        frame: the rows of `ffn_times` about layers, in one setting. The speedup of the layer's fastest kernel stands
+            at the right.
+    """
     layers = sorted(int(layer) for layer in frame["layer"].unique())
     unit, scale = time_unit(float(frame["us"].max()))
     figure = go.Figure()
-    for what, marker in looks(list(dict.fromkeys(frame["what"]))).items():
-        part = frame[frame["what"] == what]
+    for operation, marker in markers(list(dict.fromkeys(frame["operation"]))).items():
+        rows = frame[frame["operation"] == operation]
         figure.add_scatter(
-            x=part["us"] * scale,
-            y=part["layer"],
+            x=rows["us"] * scale,
+            y=rows["layer"],
             mode="markers",
             marker=marker,
-            name=what,
+            name=operation,
             error_x=whiskers(
-                part["low"].fillna(part["us"]) * scale,
-                part["us"] * scale,
-                part["high"].fillna(part["us"]) * scale,
+                rows["low"].fillna(rows["us"]) * scale,
+                rows["us"] * scale,
+                rows["high"].fillna(rows["us"]) * scale,
                 thickness=1,
                 color=FAINT,
             ),
-            customdata=part[["times", "nnz_mean", "repeats"]],
-            hovertemplate=f"layer %{{y:.0f}}, {what}: %{{x:,.4g}} {unit}, %{{customdata[0]:.3g}} × dense<br>"
-            "mean nnz %{customdata[1]:.3g}, %{customdata[2]} turns<extra></extra>",
+            customdata=rows[["speedup", "nnz_mean", "repeats"]],
+            hovertemplate=f"layer %{{y:.0f}}, {operation}: %{{x:,.4g}} {unit}, %{{customdata[0]:.3g}} × dense<br>"
+            "mean nnz %{customdata[1]:.3g}, repeats: %{customdata[2]}<extra></extra>",
         )
-    finish(figure, height(len(layers)) + 60, right=76, left=44, top=80)
-    figure.update_layout(showlegend=True, legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"})
+    finish(figure, figure_height(len(layers)) + 60, right=76, left=44, top=80)
+    figure.update_layout(showlegend=True, legend=LEGEND_ABOVE)
     layer_axis(figure, layers)
-    best = frame[frame["sparse"]].groupby("layer")["times"].max()
-    beside = {"xref": "paper", "x": 1, "xshift": 8, "xanchor": "left", "showarrow": False, "font": {"size": 12}}
-    figure.update_layout(annotations=[{**beside, "text": times(gain), "y": layer} for layer, gain in best.items()])
+    best = frame[frame["sparse"]].groupby("layer")["speedup"].max()
+    at_right = {"xref": "paper", "x": 1, "xshift": 8, "xanchor": "left", "showarrow": False, "font": {"size": 12}}
+    figure.update_layout(annotations=[{**at_right, "text": times(gain), "y": layer} for layer, gain in best.items()])
     low, high = float(frame["us"].min()) * scale, float(frame["us"].max()) * scale
-    if high > 20 * low:
-        ticks, text = log_ticks(low, high)
-        figure.update_xaxes(type="log", tickvals=ticks, ticktext=text)
-    figure.update_xaxes(
-        title=f"{unit} per call: median, lines from the least to the greatest turn", range=_span(low, high)
-    )
+    is_log = high > 20 * low
+    if is_log:
+        ticks, labels = log_ticks(low, high)
+        figure.update_xaxes(type="log", tickvals=ticks, ticktext=labels)
+    # The axis covers the medians only: a repeat that another program disturbed may lie far outside.
+    limits = [math.log10(low / 1.2), math.log10(high * 1.2)] if is_log else [0, high * 1.25]
+    figure.update_xaxes(title=f"{unit} per call: median; line from shortest to longest repeat", range=limits)
     return figure
 
 
-def _span(low: float, high: float) -> list[float]:
-    """The axis, over the medians: turns that something disturbed run out of it."""
-    return [math.log10(low / 1.2), math.log10(high * 1.2)] if high > 20 * low else [0, high * 1.25]
+def speed_by_nnz(frame: pd.DataFrame, height: int) -> go.Figure:
+    """Return speedup over dense against the mean nnz of synthetic inputs, a line a kernel and kind of input.
 
-
-def by_nnz(frame: pd.DataFrame, tall: int) -> go.Figure:
-    """Dense over sparse time against the nnz of made-up inputs, a line a kernel; `tall` pixels."""
+    Args:
+        frame: the rows of `ffn_times` on synthetic inputs, in one setting.
+        height: in pixels.
+    """
     figure = go.Figure()
     frame = frame[frame["nnz_mean"] > 0].sort_values("nnz_mean")
-    frame = frame.assign(heavy=frame["input"] == "heavy")  # with all neurons firing, rows are even
-    for what, marker in looks(list(dict.fromkeys(frame["what"]))).items():
-        for heavy, part in frame[frame["what"] == what].groupby("heavy"):
-            name = f"{what}, heavy-tailed rows" if heavy else f"{what}, even rows"
+    # The input "dense" (every neuron fires) belongs to the even rows: all of its rows have the same nnz.
+    frame = frame.assign(is_heavy=frame["input"] == "heavy")
+    for operation, marker in markers(list(dict.fromkeys(frame["operation"]))).items():
+        for is_heavy, rows in frame[frame["operation"] == operation].groupby("is_heavy"):
+            name = f"{operation}, heavy-tailed rows" if is_heavy else f"{operation}, even rows"
             figure.add_scatter(
-                x=part["nnz_mean"],
-                y=part["times"],
+                x=rows["nnz_mean"],
+                y=rows["speedup"],
                 mode="lines+markers",
-                line={"color": marker["color"], "width": 1.4, "dash": "dot" if heavy else "solid"},
+                line={"color": marker["color"], "width": 1.4, "dash": "dot" if is_heavy else "solid"},
                 marker=marker,
                 name=name,
                 hovertemplate=f"{name}: nnz %{{x:.4g}}, %{{y:.3g}} × dense<extra></extra>",
             )
-    finish(figure, tall, top=80)
-    figure.update_layout(showlegend=True, legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"})
+    finish(figure, height, top=80)
+    figure.update_layout(showlegend=True, legend=LEGEND_ABOVE)
     figure.add_hline(y=1, line={"color": GREY, "width": 1, "dash": "dot"})
     low, high = float(frame["nnz_mean"].min()), float(frame["nnz_mean"].max())
-    ticks, text = log_ticks(low / 1.3, high * 1.3)
+    ticks, labels = log_ticks(low / 1.3, high * 1.3)
     figure.update_xaxes(
         type="log",
         title="mean nnz, neurons",
         tickvals=ticks,
-        ticktext=text,
+        ticktext=labels,
         range=[math.log10(low / 1.3), math.log10(high * 1.3)],
     )
-    figure.update_yaxes(title="speedup, × dense", range=[0, max(1.15, float(frame["times"].max()) * 1.1)])
+    figure.update_yaxes(title="speedup, × dense", range=[0, max(1.15, float(frame["speedup"].max()) * 1.1)])
     return figure

@@ -1,88 +1,108 @@
-"""What `twell bench` measured, on the Kernels page: it stands there as soon as a case is done."""
+"""The figures of `twell bench` on the Kernels page. They appear as soon as the first case is measured."""
 
 from __future__ import annotations
 
 import pandas as pd
 import streamlit as st
 
-from twell.app.speed.bench_data import equal_at, made_up, measured, of_setting, on_text, settings
-from twell.app.speed.bench_figures import by_layer, by_nnz
-from twell.app.speed.timing_figures import height
+from twell.app.speed.bench_data import (
+    break_even_nnz,
+    by_setting,
+    ffn_times,
+    layer_cases,
+    of_setting,
+    synthetic_cases,
+)
+from twell.app.speed.bench_figures import speed_by_nnz, time_by_layer
+from twell.app.speed.timing_figures import figure_height
 from twell.app.ui import widgets
-from twell.app.ui.formatting import number, percent, times, whole
+from twell.app.ui.formatting import number, percent, plural, times, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import one_of, url_param
 from twell.workbench.run.store import Run
 
 
-def bench(run: Run) -> None:
-    """Every FFN that was timed, by layer and by nnz; nothing where none was."""
+def draw_bench(run: Run) -> None:
+    """Draw the times of every FFN by layer and by nnz; nothing if the run has no benchmark."""
     if not run.has("bench"):
         return
-    groups = settings(fetch(run, measured))
+    groups = by_setting(fetch(run, ffn_times))
     if not groups:
         return
     names = list(groups)
-    name = names[0]
+    setting = names[0]
     if len(names) > 1:
-        tie = url_param("setting", name, one_of(names))
-        name = str(st.selectbox("Measured with", names, width=420, **tie))
-    part = query(run, measured).then(of_setting, name)
-    of_layers, of_made = part.then(on_text), part.then(made_up)
-    layers, made = of_layers.frame, of_made.frame
-    sparse = made[made["sparse"]]
-    curve = sparse["nnz_mean"].nunique() > 1
-    if len(layers) and curve:
+        setting = str(st.selectbox("Measured with", names, width=420, **url_param("setting", setting, one_of(names))))
+    result = query(run, ffn_times).then(of_setting, setting)
+    layer_result, synthetic_result = result.then(layer_cases), result.then(synthetic_cases)
+    layers, synthetic = layer_result.frame, synthetic_result.frame
+    sparse = synthetic[synthetic["sparse"]]
+    has_curve = sparse["nnz_mean"].nunique() > 1
+    if len(layers) and has_curve:
         with st.container(key="pair-bench"):
             left, right = st.columns(2, gap="large")
     else:
         left = right = st.container()
-    tall = height(layers["layer"].nunique()) + 60
     if len(layers):
         with left:
-            where = "Recorded patterns. " if (layers["input"] == "patterns").all() else ""
-            widgets.heading("Measured side by side", f"{where}{sums(layers)} {name}; {turns(layers)}.", of_layers)
-            widgets.draw(by_layer(layers), "bench-layers", "Time of each FFN operation by layer")
-    if curve:
+            source = "Recorded activation patterns. " if (layers["input"] == "patterns").all() else ""
+            caption = f"{source}{total_speedups(layers)} {setting}; {repeats(layers)}."
+            widgets.heading("Measured side by side", caption, layer_result)
+            widgets.draw(time_by_layer(layers), "bench-layers", "Time of each FFN operation by layer")
+    if has_curve:
+        height = min(figure_height(layers["layer"].nunique()) + 60, 440)
         with right:
-            said = f"Dense time over sparse time on synthetic inputs, {name}. {even_at(run, sparse)}"
-            widgets.heading("Where it breaks even", said, of_made)
-            widgets.draw(by_nnz(sparse, min(tall, 440)), "bench-nnz", "Speed against dense by nnz on synthetic inputs")
+            caption = f"Dense time / sparse time on synthetic inputs, {setting}. {break_even_sentences(run, sparse)}"
+            widgets.heading("Where it breaks even", caption, synthetic_result)
+            widgets.draw(speed_by_nnz(sparse, height), "bench-nnz", "Speedup over dense by nnz on synthetic inputs")
 
 
-def sums(layers: pd.DataFrame) -> str:
-    """Each operation over the layers that have it and dense, against dense, in a sentence."""
-    said, every = [], layers["layer"].nunique()
-    for what, part in layers[layers["what"] != "dense"].groupby("what", sort=False):
-        dense, has = (part["us"] * part["times"]).sum(), part["layer"].nunique()
-        some = "" if has == every else f" (over the {whole(has)} where it was timed)"
-        said.append(f"{what} {times(dense / part['us'].sum())}{some}")
-    if not said:
+def total_speedups(layers: pd.DataFrame) -> str:
+    """Return a sentence with each operation's speedup over dense, summed over the layers that have both.
+
+    Args:
+        layers: rows of `ffn_times` about layers, in one setting.
+    """
+    speedups, layer_count = [], layers["layer"].nunique()
+    for operation, rows in layers[layers["operation"] != "dense"].groupby("operation", sort=False):
+        dense_us, timed_count = (rows["us"] * rows["speedup"]).sum(), rows["layer"].nunique()
+        subset = "" if timed_count == layer_count else f" (over the {plural(timed_count, 'layer')} where it was timed)"
+        speedups.append(f"{operation} {times(dense_us / rows['us'].sum())}{subset}")
+    if not speedups:
         return "Only dense was timed."
-    return f"{whole(every)} layers together, against dense: {', '.join(said)}."
+    return f"Speedup over dense in {plural(layer_count, 'layer')} together: {', '.join(speedups)}."
 
 
-def turns(frame: pd.DataFrame) -> str:
-    """How often each was timed."""
+def repeats(frame: pd.DataFrame) -> str:
+    """Return how often each operation was timed, as a clause."""
     low, high = int(frame["repeats"].min()), int(frame["repeats"].max())
-    return f"medians of {low if low == high else f'{low} to {high}'} turns, alternating on the same input"
+    count = plural(low, "repeat") if low == high else f"{low} to {high} repeats"
+    return f"medians of {count}, operations alternating on the same input"
 
 
-def even_at(run: Run, sparse: pd.DataFrame) -> str:
-    """The sparsity at which each kernel takes as long as dense, in a sentence; of even rows if any, the harder."""
-    said = []
+def break_even_sentences(run: Run, sparse: pd.DataFrame) -> str:
+    """Return a sentence for each kernel with the sparsity at which it takes as long as dense.
+
+    Args:
+        run: the run, whose FFN width turns nnz into sparsity.
+        sparse: rows of `ffn_times` on synthetic inputs, of kernels alone. Heavy-tailed inputs are left out if there
+            are even ones, which are the harder case.
+    """
+    sentences = []
     if (sparse["input"] == "even").any():
         sparse = sparse[sparse["input"] != "heavy"]
-    for what, part in sparse.groupby("what", sort=False):
-        nnz = equal_at(part)
+    for operation, rows in sparse.groupby("operation", sort=False):
+        nnz = break_even_nnz(rows)
         if nnz is not None:
-            said.append(
-                f"The {what} and dense take equally long at about {number(nnz, 2)} of {whole(run.d_ff)} neurons, a "
+            sentences.append(
+                f"The {operation} takes as long as dense at about {number(nnz, 2)} of {whole(run.d_ff)} neurons, a "
                 f"sparsity of {percent(1 - nnz / run.d_ff)}."
             )
-        elif (part["times"] > 1).all():
-            most = float(part["nnz_mean"].max())
-            said.append(f"The {what} is faster at every nnz measured, up to {number(most)} of {whole(run.d_ff)}.")
+        elif (rows["speedup"] > 1).all():
+            highest = float(rows["nnz_mean"].max())
+            sentences.append(
+                f"The {operation} is faster at every nnz measured, up to {number(highest)} of {whole(run.d_ff)}."
+            )
         else:
-            said.append(f"The {what} is not faster throughout at the nnz measured.")
-    return " ".join(said)
+            sentences.append(f"The {operation} is not faster at every nnz measured.")
+    return " ".join(sentences)

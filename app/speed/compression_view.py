@@ -1,5 +1,4 @@
-"""Which compression to choose, on the Kernels page: what each costs in time, beside the rows that its slots do not
-hold."""
+"""The figure of compressions on the Kernels page: each one's time, and the share of rows that overflow its slots."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell import analysis
-from twell.app.speed.kernel_figures import by_compression
+from twell.app.speed.kernel_figures import compression_map
 from twell.app.speed.timing_figures import time_unit
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, percent, plural, whole
@@ -15,79 +14,86 @@ from twell.app.ui.query import query
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-TOGETHER = ["rows", "dtype", "weights", "device"]  # what times have to share to be compared
-HOW = (
-    "To time the others, choose Compressions under Measure now, or run "
-    "twell bench MODEL --compression 4,8,16 --out RUN."
+SETTING = ["rows", "dtype", "weights", "device"]  # times are compared only if all of these are equal
+HOW_TO_TIME_MORE = (
+    "To time others, choose Compressions under Measure now, or run twell bench MODEL --compression 4,8,16 --out RUN."
 )
 
 
-def compressions(run: Run) -> None:
-    """Time by layer and compression with the fastest safe one marked; or, where one alone was timed, how to time more;
-    nothing where none was."""
+def draw_compressions(run: Run) -> None:
+    """Draw the time by layer and compression, the fastest safe one marked.
+
+    If only one compression was timed, say how to time more; if none was, draw nothing.
+    """
     try:
-        result = query(run, analysis.tile_settings).then(timed)
+        result = query(run, analysis.tile_settings).then(fastest_kernels)
         frame = result.frame
     except Missing:
         return
-    several = frame["compression"].nunique() > 1
-    name = "Fastest safe compression"
-    if not several:
-        only = int(frame["compression"].iloc[0])
-        holds = ", ".join(f"L{layer}" for layer in frame.loc[frame["safe"], "layer"])
+    title = "Fastest safe compression"
+    if frame["compression"].nunique() == 1:
+        safe = ", ".join(f"L{layer}" for layer in frame.loc[frame["safe"], "layer"])
         widgets.heading(
-            name,
-            f"Only compression {only} has been timed, so there is no choice yet. Its slots hold every row in "
-            f"{holds or 'no layer'}. {HOW}",
+            title,
+            f"Only compression {int(frame['compression'].iloc[0])} has been timed, so there is nothing to compare yet. "
+            f"Every row fits its slots in {safe or 'no layer'}. {HOW_TO_TIME_MORE}",
         )
         return
     first = frame.iloc[0]
-    unmarked = sorted(set(frame["layer"]) - set(frame.loc[frame["fastest"], "layer"]))
-    none = f" In {', '.join(f'L{layer}' for layer in unmarked)} no compression timed holds every row." * bool(unmarked)
+    unsafe = sorted(set(frame["layer"]) - set(frame.loc[frame["fastest"], "layer"]))
+    unsafe_layers = ", ".join(f"L{layer}" for layer in unsafe)
     widgets.heading(
-        name,
+        title,
         f"Time of the sparse FFN with the fastest kernel; {whole(first['rows'])} rows, {first['dtype']}, "
-        f"{first['weights']} weights, {first['device']}. ✓: the fastest compression whose slots hold every row "
-        f"of this input and of the run. In brackets: the share of rows that overflow; these are exact too.{none}",
+        f"{first['weights']} weights, {first['device']}. ✓ marks the fastest safe compression: every row of this input "
+        "and of the run fits its slots. In brackets: the share of rows that overflow. Their results are exact too."
+        + (f" No compression timed is safe in {unsafe_layers}." if unsafe else ""),
         result,
     )
     alt = f"Time by layer and compression, {plural(frame['layer'].nunique(), 'layer')}"
-    widgets.draw(settings_map(frame), "settings", alt)
+    widgets.draw(time_map(frame), "settings", alt)
 
 
-def timed(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a layer and compression, in the setting timed at most compressions: the layer's first case, and the
-    fastest kernel in it (the reference only where it is alone). Columns of tile_settings, `fastest` among these."""
+def fastest_kernels(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a layer and compression of `tile_settings`: the fastest kernel in the layer's first case.
+
+    The setting (rows, dtype, weights, device) is the one timed at most compressions. The reference kernel counts only
+    if no other was timed. Columns are those of `tile_settings`; `fastest` compares the rows returned.
+    """
     if (frame["kernel"] != "reference").any():
         frame = frame[frame["kernel"] != "reference"]
-    sizes = frame.groupby(TOGETHER).agg(c=("compression", "nunique"), layers=("layer", "nunique"))
-    best = sizes.sort_values(["c", "layers"], kind="stable").index[-1]
-    part = frame[(frame[TOGETHER] == list(best)).all(axis=1)]
-    part = part[part["case"] == part.groupby("layer")["case"].transform("first")]
-    part = part.loc[part.groupby(["layer", "compression"])["microseconds"].idxmin()].reset_index(drop=True)
-    safe = part[part["safe"]]
-    part["fastest"] = part.index.isin(safe.groupby("layer")["microseconds"].idxmin())
-    return part
+    sizes = frame.groupby(SETTING).agg(compressions=("compression", "nunique"), layers=("layer", "nunique"))
+    setting = sizes.sort_values(["compressions", "layers"], kind="stable").index[-1]
+    rows = frame[(frame[SETTING] == list(setting)).all(axis=1)]
+    rows = rows[rows["case"] == rows.groupby("layer")["case"].transform("first")]
+    rows = rows.loc[rows.groupby(["layer", "compression"])["microseconds"].idxmin()].reset_index(drop=True)
+    safe = rows[rows["safe"]]
+    rows["fastest"] = rows.index.isin(safe.groupby("layer")["microseconds"].idxmin())
+    return rows
 
 
-def settings_map(frame: pd.DataFrame) -> go.Figure:
-    """Times as shades, each layer's own least the faintest; a mark on the fastest safe one (timed)."""
+def time_map(frame: pd.DataFrame) -> go.Figure:
+    """Return a heat map of time by layer and compression, each cell shaded by its ratio to the layer's shortest time.
+
+    Args:
+        frame: the rows of `fastest_kernels`.
+    """
     unit, scale = time_unit(float(frame["microseconds"].max()))
-    table = frame.pivot(index="layer", columns="compression", values="microseconds")
-    words = frame.assign(
-        said=[
+    labels = frame.assign(
+        label=[
             ("✓ " * row.fastest)
             + f"{number(row.microseconds * scale)} {unit}"
-            + ("" if row.safe else f" ({past(row.past_share, row.rows_over_share)})")
+            + ("" if row.safe else f" ({overflow_share(row.past_share, row.rows_over_share)})")
             for row in frame.itertuples()
         ]
-    ).pivot(index="layer", columns="compression", values="said")
-    slower = table.div(table.min(axis=1), axis=0)
-    ends = (1, max(1.5, float(slower.max(axis=None))))
-    hover = "layer %{y:.0f}: %{text}, %{z:.3g} × its fastest<extra></extra>"
-    return by_compression(frame, slower, ends, words.fillna(""), hover)
+    ).pivot(index="layer", columns="compression", values="label")
+    us = frame.pivot(index="layer", columns="compression", values="microseconds")
+    slowdown = us.div(us.min(axis=1), axis=0)
+    limits = (1, max(1.5, float(slowdown.max(axis=None))))
+    hover = "layer %{y:.0f}: %{text}, %{z:.3g} × its shortest time<extra></extra>"
+    return compression_map(frame, slowdown, limits, labels.fillna(""), hover)
 
 
-def past(here: float, run: float) -> str:
-    """The share of rows past the slots, of the case that was timed or, where it has none, of the run."""
-    return percent(here) if here > 0 else f"{percent(run)} of the run"
+def overflow_share(case_share: float, run_share: float) -> str:
+    """Return the share (0 to 1) of rows that overflow as a percentage: the timed case's or, if that is 0, the run's."""
+    return percent(case_share) if case_share > 0 else f"{percent(run_share)} of the run"

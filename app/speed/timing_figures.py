@@ -1,4 +1,4 @@
-"""The figures of the Kernels page: time a layer, speedup against activity, timings over batches."""
+"""Figures of the Kernels page: time by layer, speedup against activity, times over the capture."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ from twell.workbench.run.schema import PREFILL
 from twell.workbench.run.store import Run
 
 
-def time_unit(most: float) -> tuple[str, float]:
-    """The unit that the longest of some times reads best in, and what a microsecond is in it."""
-    return ("µs", 1.0) if most < 10_000 else ("ms", 1e-3) if most < 10_000_000 else ("s", 1e-6)
+def time_unit(longest: float) -> tuple[str, float]:
+    """Return the unit for times of up to `longest` µs, and the factor that turns µs into it."""
+    return ("µs", 1.0) if longest < 10_000 else ("ms", 1e-3) if longest < 10_000_000 else ("s", 1e-6)
 
 
-def height(layers: int) -> int:
-    """Of both figures that stand side by side, in pixels."""
+def figure_height(layers: int) -> int:
+    """Return the height in pixels of a figure with a row for each of `layers` layers."""
     return 110 + max(20, min(34, 800 // max(layers, 1))) * max(layers, 6)
 
 
 def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
-    """Two dots a layer, dense and sparse, joined; with `ratios`, dense / sparse at the right."""
+    """Return the dense and the sparse time of each layer as two dots, joined by a line.
+
+    Args:
+        frame: the rows of `analysis.speedup`.
+        ratios: whether to write dense / sparse at the right of each layer.
+    """
     layers = [int(layer) for layer in frame["layer"]]
     unit, scale = time_unit(float(frame[["dense_us", "sparse_us"]].max().max()))
     frame = frame.assign(dense=frame["dense_us"] * scale, sparse=frame["sparse_us"] * scale)
@@ -40,11 +45,11 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
             hoverinfo="skip",
         )
     )
-    looks: dict[str, dict[str, Any]] = {
+    markers: dict[str, dict[str, Any]] = {
         "dense": {"color": GREY, "size": 12, "symbol": "circle-open", "line": {"width": 2}},
         "sparse": {"color": BLUE, "size": 8},
     }
-    for name, marker in looks.items():
+    for name, marker in markers.items():
         figure.add_scatter(
             x=frame[name],
             y=layers,
@@ -52,24 +57,22 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
             marker=marker,
             hovertemplate=f"layer %{{y:.0f}}, {name}: %{{x:,.4g}} {unit}<extra></extra>",
         )
-    high, low = (
-        float(edge) for edge in (frame[["dense", "sparse"]].max().max(), frame[["dense", "sparse"]].min().min())
-    )
-    log = high > 20 * max(low, 1e-9)
-    finish(figure, height(len(layers)), right=70 if ratios else 16, left=44, top=36)
+    all_times = frame[["dense", "sparse"]]
+    low, high = float(all_times.min().min()), float(all_times.max().max())
+    finish(figure, figure_height(len(layers)), right=70 if ratios else 16, left=44, top=36)
     layer_axis(figure, layers)
-    beside = {"xref": "paper", "xanchor": "left", "showarrow": False, "font": {"size": 12}}
+    style = {"xref": "paper", "xanchor": "left", "showarrow": False, "font": {"size": 12}}
     marks = (("○", GREY, "dense"), ("●", BLUE, "sparse"))
-    names = "   ".join(
+    legend = "   ".join(
         f'<span style="color:{color};font-size:15px">{sign}</span> {name}' for sign, color, name in marks
     )
-    notes = [{**beside, "text": names, "yref": "paper", "x": 0, "y": 1, "yshift": 22}]
+    notes = [{**style, "text": legend, "yref": "paper", "x": 0, "y": 1, "yshift": 22}]
     if ratios:
-        notes += [{**beside, "text": times(r.speedup), "x": 1, "xshift": 8, "y": r.layer} for r in frame.itertuples()]
+        notes += [{**style, "text": times(r.speedup), "x": 1, "xshift": 8, "y": r.layer} for r in frame.itertuples()]
     figure.update_layout(annotations=notes)
-    if log:
-        ticks, text = log_ticks(low, high)
-        figure.update_xaxes(type="log", tickvals=ticks, ticktext=text)
+    if high > 20 * max(low, 1e-9):
+        ticks, labels = log_ticks(low, high)
+        figure.update_xaxes(type="log", tickvals=ticks, ticktext=labels)
     else:
         figure.update_xaxes(range=[0, high * 1.06])
     figure.update_xaxes(title=f"{unit} per batch, median")
@@ -77,28 +80,34 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
 
 
 def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
-    """A dot a layer: mean nnz of the timed batches against dense time / sparse time."""
+    """Return a dot a layer: dense time / sparse time against the mean nnz of the timed batches.
+
+    Args:
+        speedup: the rows of `analysis.speedup`. Layers in which nothing fires are left out: the axis is logarithmic.
+    """
     frame = speedup[speedup["nnz_mean"] > 0].sort_values("nnz_mean")
-    names, few = layer_names(frame["layer"]), len(frame) <= 16
-    spread = math.log(frame["nnz_mean"].max() / frame["nnz_mean"].min() * 2)  # that the axis shows
-    near = np.log(frame["nnz_mean"]).diff() < 0.05 * spread
-    after = near.shift(-1, fill_value=False)
-    beside = frame["speedup"].groupby((~near).cumsum()).transform("mean")
-    below = frame["speedup"] < beside  # labels of close neighbours go to both sides, the slower one's under its dot
+    names = layer_names(frame["layer"])
+    axis_span = math.log(frame["nnz_mean"].max() / frame["nnz_mean"].min() * 2)
+    # Labels of close neighbours would overlap: the slower ones' go under their dots. With many layers they are hidden.
+    is_close = np.log(frame["nnz_mean"]).diff() < 0.05 * axis_span  # to the layer before it
+    is_alone = ~is_close & ~is_close.shift(-1, fill_value=False)
+    cluster_mean = frame["speedup"].groupby((~is_close).cumsum()).transform("mean")
+    label_below = frame["speedup"] < cluster_mean
+    show_all = len(frame) <= 16
     figure = go.Figure(
         go.Scatter(
             x=frame["nnz_mean"],
             y=frame["speedup"],
             mode="markers+text",
             marker={"color": BLUE, "size": 8},
-            text=[name if few or alone else "" for name, alone in zip(names, ~near & ~after, strict=True)],
+            text=[name if show_all or alone else "" for name, alone in zip(names, is_alone, strict=True)],
             customdata=names,
-            textposition=["bottom center" if b else "top center" for b in below],
+            textposition=["bottom center" if below else "top center" for below in label_below],
             textfont={"size": 11},
             hovertemplate="%{customdata}: mean nnz %{x:.3g}, %{y:.3g} × dense<extra></extra>",
         )
     )
-    finish(figure, min(height(len(frame)), 440), top=36)
+    finish(figure, min(figure_height(len(frame)), 440), top=36)
     figure.add_hline(y=1, line={"color": GREY, "width": 1, "dash": "dot"})
     figure.add_annotation(
         text="as fast as dense",
@@ -111,12 +120,12 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
         font={"size": 11, "color": GREY},
     )
     low, high = float(frame["nnz_mean"].min()), float(frame["nnz_mean"].max())
-    ticks, text = log_ticks(low / 1.4, high * 1.4)
+    ticks, labels = log_ticks(low / 1.4, high * 1.4)
     figure.update_xaxes(
         type="log",
         title="mean nnz of the timed batches, neurons",
         tickvals=ticks,
-        ticktext=text,
+        ticktext=labels,
         range=[math.log10(low / 1.4), math.log10(high * 1.4)],
     )
     figure.update_yaxes(title="speedup, × dense", range=[0, max(1.15, float(frame["speedup"].max()) * 1.15)])
@@ -124,8 +133,10 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
 
 
 def batch_times(run: Run) -> pd.DataFrame:
-    """Each layer's FFN in each timed batch, dense and sparse, prefill alone. Columns: batch, layer, op, tokens (of the
-    batch), microseconds, nnz_mean, kernel."""
+    """Return the dense and sparse times of each layer's FFN in each timed batch of the prefill phase.
+
+    Columns: batch; layer; op (ffn_dense, ffn_sparse); tokens (of the batch); microseconds; nnz_mean; kernel.
+    """
     rows = run.frame("timings")
     rows = rows[rows["op"].isin(["ffn_dense", "ffn_sparse"]) & (rows["layer"] >= 0) & (rows["phase"] == PREFILL)]
     rows = rows.sort_values(["batch", "layer", "op"], ignore_index=True)
@@ -133,50 +144,63 @@ def batch_times(run: Run) -> pd.DataFrame:
 
 
 def summed(frame: pd.DataFrame, layer: int | None = None) -> pd.DataFrame:
-    """Times (of batch_times) of one layer, or of all together: of the first time that each was timed, of the second,
-    and so on, as far as all were, brought to the largest of their batches. Columns: batch (the last of them); op
-    (dense, sparse); tokens; microseconds."""
-    part = frame if layer is None else frame[frame["layer"] == layer]
-    part = part.assign(turn=part.groupby(["layer", "op"]).cumcount())
-    most = part.groupby(["turn", "op"])["tokens"].transform("max")
-    part["microseconds"] *= most / part["tokens"].clip(lower=1)
-    turns = part.groupby(["turn", "op"], as_index=False)
-    sums = turns.agg(batch=("batch", "max"), tokens=("tokens", "max"), microseconds=("microseconds", "sum"))
-    whole = turns["layer"].nunique()["layer"] == part["layer"].nunique()
-    sums = sums[whole].drop(columns="turn")
+    """Return the rows of `batch_times` of one layer or, by default, summed over all layers.
+
+    Layers are timed in batches of their own. So the first timings of all layers are added up, then the second, and so
+    on until a layer has none left; each time is scaled, by the token, to the largest of the batches added up.
+
+    Args:
+        frame: the rows of `batch_times`.
+        layer: the layer; None for the sum over all layers.
+
+    Returns:
+        Columns: batch (the last one added up); op (dense, sparse); tokens; microseconds.
+    """
+    rows = frame if layer is None else frame[frame["layer"] == layer]
+    rows = rows.assign(round=rows.groupby(["layer", "op"]).cumcount())
+    largest = rows.groupby(["round", "op"])["tokens"].transform("max")
+    rows["microseconds"] *= largest / rows["tokens"].clip(lower=1)
+    rounds = rows.groupby(["round", "op"], as_index=False)
+    sums = rounds.agg(batch=("batch", "max"), tokens=("tokens", "max"), microseconds=("microseconds", "sum"))
+    is_complete = rounds["layer"].nunique()["layer"] == rows["layer"].nunique()
+    sums = sums[is_complete].drop(columns="round")
     return sums.assign(op=sums["op"].str.removeprefix("ffn_"))[["batch", "op", "tokens", "microseconds"]]
 
 
 def over_batches(timings: pd.DataFrame) -> go.Figure:
-    """Sparse and dense time a token by batch number; `timings` has batch, op, tokens, microseconds."""
+    """Return dense and sparse time per token against the batch number.
+
+    Args:
+        timings: the rows of `summed`.
+    """
     figure = go.Figure()
     timings = timings.assign(time=timings["microseconds"] / timings["tokens"].clip(lower=1))
     unit, scale = ("ns", 1e3) if float(timings["time"].max()) < 1 else time_unit(float(timings["time"].max()))
     timings["time"] *= scale
-    last, notes = timings["batch"].max(), []
+    last_batch, notes = timings["batch"].max(), []
     for op, color in (("dense", GREY), ("sparse", BLUE)):
-        part = timings[timings["op"] == op].sort_values("batch")
-        if not len(part):
+        rows = timings[timings["op"] == op].sort_values("batch")
+        if not len(rows):
             continue
         figure.add_scatter(
-            x=part["batch"],
-            y=part["time"],
+            x=rows["batch"],
+            y=rows["time"],
             mode="lines+markers",
             line={"color": color, "width": 1.5},
             marker={"size": 5},
-            customdata=part["tokens"],
+            customdata=rows["tokens"],
             hovertemplate=f"batch %{{x}}, %{{customdata:,}} tokens, {op}: %{{y:,.4g}} {unit} per token<extra></extra>",
         )
         note = {
             "text": f'<span style="color:{color}">{op}</span>',
-            "x": part["batch"].iloc[-1],
-            "y": part["time"].iloc[-1],
+            "x": rows["batch"].iloc[-1],
+            "y": rows["time"].iloc[-1],
             "xanchor": "left",
             "xshift": 8,
         }
         notes.append({**note, "showarrow": False, "font": {"size": 12}})
     finish(figure, 260, right=64)
     figure.update_layout(annotations=notes)
-    figure.update_xaxes(title="batch", range=[-0.5, float(np.nan_to_num(last)) * 1.02 + 0.5], showgrid=False)
+    figure.update_xaxes(title="batch", range=[-0.5, float(np.nan_to_num(last_batch)) * 1.02 + 0.5], showgrid=False)
     figure.update_yaxes(title=f"{unit} per token", rangemode="tozero")
     return figure

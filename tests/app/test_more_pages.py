@@ -123,7 +123,7 @@ def test_kernels_offers_no_measurement_without_the_model(show: Show, runs: Path)
     assert "not on this machine, and nothing is downloaded" in shown
     two = r"[+−]\d\.\d\d"
     assert re.search(rf"Pearson {two} \(95{SPACE}% {two} to {two}\), Spearman {two};", shown)
-    assert "takes equally long" in shown or "take equally long" in shown
+    assert "puts the break-even at about" in shown
 
 
 def test_whole_words_and_classes_are_ranked_too(show: Show, runs: Path, made_run: Run) -> None:

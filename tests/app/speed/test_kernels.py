@@ -21,9 +21,9 @@ from support.rewritten import relisted
 from twell.analysis import tile_settings
 from twell.app.jobs.measure import SHARES, bench_arguments
 from twell.app.jobs.runner import CASE, JobRunner
-from twell.app.speed.bench_data import equal_at, measured, settings
-from twell.app.speed.bench_view import sums
-from twell.app.speed.compression_view import settings_map, timed
+from twell.app.speed.bench_data import break_even_nnz, by_setting, ffn_times
+from twell.app.speed.bench_view import total_speedups
+from twell.app.speed.compression_view import fastest_kernels, time_map
 from twell.app.speed.timing_figures import batch_times, over_batches, summed
 from twell.workbench.bench.table import Sheet
 from twell.workbench.options import BenchOptions
@@ -75,14 +75,14 @@ def benched(runs: Path, tmp_path: Path) -> Run:
 
 
 def test_times_stand_beside_the_dense_time_of_their_case(benched: Run) -> None:
-    groups = settings(measured(benched))
+    groups = by_setting(ffn_times(benched))
     assert [name.split(" rows")[0] for name in groups] == ["1024", "64"]  # most cases first
     frame = groups["1024 rows, float32, warm weights, made"]
     layers = frame[(frame["layer"] >= 0) & frame["sparse"]]
-    assert layers["times"].tolist() == [5.0, 4.0, 2.0]
+    assert layers["speedup"].tolist() == [5.0, 4.0, 2.0]
     assert layers["error_max"].tolist() == [2e-7] * 3
-    assert set(frame["what"]) == {"dense", "dense (gate and up fused)", "cpu kernel"}
-    assert (frame["times"] * frame["us"] == 500.0).all()
+    assert set(frame["operation"]) == {"dense", "dense (gate and up fused)", "cpu kernel"}
+    assert (frame["speedup"] * frame["us"] == 500.0).all()
 
 
 def test_a_kernel_that_ran_in_parts_alone_is_its_parts_added_up(benched: Run) -> None:
@@ -94,21 +94,21 @@ def test_a_kernel_that_ran_in_parts_alone_is_its_parts_added_up(benched: Run) ->
         dense = {"ffn_dense": 500.0, "gate": 55.0, "up_down": 440.0}  # parts of dense are not another way of it
         rows = [row(case, layer, op, "torch", us, **more) for op, us in dense.items()]
         sheet.add(rows + [row(case, layer, op, "cpu", took[op], **more, repeats=3 + len(op)) for op in ops])
-    frame = settings(measured(open_run(benched.path)))["4096 rows, float32, warm weights, made"]
+    frame = by_setting(ffn_times(open_run(benched.path)))["4096 rows, float32, warm weights, made"]
     sparse = frame[frame["sparse"]].set_index("case")
     assert sparse["us"].to_dict() == {"parts": 100.0, "both": 90.0}
     summed_up = sparse.loc["parts"]
-    assert summed_up[["times", "low", "high", "repeats"]].tolist() == [5.0, 90.0, 120.0, 7]
-    assert summed_up["what"] == "cpu kernel (gate product, then up and down)"
-    assert sparse.loc["both", "what"] == "cpu kernel"
-    assert sums(frame[frame["case"] == "half"]) == "Only dense was timed."
+    assert summed_up[["speedup", "low", "high", "repeats"]].tolist() == [5.0, 90.0, 120.0, 7]
+    assert summed_up["operation"] == "cpu kernel (gate product, then up and down)"
+    assert sparse.loc["both", "operation"] == "cpu kernel"
+    assert total_speedups(frame[frame["case"] == "half"]) == "Only dense was timed."
 
 
 def test_the_break_even_lies_between_the_cases_on_either_side(benched: Run) -> None:
-    frame = measured(benched)
+    frame = ffn_times(benched)
     sparse = frame[frame["sparse"] & (frame["rows"] == 1024) & (frame["input"] != "heavy")]
-    assert equal_at(sparse) == pytest.approx(100 + 100 * (500 - 400) / (700 - 400))
-    assert equal_at(sparse[sparse["nnz_mean"] <= 100]) is None
+    assert break_even_nnz(sparse) == pytest.approx(100 + 100 * (500 - 400) / (700 - 400))
+    assert break_even_nnz(sparse[sparse["nnz_mean"] <= 100]) is None
 
 
 def test_the_page_shows_what_was_measured(show: Show, benched: Run) -> None:
@@ -158,7 +158,7 @@ def test_a_measurement_begins_appears_as_it_goes_and_ends_well(
     assert page.locator('[data-testid="stAlert"]').count() == 0
     table = open_run(tmp_path / "tiny").frame("bench")
     assert sorted(set(table["layer"])) == list(range(8))
-    assert page.get_by_text("8 layers together, against dense").count() == 1
+    assert page.get_by_text("Speedup over dense in 8 layers together").count() == 1
     watched.check()
 
 
@@ -180,9 +180,9 @@ def test_a_measurement_that_is_stopped_keeps_what_it_has(made: ModuleType, tmp_p
 def test_the_fastest_safe_compression_of_a_layer_is_marked(show: Show, made: ModuleType, tmp_path: Path) -> None:
     run = made.make(tmp_path / "settled", layers=5, d_ff=512, sequences=30, bench=True)
     truth = tile_settings(run).set_index(["layer", "compression"])
-    frame = timed(tile_settings(run))
+    frame = fastest_kernels(tile_settings(run))
     assert set(zip(frame["layer"], frame["compression"], strict=True)) == {(a, c) for a in (0, 3) for c in (4, 8, 16)}
-    heat = settings_map(frame).data[0]
+    heat = time_map(frame).data[0]
     for layer, line in zip(heat.y, heat.text, strict=True):
         safe = {c: truth.loc[(layer, c), "microseconds"] for c in (4, 8, 16) if truth.loc[(layer, c), "safe"]}
         best = min(safe, key=safe.__getitem__) if safe else None
@@ -207,7 +207,7 @@ def test_layers_without_a_time_are_counted_and_the_page_says_what_times_them(
             pq.write_table(pq.read_table(part, filters=[("layer", "<", layers)]), part)
         relisted(run, "timings")
         said[name] = "\n".join(str(element.proto.body) for element in show(tmp_path, "kernels", run=name).get("html"))
-    assert "2 of 5 layers had their turn" in said["brief"] and "had their turn" not in said["whole"]
+    assert "Only 2 of 5 layers were timed" in said["brief"] and "layers were timed" not in said["whole"]
 
 
 def test_a_fast_setting_that_is_not_safe_is_passed_over() -> None:
@@ -221,9 +221,9 @@ def test_a_fast_setting_that_is_not_safe_is_passed_over() -> None:
             (4, "reference", 10.0, True),
         )
     ]
-    found = timed(pd.DataFrame(rows))
-    assert found.loc[found["fastest"], "compression"].tolist() == [8]
-    assert set(found["kernel"]) == {"cpu"}
+    fastest = fastest_kernels(pd.DataFrame(rows))
+    assert fastest.loc[fastest["fastest"], "compression"].tolist() == [8]
+    assert set(fastest["kernel"]) == {"cpu"}
 
 
 def test_one_compression_leaves_none_to_choose_and_the_page_says_how_to_time_more(show: Show, benched: Run) -> None:
@@ -237,7 +237,7 @@ def test_a_kernel_is_named_with_its_compression_only_where_it_had_several(benche
     sheet = Sheet(benched.path)
     case = "layer 0 on text"
     sheet.add([row(case, 0, "ffn_sparse", "cuda", 90.0), row(case, 0, "ffn_sparse", "cuda", 80.0, compression=16)])
-    names = set(measured(open_run(benched.path))["what"])
+    names = set(ffn_times(open_run(benched.path))["operation"])
     assert {"cpu kernel", "cuda kernel, compression 8", "cuda kernel, compression 16"} <= names
 
 
@@ -269,9 +269,9 @@ def test_layers_timed_in_batches_of_their_own_are_added_up_by_turn() -> None:
 
 def test_layers_together_name_an_operation_that_was_timed_on_fewer() -> None:
     rows = [("dense", 0, 8.0, 1.0), ("dense", 1, 8.0, 1.0), ("cpu kernel", 0, 4.0, 2.0), ("cpu kernel", 1, 2.0, 4.0)]
-    frame = pd.DataFrame([*rows, ("gate", 1, 5.0, 1.6)], columns=["what", "layer", "us", "times"])
-    said = sums(frame)
-    assert said.startswith("2 layers together, against dense: ")
+    frame = pd.DataFrame([*rows, ("gate", 1, 5.0, 1.6)], columns=["operation", "layer", "us", "speedup"])
+    said = total_speedups(frame)
+    assert said.startswith("Speedup over dense in 2 layers together: ")
     assert "cpu kernel 2.67" in said
     assert "gate 1.60" in said
-    assert said.endswith("(over the 1 where it was timed).")
+    assert said.endswith("(over the 1 layer where it was timed).")
