@@ -1,6 +1,7 @@
-"""What is worth a look in a run: a sentence for each thing that stands out, computed, with the page that shows it.
+"""The sentences under "Worth a look" on the Overview, each computed from the run, with the page that shows more.
 
-A sentence is HTML and safe: every token in it has gone through `token_html`. What a run lacks is left out.
+A sentence is safe HTML: every token in it has gone through `token_html`. If the run lacks the data for a sentence, the
+sentence is left out.
 """
 
 from __future__ import annotations
@@ -20,55 +21,59 @@ from twell.workbench.run.store import Run
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One sentence, as HTML, and the page that shows what it is about."""
+class Highlight:
+    """A sentence, as HTML, and the address of the page about it (a key of PAGES)."""
 
     page: str
     sentence: str
 
 
-def findings(run: Run) -> list[Finding]:
-    """The sentences for a run, in the order of the pages."""
-    found: list[Finding] = []
-    for page, look in LOOKS:
+def highlights(run: Run) -> list[Highlight]:
+    """Return the sentences about a run, those about one page next to each other."""
+    result: list[Highlight] = []
+    for page, describe in DESCRIPTIONS:
         try:
-            sentence = look(run)
+            sentence = describe(run)
         except Missing:
             continue
         if sentence:
-            found.append(Finding(page, sentence))
-    return found
+            result.append(Highlight(page, sentence))
+    return result
 
 
 def _tokens(run: Run) -> str:
+    """Return the three most and the three least active tokens by z."""
     frame = fetch(run, analysis.by_token)
-    sure = frame.dropna(subset=["z_se"])
-    if len(sure) < 4:
+    ranked = frame.dropna(subset=["z_se"])
+    if len(ranked) < 4:
         return ""
 
-    def named(rows: pd.DataFrame) -> str:
+    def links(rows: pd.DataFrame) -> str:
         return ", ".join(
             f'<a href="{link("token", token=r.token_id)}">{token_html(r.text)}</a> ({fixed(r.z)})'
             for r in rows.itertuples()
         )
 
     return (
-        f"Loudest of the {plural(len(frame), 'token')} seen at least 20 times: {named(sure.head(3))}. "
-        f"Quietest: {named(sure.tail(3)[::-1])}. In standard deviations from the layers' means."
+        f"Of {plural(len(frame), 'token')} that occur at least 20 times, these fire the most neurons: "
+        f"{links(ranked.head(3))}. These fire the fewest: {links(ranked.tail(3)[::-1])}. In brackets: standard "
+        "deviations from the layers' means."
     )
 
 
 def _layers(run: Run) -> str:
+    """Return the layers with the most and the fewest neurons per token."""
     frame = fetch(run, analysis.by_layer)
     high, low = frame.loc[frame["mean"].idxmax()], frame.loc[frame["mean"].idxmin()]
     return (
-        f"Layer {high['layer']:.0f} fires the most neurons, {number(high['mean'])} a token, and carries "
-        f"{percent(high['share'])} of the model's nnz; layer {low['layer']:.0f} fires the fewest, "
-        f"{number(low['mean'])}."
+        f"Layer {high['layer']:.0f} fires the most neurons: {number(high['mean'])} per token, "
+        f"{percent(high['share'])} of the model's nnz. Layer {low['layer']:.0f} fires the fewest: "
+        f"{number(low['mean'])} per token."
     )
 
 
 def _dead(run: Run) -> str:
+    """Return the layer with the largest share of dead neurons."""
     frame = fetch(run, analysis.by_layer)
     if "dead_share" not in frame or not frame["dead_share"].notna().any():
         return ""
@@ -76,12 +81,13 @@ def _dead(run: Run) -> str:
     if worst["dead"] == 0:
         return f"Every neuron fired at least once in {whole(worst['tokens'])} tokens."
     return (
-        f"In layer {worst['layer']:.0f}, {percent(worst['dead_share'])} of the neurons never fired in "
+        f"Layer {worst['layer']:.0f} has the most dead neurons: {percent(worst['dead_share'])} never fired in "
         f"{whole(worst['tokens'])} tokens of {plural(run.manifest.sequences, 'sequence')}."
     )
 
 
 def _positions(run: Run) -> str:
+    """Return how many times more neurons the first position fires than later ones."""
     frame = fetch(run, analysis.by_position)
     first = frame[frame["first"]].set_index("layer")["mean"]
     later = frame[~frame["first"]]
@@ -92,38 +98,39 @@ def _positions(run: Run) -> str:
     if not len(ratio):
         return ""
     return (
-        f"The first position of a sequence fires {number(ratio.min(), 2)} to {number(ratio.max(), 2)}{SPACE}× the "
-        f"neurons of later ones, by layer (median {number(ratio.median(), 2)}{SPACE}×)."
+        f"The first position of a sequence fires {number(ratio.min(), 2)} to {number(ratio.max(), 2)}{SPACE}× as many "
+        f"neurons as later positions, depending on the layer (median {number(ratio.median(), 2)}{SPACE}×)."
     )
 
 
 def _surprisal(run: Run) -> str:
+    """Return the range over layers of the correlation between nnz and the next token's loss."""
     frame = fetch(run, CORRELATION)
     strongest = frame.loc[frame["spearman"].abs().idxmax()]
     low, high = fixed(strongest["low"]), fixed(strongest["high"])
-    interval = f"95{SPACE}% {low} to {high}, " if pd.notna(strongest["low"]) else ""  # one sequence tells none
+    interval = f"95{SPACE}% {low} to {high}, " if pd.notna(strongest["low"]) else ""  # a run of one sequence has none
     return (
-        f"nnz against the loss of the next token: Spearman {fixed(frame['spearman'].min())} to "
-        f"{fixed(frame['spearman'].max())} by layer, strongest in layer {strongest['layer']:.0f} "
+        f"Correlation of nnz with the loss of the next token (Spearman): {fixed(frame['spearman'].min())} to "
+        f"{fixed(frame['spearman'].max())}, depending on the layer; strongest in layer {strongest['layer']:.0f} "
         f"({interval}n = {whole(strongest['n'])})."
     )
 
 
 def _kernels(run: Run) -> str:
+    """Return the layers with the largest and the smallest speedup."""
     frame = fetch(run, analysis.speedup)
     if (frame["kernel"] == "reference").all():
-        return (
-            "The sparse timings are the reference kernel's, an oracle and not meant to be fast: no speedup is claimed."
-        )
+        return "The timed kernel is the reference, which is not meant to be fast: no speedup is claimed from it."
     best, worst = frame.loc[frame["speedup"].idxmax()], frame.loc[frame["speedup"].idxmin()]
     return (
-        f"Sparse against dense, layer {best['layer']:.0f} gains most, {times(best['speedup'])} at a mean nnz of "
-        f"{number(best['nnz_mean'])} in the timed batches; layer {worst['layer']:.0f} least, "
-        f"{times(worst['speedup'])} at {number(worst['nnz_mean'])}."
+        f"Speedup of sparse over dense is largest in layer {best['layer']:.0f}: {times(best['speedup'])}, at a mean "
+        f"nnz of {number(best['nnz_mean'])} in the timed batches. It is smallest in layer {worst['layer']:.0f}: "
+        f"{times(worst['speedup'])}, at {number(worst['nnz_mean'])}."
     )
 
 
 def _verified(run: Run) -> str:
+    """Return what `twell verify` measured of the agreement with the dense model."""
     parity = run.manifest.parity
     if not parity or not {"same_choice", "tokens", "counts", "differing", "beyond_rounding"} <= set(parity):
         return ""
@@ -131,19 +138,24 @@ def _verified(run: Run) -> str:
     rounding = "none by more than rounding" if not beyond else f"{whole(beyond)} by more than rounding"
     differ = f"{whole(parity['differing'])} of {plural(parity['counts'], 'count')} differ"
     return (
-        f"Verified against dense: the same next token for {percent(parity['same_choice'])} of "
+        f"Verified against the dense model: the same next token for {percent(parity['same_choice'])} of "
         f"{plural(parity['tokens'], 'token')}; {differ}{', ' + rounding if parity['differing'] else ''}."
     )
 
 
-def _watched(run: Run) -> str:
+def _overhead(run: Run) -> str:
+    """Return what `twell verify` measured of the cost of counting."""
     overhead = run.manifest.overhead or {}
-    said = {"counts": "counts", "neurons": "neuron sums too", "all": "everything"}
-    cost = [f"{times(overhead[f'{k}_over_none'])} with {v}" for k, v in said.items() if f"{k}_over_none" in overhead]
-    return f"Time of a watched pass over that of an unwatched one: {', '.join(cost)}." if cost else ""
+    probes = {"counts": "counts", "neurons": "counts and neuron sums", "all": "everything"}
+    ratios = [
+        f"{times(overhead[f'{key}_over_none'])} with {name}"
+        for key, name in probes.items()
+        if f"{key}_over_none" in overhead
+    ]
+    return f"Time of a forward pass with counting on, over the time with it off: {', '.join(ratios)}." if ratios else ""
 
 
-LOOKS: tuple[tuple[str, Callable[[Run], str]], ...] = (
+DESCRIPTIONS: tuple[tuple[str, Callable[[Run], str]], ...] = (
     ("tokens", _tokens),
     ("layers", _layers),
     ("layers", _dead),
@@ -151,5 +163,5 @@ LOOKS: tuple[tuple[str, Callable[[Run], str]], ...] = (
     ("positions", _positions),
     ("kernels", _kernels),
     ("kernels", _verified),
-    ("kernels", _watched),
+    ("kernels", _overhead),
 )

@@ -1,4 +1,5 @@
-"""The figure of the Layers page: how nnz spreads over tokens, and what each layer carries, in one row a layer."""
+"""The figure of the Layers page: a row a layer with the distribution of nnz, the layer's share of it, and dead
+neurons."""
 
 from __future__ import annotations
 
@@ -10,28 +11,36 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.app.activity.layer_data import span
+from twell.app.activity.layer_data import number_range
 from twell.app.ui.figures.plot_style import ZERO, finish, layer_axis, panel_title, zero_log_axis
 from twell.app.ui.formatting import number, percent
 from twell.app.ui.theme import BLUE, GREY
 
 
 def ridges(bins: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
-    """Each layer's distribution of nnz (spread), its share of the model's nnz, and its dead neurons, in one row a
-    layer."""
+    """Return a figure with a row a layer: the distribution of nnz, the mean and its share of the model's, dead neurons.
+
+    Args:
+        bins: the rows of `nnz_bins`.
+        by_layer: the rows of `analysis.by_layer`. Without `dead_share` values, the panel of dead neurons is left out.
+    """
     layers = [int(layer) for layer in by_layer["layer"]]
-    known = bool(by_layer["dead_share"].notna().any())
-    widths = [0.62, 0.19, 0.19] if known else [0.7, 0.3]
+    has_dead = bool(by_layer["dead_share"].notna().any())
+    widths = [0.62, 0.19, 0.19] if has_dead else [0.7, 0.3]
     figure = make_subplots(rows=1, cols=len(widths), shared_yaxes=True, column_widths=widths, horizontal_spacing=0.03)
     high = float(by_layer["max"].max())
-    curves = {layer: _density(part) for layer, part in bins.groupby("layer")}
+    curves = {layer: _density(rows) for layer, rows in bins.groupby("layer")}
     peak = max((float(y.max()) for _, y, _ in curves.values() if len(y)), default=1.0) or 1.0
-    ridge: dict[str, list[Any]] = {"x": [], "y": [], "text": []}  # one trace: each begins and ends on its layer's line
+    ridge: dict[str, list[Any]] = {
+        "x": [],
+        "y": [],
+        "text": [],
+    }  # one trace; each ridge begins and ends on its layer's line
     for layer in layers:
-        x, y, spans = curves[layer]
+        x, y, tooltips = curves[layer]
         ridge["x"] += [x[0], *x, x[-1], None]
         ridge["y"] += [layer, *(layer - 1.5 * y / peak), layer, None]
-        ridge["text"] += ["", *(f"layer {layer}<br>{span}" * bool(span) for span in spans), "", None]
+        ridge["text"] += ["", *(f"layer {layer}<br>{text}" * bool(text) for text in tooltips), "", None]
     figure.add_scatter(
         **ridge,
         mode="lines",
@@ -43,11 +52,13 @@ def ridges(bins: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
         row=1,
         col=1,
     )
-    _means(figure, by_layer)
-    _used(figure, by_layer)
-    said = [f"{number(m)} · {percent(s)}" for m, s in zip(by_layer["mean"], by_layer["share"], strict=True)]
-    _bars(figure, 2, layers, by_layer["mean"], said, BLUE)
-    if known:
+    _mark_means(figure, by_layer)
+    _mark_used_means(figure, by_layer)
+    labels = [
+        f"{number(mean)} · {percent(share)}" for mean, share in zip(by_layer["mean"], by_layer["share"], strict=True)
+    ]
+    _bars(figure, 2, layers, by_layer["mean"], labels, BLUE)
+    if has_dead:
         _bars(figure, 3, layers, by_layer["dead_share"], [percent(v) for v in by_layer["dead_share"]], GREY)
     finish(figure, 100 + max(18, min(46, 900 // len(layers))) * len(layers), top=36, left=40)
     zero_log_axis(figure, high, "nnz of a token, neurons", row=1, col=1)
@@ -55,14 +66,14 @@ def ridges(bins: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(range=[max(layers) + 0.6, min(layers) - 1.6])
     figure.update_yaxes(showgrid=False, col=2)
     figure.update_yaxes(showgrid=False, col=3)
-    names = ("distribution over tokens, ● mean", "mean nnz · share of all", "dead neurons")[: len(widths)]
+    names = ("distribution over tokens, ● mean", "mean nnz · share of total", "dead neurons")[: len(widths)]
     notes = [panel_title(name, column, above=26) for column, name in enumerate(names, start=1)]
     figure.update_layout(annotations=notes)
     return figure
 
 
-def _bars(figure: go.Figure, column: int, layers: list[int], values: pd.Series, said: list[str], color: str) -> None:
-    """A bar a layer, its value written at the end."""
+def _bars(figure: go.Figure, column: int, layers: list[int], values: pd.Series, labels: list[str], color: str) -> None:
+    """Add a bar a layer to panel `column`, with its label at the end."""
     lengths = values.fillna(0).to_numpy(float)
     figure.add_bar(
         y=layers,
@@ -70,19 +81,25 @@ def _bars(figure: go.Figure, column: int, layers: list[int], values: pd.Series, 
         orientation="h",
         marker={"color": color, "opacity": 0.75},
         width=0.5,
-        text=said,
+        text=labels,
         textposition="outside",
         cliponaxis=False,
         hovertemplate="layer %{y:.0f}: %{text}<extra></extra>",
         row=1,
         col=column,
     )
-    room = [0, max(lengths.max(), 1e-9) * (2.0 if column == 2 else 1.5)]
-    figure.update_xaxes(range=room, showticklabels=False, showgrid=False, row=1, col=column)
+    label_room = 2.0 if column == 2 else 1.5  # × the longest bar
+    figure.update_xaxes(
+        range=[0, max(lengths.max(), 1e-9) * label_room],
+        showticklabels=False,
+        showgrid=False,
+        row=1,
+        col=column,
+    )
 
 
-def _means(figure: go.Figure, by_layer: pd.DataFrame) -> None:
-    """A dot at each layer's mean; its quantiles under the pointer."""
+def _mark_means(figure: go.Figure, by_layer: pd.DataFrame) -> None:
+    """Add a dot at each layer's mean, with the quantiles in its tooltip."""
     figure.add_scatter(
         x=np.maximum(by_layer["mean"], ZERO),
         y=by_layer["layer"],
@@ -97,8 +114,8 @@ def _means(figure: go.Figure, by_layer: pd.DataFrame) -> None:
     )
 
 
-def _used(figure: go.Figure, by_layer: pd.DataFrame) -> None:
-    """A ring at the mean of the fired neurons that a ReLU on the up branch leaves."""
+def _mark_used_means(figure: go.Figure, by_layer: pd.DataFrame) -> None:
+    """Add a ring at the mean number of neurons that the second ReLU, on the up branch, leaves; nothing without one."""
     if "used" not in by_layer or not by_layer["used"].notna().any():
         return
     figure.add_scatter(
@@ -106,22 +123,26 @@ def _used(figure: go.Figure, by_layer: pd.DataFrame) -> None:
         y=by_layer["layer"],
         mode="markers",
         marker={"color": BLUE, "size": 9, "symbol": "circle-open", "line": {"width": 1.5}},
-        hovertemplate="layer %{y:.0f}: %{x:.4g} with a product that is not zero<extra></extra>",
+        hovertemplate="layer %{y:.0f}: %{x:.4g} with a nonzero product<extra></extra>",
         row=1,
         col=1,
     )
 
 
 def _density(bins: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Share of a layer's tokens per unit of log nnz, from its bins (spread); 0 is a bin of its own at `ZERO`."""
+    """Return the ridge of one layer: x (nnz), y (share of tokens per unit of log nnz), and a tooltip for each point.
+
+    Args:
+        bins: the layer's rows of `nnz_bins`. The bin of nnz 0, the first, is drawn at ZERO.
+    """
     low, high, share = (bins[name].to_numpy(float) for name in ("nnz_from", "nnz_to", "share"))
-    inner = low[1:], high[1:]
-    widths = np.concatenate([[math.log(2)], np.log((inner[1] + 1) / inner[0])])
-    x = np.concatenate([[ZERO * 0.82, ZERO], np.sqrt(inner[0] * inner[1])])
+    low, high = low[1:], high[1:]
+    widths = np.concatenate([[math.log(2)], np.log((high + 1) / low)])
+    x = np.concatenate([[ZERO * 0.82, ZERO], np.sqrt(low * high)])
     y = np.concatenate([[0.0], share / widths])
-    spans = [
+    tooltips = [
         "",
-        *(f"nnz {span(row.nnz_from, row.nnz_to)}: {percent(row.share)} of tokens" for row in bins.itertuples()),
+        *(f"nnz {number_range(row.nnz_from, row.nnz_to)}: {percent(row.share)} of tokens" for row in bins.itertuples()),
     ]
-    last = np.flatnonzero(y)[-1] + 2  # nothing is drawn past the largest count
-    return x[:last], y[:last], spans[:last]
+    end = np.flatnonzero(y)[-1] + 2  # nothing is drawn past the largest count
+    return x[:end], y[:end], tooltips[:end]

@@ -1,4 +1,4 @@
-"""Layers: how active each layer is, how that spreads over tokens, and whether it follows the loss."""
+"""Page Layers: how active each layer is, how its nnz is distributed over tokens, and whether it follows the loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
-from twell.app.activity.layer_data import CORRELATION, SPREAD, SURPRISAL, layer_rows
+from twell.app.activity.layer_data import CORRELATION, NNZ_BINS, SURPRISAL, layer_rows
 from twell.app.activity.layer_figures import ridges
 from twell.app.ui import widgets
 from twell.app.ui.figures.small_multiples import small_multiples
@@ -18,52 +18,63 @@ from twell.workbench.run.store import Run
 LOSSES = {"next": "Loss of the next token", "own": "Loss of the token itself"}
 
 
-def distributions(run: Run) -> None:
-    """Distribution, share and dead neurons, a row a layer."""
+def draw_distributions(run: Run) -> None:
+    """Draw each layer's distribution of nnz, its share of the model's nnz, and its dead neurons."""
     frame = fetch(run, analysis.by_layer)
     tokens = int(frame["tokens"].max())
-    dead = f" Dead: never fired on these tokens, so its density is below {rare(3 / max(tokens, 1))} (95 %)." * bool(
-        frame["dead_share"].notna().any()
-    )
+    dead = ""
+    if frame["dead_share"].notna().any():
+        dead = (
+            " Dead: the neuron never fired on these tokens, so it fires on less than "
+            f"{rare(3 / max(tokens, 1))} of tokens (95 %)."
+        )
     widgets.heading(
         "Activity by layer",
-        f"Exact counts of {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, logarithmic axis "
-        f"that starts with 0.{second_relu(frame)}{dead}",
+        f"Exact counts over {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}. The axis is "
+        f"logarithmic and starts at 0.{second_relu_sentence(frame)}{dead}",
         query(run, layer_rows),
     )
-    widgets.draw(ridges(fetch(run, SPREAD), frame), "ridges", "Distribution of nnz in each layer", wide=True)
+    widgets.draw(ridges(fetch(run, NNZ_BINS), frame), "ridges", "Distribution of nnz in each layer", wide=True)
 
 
-def second_relu(frame: pd.DataFrame) -> str:
-    """What a ReLU on the up branch leaves of the fired neurons, where the model has one."""
+def second_relu_sentence(frame: pd.DataFrame) -> str:
+    """Return, after a space, the share of fired neurons that a second ReLU leaves; empty if the model has none.
+
+    Args:
+        frame: the rows of `analysis.by_layer`; `used` is about a ReLU on the up branch.
+    """
     if "used" not in frame or not frame["used"].notna().any():
         return ""
     share = frame["used"].sum() / max(frame["mean"].sum(), 1e-9)
-    return f" ○: fired neurons whose product is not zero, {percent(share)} of them."
+    return f" ○: fired neurons whose product is nonzero ({percent(share)} of those that fire)."
 
 
-def surprisal(run: Run) -> None:
-    """Whether a token fires more neurons where the model predicts worse, or where it was predicted badly itself."""
-    above = st.container()
-    tie = url_param("of", "next", one_of(LOSSES))
+def draw_surprisal(run: Run) -> None:
+    """Draw nnz against loss: that of the prediction made at a token or, as the user chooses, the token's own."""
+    heading_area = st.container()
     of = st.segmented_control(
-        "Loss", list(LOSSES), format_func=lambda o: LOSSES[o], required=True, label_visibility="collapsed", **tie
+        "Loss",
+        list(LOSSES),
+        format_func=lambda key: LOSSES[key],
+        required=True,
+        label_visibility="collapsed",
+        **url_param("of", "next", one_of(LOSSES)),
     )
     result = query(run, SURPRISAL.where(of=of))
-    with above:
+    with heading_area:  # Streamlit's spinner appears here while the table is computed
         frame = result.frame
     correlation = fetch(run, CORRELATION.where(of=of)).set_index("layer")
     hover = [
         f"loss {r.loss_low:.2f}–{r.loss_high:.2f} nats<br>mean nnz {number(r.nnz_mean)}, n = {whole(r.tokens)}"
         for r in frame.itertuples()
     ]
-    which = "the prediction made at the token" if of == "next" else "the token itself, as predicted before it"
-    with above:
+    loss = "the prediction made at the token" if of == "next" else "the token itself, as predicted before it"
+    with heading_area:
         widgets.heading(
             "Activity and surprise",
-            f"Mean nnz relative to the layer's mean, against the loss of {which}, in bins of equal counts. The last "
-            f"bin is open, and drawn where it begins; {widgets.interval_note(run)}. "
-            "ρ: Spearman's correlation over tokens.",
+            f"Mean nnz relative to the layer's mean, against the loss of {loss}, in bins of equally many tokens. The "
+            f"last bin is open-ended and drawn at its lower end; {widgets.interval_note(run)}. "
+            "ρ: Spearman correlation over tokens.",
             result,
         )
     titles = {
@@ -76,6 +87,6 @@ def surprisal(run: Run) -> None:
 
 widgets.title("How active is each layer?")
 with widgets.show_errors():
-    distributions(current_run())
+    draw_distributions(current_run())
 with widgets.show_errors():
-    surprisal(current_run())
+    draw_surprisal(current_run())

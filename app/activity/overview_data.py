@@ -1,4 +1,4 @@
-"""What the Overview's figure draws, a row a layer. Cost: that of the three answers it joins."""
+"""The table behind the Overview's figure, a row a layer. Cost: that of the three tables it joins."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from twell import analysis
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-BLOCKS = 16  # of positions, that the map has columns for
+BLOCKS = 16  # of positions, each a column of the map
 
 
 def layer_rows(run: Run) -> pd.DataFrame:
-    """Columns: layer; "nnz from position P" (mean nnz of a block of positions, up to the next one's); mean, p10, p90
-    (of a token's nnz); dead_share; speedup (dense over sparse time of the FFN), where timed against a fast kernel."""
+    """Return one row a layer with everything that the figure draws.
+
+    Columns: layer; "nnz from position P" (mean nnz from position P to the next block's); mean, p10, p90 (of a token's
+    nnz); dead_share; speedup (dense time / sparse time of the FFN), if a kernel other than the reference was timed.
+    """
     blocks = analysis.position_blocks(run, blocks=BLOCKS)
     table = blocks.pivot(index="layer", columns="position_from", values="mean")
     table.columns = [f"nnz from position {start}" for start in table.columns]
     table = table.join(analysis.by_layer(run).set_index("layer")[["mean", "p10", "p90", "dead_share"]])
-    gains = fair_speedup(run)
-    if gains is not None:
-        table = table.join(gains.set_index("layer")["speedup"])
+    speedup = comparable_speedup(run)
+    if speedup is not None:
+        table = table.join(speedup.set_index("layer")["speedup"])
     return table.reset_index()
 
 
-def fair_speedup(run: Run) -> pd.DataFrame | None:
-    """The answer of `speedup`; None where nothing was timed, or the reference kernel was."""
+def comparable_speedup(run: Run) -> pd.DataFrame | None:
+    """Return `analysis.speedup`; None if nothing was timed, or only the reference kernel."""
     try:
-        gains = analysis.speedup(run)
+        speedup = analysis.speedup(run)
     except Missing:
         return None
-    return gains if gains.attrs["comparable"] else None
+    return speedup if speedup.attrs["comparable"] else None
