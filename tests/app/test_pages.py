@@ -66,7 +66,7 @@ def test_headline_numbers_are_those_of_the_analysis(show: Show, runs: Path, made
     ):
         assert f"<b>{value}</b>" in shown
         assert said in shown
-    assert f"density under {number(3e6 / tokens, 2)} per million (95\u202f%)" in shown
+    assert f"on less than {number(3e6 / tokens, 2)} per million of tokens (95\u202f%)" in shown
 
 
 def test_the_definition_of_nnz_is_on_every_page(show: Show, runs: Path) -> None:

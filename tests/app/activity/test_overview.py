@@ -89,5 +89,5 @@ def test_neurons_that_cannot_be_read_are_not_said_to_be_unrecorded(
     torn = made.make(tmp_path / "torn", layers=2, sequences=12).parts("neurons")[0]
     torn.write_bytes(torn.read_bytes()[:100])
     made.make(tmp_path / "counts", layers=2, sequences=12, neurons=False)
-    assert "one of their parts cannot be read" in markup(show(tmp_path, run="torn"))
+    assert "one of their files cannot be read" in markup(show(tmp_path, run="torn"))
     assert "not recorded: capture with --probes neurons" in markup(show(tmp_path, run="counts"))
