@@ -252,14 +252,14 @@ def test_the_overview_says_the_numbers_of_the_other_pages(show: Show, made: Modu
     every = by_token(run)
     assert every["z_se"].isna().sum() == 1
     worth = markup(show(tmp_path, run="one"))
-    assert f"Loudest of the {whole(len(every))} tokens seen at least 20 times" in worth
+    assert f"Of {whole(len(every))} tokens that occur at least 20 times, these fire the most" in worth
     assert f"of {whole(len(every))} tokens seen at least" in markup(show(tmp_path, "tokens", run="one"))
     claim = (
         findings(run).set_index("claim").loc["The first token of a sequence fires far more neurons than later ones."]
     )
     least, most = re.findall(r"fires ([\d.]+) to ([\d.]+) times", claim["this_run"])[0]
-    said = re.findall(rf"fires ([\d.]+) to ([\d.]+){SPACE}× the neurons of later ones", worth)[0]
-    assert [f"{float(ratio):.1f}" for ratio in said] == [least, most]
+    shown = re.findall(rf"fires ([\d.]+) to ([\d.]+){SPACE}× as many neurons as later positions", worth)[0]
+    assert [f"{float(ratio):.1f}" for ratio in shown] == [least, most]
 
 
 def test_the_run_to_compare_with_is_at_first_the_one_most_like_it(show: Show, made: ModuleType, tmp_path: Path) -> None:
