@@ -3,7 +3,7 @@
     with memo_scope():
         ...                # a @memoized function runs once for the same arguments; later callers get a copy
 
-Nothing is held after the outermost scope ends, so that a run which grows is read anew by the next one.
+Nothing is kept after the outermost scope ends, so the next scope reads a growing run anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _memo: ContextVar[dict[Any, Any] | None] = ContextVar("memo", default=None)
 
 @contextmanager
 def memo_scope() -> Iterator[None]:
-    """Hold what memoized functions return until the outermost scope ends; each thread has scopes of its own."""
+    """Keep what memoized functions return until the outermost scope ends; each thread has scopes of its own."""
     token = _memo.set({} if _memo.get() is None else _memo.get())
     try:
         yield
@@ -32,10 +32,10 @@ def memo_scope() -> Iterator[None]:
 
 
 def memoized(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Let callers within one memo_scope share what a function returns; outside of one it is simply called.
+    """Let callers within one memo_scope share what a function returns; outside of a scope it is simply called.
 
     function: its first argument has a `path` (a run, or its open summaries), the others are plain values. A DataFrame
-    or dict is copied for each caller, who may add to it; anything else is to be immutable. Errors are not held.
+    or dict is copied for each caller, who may add to it; any other result must be immutable. Errors are not kept.
     """
 
     @functools.wraps(function)
@@ -53,6 +53,7 @@ def memoized(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 def _copied(result: Any) -> Any:
+    """Return a shallow copy of a DataFrame or dict, and anything else as it is."""
     if isinstance(result, pd.DataFrame):
         return result.copy(deep=False)
     return dict(result) if isinstance(result, dict) else result

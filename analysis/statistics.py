@@ -1,4 +1,4 @@
-"""The few estimators behind the tables, over numpy arrays. None knows what a run is.
+"""Estimators behind the tables: functions of numpy arrays, which know nothing of runs.
 
 Standard errors are clustered by sequence, because the tokens of one sequence are not independent.
 """
@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
-SMALL = 2**20  # numbers up to it are distinguished by counting
-EACH = 8  # numbers below it are bands of their own
+SMALL = 2**20  # numbers up to this one are told apart by counting, larger ones by sorting
+EACH = 8  # each number below this one is a band of its own
 
 
 def ratio_error(n: ArrayLike, n2: ArrayLike, y: ArrayLike, y2: ArrayLike, ny: ArrayLike, g: ArrayLike) -> NDArray:
@@ -32,24 +32,24 @@ def ratio_error(n: ArrayLike, n2: ArrayLike, y: ArrayLike, y2: ArrayLike, ny: Ar
 
 
 def mean_error(n: ArrayLike, y: ArrayLike, y2: ArrayLike) -> NDArray:
-    """Return the standard error of a mean of n independent values, from Σy and Σy². NaN with fewer than two."""
+    """Return the standard error of a mean of n independent values, from Σy and Σy². NaN with fewer than two values."""
     return ratio_error(n, n, y, y2, y, n)
 
 
 def t_half(degrees: ArrayLike) -> NDArray:
     """Return half the width, in standard errors, of a 95 % interval with this many degrees of freedom."""
     degrees = np.asarray(degrees)
-    whole = degrees.ndim == 1 and np.issubdtype(degrees.dtype, np.integer)
-    values, index = distinct(np.maximum(degrees, 0)) if whole else (degrees, ...)  # their quantiles are slow to find
+    integral = degrees.ndim == 1 and np.issubdtype(degrees.dtype, np.integer)
+    values, index = distinct(np.maximum(degrees, 0)) if integral else (degrees, ...)  # quantiles are slow to compute
     return np.where(values > 0, stdtrit(np.maximum(values, 1), (1 + CONFIDENCE) / 2), np.nan)[index]
 
 
 def jackknife_error(estimate: ArrayLike, without: ArrayLike) -> NDArray:
-    """Return the standard error from the estimates that leave one group of sequences out each (the first axis of
-    `without`).
+    """Return the jackknife standard error of an estimate, from estimates that each leave one group of sequences out.
 
-    The delete-a-group jackknife, √((R - 1)/R · Σ (θ_r - θ)²): Kott (2001), Journal of Official Statistics 17.
-    NaN with fewer than two groups.
+    estimate [...]: over all groups; without [group, ...]: without each group. The delete-a-group jackknife is
+    √((R - 1)/R · Σ (θ_r - θ)²) with R groups: Kott (2001), Journal of Official Statistics 17. NaN with fewer than two
+    groups.
     """
     without = np.asarray(without, dtype=float)
     groups = len(without)
@@ -59,15 +59,17 @@ def jackknife_error(estimate: ArrayLike, without: ArrayLike) -> NDArray:
 
 
 def band(number: NDArray) -> NDArray:
-    """Return the band of whole numbers (positions, counts), in bands that widen with the square root: each below 8 its
-    own, then floor(√(8·number))."""
+    """Return the band of each whole number (a position, a count): the number itself below 8, then floor(√(8·number)).
+
+    Bands widen with the square root of the number.
+    """
     return np.where(number < EACH, number, np.floor(np.sqrt(EACH * number.astype(float)))).astype(np.int32)
 
 
 def distinct(numbers: ArrayLike) -> tuple[NDArray, NDArray]:
-    """Return the different values of whole numbers from 0 up, ascending, and each number's index among them.
+    """Return the different values of whole numbers from 0 up, in ascending order, and each number's index among them.
 
-    As np.unique with return_inverse, but without sorting where the numbers are small.
+    Does what np.unique does with return_inverse, but without sorting where the numbers are small.
     """
     numbers = np.asarray(numbers)
     if numbers.max(initial=0) > SMALL:
@@ -77,9 +79,9 @@ def distinct(numbers: ArrayLike) -> tuple[NDArray, NDArray]:
 
 
 def quantiles(values: NDArray, counts: NDArray, shares: ArrayLike) -> NDArray:
-    """Return exact quantiles of a histogram: the least value up to which at least that share of counts lies.
+    """Return exact quantiles of a histogram: for each share, the least value that at least that share does not exceed.
 
-    values: ascending; counts: of each value; shares: from 0 to 1.
+    values [n]: in ascending order; counts [n]: how often each occurs; shares: from 0 to 1.
     """
     up_to = np.cumsum(counts)
     needed = np.ceil(np.asarray(shares) * up_to[-1] - 1e-9)
@@ -87,8 +89,10 @@ def quantiles(values: NDArray, counts: NDArray, shares: ArrayLike) -> NDArray:
 
 
 def grouped_median(values: NDArray, group: NDArray) -> NDArray:
-    """Return the median of each group's values that are not NaN, NaN where there are none; group: whole numbers from
-    0."""
+    """Return the median of each group's values, NaN left out; NaN for a group that has no other value.
+
+    values [n]: in any order; group [n]: the group of each value, a whole number from 0.
+    """
     order = np.lexsort((values, group))  # NaN last within its group
     starts = np.cumsum(np.bincount(group)) - np.bincount(group)
     number = np.bincount(group, ~np.isnan(values)).astype(int)
@@ -97,7 +101,7 @@ def grouped_median(values: NDArray, group: NDArray) -> NDArray:
 
 
 def mid_ranks(values: NDArray) -> NDArray:
-    """Return ranks from 1, ties at their mid-rank."""
+    """Return the rank of each value, from 1; equal values share their mean rank."""
     _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[index]
 
@@ -105,8 +109,9 @@ def mid_ranks(values: NDArray) -> NDArray:
 def grouped_spearman(a: NDArray, b: NDArray, group: NDArray, count: NDArray) -> tuple[float, NDArray]:
     """Return Spearman's rank correlation of a and b, ties at their mid-rank, and the same without each group [group].
 
-    count: how often class a meets class b in a group; a, b, group: whole numbers from 0. NaN where either has one class
-    only. No table is made of what a group leaves: its sums are those of all less the group's, and so are its products.
+    a, b, group [n]: whole numbers from 0; count [n]: how often class a meets class b in that group. NaN where a or b
+    has one class only. The sums and products without a group are those of all groups less its own, so no table has to
+    be built for each group that is left out.
     """
     classes_a, classes_b, groups = (int(each.max()) + 1 for each in (a, b, group))
     groups += 1  # the last one leaves nothing out
@@ -123,9 +128,9 @@ def grouped_spearman(a: NDArray, b: NDArray, group: NDArray, count: NDArray) -> 
 
 
 def _left(cell: NDArray, count: NDArray, classes: int, groups: int) -> tuple[NDArray, NDArray]:
-    """Return how many of each class are left without each group, and their mid-ranks less the mean one [class, group].
+    """Return how many of each class remain without each group, and their mid-ranks less the mean rank [class, group].
 
-    cell: class · groups + group, of each count.
+    cell [n]: class · groups + group of each count; count [n]; classes, groups: how many there are.
     """
     inside = np.bincount(cell, count, classes * groups).reshape(classes, groups)
     left = inside.sum(axis=1, keepdims=True) - inside
@@ -133,19 +138,20 @@ def _left(cell: NDArray, count: NDArray, classes: int, groups: int) -> tuple[NDA
 
 
 def fisher_interval(r: ArrayLike, error: ArrayLike, degrees: ArrayLike) -> tuple[NDArray, NDArray]:
-    """Return the 95 % interval of a correlation r whose atanh has this standard error and degrees of freedom."""
+    """Return the ends of the 95 % interval of a correlation r; error, degrees: standard error of atanh(r) and its
+    degrees of freedom."""
     with np.errstate(divide="ignore", invalid="ignore"):
         middle, half = np.arctanh(r), t_half(degrees) * np.asarray(error)
     return np.tanh(middle - half), np.tanh(middle + half)
 
 
 def shrink(mean: NDArray, error: NDArray) -> tuple[NDArray, NDArray]:
-    """Shrink means by empirical Bayes (normal-normal): they are drawn towards their common mean the more, the larger
-    their standard error.
+    """Shrink means towards their common mean by empirical Bayes: the larger a mean's standard error, the more.
 
-    With means y_i ~ N(θ_i, s_i²) and θ_i ~ N(μ, τ²): τ² is the root of Σ (y_i - μ)² / (s_i² + τ²) = n - 1, 0 if it has
-    none (Paule and Mandel, 1982), μ the mean weighted by 1 / (s_i² + τ²); returns E θ_i and its posterior sd (Efron and
-    Morris, 1975). The error of μ and τ² is not counted: with many means it is small.
+    mean, error [n]: means y_i and their standard errors s_i. The model is y_i ~ N(θ_i, s_i²), θ_i ~ N(μ, τ²): τ² is the
+    root of Σ (y_i - μ)² / (s_i² + τ²) = n - 1, or 0 without a root (Paule and Mandel, 1982); μ is the mean weighted by
+    1 / (s_i² + τ²). Returns E θ_i and its posterior sd (Efron and Morris, 1975). The error of μ and τ² is not counted:
+    with many means it is small.
     """
     variance = error**2
 
@@ -166,17 +172,18 @@ def shrink(mean: NDArray, error: NDArray) -> tuple[NDArray, NDArray]:
 
 
 def student_p(r: float, n: int) -> float:
-    """Return the two-sided p of a Pearson correlation r of n pairs, from Student's t with n - 2 degrees of freedom."""
+    """Return the two-sided p-value of a Pearson correlation r of n pairs: Student's t with n - 2 degrees of freedom."""
     if abs(r) >= 1:
         return 0.0
     return float(2 * stdtr(n - 2, -abs(r) * np.sqrt((n - 2) / (1 - r * r))))
 
 
 def permutation_p(x: NDArray, y: NDArray) -> float:
-    """Return the two-sided exact p of a Pearson correlation: the share of all n! pairings with one as far from 0, or
-    farther.
+    """Return the exact two-sided p-value of the Pearson correlation of x and y [n]: the share of all n! pairings whose
+    correlation is as far from 0 as theirs, or farther.
 
-    For n up to 11. The last seven places are permuted in one array, the others one by one.
+    Meant for n up to 11, where it takes about a second. The last seven elements are permuted in one array, the others
+    one by one.
     """
     a, b = x - x.mean(), y - y.mean()
     n = len(a)
@@ -185,8 +192,8 @@ def permutation_p(x: NDArray, y: NDArray) -> float:
     reach = abs(a @ b) * (1 - 1e-12)
     hits = total = 0
     for outer in permutations(range(n), n - inner):
-        rest = b[[i for i in range(n) if i not in outer]]
-        sums = a[: n - inner] @ b[list(outer)] + rest[orders] @ a[n - inner :]
+        remaining = b[[i for i in range(n) if i not in outer]]
+        sums = a[: n - inner] @ b[list(outer)] + remaining[orders] @ a[n - inner :]
         hits += int((np.abs(sums) >= reach).sum())
         total += len(orders)
     return hits / total

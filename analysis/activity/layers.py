@@ -1,7 +1,7 @@
 """Layers: how many neurons fire in each, how that spreads over tokens, and how many never do.
 
     by_layer(run)          a row a layer
-    layer_histogram(run)   a row a layer and count: what every quantile is exact from
+    layer_histogram(run)   a row a layer and count, from which every quantile is exact
 
 Cost: a few milliseconds, from the summaries `layers` and `neurons`.
 """
@@ -35,7 +35,7 @@ def layer_histogram(run: Run, flagged: bool = False) -> pd.DataFrame:
 
 
 def histogram(summaries: Summaries, flagged: bool = False) -> pd.DataFrame:
-    """Return layer_histogram with the sum over all layers as layer -1. Missing where no token is left to count."""
+    """Return layer_histogram with the sum over all layers as layer -1. Raises Missing where no token is counted."""
     return pd.DataFrame(counted(summaries, flagged))
 
 
@@ -47,17 +47,19 @@ def counted(summaries: Summaries, flagged: bool = False) -> dict[str, NDArray]:
     layer, nnz, tokens = (rows[name][used] for name in ("layer", "nnz", "tokens"))
     if not len(layer) or (rows["flagged"].all() and is_nowhere_finite(summaries.run)):
         raise no_counted_token(summaries.run)
-    if flagged:  # a count may stand there twice: of flagged tokens and of the others
+    if flagged:  # a count may have two rows: one for flagged tokens, one for the others
         size = int(nnz.max()) + 1
-        both, place = np.unique((layer + np.int64(1)) * size + nnz, return_inverse=True)
-        tokens = np.bincount(place, tokens).astype(tokens.dtype)
+        both, index = np.unique((layer + np.int64(1)) * size + nnz, return_inverse=True)
+        tokens = np.bincount(index, tokens).astype(tokens.dtype)
         layer, nnz = (both // size - 1).astype(layer.dtype), (both % size).astype(nnz.dtype)
     return {"layer": layer, "nnz": nnz, "tokens": tokens}
 
 
 def band_sums(summaries: Summaries) -> dict[str, NDArray]:
-    """Return sums of tokens and nnz by layer (-1: the sum over layers), replicate and band of positions, from which
-    intervals are jackknifed."""
+    """Return sums of tokens and nnz by layer (-1: the sum over layers), replicate and band of positions.
+
+    Intervals are jackknifed from these.
+    """
     return summaries.columns("position_bands", "layer", "replicate", "band", "tokens", "nnz_sum")
 
 
@@ -87,11 +89,12 @@ def _by_layer(summaries: Summaries, flagged: bool) -> pd.DataFrame:
     run, rows = summaries.run, counted(summaries, flagged)
     starts = np.flatnonzero(np.diff(rows["layer"], prepend=-2))
     layers = rows["layer"][starts].astype(np.int64)
-    parts = (np.split(rows[name], starts[1:]) for name in ("nnz", "tokens"))
-    per_layer = [_moments_of(nnz, tokens) for layer, nnz, tokens in zip(layers, *parts, strict=True) if layer >= 0]
+    per_layer_columns = (np.split(rows[name], starts[1:]) for name in ("nnz", "tokens"))
+    histograms = zip(layers, *per_layer_columns, strict=True)
+    per_layer = [_moments_of(nnz, tokens) for layer, nnz, tokens in histograms if layer >= 0]
     layers = layers[layers >= 0]
     columns: dict[str, Any] = {"layer": layers}
-    columns |= {name: np.array([found[name] for found in per_layer]) for name in per_layer[0]}
+    columns |= {name: np.array([row[name] for row in per_layer]) for name in per_layer[0]}
     mean, tokens = columns["mean"], columns["tokens"]
     columns["sparsity"] = 1 - mean / run.d_ff
     total = float((mean * tokens).sum())
@@ -100,10 +103,10 @@ def _by_layer(summaries: Summaries, flagged: bool) -> pd.DataFrame:
     try:
         fired = summaries.columns("neurons", "layer")["layer"]
         dead = run.d_ff - np.bincount(fired, minlength=run.layers)[layers]
-        lacking, bounds = "", (DEAD_BOUND / counted_out_of if counted_out_of else np.nan, DEAD_BOUND / sequences)
+        absence, bounds = "", (DEAD_BOUND / counted_out_of if counted_out_of else np.nan, DEAD_BOUND / sequences)
         columns["dead"], columns["dead_share"] = pd.array(dead, dtype="Int64"), dead / run.d_ff
     except Missing as reason:
-        lacking, bounds = str(reason), (np.nan, np.nan)
+        absence, bounds = str(reason), (np.nan, np.nan)
         columns["dead"] = pd.array([None] * len(layers), dtype="Int64")
         columns["dead_share"] = np.full(len(layers), np.nan)
     columns["dead_upper"], columns["dead_sequences"] = bounds[0], np.minimum(1.0, bounds[1])
@@ -115,7 +118,7 @@ def _by_layer(summaries: Summaries, flagged: bool) -> pd.DataFrame:
         "definition": run.manifest.nnz_definition,
         "tokens": int(tokens[0]),
         "sequences": run.manifest.sequences,
-        "note": lacking
+        "note": absence
         or f"dead: no firing in {counted_out_of:,} unflagged tokens of {run.manifest.sequences:,} sequences; "
         f"the density of such a neuron is below {bounds[0]:.2g} with 95 % confidence, were its tokens independent, and "
         f"it fires in less than {100 * bounds[1]:.2g} % of sequences however they are",
@@ -129,8 +132,8 @@ def _moments_of(nnz: NDArray, tokens: NDArray) -> dict[str, Any]:
     n = tokens.sum()
     mean = (nnz * tokens).sum() / n
     sd = np.sqrt((tokens * (nnz - mean) ** 2).sum() / n)
-    found = dict(zip(QUANTILES, quantiles(nnz, tokens, list(QUANTILES.values())), strict=True))
-    return {"tokens": n, "mean": mean, "sd": sd, **found, "max": int(nnz[-1])}
+    at_shares = dict(zip(QUANTILES, quantiles(nnz, tokens, list(QUANTILES.values())), strict=True))
+    return {"tokens": n, "mean": mean, "sd": sd, **at_shares, "max": int(nnz[-1])}
 
 
 def _half_width(summaries: Summaries) -> NDArray:
@@ -138,35 +141,36 @@ def _half_width(summaries: Summaries) -> NDArray:
     sequences."""
     run, rows = summaries.run, band_sums(summaries)
     groups, replicate = distinct(rows["replicate"])
-    place, shape = replicate * (run.layers + 1) + rows["layer"] + 1, (len(groups), run.layers + 1)
-    n, y = (np.bincount(place, rows[name], np.prod(shape)).reshape(shape) for name in ("tokens", "nnz_sum"))
+    cell, shape = replicate * (run.layers + 1) + rows["layer"] + 1, (len(groups), run.layers + 1)
+    n, y = (np.bincount(cell, rows[name], np.prod(shape)).reshape(shape) for name in ("tokens", "nnz_sum"))
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate, without = y.sum(axis=0) / n.sum(axis=0), (y.sum(axis=0) - y) / (n.sum(axis=0) - n)
     return t_half(len(groups) - 1) * jackknife_error(estimate, without)
 
 
 def _used(summaries: Summaries, flagged: bool) -> NDArray:
-    """Return the mean number of the fired neurons whose product is not zero, by layer; NaN where the run does not
-    tell."""
+    """Return the mean number of fired neurons whose product is not zero, by layer; NaN where the run did not count
+    them."""
     try:
         rows = summaries.columns("used", "layer", "flagged", "used_sum", "tokens")
     except Missing:
         return np.full(summaries.run.layers, np.nan)
-    kept = slice(None) if flagged else ~rows["flagged"]
+    selected = slice(None) if flagged else ~rows["flagged"]
     used, tokens = (
-        np.bincount(rows["layer"][kept], rows[name][kept], summaries.run.layers) for name in ("used_sum", "tokens")
+        np.bincount(rows["layer"][selected], rows[name][selected], summaries.run.layers)
+        for name in ("used_sum", "tokens")
     )
     with np.errstate(invalid="ignore"):
         return used / tokens
 
 
 def unflagged_tokens(summaries: Summaries) -> int:
-    """Return how many tokens the statistics count by default."""
+    """Return how many tokens have no flag: those that statistics count by default."""
     return _tokens(summaries, flagged=False)
 
 
 def flagged_tokens(summaries: Summaries) -> int:
-    """Return how many tokens the statistics leave out by default."""
+    """Return how many tokens have a flag: those that statistics leave out by default."""
     return _tokens(summaries, flagged=True)
 
 

@@ -2,11 +2,11 @@
 
     position_fit(run)   a row a layer, and one for their sum: a + b·exp(-p/λ) against a + b·p^(-k)
 
-Both are fitted to the means of bands of positions, position 0 left out, by least squares weighted with the tokens of a
-band over their variance. Given λ (or k) the rest is linear, so the best one is searched for alone (variable
-projection: Golub and Pereyra, 1973). Intervals leave out one twentieth of the sequences at a time, each refit being one
-Gauss-Newton step: the tokens of a sequence are not independent, nor are the means at two positions. The two curves have
-three numbers each and are compared by AICc (Hurvich and Tsai, 1989). Cost: 30 ms for 28 layers.
+Both are fitted to the means of bands of positions, without position 0, by least squares; the weight of a band is its
+number of tokens over their variance. Given λ (or k) the fit is linear in a and b, so only λ (or k) is searched for
+(variable projection: Golub and Pereyra, 1973). Intervals leave out one twentieth of the sequences at a time, and each
+refit is one Gauss-Newton step: neither the tokens of a sequence nor the means at two positions are independent. Each
+curve has three parameters; they are compared by AICc (Hurvich and Tsai, 1989). Cost: 30 ms for 28 layers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from twell.workbench.run.store import Run
 
 LEAST_BANDS = 8
 DECISIVE = 2.0  # a smaller difference in AICc decides nothing (Burnham and Anderson, 2002, section 2.6)
-GRID, FINER = 48, 13  # rates searched at first, and around the best one
-CLOSE = 1e-7  # how far apart they are at last, as a share of λ or k
+GRID, FINER = 48, 13  # rates tried at first, and then around the best one
+CLOSE = 1e-7  # the search ends when rates are this close, as a share of λ or k
 
 
 @dataclass(frozen=True)
 class Bands:
-    """Layers by band: mean position [band]; mean nnz and weight [layer, band]; means and weights [layer, replicate,
-    band] without a replicate."""
+    """Means by layer and band of positions.
+
+    position [band]: mean position; mean, weight [layer, band]: mean nnz and its weight in a fit; without,
+    without_weight [layer, replicate, band]: the same without one replicate (a twentieth of the sequences).
+    """
 
     position: NDArray
     mean: NDArray
@@ -44,13 +47,15 @@ class Bands:
 
 @dataclass(frozen=True)
 class Curves:
-    """a + b·shape(position, rate), fitted to each layer; `left`: weighted squares; `at_end`: the rate is where the
-    search ends."""
+    """Curves a + b·shape(position, rate), one fitted to each layer [layer].
+
+    residual: the weighted sum of squares; at_end: whether the rate lies at an end of the searched range.
+    """
 
     rate: NDArray
     a: NDArray
     b: NDArray
-    left: NDArray
+    residual: NDArray
     at_end: NDArray
 
 
@@ -80,13 +85,13 @@ def position_fit(run: Run) -> pd.DataFrame:
     """
     summaries = open_summaries(run)
     rows = band_sums(summaries)
-    places = summaries.columns("positions", "layer", "flagged", "position", "tokens", "nnz_sum", "nnz_square")
-    layer, later = places["layer"], ~places["flagged"] & (places["position"] > 0)
-    first = ~places["flagged"] & (places["position"] == 0) & (places["tokens"] > 0)
+    positions = summaries.columns("positions", "layer", "flagged", "position", "tokens", "nnz_sum", "nnz_square")
+    layer, later = positions["layer"], ~positions["flagged"] & (positions["position"] > 0)
+    first = ~positions["flagged"] & (positions["position"] == 0) & (positions["tokens"] > 0)
     start = np.full(run.layers + 1, np.nan)
-    start[layer[first]] = places["nnz_sum"][first] / places["tokens"][first]  # layer -1 is the last
-    tokens = int(places["tokens"][later & (layer == -1)].sum())
-    fits = _fits(_bands(run, rows, {name: values[later] for name, values in places.items()}), start)
+    start[layer[first]] = positions["nnz_sum"][first] / positions["tokens"][first]  # layer -1 is the last
+    tokens = int(positions["tokens"][later & (layer == -1)].sum())
+    fits = _fits(_bands(run, rows, {name: values[later] for name, values in positions.items()}), start)
     frame = pd.DataFrame({"layer": np.append(np.arange(run.layers), -1), "tokens": tokens, **fits})
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
@@ -97,10 +102,13 @@ def position_fit(run: Run) -> pd.DataFrame:
     return frame
 
 
-def _bands(run: Run, rows: dict[str, NDArray], places: dict[str, NDArray]) -> Bands:
-    """Return the means by band of each layer and, last, of their sum. Missing with too few of them to fit three numbers
-    and judge the fit."""
-    numbers, here = distinct(rows["band"])
+def _bands(run: Run, rows: dict[str, NDArray], positions: dict[str, NDArray]) -> Bands:
+    """Return the means by band of each layer and, last, of their sum.
+
+    rows: as `band_sums` returns them; positions: columns of the summary `positions`. Raises Missing where there are too
+    few bands to fit three parameters and judge the fit.
+    """
+    numbers, band_index = distinct(rows["band"])
     if len(numbers) < LEAST_BANDS:
         raise Missing(
             f"{run.name} has unflagged tokens in {len(numbers)} bands of positions: a fit needs at least "
@@ -108,13 +116,13 @@ def _bands(run: Run, rows: dict[str, NDArray], places: dict[str, NDArray]) -> Ba
         )
     replicates, replicate = distinct(rows["replicate"])
     n, y = np.zeros((2, run.layers + 1, len(replicates), len(numbers)))
-    place = (rows["layer"], replicate, here)
-    n[place], y[place] = rows["tokens"], rows["nnz_sum"]
-    bands = band(places["position"])
-    spot = places["layer"] % (run.layers + 1) * len(numbers) + np.searchsorted(numbers, bands)
+    cell = (rows["layer"], replicate, band_index)
+    n[cell], y[cell] = rows["tokens"], rows["nnz_sum"]
+    bands = band(positions["position"])
+    index = positions["layer"] % (run.layers + 1) * len(numbers) + np.searchsorted(numbers, bands)
     tokens, position, square = (
-        np.bincount(spot, weights, minlength=n[:, 0].size)[: n[:, 0].size].reshape(n[:, 0].shape)
-        for weights in (places["tokens"], places["tokens"] * places["position"], places["nnz_square"])
+        np.bincount(index, weights, minlength=n[:, 0].size)[: n[:, 0].size].reshape(n[:, 0].shape)
+        for weights in (positions["tokens"], positions["tokens"] * positions["position"], positions["nnz_square"])
     )
     if not (np.isin(bands, numbers).all() and (tokens > 0).all()):
         raise UserError(
@@ -124,24 +132,24 @@ def _bands(run: Run, rows: dict[str, NDArray], places: dict[str, NDArray]) -> Ba
     mean = y.sum(axis=1) / tokens
     variance = np.maximum(square / tokens - mean**2, 0)
     variance = np.maximum(variance, variance.mean(axis=1, keepdims=True) * 1e-3 + 1e-12)  # where all counts agree
-    left = n.sum(axis=1, keepdims=True) - n
+    remaining = n.sum(axis=1, keepdims=True) - n
     with np.errstate(divide="ignore", invalid="ignore"):
-        without = np.where(left > 0, (y.sum(axis=1, keepdims=True) - y) / left, 0.0)
+        without = np.where(remaining > 0, (y.sum(axis=1, keepdims=True) - y) / remaining, 0.0)
     # every layer has the same tokens, and so the same mean positions
-    return Bands((position / tokens)[-1], mean, tokens / variance, without, left / variance[:, None])
+    return Bands((position / tokens)[-1], mean, tokens / variance, without, remaining / variance[:, None])
 
 
 def _fits(bands: Bands, starts: NDArray) -> dict[str, NDArray]:
-    """Return the columns of position_fit from `bands` on. starts [layer]: mean nnz at position 0."""
+    """Return the columns of position_fit from "bands" to "verdict". starts [layer]: mean nnz at position 0."""
     falling = _search(bands, exponential, 0.5, 4 * bands.position[-1])
     scaling = _search(bands, power, 0.02, 8.0)
     number, half = len(bands.position), float(t_half(bands.without.shape[1] - 1))
     reach = np.where(falling.at_end, np.inf, half * _errors(bands, falling, exponential)[:, 2])
     level = (bands.weight * bands.mean).sum(axis=1) / bands.weight.sum(axis=1)
     total = (bands.weight * (bands.mean - level[:, None]) ** 2).sum(axis=1)
-    aicc = number * np.log(np.maximum(falling.left, 1e-300) / np.maximum(scaling.left, 1e-300))
+    aicc = number * np.log(np.maximum(falling.residual, 1e-300) / np.maximum(scaling.residual, 1e-300))
     certain = [
-        curve.b > half * _errors(bands, curve, shape, moving=False)[:, 1]
+        curve.b > half * _errors(bands, curve, shape, fit_rate=False)[:, 1]
         for curve, shape in ((falling, exponential), (scaling, power))
     ]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -152,9 +160,9 @@ def _fits(bands: Bands, starts: NDArray) -> dict[str, NDArray]:
             "decay": np.exp(falling.rate),
             "decay_low": np.exp(falling.rate - reach),
             "decay_high": np.where(reach < 100, np.exp(falling.rate + reach), np.inf),
-            "r2": np.where(total > 0, 1 - falling.left / total, np.nan),
+            "r2": np.where(total > 0, 1 - falling.residual / total, np.nan),
             "power": np.exp(scaling.rate),
-            "power_r2": np.where(total > 0, 1 - scaling.left / total, np.nan),
+            "power_r2": np.where(total > 0, 1 - scaling.residual / total, np.nan),
             "aicc": aicc,
             "first_ratio": np.where(falling.a > 0, starts / falling.a, np.nan),
             "verdict": _verdicts(
@@ -164,25 +172,30 @@ def _fits(bands: Bands, starts: NDArray) -> dict[str, NDArray]:
 
 
 def _verdicts(at_end: NDArray, certain: NDArray, aicc: NDArray) -> NDArray:
-    """Return the verdict on each layer. at_end, certain [layer]: of the better curve, whether its rate is where the
-    search ends, and whether its b is above 0; aicc [layer]: exponential less power law."""
-    said = np.where(aicc < 0, "exponential", "power law").astype(object)
-    said[np.abs(aicc) < DECISIVE] = "either"
-    said[at_end] = "cannot be told"
-    said[~certain] = "no decay"
-    return said
+    """Return the verdict on each layer.
+
+    at_end, certain [layer]: whether the better curve's rate lies at an end of the searched range, and whether its b is
+    above 0 with 95 % confidence; aicc [layer]: AICc of the exponential less that of the power law.
+    """
+    verdicts = np.where(aicc < 0, "exponential", "power law").astype(object)
+    verdicts[np.abs(aicc) < DECISIVE] = "either"
+    verdicts[at_end] = "cannot be told"
+    verdicts[~certain] = "no decay"
+    return verdicts
 
 
-def _search(bands: Bands, shape: Shape, least: float, most: float) -> Curves:
-    """Return the best curve of each layer over a grid of rates, the same for all, then over ever finer ones around
-    it."""
-    low, high = np.log(least), np.log(most)
+def _search(bands: Bands, shape: Shape, smallest: float, largest: float) -> Curves:
+    """Return the best curve of each layer: over one grid of rates for all layers, then over finer ones around the best.
+
+    shape: of the curve; smallest, largest: the range of λ (or k) that is searched.
+    """
+    low, high = np.log(smallest), np.log(largest)
     rates, step = np.broadcast_to(np.linspace(low, high, GRID), (len(bands.mean), GRID)), (high - low) / (GRID - 1)
     x = shape(bands.position, rates[:1, :, None])
     layer = np.arange(len(rates))
-    while True:  # 14 turns: step is finite, as positions are
-        a, b, left = _linear(bands, x)
-        best = left.argmin(axis=1)
+    while True:  # about 14 rounds: step is finite, because positions are
+        a, b, residual = _linear(bands, x)
+        best = residual.argmin(axis=1)
         rate = rates[layer, best]
         if not step >= CLOSE:
             break
@@ -190,27 +203,32 @@ def _search(bands: Bands, shape: Shape, least: float, most: float) -> Curves:
         step *= 2 / (FINER - 1)
         x = shape(bands.position, rates[..., None])
     at_end = np.minimum(rate - low, high - rate) < 1e-3
-    return Curves(rate, a[layer, best], b[layer, best], left[layer, best], at_end)
+    return Curves(rate, a[layer, best], b[layer, best], residual[layer, best], at_end)
 
 
 def _linear(bands: Bands, x: NDArray) -> tuple[NDArray, NDArray, NDArray]:
-    """Fit each layer's means on each row of x [layer, row, band]: a, b, the sum of squares left, each [layer, row]."""
+    """Fit a + b·x to each layer's means for each row of x [layer, row, band].
+
+    Returns a, b and the weighted sum of squared residuals, each [layer, row].
+    """
     w, y = bands.weight / bands.weight.sum(axis=1, keepdims=True), bands.mean
     centre, level = (x @ w[..., None])[..., 0], (w * y).sum(axis=1)[:, None]
     dx, dy = x - centre[..., None], y - level
     spread = (dx**2 @ w[..., None])[..., 0]
     b = np.divide((dx @ (w * dy)[..., None])[..., 0], spread, out=np.zeros(spread.shape), where=spread > 1e-30)
-    left = ((dy[:, None] - b[..., None] * dx) ** 2 @ bands.weight[..., None])[..., 0]
-    return level - b * centre, b, left
+    residual = ((dy[:, None] - b[..., None] * dx) ** 2 @ bands.weight[..., None])[..., 0]
+    return level - b * centre, b, residual
 
 
-def _errors(bands: Bands, curves: Curves, shape: Shape, moving: bool = True) -> NDArray:
-    """Return jackknife standard errors of a, b and, unless it is held fixed, the rate [layer, one of them]: a
-    Gauss-Newton step for each group of sequences left out."""
-    near = curves.rate[:, None] + np.array([-1e-4, 0.0, 1e-4])
-    below, x, above = np.moveaxis(shape(bands.position, near[..., None]), 1, 0)
+def _errors(bands: Bands, curves: Curves, shape: Shape, fit_rate: bool = True) -> NDArray:
+    """Return jackknife standard errors of a, b and, with `fit_rate`, the rate [layer, parameter].
+
+    Each group of sequences that is left out moves the parameters by one Gauss-Newton step.
+    """
+    nearby = curves.rate[:, None] + np.array([-1e-4, 0.0, 1e-4])
+    below, x, above = np.moveaxis(shape(bands.position, nearby[..., None]), 1, 0)
     slope = curves.b[:, None] * (above - below) / 2e-4
-    design = np.stack([np.ones_like(x), x, slope][: 3 if moving else 2], axis=-1)[:, None]
+    design = np.stack([np.ones_like(x), x, slope][: 3 if fit_rate else 2], axis=-1)[:, None]
     residual = bands.without - (curves.a[:, None] + curves.b[:, None] * x)[:, None]
     weighted = np.swapaxes(design * bands.without_weight[..., None], -1, -2)
     steps = np.linalg.pinv(weighted @ design) @ (weighted @ residual[..., None])

@@ -3,9 +3,9 @@
     by_position(run)       a row a position and layer, with intervals
     position_blocks(run)   means over blocks of positions, for a heat map
 
-Position 0 is `first`: it has no context, so it stands apart and fits leave it out. It is always flagged, as first and
-often as special, and is counted here all the same unless it is not finite; flagged tokens further on are left out
-unless asked for. Cost: 5 ms.
+Position 0 is `first`: it has no context, so it has rows of its own and fits leave it out. It is always flagged, as
+first and often as special, but counted here unless its values are not finite. Later flagged tokens are left out unless
+`flagged` is set. Cost: 5 ms.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ def position_blocks(run: Run, blocks: int | Sequence[int] = 24, flagged: bool = 
     last = int(rows["position"][-1])
     starts = _starts(blocks, last)
     ends = np.append(starts[1:] - 1, last)
-    place = rows["layer"] * len(starts) + np.searchsorted(starts, rows["position"], side="right") - 1
-    tokens, nnz = (np.bincount(place, rows[name], run.layers * len(starts)) for name in ("tokens", "nnz_sum"))
-    there = np.flatnonzero(tokens)
-    layer, block = np.divmod(there, len(starts))
+    cell = rows["layer"] * len(starts) + np.searchsorted(starts, rows["position"], side="right") - 1
+    tokens, nnz = (np.bincount(cell, rows[name], run.layers * len(starts)) for name in ("tokens", "nnz_sum"))
+    occupied = np.flatnonzero(tokens)
+    layer, block = np.divmod(occupied, len(starts))
     layer_mean, _ = layer_moments(summaries)
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean = nnz[there] / tokens[there]
+        mean = nnz[occupied] / tokens[occupied]
         relative = mean / layer_mean[layer]
     frame = pd.DataFrame(
         {
             "layer": layer.astype(rows["layer"].dtype),
             "position_from": starts[block],
             "position_to": ends[block],
-            "tokens": tokens[there].astype(np.int64),
+            "tokens": tokens[occupied].astype(np.int64),
             "mean": mean,
             "relative": relative,
         }
@@ -84,23 +84,29 @@ def position_blocks(run: Run, blocks: int | Sequence[int] = 24, flagged: bool = 
 
 
 def _position_totals(summaries: Summaries, flagged: bool, total: bool = False) -> dict[str, NDArray]:
-    """Return sums of tokens, nnz and its square by position and layer; with `total` those of the sum over layers."""
+    """Return sums of tokens, nnz and squared nnz by position and layer; with `total`, those of nnz summed over layers.
+
+    Rows are sorted by position, then layer.
+    """
     rows = summaries.columns("positions", "layer", "flagged", "position", *SUMS)
     if rows["flagged"].all() and (not flagged or is_nowhere_finite(summaries.run)):
         raise no_counted_token(summaries.run)
-    kept = np.flatnonzero(((rows["layer"] < 0) == total) & (flagged | ~rows["flagged"]))
+    selected = np.flatnonzero(((rows["layer"] < 0) == total) & (flagged | ~rows["flagged"]))
     size = summaries.run.layers + 1
-    place = rows["position"][kept].astype(np.int64) * size + rows["layer"][kept]
-    order = np.argsort(place, kind="stable")
-    kept, place = kept[order], place[order]
-    starts = np.flatnonzero(np.diff(place, prepend=place[:1] - 1))  # flagged tokens and others may share a place
-    found = {name: rows[name][kept[starts]] for name in ("position", "layer")}
-    return found | {name: np.add.reduceat(rows[name][kept], starts) for name in SUMS}
+    key = rows["position"][selected].astype(np.int64) * size + rows["layer"][selected]
+    order = np.argsort(key, kind="stable")
+    selected, key = selected[order], key[order]
+    starts = np.flatnonzero(np.diff(key, prepend=key[:1] - 1))  # flagged tokens and others may share a key
+    columns = {name: rows[name][selected[starts]] for name in ("position", "layer")}
+    return columns | {name: np.add.reduceat(rows[name][selected], starts) for name in SUMS}
 
 
 def _starts(blocks: int | Sequence[int], last: int) -> np.ndarray:
-    """Return the first positions of the blocks: those given, or 0, 1 and on in equal ratios up to `last`, at most
-    `blocks` of them."""
+    """Return the first position of each block.
+
+    blocks: these positions themselves; or the greatest number of blocks, which then start at 0, at 1, and onwards in
+    equal ratios up to `last`.
+    """
     if not isinstance(blocks, int):
         starts = np.unique(np.asarray(blocks, dtype=int))
         if not len(starts) or starts[0] < 0:

@@ -3,9 +3,9 @@
     surprisal(run)               mean nnz by band of the next token's loss; of="own": of the token's own loss
     surprisal_correlation(run)   Spearman's rank correlation of the two by layer, or by class of token and layer
 
-Over unflagged tokens that have a loss. Intervals leave out one group of sequences at a time (delete-a-group jackknife):
-one twentieth, or one tenth where the token's own loss or its class is asked for, which come from coarser counts. Of
-long runs, correlations and classes are those of half a million tokens or more, of whole sequences
+Unflagged tokens that have a loss are counted. Intervals leave out one group of sequences at a time (delete-a-group
+jackknife): one twentieth of them, or one tenth by the token's own loss or by class, which come from coarser counts. In
+long runs, correlations and classes count whole sequences with half a million tokens or more in all
 (`rank_tables.class_step`). Cost: 30 ms.
 """
 
@@ -35,10 +35,11 @@ Of = Literal["next", "own"]
 def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None = None) -> pd.DataFrame:
     """Return mean nnz by bin of loss. Columns: layer; bin; loss_low, loss_high (nats); tokens; nnz_mean; nnz_se.
 
-    By the loss of the next token, or with of="own" by that of the token itself, as predicted one position earlier;
-    `token_class` keeps the tokens of one class (see token_classes). `bins` bins of as equal a number of tokens as the
-    bands of the summary allow (about 90 up to 14 nats; 11 of the token's own loss and within a class), the same in
-    every layer; bins that no band falls into are left out.
+    of: whether tokens are binned by the loss of the next token, or ("own") by that of the token itself, as predicted
+    one position earlier. token_class: counts the tokens of one class alone (see token_classes). bins: how many bins
+    there are at most, the same in every layer. They hold numbers of tokens as equal as the bands of the summary allow
+    (about 90 bands up to 14 nats; 11 for the token's own loss and within a class); a bin that no band falls into is
+    left out.
     """
     if bins < 1:
         raise UserError(f"Expected at least 1 bin, got {bins}.")
@@ -48,18 +49,18 @@ def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None
     else:
         rows, scale = _classes(summaries, of, token_class, SUMS), COARSE_SCALE
         rows["loss_bin"] = rows["loss_class"]
-    one = rows["layer"] == 0
-    per_band = np.bincount(rows["loss_bin"][one], rows["tokens"][one])
+    first_layer = rows["layer"] == 0
+    per_band = np.bincount(rows["loss_bin"][first_layer], rows["tokens"][first_layer])
     bands = np.flatnonzero(per_band)
     per_band = per_band[bands]
     middle = (per_band.cumsum() - per_band / 2) / per_band.sum()
     chosen = np.minimum((middle * bins).astype(int), bins - 1)
-    number = np.cumsum(np.diff(chosen, prepend=chosen[:1]) > 0)  # of a band's bin
+    number = np.cumsum(np.diff(chosen, prepend=chosen[:1]) > 0)  # the bin of each band
     shape = (run.layers, int(number[-1]) + 1, int(rows["replicate"].max()) + 1)
-    place = np.searchsorted(bands, rows["loss_bin"])
-    place = (rows["layer"] * shape[1] + number[place]) * shape[2] + rows["replicate"]
-    tokens, nnz = (np.bincount(place, rows[name], np.prod(shape)).reshape(shape) for name in SUMS)
-    used = np.flatnonzero(tokens[0].sum(axis=0))  # replicates that hold any token at all
+    cell = np.searchsorted(bands, rows["loss_bin"])
+    cell = (rows["layer"] * shape[1] + number[cell]) * shape[2] + rows["replicate"]
+    tokens, nnz = (np.bincount(cell, rows[name], np.prod(shape)).reshape(shape) for name in SUMS)
+    used = np.flatnonzero(tokens[0].sum(axis=0))  # replicates that have any token
     n, y = tokens.sum(axis=2), nnz.sum(axis=2)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = y / n
@@ -86,8 +87,11 @@ def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None
 def _classes(
     summaries: Summaries, of: Of, token_class: str | None = None, sums: Sequence[str] = ("tokens",)
 ) -> dict[str, NDArray]:
-    """Return the rows of `surprisal_classes` by one of the two losses, of one class or all; class: its place in
-    CLASSES. Missing where there is none."""
+    """Return rows of the summary `surprisal_classes` by one of the two losses.
+
+    of: which loss; token_class: the class whose rows are returned, None for all; sums: the columns beside the keys. The
+    column class holds indices into CLASSES. Raises Missing where there is no row.
+    """
     kinds = CLASSES.to_pylist()
     if token_class is not None and token_class not in kinds:
         raise UserError(f"Expected a class of {', '.join(kinds)}, got {token_class!r}.")
@@ -102,22 +106,23 @@ def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> 
     """Return Spearman's rank correlation of nnz and loss by layer. Columns: class (with `by_class`); layer; spearman;
     low, high (95 %); n (tokens).
 
-    Of nnz and the loss of the next token, or with of="own" of the token itself. From tables of classes of loss by
-    classes of nnz, ties at mid-rank: within 0.003 of the correlation of the untied values, and where the token's own
-    loss or its class is asked for within 0.01 over 10 000 tokens (0.04 over 200). The interval is a jackknife's on the
-    atanh scale, Student's t with the number of groups less one. Empty where all counts, or all losses, are the same.
+    of: whether the loss is that of the next token, or ("own") of the token itself. Correlations come from tables of
+    classes of loss by classes of nnz, ties at mid-rank: they are within 0.003 of the correlation of the exact values,
+    or, by the token's own loss or by class, within 0.01 over 10 000 tokens (0.04 over 200). The interval is a
+    jackknife's on the atanh scale, by Student's t with the number of groups less one. Empty where all counts, or all
+    losses, are the same.
     """
     summaries = open_summaries(run)
     try:
         rows = summaries.columns("surprisal_correlations", "own", *CORRELATED)
-    except Missing:  # as in a copy of an earlier revision, if not for want of losses
+    except Missing:  # a copy of an earlier revision lacks this summary; a run without losses fails again below
         fine = of == "next" and not by_class
         rows = correlated(summaries.columns("surprisal_ranks", *RANKS) if fine else _classes(summaries, of), by_class)
     else:
-        kept = (rows["own"] == (of == "own")) & ((rows["class"] != ALL) == by_class)
-        if not kept.any():
+        selected = (rows["own"] == (of == "own")) & ((rows["class"] != ALL) == by_class)
+        if not selected.any():
             raise Missing(f"{run.name} holds no token that has a loss of its own.")
-        rows = {name: values[kept] for name, values in rows.items()}
+        rows = {name: values[selected] for name, values in rows.items()}
     columns = {"class": rows["class"]} if by_class else {}
     columns |= {"layer": rows["layer"].astype(np.int64), **{name: rows[name] for name in ("spearman", "low", "high")}}
     frame = pd.DataFrame({**columns, "n": rows["tokens"]})
@@ -138,5 +143,5 @@ def surprisal_classes(run: Run) -> pd.DataFrame:
 
 
 def _note(groups: int) -> str:
-    """Return the sentence on how many tokens and groups the numbers rest on."""
+    """Return a clause that says which tokens and how many groups of sequences the numbers come from."""
     return f"over unflagged tokens that have a loss; intervals from {groups} groups of sequences, each left out once"

@@ -29,8 +29,8 @@ LEAST_COUNT = 5  # occurrences of a named token from which its interval is worth
 
 
 def _layers_for_verdict(run: Run, least_layers: int = 1) -> pd.DataFrame:
-    """Return by_layer(run). Raise Missing if it rests on too few tokens, or on fewer than `least_layers` layers, for a
-    verdict."""
+    """Return by_layer(run). Raises Missing where a verdict would rest on too few tokens, or on fewer than
+    `least_layers` layers."""
     if run.layers < least_layers:
         raise Missing(f"The model has {run.layers} layers: a profile over depth needs at least {least_layers}.")
     layers = by_layer(run)
@@ -104,18 +104,18 @@ def first_fires_more(run: Run) -> Answer:
     if first.empty or is_first.all():
         raise Missing("No position 0, or nothing after it, was counted.")
     layer, tokens, mean = (rows[name].to_numpy()[~is_first] for name in ("layer", "tokens", "mean"))
-    rest = np.bincount(layer, mean * tokens, run.layers) / np.bincount(layer, tokens, run.layers)
+    later_mean = np.bincount(layer, mean * tokens, run.layers) / np.bincount(layer, tokens, run.layers)
     n = int(first["tokens"].iloc[0])
-    if n < 2 or not (rest > 0).all():
+    if n < 2 or not (later_mean > 0).all():
         raise Missing(f"{n} sequences have a position 0 that was counted, or a layer fires nothing after it.")
-    low = (first["mean"] - float(t_half(n - 1)) * first["se"]) / rest
-    ratio = first["mean"] / rest
-    more = int((low > FAR_MORE).sum())
+    low = (first["mean"] - float(t_half(n - 1)) * first["se"]) / later_mean
+    ratio = first["mean"] / later_mean
+    certain_layers = int((low > FAR_MORE).sum())
     return Answer(
         f"position 0 fires {ratio.min():.1f} to {ratio.max():.1f} times the neurons of later ones, by layer",
-        f"median ratio {ratio.median():.2f}, {n:,} sequences; above {FAR_MORE:g} with 95 % confidence in {more} of "
-        f"{run.layers} layers",
-        more > run.layers / 2,
+        f"median ratio {ratio.median():.2f}, {n:,} sequences; above {FAR_MORE:g} with 95 % confidence in "
+        f"{certain_layers} of {run.layers} layers",
+        certain_layers > run.layers / 2,
         f"more than {FAR_MORE:g} times the later mean, with 95 % confidence, in most layers",
     )
 
@@ -204,13 +204,13 @@ def follows_surprisal(run: Run) -> Answer:
     rows = surprisal_correlation(run).dropna()
     if rows.empty:
         raise Missing("No layer's counts vary, so there is nothing to correlate with the loss.")
-    above, below = int((rows["low"] > 0).sum()), int((rows["high"] < 0).sum())
+    rising, falling = int((rows["low"] > 0).sum()), int((rows["high"] < 0).sum())
     return Answer(
-        f"of {len(rows)} layers, nnz rises with the next token's loss in {above}, falls in {below}, neither for "
-        f"certain in {len(rows) - above - below}",
+        f"of {len(rows)} layers, nnz rises with the next token's loss in {rising}, falls in {falling}, neither for "
+        f"certain in {len(rows) - rising - falling}",
         f"Spearman {rows['spearman'].min():+.2f} to {rows['spearman'].max():+.2f}, median "
         f"{rows['spearman'].median():+.2f}, {rows['n'].iloc[0]:,} tokens",
-        above > len(rows) / 2,
+        rising > len(rows) / 2,
         "Spearman's correlation is above 0 with 95 % confidence in most layers",
     )
 

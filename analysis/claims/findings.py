@@ -61,6 +61,7 @@ def _checked(run: Run, claim: Claim) -> dict[str, str]:
 
 
 def _untold(topic: str, text: str, reason: str) -> dict[str, str]:
+    """Return the row of a claim that the run cannot settle, with the reason."""
     return {"topic": topic, "claim": text, "this_run": "", "statistic": "", "verdict": UNTOLD, "reason": reason}
 
 
@@ -71,8 +72,8 @@ def markdown(run: Run, beyond: bool = False) -> str:
     for row in findings(run).to_dict("records"):
         if row["claim"] in unsettled_by_any_run and not beyond:
             continue
-        says = row["this_run"] or row["reason"]
-        lines.append(_line((row["claim"], says, row["statistic"], row["verdict"])))
+        finding = row["this_run"] or row["reason"]
+        lines.append(_line((row["claim"], finding, row["statistic"], row["verdict"])))
     return "\n".join(lines)
 
 

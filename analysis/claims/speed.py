@@ -20,8 +20,8 @@ NOT_SPARSE = 0.95  # sparsity below which a layer counts as "not sparse"
 
 
 def _large_model_speedup(run: Run) -> dict[str, float]:
-    """Return model_speedup(run). Raise Missing if the model is smaller than those that the claims are about, or if the
-    reference kernel ran."""
+    """Return model_speedup(run). Raises Missing where the model is smaller than those that the claims are about, or
+    where the reference kernel ran."""
     timing = model_speedup(run)
     refuse_incomparable(timing["comparable"], timing["note"])
     parameters = run.manifest.model.get("parameters") or 0
@@ -33,8 +33,8 @@ def _large_model_speedup(run: Run) -> dict[str, float]:
     return timing
 
 
-def faster(least: float, text: str) -> Claim:
-    """Return the claim that the whole forward pass runs at least 1 + `least` times as fast as dense."""
+def faster(gain: float, text: str) -> Claim:
+    """Return the claim that the whole forward pass runs at least 1 + `gain` times as fast as dense; text: the claim."""
 
     def check(run: Run) -> Answer:
         timing = _large_model_speedup(run)
@@ -42,8 +42,8 @@ def faster(least: float, text: str) -> Claim:
             f"the whole forward pass runs {timing['speedup']:.2f} times as fast, on {run.manifest.device}",
             f"{over_batches(int(timing['repeats']))}, from {timing['low']:.2f} to {timing['high']:.2f}; kernel "
             f"{timing['kernel']}",
-            timing["speedup"] >= 1 + least,
-            f"at least {1 + least:g} times dense",
+            timing["speedup"] >= 1 + gain,
+            f"at least {1 + gain:g} times dense",
         )
 
     return Claim("speed", text, check)

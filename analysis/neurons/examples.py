@@ -55,8 +55,8 @@ def example_pieces(run: Run, layer: int, neuron: int, width: int = 16) -> pd.Dat
 
 def _narrowed(window: TokenWindow, width: int) -> TokenWindow:
     """Return the window cut to `width` tokens on each side."""
-    first = max(0, window.here - width)
-    return TokenWindow(window.start + first, window.ids[first : window.here + width + 1], window.here - first)
+    first = max(0, window.center - width)
+    return TokenWindow(window.start + first, window.ids[first : window.center + width + 1], window.center - first)
 
 
 def _texts(run: Run, wide: TokenWindow, window: TokenWindow) -> list[str]:

@@ -2,8 +2,8 @@
 
     tile_settings(run)   a row a layer, number of rows and compression that `twell bench --out RUN` has timed
 
-Slots that all rows fit into are safe for a kernel that drops what overflows; the workbench's kernels keep it, so there
-an unsafe setting may be the faster one and is right all the same. Cost: 20 ms.
+A setting is safe, for a kernel that drops what overflows, if all rows fit into its slots. The workbench's kernels keep
+what overflows: with them an unsafe setting is correct too, and may be the faster one. Cost: 20 ms.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def tile_settings(run: Run) -> pd.DataFrame:
 
 
 def _at_risk(run: Run) -> pd.DataFrame:
-    """Return the share of the run's tokens past their slots, by layer, tile and compression; no row if none were
-    counted."""
+    """Return the share of the run's tokens past their slots, by layer, tile and compression; no row where the run
+    counted no tiles."""
     names = ["layer", "tile", "compression", "rows_over_share"]
     try:
         return tile_audit(run)[names]

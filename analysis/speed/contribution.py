@@ -25,11 +25,11 @@ from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 BLOCK = 128  # the unions that speed is compared with
-OFF = 0.10  # a speedup further than this from the trend wants a cause
-OVERFLOW = 0.001  # share of tokens past their slots that costs time
-UNEVEN = 20.0  # fullest token over the mean that leaves others waiting
-UNLIKE = 1.25  # a union over what the layers' nnz suggests, from which tokens count as unlike
-NEAR = 0.8  # of the ceiling: fixed cost is most of what is left
+OFF = 0.10  # a speedup further than this from the trend is given a cause
+OVERFLOW = 0.001  # share of tokens past their slots, above which overflow costs time
+UNEVEN = 20.0  # nnz of the fullest token over the mean, above which other rows wait for it
+UNLIKE = 1.25  # union over the one that nnz suggests, above which tokens share few neurons
+NEAR = 0.8  # share of the ceiling, above which fixed cost is most of the time
 
 
 def layer_gains(run: Run) -> pd.DataFrame:
@@ -50,14 +50,14 @@ def layer_gains(run: Run) -> pd.DataFrame:
     expected = 1 / np.where(line > 0, line, np.nan)
     added = {
         "union": union,
-        "contribution": (dense - sparse) * _row_ratio(run)("ffn_dense") / _whole(run),
+        "contribution": (dense - sparse) * _row_ratio(run)("ffn_dense") / _dense_model_us(run),
         "ceiling": np.where(gate < sparse, dense / gate, np.nan),
         "expected": expected,
         "off": gained / expected - 1,
     }
     activity, over = by_layer(run)[["max", "mean", "sparsity"]].iloc[layer].to_dict("list"), _overflow(run)[layer]
-    told = {"speedup": gained, "different": union / _line(nnz, union), "over": over, **added, **activity}
-    added["cause"] = [_cause(dict(zip(told, row, strict=True))) for row in zip(*told.values(), strict=True)]
+    facts = {"speedup": gained, "different": union / _line(nnz, union), "over": over, **added, **activity}
+    added["cause"] = [_cause(dict(zip(facts, row, strict=True))) for row in zip(*facts.values(), strict=True)]
     names = "layer nnz_mean union dense_us sparse_us speedup contribution ceiling expected off cause repeats kernel"
     return frame.assign(**added)[names.split()]
 
@@ -68,13 +68,13 @@ def _unions(run: Run) -> NDArray:
         rows = open_summaries(run).columns("unions", "layer", "block", "neurons", "blocks")
     except Missing:
         return np.full(run.layers, np.nan)
-    here = rows["block"] == BLOCK
-    layer, neurons, blocks = (rows[name][here] for name in ("layer", "neurons", "blocks"))
+    selected = rows["block"] == BLOCK
+    layer, neurons, blocks = (rows[name][selected] for name in ("layer", "neurons", "blocks"))
     with np.errstate(invalid="ignore"):
         return np.bincount(layer, neurons * blocks, run.layers) / np.bincount(layer, blocks, run.layers)
 
 
-def _whole(run: Run) -> float:
+def _dense_model_us(run: Run) -> float:
     """Return the dense model's time in µs; NaN where it was not timed."""
     try:
         return float(model_speedup(run)["dense_us"])
@@ -83,29 +83,29 @@ def _whole(run: Run) -> float:
 
 
 def _row_ratio(run: Run) -> Callable[[str], float]:
-    """Return a function of an operation's name that gives the ratio of rows in a timed whole-model pass to rows the
+    """Return a function from an operation's name to a ratio: rows of a timed whole-model pass over rows that the
     operation was timed on, which are fewer on a CPU; NaN if either is untimed."""
     rows = timings(run)
 
     def tokens(op: str) -> float:
-        found = rows["tokens"].to_numpy()[(rows["op"] == op).to_numpy()]
-        return float(np.median(found)) if len(found) else np.nan
+        counts = rows["tokens"].to_numpy()[(rows["op"] == op).to_numpy()]
+        return float(np.median(counts)) if len(counts) else np.nan
 
     return lambda op: tokens("model_dense") / tokens(op)
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the robust line through the points (x, y) at each x [layer]; NaN under 4 layers."""
+    """Return the height at each x of the robust line through the points (x, y) [layer]; NaN with fewer than 4."""
     if len(x) < 4:
         return np.full(len(x), np.nan)
     i, j = np.triu_indices(len(x), 1)
-    apart = x[i] != x[j]
-    slope = np.median((y[i] - y[j])[apart] / (x[i] - x[j])[apart]) if apart.any() else 0.0
+    differ = x[i] != x[j]
+    slope = np.median((y[i] - y[j])[differ] / (x[i] - x[j])[differ]) if differ.any() else 0.0
     return np.median(y - slope * x) + slope * x
 
 
 def _overflow(run: Run) -> NDArray:
-    """Return the share of tokens past the slots of a tile in the run's own layout, by layer; 0 where it was not
+    """Return the share of tokens past the slots of a tile in the run's own layout, by layer; 0 where no tiles were
     counted."""
     share = np.zeros(run.layers)
     try:
@@ -118,8 +118,8 @@ def _overflow(run: Run) -> NDArray:
 
 
 def _cause(row: dict[str, float]) -> str:
-    """Return the likeliest cause of a layer's distance from the trend, of those that the run can show; "" if it is
-    near. row: the layer's columns."""
+    """Return the likeliest cause, among those that the run can show, of a layer's distance from the trend; "" for a
+    layer near it. row: the layer's columns."""
     if not abs(row["off"]) > OFF:
         return ""
     if row["off"] > 0:
@@ -158,9 +158,9 @@ def gain_correlations(run: Run) -> pd.DataFrame:
                 rows.append({"of": of, "with": gain, **correlate(pair[:, 0], pair[:, 1])})
     if not rows:
         raise Missing(f"Every layer of {run.name} has the same nnz or the same speedup: there is nothing to correlate.")
-    found = pd.DataFrame(rows)
-    found.attrs = frame.attrs
-    return found
+    correlations = pd.DataFrame(rows)
+    correlations.attrs = frame.attrs
+    return correlations
 
 
 def model_time(run: Run) -> pd.DataFrame:
@@ -171,7 +171,7 @@ def model_time(run: Run) -> pd.DataFrame:
     model's speedup if every FFN took its gate product alone (None where `layer_gains` has no ceiling of a layer).
     Missing where the whole model was not timed.
     """
-    whole, layers = model_speedup(run), speedup(run)
+    model, layers = model_speedup(run), speedup(run)
     rows, row_ratio = of_one_size(run), _row_ratio(run)
     rows = rows[rows["op"] == "attention"]
     attention = np.nan
@@ -179,21 +179,21 @@ def model_time(run: Run) -> pd.DataFrame:
         medians = grouped_median(rows["microseconds"].to_numpy(), rows["layer"].to_numpy())
         attention = float(np.nansum(medians) * row_ratio("attention"))
     ffn = row_ratio("ffn_dense")
-    parts = {
+    times = {
         "ffn": (ffn * layers["dense_us"].sum(), ffn * layers["sparse_us"].sum()),
         "attention": (attention, attention),
     }
-    dense, sparse = whole["dense_us"], whole["sparse_us"]
-    timed = [np.nansum([value[index] for value in parts.values()]) for index in (0, 1)]
-    parts |= {"rest": (dense - timed[0], sparse - timed[1]), "whole": (dense, sparse)}
-    frame = pd.DataFrame([{"part": part, "dense_us": d, "sparse_us": s} for part, (d, s) in parts.items()])
+    dense, sparse = model["dense_us"], model["sparse_us"]
+    timed = [np.nansum([value[index] for value in times.values()]) for index in (0, 1)]
+    times |= {"rest": (dense - timed[0], sparse - timed[1]), "whole": (dense, sparse)}
+    frame = pd.DataFrame([{"part": name, "dense_us": d, "sparse_us": s} for name, (d, s) in times.items()])
     frame["dense_share"], frame["sparse_share"] = frame["dense_us"] / dense, frame["sparse_us"] / sparse
     frame["speedup"] = frame["dense_us"] / frame["sparse_us"]
     bound = layers["gate_us"].where(layers["gate_us"] < layers["sparse_us"])
     saved = ffn * float((layers["dense_us"] - bound).sum(min_count=len(layers), skipna=False))
     frame.attrs = {
-        "comparable": whole["comparable"],
-        "note": whole["note"],
+        "comparable": model["comparable"],
+        "note": model["note"],
         "ceiling": dense / (dense - saved) if saved == saved else None,
     }
     return frame

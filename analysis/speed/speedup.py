@@ -40,8 +40,10 @@ def timings(run: Run) -> pd.DataFrame:
 
 @memoized
 def of_one_size(run: Run) -> pd.DataFrame:
-    """Return `timings` with each time scaled, by the token, to the median number of rows of its operation: layers are
-    timed in batches of their own, and batches differ in size."""
+    """Return `timings` with each time scaled in proportion to tokens, to the median number of rows of its operation.
+
+    Layers are timed in different batches, and batches differ in size.
+    """
     rows = timings(run)
     rows = rows[rows["tokens"] > 0]
     op, _ = pd.factorize(rows["op"])
@@ -73,18 +75,18 @@ def speedup(run: Run) -> pd.DataFrame:
     both = ~np.isnan(dense + sparse)
     if not both.any():
         raise Missing(f"{run.name} timed no batch both dense and sparse: capture with --timings above 0.")
-    layers, place = distinct(layer[both])
+    layers, index = distinct(layer[both])
     rows = rows[rows["op"] == "ffn_sparse"]
     timed, kernels = rows["layer"].to_numpy(), rows["kernel"].to_numpy(object)
     nnz = _means(timed, rows["nnz_mean"].to_numpy(float), run.layers)[layers]
-    repeats = np.bincount(place)
+    repeats = np.bincount(index)
     if not np.nan_to_num(nnz).any() and is_nowhere_finite(run):  # rows of NaN fire nothing, and so cost nothing
         raise no_counted_token(run)
     if np.isnan(nnz).any():
         nnz = np.where(np.isnan(nnz), layer_moments(open_summaries(run))[0][layers], nnz)
     columns: dict[str, Any] = {"layer": layers.astype(timed.dtype), "nnz_mean": nnz}
     for name, values in {"dense_us": dense, "sparse_us": sparse, "gate_us": gate, "speedup": dense / sparse}.items():
-        columns[name] = grouped_median(values[both], place)
+        columns[name] = grouped_median(values[both], index)
     columns |= {"repeats": repeats, "kernel": [", ".join(sorted(set(kernels[timed == n]))) for n in layers]}
     frame = pd.DataFrame(columns)
     comparable = "reference" not in kernels
@@ -98,30 +100,33 @@ def speedup(run: Run) -> pd.DataFrame:
 
 
 def _side_by_side(rows: pd.DataFrame, value: str, ops: Sequence[str]) -> tuple[NDArray, NDArray]:
-    """Return the layer of each pair of layer and batch [pair], and a column of the timings by operation [operation,
-    pair]: the mean where one was timed several times, NaN where it was not timed."""
+    """Return the layer of each pair of layer and batch [pair], and one column of the timings [operation, pair].
+
+    rows: timings; value: the column's name; ops: the operations. An entry is the mean where the operation was timed
+    several times, NaN where it was not timed.
+    """
     batch, values = rows["batch"].to_numpy(np.int64), rows[value].to_numpy(float)
     size = int(batch.max(initial=0)) + 1
-    keys, place = np.unique(rows["layer"].to_numpy() * size + batch, return_inverse=True)
-    found = np.empty((len(ops), len(keys)))
-    for row, op in zip(found, ops, strict=True):
-        here = (rows["op"] == op).to_numpy()
-        row[:] = _means(place[here], values[here], len(keys))
-    return keys // size, found
+    keys, index = np.unique(rows["layer"].to_numpy() * size + batch, return_inverse=True)
+    columns = np.empty((len(ops), len(keys)))
+    for row, op in zip(columns, ops, strict=True):
+        selected = (rows["op"] == op).to_numpy()
+        row[:] = _means(index[selected], values[selected], len(keys))
+    return keys // size, columns
 
 
-def _means(place: NDArray, values: NDArray, size: int) -> NDArray:
+def _means(group: NDArray, values: NDArray, size: int) -> NDArray:
     """Return the mean of the values of each group, NaN left out; NaN for a group without any. place [n]: the group of
     each value, below `size`."""
-    told = ~np.isnan(values)
+    valid = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
-        return np.bincount(place[told], values[told], size) / np.bincount(place[told], minlength=size)
+        return np.bincount(group[valid], values[valid], size) / np.bincount(group[valid], minlength=size)
 
 
-def over_batches(least: int, most: int | None = None) -> str:
-    """Return in words how many batches a number was taken over, from `least` to `most`."""
-    more = "" if most is None or most == least else " or more"
-    return f"one batch{more}" if least == 1 else f"median of {least} batches{more}"
+def over_batches(fewest: int, greatest: int | None = None) -> str:
+    """Return in words how many batches a number was taken over, from `fewest` to `greatest`."""
+    suffix = "" if greatest is None or greatest == fewest else " or more"
+    return f"one batch{suffix}" if fewest == 1 else f"median of {fewest} batches{suffix}"
 
 
 @memoized

@@ -1,10 +1,10 @@
-"""Tiles: would a packed row have held what fired, and what would fixed slots have got wrong?
+"""Tiles: does a packed row have room for every firing, and what would kernels lose that drop the rest?
 
     tile_audit(run)   a row a layer, tile size and compression: tokens whose fullest tile exceeds the slots
-    peer_audit(run)   what the published kernels, whose slots do not overflow into anything, would have lost on this run
+    peer_audit(run)   what the published kernels, which drop what exceeds the slots, would have lost on this run
 
-A tile of T neurons at compression C has T/C - 1 slots. The workbench's kernels keep what overflows, so there it costs
-time alone. From the summary `tiles`, which the kernel counted while the model ran. Cost: 10 ms.
+A tile of T neurons at compression C has T/C - 1 slots. The workbench's kernels keep what overflows, at a cost in time
+alone. All comes from the summary `tiles`, which the kernel counted while the model ran. Cost: 10 ms.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def tile_audit(run: Run) -> pd.DataFrame:
     in_use = run.manifest.layout.get("tile"), run.manifest.layout.get("compression")
     starts = np.flatnonzero(np.diff(rows["layer"], prepend=-1) | np.diff(rows["tile"], prepend=-1))
     groups = (np.split(rows[name], starts[1:]) for name in COUNTS)
-    found = []
+    records = []
     for layer, tile, fired, pairs, tokens in zip(
         rows["layer"][starts].tolist(), rows["tile"][starts].tolist(), *groups, strict=True
     ):
-        mean, most = fired @ pairs / pairs.sum(), int(fired[pairs > 0][-1])
+        mean, fullest = fired @ pairs / pairs.sum(), int(fired[pairs > 0][-1])
         for compression in COMPRESSIONS:
             slots = tile // compression - 1
-            found.append(
+            records.append(
                 {
                     "layer": layer,
                     "tile": tile,
@@ -52,20 +52,23 @@ def tile_audit(run: Run) -> pd.DataFrame:
                     "slots": slots,
                     "in_use": (tile, compression) == in_use,
                     "occupancy_mean": mean,
-                    "occupancy_max": most,
+                    "occupancy_max": fullest,
                     **_over(fired, pairs, tokens, slots),
                 }
             )
-    frame = pd.DataFrame(found)
+    frame = pd.DataFrame(records)
     frame.attrs = {"definition": run.manifest.nnz_definition, "note": "over unflagged tokens; slots are T/C - 1"}
     return frame
 
 
 def _over(fired: NDArray, pairs: NDArray, rows: NDArray, slots: int) -> dict[str, float]:
-    """Return how much exceeds the slots in one layer and tile size. fired [n]: occupancies, ascending; pairs, rows [n]:
-    how many pairs of token and tile, and fullest tiles of a token, have each."""
+    """Return how much exceeds the slots in one layer and tile size, as columns of tile_audit.
+
+    fired [n]: occupancies that occur, in ascending order; pairs [n]: how many pairs of a token and a tile have each;
+    rows [n]: how many tokens have each in their fullest tile.
+    """
     fits = int(np.searchsorted(fired, slots, side="right"))  # ascending
-    lost, every = int((fired[fits:] - slots) @ pairs[fits:]), int(fired @ pairs)
+    lost, firings = int((fired[fits:] - slots) @ pairs[fits:]), int(fired @ pairs)
     tokens, over = int(rows.sum()), int(rows[fits:].sum())
     return {
         "tokens": tokens,
@@ -73,7 +76,7 @@ def _over(fired: NDArray, pairs: NDArray, rows: NDArray, slots: int) -> dict[str
         "rows_over_share": over / tokens,
         "tiles_over_share": pairs[fits:].sum() / pairs.sum(),
         "lost": lost,
-        "lost_share": lost / every if every else 0.0,
+        "lost_share": lost / firings if firings else 0.0,
     }
 
 
@@ -94,12 +97,12 @@ def peer_audit(run: Run) -> pd.DataFrame:
         why = "" if (tiles["tile"] == PEER_TILE).any() else f"the run counted no tiles of {PEER_TILE}"
     except Missing as reason:
         tiles, why = {name: np.zeros(0, int) for name in ("layer", "tile", *COUNTS)}, str(reason)
-    found = []
+    records = []
     for number in range(run.layers):
-        here = (tiles["layer"] == number) & (tiles["tile"] == PEER_TILE)
-        fired, pairs, rows = (tiles[name][here] for name in COUNTS)
-        over = _over(fired, pairs, rows, PEER_SLOTS) if here.any() else {}
-        found.append(
+        selected = (tiles["layer"] == number) & (tiles["tile"] == PEER_TILE)
+        fired, pairs, rows = (tiles[name][selected] for name in COUNTS)
+        over = _over(fired, pairs, rows, PEER_SLOTS) if selected.any() else {}
+        records.append(
             {
                 "layer": number,
                 "tokens": tokens[number],
@@ -111,6 +114,6 @@ def peer_audit(run: Run) -> pd.DataFrame:
                 "tail_full": long[number] / tokens[number] * PEER_BATCH > PEER_TAIL,
             }
         )
-    frame = pd.DataFrame(found).astype({"wrong": "Int64", "wrong_share": float, "lost_share": float})
+    frame = pd.DataFrame(records).astype({"wrong": "Int64", "wrong_share": float, "lost_share": float})
     frame.attrs = {"definition": run.manifest.nnz_definition, "note": why or "over unflagged tokens"}
     return frame

@@ -2,8 +2,8 @@
 
     union_sizes(run)   a row a layer and block size
 
-A kernel that gathers weight rows once a block reads `mean` of them, where one that reads them token by token reads
-block × nnz. From the summary `unions`, counted on the device. Cost: 10 ms.
+A kernel that gathers weight rows once a block reads `mean` of them; one that reads them token by token reads
+block × nnz. Unions come from the summary `unions`, counted on the device. Cost: 10 ms.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def union_sizes(run: Run) -> pd.DataFrame:
     nnz, _ = layer_moments(summaries)
     starts = np.flatnonzero(np.diff(rows["layer"], prepend=-1) | np.diff(rows["block"], prepend=-1))
     groups = (np.split(rows[name], starts[1:]) for name in ("neurons", "blocks"))
-    found = []
+    records = []
     for layer, block, count, blocks in zip(
         rows["layer"][starts].tolist(), rows["block"][starts].tolist(), *groups, strict=True
     ):
         mean = float((count * blocks).sum() / blocks.sum())
         p50, p90 = quantiles(count, blocks, [0.5, 0.9])
-        alone = block * nnz[layer]
-        found.append(
+        unshared = block * nnz[layer]
+        records.append(
             {
                 "layer": layer,
                 "block": block,
@@ -43,10 +43,10 @@ def union_sizes(run: Run) -> pd.DataFrame:
                 "p90": p90,
                 "max": int(count[-1]),
                 "share": mean / run.d_ff,
-                "overlap": mean / alone if alone else np.nan,
+                "overlap": mean / unshared if unshared else np.nan,
             }
         )
-    frame = pd.DataFrame(found)
+    frame = pd.DataFrame(records)
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "note": "over blocks of consecutive tokens of one sequence",

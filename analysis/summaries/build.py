@@ -77,7 +77,7 @@ def sums_of_tokens(engine: Engine, run: Run, parts: Parts, kinds: NDArray, tick:
         counts=nnz_columns(run.layers),
         used=nnz_columns(run.layers, "used") if run.manifest.counts_used else [],
         kinds=kinds,
-        every=class_step(run),
+        step=class_step(run),
     )
     return engine.add_up(list(rows), function, lambda files: tick(sum(rows[file] for file in files)))
 
@@ -140,9 +140,9 @@ def frequent_words(engine: Engine, words: ir.Table) -> pa.Table:
         counts = engine.arrow(cached.group_by("occurrences").agg(words=_.count())).sort_by("occurrences")
         occurrences, number = (counts[name].to_numpy() for name in ("occurrences", "words"))
         too_many = int((np.cumsum(number[::-1]) > MOST_WORDS).sum())
-        least = 1 + int(occurrences[too_many - 1]) if too_many else 1
-        table = _typed("words", engine.arrow(cached.filter(cached.occurrences >= least)))
-    return table.replace_schema_metadata({"words": str(number.sum()), "least": str(least)})
+        fewest = 1 + int(occurrences[too_many - 1]) if too_many else 1
+        table = _typed("words", engine.arrow(cached.filter(cached.occurrences >= fewest)))
+    return table.replace_schema_metadata({"words": str(number.sum()), "least": str(fewest)})
 
 
 def added(name: str, rows: ir.Table) -> ir.Table:

@@ -1,8 +1,8 @@
-"""What the summaries on disk were made from: `built.json`, beside them.
+"""Record what the summaries on disk were built from: `built.json`, in the same folder.
 
-It lists the parts that they cover with their checksums, the revision that they are of, and the tables that they leave
-out because a part is damaged. It is taken away first and written last, so that what a crash leaves behind is never
-taken for a summary. Cost: 1 ms to read.
+It lists the parts that the summaries cover with their checksums, their revision, and the tables that they leave out
+because a part is damaged. It is removed first and written last, so that what a crash leaves behind is never mistaken
+for a summary. Cost: 1 ms to read.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Parts = dict[str, str]  # the sha256 of each part's file
 
 @dataclass(frozen=True)
 class Built:
-    """What summaries were made from.
+    """What summaries were built from.
 
-    parts: those that they cover; revision: of the summaries' schema; class_step: as `rank_tables.class_step` was for
-    the run; scored: whether tables that need the means of the whole run are among them; damaged: the tables left out,
-    each with a sentence (`says`) and the sizes and times of its files when they were found damaged (`seen`); files: the
-    sha256 of each summary's file, by its name; empty in what was written before there were any.
+    parts: the parts that they cover; revision: that of the summaries' schema; class_step: what `rank_tables.class_step`
+    returned for the run; scored: whether tables that need the means of the whole run are among them; damaged: the
+    tables left out, each with a sentence (`says`) and the sizes and times of its files when they were found damaged
+    (`seen`); files: the sha256 of each summary's file by its name, empty in lists from before these were recorded.
     """
 
     parts: Parts = field(default_factory=dict)
@@ -48,7 +48,7 @@ def folder(run: Run) -> Path:
 
 
 def read_built(run: Run) -> Built:
-    """Return what the summaries there were made from; one that covers no parts if there are none."""
+    """Return what the run's summaries were built from; a `Built` without parts if there are none."""
     try:
         stored = json.loads((folder(run) / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -111,7 +111,7 @@ def growing(run: Run) -> bool:
 
 
 def parts_of(run: Run, without: Collection[str] = ()) -> Parts:
-    """Return the parts that summaries are made from, without those of some tables."""
+    """Return the parts that summaries are built from; without: tables whose parts are left out."""
     tables = set(SUMMARIES.sources) - set(without)
     return {part.file: part.sha256 for part in run.manifest.parts if part.table in tables}
 
@@ -131,8 +131,9 @@ def includes(parts: Parts, others: Parts) -> bool:
 def is_current(run: Run, scored: bool) -> bool:
     """Return whether the summaries cover the run's parts.
 
-    scored: whether those that need the means of the whole run are to be there too. The summaries of a run that is still
-    being recorded may cover more parts than this reader of it has seen. Those of a summary-only run are what they are.
+    scored: whether summaries that need the means of the whole run are required too. The summaries of a run that is
+    still being recorded may cover more parts than this reader of it knows. A summary-only run cannot build others, so
+    its summaries are current if there are any.
     """
     built = read_built(run)
     if run.manifest.summary_only:
@@ -140,5 +141,5 @@ def is_current(run: Run, scored: bool) -> bool:
     covered = covered_parts(run, built)
     if not covered or (scored and not built.scored):
         return False
-    wanted = parts_of(run, without=damage(run))
-    return includes(covered, wanted) if growing(run) else covered == wanted
+    needed = parts_of(run, without=damage(run))
+    return includes(covered, needed) if growing(run) else covered == needed

@@ -1,7 +1,7 @@
 """Compute moments by layer and by band of positions, and rank correlations, from summaries alone.
 
-Building takes these for its second reading (`z_scores`) and for the summary `surprisal_correlations`; the questions
-about layers, positions and surprisal take them too. Cost: 5 ms for the moments, 30 ms for the correlations.
+Building uses these for its second reading (`z_scores`) and for the summary `surprisal_correlations`; the questions
+about layers, positions and surprisal use them too. Cost: 5 ms for the moments, 30 ms for the correlations.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def moments(rows: Mapping[str, ArrayLike], layers: int) -> tuple[NDArray, NDArra
 def band_moments(rows: Mapping[str, ArrayLike], mean: NDArray, sd: NDArray) -> tuple[NDArray, NDArray]:
     """Return mean and sd of nnz by band of positions and layer [band, layer], from columns of the summary `positions`.
 
-    A band is a position below 8, then floor(√(8·position)). Over unflagged tokens; where a band has none, `mean` and
-    `sd` of its layer stand in.
+    A band is a position below 8, then floor(√(8·position)). Unflagged tokens are counted; where a band has none, it
+    gets `mean` and `sd` of its layer.
     """
     layers = len(mean)
     step = band(np.asarray(rows["position"]))
@@ -62,11 +62,10 @@ def band_moments(rows: Mapping[str, ArrayLike], mean: NDArray, sd: NDArray) -> t
 def rows_of_classes(
     table: pa.Table, own: bool, kind: int | None = None, sums: Sequence[str] = ("tokens",)
 ) -> dict[str, NDArray]:
-    """Return the rows of a table like `surprisal_classes` by one of the two losses; column class: an index into
-    CLASSES.
+    """Return the rows of a table like `surprisal_classes` by one of the two losses.
 
-    own: by the loss of the token itself, else by that of the next; kind: of one class alone, as an index into CLASSES;
-    sums: the columns to return beside the keys.
+    own: whether by the loss of the token itself, else by that of the next; kind: keeps one class alone, as an index
+    into CLASSES; sums: the columns to return beside the keys. The column class holds indices into CLASSES.
     """
     kinds = pc.index_in(table["class"], CLASSES).to_numpy()
     selected = table["own"].to_numpy() == own
@@ -87,7 +86,7 @@ def correlations(ranks: pa.Table, classes: pa.Table) -> pa.Table:
 
 
 def correlated(rows: Mapping[str, NDArray], by_class: bool) -> dict[str, NDArray]:
-    """Return the columns CORRELATED of all tokens, or of each class in turn, by name.
+    """Return the columns CORRELATED by name: over all tokens, or for each class of tokens.
 
     rows: columns RANKS and, if by_class, class (an index into CLASSES), sorted by layer.
     """
@@ -97,9 +96,9 @@ def correlated(rows: Mapping[str, NDArray], by_class: bool) -> dict[str, NDArray
     else:
         kinds = [(ALL, np.full(len(rows["tokens"]), True))]
     pieces = []
-    for kind, here in kinds:
-        if here.any():
-            piece = _spearman({name: rows[name][here] for name in RANKS})
+    for kind, in_class in kinds:
+        if in_class.any():
+            piece = _spearman({name: rows[name][in_class] for name in RANKS})
             pieces.append({**piece, "class": np.full(len(piece["layer"]), kind, object)})
     columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in CORRELATED[:-1]}
     return {**columns, "groups": np.full(len(columns["layer"]), groups)}

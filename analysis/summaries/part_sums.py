@@ -1,4 +1,4 @@
-"""Sum over a part's tokens, in numpy: the histograms, sums and counts that most tables derive from.
+"""Sum over a part's tokens, in numpy: the histograms, sums and counts behind most tables.
 
 Each adds up over parts, because a sequence is never cut in two. All are integers, so that they come out the same in any
 order and on any engine. `part_rows` reads the tokens, `rank_tables` counts what rank correlations come from,
@@ -29,26 +29,26 @@ REPLICATES = 20
 LOSS_SCALE = 24
 
 
-def of_part(path: Path, counts: Sequence[str], used: Sequence[str], kinds: NDArray, every: int) -> Tables:
+def of_part(path: Path, counts: Sequence[str], used: Sequence[str], kinds: NDArray, step: int) -> Tables:
     """Return the sums of one part by the name of the summary, some with one column a layer (see `layer_columns`).
 
-    counts, used: the names of the part's columns of layers; kinds: `token_class.class_numbers`; every: rank
-    correlations count 20 sequences in every 20 · `every`.
+    counts, used: the names of the part's columns of layers; kinds: as `token_class.class_numbers` returns them; step:
+    rank correlations count 20 sequences in every 20 · `step`.
     """
     total = Total()
     for rows in pieces(path, counts):
-        total.add(of_rows(rows, kinds, every))
+        total.add(of_rows(rows, kinds, step))
     if used:
         total.add({"used": of_used(path, used)})
     return total.tables()
 
 
-def of_rows(rows: Rows, kinds: NDArray, every: int) -> Tables:
-    """Return the sums of some whole sequences, all but `used`; arguments as in `of_part`."""
+def of_rows(rows: Rows, kinds: NDArray, step: int) -> Tables:
+    """Return the sums of rows that are whole sequences, except the table `used`; arguments as in `of_part`."""
     bins = loss_bins(rows.loss)
     own_bins = np.where(rows.follow(), np.append(-1, bins[:-1]), -1)
     sums, over_layers = _by_position_and_loss(rows, bins)
-    in_ranks = (rows.sequence // REPLICATES) % every == 0  # whole groups, so that no replicate is left empty
+    in_ranks = (rows.sequence // REPLICATES) % step == 0  # whole groups, so that no replicate is left empty
     subset, losses = rows.take(in_ranks), {"later": bins[in_ranks], "own": own_bins[in_ranks]}
     return {
         **sums,
@@ -61,8 +61,8 @@ def of_rows(rows: Rows, kinds: NDArray, every: int) -> Tables:
 
 def loss_bins(loss: NDArray) -> NDArray:
     """Return floor(24·√loss) of each row, -1 where it has no loss."""
-    known = np.isfinite(loss)
-    return np.where(known, np.floor(np.sqrt(np.where(known, loss, 0)) * LOSS_SCALE), -1).astype(np.int32)
+    finite = np.isfinite(loss)
+    return np.where(finite, np.floor(np.sqrt(np.where(finite, loss, 0)) * LOSS_SCALE), -1).astype(np.int32)
 
 
 class _Sums:
@@ -89,7 +89,7 @@ class _Sums:
 def _add_rows(rows: Rows, sums: Sequence[_Sums]) -> NDArray:
     """Add all rows to each of the sums; return the sum over layers of each row."""
     over_layers = np.empty(len(rows), np.int64)
-    for block, values in rows.blocks(np.int64, more=1):
+    for block, values in rows.blocks(np.int64, extra=1):
         np.einsum("ij->i", values[:, :-1], out=over_layers[block])
         values[:, -1] = over_layers[block]
         for each in sums:

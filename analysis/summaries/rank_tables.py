@@ -1,7 +1,7 @@
-"""Count tokens by class of nnz and class of loss, which rank correlations come from. Functions of a part's rows.
+"""Count a part's tokens by class of nnz and class of loss, from which rank correlations are computed.
 
-Of runs past a million tokens, some whole groups of 20 sequences are counted alone (`class_step`). Cost,
-1 M tokens of 28 layers of which an eighth are counted: 0.25 CPU seconds.
+In runs past a million tokens, only some groups of 20 whole sequences are counted (`class_step`). Cost for 1 M tokens of
+28 layers, an eighth of them counted: 0.25 CPU seconds.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from twell.analysis.statistics import band
 from twell.analysis.summaries.part_rows import Rows
 from twell.workbench.run.store import Run
 
-BINS_A_CLASS, BINS_A_COARSE_CLASS = 4, 8  # bands of loss (`sums.loss_bins`): floor(6·√loss), floor(3·√loss)
+BINS_A_CLASS, BINS_A_COARSE_CLASS = 4, 8  # bands of loss (`part_sums.loss_bins`): floor(6·√loss), floor(3·√loss)
 COARSE_COUNT, COARSE_REPLICATES = 8, 10
 CLASS_TOKENS = 2**19  # rank correlations come from one to two times as many, of a run that has them
 
 
 def class_step(run: Run) -> int:
-    """Return of how many groups of 20 sequences the tables of rank correlations count one: a power of two that grows
+    """Return n where the tables of rank correlations count one in n groups of 20 sequences: a power of two that grows
     with the run."""
     return 2 ** max(0, (run.manifest.tokens // CLASS_TOKENS).bit_length() - 1)
 
@@ -30,7 +30,7 @@ def class_step(run: Run) -> int:
 def ranks(rows: Rows, replicate: NDArray, bins: NDArray) -> pa.Table:
     """Count tokens by class of the next token's loss and class of nnz, both fine enough for a rank correlation.
 
-    replicate: of each row; bins: the band of that loss of each row, -1 where there is none.
+    replicate [row]; bins [row]: the band of the loss, -1 where there is none.
     """
     counted = (rows.flags == 0) & (bins >= 0)
     keys = {"replicate": replicate[counted], "loss_class": bins[counted] // BINS_A_CLASS}
@@ -38,10 +38,11 @@ def ranks(rows: Rows, replicate: NDArray, bins: NDArray) -> pa.Table:
 
 
 def ranks_by_class(rows: Rows, losses: Mapping[str, NDArray], kinds: NDArray) -> pa.Table:
-    """Count tokens, and sum their nnz, by class of token, of loss (the next token's; with `own`, its own) and of nnz.
+    """Count tokens, and sum their nnz, by class of token, class of loss and class of nnz.
 
-    Coarser than `ranks`, since there are many more rows. losses: the bands of both losses, `later` and `own`; kinds:
-    `token_class.class_numbers`. The column `class` holds numbers here.
+    losses: the band of each row by name of the loss, `later` (the next token's) and `own` (the token's own); kinds: as
+    `token_class.class_numbers` returns them. Classes are coarser than in `ranks`, since there are many more rows. The
+    column `class` holds indices into CLASSES.
     """
     kind = of_tokens(kinds, rows.token)
     coarse = np.floor(COARSE_COUNT * np.sqrt(np.sqrt(_possible(rows.counts).astype(float)))).astype(np.int32)
@@ -71,7 +72,7 @@ def _possible(counts: NDArray) -> NDArray:
 def _counted(counts: NDArray, keys: Mapping[str, NDArray], classes: NDArray, sums: bool = False) -> pa.Table:
     """Count tokens, and with `sums` add up their nnz, by layer, by the keys and by class of nnz.
 
-    counts: [row, layer]; keys: whole numbers from 0, of each row; classes: the class of each count from 0 up.
+    counts [row, layer]: nnz; keys: by name, a whole number from 0 for each row; classes [nnz]: the class of each count.
     """
     shape = [*(1 + int(key.max(initial=0)) for key in keys.values()), 1 + int(classes[-1])]
     base = np.zeros(len(counts), np.int64)

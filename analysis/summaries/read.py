@@ -1,8 +1,8 @@
-"""Read a run's summaries, which every table of the API comes from.
+"""Read a run's summaries, from which every table of the API is computed.
 
     summaries = open_summaries(run)                        bring them up to date, once per question
-    summaries.columns("tokens", "token_id", "nnz_sum")     columns as arrays: costs only what they take to decode
-    summaries.frame("tokens", token_id=5)                  a summary as a DataFrame, or those of its rows
+    summaries.columns("tokens", "token_id", "nnz_sum")     columns as arrays, the cheapest way to read them
+    summaries.frame("tokens", token_id=5)                  a summary as a DataFrame, here only rows of one token
     summaries.arrow("words", ["word", "occurrences"])      the same as an Arrow table
 
 Opening may build (`refresh`); reading never does. `summary/vN/` holds one Parquet file a table, declared in
@@ -32,7 +32,7 @@ from twell.workbench.run.part_files import open_part
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
 
-DECODED = 12  # choices of columns cached as arrays, of one run or several: 50 MB of a long run with many layers
+DECODED = 12  # sets of columns cached as arrays, of one run or several: 50 MB for a long run with many layers
 EARLIER = "its summaries are of an earlier revision: summarise the run it was copied from and copy it again"
 
 
@@ -40,8 +40,8 @@ EARLIER = "its summaries are of an earlier revision: summarise the run it was co
 def open_summaries(run: Run, scored: bool = False) -> Summaries:
     """Bring the summaries of a run up to date and return a reader of them.
 
-    scored: also those that take the means of the whole run (`token_scores`, `words`); of a run that is still being
-    recorded, these cost a reading of every part, so only a question that reads them asks for them.
+    scored: whether summaries that need the means of the whole run (`token_scores`, `words`) are required too. While a
+    run is being recorded they cost a reading of every part, so only a question that uses them sets this.
     Raises Missing where the run has nothing to summarise, UserError where its summaries cannot be written.
     """
     ensure(run, scored=scored or not growing(run))
@@ -60,12 +60,15 @@ class Summaries:
 
     @property
     def path(self) -> Path:
-        """The folder of the run."""
+        """Return the folder of the run."""
         return self.run.path
 
     def frame(self, name: str, columns: Sequence[str] = (), **equal: Any) -> pd.DataFrame:
-        """Return a summary as a DataFrame: all columns or those named, empty where a copy of an earlier revision lacks
-        one; `equal` selects the rows in which a column has that value."""
+        """Return a summary as a DataFrame.
+
+        columns: their names, all if empty; a column that a copy of an earlier revision lacks is empty. equal: keeps the
+        rows in which these columns have these values.
+        """
         names = list(columns) or [column.name for column in SUMMARIES.tables[name].columns]
         return self.arrow(name, [*dict.fromkeys([*names, *equal])], **equal).to_pandas().reindex(columns=names)
 
@@ -74,20 +77,22 @@ class Summaries:
         return _columns(self, name, *names)
 
     def arrow(self, name: str, names: Sequence[str], **equal: Any) -> pa.Table:
-        """Return columns of a summary, without those that a copy of an earlier revision lacks; `equal` selects the rows
-        in which a column has that value."""
+        """Return columns of a summary as an Arrow table, without those that a copy of an earlier revision lacks.
+
+        equal: keeps the rows in which these columns have these values.
+        """
         rows = _read(self.file(name), names)
         for column, value in equal.items():
             rows = rows.filter(pa.array(rows[column].to_numpy() == value))
         return rows
 
     def words_kept(self) -> tuple[int, int]:
-        """Return how many words the run has, and the least number of occurrences of a word that its summary holds."""
+        """Return how many words the run has, and how often a word must occur to be in its summary."""
         metadata = open_part(self.file("words")).schema_arrow.metadata
         return int(metadata[b"words"]), int(metadata[b"least"])
 
     def file(self, name: str) -> Path:
-        """Return the file of a summary. UserError where it holds a key that no row of the run can have."""
+        """Return the file of a summary. Raises UserError where it holds a key that no row of the run can have."""
         if SUMMARIES.tables[name].needs_means and not self.scored:
             raise ValueError(f"expected summaries opened with scored=True to read {name}")
         path = self.run.summary_path(name)
@@ -107,22 +112,23 @@ def _columns(summaries: Summaries, name: str, *names: str) -> dict[str, NDArray]
 
 @lru_cache(maxsize=1024)
 def _checked(path: Path, version: tuple[int, ...], name: str, layers: int, d_ff: int) -> None:
-    """Check the keys of a file once; `version` tells it from what stood under the same name before."""
+    """Check the keys of a file once. version: changes with the file, and with it the entry in the cache."""
     check_keys(path, name, layers, d_ff)
 
 
 @lru_cache(maxsize=DECODED)
 def _decoded(path: Path, version: tuple[int, ...], names: tuple[str, ...]) -> dict[str, NDArray]:
-    """Return columns of a file; `version` tells it from what stood under the same name before."""
+    """Return columns of a file. version: changes with the file, and with it the entry in the cache."""
     table = _read(path, names)
-    lacking = np.broadcast_to(np.nan, len(table))
-    arrays = {column: table[column].to_numpy() if column in table.schema.names else lacking for column in names}
+    absent = np.broadcast_to(np.nan, len(table))
+    arrays = {column: table[column].to_numpy() if column in table.schema.names else absent for column in names}
     for values in arrays.values():
         values.flags.writeable = False
     return arrays
 
 
 def _read(path: Path, names: Sequence[str]) -> pa.Table:
+    """Return the named columns that a file has."""
     with open_part(path) as file:  # pyarrow's read_table can filter, but takes longer to set up than a summary to read
         return file.read([column for column in names if column in file.schema_arrow.names], use_threads=False)
 

@@ -1,15 +1,15 @@
-"""Bring summaries up to date: build them for the first time, and again as parts come or change.
+"""Bring summaries up to date: build them once, and again when parts are added or change.
 
     twell summarize runs/demo                              build them now, with a progress bar
     twell summarize runs/demo --summary-only runs/small    and copy the run without its rows of single tokens
     twell summarize runs/large --engine spark://HOST:PORT  on a cluster: see `spark`
     from twell.analysis import ensure; ensure(run)         the same from Python; `open_summaries` does it for a question
 
-New parts are added to what is there. Any other difference builds the summaries anew, and so does each doubling of a run
-past a million tokens (`rank_tables.class_step`). Tables that need the means of the whole run are taken over every part:
-of a run that is still being recorded, once one of them is asked for. Files are written under temporary names, and the
-list of the parts that they cover comes last (`built`). Builders in several processes wait for each other. Cost: see
-`build`.
+The sums of new parts are added to those on disk. Any other difference builds the summaries anew, and so does each
+doubling of a run past a million tokens (`rank_tables.class_step`). Tables that need the means of the whole run are
+computed from every part; while a run is being recorded, that happens only when one of them is read. Files are written
+under temporary names, and the list of the parts that they cover comes last (`built`). Builders in several processes
+wait for each other. Cost: see `build`.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb", scored: b
     """Build the summaries that the run lacks; return at once where they are up to date.
 
     tick: is called with the number of tokens read since the last call; engine: where queries run, duckdb or
-    spark://HOST:PORT; scored: whether those that need the means of the whole run are built too, without which a new
-    part costs only itself.
-    What comes from a table with a damaged part is left out until that part is repaired (`damage`). Missing where a run
-    has nothing to summarise, UserError where it cannot be written, and for an engine that is neither.
+    spark://HOST:PORT; scored: whether summaries that need the means of the whole run are built too; without them, a new
+    part costs one reading of that part alone.
+    Summaries of a table with a damaged part are left out until that part is repaired (`damage`). Raises Missing where
+    the run has nothing to summarise, UserError where it cannot be written to and for any other engine.
     """
     if engine != "duckdb" and not engine.startswith("spark://"):
         raise UserError(f"Expected duckdb or spark://HOST:PORT as the engine, got {engine!r}.")
@@ -106,7 +106,7 @@ def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb", scored: b
 
 @contextmanager
 def _locked(run: Run) -> Iterator[None]:
-    """Let one process build at a time, where the system has file locks. UserError where summaries are a link."""
+    """Let one process build at a time, on systems with file locks. Raises UserError where the folder is a link."""
     if not is_within(folder(run), run.path):
         raise UserError(
             f"Expected summaries in the run's own folder {folder(run)}, got a link to elsewhere: remove the link."
@@ -201,8 +201,8 @@ def _publish(run: Run, tables: dict[str, pa.Table], plan: _Plan, scored: bool) -
 
 
 def _encoding(table: pa.Table) -> dict[str, Any]:
-    """Return options of the Parquet writer: integers, which are mostly sorted, as differences, which take half the size
-    of a dictionary and less time both ways."""
+    """Return options of the Parquet writer. Integers, which are mostly sorted, are stored as differences: half the size
+    of a dictionary, and faster to write and to read."""
     integers = [field.name for field in table.schema if pa.types.is_integer(field.type)]
     return {
         "compression": "zstd",

@@ -1,12 +1,12 @@
-"""Sum by token over sequences, which standard errors clustered by sequence come from. A function of a part's rows.
+"""Sum a part's rows by token over sequences: the sums behind standard errors that are clustered by sequence.
 
 With a token's count n_g and its nnz y_g in each sequence g: Σ n_g, Σ n_g², Σ y_g, Σ y_g², Σ y_g n_g (see
 `statistics.ratio_error`), by layer and of the sum over layers, as integers, so that they add up over parts; `z_scores`
-has those of z. Rows are sorted once, so that those of a token in a sequence stand together, and added up some groups at
-a time. Cost, 1 M tokens of 28 layers: 0.5 CPU seconds.
+has those of z. Rows are sorted once by token and sequence, and added up a few groups at a time. Cost for 1 M tokens of
+28 layers: 0.5 CPU seconds.
 
-Flagged tokens: rows with `flagged` true hold what those tokens add to each sum; for sums of squares over sequences that
-is the difference that they make.
+Rows with `flagged` true hold what flagged tokens add to each sum. A sum of squares over sequences has no share of its
+own for them: there it is the sum over all tokens less that over unflagged ones.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Sums = dict[str, NDArray]  # by token: token_id, and what adds up
 
 
 def clustered(rows: Rows, sums: Callable[[NDArray, NDArray, NDArray], Sums]) -> pa.Table:
-    """Return sums over sequences by token: of unflagged tokens, and of what flagged ones add to them.
+    """Return sums over sequences by token: over unflagged tokens, and what flagged ones add to them.
 
-    sums: a function of row indices, sorted so that those of a token, and of it in one sequence, stand together; of
-    where each such group starts among them; and of which of them count. It returns every token's sums.
+    sums: a function of row indices, sorted by token and then sequence; of where each group of one token and sequence
+    starts among them; and of which rows count. It returns every token's sums.
     """
     order, starts = groups(rows.token, rows.sequence)
     unflagged = rows.flags[order] == 0
@@ -54,7 +54,7 @@ def clustered(rows: Rows, sums: Callable[[NDArray, NDArray, NDArray], Sums]) -> 
 
 
 def firsts(token: NDArray) -> NDArray:
-    """Return where each token starts among tokens of which equal ones stand together."""
+    """Return where each run of equal tokens starts."""
     return np.flatnonzero(np.diff(token, prepend=-1))
 
 
@@ -73,16 +73,16 @@ class _Wide:
 
     def __init__(self, rows: Rows, over_layers: NDArray) -> None:
         self.rows, self.over_layers = rows, over_layers
-        known = np.isfinite(rows.loss)
-        units = np.where(known, np.rint(np.where(known, rows.loss, 0) * LOSS_UNITS_PER_NAT), 0).astype(np.int64)
+        finite = np.isfinite(rows.loss)
+        units = np.where(finite, np.rint(np.where(finite, rows.loss, 0) * LOSS_UNITS_PER_NAT), 0).astype(np.int64)
         follows = rows.follow()[1:]
-        own, own_known = np.zeros_like(units), np.zeros_like(known)
-        own[1:], own_known[1:] = np.where(follows, units[:-1], 0), follows & known[:-1]
+        own, own_finite = np.zeros_like(units), np.zeros_like(finite)
+        own[1:], own_finite[1:] = np.where(follows, units[:-1], 0), follows & finite[:-1]
         self.losses = {
             "loss_sum": units,
-            "loss_tokens": known.astype(np.int64),
+            "loss_tokens": finite.astype(np.int64),
             "surprisal_sum": own,
-            "surprisal_tokens": own_known.astype(np.int64),
+            "surprisal_tokens": own_finite.astype(np.int64),
         }
 
     def sums(self, order: NDArray, starts: NDArray, counted: NDArray) -> Sums:
@@ -113,21 +113,21 @@ class _Wide:
         totals = [np.zeros((1 + int(token.max(initial=-1)), layers + 1), np.int64) for _ in range(3)]
         rough = np.zeros(len(totals[0]))
         bounds = np.unique(np.append(np.searchsorted(starts, np.arange(0, len(order), BLOCK)), len(starts)))
-        held = np.empty((np.diff(ends[bounds]).max(initial=0), layers + 1), np.int64)
+        buffer = np.empty((np.diff(ends[bounds]).max(initial=0), layers + 1), np.int64)
         for low, high in pairwise(bounds):
             rows = order[ends[low] : ends[high]]
-            values = held[: len(rows)]
+            values = buffer[: len(rows)]
             values[:, :layers] = self.rows.counts.take(rows, axis=0)
             values[:, layers] = self.over_layers[rows]
             group = np.repeat(np.arange(high - low), np.diff(ends[low : high + 1]))
             y = grouped(group, values, high - low, weight[ends[low] : ends[high]])
             index = token[low:high] - token[low]
             size = int(index[-1]) + 1
-            here = slice(token[low], token[low] + size)
-            rough[here] += np.bincount(index, np.square(y[:, layers].astype(float)), size)
-            squares = np.multiply(y, y, out=held[: len(y)])
+            span = slice(token[low], token[low] + size)
+            rough[span] += np.bincount(index, np.square(y[:, layers].astype(float)), size)
+            squares = np.multiply(y, y, out=buffer[: len(y)])
             for sums, each, times in zip(totals, (y, squares, y), (None, None, n[low:high]), strict=True):
-                sums[here] += grouped(index, each, size, times)
+                sums[span] += grouped(index, each, size, times)
         if rough.max(initial=0) >= MOST:
             raise OverflowError("Expected sums of squared nnz below 2^63, got a token that fires too many neurons.")
         return totals

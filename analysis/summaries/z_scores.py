@@ -1,13 +1,13 @@
 """Score every token of a part by z, and add up z by token and by word. The second reading of a run.
 
-z needs the means of the whole run, so its sums over sequences are taken once these are known, and again when they
-change: z depends on a weight a layer, so the square of a sequence's z is no sum that was there before. A function of
-one part and numpy alone: it runs where the part lies, in a thread here or in a worker of a cluster, and carries all
-that it needs. What parts give adds up, because a sequence is never cut in two. Cost, 1 M tokens of 28 layers: 1 CPU
-second and 0.3 GB.
+z needs the means of the whole run, so its sums over sequences are computed once these are known, and again when they
+change: z weighs the layers, so the squared z of a sequence cannot be computed from sums of nnz. `scores_of_part` is a
+numpy function of one part: it runs where the part is, in a thread of this process or in a worker of a cluster, with
+all that it needs in its arguments. Its results add up over parts, because a sequence is never cut in two. Cost for 1 M
+tokens of 28 layers: 1 CPU second and 0.3 GB.
 
-A piece that begins with a letter, digit or byte of a longer character joins the piece before it if that one ends with
-such. A word that holds a flagged token is left out, as is what has no letter or digit.
+A word joins pieces where one ends, and the next begins, with a letter, a digit or a byte of a longer character. A word
+with a flagged token is left out, and so is one without any letter or digit.
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ Pair = tuple[NDArray, NDArray]
 
 @dataclass(frozen=True)
 class Scale:
-    """The weights that z is taken with: weight [layer] and level of the whole run; band_weight [band, layer] and
-    band_level [band] of the layer at each band of positions."""
+    """The weights of z: Σ weight·nnz - level is z of a token.
+
+    weight [layer], level: from the whole run's moments; band_weight [band, layer], band_level [band]: from the moments
+    at each band of positions.
+    """
 
     weight: NDArray
     level: float
@@ -54,12 +57,12 @@ class Scale:
     band_level: NDArray
 
     @classmethod
-    def of(cls, whole: Pair, places: Pair) -> Scale:
-        """Make a scale from mean and sd [layer] of the run's unflagged tokens, and those at each band [band, layer].
+    def of(cls, run_moments: Pair, band_moments: Pair) -> Scale:
+        """Make a scale from mean and sd of the run's unflagged tokens [layer], and those at each band [band, layer].
 
         z is the mean over layers of (nnz - mean) / sd; layers without spread are left out.
         """
-        (weight, level), (band_weight, band_level) = _standard(*whole), _standard(*places)
+        (weight, level), (band_weight, band_level) = _standard(*run_moments), _standard(*band_moments)
         return cls(weight, float(level), band_weight, band_level)
 
 
@@ -73,8 +76,11 @@ def _standard(mean: NDArray, sd: NDArray) -> Pair:
 
 @dataclass(frozen=True)
 class Spelling:
-    """The vocabulary by token id, and a last entry for ids that it lacks: whether a piece begins with a letter, ends
-    with one, holds any; and its bytes, four times: as they are, stripped on the left, on the right, on both sides."""
+    """The vocabulary by token id, with a last entry for ids that it lacks.
+
+    begins, ends, holds: whether a piece begins with a letter, ends with one, has any; pieces: the bytes of all pieces,
+    four times over: as they are, stripped on the left, on the right, on both sides.
+    """
 
     begins: NDArray
     ends: NDArray
@@ -95,7 +101,7 @@ class Spelling:
 
 
 def scores_of_part(path: Path, counts: Sequence[str], scale: Scale, spelling: Spelling | None) -> pa.Table:
-    """Return the sums of one part by token and, with a `spelling`, by word: columns as ROWS.
+    """Return the sums of one part by token and, if a spelling is given, by word. Columns: those of ROWS.
 
     counts: the names of the nnz columns. By token, rows with `flagged` hold what flagged tokens add to each sum.
     """
@@ -122,8 +128,8 @@ def _scored(rows: Rows, scale: Scale) -> tuple[NDArray, NDArray, NDArray]:
 
 
 def by_token(rows: Rows, z: NDArray, z_position: NDArray) -> pa.Table:
-    """Return, by token, the sums over sequences of its z there, of the square, and of the product with its occurrences
-    there; and the same of z_position. z, z_position: of each row."""
+    """Return sums over sequences by token: of its z in the sequence, of that squared, and of that times its occurrences
+    in the sequence; and the same of z_position. z, z_position: of each row."""
 
     def sums(order: NDArray, starts: NDArray, counted: NDArray) -> Sums:
         ids, weight = rows.token[order[starts]], counted.astype(float)
@@ -140,9 +146,12 @@ def by_token(rows: Rows, z: NDArray, z_position: NDArray) -> pa.Table:
 
 
 def by_word(rows: Rows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.Table:
-    """Return, by word: its occurrences, the sequences it occurs in, the square of its occurrences in each, its pieces;
-    sums of nnz (over layers) and of z, each the mean over the pieces of an occurrence; and the squares and products of
-    z as in `by_token`. Rows are those of one part, in the order of the text."""
+    """Return sums by word, as columns WORDS.
+
+    rows: those of one part, in the order of the text; z, nnz [row]: nnz summed over layers; spelling: of the
+    vocabulary. An occurrence of a word has the mean z and mean nnz of its pieces; squares and products of z are as in
+    `by_token`.
+    """
     sequence, unknown = rows.sequence, len(spelling.begins) - 1
     token = np.where((rows.token >= 0) & (rows.token < unknown), rows.token, unknown)
     joins = np.zeros(len(token), bool)

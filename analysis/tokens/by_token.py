@@ -3,9 +3,9 @@
     by_token(run)                 a row a token of the vocabulary, loudest first
     token_profile(run, token_id)  one token, layer by layer
 
-Ranked by z, nnz standardised within each layer, so that a busy layer does not outvote the others; the raw mean stands
-beside it, and so does z shrunk towards the mean of all tokens, which is the fairer order among rare ones. Cost: 20 ms
-for a vocabulary of 50 000, from the summaries `tokens`, `token_scores`, `token_layers`.
+Tokens are ranked by z, which is nnz standardised within each layer, so that a busy layer does not outvote the others.
+Beside it are the raw mean, and z shrunk towards the mean of all tokens, which orders rare tokens more fairly. Cost:
+20 ms for a vocabulary of 50 000, from the summaries `tokens`, `token_scores`, `token_layers`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.store import Run
 from twell.workbench.run.uncounted import no_counted_token
 
-PRIOR_SEQUENCES = 10  # what the common variance of z counts for, beside a token's own
+PRIOR_SEQUENCES = 10  # the common variance of z weighs as much as this many sequences of the token's own
 Rank = Literal["z", "z_position"]
 KEY = ("token_id", "flagged")
 COUNTS = ("tokens", "sequences", "tokens_square", "loss_sum", "loss_tokens", "surprisal_sum", "surprisal_tokens")
@@ -55,50 +55,52 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     rows = token_totals(open_summaries(run, scored=True), flagged)
     if not len(rows["tokens"]):
         raise no_counted_token(run)
-    often = rows["tokens"] >= min_count
-    if not often.any():
-        most = int(rows["tokens"].max(initial=0))
+    frequent = rows["tokens"] >= min_count
+    if not frequent.any():
+        highest = int(rows["tokens"].max(initial=0))
         raise Missing(
-            f"No token of {run.name} occurs {min_count} times, the most frequent one {most} times: ask for a lower "
+            f"No token of {run.name} occurs {min_count} times, the most frequent one {highest} times: ask for a lower "
             "minimum count."
         )
-    by = rows[f"{rank}_sum"] / rows["tokens"]
-    if np.isnan(by).all():
+    score = rows[f"{rank}_sum"] / rows["tokens"]
+    if np.isnan(score).all():
         raise Missing(f"{run.name} holds no {rank}: {EARLIER}.")
-    here = np.flatnonzero(often)
-    here = here[np.lexsort((rows["token_id"][here], -by[here]))]
+    order = np.flatnonzero(frequent)
+    order = order[np.lexsort((rows["token_id"][order], -score[order]))]
     rows["shrunk"], rows["shrunk_se"] = _shrunk(rows)
-    kept = {name: values[here] for name, values in rows.items()}
-    n, n2, g = kept["tokens"], kept["tokens_square"], kept["sequences"]
-    columns: dict[str, Any] = {"token_id": kept["token_id"], "text": token_text(run, kept["token_id"])}
+    selected = {name: values[order] for name, values in rows.items()}
+    n, n2, g = selected["tokens"], selected["tokens_square"], selected["sequences"]
+    columns: dict[str, Any] = {"token_id": selected["token_id"], "text": token_text(run, selected["token_id"])}
     columns |= {"count": n, "sequences": g}
     for name in SCORES:
-        y, y2, ny = (kept[f"{name}_{part}"] for part in PARTS)
+        y, y2, ny = (selected[f"{name}_{kind}"] for kind in PARTS)
         columns |= {name: y / n, f"{name}_se": ratio_error(n, n2, y, y2, ny, g)}
-    y, y2, ny = (kept[f"nnz_{part}"] for part in PARTS)
+    y, y2, ny = (selected[f"nnz_{kind}"] for kind in PARTS)
     columns |= {"mean": y / n / run.layers, "mean_se": ratio_error(n, n2, y, y2, ny, g) / run.layers}
     with np.errstate(invalid="ignore"):
-        columns["loss_mean"] = kept["loss_sum"] / LOSS_UNITS_PER_NAT / kept["loss_tokens"]
-        columns["surprisal_mean"] = kept["surprisal_sum"] / LOSS_UNITS_PER_NAT / kept["surprisal_tokens"]
-    frame = pd.DataFrame(columns | {"shrunk": kept["shrunk"], "shrunk_se": kept["shrunk_se"]})
+        columns["loss_mean"] = selected["loss_sum"] / LOSS_UNITS_PER_NAT / selected["loss_tokens"]
+        columns["surprisal_mean"] = selected["surprisal_sum"] / LOSS_UNITS_PER_NAT / selected["surprisal_tokens"]
+    frame = pd.DataFrame(columns | {"shrunk": selected["shrunk"], "shrunk_se": selected["shrunk_se"]})
     frame.attrs = {
         "definition": DEFINITION,
         "tokens": int(n.sum()),
-        "note": f"left out: {(~often).sum():,} of {len(often):,} tokens, which occur under {min_count} times",
+        "note": f"left out: {(~frequent).sum():,} of {len(frequent):,} tokens, which occur under {min_count} times",
     }
     return frame
 
 
 @memoized
 def token_totals(summaries: Summaries, flagged: bool) -> dict[str, NDArray]:
-    """Return a row a token that occurs: token_id, and the columns of the summaries `tokens` and `token_scores`, added
-    up."""
-    scored = summaries.columns("token_scores", *KEY, *(f"{name}_{part}" for name in SCORES for part in PARTS))
-    rows = summaries.columns("tokens", *KEY, *COUNTS, *(f"nnz_{part}" for part in PARTS))
-    if not all(np.array_equal(rows[name], scored[name]) for name in KEY):  # a run that has grown in between
-        here, there = (2 * each["token_id"].astype(np.int64) + each["flagged"] for each in (rows, scored))
-        _, here, there = np.intersect1d(here, there, assume_unique=True, return_indices=True)
-        rows, scored = ({n: v[at] for n, v in each.items()} for each, at in ((rows, here), (scored, there)))
+    """Return the columns of the summaries `tokens` and `token_scores` by name, one row for each token that occurs.
+
+    flagged: whether the sums of flagged tokens are added to those of the others.
+    """
+    scored = summaries.columns("token_scores", *KEY, *(f"{name}_{kind}" for name in SCORES for kind in PARTS))
+    rows = summaries.columns("tokens", *KEY, *COUNTS, *(f"nnz_{kind}" for kind in PARTS))
+    if not all(np.array_equal(rows[name], scored[name]) for name in KEY):  # the run has grown between the two reads
+        keys, scored_keys = (2 * each["token_id"].astype(np.int64) + each["flagged"] for each in (rows, scored))
+        _, keys, scored_keys = np.intersect1d(keys, scored_keys, assume_unique=True, return_indices=True)
+        rows, scored = ({n: v[at] for n, v in each.items()} for each, at in ((rows, keys), (scored, scored_keys)))
     rows |= scored
     flags = rows.pop("flagged")
     if not flagged:
@@ -109,7 +111,7 @@ def token_totals(summaries: Summaries, flagged: bool) -> dict[str, NDArray]:
 
 
 def _shrunk(rows: Mapping[str, NDArray]) -> tuple[NDArray, NDArray]:
-    """Return z of every token by empirical Bayes, and its posterior sd; NaN where no token tells how much z varies."""
+    """Return z of every token by empirical Bayes, and its posterior sd; NaN where `z_variances` has none."""
     variance = z_variances(rows)
     if np.isnan(variance).any():
         return variance, variance
@@ -117,15 +119,15 @@ def _shrunk(rows: Mapping[str, NDArray]) -> tuple[NDArray, NDArray]:
 
 
 def z_variances(rows: Mapping[str, NDArray]) -> NDArray:
-    """Return the variance of each token's mean z, its clustered estimate drawn towards the common one as if by ten more
-    sequences; NaN where under two tokens stand in two sequences."""
+    """Return the variance of each token's mean z: its clustered estimate, drawn towards the common variance as if by
+    ten more sequences. NaN where fewer than two tokens occur in two or more sequences."""
     n, g = rows["tokens"].astype(float), rows["sequences"].astype(float)
-    alone = n * ratio_error(n, rows["tokens_square"], rows["z_sum"], rows["z_square"], rows["z_cross"], g) ** 2
-    told = g > 1
-    if told.sum() < 2:
+    own = n * ratio_error(n, rows["tokens_square"], rows["z_sum"], rows["z_square"], rows["z_cross"], g) ** 2
+    estimable = g > 1
+    if estimable.sum() < 2:
         return np.full(len(n), np.nan)
-    common = float((alone[told] * (g[told] - 1)).sum() / (g[told] - 1).sum())
-    mixed = (np.where(told, alone, 0.0) * (g - 1) + common * PRIOR_SEQUENCES) / (g - 1 + PRIOR_SEQUENCES)
+    common = float((own[estimable] * (g[estimable] - 1)).sum() / (g[estimable] - 1).sum())
+    mixed = (np.where(estimable, own, 0.0) * (g - 1) + common * PRIOR_SEQUENCES) / (g - 1 + PRIOR_SEQUENCES)
     return mixed / n
 
 
@@ -152,11 +154,11 @@ def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFram
 
 
 def tokens_spelt(run: Run, words: Sequence[str], min_count: int) -> pd.DataFrame:
-    """Return the unflagged tokens that are one of these words, white space around it aside, and occur at least
+    """Return the unflagged tokens that are one of these words, apart from white space around it, and occur at least
     `min_count` times, loudest first. Columns: text, count, sequences, z, z_se, as in by_token."""
     rows = token_totals(open_summaries(run, scored=True), False)
-    kept = np.isin(rows["token_id"], _spelt(run, words)) & (rows["tokens"] >= min_count)
-    rows = {name: values[kept] for name, values in rows.items()}
+    selected = np.isin(rows["token_id"], _spelt(run, words)) & (rows["tokens"] >= min_count)
+    rows = {name: values[selected] for name, values in rows.items()}
     n, g = rows["tokens"], rows["sequences"]
     error = ratio_error(n, rows["tokens_square"], rows["z_sum"], rows["z_square"], rows["z_cross"], g)
     text = [piece.strip() for piece in token_text(run, rows["token_id"])]
@@ -165,20 +167,20 @@ def tokens_spelt(run: Run, words: Sequence[str], min_count: int) -> pd.DataFrame
 
 
 def _spelt(run: Run, words: Sequence[str]) -> NDArray:
-    """Return the ids of the tokens that are one of these words, white space around it aside."""
+    """Return the ids of the tokens that are one of these words, apart from white space around it."""
     vocab = _vocabulary(run)
-    found = pc.is_in(pc.utf8_trim_whitespace(vocab["text"]), pa.array(words))
-    return vocab["token_id"][found.to_numpy(zero_copy_only=False)]
+    matches = pc.is_in(pc.utf8_trim_whitespace(vocab["text"]), pa.array(words))
+    return vocab["token_id"][matches.to_numpy(zero_copy_only=False)]
 
 
 def token_text(run: Run, token_ids: NDArray) -> ExtensionArray:
-    """Return the tokens as the vocabulary displays them; an id that it lacks as <id>."""
+    """Return the text of each token as the vocabulary displays it; <id> for an id that the vocabulary lacks."""
     vocab, token_ids = _vocabulary(run), np.asarray(token_ids)
-    known = vocab["token_id"]
-    place = np.full(1 + max(known.max(initial=0), token_ids.max(initial=0)), -1)
-    place[known] = np.arange(len(known))
-    place = place[token_ids]
-    text = vocab["text"].take(pa.array(place, mask=place < 0))
+    vocab_ids = vocab["token_id"]
+    row = np.full(1 + max(vocab_ids.max(initial=0), token_ids.max(initial=0)), -1)
+    row[vocab_ids] = np.arange(len(vocab_ids))
+    row = row[token_ids]
+    text = vocab["text"].take(pa.array(row, mask=row < 0))
     if text.null_count:
         names = [f"<{token}>" for token in token_ids]
         text = pc.coalesce(text, pa.array(names, pa.string()))
@@ -187,7 +189,7 @@ def token_text(run: Run, token_ids: NDArray) -> ExtensionArray:
 
 @memoized
 def _vocabulary(run: Run) -> dict[str, Any]:
-    """Return columns token_id and text of the vocabulary; without a row if the run has none."""
+    """Return the columns token_id and text of the vocabulary; both empty if the run has no vocabulary."""
     if not run.has("vocab"):
         return {"token_id": np.zeros(0, np.int32), "text": pa.array([], pa.string())}
     vocab = run.arrow("vocab", ["token_id", "text"])

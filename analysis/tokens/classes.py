@@ -2,10 +2,10 @@
 
     token_classes(run)   a row a class
 
-A token belongs to one class by its spelling alone (`summaries.token_class`); what a class holds is a description of the
-vocabulary, not of grammar: a name is a capitalised word-initial piece, so it counts words at the start of a sentence
-too. Intervals take the tokens of the vocabulary as the units (clusters), so that they speak of other tokens of the
-class. Cost: 30 ms.
+A token belongs to one class by its spelling alone (`summaries.token_class`). A class describes the vocabulary and not
+grammar: a name is a capitalised word-initial piece, so words at the start of a sentence count as names too. The
+clusters of an interval are the tokens of the vocabulary, so that it generalises to other tokens of the class. Cost:
+30 ms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.store import Run
 from twell.workbench.run.uncounted import no_counted_token
 
-OFTEN = 20  # occurrences from which a token's z counts in an effect
+OFTEN = 20  # a token with fewer occurrences is left out of effects
 
 
 def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
@@ -41,9 +41,9 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     if not len(rows["tokens"]):
         raise no_counted_token(run)
     kinds = _kinds(summaries, rows["token_id"])
-    number, place = distinct(kinds)
-    found = _rows(run, rows, [CLASSES[kind].as_py() for kind in number.tolist()], place)
-    frame = found.sort_values(["z", "class"], ascending=[False, True], ignore_index=True)
+    number, index = distinct(kinds)
+    table = _rows(run, rows, [CLASSES[kind].as_py() for kind in number.tolist()], index)
+    frame = table.sort_values(["z", "class"], ascending=[False, True], ignore_index=True)
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "note": "classes by spelling alone; intervals take the tokens of the vocabulary as the units",
@@ -53,20 +53,23 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
 
 
 def _kinds(summaries: Summaries, token_ids: NDArray) -> NDArray:
-    """Return the number of each token's class, from the summary, or from its text where that is of an earlier
-    revision."""
-    told = summaries.arrow("token_scores", ["token_id", "class"])
-    if "class" not in told.schema.names:
+    """Return each token's class as an index into CLASSES: from the summary, or from the token's text where the summary
+    is of an earlier revision and lacks it."""
+    scores = summaries.arrow("token_scores", ["token_id", "class"])
+    if "class" not in scores.schema.names:
         return np.array([class_number(text) for text in token_text(summaries.run, token_ids)])
-    known = told["token_id"].to_numpy()
-    kinds = np.empty(1 + known.max(initial=0), np.int64)
-    kinds[known] = pc.index_in(told["class"], CLASSES).to_numpy()
+    ids = scores["token_id"].to_numpy()
+    kinds = np.empty(1 + ids.max(initial=0), np.int64)
+    kinds[ids] = pc.index_in(scores["class"], CLASSES).to_numpy()
     return kinds[token_ids]
 
 
 def _rows(run: Run, rows: Mapping[str, NDArray], names: Sequence[str], number: NDArray) -> pd.DataFrame:
-    """Return the columns of token_classes. rows: columns by token; names: of the classes; number [token]: the index of
-    its class in `names`."""
+    """Return the columns of token_classes, a row a class.
+
+    rows: columns by token, as `token_totals` returns them; names: those of the classes; number [token]: the index of
+    the token's class in `names`.
+    """
     columns = ("tokens", "z_sum", "nnz_sum", "loss_sum", "loss_tokens")
     n, y, nnz, loss, predicted = (rows[column].astype(float) for column in columns)
     size = len(names)
@@ -78,9 +81,9 @@ def _rows(run: Run, rows: Mapping[str, NDArray], names: Sequence[str], number: N
     with np.errstate(divide="ignore", invalid="ignore"):
         z, others = total / count, (total.sum() - total) / (count.sum() - count)
         loss = loss / LOSS_UNITS_PER_NAT / predicted
-    often = n >= OFTEN
-    means, variance, number = (y / n)[often], z_variances(rows)[often], number[often]
-    effects = [_effect(means, variance, number == place) for place in range(size)]
+    frequent = n >= OFTEN
+    means, variance, number = (y / n)[frequent], z_variances(rows)[frequent], number[frequent]
+    effects = [_effect(means, variance, number == index) for index in range(size)]
     effect, spread = np.array(effects).T
     return pd.DataFrame(
         {
@@ -103,22 +106,22 @@ def _rows(run: Run, rows: Mapping[str, NDArray], names: Sequence[str], number: N
 
 
 def _effect(means: NDArray, variance: NDArray, inside: NDArray) -> tuple[float, float]:
-    """Return the standardised difference of two classes' tokens and its standard error; NaN with fewer than two in
-    either.
+    """Return the standardised difference of a class's tokens from all others, and its standard error.
 
-    Hedges' g (1981) of the tokens' mean z, where the variance that a mean has from being taken over few occurrences is
-    left out of the pooled one (Hunter and Schmidt, 2004, chapter 3: correction for unreliability): rare tokens would
-    make every class look alike. Without such variance it is Hedges' g.
+    means, variance [token]: mean z and the variance of that mean; inside [token]: whether the token is in the class.
+    NaN with fewer than two tokens on either side. It is Hedges' g (1981) of the tokens' mean z, after the pooled
+    variance is corrected for unreliability (Hunter and Schmidt, 2004, chapter 3): the variance that a mean has from
+    being taken over few occurrences is subtracted, since rare tokens would otherwise make all classes look alike.
     """
     a, b = means[inside], means[~inside]
     if min(len(a), len(b)) < 2:
         return np.nan, np.nan
     degrees = len(a) + len(b) - 2
-    seen = ((len(a) - 1) * a.var(ddof=1) + (len(b) - 1) * b.var(ddof=1)) / degrees
+    observed = ((len(a) - 1) * a.var(ddof=1) + (len(b) - 1) * b.var(ddof=1)) / degrees
     noise = variance.sum() / (degrees + 2)
-    true = seen - noise
+    true = observed - noise
     if not true > 0:
         return np.nan, np.nan
     g = (a.mean() - b.mean()) / np.sqrt(true) * (1 - 3 / (4 * degrees - 1))
-    apart = (a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)) / true
-    return float(g), float(np.sqrt(apart + (g * seen / true) ** 2 / (2 * (degrees + 2))))
+    between = (a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)) / true
+    return float(g), float(np.sqrt(between + (g * observed / true) ** 2 / (2 * (degrees + 2))))

@@ -1,11 +1,11 @@
-"""Contexts: where a token stands in the text, and how many neurons it fires there.
+"""Contexts: where a token occurs in the text, and how many neurons it fires there.
 
-    contexts(run, token_id)                    its loudest places
-    contexts(run, token_id, order="quietest")  or its quietest, or the first in text order
-    loudest(run)                               the loudest places of the whole run, whatever token stands there
-    passages(run, width=32)                    its loudest stretches of text
+    contexts(run, token_id)                    its loudest occurrences
+    contexts(run, token_id, order="quietest")  its quietest occurrences; order="text": the first ones in the text
+    loudest(run)                               the loudest positions of the whole run, whichever token is there
+    passages(run, width=32)                    the loudest stretches of text
 
-Reads the rows of single tokens, so a summary-only run cannot answer. Cost: 0.1 s a million tokens.
+Contexts come from the rows of single tokens, so a summary-only run has none. Cost: 0.1 s a million tokens.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def contexts(
     (of the run's tokens, those with at most this nnz, in %).
     """
     summaries = open_summaries(run)
-    found = _places(summaries, token_id, limit, order, flagged)
-    if found.empty:
+    occurrences = _occurrences(summaries, token_id, limit, order, flagged)
+    if occurrences.empty:
         raise Missing(f"Token {token_id} does not occur in {run.name}{'' if flagged else ' unflagged'}.")
-    return _dressed(summaries, found, width, flagged, {"token_id": token_id, "order": order})
+    return _with_context(summaries, occurrences, width, flagged, {"token_id": token_id, "order": order})
 
 
 def loudest(
@@ -57,10 +57,10 @@ def loudest(
     """Return the positions of the whole run at which most neurons fire, by z, or fewest. Columns: token_id, then as in
     contexts."""
     summaries = open_summaries(run)
-    found = _places(summaries, None, limit, order, flagged)
-    if found.empty:
+    occurrences = _occurrences(summaries, None, limit, order, flagged)
+    if occurrences.empty:
         raise no_counted_token(run)
-    return _dressed(summaries, found, width, flagged, {"order": order})
+    return _with_context(summaries, occurrences, width, flagged, {"order": order})
 
 
 def passages(run: Run, width: int = 32, limit: int = 20, order: Order = "loudest") -> pd.DataFrame:
@@ -81,45 +81,51 @@ def passages(run: Run, width: int = 32, limit: int = 20, order: Order = "loudest
         rows = rows.mutate(position=(rows.position // width * width).cast("int32"))
         means = {"n": _.count(), "z": _.z.mean(), "nnz": _.nnz.mean(), "loss": _.loss.mean()}
         rows = rows.group_by("sequence", "position").agg(**means).filter(_.n == width).drop("n")
-        found = engine.arrow(rows.order_by([*_first(ibis, order), "sequence", "position"]).limit(limit)).to_pandas()
-    if found.empty:
+        stretches = engine.arrow(rows.order_by([*_first(ibis, order), "sequence", "position"]).limit(limit)).to_pandas()
+    if stretches.empty:
         raise Missing(f"{run.name} has no {width} consecutive unflagged tokens: ask for shorter passages.")
-    windows = token_windows(run, found, width)
-    found["text"] = [run.decode(window.ids[window.here : window.here + width].tolist()) for window in windows]
-    frame = _sourced(run, found)[["sequence", "position", "document", "source", "text", "z", "nnz", "loss"]]
+    windows = token_windows(run, stretches, width)
+    stretches["text"] = [run.decode(window.ids[window.center : window.center + width].tolist()) for window in windows]
+    frame = _with_source(run, stretches)[["sequence", "position", "document", "source", "text", "z", "nnz", "loss"]]
     frame.attrs = {"definition": run.manifest.nnz_definition, "width": width, "order": order}
     return frame
 
 
-def _dressed(
-    summaries: Summaries, found: pd.DataFrame, width: int, flagged: bool, about: dict[str, object]
+def _with_context(
+    summaries: Summaries, occurrences: pd.DataFrame, width: int, flagged: bool, attrs: dict[str, object]
 ) -> pd.DataFrame:
-    """Return positions with their percentile, the text around, document and source; about: more `attrs`."""
+    """Return occurrences with their percentile, the text around them, document and source.
+
+    occurrences: as `_occurrences` returns them; width: tokens of text on either side; attrs: entries to add to the
+    frame's `attrs`, among them token_id where all occurrences are of one token.
+    """
     run, counted = summaries.run, histogram(summaries, flagged)
     counted = counted[counted["layer"] == -1]
     up_to = np.cumsum(counted["tokens"].to_numpy())
-    reached = np.searchsorted(counted["nnz"].to_numpy(), found["nnz"].to_numpy(), side="right") - 1
-    found["percentile"] = 100 * up_to[reached] / up_to[-1]
-    around = sides(run, found, width)
-    found["before"], found["after"] = [left for left, _, _ in around], [right for _, _, right in around]
-    found["token"] = token_text(run, found["token_id"])
-    found = _sourced(run, found)
+    index = np.searchsorted(counted["nnz"].to_numpy(), occurrences["nnz"].to_numpy(), side="right") - 1
+    occurrences["percentile"] = 100 * up_to[index] / up_to[-1]
+    around = sides(run, occurrences, width)
+    occurrences["before"], occurrences["after"] = [left for left, _, _ in around], [right for _, _, right in around]
+    occurrences["token"] = token_text(run, occurrences["token_id"])
+    occurrences = _with_source(run, occurrences)
     columns = ["sequence", "position", "document", "source", "before", "token", "after", "nnz", "z", "loss"]
-    frame = found[[*([] if "token_id" in about else ["token_id"]), *columns, "percentile"]]
-    frame.attrs = {"definition": run.manifest.nnz_definition, **about}
+    frame = occurrences[[*([] if "token_id" in attrs else ["token_id"]), *columns, "percentile"]]
+    frame.attrs = {"definition": run.manifest.nnz_definition, **attrs}
     return frame
 
 
-def _sourced(run: Run, found: pd.DataFrame) -> pd.DataFrame:
-    """Return rows by sequence with its document and source; -1 and "" where the run does not list its sequences."""
+def _with_source(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with the document and source of their sequence; -1 and "" where the run does not list sequences."""
     if not run.has("sequences"):
-        return found.assign(document=-1, source="")
-    return found.merge(run.frame("sequences", ["sequence", "document", "source"]), on="sequence", how="left")
+        return rows.assign(document=-1, source="")
+    return rows.merge(run.frame("sequences", ["sequence", "document", "source"]), on="sequence", how="left")
 
 
-def _places(summaries: Summaries, token_id: int | None, limit: int, order: Order, flagged: bool) -> pd.DataFrame:
-    """Return the first `limit` occurrences of a token, or of any, in this order: sequence, position, token_id, nnz, z,
-    loss."""
+def _occurrences(summaries: Summaries, token_id: int | None, limit: int, order: Order, flagged: bool) -> pd.DataFrame:
+    """Return the first `limit` occurrences in an order. Columns: sequence, position, token_id, nnz, z, loss.
+
+    token_id: the token whose occurrences are returned, None for every token; flagged: whether flagged rows count.
+    """
     import ibis
 
     from twell.analysis.engines.open import open_engine
@@ -131,7 +137,10 @@ def _places(summaries: Summaries, token_id: int | None, limit: int, order: Order
 
 
 def _scored(engine: Engine, summaries: Summaries, order: Order, token_id: int | None = None) -> ir.Table:
-    """Return the run's tokens with nnz and z over layers, as an expression. UserError for an unknown order."""
+    """Return the run's tokens as an expression, with nnz summed over layers and z averaged over them.
+
+    token_id: keeps one token alone, if not None. Raises UserError for an unknown order.
+    """
     import ibis
 
     if order not in get_args(Order):
@@ -152,7 +161,7 @@ def _scored(engine: Engine, summaries: Summaries, order: Order, token_id: int | 
 
 
 def _sum_of(terms: Sequence[ir.NumericValue]) -> ir.NumericValue:
-    """Return the sum of expressions, as a balanced tree: a long chain would nest too deeply."""
+    """Return the sum of expressions as a balanced tree, because a long chain would nest too deeply."""
     terms = list(terms)
     while len(terms) > 1:
         pairs = [left + right for left, right in zip(terms[::2], terms[1::2], strict=False)]

@@ -24,17 +24,19 @@ LONGEST_CHARACTER = 4  # bytes in UTF-8, and so the most tokens that one charact
 
 @dataclass(frozen=True)
 class TokenWindow:
-    """The tokens around one position, in order. start: position of the first; ids [n]: token ids; here: index in `ids`
-    of the position itself."""
+    """The tokens around one position, in text order.
+
+    start: position of the first token in its sequence; ids [n]: token ids; center: index in `ids` of the position.
+    """
 
     start: int
     ids: NDArray
-    here: int
+    center: int
 
     @property
     def token_id(self) -> int:
-        """The token at the position itself."""
-        return int(self.ids[self.here])
+        """Return the id of the token at the position itself."""
+        return int(self.ids[self.center])
 
 
 def token_windows(run: Run, positions: pd.DataFrame, width: int) -> list[TokenWindow]:
@@ -55,9 +57,10 @@ def token_windows(run: Run, positions: pd.DataFrame, width: int) -> list[TokenWi
     }
     windows = []
     for sequence, position in zip(positions["sequence"], positions["position"], strict=True):
-        place, ids = by_sequence[sequence]
-        first, here, end = np.searchsorted(place, (position - width, position, position + width + 1))
-        windows.append(TokenWindow(int(place[first]) if first < len(place) else 0, ids[first:end], int(here - first)))
+        in_sequence, ids = by_sequence[sequence]
+        first, center, end = np.searchsorted(in_sequence, (position - width, position, position + width + 1))
+        start = int(in_sequence[first]) if first < len(in_sequence) else 0
+        windows.append(TokenWindow(start, ids[first:end], int(center - first)))
     return windows
 
 
@@ -69,8 +72,8 @@ def sides(run: Run, positions: pd.DataFrame, width: int) -> list[tuple[str, str,
 
 def split_text(run: Run, window: TokenWindow) -> tuple[str, str, str]:
     """Return the text of a window before, at and after its position."""
-    here = window.here
-    before, token, after = window.ids[:here], window.ids[here : here + 1], window.ids[here + 1 :]
+    center = window.center
+    before, token, after = window.ids[:center], window.ids[center : center + 1], window.ids[center + 1 :]
     return run.decode(before.tolist()), run.decode(token.tolist()), run.decode(after.tolist())
 
 

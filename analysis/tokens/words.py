@@ -1,9 +1,9 @@
-"""Words: which fire many neurons, put together from the pieces that the tokenizer cut them into.
+"""Words: which fire many neurons, joined from the pieces that the tokenizer cut them into.
 
     by_word(run)   a row a word, loudest first
 
-What a word is: see `scores`, which adds them up part by part when a run is summarised. Cost: 30 ms, from the summary
-`words`.
+`summaries.z_scores` says what a word is, and adds words up part by part when a run is summarised. Cost: 30 ms, from the
+summary `words`.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
     """
     summaries = open_summaries(run, scored=True)
     rows = summaries.arrow("words", [column.name for column in SUMMARIES.tables["words"].columns])
-    often = rows["occurrences"].to_numpy() >= min_count
-    rows = rows.filter(pa.array(often))
-    every, least = summaries.words_kept()
-    if min_count < least:
+    frequent = rows["occurrences"].to_numpy() >= min_count
+    rows = rows.filter(pa.array(frequent))
+    total, fewest = summaries.words_kept()
+    if min_count < fewest:
         raise Missing(
-            f"{run.name} has {every:,} words, of which its summary keeps those that occur {least} times or more, got a "
-            f"minimum count of {min_count}: ask for {least}."
+            f"{run.name} has {total:,} words, of which its summary keeps those that occur {fewest} times or more, got "
+            f"a minimum count of {min_count}: ask for {fewest}."
         )
     if not len(rows):
-        most = summaries.columns("words", "occurrences")["occurrences"].max() if every else 0
+        highest = summaries.columns("words", "occurrences")["occurrences"].max() if total else 0
         raise Missing(
-            f"No word of {run.name} occurs {min_count} times, the most frequent one {most} times: ask for a lower "
+            f"No word of {run.name} occurs {min_count} times, the most frequent one {highest} times: ask for a lower "
             "minimum count."
         )
-    kept = {name: rows[name].to_numpy() for name in rows.schema.names if name != "word"}
-    n, g = kept["occurrences"], kept["sequences"]
-    squares = kept["occurrences_square"], kept["z_sum"], kept["z_square"], kept["z_cross"]
+    sums = {name: rows[name].to_numpy() for name in rows.schema.names if name != "word"}
+    n, g = sums["occurrences"], sums["sequences"]
+    squares = sums["occurrences_square"], sums["z_sum"], sums["z_square"], sums["z_cross"]
     frame = pd.DataFrame(
         {
             "word": [word.decode("utf-8", errors="replace") for word in rows["word"].to_pylist()],
             "count": n,
             "sequences": g,
-            "pieces": kept["pieces"] / n,
-            "z": kept["z_sum"] / n,
+            "pieces": sums["pieces"] / n,
+            "z": sums["z_sum"] / n,
             "z_se": ratio_error(n, *squares, g),
-            "mean": kept["nnz_sum"] / n / run.layers,
+            "mean": sums["nnz_sum"] / n / run.layers,
         }
     )
     frame = frame.sort_values(["z", "word"], ascending=[False, True], ignore_index=True)
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
-        "note": f"left out: {every - len(frame):,} of {every:,} words, which occur under {min_count} times",
+        "note": f"left out: {total - len(frame):,} of {total:,} words, which occur under {min_count} times",
     }
     return frame
