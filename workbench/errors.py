@@ -1,7 +1,7 @@
-"""The two errors that a person is meant to read.
+"""Errors for the person who runs a command or opens a page.
 
-Each message is one sentence: what was expected, what came, what to do. The command line prints it and exits
-with code 2; the dashboard shows it in place of what could not be shown.
+Each message is one sentence: what was expected, what came, what to do. The command line prints it and exits with code
+2; the dashboard shows it in place of the figure or table.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ class Missing(UserError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its kind, to go into a sentence."""
+    """Return the first line of an error's message, or its type where it has none, as part of a sentence."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
 
 
 def utf8(name: str | Path) -> str:
-    """The name of a file or folder. UserError for one that is not UTF-8, which nothing that is recorded could hold."""
+    """Return the name of a file or folder as text. Raises UserError for one that is not UTF-8: no manifest or table
+    could record it."""
     try:
         str(name).encode()
     except UnicodeEncodeError:

@@ -8,8 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Column:
-    """One column. `type` is an Arrow type name; `per_layer` columns are written once a layer, as `name_LL`; `merge`
-    tells how values of several parts combine into one.
+    """A column of a table.
+
+    type: the name of an Arrow type; unit: "" for a plain number; per_layer: whether it is written once a layer, as
+    `name_LL`; merge: how values of several parts combine into one.
     """
 
     name: str
@@ -23,8 +25,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One table. `grain` says what a row is; `adds_up` whether rows of several parts may be summed;
-    `whole` whether each part holds the table of the run so far, in place of the part before it.
+    """A table of a run.
+
+    grain: what a row is, in words; adds_up: whether rows of several parts may be summed; in_summary_only: whether a
+    summary-only copy of a run keeps it; single_file: whether it is one file and has no parts; cumulative: whether each
+    part holds the table of the run so far and replaces the part before it.
     """
 
     name: str
@@ -33,10 +38,10 @@ class Table:
     adds_up: bool = True
     in_summary_only: bool = True
     single_file: bool = False
-    whole: bool = False
+    cumulative: bool = False
 
     def column(self, name: str) -> Column:
-        """The declaration of a column; KeyError if the table has none of that name."""
+        """Return the declaration of a column, by its name or that of one layer. Raises KeyError for any other name."""
         for column in self.columns:
             if column.name == name or (column.per_layer and name.startswith(column.name + "_")):
                 return column
@@ -47,9 +52,9 @@ class Table:
 class SummaryTable(Table):
     """A table of summaries.
 
-    keys: the columns that identify a row, in the order that rows are sorted by; source: the table of the run whose
-    parts it is made from; absent: why a run may do without it, as a clause, and empty if none does; needs_means:
-    whether it takes the means of the whole run, and so every part anew; since: the revision that it came with.
+    keys: the columns that identify a row, in the order that rows are sorted by; source: the table of the run that it is
+    built from; absent: why a run may lack it, as a clause, empty if every run has it; needs_means: whether it needs the
+    means of the whole run, so that a new part requires reading all parts again; since: the revision that added it.
     """
 
     keys: tuple[str, ...] = ()
@@ -59,13 +64,13 @@ class SummaryTable(Table):
     since: int = 0
 
     def merges(self) -> dict[str, str]:
-        """Return how each column that adds up combines over parts: sum, min or max. Names do not add up."""
+        """Return by name how each column combines over parts (sum, min or max), without keys and strings."""
         return {c.name: c.merge for c in self.columns if c.name not in self.keys and c.type != "string"}
 
 
 @dataclass(frozen=True)
 class SummarySchema:
-    """The tables that analysis derives from the parts, under `summary/`, and the version that they are of."""
+    """The tables that analysis derives from a run's parts, under `summary/`, with their version and revision."""
 
     version: int
     revision: int
@@ -73,11 +78,11 @@ class SummarySchema:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The tables of a run that summaries are made from."""
+        """Return the names of the tables of a run that summaries are built from."""
         return tuple(dict.fromkeys(table.source for table in self.tables.values()))
 
 
-# Sums of losses count in units of 2^-24 nats, of which every float16 is a whole number: the sums are exact.
+# Sums of losses are in units of 2^-24 nats. Every float16 is a whole number of these, so the sums are exact.
 LOSS_UNITS_PER_NAT = 2.0**24
 
 SEQUENCE = Column("sequence", "int32", "", "number of the sequence in this run, from 0")

@@ -1,7 +1,7 @@
 """Lock a folder for one process. The system releases the lock of a process that dies.
 
-The folder itself is locked, not a file in it, so nothing is left behind. On a file system without locks every process
-gets in.
+The folder itself is locked, not a file in it, so nothing is left behind. On a file system without locks, every process
+gets the lock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from pathlib import Path
 
 
 def claim(folder: Path, owner: object) -> Callable[[], object] | None:
-    """Lock a folder until `owner` is gone; return the function that unlocks it, or None if another process has it."""
+    """Lock a folder until `owner` is collected.
+
+    Returns the function that unlocks it earlier, or None if another process has the lock.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -29,7 +32,7 @@ def claim(folder: Path, owner: object) -> Callable[[], object] | None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it is missing; wait for another process that has it."""
+    """Hold the lock of a folder, which is created if it is missing; wait while another process has it."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:

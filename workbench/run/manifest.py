@@ -1,8 +1,8 @@
-"""`run.json`: what was run on what, and which files are the run.
+"""Read and write `run.json`, the manifest: which model read which text on which device, and which files are the run.
 
-The manifest is the run's commit point. A Parquet file belongs to the run when the manifest lists it, and not before:
-whatever a crash leaves behind is never read. It is replaced whole (temporary name, fsync, rename), so a reader sees
-one state or the next.
+The manifest is the run's commit point. A Parquet file belongs to the run once the manifest lists it, so what a crash
+leaves behind is never read. The manifest is replaced as a whole (temporary name, fsync, rename), so a reader sees one
+state or the next.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from twell.workbench.run.schema import SCHEMA_VERSION
 FILE = "run.json"
 RECORDING, COMPLETE, INTERRUPTED = "recording", "complete", "interrupted"
 
-# model["norm"]: the norm before the head. rms, which is not written down, divides by the root mean square; layer
-# takes the mean off too, and layer_plus_one also scales by 1 + weight.
+# model["norm"]: the norm before the head. rms, which is the default and not written, divides by the root mean square;
+# layer subtracts the mean first, and layer_plus_one also scales by 1 + weight.
 RMS_NORM, LAYER_NORM, LAYER_NORM_PLUS_ONE = "rms", "layer", "layer_plus_one"
 
 # MIGRATIONS[v] turns the JSON object of schema version v + 1 into that of v + 2. Append only.
@@ -41,15 +41,15 @@ class Part:
 
     @property
     def number(self) -> int:
-        """The number of the part that the file belongs to; -1 for a table of one file."""
+        """Return the number of the part that the file belongs to; -1 for a table of one file."""
         digits = Path(self.file).stem.rpartition("-")[2]
         return int(digits) if digits.isdigit() else -1
 
     @property
     def rank(self) -> int:
-        """The process that wrote the file, where several captured together; else 0."""
-        kind, _, rest = Path(self.file).stem.partition("-")
-        return int(rest.partition("-")[0]) if kind == "rank" else 0
+        """Return the number of the process that wrote the file, where several captured together; else 0."""
+        kind, _, remainder = Path(self.file).stem.partition("-")
+        return int(remainder.partition("-")[0]) if kind == "rank" else 0
 
 
 @dataclass
@@ -95,20 +95,20 @@ class Manifest:
 
     @property
     def counts_used(self) -> bool:
-        """Whether the rows also have used_LL: how many fired neurons have a product that is not zero."""
+        """Return whether rows also have used_LL: how many fired neurons have a product that is not zero."""
         return bool(self.model.get("up_relu"))
 
     @property
     def loss(self) -> float | None:
-        """Mean next-token loss in nats, or None where no loss was recorded."""
+        """Return the mean next-token loss in nats, or None where no loss was recorded."""
         return self.loss_sum / self.loss_tokens if self.loss_tokens else None
 
 
 def read(folder: Path) -> Manifest:
     """Read the manifest of a run folder.
 
-    Raises UserError where there is none, where it is cut short or written by a newer version, and where it names
-    files elsewhere or numbers that no run has.
+    Raises UserError where there is none, where it is cut short or written by a newer version, and where it names files
+    outside the folder or has numbers that no run has.
     """
     path = folder / FILE
     try:
@@ -133,9 +133,9 @@ def read(folder: Path) -> Manifest:
     for migrate in MIGRATIONS[version - 1 :]:
         data = migrate(data)
     checks.check_numbers(path, data)
-    known = {f.name for f in fields(Manifest)}
+    field_names = {f.name for f in fields(Manifest)}
     try:
-        manifest = Manifest(**{key: value for key, value in data.items() if key in known})
+        manifest = Manifest(**{key: value for key, value in data.items() if key in field_names})
         manifest.parts = [Part(**part) for part in data.get("parts", [])]
     except TypeError as error:
         raise UserError(
@@ -147,7 +147,7 @@ def read(folder: Path) -> Manifest:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest of a run folder, whole or not at all."""
+    """Replace the manifest of a run folder, completely or not at all."""
     text = json.dumps(asdict(manifest), indent=1, ensure_ascii=False)
     temporary = folder / (FILE + ".tmp")
     with open(temporary, "w", encoding="utf-8") as file:
@@ -159,7 +159,10 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 
 def update(folder: Path, **changes: Any) -> Manifest:
-    """Read the manifest again, set fields of it, and write it; others may have changed it since it was first read."""
+    """Set fields of a run's manifest. It is read again first, because others may have changed it in the meantime.
+
+    changes: values by name of the field. Returns the manifest as written.
+    """
     manifest = read(folder)
     for name, value in changes.items():
         setattr(manifest, name, value)
@@ -168,7 +171,7 @@ def update(folder: Path, **changes: Any) -> Manifest:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder last through a power cut (a no-op where folders cannot be opened)."""
+    """Make renames in a folder survive a power cut; does nothing on systems where folders cannot be opened."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

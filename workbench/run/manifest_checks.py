@@ -1,6 +1,6 @@
-"""Refuse a manifest that names files outside its folder, or numbers that no run has, before anything is made of them.
+"""Refuse a manifest that names files outside its folder, or has numbers that no run has, before either is used.
 
-A run may come from anywhere, and everything that reads, copies or removes its files goes by what its manifest lists.
+A run may come from anywhere, and all code that reads, copies or removes files of a run trusts the list in its manifest.
 Cost: 5 µs a part.
 """
 
@@ -15,30 +15,36 @@ from typing import Any
 from twell.workbench.errors import UserError
 
 FILE_NAME = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)?\.parquet")  # TABLE.parquet or TABLE/NAME.parquet
-MOST_LAYERS, MOST_NEURONS = 2**14, 2**24
-MOST = 2**53  # tokens, sequences, rows, bytes
-AGAIN = "copy the run again from where it was recorded."
+MAX_LAYERS, MAX_NEURONS = 2**14, 2**24
+MAX_COUNT = 2**53  # tokens, sequences, rows, bytes
+ADVICE = "copy the run again from where it was recorded."
 
 
 def check_numbers(path: Path, data: dict[str, Any]) -> None:
-    """Raise UserError for sizes that no model has and for counts that no run has. data: the content of `path`."""
+    """Raise UserError for sizes that no model has and for counts that no run has.
+
+    path: the manifest, for the message; data: its content.
+    """
     model, parts = data.get("model"), data.get("parts", [])
     if not isinstance(model, dict) or not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise UserError(
-            f"Expected a manifest at {path} with a model and a list of parts, got others in their place: {AGAIN}"
+            f"Expected a manifest at {path} with a model and a list of parts, got others in their place: {ADVICE}"
         )
-    for name, most in (("layers", MOST_LAYERS), ("d_ff", MOST_NEURONS)):
-        _check_number(path, name, model.get(name), 1, most)
+    for name, maximum in (("layers", MAX_LAYERS), ("d_ff", MAX_NEURONS)):
+        _check_number(path, name, model.get(name), 1, maximum)
     for name in ("tokens", "sequences"):
-        _check_number(path, name, data.get(name, 0), 0, MOST)
+        _check_number(path, name, data.get(name, 0), 0, MAX_COUNT)
     for part in parts:
         for name in ("rows", "bytes"):
-            _check_number(path, name, part.get(name, 0), 0, MOST)
+            _check_number(path, name, part.get(name, 0), 0, MAX_COUNT)
 
 
 def check_files(folder: Path, files: Iterable[object]) -> None:
-    """Raise UserError for a file of a part that is not in the run's folder: by its name, or because it is a link."""
-    links: dict[Path, bool] = {}  # of the folders of tables
+    """Raise UserError for a file of a part outside the run's folder, whether by its name or because it is a link.
+
+    folder: the run's; files: as the manifest names them.
+    """
+    links: dict[Path, bool] = {}  # by folder of a table: whether it is a link
     for file in files:
         if not isinstance(file, str) or not FILE_NAME.fullmatch(file):
             raise _elsewhere(folder, file)
@@ -54,10 +60,10 @@ def is_within(path: Path, folder: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
-def _check_number(path: Path, name: str, value: object, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
+def _check_number(path: Path, name: str, value: object, minimum: int, maximum: int) -> None:
+    if type(value) is not int or not minimum <= value <= maximum:
         got = repr(value) if not isinstance(value, int) or abs(value) < 2**64 else "a longer number"
-        raise UserError(f"Expected {name} from {least} to {most:,} in the manifest {path}, got {got}: {AGAIN}")
+        raise UserError(f"Expected {name} from {minimum} to {maximum:,} in the manifest {path}, got {got}: {ADVICE}")
 
 
 def _elsewhere(folder: Path, file: object) -> UserError:

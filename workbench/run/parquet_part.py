@@ -1,7 +1,7 @@
-"""A Parquet file that grows by row groups and appears whole or not at all.
+"""Write a Parquet file that grows by row groups and appears complete or not at all.
 
-The idea: it is written under a temporary name, then fsynced, hashed and renamed. What a crash leaves is a temporary
-file that nothing reads. Cost: the memory of a row group, however long the file becomes.
+The idea: it is written under a temporary name, then fsynced, hashed and renamed. A crash leaves a temporary file that
+nothing reads. Cost: the memory of a row group, however long the file becomes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ GROUP = 2**17  # rows of a row group, at most
 
 
 class GrowingFile:
-    """One file of a part. Every method raises UserError for what a disk can refuse."""
+    """One file of a part. Every method raises UserError where the disk refuses to write.
+
+    path: the file's final name; schema: of its rows
+    """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path, self.rows = path, 0
@@ -64,7 +67,7 @@ class GrowingFile:
         return size, digest.hexdigest()
 
     def discard(self) -> None:
-        """Remove what was written. Never raises."""
+        """Remove the temporary file. Never raises."""
         try:
             self._writer.close()
         except OSError:

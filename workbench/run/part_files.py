@@ -1,11 +1,11 @@
-"""Read the Parquet files of a run, and nothing but these files.
+"""Read the Parquet files of a run, and compare them with their checksums.
 
-The idea: a file is compared with its checksum in the manifest once, and again only once it has changed (`checksum`).
-Pages whose own checksums were written (`parquet_part`) are compared with these as they are read. Readers of Parquet
-take folders named `layer=3` for columns (Hive partitions) unless they are told not to, so everything that reads a file
-of a run opens it here, or says so to an engine of its own.
+The idea: a file is compared with its checksum in the manifest once, and again only after it has changed (`checksum`).
+Pages that were written with checksums of their own (`parquet_part`) are compared with these as they are read. By
+default, readers of Parquet take folders named `layer=3` for columns (Hive partitions). All code that reads a file of a
+run therefore opens it here, or turns that off in an engine of its own.
 
-Cost: 0.3 ms a file, and 0.6 to 2 s of a core a gigabyte to hash it; files are hashed side by side.
+Cost: 0.3 ms a file, and 0.6 to 2 s of a core for each gigabyte to hash; files are hashed in parallel.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def checksum(path: Path) -> str:
-    """Return a file's sha256. This process reads it again only once the file has changed, by size, time or inode."""
+    """Return a file's sha256. It is read again only after the file has changed, by size, time or inode."""
     now = path.stat()
     return _checksum(path, (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns))
 
 
 @lru_cache(maxsize=2**16)
 def _checksum(path: Path, version: tuple[int, ...]) -> str:
-    """Return the sha256 of a file; `version` tells it from what stood under the same name before."""
+    """Return the sha256 of a file. version: changes with the file, and with it the entry in the cache."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,9 +1,9 @@
-"""Share one run folder among the processes that capture together: which files are whose, and the one manifest.
+"""Share one run folder among the processes that capture together: each writes its own files, all share one manifest.
 
 The idea: each process (a rank) writes parts of its own, `part-…` by rank 0 and `rank-R-…` by the others. The manifest
-is shared: a rank that has closed a part locks the folder for a moment and writes what it knows of its own share.
+is shared: a rank that has closed a part locks the folder for a moment and updates its own share of the manifest.
 Floating-point sums are added in the order of the ranks, so a run has the same bits whichever rank was first. A capture
-by one process is the case of one rank: its share is the whole.
+by one process is the case of one rank, whose share is the whole run.
 
 Cost: reading and writing the manifest once for every part that is closed.
 """
@@ -26,7 +26,7 @@ ADDED_UP = ("tokens", "sequences", "loss_sum", "loss_tokens")  # manifest fields
 class RankShare:
     """The share of a run that one process writes; `RankShare()` is a run written by a single process.
 
-    rank, world: this process's number and how many there are
+    rank: this process's number, from 0; world: how many processes there are
     """
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
@@ -37,7 +37,7 @@ class RankShare:
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of this rank's files."""
+        """Return how the names of this rank's files begin."""
         return f"rank-{self.rank}" if self.rank else "part"
 
     def written(self, path: Path) -> bool:
@@ -47,7 +47,8 @@ class RankShare:
     def claim(self, folder: Path) -> None:
         """Lock a run's folder for this capture until `release`, or until this object or its process ends.
 
-        Only rank 0 does so. Raises UserError where another capture holds the folder: both would write the same parts.
+        Only rank 0 locks it. Raises UserError where another capture has locked the folder, since both would write the
+        same parts.
         """
         if self.rank or self._release is not None:
             return
@@ -65,18 +66,18 @@ class RankShare:
             self._release = None
 
     def blank_ranks(self) -> list[dict[str, Any]]:
-        """Return the manifest's field `ranks` for a run that begins; empty for a single process."""
+        """Return the manifest's field `ranks` for a new run; empty for a single process."""
         blank = {"status": RECORDING, "seconds": 0.0, "text": [], **dict.fromkeys(ADDED_UP, 0)}
         return [dict(blank) for _ in range(self.world)] if self.world > 1 else []
 
-    def share(self, whole: Manifest) -> Manifest:
-        """Return the manifest of this rank alone: its parts, and the sums over them."""
+    def share(self, manifest: Manifest) -> Manifest:
+        """Return the run's manifest reduced to this rank: its parts, and the sums over them."""
         if self.world == 1:
-            return whole
-        own = whole.ranks[self.rank]
-        text = own["text"] or [{"source": source["source"]} for source in whole.text]
+            return manifest
+        own = manifest.ranks[self.rank]
+        text = own["text"] or [{"source": source["source"]} for source in manifest.text]
         fields = {name: own[name] for name in ("status", "seconds", *ADDED_UP)}
-        return replace(whole, parts=[part for part in whole.parts if part.rank == self.rank], text=text, **fields)
+        return replace(manifest, parts=[part for part in manifest.parts if part.rank == self.rank], text=text, **fields)
 
     def publish(self, folder: Path, own: Manifest) -> None:
         """Write this rank's share into the run's manifest. own: what `share` returned, brought up to date."""
@@ -84,26 +85,26 @@ class RankShare:
             manifests.write(folder, own)
             return
         with locks.locked(folder / "activity"):  # not the folder itself, which rank 0 has claimed
-            whole = manifests.read(folder)
-            others = [part for part in whole.parts if part.rank != self.rank and part not in self.merged]
-            whole.parts = sorted([*others, *own.parts], key=lambda part: part.rank)
-            whole.ranks[self.rank] = {name: getattr(own, name) for name in ("status", "seconds", "text", *ADDED_UP)}
+            manifest = manifests.read(folder)
+            other_parts = [part for part in manifest.parts if part.rank != self.rank and part not in self.merged]
+            manifest.parts = sorted([*other_parts, *own.parts], key=lambda part: part.rank)
+            manifest.ranks[self.rank] = {name: getattr(own, name) for name in ("status", "seconds", "text", *ADDED_UP)}
             for rank in self.lost:
-                whole.ranks[rank]["status"] = INTERRUPTED
-            _add_up(whole)
-            manifests.write(folder, whole)
+                manifest.ranks[rank]["status"] = INTERRUPTED
+            _add_up(manifest)
+            manifests.write(folder, manifest)
 
 
-def _add_up(whole: Manifest) -> None:
+def _add_up(manifest: Manifest) -> None:
     """Set the manifest's own fields from those of its ranks."""
     for name in ADDED_UP:
-        setattr(whole, name, sum(rank[name] for rank in whole.ranks))
-    whole.seconds = max(rank["seconds"] for rank in whole.ranks)
-    states = {rank["status"] for rank in whole.ranks}
-    whole.status = COMPLETE if states == {COMPLETE} else RECORDING if RECORDING in states else INTERRUPTED
-    for source in whole.text:
-        reported = [one for rank in whole.ranks for one in rank["text"] if one["source"] == source["source"]]
-        source |= {name: value for one in reported for name, value in one.items() if name in ("sha256", "bytes")}
+        setattr(manifest, name, sum(rank[name] for rank in manifest.ranks))
+    manifest.seconds = max(rank["seconds"] for rank in manifest.ranks)
+    states = {rank["status"] for rank in manifest.ranks}
+    manifest.status = COMPLETE if states == {COMPLETE} else RECORDING if RECORDING in states else INTERRUPTED
+    for source in manifest.text:
+        reported = [entry for rank in manifest.ranks for entry in rank["text"] if entry["source"] == source["source"]]
+        source |= {name: value for entry in reported for name, value in entry.items() if name in ("sha256", "bytes")}
         for name in ("documents", "sequences", "tokens"):
-            if any(name in one for one in reported):
-                source[name] = sum(one.get(name, 0) for one in reported)
+            if any(name in entry for entry in reported):
+                source[name] = sum(entry.get(name, 0) for entry in reported)

@@ -1,10 +1,10 @@
-"""Every table and column of a run, declared once, as data.
+"""Declare every table and column of a run, once and as data.
 
-A run is a folder of Parquet tables and one manifest (`run.json`). What each column is called, its type, its unit
-and what it means stands here and nowhere else: the writer builds its Arrow schemas from these declarations, the
-readers look columns up in them, and the column dictionary in `data/README.md` is generated from them
-(`python -m twell.workbench.run.schema` prints it). `columns.py` has the classes of tables and columns,
-`summary_schema.py` the tables of `summary/`. All three import nothing but the standard library.
+A run is a folder of Parquet tables and one manifest (`run.json`). The name, type, unit and meaning of each column are
+declared here and nowhere else: the writer builds its Arrow schemas from these declarations, the readers look columns up
+in them, and the column dictionary in `data/README.md` is generated from them (`python -m twell.workbench.run.schema`
+prints it). `columns.py` has the classes of tables and columns, `summary_schema.py` the tables of `summary/`. All three
+import nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 
-# Bits of activity.flags. Statistics leave every row with flags != 0 out unless they are asked for it.
+# Bits of activity.flags. Statistics leave out every row with flags != 0 unless called with flagged=True.
 FLAG_SPECIAL, FLAG_FIRST, FLAG_NOT_FINITE = 1, 2, 4
 
 # activity.phase
 PREFILL, DECODE = 0, 1
 
-# neurons.value_sum counts in units of 2^-20: integer sums come out the same in any order.
+# neurons.value_sum is in units of 2^-20: integer sums are the same in any order.
 VALUE_SCALE = 2**20
 
-# Marks of a neuron that never fired, in the columns that would otherwise name a token or a sequence.
+# Values for a neuron that never fired, in columns that otherwise hold a token id or a sequence.
 NEVER_SEQUENCE, NEVER_TOKEN_MIN, NEVER_TOKEN_MAX = -1, 2**31 - 1, -1
 
 
@@ -174,7 +174,7 @@ EXAMPLES = Table(
     ),
     adds_up=False,
     in_summary_only=False,
-    whole=True,
+    cumulative=True,
 )
 
 FIRED = Table(
@@ -243,7 +243,7 @@ TRAINING = Table(
     "some optimizer steps of a training; means are over the steps since the row before",
     TRAINING_STEPS,
     adds_up=False,
-    whole=True,
+    cumulative=True,
 )
 
 TABLES: dict[str, Table] = {
@@ -252,21 +252,21 @@ TABLES: dict[str, Table] = {
 
 
 def nnz_columns(layers: int, name: str = "nnz") -> list[str]:
-    """The activity columns of the layers, in order: nnz_00, nnz_01, …; or used_00, …"""
+    """Return the names of a quantity's columns in order of the layers: nnz_00, nnz_01, …; name: the quantity."""
     width = max(2, len(str(max(layers - 1, 0))))
     return [f"{name}_{layer:0{width}d}" for layer in range(layers)]
 
 
 def nnz_type(d_ff: int) -> str:
-    """The Arrow type that holds every count a layer of `d_ff` neurons can give, and the number of each neuron."""
+    """Return the name of the Arrow type that holds every count and every index in a layer of `d_ff` neurons."""
     return "uint16" if d_ff <= 65535 else "uint32"
 
 
 def expand(table: Table, layers: int, d_ff: int, used: bool = False) -> list[Column]:
-    """The table's columns as they stand on disk for a model of this size: per-layer columns written out, and uint16 as
-    uint32 where d_ff asks for it.
+    """Return the table's columns on disk for a model of this size.
 
-    used: with those of a model that has a ReLU on the up branch too
+    Columns per layer are written out, and uint16 becomes uint32 where d_ff needs it. used: whether to include the
+    columns `used`, for a model with a ReLU on the up branch too.
     """
     columns: list[Column] = []
     for column in table.columns:
@@ -282,7 +282,7 @@ def expand(table: Table, layers: int, d_ff: int, used: bool = False) -> list[Col
 
 
 def dictionary() -> str:
-    """The column dictionary of every table, as Markdown."""
+    """Return the column dictionary of every table, as Markdown."""
     lines: list[str] = []
     for table in (*TABLES.values(), *SUMMARIES.tables.values()):
         folder = f"summary/v{SUMMARIES.version}/" if table is SUMMARIES.tables.get(table.name) else ""

@@ -1,8 +1,8 @@
 """Read a run: `run = open_run("runs/demo")`.
 
-A run is read part by part from the files that its manifest lists, so a run that is still being recorded can be
-opened at any moment, and opened again for what has come since. Everything comes back as Arrow or as a DataFrame;
-`sql` runs DuckDB over the run's tables where DuckDB is installed. No torch here, and none is needed.
+A run is read part by part from the files that its manifest lists, so a run that is still being recorded can be opened
+at any moment, and opened again later for what was added. Tables are returned as Arrow or as a DataFrame; `sql` runs
+DuckDB over the run's tables where DuckDB is installed. Reading needs no torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-HASHING = 4  # threads, at most
+HASHING = 4  # most threads that compute checksums
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's name: what the dashboard and the command line call the run."""
+        """Return the folder's name, by which the dashboard and the command line call the run."""
         return self.path.name
 
     @property
@@ -58,13 +58,14 @@ class Run:
         return self.manifest.d_ff
 
     def has(self, table: str) -> bool:
-        """Whether the run holds any part of a table."""
+        """Return whether the run has any part of a table."""
         return any(part.table == table for part in self.manifest.parts)
 
     def parts(self, table: str) -> list[Path]:
-        """Return the files of a table to read, in the order they were written. Missing if the run has none.
+        """Return the checked files of a table, in the order they were written.
 
-        Raises UserError for one that is missing or that differs from its checksum in the manifest.
+        Raises Missing if the run has none, UserError for a file that is missing or that differs from its checksum in
+        the manifest.
         """
         files = self.files(table)
         for part, reason in self._damage([part for part in self.manifest.parts if part.table == table]):
@@ -72,7 +73,7 @@ class Run:
         return files
 
     def files(self, table: str) -> list[Path]:
-        """Return the files of a table as the manifest lists them, whatever is in them. Missing if the run has none."""
+        """Return the files of a table as the manifest lists them, unchecked. Raises Missing if the run has none."""
         if table not in TABLES:
             raise UserError(f"Expected a table of {', '.join(TABLES)}, got {table!r}.")
         if not self.has(table):
@@ -80,7 +81,7 @@ class Run:
         return [self.path / part.file for part in self.manifest.parts if part.table == table]
 
     def arrow(self, table: str = "activity", columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table as Arrow, its parts joined. columns: default all."""
+        """Return a table as Arrow, its parts joined. columns: their names, all if None."""
         import pyarrow as pa
 
         return pa.concat_tables(self.pieces(table, columns))
@@ -99,9 +100,10 @@ class Run:
     def rows(
         self, table: str, filters: Sequence[tuple[str, str, object]], columns: Sequence[str] | None = None
     ) -> pa.Table:
-        """Return the rows of a table that meet every filter, as Arrow. UserError for a part that cannot be read.
+        """Return the rows of a table that meet every filter, as Arrow.
 
-        filters: (column, operator, value), as pyarrow.parquet.read_table takes them. columns: all if None.
+        filters: (column, operator, value), as pyarrow.parquet.read_table takes them; columns: their names, all if None.
+        Raises UserError for a part that cannot be read.
         """
         import pyarrow as pa
 
@@ -109,36 +111,39 @@ class Run:
         return pa.concat_tables([read_part(path, **selection) for path in self.parts(table)])
 
     def frame(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Return a table as a DataFrame."""
+        """Return a table as a DataFrame. columns: their names, all if None."""
         return self.arrow(table, columns).to_pandas()
 
     def activity(self, tidy: bool = False, layers: Sequence[int] | None = None, flagged: bool = True) -> pd.DataFrame:
-        """The counts, a row a token (columns nnz_LL) or, with `tidy`, a row a token and layer (layer, nnz); and used_LL
-        (used), where the run has them.
+        """Return the counts of each token: nnz and, for a model with a ReLU on the up branch too, used.
 
-        `layers` keeps those layers only; `flagged=False` drops special, first and non-finite tokens. loss is in nats;
-        float16 on disk, float32 here, since pandas warns of overflows in the former when it is shown.
+        tidy: a row a token and layer (columns layer, nnz, used) in place of a row a token (columns nnz_LL, used_LL);
+        layers: keeps these layers alone, all if None; flagged: whether special, first and non-finite tokens are
+        returned too. loss is in nats; it is float16 on disk and float32 here, since pandas warns of overflows when it
+        displays the former.
         """
         kinds = ("nnz", "used") if self.manifest.counts_used else ("nnz",)
-        every = {kind: nnz_columns(self.layers, kind) for kind in kinds}
-        wanted = list(range(self.layers)) if layers is None else list(layers)
-        unknown = [layer for layer in wanted if not 0 <= layer < self.layers]
+        columns_by_kind = {kind: nnz_columns(self.layers, kind) for kind in kinds}
+        selected = list(range(self.layers)) if layers is None else list(layers)
+        unknown = [layer for layer in selected if not 0 <= layer < self.layers]
         if unknown:
             raise UserError(f"Expected layers from 0 to {self.layers - 1}, got {unknown[0]}.")
         keys = ["sequence", "position", "token_id", "phase", "flags", "loss"]
-        frame = self.frame("activity", keys + [names[layer] for names in every.values() for layer in wanted])
+        frame = self.frame(
+            "activity", keys + [names[layer] for names in columns_by_kind.values() for layer in selected]
+        )
         frame["loss"] = frame["loss"].astype("float32")
         if not flagged:
             frame = frame[frame["flags"] == 0].reset_index(drop=True)
         if not tidy:
             return frame
         tidied = [
-            frame.rename(columns={names[layer]: layer for layer in wanted}).melt(
-                id_vars=keys, value_vars=wanted, var_name="layer", value_name=kind
+            frame.rename(columns={names[layer]: layer for layer in selected}).melt(
+                id_vars=keys, value_vars=selected, var_name="layer", value_name=kind
             )
-            for kind, names in every.items()
+            for kind, names in columns_by_kind.items()
         ]
-        counts = tidied[0].assign(**{kind: one[kind] for kind, one in zip(kinds, tidied, strict=True)})
+        counts = tidied[0].assign(**{kind: counted[kind] for kind, counted in zip(kinds, tidied, strict=True)})
         return counts.astype({"layer": "int32"})
 
     def sql(self, query: str) -> pd.DataFrame:
@@ -167,18 +172,18 @@ class Run:
 
     @cached_property
     def vocab(self) -> pd.DataFrame:
-        """The vocabulary by token id: bytes, text, special."""
+        """Return the vocabulary by token id; columns bytes, text, special."""
         return self.frame("vocab").set_index("token_id").sort_index()
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens: their bytes joined, then decoded."""
+        """Return the text of tokens: their bytes are joined, then decoded."""
         pieces = self.vocab["bytes"].reindex(list(token_ids))
         return b"".join(piece for piece in pieces if isinstance(piece, bytes)).decode("utf-8", errors="replace")
 
     def damaged(self, *tables: str, files: Collection[str] | None = None) -> list[str]:
         """Return a sentence for each file that is missing or differs from its checksum in the manifest.
 
-        tables, files: check only these tables, and only these files; default all
+        tables, files: check these tables and these files alone; default all
         """
         listed = [
             part
@@ -188,7 +193,7 @@ class Run:
         return [f"{part.file} {reason}." for part, reason in self._damage(listed)]
 
     def _damage(self, parts: Sequence[Part]) -> list[tuple[Part, str]]:
-        """Return the parts whose file is missing or differs from its checksum, each with that clause."""
+        """Return the parts whose file is missing or differs from its checksum, each with a clause that says which."""
         if len(parts) < 2:
             reasons = [self._damage_of(part) for part in parts]
         else:
@@ -215,13 +220,16 @@ class Run:
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run folder. UserError where it holds no run, a broken one, or one from a newer version."""
+    """Open a run folder. Raises UserError where it holds no run, a broken one, or one from a newer version."""
     folder = Path(path)
     return Run(folder, manifests.read(folder))
 
 
 def list_runs(folder: str | Path) -> tuple[list[Run], dict[str, str]]:
-    """The runs in a folder (or the folder itself, if it is a run), newest first, and why others cannot be read."""
+    """Return the runs in a folder, newest first, and by name of the folder why other runs cannot be read.
+
+    folder: may itself be a run, which is then the only one.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         return [], {}
@@ -251,10 +259,11 @@ def refuse_existing(folder: Path) -> None:
 
 
 def copy_without_activity(source: Path, target: Path) -> None:
-    """Copy a summarised run as a summary-only run: what is left spells out none of its text.
+    """Copy a summarised run as a summary-only run, from which its text cannot be read.
 
-    Tables that the summary repeats added up (neurons, tiles, unions) are left out as well: their parts repeat every
-    neuron, and would be most of the copy. The manifest goes last, so a copy that was cut short is not taken for a run.
+    source, target: the folders of the run and of its copy. Tables whose sums over parts are in the summary (neurons,
+    tiles, unions) are left out as well: they would be most of the copy. The manifest is written last, so a copy that
+    was cut short is not mistaken for a run. Raises UserError where the copy cannot be written.
     """
     refuse_existing(target)
     manifest = manifests.read(source)
@@ -263,8 +272,8 @@ def copy_without_activity(source: Path, target: Path) -> None:
     summary = Path("summary") / f"v{SUMMARIES.version}"
     files = [Path(part.file) for part in manifest.parts]
     left_out = {f"{name}.parquet" for name, table in SUMMARIES.tables.items() if not table.in_summary_only}
-    found = (path for path in sorted((source / summary).glob("*")) if path.name not in left_out)
-    files += [path.relative_to(source) for path in found if path.suffix != ".tmp"]
+    summaries = (path for path in sorted((source / summary).glob("*")) if path.name not in left_out)
+    files += [path.relative_to(source) for path in summaries if path.suffix != ".tmp"]
     try:
         for file in files:
             (target / file).parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Say why a run in which no token is counted has no statistics.
 
-Statistics are over tokens without a flag. A model whose values overflow, or a text of single tokens, gives a run in
-which every token has one: there is no mean over none, and no sparsity. Cost: reading the column of flags.
+Statistics count tokens without a flag. Where a model's values overflow, or each text is a single token, every token has
+a flag, and there is nothing to take a mean or a sparsity over. Cost: reading the column of flags.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from twell.workbench.run.store import Run
 
 
 def no_counted_token(run: Run) -> Missing:
-    """Return the error for a run whose tokens all have a flag: one sentence that says which, and what to do."""
+    """Return the error for a run whose tokens all have a flag: one sentence with the flags and what to do."""
     nonfinite = _count(run, lambda flags: flags & FLAG_NOT_FINITE != 0)
     if nonfinite:
-        others = run.manifest.tokens - nonfinite
-        rest = f", and the other {others:,} are special or the first of their sequence" if others else ""
+        finite = run.manifest.tokens - nonfinite
+        remainder = f", and the other {finite:,} are special or the first of their sequence" if finite else ""
         return Missing(
             f"{run.name} holds no unflagged token, and so no sparsity: at {nonfinite:,} of its "
             f"{run.manifest.tokens:,} tokens an FFN had values that are not finite (NaN or infinity) in "
-            f"{run.manifest.dtype}{rest}; check the model's weights, or use a dtype with a wider range."
+            f"{run.manifest.dtype}{remainder}; check the model's weights, or use a dtype with a wider range."
         )
     return Missing(
         f"{run.name} holds no unflagged token, and so no sparsity: each of its {run.manifest.tokens:,} tokens is "
@@ -39,13 +39,16 @@ def counts_no_token(run: Run) -> bool:
 
 
 def is_nowhere_finite(run: Run) -> bool:
-    """Return whether the FFNs of a run had values that are not finite at every token; False if the run cannot tell."""
+    """Return whether some FFN had non-finite values at every token; False for a run without rows of single tokens."""
     tokens = run.manifest.tokens
     return tokens > 0 and _count(run, lambda flags: flags & FLAG_NOT_FINITE != 0) == tokens
 
 
 def _count(run: Run, condition: Callable[[np.ndarray], np.ndarray]) -> int:
-    """Return how many tokens have flags that meet a condition; 0 for a run without rows of single tokens."""
+    """Return how many tokens have flags that meet a condition; 0 for a run without rows of single tokens.
+
+    condition: a function from flags [token] to a mask [token]
+    """
     if not run.has("activity"):
         return 0
     return sum(int(condition(piece["flags"].to_numpy()).sum()) for piece in run.pieces("activity", ["flags"]))

@@ -1,10 +1,10 @@
-"""Write a run: its parts appear whole or not at all, and are written while the next batch is computed.
+"""Write a run: each part appears complete or not at all, and is written while the next batch is computed.
 
-`RunWriter` closes a part at 2^20 tokens or after 10 seconds, whichever comes first; the caller asks `due` at the end of
-a sequence, so that no sequence is ever cut in two. Rows go to one background thread a row group at a time; a part's
-files grow under temporary names, and are fsynced, renamed and only then listed in the manifest. That thread also makes
-the tables that must be fetched from a device first, so the caller waits for neither. At most AHEAD jobs are
-outstanding: a disk that is slower than the counts slows the caller down and never grows memory.
+`RunWriter` closes a part at 2^20 tokens or after 10 seconds, whichever comes first; the caller checks `due` at the end
+of a sequence, so that no sequence is ever cut in two. Rows go to one background thread, a row group at a time; a part's
+files grow under temporary names, and are fsynced, renamed and only then listed in the manifest. That thread also builds
+the tables that are fetched from a device first, so the caller waits for neither. At most AHEAD jobs are outstanding: a
+disk that is slower than the counts slows the caller down and does not fill memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from twell.workbench.run.store import refuse_existing
 
 PART_TOKENS = 2**20
 PART_SECONDS = 10.0
-AHEAD = 4  # jobs handed to the writing thread and not done
+AHEAD = 4  # most unfinished jobs of the writing thread
 
 Rows = tuple[str, Mapping[str, Any]]  # the name of a table, and its columns by name
 
@@ -44,18 +44,21 @@ _TYPES = {
 
 
 def arrow_schema(table: str, layers: int, d_ff: int, used: bool = False) -> pa.Schema:
-    """The Arrow schema of a run's table for a model with this many layers and FFN neurons; used: as in `expand`."""
+    """Return the Arrow schema of a run's table for a model of `layers` layers with `d_ff` FFN neurons each.
+
+    used: as in `expand`
+    """
     columns = expand(TABLES[table], layers, d_ff, used)
     kinds = {c.name: _TYPES.get(c.type) or pa.type_for_alias(c.type) for c in columns}
     return pa.schema([pa.field(c.name, kinds[c.name], nullable=c.nullable) for c in columns])
 
 
 class RunWriter:
-    """Writes one run. To be called by one thread; it writes files in a thread of its own.
+    """Writes one run. It is called by one thread, and writes files in a thread of its own.
 
-    `folder` must not hold a run already: UserError, and nothing in it is touched. With `resume` it holds the run of
-    this manifest, and files that a crash left behind are removed. `share`: which files are this process's, where
-    several write to the folder; the manifest is then that of its own share.
+    folder: must not hold a run already, else UserError and nothing in it is touched; manifest: of the run, or of this
+    process's share of it; resume: whether the folder holds the run of this manifest, in which case files that a crash
+    left behind are removed; share: which files belong to this process, where several write to the folder.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, resume: bool = False, share: RankShare | None = None) -> None:
@@ -72,8 +75,8 @@ class RunWriter:
         self._publish()
         shape = (manifest.layers, manifest.d_ff, manifest.counts_used)
         self._schemas = {name: arrow_schema(name, *shape) for name in TABLES}
-        self._rows: dict[str, list[pa.Table]] = {}  # less than a row group of each table
-        self._files: dict[str, GrowingFile] = {}  # of the open part; the writing thread's
+        self._rows: dict[str, list[pa.Table]] = {}  # by table, less than a row group each
+        self._files: dict[str, GrowingFile] = {}  # of the open part; used by the writing thread alone
         self._number = self._part = 1 + max((part.number for part in manifest.parts), default=-1)
         self._tokens, self._opened = 0, time.monotonic()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="twell-writer")
@@ -81,37 +84,39 @@ class RunWriter:
         self._failed = False
 
     def add(self, table: str, columns: Mapping[str, Any] | pa.Table) -> None:
-        """Append rows to a table of the open part: a mapping of column name to array, or an Arrow table.
+        """Append rows to a table of the open part.
 
-        Columns are cast to the declared types; a value that does not fit raises pyarrow.ArrowInvalid. Waits while
-        the disk is AHEAD jobs behind, and raises UserError if it could not write what was added before.
+        columns: a mapping of column name to array, or an Arrow table. They are cast to the declared types; a value that
+        does not fit raises pyarrow.ArrowInvalid. Waits while AHEAD jobs are unfinished, and raises UserError if earlier
+        rows could not be written.
         """
         rows = self._cast(table, columns)
         pending = self._rows.setdefault(table, [])
         pending.append(rows)
         if table == "activity":
             self._tokens += rows.num_rows
-        if sum(one.num_rows for one in pending) >= GROUP:
+        if sum(table_rows.num_rows for table_rows in pending) >= GROUP:
             self._submit(self._write, table, self._rows.pop(table))
 
     def add_made(self, table: str, make: Callable[[], pa.Table]) -> None:
-        """Append rows that the writing thread makes by calling `make`, because that takes a while; else as `add`."""
+        """Append rows as `add` does, but let the writing thread compute them by calling `make`, which may be slow."""
         self._submit(lambda: self._write(table, [self._cast(table, make())]))
 
     @property
     def first(self) -> bool:
-        """Whether this process writes the tables that a run has once."""
+        """Return whether this process writes the tables that a run has once."""
         return self._share.rank == 0
 
     @property
     def due(self) -> bool:
-        """Whether the open part has reached its size or its age, so that the end of a sequence may close it."""
+        """Return whether the open part has reached its size or its age, so that the end of a sequence may close it."""
         return self._tokens >= PART_TOKENS or (self._tokens > 0 and time.monotonic() - self._opened >= PART_SECONDS)
 
     def close_part(self, tables: Callable[[], Iterable[Rows]] = tuple, **updates: Any) -> None:
         """Close the open part, and set fields of the manifest with it.
 
-        tables: makes further rows of the part, in the writing thread; updates: the manifest's fields
+        tables: a function that returns further rows of the part, called in the writing thread; updates: values of the
+        manifest's fields by name
         """
         for table in list(self._rows):
             self._submit(self._write, table, self._rows.pop(table))
@@ -122,7 +127,7 @@ class RunWriter:
     def finish(
         self, status: str = manifests.COMPLETE, tables: Callable[[], Iterable[Rows]] = tuple, **updates: Any
     ) -> None:
-        """Write what is left, wait for it, and set the manifest's status and other fields with it."""
+        """Write all remaining rows, wait for them, and set the manifest's status and other fields with them."""
         try:
             self.close_part(tables, status=status, **updates)
             self.drain()
@@ -131,7 +136,7 @@ class RunWriter:
         self._share.release()
 
     def abandon(self) -> None:
-        """Give up the open part and mark what was written as interrupted, if the disk still lets us."""
+        """Give up the open part and mark the run as interrupted, if the disk still allows it."""
         self._failed = True
         self._pool.shutdown(cancel_futures=True)
         for file in self._files.values():
@@ -143,14 +148,14 @@ class RunWriter:
             self._share.release()
 
     def drain(self) -> None:
-        """Wait for all that was handed to the writing thread. Raises UserError if it could not be written."""
+        """Wait until the writing thread has finished all jobs. Raises UserError if rows could not be written."""
         while self._jobs:
             self._jobs.popleft().result()
 
-    def _submit(self, job: Callable[..., None], *given: Any) -> None:
+    def _submit(self, job: Callable[..., None], *arguments: Any) -> None:
         while self._jobs and (len(self._jobs) >= AHEAD or self._jobs[0].done()):
             self._jobs.popleft().result()
-        self._jobs.append(self._pool.submit(self._unless_failed, job, *given))
+        self._jobs.append(self._pool.submit(self._unless_failed, job, *arguments))
 
     def _cast(self, table: str, columns: Mapping[str, Any] | pa.Table) -> pa.Table:
         schema = self._schemas[table]
@@ -161,12 +166,12 @@ class RunWriter:
 
     # ---- in the writing thread
 
-    def _unless_failed(self, job: Callable[..., None], *given: Any) -> None:
-        """After a failure nothing more is written, so no part appears without its rows."""
+    def _unless_failed(self, job: Callable[..., None], *arguments: Any) -> None:
+        """Run a job unless an earlier one failed: nothing more is written then, so no part appears without its rows."""
         if self._failed:
             return
         try:
-            job(*given)
+            job(*arguments)
         except BaseException:
             self._failed = True
             raise
@@ -192,15 +197,15 @@ class RunWriter:
             for (table, file), size_and_sha256 in zip(files.items(), closed, strict=True)
         ]
         self._files, manifest = {}, self.manifest
-        gone = [part for part in manifest.parts if TABLES[part.table].whole and part.table in files]
-        manifest.parts = [part for part in manifest.parts if part not in gone] + parts
+        replaced = [part for part in manifest.parts if TABLES[part.table].cumulative and part.table in files]
+        manifest.parts = [part for part in manifest.parts if part not in replaced] + parts
         for name, value in updates.items():
             setattr(manifest, name, value)
         if "activity" in files:
             manifest.tokens += files["activity"].rows
             manifest.sequences += files["sequences"].rows if "sequences" in files else 0
         self._publish()
-        for part in gone:
+        for part in replaced:
             (self.folder / part.file).unlink(missing_ok=True)
 
     def _publish(self) -> None:
@@ -210,7 +215,8 @@ class RunWriter:
             raise disk_error(self.folder / manifests.FILE, error) from error
 
     def _remove_strays(self) -> None:
-        """Remove files of tables that the manifest does not list. UserError for a table's folder that is a link."""
+        """Remove files of tables that the manifest does not list. Raises UserError for a table's folder that is a
+        link."""
         listed, folder = {self.folder / part.file for part in self.manifest.parts}, self.folder
         for name in TABLES:
             if not is_within(folder / name, folder):
@@ -224,7 +230,7 @@ class RunWriter:
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
-    """An Arrow array of the declared type; float NaN becomes null only where values are masked."""
+    """Return an Arrow array of the declared type; values that are masked become null, NaN stays NaN."""
     if isinstance(values, pa.Array):
         return values
     if isinstance(values, np.ma.MaskedArray):
