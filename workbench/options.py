@@ -20,6 +20,7 @@ from twell.workbench.errors import UserError
 
 Device = Literal["auto", "cpu", "cuda"]
 Kernel = Literal["auto", "reference", "cpu", "cuda", "hopper"]
+TrainingKernel = Literal["auto", "dense", "sparse"]
 Format = Literal["parquet", "csv", "json", "npz", "notebook", "html"]
 
 
@@ -292,6 +293,9 @@ class TrainOptions:
     seed: int | None = option(None, help="replace the recipe's seed")
     device: Device = option("auto", help="where to train")
     compile: bool = option(True, help="compile the model (on CUDA)")
+    kernel: TrainingKernel = option(
+        "auto", help="FFN of a layer: sparse where it fires few neurons (auto), dense, or sparse from the start"
+    )
     prepared: Path | None = option(
         None, help="keep the tokenizer and token ids in this folder, for further runs on the same text"
     )

@@ -27,13 +27,14 @@ class RankShare:
     """The share of a run that one process writes; `RankShare()` is a run written by a single process.
 
     rank: this process's number, from 0; world: how many processes there are
+    release: the function that unlocks the folder, if this process has locked it already
     """
 
-    def __init__(self, rank: int = 0, world: int = 1) -> None:
+    def __init__(self, rank: int = 0, world: int = 1, release: Callable[[], object] | None = None) -> None:
         self.rank, self.world = rank, world
         self.lost: list[int] = []  # ranks whose process died before its share was done
         self.merged: list[Part] = []  # parts of other ranks whose rows rank 0's own parts repeat
-        self._release: Callable[[], object] | None = None  # unlocks the claimed folder
+        self._release = release  # unlocks the claimed folder
 
     @property
     def prefix(self) -> str:

@@ -23,10 +23,12 @@ from twell.workbench.errors import UserError
 from twell.workbench.models.load import pick_device
 from twell.workbench.options import TrainOptions
 from twell.workbench.text.sources import open_sources
-from twell.workbench.training.corpus import in_order, prepare, source_name, unigram_loss
+from twell.workbench.training.corpus import Corpus, in_order, prepare, source_name, unigram_loss
 from twell.workbench.training.folder import TrainingFolder, writing
+from twell.workbench.training.log import new_manifest
 from twell.workbench.training.loop import Training
-from twell.workbench.training.recipes import load_recipe
+from twell.workbench.training.ranks import TrainingRanks
+from twell.workbench.training.recipes import Recipe, from_dict, load_recipe
 from twell.workbench.training.sparse_llama import evaluate
 
 
@@ -34,16 +36,34 @@ def train(options: TrainOptions) -> Path:
     """Train a model, or continue one; return its folder. Raises UserError."""
     names = ("tokens", "steps", "minutes", "l1", "rate", "rows", "seed")
     recipe = load_recipe(options.config).override(**{name: getattr(options, name) for name in names})
-    device = pick_device(options.device)
     if not 0 < options.holdout < 1:
         raise UserError(f"Expected --holdout between 0 and 1, a share of the text, got {options.holdout}.")
-    folder = TrainingFolder(options.out)
+    ranks = TrainingRanks.from_environment(options.device)
+    device = pick_device(options.device)
+    folder = TrainingFolder(options.out, writes=ranks.first)
+    try:
+        corpus = ranks.first_then_others(lambda: _claim(folder, recipe, options))
+        if corpus is not None:
+            with tf32(device):
+                _run(folder, recipe, corpus, options, device, ranks)
+    except BaseException:
+        folder.interrupt()
+        raise
+    finally:
+        ranks.leave()
+    return options.out
+
+
+def _claim(folder: TrainingFolder, recipe: Recipe, options: TrainOptions) -> Corpus | None:
+    """Claim the folder for this training and return its text; None where the training is complete."""
     if not folder.record:  # a source that is not there leaves no folder behind
         open_sources([*options.text, *options.valid])
+    elif "recipe" in folder.record:  # one of before a field came has its default
+        folder.record["recipe"] = from_dict(folder.record["recipe"], str(options.out)).as_dict()
     folder.claim(recipe=recipe.as_dict(), holdout=options.holdout)
     if folder.complete:
         folder.say(f"{options.out} holds this model, complete; nothing to do.")
-        return options.out
+        return None
     with folder.console.status("Reading and tokenising the text"):
         corpus = prepare(
             options.text,
@@ -54,16 +74,30 @@ def train(options: TrainOptions) -> Path:
             valid=options.valid,
         )
     folder.claim(corpus=corpus.record)
-    with tf32(device):
-        training = Training(recipe, corpus, device, compiled=options.compile and device.type == "cuda")
-        folder.restore(training.state)
-        size = sum(p.numel() for p in training.state.model.parameters())
-        corpus_size = f"{len(corpus.train):,} training tokens, {recipe.step_tokens:,} a step"
-        folder.say(f"{size:,} parameters, {corpus_size}, on {device}.")
-        training.run(folder, options.checkpoint_minutes)
+    return corpus
+
+
+def _run(
+    folder: TrainingFolder,
+    recipe: Recipe,
+    corpus: Corpus,
+    options: TrainOptions,
+    device: torch.device,
+    ranks: TrainingRanks,
+) -> None:
+    """Train to the end, and write the model."""
+    compiled = options.compile and device.type == "cuda"
+    training = Training(recipe, corpus, device, compiled, options.kernel, ranks)
+    size = sum(p.numel() for p in training.state.model.parameters())
+    manifest = new_manifest(options.out.name, recipe, folder.record, size, device, training.layers.choice)
+    folder.begin(manifest, training.state)
+    corpus_size = f"{len(corpus.train):,} training tokens, {recipe.step_tokens:,} a step"
+    processes = f" in {ranks.world} processes" if ranks.world > 1 else ""
+    folder.say(f"{size:,} parameters, {corpus_size}, on {device}{processes}.")
+    training.run(folder, options.checkpoint_minutes)
+    if ranks.first:
         with writing(options.out):
             finish(training, folder, options)
-    return options.out
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 config.json, model.safetensors, tokenizer.json, …   the model, for plain transformers
 training.json       recipe, corpus, and once complete what was measured; `status` says which
-train-log.parquet   a row every `log_every` steps; its columns are declared in `log.py`
-README.md           the model card, written from these two
-work/               checkpoint and token ids; removed when the run is complete
+run.json, training/ the run: a row every `log_every` steps in its table `training`
+README.md           the model card, written from these
+work/               checkpoint and token ids; removed when the training is complete
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from twell.workbench.errors import UserError, first_line, utf8
 from twell.workbench.run import locks
+from twell.workbench.run.manifest import Manifest
+from twell.workbench.run.rank_share import RankShare
 from twell.workbench.training import checkpoint
 from twell.workbench.training.checkpoint import TrainingState
-from twell.workbench.training.log import Row, mean, read_log, write_log
+from twell.workbench.training.log import Row, TrainingLog, mean
 from twell.workbench.training.model_card import model_card
 
 
@@ -41,12 +43,15 @@ def writing(out: Path) -> Iterator[None]:
 
 
 class TrainingFolder:
-    """A run's folder. Its `training.json` is written before the first step, and decides what may continue here."""
+    """A run's folder. Its `training.json` is written before the first step, and decides what may continue here.
 
-    def __init__(self, out: Path) -> None:
-        self.out, self.work = Path(out), Path(out) / "work"
-        self.console = Console()
-        self.log: list[Row] = []
+    writes: whether this process writes it and prints; others, that train with it, only read
+    """
+
+    def __init__(self, out: Path, writes: bool = True) -> None:
+        self.out, self.work, self.writes = Path(out), Path(out) / "work", writes
+        self.console = Console(quiet=not writes)
+        self._log: TrainingLog | None = None
         self._lock: Callable[[], object] | None = None
         path = self.out / "training.json"
         utf8(self.out)
@@ -64,9 +69,15 @@ class TrainingFolder:
         return self.record.get("status") == "complete"
 
     @property
+    def log(self) -> TrainingLog:
+        """The log of the training, once `begin` has been called."""
+        assert self._log is not None, "begin comes first"
+        return self._log
+
+    @property
     def evaluations(self) -> int:
-        """How many held-out losses the log has."""
-        return sum(row.get("heldout_loss") is not None for row in self.log)
+        """The number of held-out losses in the log."""
+        return 0 if self._log is None else sum(row.get("heldout_loss") is not None for row in self._log.rows)
 
     def claim(self, **settings: Any) -> None:
         """Record the settings of this run, by name, and lock the folder.
@@ -82,7 +93,10 @@ class TrainingFolder:
                 )
         if not settings.keys() <= self.record.keys():
             self.record = {"status": "training", **self.record, **settings}
-            self._write_json()
+            if self.writes:
+                self._write_json()
+        if not self.writes:
+            return
         self._lock = self._lock or locks.claim(self.out, self)
         if self._lock is None:
             raise UserError(
@@ -96,24 +110,38 @@ class TrainingFolder:
 
     # ---- checkpoints and log
 
-    def save(self, state: TrainingState) -> None:
-        """Write the log so far, then the checkpoint."""
-        self.write_log()
-        checkpoint.save(self.work, state)
+    def begin(self, manifest: Manifest, state: TrainingState) -> None:
+        """Load the checkpoint, if there is one, and begin the run's log or continue it from there.
 
-    def restore(self, state: TrainingState) -> None:
-        """Load the checkpoint, if there is one, and the log up to it."""
-        if checkpoint.restore(self.work, state):
-            self.log = read_log(self.out, state.step)
+        manifest: of the run, should it be a new one
+        """
+        resumes = checkpoint.restore(self.work, state)
+        if self.writes:
+            self._log = TrainingLog(self.out, manifest, RankShare(release=self._lock), state.step)
+        if resumes:
             self.say(f"Continuing {self.out} from step {state.step}.")
 
     def append(self, row: Row) -> None:
-        """Add a row to the log; `save` and `finish` write it."""
-        self.log.append(row)
+        """Add a row to the log."""
+        if self._log is not None:
+            self._log.append(row)
 
-    def write_log(self) -> None:
-        """Write the log to disk."""
-        write_log(self.out, self.log, self.record["recipe"]["layers"])
+    def note(self, **fields: Any) -> None:
+        """Set fields of the run's manifest."""
+        if self._log is not None:
+            self._log.note(**fields)
+
+    def interrupt(self) -> None:
+        """Mark the run as interrupted, with the rows that were written; never raises."""
+        if self._log is not None:
+            with contextlib.suppress(Exception):
+                self._log.interrupt()
+
+    def save(self, state: TrainingState) -> None:
+        """Write the log so far, then the checkpoint."""
+        if self.writes:
+            self.log.write()
+            checkpoint.save(self.work, state)
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[Row], None]]:
@@ -136,17 +164,17 @@ class TrainingFolder:
     # ---- the end
 
     def finish(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, results: dict[str, Any]) -> None:
-        """Write model, tokenizer, log and card, and `training.json` last, which makes the run complete.
+        """Write model, tokenizer, run and card, and `training.json` last, which makes the training complete.
 
         results: what was measured, added to the record
         """
-        self.write_log()
         disable_progress_bar()
         model.save_pretrained(self.out, max_shard_size="100GB")
         (self.out / "model.safetensors").chmod(0o644)  # written for the owner alone
         tokenizer.save_pretrained(self.out)
         self.record = {**self.record, **results}
-        (self.out / "README.md").write_text(model_card(self.record, self.log), encoding="utf-8")
+        (self.out / "README.md").write_text(model_card(self.record, self.log.rows), encoding="utf-8")
+        self.log.finish(training={name: value for name, value in self.record.items() if name != "status"})
         self._write_json()
         shutil.rmtree(self.work, ignore_errors=True)
         size = (self.out / "model.safetensors").stat().st_size

@@ -1,60 +1,124 @@
-"""The log of a training run: which columns `train-log.parquet` has, and how its rows are written and read."""
+"""The log of a training: rows of the run's table `training`, collected, written while it goes on, and read again.
+
+The training's folder is a run, so `open_run`, the dashboard and `twell export` read its log like any other table. The
+table is small and written whole each time; a reader sees it as of one row or of a later one.
+"""
 
 from __future__ import annotations
 
-import os
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import torch
 
-from twell.workbench.run.part_files import open_part
+from twell.kernels.layout import Layout
+from twell.kernels.training import Choice
+from twell.workbench import doctor
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.manifest import Manifest
+from twell.workbench.run.rank_share import RankShare
+from twell.workbench.run.schema import TRAINING, expand
+from twell.workbench.run.store import open_run
+from twell.workbench.run.writer import RunWriter
+from twell.workbench.training.recipes import Recipe
 
-FILE = "train-log.parquet"
 Row = dict[str, Any]
-
-# Name: (type, meaning). Every mean is over the steps since the previous row.
-COLUMNS: dict[str, tuple[pa.DataType, str]] = {
-    "step": (pa.int64(), "optimizer steps done"),
-    "tokens": (pa.int64(), "tokens trained on so far"),
-    "seconds": (pa.float64(), "seconds of the loop so far, evaluations and checkpoints included, compilation not"),
-    "tokens_per_second": (pa.float64(), "training tokens a second since the previous row"),
-    "total_steps": (pa.int64(), "steps the run was planned to take at this row; null before a time limit is planned"),
-    "loss": (pa.float64(), "mean training cross-entropy, nats a token"),
-    "heldout_loss": (pa.float64(), "cross-entropy on the first 131 072 held-out tokens, nats a token; null between"),
-    "l1": (pa.float64(), "mean of the L1 term: mean over layers of the mean over tokens of sum |h|"),
-    "l1_coefficient": (pa.float64(), "its coefficient at this step"),
-    "rate": (pa.float64(), "learning rate at this step"),
-    "gradient_norm": (pa.float64(), "mean gradient norm before clipping"),
-    "nnz_LL": (pa.float64(), "layer LL: mean number of neurons a token fires (gate > 0)"),
-    "dead_LL": (pa.float64(), "layer LL: share of neurons that fired on none of the tokens since the previous row"),
-}
+PACE = 2.0  # seconds between two writes, at least
 
 
-def log_schema(layers: int) -> pa.Schema:
-    """Return the Arrow schema of the log of a model with so many layers; each field's metadata has its meaning."""
-    names = {
-        name.replace("LL", f"{layer:02}"): column
-        for name, column in COLUMNS.items()
-        for layer in (range(layers) if name.endswith("LL") else [0])
-    }
-    return pa.schema([pa.field(name, kind, metadata={"meaning": meaning}) for name, (kind, meaning) in names.items()])
+class TrainingLog:
+    """The log of one training, which writes it into the run's folder.
+
+    rows: every row so far, oldest first, by the columns of `training`; a column that a row lacks is null
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, share: RankShare, last_step: int) -> None:
+        """Begin the run, or continue the one in the folder with its rows up to a step."""
+        self.rows: list[Row] = []
+        if last_step and (folder / manifests.FILE).exists():
+            run = open_run(folder)
+            if run.has("training"):
+                self.rows = [row for row in run.arrow("training").to_pylist() if row["step"] <= last_step]
+            manifest = replace(manifest, created=run.manifest.created, parts=run.manifest.parts)
+        self._columns = [column.name for column in expand(TRAINING, manifest.layers, manifest.d_ff)]
+        self._writer = RunWriter(folder, manifest, resume=True, share=share)
+        self._written = 0.0
+
+    def append(self, row: Row) -> None:
+        """Add a row, and write the log unless that was done a moment ago."""
+        self.rows.append(row)
+        if time.monotonic() - self._written >= PACE:
+            self.write()
+
+    def write(self) -> None:
+        """Write the log so far, and wait until it is on disk. Raises UserError where it cannot be."""
+        self._add()
+        self._writer.close_part(seconds=self._seconds)
+        self._writer.drain()
+        self._written = time.monotonic()
+
+    def finish(self, **fields: Any) -> None:
+        """Write the log and mark the run complete. fields: of the manifest, set with it."""
+        self._add()
+        self._writer.finish(seconds=self._seconds, **fields)
+
+    def interrupt(self) -> None:
+        """Mark the run as interrupted, with the rows that were written."""
+        self._writer.abandon()
+
+    def note(self, **fields: Any) -> None:
+        """Set fields of the manifest; they are written with the next rows."""
+        for name, value in fields.items():
+            setattr(self._writer.manifest, name, value)
+
+    @property
+    def _seconds(self) -> float:
+        return float(self.rows[-1]["seconds"]) if self.rows else 0.0
+
+    def _add(self) -> None:
+        if self.rows:
+            self._writer.add("training", {name: [row.get(name) for row in self.rows] for name in self._columns})
 
 
-def write_log(folder: Path, rows: list[Row], layers: int) -> None:
-    """Replace the log in a model's folder, whole or not at all."""
-    temporary = folder / f"{FILE}.tmp"
-    pq.write_table(pa.Table.from_pylist(rows, schema=log_schema(layers)), temporary, compression="zstd")
-    os.replace(temporary, folder / FILE)
+def new_manifest(
+    name: str, recipe: Recipe, record: dict[str, Any], parameters: int, device: torch.device, choice: Choice
+) -> Manifest:
+    """Return the manifest of a training that begins.
 
-
-def read_log(folder: Path, last_step: int) -> list[Row]:
-    """Return the rows of a folder's log up to a step."""
-    return [row for row in open_part(folder / FILE).read().to_pylist() if row["step"] <= last_step]
+    record: recipe and corpus, as `training.json` holds them; choice: the kernel that sparse layers run by, if any do
+    """
+    family, layout = "llama" if recipe.gated else "nemotron", Layout()
+    product = "gate" if recipe.gated else "first"
+    return Manifest(
+        name=name,
+        model={
+            "name": name,
+            "revision": None,
+            "family": family,
+            "layers": recipe.layers,
+            "d_model": recipe.d_model,
+            "d_ff": recipe.d_ff,
+            "vocab_size": recipe.vocab,
+            "parameters": parameters,
+        },
+        tokenizer={"name": name, "vocab_size": recipe.vocab},
+        nnz_definition=f"pre-activation > 0 in the {product} product, as the model trains",
+        dtype="bfloat16 beside float32 weights" if device.type == "cuda" else "float32",
+        device=doctor.device_name(device),
+        driver=doctor.driver(device),
+        kernel={"name": choice.backend, "reason": choice.reason},
+        layout={"tile": layout.tile, "compression": layout.compression, "slots": layout.slots},
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        text=[{"source": source["source"], "sha256": source["sha256"]} for source in record["corpus"]["sources"]],
+        training={name: record[name] for name in ("recipe", "corpus")},
+        versions=doctor.versions(),
+    )
 
 
 def mean(row: Row, prefix: str) -> float:
-    """Return the mean over layers of a per-layer column; prefix: `nnz_` or `dead_`."""
+    """Return the mean over layers of a per-layer column. prefix: `nnz_` or `dead_`"""
     values = [value for name, value in row.items() if name.startswith(prefix)]
     return sum(values) / len(values)

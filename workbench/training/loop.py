@@ -1,8 +1,8 @@
-"""The training loop: optimizer, schedules, log rows and checkpoints of a run of `twell train`.
+"""The training loop: steps, log rows and checkpoints of a run of `twell train`.
 
-The idea: `sparse_llama.py` holds the model and its loss, `recipes.py` the numbers, this file the rest, which is common
-practice: AdamW, a linear warm-up of the rate and of the L1 coefficient, a constant rate, a linear decay to zero,
-float32 weights under bf16 autocast.
+The idea: `sparse_llama.py` holds the model and its loss, `recipes.py` the numbers, `optimizer.py` the rates, this file
+the steps. Layers run densely until few of their neurons fire, and by the sparse kernels from then on; what that gains
+is measured in turns, for 1 % of the time at most.
 
 Cost: on one H200 the recipe `h200-8x2048` (445 M parameters, 50 M tokens) takes about 4.5 minutes.
 """
@@ -11,58 +11,65 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 
+from twell.kernels.training import SPARSE_SHARE
 from twell.workbench.errors import UserError
 from twell.workbench.training.checkpoint import TrainingState
 from twell.workbench.training.corpus import Corpus, Rows, in_order
+from twell.workbench.training.ffn import SparseLayers
 from twell.workbench.training.folder import TrainingFolder, writing
 from twell.workbench.training.log import Row
+from twell.workbench.training.optimizer import make_optimizer, rate_factor, restart_dead
+from twell.workbench.training.ranks import TrainingRanks
 from twell.workbench.training.recipes import Recipe
-from twell.workbench.training.sparse_llama import build, evaluate, forward
+from twell.workbench.training.sparse_llama import Objective, build, evaluate, ffns
 
 PACE = (10, 30)  # steps: with a limit in minutes, the step time is measured from the first to the second
 EVALUATION_TOKENS = 131_072  # held-out tokens of the log's losses; the final figures are over all of them
-
-
-def rate_factor(recipe: Recipe, step: int, total: int | None) -> float:
-    """Return the share of the peak rate at a step. total: steps of the run, None if not yet known."""
-    rise = min(1.0, (step + 1) / max(1, recipe.warmup))
-    if total is None:
-        return rise
-    if recipe.schedule == "cosine":
-        return rise * 0.5 * (1 + math.cos(math.pi * step / total))
-    return rise * min(1.0, (total - step) / max(1.0, recipe.decay * total))
-
-
-def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices, and none on norms."""
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    norms = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": norms, "weight_decay": 0.0}]
-    fused = next(model.parameters()).is_cuda
-    return torch.optim.AdamW(groups, lr=recipe.rate, betas=recipe.betas, fused=fused)
+TIMED_SHARE = 0.01  # of the time, for steps that are timed dense and sparse in turns
 
 
 class Training:
-    """One run of a recipe: its state, and sums over the steps since the log's last row."""
+    """One run of a recipe: its state, and sums over the steps since the log's last row.
 
-    def __init__(self, recipe: Recipe, corpus: Corpus, device: torch.device, compiled: bool) -> None:
+    compiled: by torch.compile; kernel: auto, dense or sparse, as in `SparseLayers`; ranks: the processes that share it
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        corpus: Corpus,
+        device: torch.device,
+        compiled: bool,
+        kernel: str = "auto",
+        ranks: TrainingRanks | None = None,
+    ) -> None:
         self.recipe, self.corpus, self.device, self.compiled = recipe, corpus, device, compiled
-        model = build(recipe, corpus.mark, device)
-        total = recipe.steps or (math.ceil(recipe.tokens / recipe.step_tokens) if recipe.tokens else None)
-        self.state = TrainingState(model, make_optimizer(recipe, model), total=total)
+        self.ranks = ranks or TrainingRanks()
+        if recipe.rows % (self.ranks.world * recipe.micro_batches):
+            raise UserError(
+                f"Expected rows that divide into {self.ranks.world} ranks of {recipe.micro_batches} micro-batches, got "
+                f"{recipe.rows}: change rows or the number of processes."
+            )
         for name, ids in {"held-out text": corpus.heldout, **corpus.valid}.items():
             if len(ids) <= recipe.seq_len:
                 raise UserError(
                     f"The {name} must fill a row of {recipe.seq_len} tokens, but has {len(ids)}; give more."
                 )
+        model = build(recipe, corpus.mark, device)
+        total = recipe.steps or (math.ceil(recipe.tokens / recipe.step_tokens) if recipe.tokens else None)
+        self.state = TrainingState(model, make_optimizer(recipe, model), total=total)
         self.rows = Rows(corpus.train, recipe.seq_len, recipe.rows, recipe.seed, corpus.mark)
-        self.forward: Callable = torch.compile(forward, fullgraph=True, dynamic=False) if compiled else forward
+        tokens = recipe.step_tokens // (self.ranks.world * recipe.micro_batches)
+        self.layers = SparseLayers(ffns(model), kernel, device, tokens)
+        self.module = self.ranks.wrap(Objective(model, recipe.l1_weights, recipe.checkpointing, compiled))
         self._began, self._paced = time.monotonic(), (0.0, 0)  # of the loop; of the pace: seconds and step
+        self._comparing = 0.0  # seconds spent on timing steps in turns
         self._clear()
 
     def _clear(self) -> None:
@@ -70,49 +77,130 @@ class Training:
         self._fires = torch.zeros(self.recipe.layers, self.recipe.d_ff, dtype=torch.int64, device=self.device)
         self._window = 0
 
+    # ---- a step
+
     def one_step(self) -> None:
         """Do one optimizer step, without waiting for the device."""
-        recipe = self.recipe
-        step, rise = self.state.step, min(1.0, (self.state.step + 1) / max(1, recipe.l1_warmup))
-        rate, coefficient = recipe.rate * rate_factor(recipe, step, self.state.total), recipe.l1 * rise
-        rows = self.rows.batch(step)
-        if self.device.type == "cuda":
-            rows = rows.pin_memory().to(self.device, non_blocking=True)
-        loss, l1, fires = self.forward(self.state.model, rows)
-        (loss + coefficient * l1).backward()
-        norm = nn.utils.clip_grad_norm_(self.state.model.parameters(), recipe.clip)
-        for group in self.state.optimizer.param_groups:
+        recipe, state = self.recipe, self.state
+        rise = min(1.0, (state.step + 1) / max(1, recipe.l1_warmup))
+        rate, coefficient = recipe.rate * rate_factor(recipe, state.step, state.total), recipe.l1 * rise
+        loss, l1, fires = self._backward(self._own_rows(), coefficient)
+        norm = nn.utils.clip_grad_norm_(state.model.parameters(), recipe.clip)
+        for group in state.optimizer.param_groups:
             group["lr"] = rate
-        self.state.optimizer.step()
-        self.state.optimizer.zero_grad(set_to_none=True)
-        self._sums += torch.stack([loss.detach(), l1.detach(), norm.detach()])
+        state.optimizer.step()
+        state.optimizer.zero_grad(set_to_none=True)
+        self._sums += torch.stack([loss, l1, norm.detach()])
         self._fires += fires
-        self._window, self._used, self.state.step = self._window + 1, (rate, coefficient), step + 1
+        self._window, self._used, state.step = self._window + 1, (rate, coefficient), state.step + 1
+
+    def _own_rows(self) -> Tensor:
+        """Return this rank's rows [rows, seq_len + 1] of the next step, on the device."""
+        rows = self.ranks.share(self.rows.batch(self.state.step))
+        return rows.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else rows
+
+    def _backward(self, rows: Tensor, coefficient: float, averaged: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """Add the gradients of some rows, and return their mean loss and L1 term, and their firings.
+
+        averaged: whether gradients are averaged over the ranks
+        """
+        pieces = rows.chunk(self.recipe.micro_batches)
+        sums, fires = torch.zeros(2, dtype=torch.float32, device=self.device), 0
+        for number, piece in enumerate(pieces, start=1):
+            with ExitStack() as stack:
+                if number < len(pieces) or not averaged:
+                    stack.enter_context(self.ranks.without_averaging(self.module))
+                loss, l1, fired = self.module(piece)
+                ((loss + coefficient * l1) / len(pieces)).backward()
+            sums += torch.stack([loss.detach(), l1.detach()]) / len(pieces)
+            fires = fires + fired
+        return sums[0], sums[1], fires
+
+    # ---- the log
 
     def log_row(self) -> Row:
-        """Return the means over the steps since the last row, and begin anew; this waits for the device."""
-        loss, l1, norm = (self._sums / self._window).tolist()
-        tokens = self._window * self.recipe.step_tokens
-        nnz, dead = (self._fires.sum(1) / tokens).tolist(), (self._fires == 0).double().mean(1).tolist()
+        """Return the means over the steps since the last row, and begin anew; this waits for the device.
+
+        From its counts, the layers that run by the sparse kernels are chosen anew, and dead neurons may start anew.
+        """
+        recipe, state = self.recipe, self.state
+        loss, l1, norm = (self.ranks.total(self._sums) / (self._window * self.ranks.world)).tolist()
+        fires = self.ranks.total(self._fires)
+        tokens = self._window * recipe.step_tokens
+        nnz, dead = (fires.sum(1) / tokens).tolist(), (fires == 0).double().mean(1).tolist()
         row = {
-            "step": self.state.step,
-            "tokens": self.state.step * self.recipe.step_tokens,
+            "step": state.step,
+            "tokens": state.step * recipe.step_tokens,
             "loss": loss,
             "l1": l1,
             "gradient_norm": norm,
             "rate": self._used[0],
             "l1_coefficient": self._used[1],
+            "sparse_layers": self.layers.count,
+            "peak_bytes": self._peak_bytes(),
         }
+        if recipe.restart_every and state.step % recipe.restart_every == 0 and state.step != state.total:
+            draw = torch.Generator().manual_seed(recipe.seed * 2**32 + state.step)
+            restart_dead(self.layers.ffns, fires, state.optimizer, state.model.config.initializer_range, draw)
         self._clear()
         return row | {f"nnz_{i:02}": n for i, n in enumerate(nnz)} | {f"dead_{i:02}": d for i, d in enumerate(dead)}
 
-    def warm_up(self) -> None:
-        """Compile on a batch that changes nothing, so that the clock measures training alone."""
-        loss, l1, _ = self.forward(self.state.model, self.rows.batch(self.state.step).to(self.device))
-        (loss + l1).backward()
+    def _peak_bytes(self) -> int | None:
+        """Return the greatest memory in use on a GPU since the last call; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        peak = torch.cuda.max_memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return peak
+
+    def choose_layers(self, row: Row, folder: TrainingFolder) -> None:
+        """Choose anew which layers run by the sparse kernels, and report it. row: of the log, just made"""
+        if self.layers.update([row[f"nnz_{layer:02}"] for layer in range(self.recipe.layers)]):
+            backend, count = self.layers.choice.backend, self.layers.count
+            reason = (
+                f"from step {self.state.step} on in {count} of {self.recipe.layers} layers, "
+                f"which fire at most {SPARSE_SHARE:.0%} of their neurons"
+            )
+            folder.say(f"Kernel {backend} {reason}.")
+            folder.note(kernel={"name": backend, "reason": f"{reason}; before, dense"})
+
+    def compare(self) -> Row:
+        """Time one step with every layer dense and one as it runs now; return both, in microseconds.
+
+        Empty where no layer is sparse, and where TIMED_SHARE of the time is used up. Weights do not change.
+        """
+        elapsed = time.monotonic() - self._began
+        if not self.ranks.agreed(self.layers.count > 0 and self._comparing <= TIMED_SHARE * elapsed):
+            return {}
+        begun, rows, times = time.monotonic(), self._own_rows(), Row()
+        for name in ("dense_step", "sparse_step"):
+            with ExitStack() as stack:
+                if name == "dense_step":
+                    stack.enter_context(self.layers.all_dense())
+                if not self._comparing:
+                    self._timed(rows)  # compiled, if it was not yet
+                times[name] = self._timed(rows)
+        self._comparing += time.monotonic() - begun
+        return times
+
+    def _timed(self, rows: Tensor) -> float:
+        """Return the microseconds of a forward and backward pass, whose gradients are dropped."""
+        self._synchronize()
+        begun = time.perf_counter()
+        self._backward(rows, self.recipe.l1, averaged=False)
+        self._synchronize()
         self.state.optimizer.zero_grad(set_to_none=True)
+        return 1e6 * (time.perf_counter() - begun)
+
+    def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+    # ---- the whole
+
+    def warm_up(self) -> None:
+        """Compile on a batch that changes nothing, so that the clock measures training alone."""
+        self._timed(self._own_rows())
 
     def plan(self, ran: int, at_row: bool) -> None:
         """With a limit in minutes, set the total number of steps from the pace so far, until the decay begins.
@@ -122,8 +210,7 @@ class Training:
         recipe = self.recipe
         if recipe.minutes is None or not (ran in PACE or (at_row and ran > PACE[1])):
             return
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        self._synchronize()
         now = time.monotonic()
         if ran == PACE[0]:
             self._paced = (now, self.state.step)
@@ -132,46 +219,50 @@ class Training:
         ):
             pace = (now - self._paced[0]) / (self.state.step - self._paced[1])
             left = 60 * recipe.minutes - (now - self._began)
-            self.state.total = self.state.step + max(1, int(left / pace))
+            self.state.total = self.ranks.agreed(self.state.step + max(1, int(left / pace)))
 
     def run(self, folder: TrainingFolder, checkpoint_minutes: float) -> None:
         """Run the steps that are left, and write the log and the checkpoints."""
-        recipe, ran = self.recipe, 0
+        state, ran = self.state, 0
         if self.compiled:
             folder.say("Compiling.")
             self.warm_up()
         saved = time.monotonic()
-        self._began = saved - self.state.seconds
-        window = (self.state.seconds, self.state.step)
+        self._began = saved - state.seconds
+        window = (state.seconds, state.step)
         with folder.progress() as show:
-            while self.state.total is None or self.state.step < self.state.total:
+            while state.total is None or state.step < state.total:
                 self.one_step()
                 ran += 1
-                at_row = self.state.step % recipe.log_every == 0 or self.state.step == self.state.total
+                at_row = state.step % self.recipe.log_every == 0 or state.step == state.total
                 self.plan(ran, at_row)
                 if not at_row:
                     continue
                 row = self.log_row()
-                self.state.seconds = time.monotonic() - self._began
-                speed = (self.state.step - window[1]) * recipe.step_tokens / (self.state.seconds - window[0])
-                row |= {"seconds": self.state.seconds, "tokens_per_second": speed, "total_steps": self.state.total}
-                if not math.isfinite(row["loss"]):
-                    raise UserError(
-                        f"The loss is {row['loss']} at step {self.state.step}; lower the rate and start again."
-                    )
-                if (
-                    self.state.total
-                    and recipe.evaluations * self.state.step >= (folder.evaluations + 1) * self.state.total
-                ):
-                    row["heldout_loss"] = evaluate(self.state.model, self.heldout(EVALUATION_TOKENS))["loss"]
-                folder.append(row)
+                state.seconds = time.monotonic() - self._began
+                speed = (state.step - window[1]) * self.recipe.step_tokens / (state.seconds - window[0])
+                row |= {"seconds": state.seconds, "tokens_per_second": speed, "total_steps": state.total}
+                self._end_row(row, folder)
                 show(row)
-                self.state.seconds = time.monotonic() - self._began
-                window = (self.state.seconds, self.state.step)
-                if time.monotonic() - saved >= 60 * checkpoint_minutes and self.state.step != self.state.total:
+                state.seconds = time.monotonic() - self._began
+                window = (state.seconds, state.step)
+                due = time.monotonic() - saved >= 60 * checkpoint_minutes and state.step != state.total
+                if self.ranks.agreed(due):
                     with writing(folder.out):
-                        folder.save(self.state)
+                        folder.save(state)
                     saved = time.monotonic()
+
+    def _end_row(self, row: Row, folder: TrainingFolder) -> None:
+        """Complete a row of the log with what is measured beside the steps, and add it to the log."""
+        state = self.state
+        if not math.isfinite(row["loss"]):
+            raise UserError(f"The loss is {row['loss']} at step {state.step}; lower the rate and start again.")
+        row |= self.compare()
+        self.choose_layers(row, folder)
+        due = state.total and self.recipe.evaluations * state.step >= (folder.evaluations + 1) * state.total
+        if due and self.ranks.first:
+            row["heldout_loss"] = evaluate(state.model, self.heldout(EVALUATION_TOKENS))["loss"]
+        folder.append(row)
 
     def heldout(self, tokens: int | None = None) -> Iterable[Tensor]:
         """Return rows [n, seq_len + 1] of the held-out text, of its first `tokens` tokens or of all."""

@@ -13,6 +13,8 @@ UNITS = {
     "layers": "",
     "d_model": "",
     "d_ff": "",
+    "gated": "FFN: down(act(gate) · up); else down(act(up))",
+    "activation": "of the FFN",
     "head_size": "",
     "kv_heads": "",
     "vocab": "entries, byte-level BPE",
@@ -27,6 +29,10 @@ UNITS = {
     "clip": "gradient norm",
     "l1": "× mean over layers of the mean over tokens of Σ|h|, h = relu(gate) · up",
     "l1_warmup": "steps",
+    "l1_weights": "factors of l1, a layer each",
+    "restart_every": "steps after which dead neurons start anew; 0: never",
+    "micro_batches": "parts of a step's rows",
+    "checkpointing": "",
     "seed": "",
 }
 
@@ -79,7 +85,8 @@ def _other_text(record: dict[str, Any]) -> list[str]:
 
 def _training(record: dict[str, Any], log: list[dict[str, Any]]) -> list[str]:
     recipe = record["recipe"]
-    left_out = {"decay"} if recipe["schedule"] == "cosine" else set()
+    left_out = {name for name, value in recipe.items() if value is None}
+    left_out |= {"decay"} if recipe["schedule"] == "cosine" else set()
     settings = [[f"`{name}`", _plain(recipe[name]), unit] for name, unit in UNITS.items() if name not in left_out]
     columns = ["step", "tokens", "loss", "held-out", "L1 term", "nnz", "dead", "rate", "tokens/s"]
     return [
@@ -89,7 +96,8 @@ def _training(record: dict[str, Any], log: list[dict[str, Any]]) -> list[str]:
         f"{record['minutes']:.1f} minutes on one {record['device']}.",
         _table(["setting", "value", ""], settings),
         "## Curves",
-        "From `train-log.parquet`; loss, L1 term, nnz and dead share are means over layers and over the steps since "
+        "From the table `training` of this folder's run; loss, L1 term, nnz and dead share are means over layers and "
+        "over the steps since "
         "the log's previous row, dead: fired on none of the tokens of those steps. Held-out: the first 131,072 tokens.",
         _table(columns, [_curve(row) for row in _chosen(log)]),
     ]

@@ -1,6 +1,6 @@
 """Training recipes: every number that decides what a run of `twell train` makes, as data.
 
-A recipe is one frozen dataclass. Two are named here; any other is a TOML or JSON file with the same field names:
+A recipe is one frozen dataclass. Some are named here; any other is a TOML or JSON file with the same field names:
 
     twell train --config demo --text corpus.txt.zst --out models/demo
     twell train --config my-recipe.toml --text corpus.txt.zst --out models/mine
@@ -21,8 +21,11 @@ from twell.workbench.errors import UserError
 
 # What numbers may be, in words, and the fields of which it holds; a length that is not given is None.
 BOUNDS: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
-    "of at least 0": (lambda n: 0 <= n < math.inf, ("warmup", "l1_warmup", "seed", "l1", "weight_decay")),
-    "of at least 1": (lambda n: n >= 1, ("layers", "kv_heads", "rows", "log_every", "evaluations")),
+    "of at least 0": (
+        lambda n: 0 <= n < math.inf,
+        ("warmup", "l1_warmup", "seed", "l1", "weight_decay", "restart_every"),
+    ),
+    "of at least 1": (lambda n: n >= 1, ("layers", "kv_heads", "rows", "micro_batches", "log_every", "evaluations")),
     "of at least 2": (lambda n: n >= 2, ("seq_len",)),
     "of at least 257, every byte and the end of a text": (lambda n: n >= 257, ("vocab",)),
     "above 0": (lambda n: 0 < n < math.inf, ("tokens", "steps", "minutes", "rate", "clip", "bpe_megabytes")),
@@ -32,15 +35,20 @@ BOUNDS: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
 }
 
 
+CHOICES = {"activation": ("relu", "relu2", "silu"), "schedule": ("wsd", "cosine")}
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """A Llama with a ReLU gate, what it is trained on a step, and how its rates run over the steps."""
+    """A language model, what it is trained on a step, and how its rates run over the steps."""
 
     name: str = "custom"
     # model
     layers: int = 8
     d_model: int = 256
     d_ff: int = 768
+    gated: bool = True  # the FFN: a Llama's, down(act(gate) * up); else a Nemotron's, down(act(up))
+    activation: str = "relu"  # "relu", "relu2" (its square), or "silu", which is the dense baseline
     head_size: int = 64
     kv_heads: int = 2
     vocab: int = 6144
@@ -60,6 +68,10 @@ class Recipe:
     clip: float = 1.0  # greatest gradient norm
     l1: float = 1e-4  # coefficient of: mean over layers of the mean over tokens of sum |h|
     l1_warmup: int = 200  # steps of linear rise to it
+    l1_weights: tuple[float, ...] | None = None  # a factor for each layer's share of the L1 term; none: 1 each
+    restart_every: int = 0  # steps after which neurons that fired on none of their tokens start anew; 0: never
+    micro_batches: int = 1  # parts of a step's rows that run one after another, for less memory
+    checkpointing: bool = False  # keep a layer's input alone and compute it again, for less memory
     # bookkeeping
     seed: int = 0
     log_every: int = 20  # steps a row of the log
@@ -71,6 +83,9 @@ class Recipe:
         if len(lengths) != 1:
             got = " and ".join(lengths) or "none of them"
             raise UserError(f"Expected one of tokens, steps and minutes in a recipe, got {got}: give one length.")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise UserError(f"Expected {name} to be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
         for words, (fits, names) in BOUNDS.items():
             for name in names:
                 value = getattr(self, name)
@@ -84,8 +99,23 @@ class Recipe:
                 f"d_model must be whole heads and those a multiple of kv_heads, but d_model is {self.d_model}, "
                 f"head_size {self.head_size} and kv_heads {self.kv_heads}; change one of them."
             )
-        if self.schedule not in ("wsd", "cosine"):
-            raise UserError(f"schedule is 'wsd' or 'cosine', but came as {self.schedule!r}.")
+        if self.rows % self.micro_batches:
+            raise UserError(
+                f"Expected rows that divide into micro_batches of equal size, got {self.rows} rows and "
+                f"{self.micro_batches} micro-batches: change one of them."
+            )
+        weights = self.l1_weights
+        if weights is not None and (
+            len(weights) != self.layers
+            or not all(isinstance(one, float | int) and 0 <= one < math.inf for one in weights)
+        ):
+            raise UserError(
+                f"Expected l1_weights of {self.layers} factors of at least 0, one a layer, got {list(weights)}."
+            )
+        if self.restart_every and self.restart_every % self.log_every:
+            raise UserError(
+                f"Expected restart_every to be a multiple of log_every, {self.log_every}, got {self.restart_every}."
+            )
 
     @property
     def step_tokens(self) -> int:
@@ -93,7 +123,8 @@ class Recipe:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON's view of the recipe: what checkpoints and model cards hold."""
-        return {**dataclasses.asdict(self), "betas": list(self.betas)}
+        weights = None if self.l1_weights is None else list(self.l1_weights)
+        return {**dataclasses.asdict(self), "betas": list(self.betas), "l1_weights": weights}
 
     def override(self, **changes: Any) -> Recipe:
         """The recipe with every change that is not None; a new length replaces the old one."""
@@ -102,6 +133,19 @@ class Recipe:
             given = {"tokens": None, "steps": None, "minutes": None, **given}
         return dataclasses.replace(self, **given)
 
+
+# The paper's FFN, 2048 x 5632, at its four depths, on the text and the tokenizer of this project.
+DEPTHS = (8, 18, 28, 38)
+PAPER_SHAPE = Recipe(
+    d_model=2048,
+    d_ff=5632,
+    kv_heads=32,
+    vocab=16_384,
+    seq_len=2048,
+    rows=8,
+    rate=6e-4,
+    tokens=50_000_000,
+)
 
 RECIPES = {
     recipe.name: recipe
@@ -118,6 +162,7 @@ RECIPES = {
             rows=48,
             rate=1e-3,
         ),
+        *(dataclasses.replace(PAPER_SHAPE, name=f"paper-{depth}x2048", layers=depth) for depth in DEPTHS),
     )
 }
 
@@ -143,7 +188,9 @@ KINDS: dict[str, Any] = {
     "str": str,
     "int": int,
     "float": (int, float),
+    "bool": bool,
     "tuple[float, float]": (list, tuple),
+    "tuple[float, ...]": (list, tuple),
     "None": type(None),
 }
 
@@ -155,8 +202,6 @@ def from_dict(values: dict[str, Any], origin: str) -> Recipe:
         if name not in fields:
             raise UserError(f"{origin}: a recipe has no field {name!r}; it has {', '.join(fields)}.")
         expected = str(fields[name].type).split(" | ")
-        if isinstance(value, bool) or not any(isinstance(value, KINDS[kind]) for kind in expected):
+        if isinstance(value, bool) != ("bool" in expected) or not any(isinstance(value, KINDS[k]) for k in expected):
             raise UserError(f"{origin}: {name} must be {fields[name].type}, but is {value!r}.")
-    if "betas" in values:
-        values = {**values, "betas": tuple(values["betas"])}
-    return Recipe(**values)
+    return Recipe(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})

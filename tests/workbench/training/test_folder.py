@@ -14,7 +14,6 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.nn import functional as F
@@ -22,10 +21,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from twell.workbench.errors import UserError
 from twell.workbench.options import TrainOptions
+from twell.workbench.run.schema import TRAINING, expand
+from twell.workbench.run.store import open_run
 from twell.workbench.training.command import train
 from twell.workbench.training.corpus import in_order
 from twell.workbench.training.folder import TrainingFolder
-from twell.workbench.training.log import log_schema
 from twell.workbench.training.recipes import Recipe
 
 
@@ -56,7 +56,7 @@ def sparse(home: Path) -> Path:
 
 
 def log(folder: Path) -> list[dict[str, float]]:
-    return pq.read_table(folder / "train-log.parquet").to_pylist()
+    return open_run(folder).arrow("training").to_pylist()
 
 
 def test_loss_falls_and_l1_makes_it_sparse(home: Path, sparse: Path, tiny_recipe: Recipe) -> None:
@@ -93,10 +93,11 @@ def test_plain_transformers_loads_it_and_agrees_with_the_record(home: Path, spar
 
 
 def test_log_and_card_say_what_was_done(sparse: Path, tiny_recipe: Recipe) -> None:
-    table = pq.read_table(sparse / "train-log.parquet")
-    assert table.schema.equals(log_schema(tiny_recipe.layers), check_metadata=True)
-    assert {"nnz_00", "nnz_01", "dead_00", "dead_01"} < set(table.column_names)
-    assert all(table.schema.field(name).metadata[b"meaning"] for name in table.column_names)
+    run = open_run(sparse)
+    assert run.manifest.status == "complete"
+    assert run.manifest.training["recipe"] == tiny_recipe.as_dict()
+    table = run.arrow("training")
+    assert table.column_names == [column.name for column in expand(TRAINING, tiny_recipe.layers, tiny_recipe.d_ff)]
     rows = table.to_pylist()
     assert [row["step"] for row in rows] == list(range(10, 61, 10))
     assert [row["tokens"] for row in rows] == [step * 8 * 32 for step in range(10, 61, 10)]
@@ -143,6 +144,8 @@ def test_a_killed_run_continues_to_the_same_bits(
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert json.loads((wanted.out / "training.json").read_text())["status"] == "training"
+    assert open_run(wanted.out).manifest.status == "recording"
+    assert log(wanted.out)[0]["step"] == 10
 
     with pytest.raises(UserError, match=r"another recipe rate \(0\.003 there, 0\.001 given\)"):
         train(dataclasses.replace(wanted, rate=1e-3))

@@ -19,9 +19,9 @@ from twell.workbench.errors import UserError
 from twell.workbench.training import corpus as corpora
 from twell.workbench.training.command import tf32
 from twell.workbench.training.corpus import Rows, prepare, unigram_loss
-from twell.workbench.training.loop import rate_factor
+from twell.workbench.training.optimizer import rate_factor
 from twell.workbench.training.recipes import RECIPES, Recipe, from_dict, load_recipe
-from twell.workbench.training.sparse_llama import build, forward
+from twell.workbench.training.sparse_llama import Objective, build, ffns
 
 CPU = torch.device("cpu")
 
@@ -40,7 +40,7 @@ def test_loss_l1_and_counts_equal_those_of_a_plain_llama_with_hooks(tiny_recipe:
             getattr(layer.mlp, name).register_forward_hook(keep)
     rows = torch.randint(0, tiny_recipe.vocab, (3, tiny_recipe.seq_len + 1), generator=torch.Generator().manual_seed(1))
 
-    loss, l1, fires = forward(ours, rows)
+    loss, l1, fires = Objective(ours)(rows)
     logits = plain(rows[:, :-1]).logits
     expected = -logits.log_softmax(-1).gather(-1, rows[:, 1:, None]).mean()
     hidden = [seen[i, "gate_proj"].clamp(min=0) * seen[i, "up_proj"] for i in range(tiny_recipe.layers)]
@@ -52,15 +52,21 @@ def test_loss_l1_and_counts_equal_those_of_a_plain_llama_with_hooks(tiny_recipe:
     assert torch.equal(fires, counts)
 
 
-def test_the_step_compiles_to_one_graph_once(tiny_recipe: Recipe) -> None:
+def test_layers_share_the_code_of_one_and_a_sparse_one_is_compiled_once(tiny_recipe: Recipe) -> None:
     torch._dynamo.reset()
-    model = build(tiny_recipe, 0, CPU)
+    graphs: list[Any] = []
+    model = build(dataclasses.replace(tiny_recipe, layers=4), 0, CPU)
     rows = torch.randint(0, tiny_recipe.vocab, (2, tiny_recipe.seq_len + 1))
-    compiled = torch.compile(forward, fullgraph=True, dynamic=False, backend="eager")
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for _ in range(3):
-            loss, l1, _ = compiled(model, rows)
-            (loss + l1).backward()
+    plain = Objective(model)(rows)
+    compiled = Objective(model, compiled=True, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    for sparse, expected in ((0, 2), (1, 3), (4, 3), (0, 3)):  # layers, and graphs so far: a layer's and the head's
+        for number, ffn in enumerate(ffns(model)):
+            ffn.sparse = number < sparse
+        loss, l1, fires = compiled(rows)
+        (loss + l1).backward()
+        assert len(graphs) == expected
+        assert torch.equal(fires, plain[2])
+        assert loss.item() == pytest.approx(plain[0].item(), rel=1e-5)
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
@@ -167,7 +173,7 @@ def test_recipes_from_files(tmp_path: Path) -> None:
         ("steps = 1\ntokens = 2", "got tokens and steps"),
         ("rate = 0.1", "none of them"),
         ("steps = 1\nd_model = 104", "d_model must be whole heads"),
-        ("steps = 1\nschedule = 'step'", "'wsd' or 'cosine'"),
+        ("steps = 1\nschedule = 'step'", "Expected schedule to be one of wsd, cosine, got 'step'"),
         ("tokens = 0", "Expected tokens above 0, got 0"),
         ("minutes = -1", "Expected minutes above 0, got -1"),
         ("steps = 1\nrate = -0.1", "Expected rate above 0, got -0.1"),
@@ -191,6 +197,14 @@ def test_recipes_from_files(tmp_path: Path) -> None:
         ("steps = 1\nd_ff = 0", "Expected d_ff in multiples of 8, as the FFN kernels take them, got 0"),
         ("steps = 1\nvocab = 256", "Expected vocab of at least 257, every byte and the end of a text, got 256"),
         ("steps = 1\nd_model = 36\nhead_size = 18", "Expected d_model in multiples of 8, as the FFN"),
+        ("steps = 1\nactivation = 'gelu'", "Expected activation to be one of relu, relu2, silu, got 'gelu'"),
+        ("steps = 1\ngated = 1", "gated must be bool, but is 1"),
+        (
+            "steps = 1\nmicro_batches = 3",
+            "Expected rows that divide into micro_batches of equal size, got 64 rows and 3",
+        ),
+        ("steps = 1\nl1_weights = [1, 2]", r"Expected l1_weights of 8 factors of at least 0, .*, got \[1, 2\]"),
+        ("steps = 1\nrestart_every = 30", "Expected restart_every to be a multiple of log_every, 20, got 30"),
         ("steps = ", "could not be read"),
     ],
 )

@@ -1,0 +1,69 @@
+"""What changes the weights: AdamW, its rates over the steps, and dead neurons that start anew.
+
+Rates are common practice: a linear rise, then constant and a linear fall to zero, or a cosine.
+
+Restarts: a neuron that fired on none of the tokens since the log's last row gets a fresh random row in the gate and up
+products, as at initialisation, and a column of zeros in the down product, so that the model computes what it computed
+before; the optimizer forgets its moments. The idea is that of resampling in sparse autoencoders (Bricken et al.,
+Towards Monosemanticity, 2023), where a dead feature is drawn towards inputs that are reconstructed badly; here the
+loss itself decides what becomes of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from twell.workbench.training.ffn import PenalizedFFN
+from twell.workbench.training.recipes import Recipe
+
+
+def rate_factor(recipe: Recipe, step: int, total: int | None) -> float:
+    """Return the share of the peak rate at a step. total: steps of the run, None if not yet known."""
+    rise = min(1.0, (step + 1) / max(1, recipe.warmup))
+    if total is None:
+        return rise
+    if recipe.schedule == "cosine":
+        return rise * 0.5 * (1 + math.cos(math.pi * step / total))
+    return rise * min(1.0, (total - step) / max(1.0, recipe.decay * total))
+
+
+def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.AdamW:
+    """Return AdamW with weight decay on matrices, and none on norms."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    norms = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": norms, "weight_decay": 0.0}]
+    fused = next(model.parameters()).is_cuda
+    return torch.optim.AdamW(groups, lr=recipe.rate, betas=recipe.betas, fused=fused)
+
+
+@torch.no_grad()
+def restart_dead(
+    ffns: Sequence[PenalizedFFN], fires: Tensor, optimizer: torch.optim.Optimizer, spread: float, draw: torch.Generator
+) -> int:
+    """Start every neuron anew that did not fire; return how many there were.
+
+    fires: int64 [layers, d_ff]; spread: standard deviation of fresh weights; draw: where they come from
+    """
+    restarted = 0
+    for ffn, fired in zip(ffns, fires, strict=True):
+        dead = (fired == 0).nonzero()[:, 0]
+        restarted += len(dead)
+        rows = [ffn.gate_proj.weight, ffn.up_proj.weight] if ffn.gated else [ffn.up_proj.weight]
+        for weight in rows:
+            fresh = torch.randn(len(dead), weight.shape[1], generator=draw) * spread
+            weight[dead] = fresh.to(weight)
+            _forget(optimizer, weight, dead, 0)
+        ffn.down_proj.weight[:, dead] = 0
+        _forget(optimizer, ffn.down_proj.weight, dead, 1)
+    return restarted
+
+
+def _forget(optimizer: torch.optim.Optimizer, weight: Tensor, neurons: Tensor, axis: int) -> None:
+    """Set the optimizer's moments of some neurons to zero."""
+    for moment in optimizer.state[weight].values():
+        if torch.is_tensor(moment) and moment.shape == weight.shape:
+            moment.index_fill_(axis, neurons, 0)

@@ -1,0 +1,110 @@
+"""Train with several processes, a GPU each: `torchrun --nproc-per-node N -m twell.workbench train …`.
+
+Data parallel, by torch's DistributedDataParallel: each rank takes its share of a step's rows, gradients are averaged,
+and rank 0 writes the folder. A step sees the same rows as in a single process, and does the same up to rounding.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from twell.workbench.errors import UserError, first_line
+
+PATIENCE = timedelta(minutes=30)  # for a rank that evaluates or writes while others wait
+
+
+class TrainingRanks:
+    """The processes that train together, seen from one of them; `TrainingRanks()` is a training by a single process."""
+
+    def __init__(self, rank: int = 0, world: int = 1) -> None:
+        self.rank, self.world = rank, world
+
+    @classmethod
+    def from_environment(cls, device: str) -> TrainingRanks:
+        """Join the ranks that torchrun started, as its environment variables say; a single process without them.
+
+        device: auto | cpu | cuda; unless it is cpu, the rank's GPU becomes the current one, where there are any
+        Raises UserError for ranks without a GPU each, and for variables that no launcher sets.
+        """
+        world = os.environ.get("WORLD_SIZE", "1")
+        if world == "1":
+            return cls()
+        on_gpu = device != "cpu" and torch.cuda.is_available()
+        try:
+            if on_gpu:
+                local = int(os.environ.get("LOCAL_RANK", "0"))
+                if local >= torch.cuda.device_count():
+                    raise UserError(
+                        f"Expected a GPU for each rank, got {torch.cuda.device_count()} for rank {local}: launch fewer "
+                        "processes, or give --device cpu."
+                    )
+                torch.cuda.set_device(local)
+            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
+        except (ValueError, RuntimeError) as error:
+            raise UserError(
+                f"Expected the variables that torchrun sets beside WORLD_SIZE={world}, got an error "
+                f"({first_line(error)}): launch with torchrun, or unset WORLD_SIZE."
+            ) from None
+        return cls(dist.get_rank(), dist.get_world_size())
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the folder."""
+        return self.rank == 0
+
+    def leave(self) -> None:
+        """End the communication with the other ranks."""
+        if self.world > 1:
+            dist.destroy_process_group()
+
+    def wrap(self, objective: nn.Module) -> nn.Module:
+        """Return the module whose backward pass averages gradients over the ranks."""
+        return DistributedDataParallel(objective, broadcast_buffers=False) if self.world > 1 else objective
+
+    def without_averaging(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which backward passes of a wrapped module keep gradients to this rank."""
+        return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+
+    def share(self, rows: Tensor) -> Tensor:
+        """Return this rank's share of a step's rows [rows, …]."""
+        return rows.chunk(self.world)[self.rank]
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum of a tensor over the ranks, in every rank."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def agreed(self, value: Any) -> Any:
+        """Return rank 0's value in every rank."""
+        if self.world == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values)
+        return values[0]
+
+    def first_then_others(self, function: Callable[[], Any]) -> Any:
+        """Call a function in rank 0, then in the other ranks, which find what it left on disk; return its value.
+
+        An error of rank 0 is raised in every rank: as it is there, as a sentence that refers to it elsewhere.
+        """
+        if self.world == 1:
+            return function()
+        result, failed = None, None
+        if self.first:
+            try:
+                result = function()
+            except UserError as error:
+                failed = error
+        if self.agreed(failed is not None):
+            raise failed or UserError("Expected rank 0 to begin the training, it could not: see its message.")
+        return result if self.first else function()
