@@ -284,18 +284,14 @@ class TrainOptions:
     licences: str = option("", help="licences of the text, for the model card")
     tokens: int | None = option(None, help="train on this many tokens instead of the recipe's length", unit="tokens")
     steps: int | None = option(None, help="train for this many steps instead", unit="steps")
-    minutes: float | None = option(
-        None, help="train for this many minutes instead, compilation not counted", unit="minutes"
-    )
+    minutes: float | None = option(None, help="train for this many minutes instead, compiled first", unit="minutes")
     l1: float | None = option(None, help="replace the recipe's L1 coefficient")
     rate: float | None = option(None, help="replace the recipe's peak learning rate")
     rows: int | None = option(None, help="replace the recipe's rows per step", unit="rows")
     seed: int | None = option(None, help="replace the recipe's seed")
     device: Device = option("auto", help="where to train")
     compile: bool = option(True, help="compile the model (on CUDA)")
-    kernel: TrainingKernel = option(
-        "auto", help="FFN of a layer: sparse where it fires few neurons (auto), dense, or sparse from the start"
-    )
+    kernel: TrainingKernel = option("auto", help="kernels of the FFN: sparse where few neurons fire (auto), or always")
     prepared: Path | None = option(
         None, help="keep the tokenizer and token ids in this folder, for further runs on the same text"
     )

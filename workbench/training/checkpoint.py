@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import LlamaForCausalLM
+
+from twell.workbench.training.sparse_llama import Model
 
 FILE = "checkpoint.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # AdamW's state of a parameter
@@ -25,7 +26,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # AdamW's state of a parameter
 class TrainingState:
     """What a step changes: the model, the optimizer, and how far the run is."""
 
-    model: LlamaForCausalLM
+    model: Model
     optimizer: torch.optim.AdamW
     step: int = 0  # optimizer steps done
     seconds: float = 0.0  # of the loop so far

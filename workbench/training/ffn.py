@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +35,11 @@ class PenalizedFFN(nn.Module):
 
     l1: Tensor
     fires: Tensor
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
 
-    def __init__(self, mlp: nn.Module, activation: str = "relu") -> None:
+    def __init__(self, mlp: Any, activation: str = "relu") -> None:
         super().__init__()
         self.gated = hasattr(mlp, "gate_proj")
         if self.gated:

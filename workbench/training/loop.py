@@ -105,7 +105,7 @@ class Training:
         averaged: whether gradients are averaged over the ranks
         """
         pieces = rows.chunk(self.recipe.micro_batches)
-        sums, fires = torch.zeros(2, dtype=torch.float32, device=self.device), 0
+        sums, fires = torch.zeros(2, device=self.device), torch.zeros_like(self._fires)
         for number, piece in enumerate(pieces, start=1):
             with ExitStack() as stack:
                 if number < len(pieces) or not averaged:

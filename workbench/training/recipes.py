@@ -204,4 +204,5 @@ def from_dict(values: dict[str, Any], origin: str) -> Recipe:
         expected = str(fields[name].type).split(" | ")
         if isinstance(value, bool) != ("bool" in expected) or not any(isinstance(value, KINDS[k]) for k in expected):
             raise UserError(f"{origin}: {name} must be {fields[name].type}, but is {value!r}.")
-    return Recipe(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    fixed: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return Recipe(**fixed)

@@ -18,18 +18,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig, LlamaForCausalLM, NemotronConfig, NemotronForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, NemotronConfig, NemotronForCausalLM
 
 from twell.workbench.training.ffn import PenalizedFFN
 from twell.workbench.training.recipes import Recipe
 
+Model = LlamaForCausalLM | NemotronForCausalLM
 
-def build(recipe: Recipe, mark: int, device: torch.device) -> PreTrainedModel:
+
+def build(recipe: Recipe, mark: int, device: torch.device) -> Model:
     """Return a model with fresh float32 weights and PenalizedFFN as its FFNs: a Llama, or a Nemotron for plain ones.
 
     Its parameters keep their names, so plain transformers loads what is saved. mark: the id that opens a text
     """
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": recipe.vocab,
         "hidden_size": recipe.d_model,
         "intermediate_size": recipe.d_ff,
@@ -43,17 +45,18 @@ def build(recipe: Recipe, mark: int, device: torch.device) -> PreTrainedModel:
         "bos_token_id": mark,
         "eos_token_id": mark,
     }
-    config = LlamaConfig(**shape) if recipe.gated else NemotronConfig(**shape)
+    kinds: tuple[Any, Any] = (LlamaConfig, LlamaForCausalLM) if recipe.gated else (NemotronConfig, NemotronForCausalLM)
+    config = kinds[0](**shape)
     config._attn_implementation = "sdpa"
     torch.manual_seed(recipe.seed)  # the only draw of torch's own generator
     with device:
-        model = (LlamaForCausalLM if recipe.gated else NemotronForCausalLM)(config).float()
+        model: Model = kinds[1](config).float()
     for layer in model.model.layers:
         layer.mlp = PenalizedFFN(layer.mlp, recipe.activation)
     return model.train()
 
 
-def ffns(model: PreTrainedModel) -> list[PenalizedFFN]:
+def ffns(model: Model) -> list[PenalizedFFN]:
     """Return the FFNs of a model that `build` made, by layer."""
     return [layer.mlp for layer in model.model.layers]
 
@@ -71,13 +74,14 @@ class Objective(nn.Module):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: Model,
         weights: Sequence[float] | None = None,
         recompute: bool = False,
         compiled: bool = False,
         backend: str = "inductor",
     ) -> None:
         super().__init__()
+        self.weights: Tensor
         self.model, self.recompute = model, recompute
         factors = [1.0] * len(model.model.layers) if weights is None else list(weights)
         self.register_buffer("weights", torch.tensor(factors, device=model.device), persistent=False)
@@ -111,17 +115,18 @@ class Objective(nn.Module):
 def run_layer(layer: nn.Module, hidden: Tensor, positions: Tensor, rotary: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return a layer's output, and the L1 term and firings of its FFN."""
     hidden = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=rotary)
-    return hidden, layer.mlp.l1, layer.mlp.fires
+    ffn: PenalizedFFN = layer.mlp  # type: ignore[assignment]
+    return hidden, ffn.l1, ffn.fires
 
 
-def cross_entropy(model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(model: Model, hidden: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy of the tokens that follow, in nats. hidden: of the last layer"""
     logits = model.lm_head(model.model.norm(hidden))
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 @torch.no_grad()
-def evaluate(model: PreTrainedModel, batches: Iterable[Tensor]) -> dict[str, Any]:
+def evaluate(model: Model, batches: Iterable[Tensor]) -> dict[str, Any]:
     """Return mean loss, nnz per layer, dead share per layer, and tokens, over batches of rows [n, seq_len + 1]."""
     objective = Objective(model)
     tokens, total = 0, torch.zeros((), dtype=torch.float64, device=model.device)
