@@ -21,7 +21,7 @@ from pandas.api.types import is_float_dtype
 
 from twell.analysis.activity.layers import by_layer
 from twell.analysis.speed.speedup import model_speedup, speedup
-from twell.analysis.statistics import jackknife_error, t_half
+from twell.analysis.statistics import effective, jackknife_error, t_half
 from twell.analysis.summaries.read import open_summaries
 from twell.analysis.tokens.by_token import by_token
 from twell.workbench.errors import Missing, UserError
@@ -143,7 +143,7 @@ def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
             error = jackknife_error(difference, (b[1] - a[1]).T)
         else:
             error = np.hypot(jackknife_error(a[0], a[1].T), jackknife_error(b[0], b[1].T))
-        half = float(t_half(min(a[1].shape[1], b[1].shape[1]) - 1)) * error
+        half = float(t_half(min(_groups(first), _groups(here)) - 1)) * error
         piece = shared.to_frame(index=False)
         piece.insert(0, "run", run.name)
         piece = piece.assign(
@@ -152,7 +152,7 @@ def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
         with np.errstate(divide="ignore", invalid="ignore"):
             pieces.append(piece.assign(ratio=b[0] / a[0], paired=paired))
     frame = pd.concat(pieces, ignore_index=True)
-    frame.attrs = {"note": f"against {runs[0].name}; intervals from groups of sequences, each left out once"}
+    frame.attrs = {"note": f"against {runs[0].name}; intervals from groups of documents, each left out once"}
     return frame
 
 
@@ -162,6 +162,12 @@ def _replicate_totals(run: Run, keys: list[str]) -> pd.DataFrame:
     rows = rows[rows["layer"] >= 0]
     sums = rows.groupby([*keys, "replicate"])[["tokens", "nnz_sum"]].sum().unstack("replicate", fill_value=0)
     return sums.astype(float)
+
+
+def _groups(sums: pd.DataFrame) -> float:
+    """Return the effective number of replicates."""
+    size = sums["tokens"].sum().to_numpy()
+    return float(effective(size.sum(), (size**2).sum()))
 
 
 def _means(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
@@ -183,10 +189,10 @@ def _same_sequences(a: Run, b: Run) -> bool:
 
 
 def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
-    """Return the difference of each token's z to the first run, those that differ most surely first; a row a token and
-    run after the first. Columns: run; token_id; text; count, first_count; z, first_z; difference, low, high (95 %,
-    clustered by sequence, taken as independent). Missing where the vocabularies differ or no token occurs often enough
-    in both."""
+    """Return the difference of each token's z to the first run, those that differ most surely (for their half-width)
+    first; a row a token and run after the first. Columns: run; token_id; text; count, first_count; z, first_z;
+    difference, low, high (95 %, clustered by document, taken as independent). Missing where the vocabularies differ or
+    no token occurs often enough in both."""
     _several(runs)
     first = by_token(runs[0], min_count).set_index("token_id")
     pieces = []
@@ -199,7 +205,7 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
                 f"{run.name} has other tokens than {runs[0].name} under the same ids: they cannot be compared."
             )
         error = np.hypot(both["z_se"], both["z_se_first"])
-        degrees = np.minimum(both["sequences"], both["sequences_first"]) - 1
+        degrees = np.minimum(both["effective"], both["effective_first"]) - 1
         difference, half = both["z"] - both["z_first"], t_half(degrees) * error
         piece = pd.DataFrame({"run": run.name, "token_id": both.index, "text": both["text"].to_numpy()})
         columns = {
@@ -211,7 +217,7 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
         columns |= {"difference": difference, "low": difference - half, "high": difference + half}
         for name, values in columns.items():
             piece[name] = np.asarray(values)
-        pieces.append(piece.assign(sure=(difference.abs() / error).to_numpy()))
+        pieces.append(piece.assign(sure=(difference.abs() / half).to_numpy()))
     frame = pd.concat(pieces, ignore_index=True)
     if frame.empty:
         raise Missing(f"No token occurs {min_count} times in both runs: ask for a lower minimum count.")

@@ -1,6 +1,7 @@
 """Estimators behind the tables: functions of numpy arrays, which know nothing of runs.
 
-Standard errors are clustered by sequence, because the tokens of one sequence are not independent.
+Standard errors are clustered by document, because neither the tokens of one document nor its sequences are
+independent; degrees of freedom are those of Kish's effective number of clusters, which differ in size.
 """
 
 from __future__ import annotations
@@ -16,36 +17,46 @@ SMALL = 2**20  # numbers up to this one are told apart by counting, larger ones 
 EACH = 8  # each number below this one is a band of its own
 
 
-def ratio_error(n: ArrayLike, n2: ArrayLike, y: ArrayLike, y2: ArrayLike, ny: ArrayLike, g: ArrayLike) -> NDArray:
-    """Return the standard error of the mean Σy_g / Σn_g over g clusters, from Σn_g, Σn_g², Σy_g, Σy_g², Σy_g·n_g and
-    their number.
+def effective(n: ArrayLike, n2: ArrayLike) -> NDArray:
+    """Return Kish's effective number of clusters of sizes n_g, (Σ n_g)² / Σ n_g², from Σ n_g and Σ n_g²; NaN of none.
 
-    The linearised (cluster-robust) variance of a ratio, G/(G - 1) · Σ (y_g - m·n_g)² / (Σ n_g)²: Cochran, Sampling
-    Techniques (1977), section 6.3; as the cluster-robust variance of a mean, Cameron and Miller (2015),
-    A Practitioner's Guide to Cluster-Robust Inference. NaN with fewer than two clusters.
+    As many clusters of one size would tell a mean as well: Kish (1965), Survey Sampling, section 11.7.
     """
-    n, n2, y, y2, ny, g = (np.asarray(values, dtype=float) for values in (n, n2, y, y2, ny, g))
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean = y / n
+        return np.asarray(n, dtype=float) ** 2 / np.asarray(n2, dtype=float)
+
+
+def ratio_error(n: ArrayLike, n2: ArrayLike, y: ArrayLike, y2: ArrayLike, ny: ArrayLike) -> NDArray:
+    """Return the standard error of the mean Σy_g / Σn_g over clusters, from Σn_g, Σn_g², Σy_g, Σy_g², Σy_g·n_g.
+
+    The linearised (cluster-robust) variance of a ratio, k/(k - 1) · Σ (y_g - m·n_g)² / (Σ n_g)²: Cochran, Sampling
+    Techniques (1977), section 6.3; as the cluster-robust variance of a mean, Cameron and Miller (2015),
+    A Practitioner's Guide to Cluster-Robust Inference. k is Kish's effective number of clusters, their number where all
+    are of one size. NaN with one cluster.
+    """
+    n, n2, y, y2, ny = (np.asarray(values, dtype=float) for values in (n, n2, y, y2, ny))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean, k = y / n, effective(n, n2)
         residual = np.maximum(y2 - 2 * mean * ny + mean**2 * n2, 0)
-        return np.where(g > 1, np.sqrt(g / (g - 1) * residual) / n, np.nan)
+        return np.where(k > 1, np.sqrt(k / (k - 1) * residual) / n, np.nan)
 
 
 def mean_error(n: ArrayLike, y: ArrayLike, y2: ArrayLike) -> NDArray:
     """Return the standard error of a mean of n independent values, from Σy and Σy². NaN with fewer than two values."""
-    return ratio_error(n, n, y, y2, y, n)
+    return ratio_error(n, n, y, y2, y)
 
 
 def t_half(degrees: ArrayLike) -> NDArray:
-    """Return half the width, in standard errors, of a 95 % interval with this many degrees of freedom."""
+    """Return half the width, in standard errors, of a 95 % interval with this many degrees of freedom; NaN under one,
+    where nothing can be said."""
     degrees = np.asarray(degrees)
     integral = degrees.ndim == 1 and np.issubdtype(degrees.dtype, np.integer)
     values, index = distinct(np.maximum(degrees, 0)) if integral else (degrees, ...)  # quantiles are slow to compute
-    return np.where(values > 0, stdtrit(np.maximum(values, 1), (1 + CONFIDENCE) / 2), np.nan)[index]
+    return np.where(values >= 1, stdtrit(np.maximum(values, 1), (1 + CONFIDENCE) / 2), np.nan)[index]
 
 
 def jackknife_error(estimate: ArrayLike, without: ArrayLike) -> NDArray:
-    """Return the jackknife standard error of an estimate, from estimates that each leave one group of sequences out.
+    """Return the jackknife standard error of an estimate, from estimates that each leave one group of documents out.
 
     estimate [...]: over all groups; without [group, ...]: without each group. The delete-a-group jackknife is
     √((R - 1)/R · Σ (θ_r - θ)²) with R groups: Kott (2001), Journal of Official Statistics 17. NaN with fewer than two

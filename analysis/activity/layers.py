@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis.memo import memo_scope, memoized
-from twell.analysis.statistics import distinct, jackknife_error, quantiles, t_half
+from twell.analysis.statistics import distinct, effective, jackknife_error, quantiles, t_half
 from twell.analysis.summaries.derived import moments
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.workbench.errors import Missing
@@ -76,7 +76,7 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     fire in any unflagged token of the run); dead_share; dead_upper (95 % upper bound of a dead neuron's density: 3 /
     tokens, were its tokens independent); dead_sequences (95 % upper bound of the share of sequences in which a dead
     neuron fires at all, 3 / sequences, however its tokens go together); used (mean of the fired neurons whose product
-    is not zero); low, high (95 % of the mean, jackknifed over twenty groups of sequences). The dead columns are empty
+    is not zero); low, high (95 % of the mean, jackknifed over twenty groups of documents). The dead columns are empty
     where the run keeps no neuron sums, `used` where the model has no ReLU on the up branch, the interval with
     flagged=True.
     """
@@ -138,14 +138,15 @@ def _moments_of(nnz: NDArray, tokens: NDArray) -> dict[str, Any]:
 
 def _half_width(summaries: Summaries) -> NDArray:
     """Return half of the 95 % interval of the mean of layer -1 and of each layer; NaN with fewer than two groups of
-    sequences."""
+    documents, or where one holds nearly all tokens."""
     run, rows = summaries.run, band_sums(summaries)
     groups, replicate = distinct(rows["replicate"])
     cell, shape = replicate * (run.layers + 1) + rows["layer"] + 1, (len(groups), run.layers + 1)
     n, y = (np.bincount(cell, rows[name], np.prod(shape)).reshape(shape) for name in ("tokens", "nnz_sum"))
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate, without = y.sum(axis=0) / n.sum(axis=0), (y.sum(axis=0) - y) / (n.sum(axis=0) - n)
-    return t_half(len(groups) - 1) * jackknife_error(estimate, without)
+    size = n.sum(axis=1)
+    return t_half(effective(size.sum(), (size**2).sum()) - 1) * jackknife_error(estimate, without)
 
 
 def _used(summaries: Summaries, flagged: bool) -> NDArray:

@@ -4,8 +4,8 @@
 
 Both are fitted to the means of bands of positions, without position 0, by least squares; the weight of a band is its
 number of tokens over their variance. Given λ (or k) the fit is linear in a and b, so only λ (or k) is searched for
-(variable projection: Golub and Pereyra, 1973). Intervals leave out one twentieth of the sequences at a time, and each
-refit is one Gauss-Newton step: neither the tokens of a sequence nor the means at two positions are independent. Each
+(variable projection: Golub and Pereyra, 1973). Intervals leave out one twentieth of the documents at a time, and each
+refit is one Gauss-Newton step: neither the tokens of a document nor the means at two positions are independent. Each
 curve has three parameters; they are compared by AICc (Hurvich and Tsai, 1989). Cost: 30 ms for 28 layers.
 """
 
@@ -19,6 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import band_sums
+from twell.analysis.activity.positions import CLUSTER_SUMS, SUMS
 from twell.analysis.statistics import band, distinct, jackknife_error, t_half
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing, UserError
@@ -85,7 +86,7 @@ def position_fit(run: Run) -> pd.DataFrame:
     """
     summaries = open_summaries(run)
     rows = band_sums(summaries)
-    positions = summaries.columns("positions", "layer", "flagged", "position", "tokens", "nnz_sum", "nnz_square")
+    positions = summaries.columns("positions", "layer", "flagged", "position", *SUMS, *CLUSTER_SUMS)
     layer, later = positions["layer"], ~positions["flagged"] & (positions["position"] > 0)
     first = ~positions["flagged"] & (positions["position"] == 0) & (positions["tokens"] > 0)
     start = np.full(run.layers + 1, np.nan)
@@ -95,7 +96,7 @@ def position_fit(run: Run) -> pd.DataFrame:
     frame = pd.DataFrame({"layer": np.append(np.arange(run.layers), -1), "tokens": tokens, **fits})
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
-        "note": "a + b·exp(-p/λ) over unflagged tokens from position 1 on; intervals from groups of sequences, each "
+        "note": "a + b·exp(-p/λ) over unflagged tokens from position 1 on; intervals from groups of documents, each "
         f"left out once; a difference in AICc under {DECISIVE:g} decides nothing",
         "sequences": run.manifest.sequences,
     }

@@ -17,13 +17,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import layer_moments
-from twell.analysis.statistics import mean_error, t_half
+from twell.analysis.statistics import effective, mean_error, ratio_error, t_half
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
 from twell.workbench.run.uncounted import is_nowhere_finite, no_counted_token
 
 SUMS = ["tokens", "nnz_sum", "nnz_square"]
+CLUSTER_SUMS = ["clusters_tokens_square", "clusters_nnz_square", "clusters_cross"]
 NOTE = "position 0 stands apart and is counted though it is flagged; flagged tokens after it are left out"
 
 
@@ -31,13 +32,13 @@ def by_position(run: Run, flagged: bool = False, total: bool = False) -> pd.Data
     """Return mean nnz at each position; a row a position and layer. Columns: position; layer; tokens; mean; se; low,
     high (95 %, Student's t); first (position 0).
 
-    nnz in neurons a token. A sequence has one token at each position, so n is the number of sequences that reach it and
-    the error is that of independent values. `total` gives the sum over the layers, as layer -1, in place of them.
+    nnz in neurons a token. Standard errors are clustered by document; of a summary of before revision 4 they are those
+    of independent sequences, and with `flagged` there are none. `total` gives the sum over the layers, as layer -1, in
+    place of them.
     """
     rows = _position_totals(open_summaries(run), flagged, total)
-    n, y, y2 = (rows[name].astype(float) for name in SUMS)
-    mean, se = y / n, mean_error(n, y, y2)
-    half = t_half(rows["tokens"] - 1) * se
+    mean, (se, clusters) = rows["nnz_sum"] / rows["tokens"], _errors(rows, flagged)
+    half = t_half(clusters - 1) * se
     columns = {name: rows[name] for name in ("position", "layer", "tokens")}
     columns |= {"mean": mean, "se": se, "low": mean - half, "high": mean + half, "first": rows["position"] == 0}
     frame = pd.DataFrame(columns)
@@ -47,6 +48,17 @@ def by_position(run: Run, flagged: bool = False, total: bool = False) -> pd.Data
         "sequences": run.manifest.sequences,
     }
     return frame
+
+
+def _errors(rows: dict[str, NDArray], flagged: bool) -> tuple[NDArray, NDArray]:
+    """Return the standard error of each mean, and the effective number of clusters that it rests on."""
+    n, y, y2 = (rows[name].astype(float) for name in SUMS)
+    if flagged:
+        return np.full(len(n), np.nan), np.full(len(n), np.nan)
+    n2, square, cross = (rows[name] for name in CLUSTER_SUMS)
+    if np.isnan(n2).all():  # a copy of an earlier revision
+        return mean_error(n, y, y2), n
+    return ratio_error(n, n2, y, square, cross), effective(n, n2)
 
 
 def position_blocks(run: Run, blocks: int | Sequence[int] = 24, flagged: bool = False) -> pd.DataFrame:
@@ -88,7 +100,7 @@ def _position_totals(summaries: Summaries, flagged: bool, total: bool = False) -
 
     Rows are sorted by position, then layer.
     """
-    rows = summaries.columns("positions", "layer", "flagged", "position", *SUMS)
+    rows = summaries.columns("positions", "layer", "flagged", "position", *SUMS, *CLUSTER_SUMS)
     if rows["flagged"].all() and (not flagged or is_nowhere_finite(summaries.run)):
         raise no_counted_token(summaries.run)
     selected = np.flatnonzero(((rows["layer"] < 0) == total) & (flagged | ~rows["flagged"]))
@@ -98,7 +110,7 @@ def _position_totals(summaries: Summaries, flagged: bool, total: bool = False) -
     selected, key = selected[order], key[order]
     starts = np.flatnonzero(np.diff(key, prepend=key[:1] - 1))  # flagged tokens and others may share a key
     columns = {name: rows[name][selected[starts]] for name in ("position", "layer")}
-    return columns | {name: np.add.reduceat(rows[name][selected], starts) for name in SUMS}
+    return columns | {name: np.add.reduceat(rows[name][selected], starts) for name in (*SUMS, *CLUSTER_SUMS)}
 
 
 def _starts(blocks: int | Sequence[int], last: int) -> np.ndarray:

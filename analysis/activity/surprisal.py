@@ -3,9 +3,9 @@
     surprisal(run)               mean nnz by band of the next token's loss; of="own": of the token's own loss
     surprisal_correlation(run)   Spearman's rank correlation of the two by layer, or by class of token and layer
 
-Unflagged tokens that have a loss are counted. Intervals leave out one group of sequences at a time (delete-a-group
+Unflagged tokens that have a loss are counted. Intervals leave out one group of documents at a time (delete-a-group
 jackknife): one twentieth of them, or one tenth by the token's own loss or by class, which come from coarser counts. In
-long runs, correlations and classes count whole sequences with half a million tokens or more in all
+long runs, correlations and classes count whole documents with half a million tokens or more in all
 (`rank_tables.class_step`). Cost: 30 ms.
 """
 
@@ -109,8 +109,8 @@ def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> 
     of: whether the loss is that of the next token, or ("own") of the token itself. Correlations come from tables of
     classes of loss by classes of nnz, ties at mid-rank: they are within 0.003 of the correlation of the exact values,
     or, by the token's own loss or by class, within 0.01 over 10 000 tokens (0.04 over 200). The interval is a
-    jackknife's on the atanh scale, by Student's t with the number of groups less one. Empty where all counts, or all
-    losses, are the same.
+    jackknife's on the atanh scale, by Student's t with the effective number of groups less one. Empty where all counts,
+    or all losses, are the same.
     """
     summaries = open_summaries(run)
     try:
@@ -143,5 +143,5 @@ def surprisal_classes(run: Run) -> pd.DataFrame:
 
 
 def _note(groups: int) -> str:
-    """Return a clause that says which tokens and how many groups of sequences the numbers come from."""
-    return f"over unflagged tokens that have a loss; intervals from {groups} groups of sequences, each left out once"
+    """Return a clause that says which tokens and how many groups of documents the numbers come from."""
+    return f"over unflagged tokens that have a loss; intervals from {groups} groups of documents, each left out once"

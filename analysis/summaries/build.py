@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from twell.analysis.engines.accumulate import Tables, Total
 from twell.analysis.engines.base import Engine
+from twell.analysis.engines.layer_columns import layer_rows
 from twell.analysis.engines.open import open_engine
 from twell.analysis.summaries.derived import band_moments, correlations, moments
-from twell.analysis.summaries.layer_columns import layer_rows
+from twell.analysis.summaries.documents import Documents, read_documents
 from twell.analysis.summaries.part_sums import of_part
 from twell.analysis.summaries.rank_tables import class_step, of_tokens
 from twell.analysis.summaries.token_class import CLASSES, class_numbers
@@ -36,24 +37,33 @@ Parts = list[Any]  # entries of the manifest: table, file, rows
 Tick = Callable[[int], None]
 
 
-def build(run: Run, files: Collection[str], tables: Tables, tick: Tick, engine: str, scored: bool = True) -> Tables:
+def build(
+    run: Run,
+    files: Collection[str],
+    tables: Tables,
+    tick: Tick,
+    engine: str,
+    scored: bool = True,
+    documents: Documents | None = None,
+) -> Tables:
     """Return every summary of the run, from the sums there are already and those of the parts named.
 
     files: of the parts to add; tables: the sums there are, empty to begin anew; tick: is called with the number of
     tokens read since the last call; engine: its address; scored: whether to read all parts again for what needs the
-    means of the whole run.
+    means of the whole run; documents: the run's, read where they are not given.
     """
+    documents = read_documents(run) if documents is None else documents
     parts = [part for part in run.manifest.parts if part.file in files]
     kinds = class_numbers(run)
     with open_engine(engine) as opened, ThreadPoolExecutor(1) as second_thread:
         total = Total(tables)
         total.add(sums_of_counts(opened, run, parts))
-        total.add(declared(sums_of_tokens(opened, run, parts, kinds, tick)))
+        total.add(declared(sums_of_tokens(opened, run, parts, kinds, documents, tick), documents))
         if not scored:
             return _finished(total)
         layers, positions = total.table("layers"), total.table("positions")
         finished = second_thread.submit(_finished, total)  # while this thread waits for parts to be read
-        return {**_sorted(second_reading(opened, run, kinds, layers, positions)), **finished.result()}
+        return {**_sorted(second_reading(opened, run, kinds, documents, layers, positions)), **finished.result()}
 
 
 def sums_of_counts(engine: Engine, run: Run, parts: Parts) -> Tables:
@@ -66,10 +76,10 @@ def sums_of_counts(engine: Engine, run: Run, parts: Parts) -> Tables:
     return tables
 
 
-def sums_of_tokens(engine: Engine, run: Run, parts: Parts, kinds: NDArray, tick: Tick) -> Tables:
+def sums_of_tokens(engine: Engine, run: Run, parts: Parts, kinds: NDArray, documents: Documents, tick: Tick) -> Tables:
     """Return the sums of the tokens of parts as `part_sums` makes them, some with one column a layer.
 
-    kinds: `class_numbers`; tick: as in `build`.
+    kinds: `class_numbers`; documents: of the run; tick: as in `build`.
     """
     rows = {run.path / part.file: part.rows for part in parts if part.table == "activity"}
     function = partial(
@@ -78,16 +88,19 @@ def sums_of_tokens(engine: Engine, run: Run, parts: Parts, kinds: NDArray, tick:
         used=nnz_columns(run.layers, "used") if run.manifest.counts_used else [],
         kinds=kinds,
         step=class_step(run),
+        documents=documents,
     )
     return engine.add_up(list(rows), function, lambda files: tick(sum(rows[file] for file in files)))
 
 
-def declared(tables: Tables) -> Tables:
+def declared(tables: Tables, documents: Documents) -> Tables:
     """Return sums of tokens with the rows, columns and types that their summaries are declared with."""
-    if "surprisal_classes" in tables:
-        by_class = tables["surprisal_classes"]
-        names = CLASSES.take(by_class["class"])
-        tables = {**tables, "surprisal_classes": by_class.drop("class").append_column("class", names)}
+    names = {("surprisal_classes", "class"): CLASSES, ("origins", "source"): pa.array([*documents.names, ""])}
+    for (table, column), spelt in names.items():
+        if table in tables:
+            numbered = tables[table]
+            spelt_rows = numbered.drop(column).append_column(column, spelt.take(numbered[column]))
+            tables = {**tables, table: spelt_rows}
     return {name: _typed(name, layer_rows(table)) for name, table in tables.items()}
 
 
@@ -107,10 +120,12 @@ def _sorted(tables: Tables) -> Tables:
     return {name: table.sort_by(order[name]) for name, table in tables.items()}
 
 
-def second_reading(engine: Engine, run: Run, kinds: NDArray, layers: pa.Table, positions: pa.Table) -> Tables:
+def second_reading(
+    engine: Engine, run: Run, kinds: NDArray, documents: Documents, layers: pa.Table, positions: pa.Table
+) -> Tables:
     """Return what needs the means of the whole run: z by token and, where there is a vocabulary, by word.
 
-    kinds: `class_numbers`; layers, positions: the summaries that the means come from.
+    kinds: `class_numbers`; documents: of the run; layers, positions: the summaries that the means come from.
     """
     mean, sd = moments(layers, run.layers)
     spelling = None
@@ -122,6 +137,7 @@ def second_reading(engine: Engine, run: Run, kinds: NDArray, layers: pa.Table, p
         counts=nnz_columns(run.layers),
         scale=Scale.of((mean, sd), band_moments(positions, mean, sd)),
         spelling=spelling,
+        documents=documents,
     )
     with engine.map_files(run.parts("activity"), function, ROWS) as rows:
         tokens = engine.arrow(added("token_scores", rows.filter(rows.word.isnull())))

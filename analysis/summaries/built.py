@@ -14,12 +14,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from twell.analysis.summaries.documents import Documents
 from twell.analysis.summaries.rank_tables import class_step
 from twell.workbench.run.part_files import checksum
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
 
 FILE = "built.json"
+DOCUMENTS = "sequences"  # the table that tells the documents
 
 Parts = dict[str, str]  # the sha256 of each part's file
 
@@ -31,7 +33,10 @@ class Built:
     parts: the parts that they cover; revision: that of the summaries' schema; class_step: what `rank_tables.class_step`
     returned for the run; scored: whether tables that need the means of the whole run are among them; damaged: the
     tables left out, each with a sentence (`says`) and the sizes and times of its files when they were found damaged
-    (`seen`); files: the sha256 of each summary's file by its name, empty in lists from before these were recorded.
+    (`seen`); files: the sha256 of each summary's file by its name, empty in lists from before these were recorded;
+    clusters: the number of documents, or blocks of long ones, that standard errors are taken over, 0 in lists from
+    before revision 4, where these were sequences; cut: the sources whose long documents are cut into blocks; known:
+    whether the run said what its documents are.
     """
 
     parts: Parts = field(default_factory=dict)
@@ -40,6 +45,9 @@ class Built:
     scored: bool = False
     damaged: dict[str, dict[str, Any]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    clusters: int = 0
+    cut: list[str] = field(default_factory=list)
+    known: bool = False
 
 
 def folder(run: Run) -> Path:
@@ -58,11 +66,12 @@ def read_built(run: Run) -> Built:
     return Built(**{name: stored[name] for name in Built.__dataclass_fields__ if name in stored})
 
 
-def write_built(run: Run, parts: Parts, scored: bool, damaged: Mapping[str, str]) -> None:
+def write_built(run: Run, parts: Parts, scored: bool, damaged: Mapping[str, str], documents: Documents) -> None:
     """Write the list, once the summaries are in place; damaged: a sentence for each table left out."""
     details = {table: {"says": sentence, "seen": _file_states(run, table)} for table, sentence in damaged.items()}
     files = {name: checksum(run.summary_path(name)) for name in SUMMARIES.tables if run.summary_path(name).exists()}
-    built = asdict(Built(parts, SUMMARIES.revision, class_step(run), scored, details, files))
+    about = documents.count(run.manifest.sequences), list(documents.cut), documents.known
+    built = asdict(Built(parts, SUMMARIES.revision, class_step(run), scored, details, files, *about))
     parts_last = {"version": SUMMARIES.version, **{name: built[name] for name in built if name != "parts"}}
     temporary = folder(run) / f"{FILE}.tmp"
     temporary.write_text(json.dumps({**parts_last, "parts": parts}, indent=1), encoding="utf-8")
@@ -112,7 +121,7 @@ def growing(run: Run) -> bool:
 
 def parts_of(run: Run, without: Collection[str] = ()) -> Parts:
     """Return the parts that summaries are built from; without: tables whose parts are left out."""
-    tables = set(SUMMARIES.sources) - set(without)
+    tables = {*SUMMARIES.sources, DOCUMENTS} - set(without)
     return {part.file: part.sha256 for part in run.manifest.parts if part.table in tables}
 
 

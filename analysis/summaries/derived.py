@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
-from twell.analysis.statistics import band, distinct, fisher_interval, grouped_spearman, jackknife_error
+from twell.analysis.statistics import band, distinct, effective, fisher_interval, grouped_spearman, jackknife_error
 from twell.analysis.summaries.token_class import CLASSES
 
 POSITION_SUMS = ("tokens", "nnz_sum", "nnz_square")
@@ -106,13 +106,14 @@ def correlated(rows: Mapping[str, NDArray], by_class: bool) -> dict[str, NDArray
 
 def _spearman(rows: Mapping[str, NDArray]) -> dict[str, NDArray]:
     """Return rank correlations, their 95 % intervals and the tokens by layer, from columns RANKS sorted by layer."""
-    groups, group = distinct(rows["replicate"])
+    _, group = distinct(rows["replicate"])
     starts = np.searchsorted(rows["layer"], np.arange(1, rows["layer"][-1] + 1))
     columns = (np.split(values, starts) for values in (rows["nnz_class"], rows["loss_class"], group, rows["tokens"]))
     results = [grouped_spearman(*layer) for layer in zip(*columns, strict=True)]
     estimate, without = (np.array(each) for each in zip(*results, strict=True))
     with np.errstate(divide="ignore", invalid="ignore"):
         error = jackknife_error(np.arctanh(estimate), np.arctanh(without.T))
-    low, high = fisher_interval(estimate, error, len(groups) - 1)
+    size = np.bincount(group, rows["tokens"]).astype(float)  # of all layers, which have the same tokens each
+    low, high = fisher_interval(estimate, error, effective(size.sum(), (size**2).sum()) - 1)
     n = np.bincount(rows["layer"], rows["tokens"]).astype(np.int64)
     return {"layer": np.arange(len(n)), "spearman": estimate, "low": low, "high": high, "tokens": n}

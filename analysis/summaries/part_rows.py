@@ -1,4 +1,4 @@
-"""Read a part's tokens as numpy arrays, whole sequences at a time, and add them up by a key.
+"""Read a part's tokens as numpy arrays, whole documents at a time, and add them up by a key.
 
 Sums over the layers' columns are numpy functions of one part and not queries of the engine: grouping 28 wide columns in
 DuckDB takes 7 times the CPU time of one pass over blocks that stay in the core's cache, in which each sum by a key is a
@@ -19,19 +19,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
+from twell.analysis.summaries.documents import Documents
 from twell.workbench.run.part_files import open_part
 
-PIECE = 3 * 2**19  # most rows in memory at a time: a part of twell's is one piece, a larger part is cut at sequences
+PIECE = 3 * 2**19  # most rows in memory at a time: a part of twell's is one piece, a larger one is cut at documents
 READ = 2**14  # rows read at a time
 BLOCK = 2**13  # rows summed at a time: as 64-bit numbers of 28 layers, they stay in the core's cache
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Tokens of whole sequences, in the order of the text.
+    """Tokens of whole documents, in the order of the text.
 
-    sequence, position, token, flags, loss [row]: columns of the table `activity`, loss NaN where there is none;
-    counts [row, layer]: nnz.
+    sequence, position, token, flags, loss, phase [row]: columns of the table `activity`, loss NaN where there is none;
+    counts [row, layer]: nnz; cluster, unit, source, place [row]: as `Documents.of_rows` returns them.
     """
 
     sequence: NDArray
@@ -39,7 +40,12 @@ class Rows:
     token: NDArray
     flags: NDArray
     loss: NDArray
+    phase: NDArray
     counts: NDArray
+    cluster: NDArray
+    unit: NDArray
+    source: NDArray
+    place: NDArray
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -68,22 +74,24 @@ class Rows:
             yield block, values
 
 
-def pieces(path: Path, counts: Sequence[str]) -> Iterator[Rows]:
-    """Yield the rows of a part, at most PIECE at a time, or one sequence that is longer.
+def pieces(path: Path, counts: Sequence[str], documents: Documents) -> Iterator[Rows]:
+    """Yield the rows of a part, at most PIECE at a time, or one document that is longer.
 
-    path: the part's file; counts: the names of the layers' columns.
+    path: the part's file; counts: the names of the layers' columns; documents: of the run.
     """
     file = open_part(path)
-    names = ["sequence", "position", "token_id", "flags", "loss"]
+    names = ["sequence", "position", "token_id", "flags", "loss", "phase"]
     batches = file.iter_batches(READ, columns=[*names, *counts])
     wide = file.schema_arrow.field(counts[0]).type.to_pandas_dtype()
     left = pa.RecordBatch.from_pylist([], file.schema_arrow)
-    for low, high in pairwise(_bounds(file.read(["sequence"])["sequence"].to_numpy())):
+    sequence = file.read(["sequence"])["sequence"].to_numpy()
+    for low, high in pairwise(_bounds(documents.of_rows(sequence, sequence)["cluster"])):
         size, filled = high - low, 0
         keys = np.empty((3, size), np.int32)
         nnz = np.empty((size, len(counts)), wide)
-        rows = Rows(keys[0], keys[1], keys[2], np.empty(size, np.uint8), np.empty(size), nnz)
-        targets = (rows.sequence, rows.position, rows.token, rows.flags, rows.loss, *rows.counts.T)
+        sequence, position, token = keys
+        flags, loss, phase = np.empty(size, np.uint8), np.empty(size), np.empty(size, np.uint8)
+        targets = (sequence, position, token, flags, loss, phase, *nnz.T)
         while filled < size:
             left = left if len(left) else next(batches)
             batch, left = left.slice(0, size - filled), left.slice(size - filled)
@@ -92,27 +100,29 @@ def pieces(path: Path, counts: Sequence[str]) -> Iterator[Rows]:
             for into, column in zip(targets, columns, strict=True):
                 into[filling] = column
             filled += len(batch)
-        yield _in_order(rows)
+        order = _text_order(sequence, position)
+        of_text = documents.of_rows(sequence[order], position[order])
+        yield Rows(*(values[order] for values in (*targets[:6], nnz)), **of_text)
 
 
-def _bounds(sequence: NDArray) -> list[int]:
+def _bounds(cluster: NDArray) -> list[int]:
     """Return the rows at which pieces begin, and the end of the last one.
 
-    Every sequence number before a bound is less than every one after it.
+    Every cluster's number before a bound is less than every one after it.
     """
-    before, after = np.maximum.accumulate(sequence), np.minimum.accumulate(sequence[::-1])[::-1]
-    ends = np.append(1 + np.flatnonzero(before[:-1] < after[1:]), len(sequence))
+    before, after = np.maximum.accumulate(cluster), np.minimum.accumulate(cluster[::-1])[::-1]
+    ends = np.append(1 + np.flatnonzero(before[:-1] < after[1:]), len(cluster))
     bounds = [0]
-    while bounds[-1] < len(sequence):
+    while bounds[-1] < len(cluster):
         within = ends[(ends > bounds[-1]) & (ends <= bounds[-1] + PIECE)]
         bounds.append(int(within[-1] if len(within) else ends[ends > bounds[-1]][0]))
     return bounds
 
 
-def _in_order(rows: Rows) -> Rows:
-    """Return rows sorted by sequence and position; as they are if they are sorted already."""
-    ahead = np.diff(rows.sequence.astype(np.int64) * 2**32 + rows.position)
-    return rows if (ahead > 0).all() else rows.take(np.lexsort((rows.position, rows.sequence)))
+def _text_order(sequence: NDArray, position: NDArray) -> slice | NDArray:
+    """Return the index that sorts rows by sequence and position: all of them as they are if they are sorted already."""
+    ahead = np.diff(sequence.astype(np.int64) * 2**32 + position)
+    return slice(None) if (ahead > 0).all() else np.lexsort((position, sequence))
 
 
 def grouped(key: NDArray, values: NDArray, size: int, weight: NDArray | None = None) -> NDArray:
@@ -126,16 +136,16 @@ def grouped(key: NDArray, values: NDArray, size: int, weight: NDArray | None = N
     return pick @ values
 
 
-def groups(unit: NDArray, sequence: NDArray) -> tuple[NDArray, NDArray]:
-    """Sort rows by unit, and within a unit by sequence.
+def groups(item: NDArray, cluster: NDArray) -> tuple[NDArray, NDArray]:
+    """Sort rows by item, within an item by cluster, and within that in the order of the text.
 
-    unit, sequence [row]. Returns the row indices in that order, and where each group of one unit and one sequence
-    starts among them.
+    item, cluster [row]. Returns the row indices in that order, and where each group of one item and one cluster starts
+    among them.
     """
-    rows, base = len(unit), int(sequence.min(initial=0))
-    span = int(sequence.max(initial=0)) - base + 1
-    key = unit.astype(np.int64) * span + (sequence - base)
-    if (int(unit.max(initial=0)) + 1) * span * max(rows, 1) < 2**63:  # numbers are sorted faster than indices are
+    rows, base = len(item), int(cluster.min(initial=0))
+    span = int(cluster.max(initial=0)) - base + 1
+    key = item.astype(np.int64) * span + (cluster - base)
+    if (int(item.max(initial=0)) + 1) * span * max(rows, 1) < 2**63:  # numbers are sorted faster than indices are
         key = key * rows + np.arange(rows)
         key.sort()
         key, order = np.divmod(key, rows) if rows else (key, key)
@@ -143,3 +153,17 @@ def groups(unit: NDArray, sequence: NDArray) -> tuple[NDArray, NDArray]:
         order = np.argsort(key, kind="stable")
         key = key[order]
     return order, np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
+
+
+def different_sequences(sequence: NDArray, starts: NDArray, counted: NDArray) -> NDArray:
+    """Return the number of different sequences among the counted rows of each group.
+
+    sequence, counted [row]: of rows sorted by group, and within a group by sequence; starts: where each group starts.
+    """
+    begins = np.diff(sequence, prepend=-1) != 0
+    begins[starts] = True
+    inner = np.flatnonzero(begins)
+    if not len(inner):
+        return np.zeros(len(starts), np.int64)
+    any_counted = np.logical_or.reduceat(counted, inner).astype(np.int64)
+    return np.add.reduceat(any_counted, np.searchsorted(inner, starts))

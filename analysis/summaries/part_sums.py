@@ -1,8 +1,9 @@
 """Sum over a part's tokens, in numpy: the histograms, sums and counts behind most tables.
 
-Each adds up over parts, because a sequence is never cut in two. All are integers, so that they come out the same in any
-order and on any engine. `part_rows` reads the tokens, `rank_tables` counts what rank correlations come from,
-`token_sums` sums by token. Cost, 1 M tokens of 28 layers: 0.5 CPU seconds.
+Each adds up over parts, because a sequence is never cut in two (of a document that two parts hold, each counts as one
+where squares are summed over documents). All are integers, so that they come out the same in any order and on any
+engine. `part_rows` reads the tokens, `rank_tables` counts what rank correlations come from, `token_sums` sums by token.
+Cost, 1 M tokens of 28 layers: 0.5 CPU seconds.
 
 Flagged tokens: rows with `flagged` true hold what those tokens add to each sum.
 """
@@ -10,6 +11,8 @@ Flagged tokens: rows with `flagged` true hold what those tokens add to each sum.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -17,26 +20,31 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from twell.analysis.engines.accumulate import Tables, Total
-from twell.analysis.statistics import band
-from twell.analysis.summaries.layer_columns import TOTAL, layer_columns
+from twell.analysis.engines.layer_columns import TOTAL, layer_columns
+from twell.analysis.statistics import band, distinct
+from twell.analysis.summaries.documents import REPLICATES, Documents
 from twell.analysis.summaries.part_rows import BLOCK, READ, Rows, grouped, pieces
 from twell.analysis.summaries.rank_tables import ranks, ranks_by_class
 from twell.analysis.summaries.token_sums import tokens
+from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.part_files import open_part
 from twell.workbench.run.schema import FLAG_NOT_FINITE
 
-REPLICATES = 20
 LOSS_SCALE = 24
+ORIGIN, ORIGIN_SIZES = ("source", "phase", "place"), (2, 4, REPLICATES)  # sizes: of all but the first, and replicates
+ORIGINS = prod(ORIGIN_SIZES)
 
 
-def of_part(path: Path, counts: Sequence[str], used: Sequence[str], kinds: NDArray, step: int) -> Tables:
+def of_part(
+    path: Path, counts: Sequence[str], used: Sequence[str], kinds: NDArray, step: int, documents: Documents
+) -> Tables:
     """Return the sums of one part by the name of the summary, some with one column a layer (see `layer_columns`).
 
     counts, used: the names of the part's columns of layers; kinds: as `token_class.class_numbers` returns them; step:
-    rank correlations count 20 sequences in every 20 · `step`.
+    rank correlations count 20 documents in every 20 · `step`; documents: of the run.
     """
     total = Total()
-    for rows in pieces(path, counts):
+    for rows in pieces(path, counts, documents):
         total.add(of_rows(rows, kinds, step))
     if used:
         total.add({"used": of_used(path, used)})
@@ -48,12 +56,12 @@ def of_rows(rows: Rows, kinds: NDArray, step: int) -> Tables:
     bins = loss_bins(rows.loss)
     own_bins = np.where(rows.follow(), np.append(-1, bins[:-1]), -1)
     sums, over_layers = _by_position_and_loss(rows, bins)
-    in_ranks = (rows.sequence // REPLICATES) % step == 0  # whole groups, so that no replicate is left empty
+    in_ranks = (rows.unit // REPLICATES) % step == 0  # whole groups, so that no replicate is left empty
     subset, losses = rows.take(in_ranks), {"later": bins[in_ranks], "own": own_bins[in_ranks]}
     return {
         **sums,
         "layers": _layers(rows, over_layers),
-        "surprisal_ranks": ranks(subset, subset.sequence % REPLICATES, losses["later"]),
+        "surprisal_ranks": ranks(subset, subset.unit % REPLICATES, losses["later"]),
         "surprisal_classes": ranks_by_class(subset, losses, kinds),
         **tokens(rows, over_layers),
     }
@@ -105,26 +113,84 @@ def _add_rows(rows: Rows, sums: Sequence[_Sums]) -> NDArray:
 def _by_position_and_loss(rows: Rows, bins: NDArray) -> tuple[Tables, NDArray]:
     """Return the sums by position, by band of positions and by band of loss; and each row's sum over layers.
 
-    A sequence has one token at a position, so clustering by sequence changes nothing there. Position 0 is always
-    flagged, and counts as unflagged there unless it is not finite: it stands apart by its number.
+    Position 0 is always flagged, and counts as unflagged by position and by origin unless it is not finite: it stands
+    apart by its number there.
     """
-    unflagged, replicate, step = rows.flags == 0, rows.sequence % REPLICATES, band(rows.position)
-    steps, levels = 1 + int(step.max()), 1 + max(int(bins.max()), 0)
+    unflagged, replicate, step = rows.flags == 0, rows.unit % REPLICATES, band(rows.position)
+    steps, levels, sources = 1 + int(step.max()), 1 + max(int(bins.max()), 0), 1 + int(rows.source.max())
     by_band = _Sums(rows, replicate * steps + step, REPLICATES * steps, unflagged & (rows.position > 0))
     by_loss = _Sums(rows, replicate * levels + np.maximum(bins, 0), REPLICATES * levels, unflagged & (bins >= 0))
     in_positions = unflagged | ((rows.position == 0) & (rows.flags & FLAG_NOT_FINITE == 0))
     by_position = _position_sums(rows, in_positions)
-    over_layers = _add_rows(rows, (by_band, by_loss, *by_position.values()))
+    origin = np.ravel_multi_index(
+        (*(getattr(rows, name) for name in ORIGIN), replicate), (sources, *ORIGIN_SIZES), mode="clip"
+    )
+    by_origin = _Sums(rows, origin, sources * ORIGINS, in_positions)
+    over_layers = _add_rows(rows, (by_band, by_loss, by_origin, *by_position.values()))
     flagged = rows.take(~in_positions)
     by_flagged = _position_sums(flagged, np.ones(len(flagged), bool))
     _add_rows(flagged, list(by_flagged.values()))
-    positions = [_position_table(by_position, flagged=False), _position_table(by_flagged, flagged=True)]
+    squares = _document_squares(rows, over_layers, by_position)
+    positions = [
+        _position_table(by_position, False, squares),
+        _position_table(by_flagged, True, {name: np.zeros_like(each) for name, each in squares.items()}),
+    ]
     tables = {
         "position_bands": _two_key_table(("replicate", "band"), steps, by_band, total=True),
         "surprisal": _two_key_table(("replicate", "loss_bin"), levels, by_loss, total=False),
         "positions": pa.concat_tables(positions),
+        "origins": _origin_table(rows, by_origin),
     }
     return tables, over_layers
+
+
+def _origin_table(rows: Rows, sums: _Sums) -> pa.Table:
+    """Return tokens, losses and nnz by origin, as the summary `origins` has them; `source` is a number here."""
+    tokens = sums.tokens()
+    key, shape = np.flatnonzero(tokens), (len(tokens) // ORIGINS, *ORIGIN_SIZES)
+    keys = dict(zip((*ORIGIN, "replicate"), np.unravel_index(key, shape), strict=True))
+    known = sums.counted & np.isfinite(rows.loss)
+    units = np.rint(rows.loss[known] * LOSS_UNITS_PER_NAT)  # whole numbers, exact in float64 up to 2^53
+    losses = {
+        "loss_sum": np.bincount(sums.key[known], units, len(tokens))[key].astype(np.int64),
+        "loss_tokens": np.bincount(sums.key[known], minlength=len(tokens))[key],
+    }
+    return pa.table(
+        {**keys, "tokens": tokens[key], **losses, **layer_columns("nnz_sum", sums.sums[key, :-1], sums.sums[key, -1])}
+    )
+
+
+def _document_squares(rows: Rows, over_layers: NDArray, sums: Mapping[str, _Sums]) -> dict[str, NDArray]:
+    """Return, by position, Σ n_g² and how many documents g reach it, and by position and layer, the sum over layers in
+    the last column, Σ y_g² and Σ y_g n_g, n_g and y_g being a document's tokens and nnz there.
+
+    Those of a document of one sequence stand in `sums` already; the others are added up some at a time.
+    """
+    single, counted = sums["nnz_sum"], sums["nnz_sum"].counted
+    n = single.tokens()
+    n2, g, y2, yn = n.copy(), n.copy(), sums["nnz_square"].sums.copy(), single.sums.copy()
+    _, cluster = distinct(rows.cluster)
+    begins = np.flatnonzero(np.diff(rows.sequence, prepend=-1))
+    inside = np.flatnonzero((np.bincount(cluster[begins]) > 1)[cluster])
+    if (np.diff(cluster) < 0).any():  # documents whose sequences stand between those of others
+        inside = inside[np.argsort(cluster[inside], kind="stable")]
+    _, cluster = distinct(cluster[inside])
+    starts = np.append(np.flatnonzero(np.diff(cluster, prepend=-1)), len(inside))
+    bounds = np.unique(np.append(np.searchsorted(starts[:-1], np.arange(0, len(inside), BLOCK)), len(starts) - 1))
+    for low, high in pairwise(bounds):
+        chosen = inside[starts[low] : starts[high]]
+        span = 1 + int(rows.position[chosen].max())
+        key = (cluster[starts[low] : starts[high]] - low) * span + rows.position[chosen]
+        values = np.concatenate([rows.counts[chosen], over_layers[chosen, None]], axis=1, dtype=np.int64)
+        weight, shape = counted[chosen].astype(np.int64), (high - low, span)
+        here = np.bincount(key, weight, (high - low) * span).astype(np.int64)
+        y = grouped(key, values, len(here), weight)
+        n2[:span] += (here * here - here).reshape(shape).sum(axis=0)
+        g[:span] += (np.minimum(here, 1) - here).reshape(shape).sum(axis=0)
+        yn[:span] += (y * (here - 1)[:, None]).reshape(*shape, -1).sum(axis=0)
+        y2[:span] += np.square(y, out=y).reshape(*shape, -1).sum(axis=0)
+        y2[:span] -= grouped(rows.position[chosen], np.square(values, out=values), span, weight)
+    return {"clusters": g, "clusters_tokens_square": n2, "clusters_nnz_square": y2, "clusters_cross": yn}
 
 
 def _position_sums(rows: Rows, counted: NDArray) -> dict[str, _Sums]:
@@ -136,13 +202,14 @@ def _position_sums(rows: Rows, counted: NDArray) -> dict[str, _Sums]:
     }
 
 
-def _position_table(sums: Mapping[str, _Sums], flagged: bool) -> pa.Table:
-    """Return the sums of each position that occurs, as the summary `positions` has them."""
+def _position_table(sums: Mapping[str, _Sums], flagged: bool, squares: Mapping[str, NDArray]) -> pa.Table:
+    """Return the sums of each position that occurs, as the summary `positions` has them; squares: over documents."""
     tokens = sums["nnz_sum"].tokens()
     position = np.flatnonzero(tokens)
     columns = {"position": position, "tokens": tokens[position], "flagged": np.full(len(position), flagged)}
-    for name, each in sums.items():
-        columns |= layer_columns(name, each.sums[position, :-1], each.sums[position, -1])
+    for name, each in {**{name: each.sums for name, each in sums.items()}, **squares}.items():
+        rows = each[position]
+        columns |= {name: rows} if rows.ndim == 1 else layer_columns(name, rows[:, :-1], rows[:, -1])
     return pa.table(columns)
 
 

@@ -1,6 +1,6 @@
 """Count a part's tokens by class of nnz and class of loss, from which rank correlations are computed.
 
-In runs past a million tokens, only some groups of 20 whole sequences are counted (`class_step`). Cost for 1 M tokens of
+In runs past a million tokens, only some groups of 20 whole documents are counted (`class_step`). Cost for 1 M tokens of
 28 layers, an eighth of them counted: 0.25 CPU seconds.
 """
 
@@ -22,7 +22,7 @@ CLASS_TOKENS = 2**19  # rank correlations come from one to two times as many, of
 
 
 def class_step(run: Run) -> int:
-    """Return n where the tables of rank correlations count one in n groups of 20 sequences: a power of two that grows
+    """Return n where the tables of rank correlations count one in n groups of 20 documents: a power of two that grows
     with the run."""
     return 2 ** max(0, (run.manifest.tokens // CLASS_TOKENS).bit_length() - 1)
 
@@ -51,7 +51,7 @@ def ranks_by_class(rows: Rows, losses: Mapping[str, NDArray], kinds: NDArray) ->
         counted = (rows.flags == 0) & (bins >= 0)
         keys = {
             "class": kind[counted],
-            "replicate": rows.sequence[counted] % COARSE_REPLICATES,
+            "replicate": rows.unit[counted] % COARSE_REPLICATES,
             "loss_class": bins[counted] // BINS_A_COARSE_CLASS,
         }
         tokens = _counted(rows.counts[counted], keys, coarse, sums=True)

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from twell.analysis.summaries.built import (
+    DOCUMENTS,
     Parts,
     covered_parts,
     damage,
@@ -39,6 +40,7 @@ from twell.analysis.summaries.built import (
     remove_built,
     write_built,
 )
+from twell.analysis.summaries.documents import Documents, read_documents
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.run.manifest_checks import is_within
@@ -136,12 +138,13 @@ def _not_writable(run: Run, error: OSError) -> UserError:
 @dataclass(frozen=True)
 class _Plan:
     """What to build: `new` parts to read, whether their sums `extend` those on disk, the parts that the summaries then
-    `cover`, and the `damaged` tables to leave out, each with a sentence."""
+    `cover`, the `damaged` tables to leave out, each with a sentence, and the `documents` of the run."""
 
     new: Collection[str]
     extend: bool
     cover: Parts
     damaged: dict[str, str]
+    documents: Documents
 
 
 def _plan(run: Run) -> _Plan:
@@ -149,16 +152,19 @@ def _plan(run: Run) -> _Plan:
 
     A table with a damaged part is left out as a whole, so where the summaries on disk cover it they cannot be extended.
     """
-    parts, covered = parts_of(run), covered_parts(run, read_built(run))
-    if covered and includes(parts, covered):
+    built = read_built(run)
+    parts, covered, documents = parts_of(run), covered_parts(run, built), read_documents(run)
+    # Blocks of a source that by now has many documents are to be whole documents, and so are those that were unknown.
+    same_clusters = not (set(built.cut) - set(documents.cut)) and built.known == documents.known
+    if covered and includes(parts, covered) and same_clusters:
         new = parts.keys() - covered.keys()
         damaged = _damaged_tables(run, new)
         cover = parts_of(run, without=damaged)
         if includes(cover, covered):
-            return _Plan(cover.keys() - covered.keys(), True, cover, damaged)
+            return _Plan(cover.keys() - covered.keys(), True, cover, damaged, documents)
     damaged = _damaged_tables(run, parts)
     cover = parts_of(run, without=damaged)
-    return _Plan(cover.keys(), False, cover, damaged)
+    return _Plan(cover.keys(), False, cover, damaged, documents)
 
 
 def _build(run: Run, tick: Tick, engine: str, scored: bool) -> None:
@@ -166,13 +172,14 @@ def _build(run: Run, tick: Tick, engine: str, scored: bool) -> None:
 
     plan = _plan(run)
     scores = scored and "activity" not in plan.damaged
-    tables = build(run, plan.new, _sums_on_disk(run) if plan.extend else {}, tick, engine, scores)
+    sums = _sums_on_disk(run) if plan.extend else {}
+    tables = build(run, plan.new, sums, tick, engine, scores, plan.documents)
     _publish(run, tables, plan, scored)
 
 
 def _damaged_tables(run: Run, files: Collection[str]) -> dict[str, str]:
     """Return which tables have a damaged part among these files, with a sentence each."""
-    damaged = {table: run.damaged(table, files=files) for table in SUMMARIES.sources}
+    damaged = {table: run.damaged(table, files=files) for table in (*SUMMARIES.sources, DOCUMENTS)}
     advice = "Copy it again from where it was recorded, or capture anew."
     return {table: f"{sentences[0]} {advice}" for table, sentences in damaged.items() if sentences}
 
@@ -195,7 +202,7 @@ def _publish(run: Run, tables: dict[str, pa.Table], plan: _Plan, scored: bool) -
             temporary = folder(run) / f"{name}.tmp"
             pq.write_table(table, temporary, row_group_size=ROW_GROUP, write_page_checksum=True, **_encoding(table))
             os.replace(temporary, run.summary_path(name))
-        write_built(run, plan.cover, scored, plan.damaged)
+        write_built(run, plan.cover, scored, plan.damaged, plan.documents)
     except OSError as error:
         raise _not_writable(run, error) from None
 

@@ -1,11 +1,11 @@
-"""Sum a part's rows by token over sequences: the sums behind standard errors that are clustered by sequence.
+"""Sum a part's rows by token over documents: the sums behind standard errors that are clustered by document.
 
-With a token's count n_g and its nnz y_g in each sequence g: Σ n_g, Σ n_g², Σ y_g, Σ y_g², Σ y_g n_g (see
-`statistics.ratio_error`), by layer and of the sum over layers, as integers, so that they add up over parts; `z_scores`
-has those of z. Rows are sorted once by token and sequence, and added up a few groups at a time. Cost for 1 M tokens of
-28 layers: 0.5 CPU seconds.
+With a token's count n_g and its nnz y_g in each document g (`documents` says what that is; a document that two parts
+hold counts as two): Σ n_g, Σ n_g², Σ y_g, Σ y_g², Σ y_g n_g (see `statistics.ratio_error`), by layer and of the sum
+over layers, as integers, so that they add up over parts; `z_scores` has those of z. Rows are sorted once by token and
+document, and added up a few groups at a time. Cost for 1 M tokens of 28 layers: 0.5 CPU seconds.
 
-Rows with `flagged` true hold what flagged tokens add to each sum. A sum of squares over sequences has no share of its
+Rows with `flagged` true hold what flagged tokens add to each sum. A sum of squares over documents has no share of its
 own for them: there it is the sum over all tokens less that over unflagged ones.
 """
 
@@ -19,8 +19,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from twell.analysis.engines.accumulate import Tables
-from twell.analysis.summaries.layer_columns import is_layer_column, layer_columns
-from twell.analysis.summaries.part_rows import BLOCK, Rows, grouped, groups
+from twell.analysis.engines.layer_columns import is_layer_column, layer_columns
+from twell.analysis.summaries.part_rows import BLOCK, Rows, different_sequences, grouped, groups
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 
 MOST = 2.0**63
@@ -30,12 +30,12 @@ Sums = dict[str, NDArray]  # by token: token_id, and what adds up
 
 
 def clustered(rows: Rows, sums: Callable[[NDArray, NDArray, NDArray], Sums]) -> pa.Table:
-    """Return sums over sequences by token: over unflagged tokens, and what flagged ones add to them.
+    """Return sums over documents by token: over unflagged tokens, and what flagged ones add to them.
 
-    sums: a function of row indices, sorted by token and then sequence; of where each group of one token and sequence
+    sums: a function of row indices, sorted by token and then document; of where each group of one token and document
     starts among them; and of which rows count. It returns every token's sums.
     """
-    order, starts = groups(rows.token, rows.sequence)
+    order, starts = groups(rows.token, rows.cluster)
     unflagged = rows.flags[order] == 0
     base = sums(order, starts, unflagged)
     # A group without flagged tokens adds nothing to their sums, so these are taken over the other groups alone.
@@ -93,8 +93,9 @@ class _Wide:
         sums = {
             "token_id": ids[first],
             "tokens": np.add.reduceat(n, first),
-            "sequences": np.add.reduceat((n > 0).astype(np.int64), first),
+            "sequences": different_sequences(self.rows.sequence[order], starts[first], counted),
             "tokens_square": np.add.reduceat(n * n, first),
+            "clusters": np.add.reduceat((n > 0).astype(np.int64), first),
         }
         for name, values in self.losses.items():
             sums[name] = np.add.reduceat(values[order] * weight, starts[first])

@@ -23,14 +23,25 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from twell.analysis.statistics import band
-from twell.analysis.summaries.part_rows import Rows, groups, pieces
+from twell.analysis.summaries.documents import Documents
+from twell.analysis.summaries.part_rows import Rows, different_sequences, groups, pieces
 from twell.analysis.summaries.token_sums import Sums, clustered, firsts
 
 LETTER = rb"[0-9A-Za-z\x80-\xff]"
 
-WORDS = ("occurrences", "sequences", "occurrences_square", "pieces", "nnz_sum", "z_sum", "z_square", "z_cross")
+WORDS = (
+    "occurrences",
+    "sequences",
+    "clusters",
+    "occurrences_square",
+    "pieces",
+    "nnz_sum",
+    "z_sum",
+    "z_square",
+    "z_cross",
+)
 TOKENS = ("z_sum", "z_square", "z_cross", "z_position_sum", "z_position_square", "z_position_cross")
-COUNTS = WORDS[:4]
+COUNTS = WORDS[:5]
 ROWS = pa.schema(
     [
         pa.field("word", pa.binary()),  # null: the row is of a token
@@ -100,13 +111,16 @@ class Spelling:
         return cls(begins, ends, holds, pa.array(stripped, pa.binary()))
 
 
-def scores_of_part(path: Path, counts: Sequence[str], scale: Scale, spelling: Spelling | None) -> pa.Table:
+def scores_of_part(
+    path: Path, counts: Sequence[str], scale: Scale, spelling: Spelling | None, documents: Documents
+) -> pa.Table:
     """Return the sums of one part by token and, if a spelling is given, by word. Columns: those of ROWS.
 
-    counts: the names of the nnz columns. By token, rows with `flagged` hold what flagged tokens add to each sum.
+    counts: the names of the nnz columns; documents: of the run. By token, rows with `flagged` hold what flagged tokens
+    add to each sum.
     """
     tables = [ROWS.empty_table()]
-    for rows in pieces(path, counts):
+    for rows in pieces(path, counts, documents):
         z, z_position, nnz = _scored(rows, scale)
         tables.append(by_token(rows, z, z_position))
         if spelling is not None:
@@ -128,8 +142,8 @@ def _scored(rows: Rows, scale: Scale) -> tuple[NDArray, NDArray, NDArray]:
 
 
 def by_token(rows: Rows, z: NDArray, z_position: NDArray) -> pa.Table:
-    """Return sums over sequences by token: of its z in the sequence, of that squared, and of that times its occurrences
-    in the sequence; and the same of z_position. z, z_position: of each row."""
+    """Return sums over documents by token: of its z in the document, of that squared, and of that times its occurrences
+    in the document; and the same of z_position. z, z_position: of each row."""
 
     def sums(order: NDArray, starts: NDArray, counted: NDArray) -> Sums:
         ids, weight = rows.token[order[starts]], counted.astype(float)
@@ -168,13 +182,16 @@ def by_word(rows: Rows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.Tabl
         np.add.reduceat(nnz, starts)[counted] / pieces[counted],
     )
     word = text.indices.to_numpy()
-    order, begins = groups(word, sequence[starts][counted])
+    order, begins = groups(word, rows.cluster[starts][counted])
     n = np.diff(np.append(begins, len(order)))
     y = np.add.reduceat(z[order], begins)
     inside = word[order[begins]]
     size = len(text.dictionary)
+    first = firsts(inside)
+    sequences = different_sequences(sequence[starts][counted][order], begins[first], np.ones(len(order), bool))
     columns = (
         np.bincount(word, minlength=size),
+        np.bincount(inside[first], sequences, size),
         np.bincount(inside, minlength=size),
         np.bincount(inside, n * n, size),
         np.bincount(word, pieces[counted], size),

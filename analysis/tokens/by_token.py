@@ -22,21 +22,22 @@ from pandas.api.extensions import ExtensionArray
 
 from twell.analysis.activity.layers import layer_moments
 from twell.analysis.memo import memoized
-from twell.analysis.statistics import ratio_error, shrink
+from twell.analysis.statistics import effective, ratio_error, shrink
 from twell.analysis.summaries.read import EARLIER, Summaries, open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.store import Run
 from twell.workbench.run.uncounted import no_counted_token
 
-PRIOR_SEQUENCES = 10  # the common variance of z weighs as much as this many sequences of the token's own
+PRIOR_DOCUMENTS = 10  # the common variance of z weighs as much as this many documents of the token's own
 Rank = Literal["z", "z_position"]
 KEY = ("token_id", "flagged")
-COUNTS = ("tokens", "sequences", "tokens_square", "loss_sum", "loss_tokens", "surprisal_sum", "surprisal_tokens")
+COUNTS = ("tokens", "sequences", "clusters", "tokens_square")
+LOSSES = ("loss_sum", "loss_tokens", "surprisal_sum", "surprisal_tokens")
 SCORES, PARTS = ("z", "z_position"), ("sum", "square", "cross")
 DEFINITION = (
     "z: (nnz - layer mean) / layer sd, mean over layers, layer means and sds being those of unflagged tokens; "
-    "standard errors are clustered by sequence"
+    "standard errors are clustered by document"
 )
 
 
@@ -44,13 +45,15 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     """Return the tokens that occur at least `min_count` times, loudest first: by z, or with rank="z_position" by that.
     Columns:
 
-    token_id; text; count; sequences (it occurs in); z, z_se (in sd); z_position, z_position_se (the same with means and
-    sds of the layer at the token's band of positions: each below 8, then floor(√(8·position)); empty in copies of an
-    earlier revision); mean, mean_se (nnz a layer, mean over layers); loss_mean (nats, of the predictions made at the
-    token); surprisal_mean (nats, of the token itself, as predicted one position earlier); shrunk, shrunk_se (z by
-    empirical Bayes: `statistics.shrink` over every token that occurs, with variances drawn towards the common one as if
-    by ten more sequences). Standard errors: `statistics.ratio_error`, clusters are sequences; empty for one sequence.
-    They take the layers' means and sds as known. Missing where no token occurs that often.
+    token_id; text; count; sequences, documents (it occurs in); effective (Kish's effective number of the documents, by
+    occurrences: the degrees of freedom of an interval are one less); z, z_se (in sd); z_position, z_position_se (the
+    same with means and sds of the layer at the token's band of positions: each below 8, then floor(√(8·position));
+    empty in copies of an earlier revision); mean, mean_se (nnz a layer, mean over layers); loss_mean (nats, of the
+    predictions made at the token); surprisal_mean (nats, of the token itself, as predicted one position earlier);
+    shrunk, shrunk_se (z by empirical Bayes: `statistics.shrink` over every token that occurs, with variances drawn
+    towards the common one as if by ten more documents). Standard errors: `statistics.ratio_error`, clusters are
+    documents (`summaries.documents`); empty for one document. They take the layers' means and sds as known. Missing
+    where no token occurs that often.
     """
     rows = token_totals(open_summaries(run, scored=True), flagged)
     if not len(rows["tokens"]):
@@ -69,14 +72,15 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     order = order[np.lexsort((rows["token_id"][order], -score[order]))]
     rows["shrunk"], rows["shrunk_se"] = _shrunk(rows)
     selected = {name: values[order] for name, values in rows.items()}
-    n, n2, g = selected["tokens"], selected["tokens_square"], selected["sequences"]
+    n, n2 = selected["tokens"], selected["tokens_square"]
     columns: dict[str, Any] = {"token_id": selected["token_id"], "text": token_text(run, selected["token_id"])}
-    columns |= {"count": n, "sequences": g}
+    columns |= {"count": n, "sequences": selected["sequences"], "documents": selected["clusters"]}
+    columns["effective"] = effective(n, n2)
     for name in SCORES:
         y, y2, ny = (selected[f"{name}_{kind}"] for kind in PARTS)
-        columns |= {name: y / n, f"{name}_se": ratio_error(n, n2, y, y2, ny, g)}
+        columns |= {name: y / n, f"{name}_se": ratio_error(n, n2, y, y2, ny)}
     y, y2, ny = (selected[f"nnz_{kind}"] for kind in PARTS)
-    columns |= {"mean": y / n / run.layers, "mean_se": ratio_error(n, n2, y, y2, ny, g) / run.layers}
+    columns |= {"mean": y / n / run.layers, "mean_se": ratio_error(n, n2, y, y2, ny) / run.layers}
     with np.errstate(invalid="ignore"):
         columns["loss_mean"] = selected["loss_sum"] / LOSS_UNITS_PER_NAT / selected["loss_tokens"]
         columns["surprisal_mean"] = selected["surprisal_sum"] / LOSS_UNITS_PER_NAT / selected["surprisal_tokens"]
@@ -96,12 +100,14 @@ def token_totals(summaries: Summaries, flagged: bool) -> dict[str, NDArray]:
     flagged: whether the sums of flagged tokens are added to those of the others.
     """
     scored = summaries.columns("token_scores", *KEY, *(f"{name}_{kind}" for name in SCORES for kind in PARTS))
-    rows = summaries.columns("tokens", *KEY, *COUNTS, *(f"nnz_{kind}" for kind in PARTS))
+    rows = summaries.columns("tokens", *KEY, *COUNTS, *LOSSES, *(f"nnz_{kind}" for kind in PARTS))
     if not all(np.array_equal(rows[name], scored[name]) for name in KEY):  # the run has grown between the two reads
         keys, scored_keys = (2 * each["token_id"].astype(np.int64) + each["flagged"] for each in (rows, scored))
         _, keys, scored_keys = np.intersect1d(keys, scored_keys, assume_unique=True, return_indices=True)
         rows, scored = ({n: v[at] for n, v in each.items()} for each, at in ((rows, keys), (scored, scored_keys)))
     rows |= scored
+    if np.isnan(rows["clusters"]).any():  # a copy of an earlier revision, whose sums are over sequences
+        rows["clusters"] = rows["sequences"]
     flags = rows.pop("flagged")
     if not flagged:
         return {name: values[~flags] for name, values in rows.items()}
@@ -120,14 +126,15 @@ def _shrunk(rows: Mapping[str, NDArray]) -> tuple[NDArray, NDArray]:
 
 def z_variances(rows: Mapping[str, NDArray]) -> NDArray:
     """Return the variance of each token's mean z: its clustered estimate, drawn towards the common variance as if by
-    ten more sequences. NaN where fewer than two tokens occur in two or more sequences."""
-    n, g = rows["tokens"].astype(float), rows["sequences"].astype(float)
-    own = n * ratio_error(n, rows["tokens_square"], rows["z_sum"], rows["z_square"], rows["z_cross"], g) ** 2
+    ten more documents. NaN where fewer than two tokens occur in two or more documents."""
+    n = rows["tokens"].astype(float)
+    g = effective(n, rows["tokens_square"])
+    own = n * ratio_error(n, rows["tokens_square"], rows["z_sum"], rows["z_square"], rows["z_cross"]) ** 2
     estimable = g > 1
     if estimable.sum() < 2:
         return np.full(len(n), np.nan)
     common = float((own[estimable] * (g[estimable] - 1)).sum() / (g[estimable] - 1).sum())
-    mixed = (np.where(estimable, own, 0.0) * (g - 1) + common * PRIOR_SEQUENCES) / (g - 1 + PRIOR_SEQUENCES)
+    mixed = (np.where(estimable, own, 0.0) * (g - 1) + common * PRIOR_DOCUMENTS) / (g - 1 + PRIOR_DOCUMENTS)
     return mixed / n
 
 
@@ -139,7 +146,7 @@ def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFram
     counts = counts if flagged else counts[~counts["flagged"]]
     if counts["tokens"].sum() == 0:
         raise Missing(f"Token {token_id} does not occur in {run.name}{'' if flagged else ' unflagged'}.")
-    n, n2, g = (int(counts[name].sum()) for name in ("tokens", "tokens_square", "sequences"))
+    n, n2, sequences = (int(counts[name].sum()) for name in ("tokens", "tokens_square", "sequences"))
     rows = summaries.frame("token_layers", token_id=token_id)
     rows = rows if flagged else rows[~rows["flagged"]]
     sums = rows.groupby("layer", as_index=False)[["nnz_sum", "nnz_square", "nnz_cross"]].sum()
@@ -148,21 +155,22 @@ def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFram
     spread = spread.where(spread > 0)
     frame = pd.DataFrame({"layer": sums["layer"], "count": n, "mean": sums["nnz_sum"] / n})
     frame["z"] = (frame["mean"] - centre) / spread
-    frame["z_se"] = ratio_error(n, n2, sums["nnz_sum"], sums["nnz_square"], sums["nnz_cross"], g) / spread
-    frame.attrs = {"definition": DEFINITION, "token_id": token_id, "sequences": g}
+    frame["z_se"] = ratio_error(n, n2, sums["nnz_sum"], sums["nnz_square"], sums["nnz_cross"]) / spread
+    frame.attrs = {"definition": DEFINITION, "token_id": token_id, "sequences": sequences}
     return frame
 
 
 def tokens_spelt(run: Run, words: Sequence[str], min_count: int) -> pd.DataFrame:
     """Return the unflagged tokens that are one of these words, apart from white space around it, and occur at least
-    `min_count` times, loudest first. Columns: text, count, sequences, z, z_se, as in by_token."""
+    `min_count` times, loudest first. Columns: text, count, sequences, documents, effective, z, z_se, as in by_token."""
     rows = token_totals(open_summaries(run, scored=True), False)
     selected = np.isin(rows["token_id"], _spelt(run, words)) & (rows["tokens"] >= min_count)
     rows = {name: values[selected] for name, values in rows.items()}
-    n, g = rows["tokens"], rows["sequences"]
-    error = ratio_error(n, rows["tokens_square"], rows["z_sum"], rows["z_square"], rows["z_cross"], g)
+    n, n2 = rows["tokens"], rows["tokens_square"]
+    error = ratio_error(n, n2, rows["z_sum"], rows["z_square"], rows["z_cross"])
     text = [piece.strip() for piece in token_text(run, rows["token_id"])]
-    frame = pd.DataFrame({"text": text, "count": n, "sequences": g, "z": rows["z_sum"] / n, "z_se": error})
+    about = {"sequences": rows["sequences"], "documents": rows["clusters"], "effective": effective(n, n2)}
+    frame = pd.DataFrame({"text": text, "count": n, **about, "z": rows["z_sum"] / n, "z_se": error})
     return frame.sort_values(["z", "text"], ascending=[False, True], ignore_index=True)
 
 

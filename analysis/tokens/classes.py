@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from twell.analysis.statistics import distinct, ratio_error, t_half
+from twell.analysis.statistics import distinct, effective, ratio_error, t_half
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.summaries.token_class import CLASSES, class_number
 from twell.analysis.tokens.by_token import token_text, token_totals, z_variances
@@ -25,6 +25,7 @@ from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.store import Run
 from twell.workbench.run.uncounted import no_counted_token
 
+LEAST_UNITS = 5  # effective tokens of a class from which an interval is stated
 OFTEN = 20  # a token with fewer occurrences is left out of effects
 
 
@@ -32,9 +33,11 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     """Return mean z by class of tokens, the loudest class first. Columns:
 
     class; tokens (of the vocabulary that occur); count (occurrences); share (of all occurrences); z, z_se, low, high
-    (mean over occurrences, see by_token; 95 %, Student's t, a token of the vocabulary being a cluster); others (mean z
-    of all other classes); effect, effect_low, effect_high (Hedges' g over tokens of the vocabulary, class against the
-    others, 95 %); mean (nnz a layer); loss_mean (nats, of predictions made there). Intervals are empty for one token.
+    (mean over occurrences, see by_token; 95 %, Student's t, a token of the vocabulary being a cluster); effective
+    (Kish's effective number of these clusters, since most occurrences belong to few of them: its degrees of freedom are
+    one less, and under five there is no interval); others (mean z of all other classes); effect, effect_low,
+    effect_high (Hedges' g over tokens of the vocabulary, class against the others, 95 %); mean (nnz a layer); loss_mean
+    (nats, of predictions made there).
     """
     summaries = open_summaries(run, scored=True)
     rows = token_totals(summaries, flagged)
@@ -76,8 +79,8 @@ def _rows(run: Run, rows: Mapping[str, NDArray], names: Sequence[str], number: N
     tokens = np.bincount(number, minlength=size)
     weights = (n, n * n, y, y * y, n * y, nnz, loss, predicted)
     count, n2, total, y2, ny, nnz, loss, predicted = (np.bincount(number, values, size) for values in weights)
-    error = ratio_error(count, n2, total, y2, ny, tokens)
-    half = t_half(tokens - 1) * error
+    error, units = ratio_error(count, n2, total, y2, ny), effective(count, n2)
+    half = np.where(units >= LEAST_UNITS, t_half(units - 1), np.nan) * error
     with np.errstate(divide="ignore", invalid="ignore"):
         z, others = total / count, (total.sum() - total) / (count.sum() - count)
         loss = loss / LOSS_UNITS_PER_NAT / predicted
@@ -93,6 +96,7 @@ def _rows(run: Run, rows: Mapping[str, NDArray], names: Sequence[str], number: N
             "share": count / count.sum(),
             "z": z,
             "z_se": error,
+            "effective": units,
             "low": z - half,
             "high": z + half,
             "others": others,

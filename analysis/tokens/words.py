@@ -21,9 +21,9 @@ from twell.workbench.run.store import Run
 def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
     """Return the words that occur at least `min_count` times, loudest (greatest z) first. Columns:
 
-    word; count; sequences (it occurs in); pieces (tokens a word, mean); z, z_se (mean over its pieces of the token's z,
-    see by_token; clustered by sequence, empty for one); mean (nnz a piece and layer). Missing where no word occurs that
-    often, and where a run has so many words that its summary keeps none that occurs so seldom.
+    word; count; sequences, documents (it occurs in); pieces (tokens a word, mean); z, z_se (mean over its pieces of the
+    token's z, see by_token; clustered by document, empty for one); mean (nnz a piece and layer). Missing where no word
+    occurs that often, and where a run has so many words that its summary keeps none that occurs so seldom.
     """
     summaries = open_summaries(run, scored=True)
     rows = summaries.arrow("words", [column.name for column in SUMMARIES.tables["words"].columns])
@@ -42,16 +42,17 @@ def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
             "minimum count."
         )
     sums = {name: rows[name].to_numpy() for name in rows.schema.names if name != "word"}
-    n, g = sums["occurrences"], sums["sequences"]
+    n = sums["occurrences"]
     squares = sums["occurrences_square"], sums["z_sum"], sums["z_square"], sums["z_cross"]
     frame = pd.DataFrame(
         {
             "word": [word.decode("utf-8", errors="replace") for word in rows["word"].to_pylist()],
             "count": n,
-            "sequences": g,
+            "sequences": sums["sequences"],
+            "documents": sums["clusters"],
             "pieces": sums["pieces"] / n,
             "z": sums["z_sum"] / n,
-            "z_se": ratio_error(n, *squares, g),
+            "z_se": ratio_error(n, *squares),
             "mean": sums["nnz_sum"] / n / run.layers,
         }
     )

@@ -61,11 +61,12 @@ def bos_run(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="session")
 def rows(run: Run) -> pd.DataFrame:
-    """The made run's rows as plain numbers: columns 0, 1, … are the layers' counts."""
+    """The made run's rows as plain numbers, with their documents: columns 0, 1, … are the layers' counts."""
     frame = run.frame("activity")
     names = [name for name in frame if name.startswith("nnz_")]
     frame = frame.rename(columns={name: layer for layer, name in enumerate(names)})
     frame["loss"] = frame["loss"].astype(np.float64)
+    frame["document"] = frame["sequence"].map(run.frame("sequences").set_index("sequence")["document"])
     return frame.astype(dict.fromkeys(range(len(names)), np.float64))
 
 

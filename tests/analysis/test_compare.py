@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
+from support.questions import degrees
 
 from twell.analysis import by_layer, by_token, compare_layers, compare_positions, compare_runs, compare_tokens, speedup
 from twell.analysis.compare import compare
@@ -65,12 +67,12 @@ def test_layers_of_the_same_text_are_compared_in_pairs(run: Run, sparser: Run) -
     table = compare_layers([run, sparser]).set_index("layer")
     assert table["paired"].all()
     a, b = (one.activity(flagged=False) for one in (run, sparser))
-    groups = a["sequence"].to_numpy() % 20
+    groups = a["sequence"].to_numpy() // 2 % 20
     for layer, name in enumerate(nnz_columns(4)):
         row, difference = table.loc[layer], b[name].astype(float).to_numpy() - a[name].astype(float).to_numpy()
         assert row["difference"] == pytest.approx(difference.mean(), rel=1e-9, abs=1e-9)
         assert row["ratio"] == pytest.approx(b[name].mean() / a[name].mean())
-        half = 2.0930240544 * jackknife(difference, groups)  # Student's t, 19 degrees of freedom
+        half = stats.t.ppf(0.975, degrees(pd.Series(groups))) * jackknife(difference, groups)
         assert row["high"] - row["difference"] == pytest.approx(half, rel=1e-6, abs=1e-9)
     assert (table["high"][:3] < 0).all()
     assert table.loc[3, "low"] <= 0 <= table.loc[3, "high"]
@@ -81,8 +83,8 @@ def test_other_text_is_independent(run: Run, other_text: Run) -> None:
     assert not table["paired"].any()
     a, b = (one.activity(flagged=False) for one in (run, other_text))
     for layer, name in enumerate(nnz_columns(4)):
-        errors = [jackknife(one[name].astype(float).to_numpy(), one["sequence"].to_numpy() % 20) for one in (a, b)]
-        half = 2.0930240544 * np.hypot(*errors)
+        errors = [jackknife(one[name].astype(float).to_numpy(), one["sequence"].to_numpy() // 2 % 20) for one in (a, b)]
+        half = stats.t.ppf(0.975, min(degrees(one["sequence"] // 2 % 20) for one in (a, b))) * np.hypot(*errors)
         assert table.loc[layer, "high"] - table.loc[layer, "difference"] == pytest.approx(half, rel=1e-6)
 
 

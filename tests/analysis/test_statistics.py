@@ -11,6 +11,7 @@ from scipy import stats
 
 from twell.analysis.statistics import (
     distinct,
+    effective,
     fisher_interval,
     grouped_median,
     grouped_spearman,
@@ -37,7 +38,7 @@ def test_clustered_intervals_cover_the_truth() -> None:
         values = [5 + mood[g] + rng.normal(0, np.sqrt(0.6), n) for g, n in enumerate(sizes)]
         y, y2 = np.array([v.sum() for v in values]), np.concatenate(values)
         n = sizes.sum()
-        error = ratio_error(n, (sizes**2).sum(), y.sum(), (y**2).sum(), (y * sizes).sum(), 60)
+        error = ratio_error(n, (sizes**2).sum(), y.sum(), (y**2).sum(), (y * sizes).sum())
         covered += abs(y.sum() / n - 5) <= t_half(59) * error
         naive += abs(y2.mean() - 5) <= 1.96 * y2.std(ddof=1) / np.sqrt(n)
     assert covered / repeats >= 0.92
@@ -50,13 +51,20 @@ def test_one_token_a_cluster_is_the_plain_error() -> None:
 
 
 def test_equal_values_have_no_error() -> None:
-    assert ratio_error(30, 100, 90, 900, 300, 10) == 0
+    assert ratio_error(30, 100, 90, 900, 300) == 0
 
 
 def test_too_few_clusters() -> None:
-    assert np.isnan(ratio_error(5, 25, 10, 100, 50, 1))
+    assert np.isnan(ratio_error(5, 25, 10, 100, 50))
     assert np.isnan(jackknife_error(1.0, [1.0]))
-    assert np.isnan(t_half(0))
+    assert np.isnan(t_half([0, 0.9])).all()
+
+
+def test_effective_number_of_clusters() -> None:
+    """All of them where they are of one size, else fewer; where one holds nearly all tokens, nothing can be said."""
+    assert effective(30, 90) == 10
+    assert effective(1009, 1000**2 + 9) == pytest.approx(1.018, abs=1e-3)
+    assert np.isnan(t_half(effective(1009, 1000**2 + 9) - 1))
 
 
 def test_t() -> None:

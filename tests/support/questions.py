@@ -41,6 +41,12 @@ def same(one: Run, other: Run) -> None:
         pd.testing.assert_frame_equal(question(one), question(other), rtol=1e-12, atol=1e-12, obj=name)
 
 
+def degrees(groups: pd.Series) -> float:
+    """Kish's effective number of groups, less one; groups: of each row."""
+    size = groups.value_counts()
+    return float(size.sum() ** 2 / (size**2).sum()) - 1
+
+
 def changed(run: Run) -> dict[str, int]:
     """When each summary was last written."""
     return {path.name: path.stat().st_mtime_ns for path in run.summary_path("any").parent.iterdir()}

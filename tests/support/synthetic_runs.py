@@ -50,6 +50,7 @@ class Shape:
     bench: bool = False
     timings: int = 5
     seed: int = 0
+    of_document: int = 2  # sequences that are of one document
 
 
 def manifest(shape: Shape, name: str = "made") -> Manifest:
@@ -210,8 +211,8 @@ def add_part(writer: RunWriter, shape: Shape, columns: dict[str, Any], rng: np.r
         "sequences",
         {
             "sequence": numbers,
-            "document": (numbers // 2).astype(np.int32),
-            "start": np.where(numbers % 2, shape.length, 0).astype(np.int64),
+            "document": (numbers // shape.of_document).astype(np.int32),
+            "start": (numbers % shape.of_document * shape.length).astype(np.int64),
             "source": ["made:text"] * len(numbers),
             "tokens": tokens.astype(np.int32),
         },

@@ -24,10 +24,15 @@ from twell.workbench.run.columns import (
 _NO_LOSS = "no loss was recorded (--no-loss)"
 # In every summary, rows with `flagged` hold what the flagged tokens add to each sum: leave them out, or sum over both.
 _FLAGGED = Column("flagged", "bool", "", "false: over unflagged tokens; true: what flagged tokens add to each sum")
-_REPLICATE = Column("replicate", "int32", "", "sequence modulo 20: the groups that intervals are jackknifed over")
+# Up to revision 3 a sequence stood for a document, here and in sums over documents.
+_BY_20 = (
+    "document (of long ones in a source of under 40: and block of 16 sequences) modulo 20: what the jackknife groups"
+)
+_REPLICATE = Column("replicate", "int32", "", _BY_20)
+_CLUSTERS = Column("clusters", "int64", "", "documents it occurs in, or blocks of long ones (see replicate)")
 _NNZ_SUM = Column("nnz_sum", "int64", "neurons", "sum of nnz")
-_NNZ_SQUARE = Column("nnz_square", "int64", "neurons²", "sum over sequences of the token's nnz there, squared")
-_NNZ_CROSS = Column("nnz_cross", "int64", "neurons·tokens", "sum over sequences of nnz there times tokens there")
+_NNZ_SQUARE = Column("nnz_square", "int64", "neurons²", "sum over documents of the token's nnz there, squared")
+_NNZ_CROSS = Column("nnz_cross", "int64", "neurons·tokens", "sum over documents of nnz there times tokens there")
 
 
 def _tokens(meaning: str = "tokens counted") -> Column:
@@ -56,6 +61,10 @@ _POSITIONS = SummaryTable(
         _tokens(),
         _NNZ_SUM,
         Column("nnz_square", "int64", "neurons²", "sum of squared nnz"),
+        Column("clusters", "int64", "", "documents, or blocks of long ones, with a token there; 0 where flagged"),
+        Column("clusters_tokens_square", "int64", "tokens²", "sum over these of their tokens there, squared"),
+        Column("clusters_nnz_square", "int64", "neurons²", "sum over these of their nnz there, squared"),
+        Column("clusters_cross", "int64", "neurons·tokens", "sum over these of their nnz there times tokens there"),
     ),
     keys=("layer", "flagged", "position"),
 )
@@ -81,7 +90,7 @@ _TOKENS = SummaryTable(
         _FLAGGED,
         _tokens("its occurrences n"),
         Column("sequences", "int64", "", "sequences it occurs in"),
-        Column("tokens_square", "int64", "tokens²", "sum over sequences of its occurrences there, squared"),
+        Column("tokens_square", "int64", "tokens²", "sum over documents of its occurrences there, squared"),
         Column("nnz_sum", "int64", "neurons", "sum of its nnz, over all layers"),
         _NNZ_SQUARE,
         _NNZ_CROSS,
@@ -89,6 +98,7 @@ _TOKENS = SummaryTable(
         Column("loss_tokens", "int64", "tokens", "occurrences with such a loss"),
         Column("surprisal_sum", "int64", "2^-24 nats", "sum of its own losses, as predicted one position earlier"),
         Column("surprisal_tokens", "int64", "tokens", "occurrences with such a loss"),
+        _CLUSTERS,
     ),
     keys=("token_id", "flagged"),
 )
@@ -114,16 +124,11 @@ _TOKEN_SCORES = SummaryTable(
         TOKEN_ID,
         _FLAGGED,
         Column("z_sum", "double", "sd", "sum of z: nnz less its layer's mean over its layer's sd, mean over layers"),
-        Column("z_square", "double", "sd²", "sum over sequences of its z there, squared"),
-        Column("z_cross", "double", "sd·tokens", "sum over sequences of its z there times its occurrences there"),
-        Column(
-            "z_position_sum",
-            "double",
-            "sd",
-            "as z_sum, with means and sds of the layer at its band of positions",
-        ),
-        Column("z_position_square", "double", "sd²", "sum over sequences of that z there, squared"),
-        Column("z_position_cross", "double", "sd·tokens", "sum over sequences of that z there times occurrences there"),
+        Column("z_square", "double", "sd²", "sum over documents of its z there, squared"),
+        Column("z_cross", "double", "sd·tokens", "sum over documents of its z there times its occurrences there"),
+        Column("z_position_sum", "double", "sd", "as z_sum, by means and sds of the layer at its band of positions"),
+        Column("z_position_square", "double", "sd²", "sum over documents of that z there, squared"),
+        Column("z_position_cross", "double", "sd·tokens", "sum over documents of that z there times occurrences there"),
         Column("class", "string", "", "its class by spelling (see token_classes)"),
     ),
     adds_up=False,
@@ -189,12 +194,12 @@ _UNION_COUNTS = SummaryTable(
 _SURPRISAL_CLASSES = SummaryTable(
     "surprisal_classes",
     "a class of token, of loss and of nnz, in a layer and replicate, over unflagged tokens; of long runs, of 20 "
-    "sequences in every 40, 80, …, so that half a million to a million tokens are counted",
+    "documents in every 40, 80, …, so that half a million to a million tokens are counted",
     (
         LAYER,
         Column("own", "bool", "", "false: by the loss of the next token; true: by that of the token itself"),
         Column("class", "string", "", "class of the token by its spelling (see token_classes)"),
-        Column("replicate", "int32", "", "sequence modulo 10: the groups that intervals are jackknifed over"),
+        Column("replicate", "int32", "", "document modulo 10: the groups that intervals are jackknifed over"),
         Column("loss_class", "int32", "", "floor(3·√loss)"),
         Column("nnz_class", "int32", "", "floor(8·⁴√nnz)"),
         _tokens(),
@@ -226,12 +231,13 @@ _WORDS = SummaryTable(
         Column("word", "binary", "", "its bytes, without white space around them"),
         Column("occurrences", "int64", "", "how often it occurs, n, where none of its tokens is flagged"),
         Column("sequences", "int64", "", "sequences it occurs in"),
-        Column("occurrences_square", "int64", "", "sum over sequences of its occurrences there, squared"),
+        Column("occurrences_square", "int64", "", "sum over documents of its occurrences there, squared"),
         Column("pieces", "int64", "tokens", "tokens that its occurrences are cut into"),
         Column("nnz_sum", "double", "neurons", "sum of its nnz, over all layers, mean over its tokens"),
         Column("z_sum", "double", "sd", "sum of z (see token_scores), mean over its tokens"),
-        Column("z_square", "double", "sd²", "sum over sequences of its z there, squared"),
-        Column("z_cross", "double", "sd", "sum over sequences of its z there times its occurrences there"),
+        Column("z_square", "double", "sd²", "sum over documents of its z there, squared"),
+        Column("z_cross", "double", "sd", "sum over documents of its z there times its occurrences there"),
+        _CLUSTERS,
     ),
     adds_up=False,
     in_summary_only=False,
@@ -251,34 +257,39 @@ _SURPRISAL_CORRELATIONS = SummaryTable(
         Column("low", "double", "", "lower end of its 95 % interval"),
         Column("high", "double", "", "upper end"),
         _tokens(),
-        Column("groups", "int32", "", "groups of sequences, each left out once for the interval; of all classes"),
+        Column("groups", "int32", "", "groups of documents, each left out once for the interval; of all classes"),
     ),
     adds_up=False,
     keys=("own", "class", "layer"),
     absent=_NO_LOSS,
 )
 
-SUMMARIES = SummarySchema(
-    2,
-    3,
-    {
-        t.name: t
-        for t in (
-            _LAYERS,
-            _POSITIONS,
-            _POSITION_BANDS,
-            _TOKENS,
-            _TOKEN_LAYERS,
-            _TOKEN_SCORES,
-            _SURPRISAL,
-            _SURPRISAL_RANKS,
-            _NEURON_SUMS,
-            _TILE_COUNTS,
-            _UNION_COUNTS,
-            _SURPRISAL_CLASSES,
-            _USED,
-            _WORDS,
-            _SURPRISAL_CORRELATIONS,
-        )
-    },
+_ORIGINS = SummaryTable(
+    "origins",
+    "a source, phase and place in the sequence, in a layer and replicate; flags as in `positions`",
+    (
+        Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
+        Column("source", "string", "", "the text source; empty where the run does not tell it"),
+        Column("phase", "int32", "", "0 prefill, 1 decode"),
+        Column(
+            "place",
+            "int32",
+            "",
+            "0: past position 0; 1: a document's first token; 2: its next sequence's; 3: of either",
+        ),
+        _REPLICATE,
+        _tokens(),
+        _NNZ_SUM,
+        Column("loss_sum", "int64", "2^-24 nats", "sum of the losses of the predictions made there"),
+        Column("loss_tokens", "int64", "tokens", "tokens with such a loss"),
+    ),
+    keys=("layer", "source", "phase", "place", "replicate"),
+    since=4,
 )
+
+_TABLES = (
+    *(_LAYERS, _POSITIONS, _POSITION_BANDS, _TOKENS, _TOKEN_LAYERS, _TOKEN_SCORES, _SURPRISAL, _SURPRISAL_RANKS),
+    *(_NEURON_SUMS, _TILE_COUNTS, _UNION_COUNTS, _SURPRISAL_CLASSES, _USED, _WORDS, _SURPRISAL_CORRELATIONS, _ORIGINS),
+)
+
+SUMMARIES = SummarySchema(2, 4, {table.name: table for table in _TABLES})

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from support.questions import degrees
 
 from twell.analysis import by_layer, layer_histogram
 from twell.workbench.errors import Missing
@@ -44,11 +45,12 @@ def test_by_layer(run: Run, rows: pd.DataFrame, used: pd.DataFrame, flagged: boo
 
 
 def test_interval_of_the_mean(run: Run, rows: pd.DataFrame) -> None:
-    """Each of twenty groups of sequences left out once."""
+    """Each of twenty groups of documents left out once."""
     plain, table = rows[rows["flags"] == 0], by_layer(run)
+    t = stats.t.ppf(0.975, degrees(plain["document"] % 20))
     for layer in range(run.layers):
-        groups = [plain.loc[plain["sequence"] % 20 != group, layer].mean() for group in range(20)]
-        half = stats.t.ppf(0.975, 19) * np.sqrt(19 / 20 * ((np.array(groups) - plain[layer].mean()) ** 2).sum())
+        groups = [plain.loc[plain["document"] % 20 != group, layer].mean() for group in range(20)]
+        half = t * np.sqrt(19 / 20 * ((np.array(groups) - plain[layer].mean()) ** 2).sum())
         assert table["high"][layer] - table["mean"][layer] == pytest.approx(half, rel=1e-9)
         assert table["mean"][layer] - table["low"][layer] == pytest.approx(half, rel=1e-9)
     assert by_layer(run, flagged=True)[["low", "high"]].isna().all(axis=None)

@@ -21,21 +21,40 @@ def placed(rows: pd.DataFrame, flagged: bool) -> pd.DataFrame:
     return rows if flagged else rows[(rows["flags"] == 0) | ((rows["position"] == 0) & (rows["flags"] < 4))]
 
 
+def clustered(long: pd.DataFrame, mean: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+    """The standard error of each mean, and Kish's number of documents, by their definitions; NaN for one document."""
+    inside = long.groupby(["position", "layer", "document"])["nnz"].agg(["size", "sum"])
+    by = inside.index.droplevel("document")
+    residual = inside["sum"] - inside["size"] * mean.reindex(by).to_numpy()
+    squares = pd.DataFrame({"n": inside["size"], "n2": inside["size"] ** 2, "r2": residual**2})
+    sums = squares.groupby(["position", "layer"]).sum().reindex(mean.index)
+    k = (sums["n"] ** 2 / sums["n2"]).to_numpy()
+    several = k > 1
+    se = np.full(len(k), np.nan)
+    se[several] = (np.sqrt(sums["r2"]) / sums["n"])[several] * np.sqrt(k[several] / (k[several] - 1))
+    return se, np.where(k >= 2, k, np.nan)
+
+
 @pytest.mark.parametrize("total", [False, True])
 def test_by_position(run: Run, placed: pd.DataFrame, flagged: bool, total: bool) -> None:
     table = by_position(run, flagged=flagged, total=total)
     layers = list(range(run.layers))
     counts = placed[layers].sum(axis=1).to_frame(-1) if total else placed[layers]
-    long = counts.assign(position=placed["position"]).melt("position", var_name="layer", value_name="nnz")
-    expected = long.groupby(["position", "layer"])["nnz"].agg(["size", "mean", "sem"])
+    keys = ["position", "document"]
+    long = counts.assign(**{name: placed[name] for name in keys}).melt(keys, var_name="layer", value_name="nnz")
+    expected = long.groupby(["position", "layer"])["nnz"].agg(["size", "mean"])
     assert list(zip(table["position"], table["layer"], strict=True)) == list(expected.index)
     assert list(table["tokens"]) == list(expected["size"])
     np.testing.assert_allclose(table["mean"], expected["mean"], rtol=1e-9)
-    np.testing.assert_allclose(table["se"], expected["sem"], rtol=1e-9, atol=1e-12)
-    low, high = stats.t.interval(0.95, expected["size"] - 1, expected["mean"], expected["sem"])
-    several = (expected["size"] > 1).to_numpy() & (expected["sem"] > 0).to_numpy()
-    np.testing.assert_allclose(table["low"][several], low[several], rtol=1e-9)
-    np.testing.assert_allclose(table["high"][several], high[several], rtol=1e-9)
+    if flagged:
+        assert table[["se", "low", "high"]].isna().all(axis=None)
+    else:
+        se, k = clustered(long, expected["mean"])
+        np.testing.assert_allclose(table["se"], se, rtol=1e-9, atol=1e-12)
+        half = stats.t.ppf(0.975, k - 1) * se
+        np.testing.assert_allclose(table["low"], expected["mean"] - half, rtol=1e-9)
+        np.testing.assert_allclose(table["high"], expected["mean"] + half, rtol=1e-9)
+        assert (k < expected["size"]).any(), "some documents have two sequences that reach a position"
     assert table["first"].equals(table["position"] == 0)
     assert table["first"].any()
 

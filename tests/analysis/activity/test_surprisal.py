@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from support.questions import degrees
 
 from twell.analysis import ensure, surprisal, surprisal_correlation
 from twell.analysis.summaries import derived, rank_tables
@@ -35,7 +36,7 @@ def test_curve(run: Run, predicted: pd.DataFrame, bins: int) -> None:
     table = surprisal(run, bins=bins)
     assert table["tokens"].sum() == len(predicted) * run.layers
     assert (table.groupby("layer")["bin"].count() <= bins).all()
-    groups = predicted["sequence"] % 20
+    groups = predicted["document"] % 20
     for row in table.itertuples():
         inside = (predicted["loss"] >= row.loss_low) & (predicted["loss"] < row.loss_high)
         assert row.tokens == inside.sum()
@@ -58,8 +59,8 @@ def test_correlation(run: Run, predicted: pd.DataFrame) -> None:
     table = surprisal_correlation(run)
     assert (table["n"] == len(predicted)).all()
     loss = np.floor(np.sqrt(predicted["loss"]) * 6)
-    groups = predicted["sequence"] % 20
-    half = stats.t.ppf(0.975, 19)
+    groups = predicted["document"] % 20
+    half = stats.t.ppf(0.975, degrees(groups))
     for row in table.itertuples():
         nnz = predicted[row.layer]
         classes = nnz.where(nnz < 8, np.floor(np.sqrt(8 * nnz)))
@@ -95,8 +96,8 @@ def test_correlation_by_class(run: Run, known: pd.DataFrame, of: Literal["next",
         assert row.spearman == pytest.approx(stats.spearmanr(both).statistic, rel=1e-9, abs=1e-12)
         if row.layer:
             continue
-        error = jackknife(here["sequence"] % 10, lambda rows: np.arctanh(stats.spearmanr(rows).statistic), both)
-        half = stats.t.ppf(0.975, (here["sequence"] % 10).nunique() - 1) * error
+        error = jackknife(here["document"] % 10, lambda rows: np.arctanh(stats.spearmanr(rows).statistic), both)
+        half = stats.t.ppf(0.975, degrees(here["document"] % 10)) * error
         assert row.low == pytest.approx(np.tanh(np.arctanh(row.spearman) - half), rel=1e-9)
         assert row.high == pytest.approx(np.tanh(np.arctanh(row.spearman) + half), rel=1e-9)
 
@@ -127,7 +128,7 @@ def test_curve_within_a_class(run: Run, known: pd.DataFrame, of: Literal["next",
     there = known[known[column].notna() & ((known["kind"] == kind) | (kind is None))]
     table = surprisal(run, bins=6, of=of, token_class=kind)
     assert table["tokens"].sum() == len(there) * run.layers
-    groups = there["sequence"] % 10
+    groups = there["document"] % 10
     for row in table.itertuples():
         here = there[(there[column] >= row.loss_low) & (there[column] < row.loss_high)]
         assert (row.tokens, row.nnz_mean) == (len(here), pytest.approx(here[row.layer].mean(), rel=1e-9))
@@ -143,16 +144,16 @@ def test_unknown_class(run: Run) -> None:
         surprisal(run, token_class="URL part")
 
 
-def test_long_runs_are_sampled_by_groups_of_sequences(
+def test_long_runs_are_sampled_by_groups_of_documents(
     made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_tables, "CLASS_TOKENS", 1500)
-    run = made.make(tmp_path / "long", sequences=100, length=32, parts=3, layers=2)
+    run = made.make(tmp_path / "long", sequences=200, length=16, parts=3, layers=2)
     assert rank_tables.class_step(run) == 1
     monkeypatch.setattr(rank_tables, "CLASS_TOKENS", 600)
     assert rank_tables.class_step(run) == 4
     rows = run.activity(flagged=False).dropna(subset="loss")
-    some = rows[rows["sequence"] // 20 % 4 == 0]
+    some = rows[rows["sequence"] // 2 // 20 % 4 == 0]
     assert 0 < len(some) < len(rows) / 2
     assert surprisal_correlation(run, by_class=True).groupby("layer")["n"].sum().tolist() == [len(some)] * 2
 
@@ -176,9 +177,9 @@ def test_without_loss(made: ModuleType, tmp_path: Path) -> None:
                 question(run, of=of)
 
 
-def test_fewer_sequences_than_groups(made: ModuleType, tmp_path: Path) -> None:
+def test_fewer_documents_than_groups(made: ModuleType, tmp_path: Path) -> None:
     def spread(columns: dict[str, Any]) -> dict[str, Any]:
-        return {**columns, "sequence": columns["sequence"] * 2}
+        return {**columns, "sequence": columns["sequence"] * 4}  # documents 0, 2, 4, …
 
     run = made.make(tmp_path / "seven", sequences=7, parts=1, layers=1, change=spread)
     rows = run.activity(flagged=False).dropna(subset="loss")

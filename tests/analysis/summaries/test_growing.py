@@ -152,7 +152,7 @@ def test_two_processes_at_once(small: Run) -> None:
     both = [subprocess.Popen([sys.executable, "-c", code, str(small.path)], stderr=subprocess.PIPE) for _ in range(2)]
     assert [process.communicate()[1].decode() for process in both] == ["", ""]
     built = json.loads((small.summary_path("any").parent / "built.json").read_text())
-    assert len(built["parts"]) == 3 * len(SUMMARIES.sources)
+    assert len(built["parts"]) == 3 * len((*SUMMARIES.sources, "sequences"))
     assert len(by_layer(small)) == small.layers
 
 

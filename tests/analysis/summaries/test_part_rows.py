@@ -16,6 +16,7 @@ from support.rewritten import relisted
 
 from twell.analysis import ensure
 from twell.analysis.summaries import part_rows, part_sums, token_sums
+from twell.analysis.summaries.documents import read_documents
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import UserError
 from twell.workbench.run.schema import nnz_columns
@@ -23,7 +24,7 @@ from twell.workbench.run.store import Run, open_run
 
 
 def whole(run: Run, part: int = 0) -> list[part_rows.Rows]:
-    return list(part_rows.pieces(run.parts("activity")[part], nnz_columns(run.layers)))
+    return list(part_rows.pieces(run.parts("activity")[part], nnz_columns(run.layers), read_documents(run)))
 
 
 def same(one: part_rows.Rows, table: pa.Table, layers: int) -> None:
@@ -39,14 +40,14 @@ def same(one: part_rows.Rows, table: pa.Table, layers: int) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 70, 700, 10**6])
-def test_pieces_are_whole_sequences(run: Run, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_pieces_are_whole_documents(run: Run, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(part_rows, "PIECE", most)
     monkeypatch.setattr(part_rows, "READ", 97)
     found, table = whole(run), pq.read_table(run.parts("activity")[0])
-    sequences = [set(piece.sequence.tolist()) for piece in found]
-    assert sum(map(len, sequences)) == len(set().union(*sequences)), "none is cut"
-    assert all(len(piece) <= most or len(set(piece.sequence)) == 1 for piece in found)
-    assert len(found) == {1: table["sequence"].to_pandas().nunique(), 10**6: 1}.get(most, len(found))
+    documents = [set(piece.cluster.tolist()) for piece in found]
+    assert sum(map(len, documents)) == len(set().union(*documents)), "none is cut"
+    assert all(len(piece) <= most or len(set(piece.cluster)) == 1 for piece in found)
+    assert len(found) == {1: (table["sequence"].to_pandas() // 2).nunique(), 10**6: 1}.get(most, len(found))
     assert len(found) == -(-len(table) // most) or most < 10**6
     columns = [field for field in part_rows.Rows.__dataclass_fields__]
     joined = part_rows.Rows(*(np.concatenate([getattr(piece, name) for piece in found]) for name in columns))
@@ -93,7 +94,7 @@ def test_groups(far: bool) -> None:
 
 
 def wide(change: Callable[[dict[str, Any]], Any]) -> part_rows.Rows:
-    """90 rows of 2 layers, 3 tokens in 4 sequences, some flagged."""
+    """90 rows of 2 layers, 3 tokens in 4 sequences of 3 documents, some flagged."""
     rng = np.random.default_rng(2)
     columns = {
         "sequence": np.repeat([0, 1, 2, 3], [30, 20, 25, 15]),
@@ -101,7 +102,12 @@ def wide(change: Callable[[dict[str, Any]], Any]) -> part_rows.Rows:
         "token": rng.integers(0, 3, 90),
         "flags": (rng.random(90) < 0.2).astype(np.uint8),
         "loss": rng.gamma(1.5, 2.0, 90).astype(np.float16).astype(float),
+        "phase": np.zeros(90, np.uint8),
         "counts": rng.integers(0, 2**16, (90, 2)).astype(np.uint32),
+        "cluster": np.repeat([0, 1, 2], [50, 25, 15]),
+        "unit": np.repeat([0, 1, 2], [50, 25, 15]),
+        "source": np.zeros(90, np.int32),
+        "place": np.zeros(90, np.uint8),
     }
     change(columns)
     return part_rows.Rows(**columns)
@@ -119,18 +125,20 @@ def test_sums_by_token_are_exact_past_2_to_53() -> None:
             both = []
             for every in (True, False):
                 rows_of = [
-                    [i for i in range(90) if few.sequence[i] == s and few.token[i] == row["token_id"]] for s in range(4)
+                    [i for i in range(90) if few.cluster[i] == d and few.token[i] == row["token_id"]] for d in range(3)
                 ]
                 kept = [[i for i in group if every or not few.flags[i]] for group in rows_of]
                 pairs = [(sum(int(values[i]) for i in group), len(group)) for group in kept if group]
                 squares = sum(y * y for y, _ in pairs), sum(y * n for y, n in pairs), sum(n * n for _, n in pairs)
-                both.append([sum(y for y, _ in pairs), *squares, sum(n for _, n in pairs), len(pairs)])
+                sequences = len({few.sequence[i] for group in kept for i in group})
+                both.append([sum(y for y, _ in pairs), *squares, sum(n for _, n in pairs), sequences, len(pairs)])
             expected = np.subtract(*both).tolist() if row["flagged"] else both[1]
             names = [
                 *(f"nnz_{kind}{layer}" for kind in ("sum", "square", "cross")),
                 "tokens_square",
                 "tokens",
                 "sequences",
+                "clusters",
             ]
             assert [row[column] for column in names] == expected
     assert max(row["nnz_square"] for row in table) > 2**53

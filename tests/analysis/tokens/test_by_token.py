@@ -16,12 +16,12 @@ from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 
-def clustered_error(values: pd.Series, sequences: pd.Series) -> float:
-    """The standard error of a mean by its definition: a residual a sequence, squared, summed."""
+def clustered_error(values: pd.Series, documents: pd.Series) -> float:
+    """The standard error of a mean by its definition: a residual a document, squared, summed."""
     mean, n = values.mean(), len(values)
-    residuals = [(group - mean).sum() for _, group in values.groupby(sequences)]
-    g = len(residuals)
-    return float(np.sqrt(g / (g - 1) * np.sum(np.square(residuals))) / n) if g > 1 else np.nan
+    residuals = [(group - mean).sum() for _, group in values.groupby(documents)]
+    k = n**2 / np.sum(np.square(documents.value_counts()))
+    return float(np.sqrt(k / (k - 1) * np.sum(np.square(residuals))) / n) if len(residuals) > 1 else np.nan
 
 
 def placed(rows: pd.DataFrame, layers: list[int]) -> pd.Series:
@@ -56,14 +56,15 @@ def test_by_token(run: Run, scored: pd.DataFrame, flagged: bool) -> None:
     for row in table.itertuples():
         there = groups[row.token_id]
         assert row.count == len(there)
-        assert row.sequences == there["sequence"].nunique()
+        assert (row.sequences, row.documents) == (there["sequence"].nunique(), there["document"].nunique())
+        assert row.effective == pytest.approx(len(there) ** 2 / (there["document"].value_counts() ** 2).sum())
         expected = {
             "z": there["z"].mean(),
-            "z_se": clustered_error(there["z"], there["sequence"]),
+            "z_se": clustered_error(there["z"], there["document"]),
             "z_position": there["z_position"].mean(),
-            "z_position_se": clustered_error(there["z_position"], there["sequence"]),
+            "z_position_se": clustered_error(there["z_position"], there["document"]),
             "mean": there["mean"].mean(),
-            "mean_se": clustered_error(there["mean"], there["sequence"]),
+            "mean_se": clustered_error(there["mean"], there["document"]),
             "loss_mean": there["loss"].mean(),
             "surprisal_mean": there["own"].mean(),
         }
@@ -96,7 +97,7 @@ def test_token_profile(run: Run, scored: pd.DataFrame, flagged: bool, made: Modu
             z = there[f"z{row.layer}"]
             assert row.mean == pytest.approx(there[row.layer].mean(), rel=1e-9)
             assert row.z == pytest.approx(z.mean(), rel=1e-9)
-            assert row.z_se == pytest.approx(clustered_error(z, there["sequence"]), rel=1e-9)
+            assert row.z_se == pytest.approx(clustered_error(z, there["document"]), rel=1e-9)
 
 
 def test_flagged_special_token_appears_only_when_asked(bos_run: Run) -> None:
@@ -127,12 +128,12 @@ def test_fewer_tokens_than_the_minimum(run: Run) -> None:
         by_token(run, min_count=most + 1)
 
 
-def test_a_token_in_one_sequence_has_no_error(made: ModuleType, tmp_path: Path) -> None:
+def test_a_token_in_one_document_has_no_error(made: ModuleType, tmp_path: Path) -> None:
     table = by_token(made.make(tmp_path / "few", sequences=6, parts=1), min_count=1)
-    one = table[table["sequences"] == 1]
-    assert len(one)
+    one = table[table["documents"] == 1]
+    assert (one["sequences"] == 2).any()
     assert one["z_se"].isna().all()
-    assert table[table["sequences"] > 1]["z_se"].notna().all()
+    assert table[table["documents"] > 1]["z_se"].notna().all()
 
 
 def test_unknown_token(run: Run) -> None:

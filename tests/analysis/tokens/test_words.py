@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scipy import stats
 from scipy.optimize import brentq
 from support.rewritten import relisted
 
@@ -40,7 +41,7 @@ def letter(byte: int) -> bool:
 
 
 def spelt(run: Run, scored: pd.DataFrame) -> dict[bytes, list[tuple[int, list[float], list[float]]]]:
-    """By word: sequence, z and nnz of its pieces, a token at a time."""
+    """By word: sequence, z and nnz of its pieces, a token at a time. Each document has two sequences."""
     pieces = run.vocab["bytes"]
     words: dict[bytes, list[tuple[int, list[float], list[float]]]] = defaultdict(list)
     for sequence, group in scored.groupby("sequence"):
@@ -79,16 +80,17 @@ def test_by_word(run: Run, scored: pd.DataFrame) -> None:
         assert row["pieces"] == pytest.approx(np.mean([len(piece) for _, piece, _ in places]))
         assert row["z"] == pytest.approx(z.mean(), rel=1e-9, abs=1e-11)
         assert row["mean"] == pytest.approx(np.mean([np.mean(nnz) for _, _, nnz in places]), rel=1e-9)
-        residuals = (z - z.mean()).groupby(sequences).sum()
+        residuals = (z - z.mean()).groupby(sequences // 2).sum()
+        assert row["documents"] == len(residuals)
         if len(residuals) > 1:
-            g = len(residuals)
-            expected = np.sqrt(g / (g - 1) * (residuals**2).sum()) / len(z)
+            k = effective(sequences // 2)
+            expected = np.sqrt(k / (k - 1) * (residuals**2).sum()) / len(z)
             assert row["z_se"] == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_a_word_is_not_cut_where_parts_and_chunks_meet(made: ModuleType, tmp_path: Path) -> None:
-    """However the run is cut into parts, and whatever order these lie in, the words are the same."""
-    one, many = (made.make(tmp_path / str(parts), sequences=40, parts=parts) for parts in (1, 8))
+    """However the run is cut at documents, and whatever order its parts lie in, the words are the same."""
+    one, many = (made.make(tmp_path / str(parts), sequences=40, parts=parts) for parts in (1, 10))
     reverse = replace(many.manifest, parts=many.manifest.parts[::-1])
     shutil.copytree(many.path, tmp_path / "reverse")
     tables = [by_word(run, min_count=1) for run in (one, many, Run(tmp_path / "reverse", reverse))]
@@ -231,13 +233,15 @@ def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
         assert row["others"] == pytest.approx(there["z"].mean(), rel=1e-9)
         assert row["mean"] == pytest.approx(here["nnz"].mean(), rel=1e-9)
         assert row["loss_mean"] == pytest.approx(here["loss"].mean(), rel=1e-9)
-        types = (by_type["kind"] == kind).sum()
-        if types < 2:
+        k = effective(here["token_id"])
+        if here["token_id"].nunique() < 2:
             assert np.isnan(row["z_se"])
             continue
         residuals = (here["z"] - row["z"]).groupby(here["token_id"]).sum()
-        expected = np.sqrt(types / (types - 1) * (residuals**2).sum()) / len(here)
+        expected = np.sqrt(k / (k - 1) * (residuals**2).sum()) / len(here)
         assert row["z_se"] == pytest.approx(expected, rel=1e-9)
+        half = stats.t.ppf(0.975, k - 1) * expected if k >= 5 else np.nan
+        assert row["high"] - row["z"] == pytest.approx(half, rel=1e-9, nan_ok=True)
         a, b = (by_type[(by_type["kind"] == kind) == inside].query("count >= 20") for inside in (True, False))
         if len(a) < 2:
             assert np.isnan(row["effect"])
@@ -252,12 +256,17 @@ def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
         assert (row["effect"], row["effect_low"], row["effect_high"]) == pytest.approx(expected, rel=1e-9)
 
 
+def effective(clusters: pd.Series) -> float:
+    """Kish's effective number of the clusters of each row."""
+    return float(len(clusters) ** 2 / (clusters.value_counts() ** 2).sum())
+
+
 def variances(used: pd.DataFrame) -> pd.Series:
-    """Of each token's mean z: clustered by sequence, drawn towards the common one as if by ten more sequences."""
+    """Of each token's mean z: clustered by document, drawn towards the common one as if by ten more documents."""
     found = {}
     for token, there in used.groupby("token_id"):
-        residuals = (there["z"] - there["z"].mean()).groupby(there["sequence"]).sum()
-        g, n = len(residuals), len(there)
+        residuals = (there["z"] - there["z"].mean()).groupby(there["document"]).sum()
+        g, n = effective(there["document"]), len(there)
         found[token] = (n, g, g / (g - 1) * (residuals**2).sum() / n if g > 1 else 0.0)
     table = pd.DataFrame(found, index=["n", "g", "alone"]).T
     common = np.average(table["alone"], weights=table["g"] - 1)
