@@ -31,6 +31,7 @@ from twell.analysis.tokens.by_token import by_token, token_profile
 from twell.analysis.tokens.classes import token_classes
 from twell.analysis.tokens.contexts import contexts, loudest, passages
 from twell.analysis.tokens.words import by_word
+from twell.analysis.training import sparse_since, training_layers, training_steps
 
 __all__ = [
     "by_layer",
@@ -64,6 +65,7 @@ __all__ = [
     "peer_audit",
     "position_blocks",
     "position_fit",
+    "sparse_since",
     "speedup",
     "speedup_correlation",
     "summarize",
@@ -77,6 +79,8 @@ __all__ = [
     "together",
     "token_classes",
     "token_profile",
+    "training_layers",
+    "training_steps",
     "union_sizes",
 ]
 

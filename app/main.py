@@ -86,7 +86,6 @@ def main() -> None:
         name: st.Page(page.file, title=page.title, url_path="front" if name == FRONT else name, default=name == FRONT)
         for name, page in PAGES.items()
     }
-    links = {PAGES[name].title: page for name, page in pages.items() if PAGES[name].in_bar}
     by_name = st.Page(to_front, title=PAGES[FRONT].title, url_path=FRONT)
     page = st.navigation([*pages.values(), by_name], position="hidden")
     catalog = find_runs()
@@ -95,7 +94,9 @@ def main() -> None:
         return
     url_state.enter_page(page.url_path)
     name = chosen_run(catalog)
-    bar(catalog, links, name)
+    trained = name in catalog.runs and catalog.runs[name].has("training")
+    linked = [address for address, about in PAGES.items() if about.in_bar and (trained or not about.of_training)]
+    bar(catalog, {PAGES[address].title: pages[address] for address in linked}, name)
     if name not in catalog.runs:
         empty_states.not_found(catalog, name)
         return
@@ -106,7 +107,10 @@ def main() -> None:
         if page.url_path != "kernels":  # timings need no summary, and a growing run has a new one with every part
             run_header.update_summaries(run)
         with memo_scope():  # tables that several figures of a page need are computed once
-            page.run()
+            if empty_states.lacks_activity(run, page.url_path):
+                empty_states.only_trained(run)
+            else:
+                page.run()
         warm_up.start(run)
     except (UserError, OSError) as error:
         empty_states.unreadable(run, error)

@@ -57,6 +57,25 @@ def _wait_for_run(name: str | None = None) -> None:
         redraw_page()
 
 
+def lacks_activity(run: Run, page: str) -> bool:
+    """Return whether a page is about activity, by its address, and the run is a training that recorded none."""
+    return run.manifest.training is not None and not run.has("activity") and page not in ("training", "export")
+
+
+def only_trained(run: Run) -> None:
+    """Draw the page of a training where a capture's would stand: where to look, and how to capture the model."""
+    model, name = html.escape(str(run.path)), html.escape(run.name)
+    st.html(
+        """<div class="tw-empty"><h1 class="tw-title">This run is a training</h1>
+        <p>It recorded how the model gets sparse, step by step, and no activity of single tokens.</p></div>"""
+    )
+    widgets.page_link("training", "See how it gets sparse")
+    st.html(
+        f"""<div class="tw-empty"><p>To see which tokens fire which neurons, capture the trained model:</p>
+        <pre>twell capture {model} --text FILE --out runs/{name}-activity</pre></div>"""
+    )
+
+
 def unreadable_folders(catalog: RunCatalog) -> None:
     """Draw the button that lists the folders which look like runs and cannot be read, with the reasons."""
     with st.popover(f"{plural(len(catalog.broken), 'run')} cannot be read", type="tertiary", key="broken"):

@@ -18,12 +18,14 @@ class Page:
         file: its script, below `app/`.
         data: the module below `twell.app` whose DEFAULT_QUERIES are computed before the page is opened, if any.
         in_bar: whether the bar at the top links to it.
+        of_training: whether it is about a training, and the bar links to it only where the run is one.
     """
 
     title: str
     file: str
     data: str | None = None
     in_bar: bool = True
+    of_training: bool = False
 
 
 PAGES: dict[str, Page] = {  # by address
@@ -36,6 +38,7 @@ PAGES: dict[str, Page] = {  # by address
     "neurons": Page("Neurons", "neurons/neurons_page.py", data="neurons.neuron_data"),
     "neuron": Page("Neuron", "neurons/neuron_page.py", in_bar=False),
     "kernels": Page("Kernels", "speed/kernels_page.py"),
+    "training": Page("Training", "training/training_page.py", of_training=True),
     "findings": Page("Findings", "runs/claims_page.py", data="runs.claims_data"),
     "compare": Page("Compare", "runs/compare_page.py"),
     "export": Page("Export", "runs/export_page.py"),

@@ -25,7 +25,9 @@ def facts(run: Run) -> None:
     manifest = run.manifest
     texts = [
         f"{run.layers} layers × {whole(manifest.model['d_model'])}, d_ff {whole(run.d_ff)}",
-        f"{plural(manifest.tokens, 'token')} in {plural(manifest.sequences, 'sequence')}",
+        "training"
+        if manifest.training
+        else f"{plural(manifest.tokens, 'token')} in {plural(manifest.sequences, 'sequence')}",
         f"{manifest.dtype} on {manifest.device}",
         f"{manifest.kernel['name']} kernel",
     ]
@@ -55,9 +57,11 @@ def status(run: Run) -> None:
     if run.manifest.status == "recording":
         _follow(str(run.path), digest(run))
     elif run.manifest.status == "interrupted":
+        covered = "steps" if run.manifest.training else plural(run.manifest.tokens, "token")
+        what = "training" if run.manifest.training else "capture"
         widgets.note(
-            '<span class="tw-mark">interrupted</span> The capture stopped before its end. This page covers only the '
-            f"{plural(run.manifest.tokens, 'token')} recorded until then."
+            f'<span class="tw-mark">interrupted</span> The {what} stopped before its end. This page covers only the '
+            f"{covered} recorded until then."
         )
     if run.manifest.summary_only:
         widgets.note(
@@ -87,7 +91,8 @@ def _follow(path: str, drawn_digest: str) -> None:
     else:
         text = f"last part {seconds_ago(age)}. The page updates by itself."
         mark = '<span class="tw-mark live">recording</span>'
-    widgets.note(f"{mark} {plural(run.manifest.tokens, 'token')} so far, {text}")
+    progress = "" if run.manifest.training else f"{plural(run.manifest.tokens, 'token')} so far, "
+    widgets.note(f"{mark} {progress}{text}")
 
 
 def update_summaries(run: Run) -> None:

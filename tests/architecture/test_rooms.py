@@ -44,7 +44,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"statistics", "memo"},
         {"engines"},
         {"summaries"},
-        {"activity"},
+        {"activity", "training"},
         {"tokens", "speed"},
         {"neurons"},
         {"claims"},
@@ -54,7 +54,7 @@ LEVELS: dict[str, list[set[str]]] = {
     "app": [
         {"ui"},
         {"jobs"},
-        {"activity", "tokens", "text", "neurons", "speed", "runs"},
+        {"activity", "tokens", "text", "neurons", "speed", "training", "runs"},
         {"server"},
         {"main"},
     ],

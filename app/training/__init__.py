@@ -1,0 +1,1 @@
+"""The page about a training: how a model gets sparse."""

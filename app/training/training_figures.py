@@ -1,0 +1,134 @@
+"""The figures of the Training page: loss, maps of layers over steps, and what a step takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from twell.app.ui.figures.plot_style import finish, layer_axis, log_ticks, panel_title
+from twell.app.ui.formatting import number, percent, whole
+from twell.app.ui.theme import AMBER, BLUE, GREY, SCALE
+
+FEWEST = 0.1  # nnz: the bottom of the colour scale, where a layer fires next to nothing
+
+
+def loss_curves(steps: pd.DataFrame) -> go.Figure:
+    """Return two panels over the steps: the loss in training and on held-out text, and the L1 term of the objective.
+
+    Args:
+        steps: the rows of `analysis.training_steps`.
+    """
+    figure = make_subplots(rows=1, cols=2, column_widths=[0.62, 0.38], horizontal_spacing=0.08)
+    _line(figure, 1, steps["step"], steps["loss"], BLUE, "training", "nats")
+    heldout = steps[steps["heldout_loss"].notna()]
+    figure.add_scatter(
+        x=heldout["step"],
+        y=heldout["heldout_loss"],
+        mode="markers",
+        marker={"color": AMBER, "size": 7},
+        hovertemplate="step %{x}: %{y:.4g} nats on held-out text<extra></extra>",
+        row=1,
+        col=1,
+    )
+    term = steps["l1"] * steps["l1_coefficient"].astype(float)
+    _line(figure, 2, steps["step"], term, GREY, "L1 term", "added to the loss")
+    finish(figure, 300, top=36)
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title="nats a token", col=1)
+    titles = ("loss, ● held-out", "L1 term × its coefficient")
+    figure.update_layout(annotations=[panel_title(name, column) for column, name in enumerate(titles, start=1)])
+    return figure
+
+
+def layer_map(layers: pd.DataFrame, column: str, d_ff: int) -> go.Figure:
+    """Return a map with a row a layer and a column a step.
+
+    Args:
+        layers: the rows of `analysis.training_layers`.
+        column: nnz, on a logarithmic scale of colours up to d_ff, or dead, on one from 0 to 100 %.
+        d_ff: the FFN neurons of a layer.
+    """
+    grid = layers.pivot(index="layer", columns="step", values=column)
+    values = grid.to_numpy(float)
+    texts = [[number(v) if column == "nnz" else percent(v) for v in row] for row in values]
+    if column == "nnz":
+        ticks, names = log_ticks(FEWEST, d_ff)
+        colour = {"z": np.log10(np.maximum(values, FEWEST)), "zmin": np.log10(FEWEST), "zmax": np.log10(d_ff)}
+        bar = {"tickvals": np.log10(ticks), "ticktext": names}
+    else:
+        colour = {"z": values, "zmin": 0.0, "zmax": 1.0}
+        bar = {"tickvals": [0, 0.5, 1], "ticktext": ["0 %", "50 %", "100 %"]}
+    figure = go.Figure(
+        go.Heatmap(
+            x=grid.columns,
+            y=grid.index,
+            text=texts,
+            colorscale=SCALE,
+            colorbar={**bar, "thickness": 10, "outlinewidth": 0, "len": 1.0},
+            hovertemplate="layer %{y}, step %{x}: %{text}<extra></extra>",
+            **colour,
+        )
+    )
+    finish(figure, 90 + max(12, min(26, 560 // len(grid))) * len(grid), left=40, right=70, top=12)
+    layer_axis(figure, [int(layer) for layer in grid.index])
+    figure.update_yaxes(showgrid=False)
+    figure.update_xaxes(title="step", showgrid=False)
+    return figure
+
+
+def went_sparse(since: pd.DataFrame, last: int) -> go.Figure:
+    """Return a row a layer: a dot at the step from which on it is sparse, none where it is not.
+
+    Args:
+        since: the rows of `analysis.sparse_since`.
+        last: the last step of the log.
+    """
+    layers = [int(layer) for layer in since["layer"]]
+    known = since[since["step"].notna()]
+    figure = go.Figure(
+        go.Scatter(
+            x=known["step"].astype(int),
+            y=known["layer"],
+            mode="markers",
+            marker={"color": BLUE, "size": 8},
+            text=[f"{whole(row.tokens)} tokens; nnz {number(row.nnz)} at the end" for row in known.itertuples()],
+            hovertemplate="layer %{y}: sparse from step %{x} on, %{text}<extra></extra>",
+        )
+    )
+    finish(figure, 90 + max(12, min(26, 560 // len(layers))) * len(layers), left=40, top=12)
+    layer_axis(figure, layers)
+    figure.update_xaxes(title="step", range=[0, last * 1.02])
+    return figure
+
+
+def speed_curves(steps: pd.DataFrame) -> go.Figure:
+    """Return the panels of speed that the log has: tokens a second, a step's speedup, peak memory."""
+    panels = [("tokens a second", steps["tokens_per_second"], "tokens/s")]
+    if steps["step_speedup"].notna().any():
+        panels.append(("dense step / sparse step", steps["step_speedup"], "×"))
+    if steps["peak_bytes"].notna().any():
+        panels.append(("peak memory, GiB", steps["peak_bytes"].astype(float) / 2**30, "GiB"))
+    figure = make_subplots(rows=1, cols=len(panels), horizontal_spacing=0.08)
+    for column, (_, values, unit) in enumerate(panels, start=1):
+        _line(figure, column, steps["step"], values, BLUE, "", unit)
+        figure.update_yaxes(rangemode="tozero", row=1, col=column)
+    finish(figure, 260, top=36)
+    figure.update_xaxes(title="step")
+    figure.update_layout(annotations=[panel_title(name, column) for column, (name, *_) in enumerate(panels, start=1)])
+    return figure
+
+
+def _line(figure: go.Figure, column: int, x: pd.Series, y: pd.Series, colour: str, name: str, unit: str) -> None:
+    """Add a line to a panel, without the rows that have no value."""
+    known = y.notna()
+    figure.add_scatter(
+        x=x[known],
+        y=y[known],
+        mode="lines+markers" if known.sum() < 3 else "lines",
+        line={"color": colour, "width": 1.8},
+        hovertemplate=f"step %{{x}}: %{{y:.4g}} {unit} {name}".rstrip() + "<extra></extra>",
+        row=1,
+        col=column,
+    )

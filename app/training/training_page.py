@@ -1,0 +1,113 @@
+"""Page Training: how a model gets sparse while it trains, what the loss says, and what a sparse step gains."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from twell import analysis
+from twell.analysis.training import SPARSE_SHARE
+from twell.app.training.training_figures import layer_map, loss_curves, speed_curves, went_sparse
+from twell.app.ui import widgets
+from twell.app.ui.formatting import number, percent, plural, times, whole
+from twell.app.ui.query import fetch, query
+from twell.app.ui.url_state import current_run
+from twell.workbench.run.store import Run
+
+
+def headline(run: Run) -> None:
+    """Draw where the training stands, from the last row of its log."""
+    steps = fetch(run, analysis.training_steps)
+    last, heldout = steps.iloc[-1], steps["heldout_loss"].dropna()
+    timed, total = steps["step_speedup"].dropna(), last["total_steps"]
+    sparse = int(last["sparse_layers"] or 0) if last["sparse_layers"] == last["sparse_layers"] else 0
+    gain = (
+        f"dense step / sparse step, median of {plural(len(timed), 'turn')}; {sparse} of {run.layers} layers sparse"
+        if len(timed)
+        else "not timed: every layer runs densely"
+    )
+    of_steps = f"of {whole(total)}" if total == total and total is not None else "so far"
+    widgets.numbers(
+        (
+            ("Steps", whole(last["step"]), f"{of_steps}, {plural(int(last['tokens']), 'token')}"),
+            (
+                "Held-out loss",
+                widgets.nats(heldout.iloc[-1]) if len(heldout) else "–",
+                f"training loss {number(last['loss'])} nats",
+            ),
+            (
+                "nnz per token and layer",
+                number(last["nnz"]),
+                f"of {whole(run.d_ff)}: sparsity {percent(last['sparsity'])}",
+            ),
+            ("Silent neurons", percent(last["dead"]), "fired on none of the tokens since the log's row before"),
+            ("Speed", f"{whole(round(last['tokens_per_second']))} tokens/s", "training tokens a second, last row"),
+            ("Sparse step", times(timed.median()) if len(timed) else "–", gain),
+        )
+    )
+
+
+def losses(run: Run) -> None:
+    """Draw the loss and the L1 term over the steps."""
+    steps = fetch(run, analysis.training_steps)
+    widgets.heading(
+        "Loss",
+        "Cross-entropy of the training tokens, means over the steps between two rows of the log; the L1 term is what "
+        "the objective adds to it.",
+        query(run, analysis.training_steps),
+    )
+    widgets.draw(loss_curves(steps), "losses", "Loss and L1 term by step", wide=True)
+
+
+def maps(run: Run) -> None:
+    """Draw nnz and silent neurons by layer and step."""
+    layers = fetch(run, analysis.training_layers)
+    rows = layers["step"].nunique()
+    widgets.heading(
+        "Activity by layer and step",
+        f"Mean nnz of a token in each layer, {plural(rows, 'row')} of the log; the darker, the more neurons fire.",
+        query(run, analysis.training_layers),
+    )
+    widgets.draw(layer_map(layers, "nnz", run.d_ff), "nnz-map", "nnz by layer and step", wide=True)
+    widgets.heading(
+        "Silent neurons by layer and step",
+        "Share of each layer's neurons that fired on none of the tokens since the row before. A neuron that is silent "
+        "for a while may fire again.",
+        query(run, analysis.training_layers),
+    )
+    widgets.draw(layer_map(layers, "dead", run.d_ff), "dead-map", "Silent neurons by layer and step", wide=True)
+
+
+def since(run: Run) -> None:
+    """Draw when each layer went sparse."""
+    frame = fetch(run, analysis.sparse_since)
+    last = int(fetch(run, analysis.training_steps)["step"].iloc[-1])
+    dense = int(frame["step"].isna().sum())
+    rest = f" {plural(dense, 'layer')} without a dot did not get there." if dense else ""
+    widgets.heading(
+        "When each layer went sparse",
+        f"First step from which on a token fires at most {percent(SPARSE_SHARE)} of the layer's neurons, where the "
+        f"sparse kernels begin to pay.{rest}",
+        query(run, analysis.sparse_since),
+    )
+    widgets.draw(went_sparse(frame, last), "sparse-since", "Step from which each layer is sparse")
+
+
+def speed(run: Run) -> None:
+    """Draw tokens a second, a step's speedup and memory over the steps."""
+    widgets.heading(
+        "What a step takes",
+        f"On {run.manifest.device}. Kernel: {run.manifest.kernel['name']}, {run.manifest.kernel['reason']}.",
+        query(run, analysis.training_steps),
+    )
+    widgets.draw(speed_curves(fetch(run, analysis.training_steps)), "training-speed", "Speed by step", wide=True)
+
+
+widgets.title("How does this model get sparse?")
+with widgets.show_errors():
+    headline(current_run())
+    for draw in (losses, maps, since, speed):
+        draw(current_run())
+    st.html(
+        '<p class="tw-note">The saved model can be captured on any text: '
+        "<code>twell capture FOLDER --text SOURCE --out runs/NAME</code>.</p>"
+    )

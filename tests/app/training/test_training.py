@@ -1,0 +1,60 @@
+"""Page Training: its numbers are those of the log; other pages of a training point to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+from support.synthetic_training import DENSE, SPARSE, make_training
+
+from twell.app.ui.formatting import number, percent, times, whole
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trainings")
+    make_training(path / "done")
+    make_training(path / "going", status="recording", rows=2)
+    return path
+
+
+def text(test: AppTest) -> str:
+    return " ".join(str(block.proto.body) for block in test.get("html"))
+
+
+def test_its_numbers_are_the_log_s(folder: Path, show: Callable[..., AppTest]) -> None:
+    test = show(folder, "training", run="done")
+    assert not test.exception
+    body = text(test)
+    nnz = 512 * (3 * SPARSE + DENSE) / 4
+    values = (f"of 120, {whole(30720)} tokens", f"{number(4.4)} nats", number(nnz), percent(1 - nnz / 512), times(1.5))
+    for expected in (*values, "median of 6 turns"):
+        assert expected in body, expected
+    assert len(test.get("plotly_chart")) == 5
+    assert "1 layer without a dot did not get there" in body
+
+
+def test_one_that_goes_on_is_shown_as_far_as_it_is(folder: Path, show: Callable[..., AppTest]) -> None:
+    test = show(folder, "training", run="going")
+    assert not test.exception
+    body = text(test)
+    assert "recording" in body
+    assert "tokens so far" not in body
+    assert len(test.get("plotly_chart")) == 5
+
+
+@pytest.mark.parametrize("page", ["overview", "layers", "kernels", "compare"])
+def test_pages_about_activity_point_to_it(folder: Path, show: Callable[..., AppTest], page: str) -> None:
+    test = show(folder, page, run="done")
+    assert not test.exception
+    assert "This run is a training" in text(test)
+    assert [link.proto.label for link in test.get("page_link") if link.proto.label == "See how it gets sparse"]
+
+
+def test_the_bar_links_to_it_only_for_trainings(folder: Path, show: Callable[..., AppTest], runs: Path) -> None:
+    assert "Training" in [link.proto.label for link in show(folder, "export", run="done").get("page_link")]
+    test = show(runs, "training", run="made")
+    assert "Training" not in [link.proto.label for link in test.get("page_link")]
+    assert "`twell train` records how a model gets sparse" in test.info[0].value.replace("\\", "")
