@@ -253,6 +253,7 @@ class BenchOptions:
     )
     compile: bool = option(True, help="also time the dense FFN compiled by torch.compile")
     probes: bool = option(False, help="also time the kernels with each probe on")
+    training: bool = option(False, help="time a training step instead: forward and backward with the L1 term")
     energy: bool = option(False, help="also measure power and energy, by 6 s of each operation alone")
     seconds: float | None = option(None, help="about how long to time a case; default: 0.3, on a GPU 1", unit="seconds")
     out: Path | None = option(None, help="a .parquet file, or a run's folder; figures of other cases in it are kept")

@@ -25,7 +25,7 @@ def cases(run: Run) -> pd.DataFrame:
     error_mean, error_max (error of a row relative to float64, over the dense FFN's, NaN for stages).
     """
     bench = run.frame("bench")
-    bench = bench[bench["d_ff"] == run.d_ff]
+    bench = bench[(bench["d_ff"] == run.d_ff) & ~bench["op"].str.startswith("train_")]
     # A key of the index: `unstack` would put the cases into another order than that of the bench.
     order = {case: number for number, case in enumerate(dict.fromkeys(bench["case"]))}
     times = bench[bench["metric"] == "microseconds"].groupby([*CASE, "kernel", "op"])["value"].median().unstack()

@@ -31,6 +31,7 @@ from twell.kernels.layout import COMPRESSIONS, Layout
 from twell.workbench.bench.cases import Case, cases, numbers
 from twell.workbench.bench.screen import Page
 from twell.workbench.bench.table import Sheet, commit, figures, rows_of
+from twell.workbench.bench.training import run_training_case
 from twell.workbench.doctor import device_name
 from twell.workbench.errors import UserError
 from twell.workbench.options import BenchOptions
@@ -55,6 +56,8 @@ def bench(options: BenchOptions) -> list[dict[str, Any]]:
     shape = device, common["dtype"], common["d_model"], common["d_ff"], 1
     if options.kernel:
         _require_one({name: KERNELS[name].refuses(*shape) for name in options.kernel})
+    if options.training:
+        return _bench_training(options, listed, about, sheet)
     title = f"{common['name']}, {about['d_model']} × {about['d_ff']}, {dtype}, on {name}; medians of turns side by side"
     rows: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
@@ -72,6 +75,19 @@ def bench(options: BenchOptions) -> list[dict[str, Any]]:
         print(f"{sheet.out}: {len(rows):,} figures of {len(listed)} cases")
     if options.kernel and not {row["kernel"] for row in rows} & set(options.kernel):
         _require_one({name: refused.get(name, "not timed") for name in options.kernel})
+    return rows
+
+
+def _bench_training(
+    options: BenchOptions, listed: list[Case], about: dict[str, Any], sheet: Sheet
+) -> list[dict[str, Any]]:
+    """Run the cases as training steps, print them, write them, and return their rows."""
+    console, rows = Console(), []
+    console.print(f"A step of forward and backward on {about['device']}, {about['dtype']}; medians of turns.")
+    for case in listed:
+        case_rows = run_training_case(case, options.compile, options.seconds, about, console)
+        sheet.add(case_rows)
+        rows += case_rows
     return rows
 
 

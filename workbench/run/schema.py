@@ -1,10 +1,8 @@
 """Declare every table and column of a run, once and as data.
 
 A run is a folder of Parquet tables and one manifest (`run.json`). The name, type, unit and meaning of each column are
-declared here and nowhere else: the writer builds its Arrow schemas from these declarations, the readers look columns up
-in them, and the column dictionary in `data/README.md` is generated from them (`python -m twell.workbench.run.schema`
-prints it). `columns.py` has the classes of tables and columns, `summary_schema.py` the tables of `summary/`. All three
-import nothing but the standard library.
+declared here and nowhere else; Arrow schemas and the column dictionary (`data/README.md`) follow from it. `columns.py`
+has the classes of tables and columns, `summary_schema.py` the tables of `summary/`. They import nothing else.
 """
 
 from __future__ import annotations
@@ -212,7 +210,8 @@ BENCH = Table(
             "",
             "ffn_dense; ffn_compiled: the same by torch.compile; ffn_fused: gate and up as one product; ffn_sparse; "
             "ffn_counts, ffn_neurons, ffn_packed: with that probe on, or with TwELL handed out; gate: the gate product "
-            "alone, a kernel's with all that it does there; up_down: all that follows it",
+            "alone, a kernel's with all that it does there; up_down: all that follows it; train_dense, train_compiled, "
+            "train_sparse: forward and backward of a training step",
         ),
         Column("nnz_mean", "float64", "neurons", "mean nnz of the case's rows"),
         Column(
@@ -222,7 +221,8 @@ BENCH = Table(
             "microseconds: of a call; tflops: the gate product, and up and down for fired neurons (dense: for all); "
             "gigabytes_per_second: the least to be moved, x, y and the weights of neurons fired by any row; "
             "ceiling_share: time of the dense gate product over this one's; watts, sm_mhz; millijoules_per_token; "
-            "error_mean, error_max: relative to float64, over rows; rows_past_slots: rows that overflow a tile",
+            "error_mean, error_max: relative to float64, over rows; rows_past_slots: rows that overflow a tile; "
+            "peak_bytes: memory that a training step needs",
         ),
         Column("value", "float64", "", "the figure; of microseconds the median over `repeats` turns"),
         Column("unit", "string", "", "the figure's unit"),
