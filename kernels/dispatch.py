@@ -102,9 +102,14 @@ def choose(
 
 def run(params: FFNParams, kernel: str) -> tuple[Tensor, Stats]:
     """Check the parameters of a call and run it: y [..., d_model] and its Stats. kernel: as in `choose`."""
-    x, (d_ff, d_model) = params.checked().x, params.w_gate.shape
-    name, _ = _first(x.device, x.dtype, d_model, d_ff, params.n, kernel, params)
-    return KERNELS[name].run(params)
+    cpu.run_on_one_thread_if_forked()
+    try:
+        x, (d_ff, d_model) = params.checked().x, params.w_gate.shape
+        name, _ = _first(x.device, x.dtype, d_model, d_ff, params.n, kernel, params)
+        return KERNELS[name].run(params)
+    except RuntimeError:  # tensors of other layouts lack a shape, strides or memory
+        params.refuse_other_layouts()
+        raise
 
 
 def _first(
@@ -117,7 +122,7 @@ def _first(
     requirements: Requirements | FFNParams,
 ) -> tuple[str, list[str]]:
     """Return the name of the first kernel that takes the call, and why those before it do not."""
-    if kernel != "auto" and kernel not in KERNELS:
+    if kernel != "auto" and not (isinstance(kernel, str) and kernel in KERNELS):
         raise ValueError(f"kernel: expected one of {', '.join(('auto', *KERNELS))}, got {kernel!r}")
     refusals = []
     for name in KERNELS if kernel == "auto" else dict.fromkeys((kernel, *KERNELS)):

@@ -2,13 +2,14 @@
 
 A plain FFN is a call without `w_up`. Parameters are checked once, here, on the host, tensor by tensor in one order
 (device, dtype, rank, shape, contiguity); kernels take them as they are. Cost: about 6 microseconds a call, which a call
-outside a CUDA graph waits for.
+outside a CUDA graph waits for. So other layouts than dense ones, which fail somewhere, are looked for once they have.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ SPARSE_ACTIVATIONS = ("relu", "relu2")
 ACTIVATIONS = (*SPARSE_ACTIVATIONS, "silu", "gelu", "gelu_tanh")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
+WEIGHTS = ("x", "w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down")  # what a gradient could be asked of
+TENSORS = (*WEIGHTS, "rows", "tokens", "sequences")
 PLAIN_NAMES = {"w_gate": "w_in", "w_down": "w_out", "b_gate": "b_in", "b_down": "b_out"}
 
 
@@ -77,6 +80,15 @@ class FFNParams:
             _refuse_gradients(self)
         return self
 
+    def refuse_other_layouts(self) -> None:
+        """Raise ValueError for the first tensor that is sparse, nested, or laid out for a library."""
+        names = PLAIN_NAMES if self.w_up is None else {}
+        for name in TENSORS:
+            tensor = getattr(self, name)
+            if isinstance(tensor, Tensor) and (tensor.layout is not torch.strided or tensor.is_nested):
+                got = "a nested one" if tensor.is_nested else f"layout {tensor.layout}"
+                raise ValueError(f"{names.get(name, name)}: expected a dense tensor, got {got}")
+
 
 def not_sparse(requirements: Requirements | FFNParams) -> str | None:
     """Return why a call cannot be run over the fired neurons alone; None if it can."""
@@ -96,10 +108,16 @@ def _check_options(params: FFNParams) -> None:
         raise ValueError(f"probes: expected one of {', '.join(PROBES)}, got {probes!r}")
     if threshold is None and activation not in SPARSE_ACTIVATIONS:
         raise ValueError(f"threshold: expected a number, as {activation} has no zeros to leave uncounted, got None")
-    if threshold is not None and not (math.isfinite(threshold) and threshold >= 0):
-        raise ValueError(f"threshold: expected a finite number of at least 0, got {threshold!r}")
+    if threshold is not None:
+        if not isinstance(threshold, Real):
+            raise TypeError(f"threshold: expected a number, got {type(threshold).__name__}")
+        if not (math.isfinite(threshold) and threshold >= 0):
+            raise ValueError(f"threshold: expected a finite number of at least 0, got {threshold!r}")
     if layout is not None and not isinstance(layout, Layout):
         raise TypeError(f"layout: expected a Layout, got {type(layout).__name__}")
+    for name, switch in (("up_relu", params.up_relu), ("want_packed", params.want_packed)):
+        if switch is not True and switch is not False:
+            raise TypeError(f"{name}: expected True or False, got {type(switch).__name__}")
     if probes == "neurons":
         for name, tensor in (("tokens", params.tokens), ("sequences", params.sequences)):
             if tensor is None:
@@ -115,6 +133,8 @@ def _check_tensors(params: FFNParams) -> None:
     device, dtype = x.device, x.dtype
     if dtype not in DTYPES:
         raise TypeError(f"x: expected one of {', '.join(map(str, DTYPES))}, got {dtype}")
+    if x.layout is not torch.strided:  # a jagged one looks like a longer dense one
+        raise _not_contiguous("x", x)
     if x.dim() == 0:
         raise ValueError("x: expected at least 1 dimension, got 0")
     d_model = _check_size("d_model", x.shape[-1])
@@ -145,15 +165,8 @@ def _check_tensors(params: FFNParams) -> None:
 def _refuse_gradients(params: FFNParams) -> None:
     """Refuse tensors that require a gradient. This is the one place that says that the op has no backward pass."""
     names = PLAIN_NAMES if params.w_up is None else {}
-    for name, tensor in (
-        ("x", params.x),
-        ("w_gate", params.w_gate),
-        ("w_up", params.w_up),
-        ("w_down", params.w_down),
-        ("b_gate", params.b_gate),
-        ("b_up", params.b_up),
-        ("b_down", params.b_down),
-    ):
+    for name in WEIGHTS:
+        tensor = getattr(params, name)
         if tensor is not None and tensor.requires_grad:
             raise ValueError(
                 f"{names.get(name, name)}: expected no gradient to follow, as the op is for inference, "
@@ -187,5 +200,7 @@ def _check(
 
 
 def _not_contiguous(name: str, tensor: Tensor) -> ValueError:
-    """Return the error that names the strides of a tensor that is not contiguous."""
+    """Return the error that names the strides, or the layout, of a tensor that is not contiguous."""
+    if tensor.layout is not torch.strided:
+        return ValueError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
     return ValueError(f"{name}: expected a contiguous tensor, got strides {list(tensor.stride())}")

@@ -2,7 +2,8 @@
 
 The gate product runs dense over packed panels; a row's fired neurons then take one dot product with the up weights
 and one scaled row of the down weights each. Where too many fire, a block of rows goes on densely, so that no density
-is slow and any is exact. Sums have one order, set by shapes: the same bits on any number of threads.
+is slow and any is exact. Sums have one order, set by shapes: the same bits on any number of threads. In a forked child
+one thread runs (`dispatch.run`): the parent's threads are not there, and OpenMP would wait for them for ever.
 
 Cost: the gate product, a third of the dense FFN, and about 60 cycles for a fired neuron at d_model 256 in AVX-512.
 The sources are compiled on first use, once for each kind of vector unit.
@@ -12,6 +13,7 @@ The sources are compiled on first use, once for each kind of vector unit.
 
 from __future__ import annotations
 
+import os
 import platform
 from typing import Any
 
@@ -33,6 +35,24 @@ AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefe
 LEVELS = {"portable": (), **({"avx2": AVX2, "avx512": AVX512} if X86 else {})}
 FLAGS = ("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", *["-DTWELL_X86"] * X86)
 TOO_OLD = X86 and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+
+_forked = False
+
+
+def _note_fork() -> None:
+    """Note that this process was forked after this module was imported."""
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def run_on_one_thread_if_forked() -> None:
+    """Set torch's threads to one in a forked child, as its own workers that load data do; they cannot be more there."""
+    if _forked and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
 
 
 def fake(x: Tensor, w_gate: Tensor, *rest: Any) -> list[Tensor]:
