@@ -22,9 +22,12 @@ from twell.kernels.params import FFNParams
 
 pytestmark = [
     pytest.mark.skipif(
-        cpu.refuses(torch.device("cpu"), torch.float32, 64, 64, 1) is not None, reason="the CPU kernel does not build here"
+        cpu.refuses(torch.device("cpu"), torch.float32, 64, 64, 1) is not None,
+        reason="the CPU kernel does not build here",
     ),
-    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of nested", "ignore:Sparse CSR"),
+    pytest.mark.filterwarnings(
+        "ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of nested", "ignore:Sparse CSR"
+    ),
 ]
 
 
@@ -41,7 +44,10 @@ def test_the_comparison_sees_each_number() -> None:
     """One result changed by as little as it can be is a difference, whichever it is."""
     rng = np.random.default_rng(4)
     call = kernel_calls.draw(rng)
-    while not (call.exact and call.options["probes"] == "neurons" and call.options["up_relu"]) or len(call.tensors["x"]) < 9:
+    while (
+        not (call.exact and call.options["probes"] == "neurons" and call.options["up_relu"])
+        or len(call.tensors["x"]) < 9
+    ):
         call = kernel_calls.draw(rng)
     call.options |= {"layout": kernel_calls.Layout(32, 8), "want_packed": True, "threshold": None}
     n = len(call.tensors["x"])
@@ -55,11 +61,23 @@ def test_the_comparison_sees_each_number() -> None:
         if spoil:
             tensor = places[name].view(-1)
             row = int((tensor != 0).nonzero()[-1])  # the last number that is not zero
-            tensor[row] = tensor[row] + 64 if tensor.dtype != torch.bool else ~tensor[row]
+            by = -1 if name == "words" else 64  # of words, the column of a slot
+            tensor[row] = tensor[row] + by if tensor.dtype != torch.bool else ~tensor[row]
         return difference(y, stats, expected, info, call.options)
 
     assert compared("y", False) == ""
-    names = ("y", "nnz", "nnz_used", "finite", "fires", "value_sum", "value_max", "token_min", "token_max", "first_sequence")
+    names = (
+        "y",
+        "nnz",
+        "nnz_used",
+        "finite",
+        "fires",
+        "value_sum",
+        "value_max",
+        "token_min",
+        "token_max",
+        "first_sequence",
+    )
     for name in (*names, "pairs", "rows", "words"):
         assert compared(name, True), name
 

@@ -15,9 +15,7 @@ from twell.kernels.stats import NeuronSums, Stats
 CAP, STEP, NO_TOKEN = 2.0**20, 2.0**20, 2**31 - 1
 
 
-def difference(
-    y: torch.Tensor, stats: Stats, expected: Expected, info: dict[str, Any], options: dict[str, Any]
-) -> str:
+def difference(y: torch.Tensor, stats: Stats, expected: Expected, info: dict[str, Any], options: dict[str, Any]) -> str:
     """Return the first difference of a call's results from what is expected, "" if there is none.
 
     info: rows, tokens, sequences [n], numpy or None; options: of the call
@@ -54,7 +52,9 @@ def _differences(
         yield from _neurons(stats.neurons, fires, may_fire, counted, expected, info, y.dtype, finite)
     if options["want_packed"]:
         assert stats.packed is not None
-        yield from _packed(stats.packed, stats.nnz if options["probes"] != "none" else None, fires, may_fire, expected, finite)
+        yield from _packed(
+            stats.packed, stats.nnz if options["probes"] != "none" else None, fires, may_fire, expected, finite
+        )
 
 
 def _output(y: torch.Tensor, finite: Array, expected: Expected) -> Iterator[str]:

@@ -75,16 +75,15 @@ def _expect(tensors: dict[str, torch.Tensor | None], options: dict[str, Any], ex
         of_value = Bounded(size, hidden.error, hidden.past)
     finite, doubtful = _finite(gate, narrow, keeps, may_keep, dtype)
     rows = finite[:, None] | doubtful[:, None]
-    shown = Bounded(np.where(rows & may_keep, narrow.value, 0), np.where(rows & may_keep, narrow.error, 0), rows & False)
+    kept = rows & may_keep
+    shown = Bounded(np.where(kept, narrow.value, 0), np.where(kept, narrow.error, 0), kept & False)
     down = _product(shown.value, a["w_down"], a["b_down"], wide, exact)
-    carried = down.error + shown.error @ np.abs(a["w_down"]).T * (1 + fires.shape[1] * ERRORS[wide])  # type: ignore[arg-type]
+    carried = down.error + shown.error @ np.abs(a["w_down"]).T * (1 + fires.shape[1] * ERRORS[wide])
     y = rounded(Bounded(down.value, carried, down.past | ~np.isfinite(carried)), dtype, exact and not carried.any())
     positive = everything if up is None else up.value - up.error > 0
     may_be = everything if up is None else ~(up.value + up.error <= 0)
-    certain = finite[:, None]
-    return Expected(
-        y, of_value, fires & certain, may_fire & rows, fires & certain & positive, may_fire & rows & may_be, finite, doubtful
-    )  # fmt: skip
+    fires, may_fire = fires & finite[:, None], may_fire & rows
+    return Expected(y, of_value, fires, may_fire, fires & positive, may_fire & may_be, finite, doubtful)
 
 
 def _product(x: Any, weight: Any, bias: Any, wide: torch.dtype, exact: bool) -> Bounded:
@@ -121,7 +120,9 @@ def _narrow(value: Bounded, dtype: torch.dtype, wide: torch.dtype, exact: bool, 
     number = rounded(value, kept, exact)
     over = np.abs(number.value) - number.error > most * (1 + ERRORS[kept] / 2) * (1 + 2.0**-20)
     past = number.past | ~(np.abs(number.value) + number.error < most * (1 - 2.0**-20))
-    return Bounded(np.where(over, np.copysign(np.inf, number.value), number.value), np.where(over, 0, number.error), past)
+    return Bounded(
+        np.where(over, np.copysign(np.inf, number.value), number.value), np.where(over, 0, number.error), past
+    )
 
 
 def rounded(number: Bounded, dtype: torch.dtype, exact: bool) -> Bounded:

@@ -21,7 +21,7 @@ from support.fuzz.float64_ffn import expect
 from twell.kernels.backends import cpu, reference
 from twell.kernels.layout import COMPRESSIONS, TILES, Layout
 from twell.kernels.ops import gated_ffn, plain_ffn
-from twell.kernels.params import FFNParams
+from twell.kernels.params import FFNParams, not_sparse
 
 Rng = np.random.Generator
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -49,7 +49,8 @@ class Call:
         present = [name for name in WEIGHTS if self.tensors[name] is not None]
         d_ff = len(self.tensors["w_gate"]) if isinstance(self.tensors["w_gate"], torch.Tensor) else "?"
         rows = self.info["rows"] is not None
-        return f"x {list(self.shape)} {x.dtype}, d_ff {d_ff}, {', '.join(present)}, rows {rows}, exact {self.exact}, {options}"
+        about = f"rows {rows}, exact {self.exact}, {options}"
+        return f"x {list(self.shape)} {x.dtype}, d_ff {d_ff}, {', '.join(present)}, {about}"
 
 
 def cases(folder: Path, seed: int) -> Callable[[int], list[Outcome]]:
@@ -60,34 +61,31 @@ def cases(folder: Path, seed: int) -> Callable[[int], list[Outcome]]:
 
 
 def _case(rng: Rng) -> list[Outcome]:
+    """Return the outcomes of one random call: by each kernel that takes it, or of the refusal of a spoiled one."""
     call = draw(rng)
     if rng.random() < SPOILED:
-        name = spoil(call, rng)
-        return [_refusal(call, name)]
-    named = {name: tensor.clone() if isinstance(tensor, torch.Tensor) else tensor for name, tensor in call.tensors.items()}
+        names = spoil(call, rng)
+        return [_refusal(call, names)]
+    before = {name: tensor.clone() for name, tensor in call.tensors.items() if tensor is not None}
     expected = expect(call.tensors, call.options, call.exact)
-    numbers = {name: None if tensor is None else tensor.numpy() for name, tensor in call.info.items()}
+    info = {name: None if tensor is None else tensor.numpy() for name, tensor in call.info.items()}
+    params = FFNParams(**{**call.tensors, "x": call.tensors["x"].view(call.shape)}, **call.info, **call.options)
+    results = {"reference": _op(call, kernel="reference") if rng.random() < 0.5 else reference.run(params.checked())}
+    if params.x.dtype in cpu.DTYPES and not_sparse(params) is None:
+        results["cpu"] = cpu.run(params, int(rng.integers(-1, LEVELS)))
     outcomes = []
-    for kernel in ("reference", "cpu"):
-        params = FFNParams(**{**call.tensors, "x": call.tensors["x"].view(call.shape)}, **call.info, **call.options)
-        if kernel == "cpu":
-            if params.x.dtype not in cpu.DTYPES or params.threshold is not None or params.activation not in ("relu", "relu2"):
-                continue
-            params.checked()
-            y, stats = cpu.run(params, int(rng.integers(-1, LEVELS)))
-        else:
-            y, stats = _op(call, {"kernel": kernel}) if rng.random() < 0.5 else reference.run(params.checked())
-        wrong = difference(y, stats, expected, numbers, call.options)
+    for kernel, (y, stats) in results.items():
+        wrong = difference(y, stats, expected, info, call.options)
         if tuple(y.shape) != call.shape or y.dtype != params.x.dtype:
             wrong = f"y: {y.dtype} {list(y.shape)}"
-        for name, before in named.items():
-            if before is not None and not torch.equal(before.nan_to_num(3.0), call.tensors[name].nan_to_num(3.0)):
-                wrong = wrong or f"{name}: was changed by the call"
+        for name, tensor in before.items():
+            if not torch.equal(tensor.nan_to_num(3.0), call.tensors[name].nan_to_num(3.0)):
+                wrong = f"{name}: was changed by a call"
         outcomes.append(Outcome(FAILED if wrong else SAME, f"{kernel}: {call.words}" if wrong else kernel, wrong))
     return outcomes
 
 
-def _op(call: Call, more: dict[str, Any]) -> Any:
+def _op(call: Call, **more: Any) -> Any:
     """Call the op by its public name."""
     x = call.tensors["x"]
     given = {**call.tensors, "x": x.view(call.shape) if call.shape else x, **call.info, **call.options, **more}
@@ -126,7 +124,9 @@ def draw(rng: Rng) -> Call:
         tensors["w_down"] = tensors["w_down"].t().contiguous().t()
     info: dict[str, Any] = dict.fromkeys(("rows", "tokens", "sequences"))
     if rng.random() < 0.6:
-        info["rows"] = torch.from_numpy((rng.random(n) < pick(rng, (0.0, 0.3, 0.9))).astype(np.uint8) * pick(rng, (1, 7, 255)))
+        info["rows"] = torch.from_numpy(
+            (rng.random(n) < pick(rng, (0.0, 0.3, 0.9))).astype(np.uint8) * pick(rng, (1, 7, 255))
+        )
     if options["probes"] == "neurons":
         low, high = pick(rng, ((0, 50), (0, 2**31 - 1), (-(2**31), 2**31 - 1), (7, 8)))
         info["tokens"] = torch.from_numpy(rng.integers(low, high, n, dtype=np.int32))
@@ -162,7 +162,11 @@ def _values(rng: Rng, kind: str, shape: tuple[int, ...], name: str) -> np.ndarra
         flat = values.reshape(-1)
         for place in rng.integers(values.size, size=int(rng.integers(1, 4))):
             size = 10.0 ** int(rng.integers(-46, 39)) * pick(rng, (1, -1))
-            odd = size if name.startswith(("w_down", "b_down")) else pick(rng, (size, size, np.inf, -np.inf, np.nan, -0.0))
+            odd = (
+                size
+                if name.startswith(("w_down", "b_down"))
+                else pick(rng, (size, size, np.inf, -np.inf, np.nan, -0.0))
+            )
             flat[place] = odd
     return values
 
@@ -199,11 +203,13 @@ def spoil(call: Call, rng: Rng) -> tuple[str, ...]:
 
 
 def needs_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy that a gradient is asked of."""
     return tensor.clone().requires_grad_()
 
 
 def _longer(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])]) if tensor.dim() == 1 else tensor.new_zeros(*tensor.shape[:-1], 9)
+    """Return a tensor of another length, or of nine columns."""
+    return tensor.new_zeros(len(tensor) + 1) if tensor.dim() == 1 else tensor.new_zeros(*tensor.shape[:-1], 9)
 
 
 ODD_TENSORS: tuple[Callable[[torch.Tensor], Any], ...] = (
@@ -238,9 +244,11 @@ ODD_OPTIONS: dict[str, tuple[Any, ...]] = {
 
 def _refusal(call: Call, names: tuple[str, ...]) -> Outcome:
     """Make a spoiled call, and judge its refusal."""
-    words = f"spoiled {names[0]}: {call.tensors.get(names[0], call.info.get(names[0], call.options.get(names[0])))!r:.80}"
+    words = (
+        f"spoiled {names[0]}: {call.tensors.get(names[0], call.info.get(names[0], call.options.get(names[0])))!r:.80}"
+    )
     try:
-        _op(call, {})
+        _op(call)
     except (TypeError, ValueError) as error:
         text = str(error)
         named = any(text.startswith(f"{name}: expected ") for name in names) and ", got " in text and "\n" not in text
