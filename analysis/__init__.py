@@ -1,12 +1,12 @@
-"""One question a module, over a run's tables; each answer a DataFrame (or a dict) with documented columns.
+"""Questions about a run, one a module; each function returns a DataFrame (or a dict) with documented columns.
 
     from twell.workbench import open_run
     from twell.analysis import by_layer
     by_layer(open_run("runs/demo"))
 
-Each leaves flagged tokens out unless told `flagged=True`, says in `attrs` what it counted and what it left out, and
-raises `Missing` with one sentence where the run lacks what it needs. Summaries are built by the first question asked of
-a run; a query engine is loaded only then.
+Each function leaves out flagged tokens unless `flagged=True`, states in `attrs` what it counted and left out, and
+raises `Missing` with one sentence where the run lacks what it needs. The first question about a run builds its
+summaries; a query engine is loaded only for that.
 """
 
 from twell.analysis.activity.layers import by_layer, layer_histogram

@@ -1,4 +1,4 @@
-"""What has been claimed of sparse layers, of several runs side by side: python -m twell.analysis RUN …"""
+"""Print what several runs say about the claims, side by side: python -m twell.analysis RUN …"""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Compare: two runs or more, with another L1, model, text or kernel.
+"""Compare: two runs or more, which differ in L1, model, text or kernel.
 
     twell compare runs/a runs/b runs/c
     compare_runs([a, b, c])      a row a run: loss, nnz, speed, and which runs no other beats
     compare_layers([a, b])       differences by layer to the first run, with intervals
-    compare_positions([a, b])    by band of positions
-    compare_tokens([a, b])       by token, those that differ most surely first
+    compare_positions([a, b])    the same by band of positions
+    compare_tokens([a, b])       the same by token, the most significant differences first
 
-Runs over the same sequences are compared in pairs, which makes the intervals narrower; others as independent. Layers of
-models of different depth are compared by number, as far as both go. Cost: 0.1 s a run.
+Runs over the same sequences are compared in pairs, which makes the intervals narrower; other runs are taken as
+independent. Layers of models of different depth are compared by number, as far as both have them. Cost: 0.1 s a run.
 """
 
 from __future__ import annotations
@@ -43,34 +43,36 @@ SHOWN = {  # by column of the printed tables: its heading, with the unit, and ho
 
 
 def compare(options: CompareOptions) -> pd.DataFrame:
-    """Print the runs side by side, then the differences by layer; returns the first table."""
+    """Print the runs side by side, then the differences by layer; return the first table."""
     runs = [open_run(path) for path in options.runs]
     table = compare_runs(runs)
     layers = compare_layers(runs)
-    shown = table if table.attrs["comparable"] else table.drop(columns="best")
-    print(f"{_text(shown)}\n  {table.attrs['note']}\n\nMean nnz by layer, against {runs[0].name}:\n{_text(layers)}")
+    printed = table if table.attrs["comparable"] else table.drop(columns="best")
+    print(f"{_text(printed)}\n  {table.attrs['note']}\n\nMean nnz by layer, against {runs[0].name}:\n{_text(layers)}")
     print(f"  {layers.attrs['note']}; paired: both ran the same sequences")
     return table
 
 
 def _text(frame: pd.DataFrame) -> str:
-    """Return a table as it is printed: shares in per cent, speedups as factors, the rest to two decimals."""
-    shown = pd.DataFrame(index=frame.index)
+    """Return a table as text: shares in per cent, speedups as factors, other numbers with two decimals."""
+    printed = pd.DataFrame(index=frame.index)
     for name, values in frame.items():
         heading, form = SHOWN.get(str(name), (str(name), "{:.2f}" if is_float_dtype(values) else "{}"))
-        shown[heading] = ["–" if pd.isna(value) else form.format(value) for value in values]
-    return shown.replace({"True": "yes", "False": "no"}).to_string(index=False)
+        printed[heading] = ["–" if pd.isna(value) else form.format(value) for value in values]
+    return printed.replace({"True": "yes", "False": "no"}).to_string(index=False)
 
 
 def of_one_text(runs: Sequence[Run]) -> bool:
-    """Return whether the runs are over one text and vocabulary, so that their losses compare. What a text was is known
-    once a capture has come to its end: until then, and where it was killed, a run is like no other."""
+    """Return whether the runs read one text with one vocabulary, so that their losses can be compared.
+
+    A text's checksum is recorded when a capture ends, so this is False for a run that is being recorded or was killed.
+    """
     texts = {tuple(entry.get("sha256") for entry in run.manifest.text) for run in runs}
-    words = {run.manifest.tokenizer["vocab_size"] for run in runs}
-    return len(texts) == len(words) == 1 and None not in texts.pop()
+    vocab_sizes = {run.manifest.tokenizer["vocab_size"] for run in runs}
+    return len(texts) == len(vocab_sizes) == 1 and None not in texts.pop()
 
 
-def _several(runs: Sequence[Run]) -> None:
+def _require_two(runs: Sequence[Run]) -> None:
     """Raise UserError for fewer than two runs."""
     if len(runs) < 2:
         raise UserError(f"Expected two runs or more to compare, got {len(runs)}.")
@@ -84,7 +86,7 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     neurons firing, and better in one; empty without a loss). Losses compare only over the same text and vocabulary:
     attrs["note"] says if not, attrs["comparable"] is False then.
     """
-    _several(runs)
+    _require_two(runs)
     rows = []
     for run in runs:
         layers = by_layer(run)
@@ -97,23 +99,23 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     behind = (loss[:, None] >= loss) & (firing[:, None] >= firing)
     beaten = (behind & ((loss[:, None] > loss) | (firing[:, None] > firing))).any(axis=1)
     frame["best"] = pd.array(np.where(np.isnan(loss), None, ~beaten), dtype="boolean")
-    alike = of_one_text(runs)
-    note = "the same text" if alike else "texts or vocabularies differ, so losses cannot be compared"
-    frame.attrs = {"note": note, "comparable": alike}
+    same_text = of_one_text(runs)
+    note = "the same text" if same_text else "texts or vocabularies differ, so losses cannot be compared"
+    frame.attrs = {"note": note, "comparable": same_text}
     return frame
 
 
 def _speed(run: Run) -> dict[str, float]:
     """Return the speedups of the FFN and of the whole model; NaN where not timed or where the reference ran."""
-    found = {"ffn_speedup": np.nan, "model_speedup": np.nan}
+    speedups = {"ffn_speedup": np.nan, "model_speedup": np.nan}
     try:
         rows = speedup(run)
         if rows.attrs["comparable"]:
-            found["ffn_speedup"] = float(rows["dense_us"].sum() / rows["sparse_us"].sum())
-            found["model_speedup"] = model_speedup(run)["speedup"]
+            speedups["ffn_speedup"] = float(rows["dense_us"].sum() / rows["sparse_us"].sum())
+            speedups["model_speedup"] = model_speedup(run)["speedup"]
     except Missing:
         pass
-    return found
+    return speedups
 
 
 def compare_layers(runs: Sequence[Run]) -> pd.DataFrame:
@@ -130,14 +132,14 @@ def compare_positions(runs: Sequence[Run]) -> pd.DataFrame:
 
 def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
     """Return the differences of mean nnz to the first run by these keys, as compare_layers describes them."""
-    _several(runs)
+    _require_two(runs)
     first = _replicate_totals(runs[0], keys)
     pieces = []
     for run in runs[1:]:
         paired = _same_sequences(runs[0], run)
-        here = _replicate_totals(run, keys)
-        shared = here.index.intersection(first.index)
-        a, b = _means(first.loc[shared]), _means(here.loc[shared])
+        totals = _replicate_totals(run, keys)
+        shared = totals.index.intersection(first.index)
+        a, b = _means(first.loc[shared]), _means(totals.loc[shared])
         difference = b[0] - a[0]
         if paired:
             error = jackknife_error(difference, (b[1] - a[1]).T)
@@ -193,7 +195,7 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
     first; a row a token and run after the first. Columns: run; token_id; text; count, first_count; z, first_z;
     difference, low, high (95 %, clustered by document, taken as independent). Missing where the vocabularies differ or
     no token occurs often enough in both."""
-    _several(runs)
+    _require_two(runs)
     first = by_token(runs[0], min_count).set_index("token_id")
     pieces = []
     for run in runs[1:]:

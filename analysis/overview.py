@@ -1,8 +1,8 @@
-"""Overview: a run in a few numbers, each with what it was counted over.
+"""Overview: a run in a few numbers, each with the number of tokens, layers or batches behind it.
 
     overview(run)
 
-Cost: 0.15 s. What the run cannot tell is None, with the reason in `missing`.
+Cost: 0.15 s. A number that the run does not have is None, with the reason in `missing`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def overview(run: Run) -> dict[str, Any]:
     and speedup over layers), pearson_layers; missing (dict: what is None, and why).
     """
     manifest = run.manifest
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "status": manifest.status,
         "nnz_definition": manifest.nnz_definition,
         "layers": run.layers,
@@ -46,15 +46,15 @@ def overview(run: Run) -> dict[str, Any]:
     with memo_scope():
         for names, answer in QUESTIONS.items():
             try:
-                found |= answer(run)
+                numbers |= answer(run)
             except Missing as reason:
-                found |= dict.fromkeys(names)
-                found["missing"] |= dict.fromkeys(names, str(reason))
-    return found
+                numbers |= dict.fromkeys(names)
+                numbers["missing"] |= dict.fromkeys(names, str(reason))
+    return numbers
 
 
 def _activity(run: Run) -> dict[str, Any]:
-    """Return the numbers of by_layer."""
+    """Return the numbers that come from by_layer: counts of tokens, nnz, sparsity and dead neurons."""
     layers = by_layer(run)
     densest, sparsest = layers.iloc[layers["mean"].argmax()], layers.iloc[layers["mean"].argmin()]
     dead = None if layers["dead"].isna().any() else int(layers["dead"].sum())
@@ -74,18 +74,18 @@ def _activity(run: Run) -> dict[str, Any]:
 
 
 def _first(run: Run) -> dict[str, Any]:
-    """Return how many times the later mean position 0 fires."""
+    """Return mean nnz at position 0 over that of later positions, and the number of tokens at position 0."""
     rows = by_position(run, total=True)
     first, later = rows[rows["first"]], rows[~rows["first"]]
     if first.empty or later.empty:
         raise Missing(f"{run.name} holds no unflagged token at position 0, or none after it, to compare.")
-    rest = float((later["mean"] * later["tokens"]).sum() / later["tokens"].sum())
-    ratio = float(first["mean"].iloc[0]) / rest if rest else None
+    later_mean = float((later["mean"] * later["tokens"]).sum() / later["tokens"].sum())
+    ratio = float(first["mean"].iloc[0]) / later_mean if later_mean else None
     return {"first_ratio": ratio, "first_tokens": int(first["tokens"].iloc[0])}
 
 
 def _extremes(run: Run) -> dict[str, Any]:
-    """Return the loudest and the quietest token."""
+    """Return the loudest and the quietest token by z."""
     rows = by_token(run)[["token_id", "text", "z", "z_se", "count"]]
     loudest, quietest = rows.iloc[0].to_dict(), rows.iloc[-1].to_dict()
     return {"loudest": loudest, "quietest": quietest}
@@ -100,12 +100,12 @@ def _surprisal(run: Run) -> dict[str, Any]:
 def _speedup(run: Run) -> dict[str, Any]:
     """Return the speedup of all timed FFNs together."""
     rows = speedup(run)
-    _refuse(rows.attrs)
+    _refuse_incomparable(rows.attrs)
     return {"speedup": float(rows["dense_us"].sum() / rows["sparse_us"].sum())}
 
 
 def _timed(run: Run) -> dict[str, Any]:
-    """Return how the FFNs were timed."""
+    """Return how the FFNs were timed: number of batches, kernel, and whether the times can be compared."""
     rows = speedup(run)
     return {
         "speedup_repeats": int(rows["repeats"].min()),
@@ -114,17 +114,17 @@ def _timed(run: Run) -> dict[str, Any]:
     }
 
 
-def _refuse(found: Mapping[Any, Any]) -> None:
+def _refuse_incomparable(numbers: Mapping[Any, Any]) -> None:
     """Raise Missing with the numbers' own note if they cannot be compared."""
-    if not found["comparable"]:
-        raise Missing(f"{found['note'][0].upper()}{found['note'][1:]}.")
+    if not numbers["comparable"]:
+        raise Missing(f"{numbers['note'][0].upper()}{numbers['note'][1:]}.")
 
 
 def _pearson(run: Run) -> dict[str, Any]:
     """Return the Pearson correlation of nnz and speedup over layers."""
-    found = speedup_correlation(run)
-    _refuse(found)
-    return {"pearson": found["pearson"], "pearson_layers": found["n"]}
+    correlation = speedup_correlation(run)
+    _refuse_incomparable(correlation)
+    return {"pearson": correlation["pearson"], "pearson_layers": correlation["n"]}
 
 
 _ACTIVITY = (

@@ -1,7 +1,7 @@
 """Passage: one sequence token by token, and the scale that shades it.
 
-    passage(run, sequence)     its tokens, a row a token
-    scale(run, shade)          what the faintest and the strongest shade stand for
+    passage(run, sequence)     a row for each token of the sequence
+    scale(run, shade)          the values of the faintest and the strongest shade
     loudest(run, shade)        the tokens of greatest value in the run
 
 A shade is one of `all` (nnz summed over the layers), `L3` (nnz in layer 3), `surprisal` (loss of the token, as
@@ -33,7 +33,7 @@ from twell.workbench.run.schema import DECODE, PREFILL, nnz_columns
 from twell.workbench.run.store import Run
 
 ALL, SURPRISAL = "all", "surprisal"
-SEEN = 12  # loudest tokens that are listed
+SEEN = 12  # how many of the loudest tokens are listed
 ORDER = ["value", "sequence", "position"]  # of the loudest tokens: by falling value, then as in the text
 AROUND = 10  # tokens shown on each side of one
 PHASES = {"prefill": PREFILL, "decode": DECODE}
@@ -41,18 +41,21 @@ PHASES = {"prefill": PREFILL, "decode": DECODE}
 
 @dataclass(frozen=True)
 class Scale:
-    """What a shade stands for. name, unit: of its values. low, high: values of the faintest and the strongest shade.
-    said: in words, where these two come from."""
+    """The scale of a shade.
+
+    name, unit: of its values; low, high: values of the faintest and the strongest shade; range_note: where low and high
+    come from, in words.
+    """
 
     name: str
     unit: str
     low: float
     high: float
-    said: str = "1st to 99th percentile of the run"
+    range_note: str = "1st to 99th percentile of the run"
 
     @property
     def short(self) -> str:
-        """The heading of a column of the values."""
+        """Return the heading of a column of the values."""
         return "nnz" if self.unit == "neurons" else self.unit or "value"
 
     def share(self, values: np.ndarray) -> np.ndarray:
@@ -61,11 +64,11 @@ class Scale:
 
     def lent_by(self, run: Run) -> Scale:
         """Return the same scale, named as that of `run`, for the passages of another run."""
-        return replace(self, said=self.said.replace("the run", run.name))
+        return replace(self, range_note=self.range_note.replace("the run", run.name))
 
 
 def shades(run: Run) -> list[str]:
-    """Return the names of all shades that the run can be shown in."""
+    """Return the names of all shades of a run but those of single neurons."""
     return [ALL, *(f"L{layer}" for layer in range(run.layers)), *([SURPRISAL] if run.manifest.loss_tokens else [])]
 
 
@@ -89,8 +92,11 @@ def scale(run: Run, shade: str) -> Scale:
 
 
 def can_lend(run: Run, to: Run) -> bool:
-    """Return whether `run` can lend its scales to the run `to`: it is of the same weights, counted by the same rule,
-    longer, and has all the tables that the shades of `to` need."""
+    """Return whether the scales of `run` can shade passages of the run `to`.
+
+    They can if `run` has the same weights and definition of nnz, is longer, and has all tables that the shades of `to`
+    need.
+    """
     ours, theirs = run.manifest, to.manifest
     same = ours.model.get("weights") is not None and ours.model["weights"] == theirs.model.get("weights")
     tables = [table for table in ("activity", "neurons") if to.has(table)]
@@ -113,7 +119,7 @@ def percentiles(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _neuron(run: Run, shade: str) -> tuple[int, int]:
-    """Return layer and index of the neuron that a shade names. Missing if the run has no such neuron."""
+    """Return layer and index of the neuron that a shade names. Raises Missing if the run has no such neuron."""
     neuron = parse_neuron(shade, run)
     if neuron is None:
         raise Missing(f"This run's neurons are called L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}; it has no {shade}.")
@@ -129,7 +135,7 @@ def phases(run: Run) -> list[str]:
 
 
 def _phases_of(path: Path) -> set[int]:
-    """Return the phases in a part, from the least and the greatest value that its metadata state of each row group."""
+    """Return the phases in a part: the least and the greatest in the metadata of each row group."""
     try:
         file = open_part(path).metadata
     except (OSError, pa.ArrowException) as error:
@@ -166,18 +172,21 @@ def values(rows: pd.DataFrame, run: Run, shade: str) -> np.ndarray:
     return rows["nnz" if shade == ALL else nnz_columns(run.layers)[int(shade[1:])]].to_numpy(float)
 
 
-def shaded(rows: pd.DataFrame, run: Run, shade: str, phase: str | None, begin: int, most: int) -> pd.DataFrame:
-    """Return up to `most` tokens of a passage from index `begin` on, with one column more: shade (the value that shades
-    the token; NaN where it is not known, or where the token is not of `phase`, if one is given)."""
-    stretch = rows.iloc[begin : begin + most]
-    shown = values(stretch, run, shade)
+def shaded(rows: pd.DataFrame, run: Run, shade: str, phase: str | None, begin: int, limit: int) -> pd.DataFrame:
+    """Return up to `limit` tokens of a passage from index `begin` on, with one more column: shade.
+
+    That is the value that shades the token; NaN where it is not known, or where the token is not of `phase`, if one is
+    given. rows: as `passage` returns them.
+    """
+    stretch = rows.iloc[begin : begin + limit]
+    shades = values(stretch, run, shade)
     if phase is not None:
-        shown = np.where(stretch["phase"] == PHASES[phase], shown, np.nan)
-    return stretch.assign(shade=shown)
+        shades = np.where(stretch["phase"] == PHASES[phase], shades, np.nan)
+    return stretch.assign(shade=shades)
 
 
-def alone(bytes_of_tokens: Iterable[object]) -> list[str]:
-    """Return each token as text by itself; "" where the vocabulary lacks it."""
+def token_texts(bytes_of_tokens: Iterable[object]) -> list[str]:
+    """Return the text of each token decoded by itself; "" for a token that the vocabulary lacks."""
     return [piece.decode("utf-8", errors="replace") if isinstance(piece, bytes) else "" for piece in bytes_of_tokens]
 
 
@@ -203,7 +212,7 @@ def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:
 
 
 def _most_surprising(run: Run, phase: str | None) -> pd.DataFrame:
-    """Return the tokens of greatest surprisal, four times as many as are listed since tokens may repeat. Columns:
+    """Return the positions of greatest surprisal, four times as many as are listed, since tokens may repeat. Columns:
     sequence, position, value (nats)."""
     run.parts("activity")  # raises Missing where the query would say that there is no such table
     of_phase = "" if phase is None else f" and phase = {PHASES[phase]}"
@@ -217,8 +226,11 @@ def _most_surprising(run: Run, phase: str | None) -> pd.DataFrame:
 
 
 def _fullest(run: Run, columns: list[str], phase: str | None) -> pd.DataFrame:
-    """Return the SEEN tokens that fire most neurons, each where it first does. Columns: sequence, position, value (sum
-    of the nnz `columns`). Reads a part at a time: 0.3 s of a processor for a million tokens of 28 layers."""
+    """Return the SEEN tokens that fire most neurons, each at its first position of greatest nnz.
+
+    Columns: sequence, position, value (sum of the nnz `columns`). Reads a part at a time: 0.3 CPU seconds for a million
+    tokens of 28 layers.
+    """
     best = []
     for rows in run.pieces("activity", ["sequence", "position", "token_id", "phase", "flags", *columns]):
         counted = np.zeros(rows.num_rows, np.int64)
@@ -227,16 +239,18 @@ def _fullest(run: Run, columns: list[str], phase: str | None) -> pd.DataFrame:
         used = rows["flags"].to_numpy() == 0
         if phase is not None:
             used &= rows["phase"].to_numpy() == PHASES[phase]
-        most, left = 64 * SEEN, int(used.sum())
+        greatest, unflagged = 64 * SEEN, int(used.sum())
         while True:  # until there are enough different tokens among the rows of greatest value
-            least = np.partition(counted[used], left - most)[left - most] if most < left else 0
-            candidates = np.flatnonzero(used & (counted >= least))
+            threshold = (
+                np.partition(counted[used], unflagged - greatest)[unflagged - greatest] if greatest < unflagged else 0
+            )
+            candidates = np.flatnonzero(used & (counted >= threshold))
             top = rows.select(["sequence", "position", "token_id"]).take(candidates).to_pandas()
             top = top.assign(value=counted[candidates]).sort_values(ORDER, ascending=[False, True, True])
             top = top.drop_duplicates("token_id").head(SEEN)
-            if len(top) == SEEN or most >= left:
+            if len(top) == SEEN or greatest >= unflagged:
                 break
-            most *= 16
+            greatest *= 16
         best.append(top)
     top = pd.concat(best).sort_values(ORDER, ascending=[False, True, True]).drop_duplicates("token_id")
     return top.head(SEEN)[["sequence", "position", "value"]].reset_index(drop=True)

@@ -1,8 +1,9 @@
 """Add up partial summaries: tables of one name, with the same columns, whose rows combine by key.
 
-Keys and the rule of each column stand on the table's declaration in `summary_schema`. A summary in the making may have
-one column a layer in place of one row a layer (`layer_columns`): such columns add up, and its keys are those it has.
-Cost: one group-by each time the pieces held are as large as the total, so adding costs no more than what is added.
+Keys and the rule of each column are declared with the table in `summary_schema`. A partial summary may have one column
+a layer in place of one row a layer (`layer_columns`): such columns are summed, and its keys are the declared ones that
+it has. Cost: one group-by each time the pending pieces are as large as the total, so the cost is proportional to what
+is added.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import pyarrow as pa
 
 from twell.workbench.run.schema import SUMMARIES
 
-PENDING = 2**28  # bytes of a summary's pieces held before they are added up
+PENDING = 2**28  # bytes of a summary's pieces that are collected before they are added up
 
 Tables = dict[str, pa.Table]  # by the name of the summary
 
 
 class Total:
-    """Summaries as they add up, from tables that hold sums already."""
+    """Running totals of summaries. tables: totals to begin with, by name of the summary."""
 
     def __init__(self, tables: Tables | None = None) -> None:
         self._pieces = {name: [table] for name, table in (tables or {}).items()}
@@ -41,10 +42,10 @@ class Total:
         return {name: self.table(name) for name in self._pieces}
 
 
-def added_up(one: Tables, other: Tables) -> Tables:
+def added_up(first: Tables, second: Tables) -> Tables:
     """Return two sets of tables added up."""
-    total = Total(one)
-    total.add(other)
+    total = Total(first)
+    total.add(second)
     return total.tables()
 
 

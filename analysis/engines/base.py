@@ -1,8 +1,8 @@
-"""What a query engine can do: read Parquet files as tables, run functions over files, turn expressions into Arrow.
+"""The interface of a query engine: read Parquet files as tables, run functions on files, turn expressions into Arrow.
 
-Questions about single tokens are ibis expressions over the run's parts. What summaries take of one part at a time
-(`part_sums`, `z_scores`) is a Python function of the part's file, which an engine runs where the file lies.
-`open.open_engine` chooses between the two: `duckdb` runs here, `spark` on a cluster.
+Questions about single tokens are ibis expressions over the run's parts. Summaries are built by Python functions of one
+part's file (`part_sums`, `z_scores`), which an engine runs where the file is. `open.open_engine` chooses the engine:
+`duckdb` runs in this process, `spark` on a cluster.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ class Engine(ABC):
         """Run a function on each file and add up the tables that it returns.
 
         function: returns partial summaries by name (see `accumulate`); tick: is called with the files that are done.
-        UserError, with the file's name, where one cannot be read or its sums overflow.
+        Raises UserError, with the file's name, where a file cannot be read or its sums overflow.
         """
 
     @abstractmethod
     def map_files(
         self, files: Sequence[Path], function: Callable[[Path], pa.Table], schema: pa.Schema
     ) -> AbstractContextManager[ir.Table]:
-        """Run a function on each file; the block's table holds the rows of all of them, cast to the schema."""
+        """Run a function on each file; the `with` block's table has the rows of all files, cast to the schema."""
 
     def cached(self, table: ir.Table) -> AbstractContextManager[ir.Table]:
-        """Compute a table once, and hold its rows until the block ends."""
+        """Compute a table once, and keep its rows until the `with` block ends."""
         try:
             return table.cache()
         except Exception as error:
             raise self.as_user_error(error) from error
 
     def arrow(self, table: ir.Table) -> pa.Table:
-        """Return the rows of an expression."""
+        """Return the rows of an expression as an Arrow table."""
         try:
             return self.connection.to_pyarrow(table)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""DuckDB, embedded: the engine that runs where the workbench runs. No other module names DuckDB.
+"""DuckDB, embedded: the engine that runs in this process. No other module names DuckDB.
 
 Nothing is fetched: the extensions that DuckDB would load from the network by itself are switched off, and Parquet is
 built in. Summaries are not read through an engine: they are small, and pyarrow reads them faster than one starts.
@@ -28,7 +28,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.run.part_files import unreadable_part
 
 MEMORY = 3 * 2**29  # bytes
-THREADS = 4  # that run functions of files, at most: each holds one part in memory
+THREADS = 4  # most threads that run functions of files: each holds one part in memory
 
 Result = TypeVar("Result")
 
@@ -82,7 +82,7 @@ class DuckDBEngine(Engine):
     def map_files(
         self, files: Sequence[Path], function: Callable[[Path], pa.Table], schema: pa.Schema
     ) -> Iterator[ir.Table]:
-        """As `Engine.map_files`. The rows wait on disk, since all of them need not fit into memory at once."""
+        """Run a function on each file; the rows are kept on disk, since they may not fit into memory all at once."""
         with tempfile.TemporaryDirectory(dir=self._spill.name) as folder:
 
             def write(number: int) -> Path:
@@ -109,7 +109,7 @@ class DuckDBEngine(Engine):
 
 
 def _call(function: Callable[[Path], Result], file: Path) -> Result:
-    """Return what the function returns of a file; its errors become a UserError that names the file."""
+    """Return `function(file)`; errors of reading and overflows become a UserError that names the file."""
     try:
         return function(file)
     except (OSError, pa.ArrowException) as error:
@@ -119,7 +119,10 @@ def _call(function: Callable[[Path], Result], file: Path) -> Result:
 
 
 def _threads() -> int:
-    """Return one more than there are cores: each thread holds Python's lock at times, and parts differ in size."""
+    """Return how many threads run functions of files: one more than there are cores, at most THREADS.
+
+    Each thread holds Python's lock at times, and parts differ in size.
+    """
     return min(THREADS, 1 + (os.cpu_count() or 1))
 
 

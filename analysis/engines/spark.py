@@ -2,10 +2,9 @@
 
     twell summarize runs/large --engine spark://HOST:PORT
 
-Parts are read where the workers are, by pyarrow, since Spark's own reader knows neither half floats nor unsigned
-integers; so the workers need this Python (`PYSPARK_PYTHON`), numpy, scipy, pyarrow, and the run's folder under the same
-path. Nothing is written there. Cost: 5 to 10 s to start, and a second or two a query; worth it from hundreds of
-millions of tokens.
+Workers read parts by pyarrow, since Spark's own reader knows neither half floats nor unsigned integers. They need this
+Python (`PYSPARK_PYTHON`), numpy, scipy, pyarrow, and the run's folder under the same path; they write nothing to it.
+Cost: 5 to 10 s to start, and a second or two a query; worth it from hundreds of millions of tokens.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from twell.workbench.run.part_files import open_part
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TASKS = 2  # a core and shuffle
-FILES = 8  # a task
+TASKS = 2  # tasks for each core, in each shuffle
+FILES = 8  # files for each task
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -41,7 +40,7 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
 }
 PLAIN = {"halffloat": pa.float32(), "uint8": pa.int16(), "uint16": pa.int32(), "uint32": pa.int64()}
-PACKAGES = ("twell.analysis", "twell.workbench.run")  # whose code tasks need, subpackages included
+PACKAGES = ("twell.analysis", "twell.workbench.run")  # tasks need the code of these, subpackages included
 
 
 class SparkEngine(Engine):
@@ -67,7 +66,10 @@ class SparkEngine(Engine):
     def add_up(
         self, files: Sequence[Path], function: Callable[[Path], Tables], tick: Callable[[Sequence[Path]], None]
     ) -> Tables:
-        """As `Engine.add_up`. Workers add up the results of their tasks; files are sent some at a time."""
+        """Run a function on each file and add up its tables. Workers add up the results of their own tasks.
+
+        Files are sent FILES a task at a time.
+        """
         context, total = self._session.sparkContext, Total()
         tasks = TASKS * context.defaultParallelism
         with _by_value():
@@ -113,7 +115,7 @@ class SparkEngine(Engine):
 
 @contextmanager
 def _by_value() -> Iterator[None]:
-    """Send functions and classes of PACKAGES to the workers by value, since these have no copy of the code."""
+    """Send functions and classes of PACKAGES to the workers by value, since workers have no copy of the code."""
     from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 
     packages = [sys.modules[name] for name in PACKAGES]
@@ -127,7 +129,7 @@ def _by_value() -> Iterator[None]:
 
 
 def _session(address: str) -> SparkSession:
-    """Open a session on a cluster. UserError where Spark or Java is not installed, or no master answers."""
+    """Open a session on a cluster. Raises UserError where Spark or Java is not installed or no master answers."""
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
@@ -151,7 +153,7 @@ def _session(address: str) -> SparkSession:
 
 
 def _reader(schema: pa.Schema) -> Any:
-    """Return a function for the workers: it reads the files that it is given the names of, and yields their rows."""
+    """Return a function for the workers, which takes names of files in batches and yields the rows of the files."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -163,7 +165,8 @@ def _reader(schema: pa.Schema) -> Any:
 
 
 def _mapper(function: Callable[[Path], pa.Table], schema: pa.Schema) -> Any:
-    """Return a function for the workers: it calls `function` on each file, and yields the rows that this returns."""
+    """Return a function for the workers, which takes names of files in batches and yields the rows that `function`
+    returns for each file."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

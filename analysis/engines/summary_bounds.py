@@ -1,4 +1,4 @@
-"""Refuse a summary whose keys no row of the run can have, before arrays of that many entries are made.
+"""Refuse a summary with keys that no row of the run can have, before arrays of that size are allocated.
 
 Questions use keys (layer, position, neuron, …) as indices. Cost: the footer of the file, 0.3 ms.
 """
@@ -34,17 +34,17 @@ def check_keys(path: Path, name: str, layers: int, d_ff: int) -> None:
     }
     for column in SUMMARIES.tables[name].keys:
         if column in ranges:
-            least, most = ranges[column]
+            smallest, greatest = ranges[column]
             for value in _extremes(path, column):
-                if not least <= value <= most:
+                if not smallest <= value <= greatest:
                     raise UserError(
-                        f"Expected {column} from {least} to {most} in {path}, got {value}: remove its folder to have "
-                        "it made anew, or copy a run without rows again."
+                        f"Expected {column} from {smallest} to {greatest} in {path}, got {value}: remove its folder to "
+                        "have it made anew, or copy a run without rows again."
                     )
 
 
 def _extremes(path: Path, column: str) -> list[int]:
-    """Return the least and the greatest values of a column, of each row group; read whole where they are not stated."""
+    """Return the least and the greatest value of a column in each row group; a group without statistics is read."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""The cases of a run's `bench` table, each with its sparse FFN beside the dense one, for the page of benchmarks.
+"""Put the sparse FFN of each case in a run's `bench` table beside the dense one, for the page of benchmarks.
 
 `bench` has a row a figure. Here a row is one kernel in one case, with the ratios of times that a reader compares.
 Cost: 50 ms for 7 000 figures.
@@ -55,10 +55,10 @@ def cases(run: Run) -> pd.DataFrame:
 
 
 def layer_sums(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of layers added up over layers before they are divided: a row for each input and count of rows.
+    """Return ratios of times that are summed over layers before they are divided: a row an input and number of rows.
 
-    Columns: input, rows, weights, graph, layers, ratio, low, high (the least and greatest of a layer), repeats (the
-    least number of turns behind a median).
+    frame: as `cases` returns it. Columns: input, rows, weights, graph, layers, ratio, low, high (the least and greatest
+    of a layer), repeats (the least number of turns behind a median).
     """
     grouped = frame[frame["layer"] >= 0].groupby(["input", "rows", "weights", "graph"], sort=False)
     sums = grouped.agg(

@@ -1,4 +1,4 @@
-"""The page of benchmarks, data/BENCHMARKS.md: every figure of it is computed from one run and its `bench` table.
+"""Generate data/BENCHMARKS.md, the page of benchmarks, with every figure computed from one run and its `bench` table.
 
     python -m twell.analysis.exports.pages    writes it anew from the recorded run that ships
 
@@ -19,8 +19,8 @@ from twell.analysis.overview import overview
 from twell.analysis.speed.speedup import model_speedup, speedup
 from twell.workbench.run.store import Run
 
-OFTEN = 10  # counts of rows that an input was timed at; those of fewer have a table of their own
-MANY = 10_000  # rows from which a call is long: its table shows times and the other dense baselines
+OFTEN = 10  # an input timed at no more than this many numbers of rows goes into a table of its own
+MANY = 10_000  # a call of this many rows is long: its table shows times and the other dense baselines
 INPUTS = {
     "patterns": "recorded patterns",
     "text": "the model on its own text",
@@ -66,7 +66,7 @@ def page(run: Run) -> str:
     """Return the page as Markdown. run: one with timings, a verified parity and a `bench` table."""
     frame = cases(run)
     fast = frame[frame["kernel"] == run.manifest.kernel["name"]]
-    parts = (
+    sections = (
         OPENING.format(name=run.name),
         _model(run),
         _watching(run),
@@ -76,11 +76,13 @@ def page(run: Run) -> str:
         _other_kernels(run, frame),
         ELSEWHERE,
     )
-    return "\n".join(parts)
+    return "\n".join(sections)
 
 
-def _turns(least: float, most: float) -> str:
-    return f"medians of {least:.0f} turns" if least == most else f"medians of {least:.0f} to {most:.0f} turns"
+def _turns(fewest: float, greatest: float) -> str:
+    return (
+        f"medians of {fewest:.0f} turns" if fewest == greatest else f"medians of {fewest:.0f} to {greatest:.0f} turns"
+    )
 
 
 def _setting(run: Run, rows: str, dtype: str, repeats: pd.Series) -> str:
@@ -98,7 +100,7 @@ def _dtype(frame: pd.DataFrame) -> str:
 
 def _model(run: Run) -> str:
     """Return the section on the recorded model: activity and speed by layer, then the whole forward pass."""
-    layers, speed, about, whole = by_layer(run), speedup(run), overview(run), model_speedup(run)
+    layers, speed, numbers, model_times = by_layer(run), speedup(run), overview(run), model_speedup(run)
     manifest, model = run.manifest, run.manifest.model
     rows = [
         [
@@ -109,22 +111,24 @@ def _model(run: Run) -> str:
     ]  # fmt: skip
     dense, sparse = speed["dense_us"].sum() / 1e3, speed["sparse_us"].sum() / 1e3
     rows.append(
-        ["all", f"{about['nnz_mean']:.1f} (mean)", "", "", percent(about['dead_share']), number(dense),
+        ["all", f"{numbers['nnz_mean']:.1f} (mean)", "", "", percent(numbers['dead_share']), number(dense),
          number(sparse), f"**{dense / sparse:.2f}**"]
     )  # fmt: skip
-    energy = "" if pd.isna(whole["energy"]) else f" A token takes {percent(1 - whole['energy'])} less energy."
+    energy = (
+        "" if pd.isna(model_times["energy"]) else f" A token takes {percent(1 - model_times['energy'])} less energy."
+    )
     return (
         "## A trained model on real text\n\n"
         f"{manifest.device}, {model['family']}, {run.layers} layers of {model['d_model']} × {run.d_ff}, "
         f"{model['parameters']:,} parameters, {manifest.dtype}, kernel `{manifest.kernel['name']}`: the forward "
-        f"passes of a capture of {about['tokens']:,} tokens in {about['sequences']:,} sequences, in batches of "
+        f"passes of a capture of {numbers['tokens']:,} tokens in {numbers['sequences']:,} sequences, in batches of "
         f"{manifest.options['batch_tokens']:,} tokens. Recorded {manifest.created[:10]} with torch "
         f"{manifest.versions['torch']}. FFN times in ms, {speed.attrs['note'].split(',')[0]}.\n\n"
         + table(("layer", f"mean nnz of {run.d_ff}", "p99", "max", "dead", "dense", "sparse", "× dense"), rows)
-        + f"\nThe whole forward pass with the loss takes {whole['sparse_us'] / 1e3:.0f} ms, "
-        f"{whole['dense_us'] / 1e3:.0f} ms with the dense FFN: **{whole['speedup']:.2f} ×** (median of "
-        f"{whole['repeats']} batches, from {whole['low']:.2f} to {whole['high']:.2f}).{energy} Loss "
-        f"{about['loss']:.2f} nats a token, sparsity {percent(about['sparsity'], 1)}.\n"
+        + f"\nThe whole forward pass with the loss takes {model_times['sparse_us'] / 1e3:.0f} ms, "
+        f"{model_times['dense_us'] / 1e3:.0f} ms with the dense FFN: **{model_times['speedup']:.2f} ×** (median of "
+        f"{model_times['repeats']} batches, from {model_times['low']:.2f} to {model_times['high']:.2f}).{energy} Loss "
+        f"{numbers['loss']:.2f} nats a token, sparsity {percent(numbers['sparsity'], 1)}.\n"
     )
 
 
@@ -226,8 +230,8 @@ def _layers_by_rows(run: Run, frame: pd.DataFrame) -> str:
 
 
 def _span(rows: pd.Series) -> str:
-    least, most = rows.min(), rows.max()
-    return f"{least:,} rows" if least == most else f"{least:,} to {most:,} rows"
+    fewest, greatest = rows.min(), rows.max()
+    return f"{fewest:,} rows" if fewest == greatest else f"{fewest:,} to {greatest:,} rows"
 
 
 def _order(kind: str) -> int:
@@ -242,20 +246,25 @@ def _by_layer(sums: dict[Any, Any]) -> str:
 
 def _synthetic_by_rows(run: Run, frame: pd.DataFrame) -> str:
     """Return the section on synthetic inputs: a row for each number of rows, a column for each input."""
-    made = frame[(frame["layer"] < 0) & (frame["rows"] < frame["rows"].max())]
-    made = made.assign(column=[_column(case, kind) for case, kind in zip(made["case"], made["input"], strict=True)])
-    grid = made.pivot_table(index="rows", columns="column", values="ratio")
+    synthetic = frame[(frame["layer"] < 0) & (frame["rows"] < frame["rows"].max())]
+    synthetic = synthetic.assign(
+        column=[_column(case, kind) for case, kind in zip(synthetic["case"], synthetic["input"], strict=True)]
+    )
+    grid = synthetic.pivot_table(index="rows", columns="column", values="ratio")
     grid = grid[sorted(grid.columns, key=_nnz)]
-    often = grid.notna().sum() > OFTEN
-    cold, graph = made.loc[made["weights"] == "cold", "rows"].max(), made.loc[made["graph"], "rows"].max()
+    frequent = grid.notna().sum() > OFTEN
+    cold, graph = (
+        synthetic.loc[synthetic["weights"] == "cold", "rows"].max(),
+        synthetic.loc[synthetic["graph"], "rows"].max(),
+    )
     return (
         "## Synthetic inputs by rows a call, × dense\n\n"
-        + _setting(run, _span(made["rows"]), _dtype(made), made["repeats"])
+        + _setting(run, _span(synthetic["rows"]), _dtype(synthetic), synthetic["repeats"])
         + f"Up to {cold:,} rows the weights are cold; up to {graph:,} rows calls are replayed from a CUDA graph. The "
         "number after an input is the mean nnz that it was drawn for.\n\n"
-        + _grid(grid.loc[:, often])
+        + _grid(grid.loc[:, frequent])
         + "\n"
-        + _grid(grid.loc[:, ~often].dropna(how="all"))
+        + _grid(grid.loc[:, ~frequent].dropna(how="all"))
     )
 
 

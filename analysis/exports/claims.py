@@ -1,4 +1,4 @@
-"""The page of claims, data/CLAIMS.md: what has been claimed of sparse FFN layers, and what one run says of each.
+"""Generate data/CLAIMS.md, the page of claims: what has been claimed of sparse FFN layers, checked on one run.
 
     python -m twell.analysis.exports.pages    writes it anew from the recorded run that ships
 

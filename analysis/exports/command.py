@@ -6,7 +6,7 @@
     twell export runs/demo --table fired --format npz --out x    a scipy CSR matrix a layer; dead_neurons: a mask
 
 Analysis tables (`tables`) are those of the API with its defaults. Tables of the run itself are copied part by part, so
-memory does not grow with them. A file that is there already is replaced, whole or not at all (`files`).
+memory does not grow with them. An existing file is replaced completely or not at all (`files`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ ENDING: dict[Format, str] = {
 def export(options: ExportOptions) -> list[Path]:
     """Write the requested tables, or every analysis table that the run can give, and return the files written.
 
-    One table goes to the file `out` (or into it, if it is a folder), several go into the folder `out`. UserError for a
-    table or a combination of options that does not exist.
+    One table goes to the file `out` (or into it, if it is a folder), several go into the folder `out`. Raises UserError
+    for a table or a combination of options that does not exist.
     """
     run = open_run(options.run)
     format = _format(options)
@@ -93,8 +93,8 @@ def _pieces(run: Run, name: str) -> Iterator[pa.Table]:
 
 def _suggestion(name: str) -> str:
     """Return the end of a sentence that names the table which may have been meant."""
-    near = get_close_matches(name, [*ANALYSIS, *TABLES], 1)
-    return f": did you mean {near[0]}?" if near else "."
+    matches = get_close_matches(name, [*ANALYSIS, *TABLES], 1)
+    return f": did you mean {matches[0]}?" if matches else "."
 
 
 def _format(options: ExportOptions) -> Format:

@@ -1,4 +1,4 @@
-"""The part of data/README.md that describes the exported analysis tables, generated from their functions' docstrings.
+"""Describe the exported analysis tables, for data/README.md, from the docstrings of their functions.
 
 python -m twell.analysis.exports.dictionary   prints it; a test holds data/README.md to it
 """

@@ -1,9 +1,9 @@
-"""Document: a run as one notebook or one HTML page, with a section for each of `tables.SECTIONS`.
+"""Write a run as one notebook or one HTML page, with a section for each of `tables.SECTIONS`.
 
     twell export runs/demo --format notebook --out demo.ipynb   cells that load the run and show tables and figures
     twell export runs/demo --format html --out demo.html        one page that needs nothing from anywhere else
 
-Where the run lacks what a section needs, the page has the reason in its place, and the notebook's cell prints it.
+Where the run lacks what a section needs, the page has the reason instead, and the notebook's cell prints it.
 Cost: 2 s; the page is 5 MB, nearly all of it plotly.
 """
 
@@ -22,7 +22,7 @@ from twell.analysis.exports.tables import SECTIONS, ExportedTable
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-ROWS = 30  # rows of a table that are shown
+ROWS = 30  # most rows of a table that are shown
 
 
 def notebook(run: Run, path: Path, where: str | None = None) -> int:
@@ -38,11 +38,11 @@ def notebook(run: Run, path: Path, where: str | None = None) -> int:
     )
     cells = [_markdown(f"# {run.name}\n\n{_about(run)}"), _code(opening)]
     for section in SECTIONS:
-        shown = f"    display(table.head({ROWS}))\n"
+        display = f"    display(table.head({ROWS}))\n"
         if section.plot:
-            shown += f"    plots.{section.plot.__name__}(table).show()\n"
+            display += f"    plots.{section.plot.__name__}(table).show()\n"
         cells.append(_markdown(f"## {section.title}\n\n{section.text}"))
-        source = f"try:\n    table = {section.name}(run)\n{shown}except Missing as reason:\n    print(reason)"
+        source = f"try:\n    table = {section.name}(run)\n{display}except Missing as reason:\n    print(reason)"
         cells.append(_code(source))
     numbered = [{**cell, "id": f"cell-{number}"} for number, cell in enumerate(cells)]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -101,14 +101,14 @@ def _section(run: Run, section: ExportedTable) -> str:
         table = section.compute(run)
     except Missing as reason:
         return f'{head}<p class="note">{html.escape(str(reason))}</p>'
-    drawn = ""
+    figure = ""
     if section.plot:
-        drawn = section.plot(table).to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
+        figure = section.plot(table).to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
     note = _note(table.attrs, len(table))
     rows = _named(table.head(ROWS)).to_html(index=False, float_format=lambda value: f"{value:.4g}", border=0)
-    shown = f'<div class="wide">{rows}</div>'
-    shown = f"<details><summary>Table</summary>{shown}</details>" if drawn else shown
-    return f'{head}{drawn}{shown}<p class="note">{html.escape(note)}</p>'
+    content = f'<div class="wide">{rows}</div>'
+    content = f"<details><summary>Table</summary>{content}</details>" if figure else content
+    return f'{head}{figure}{content}<p class="note">{html.escape(note)}</p>'
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
@@ -119,6 +119,6 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _note(attrs: Mapping[Any, Any], rows: int) -> str:
-    """Return the line under a table: how much of it is shown, and the note that came with it."""
-    more = f"First {ROWS} of {rows:,} rows. " if rows > ROWS else ""
-    return more + str(attrs.get("note", ""))
+    """Return the line under a table of so many rows: how many are shown, and the note in its `attrs`."""
+    extent = f"First {ROWS} of {rows:,} rows. " if rows > ROWS else ""
+    return extent + str(attrs.get("note", ""))

@@ -1,7 +1,7 @@
-"""Table files, written piece by piece, whole or not at all.
+"""Write tables to files piece by piece; a file appears complete or not at all.
 
-CSV and JSON hold neither bytes nor half floats, and CSV no lists: they get hexadecimal digits, float32 and JSON. A JSON
-file is an array of records, with null for NaN and infinities.
+CSV and JSON have neither bytes nor half floats, and CSV has no lists: bytes are written as hexadecimal digits, half
+floats as float32, lists as JSON. A JSON file is an array of records, with null for NaN and infinities.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from twell.workbench.errors import UserError
 def replacing(path: Path, ending: str = ".tmp") -> Iterator[Path]:
     """Yield a temporary path beside `path` to write to; rename it to `path` if the block succeeds.
 
-    A file that is there already is replaced, and nothing half written stays. UserError where the disk refuses.
+    An existing file is replaced, and no half-written file remains. Raises UserError where the disk refuses.
     """
     temporary = path.with_name(path.name + ending)
     try:

@@ -1,7 +1,7 @@
-"""The pages of data/ that are generated: BENCHMARKS.md and CLAIMS.md from the recorded run that ships, and the column
-dictionary in README.md from the declarations of tables.
+"""Generate the pages of data/: BENCHMARKS.md and CLAIMS.md from the bundled recorded run, and the column dictionary in
+README.md from the declarations of tables.
 
-    python -m twell.analysis.exports.pages    writes them anew (`make docs` does so)
+    python -m twell.analysis.exports.pages    writes them again (`make docs` does so)
 
 A test compares the files with what is generated. Cost: a second.
 """
@@ -33,7 +33,7 @@ def pages() -> dict[str, str]:
 
 
 def columns() -> str:
-    """Return data/README.md with its column dictionary generated anew; what stands before the first table stays."""
+    """Return data/README.md with its column dictionary generated again; the text before the first table stays."""
     frame = (folder() / "README.md").read_text(encoding="utf-8").partition("\n### ")[0]
     return f"{frame}\n{schema.dictionary().strip()}\n\n{dictionary()}"
 

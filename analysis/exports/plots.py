@@ -1,4 +1,5 @@
-"""Plots: the figures of the notebook and of the page. Each takes a table of the API and returns a plotly figure.
+"""Plots: the figures of the notebook and of the HTML page. Each function takes a table of the API and returns a plotly
+figure.
 
     from twell.analysis import by_layer, plots
     plots.layers(by_layer(run)).show()
@@ -20,7 +21,7 @@ ENDS = 15  # tokens shown at each end of the ranking
 
 
 def _figure(x: str, y: str, **layout: object) -> Figure:
-    """Return an empty figure with these axis titles; `layout`: more of plotly's layout."""
+    """Return an empty figure with these axis titles; layout: further entries of plotly's layout."""
     from plotly.graph_objects import Figure
 
     plain = {"template": "plotly_white", "height": 380, "margin": {"t": 30, "r": 20, "b": 50, "l": 60}}

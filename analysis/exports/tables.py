@@ -1,7 +1,7 @@
 """The analysis tables that are exported, each declared once, in the order of an export and of the document.
 
-To export another table, add it to EXPORTED and to the names of `twell.analysis`, and print the dictionary anew
-(`dictionary`). Its columns are described by its function's docstring, and nowhere else.
+To export another table, add it to EXPORTED and to the names of `twell.analysis`, and run `make docs`. Its columns are
+described in its function's docstring, and nowhere else.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ExportedTable:
 
     @property
     def name(self) -> str:
-        """The table's name: that of its function in `twell.analysis`."""
+        """Return the table's name, which is that of its function in `twell.analysis`."""
         return self.compute.__name__
 
 

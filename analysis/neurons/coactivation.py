@@ -1,9 +1,9 @@
-"""Coactivation: which neurons fire on the same tokens, from the sample that `fired` holds.
+"""Coactivation: which neurons fire on the same tokens, from the sample of tokens in `fired`.
 
-    fired_csr(run, layer)   the sparse activations as a scipy CSR matrix, tokens × neurons, and where each row stands
+    fired_csr(run, layer)   the sparse activations as a scipy CSR matrix, tokens × neurons, and each row's position
     together(run, layer)    the pairs that agree most
 
-Cost: 0.1 s for 10 000 tokens of 100 non-zeros; the product of the matrix with itself is what grows.
+Cost: 0.1 s for 10 000 tokens of 100 non-zeros. It grows with the product of the matrix with itself.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def fired_csr(run: Run, layer: int) -> tuple[csr_matrix, pd.DataFrame]:
         [("sequence", "ascending"), ("position", "ascending")]
     )
     if not rows.num_rows:
-        kept = sorted(set(run.arrow("fired", ["layer"])["layer"].to_pylist()))
-        raise UserError(f"Expected a layer whose activations were kept ({', '.join(map(str, kept))}), got {layer}.")
+        recorded = sorted(set(run.arrow("fired", ["layer"])["layer"].to_pylist()))
+        raise UserError(f"Expected a layer whose activations were kept ({', '.join(map(str, recorded))}), got {layer}.")
     neuron, value = (rows[name].combine_chunks() for name in ("neuron", "value"))
     counts = neuron.value_lengths().to_numpy(zero_copy_only=False)
     ends = np.append(0, np.cumsum(counts))
@@ -41,7 +41,7 @@ def together(run: Run, layer: int, limit: int = 100, min_fires: int = 20) -> pd.
     a, b (neurons, a < b); fires_a, fires_b, both (tokens of the sample); jaccard (both over either); phi (correlation
     of the two firings); lift (both over what independent neurons would share).
     """
-    matrix, _places = fired_csr(run, layer)
+    matrix, _positions = fired_csr(run, layer)
     fired = (matrix != 0).astype(np.int32)
     fires = np.asarray(fired.sum(axis=0)).ravel()
     busy = np.flatnonzero(fires >= min_fires)

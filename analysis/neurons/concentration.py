@@ -1,11 +1,11 @@
 """Concentration: how few neurons do most of the firing, and how many have never fired.
 
-    concentration(run)   a row a layer: what the busiest 1, 5, 10 and 20 % carry, Gini, dead, one-token neurons
+    concentration(run)   a row a layer: the share of the busiest 1, 5, 10 and 20 %, Gini, dead and one-token neurons
     lorenz(run)          the curve behind it: share of firings by share of neurons, busiest first
-    dead_curve(run)      the share of neurons without a firing against the sequences seen
-    dead_neurons(run)    their list; dead_mask(run) the same as an array, to prune or start anew with
+    dead_curve(run)      the share of neurons without a firing, by the number of sequences read
+    dead_neurons(run)    their list; dead_mask(run) the same as an array, to prune or to restart them with
 
-Over unflagged tokens, from the summary `neurons`. Cost: 20 ms for 45 000 neurons.
+All count unflagged tokens, from the summary `neurons`. Cost: 20 ms for 45 000 neurons.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ BUSIEST = (0.01, 0.05, 0.10, 0.20)
 
 
 def _table(summaries: Summaries, column: str, never: int) -> NDArray:
-    """Return a column of the summary `neurons` as an array [layers, d_ff]."""
+    """Return a column of the summary `neurons` as an array [layers, d_ff]; never: its value where a neuron never
+    fired."""
     run, rows = summaries.run, summaries.columns("neurons", "layer", "neuron", column)
     if not unflagged_tokens(summaries):
         raise no_counted_token(run)
-    found = np.full((run.layers, run.d_ff), never, dtype=np.int64)
-    found[rows["layer"], rows["neuron"]] = rows[column]
-    return found
+    table = np.full((run.layers, run.d_ff), never, dtype=np.int64)
+    table[rows["layer"], rows["neuron"]] = rows[column]
+    return table
 
 
 def concentration(run: Run) -> pd.DataFrame:
@@ -49,19 +50,22 @@ def concentration(run: Run) -> pd.DataFrame:
     tokens = unflagged_tokens(summaries)
     ordered = -np.sort(-fires, axis=1)
     up_to = np.concatenate([np.zeros((run.layers, 1)), np.cumsum(ordered, axis=1)], axis=1)
-    places = np.arange(run.d_ff + 1)
-    found = []
+    ranks = np.arange(run.d_ff + 1)
+    records = []
     for layer in range(run.layers):
         total = up_to[layer, -1]
         share = up_to[layer] / total if total else np.full(run.d_ff + 1, np.nan)
         row: dict[str, float | None] = {"layer": layer, "neurons": run.d_ff}
-        row |= {f"busiest_{100 * part:.0f}": np.interp(part * run.d_ff, places, share) for part in BUSIEST}
+        row |= {
+            f"busiest_{100 * share_of_neurons:.0f}": np.interp(share_of_neurons * run.d_ff, ranks, share)
+            for share_of_neurons in BUSIEST
+        }
         row["half"] = int(np.searchsorted(share, 0.5)) if total else None
         row["gini"] = 2 * (share[:-1] + share[1:]).sum() / 2 / run.d_ff - 1
         row["dead"] = int((fires[layer] == 0).sum())
         row["one_token"] = int(((fires[layer] > 1) & (low[layer] == high[layer])).sum())
-        found.append(row)
-    frame = pd.DataFrame(found).astype({"half": "Int64"})
+        records.append(row)
+    frame = pd.DataFrame(records).astype({"half": "Int64"})
     frame.insert(frame.columns.get_loc("dead") + 1, "dead_share", frame["dead"] / run.d_ff)
     frame.insert(frame.columns.get_loc("dead") + 2, "dead_upper", DEAD_BOUND / tokens)
     frame.attrs = _about(run, tokens)
@@ -69,7 +73,7 @@ def concentration(run: Run) -> pd.DataFrame:
 
 
 def _about(run: Run, tokens: int) -> dict[str, object]:
-    """Return the `attrs` of a table that was counted over so many unflagged tokens."""
+    """Return the `attrs` of a table; tokens: how many unflagged tokens it counts."""
     note = f"over {tokens:,} unflagged tokens of {run.manifest.sequences:,} sequences"
     return {"definition": run.manifest.nnz_definition, "note": note, "tokens": tokens}
 
@@ -100,13 +104,13 @@ def dead_curve(run: Run, points: int = 40) -> pd.DataFrame:
         raise UserError(f"Expected at least 2 points, got {points}.")
     summaries = open_summaries(run)
     first = _table(summaries, "first_sequence", NEVER_SEQUENCE)
-    every = max(run.manifest.sequences, int(first.max()) + 1, 1)
-    seen = np.unique(np.round(np.geomspace(1, every, points)).astype(int))
+    sequences = max(run.manifest.sequences, int(first.max()) + 1, 1)
+    points_at = np.unique(np.round(np.geomspace(1, sequences, points)).astype(int))
     pieces = []
     for layer in range(run.layers):
         woken = np.sort(first[layer][first[layer] != NEVER_SEQUENCE])
-        share = 1 - np.searchsorted(woken, seen, side="left") / run.d_ff
-        pieces.append(pd.DataFrame({"layer": layer, "sequences": seen, "dead_share": share}))
+        share = 1 - np.searchsorted(woken, points_at, side="left") / run.d_ff
+        pieces.append(pd.DataFrame({"layer": layer, "sequences": points_at, "dead_share": share}))
     frame = pd.concat(pieces, ignore_index=True)
     frame.attrs = _about(run, unflagged_tokens(summaries))
     return frame

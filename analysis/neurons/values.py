@@ -1,11 +1,11 @@
-"""Values: how strongly one neuron fires, from what a run keeps of it: the tokens of `fired`, and the examples.
+"""Values: how strongly one neuron fires, from a run's tables `fired` and `examples`.
 
     sampled(run, layer, neuron)                 its values in a random sample of its firings
-    in_sequence(run, layer, neuron, sequence)   its values along one sequence, as far as the run keeps them
+    in_sequence(run, layer, neuron, sequence)   its values along one sequence, as far as the run recorded them
 
-`fired` holds every activation of a stated sample of tokens, so a neuron that is not listed for such a token is known to
-be silent there. Examples hold a neuron's largest values, some of its firings drawn at random, and its values around
-each of both. Cost: one pass over the table's rows of that layer.
+`fired` has every activation of a stated sample of tokens, so a neuron that is not listed for such a token is known to
+be silent there. Examples have a neuron's largest values, some of its firings drawn at random, and its values around
+these. Cost: one pass over the table's rows of that layer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from twell.analysis.neurons.examples import examples
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-SIDE = 16  # tokens that an example's window holds on each side
+SIDE = 16  # tokens on each side in an example's window
 
 
 def sampled(run: Run, layer: int, neuron: int) -> pd.DataFrame:
@@ -75,7 +75,7 @@ def _firings(rows: pa.Table, neuron: int) -> pd.DataFrame:
 
 
 def known(run: Run) -> bool:
-    """Return whether the run keeps values of single neurons at all."""
+    """Return whether the run has values of single neurons."""
     return run.has("fired") or run.has("examples")
 
 

@@ -33,7 +33,7 @@ def legend(scale: Scale) -> str:
     return (
         f'<div class="tw-scale"><span>{html.escape(scale.name)}</span><span>{html.escape(low)}</span>'
         f"<i></i><span>≥{SPACE}{html.escape(high)}</span>"
-        f'<span class="tw-quiet">{html.escape(scale.said)}</span></div>'
+        f'<span class="tw-quiet">{html.escape(scale.range_note)}</span></div>'
     )
 
 

@@ -189,7 +189,7 @@ def the_passage(run: Run, sequences: pd.DataFrame, choice: Choice) -> None:
     ranks = np.where(place < 0, 0.0, reached[place.clip(min=0)])
     vocabulary = run.vocab["bytes"]
     texts = pieces(vocabulary.reindex(rows["token_id"]))
-    names = read.alone(vocabulary.reindex(part["token_id"]))
+    names = read.token_texts(vocabulary.reindex(part["token_id"]))
     about = sequences.set_index("sequence").loc[sequence] if sequence in set(sequences["sequence"]) else None
     where = "" if about is None else f"{about['source']}, document {whole(about['document'])}; "
     some = "" if len(part) == len(rows) else f", {whole(begin)} to {whole(begin + len(part) - 1)} shown"
