@@ -1,15 +1,15 @@
-"""Compiles a kernel's sources once, keeps the library, and says in one sentence what is missing when it cannot.
+"""Compile a kernel's sources once and load the library, or say in one sentence why it cannot be built.
 
-A family of kernels is a `Library`: sources under csrc/, each with flags of its own, that become one shared object
-bound through torch's stable ABI (torch/csrc/stable), so that no torch or Python header but those is read.
+A family of kernels is a `Library`: sources under csrc/, each with flags of its own, that become one shared object. It
+is bound through torch's stable ABI (torch/csrc/stable), so no other header of torch or Python is included.
 
     failure(CPU)  # None once torch.ops.twell has the library's ops, else the reason it does not
 
-The library lies in the user's cache folder, under a name that holds a hash of the sources, their flags, torch and
-the compiler; objects lie beside it under names of the same kind, so a changed source compiles alone. ninja runs
-what is missing, all processes of a user take turns through one file lock, and whatever has its final name is whole.
+The library is in the user's cache folder, under a name with a hash of the sources, their flags, torch and the compiler.
+Objects are in the same folder under names of the same kind, so a changed source is compiled alone. ninja builds what is
+missing. All processes of a user take turns through one file lock, and a file gets its final name once it is complete.
 
-Cost: what the compiler takes, the first time; then a hash of the sources, about a millisecond.
+Cost: the compiler's time, once; later a hash of the sources, about a millisecond.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ NVCC_FLAGS = ("-DUSE_CUDA", "-Xcompiler=-fPIC,-fvisibility=hidden", "--expt-rela
 
 @dataclass(frozen=True)
 class Source:
-    """A file under csrc/ to be one object; two objects may come from one file with different flags."""
+    """A file under csrc/ that is compiled to one object; one file with different flags gives two objects.
+
+    path: relative to csrc/; flags: of the compiler, besides those of all sources
+    """
 
     path: str
     flags: tuple[str, ...] = ()
@@ -50,10 +53,11 @@ class Source:
 class Library:
     """The sources of one family of kernels.
 
-    headers: patterns under csrc/ of the files that its sources include
-    seconds: about what a first build takes, for the line that says it has begun
-    cuda:    compiled and linked by nvcc, for CUDA
-    fakes:   for each op that torch.compile shall trace, its name, and a function that makes empty results
+    headers: patterns under csrc/ of the files that the sources include
+    seconds: approximate time of a first build, for the line that announces it
+    cuda:    whether nvcc compiles and links it
+    link:    further arguments of the linker
+    fakes:   name, and a function that returns empty results, of each op that torch.compile traces
     """
 
     name: str
@@ -66,25 +70,30 @@ class Library:
 
 
 class BuildError(RuntimeError):
-    """Why a library could not be built, in one sentence."""
+    """A library that could not be built; the message is the reason, in one sentence."""
 
 
 def constant(function: Function) -> Function:
-    """A function that is asked once a process, which torch.compile takes for a constant: what
-    torch.compiler.assume_constant_result does, without the second that its import of dynamo takes."""
-    answer = cache(function)
+    """Cache a function's results, and let torch.compile take them for constants.
+
+    It does what torch.compiler.assume_constant_result does, without the second that importing dynamo takes.
+    """
+    cached = cache(function)
 
     @wraps(function)
-    def known(*arguments: Any) -> Any:
-        return answer(*arguments)
+    def constant_function(*arguments: Any) -> Any:
+        return cached(*arguments)
 
-    known._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return known  # type: ignore[return-value]
+    constant_function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return constant_function  # type: ignore[return-value]
 
 
 @constant
 def failure(library: Library) -> str | None:
-    """Makes the library's ops known to torch, building it if need be; the reason if that fails, and it stays so."""
+    """Load a library's ops into torch, building it if needed. Returns None, or the reason if that fails.
+
+    The result stays the same for the rest of the process.
+    """
     try:
         torch.ops.load_library(str(build(library)))
     except BuildError as error:
@@ -97,12 +106,12 @@ def failure(library: Library) -> str | None:
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: twell/kernels under $XDG_CACHE_HOME, or ~/.cache."""
+    """Return the folder of built libraries: twell/kernels under $XDG_CACHE_HOME or, without that, under ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twell" / "kernels"
 
 
 def build(library: Library) -> Path:
-    """The compiled library; raises BuildError where it cannot be had."""
+    """Return the path of the compiled library, which is built if it is missing. Raises BuildError if that fails."""
     compiler = find_compiler(library.cuda)
     if not (TORCH / "include/torch/csrc/stable/library.h").exists():
         raise BuildError(f"expected torch 2.10 or newer with its stable headers, got {torch.__version__}")
@@ -124,40 +133,44 @@ def build(library: Library) -> Path:
 
 
 def find_compiler(cuda: bool) -> str:
-    """The path of nvcc ($CUDA_HOME, /usr/local/cuda, PATH), or of the C++ compiler ($CXX, PATH)."""
+    """Return the path of nvcc ($CUDA_HOME, /usr/local/cuda, PATH), or of the C++ compiler ($CXX, PATH).
+
+    Raises BuildError if there is none.
+    """
     if cuda:
         home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-        found = shutil.which("nvcc", path=f"{home}/bin") or shutil.which("nvcc")
-        if found is None:
+        path = shutil.which("nvcc", path=f"{home}/bin") or shutil.which("nvcc")
+        if path is None:
             raise BuildError("expected CUDA's compiler, nvcc, under CUDA_HOME or on PATH, found none")
-        return found
+        return path
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     for name in names:
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     raise BuildError(f"expected a C++ compiler ({', '.join(names)}) on PATH, found none; install one or set CXX")
 
 
 def find_ninja() -> str:
-    """The path of ninja: that of the Python package, or the system's."""
+    """Return the path of ninja, of the Python package if it is installed, else the system's. Raises BuildError if there
+    is none."""
     try:
         from ninja import BIN_DIR
     except ImportError:
         BIN_DIR = ""
-    found = shutil.which("ninja", path=BIN_DIR or None) or shutil.which("ninja")
-    if found is None:
+    path = shutil.which("ninja", path=BIN_DIR or None) or shutil.which("ninja")
+    if path is None:
         raise BuildError("expected ninja to drive the compiler, found none; install the Python package ninja")
-    return found
+    return path
 
 
 def compile_command(source: Source, cuda: bool) -> list[str]:
-    """The arguments after the compiler, without input and output."""
+    """Return the compiler's arguments, without the compiler itself, input and output."""
     include = TORCH / "include"
     return [*COMMON_FLAGS, *(NVCC_FLAGS if cuda else CXX_FLAGS), f"-I{CSRC}", "-isystem", str(include), *source.flags]
 
 
 def _objects(library: Library, compiler: str, folder: Path) -> Iterator[tuple[Path, Source]]:
-    """Each object's path, named after everything that decides its bits."""
+    """Yield the path and source of each object; the name has a hash of everything that determines the object's bits."""
     stat = os.stat(os.path.realpath(compiler))
     headers = sorted(path for pattern in library.headers for path in CSRC.glob(pattern))
     shared = _digest(
@@ -169,36 +182,39 @@ def _objects(library: Library, compiler: str, folder: Path) -> Iterator[tuple[Pa
         yield folder / f"{Path(source.path).stem}-{key}.o", source
 
 
-def _digest(*parts: str | bytes) -> str:
+def _digest(*fields: str | bytes) -> str:
     hashed = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
+    for field in fields:
+        data = field.encode() if isinstance(field, str) else field
         hashed.update(len(data).to_bytes(8, "little") + data)
     return hashed.hexdigest()[:16]
 
 
 def _run_ninja(library: Library, compiler: str, ninja: str, objects: dict[Path, Source], target: Path) -> None:
-    """Compiles the objects that are missing, and links; every file gets its name once it is whole."""
+    """Compile the objects that are missing, and link them all to `target`. A file gets its name once it is complete.
+
+    Raises BuildError, with the compiler's first error, if that fails.
+    """
     missing = {path: source for path, source in objects.items() if not path.exists()}
     if missing:
         seconds = max(1, library.seconds * len(missing) // len(objects))
         print(f"Compiling the {library.name} kernel once, about {seconds} s …", file=sys.stderr, flush=True)
     lines = ["rule make", "  command = $tool $before -o $out.part $in $after && mv $out.part $out"]
 
-    def edge(out: Path, inputs: Iterable[Path], before: Iterable[str] = (), after: Iterable[str] = ()) -> None:
+    def add_rule(out: Path, inputs: Iterable[Path], before: Iterable[str] = (), after: Iterable[str] = ()) -> None:
         lines.append(f"build {_escaped([out])}: make {_escaped(inputs)}")
         for name, words in (("tool", [compiler]), ("before", before), ("after", after)):
             lines.append(f"  {name} = {_escaped(map(shlex.quote, words))}")
 
     for path, source in missing.items():
-        edge(path, [CSRC / source.path], ["-c", *compile_command(source, library.cuda)])
-    edge(target, objects, after=_link_command(library))
+        add_rule(path, [CSRC / source.path], ["-c", *compile_command(source, library.cuda)])
+    add_rule(target, objects, after=_link_command(library))
     script, log = target.with_suffix(".ninja"), target.with_suffix(".log")
     script.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    done = subprocess.run([ninja, "-f", script.name], cwd=script.parent, capture_output=True, text=True, check=False)
+    result = subprocess.run([ninja, "-f", script.name], cwd=script.parent, capture_output=True, text=True, check=False)
     script.unlink()
-    if done.returncode:
-        output = done.stdout + done.stderr
+    if result.returncode:
+        output = result.stdout + result.stderr
         log.write_text(output, encoding="utf-8")
         raise BuildError(f"its sources do not compile: {_first_error(output)} (all of it in {log})")
 
@@ -211,15 +227,16 @@ def _link_command(library: Library) -> list[str]:
 
 
 def _escaped(words: Iterable[object]) -> str:
-    """Words as ninja reads them."""
+    """Return words escaped for a ninja file, separated by spaces."""
     return " ".join(str(word).replace("$", "$$").replace(" ", "$ ").replace(":", "$:") for word in words)
 
 
 def _first_error(output: str) -> str:
+    """Return the compiler's first line that names an error, or its first line."""
     lines = [line.strip() for line in output.splitlines()]
-    told = (
+    candidates = (
         [line for line in lines if "error" in line.lower() or "fatal" in line.lower()]
         or [line for line in lines if line]
         or ["no message"]
     )
-    return told[0]
+    return candidates[0]

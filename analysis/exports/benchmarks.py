@@ -79,10 +79,9 @@ def page(run: Run) -> str:
     return "\n".join(sections)
 
 
-def _turns(fewest: float, greatest: float) -> str:
-    return (
-        f"medians of {fewest:.0f} turns" if fewest == greatest else f"medians of {fewest:.0f} to {greatest:.0f} turns"
-    )
+def _turns(low: float, high: float) -> str:
+    """Return in words how many turns medians are of, from `low` to `high`."""
+    return f"medians of {low:.0f} turns" if low == high else f"medians of {low:.0f} to {high:.0f} turns"
 
 
 def _setting(run: Run, rows: str, dtype: str, repeats: pd.Series) -> str:
@@ -100,7 +99,7 @@ def _dtype(frame: pd.DataFrame) -> str:
 
 def _model(run: Run) -> str:
     """Return the section on the recorded model: activity and speed by layer, then the whole forward pass."""
-    layers, speed, numbers, model_times = by_layer(run), speedup(run), overview(run), model_speedup(run)
+    layers, speed, facts, model_time = by_layer(run), speedup(run), overview(run), model_speedup(run)
     manifest, model = run.manifest, run.manifest.model
     rows = [
         [
@@ -111,24 +110,22 @@ def _model(run: Run) -> str:
     ]  # fmt: skip
     dense, sparse = speed["dense_us"].sum() / 1e3, speed["sparse_us"].sum() / 1e3
     rows.append(
-        ["all", f"{numbers['nnz_mean']:.1f} (mean)", "", "", percent(numbers['dead_share']), number(dense),
+        ["all", f"{facts['nnz_mean']:.1f} (mean)", "", "", percent(facts['dead_share']), number(dense),
          number(sparse), f"**{dense / sparse:.2f}**"]
     )  # fmt: skip
-    energy = (
-        "" if pd.isna(model_times["energy"]) else f" A token takes {percent(1 - model_times['energy'])} less energy."
-    )
+    energy = "" if pd.isna(model_time["energy"]) else f" A token takes {percent(1 - model_time['energy'])} less energy."
     return (
         "## A trained model on real text\n\n"
         f"{manifest.device}, {model['family']}, {run.layers} layers of {model['d_model']} × {run.d_ff}, "
         f"{model['parameters']:,} parameters, {manifest.dtype}, kernel `{manifest.kernel['name']}`: the forward "
-        f"passes of a capture of {numbers['tokens']:,} tokens in {numbers['sequences']:,} sequences, in batches of "
+        f"passes of a capture of {facts['tokens']:,} tokens in {facts['sequences']:,} sequences, in batches of "
         f"{manifest.options['batch_tokens']:,} tokens. Recorded {manifest.created[:10]} with torch "
         f"{manifest.versions['torch']}. FFN times in ms, {speed.attrs['note'].split(',')[0]}.\n\n"
         + table(("layer", f"mean nnz of {run.d_ff}", "p99", "max", "dead", "dense", "sparse", "× dense"), rows)
-        + f"\nThe whole forward pass with the loss takes {model_times['sparse_us'] / 1e3:.0f} ms, "
-        f"{model_times['dense_us'] / 1e3:.0f} ms with the dense FFN: **{model_times['speedup']:.2f} ×** (median of "
-        f"{model_times['repeats']} batches, from {model_times['low']:.2f} to {model_times['high']:.2f}).{energy} Loss "
-        f"{numbers['loss']:.2f} nats a token, sparsity {percent(numbers['sparsity'], 1)}.\n"
+        + f"\nThe whole forward pass with the loss takes {model_time['sparse_us'] / 1e3:.0f} ms, "
+        f"{model_time['dense_us'] / 1e3:.0f} ms with the dense FFN: **{model_time['speedup']:.2f} ×** (median of "
+        f"{model_time['repeats']} batches, from {model_time['low']:.2f} to {model_time['high']:.2f}).{energy} Loss "
+        f"{facts['loss']:.2f} nats a token, sparsity {percent(facts['sparsity'], 1)}.\n"
     )
 
 
@@ -230,8 +227,8 @@ def _layers_by_rows(run: Run, frame: pd.DataFrame) -> str:
 
 
 def _span(rows: pd.Series) -> str:
-    fewest, greatest = rows.min(), rows.max()
-    return f"{fewest:,} rows" if fewest == greatest else f"{fewest:,} to {greatest:,} rows"
+    low, high = rows.min(), rows.max()
+    return f"{low:,} rows" if low == high else f"{low:,} to {high:,} rows"
 
 
 def _order(kind: str) -> int:
@@ -246,20 +243,15 @@ def _by_layer(sums: dict[Any, Any]) -> str:
 
 def _synthetic_by_rows(run: Run, frame: pd.DataFrame) -> str:
     """Return the section on synthetic inputs: a row for each number of rows, a column for each input."""
-    synthetic = frame[(frame["layer"] < 0) & (frame["rows"] < frame["rows"].max())]
-    synthetic = synthetic.assign(
-        column=[_column(case, kind) for case, kind in zip(synthetic["case"], synthetic["input"], strict=True)]
-    )
-    grid = synthetic.pivot_table(index="rows", columns="column", values="ratio")
+    short = frame[(frame["layer"] < 0) & (frame["rows"] < frame["rows"].max())]
+    short = short.assign(column=[_column(case, kind) for case, kind in zip(short["case"], short["input"], strict=True)])
+    grid = short.pivot_table(index="rows", columns="column", values="ratio")
     grid = grid[sorted(grid.columns, key=_nnz)]
     frequent = grid.notna().sum() > OFTEN
-    cold, graph = (
-        synthetic.loc[synthetic["weights"] == "cold", "rows"].max(),
-        synthetic.loc[synthetic["graph"], "rows"].max(),
-    )
+    cold, graph = short.loc[short["weights"] == "cold", "rows"].max(), short.loc[short["graph"], "rows"].max()
     return (
         "## Synthetic inputs by rows a call, × dense\n\n"
-        + _setting(run, _span(synthetic["rows"]), _dtype(synthetic), synthetic["repeats"])
+        + _setting(run, _span(short["rows"]), _dtype(short), short["repeats"])
         + f"Up to {cold:,} rows the weights are cold; up to {graph:,} rows calls are replayed from a CUDA graph. The "
         "number after an input is the mean nnz that it was drawn for.\n\n"
         + _grid(grid.loc[:, frequent])

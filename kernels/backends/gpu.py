@@ -94,7 +94,7 @@ class Workspace:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the regions, in the order of `offsets`."""
+        """Return the names of the regions, in the order of `offsets`."""
         return tuple(self._kinds)
 
     def tensor(self, name: str) -> Tensor:

@@ -181,29 +181,32 @@ def _swizzled(dense: Tensor, tiles: Tensor) -> Tensor:
     return dense.view(-1, 32, 8).gather(1, index).flatten(1)
 
 
-class UnreadTwELL(TwELL):
-    """The TwELL that one pass left in its workspace. It is put in order when its words or its spill are first read,
-    which waits for the host."""
+class LazyTwELL(TwELL):
+    """A pass's TwELL that is computed from its workspace when its words or spill are first read.
+
+    Computing it waits for the host, which a call that never reads it, or reads it through `stored` alone, must not do.
+    So these fields of TwELL are properties here, and TwELL's own constructor is not called.
+    """
 
     def __init__(self, workspace: Workspace, d_ff: int, finite: Tensor) -> None:
         self.layout, self.d_ff, self.dtype, self.values = LAYOUT, d_ff, workspace.tensor("spill").dtype, None
         self._workspace, self._finite = workspace, finite
 
     @cached_property
-    def _in_order(self) -> TwELL:
+    def _packed(self) -> TwELL:
         return self._workspace.packed(self.d_ff, self._finite)
 
     @property
     def words(self) -> Tensor:  # type: ignore[override]
-        return self._in_order.words
+        return self._packed.words
 
     @property
     def spill_index(self) -> Tensor:  # type: ignore[override]
-        return self._in_order.spill_index
+        return self._packed.spill_index
 
     @property
     def spill(self) -> Tensor:  # type: ignore[override]
-        return self._in_order.spill
+        return self._packed.spill
 
     @property
     def device(self) -> torch.device:
@@ -224,7 +227,7 @@ def run(params: FFNParams) -> tuple[Tensor, Stats]:
         workspace = Workspace(rows.stop - rows.start, d_ff, params.x.dtype, params.x.device)
         launch(params, rows, workspace, y, stats)
         if params.want_packed:
-            packed.append(UnreadTwELL(workspace, d_ff, stats.finite[rows]))
+            packed.append(LazyTwELL(workspace, d_ff, stats.finite[rows]))
     stats.packed = TwELL.cat([*packed]) if len(packed) > 1 else packed[0] if packed else None
     return y, stats
 

@@ -1,14 +1,13 @@
-"""The reference: the FFN op in plain torch, on any device. Every other kernel is held to it.
+"""The reference: the FFN op in plain torch, on any device. Every other kernel is tested against it.
 
-It is the dense computation with a mask: two full products, ReLU by selection, a third product; what it adds is
-counting. Firing is read from the gate product in float32 (float64 for float64) before anything is rounded.
-Sixteen-bit inputs get that product on CUDA from a matmul with a float32 output, elsewhere by widening the
-operands, where the product of any two is exact; the gate's values are then rounded once, to the input's dtype,
-as TwELL holds them.
+It is the dense computation with counting added: two full products, ReLU by selection, a third product. Firing is read
+from the gate product in float32 (float64 for float64) before anything is rounded. For 16-bit inputs that product is a
+matmul with a float32 output on CUDA, and elsewhere a product of widened operands, in which the product of any two
+numbers is exact. The gate's values are then rounded once, to the input's dtype, as in TwELL.
 
-Cost: rows go through in chunks that stay in cache, and counting is a few passes over them, with no branch on
-data and no wait for the host unless `want_packed`. What is counted is exact whatever the order of rows:
-indicators are summed as floats below 2^24, values as float64 multiples of 2^-20 below 2^53.
+Cost: rows are computed in chunks that stay in cache, and counting is a few passes over them, without branches on data
+and without waiting for the host unless `want_packed`. Counts are exact in any order of rows: indicators are summed as
+floats below 2^24, values as float64 multiples of 2^-20 below 2^53.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from twell.kernels.layout import Layout, pack, tile_view
 from twell.kernels.params import SPARSE_ACTIVATIONS, FFNParams
 from twell.kernels.stats import FIXED_POINT, VALUE_CAP, NeuronSums, Stats, TileCounts
 
-# Elements of the hidden state at a time (on a CPU they stay in its cache), and the bounds on rows: fewer would
-# read the weights too often, and more than 2^13 values of at most 2^40 steps would no longer sum below 2^53.
+# Elements of the hidden state that are computed at a time (on a CPU they stay in its cache), and the bounds on rows:
+# fewer would read the weights too often, and the sum of more than 2^13 values of at most 2^40 steps may exceed 2^53.
 CPU_CHUNK, GPU_CHUNK = 2**18, 2**26
 MIN_ROWS, MAX_ROWS = 2**8, 2**13
 
@@ -39,7 +38,7 @@ where_positive = torch.ops.aten.threshold_backward  # (t, g, 0): t where g > 0 (
 
 
 class Linear:
-    """A linear map whose result is float32 (float64 for float64), never rounded to 16 bits."""
+    """A linear map whose result is float32 (float64 for float64) and is never rounded to 16 bits."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         narrow = weight.element_size() == 2
@@ -68,7 +67,10 @@ def run(params: FFNParams) -> tuple[Tensor, Stats]:
 
 
 def count(params: FFNParams) -> Stats:
-    """The Stats of hidden values computed elsewhere, [n, d_ff] as the call's x, by its threshold; no weight is read."""
+    """Return the Stats of hidden values that were computed elsewhere, by the call's threshold.
+
+    params.x: those values [n, d_ff]; its weights are not read
+    """
     chunks = []
     for chunk in _chunks(params.x, params.x.shape[1]):
         hidden = params.x[chunk] if params.x.element_size() > 4 else params.x[chunk].float()
@@ -80,7 +82,7 @@ def count(params: FFNParams) -> Stats:
 
 
 def _chunks(x: Tensor, d_ff: int) -> list[slice]:
-    """The rows of x, as many at a time as keep [rows, d_ff] small; one chunk, of no rows, when there are none."""
+    """Return slices of the rows of x so small that [rows, d_ff] stays small; one empty slice if there are no rows."""
     step = (GPU_CHUNK if x.is_cuda else CPU_CHUNK) // d_ff
     step = min(max(step, MIN_ROWS), MAX_ROWS)
     return [slice(at, at + step) for at in range(0, max(x.shape[0], 1), step)]
@@ -107,7 +109,7 @@ def _run_chunk(
 def _count(
     params: FFNParams, chunk: slice, stats: Stats, gate: Tensor, up: Tensor | None, hidden: Tensor, value: Tensor
 ) -> None:
-    """Fills in what the call asks for besides `finite`."""
+    """Set in `stats` all that the call requests besides `finite`. gate, up, hidden, value: [rows of chunk, d_ff]."""
     # 1.0 where a neuron fired, else 0.0: torch compares and sums floats faster than bools.
     compared, bound = (gate, 0.0) if params.threshold is None else (hidden.abs(), params.threshold)
     fired = torch.gt(compared, bound, out=torch.empty_like(gate)).mul_(stats.finite[:, None])
@@ -131,9 +133,9 @@ def _count(
 
 
 def _hidden(params: FFNParams, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The hidden state and the neurons' values, both [n, d_ff] in the dtype of the products.
+    """Return the hidden state and the neurons' values, both [n, d_ff] in the dtype of the products.
 
-    Values are read only where a neuron fired.
+    Values are valid only where a neuron fired.
     """
     if params.activation in SPARSE_ACTIVATIONS:
         value = gate if params.activation == "relu" else gate * gate
@@ -146,12 +148,15 @@ def _hidden(params: FFNParams, gate: Tensor, up: Tensor | None) -> tuple[Tensor,
 
 
 def _finite(matrix: Tensor) -> Tensor:
-    """bool [n]: rows without inf or nan, which the extremes carry along."""
+    """Return which rows have neither inf nor nan, bool [n]: the extremes of a row propagate both."""
     return matrix.amax(1).isfinite() & matrix.amin(1).isfinite()
 
 
 def tile_counts(tiles: Tensor, counted: Tensor, layout: Layout) -> TileCounts:
-    """Histograms of fired neurons a tile, int32 [n, tiles], over the rows that `counted` (bool [n]) keeps."""
+    """Return histograms of fired neurons in a tile, over the rows where `counted` (bool [n]) is true.
+
+    tiles: int32 [n, tiles], the number of fired neurons in each
+    """
 
     def histogram(bins: Tensor, weight: Tensor) -> Tensor:
         return torch.zeros(layout.tile + 1, dtype=torch.int64, device=bins.device).index_add_(0, bins, weight)
@@ -162,10 +167,10 @@ def tile_counts(tiles: Tensor, counted: Tensor, layout: Layout) -> TileCounts:
 
 
 def neuron_sums(fired: Tensor, value: Tensor, tokens: Tensor, sequences: Tensor) -> NeuronSums:
-    """Sums a neuron over at most 2^13 rows.
+    """Return the sums of each neuron over at most 2^13 rows.
 
-    fired: [n, d_ff], 1.0 or 0.0, 0.0 throughout in rows that do not count; value: [n, d_ff], read where it
-    fired; tokens, sequences: int32 [n].
+    fired: [n, d_ff], 1.0 or 0.0, and all 0.0 in rows that are not counted; value: [n, d_ff], read where a neuron fired;
+    tokens, sequences: int32 [n].
     """
     sums = NeuronSums.empty(fired.shape[1], fired.device)
     if not len(fired):
@@ -183,9 +188,9 @@ def neuron_sums(fired: Tensor, value: Tensor, tokens: Tensor, sequences: Tensor)
 
 
 def _greatest(fired: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-    """The greatest int32 `number` [n] among the rows that fired each column, and whether any did.
+    """Return the greatest int32 `number` [n] among the rows that fired each neuron, and whether any row did: [d_ff].
 
-    Through ranks, which a float32 holds exactly whatever the numbers.
+    It compares ranks, which float32 represents exactly for any numbers.
     """
     ordered, order = number.sort()
     rank = torch.empty_like(fired[:, 0])

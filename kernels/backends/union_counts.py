@@ -1,7 +1,7 @@
-"""Unions: how many different neurons blocks of rows fire, counted on the GPU where the packed hidden state lies.
+"""Count on the GPU how many different neurons fire in blocks of rows, from the packed hidden state.
 
-A block's union is a bit a neuron in shared memory, set from the words of its rows; larger blocks are made of the bits
-of smaller ones. Nothing waits for the host. Cost: reading the words that hold something, once.
+A block's union has one bit for each neuron in shared memory, set from the words of its rows; that of a larger block
+combines the bits of smaller ones. Nothing waits for the host. Cost: one read of the words that are in use.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from twell.kernels import build
 from twell.kernels.build import Library, Source
 from twell.kernels.layout import TwELL
 
-MAX_COLUMNS = 2**18  # of d_ff filled up to whole tiles: their bits lie in shared memory
+MAX_COLUMNS = 2**18  # greatest d_ff, padded to whole tiles, whose bits fit into shared memory
 
 
 @cache
 def library(capability: tuple[int, int]) -> Library:
-    """The sources, for GPUs of this compute capability."""
+    """Return the library for GPUs of this compute capability, (major, minor)."""
     arch = "-gencode=arch=compute_{0}{1},code=sm_{0}{1}".format(*capability)
     sources = (Source("unions/unions.cu", (arch,)), Source("unions/bindings.cpp"))
     return Library("unions", sources, headers=("common/*", "unions/*"), seconds=8, cuda=True)
 
 
 def takes(packed: TwELL) -> bool:
-    """Whether these launches count this state; builds them to find out, once a process."""
+    """Return whether `counts` can take this packed state. Compiles the library to find out, once a process."""
     device = packed.device
     wide = packed.layout.tiles(packed.d_ff) * packed.layout.tile
     if device.type != "cuda" or packed.dtype == torch.float64 or wide > MAX_COLUMNS:
@@ -37,10 +37,10 @@ def takes(packed: TwELL) -> bool:
 
 
 def counts(packed: TwELL, members: list[Tensor]) -> Tensor:
-    """int64 [sizes of a block, d_ff + 1]: how many blocks have a union of so many neurons.
+    """Count blocks by the number of neurons in their union: int64 [block sizes, d_ff + 1].
 
-    members: int32 on the device: [blocks, rows of one] of the smallest size, then for each further one [blocks, blocks
-    of the size before]
+    members: an int32 tensor on the device for each block size, the smallest first. The first, [blocks, rows of a block],
+    has row numbers; each later one, [blocks, members], has numbers of blocks of the size before
     """
     heads, tails, spill_index, spill = packed.stored()
     layout, device = packed.layout, heads.device
@@ -50,8 +50,8 @@ def counts(packed: TwELL, members: list[Tensor]) -> Tensor:
     for blocks, histogram in zip(members, histograms, strict=True):
         marks = torch.empty(len(blocks), words, dtype=torch.int32, device=device)
         if smaller is None:
-            given = (heads, tails, spill_index, spill, blocks.contiguous())
-            torch.ops.twell.unions_of_rows(*given, marks, histogram, layout.tile, layout.slots)
+            rows = (heads, tails, spill_index, spill, blocks.contiguous())
+            torch.ops.twell.unions_of_rows(*rows, marks, histogram, layout.tile, layout.slots)
         else:
             torch.ops.twell.unions_of_blocks(smaller, blocks.contiguous(), marks, histogram)
         smaller = marks

@@ -1,1 +1,1 @@
-"""Timing of FFN operations: what is run, on which inputs, in turns, and how errors are measured."""
+"""Time FFN operations in turns, on synthetic inputs and on models' own, and measure their errors."""

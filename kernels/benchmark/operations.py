@@ -1,7 +1,6 @@
-"""What a benchmark runs: the FFN by each kernel, and the dense forms that they are held against.
+"""The operations of a benchmark: the FFN by each kernel, and the dense forms that they are compared with.
 
-Every operation is a function without arguments, on an input that is given when it is made, so that whoever times it
-times nothing else.
+Each is a function without arguments that has its input bound, so that timing it times nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from twell.kernels.layout import Layout, TwELL
 from twell.kernels.modules import Probe, SparseFFN
 from twell.kernels.params import FFNParams, Requirements
 
-LAST = "reference"  # of KERNELS: it runs anything, slowly
+LAST = "reference"  # the kernel that takes any case, slowly
 PROBES: dict[str, dict[str, Any]] = {
     "ffn_counts": {"probes": "counts"},
     "ffn_neurons": {"probes": "neurons"},
@@ -32,7 +31,10 @@ PROBES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Operation:
-    """What is timed. op: as the column dictionary has it; compression: 0 for dense operations."""
+    """An operation that is timed.
+
+    op: its name, one of the column `op` of the table `bench`; compression: of its TwELL layout, 0 for dense operations
+    """
 
     op: str
     kernel: str = "torch"
@@ -45,12 +47,16 @@ GATE, UP_DOWN = Operation("gate"), Operation("up_down")
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What to compare, and how long to take over it.
+    """The operations to compare, and how long to time them.
 
-    kernels: default all that can take a case; layouts: what they are to emit; a kernel that cannot is left out. The
-    reference is slow enough to let a GPU cool for the others, so there it runs where it is named or alone
-    compiled: torch.compile's FFN too; probes: the kernels' probes too; seconds: of turns; None: as SECONDS has it
-    cold: weights rotated; on_timed(operation, run): told of each operation after the turns
+    kernels: by name; None: every kernel that can take a case. The reference is so slow that a GPU would cool during
+    its turns, so on a GPU it runs only if it is named or no other kernel can.
+    layouts: those that kernels emit; a kernel that cannot emit a layout is left out
+    compiled: whether the FFN by torch.compile is timed too
+    probes: whether each kernel is timed with its probes too
+    cold: whether weights are rotated through more than the cache holds
+    seconds: total time of the turns; None: that of `runner.SECONDS`
+    on_timed: is called with each operation and its function after the turns
     """
 
     kernels: Sequence[str] | None = None
@@ -62,24 +68,27 @@ class BenchRequest:
     on_timed: Callable[[Operation, Run], None] | None = None
 
 
-def operations(ffn: SparseFFN, x: Tensor, asked: BenchRequest, left_out: dict[str, str]) -> dict[Operation, Run]:
-    """Every operation on x, each giving y or nothing; why a kernel is not among them goes into `left_out`."""
+def operations(ffn: SparseFFN, x: Tensor, request: BenchRequest, left_out: dict[str, str]) -> dict[Operation, Run]:
+    """Return every operation on x [rows, d_model], as functions that return y or nothing.
+
+    left_out: gets the reason for each kernel that is not among them, by name
+    """
     dense = sibling(ffn, "reference")
     runs = dense_operations(dense, x)
-    if asked.compiled:
+    if request.compiled:
         compiled = _compiled(x.shape, x.dtype, x.device, dense.w_gate.shape, dense.w_up is None)
         runs = {DENSE: runs.pop(DENSE), COMPILED: partial(compiled, dense, x), **runs}
     numbers = torch.arange(len(x), dtype=torch.int32, device=x.device)
-    for name in candidates(ffn, x, asked, left_out):
-        for layout in asked.layouts:
+    for name in candidates(ffn, x, request, left_out):
+        for layout in request.layouts:
             reason = refusal(name, ffn, x, layout)
             if reason is not None:
-                left_out[f"{name} at compression {layout.compression}" if len(asked.layouts) > 1 else name] = reason
+                left_out[f"{name} at compression {layout.compression}" if len(request.layouts) > 1 else name] = reason
                 continue
             module = sibling(ffn, name, probe=Probe(layout=layout))
             runs[Operation("ffn_sparse", name, layout.compression)] = partial(module, x)
-            for op, about in PROBES.items() if asked.probes else ():
-                probe = Probe(layout=layout, tokens=numbers, sequences=numbers // 1024, **about)
+            for op, arguments in PROBES.items() if request.probes else ():
+                probe = Probe(layout=layout, tokens=numbers, sequences=numbers // 1024, **arguments)
                 runs[Operation(op, name, layout.compression)] = partial(sibling(module, name, probe=probe), x)
             for op, run in stages(name, module, x).items():
                 runs[Operation(op, name, layout.compression)] = run
@@ -87,7 +96,7 @@ def operations(ffn: SparseFFN, x: Tensor, asked: BenchRequest, left_out: dict[st
 
 
 def dense_operations(ffn: SparseFFN, x: Tensor) -> dict[Operation, Run]:
-    """The dense FFN as it is, with gate and up as one product, and the gate product alone."""
+    """Return the dense forms of an FFN on x: the FFN itself, with gate and up as one product, and the gate product."""
     runs: dict[Operation, Run] = {DENSE: partial(ffn.dense, x)}
     if ffn.w_up is not None:
         weight = torch.cat([ffn.w_gate, ffn.w_up])
@@ -107,31 +116,34 @@ def dense_operations(ffn: SparseFFN, x: Tensor) -> dict[Operation, Run]:
 
 @lru_cache(maxsize=1)
 def _compiled(*_shape: Any) -> Callable[[SparseFFN, Tensor], Tensor]:
-    """The dense FFN by torch.compile, for one shape: it would give up after some of them."""
+    """Return the dense FFN by torch.compile for one shape. Without the reset it would give up after several shapes."""
     torch.compiler.reset()
     return torch.compile(SparseFFN.dense, dynamic=False)
 
 
-def candidates(ffn: SparseFFN, x: Tensor, asked: BenchRequest, left_out: dict[str, str]) -> list[str]:
-    """The names of the kernels to try."""
-    if asked.kernels is not None:
-        return list(asked.kernels)
+def candidates(ffn: SparseFFN, x: Tensor, request: BenchRequest, left_out: dict[str, str]) -> list[str]:
+    """Return the names of the kernels to try on x; left_out: gets the reason if the reference is not among them."""
+    if request.kernels is not None:
+        return list(request.kernels)
     names = [name for name in KERNELS if name != LAST]
-    if x.is_cuda and any(refusal(name, ffn, x, asked.layouts[0]) is None for name in names):
+    if x.is_cuda and any(refusal(name, ffn, x, request.layouts[0]) is None for name in names):
         left_out[LAST] = "it would let the GPU cool between the others' turns; --kernel reference times it"
         return names
     return list(KERNELS)
 
 
 def refusal(kernel: str, ffn: SparseFFN, x: Tensor, layout: Layout) -> str | None:
-    """Why a kernel cannot run this FFN on x and emit this layout; None if it can."""
+    """Return why a kernel cannot run this FFN on x and emit this layout; None if it can."""
     requirements = Requirements(ffn.activation, ffn.up_relu, ffn.threshold, layout, want_packed=True)
     shape = (x.device, x.dtype, ffn.d_model, ffn.d_ff, len(x))
     return KERNELS[kernel].refuses(*shape) or KERNELS[kernel].lacks(requirements)
 
 
 def stages(kernel: str, ffn: SparseFFN, x: Tensor, packed: TwELL | None = None) -> dict[str, Run]:
-    """A kernel's own gate product and what follows it, where it lets them be run alone."""
+    """Return a kernel's gate product and what follows it as operations of their own; none where it has no such stages.
+
+    packed: the gate's TwELL that the second one reads; default that of the gate product
+    """
     stage_runs = KERNELS[kernel].stage_runs
     if stage_runs is None:
         return {}
@@ -145,9 +157,9 @@ def stages(kernel: str, ffn: SparseFFN, x: Tensor, packed: TwELL | None = None) 
 def sibling(
     ffn: SparseFFN, kernel: str, dtype: torch.dtype | None = None, *, probe: Probe | None = None, copy: bool = False
 ) -> SparseFFN:
-    """The same FFN for another kernel or dtype, with the weights it shares or a copy of them."""
+    """Return the same FFN for another kernel or dtype. It shares weights where it can; with `copy` it has its own."""
     down = ffn.w_down if KERNELS[kernel].down_by_neuron else ffn.w_down.contiguous()
     tensors = [ffn.w_gate, ffn.w_up, down, ffn.b_gate, ffn.b_up, ffn.b_down]
     tensors = [None if t is None else t.to(dtype or t.dtype, copy=copy) for t in tensors]
-    about = {"layer": ffn.layer, "activation": ffn.activation, "up_relu": ffn.up_relu, "threshold": ffn.threshold}
-    return SparseFFN(*tensors, **about, kernel=kernel, probe=probe)  # type: ignore[arg-type]
+    options = {"layer": ffn.layer, "activation": ffn.activation, "up_relu": ffn.up_relu, "threshold": ffn.threshold}
+    return SparseFFN(*tensors, **options, kernel=kernel, probe=probe)  # type: ignore[arg-type]

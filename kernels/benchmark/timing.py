@@ -1,7 +1,7 @@
-"""Timing operations in turns, on any device: what every figure of time comes from.
+"""Time operations in turns on any device. Every time that the project reports is measured here.
 
-Each turn has an order of its own, the same in every run: what runs before an operation decides how warm the device and
-its caches are, and on a GPU at its power limit that is several percent.
+Each turn runs the operations in an order of its own, which is the same in every run: the operation before decides how
+warm the device and its caches are, and on a GPU at its power limit that changes a time by several percent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 K = TypeVar("K")
 Run = Callable[[], Any]
-Read = Callable[[], float]  # gives microseconds, and on a GPU waits for them
+Read = Callable[[], float]  # returns microseconds, and on a GPU waits until they are known
 
 
 def time_in_turns(
@@ -26,21 +26,21 @@ def time_in_turns(
     warm_up: bool = True,
     rng: random.Random | None = None,
 ) -> dict[K, list[float]]:
-    """Microseconds of each operation by name, turn by turn.
+    """Time each operation once in each of `repeats` turns; return microseconds by name, turn by turn.
 
     warm_up: whether a turn that is not timed comes first
-    rng: what draws the orders, where turns are taken a few at a time; default one that begins anew
+    rng: the source of the orders, for callers that take a few turns at a time; default a new one with a fixed seed
     """
     if warm_up:
         for operation in operations.values():
             operation()
-    took: dict[K, list[Read]] = {name: [] for name in operations}
+    readings: dict[K, list[Read]] = {name: [] for name in operations}
     order, rng = list(operations), rng or random.Random(0)
     for _ in range(repeats):
         rng.shuffle(order)
         for name in order:
-            took[name].append(_timed(operations[name], device))
-    return {name: [read() for read in reads] for name, reads in took.items()}
+            readings[name].append(_timed(operations[name], device))
+    return {name: [read() for read in reads] for name, reads in readings.items()}
 
 
 def _timed(operation: Run, device: torch.device) -> Read:
@@ -50,13 +50,16 @@ def _timed(operation: Run, device: torch.device) -> Read:
 
 
 def start_timer(device: torch.device) -> Callable[[], Read]:
-    """A watch that runs from now until what comes back is called, which gives what reads it."""
+    """Start a timer and return the function that stops it; that one returns the function that reads it.
+
+    On a GPU stopping does not wait for the device, but reading does.
+    """
     if device.type != "cuda":
         began = time.perf_counter()
 
         def stop() -> Read:
-            took = (time.perf_counter() - began) * 1e6
-            return lambda: took
+            microseconds = (time.perf_counter() - began) * 1e6
+            return lambda: microseconds
 
         return stop
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -74,7 +77,7 @@ def start_timer(device: torch.device) -> Callable[[], Read]:
 
 
 def graphed(operation: Run, device: torch.device) -> Run:
-    """The operation, which runs on this GPU, as a replay of a CUDA graph: launching takes no part in its time."""
+    """Capture an operation on this GPU as a CUDA graph and return its replay, whose time has no launches in it."""
     with torch.cuda.device(device):
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())

@@ -131,9 +131,9 @@ def test_a_kernel_that_refuses_gives_way(monkeypatch) -> None:
 
     calls = []
 
-    def run(call: Any) -> Any:
-        calls.append(call.x.shape[0])
-        return KERNELS["reference"].run(call)
+    def run(params: Any) -> Any:
+        calls.append(params.x.shape[0])
+        return KERNELS["reference"].run(params)
 
     kernels = {"few": Kernel(run, few_rows, "for few rows"), "reference": KERNELS["reference"]}
     monkeypatch.setattr("twell.kernels.dispatch.KERNELS", kernels)

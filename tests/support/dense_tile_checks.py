@@ -19,12 +19,12 @@ QUIET = 2**16  # what a quiet row counts besides
 TAKEN = -1
 
 
-def run(call: FFNParams, *stages: int) -> tuple[Tensor, Stats, hopper.Workspace]:
+def run(params: FFNParams, *stages: int) -> tuple[Tensor, Stats, hopper.Workspace]:
     """y, stats and what is left in the workspace; by stages of their own, the gate's kernel makes no up products."""
-    n, d_ff = call.x.shape[0], call.w_gate.shape[0]
-    (y, stats), workspace = results(call), hopper.Workspace(n, d_ff, call.x.dtype, CUDA)
+    n, d_ff = params.x.shape[0], params.w_gate.shape[0]
+    (y, stats), workspace = results(params), hopper.Workspace(n, d_ff, params.x.dtype, CUDA)
     for some in stages or (hopper.ALL_STAGES,):
-        hopper.launch(call, slice(0, n), workspace, y, stats, some)
+        hopper.launch(params, slice(0, n), workspace, y, stats, some)
     return y, stats, workspace
 
 
@@ -34,11 +34,11 @@ def counters(workspace: hopper.Workspace, n: int) -> Tensor:
     return workspace.tensor("row_sums")[behind : behind + pairs * tiles].view(pairs, tiles)
 
 
-def whole_rows(call: FFNParams) -> Tensor:
+def whole_rows(params: FFNParams) -> Tensor:
     """What they must come to: rows of tiles of which a block fires nearly all, or most and much; quiet ones fire less
     than a quarter of its mean."""
-    gate = call.x.float() @ call.w_gate.float().t()
-    fired = (gate if call.b_gate is None else gate + call.b_gate.float()) > 0
+    gate = params.x.float() @ params.w_gate.float().t()
+    fired = (gate if params.b_gate is None else gate + params.b_gate.float()) > 0
     n, d_ff = fired.shape
     padded = torch.nn.functional.pad(fired, (0, -d_ff % TILE, 0, -n % PAIR))
     of_tiles = padded.view(-1, 2, hopper.BLOCK, padded.shape[1] // TILE, TILE)  # pair, its block, row, tile, neuron
@@ -53,23 +53,23 @@ def whole_rows(call: FFNParams) -> Tensor:
     return (counted.sum(2) * whole).sum(1)
 
 
-def check_whole(call: FFNParams) -> Tensor:
+def check_whole(params: FFNParams) -> Tensor:
     """What the gate's kernel by itself finds of each pair and tile is as above."""
-    found = counters(run(call, Stage.GATE)[2], call.x.shape[0])
-    assert_same("what lies whole", found, whole_rows(call).int())
+    found = counters(run(params, Stage.GATE)[2], params.x.shape[0])
+    assert_same("what lies whole", found, whole_rows(params).int())
     return found
 
 
-def check(call: FFNParams) -> tuple[Tensor, hopper.Workspace]:
+def check(params: FFNParams) -> tuple[Tensor, hopper.Workspace]:
     """Everything as the reference has it, whoever makes the up products; which tiles are taken."""
-    n = call.x.shape[0]
-    y, stats, workspace = run(call)
-    expected, counted = reference.run(call)
+    n = params.x.shape[0]
+    y, stats, workspace = run(params)
+    expected, counted = reference.run(params)
     assert_same("y", y, expected)
     assert_same("stats", replace(stats, packed=None), replace(counted, packed=None))
-    assert_same("packed", workspace.packed(call.w_gate.shape[0], stats.finite), counted.packed)
-    assert_same("y of both kernels", hopper.run(call)[0], y)
-    apart = run(call, Stage.GATE, hopper.ALL_STAGES - Stage.GATE)
+    assert_same("packed", workspace.packed(params.w_gate.shape[0], stats.finite), counted.packed)
+    assert_same("y of both kernels", hopper.run(params)[0], y)
+    apart = run(params, Stage.GATE, hopper.ALL_STAGES - Stage.GATE)
     assert not bool((counters(apart[2], n) == TAKEN).any())
     assert_same("y by stages", apart[0], y)
     assert_same("nnz by stages", apart[1].nnz, stats.nnz)

@@ -160,21 +160,21 @@ def once(run: Run) -> Run:
     its repetitions. It waits, so that the tools have but one call to keep in mind."""
     last: dict[tuple[int, int], tuple[list[Any], list[Tensor], tuple[Tensor, Stats]]] = {}
 
-    def runs(call: FFNParams) -> tuple[Tensor, Stats]:
+    def runs(params: FFNParams) -> tuple[Tensor, Stats]:
         if torch.compiler.is_compiling():
-            return run(call)
+            return run(params)
         if torch.cuda.is_current_stream_capturing():
-            captured.append(run(call))
+            captured.append(run(params))
             return captured[-1]
-        stream, values = torch.cuda.current_stream(), [getattr(call, field.name) for field in fields(call)]
+        stream, values = torch.cuda.current_stream(), [getattr(params, field.name) for field in fields(params)]
         tensors = [value for value in values if isinstance(value, Tensor)]
         if any(tensor.is_inference() for tensor in tensors):  # which do not say when they were written to
-            return run(call)
+            return run(params)
         about = [gpu.MAX_WORKSPACE, *(value for value in values if not isinstance(value, Tensor))]
         about += [(t.data_ptr(), t._version, t.shape, t.stride(), t.dtype) for t in tensors]
         here = threading.get_ident(), stream.cuda_stream
         if here not in last or last[here][0] != about:
-            last[here] = about, tensors, run(call)  # the tensors, so that their memory is not another's meanwhile
+            last[here] = about, tensors, run(params)  # the tensors, so that their memory is not another's meanwhile
             if stream == torch.cuda.default_stream():
                 stream.synchronize()
         return last[here][2]
@@ -207,20 +207,20 @@ class Watch:
     def over(self, launch: Callable[..., None], slow: float) -> Callable[..., None]:
         """A kernel's `launch` that draws. slow: by how much it takes more shared memory's accesses than `hopper`."""
 
-        def launches(call: FFNParams, rows: slice, *rest: Any) -> None:
+        def launches(params: FFNParams, rows: slice, *rest: Any) -> None:
             if torch.compiler.is_compiling():
-                return launch(call, rows, *rest)
-            d_ff, d_model = call.w_gate.shape
+                return launch(params, rows, *rest)
+            d_ff, d_model = params.w_gate.shape
             size = slow * ((rows.stop - rows.start) * d_ff * (1 + d_model / 500) + 1e6)
             with self.turn:
                 on = self.draw.random() * self.rate * size < self.seconds or self.first
                 self.calls, self.watched, self.first = self.calls + 1, self.watched + on, False
                 self.set(on)
                 if not on or torch.cuda.is_current_stream_capturing():
-                    return launch(call, rows, *rest)
+                    return launch(params, rows, *rest)
                 torch.cuda.synchronize()
                 began = time.perf_counter()
-                launch(call, rows, *rest)
+                launch(params, rows, *rest)
                 torch.cuda.synchronize()
                 self.rate += 0.3 * ((time.perf_counter() - began) / size - self.rate)
 
@@ -230,10 +230,10 @@ class Watch:
 WATCH = Watch(float(os.environ.get("WATCH", "0")))
 
 
-def nothing(call: FFNParams) -> tuple[Tensor, Stats]:
+def nothing(params: FFNParams) -> tuple[Tensor, Stats]:
     """In the reference's place: what nobody looks at."""
-    nnz = torch.zeros(len(call.x), dtype=torch.int32, device=call.x.device)
-    return torch.zeros_like(call.x), Stats(nnz, nnz == 0)
+    nnz = torch.zeros(len(params.x), dtype=torch.int32, device=params.x.device)
+    return torch.zeros_like(params.x), Stats(nnz, nnz == 0)
 
 
 def pytest_configure() -> None:
@@ -280,8 +280,8 @@ if __name__ == "__main__":
         kernel = cuda if name == "cuda" else hopper
         if reason := kernel.refuses(torch.device("cuda"), torch.bfloat16, 64, 64, 1):
             sys.exit(reason)
-        for call in CALLS[name]():
-            count_unions(kernel.run(call)[1])
+        for params in CALLS[name]():
+            count_unions(kernel.run(params)[1])
             torch.cuda.synchronize()
-            print(name, *call.x.shape, call.w_gate.shape[0], f"{time.perf_counter() - began:.1f} s", flush=True)
+            print(name, *params.x.shape, params.w_gate.shape[0], f"{time.perf_counter() - began:.1f} s", flush=True)
     print("all done")

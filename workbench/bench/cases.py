@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twell.kernels.benchmark.synthetic import KINDS, Pattern, ffn_firing, most_nnz, packed_pattern, synthetic_ffn
+from twell.kernels.benchmark.synthetic import KINDS, Pattern, ffn_firing, max_nnz, packed_pattern, synthetic_ffn
 from twell.kernels.layout import Layout, TwELL
 from twell.kernels.modules import SparseFFN
 from twell.workbench.bench.layer_inputs import layer_inputs, text_ids, uniform_ids
@@ -133,7 +133,7 @@ def _shape(text: str) -> tuple[int, int]:
 def _synthetic(options: BenchOptions, shape: str) -> tuple[list[Case], dict[str, Any]]:
     """Return a case for each number of rows, each kind of synthetic input and each nnz, and what they share."""
     (d_model, d_ff), (device, dtype) = _shape(shape), _device_and_dtype(options)
-    most = most_nnz(d_ff)
+    most = max_nnz(d_ff)
     requested = numbers("--nnz", options.nnz)
     possible = [nnz for nnz in requested if nnz <= most]
     if not possible:
@@ -213,7 +213,7 @@ def _recorded(options: BenchOptions, path: Path) -> tuple[list[Case], dict[str, 
         pattern = patterns[layer].rows(rows)
         if rows <= d_model // 2:
             return (*ffn_firing(pattern, d_model, d_ff, dtype=dtype, device=device), None)
-        nnz = min(float(pattern.nnz.double().mean()), most_nnz(d_ff))
+        nnz = min(float(pattern.nnz.double().mean()), max_nnz(d_ff))
         gate = packed_pattern(pattern, d_ff, Layout(), dtype=dtype, device=device)
         return (*synthetic_ffn("even", rows, d_model, d_ff, nnz=nnz, dtype=dtype, device=device), gate)
 

@@ -140,6 +140,6 @@ def _run(
     about = {**about, "ffn": "plain" if ffn.w_up is None else "gated"}
     by_operation = {
         operation: {metric: value for metric, _, value in figures(case, result, operation, about, power.get(operation))}
-        for operation in result.took
+        for operation in result.times
     }
     return rows_of(case, result, about, power), result, by_operation

@@ -116,7 +116,7 @@ class Page:
             return
         name = case.name.replace(f"recorded layer {case.layer}", "as recorded").replace(f"layer {case.layer} ", "")
         sums = self._sums.setdefault(name, {})
-        took = {label(operation): result.median(operation) for operation in result.took if _whole(operation)}
+        took = {label(operation): result.median(operation) for operation in result.times if _whole(operation)}
         for each, time in (took | stage_sums(result)).items():
             sums.setdefault(each, []).append(time)
 
@@ -155,8 +155,8 @@ def power(metrics: dict[Operation, Figures]) -> str:
 def stage_sums(result: Result) -> dict[str, float]:
     """Return gate product plus up and down, in microseconds, for kernels whose whole FFN was not run."""
     sums = {}
-    for operation in result.took:
-        alone = Operation("ffn_sparse", operation.kernel, operation.compression) not in result.took
+    for operation in result.times:
+        alone = Operation("ffn_sparse", operation.kernel, operation.compression) not in result.times
         if operation.op == UP_DOWN.op and operation.kernel != "torch" and alone:
             gate = Operation(GATE.op, operation.kernel, operation.compression)
             sums[f"{operation.kernel}: the two"] = result.median(gate) + result.median(operation)
@@ -170,10 +170,10 @@ def _whole(operation: Operation) -> bool:
 
 def _cells(result: Result, operation: Operation, figures: Figures) -> dict[str, Text]:
     """Return the cells of an operation's line, by column."""
-    times, took = result.took[operation], result.median(operation)
+    times, took = result.times[operation], result.median(operation)
     base = DENSE if _whole(operation) else Operation(operation.op)
     cells = {"": Text("  " + label(operation)), "µs": Text(f"{took:,.1f}")}
-    if base in result.took:
+    if base in result.times:
         dense = result.median(base)
         ratio = dense / statistics.median(times)
         colour = "" if operation.kernel == "torch" or abs(ratio - 1) < EVEN else " green" if ratio > 1 else " red"

@@ -35,7 +35,7 @@ def rows_of(case: Case, result: Result, about: dict[str, Any], power: dict[Opera
     about: the columns that all cases share; power: clock and power of the operations that were gauged
     """
     rows = []
-    for operation in result.took:
+    for operation in result.times:
         dense = not operation.compression
         base = {
             **about,
@@ -49,11 +49,11 @@ def rows_of(case: Case, result: Result, about: dict[str, Any], power: dict[Opera
             "kernel": operation.kernel,
             "op": operation.op,
             "nnz_mean": result.fired.nnz_mean,
-            "repeats": len(result.took[operation]),
+            "repeats": len(result.times[operation]),
             "graph": operation in result.replayed,
         }
         for metric, unit, value in figures(case, result, operation, about, power.get(operation)):
-            times = result.took[operation] if metric == "microseconds" else [None]
+            times = result.times[operation] if metric == "microseconds" else [None]
             spread = {"low": min(times), "high": max(times)}  # type: ignore[type-var]
             rows.append({**base, "metric": metric, "unit": unit, "value": value, **spread})
     return rows
@@ -77,7 +77,7 @@ def figures(
         mean, largest = result.errors[operation]
         metrics += [("error_mean", "relative", mean), ("error_max", "relative", largest)]
     if operation.op in ("ffn_sparse", "up_down") and operation.compression:
-        metrics.append(("rows_past_slots", "rows", result.fired.past[operation.compression]))
+        metrics.append(("rows_past_slots", "rows", result.fired.overflowing[operation.compression]))
     if power is not None:
         mhz, watts = power
         metrics += [("sm_mhz", "MHz", mhz)] if mhz is not None else []

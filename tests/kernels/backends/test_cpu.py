@@ -35,7 +35,7 @@ def level(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def make_call(tensors: dict[str, Any], dtype: torch.dtype = torch.float32, **options: Any) -> FFNParams:
+def make_params(tensors: dict[str, Any], dtype: torch.dtype = torch.float32, **options: Any) -> FFNParams:
     """A checked call on tensors named as in `gated_ffn` or `plain_ffn`, in neither of w_down's orders twice."""
     t = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     n = t["x"].shape[0]
@@ -97,10 +97,10 @@ def test_counts_are_the_references(make_ffn, oracle, dtype, gated, bias) -> None
     """On integer values, from hardly any neuron to nearly all, at rows around every block and tile."""
     for seed, (n, d_model, d_ff) in enumerate(SHAPES):
         tensors = make_ffn(n, d_model, d_ff, gated=gated, bias=bias, seed=seed)
-        call = make_call(tensors, dtype, want_packed=seed % 2 == 0)
-        counted, expected = reference.run(call)[1], oracle(tensors)
+        params = make_params(tensors, dtype, want_packed=seed % 2 == 0)
+        counted, expected = reference.run(params)[1], oracle(tensors)
         for level in range(CAPABILITY):
-            y, stats = cpu.run(call, level)
+            y, stats = cpu.run(params, level)
             assert_same_stats(stats, counted)
             error = (y.double().numpy() - expected.y) / expected.scale
             worst = abs(error).max(initial=0)
@@ -114,9 +114,9 @@ def test_counts_are_the_references(make_ffn, oracle, dtype, gated, bias) -> None
 def test_other_activations(make_ffn, level, dtype, options) -> None:
     for bias in (-10, 0, 20):
         for n in (5, 200):
-            call = make_call(make_ffn(n, 72, 648, bias=bias), dtype, want_packed=True, layout=Layout(), **options)
-            y, stats = cpu.run(call, level)
-            expected, counted = reference.run(call)
+            params = make_params(make_ffn(n, 72, 648, bias=bias), dtype, want_packed=True, layout=Layout(), **options)
+            y, stats = cpu.run(params, level)
+            expected, counted = reference.run(params)
             assert_same_stats(stats, counted)
             torch.testing.assert_close(y, expected, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-3)
 
@@ -154,17 +154,17 @@ def test_errors_are_those_of_roundings(level, dtype, bias, rows) -> None:
 
     x, gate, up, down = draw(300, 256), draw(776, 256) / 16, draw(776, 256) / 16, draw(256, 776) / 28
     tensors = {"x": x, "w_gate": gate, "w_up": up, "w_down": down, "b_gate": draw(776) + bias}
-    call = make_call(tensors, dtype)
-    weights = (call.w_gate, call.w_up, call.w_down, call.b_gate)
-    exact = (call.x.double(), *(weight.double() for weight in weights))
+    params = make_params(tensors, dtype)
+    weights = (params.w_gate, params.w_up, params.w_down, params.b_gate)
+    exact = (params.x.double(), *(weight.double() for weight in weights))
     truth = dense(*exact)
-    ours = torch.cat([cpu.run(make_call({**tensors, "x": piece}, dtype), level)[0] for piece in x.split(rows)])
+    ours = torch.cat([cpu.run(make_params({**tensors, "x": piece}, dtype), level)[0] for piece in x.split(rows)])
     far = (ours.double() - truth).norm(dim=1)
     if dtype is torch.float32:
         far /= rounding(*exact)
         assert far.mean() <= (3.5 if level else 2.2) and far.max() <= 12
     else:
-        dense_far = (dense(call.x, *weights).double() - truth).norm(dim=1)
+        dense_far = (dense(params.x, *weights).double() - truth).norm(dim=1)
         assert far.mean() <= 1.25 * dense_far.mean() and far.max() <= 1.25 * dense_far.max()
 
 
@@ -173,13 +173,13 @@ def test_errors_are_those_of_roundings(level, dtype, bias, rows) -> None:
 def test_rows_that_are_not_finite(make_ffn, level, dtype, n) -> None:
     """A row with inf or nan in its gate or hidden values comes out NaN, counts nowhere and touches no other."""
     tensors = make_ffn(n, 64, 648, bias=-4)
-    clean, _ = cpu.run(make_call(tensors, dtype), level)
+    clean, _ = cpu.run(make_params(tensors, dtype), level)
     tensors["x"][1, 3], tensors["x"][4, 0] = torch.inf, torch.nan
     tensors["x"][2] = 2.0**66 * tensors["x"][2]  # its hidden values are past the largest float
     for probes in ("none", "counts", "neurons"):
-        call = make_call(tensors, dtype, probes=probes, want_packed=True, layout=Layout(256, 16))
-        y, stats = cpu.run(call, level)
-        expected, counted = reference.run(call)
+        params = make_params(tensors, dtype, probes=probes, want_packed=True, layout=Layout(256, 16))
+        y, stats = cpu.run(params, level)
+        expected, counted = reference.run(params)
         assert_same_stats(stats, counted)
         assert (~stats.finite).nonzero().flatten().tolist() == [1, 2, 4]
         assert y[~stats.finite].isnan().all()
@@ -195,14 +195,14 @@ def test_threads_change_no_bit(dtype, n) -> None:
     generator = torch.Generator().manual_seed(n)
     shapes = {"x": (n, 264), "w_gate": (1096, 264), "w_up": (1096, 264), "w_down": (264, 1096), "b_gate": (1096,)}
     tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    call = make_call(tensors, dtype, want_packed=True)
+    params = make_params(tensors, dtype, want_packed=True)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        y, stats = cpu.run(call)
+        y, stats = cpu.run(params)
         for threads in (1, 2, 3, 2):
             torch.set_num_threads(threads)
-            again, counted = cpu.run(call)
+            again, counted = cpu.run(params)
             assert torch.equal(again.view(torch.uint8), y.view(torch.uint8))
             assert_same_stats(counted, stats)
     finally:
@@ -228,14 +228,14 @@ def test_compiles_in_one_graph(make_ffn, probes) -> None:
 def test_the_fake_tells_the_shapes() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    call = make_call({"x": torch.zeros(5, 64), "w_in": torch.zeros(72, 64), "w_out": torch.zeros(64, 72)})
-    arguments = (call.x, call.w_gate, None, call.down_by_neuron, *[None] * 3)
+    params = make_params({"x": torch.zeros(5, 64), "w_in": torch.zeros(72, 64), "w_out": torch.zeros(64, 72)})
+    arguments = (params.x, params.w_gate, None, params.down_by_neuron, *[None] * 3)
     for tail in (
         (False, False, False, False, 0, 0),
         (True, True, True, False, 64, 0),
         (False, True, True, True, 32, 0),
     ):
-        about = (None, call.tokens, call.sequences) if tail[3] else (None,) * 3
+        about = (None, params.tokens, params.sequences) if tail[3] else (None,) * 3
         real = torch.ops.twell.cpu_ffn(*arguments, *about, *tail, -1)
         with FakeTensorMode(allow_non_fake_inputs=True):
             fakes = torch.ops.twell.cpu_ffn(*arguments, *about, *tail, -1)

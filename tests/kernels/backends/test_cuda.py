@@ -39,10 +39,10 @@ def ffn() -> Make:
     return make
 
 
-def assert_right(call: FFNParams, about: Any = "") -> Stats:
-    expected_y, expected = reference.run(call)
+def assert_right(params: FFNParams, about: Any = "") -> Stats:
+    expected_y, expected = reference.run(params)
     poison()
-    y, stats = cuda.run(call)
+    y, stats = cuda.run(params)
     assert_same(f"y {about}", y, expected_y)
     assert_same(f"stats {about}", stats, expected, spill=False)
     return stats
@@ -111,10 +111,10 @@ def test_every_layout(ffn: Make, tile: int) -> None:
 @pytest.mark.parametrize("n", [12, 300, 1300])
 def test_rows_that_are_not_finite_are_nan_and_alone(ffn: Make, n: int) -> None:
     for options in ({}, {"up_relu": True}, {"gated": False}):
-        call = ffn(n, 128, 512, 12, **options)
+        params = ffn(n, 128, 512, 12, **options)
         bad = sorted({2, n // 2, n - 1})
-        call.x[bad[0], 3], call.x[bad[1]], call.x[bad[2], 1] = float("nan"), float("inf"), float("-inf")
-        stats = assert_right(call, options)
+        params.x[bad[0], 3], params.x[bad[1]], params.x[bad[2], 1] = float("nan"), float("inf"), float("-inf")
+        stats = assert_right(params, options)
         assert (~stats.finite).nonzero().flatten().tolist() == bad
     half = ffn(n, 64, 128, 0, dtype=torch.float16)
     half.x[5] *= 60000  # the gate's product is finite in float32 and no longer in float16
@@ -124,20 +124,20 @@ def test_rows_that_are_not_finite_are_nan_and_alone(ffn: Make, n: int) -> None:
 @pytest.mark.gpu
 def test_firing_is_decided_before_rounding(ffn: Make) -> None:
     for n in (1, 100, 600):
-        call = ffn(n, 64, 128, 0, dtype=torch.float16, layout=None, want_packed=False)
-        call.x.zero_(), call.w_gate.zero_()
-        call.x[:, 0], call.w_gate[3, 0] = 2.0**-14, 2.0**-12  # the pre-activation 2^-26 is 0 in float16
-        _, stats = cuda.run(call)
+        params = ffn(n, 64, 128, 0, dtype=torch.float16, layout=None, want_packed=False)
+        params.x.zero_(), params.w_gate.zero_()
+        params.x[:, 0], params.w_gate[3, 0] = 2.0**-14, 2.0**-12  # the pre-activation 2^-26 is 0 in float16
+        _, stats = cuda.run(params)
         assert stats.nnz.tolist() == [1] * n
 
 
 @pytest.mark.gpu
 def test_probes_change_nothing_else(ffn: Make) -> None:
     for n in (9, 500, 600):
-        call = ffn(n, 256, 1024, 20, up_relu=True)
-        y, stats = cuda.run(call)
+        params = ffn(n, 256, 1024, 20, up_relu=True)
+        y, stats = cuda.run(params)
         for probes in ("none", "counts"):
-            bare = replace(call, probes=probes, layout=None, want_packed=False, tokens=None, sequences=None)
+            bare = replace(params, probes=probes, layout=None, want_packed=False, tokens=None, sequences=None)
             again, less = cuda.run(bare)
             assert_same("y", again, y)
             assert_same("finite", less.finite, stats.finite)
@@ -148,10 +148,10 @@ def test_probes_change_nothing_else(ffn: Make) -> None:
 
 @pytest.mark.gpu
 def test_passes_of_a_small_workspace_add_up(ffn: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = ffn(1500, 64, 512, 8)
-    whole = cuda.run(call)
+    params = ffn(1500, 64, 512, 8)
+    whole = cuda.run(params)
     monkeypatch.setattr(gpu, "MAX_WORKSPACE", 1)
-    y, stats = cuda.run(call)
+    y, stats = cuda.run(params)
     assert_same("y", y, whole[0])
     assert_same("stats", stats, whole[1], spill=False)
 
@@ -179,14 +179,14 @@ def test_same_bits_again_on_other_streams_from_two_threads_and_in_graphs(ffn: Ma
 
 @pytest.mark.gpu
 def test_compiles_into_one_graph(ffn: Make) -> None:
-    call = ffn(200, 64, 512, 8)
+    params = ffn(200, 64, 512, 8)
 
     def layer(x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        y, stats = gated_ffn(x, call.w_gate, call.w_up, call.w_down, up_relu=True, kernel="cuda")
+        y, stats = gated_ffn(x, params.w_gate, params.w_up, params.w_down, up_relu=True, kernel="cuda")
         return y * 2, stats.nnz, stats.nnz_used
 
-    y, nnz, used = torch.compile(layer, fullgraph=True)(call.x)
-    expected, stats = reference.run(replace(call, up_relu=True))
+    y, nnz, used = torch.compile(layer, fullgraph=True)(params.x)
+    expected, stats = reference.run(replace(params, up_relu=True))
     assert_same("y", y, expected * 2)
     assert_same("nnz", nnz, stats.nnz)
     assert_same("nnz_used", used, stats.nnz_used)

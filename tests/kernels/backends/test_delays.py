@@ -105,14 +105,14 @@ def main() -> None:
     began = time.perf_counter()
     hopper.has_plan = lambda n, d_ff: n > 2048  # however few neurons there are
     for name, calls in CALLS.items():
-        for call in calls() if name != "cuda" else ():
-            about = f"{name} {list(call.x.shape)} {len(call.w_gate)}"
-            expected, counted = reference.run(call)
-            first, _ = hopper.run(call)
+        for params in calls() if name != "cuda" else ():
+            about = f"{name} {list(params.x.shape)} {len(params.w_gate)}"
+            expected, counted = reference.run(params)
+            first, _ = hopper.run(params)
             scale = 2**-7 * expected.abs().float().nan_to_num().amax(1, keepdim=True)  # a row's rounding
             assert bool(((first.float() - expected.float()).abs() <= scale)[counted.finite].all()), about
             for _ in range(3):
-                y, stats = hopper.run(call)
+                y, stats = hopper.run(params)
                 assert_same(f"{about}: y", y, first)
                 assert_same(f"{about}: nnz", stats.nnz, counted.nnz)
                 assert_same(f"{about}: finite", stats.finite, counted.finite)

@@ -29,8 +29,8 @@ def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Modul
     return request.param
 
 
-def assert_right(on: ModuleType, call: FFNParams, about: object) -> Stats:
-    (y, stats), (expected_y, expected) = on.run(call), reference.run(call)
+def assert_right(on: ModuleType, params: FFNParams, about: object) -> Stats:
+    (y, stats), (expected_y, expected) = on.run(params), reference.run(params)
     assert_same(f"y {about}", y, expected_y)
     assert_same(f"stats {about}", stats, expected, spill=False)
     return stats
@@ -39,29 +39,29 @@ def assert_right(on: ModuleType, call: FFNParams, about: object) -> Stats:
 # ---- numbers
 
 
-def spoilt(call: FFNParams, how: str) -> tuple[FFNParams, list[int]]:
+def spoilt(params: FFNParams, how: str) -> tuple[FFNParams, list[int]]:
     """Such a call in which some rows are not finite, each by one neuron's doing, and these rows."""
-    (n, _), d_ff, half = call.x.shape, call.w_gate.shape[0], call.x.dtype == torch.float16
+    (n, _), d_ff, half = params.x.shape, params.w_gate.shape[0], params.x.dtype == torch.float16
     pairs = dict(zip((0, n // 4, n // 2, n - 1), (d_ff - 1, 4097, 12_402, 0), strict=True))
-    gate, up = call.w_gate, call.w_gate if call.w_up is None else call.w_up
-    call.x[:, 8:16], gate[:, 8:16], up[:, 8:16] = 0, 0, 0
+    gate, up = params.w_gate, params.w_gate if params.w_up is None else params.w_up
+    params.x[:, 8:16], gate[:, 8:16], up[:, 8:16] = 0, 0, 0
     big, some = (60_000.0, 2.0**4) if half else (2.0**100, 2.0**35)
     last, tie = (65_504.0, 16.0) if half else (255 * 2.0**120, 2.0**119)  # the last number; half of its last bit
     for column, (row, neuron) in enumerate(pairs.items()):
         at = 8 + 2 * column  # two that are this row's and this neuron's alone
         gate[neuron, 1:], gate[neuron, 0] = 0, 1  # fires in every row
-        if call.w_up is not None:
+        if params.w_up is not None:
             up[neuron] = 0  # times which inf is no number
         if how == "rounds to inf":
-            call.x[row, at : at + 2] = 1
+            params.x[row, at : at + 2] = 1
             gate[neuron, at], gate[neuron, at + 1] = last, tie
         elif how == "hidden":
-            call.x[row, at], gate[neuron, at], up[neuron, at] = some, some, some
+            params.x[row, at], gate[neuron, at], up[neuron, at] = some, some, some
         elif how == "up":
-            call.x[row, at], up[neuron, at] = big, big
+            params.x[row, at], up[neuron, at] = big, big
         else:
-            call.x[row, at], gate[neuron, at] = big, -big if how == "-inf" else big
-    return call, sorted(pairs)
+            params.x[row, at], gate[neuron, at] = big, -big if how == "-inf" else big
+    return params, sorted(pairs)
 
 
 @pytest.mark.gpu
@@ -73,8 +73,8 @@ def test_one_neuron_alone_spoils_a_row(on: ModuleType, n: int, how: str) -> None
         for gated in (True, False):
             if (how in ("up", "hidden") and not gated) or (how == "-inf" and dtype == torch.float16):
                 continue  # there is no such thing: a float16's products stay finite in float32
-            call, rows = spoilt(make(n, 64, 16_384, 14, dtype=dtype, gated=gated, **COUNTS), how)
-            stats = assert_right(on, call, (dtype, gated))
+            params, rows = spoilt(make(n, 64, 16_384, 14, dtype=dtype, gated=gated, **COUNTS), how)
+            stats = assert_right(on, params, (dtype, gated))
             assert (~stats.finite).nonzero().flatten().tolist() == rows
 
 
@@ -82,16 +82,16 @@ def test_one_neuron_alone_spoils_a_row(on: ModuleType, n: int, how: str) -> None
 @pytest.mark.parametrize("n", [3, 16, 50, 300, 5000])
 def test_sums_of_the_least_and_the_greatest_values(on: ModuleType, n: int) -> None:
     """A value counts in steps of 2^-20, rounded to even ones, and as 2^20 at most; sums of many are exact."""
-    call = make(n, 64, 264, 0, gated=False)
-    call.x.zero_(), call.w_gate.zero_(), call.w_down.zero_()
+    params = make(n, 64, 264, 0, gated=False)
+    params.x.zero_(), params.w_gate.zero_(), params.w_down.zero_()
     values = [2.0**-21, 3 * 2.0**-21, 1023, 1024, 6144, 2.0**20, 2.0**21, 2.0**127]
     scale = 0.5 ** (torch.arange(n, device=CUDA) % 3)
     for column, value in enumerate(values):
-        call.x[:, column], call.w_gate[33 * column, column] = (value * scale).bfloat16(), 1
-    assert_right(on, call, "relu")
+        params.x[:, column], params.w_gate[33 * column, column] = (value * scale).bfloat16(), 1
+    assert_right(on, params, "relu")
     if on is cuda:
-        call.x[:, 7] = 0  # its square is no number
-        assert_right(on, replace(call, activation="relu2"), "relu2")
+        params.x[:, 7] = 0  # its square is no number
+        assert_right(on, replace(params, activation="relu2"), "relu2")
 
 
 @pytest.mark.gpu
@@ -101,25 +101,25 @@ def test_squares_and_relu_on_the_up_branch_at_the_edges(n: int) -> None:
     poison()
     for dtype, z in ((torch.bfloat16, 2.0**70), (torch.float16, 2.0**8)):
         for gated in (True, False):
-            call = make(n, 64, 328, 14, dtype=dtype, gated=gated, activation="relu2", up_relu=gated, **COUNTS)
-            call.x[:, 5], call.w_gate[:, 5], call.w_gate[200, :] = 0, 0, 0
-            call.x[n // 2, 5], call.w_gate[200, 5] = z, 1  # whose square is not finite
-            assert (~assert_right(cuda, call, dtype).finite).nonzero().flatten().tolist() == [n // 2]
+            params = make(n, 64, 328, 14, dtype=dtype, gated=gated, activation="relu2", up_relu=gated, **COUNTS)
+            params.x[:, 5], params.w_gate[:, 5], params.w_gate[200, :] = 0, 0, 0
+            params.x[n // 2, 5], params.w_gate[200, 5] = z, 1  # whose square is not finite
+            assert (~assert_right(cuda, params, dtype).finite).nonzero().flatten().tolist() == [n // 2]
 
     both: dict[str, Any] = {"activation": "relu2", "up_relu": True}
-    call = make(n, 64, 328, 14, **COUNTS, **both)
-    for tensor in (call.x, call.w_gate, call.w_up):
+    params = make(n, 64, 328, 14, **COUNTS, **both)
+    for tensor in (params.x, params.w_gate, params.w_up):
         tensor[:, 5], tensor[:, 60] = 0, 0  # two steps of any product's sum
-    call.w_gate[200, 1:], call.w_gate[200, 0], call.w_up[200] = 0, 1, 0
-    call.x[1, 5], call.x[1:3, 60] = 2.0**100, 2.0**100
-    call.w_up[200, 5], call.w_up[200, 60] = 2.0**100, -(2.0**100)  # inf - inf; -inf alone, of which ReLU makes 0
-    assert (~assert_right(cuda, call, "up").finite).nonzero().flatten().tolist() == [1]
+    params.w_gate[200, 1:], params.w_gate[200, 0], params.w_up[200] = 0, 1, 0
+    params.x[1, 5], params.x[1:3, 60] = 2.0**100, 2.0**100
+    params.w_up[200, 5], params.w_up[200, 60] = 2.0**100, -(2.0**100)  # inf - inf; -inf alone, of which ReLU makes 0
+    assert (~assert_right(cuda, params, "up").finite).nonzero().flatten().tolist() == [1]
 
-    call = make(n, 64, 328, 400, **COUNTS, **both)
-    call.w_gate[200], call.w_up[200] = 0, 0
-    call.w_down.zero_()
-    call.x[:, 5], call.w_gate[200, 5], call.w_up[200, 0] = 2.0**-80, 1, 1  # fires, though its square rounds to 0
-    stats = assert_right(cuda, call, "0")
+    params = make(n, 64, 328, 400, **COUNTS, **both)
+    params.w_gate[200], params.w_up[200] = 0, 0
+    params.w_down.zero_()
+    params.x[:, 5], params.w_gate[200, 5], params.w_up[200, 0] = 2.0**-80, 1, 1  # fires, though its square rounds to 0
+    stats = assert_right(cuda, params, "0")
     assert stats.nnz.tolist() == [1] * n
     assert stats.nnz_used is not None and stats.nnz_used.tolist() == [1] * n
 
@@ -137,12 +137,12 @@ def walled(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return inside.copy_(tensor), whole
 
 
-def between_walls(call: FFNParams) -> FFNParams:
+def between_walls(params: FFNParams) -> FFNParams:
     """The same call, each of whose tensors has a wall on either side."""
-    tensors = {field.name: getattr(call, field.name) for field in fields(call)}
+    tensors = {field.name: getattr(params, field.name) for field in fields(params)}
     moved = {name: walled(tensor)[0] for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
-    moved["w_down"] = walled(call.down_by_neuron)[0].t()
-    return replace(call, **moved)
+    moved["w_down"] = walled(params.down_by_neuron)[0].t()
+    return replace(params, **moved)
 
 
 def behind(workspace: Any) -> Any:
@@ -169,8 +169,8 @@ def walls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
         made.append(whole)
         return inside
 
-    def results_between_walls(call: FFNParams, *, in_full: bool = False) -> tuple[Tensor, Stats]:
-        y, stats = results(call, in_full=in_full)
+    def results_between_walls(params: FFNParams, *, in_full: bool = False) -> tuple[Tensor, Stats]:
+        y, stats = results(params, in_full=in_full)
         y.fill_(float("nan")), stats.nnz.fill_(FILL)  # unwritten: initcheck reports copies of them
         if in_full:
             stats.finite.view(torch.uint8).fill_(FILL)
@@ -195,14 +195,14 @@ def test_nothing_beside_the_tensors_is_read_or_written(
     """Though rows, neurons and outputs fill no tile, and rows that are not finite fire neurons past the last."""
     for quiet, options in ((9, {}), (-40, {"bias": True}), (5, {"gated": False, "bias": True}), (120, {})):
         for made in (make, uneven):
-            call = between_walls(made(n, d_model, d_ff, quiet, **options))
-            call.w_gate[:, 4] = -1
+            params = between_walls(made(n, d_model, d_ff, quiet, **options))
+            params.w_gate[:, 4] = -1
             if n > 4:  # fires nothing but what there is past the last neuron: -inf is silent, 0 times inf is NaN
-                call.x[n - 1, 4] = float("inf")
+                params.x[n - 1, 4] = float("inf")
             if n > 4 and quiet < 120:
-                call.x[n // 2, 3], call.x[n // 3] = float("nan"), float("inf")
+                params.x[n // 2, 3], params.x[n // 3] = float("nan"), float("inf")
             walls.clear()
-            assert_right(on, call, (quiet, options))
+            assert_right(on, params, (quiet, options))
             for whole in walls:
                 for wall in (whole[:WALL], whole[-WALL:]):
                     untouched = wall.isnan() if wall.is_floating_point() else wall == FILL

@@ -112,11 +112,11 @@ def test_a_call_makes_four_tensors_and_asks_for_nothing_else(monkeypatch: pytest
 def test_passes_add_up_to_what_up_relu_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     """As other passes do, in the tests of each kernel."""
     skip_without(cuda)
-    call = make(700, 72, 264, 9, up_relu=True)
-    expected = reference.run(call)
+    params = make(700, 72, 264, 9, up_relu=True)
+    expected = reference.run(params)
     monkeypatch.setattr(gpu, "MAX_WORKSPACE", 1)
     poison()
-    y, stats = cuda.run(call)
+    y, stats = cuda.run(params)
     assert_same("y", y, expected[0])
     assert_same("stats", stats, expected[1], spill=False)
 
@@ -125,15 +125,15 @@ def test_passes_add_up_to_what_up_relu_uses(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("n", [1, 40, 300, 2500])
 def test_tensors_may_lie_anywhere(on: ModuleType, n: int) -> None:
     """At addresses that copies of 16 bytes do not take, and w_down in either order."""
-    call = make(n, 72, 264, 9, probes="counts", layout=None, want_packed=False)
-    expected, stats = reference.run(call)
+    params = make(n, 72, 264, 9, probes="counts", layout=None, want_packed=False)
+    expected, stats = reference.run(params)
 
     def shifted(tensor: Tensor) -> Tensor:
         return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
 
-    moved = replace(call, x=shifted(call.x), w_gate=shifted(call.w_gate), w_up=shifted(call.w_up))
-    by_neuron = shifted(call.w_down.t().contiguous()).t()
-    for w_down in (by_neuron, call.w_down.contiguous(), shifted(call.w_down.contiguous())):
+    moved = replace(params, x=shifted(params.x), w_gate=shifted(params.w_gate), w_up=shifted(params.w_up))
+    by_neuron = shifted(params.w_down.t().contiguous()).t()
+    for w_down in (by_neuron, params.w_down.contiguous(), shifted(params.w_down.contiguous())):
         assert moved.x.data_ptr() % 16 and moved.w_gate.data_ptr() % 16
         poison()
         y, counted = on.run(replace(moved, w_down=w_down))
@@ -153,9 +153,9 @@ def test_one_trace_takes_any_number_of_rows(on: ModuleType) -> None:
 
     compiled = torch.compile(layer, fullgraph=True, dynamic=True)
     torch._dynamo.utils.counters.clear()
-    for call in calls:
-        y, nnz = compiled(call.x)
-        expected, stats = reference.run(replace(call, w_gate=weights[0], w_up=weights[1], w_down=weights[2]))
+    for params in calls:
+        y, nnz = compiled(params.x)
+        expected, stats = reference.run(replace(params, w_gate=weights[0], w_up=weights[1], w_down=weights[2]))
         assert_same("y", y, expected * 2)
         assert_same("nnz", nnz, stats.nnz)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
@@ -164,8 +164,8 @@ def test_one_trace_takes_any_number_of_rows(on: ModuleType) -> None:
 @pytest.mark.gpu
 def test_a_module_compiles_whole(on: ModuleType) -> None:
     """As a model's own code would have it compiled: its parameters are the graph's inputs."""
-    call = make(200, 64, 512, 8, layout=Layout())
-    module = SparseFFN(call.w_gate, call.w_up, call.w_down, kernel=on.__name__.rpartition(".")[2])
+    params = make(200, 64, 512, 8, layout=Layout())
+    module = SparseFFN(params.w_gate, params.w_up, params.w_down, kernel=on.__name__.rpartition(".")[2])
     with torch.inference_mode():
-        y = torch.compile(module, fullgraph=True)(call.x[None])
-    assert_same("y", y[0], reference.run(call)[0])
+        y = torch.compile(module, fullgraph=True)(params.x[None])
+    assert_same("y", y[0], reference.run(params)[0])

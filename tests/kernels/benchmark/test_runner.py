@@ -141,20 +141,20 @@ def plant(
 
 @pytest.mark.alone
 def test_a_slow_kernel_comes_out_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(call: FFNParams) -> tuple[Tensor, Stats]:
+    def slow(params: FFNParams) -> tuple[Tensor, Stats]:
         time.sleep(0.02)
-        return reference.run(call)
+        return reference.run(params)
 
     ffn, x = synthetic_ffn("even", 64, 64, 128, nnz=10)
     found = bench(ffn, x, plant(monkeypatch, slow))
-    assert len(found.took[OURS]) == benches.LEAST
-    assert min(found.took[OURS]) > 20_000 > found.median(GATE)
-    assert set(found.took) == {DENSE, FUSED, GATE, OURS}
+    assert len(found.times[OURS]) == benches.MIN_TURNS
+    assert min(found.times[OURS]) > 20_000 > found.median(GATE)
+    assert set(found.times) == {DENSE, FUSED, GATE, OURS}
 
 
 def test_a_wrong_kernel_shows_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(call: FFNParams) -> tuple[Tensor, Stats]:
-        y, stats = reference.run(call)
+    def wrong(params: FFNParams) -> tuple[Tensor, Stats]:
+        y, stats = reference.run(params)
         y[0] *= 1.5
         return y * 1.01, stats
 
@@ -168,10 +168,10 @@ def test_a_wrong_kernel_shows_its_error(monkeypatch: pytest.MonkeyPatch) -> None
 def test_cold_weights_are_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def look(call: FFNParams) -> tuple[Tensor, Stats]:
-        seen.append(call.w_gate.data_ptr())
+    def look(params: FFNParams) -> tuple[Tensor, Stats]:
+        seen.append(params.w_gate.data_ptr())
         time.sleep(0.01)
-        return reference.run(call)
+        return reference.run(params)
 
     ffn, x = synthetic_ffn("even", 2, 64, 128, nnz=20)
     size = sum(weight.nbytes for weight in ffn.parameters())
@@ -199,7 +199,7 @@ def test_what_cannot_run_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyP
         "planted at compression 16": "expected compression 8",
     }
     tiles = (x.double() @ ffn.w_gate.double().t() > 0).sum(1)
-    assert found.fired.past == {8: int((tiles > 31).sum()), 16: int((tiles > 15).sum())}
+    assert found.fired.overflowing == {8: int((tiles > 31).sum()), 16: int((tiles > 15).sum())}
     assert found.fired.nnz_mean == pytest.approx(float(tiles.double().mean()))
 
 
@@ -210,7 +210,7 @@ def test_compiled_runs_and_is_left_out_where_it_cannot(monkeypatch: pytest.Monke
     monkeypatch.setattr(operations.torch, "compile", eager)
     operations._compiled.cache_clear()
     found = bench(ffn, x, asked)
-    assert found.errors[COMPILED] == found.errors[DENSE] and FUSED not in found.took
+    assert found.errors[COMPILED] == found.errors[DENSE] and FUSED not in found.times
 
     def broken(*_: Any, **__: Any) -> Callable[..., Tensor]:
         def fail(*_: Any) -> Tensor:
@@ -222,13 +222,13 @@ def test_compiled_runs_and_is_left_out_where_it_cannot(monkeypatch: pytest.Monke
     operations._compiled.cache_clear()
     found = bench(ffn, x, asked)
     operations._compiled.cache_clear()
-    assert found.left_out["ffn_compiled"] == "no compiler here" and COMPILED not in found.took
+    assert found.left_out["ffn_compiled"] == "no compiler here" and COMPILED not in found.times
 
 
 def test_probes_are_timed_beside_the_kernel() -> None:
     ffn, x = synthetic_ffn("even", 24, 64, 128, nnz=20)
     asked = BenchRequest(kernels=("cpu",), layouts=(Layout(256, 4),), compiled=False, probes=True, seconds=0.001)
-    ours = {key.op for key in bench(ffn, x, asked).took if key == Operation(key.op, "cpu", 4)}
+    ours = {key.op for key in bench(ffn, x, asked).times if key == Operation(key.op, "cpu", 4)}
     assert ours == {"ffn_sparse", "ffn_counts", "ffn_neurons", "ffn_packed"}
 
 
@@ -255,20 +255,20 @@ def test_up_and_down_alone(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None
     ffn, x = synthetic_ffn("even", 40, 64, 128, nnz=20, plain=plain)
     gate = packed_pattern(pattern, 128, Layout(), dtype=torch.float32, device="cpu")
 
-    def staged(call: FFNParams, given: Any) -> dict[str, Any]:
+    def staged(params: FFNParams, given: Any) -> dict[str, Any]:
         dense = unpack(gate).double()
-        hidden = dense if call.w_up is None else dense * (call.x.double() @ call.w_up.double().t())
-        y = hidden @ call.w_down.double().t()
+        hidden = dense if params.w_up is None else dense * (params.x.double() @ params.w_up.double().t())
+        y = hidden @ params.w_down.double().t()
         return {"up_down": lambda: y} if given is not None else {"gate": lambda: None, "up_down": lambda: None}
 
     monkeypatch.setitem(KERNELS, "reference", replace(KERNELS["reference"], stage_runs=staged))
     found = bench_packed(ffn, x, gate, BenchRequest(kernels=("reference", "cpu"), seconds=0.001))
     ours = Operation("up_down", "reference", 8)
-    assert set(found.took) == {DENSE, GATE, UP_DOWN, ours, Operation("gate", "reference", 8)}
+    assert set(found.times) == {DENSE, GATE, UP_DOWN, ours, Operation("gate", "reference", 8)}
     assert found.errors[ours][1] < 1e-12 < found.errors[UP_DOWN][1] < 1e-5
     assert found.left_out == {"cpu": "what follows its gate product cannot be run alone"}
     assert found.fired.nnz_mean == pytest.approx(float(pattern.nnz.double().mean()))
-    assert found.fired.past[8] == int((pattern.nnz > 31).sum()) and found.fired.union == 128
+    assert found.fired.overflowing[8] == int((pattern.nnz > 31).sum()) and found.fired.union == 128
 
 
 def test_what_hopper_is_given_in_the_gate_products_place_is_what_it_would_emit() -> None:
@@ -293,7 +293,7 @@ def test_on_a_gpu_every_kernel_is_right_in_and_out_of_graphs(rows: int) -> None:
     for key, (mean, largest) in found.errors.items():
         assert mean < 1.25 * dense[0] and largest < 1.5 * dense[1], key
     plain_ffn(x, ffn.w_gate, ffn.w_down)  # the device still answers
-    if any(key.kernel == "hopper" for key in found.took) and hopper.has_plan(rows, 1024):
+    if any(key.kernel == "hopper" for key in found.times) and hopper.has_plan(rows, 1024):
         pattern, _ = pattern_of(rows, 1024)
         given = packed_pattern(pattern, 1024, Layout(), dtype=torch.bfloat16, device="cuda")
         alone = bench_packed(ffn, x, given, BenchRequest(kernels=("hopper",), seconds=0.01))

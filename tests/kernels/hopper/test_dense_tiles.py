@@ -50,10 +50,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     poison()
 
 
-def silence(call: FFNParams, hundredths: int) -> None:
+def silence(params: FFNParams, hundredths: int) -> None:
     """So many of its neurons never fire."""
-    neuron = torch.arange(len(call.w_gate), device=CUDA)
-    call.x[:, 1], call.w_gate[:, 1] = 1, torch.where(neuron * 37 % 100 < hundredths, -256, 0)
+    neuron = torch.arange(len(params.w_gate), device=CUDA)
+    params.x[:, 1], params.w_gate[:, 1] = 1, torch.where(neuron * 37 % 100 < hundredths, -256, 0)
 
 
 OPTIONS = ({}, {"bias": True}, {"dtype": torch.float16})
@@ -67,13 +67,13 @@ OPTIONS = ({}, {"bias": True}, {"dtype": torch.float16})
 def test_all_fires(n: int, d_model: int, d_ff: int, options: dict[str, object]) -> None:
     """An odd number of blocks, partial blocks, tiles, panels and steps; less than one step, and many; up to eleven
     tiles that a cluster goes on with."""
-    call = make(n, d_model, d_ff, -4 * int(d_model**0.5), **options)
-    taken, workspace = check(call)
+    params = make(n, d_model, d_ff, -4 * int(d_model**0.5), **options)
+    taken, workspace = check(params)
     assert d_model == 8 or bool(taken.any())  # there, loads run several tiles ahead
     tasks = workspace.tensor("tasks")[: int(workspace.tensor("row_sums")[n])]
     assert int((tasks[:, 1] % 8).sum()) == panels_left(taken, n, d_ff)
     assert (workspace.tensor("union_sizes") == -d_ff).all()
-    check_whole(call)
+    check_whole(params)
 
 
 @pytest.mark.gpu
@@ -81,9 +81,9 @@ def test_all_fires(n: int, d_model: int, d_ff: int, options: dict[str, object]) 
 def test_some_of_all_values_fire(quiet: int) -> None:
     """A tenth to nearly all, row by row at random."""
     for options in OPTIONS:
-        call = make(4500, 520, 2904, quiet, **options)
-        taken, _ = check(call)
-        check_whole(call)
+        params = make(4500, 520, 2904, quiet, **options)
+        taken, _ = check(params)
+        check_whole(params)
         assert quiet > 0 or bool(taken.any())
 
 
@@ -93,10 +93,10 @@ def test_neurons_that_never_fire(silent: int, quiet: int) -> None:
     """So many in a hundred: tiles lie whole though not all of them fires, as long as most does, and enough: 20 in a
     hundred here, or 9, where tiles differ in it."""
     for options in OPTIONS:
-        call = make(4500, 520, 2904, quiet, **options)
-        silence(call, silent)
-        taken, _ = check(call)
-        found = check_whole(call)
+        params = make(4500, 520, 2904, quiet, **options)
+        silence(params, silent)
+        taken, _ = check(params)
+        found = check_whole(params)
         assert bool((found % QUIET == PAIR).any()) == (silent < 40)
         assert quiet == 7 or bool((found == 0).any())
         assert bool(taken.any()) == (silent < 40 and quiet == 7)
@@ -112,10 +112,10 @@ def test_which_windows_are_gone_on_with(silent: int, silent_tiles: int, quiet: i
     fires in some row, or all but those of one tile in twenty, 9 are enough."""
     for options in OPTIONS:
         d_ff = 20 * TILE if silent_tiles else 2816
-        call = make(4500, 520, d_ff, quiet, **options)
-        silence(call, silent)
-        call.w_gate[: silent_tiles * TILE, 1] = -256
-        taken, workspace = check(call)
+        params = make(4500, 520, d_ff, quiet, **options)
+        silence(params, silent)
+        params.w_gate[: silent_tiles * TILE, 1] = -256
+        taken, workspace = check(params)
         assert bool(taken.any()) == goes_on
         assert (workspace.tensor("union_sizes")[:-1] == -d_ff).all()
 
@@ -125,11 +125,11 @@ def test_which_windows_are_gone_on_with(silent: int, silent_tiles: int, quiet: i
 def test_windows_are_loud_each_by_itself(options: dict[str, object]) -> None:
     """Every other one is, and stays in place though some of its rows are silent, as some of the others' are."""
     n = 6000
-    call, row = make(n, 520, 2816, 14, **options), torch.arange(n, device=CUDA)
-    silence(call, 38)
-    call.x[row // 1024 % 2 == 1, 0] = 0
-    call.x[row % 1024 < 120, 0] = 128
-    taken, workspace = check(call)
+    params, row = make(n, 520, 2816, 14, **options), torch.arange(n, device=CUDA)
+    silence(params, 38)
+    params.x[row // 1024 % 2 == 1, 0] = 0
+    params.x[row % 1024 < 120, 0] = 128
+    taken, workspace = check(params)
     assert blocks_in_place(workspace, n) == [False, True] * 3
     loud = torch.arange(len(taken), device=CUDA) // 4 % 2 == 1
     assert bool(taken[loud].any()) and not bool(taken[~loud].any())
@@ -139,9 +139,9 @@ def test_windows_are_loud_each_by_itself(options: dict[str, object]) -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_uneven_windows_of_which_nearly_all_fires_stay_in_place(options: dict[str, object]) -> None:
     """Though each neuron fires seldom, and a row in ten hardly any."""
-    call = make(4500, 520, 2816, 20, **options)
-    call.x[::10, 0] = 2
-    taken, workspace = check(call)
+    params = make(4500, 520, 2816, 20, **options)
+    params.x[::10, 0] = 2
+    taken, workspace = check(params)
     assert bool(taken.any()) and all(blocks_in_place(workspace, 4500))
 
 
@@ -150,25 +150,25 @@ def test_uneven_windows_of_which_nearly_all_fires_stay_in_place(options: dict[st
 def test_tiles_whole_in_some_blocks(options: dict[str, object]) -> None:
     """A silent tile, one that is silent in every third block, and one with a silent row in every fifth."""
     n, d_ff = 6000, 2600
-    call = make(n, 520, d_ff, -128, **options)
+    params = make(n, 520, d_ff, -128, **options)
     block, row = torch.arange(n, device=CUDA) // 128, torch.arange(n, device=CUDA)
-    call.x[:, 1:4], call.w_gate[:, 1:4] = 0, 0
-    call.x[:, 1], call.w_gate[256:512, 1] = 1, -256
-    call.x[:, 2], call.w_gate[512:768, 2] = (block % 3 == 1).to(call.x.dtype), -256
-    call.x[:, 3], call.w_gate[1024:1280, 3] = (row % 640 == 130).to(call.x.dtype), -256
-    taken, _ = check(call)
+    params.x[:, 1:4], params.w_gate[:, 1:4] = 0, 0
+    params.x[:, 1], params.w_gate[256:512, 1] = 1, -256
+    params.x[:, 2], params.w_gate[512:768, 2] = (block % 3 == 1).to(params.x.dtype), -256
+    params.x[:, 3], params.w_gate[1024:1280, 3] = (row % 640 == 130).to(params.x.dtype), -256
+    taken, _ = check(params)
     pair = torch.arange(len(taken), device=CUDA)
     assert not bool(taken[:, 1].any()) and not bool(taken[pair % 3 != 1, 2].any())
     assert bool(taken.any())
-    check_whole(call)
+    check_whole(params)
 
 
 @pytest.mark.gpu
 def test_a_silent_tile_past_the_thirty_second() -> None:
     """What is known of a block's tiles is more than a word of bits."""
-    call = make(2400, 136, 9000, -128)
-    call.w_gate[34 * TILE : 35 * TILE], call.w_gate[34 * TILE : 35 * TILE, 0] = 0, -1
-    taken, workspace = check(call)
+    params = make(2400, 136, 9000, -128)
+    params.w_gate[34 * TILE : 35 * TILE], params.w_gate[34 * TILE : 35 * TILE, 0] = 0, -1
+    taken, workspace = check(params)
     assert bool(taken.any()) and not bool(taken[:, 34].any())
     assert (workspace.tensor("union_sizes") == -9000).all()
 
@@ -178,8 +178,8 @@ def test_a_silent_tile_past_the_thirty_second() -> None:
 def test_nothing_beside_the_workspace_is_written(loud: bool) -> None:
     """Though the last pair has no second block, and tiles, panels and windows are not full."""
     n = 5889
-    call = make(n, 136, 2600, -128) if loud else uneven(n, 136, 2600, 25)
-    (y, stats), workspace, wall = results(call), hopper.Workspace(n, 2600, call.x.dtype, CUDA), 2**20  # bytes
+    params = make(n, 136, 2600, -128) if loud else uneven(n, 136, 2600, 25)
+    (y, stats), workspace, wall = results(params), hopper.Workspace(n, 2600, params.x.dtype, CUDA), 2**20  # bytes
     walled = []
 
     def between_walls(part: Tensor) -> Tensor:
@@ -187,8 +187,8 @@ def test_nothing_beside_the_workspace_is_written(loud: bool) -> None:
         return walled[-1][wall:-wall].view(part.dtype).view(part.shape)
 
     apart(workspace, between_walls)
-    hopper.launch(call, slice(0, n), workspace, y, stats)
-    assert_same("y", y, reference.run(call)[0])
+    hopper.launch(params, slice(0, n), workspace, y, stats)
+    assert_same("y", y, reference.run(params)[0])
     assert bool((counters(workspace, n) == TAKEN).any()) == loud
     for name, bits in zip(workspace.names, walled, strict=True):
         assert bool((bits[:wall] == 119).all() and (bits[-wall:] == 119).all()), f"written beside {name}"
@@ -199,9 +199,9 @@ def test_nothing_beside_the_workspace_is_written(loud: bool) -> None:
 def test_windows_with_silent_rows(silent: int, in_place: bool) -> None:
     """A loud window stays as it is if its rows are not too uneven; else its blocks are laid anew, whatever is taken."""
     for options in OPTIONS:
-        call = make(6000, 520, 2816, -128, **options)
-        call.x[torch.arange(6000, device=CUDA) % 1024 < silent, 0] = -1  # as many as make a window uneven
-        taken, workspace = check(call)
+        params = make(6000, 520, 2816, -128, **options)
+        params.x[torch.arange(6000, device=CUDA) % 1024 < silent, 0] = -1  # as many as make a window uneven
+        taken, workspace = check(params)
         assert bool(taken.any())
         assert blocks_in_place(workspace, 6000)[:5] == [in_place] * 5
         assert not bool(taken[1::4].any()) or silent != 300  # a sixth of these rows is silent
@@ -210,29 +210,29 @@ def test_windows_with_silent_rows(silent: int, in_place: bool) -> None:
 def spoilt() -> Iterator[FFNParams]:
     """float16, gate values that are finite and up products that are not, in whole tiles and in others."""
     for n, d_model, d_ff in ((6000, 520, 2600), (2300, 64, 264)):
-        call = make(n, d_model, d_ff, -d_model // 4 - 48, dtype=torch.float16)
-        call.x[:, 1], call.w_gate[:40, 1] = 0, -512
-        call.x[::7, 1] = 1  # fire a little less: what is spoilt must not have rows put in order
+        params = make(n, d_model, d_ff, -d_model // 4 - 48, dtype=torch.float16)
+        params.x[:, 1], params.w_gate[:40, 1] = 0, -512
+        params.x[::7, 1] = 1  # fire a little less: what is spoilt must not have rows put in order
         for row in (5, 300, 2047, n - 1):
-            call.x[row] *= 200
-        yield call
-        yield replace(call, probes="counts", layout=None, want_packed=False)
+            params.x[row] *= 200
+        yield params
+        yield replace(params, probes="counts", layout=None, want_packed=False)
 
 
 @pytest.mark.gpu
 def test_rows_that_only_the_up_product_finds_not_finite() -> None:
-    for call in spoilt():
-        n = call.x.shape[0]
+    for params in spoilt():
+        n = params.x.shape[0]
         for stages in ((), (Stage.GATE, hopper.ALL_STAGES - Stage.GATE)):
-            y, stats, workspace = run(call, *stages)
-            expected, counted = reference.run(call)
+            y, stats, workspace = run(params, *stages)
+            expected, counted = reference.run(params)
             assert (~stats.finite).nonzero().flatten().tolist() == [5, 300, 2047, n - 1]
             assert int(stats.nnz[[5, 300, 2047, n - 1]].sum()) == 0
             assert_same("y", y, expected)
             assert_same("stats", replace(stats, packed=None), replace(counted, packed=None))
             assert blocks_in_place(workspace, n) == [True] * -(-n // 1024)
-    call.x[7, 3], call.x[1000, 3], call.x[2000] = float("nan"), float("inf"), float("-inf")
-    check(replace(call, probes="neurons", layout=hopper.LAYOUT, want_packed=True))
+    params.x[7, 3], params.x[1000, 3], params.x[2000] = float("nan"), float("inf"), float("-inf")
+    check(replace(params, probes="neurons", layout=hopper.LAYOUT, want_packed=True))
 
 
 @pytest.mark.gpu
@@ -241,9 +241,9 @@ def test_same_bits_whoever_makes_the_product(n: int, d_model: int) -> None:
     """Sums that rounding tells apart: again and again, on two streams, and by stages of their own."""
     x, w_gate, w_up, w_down = normal_ffn(n, d_model, 5632, seed=4)
     x.abs_(), w_gate.abs_()
-    call = FFNParams(x=x, w_gate=w_gate, w_up=w_up, w_down=w_down, probes="none")
-    y, _, workspace = run(call.checked())
+    params = FFNParams(x=x, w_gate=w_gate, w_up=w_up, w_down=w_down, probes="none")
+    y, _, workspace = run(params.checked())
     assert bool((counters(workspace, n) == TAKEN).any())
-    assert_same("by stages", run(call, Stage.GATE, Stage.PLAN, Stage.UP, Stage.DOWN)[0], y)
-    for other, _, _ in on_two_streams(lambda: run(call)):
+    assert_same("by stages", run(params, Stage.GATE, Stage.PLAN, Stage.UP, Stage.DOWN)[0], y)
+    for other, _, _ in on_two_streams(lambda: run(params)):
         assert torch.equal(other, y)

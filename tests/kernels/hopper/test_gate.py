@@ -24,21 +24,21 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     poison()
 
 
-def both(call: FFNParams) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
-    return hopper.run(call), reference.run(call)
+def both(params: FFNParams) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
+    return hopper.run(params), reference.run(params)
 
 
 @pytest.mark.gpu
 def test_windows_are_in_order_of_nnz_unless_alike() -> None:
     n, alike = 2300, slice(1024, 2048)
-    call = replace(uneven(n, 136, 2816, 6), probes="counts", layout=None, want_packed=False)
-    call.x[alike, 0] = 1
-    call.x[2048:, 0] = (
+    params = replace(uneven(n, 136, 2816, 6), probes="counts", layout=None, want_packed=False)
+    params.x[alike, 0] = 1
+    params.x[2048:, 0] = (
         2 + torch.arange(n - 2048, device=CUDA) % 2
     )  # few neurons, but some rows several times as many as others
-    call.x[7, 3] = float("nan")  # fires nothing
-    workspace, (y, stats) = hopper.Workspace(n, 2816, call.x.dtype, CUDA), results(call)
-    hopper.launch(call, slice(0, n), workspace, y, stats)
+    params.x[7, 3] = float("nan")  # fires nothing
+    workspace, (y, stats) = hopper.Workspace(n, 2816, params.x.dtype, CUDA), results(params)
+    hopper.launch(params, slice(0, n), workspace, y, stats)
     expected = torch.arange(n, device=CUDA)
     for window in (slice(0, 1024), slice(2048, n)):
         expected[window] = stats.nnz[window].sort(descending=True, stable=True).indices + window.start
@@ -59,10 +59,10 @@ def test_values_find_their_places_in_unions_of_some_neurons(n: int) -> None:
     """From words and from tiles past their slots, as four neurons in ten never fire: where CTAs share every block,
     and where only the loud ones."""
     for d_ff, options in ((1336, {}), (5640, {"dtype": torch.float16}), (264, {"gated": False})):
-        call = replace(uneven(n, 64, d_ff, 6, **options), probes="none", layout=None, want_packed=False)
-        call.x[:, 1], call.w_gate[:, 1] = 1, torch.where(torch.arange(d_ff, device=CUDA) * 7 % 10 < 4, -64, 0)
-        call.x[n - 3, 5] = float("nan")
-        (y, stats), (y_true, expected) = both(call)
+        params = replace(uneven(n, 64, d_ff, 6, **options), probes="none", layout=None, want_packed=False)
+        params.x[:, 1], params.w_gate[:, 1] = 1, torch.where(torch.arange(d_ff, device=CUDA) * 7 % 10 < 4, -64, 0)
+        params.x[n - 3, 5] = float("nan")
+        (y, stats), (y_true, expected) = both(params)
         assert_same(f"y {d_ff}", y, y_true)
         assert_same(f"nnz {d_ff}", stats.nnz, expected.nnz)
 
@@ -71,10 +71,10 @@ def test_values_find_their_places_in_unions_of_some_neurons(n: int) -> None:
 @pytest.mark.parametrize("tiles", [41, 47, 55])
 def test_values_find_their_places_in_unions_of_few_neurons(tiles: int) -> None:
     """Of so many tiles that a quotient of floats, rounded down, may be one short."""
-    call = replace(uneven(2300, 64, 256 * tiles, 19), probes="none", layout=None, want_packed=False)
-    workspace, (y, stats) = hopper.Workspace(2300, 256 * tiles, call.x.dtype, CUDA), results(call)
-    hopper.launch(call, slice(0, 2300), workspace, y, stats)
-    assert_same("y", y, reference.run(call)[0])
+    params = replace(uneven(2300, 64, 256 * tiles, 19), probes="none", layout=None, want_packed=False)
+    workspace, (y, stats) = hopper.Workspace(2300, 256 * tiles, params.x.dtype, CUDA), results(params)
+    hopper.launch(params, slice(0, 2300), workspace, y, stats)
+    assert_same("y", y, reference.run(params)[0])
     assert bool(((workspace.tensor("union_sizes") > tiles) & (workspace.tensor("union_sizes") <= 256)).any())
 
 
@@ -84,10 +84,10 @@ def test_values_find_their_places_in_groups_of_many_tiles(options: dict[str, Any
     """More than places are found of at once. Rows lie past their slots, or whole, in the tenth tile of one group and in
     the first and the twelfth of the next."""
     n, d_ff = 2300, 5888
-    call = replace(uneven(n, 64, d_ff, 6, **options), probes="none", layout=None, want_packed=False)
+    params = replace(uneven(n, 64, d_ff, 6, **options), probes="none", layout=None, want_packed=False)
     tile, column = torch.arange(d_ff, device=CUDA) // 256, torch.arange(d_ff, device=CUDA) % 256
-    call.x[:, 1], call.w_gate[:, 1] = 1, torch.where((column < 6) | (tile == 9) | (tile == 20), 0, -64)
-    (y, stats), (y_true, expected) = both(call)
+    params.x[:, 1], params.w_gate[:, 1] = 1, torch.where((column < 6) | (tile == 9) | (tile == 20), 0, -64)
+    (y, stats), (y_true, expected) = both(params)
     assert_same("y", y, y_true)
     assert_same("nnz", stats.nnz, expected.nnz)
 
@@ -98,13 +98,13 @@ def test_tiles_that_nearly_all_fire_stay_whole(d_ff: int, quiet: int, dense: boo
     """Though no row is past its slots; the others' rows join them where the block runs dense, and are gathered else."""
     n = 2300
     for options in ({}, {"bias": True}, {"gated": False}, {"dtype": torch.float16}):
-        call, gated = make(n, 64, d_ff, 9, **options), options.get("gated", True)
-        call.w_gate[256 : 256 + 256 * quiet, 0] = -17
-        call.x[2290, 5] = float("nan")
-        (y, stats), (y_true, expected) = both(call)
+        params, gated = make(n, 64, d_ff, 9, **options), options.get("gated", True)
+        params.w_gate[256 : 256 + 256 * quiet, 0] = -17
+        params.x[2290, 5] = float("nan")
+        (y, stats), (y_true, expected) = both(params)
         assert_same(f"y {options}", y, y_true)
         assert_same(f"stats {options}", stats, expected)
-        workspace, unprobed = hopper.Workspace(n, d_ff, call.x.dtype, CUDA), replace(call, probes="none")
+        workspace, unprobed = hopper.Workspace(n, d_ff, params.x.dtype, CUDA), replace(params, probes="none")
         hopper.launch(unprobed, slice(0, n), workspace, *results(unprobed))
         first, sizes = workspace.tensor("heads")[:2048, :, 0], workspace.tensor("union_sizes")[:16]
         assert int((first & 0xFFFF).max()) <= hopper.LAYOUT.slots
@@ -127,19 +127,19 @@ def test_the_gates_last_tiles_are_cut_in_two(n: int, d_ff: int) -> None:
             10,
             14,
         ):  # nearly all fires; most tiles are past their slots; 128 rows fire nearly all; few
-            call = make(n, 64, d_ff, quiet, **options)
-            call.x[n - 64 :: 9, 0] = -1  # of the last block, in both halves
+            params = make(n, 64, d_ff, quiet, **options)
+            params.x[n - 64 :: 9, 0] = -1  # of the last block, in both halves
             for row in (n - 1, n - 70, 2048, 2048 + 64):
-                call.x[row, 7] = float("nan")
-            (y, stats), (y_true, expected) = both(call)
+                params.x[row, 7] = float("nan")
+            (y, stats), (y_true, expected) = both(params)
             assert_same(f"y {quiet} {options}", y, y_true)
             assert_same(f"stats {quiet} {options}", stats, expected)
             if quiet != 10 or options:
                 continue
-            workspace, unprobed = hopper.Workspace(n, d_ff, call.x.dtype, CUDA), replace(call, probes="none")
+            workspace, unprobed = hopper.Workspace(n, d_ff, params.x.dtype, CUDA), replace(params, probes="none")
             hopper.launch(unprobed, slice(0, n), workspace, *results(unprobed))
             tiles = d_ff // 256
-            fired = call.x[:2048].nan_to_num() @ call.w_gate[: 256 * tiles].t() > 0
+            fired = params.x[:2048].nan_to_num() @ params.w_gate[: 256 * tiles].t() > 0
             alone = fired.view(32, 64, tiles, 256).any(1).sum(-1) >= 0.85 * 256
             assert float(alone.float().mean()) < 0.1
             assert (workspace.tensor("heads")[:2048, :, 0] >> 16 == 1).all()
@@ -149,24 +149,24 @@ def test_the_gates_last_tiles_are_cut_in_two(n: int, d_ff: int) -> None:
 def test_halves_of_a_cut_tile_wait_for_each_other() -> None:
     """Those of a cluster's second CTA come late: it packs full words of the tile before, the first one empty ones."""
     n, d_ff = 2300, 2816
-    call = replace(make(n, 64, d_ff, 10), probes="none", layout=None, want_packed=False)
+    params = replace(make(n, 64, d_ff, 10), probes="none", layout=None, want_packed=False)
     block = torch.arange(n, device=CUDA) // 128
-    call.x[(block < 12) & (block % 2 == 0)] = 0
-    call.x[(block < 12) & (block % 2 == 1), 0] = 0.75
-    workspace, silent = hopper.Workspace(n, d_ff, call.x.dtype, CUDA), replace(call, x=torch.zeros_like(call.x))
-    for some in (silent, call):  # so what is not waited for says that nothing fires
+    params.x[(block < 12) & (block % 2 == 0)] = 0
+    params.x[(block < 12) & (block % 2 == 1), 0] = 0.75
+    workspace, silent = hopper.Workspace(n, d_ff, params.x.dtype, CUDA), replace(params, x=torch.zeros_like(params.x))
+    for some in (silent, params):  # so what is not waited for says that nothing fires
         hopper.launch(some, slice(0, n), workspace, *results(some), Stage.GATE)
     assert bool((workspace.tensor("heads")[12 * 128 : 16 * 128, :, 0] >> 16 == 1).all())
 
 
 @pytest.mark.gpu
 def test_stages_by_themselves_and_again_give_the_same() -> None:
-    call = replace(uneven(2300, 136, 2816, 6), probes="none", layout=None, want_packed=False)
-    y, _ = hopper.run(call)
-    stages = hopper.stage_runs(call)
+    params = replace(uneven(2300, 136, 2816, 6), probes="none", layout=None, want_packed=False)
+    y, _ = hopper.run(params)
+    stages = hopper.stage_runs(params)
     for name in ("gate", "gate", "up_down", "up_down", "gate", "up_down"):
         again = stages[name]()
     assert_same("y", again, y)
-    filled = hopper.stage_runs(call, hopper.run(replace(call, want_packed=True))[1].packed)["up_down"]
+    filled = hopper.stage_runs(params, hopper.run(replace(params, want_packed=True))[1].packed)["up_down"]
     filled()
     assert_same("y of what was filled in", filled(), y)

@@ -40,8 +40,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     poison()
 
 
-def both(call: FFNParams) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
-    return hopper.run(call), reference.run(call)
+def both(params: FFNParams) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
+    return hopper.run(params), reference.run(params)
 
 
 SHAPES = [  # n, d_model, d_ff, quiet: one past every tile and one short of it, empty unions, full ones
@@ -88,9 +88,9 @@ def test_equals_the_reference(gpu: None, shape: tuple[int, int, int, float], dty
 @pytest.mark.parametrize("shape", [(129, 64, 264, 9), (1025, 256, 1408, 11), (2300, 136, 2816, 6)], ids=str)
 def test_rows_in_another_order_come_back_in_theirs(gpu: None, shape: tuple[int, int, int, float]) -> None:
     for options in ({}, {"bias": True}, {"gated": False}, {"dtype": torch.float16}):
-        call = uneven(*shape, **options)
-        call.x[5, 3], call.x[shape[0] - 1, 3] = float("nan"), float("inf")
-        (y, stats), (y_true, expected) = both(call)
+        params = uneven(*shape, **options)
+        params.x[5, 3], params.x[shape[0] - 1, 3] = float("nan"), float("inf")
+        (y, stats), (y_true, expected) = both(params)
         assert_same(f"y {options}", y, y_true)
         assert_same(f"stats {options}", stats, expected)
 
@@ -99,9 +99,9 @@ def test_rows_in_another_order_come_back_in_theirs(gpu: None, shape: tuple[int, 
 @pytest.mark.parametrize("n", [300, 2300])
 @pytest.mark.parametrize("quiet", [12, 2])
 def test_rows_that_are_not_finite_are_nan_and_alone(gpu: None, n: int, quiet: int) -> None:
-    call = make(n, 128, 512, quiet, rows=None)
-    call.x[7, 3], call.x[130], call.x[299, 1] = float("nan"), float("inf"), float("-inf")
-    (y, stats), (y_true, expected) = both(call)
+    params = make(n, 128, 512, quiet, rows=None)
+    params.x[7, 3], params.x[130], params.x[299, 1] = float("nan"), float("inf"), float("-inf")
+    (y, stats), (y_true, expected) = both(params)
     assert_same("y", y, y_true)
     assert_same("stats", stats, expected)
     assert (~stats.finite).nonzero().flatten().tolist() == [7, 130, 299]
@@ -125,10 +125,10 @@ def test_rows_that_are_not_finite_are_nan_and_alone(gpu: None, n: int, quiet: in
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [500, 2500])
 def test_probes_change_nothing_else(gpu: None, n: int) -> None:
-    call = make(n, 256, 1024, 20)
-    y, stats = hopper.run(call)
+    params = make(n, 256, 1024, 20)
+    y, stats = hopper.run(params)
     for probes in ("none", "counts"):
-        bare = replace(call, probes=probes, layout=None, want_packed=False, tokens=None, sequences=None)
+        bare = replace(params, probes=probes, layout=None, want_packed=False, tokens=None, sequences=None)
         again, less = hopper.run(bare)
         assert_same("y", again, y)
         assert_same("finite", less.finite, stats.finite)
@@ -138,11 +138,11 @@ def test_probes_change_nothing_else(gpu: None, n: int) -> None:
 
 @pytest.mark.gpu
 def test_passes_of_a_small_workspace_add_up(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = make(5000, 64, 512, 8)
-    whole = hopper.run(call)
+    params = make(5000, 64, 512, 8)
+    whole = hopper.run(params)
     for most in (1, 2304 * 512 * 37 // 8):  # passes of 256 rows and of 2304
         monkeypatch.setattr("twell.kernels.backends.gpu.MAX_WORKSPACE", most)
-        parts = hopper.run(call)
+        parts = hopper.run(params)
         assert_same("y", parts[0], whole[0])
         assert_same("stats", parts[1], whole[1])
 
@@ -164,14 +164,14 @@ def test_same_bits_again_on_other_streams_and_in_graphs(gpu: None) -> None:
 @pytest.mark.gpu
 def test_same_bits_from_two_threads_at_once(gpu: None) -> None:
     calls = [uneven(2300, 136, 2816, 6), uneven(1025, 256, 1408, 11)]
-    expected = [hopper.run(call) for call in calls]
+    expected = [hopper.run(params) for params in calls]
     torch.cuda.synchronize()
     together = Barrier(len(calls))
 
-    def again(call: FFNParams) -> list[tuple[Tensor, Stats]]:
+    def again(params: FFNParams) -> list[tuple[Tensor, Stats]]:
         together.wait()
         with torch.cuda.stream(torch.cuda.Stream()):
-            results = [hopper.run(call) for _ in range(20)]
+            results = [hopper.run(params) for _ in range(20)]
             torch.cuda.current_stream().synchronize()
         return results
 
@@ -187,26 +187,26 @@ def test_same_bits_from_two_threads_at_once(gpu: None) -> None:
 @pytest.mark.parametrize("n", [1, 20, 300, 2500])
 def test_may_be_a_threads_first_cuda_call(gpu: None, n: int) -> None:
     """Where all memory is there, nothing before it has given the thread a context."""
-    call = make(n, 136, 520, 9)
-    y, stats = results(call, in_full=True)
-    workspace = hopper.Workspace(n, 520, call.x.dtype, CUDA)
+    params = make(n, 136, 520, 9)
+    y, stats = results(params, in_full=True)
+    workspace = hopper.Workspace(n, 520, params.x.dtype, CUDA)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(hopper.launch, call, slice(0, n), workspace, y, stats).result()
-    expected, counted = reference.run(call)
+        pool.submit(hopper.launch, params, slice(0, n), workspace, y, stats).result()
+    expected, counted = reference.run(params)
     assert_same("y", y, expected)
     assert_same("nnz", stats.nnz, counted.nnz)
 
 
 @pytest.mark.gpu
 def test_compiles_into_one_graph(gpu: None) -> None:
-    call = make(200, 64, 512, 8)
+    params = make(200, 64, 512, 8)
 
     def layer(x: Tensor) -> tuple[Tensor, Tensor]:
-        y, stats = gated_ffn(x, call.w_gate, call.w_up, call.w_down, kernel="hopper")
+        y, stats = gated_ffn(x, params.w_gate, params.w_up, params.w_down, kernel="hopper")
         return y * 2, stats.nnz
 
-    y, nnz = torch.compile(layer, fullgraph=True)(call.x)
-    expected, stats = reference.run(call)
+    y, nnz = torch.compile(layer, fullgraph=True)(params.x)
+    expected, stats = reference.run(params)
     assert_same("y", y, expected * 2)
     assert_same("nnz", nnz, stats.nnz)
 

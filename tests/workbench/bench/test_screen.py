@@ -21,8 +21,8 @@ def case(layer: int, rows: int = 1024) -> Case:
 
 
 def result(**changes: object) -> Result:
-    took = {DENSE: [200.0, 190.0, 220.0], COMPILED: [100.0], GATE: [80.0], OURS: [80.0, 100.0, 160.0], THEIRS: [400.0]}
-    about = {"took": took, "errors": {}, "fired": FiringCounts(9.5, 50, {8: 0}), "replayed": set(), "left_out": {}}
+    times = {DENSE: [200.0, 190.0, 220.0], COMPILED: [100.0], GATE: [80.0], OURS: [80.0, 100.0, 160.0], THEIRS: [400.0]}
+    about = {"times": times, "errors": {}, "fired": FiringCounts(9.5, 50, {8: 0}), "replayed": set(), "left_out": {}}
     return Result(**{**about, **changes})  # type: ignore[arg-type]
 
 
@@ -31,7 +31,7 @@ def shown(*cases: tuple[Case, Result], absolute: bool = False, color: bool = Fal
     about = {"force_terminal": True, "color_system": "standard"} if color else {}
     with Page("a bench", len(cases), absolute, Console(file=file, width=160, **about)) as page:  # type: ignore[arg-type]
         for one, found in cases:
-            page.show(one, found, {operation: {} for operation in found.took})
+            page.show(one, found, {operation: {} for operation in found.times})
         page.close()
     return file.getvalue()
 
@@ -42,7 +42,7 @@ def line(text: str, begins: str) -> str:
 
 def test_ratios_are_to_the_same_of_dense_with_the_range_of_turns() -> None:
     gates = {GATE: [80.0], Operation("gate", "cpu", 8): [100.0]}
-    page = shown((case(0), result(took=result().took | gates)), absolute=True)
+    page = shown((case(0), result(times=result().times | gates)), absolute=True)
     assert line(page, "cpu ").split()[1:] == ["2.00", "1.25–2.50", "100.0"]
     assert line(page, "reference at C 4").split()[4:] == ["0.50", "0.50–0.50", "400.0"]
     assert line(page, "cpu: gate").split()[2:] == ["0.80", "0.80–0.80", "100.0"]
@@ -52,14 +52,14 @@ def test_ratios_are_to_the_same_of_dense_with_the_range_of_turns() -> None:
 
 def test_colours_are_for_what_is_faster_or_slower_than_dense_beyond_a_doubt() -> None:
     for took, style in ((100.0, GREEN), (195.0, BOLD), (205.0, BOLD), (300.0, RED)):
-        page = shown((case(0), result(took={DENSE: [200.0], OURS: [took]})), color=True)
+        page = shown((case(0), result(times={DENSE: [200.0], OURS: [took]})), color=True)
         assert re.search(rf"{re.escape(style)} *{200 / took:.2f}", page)
-    page = shown((case(0), result(took={DENSE: [200.0], COMPILED: [100.0]})), color=True)
+    page = shown((case(0), result(times={DENSE: [200.0], COMPILED: [100.0]})), color=True)
     assert re.search(rf"{re.escape(BOLD)} *2\.00", page)  # no kernel of ours
 
 
 def test_layers_add_up_where_all_of_them_have_it() -> None:
-    second = result(took={DENSE: [100.0], OURS: [20.0]})
+    second = result(times={DENSE: [100.0], OURS: [20.0]})
     page = shown((case(0), result()), (case(3), second), absolute=True)
     assert line(page, "2 layers on text") == "2 layers on text: cpu 2.50 ×; dense 0.30 ms"  # 300 over 120
     assert "layers" not in shown((case(0), result()))
@@ -73,9 +73,9 @@ def test_what_is_left_out_is_said_once_for_each_reason() -> None:
 
 def test_stages_without_their_whole_are_summed() -> None:
     stages = {DENSE: [300.0], Operation("gate", "cpu", 8): [60.0], Operation(UP_DOWN.op, "cpu", 8): [40.0]}
-    assert stage_sums(result(took=stages)) == {"cpu: the two": 100.0}
-    assert stage_sums(result(took=stages | {OURS: [90.0]})) == {}
-    assert line(shown((case(0), result(took=stages))), "cpu: the two").split()[3:] == ["3.00"]
+    assert stage_sums(result(times=stages)) == {"cpu: the two": 100.0}
+    assert stage_sums(result(times=stages | {OURS: [90.0]})) == {}
+    assert line(shown((case(0), result(times=stages))), "cpu: the two").split()[3:] == ["3.00"]
 
 
 def test_power_is_told_of_what_has_it_with_the_clock_where_that_is_known() -> None:
