@@ -42,11 +42,11 @@ DEMO_TOKENS = 160_000
 DEMO_EXAMPLES = 8  # of each neuron and kind
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # columns, where the terminal has them
-# How often torch's threads on a CPU look for work before they sleep. With libgomp's own 300,000 they keep from running,
-# on a machine that has other work too, the very thread they wait for: 64 tokens then take several times as long.
+# How often torch's threads on a CPU look for work before they sleep. With libgomp's default of 300,000, on a machine
+# with other work too, they occupy the cores that the thread they wait for needs: 64 tokens take several times as long.
 SPIN = "2000"
-VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}  # what stands for a value in the help
-NUMBERS = {"int": "a whole number", "float": "a number"}  # by the type that a value was read as
+VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}  # placeholders for values in the help, by type
+NUMBERS = {"int": "a whole number", "float": "a number"}  # by the type that a value is parsed as
 
 cli = typer.Typer(
     name="twell",
@@ -60,8 +60,8 @@ cli = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"twell-workbench {importlib.metadata.version('twell-workbench')}")
         raise typer.Exit
 
@@ -76,15 +76,15 @@ def _top(
 
 
 def parameter(item: Field[Any], hint: Any) -> inspect.Parameter:
-    """The typer parameter of one option field."""
-    about = item.metadata
-    text = about["help"] + (f" [{about['unit']}]" if about["unit"] else "")
+    """Return the typer parameter of an option. item: its dataclass field; hint: the field's type."""
+    metadata = item.metadata
+    text = metadata["help"] + (f" [{metadata['unit']}]" if metadata["unit"] else "")
     kinds = [kind for kind in typing.get_args(hint) if kind not in (type(None), ...)] or [hint]
     if typing.get_origin(hint) is tuple:
         hint = list[kinds[0]]  # type: ignore[valid-type]
-    value = about["value"] or VALUES.get(kinds[0])  # a choice of words stands for itself
+    value = metadata["value"] or VALUES.get(kinds[0])  # a choice of words stands for itself
     name = item.name.replace("_", "-")
-    if about["argument"]:
+    if metadata["argument"]:
         kind: Any = typer.Argument(help=text, metavar=value)
     elif hint is bool:  # what is off is switched on, and what is on is switched off
         kind = typer.Option(f"--{name}/--no-{name}" if item.default else f"--{name}", help=text, show_default=False)
@@ -99,7 +99,10 @@ def parameter(item: Field[Any], hint: Any) -> inspect.Parameter:
 
 
 def command(dataclass: type, target: str) -> Callable[..., None]:
-    """A function with the dataclass's fields as its signature, which calls `module:function` with an instance."""
+    """Return a function whose signature is the dataclass's fields, and which calls the target with an instance.
+
+    target: "module:function", imported when the function is called
+    """
 
     def run(**values: Any) -> None:
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
@@ -113,58 +116,58 @@ def command(dataclass: type, target: str) -> Callable[..., None]:
     return run
 
 
-def said(dataclass: type) -> tuple[str, str]:
-    """A command's help and its examples, from the dataclass's docstring."""
+def help_and_examples(dataclass: type) -> tuple[str, str]:
+    """Return a command's help and its examples, from the dataclass's docstring."""
     lines = inspect.cleandoc(dataclass.__doc__ or "").splitlines()
     examples = [line for line in lines if line.startswith("twell ")]
     text = "\n".join(line for line in lines if not line.startswith("twell ")).strip()
     return text, "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
 
 
-def demo(chosen: options.DemoOptions) -> None:
-    """Capture, summarise, show: the whole path on what ships with the package, without a network."""
+def demo(demo_options: options.DemoOptions) -> None:
+    """Capture the bundled model on bundled text, summarise the run and open the dashboard, without a network."""
     from twell.analysis.summaries.refresh import summarize
     from twell.workbench.capturing.command import capture
     from twell.workbench.run import manifest as manifests
     from twell.workbench.run.store import open_run
 
-    if chosen.app:  # what would be found out after the capture is found out before it
+    if demo_options.app:  # an address that cannot be used is refused before the capture, not after it
         from twell.app.server.launch import check_address, launch
 
-        shown = options.AppOptions(runs=chosen.out.parent, port=chosen.port)
-        check_address(shown.host, shown.port)
-    if (chosen.out / manifests.FILE).exists():
-        found = open_run(chosen.out).manifest
-        if found.status == manifests.COMPLETE:
-            print(f"Using the demo run that is in {chosen.out} already (remove the folder to capture it anew).")
+        app_options = options.AppOptions(runs=demo_options.out.parent, port=demo_options.port)
+        check_address(app_options.host, app_options.port)
+    if (demo_options.out / manifests.FILE).exists():
+        existing = open_run(demo_options.out).manifest
+        if existing.status == manifests.COMPLETE:
+            print(f"Using the demo run that is in {demo_options.out} already (remove the folder to capture it anew).")
         else:
-            aside = chosen.out.with_name(f"{chosen.out.name}-{found.status}-{int(time.time())}")
-            chosen.out.rename(aside)
-            print(f"Moved the {found.status} run in {chosen.out} to {aside}.")
-    if not (chosen.out / manifests.FILE).exists():
+            backup = demo_options.out.with_name(f"{demo_options.out.name}-{existing.status}-{int(time.time())}")
+            demo_options.out.rename(backup)
+            print(f"Moved the {existing.status} run in {demo_options.out} to {backup}.")
+    if not (demo_options.out / manifests.FILE).exists():
         capture(
             options.CaptureOptions(
                 model="builtin:demo",
                 text=("builtin:passages", "builtin:python-docs"),
-                out=chosen.out,
+                out=demo_options.out,
                 tokens=DEMO_TOKENS,
                 examples=DEMO_EXAMPLES,
             )
         )
-    summarize(options.SummarizeOptions(runs=(chosen.out,)))
-    if chosen.app:
-        launch(shown)
+    summarize(options.SummarizeOptions(runs=(demo_options.out,)))
+    if demo_options.app:
+        launch(app_options)
 
 
 for _name, (_dataclass, _target) in COMMANDS.items():
-    _help, _examples = said(_dataclass)
+    _help, _examples = help_and_examples(_dataclass)
     cli.command(_name, help=_help, short_help=_help.split("\n")[0], epilog=_examples, context_settings=HELP)(
         command(_dataclass, _target)
     )
 
 
 def main() -> None:
-    """Run the command line; every error a person can mend is one sentence on standard error."""
+    """Run the command line. A UserError is printed as one sentence on standard error, with exit code 2."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
     debug = "--debug" in sys.argv
@@ -180,7 +183,7 @@ def main() -> None:
     except (typer.Abort, EOFError):
         _stop("Stopped.", 130, debug)
     except Exception as error:
-        show = getattr(error, "show", None)  # what click raises for a wrong command line knows how to show itself
+        show = getattr(error, "show", None)  # click's errors of a wrong command line have this method
         if show is None:
             raise
         if sentence := _wrong_value(error):
@@ -190,15 +193,15 @@ def main() -> None:
 
 
 def _wrong_value(error: Exception) -> str:
-    """A value that is not of its option's type, in a sentence; "" for what else is wrong with a command line."""
+    """Return a sentence about a value that is not of its option's type; "" for any other error of a command line."""
     option = getattr(error, "param", None)
     problems: list[Any] = getattr(error.__cause__, "errors", list)()
     if option is None or not problems:
         return ""
     problem = problems[0]
     words = problem["msg"].partition(" is not one of ")[2].rstrip(".")
-    wanted = NUMBERS.get(problem["type"].partition("_")[0]) or (f"one of {words}" if words else "")
-    return f"Expected {wanted} for {option.opts[0]}, got {problem['input']!r}." if wanted else ""
+    expected = NUMBERS.get(problem["type"].partition("_")[0]) or (f"one of {words}" if words else "")
+    return f"Expected {expected} for {option.opts[0]}, got {problem['input']!r}." if expected else ""
 
 
 def _stop(message: str, code: int, debug: bool) -> None:

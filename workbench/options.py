@@ -98,21 +98,21 @@ class CaptureOptions:
         unit="tokens",
         least=0,
     )
-    temperature: float = option(0.0, help="draw tokens at this temperature; 0: take the likeliest one", least=0)
-    seed: int = option(0, help="seed of these draws", least=0, most=2**32 - 1)
+    temperature: float = option(0.0, help="sample tokens at this temperature; 0: take the most likely one", least=0)
+    seed: int = option(0, help="seed of the sampling", least=0, most=2**32 - 1)
     threshold: float | None = option(
         None,
-        help="count neurons with |hidden| above this, and run the model unchanged; for FFNs without zeros, as of SiLU",
+        help="count neurons with |hidden| above this, and run the model unchanged; for FFNs without zeros (SiLU)",
         least=0,
     )
-    examples: int = option(0, help="keep this many of each neuron's largest values, and as many at random", least=0)
+    examples: int = option(0, help="record this many of each neuron's largest values, and as many at random", least=0)
     fired: str | None = option(
         None,
-        help="keep the activations themselves, of these layers and this share of the tokens: as in 0,3-5:0.01, or all",
+        help="record the activations of these layers on this share of the tokens, such as 0,3-5:0.01; or all",
         value="LAYERS[:SHARE]",
     )
     revision: str | None = option(None, help="branch, tag or commit of a hub model", value="REV")
-    resume: bool = option(False, help="continue the run in --out where it ends; begin it if there is none")
+    resume: bool = option(False, help="continue the run in --out where it stopped; start it if there is none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class DemoOptions:
     twell demo --out /tmp/demo --no-app
     """
 
-    out: Path = option(Path("runs/demo"), help="the run's folder; a complete demo run in it is used again")
+    out: Path = option(Path("runs/demo"), help="the run's folder; a complete demo run in it is reused")
     app: bool = option(True, help="open the dashboard afterwards")
     port: int = option(8501, help="the dashboard's port")
 
@@ -236,7 +236,7 @@ class BenchOptions:
     )
     layers: str | None = option(None, help="the layers to time; default: all", value="L[,L…]")
     inputs: str | None = option(
-        None, help="text,uniform for a model, heavy,even,dense for a shape; default: all", value="KIND[,KIND…]"
+        None, help="for a model text,uniform; for a shape heavy,even,dense; default: all", value="KIND[,KIND…]"
     )
     nnz: str = option("15,29,60,120,250", help="mean nnz of synthetic inputs", unit="neurons", value="N[,N…]")
     compression: str = option("8", help="compression of the TwELL that kernels emit: 2, 4, 8 or 16", value="C[,C…]")
@@ -279,13 +279,13 @@ class TrainOptions:
     text: tuple[str, ...] = option(
         help="text to train on: the same sources as `twell capture` takes; may be repeated", value="SOURCE"
     )
-    out: Path = option(help="the model's folder; a checkpoint of the same recipe in it is continued")
+    out: Path = option(help="the model's folder; training continues from a checkpoint of the same recipe in it")
     valid: tuple[str, ...] = option((), help="other text to measure the finished model on", value="SOURCE")
     holdout: float = option(0.02, help="share at the end of each text that is never trained on", unit="share")
     licences: str = option("", help="licences of the text, for the model card")
     tokens: int | None = option(None, help="train on this many tokens instead of the recipe's length", unit="tokens")
     steps: int | None = option(None, help="train for this many steps instead", unit="steps")
-    minutes: float | None = option(None, help="train for this many minutes instead, compiled first", unit="minutes")
+    minutes: float | None = option(None, help="train for this many minutes after compilation instead", unit="minutes")
     l1: float | None = option(None, help="replace the recipe's L1 coefficient")
     rate: float | None = option(None, help="replace the recipe's peak learning rate")
     rows: int | None = option(None, help="replace the recipe's rows per step", unit="rows")

@@ -39,8 +39,8 @@ def takes(packed: TwELL) -> bool:
 def counts(packed: TwELL, members: list[Tensor]) -> Tensor:
     """Count blocks by the number of neurons in their union: int64 [block sizes, d_ff + 1].
 
-    members: an int32 tensor on the device for each block size, the smallest first. The first, [blocks, rows of a block],
-    has row numbers; each later one, [blocks, members], has numbers of blocks of the size before
+    members: an int32 tensor on the device for each block size, the smallest first. The first has row numbers, [blocks,
+    rows of a block]; each later one has numbers of blocks of the size before, [blocks, members]
     """
     heads, tails, spill_index, spill = packed.stored()
     layout, device = packed.layout, heads.device

@@ -29,7 +29,7 @@ def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
 def test_help_names_every_command_with_its_whole_first_line() -> None:
     shown = run("--help").stdout
     for name, (dataclass, _) in cli.COMMANDS.items():
-        assert f"  {name:<9}  {cli.said(dataclass)[0].splitlines()[0]}\n" in shown
+        assert f"  {name:<9}  {cli.help_and_examples(dataclass)[0].splitlines()[0]}\n" in shown
     assert "..." not in shown.partition("Commands:")[2]
 
 
@@ -48,7 +48,9 @@ def test_version() -> None:
 
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = [line for dataclass, _ in cli.COMMANDS.values() for line in cli.said(dataclass)[1].splitlines()[2:]]
+EXAMPLES = [
+    line for dataclass, _ in cli.COMMANDS.values() for line in cli.help_and_examples(dataclass)[1].splitlines()[2:]
+]
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 README = re.findall(r"^\$ ((?:twell|torchrun) .*)$", PAGE, re.MULTILINE)
 PROOFS = re.findall(r"`(test_\w+\.py)(::\w+)?`", PAGE)

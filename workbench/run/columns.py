@@ -101,7 +101,7 @@ NEURON_SUMS = (
         "token_max",
         "int32",
         "",
-        "greatest token id that fired it; equal to the least: it answers to one token",
+        "greatest token id that fired it; equal to token_min where one token alone fires it",
         merge="max",
     ),
     Column("first_sequence", "int32", "", "first sequence in which it fired", merge="min"),
@@ -110,7 +110,7 @@ NEURON_SUMS = (
 TILE_COUNTS = (
     LAYER,
     Column("tile", "int32", "neurons", "T, the neurons of a tile"),
-    Column("occupancy", "int32", "neurons", "fired in the tile"),
+    Column("occupancy", "int32", "neurons", "how many neurons fired in the tile"),
     Column("pairs", "int64", "token × tile", "pairs of a token and a tile with that occupancy"),
     Column("rows", "int64", "tokens", "tokens whose fullest tile has that occupancy"),
 )
@@ -118,10 +118,13 @@ TILE_COUNTS = (
 UNION_COUNTS = (
     LAYER,
     Column(
-        "block", "int32", "tokens", "tokens in a block: 16, 64 or 128; what is left over at a sequence's end is in none"
+        "block",
+        "int32",
+        "tokens",
+        "tokens in a block: 16, 64 or 128; the incomplete block at a sequence's end is not counted",
     ),
-    Column("neurons", "int32", "neurons", "different neurons fired in the block"),
-    Column("blocks", "int64", "", "blocks with that many"),
+    Column("neurons", "int32", "neurons", "how many different neurons fired in the block"),
+    Column("blocks", "int64", "", "how many blocks have that number"),
 )
 
 TRAINING_STEPS = (

@@ -54,7 +54,7 @@ ACTIVITY = Table(
     "a token of the text, as the model read it",
     (
         SEQUENCE,
-        Column("position", "int32", "tokens", "place in the sequence, from 0"),
+        Column("position", "int32", "tokens", "position in the sequence, from 0"),
         TOKEN_ID,
         Column("phase", "uint8", "", "0 prefill, 1 decode"),
         Column("flags", "uint8", "bits", "1 special token, 2 first of its sequence, 4 a pre-activation was not finite"),
@@ -62,7 +62,7 @@ ACTIVITY = Table(
             "loss",
             "float16",
             "nats",
-            "of the next token as predicted here; null at a sequence's end, where not finite, and with --no-loss",
+            "loss of the next token, predicted here; null at a sequence's end, where not finite, and with --no-loss",
             True,
         ),
         Column("nnz", "uint16", "neurons", "how many FFN neurons the token fires in layer LL", per_layer=True),
@@ -70,7 +70,7 @@ ACTIVITY = Table(
             "used",
             "uint16",
             "neurons",
-            "of these, how many with a product that is not zero; only where a ReLU on the up branch makes some zero",
+            "how many of these have a product that is not zero; only for models with a ReLU on the up branch too",
             per_layer=True,
         ),
     ),
@@ -91,9 +91,9 @@ SEQUENCES = Table(
     (
         SEQUENCE,
         Column("document", "int32", "", "number of its document in the source, from 0"),
-        Column("start", "int64", "tokens", "place of its first token in the document"),
-        Column("source", "string", "", "the text source it came from"),
-        Column("tokens", "int32", "tokens", "its length"),
+        Column("start", "int64", "tokens", "position of its first token in the document"),
+        Column("source", "string", "", "the text source of the document"),
+        Column("tokens", "int32", "tokens", "how many tokens it has"),
     ),
     adds_up=False,
     in_summary_only=False,
@@ -116,14 +116,14 @@ TIMINGS = Table(
         Column("phase", "uint8", "", "0 prefill, 1 decode"),
         Column("tokens", "int32", "rows", "rows of the batch that it ran on, padding included"),
         Column("nnz_mean", "float32", "neurons", "mean nnz of the batch's rows in that layer", True),
-        Column("microseconds", "float64", "µs", "of one turn on that input (in older runs the median of several)"),
+        Column("microseconds", "float64", "µs", "time of one turn on that input (older runs: median of several)"),
         Column("kernel", "string", "", "the kernel that ran: dense, reference, cpu, cuda, hopper"),
         Column("sm_mhz", "float32", "MHz", "the GPU's clock, where it reports one", True),
         Column(
             "watts",
             "float32",
             "W",
-            "the GPU's power, where it reports it; of the whole model: mean of 5 s of that operation alone, once a run",
+            "the GPU's power, where it reports it; for the whole model, once a run, the mean over 5 s of it alone",
             True,
         ),
     ),
@@ -159,15 +159,15 @@ UNIONS = Table(
 
 EXAMPLES = Table(
     "examples",
-    "a token that fired a neuron, kept to be looked at (--examples)",
+    "a token that fired a neuron, recorded as an example of what the neuron responds to (--examples)",
     (
         LAYER,
         NEURON,
         Column("kind", "string", "", "top: among its largest values; sample: drawn at random from all its firings"),
         Column("value", "float32", "", "the neuron's value there"),
         SEQUENCE,
-        Column("position", "int32", "tokens", "place in the sequence, from 0"),
-        Column("draw", "float64", "", "the random key of a sample; samples merge by the least. 0 for top"),
+        Column("position", "int32", "tokens", "position in the sequence, from 0"),
+        Column("draw", "float64", "", "random key of a sample; a merge keeps those with the least; 0 for top"),
         Column("window", "list<float32>", "", "its values from 16 tokens before to 16 after; NaN outside the sequence"),
     ),
     adds_up=False,
@@ -177,13 +177,13 @@ EXAMPLES = Table(
 
 FIRED = Table(
     "fired",
-    "a token of the stated sample, and a layer: the sparse activations themselves (--fired)",
+    "a token of the sample that --fired states, and a layer, with the token's sparse activations there",
     (
         SEQUENCE,
-        Column("position", "int32", "tokens", "place in the sequence, from 0"),
+        Column("position", "int32", "tokens", "position in the sequence, from 0"),
         LAYER,
         Column("neuron", "list<uint16>", "", "the neurons that fired, ascending"),
-        Column("value", "list<float16>", "", "their values, at most 65504, which is float16's greatest"),
+        Column("value", "list<float16>", "", "their values, clipped to 65504, the greatest float16"),
     ),
     adds_up=False,
     in_summary_only=False,
@@ -193,14 +193,14 @@ BENCH = Table(
     "bench",
     "a figure of one operation in one case of `twell bench`, side by side with the others of that case",
     (
-        Column("case", "string", "", "what was run, in words; with `op`, `kernel` and `compression`: which operation"),
-        Column("input", "string", "", "text; uniform: random ids; patterns; heavy and even: made up; dense: all fire"),
+        Column("case", "string", "", "in words; `op`, `kernel` and `compression` name the operation in it"),
+        Column("input", "string", "", "text; uniform: random ids; patterns; heavy, even: synthetic; dense: all fire"),
         Column("layer", "int32", "", "the model's layer, or the recorded one; -1: none"),
         Column("d_model", "int32", "", "width of the model"),
         Column("d_ff", "int32", "neurons", "width of the FFN"),
         Column("rows", "int32", "tokens", "rows in a call"),
         Column("dtype", "string", "", "of inputs and weights"),
-        Column("weights", "string", "", "warm: the same in every call; cold: in turn more than the cache holds"),
+        Column("weights", "string", "", "warm: the same in every call; cold: rotated, so never in the cache"),
         Column("tile", "int32", "neurons", "T of the TwELL layout; 0 for dense operations"),
         Column("compression", "int32", "", "C of the TwELL layout; 0 for dense operations"),
         Column("kernel", "string", "", "the kernel that ran; torch for dense operations"),
@@ -219,7 +219,7 @@ BENCH = Table(
             "string",
             "",
             "microseconds: of a call; tflops: the gate product, and up and down for fired neurons (dense: for all); "
-            "gigabytes_per_second: the least to be moved, x, y and the weights of neurons fired by any row; "
+            "gigabytes_per_second: of what must be moved, x, y and the weights of neurons that any row fires; "
             "ceiling_share: time of the dense gate product over this one's; watts, sm_mhz; millijoules_per_token; "
             "error_mean, error_max: relative to float64, over rows; rows_past_slots: rows that overflow a tile; "
             "peak_bytes: memory that a training step needs",
@@ -227,7 +227,7 @@ BENCH = Table(
         Column("value", "float64", "", "the figure; of microseconds the median over `repeats` turns"),
         Column("unit", "string", "", "the figure's unit"),
         Column("repeats", "int32", "", "turns, of one call to each operation or of several small ones"),
-        Column("device", "string", "", "what it ran on"),
+        Column("device", "string", "", "the device that it ran on"),
         Column("commit", "string", "", "the version of this code: a git commit, else a hash of the kernels' sources"),
         Column("ffn", "string", "", "gated or plain"),
         Column("graph", "bool", "", "whether calls were replayed from a CUDA graph"),

@@ -1,12 +1,12 @@
-"""Training text as one flat array of token ids, and the rows that a step reads from it.
+"""Tokenise training text into one flat array of ids, and choose the rows that each step reads from it.
 
-The idea: the last share of every source is set aside before anything looks at it, a byte-level BPE is trained on what
-remains, and documents follow each other in one stream, each opened by `<|endoftext|>`. A row is `seq_len + 1`
-neighbouring ids of that stream; which ones a step reads follows from the seed and the step alone, so a run that
-continues after a kill needs no other memory of its place.
+The idea: the last share of every source is held out before it is read for any purpose, a byte-level BPE is trained on
+the remaining text, and documents follow each other in one stream, each opened by `<|endoftext|>`. A row is
+`seq_len + 1` neighbouring ids of that stream. The rows of a step depend on the seed and the step alone, so a training
+that continues after a kill needs no other state.
 
 Cost: the text is in memory once while it is tokenised (about 5 s for 95 MB on 16 cores, and as long again for the
-BPE); after that the ids are mapped from disk, two bytes each. Run by `twell train`; the ids are kept in a work folder.
+BPE); after that the ids are mapped from disk, two bytes each. `twell train` runs it and keeps the ids in a work folder.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ from twell.workbench.text.sequences import documents
 from twell.workbench.text.sources import Source, open_sources
 
 END_OF_TEXT = "<|endoftext|>"  # opens every document; also end of sequence and padding
-BATCH = 256  # pieces of text tokenised together, in parallel
+BATCH = 256  # pieces of text that are tokenised in parallel
 Piece = tuple[bool, str]  # (opens a document, text)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The tokenizer, ids [n] to train on, ids set aside, ids of other text, and what all was made of (`record`)."""
+    """A tokenised training text.
+
+    train, heldout: token ids [n] to train on and to evaluate on; valid: ids of other texts by name; record: settings,
+    sources and their checksums
+    """
 
     tokenizer: PreTrainedTokenizerFast
     train: np.ndarray
@@ -59,10 +63,14 @@ def prepare(
     bpe_megabytes: float,
     valid: tuple[str, ...] = (),
 ) -> Corpus:
-    """Tokenise the sources into `folder`, or read back what it holds of the same text and settings."""
+    """Tokenise the sources into `folder`, or read the corpus that it has of the same text and settings.
+
+    vocab: entries of the tokenizer; holdout: share of each source that is held out; bpe_megabytes: text that the
+    tokenizer is trained on; valid: sources of other text. Raises UserError where the folder has another corpus.
+    """
     texts = {source.name: list(_pieces(source)) for source in open_sources(sources)}
     splits = {source: _cut(pieces, holdout) for source, pieces in texts.items()}
-    training = [piece for kept, _, _ in splits.values() for piece in kept]
+    training = [piece for first, _, _ in splits.values() for piece in first]
     record: dict[str, Any] = {
         "vocab": vocab,
         "holdout": holdout,
@@ -72,16 +80,16 @@ def prepare(
                 "source": source_name(source),
                 "sha256": _sha256(texts[source]),
                 "bytes": _size(texts[source]),
-                "heldout_from": at,  # bytes
+                "heldout_from": heldout_from,  # bytes
             }
-            for source, (_, _, at) in splits.items()
+            for source, (_, _, heldout_from) in splits.items()
         ],
     }
     with locks.locked(folder):  # trainings that share it may begin at once
         if not _holds(folder, record):
             tokenizer = train_bpe(training, vocab, bpe_megabytes)
             tokenizer.save(str(folder / "tokenizer.json"))
-            heldout_pieces = [piece for _, held, _ in splits.values() for piece in held]
+            heldout_pieces = [piece for _, last, _ in splits.values() for piece in last]
             np.save(folder / "train.npy", encode(tokenizer, training))
             np.save(folder / "heldout.npy", encode(tokenizer, heldout_pieces))
             temporary = folder / "corpus.json.tmp"
@@ -90,12 +98,15 @@ def prepare(
     train, heldout = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "heldout"))
     record = {**record, "train_tokens": len(train), "heldout_tokens": len(heldout)}
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    others = {source_name(source.name): encode(tokenizer, _pieces(source)) for source in open_sources(valid)}
-    return Corpus(wrap(tokenizer), train, heldout, others, record)
+    other_texts = {source_name(source.name): encode(tokenizer, _pieces(source)) for source in open_sources(valid)}
+    return Corpus(wrap(tokenizer), train, heldout, other_texts, record)
 
 
 def train_bpe(pieces: list[Piece], vocab: int, megabytes: float) -> Tokenizer:
-    """A byte-level BPE of `vocab` entries, trained on about `megabytes` of the text, taken evenly from all of it."""
+    """Train a byte-level BPE of `vocab` entries on about `megabytes` of the text, spread evenly over all of it.
+
+    Raises UserError where the text yields fewer entries.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -105,8 +116,8 @@ def train_bpe(pieces: list[Piece], vocab: int, megabytes: float) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    every = max(1, round(sum(len(text) for _, text in pieces) / (megabytes * 1e6)))
-    tokenizer.train_from_iterator((text for _, text in pieces[::every]), trainer)
+    step = max(1, round(sum(len(text) for _, text in pieces) / (megabytes * 1e6)))
+    tokenizer.train_from_iterator((text for _, text in pieces[::step]), trainer)
     if tokenizer.get_vocab_size() < vocab:
         raise UserError(
             f"The training text must support a vocabulary of {vocab}, but yields {tokenizer.get_vocab_size()} tokens; "
@@ -120,25 +131,30 @@ def train_bpe(pieces: list[Piece], vocab: int, megabytes: float) -> Tokenizer:
 
 
 def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as transformers has it, with END_OF_TEXT as its special token."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
     )
 
 
 def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> np.ndarray:
-    """All pieces as one array of ids [n], uint16 where the vocabulary allows; document starts carry the mark."""
+    """Return the ids of all pieces as one array [n], with the mark before each document; uint16 if the ids fit."""
     mark = tokenizer.token_to_id(END_OF_TEXT)
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
-    parts: list[np.ndarray] = []
+    ids: list[np.ndarray] = []
     for batch in _batched(pieces):
         encodings = tokenizer.encode_batch_fast([text for _, text in batch], add_special_tokens=False)
         for (opens, _), encoding in zip(batch, encodings, strict=True):
-            parts.append(np.array(([mark] if opens else []) + encoding.ids, dtype))
-    return np.concatenate(parts) if parts else np.empty(0, dtype)
+            ids.append(np.array(([mark] if opens else []) + encoding.ids, dtype))
+    return np.concatenate(ids) if ids else np.empty(0, dtype)
 
 
 class Rows:
-    """Which rows of the stream a step trains on: shuffled anew, from a new offset, each epoch."""
+    """The rows of the stream that each step trains on, in a new order and from a new offset in each epoch.
+
+    ids [n]: the stream; seq_len: tokens a row; rows: rows a step; seed: of order and offset; mark: the id that opens a
+    document. Raises UserError where the stream has too few tokens for a step.
+    """
 
     def __init__(self, ids: np.ndarray, seq_len: int, rows: int, seed: int, mark: int) -> None:
         self.ids, self.seq_len, self.rows, self.seed, self.mark = ids, seq_len, rows, seed, mark
@@ -152,13 +168,14 @@ class Rows:
             )
 
     def batch(self, step: int) -> torch.Tensor:
-        """int64 [rows, seq_len + 1]: inputs are all but the last column, targets all but the first."""
-        epoch, place = divmod(step, self.steps)
+        """Return the rows of a step, int64 [rows, seq_len + 1]: inputs are all columns but the last, targets all but
+        the first."""
+        epoch, index = divmod(step, self.steps)
         if epoch != self._epoch:
-            draw = np.random.default_rng([self.seed, epoch])
-            self._starts = draw.integers(self.seq_len) + self.seq_len * draw.permutation(self.windows)
+            generator = np.random.default_rng([self.seed, epoch])
+            self._starts = generator.integers(self.seq_len) + self.seq_len * generator.permutation(self.windows)
             self._epoch = epoch
-        starts = self._starts[place * self.rows : (place + 1) * self.rows]
+        starts = self._starts[index * self.rows : (index + 1) * self.rows]
         rows = self.ids[starts[:, None] + np.arange(self.seq_len + 1)].astype(np.int64)
         # A context opens with the mark, or, as a document's second context does, in the middle of its text.
         rows[::2, 0] = self.mark
@@ -166,7 +183,10 @@ class Rows:
 
 
 def in_order(ids: np.ndarray, seq_len: int, rows: int, tokens: int | None = None) -> Iterator[torch.Tensor]:
-    """The stream's rows [<= rows, seq_len + 1] one after another, without overlap of their targets."""
+    """Yield the rows of a stream in order, int64 [<= rows, seq_len + 1], without overlap of their targets.
+
+    tokens: how many tokens of the stream to read at most, all if None
+    """
     windows = max(0, (len(ids) if tokens is None else min(len(ids), tokens + 1)) - 1) // seq_len
     for first in range(0, windows, rows):
         starts = seq_len * np.arange(first, min(first + rows, windows))
@@ -174,13 +194,13 @@ def in_order(ids: np.ndarray, seq_len: int, rows: int, tokens: int | None = None
 
 
 def unigram_loss(train: np.ndarray, heldout: np.ndarray, vocab: int) -> float:
-    """Nats a token of guessing by training frequency alone, each token counted once more than it was seen."""
+    """Return the loss in nats a token of predicting by training frequency alone, with one added to every count."""
     counts = np.bincount(train, minlength=vocab) + 1.0
     return float(-np.log(counts / counts.sum())[heldout[1:]].mean())
 
 
 def _pieces(source: Source) -> Iterator[Piece]:
-    """A source's text, in pieces that are cut at ends of lines where that can be."""
+    """Yield a source's text in pieces, which are cut at ends of lines where that is possible."""
     number = None
     for document in documents([source]):
         yield document.number != number, document.text
@@ -188,17 +208,18 @@ def _pieces(source: Source) -> Iterator[Piece]:
 
 
 def _cut(pieces: list[Piece], holdout: float) -> tuple[list[Piece], list[Piece], int]:
-    """Pieces before and after the cut, and its place in bytes: the first line break past `1 - holdout` of the text."""
-    place, seen = int((1 - holdout) * _size(pieces)), 0
+    """Return the pieces before and after the cut, and its position in bytes: the first line break past 1 - `holdout`
+    of the text."""
+    cut, before = int((1 - holdout) * _size(pieces)), 0
     for index, (opens, text) in enumerate(pieces):
         raw = text.encode()
-        if seen + len(raw) > place:
-            inside = raw.find(b"\n", place - seen) + 1 or len(raw)
+        if before + len(raw) > cut:
+            inside = raw.find(b"\n", cut - before) + 1 or len(raw)
             head, tail = raw[:inside].decode(), raw[inside:].decode()
-            held = ([(False, tail)] if tail else []) + pieces[index + 1 :]
-            return [*pieces[:index], (opens, head)], held, seen + inside
-        seen += len(raw)
-    return pieces, [], seen
+            last = ([(False, tail)] if tail else []) + pieces[index + 1 :]
+            return [*pieces[:index], (opens, head)], last, before + inside
+        before += len(raw)
+    return pieces, [], before
 
 
 def _batched(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, ...]]:
@@ -219,17 +240,19 @@ def _sha256(pieces: list[Piece]) -> str:
 
 
 def source_name(source: str) -> str:
-    """A source as records call it: a file by its name alone, without the machine's folders."""
+    """Return a source's name for records: that of a file without its folders, others as they are."""
     return source if source.startswith(("builtin:", "hf:")) else Path(source).name
 
 
 def _holds(folder: Path, record: dict[str, Any]) -> bool:
-    """Whether the folder holds this very corpus; one that holds another is refused."""
+    """Return whether the folder has this corpus. Raises UserError where it has another one."""
     path = folder / "corpus.json"
     if not path.exists():
         return False
-    held = json.loads(path.read_text(encoding="utf-8"))
+    recorded = json.loads(path.read_text(encoding="utf-8"))
     for name, value in record.items():
-        if held.get(name) != value:
-            raise UserError(f"{folder} holds a corpus with {name} {held.get(name)}, not {value}; name another folder.")
+        if recorded.get(name) != value:
+            raise UserError(
+                f"{folder} holds a corpus with {name} {recorded.get(name)}, not {value}; name another folder."
+            )
     return True

@@ -1,4 +1,4 @@
-"""A trained model's card, written from its record and its log: nothing in it is typed by hand.
+"""Write a trained model's card from its record and its log alone.
 
 model_card(json.loads(Path("models/demo/training.json").read_text()), rows_of_the_log) -> Markdown
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-ROWS = 13  # of the table of curves
+ROWS = 13  # most rows of the table of curves
 
 UNITS = {
     "layers": "",
@@ -38,15 +38,18 @@ UNITS = {
 
 
 def model_card(record: dict[str, Any], log: list[dict[str, Any]]) -> str:
-    """Markdown: what the model is, what it was measured to do, how it was trained, on what."""
-    parts = [
+    """Return the card as Markdown: the model, its measured loss and sparsity, its training and its text.
+
+    record: the content of training.json; log: rows of the table `training`
+    """
+    sections = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
         *_what_it_is(record),
         *_other_text(record),
         *_training(record, log),
         *_text(record),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(sections) + "\n"
 
 
 def _what_it_is(record: dict[str, Any]) -> list[str]:
@@ -77,8 +80,8 @@ def _other_text(record: dict[str, Any]) -> list[str]:
     if not record["valid"]:
         return []
     rows = [
-        [source, f"{found['tokens']:,}", f"{found['loss']:.3f}", f"{found['unigram_loss']:.3f}"]
-        for source, found in record["valid"].items()
+        [source, f"{measured['tokens']:,}", f"{measured['loss']:.3f}", f"{measured['unigram_loss']:.3f}"]
+        for source, measured in record["valid"].items()
     ]
     return ["## On other text", _table(["source", "tokens", "loss", "unigram loss"], rows)]
 
@@ -106,8 +109,8 @@ def _training(record: dict[str, Any], log: list[dict[str, Any]]) -> list[str]:
 def _text(record: dict[str, Any]) -> list[str]:
     corpus = record["corpus"]
     sources = [
-        [found["source"], f"{found['bytes']:,}", f"{found['heldout_from']:,}", f"`{found['sha256'][:16]}…`"]
-        for found in corpus["sources"]
+        [source["source"], f"{source['bytes']:,}", f"{source['heldout_from']:,}", f"`{source['sha256'][:16]}…`"]
+        for source in corpus["sources"]
     ]
     return [
         "## Text",
@@ -119,10 +122,10 @@ def _text(record: dict[str, Any]) -> list[str]:
 
 
 def _chosen(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The log's first row and those with a held-out loss, thinned to ROWS."""
-    rows = [row for index, row in enumerate(log) if index == 0 or row.get("heldout_loss") is not None]
-    places = range(len(rows)) if len(rows) <= ROWS else [i * (len(rows) - 1) // (ROWS - 1) for i in range(ROWS)]
-    return [rows[place] for place in places]
+    """Return the log's first row and those with a held-out loss, at most ROWS of them, evenly spaced."""
+    rows = [row for row_number, row in enumerate(log) if row_number == 0 or row.get("heldout_loss") is not None]
+    indices = range(len(rows)) if len(rows) <= ROWS else [i * (len(rows) - 1) // (ROWS - 1) for i in range(ROWS)]
+    return [rows[index] for index in indices]
 
 
 def _curve(row: dict[str, Any]) -> list[Any]:

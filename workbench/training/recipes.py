@@ -1,4 +1,4 @@
-"""Training recipes: every number that decides what a run of `twell train` makes, as data.
+"""Training recipes: every number that determines the result of `twell train`, as data.
 
 A recipe is one frozen dataclass. Some are named here; any other is a TOML or JSON file with the same field names:
 
@@ -40,7 +40,7 @@ CHOICES = {"activation": ("relu", "relu2", "silu"), "schedule": ("wsd", "cosine"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A language model, what it is trained on a step, and how its rates run over the steps."""
+    """A language model, its batch of a step, and the schedules of its rates."""
 
     name: str = "custom"
     # model
@@ -93,8 +93,8 @@ class Recipe:
                     raise UserError(f"Expected {name} {words}, got {value}.")
         if len(self.betas) != 2 or not all(isinstance(beta, float | int) and 0 <= beta < 1 for beta in self.betas):
             raise UserError(f"Expected betas of two numbers from 0 to below 1, got {list(self.betas)}.")
-        heads, rest = divmod(self.d_model, self.head_size)
-        if rest or heads % self.kv_heads:
+        heads, remainder = divmod(self.d_model, self.head_size)
+        if remainder or heads % self.kv_heads:
             raise UserError(
                 f"d_model must be whole heads and those a multiple of kv_heads, but d_model is {self.d_model}, "
                 f"head_size {self.head_size} and kv_heads {self.kv_heads}; change one of them."
@@ -107,7 +107,7 @@ class Recipe:
         weights = self.l1_weights
         if weights is not None and (
             len(weights) != self.layers
-            or not all(isinstance(one, float | int) and 0 <= one < math.inf for one in weights)
+            or not all(isinstance(factor, float | int) and 0 <= factor < math.inf for factor in weights)
         ):
             raise UserError(
                 f"Expected l1_weights of {self.layers} factors of at least 0, one a layer, got {list(weights)}."
@@ -122,16 +122,16 @@ class Recipe:
         return self.rows * self.seq_len
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON's view of the recipe: what checkpoints and model cards hold."""
+        """Return the recipe as checkpoints and model cards store it, in types that JSON has."""
         weights = None if self.l1_weights is None else list(self.l1_weights)
         return {**dataclasses.asdict(self), "betas": list(self.betas), "l1_weights": weights}
 
     def override(self, **changes: Any) -> Recipe:
-        """The recipe with every change that is not None; a new length replaces the old one."""
-        given = {name: value for name, value in changes.items() if value is not None}
-        if given.keys() & {"tokens", "steps", "minutes"}:
-            given = {"tokens": None, "steps": None, "minutes": None, **given}
-        return dataclasses.replace(self, **given)
+        """Return the recipe with every change that is not None; a new length replaces the old one."""
+        replaced = {name: value for name, value in changes.items() if value is not None}
+        if replaced.keys() & {"tokens", "steps", "minutes"}:
+            replaced = {"tokens": None, "steps": None, "minutes": None, **replaced}
+        return dataclasses.replace(self, **replaced)
 
 
 # The paper's FFN, 2048 x 5632, at its four depths, on the text and the tokenizer of this project.
@@ -168,13 +168,13 @@ RECIPES = {
 
 
 def load_recipe(name_or_file: str) -> Recipe:
-    """A named recipe, or the one that a .toml or .json file holds."""
+    """Return a recipe by its name, or the one in a .toml or .json file. Raises UserError for anything else."""
     if name_or_file in RECIPES:
         return RECIPES[name_or_file]
     path = Path(name_or_file)
     if path.suffix not in (".toml", ".json"):
-        known = ", ".join(RECIPES)
-        raise UserError(f"Expected a recipe, one of {known}, or a .toml or .json file of one, got {name_or_file!r}.")
+        names = ", ".join(RECIPES)
+        raise UserError(f"Expected a recipe, one of {names}, or a .toml or .json file of one, got {name_or_file!r}.")
     try:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
@@ -196,7 +196,10 @@ KINDS: dict[str, Any] = {
 
 
 def from_dict(values: dict[str, Any], origin: str) -> Recipe:
-    """Back from `as_dict`, or from a file; unknown names and wrong types are refused with the field."""
+    """Return the recipe with these values, as `as_dict` or a file gives them.
+
+    origin: the source of the values, for messages. Raises UserError, with the field, for unknown names and wrong types.
+    """
     fields = {field.name: field for field in dataclasses.fields(Recipe)}
     for name, value in values.items():
         if name not in fields:

@@ -1,4 +1,4 @@
-"""The model that is trained, and the loss that makes it sparse.
+"""Build the model that is trained, and compute the loss that makes it sparse.
 
 With h = act(gate) * up, or h = act(up) in a plain FFN, the loss of a step is
 
@@ -101,11 +101,11 @@ class Objective(nn.Module):
             positions = torch.arange(inputs.shape[1], device=rows.device)[None]
             rotary = trunk.rotary_emb(hidden, position_ids=positions)
             for layer in trunk.layers:
-                given = (layer, hidden, positions, rotary)
+                arguments = (layer, hidden, positions, rotary)
                 if self.recompute:
-                    hidden, term, fired = checkpoint(self._layer, *given, use_reentrant=False)
+                    hidden, term, fired = checkpoint(self._layer, *arguments, use_reentrant=False)
                 else:
-                    hidden, term, fired = self._layer(*given)
+                    hidden, term, fired = self._layer(*arguments)
                 terms.append(term)
                 fires.append(fired)
             loss = self._head(self.model, hidden, targets)
@@ -133,8 +133,8 @@ def evaluate(model: Model, batches: Iterable[Tensor]) -> dict[str, Any]:
     fires = torch.zeros((), dtype=torch.int64, device=model.device)
     for rows in batches:
         loss, _, fired = objective(rows.to(model.device))
-        here = rows.shape[0] * (rows.shape[1] - 1)
-        tokens, total, fires = tokens + here, total + loss.double() * here, fires + fired
+        count = rows.shape[0] * (rows.shape[1] - 1)
+        tokens, total, fires = tokens + count, total + loss.double() * count, fires + fired
     return {
         "loss": float(total / tokens),
         "tokens": tokens,
