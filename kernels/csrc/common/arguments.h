@@ -21,8 +21,9 @@ constexpr auto joined(Types<First...>, Types<Second...>, More... more) {
     return joined(Types<First..., Second...>{}, more...);
 }
 
-// What TORCH_BOX takes in place of run(Arguments): torch hands over positions, and they fill the members of Arguments, and of the structs in
-// it, one after the other. Arguments::Fields: the types of all of them, in that order, which is the order of the op's schema.
+// What TORCH_BOX takes in place of run(Arguments): torch hands over positions, and they fill the members of Arguments,
+// and of the structs in it, one after the other. Arguments::Fields: the types of all of them, in that order, which is
+// the order of the op's schema.
 template <auto run, typename Arguments, typename Fields = typename Arguments::Fields>
 struct ByPosition;
 template <auto run, typename Arguments, typename... Field>

@@ -5,7 +5,8 @@
 
 namespace twell {
 
-// How many bits stand before each word of `bits`, by one warp; returns how many there are. A lane takes words that follow each other.
+// Returns how many bits are set in `bits`, and writes how many are set before each of its words; by one warp. A lane
+// takes consecutive words.
 __device__ __forceinline__ int count_before(const uint32_t* bits, int* before, int words, int lane) {
   const int each = (words + 31) / 32, first = min(lane * each, words), end = min(first + each, words);
   int mine = 0;

@@ -1,4 +1,4 @@
-// Numbers of 16 bits, bfloat16 and half, on their way from and to float32.
+// Numbers of 16 bits, bfloat16 and half, and their conversion from and to float32.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint32_t round_pair(float low, float high) {
   return out;
 }
 
-// All ones in each half of a pair that is positive, and zeros in the other.
+// All ones in each half of a pair that is positive, all zeros in the other halves.
 template <typename T>
 __device__ __forceinline__ uint32_t positive_halves(uint32_t pair) {
   uint32_t out;
@@ -39,7 +39,7 @@ __device__ __forceinline__ uint32_t positive_halves(uint32_t pair) {
   return out;
 }
 
-// The same for what is not zero, NaN among them.
+// The same for each half that is not zero; NaN is not zero.
 template <typename T>
 __device__ __forceinline__ uint32_t nonzero_halves(uint32_t pair) {
   uint32_t out;
@@ -50,7 +50,8 @@ __device__ __forceinline__ uint32_t nonzero_halves(uint32_t pair) {
   return out;
 }
 
-// `broken`, a pair of zeros at first, with NaN in each half where `pair` is not finite: inf or NaN times 0 is NaN, and stays.
+// Adds to `broken`, a pair that starts as zeros, NaN in each half where `pair` is not finite: inf or NaN times 0 is
+// NaN, and NaN persists.
 template <typename T>
 __device__ __forceinline__ uint32_t break_pair(uint32_t broken, uint32_t pair) {
   uint32_t out;
@@ -64,16 +65,17 @@ __device__ __forceinline__ uint32_t break_pair(uint32_t broken, uint32_t pair) {
 constexpr uint32_t kNanPair = 0x7fff7fffu;  // NaN in both halves, in either type
 
 template <typename T>
-constexpr float kLeast = std::is_same_v<T, __nv_bfloat16> ? 0x1p-133f : 0x1p-24f;  // its least positive number
+constexpr float kLeast = std::is_same_v<T, __nv_bfloat16> ? 0x1p-133f : 0x1p-24f;  // the least positive number of T
 
-// Whether a magnitude stays finite when rounded to T; NaN does not.
+// Whether a magnitude stays finite when it is rounded to T; false for NaN.
 template <typename T>
 __device__ __forceinline__ bool stays_finite(float magnitude) {
-  constexpr float kBound = std::is_same_v<T, __nv_bfloat16> ? 0x1.ffp127f : 65520.f;  // the least that rounds to inf
+  // the least number that rounds to inf
+  constexpr float kBound = std::is_same_v<T, __nv_bfloat16> ? 0x1.ffp127f : 65520.f;
   return magnitude < kBound;
 }
 
-__device__ __forceinline__ float max_nan(float a, float b) {  // NaN where either is
+__device__ __forceinline__ float max_nan(float a, float b) {  // NaN if either is NaN
   float out;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
   return out;

@@ -1,4 +1,4 @@
-// What launchers and bindings ask the CUDA runtime: whether a call went well, and how many multiprocessors there are.
+// What launchers and bindings need from the CUDA runtime: error checks and the number of multiprocessors.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// What launchers share: checks, shared memory, and a plain launch.
+// What launchers share: error checks, shared memory, and a plain launch.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,12 @@
 
 namespace twell {
 
-// Lets a kernel have so many bytes of shared memory. What it was allowed once it keeps: another thread may be about to launch it with more.
+// Allows a kernel this many bytes of shared memory. A larger limit that was set before stays, since another thread may
+// be about to launch the kernel with more.
 template <typename... Parameters>
 void allow_shared(void (*kernel)(Parameters...), int bytes) {
   static std::mutex mutex;
-  static std::map<std::pair<decltype(kernel), int>, int> allowed;  // of a kernel, on a device
+  static std::map<std::pair<decltype(kernel), int>, int> allowed;  // by kernel and device
   int device;
   check(cudaGetDevice(&device), "device");
   const std::lock_guard guard(mutex);

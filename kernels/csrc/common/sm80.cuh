@@ -1,5 +1,5 @@
-// Instructions that every NVIDIA GPU from sm_80 on has, one thin function each: asynchronous copies into shared memory, matrices
-// of 8 x 8 out of it, and the warp's matrix product. No torch, no policy.
+// Instructions of every NVIDIA GPU from sm_80 on, one thin function each: asynchronous copies into shared memory, loads
+// of 8 x 8 matrices from it, and the warp's matrix product. No torch, no policy.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,7 +12,7 @@
 
 namespace twell::sm80 {
 
-// 16 bytes; zeros, and nothing is read, unless `inside`.
+// Copies 16 bytes; unless `inside`, writes zeros and reads nothing.
 __device__ __forceinline__ void copy_16(uint32_t smem, const void* global, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(inside ? 16 : 0)
                : "memory");
@@ -23,8 +23,8 @@ __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-// Four matrices of 8 rows of 16 bytes; lane 8 i + j gives the address of row j of matrix i, and gets the pair 2 (lane % 4) of row
-// lane / 4 of each (transposed: of column lane / 4).
+// Loads four matrices of 8 rows of 16 bytes. Lane 8 i + j passes the address of row j of matrix i, and receives the
+// pair 2 (lane % 4) of row lane / 4 of each (transposed: of column lane / 4).
 template <bool kTransposed>
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t smem) {
   if constexpr (kTransposed)

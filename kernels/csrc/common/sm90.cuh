@@ -1,4 +1,4 @@
-// Hopper's own instructions, one thin function each: barriers in shared memory, the bulk tensor copy engine (TMA),
+// Instructions of Hopper, one thin function each: barriers in shared memory, the bulk tensor copy engine (TMA),
 // warpgroup matrix products (WGMMA), and the fences between them. No torch, no policy.
 #pragma once
 
@@ -26,13 +26,14 @@ __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
-// For so many of those that the barrier was made for.
+// Arrives for this many of the arrivals that the barrier expects.
 __device__ __forceinline__ void barrier_arrive_for(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(arrivals) : "memory");
 }
 
-// Arrives at the same barrier of another CTA of the cluster. Release is for this CTA alone, as is all that a stage needs: the tensor
-// cores have read it, and the copy engine will write. Over the cluster it costs a memory barrier, a thousand cycles.
+// Arrives at the same barrier of another CTA of the cluster. Its release has the scope of this CTA, which is all that a
+// stage needs: the tensor cores have read it, and the copy engine will write it. A release over the cluster costs a
+// memory barrier, about a thousand cycles.
 __device__ __forceinline__ void barrier_arrive_remote(uint64_t* barrier, uint32_t cta) {
   asm volatile(
       "{\n .reg .b32 remote;\n"
@@ -41,7 +42,7 @@ __device__ __forceinline__ void barrier_arrive_remote(uint64_t* barrier, uint32_
       : "memory");
 }
 
-// The same at an address that `remote_address` gave.
+// The same, at an address that `remote_address` returned.
 __device__ __forceinline__ void barrier_arrive_remote(uint32_t remote) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
 }
@@ -51,7 +52,7 @@ __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes
                : "memory");
 }
 
-// The same without arriving: by one who has yet to.
+// The same without arriving, for a thread that arrives later.
 __device__ __forceinline__ void barrier_expect_more(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(bytes) : "memory");
 }
@@ -64,7 +65,7 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
       : "memory");
 }
 
-// Whether a wait would be over at once, as the whole warp sees it.
+// Whether a wait would end at once, with one answer for the whole warp.
 __device__ __forceinline__ bool barrier_ready(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -92,7 +93,7 @@ __device__ __forceinline__ void tma_load_2d(void* smem, const CUtensorMap* map, 
       : "memory");
 }
 
-// The same box into the same offset of every CTA in `mask`, each of whose barriers gets the bytes.
+// Copies the same box to the same offset in every CTA of `mask`; the barrier of each counts the bytes.
 __device__ __forceinline__ void tma_load_2d_multicast(void* smem, const CUtensorMap* map, uint64_t* barrier, int x,
                                                       int y, uint16_t mask) {
   asm volatile(
@@ -145,43 +146,44 @@ __device__ __forceinline__ void bulk_wait() {  // until the destinations are wri
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-// Into the L2 alone: a hint, which other memory operations need no fence with.
+// Loads into the L2 alone. This is a hint: no other memory operation needs a fence for it.
 __device__ __forceinline__ void prefetch_bulk(const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
-// The line of that address into the L2; unlike bulk copies, no part of the copy engine's time.
+// Prefetches the line of that address into the L2. Unlike bulk copies, it takes no time of the copy engine.
 __device__ __forceinline__ void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory"); }
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Ordinary writes to shared memory before, the copy engine's or tensor cores' reads after.
+// Orders earlier ordinary writes to shared memory before later reads by the copy engine or the tensor cores.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// What is seen to have been written to global memory before, the copy engine's reads after.
+// Orders writes to global memory that this thread has observed before later reads by the copy engine.
 __device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// 16 bytes; zeros, and nothing is read, unless `inside`.
+// Copies 16 bytes; unless `inside`, writes zeros and reads nothing.
 __device__ __forceinline__ void async_copy_16(uint32_t smem, const void* global, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(inside ? 16 : 0)
                : "memory");
 }
-// Arrives, as one of those that the barrier was made for, once the copies that this thread has begun have landed.
+// Arrives, as one of the arrivals that the barrier expects, once all copies that this thread has issued are complete.
 __device__ __forceinline__ void async_arrive(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 __device__ __forceinline__ void async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kLeft>
-__device__ __forceinline__ void async_wait_but() {  // for all copies but those of the last kLeft commits
+__device__ __forceinline__ void async_wait_but() {  // for all copies except those of the last kLeft commits
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 __device__ __forceinline__ void async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // ---- memory that CTAs share
 
-// A write after all writes of this thread, and of those it has synchronised with, as the device sees them; and the read that meets it.
+// A write that releases all earlier writes of this thread, and of those it has synchronised with, to the device; and
+// the read that acquires them.
 __device__ __forceinline__ void release_store(int* global, int value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
 }
@@ -191,7 +193,8 @@ __device__ __forceinline__ int acquire_load(const int* global) {
   return value;
 }
 
-// Adds after all such writes, as all who add have seen those of the ones before them; what was there.
+// Adds with release and acquire, so that a thread that adds observes the writes of all that added before; returns the
+// old value.
 __device__ __forceinline__ int add_in_order(int* global, int value) {
   int before;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(global), "r"(value) : "memory");
@@ -200,9 +203,9 @@ __device__ __forceinline__ int add_in_order(int* global, int value) {
 
 // ---- launches that overlap, clusters, and registers
 
-// Lets the next kernel of the stream start, up to its `wait_for_launches`, once every CTA of this one has begun.
+// Lets the next kernel of the stream start once every CTA of this one has begun; it runs up to its `wait_for_launches`.
 __device__ __forceinline__ void let_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-// Until the kernels before this one are over and their writes are visible.
+// Waits until the kernels before this one have ended and their writes are visible.
 __device__ __forceinline__ void wait_for_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 __device__ __forceinline__ uint32_t cluster_rank() {
@@ -213,11 +216,12 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// The same without making writes visible: for what has been read there, and for barriers that are initialised.
+// The same without making writes visible: for data that was only read, and for initialised barriers.
 __device__ __forceinline__ void cluster_meet() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// Where the same variable lies in another CTA of the cluster, and a write to it that the next cluster_sync makes visible there.
+// The address of the same variable in another CTA of the cluster, and a write to it that the next cluster_sync makes
+// visible there.
 __device__ __forceinline__ uint32_t remote_address(const void* pointer, uint32_t cta) {
   uint32_t remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(smem_address(pointer)), "r"(cta));
@@ -226,7 +230,7 @@ __device__ __forceinline__ uint32_t remote_address(const void* pointer, uint32_t
 __device__ __forceinline__ void store_remote(uint32_t remote, float a, float b) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(a), "f"(b) : "memory");
 }
-// A write there that the barrier beside it, which counts its bytes, says to have come.
+// A write there, which the barrier beside the variable counts by its bytes.
 __device__ __forceinline__ void send_remote(int* to, uint64_t* barrier, int value, uint32_t cta) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.s32 [%0], %1, [%2];" ::"r"(remote_address(to, cta)), "r"(value),
                "r"(remote_address(barrier, cta))
@@ -255,9 +259,10 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
 
-// A 128-byte-swizzled operand. K-major (rows of 64 values, 1024 bytes to 8 of them): lead is not read, stride 1024.
-// MN-major (rows of 64 values of the other dimension): lead = bytes between its blocks of 64, stride = between 8 rows of K.
-// at(i): what lies 16 i bytes on, by one addition, as that stays within the low word.
+// Descriptor of a 128-byte-swizzled operand. K-major (rows of 64 values; 8 rows take 1024 bytes): `lead` is not read,
+// stride is 1024. MN-major (rows of 64 values of the other dimension): lead = bytes between blocks of 64, stride =
+// bytes between groups of 8 rows of K. at(i): the descriptor 16 i bytes further, by one addition, which stays within
+// the low word.
 struct Operand {
   uint32_t low, high;
   __device__ __forceinline__ Operand(uint32_t smem, uint32_t lead, uint32_t stride)

@@ -9,12 +9,15 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// A number that all lanes of the warp have, in a register that the warp shares: what follows from it is worked out once a warp, branches
+// A number that all lanes of the warp have in common, in a uniform register: what depends on it is computed once a
+// warp, branches on it do not diverge, and it is kept in the register, where an address of shared memory would be
+// recomputed at each use.
 // on it part no lanes, and it is kept, where an address of shared memory would be worked out anew at each use.
 __device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(~0u, value); }
 __device__ __forceinline__ int uniform(int value) { return static_cast<int>(uniform(static_cast<uint32_t>(value))); }
 
-// The same place of shared memory, by such an address: otherwise it would be worked out anew, in ten instructions, wherever a barrier or a
+// The same object in shared memory, through such an address; otherwise the address would be recomputed, in ten
+// instructions, at each use of a barrier or stage. For whole warps.
 // stage is named. By whole warps.
 template <typename T>
 __device__ __forceinline__ T* in_register(T* shared) {

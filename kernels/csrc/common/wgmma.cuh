@@ -1,6 +1,6 @@
-// The warpgroup product D[64 x N] (+)= A[64 x 16] B[N x 16]^T for N of 16, 32, 48, 64, 96, 112, 128, 160, 176, 192, 224 and 256, operands in shared memory, D in N / 2
-// registers a thread: thread t of the warpgroup holds, for j < N / 8 and h, e of 0 and 1,
-// D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e] in d[4 * j + 2 * h + e].
+// The warpgroup product D[64 x N] (+)= A[64 x 16] B[N x 16]^T for N of 16, 32, 48, 64, 96, 112, 128, 160, 176, 192, 224
+// and 256. Operands are in shared memory, D is in N / 2 registers a thread: thread t of the warpgroup holds, for j < N
+// / 8 and h, e of 0 and 1, D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e] in d[4 * j + 2 * h + e].
 #pragma once
 
 #include <type_traits>
@@ -73,7 +73,7 @@ namespace twell::sm90 {
   }
 // clang-format on
 
-// keep 0: D is overwritten. kTransposeA, kTransposeB 1: A, B is MN-major. D may be larger than the product.
+// keep 0: D is overwritten. kTransposeA, kTransposeB 1: A, B is MN-major. The array D may be larger than the product.
 template <typename T, int kN, int kTransposeB, int kTransposeA = 0, int kSize>
 __device__ __forceinline__ void wgmma(float (&d)[kSize], uint64_t a, uint64_t b, int keep) {
   static_assert(kN == 16 || kN == 32 || kN == 48 || kN == 64 || kN == 96 || kN == 112 || kN == 128 || kN == 160 || kN == 176 || kN == 192 || kN == 224 || kN == 256);

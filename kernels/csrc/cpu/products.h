@@ -26,8 +26,8 @@ void pack_panels(const T* weight, int64_t neurons, int64_t depth, float* out) {
   }
 }
 
-// c [kM, kWide] += a [kM, depth] b [depth, kWide], or, with a bias [kWide], c = a b + bias; kRun steps of the depth at a
-// time.
+// c [kM, kWide] += a [kM, depth] b [depth, kWide], or, with a bias [kWide], c = a b + bias; kRun steps of the depth at
+// a time.
 template <int kM>
 void tile_product(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t depth, float* c,
                   int64_t c_stride, const float* bias) {
@@ -59,8 +59,8 @@ void panel_product(const float* a, int64_t a_stride, const float* b, int64_t b_s
   if constexpr (kM > 1) panel_product<kM / 2>(a, a_stride, b, b_stride, depth, c, c_stride, bias, rows);
 }
 
-// out [kM, 4] = x [kM, depth] times four rows of a weight: dot products along the depth. Every lane is a sum of its own,
-// which is short enough where lanes are many; else half a run at a time.
+// out [kM, 4] = x [kM, depth] times four rows of a weight: dot products along the depth. Every lane is a sum of its
+// own, which is short enough where lanes are many; else half a run at a time.
 template <int kM, class T>
 void dots_of_4(const float* x, int64_t x_stride, const T* const* w, int64_t depth, float* out, int64_t out_stride) {
   Vec sum[kM][4] = {};

@@ -1,4 +1,4 @@
-// The launches as a torch op. The host checks stand in kernels/params.py and kernels/backends/cuda.py.
+// The launches as a torch op. The host checks are in kernels/params.py and kernels/backends/cuda.py.
 #include "common/bindings.h"
 #include "cuda/params.h"
 
@@ -15,7 +15,7 @@ struct Arguments {
       Types<Tensor, Tensor, Tensor, Maybe, Maybe, Maybe, int64_t, int64_t, bool, bool, int64_t, int64_t, int64_t>{}, CountTensors::Fields{}));
   FfnTensors tensors;
   WorkspaceTensor workspace;
-  Tensor values;       // [rows, pitch]: what fired, at its own column
+  Tensor values;       // values of what fired, each at its own column
   Tensor y, finite;    // [n, d_model]; bool [n], ones
   Maybe used;          // int32 [n], zeros: with up_relu, the products that are not zero
   Maybe words;         // int32 [rows, tiles, words of a tile]: TwELL, where it is requested
@@ -28,7 +28,7 @@ struct Arguments {
   CountTensors counts;
 };
 
-// What the launches take, without the tensors' own type. `tensors` outlive them.
+// The launches' parameters. `tensors` must outlive them.
 Ffn ffn_of(const Arguments& a, const FfnTensors& tensors) {
   Ffn f{};
   tensors.put_into(f, a.y, a.finite, a.row, a.rows);

@@ -1,4 +1,4 @@
-// The down product: y = h Wd^T + b over each block's union, whose rows of Wd, by neuron, are gathered step by step.
+// The down product: y = h Wd^T + b over each block's union, whose rows of Wd (by neuron) are gathered step by step.
 #pragma once
 
 #include "cuda/product.cuh"
@@ -17,8 +17,8 @@ struct DownTile {
   __device__ __forceinline__ int steps() const { return (size + S::kK - 1) / S::kK; }
 };
 
-// A thread takes one chunk of every kEvery-th neuron of a step; it looks up the next step's neurons while this one's are copied.
-// Past the union it copies the last neuron again, which meets zeros of the hidden state.
+// A thread copies one chunk of every kEvery-th neuron of a step; it looks up the next step's neurons while this one's
+// are copied. Past the union it copies the last neuron again, which is multiplied by zeros of the hidden state.
 template <typename T, typename S>
 struct DownFill {
   static constexpr int kChunks = S::kN / 8, kEvery = S::kThreads / kChunks, kMine = S::kK / kEvery;
@@ -27,7 +27,7 @@ struct DownFill {
   Rows<T, S, S::kM> hidden;
   const int* list;
   const T* w;           // the thread's eight columns
-  bool inside;          // they are there; else zeros
+  bool inside;          // they exist; else zeros
   int last, next[kMine];
   uint32_t place;
 
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) down(const Ffn f, int t
     const DownTile<S> tile(f, t);
     multiply<T, S, true>(d, shared, tile.steps(), tile.n0 + p.column0 >= f.d_model, fill);
     t += gridDim.x;
-    if (t < total) {  // its first stages fill during this one's epilogue
+    if (t < total) {  // its first stages fill during this tile's epilogue
       __syncthreads();
       begin();
     }

@@ -1,12 +1,14 @@
-// The gate product, z = x Wg^T + b, whose epilogue says what fired: a bit a neuron, and the values of every eight neurons among
-// which one did. Nothing else is written, so sparse rows leave little, and no row is too dense.
+// The gate product, z = x Wg^T + b. Its epilogue writes what fired: a bit a neuron, and the values of every eight
+// neurons of which one fired. It writes nothing else, so sparse rows cost little memory traffic, and no row is too
+// dense.
 #pragma once
 
 #include "cuda/product.cuh"
 
 namespace twell::cuda {
 
-// Tiles go down kGroup of them before the next neurons, so that rows and weights in use stay in the L2 cache.
+// Tiles are taken kGroup at a time down the rows before the next neurons, so that the rows and weights in use stay in
+// the L2 cache.
 template <typename S>
 struct GateTile {
   static constexpr int kGroup = 16;
@@ -35,7 +37,8 @@ struct GateFill {
 // Writes a tile's masks and values, and marks rows that are not finite.
 template <typename T, typename S, bool kRelu2>
 __device__ __forceinline__ void finish_gate(Sum<S>& d, const Ffn& f, const GateTile<S>& tile) {
-  constexpr int kBits = S::kWarpN < 32 ? S::kWarpN : 32, kNi = kBits / 8;  // columns at a time: a word of the mask, or half of one
+  // columns at a time: a word of the mask, or half a word
+  constexpr int kBits = S::kWarpN < 32 ? S::kWarpN : 32, kNi = kBits / 8;
   using Bits = std::conditional_t<kBits == 32, uint32_t, uint16_t>;
   const Place<S> p;
   const T* bias = static_cast<const T*>(f.b_gate);
@@ -44,7 +47,7 @@ __device__ __forceinline__ void finish_gate(Sum<S>& d, const Ffn& f, const GateT
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = tile.m0 + p.row + 16 * i + 8 * h;
-      float broken = 0.f, peak = 0.f;  // inf or NaN times 0 is NaN, and stays
+      float broken = 0.f, peak = 0.f;  // inf or NaN times 0 is NaN, and NaN persists
 #pragma unroll
       for (int w = 0; w < S::kWarpN / kBits; ++w) {
         const int column0 = tile.n0 + p.column0 + w * kBits;
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) gate(const Ffn f, int t
   extern __shared__ __align__(128) unsigned char raw[];
   const uint32_t shared = smem_address(raw);
   const int steps = (f.d_model + S::kK - 1) / S::kK;
-  if (blockIdx.x == 0 && threadIdx.x == 0) f.tasks[0] = 0;  // the plan, the next launch, counts from here
+  if (blockIdx.x == 0 && threadIdx.x == 0) f.tasks[0] = 0;  // the plan, the next launch, counts up from here
   GateFill<T, S> fill{f};
   Sum<S> d;
   int t = blockIdx.x;
@@ -96,7 +99,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) gate(const Ffn f, int t
     multiply<T, S, false>(d, shared, steps, false, fill);
     const GateTile<S> tile(f, t);
     t += gridDim.x;
-    if (t < total) {  // its first stages fill during this one's epilogue
+    if (t < total) {  // its first stages fill during this tile's epilogue
       __syncthreads();
       fill.aim(GateTile<S>(f, t));
       start<S>(shared, steps, fill);

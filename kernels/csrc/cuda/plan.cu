@@ -6,7 +6,8 @@ namespace twell::cuda {
 
 void launch_plan(const Ffn& f, cudaStream_t stream) {
   with_block(f, [&]<typename S>() {
-    const int most = (S::kM * ((f.words + 31) / 32) + kPlanWarps - 1) / kPlanWarps;  // then a warp has one thing to lay out
+    // then a warp has one thing to lay out
+    const int most = (S::kM * ((f.words + 31) / 32) + kPlanWarps - 1) / kPlanWarps;
     const int split = std::clamp(4 * multiprocessors() / f.blocks, 1, most);
     launch(plan<S::kM>, dim3(f.blocks, split), kPlanThreads, plan_shared_bytes(f.words), stream, f, S::kN);
   });

@@ -1,7 +1,8 @@
-// The plan: for each block of rows, the union of the neurons that they fire, and the rows' values over it.
+// The plan: for each block of rows, the union of the neurons that fire in them, and the rows' values over it.
 //
-// Several CTAs to a block where blocks are few; each finds the whole union, a bit a neuron, and lays out some of the rows. A union
-// of everything needs no case of its own: its list is every neuron, and the products over it are the dense ones.
+// If blocks are few, several CTAs take one block; each computes the whole union, a bit a neuron, and lays out some of
+// the rows. A union of all neurons needs no special case: its list is every neuron, and the products over it are the
+// dense ones.
 #pragma once
 
 #include "common/bits.cuh"
@@ -13,8 +14,8 @@ constexpr int kPlanThreads = 256, kPlanWarps = kPlanThreads / 32;
 
 inline int plan_shared_bytes(int words) { return words * 2 * 4 + kPlanWarps * 32 * 32 * 2; }
 
-// A warp lays out 32 words of a row of `hidden`, a lane a word, through 1024 values of shared memory. Where a neuron of the union
-// did not fire, or there is no finite row, the value is 0.
+// A warp lays out 32 words of a row of `hidden`, a lane a word, through 1024 values of shared memory. The value is 0
+// where a neuron of the union did not fire, and where there is no finite row.
 __device__ __forceinline__ void lay_out(const Ffn& f, const uint32_t* bits, const int* before, int size, uint16_t* staged,
                                         uint16_t* to, int row, bool there, int w0, int lane) {
   const int w = w0 + lane, first = before[w0];

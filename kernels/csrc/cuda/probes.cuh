@@ -1,4 +1,4 @@
-// What is read from the masks when asked: the probes, and TwELL of any layout.
+// What is computed from the masks on request: the probes, and TwELL of any layout.
 #pragma once
 
 #include "common/probes.cuh"
@@ -14,7 +14,7 @@ static_assert(kSumRows <= NeuronSums::kRows);
 
 static __global__ void __launch_bounds__(kCountThreads) count_rows(const Ffn f, const Counts out, int tile) {
   extern __shared__ uint32_t shared[];
-  const int many = tile / 32;  // words to a tile
+  const int many = tile / 32;  // words of a tile
   count_tiles(out, f.finite, f.rows, (f.words + many - 1) / many, tile, shared, [&](int row, int which) {
     const uint32_t* masks = f.masks + static_cast<int64_t>(row) * f.words;
     int count = 0;
@@ -47,10 +47,10 @@ __global__ void __launch_bounds__(kCountThreads) count_neurons(const Ffn f, cons
   sums.finish(out, 32 * first);
 }
 
-// A lane a word of a row's mask, so that a tile of 32 to 512 columns is 1 to 16 neighbouring lanes; they write its count, its slots
-// in use, zeros in the others, and zeros in `values` where a tile past its slots has none.
+// A lane takes one word of a row's mask, so a tile of 32 to 512 columns is 1 to 16 neighbouring lanes. They write its
+// count, its used slots, zeros in the others, and zeros in `values` where a tile past its slots has none.
 static __global__ void __launch_bounds__(kCountThreads) pack(const Ffn f, const Packed p) {
-  const int many = p.tile / 32, wide = (p.tiles * many + 31) / 32;  // words to a tile; warps to a row
+  const int many = p.tile / 32, wide = (p.tiles * many + 31) / 32;  // words of a tile; warps for a row
   const int64_t unit = static_cast<int64_t>(blockIdx.x) * (kCountThreads / 32) + threadIdx.x / 32;
   const int lane = threadIdx.x % 32, w = static_cast<int>(unit % wide) * 32 + lane, tile = w / many, place = lane % many;
   const int64_t row = unit / wide;

@@ -1,5 +1,5 @@
-// The product that the launches share: D[kM x kN] = A B^T from stages of shared memory that asynchronous copies fill,
-// in warp tiles of mma.sync. Who fills a stage decides what A and B are, so a gathered row costs as much as a
+// The product that the launches share: D[kM x kN] = A B^T, from stages of shared memory that asynchronous copies fill,
+// in warp tiles of mma.sync. The code that fills a stage determines A and B, so a gathered row costs as much as a
 // neighbouring one.
 #pragma once
 
@@ -24,7 +24,8 @@ using Block = Shape<64, 128, 64, 3, 2, 2, 3>;
 using Some = Shape<64, 64, 64, 3, 2, 2, 3>;
 using Few = Shape<16, 32, 64, 8, 1, 2, 4>;  // bound by reading weights: many small CTAs, many copies in flight
 
-// Calls run.operator()<Shape>() for the shape of the gate product's tiles: as large as leaves work for every processor.
+// Calls run.operator()<Shape>() for the shape of the gate product's tiles: the largest that gives every multiprocessor
+// work.
 template <typename Run>
 void with_rows(const Ffn& f, Run run) {
   if (f.rows <= 32)
@@ -46,25 +47,25 @@ void with_block(const Ffn& f, Run run) {
     run.template operator()<Block>();
 }
 
-// Where 16-byte chunk `chunk` of row `row` lies among rows of kChunks: eight rows of one chunk take all banks.
+// Position of 16-byte chunk `chunk` of row `row` among rows of kChunks: eight rows of one chunk use all banks.
 template <int kChunks>
 __device__ __forceinline__ int chunk_place(int row, int chunk) {
   const int turn = kChunks >= 8 ? row & 7 : row >> 1 & 3;
   return (row * kChunks + (chunk ^ turn)) * 16;
 }
 
-// Copies kRows rows by kK columns of a row-major matrix into a stage: a thread takes one chunk of every kEvery-th row.
-// The loop of large tiles has no instruction to spare: there, rows that are missing are copies of the last one, and
-// their sums are nobody's.
+// Copies kRows rows by kK columns of a row-major matrix into a stage; a thread copies one chunk of every kEvery-th row.
+// The loop of large tiles is bound by instructions, so there missing rows are copies of the last one, and their sums
+// are not used.
 template <typename T, typename S, int kRows>
 struct Rows {
   static constexpr int kChunks = S::kK / 8, kEvery = S::kThreads / kChunks, kMine = kRows / kEvery;
-  static constexpr bool kZeros = kRows <= 16;  // few rows of which most may be missing: those are not read
+  static constexpr bool kZeros = kRows <= 16;  // few rows, most of which may be missing: missing ones are not read
   static_assert(kRows % kEvery == 0 && kEvery % 8 == 0);
-  uint32_t from[kMine];  // where rows start, in chunks from the start of the matrix
+  uint32_t from[kMine];  // starts of rows, in chunks from the start of the matrix
   int many;
 
-  template <typename Row>  // row(r): which row of the matrix is the tile's row r, for r below `rows`
+  template <typename Row>  // row(r): the matrix row that is the tile's row r, for r below `rows`
   __device__ __forceinline__ void aim(int columns, int rows, Row row) {
     many = rows;
 #pragma unroll
@@ -86,7 +87,7 @@ struct Rows {
 template <typename S>
 using Sum = float[S::kWarpM / 16][S::kWarpN / 8][4];
 
-// Where a thread's sums stand in the tile: rows 16 i + 8 h further on, columns 8 j + e further on.
+// Position of a thread's sums in the tile: rows 16 i + 8 h and columns 8 j + e after its first.
 template <typename S>
 struct Place {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -94,7 +95,7 @@ struct Place {
   int row = row0 + lane / 4, column = column0 + 2 * (lane & 3);
 };
 
-// Fills the first stages. fill(step, a, b) issues the copies of a step to these addresses; steps come in order.
+// Fills the first stages. fill(step, a, b) issues the copies of a step to these addresses; steps are filled in order.
 template <typename S, typename Fill>
 __device__ __forceinline__ void start(uint32_t shared, int steps, Fill& fill) {
 #pragma unroll
@@ -104,8 +105,7 @@ __device__ __forceinline__ void start(uint32_t shared, int steps, Fill& fill) {
   }
 }
 
-// Loads a warp's operands of the k-th 16 columns of a stage. B lies in the stage as [kN][kK], or with kByRow as
-// [kK][kN].
+// Loads a warp's operands of the k-th 16 columns of a stage. B is in the stage as [kN][kK], or with kByRow as [kK][kN].
 template <typename S, bool kByRow>
 __device__ __forceinline__ void load_operands(uint32_t (&a)[S::kWarpM / 16][4], uint32_t (&b)[S::kWarpN / 16][4],
                                               uint32_t stage, int k, const Place<S>& p) {
@@ -123,8 +123,8 @@ __device__ __forceinline__ void load_operands(uint32_t (&a)[S::kWarpM / 16][4], 
       load_matrices<false>(b[j], b_at + chunk_place<S::kK / 8>(p.column0 + 16 * j + 8 * upper + eighth, 2 * k + odd));
 }
 
-// Sums up over all steps, after `start`. kByRow is that of `load_operands`. A warp that is idle copies, and multiplies
-// nothing. The stages are free again after a barrier.
+// Sums over all steps, after `start`. kByRow is that of `load_operands`. An idle warp copies and multiplies nothing.
+// The stages are free again after a barrier.
 template <typename T, typename S, bool kByRow, typename Fill>
 __device__ __forceinline__ void multiply(Sum<S>& d, uint32_t shared, int steps, bool idle, Fill& fill) {
   constexpr int kSub = S::kK / 16, kMi = S::kWarpM / 16, kNi = S::kWarpN / 8;
@@ -148,7 +148,7 @@ __device__ __forceinline__ void multiply(Sum<S>& d, uint32_t shared, int steps, 
 #pragma unroll
     for (int k = 0; k < kSub; ++k) {
       const int next = stage + 1 == S::kStages ? 0 : stage + 1;
-      if (k == kSub - 1) {  // the next step's first operands come while this one's last are multiplied
+      if (k == kSub - 1) {  // the next step's first operands are loaded while this one's last are multiplied
         copies_wait<S::kStages - 2>();
         __syncthreads();
       }

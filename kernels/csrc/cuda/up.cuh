@@ -1,6 +1,7 @@
-// The up product over each block's union, and the hidden state: h = g > 0 ? g * (x Wu^T + b) : 0, in place of the values g.
+// The up product over each block's union, and the hidden state: h = g > 0 ? g * (x Wu^T + b) : 0, in place of the
+// values g.
 //
-// A task is a block and a tile of its union; the plan has listed them, since how many there are is data.
+// A task is a block and a tile of its union. The plan lists the tasks, since their number depends on the data.
 #pragma once
 
 #include "cuda/product.cuh"
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) up(const Ffn f) {
     multiply<T, S, false>(d, shared, steps, p.column0 >= UpTask<S>(f, t).columns, fill);
     const UpTask<S> task(f, t);
     t += gridDim.x;
-    if (t < total) {  // its first stages fill during this one's epilogue
+    if (t < total) {  // its first stages fill during this tile's epilogue
       __syncthreads();
       fill.aim(UpTask<S>(f, t));
       start<S>(shared, steps, fill);

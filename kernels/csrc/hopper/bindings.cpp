@@ -1,4 +1,4 @@
-// The launches as torch ops. The host checks stand in kernels/params.py and kernels/backends/hopper.py.
+// The launches as torch ops. The host checks are in kernels/params.py and kernels/backends/hopper.py.
 #include "common/bindings.h"
 #include "common/device.h"
 #include "hopper/dispatch.h"
@@ -30,12 +30,12 @@ struct Arguments {
   WorkspaceTensor workspace;
   Tensor y, finite;   // [n, d_model]; bool [n]
   int64_t row, rows;  // the rows of this pass, of n: how many, from which on
-  bool planned;       // whether this many rows take an order and a plan
+  bool planned;       // whether this many rows have an order and a plan
   int64_t stages;
   CountTensors counts;
 };
 
-// What the launches take, without the tensors' own type. `tensors` outlive them.
+// The launches' parameters. `tensors` must outlive them.
 Ffn ffn_of(const Arguments& a, const FfnTensors& tensors) {
   using namespace twell::hopper;
   Ffn f{};
@@ -52,7 +52,8 @@ Ffn ffn_of(const Arguments& a, const FfnTensors& tensors) {
   return f;
 }
 
-// Gate and up in one launch, then down. Words (TwELL) only where more is wanted than nnz: that is what the plan's stage stands for here.
+// Gate and up in one launch, then down. Words (TwELL) are written only if more than nnz is requested: without a plan,
+// the plan's stage stands for them.
 template <typename T>
 void launch_without_plan(const Ffn& f, StageSet stages, cudaStream_t stream) {
   using namespace twell::hopper;

@@ -1,6 +1,6 @@
-// The skeleton that the three products share: tiles of 128 x 256, k in steps of 64, three stages of A (16 KB) and B (32 KB) in
-// shared memory, two consumer warpgroups of 64 rows each with one product always in flight, a producer warpgroup that fills
-// stages, and a 64 KB staging tile between a product's epilogue and whoever takes it from there during the next main loop.
+// The skeleton of the three products: tiles of 128 x 256, k in steps of 64, three stages of A (16 KB) and B (32 KB) in
+// shared memory; two consumer warpgroups of 64 rows each, with one product always in flight; a producer warpgroup that
+// fills stages; and a 64 KB staging tile, from which a product's results are taken during the next main loop.
 #pragma once
 
 #include "common/convert.cuh"
@@ -24,11 +24,11 @@ struct __align__(1024) Shared {
   unsigned char b[kStages][kBBytes];
   uint64_t full[kStages], empty[kStages];  // stages: filled by the producers, freed by the consumers
   uint64_t staged[2], drained;             // the staging tile: written (by halves, in `up`), and free again
-  __align__(1024) unsigned char staging[kTileM * kTileN * 2];  // the last, as `down` has a larger one
+  __align__(1024) unsigned char staging[kTileM * kTileN * 2];  // the last member, as `down` has a larger one
 };
 constexpr int kSharedBytes = sizeof(Shared);
 
-// Where a thread stands in the ring of stages.
+// A thread's position in the ring of stages.
 struct Ring {
   int stage = 0;
   uint32_t phase = 0;
@@ -36,17 +36,19 @@ struct Ring {
     if (++stage == kStages) stage = 0, phase ^= 1;
   }
   __device__ __forceinline__ void skip(int steps) { stage += steps, phase ^= stage / kStages & 1, stage %= kStages; }
-  __device__ __forceinline__ Ring of_warp() const { return {uniform(stage), uniform(phase)}; }  // all its lanes stand there
+  // for a warp whose lanes all have the same position
+  __device__ __forceinline__ Ring of_warp() const { return {uniform(stage), uniform(phase)}; }
 };
 
-// Waits for a round of a barrier as a warp, one lane of which goes on for all: not before all are through. Each lane is answered by itself,
-// and a warp that has come apart stays so: a lane that is late would find the next round over as well, and wait for one that never comes.
+// Waits for a round of a barrier as a warp: no lane goes on before the wait has ended for all of them. Lanes are
+// answered one by one, and a warp that has diverged stays diverged: a late lane could find the next round over as well,
+// and then wait for one that never comes.
 __device__ __forceinline__ void wait_as_warp(uint64_t* barrier, uint32_t parity) {
   barrier_wait(barrier, parity);
   __syncwarp();
 }
 
-// Where a thread of a consumer warpgroup stands.
+// The position of a thread in a consumer warpgroup.
 struct Consumer {
   int group, warp, lane;  // warpgroup 0 or 1, warp 0..3 in it
   int row0 = group * 64, column0 = 0;  // its part of the tile, where columns are K-major: from here on
@@ -55,28 +57,31 @@ struct Consumer {
     return {uniform(thread / 128), uniform(thread / 32 % 4), thread % 32};
   }
   __device__ __forceinline__ bool leads() const { return warp == 0 && lane == 0; }
-  __device__ __forceinline__ int row() const { return row0 + warp * 16 + lane / 4; }  // and 8 further on
+  __device__ __forceinline__ int row() const { return row0 + warp * 16 + lane / 4; }  // and the row 8 further
   __device__ __forceinline__ void sync() const { named_sync<128>(1 + group); }
 };
 
-// The block to be taken as the i-th: the first of every window, then the second ones. Those fire more, and the longest tasks shall
-// not come last.
+// The block to take as the i-th: the first block of every window, then the second ones, and so on. First blocks fire
+// more, and the longest tasks should not come last.
 __device__ __forceinline__ int block_to_take(const Ffn& f, int i) {
   constexpr int kBlocks = kWindow / kBlockRows;
-  const int whole = f.blocks / kBlocks, more = f.blocks % kBlocks, of_full_columns = more * (whole + 1);  // the last window may have fewer
+  // the last window may have fewer
+  const int whole = f.blocks / kBlocks, more = f.blocks % kBlocks, of_full_columns = more * (whole + 1);
   if (i < of_full_columns) return i % (whole + 1) * kBlocks + i / (whole + 1);
   return (i - of_full_columns) % whole * kBlocks + more + (i - of_full_columns) / whole;
 }
 
-// Which row of a warp's 16 a lane addresses when the warp moves four matrices of 8 x 8 between registers and shared memory, and which
-// of two chunks of eight columns: rows 0..7 and 8..15 of the first chunk, then of the second, as a product's accumulators lie.
+// The row of a warp's 16 that a lane addresses when the warp moves four 8 x 8 matrices between registers and shared
+// memory, and which of two chunks of eight columns: rows 0..7 and 8..15 of the first chunk, then of the second, in the
+// order of a product's accumulators.
 struct Corner {
   int row, chunk;
   __device__ __forceinline__ explicit Corner(int lane) : row(lane % 16), chunk(lane / 16) {}
 };
 
-// Four matrices of 8 x 8 from where a product's sums lie: lane 8 i + j gives the address of row j of matrix i, transposed of column j.
-// No order is kept with ordinary reads and writes: what is written is read after a barrier, or by another instruction of this kind.
+// Moves four 8 x 8 matrices in the layout of a product's sums: lane 8 i + j passes the address of row j of matrix i,
+// transposed of column j. They are not ordered with ordinary reads and writes: what is written is read after a barrier,
+// or by another instruction of this kind.
 template <bool kTransposed = false>
 __device__ __forceinline__ void store_matrices(void* smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   if constexpr (kTransposed)
@@ -90,11 +95,12 @@ __device__ __forceinline__ unsigned char* hidden_panel(const Ffn& f, int block, 
   return static_cast<unsigned char*>(f.hidden) + (static_cast<int64_t>(block) * f.panels + panel) * kPanelBytes;
 }
 
-// D[64 x kN] of this warpgroup over `steps` stages; `hook` runs once, some steps into the loop, if there are any. Frees each stage, in
-// `kCluster` CTAs, once its products are done. copied: threads' own copies are among what fills the stages.
+// D[64 x kN] of this warpgroup over `steps` stages. `hook` runs once, some steps into the loop, if there are any steps.
+// Frees each stage, in `kCluster` CTAs, once its products are done. copied: whether threads' own copies are among those
+// that fill the stages.
 template <typename T, int kN, int kTransposeB, int kCluster, typename Hook>
 __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring, int steps, bool copied, const Consumer& c, Hook hook) {
-  // K-major: 16 columns of K are 32 bytes on. MN-major: [4 blocks of 64 n][8 groups of 8 k][8][64], 16 of K are 2 KB on.
+  // K-major: 16 columns of K are 32 bytes. MN-major: [4 blocks of 64 n][8 groups of 8 k][8][64]; 16 of K are 2 KB.
   constexpr uint32_t kLead = kTransposeB ? 8192 : 16, kStepB = kTransposeB ? 2048 >> 4 : 32 >> 4;
   const uint32_t empty = remote_address(s.empty, c.lane % kCluster);
   const Operand a0(smem_address(s.a) + uniform(c.row0) * (kTileK * 2), 16, 1024);
@@ -109,16 +115,17 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
       barrier_arrive_remote(empty + 8 * last);
   };
   steps = uniform(steps);
-  const int hook_step = min(8, steps - 1);  // what has left before is gone by then, and waiting for it is short
+  const int hook_step = min(8, steps - 1);  // earlier results have left by then, so waiting for them is short
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, at.next()) {
-    if (!barrier_ready(&s.full[at.stage], at.phase)) {  // nothing to do: free the stage before at once
+    if (!barrier_ready(&s.full[at.stage], at.phase)) {  // no stage to multiply yet: free the stage before at once
       wgmma_wait<0>();
       release();
       to_release = 0;
       barrier_wait(&s.full[at.stage], at.phase);
     }
-    if (copied) fence_async_proxy();  // written through the generic proxy; the tensor cores read through the other
+    // written through the generic proxy; the tensor cores read through the async proxy
+    if (copied) fence_async_proxy();
     const uint64_t a = a0.at(at.stage * (kABytes >> 4)), b = b0.at(at.stage * (kBBytes >> 4));
     wgmma_fence();
 #pragma unroll
@@ -134,7 +141,7 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
   ring = at;
 }
 
-// relu, then rounding to nearest. A half stays positive where the float was; a bfloat16 has float's range.
+// relu, then rounding to nearest. A half stays positive where the float was positive; a bfloat16 has float's range.
 template <typename T>
 __device__ __forceinline__ uint32_t round_relu(float low, float high) {
   uint32_t out;

@@ -1,4 +1,4 @@
-// One call of the FFN on Hopper: its sizes, its tensors, its workspace, and the launches that make it up. No torch.
+// One call of the FFN on Hopper: its sizes, tensors and workspace, and its launches. No torch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,27 +9,30 @@
 namespace twell::hopper {
 
 constexpr int kBlockRows = 128;   // rows that share a union
-constexpr int kWindow = 1024;     // rows among which blocks choose theirs
+constexpr int kWindow = 1024;     // consecutive rows from which blocks choose theirs
 constexpr int kPanelColumns = 64; // columns of a hidden panel: [128 rows][64] values, 16 KB, 128-byte swizzled
-constexpr int kRows16Max = 16, kRows64Max = 64;  // up to so many rows `rows16` and `rows64` take calls that have no plan
-constexpr int kGroupNeurons = 48;   // to a CTA of either
+constexpr int kRows16Max = 16, kRows64Max = 64;  // most rows that `rows16` and `rows64` take, in calls without a plan
+constexpr int kGroupNeurons = 48;   // neurons of one of their CTAs
 constexpr int kTile = 256, kWords = 32, kSlots = kWords - 1;  // TwELL at compression 8
-constexpr int kHead = 8, kTail = kWords - kHead;              // its words, split where most rows end
-constexpr int kMaskWords = kTile / 32;  // of what a tile fires, a bit a neuron
-constexpr int kParts = 144, kPartWarps = 8;  // sums that `down` can leave for others at once, of so many warps each
-constexpr uint32_t kDenseTile = 1u << 16, kCount = kDenseTile - 1;    // of a first word: the tile lies dense in `spill`; the count
-constexpr int kDenseTileBlocks = 64;  // up to so many blocks the gate's kernel continues with up products, if it can
-constexpr uint32_t kNonfiniteGate = 1u << 31, kNonfiniteUp = 1u << 30;  // of a row's sum: gate values, and up products that are not finite
+constexpr int kHead = 8, kTail = kWords - kHead;  // its words, in two arrays: most rows use no more than a head
+constexpr int kMaskWords = kTile / 32;  // bits of what a tile fires, a bit a neuron
+// most sums that `down` can leave for other CTAs at once, of this many warps each
+constexpr int kParts = 144, kPartWarps = 8;
+// in a first word: the flag that the tile is dense in `spill`; the bits of the count
+constexpr uint32_t kDenseTile = 1u << 16, kCount = kDenseTile - 1;
+constexpr int kDenseTileBlocks = 64;  // up to this many blocks, the gate's kernel continues with up products, if it can
+// flags in a row's sum: its gate values, or its up products, are not finite
+constexpr uint32_t kNonfiniteGate = 1u << 31, kNonfiniteUp = 1u << 30;
 
-// Whether so many of d_ff neurons, or of a tile's, are so nearly all that products over all of them take no longer.
+// Whether this many of d_ff neurons, or of a tile's, are so nearly all that products over all of them take no longer.
 __host__ __device__ constexpr bool nearly_all(int some, int all) { return 20ll * some >= 17ll * all; }
 
 struct Ffn {
   bool planned;  // whether rows have an order and a plan
   int rows, d_model, d_ff;
-  int tiles;   // of 256 columns, the last one partial
-  int panels;  // of 64 columns, likewise: as many as a block's hidden state can have
-  int blocks;  // of 128 rows
+  int tiles;   // 256 columns each, the last one partial
+  int panels;  // 64 columns each, likewise: the most that a block's hidden state can have
+  int blocks;  // 128 rows each
 
   const void* x;       // [rows, d_model]
   const void* w_gate;  // [d_ff, d_model]
@@ -39,44 +42,52 @@ struct Ffn {
   const void* b_up;    // [d_ff] or null
   const void* b_down;  // [d_model] or null
 
-  uint32_t* heads;       // [rows, tiles, 8]: the true count, then slots of index | value << 16; past the count, anything. A tile
-                         // past its slots, or with kDenseTile beside its count, lies in `spill`
-  uint32_t* tails;       // [rows, tiles, 24]: further slots, touched 8 at a time where they are used
-  void* spill;           // [rows, tiles, 32, 8]: such tiles, dense, chunk c of row r at c ^ (r % 8); others untouched by the gate
+  // [rows, tiles, 8]: the true count, then slots of index | value << 16; words past the count are undefined. A tile
+  // past its slots, or with kDenseTile beside its count, is in `spill`
+  uint32_t* heads;
+  uint32_t* tails;       // [rows, tiles, 24]: further slots, written 8 at a time as they are used
+  // [rows, tiles, 32, 8]: such tiles, dense, with chunk c of row r at c ^ (r % 8); the gate does not write other tiles
+  void* spill;
   uint32_t* masks;       // [rows, tiles, 8]: what fires, a bit a neuron
-  uint32_t* fired;       // [blocks, tiles, 8]: what 128 rows that follow each other fire together, likewise
-  uint32_t* row_sums;    // [rows + 1]: how many neurons a row fires, with kNonfiniteGate where its gate values are not, and kNonfiniteUp where
-                         // up products that the gate's kernel made are not; then the number of `tasks`. From zeros on
-  int* dense_tiles;            // [3 * windows + 2 * pairs of blocks * tiles], behind them: what lies dense in `spill`, as dense_tiles.cuh has it.
-                         // From zeros on; null in a plain FFN, and of more than kDenseTileBlocks
-  bool continues_with_up;          // whether the gate's kernel may go on with their up products
-  int* order;            // [windows * 1024]: the rows of each block, by nnz in a window; from `rows` on in their place
-  uint16_t* unions;      // [blocks, panels * 64]: the block's neurons, ascending, and neuron 0 in the rest of the last 64 of them, or of
-                         // the first 64 where it has none
-  int* union_sizes;      // [blocks]; d_ff: every neuron, and the block runs dense; -d_ff: and its gate values lie in `spill`
+  uint32_t* fired;       // [blocks, tiles, 8]: likewise for any of 128 consecutive rows
+  // [rows + 1]: how many neurons a row fires, with kNonfiniteGate if its gate values are not finite, and kNonfiniteUp
+  // if up products that the gate's kernel made are not; then the number of `tasks`. Zeros at first
+  uint32_t* row_sums;
+  // [3 * windows + 2 * pairs of blocks * tiles], after row_sums: which tiles are dense in `spill`, as in
+  // dense_tiles.cuh. Zeros at first; null in a plain FFN, and with more than kDenseTileBlocks
+  int* dense_tiles;
+  bool continues_with_up;          // whether the gate's kernel may continue with their up products
+  int* order;  // [windows * 1024]: the rows of each block, by nnz within a window; entries from `rows` on stay in place
+  // [blocks, panels * 64]: the block's neurons, ascending; neuron 0 fills the last 64 of them, or the first 64 of an
+  // empty union
+  uint16_t* unions;
+  // [blocks]; d_ff: every neuron, and the block runs dense; -d_ff: and its gate values are in `spill`
+  int* union_sizes;
   void* hidden;          // [blocks, panels, 128, 64]: gate values over the union, then the hidden state, swizzled
-  int* tasks;            // [blocks * panels, 2] of the up product: a block, and 32 * first panel + 16 * (it runs dense) +
-                         // 8 * (its rows are consecutive) + panels
-  float* parts;          // [kParts, 32, 256, 4]: the sums so far of a task of `down` that a CTA does not finish, by thread
-  int* part_ready;       // [kParts, kPartWarps]: 1 once a warp's part is there
+  // [blocks * panels, 2] of the up product: a block, and 32 * first panel + 16 * (it runs dense) + 8 * (its rows are
+  // consecutive) + panels
+  int* tasks;
+  float* parts;  // [kParts, 32, 256, 4]: the sums so far of a task of `down` that a CTA does not finish, by thread
+  int* part_ready;       // [kParts, kPartWarps]: 1 once a warp's part is written
   void* y;               // [rows, d_model]
-  uint8_t* finite;       // [rows]: 1, or 0 where a row is not; written by the plan, and again by `up`
-  int* nnz;              // [rows] or null: how many neurons a row fires; none where it is not finite. Written alike
+  uint8_t* finite;       // [rows]: 1, or 0 for a row that is not finite; written by the plan, and again by `up`
+  int* nnz;  // [rows] or null: how many neurons a row fires; 0 for a row that is not finite. Written with `finite`
 };
 
-// Each throws std::runtime_error where the driver refuses.
+// Each throws std::runtime_error if the driver refuses.
 template <typename T> void launch_gate(const Ffn&, cudaStream_t);
 template <typename T> void launch_plan(const Ffn&, bool first, cudaStream_t);  // of this gate product's words
 template <typename T> void launch_up(const Ffn&, cudaStream_t);
 template <typename T> void launch_down(const Ffn&, cudaStream_t);
-// Without a plan, three paths. dense: the gate values are wanted in `spill`.
+// Without a plan there are three paths. dense: whether the gate values are needed in `spill`.
 template <typename T> void launch_rows16_gate_up(const Ffn&, bool dense, cudaStream_t);  // up to kRows16Max
 template <typename T> void launch_rows16_down(const Ffn&, int* nnz, cudaStream_t);
 template <typename T> void launch_rows64_gate_up(const Ffn&, bool dense, cudaStream_t);  // up to kRows64Max
 template <typename T> void launch_rows64_down(const Ffn&, int* nnz, cudaStream_t);
 template <typename T> void launch_tiled_gate_up(const Ffn&, bool dense, cudaStream_t);
 template <typename T> void launch_tiled_down(const Ffn&, int* nnz, cudaStream_t);
-template <typename T> void launch_pack_words(const Ffn&, cudaStream_t);  // the words of any of them, where they are wanted
+// the words of any of them, if they are requested
+template <typename T> void launch_pack_words(const Ffn&, cudaStream_t);
 template <typename T> void launch_counts(const Ffn&, const Counts&, cudaStream_t);
 
 }  // namespace twell::hopper

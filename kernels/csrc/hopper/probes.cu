@@ -9,14 +9,14 @@ void launch_counts<TWELL_T>(const Ffn& f, const Counts& out, cudaStream_t stream
     if (f.planned)
       launch_overlapping(kernel, grid, kCountThreads, shared, 1, stream, arguments...);
     else
-      launch(kernel, grid, kCountThreads, shared, stream, arguments...);  // `down` says which are finite
+      launch(kernel, grid, kCountThreads, shared, stream, arguments...);  // `down` determines which rows are finite
   };
   if (out.pairs != nullptr) {
     const int ctas = std::min(8 * multiprocessors(), (f.rows + kCountWarps - 1) / kCountWarps);
     run(count_rows, ctas, 0, f, out);
   }
   if (out.fires != nullptr) {
-    // As many CTAs as run at once, of some batches to each warp, and of no more rows than sums hold.
+    // As many CTAs as run at once, with several batches for each warp, and with no more rows than sums can hold.
     const int groups = (f.tiles + kSumTiles - 1) / kSumTiles, shares = std::max(1, kCountCtas * multiprocessors() / groups);
     const int batches = ((f.rows + shares - 1) / shares + kBatch - 1) / kBatch;
     const int rows = std::clamp(batches * kBatch, kCountWarps * kBatch, NeuronSums::kRows);

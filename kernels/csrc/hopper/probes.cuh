@@ -1,5 +1,5 @@
-// The probes, read from the words: how full tiles are, and what each neuron's values sum up to. Of many rows both read
-// only what is there before `down` lets them begin, and fill the processors as it leaves them.
+// The probes, computed from the words: histograms of how full tiles are, and sums of each neuron's values. With many
+// rows both read only what is written before `down` lets them begin, and use processors as `down` leaves them.
 #pragma once
 
 #include "common/probes.cuh"
@@ -7,14 +7,14 @@
 
 namespace twell::hopper {
 
-constexpr int kCountThreads = 512, kCountWarps = kCountThreads / 32, kCountCtas = 3;  // to a multiprocessor
-constexpr int kSumTiles = 4;                                                          // to a CTA of the neurons' sums
+constexpr int kCountThreads = 512, kCountWarps = kCountThreads / 32, kCountCtas = 3;  // CTAs of a multiprocessor
+constexpr int kSumTiles = 4;  // tiles of a CTA of the neurons' sums
 constexpr int kBatch = 32;  // rows that a warp takes at a time, a lane each
 constexpr int kPiece = 4;   // words that a lane reads at a time
 using NeuronSums = Sums<kSumTiles * kTile>;
 
-// Values that a warp has found: fewer than a lane each from before, and what its lanes read at a time. Each as
-// value << 16 | row of the batch << 10 | column of the CTA's, so that lanes have one each, however uneven rows and
+// Values that a warp has collected: fewer than a lane each from before, and those that its lanes read at a time. Each
+// is value << 16 | row of the batch << 10 | column in the CTA, so that each lane has one value, however uneven rows and
 // tiles are.
 struct FoundValues {
   uint32_t values[32 + 32 * kPiece];
@@ -33,12 +33,12 @@ static __global__ void __launch_bounds__(kCountThreads) count_rows(const Ffn f, 
   count_tiles(out, f.finite, f.rows, f.tiles, kTile, histograms, [&](int row, int tile) {
     return static_cast<int>(f.heads[(static_cast<int64_t>(row) * f.tiles + tile) * kHead] & kCount);
   });
-  if (blockIdx.x == 0) wait_for_launches();  // so that this is not over before `down`
+  if (blockIdx.x == 0) wait_for_launches();  // so that this does not end before `down`
 }
 
-// Appends a lane's values of a piece of a tile's words to the warp's values, of which `waiting` are there; returns how
-// many are there then. slot: the piece's first; last: the tile's last in use; place: the row's and the tile's bits of a
-// value.
+// Appends a lane's values of a piece of a tile's words to the warp's values, of which `waiting` are present; returns
+// how many are present then. slot: the piece's first; last: the last used slot of the tile; place: the row's and the
+// tile's bits of a value.
 __device__ __forceinline__ int append_values(uint32_t* found, int waiting, const uint4& piece, int slot, int last,
                                              uint32_t place, int lane) {
   const uint32_t word[kPiece] = {piece.x, piece.y, piece.z, piece.w};
@@ -68,7 +68,7 @@ __device__ __forceinline__ void add_spilled(const Ffn& f, int row0, int tile0, u
   }
 }
 
-// `rows` to a CTA, which its warps take in batches as they come to it.
+// A CTA has `rows` rows, which its warps take in batches as they become free.
 template <typename T>
 __global__ void __launch_bounds__(kCountThreads, kCountCtas) count_neurons(const Ffn f, const Counts out, int rows) {
   extern __shared__ uint4 raw[];
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kCountThreads, kCountCtas) count_neurons(const
       const uint32_t* words = f.heads + at * kHead;
       uint4 piece = there ? *reinterpret_cast<const uint4*>(words) : uint4{};
       const uint32_t count = piece.x, place = row << 10 | which << 8;
-      const int last = count <= kSlots ? count : 0;  // slot in use
+      const int last = count <= kSlots ? count : 0;  // the last used slot
       for (int slot = 0; __any_sync(~0u, slot < last + (slot > 0));) {
         waiting = append_values(found, waiting, piece, slot, last, place, lane);
         slot += kPiece;
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kCountThreads, kCountCtas) count_neurons(const
     __syncwarp();
   }
   s.sums.finish(out, tile0 * kTile);
-  if (blockIdx.x == 0 && blockIdx.y == 0) wait_for_launches();  // so that this is not over before `down`
+  if (blockIdx.x == 0 && blockIdx.y == 0) wait_for_launches();  // so that this does not end before `down`
 }
 
 }  // namespace twell::hopper

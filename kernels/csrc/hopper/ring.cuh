@@ -1,11 +1,11 @@
-// What the kernels of fewer rows share: a ring of stages of any size and number, and the product over what streams through it.
+// What the kernels for fewer rows share: a ring of stages of any size and number, and the product over the stages.
 #pragma once
 
 #include "hopper/gemm.cuh"
 
 namespace twell::hopper {
 
-// A ring of stages in shared memory, and where a thread stands in it.
+// A ring of stages in shared memory, and a thread's position in it.
 struct Stages {
   unsigned char* base;
   uint64_t *full, *empty;
@@ -16,13 +16,13 @@ struct Stages {
   __device__ __forceinline__ void next() {
     if (++at == count) at = 0, phase ^= 1;
   }
-  __device__ __forceinline__ void skip(int stages) {  // up to `count`
+  __device__ __forceinline__ void skip(int stages) {  // by at most `count`
     if ((at += stages) >= count) at -= count, phase ^= 1;
   }
 };
 
-// Puts the neurons from `neuron` on whose bits are set in `fires`, of 16, into a list from its at-th place on, as far as they lie in it;
-// the place behind them. All 16 of them go as two words.
+// Writes the neurons from `neuron` on whose bits are set in `fires`, of 16, to a list from its at-th entry on, as far
+// as they fit; returns the entry after them. All 16 are written as two words.
 __device__ __forceinline__ int list_sixteen(uint16_t* list, int size, int at, uint32_t fires, int neuron) {
   if (fires == 0xffff && at % 8 == 0 && at >= 0 && at + 16 <= size) {
     const uint32_t pair = neuron * 0x10001u + 0x10000u;
@@ -36,27 +36,30 @@ __device__ __forceinline__ int list_sixteen(uint16_t* list, int size, int at, ui
   return at;
 }
 
-// Says that this warp, for so many threads, has waited for a stage that the copy engine fills. Who waits for a stage in each round has to
-// be among those whom it is full after: one that is late would find it freed once more, and wait for a round that never comes.
+// Arrives for this many threads of this warp, which has waited for a stage that the copy engine fills. A thread that
+// waits for a stage in each round must be among the arrivals that make it full: a late thread would find it freed once
+// more, and wait for a round that never comes.
 __device__ __forceinline__ void arrive_as_warp(uint64_t* full, uint32_t arrivals) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive_for(full, arrivals);
 }
 
-// Whether a stage's 64 neurons from the k0-th of a list on follow each other, so that the copy engine takes them whole.
+// Whether a stage's 64 neurons from the k0-th of a list on are consecutive, so that the copy engine can copy them at
+// once.
 __device__ __forceinline__ bool is_run(const uint16_t* list, int k0, int size) {
   return k0 + kTileK <= size && list[k0 + kTileK - 1] - list[k0] == kTileK - 1;
 }
 
-// Stages of a ring of `count` that a warp's threads fill by copies of their own, announced on `barriers` kLate stages later, so that nobody
-// waits for what is on its way. They go through the generic proxy, and the tensor cores read through the other: the fence between is made
-// here, once, by those who copied. Consumers give a stage back once they have the next: the ring has kLate + 2 stages or more.
+// Stages of a ring of `count` that the threads of a warp fill by their own copies, announced on `barriers` kLate stages
+// later, so that no thread waits for copies in flight. These copies go through the generic proxy, and the tensor cores
+// read through the async proxy; the threads that copied make the fence, once, here. Consumers free a stage once they
+// have the next, so the ring needs kLate + 2 stages or more.
 template <int kLate>
 struct Announcer {
   uint64_t* barriers;
   int count, at = 0, behind = 0;
 
-  // What was asked for since the last call is one stage.
+  // Copies since the last call are one stage.
   __device__ __forceinline__ void requested() {
     async_commit();
     if (behind < kLate) {
@@ -81,10 +84,11 @@ struct Announcer {
   }
 };
 
-// `products(stage)` over `stages` stages, each once ready(stage, phase) comes back; the products of one stage are always in flight. They
-// are issued one after the other, and narrow ones are over as fast as what stands between them: it is short.
-// release(stage), by the lanes that give stages back, once they are done, of those that are filled again, `further` of them for others: so
-// whoever is told has still to come, and a CTA may end when it has been.
+// Calls `products(stage)` for `stages` stages, each once ready(stage, phase) returns; the products of one stage are
+// always in flight. They are issued one after the other, and narrow ones end as fast as the code between them runs, so
+// that code is short. release(stage) is called by the lanes that free stages, once products are done, for stages that
+// are filled again, `further` of them for others: each thread that is signalled has yet to wait, so a CTA may end after
+// that.
 template <typename Products, typename Ready, typename Release>
 __device__ __forceinline__ void stream(Stages& s, int stages, Products products, Ready ready, bool gives_back, Release release, int further = 0) {
   const int last = uniform(stages) - 1, count = uniform(s.count);
@@ -107,8 +111,8 @@ __device__ __forceinline__ void stream(Stages& s, int stages, Products products,
   s.at = at, s.phase = phase;
 }
 
-// D[64 x kN] += A B^T over stages of each of which this warpgroup takes kSteps times 16 of k, A and B at their offsets. kByNeuron: both
-// operands lie [k][64], otherwise [64][k] and [kN][k].
+// D[64 x kN] += A B^T over stages, of each of which this warpgroup takes kSteps times 16 of k, with A and B at their
+// offsets. kByNeuron: both operands are [k][64]; otherwise [64][k] and [kN][k].
 template <typename T, int kN, int kSteps, int kByNeuron, int kSize, typename Ready, typename Release>
 __device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stages, int a_at, int b_at, Ready ready, bool gives_back,
                                          Release release) {
@@ -123,7 +127,8 @@ __device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stage
   stream(s, stages, products, ready, gives_back, release);
 }
 
-// The same for kPieces times 64 rows, one after the other, of operands that lie by rows: each 16 of k of B meets them all in turn.
+// The same for kPieces times 64 rows, one after the other, with operands by rows: each 16 of k of B is multiplied with
+// all of them in turn.
 template <typename T, int kN, int kPieces, int kSize, typename Ready, typename Release>
 __device__ __forceinline__ void multiply_pieces(float (&d)[kPieces][kSize], Stages& s, int stages, int a_at, int b_at, Ready ready,
                                                 bool gives_back, Release release, int further = 0) {

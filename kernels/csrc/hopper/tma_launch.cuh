@@ -6,8 +6,8 @@
 
 namespace twell::hopper {
 
-// Maps are made by the driver, which wants a context. The runtime gives a thread one at its first call that needs it: that may be ours, where
-// all memory comes from torch's cache.
+// The driver makes tensor maps and needs a context. The runtime creates a thread's context at its first call that needs
+// one, which may be this one if all memory comes from torch's cache.
 inline void have_context() {
   thread_local const bool once = [] {
     int device;
@@ -41,8 +41,8 @@ template <typename T>
 constexpr CUtensorMapDataType kMapType =
     std::is_same_v<T, __nv_bfloat16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 
-// A row-major matrix [height, width] of T, copied in boxes of [box_height, 64], zeros outside, that lie 128-byte swizzled in
-// shared memory, or as they lie outside.
+// A map of a row-major matrix [height, width] of T, copied in boxes of [box_height, 64] with zeros outside, which are
+// 128-byte swizzled in shared memory, or laid out as in global memory.
 template <typename T>
 CUtensorMap tensor_map(const void* matrix, int height, int width, int box_height, bool swizzled = true) {
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)}, strides[] = {sizes[0] * sizeof(T)};
@@ -50,8 +50,8 @@ CUtensorMap tensor_map(const void* matrix, int height, int width, int box_height
   return encode_map(kMapType<T>, matrix, 2, sizes, strides, box, swizzled);
 }
 
-// The same matrix, swizzled, in boxes of `tiles` such that follow each other in k. The box at (0, row, tile); where the width is no
-// multiple of 64, of one each, at (k, row, 0).
+// The same matrix, swizzled, in boxes of `tiles` such boxes that are consecutive in k. The box is at (0, row, tile); if
+// the width is no multiple of 64, boxes have one each, at (k, row, 0).
 template <typename T>
 CUtensorMap tiles_map(const void* matrix, int height, int width, int box_height, int tiles) {
   const bool even = width % 64 == 0;
@@ -62,7 +62,7 @@ CUtensorMap tiles_map(const void* matrix, int height, int width, int box_height,
   return encode_map(kMapType<T>, matrix, 3, sizes, strides, box, true);
 }
 
-// `hidden` of the middle rows, [blocks][panels * 64 neurons][128 rows], in boxes of 64 rows of `neurons`, swizzled.
+// `hidden` for the middle rows, [blocks][panels * 64 neurons][128 rows], in boxes of 64 rows of `neurons`, swizzled.
 template <typename T>
 CUtensorMap hidden_map(const Ffn& f, int neurons) {
   const cuuint64_t columns = static_cast<cuuint64_t>(f.panels) * kPanelColumns, row = kBlockRows * sizeof(T);
@@ -71,7 +71,7 @@ CUtensorMap hidden_map(const Ffn& f, int neurons) {
   return encode_map(kMapType<T>, f.hidden, 3, sizes, strides, box, true);
 }
 
-// How many clusters of that many CTAs of the kernel run at once.
+// Returns how many clusters of that many CTAs of the kernel run at once.
 template <typename... Parameters>
 int clusters_at_once(void (*kernel)(Parameters...), int threads, int shared, int cluster) {
   allow_shared(kernel, shared);
@@ -86,7 +86,8 @@ int clusters_at_once(void (*kernel)(Parameters...), int threads, int shared, int
   return count;
 }
 
-// In clusters of that many CTAs; may start before the kernel before it in the stream is over, and waits for that itself.
+// Launches in clusters of that many CTAs. The kernel may start before the one before it in the stream has ended, and
+// waits for that itself.
 template <typename... Parameters, typename... Arguments>
 void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, int cluster, cudaStream_t stream,
                         const Arguments&... arguments) {

@@ -1,12 +1,12 @@
-// The up product's epilogue: the hidden state in place of the gate's panels.
+// The up product's epilogue: writes the hidden state in place of the gate's panels.
 #pragma once
 
 #include "hopper/gemm.cuh"
 
 namespace twell::hopper {
 
-// h = g > 0 ? g * (u + bias) : 0 of this warpgroup's rows, in the staging tile. bias(column): of the tile's, if biased. Calls spoiled(row)
-// for rows of the tile that are not finite.
+// Writes h = g > 0 ? g * (u + bias) : 0 of this warpgroup's rows into the staging tile. bias(column): of a column of
+// the tile, if biased. Calls nonfinite_up(row) for rows of the tile that are not finite.
 template <typename T, int kPanels, typename Bias, typename NonfiniteUp>
 __device__ __forceinline__ void finish_up(float (&d)[128], Shared& s, const Consumer& c, bool biased, Bias bias, NonfiniteUp nonfinite_up) {
   if (biased) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ void finish_up(float (&d)[128], Shared& s, const Cons
   uint32_t broken[2] = {};  // of the thread's two rows
 #pragma unroll
   for (int p = 0; p < kPanels; ++p) {
-    uint32_t pair[4][4];  // of columns 64 p + 16 j, and of those 8 further on, each for the thread's two rows
+    uint32_t pair[4][4];  // of columns 64 p + 16 j, and of those 8 further, each for the thread's two rows
     const auto at = [&](int j) { return row + p * kPanelBytes + (((2 * j + corner.chunk) ^ (corner.row & 7)) << 4); };
 #pragma unroll
     for (int j = 0; j < 4; ++j) sm80::load_matrices<false>(pair[j], smem_address(at(j)));
@@ -32,7 +32,7 @@ __device__ __forceinline__ void finish_up(float (&d)[128], Shared& s, const Cons
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* u = d + 32 * p + 8 * j + 2 * i;
-        const uint32_t gate = pair[j][i], fired = positive_halves<T>(gate);  // elsewhere the up product is nothing to anyone
+        const uint32_t gate = pair[j][i], fired = positive_halves<T>(gate);  // elsewhere the up product is not used
         pair[j][i] = fired & round_pair<T>(half_of<T>(gate, 0) * u[0], half_of<T>(gate, 1) * u[1]);
         broken[i % 2] = break_pair<T>(broken[i % 2], pair[j][i]);
       }

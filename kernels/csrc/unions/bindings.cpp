@@ -1,4 +1,4 @@
-// The launches as torch ops. The host checks stand in kernels/backends/union_counts.py.
+// The launches as torch ops. The host checks are in kernels/backends/union_counts.py.
 #include "common/bindings.h"
 #include "unions/unions.h"
 

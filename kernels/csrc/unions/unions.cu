@@ -1,4 +1,5 @@
-// A CTA a block: its rows' neurons become bits in shared memory, which are counted and kept for larger blocks.
+// One CTA counts one block: the neurons of its rows become bits in shared memory, which are counted and kept for larger
+// blocks.
 #include "common/launch.cuh"
 #include "unions/unions.h"
 

@@ -1,4 +1,4 @@
-// The training passes as torch ops. The host checks stand in kernels/training.py and kernels/backends/hopper_backward.py.
+// The training passes as torch ops. The host checks are in kernels/training.py and kernels/backends/hopper_backward.py.
 #include "common/bindings.h"
 #include "common/device.h"
 #include "hopper/backward/params.h"
@@ -12,7 +12,8 @@ using Value = __nv_bfloat16;
 int blocks_of(const Tensor& x) { return static_cast<int>((x.size(0) + kBlockRows - 1) / kBlockRows); }
 int panels_of(const Tensor& w) { return static_cast<int>((w.size(0) + kPanelColumns - 1) / kPanelColumns); }
 
-// values: [3, capacity] of positions, gates and hidden values; tables: starts, order, union_sizes, fires and used, one after the other.
+// values: [3, capacity] of positions, gates and hidden values; tables: starts, order, union_sizes, fires and used, one
+// after the other.
 Kept kept_of(const Tensor& values, const Tensor& unions, const Tensor& tables, int blocks, int panels, int d_ff, float* l1_parts) {
   const int64_t capacity = values.size(1);
   Kept k{};
@@ -23,7 +24,8 @@ Kept kept_of(const Tensor& values, const Tensor& unions, const Tensor& tables, i
   return k;
 }
 
-// offsets: in the workspace, of heads, tails, masks, spill, fired, row_sums, order, unions, union_sizes, hidden, tasks, parts, part_ready.
+// offsets: in the workspace, of heads, tails, masks, spill, fired, row_sums, order, unions, union_sizes, hidden, tasks,
+// parts, part_ready.
 void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& given_up, const Tensor& given_down, const Maybe& counted,
              const Tensor& workspace, const Offsets& offsets, const Tensor& y, const Tensor& finite, const Tensor& nnz, const Tensor& values,
              const Tensor& unions, const Tensor& tables, const Tensor& l1_parts) {
@@ -41,7 +43,7 @@ void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& give
   f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);
   const Kept kept = kept_of(values, unions, tables, f.blocks, f.panels, f.d_ff, as<float>(l1_parts));
   const cudaStream_t on = stream_of(x);
-  check(cudaMemsetAsync(kept.fires, 0, (f.d_ff + 1) * sizeof(int), on), "memset");  // and `used` behind them
+  check(cudaMemsetAsync(kept.fires, 0, (f.d_ff + 1) * sizeof(int), on), "memset");  // `used` follows them
   launch_gate<Value>(f, on);
   launch_plan<Value>(f, true, on);
   launch_up<Value>(f, on);
@@ -49,8 +51,8 @@ void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& give
   launch_keep<Value>(f, kept, as<uint8_t>(counted), on);
 }
 
-// offsets: of rank_of, neuron_at, union_ranks, marks, before, tokens, token_counts, places, tasks, task_count, panels_of_rows, chunks,
-// parts, arrived.
+// offsets: of rank_of, neuron_at, union_ranks, marks, before, tokens, token_counts, places, tasks, task_count,
+// panels_of_rows, chunks, parts, arrived.
 void backward(const Tensor& given_dy, const Tensor& given_x, const Tensor& given_gate, const Tensor& given_up, const Tensor& given_down,
               const Tensor& finite, const Maybe& counted, const Tensor& l1_scale, const Tensor& values, const Tensor& unions,
               const Tensor& tables, const Tensor& workspace, const Offsets& offsets, const Tensor& dx, const Tensor& d_gate,

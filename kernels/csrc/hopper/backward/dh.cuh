@@ -1,8 +1,8 @@
-// dh = dy Wd^T over each block's union, and from it du = dh g and dg = dh u, where neurons fire.
+// dh = dy Wd^T over each block's union, and from it du = dh g and dg = dh u, for neurons that fire.
 //
-// The product is that of `up`, with dy for x and Wd for Wu. Its sums go through the staging tile: each kept value finds its dh there, adds
-// the gradient of l1, and leaves du and dg twice: over the block's union, as panels that `dx` multiplies, and over its group's tokens, as
-// chunks that the weights' gradients multiply.
+// The product is that of `up`, with dy for x and Wd for Wu. Its sums go through the staging tile: each kept value reads
+// its dh there, adds the gradient of l1, and writes du and dg twice: over the block's union, as panels that `dx`
+// multiplies, and over its group's tokens, as chunks that the weights' gradients multiply.
 #pragma once
 
 #include "hopper/backward/params.h"
@@ -12,9 +12,9 @@ namespace twell::hopper {
 
 constexpr int kDhBarrier = 4;  // its number: both consumer warpgroups meet there
 
-constexpr int kHeld = 9;  // kept values of a task that a thread holds in registers; it reads any further ones again
+constexpr int kHeld = 9;  // kept values of a task that a thread has in registers; it reads any further ones again
 
-// The kept values of a task: those of its panels follow each other. A thread takes one in kConsumers.
+// The kept values of a task, those of its panels one after the other. A thread takes one in kConsumers.
 struct TaskValues {
   int first, end;
   int place[kHeld];     // in the staging tile
@@ -24,7 +24,7 @@ struct TaskValues {
     const int* starts = b.kept.starts + static_cast<int64_t>(task.block) * (b.panels + 1) + task.panel;
     first = starts[0], end = starts[task.panels];
   }
-  // Asks for them to be in the L2 soon.
+  // Prefetches them into the L2.
   __device__ __forceinline__ void prefetch(const Backward& b) const {
     constexpr int kLine = 64;  // values of 16 bits
     for (int value = first + threadIdx.x * kLine; value < end + kLine; value += kConsumers * kLine) {
@@ -38,7 +38,7 @@ struct TaskValues {
     const int row = row_of(position), column = position & 63, panel = ((position >> 13) - task.panel) & 3;
     return panel * kPanelBytes + row * 128 + (((column >> 3) ^ (row & 7)) << 4) + (column & 7) * 2;
   }
-  // Puts half of each pair, du (0) or dg (1), into the staging tile.
+  // Writes half of each pair, du (0) or dg (1), to the staging tile.
   __device__ __forceinline__ void put(const Backward& b, Shared& s, const UpTask& task, int half) const {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i)
@@ -66,7 +66,7 @@ __device__ __forceinline__ void stage_dh(const float (&d)[128], Shared& s, const
     }
 }
 
-// What du and dg of a kept value are made of.
+// The values from which du and dg of a kept value are computed.
 struct Ingredients {
   uint16_t position, gate, hidden;
   uint32_t place;
@@ -75,7 +75,7 @@ struct Ingredients {
   }
 };
 
-// Makes du | dg of a kept value from its dh in the staging tile, and puts them and h into its group's chunk.
+// Computes du | dg of a kept value from its dh in the staging tile, and writes them and h to its group's chunk.
 template <typename T>
 __device__ __forceinline__ uint32_t make_pair(const Backward& b, Shared& s, const UpTask& task, const Ingredients& in, int place, float l1_scale) {
   const float g = half_of<T>(in.gate, 0), h = half_of<T>(in.hidden, 0);
@@ -88,7 +88,7 @@ __device__ __forceinline__ uint32_t make_pair(const Backward& b, Shared& s, cons
   return pair;
 }
 
-// Turns the dh of a task's kept values into du and dg: those held in one batch of reads, then any further ones.
+// Turns the dh of a task's kept values into du and dg: those in registers in one batch of reads, then any further ones.
 template <typename T>
 __device__ __forceinline__ void make_pairs(const Backward& b, Shared& s, const UpTask& task, TaskValues& values, float l1_scale) {
   const int mine = values.first + threadIdx.x;
@@ -159,13 +159,13 @@ __device__ __forceinline__ void consume_dh(const Ffn& f, const Backward& b, Shar
     values.put(b, s, task, 0);
     send_panels(b, s, task, 0);
     wait_for_sent();
-    values.put(b, s, task, 1);  // dg takes the places of du, and the rest stays zero
+    values.put(b, s, task, 1);  // dg replaces du, and the rest stays zero
     send_panels(b, s, task, 1);
   });
   if (c.lane == 0) bulk_wait<0>();
 }
 
-// f: as `up` has it, with dy for x, Wd for Wu, and the tasks of this pass.
+// f: as for `up`, with dy for x, Wd for Wu, and the tasks of this pass.
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     dh(const __grid_constant__ CUtensorMap dy_map, const __grid_constant__ CUtensorMap w_map, const __grid_constant__ Ffn f,

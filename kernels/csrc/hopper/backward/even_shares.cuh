@@ -1,23 +1,25 @@
-// How the CTAs of a product share out its work evenly, though some tiles are a hundred times longer than others.
+// How the CTAs of a product divide its work evenly, though some tiles are a hundred times longer than others.
 //
-// All tiles stand in one row: every item (a block of rows, a group of neurons) for the first columns of outputs, then every item for the
-// next. Each tile is as long as its steps and kTileSteps more, or kEmptyTile without any. Each CTA takes an equal length of that row; a tile that lies across a
-// border is cut there, unless little of it lies on one side. Phases come one after the other, each shared out so: all CTAs then read the
-// same matrix at a time, of which the L2 holds more.
+// All tiles are laid in one row: every item (a block of rows, a group of neurons) for the first columns of outputs,
+// then every item for the next ones. The length of a tile is its steps and kTileSteps more, or kEmptyTile without any
+// steps. Each CTA takes an equal length of that row; a tile that crosses a border is cut there, unless little of it is
+// on one side. Phases follow each other, each divided in this way: all CTAs then read the same matrix at a time, of
+// which the L2 holds more.
 //
-// Example: two CTAs, one column, items of 100, 20 and 10 steps: 112 + 32 + 22 = 166 in all. The border is at 83: the first CTA takes
-// steps 0 to 83 of the first tile, the second one the rest of it and the two others.
+// Example: two CTAs, one column, items of 100, 20 and 10 steps: 112 + 32 + 22 = 166 in all. The border is at 83: the
+// first CTA takes steps 0 to 83 of the first tile, the second one the rest of it and the two others.
 //
-// Whoever is last to have a piece of a cut tile adds all pieces up, in their order: same input, same bits, and nobody waits.
+// The last CTA to finish a piece of a cut tile adds all pieces, in their order: the same input gives the same bits, and
+// no CTA waits.
 #pragma once
 
 #include "hopper/backward/params.h"
 
 namespace twell::hopper {
 
-constexpr int kTileSteps = 12;  // what a tile takes beside its steps, in steps
-constexpr int kEmptyTile = 3;   // what one without steps takes: zeros are written
-constexpr int kLeastCut = 4;    // steps on either side of a border
+constexpr int kTileSteps = 12;  // what a tile takes besides its steps, in steps
+constexpr int kEmptyTile = 3;   // what a tile without steps takes: zeros are written
+constexpr int kLeastCut = 4;    // fewest steps on either side of a border
 
 struct Border {
   int tile, step;  // step 0: between the tile and the one before
@@ -28,14 +30,14 @@ struct EvenSharesMemory {
   Border borders[kMostCtas + 1];  // where each CTA's share of a phase begins
 };
 
-// Some steps of a tile. pieces of it: those of CTAs `owner` to `final`.
+// Some steps of a tile, whose pieces are those of CTAs `owner` to `final`.
 struct SharedPiece {
   int item, column, first, end, owner, final;
   int phase;
   bool whole;
 };
 
-// Phases have equally many columns, those of each after the ones before.
+// All phases have the same number of columns; each phase's follow those of the phases before.
 class EvenShares {
  public:
   // By all threads. steps_of(item): of each of its tiles.
@@ -80,7 +82,7 @@ class EvenShares {
     p.whole = p.owner == p.final;
     return p;
   }
-  // Where a CTA leaves its piece of a cut tile: the one in which its share ends, or the one in which it begins.
+  // The slot for a CTA's piece of a cut tile: of the tile in which its share ends, or of the one in which it begins.
   static __device__ __forceinline__ int slot(int cta, const SharedPiece& p) { return (p.phase * kMostCtas + cta) * 2 + (cta == p.owner); }
 
  private:

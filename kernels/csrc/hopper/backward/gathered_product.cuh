@@ -1,7 +1,9 @@
-// Products whose second operand's rows are gathered: panels [rows of an item][k] times rows that a list names, [k][256 outputs].
+// Products whose second operand's rows are gathered: panels [rows of an item][k] times the rows of a list, [k][256
+// outputs].
 //
-// A `Job` says what the items, lists and outputs are: `dx` and `weights` are the two. Panels come by bulk copies, as images of shared
-// memory; rows by 16-byte copies in runs of 512 bytes. Each warp's 16 rows of outputs leave by a bulk copy each.
+// A `Job` defines the items, lists and outputs: `dx` and `weights` are the two. Panels are fetched by bulk copies, as
+// images of shared memory; rows by 16-byte copies in runs of 512 bytes. Each warp's 16 rows of outputs are written by a
+// bulk copy each.
 #pragma once
 
 #include "hopper/backward/even_shares.cuh"
@@ -10,7 +12,7 @@
 
 namespace twell::hopper {
 
-// A warp's part of the staging tile: 16 rows of 512 bytes that lie in different banks.
+// A warp's part of the staging tile: 16 rows of 512 bytes in different banks.
 constexpr int kResultRows = 16, kResultBytes = 512, kResultPitch = kResultBytes + 16, kResultWarp = kResultRows * kResultPitch;
 constexpr int kProductSharedBytes = kSharedBytes - sizeof(Shared::staging) + kConsumerWarps * kResultWarp;
 
@@ -22,9 +24,9 @@ static_assert(kProductSharedBytes + sizeof(ProductMemory) <= 227 * 1024);
 
 template <typename Job>
 __device__ __forceinline__ void produce_product(const Job& job, Shared& s, const EvenShares& shares) {
-  constexpr int kRows = kTileK / kProducerWarps;  // of a stage to a warp, a row of 512 bytes a copy
+  constexpr int kRows = kTileK / kProducerWarps;  // rows of a stage for each warp; a copy takes a row of 512 bytes
   const int thread = threadIdx.x - kConsumers, warp = uniform(thread / 32), lane = thread % 32;
-  const int place = warp * kRows + lane % kRows;  // of the row that this lane looks up, in a step
+  const int place = warp * kRows + lane % kRows;  // in a step, the row that this lane looks up
   const uint32_t pitch = job.d_model() * 2;
   Ring ring;
   ring.phase = 1;
@@ -37,7 +39,8 @@ __device__ __forceinline__ void produce_product(const Job& job, Shared& s, const
     int ahead = piece.first < piece.end ? job.row(piece.item, piece.first, place) : 0;
 #pragma unroll 1
     for (int step = piece.first; step < piece.end; ++step, ring.next()) {
-      const uint32_t offset = max(ahead, 0) * pitch, rows = __ballot_sync(~0u, ahead >= 0);  // a bit for each that there is
+      // a bit for each that exists
+      const uint32_t offset = max(ahead, 0) * pitch, rows = __ballot_sync(~0u, ahead >= 0);
       if (step + 1 < piece.end) ahead = job.row(piece.item, step + 1, place);
       const void* base = bytes_on(job.matrix(piece.column, step, steps), inside ? n0 * 2 : 0);
       barrier_wait(&s.empty[ring.stage], ring.phase);
@@ -61,7 +64,8 @@ __device__ __forceinline__ float4* part_of(const Backward& b, int slot) {
   return reinterpret_cast<float4*>(b.parts) + static_cast<int64_t>(slot) * (kTileM * kTileN / 4) + threadIdx.x;
 }
 
-// Leaves this CTA's sums; true for the last one that does, which then has the sums of all pieces, added in order.
+// Writes this CTA's sums; returns true for the last CTA that does, which then has the sums of all pieces, added in
+// order.
 template <int kSums>
 __device__ __forceinline__ bool join_pieces(float (&d)[128], const Backward& b, ProductMemory& memory, const SharedPiece& piece) {
   float4* mine = part_of(b, EvenShares::slot(blockIdx.x, piece));
@@ -100,7 +104,7 @@ __device__ __forceinline__ void write_rows(const float (&d)[128], Shared& s, con
   Out* row = c.lane < kResultRows ? to(c.lane) : nullptr;
 #pragma unroll
   for (int column0 = 0; column0 < kN; column0 += kColumns) {
-    bulk_wait_read<0>();  // what has left before
+    bulk_wait_read<0>();  // what was sent before has left
     __syncwarp();
     if constexpr (sizeof(Out) == 2) {
       const Corner corner(c.lane);
@@ -140,12 +144,12 @@ __device__ __forceinline__ void consume_product(const Job& job, Shared& s, Produ
         for (float& sum : d) sum = 0.f;
       }
       multiply<typename Job::Value, kN, 1, 1>(d, s, ring, steps, true, part, [] {});
-      const SharedPiece piece = shares.piece(i);  // once more: what is kept during the product costs registers
+      const SharedPiece piece = shares.piece(i);  // computed again: keeping it during the product costs registers
       if (piece.whole || join_pieces<kN / 2>(d, job.b, memory, piece)) job.template write<kN>(d, s, piece, part);
     };
     const SharedPiece piece = shares.piece(i);
     const int steps = uniform(piece.end - piece.first);
-    if (job.is_light(piece.column))  // 64 rows: the warpgroups take half of the outputs each
+    if (job.is_light(piece.column))  // 64 rows: each warpgroup takes half of the outputs
       run.template operator()<kTileN / 2>({c.group, c.warp, c.lane, 0, c.group * (kTileN / 2)}, steps);
     else
       run.template operator()<kTileN>(c, steps);

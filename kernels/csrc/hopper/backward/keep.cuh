@@ -1,9 +1,11 @@
-// What the forward pass keeps: each non-zero's place in its block, gate value and hidden value, six bytes in buckets by panel.
+// What the forward pass keeps: the position in its block, gate value and hidden value of each non-zero, six bytes in
+// buckets by panel.
 //
-// A cluster of four CTAs a block, each with one row in four: rows are in order of nnz. A CTA goes through what its rows fire, a bit a neuron,
-// to count how many values each panel of the union has, and lists them in shared memory; the CTAs put their counts together; then each
-// thread writes some of its CTA's list. What the list has no room for is gone through once more. Within a bucket values stand in any
-// order: nothing is summed in that order. The sums of |h| have one order of their own.
+// A cluster of four CTAs for each block, each with one row in four, since rows are in order of nnz. A CTA reads the
+// bits of what its rows fire, to count how many values each panel of the union has, and lists them in shared memory;
+// the CTAs add their counts; then each thread writes some of its CTA's list. Values that do not fit into the list are
+// read again. Values in a bucket are in any order: nothing is summed in that order. The sums of |h| have one order of
+// their own.
 #pragma once
 
 #include "common/bits.cuh"
@@ -15,7 +17,7 @@ namespace twell::hopper {
 
 constexpr int kKeepThreads = 512, kKeepWarps = kKeepThreads / 32;
 
-constexpr int kListed = 4096;  // values of a CTA
+constexpr int kListed = 4096;  // most values of a CTA's list
 
 // A value in the list: its neuron and row, slot in its tile, and place in its panel's bucket.
 struct ListedValue {
@@ -23,8 +25,8 @@ struct ListedValue {
   uint8_t row, slot;
 };
 
-// Dynamic shared memory: bits and counts before them of the union, counts of each panel and where its values
-// go, firings of each neuron; and the list.
+// Dynamic shared memory: bits of the union and counts before its words, counts of each panel and where its values go,
+// firings of each neuron; and the list.
 inline int keep_shared_bytes(const Ffn& f) { return (2 * f.tiles * kMaskWords + 2 * f.panels + f.d_ff) * 4 + kListed * sizeof(ListedValue); }
 
 template <typename T>
@@ -33,17 +35,17 @@ struct Keeper {
   const uint32_t* bits;  // of the block's union, a bit a neuron
   const int* before;     // neurons of the union before each word
   int block;
-  bool all;  // the union is every neuron, where a neuron's rank is its number
+  bool all;  // the union is every neuron, and a neuron's rank is its number
 
   __device__ __forceinline__ int rank_of(int neuron) const {
     return all ? neuron : before[neuron >> 5] + __popc(bits[neuron >> 5] & ((1u << (neuron & 31)) - 1));
   }
 
-  // The gate value of a row's neuron, the slot-th that fires in its tile.
+  // The gate value of a row's neuron, which is the slot-th that fires in its tile.
   __device__ __forceinline__ uint16_t gate(int row, int neuron, int slot) const {
     const int64_t at = static_cast<int64_t>(row) * f.tiles + neuron / kTile;
     const int column = neuron % kTile;
-    if (f.heads[at * kHead] > kSlots)  // past its slots, or marked so: it lies whole in `spill`
+    if (f.heads[at * kHead] > kSlots)  // past its slots, or marked so: it is dense in `spill`
       return static_cast<const uint16_t*>(f.spill)[at * kTile + (((column >> 3) ^ (row & 7)) << 3) + (column & 7)];
     const int word = slot + 1;
     return (word < kHead ? f.heads[at * kHead + word] : f.tails[at * kTail + word - kHead]) >> 16;
@@ -56,8 +58,8 @@ struct Keeper {
     return *reinterpret_cast<const uint16_t*>(panel + in_block * 128 + (((column >> 3) ^ (in_block & 7)) << 4) + (column & 7) * 2);
   }
 
-  // Calls one(neuron, slot, at) for each neuron that a row fires, by a warp, a lane a word of 32 neurons. begin(many), of each 32 words, says
-  // where the first of them is to stand in a list; `at` counts on from there.
+  // Calls one(neuron, slot, at) for each neuron that a row fires, by a warp, a lane for a word of 32 neurons.
+  // begin(many), for each 32 words, returns the position of the first of them in a list; `at` counts on from there.
   template <typename Begin, typename One>
   __device__ __forceinline__ void each(int row, int lane, Begin begin, One one) const {
     const int words = f.tiles * kMaskWords;
@@ -87,7 +89,7 @@ __device__ __forceinline__ int load_remote(const int* word, uint32_t cta) {
   return value;
 }
 
-// What a CTA of `keep` works with.
+// The memory of a CTA of `keep`.
 template <typename T>
 struct Keeping {
   const Ffn& f;
@@ -95,16 +97,16 @@ struct Keeping {
   const uint8_t* counted;
   uint32_t* bits;       // [words] of the block's union, a bit a neuron
   int *before;          // [words]: neurons of the union before each word
-  int *counts;          // [panels]: each panel's values, of this CTA
-  int *cursors;         // [panels]: where its next one goes, from the block's first on
+  int *counts;          // [panels]: how many values of each panel this CTA has
+  int *cursors;         // [panels]: where the next one goes, from the block's first on
   int *fires;           // [d_ff]
   ListedValue* values;  // [kListed]
-  int *listed, *base;   // how many values there are; the block's first, in the first CTA
+  int *listed, *base;   // how many values there are; the block's first value, in the first CTA
   int block, rank, warp, lane, words;
   int size = abs(f.union_sizes[block]);
   Keeper<T> keeper{f, bits, before, block, size == f.d_ff};
 
-  // Calls one(row of the block, row, whether it counts) for this CTA's finite rows, a warp a row.
+  // Calls one(row of the block, row, whether it counts) for this CTA's finite rows, a warp for a row.
   template <typename One>
   __device__ __forceinline__ void each_row(One one) const {
     for (int in_block = kKeepCtas * warp + rank; in_block < kBlockRows; in_block += kKeepCtas * kKeepWarps)
@@ -112,12 +114,13 @@ struct Keeping {
         one(in_block, row, counted == nullptr || counted[row] != 0);
   }
 
-  // Copies order and union, and finds the union's bits.
+  // Copies order and union, and computes the union's bits.
   __device__ __forceinline__ void read_union() const {
     const int64_t list = static_cast<int64_t>(block) * f.panels * kPanelColumns;
     if (threadIdx.x == 0) *listed = 0;
     for (int i = threadIdx.x; i < words; i += kKeepThreads) bits[i] = 0;
-    for (int i = threadIdx.x; i < 2 * f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;  // cursors and fires follow them
+    // cursors and fires follow them
+    for (int i = threadIdx.x; i < 2 * f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;
     for (int i = threadIdx.x; rank == 0 && i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = f.order[block * kBlockRows + i];
     __syncthreads();
     for (int i = threadIdx.x; i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; i += kKeepThreads) {
@@ -143,7 +146,8 @@ struct Keeping {
     });
   }
 
-  // Finds the buckets' places, and in each those of this CTA's values: after those of the CTAs before it. By a warp, once all have counted.
+  // Computes where buckets begin, and where in each this CTA's values go: after those of the CTAs before it. By a warp,
+  // once all CTAs have counted.
   __device__ __forceinline__ void place_buckets() const {
     int sum = 0;
     int* starts = k.starts + static_cast<int64_t>(block) * (f.panels + 1);
@@ -177,7 +181,7 @@ struct Keeping {
     k.hidden[at] = keeper.hidden(in_block, in_union);
   }
 
-  // Writes the values from the block's first on: those listed, or all of them where the list is too short.
+  // Writes the values from the block's first on: those listed, or all of them if the list is too short.
   __device__ __forceinline__ void write_values(int first) const {
     if (*listed > kListed) {
       each_row([&](int in_block, int row, bool) {
@@ -196,7 +200,7 @@ struct Keeping {
     }
   }
 
-  // Returns this warp's sum of |h|, in all lanes: where it is not zero the panels have it, in an order of their own.
+  // Returns this warp's sum of |h|, in all lanes; the panels have h where it is not zero, in an order of their own.
   __device__ __forceinline__ float sum_hidden() const {
     float sum = 0.f;
     each_row([&](int in_block, int, bool counts_here) {
@@ -226,7 +230,7 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn
                            &base, static_cast<int>(blockIdx.x) / kKeepCtas, static_cast<int>(cluster_rank()), thread / 32, thread % 32, words};
   keeping.read_union();
   keeping.list_values();
-  __syncthreads();  // and no warp comes apart at the cluster's barrier
+  __syncthreads();  // and no warp diverges at the cluster's barrier
   cluster_sync();
   if (keeping.warp == 0) keeping.place_buckets();
   for (int i = thread; i < f.d_ff; i += kKeepThreads)
@@ -243,7 +247,7 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn
     k.l1_parts[blockIdx.x] = total;
   }
   __syncthreads();
-  cluster_sync();  // no CTA leaves while another may still read its counts
+  cluster_sync();  // no CTA ends while another may still read its counts
 }
 
 }  // namespace twell::hopper

@@ -1,7 +1,7 @@
-// One backward pass of the gated FFN on Hopper: its tensors, its workspace, and the launches that make it up. No torch.
+// One backward pass of the gated FFN on Hopper: its tensors, workspace, and launches. No torch.
 //
-// Rows keep the order and the blocks of 128 that the forward pass gave them: row r of block b is at position 128 b + r. Neurons are put in
-// order of how often they fire, and cut into groups of 64: a group's tokens are the positions that fire any of them.
+// Rows keep the order and the blocks of 128 of the forward pass: row r of block b is at position 128 b + r. Neurons are
+// sorted by how often they fire, and cut into groups of 64: a group's tokens are the positions that fire any of them.
 #pragma once
 
 #include "hopper/params.h"
@@ -9,31 +9,32 @@
 namespace twell::hopper {
 
 constexpr int kListNeurons = 64;  // neurons that share a list of tokens
-constexpr int kChunk = 64;         // tokens of such a list to a step of the products
-constexpr int kChunkValues = 3 * kListNeurons * kChunk;  // of a group's chunk: du, dg and h, each [64 neurons][64 tokens], swizzled
-constexpr int kKeepCtas = 4;       // that go through a block's rows
-constexpr int kMostCtas = 144;     // of a product whose work is shared out evenly: as many as a GH100 has multiprocessors
-constexpr int kMostItems = 1024;   // blocks of rows, or groups of neurons, among which that work is shared out
+constexpr int kChunk = 64;         // tokens of such a list in a step of the products
+// values of a group's chunk: du, dg and h, each [64 neurons][64 tokens], swizzled
+constexpr int kChunkValues = 3 * kListNeurons * kChunk;
+constexpr int kKeepCtas = 4;       // CTAs for a block's rows
+constexpr int kMostCtas = 144;  // most CTAs of a product whose work is divided evenly: the multiprocessors of a GH100
+constexpr int kMostItems = 1024;   // most blocks of rows, or groups of neurons, among which that work is divided
 
 // What the forward pass keeps for each non-zero, six bytes, in buckets by block and panel of the block's union.
 // position: (panel % 4) << 13 | row of the block << 6 | column of the panel.
 struct Kept {
   uint16_t* positions;  // [capacity]
   uint16_t* gates;      // [capacity]: gate values
-  uint16_t* hidden;     // [capacity]: hidden values; the up value is their quotient, as exact as one that was rounded itself
-  int* starts;          // [blocks, panels + 1]: where each panel's bucket begins, and the last one ends
+  uint16_t* hidden;     // [capacity]: hidden values; the up value is their quotient, as exact as a rounded one
+  int* starts;          // [blocks, panels + 1]: where each panel's bucket begins, and where the last one ends
   int* order;           // [blocks * 128]: the row at each position; `rows` or more past the last row
   uint16_t* unions;     // [blocks, panels * 64], as in Ffn
   int* union_sizes;     // [blocks]
-  int* fires;           // [d_ff]: counted rows that fire each neuron. From zeros on
-  int* used;            // [1]: values kept so far. From zero on
+  int* fires;           // [d_ff]: counted rows that fire each neuron. Zeros at first
+  int* used;            // [1]: values kept so far. Zero at first
   float* l1_parts;      // [blocks, kKeepCtas]: sums of |h| over counted rows
 };
 
 struct Backward {
   int rows, d_model, d_ff;
   int blocks;  // of 128 rows
-  int panels;  // of 64 columns: as many as a block's union can have; and groups of 64 neurons
+  int panels;  // 64 columns each: the most that a block's union can have; and groups of 64 neurons
   bool float_weights;  // whether weight gradients are float32
 
   const void* x;            // [rows, d_model]
@@ -46,26 +47,27 @@ struct Backward {
   const float* l1_scale;    // [1]: the gradient of l1 by the number of counted rows
   Kept kept;
 
-  uint16_t* rank_of;        // [d_ff]: a neuron's place in order of firing
-  uint16_t* neuron_at;      // [d_ff]: the neuron at each place
+  uint16_t* rank_of;        // [d_ff]: a neuron's rank by how often it fires
+  uint16_t* neuron_at;      // [d_ff]: the neuron of each rank
   uint16_t* union_ranks;    // [blocks, panels * 64]: the same of each neuron of a block's union
   uint32_t* marks;          // [panels, blocks * 4]: a group's tokens, a bit a position
-  int* before;              // [panels, blocks * 4]: how many tokens stand before each of those words
-  int* tokens;              // [panels, blocks * 128]: a group's tokens as rows, ascending by position; -1 up to the end of its last chunk
+  int* before;              // [panels, blocks * 4]: how many tokens precede each of those words
+  // [panels, blocks * 128]: a group's tokens as rows, ascending by position; -1 up to the end of its last chunk
+  int* tokens;
   int* token_counts;        // [panels]
-  uint32_t* places;         // [capacity]: where du of each kept value lies in `chunks`
+  uint32_t* places;         // [capacity]: where du of each kept value is in `chunks`
   int* tasks;               // [blocks * panels, 2] of dh, as those of `up`
   uint32_t* task_count;     // [1]
   void* panels_of_rows;     // [blocks, 2, panels, 128, 64]: du, then dg over a block's union, swizzled
   void* chunks;             // [panels, blocks * 2, 3, 64, 64]: du, dg and h over a group's tokens, swizzled
   float* parts;             // [2 phases, kMostCtas, 2, 32, 256, 4]: sums of tiles that several CTAs share
-  int* arrived;             // [2 phases, kMostCtas]: how many have left theirs
+  int* arrived;             // [2 phases, kMostCtas]: how many CTAs have written theirs
 
   void* dx;                 // [rows, d_model]
   void *d_gate, *d_up, *d_down;  // [d_ff, d_model], 16 bits or float32
 };
 
-// Each throws std::runtime_error where the driver refuses.
+// Each throws std::runtime_error if the driver refuses.
 template <typename T> void launch_keep(const Ffn&, const Kept&, const uint8_t* counted, cudaStream_t);
 template <typename T> void launch_token_lists(const Backward&, cudaStream_t);
 template <typename T> void launch_dh(const Backward&, cudaStream_t);

@@ -1,9 +1,10 @@
-// From rows to neurons: which tokens each group of 64 neurons has, and where each kept value lies among its group's.
+// From rows to neurons: the tokens of each group of 64 neurons, and the position of each kept value among its group's.
 //
-// 1. rank_neurons: neurons in order of how often they fire, most first; those that fire alike in order of number.
-// 2. mark_tokens, a CTA a block: a bit for each group and position. No values are sorted: which position is the k-th token of its group
-//    follows from counting bits, so that lists are the same in every run.
-// 3. list_tokens, a CTA a group: the tokens as a list of rows, and how many stand before each word of bits.
+// 1. rank_neurons: neurons in order of how often they fire, most first; those that fire equally often in order of
+//    number.
+// 2. mark_tokens, a CTA for each block: a bit for each group and position. No values are sorted: the k-th token of a
+//    group follows from counting bits, so that lists are the same in every run.
+// 3. list_tokens, a CTA for each group: the tokens as a list of rows, and how many precede each word of bits.
 // 4. place_values: where each kept value goes; and zeros where they go.
 #pragma once
 
@@ -72,7 +73,7 @@ static __global__ void __launch_bounds__(kListThreads) mark_tokens(const Backwar
   each_value(b, block, [&](int, int rank, int row) { atomicOr(&marks[ranks[rank] / kListNeurons * 4 + row / 32], 1u << (row % 32)); });
   __syncthreads();
   for (int i = thread; i < b.panels * 4; i += kListThreads) b.marks[static_cast<int64_t>(i / 4) * words_of(b) + block * 4 + i % 4] = marks[i];
-  if (thread == 0 && panels > 0) {  // tasks of dh: fewer panels to each where they would be too few for the processors
+  if (thread == 0 && panels > 0) {  // tasks of dh: fewer panels in each if there would be too few for the processors
     int each = 4;
     while (each > 1 && b.blocks * ((panels + each - 1) / each) < processors) each /= 2;
     int2* task = reinterpret_cast<int2*>(b.tasks) + atomicAdd(b.task_count, (panels + each - 1) / each);
@@ -105,7 +106,7 @@ static __global__ void __launch_bounds__(kListThreads) list_tokens(const Backwar
     for (int i = 0; i < kListWarps; ++i) place += i < warp ? sums[i] : 0, total += sums[i];
     if (word < words) b.before[at] = place;
 #pragma unroll 8
-    for (int i = 0; i < 32; ++i) {  // a word of this warp after the other, a lane a position
+    for (int i = 0; i < 32; ++i) {  // one word of this warp after the other, a lane for each position
       const uint32_t bits = __shfl_sync(~0u, marks, i);
       const int begin = __shfl_sync(~0u, place, i);
       if (bits >> lane & 1) list[begin + __popc(bits & ((1u << lane) - 1))] = b.kept.order[(word - lane + i) * 32 + lane];

@@ -1,6 +1,8 @@
-// Gradients of the weights: for each group of 64 neurons, [du | dg] times its tokens' rows of x, and h times their rows of dy.
+// Gradients of the weights: for each group of 64 neurons, [du | dg] times its tokens' rows of x, and h times their rows
+// of dy.
 //
-// du and dg share what is gathered of x: a warpgroup takes one each. Of h the warpgroups take half of the outputs each.
+// du and dg share what is gathered of x: each warpgroup takes one of them. Of h, each warpgroup takes half of the
+// outputs.
 #pragma once
 
 #include "hopper/backward/gathered_product.cuh"

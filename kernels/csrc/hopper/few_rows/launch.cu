@@ -56,7 +56,7 @@ void launch_rows64_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t strea
   by_rows64_tiles(f.rows, [&]<int kTiles>() {
     Rows64Shape shape{0, (f.rows + 7) / 8 * 8, f.d_model % kTileK == 0, dense};
     const int bytes = kTiles * (kRows64WeightBytes + shape.row_bytes());
-    // The products read 64 rows from where a tile's rows begin, also where fewer lie there.
+    // The products read 64 rows from the start of a tile's rows, also if fewer exist.
     const int rest = (sizeof(Rows64Shared<kTiles>) + 1023) / 1024 * 1024 + kRows64Max * kTileK * 2;
     shape.stages = std::min((kMaxSharedBytes - rest) / bytes, kRows64Stages);
     const auto x = tiles_map<TWELL_T>(f.x, f.rows, f.d_model, shape.box, kTiles);

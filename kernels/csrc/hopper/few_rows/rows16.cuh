@@ -1,11 +1,11 @@
-// Up to 16 rows, and up to two waves of CTAs: bound by reading each weight once, and by what waits for what. Two launches that overlap, and
-// no plan.
+// Up to 16 rows and two waves of CTAs: the time is that of reading each weight once, and of waits. Two launches that
+// overlap, and no plan.
 //
-// `rows16_gate_up` gives a CTA 48 neurons and all rows; for those that any row fires it takes the up product at once. `rows16_down`
-// goes over what fired, a cluster of four to 64 outputs. In both, warps share out the sum, each with a ring of its own that the copy
-// engine fills and that no other warp waits for, and add up at the end, in one order.
-// Weights are the rows of the products and the rows their columns, eight to a tile. The two launches leave room for each other on
-// a multiprocessor, so that each stands ready when the one before it ends.
+// In `rows16_gate_up` a CTA has 48 neurons and all rows; it computes the up product of those that any row fires at
+// once. `rows16_down` goes over what fired, a cluster of four CTAs for 64 outputs. In both, warps divide the sum over
+// k: each has a ring of its own, which the copy engine fills and no other warp waits for, and the sums are added at the
+// end, in one order. Weights are the rows of the products, and the call's rows their columns, eight in a tile. The two
+// launches leave room for each other on a multiprocessor, so that the next is resident when the one before it ends.
 #pragma once
 
 #include "common/sm80.cuh"
@@ -14,21 +14,22 @@
 namespace twell::hopper {
 
 constexpr int kRows16Quads = kGroupNeurons / 4;
-constexpr int kRows16Gathered = 32;  // neurons that are fetched one by one; of more, all 48 are
+constexpr int kRows16Gathered = 32;  // with more neurons than this, all 48 are fetched, else one by one
 constexpr int kRows16BoxBytes = kGroupNeurons * 128;  // 48 neurons of 64 k, or of 64 outputs
-constexpr int kRows16Warps = 8, kRows16Threads = 32 * kRows16Warps;  // that multiply
+constexpr int kRows16Warps = 8, kRows16Threads = 32 * kRows16Warps;  // warps that multiply
 
-// What the gate and up products of 48 neurons leave, beside the hidden state.
+// What the gate and up products of 48 neurons write, besides the hidden state.
 struct Rows16Group {
   uint16_t list[kGroupNeurons];  // the neurons that any row fires, ascending; zeros behind them
-  uint32_t count;  // of them; 48: the hidden state is that of all neurons of the group
+  uint32_t count;  // how many; 48: the hidden state is that of all neurons of the group
   uint32_t broken;  // a bit a row that is not finite
   uint8_t counts[kRows16Max];  // how many each row fires
   uint32_t unused[2];
 };
 static_assert(sizeof(Rows16Group) % 16 == 0);
 
-// In `hidden`: first that of each group, [12 quads of neurons of its list][rows up to those of tiles][4], then the groups.
+// In `hidden`: first the hidden state of each group, [12 quads of neurons of its list][rows, padded to tiles][4], then
+// the groups.
 template <typename T>
 struct Rows16Space {
   T* hidden;

@@ -1,13 +1,13 @@
-// The down product of up to 16 rows, y = h Wd^T + b over what fired: a cluster of four to 64 outputs, whose 32 warps
-// share out the groups of neurons. Of groups that are whole the copy engine fetches the weights, of others the threads
-// do, straight into their registers.
+// The down product of up to 16 rows, y = h Wd^T + b over what fired: a cluster of four CTAs for 64 outputs, whose 32
+// warps divide the groups of neurons. The copy engine fetches the weights of whole groups; threads fetch those of other
+// groups, straight into their registers.
 #pragma once
 
 #include "hopper/few_rows/rows16.cuh"
 
 namespace twell::hopper {
 
-// Loads that are zeros, and read nothing, unless `inside`; many of them are to be on their way at once.
+// Loads that return zeros, and read nothing, unless `inside`; many of them are in flight at once.
 __device__ __forceinline__ uint4 load_16(const void* global, bool inside) {
   uint4 v;
   asm volatile(
@@ -35,7 +35,7 @@ template <int kTiles>
 struct Rows16Down {
   // kPitch: floats of a row's sums, so that rows lie banks apart. kDepth: boxes of a ring.
   static constexpr int kRows = 8 * kTiles, kPitch = kRows16Outputs + 4, kDepth = kTiles == 1 ? 2 : 1;
-  static constexpr int kRingBytes = kDepth * kRows16BoxBytes;  // of a warp; its sums lie there in the end
+  static constexpr int kRingBytes = kDepth * kRows16BoxBytes;  // of a warp; its sums are stored there in the end
   static_assert(kRows * kPitch * 4 <= kRingBytes);
   struct Shared {
     float parts[kRows16Splits][kRows][kRows16Share];  // each CTA's sums of this one's outputs
@@ -46,9 +46,9 @@ struct Rows16Down {
 };
 
 template <int kTiles>
-constexpr int kRows16AtOnce = kTiles == 1 ? 4 : 2;  // groups that registers do for
+constexpr int kRows16AtOnce = kTiles == 1 ? 4 : 2;  // groups whose weights fit into registers
 
-// Adds 16 neurons: four of them of eight outputs, and of the rows.
+// Adds 16 neurons: four of them for eight outputs and all rows.
 template <typename T, int kTiles>
 __device__ __forceinline__ void add_sixteen(float (&d)[4][kTiles][4], const uint4 (&a)[4], const uint2 (&b)[kTiles]) {
   const uint32_t *k0 = &a[0].x, *k1 = &a[1].x, *k2 = &a[2].x, *k3 = &a[3].x;
@@ -61,8 +61,8 @@ __device__ __forceinline__ void add_sixteen(float (&d)[4][kTiles][4], const uint
   }
 }
 
-// Prepares the barriers of a CTA: a warp's boxes, and `sent`, which completes once all CTAs of the cluster have sent
-// their sums.
+// Prepares the barriers of a CTA: those of a warp's boxes, and `sent`, which completes once all CTAs of the cluster
+// have sent their sums.
 template <int kTiles>
 __device__ __forceinline__ void begin_rows16_down(typename Rows16Down<kTiles>::Shared& s, int rows, int thread) {
   if (thread == 0) s.broken = 0, barrier_init(&s.sent, 1);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void begin_rows16_down(typename Rows16Down<kTiles>::S
   if (thread == 0) barrier_expect(&s.sent, kRows16Splits * rows * kRows16Share * sizeof(float));
 }
 
-// Adds up the sums of the CTA's warps, in order, and sends each CTA of the cluster those of its outputs.
+// Adds the sums of the CTA's warps, in order, and sends each CTA of the cluster those of its outputs.
 template <int kTiles>
 __device__ __forceinline__ void send_rows16_sums(typename Rows16Down<kTiles>::Shared& s, const unsigned char* rings,
                                                  int rows, int rank, int thread) {
@@ -89,13 +89,13 @@ __device__ __forceinline__ void send_rows16_sums(typename Rows16Down<kTiles>::Sh
   }
 }
 
-// Returns whether a row is finite; once all warps have joined what they know.
+// Returns whether a row is finite, after all warps have joined their marks.
 template <typename Shared>
 __device__ __forceinline__ bool is_finite(const Shared& s, int row) {
   return !(s.broken >> row & 1);
 }
 
-// Adds up what the cluster's CTAs have sent, in order of rank, and writes this one's outputs, NaN in rows that are not
+// Adds what the cluster's CTAs have sent, in order of rank, and writes this CTA's outputs, NaN in rows that are not
 // finite.
 template <typename T, int kTiles>
 __device__ __forceinline__ void write_rows16_outputs(const typename Rows16Down<kTiles>::Shared& s, const Ffn& f,
@@ -117,8 +117,8 @@ __device__ __forceinline__ void write_rows16_outputs(const typename Rows16Down<k
   }
 }
 
-// Writes which rows are finite and, if wanted, how many neurons each fires: one row in so many to a CTA, by its last
-// warp.
+// Writes which rows are finite and, if requested, how many neurons each fires. The rows are divided among CTAs; a CTA's
+// last warp writes them.
 template <typename T, int kTiles>
 __device__ __forceinline__ void write_rows16_results(const typename Rows16Down<kTiles>::Shared& s, const Ffn& f,
                                                      const Rows16Space<T>& space, int* nnz, int cta, int warp,
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
   const int rank = cluster_rank(), slot = rank * kRows16Warps + warp, cta = blockIdx.y * kRows16Splits + rank;
   const int out0 = blockIdx.y * kRows16Outputs;
   begin_rows16_down<kTiles>(s, f.rows, thread);
-  cluster_sync();  // all have begun, and may be written to
+  cluster_sync();  // all have begun, so their shared memory may be written
   let_next_launch();
   wait_for_launches();
 

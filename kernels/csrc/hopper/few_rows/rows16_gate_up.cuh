@@ -1,4 +1,4 @@
-// The gate and up products of up to 16 rows: 48 neurons to a CTA, whose warps share out k.
+// The gate and up products of up to 16 rows: 48 neurons for a CTA, whose warps divide k.
 #pragma once
 
 #include "hopper/few_rows/rows16.cuh"
@@ -22,8 +22,8 @@ struct Rows16Gate {
   static constexpr int kBytes = kRows16Warps * kRingBytes + sizeof(Shared) + 1024;  // the start is aligned by hand
 };
 
-// One of the warps that multiply, its ring, and where it stands there. Its sums lie there, too, once it is through with
-// a product.
+// One of the warps that multiply, its ring, and its position in it. The ring also stores the warp's sums after a
+// product.
 template <typename T, int kTiles>
 struct Rows16Warp {
   using Gate = Rows16Gate<kTiles>;
@@ -32,7 +32,7 @@ struct Rows16Warp {
   int warp, lane, at = 0;
   uint32_t phase = 0;  // a bit a stage
 
-  // 64 of k of all rows and of 48 neurons from `first` on, or of the `count` of them in `list`.
+  // Fetches 64 of k of all rows, and of 48 neurons from `first` on or of the `count` neurons in `list`.
   __device__ __forceinline__ void fetch(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map,
                                         const T* weights, const uint16_t* list, int first, int count, int stage,
                                         int box) const {
@@ -67,8 +67,8 @@ struct Rows16Warp {
               make_float2(d[m][n][2 * h], d[m][n][2 * h + 1]);
   }
 
-  // The sums over this warp's share of k of 16 kM neurons and all rows, [neuron][row], into its ring. What lies there
-  // of neurons past the list is anybody's guess, and so are their sums.
+  // Writes the sums over this warp's share of k of 16 kM neurons and all rows, [neuron][row], to its ring. Values of
+  // neurons past the list are undefined, and so are their sums.
   template <int kM>
   __device__ __forceinline__ void product(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map,
                                           const void* weights, const uint16_t* list, int first, int count) {
@@ -117,7 +117,7 @@ struct Rows16Warp {
   }
 };
 
-// A neuron's sums over all of k, of as many rows as a Number holds, in order of the warps.
+// A neuron's sums over all of k, for as many rows as a Number holds, added in order of the warps.
 template <typename Number, int kTiles>
 __device__ __forceinline__ Number rows16_sum(const unsigned char* rings, int neuron, int row) {
   using Gate = Rows16Gate<kTiles>;
@@ -139,7 +139,7 @@ __device__ __forceinline__ Number rows16_sum(const unsigned char* rings, int neu
 template <typename T, int kTiles>
 __device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles>::Shared& s, const unsigned char* rings,
                                                    const Ffn& f, int first, bool dense) {
-  constexpr int kPairs = 4 * kTiles;  // of rows; a thread's is always the same
+  constexpr int kPairs = 4 * kTiles;  // pairs of rows; a thread's pair is always the same
   const int row = 2 * (threadIdx.x % kPairs), lane = threadIdx.x % 32;
   const T* bias = static_cast<const T*>(f.b_gate);
   int mine[2] = {0, 0};
@@ -175,7 +175,7 @@ __device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles>::
   }
 }
 
-// The hidden state of the list, padded with zeros to 16 neurons; `whole`: of all 48.
+// Writes the hidden state of the list, padded with zeros to 16 neurons; `whole`: of all 48.
 template <typename T, int kTiles>
 __device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles>::Shared& s, const unsigned char* rings,
                                                  const Ffn& f, uint16_t* hidden, int first, int count,
@@ -195,8 +195,8 @@ __device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles>::Sh
   }
 }
 
-// Lists the `count` neurons whose bits are set in `fires`: from the CTA's first on in shared memory, from the FFN's
-// first on, with zeros behind them, in `group`. Copies how many each row fires to `group`.
+// Lists the `count` neurons whose bits are set in `fires`: in shared memory by their number in the CTA, and in `group`
+// by their number in the FFN, with zeros after them. Copies to `group` how many each row fires.
 template <int kTiles>
 __device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles>::Shared& s, Rows16Group& group, uint64_t fires,
                                             int count, int first) {
@@ -209,7 +209,7 @@ __device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles>::Shared&
   if (thread < Rows16Gate<kTiles>::kRows) group.counts[thread] = s.counts[thread];
 }
 
-// Makes the up product of the `count` neurons in `list`, or of all 48; by a warp, of its share of k.
+// Computes the up product of the `count` neurons in `list`, or of all 48; by a warp, for its share of k.
 template <typename T, int kTiles>
 __device__ __forceinline__ void rows16_up_product(Rows16Warp<T, kTiles>& mine, const Ffn& f, const CUtensorMap& x_map,
                                                   const CUtensorMap& up_map, const uint16_t* list, int first, int count,
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kRows16Threads + 32)
   unsigned char* rings = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   typename Gate::Shared& s = *reinterpret_cast<typename Gate::Shared*>(rings + kRows16Warps * Gate::kRingBytes);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, first = blockIdx.x * kGroupNeurons;
-  const bool scout = warp == kRows16Warps;  // a warp that tells the L2 what comes next
+  const bool scout = warp == kRows16Warps;  // a warp that prefetches what comes next into the L2
   if (thread < kRows16Warps * Gate::kDepth) barrier_init(&s.full[0][thread], 1);
   if (thread < Gate::kRows) s.counts[thread] = 0;
   if (thread == 0) barrier_init(&s.begun, 1), s.fires[0] = s.fires[1] = s.broken = 0;
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kRows16Threads + 32)
   const Rows16Space<T> space(f);
   Rows16Group& group = space.group[blockIdx.x];
   Rows16Warp<T, kTiles> mine{rings + warp * Gate::kRingBytes, s.full[warp], warp, lane};
-  if (scout) {  // until the launches before are over; a hint, whatever they may still write
+  if (scout) {  // until the launches before have ended; a hint, whatever they may still write
     for (int row = first; row < min(first + kGroupNeurons, f.d_ff) && !barrier_ready(&s.begun, 0); ++row)
       if (lane == 0)
         prefetch_bulk(static_cast<const T*>(f.w_gate) + static_cast<int64_t>(row) * f.d_model, f.d_model * 2);
@@ -253,7 +253,8 @@ __global__ void __launch_bounds__(kRows16Threads + 32)
   }
   __syncthreads();
   if (!scout) finish_rows16_gate<T, kTiles>(s, rings, f, first, dense);
-  fence_async_proxy();  // threads have written and read the rings; the copy engine writes there next
+  // threads have written and read the rings through the generic proxy; the copy engine writes there next
+  fence_async_proxy();
   __syncthreads();
   const uint64_t fires = s.fires[0] | static_cast<uint64_t>(s.fires[1]) << 32;
   const int count = __popcll(fires);

@@ -1,14 +1,16 @@
-// From 17 to 64 rows, and one wave of CTAs: bound by reading each weight once, and by what waits for what. Two launches that overlap, and
-// no plan.
+// From 17 to 64 rows, and one wave of CTAs: the time is that of reading each weight once, and of waits. Two launches
+// that overlap, and no plan.
 //
-// `rows64_gate_up` gives a CTA 48 neurons and all rows: their gate rows stream through a ring of stages, and for those that any row fires
-// it takes the up product at once. `rows64_down` goes over the union, a cluster to 64 outputs, each of whose CTAs takes a third of
-// the union; the thirds add up in one order. Clusters of four would not take all multiprocessors, and two CTAs to one take twice as long.
-// Products this small last as long as their latency, about 70 cycles for 16 of k: warpgroups share out k, and add up at the end.
+// In `rows64_gate_up` a CTA has 48 neurons and all rows: their gate rows stream through a ring of stages, and it
+// computes the up product of those that any row fires at once. `rows64_down` goes over the union, a cluster for 64
+// outputs, each of whose CTAs takes a third of the union; the thirds are added in one order. Clusters of four would not
+// use all multiprocessors, and two CTAs on one take twice as long. Products this small last as long as their latency,
+// about 70 cycles for 16 of k: warpgroups divide k, and add their sums at the end.
 //
-// What they leave each other (hidden, in `Ffn`): [d_ff][rows up to a multiple of 64], neurons of the union alone. In `unions`, for
-// each 48 neurons: 64 bits, those that fired; then, for each, a bit a row that is not finite. In `tails`, for each, how
-// many fired in each row, a byte. `pack_words` turns the values, dense in `spill`, into words where they are wanted.
+// The launches hand on (hidden, in `Ffn`): [d_ff][rows padded to a multiple of 64], with the neurons of the union
+// alone. In `unions`, for each 48 neurons: 64 bits, those that fired; then, for each, a bit a row that is not finite.
+// In `tails`, for each, how many fired in each row, a byte. `pack_words` turns the values, dense in `spill`, into words
+// if these are requested.
 #pragma once
 
 #include "hopper/ring.cuh"
@@ -16,17 +18,18 @@
 namespace twell::hopper {
 
 constexpr int kRows64Words = kRows64Max / 32, kRows64Producers = 128, kRows64Stages = 16, kRows64Late = 2;
-constexpr int kRows64Gathered = 32;  // neurons whose up weights are fetched one by one; of more, all 48 are taken
+constexpr int kRows64Gathered = 32;  // with more neurons than this, all 48 up weights are fetched, else one by one
 constexpr int kRows64WeightBytes = kGroupNeurons * kTileK * 2;
 constexpr int kDownOutputs = 64, kDownSplits = 3;
-constexpr int kDownShare = (kDownOutputs / 8 + kDownSplits - 1) / kDownSplits * 8;  // outputs that a CTA adds up, the last one what is left
+// outputs that a CTA adds; the last CTA has the remaining ones
+constexpr int kDownShare = (kDownOutputs / 8 + kDownSplits - 1) / kDownSplits * 8;
 
-// How the launcher cuts `rows64_gate_up`.
+// How the launcher divides `rows64_gate_up`.
 struct Rows64Shape {
   int stages;  // of the ring
   int box;     // rows that are fetched
-  bool even;   // d_model is a multiple of 64: a copy takes all tiles of a stage
-  bool dense;  // the gate values are wanted in `spill`
+  bool even;   // d_model is a multiple of 64: one copy fetches all tiles of a stage
+  bool dense;  // the gate values are requested in `spill`
   constexpr int row_bytes() const { return box * kTileK * 2; }
 };
 
@@ -46,10 +49,10 @@ struct Rows64Marks {
 __device__ __forceinline__ uint32_t positive(const uint4& v) {
   const auto signs = [](uint32_t pair) { return (pair + 0x7fff7fffu) & 0x80008000u; };
   const uint32_t even = signs(v.x) >> 15 | signs(v.y) >> 13 | signs(v.z) >> 11 | signs(v.w) >> 9;
-  return (even | even >> 15) & 0xffu;  // the odd columns' bits stood 16 further on
+  return (even | even >> 15) & 0xffu;  // the odd columns' bits were 16 further
 }
 
-// Words from the dense values in `spill`: a warp a tile of a row, a lane eight columns.
+// Writes words from the dense values in `spill`: a warp for a tile of a row, a lane for eight columns.
 template <typename T>
 __global__ void __launch_bounds__(32) pack_words(const Ffn f) {
   const int tile = blockIdx.x, row = blockIdx.y, lane = threadIdx.x;
@@ -67,7 +70,8 @@ __global__ void __launch_bounds__(32) pack_words(const Ffn f) {
   }
   const auto write = [&](int slot, uint32_t word) { (slot < kHead ? f.heads + at * kHead : f.tails + at * kTail - kHead)[slot] = word; };
   const int count = __shfl_sync(~0u, upto, 31);
-  if (lane == 0 || (lane > count && lane / kHead == count / kHead)) write(lane, lane == 0 ? count : 0);  // whole eights, as they are read
+  // whole eights, in which they are read
+  if (lane == 0 || (lane > count && lane / kHead == count / kHead)) write(lane, lane == 0 ? count : 0);
   int slot = upto - __popc(mask) + 1;
 #pragma unroll
   for (int e = 0; e < 8; ++e)

@@ -1,5 +1,5 @@
-// The down product of few rows, y = h Wd^T + b over the union: a cluster of three to 64 outputs, a third of the union
-// to each.
+// The down product of 17 to 64 rows, y = h Wd^T + b over the union: a cluster of three CTAs for 64 outputs, a third of
+// the union for each.
 #pragma once
 
 #include "hopper/few_rows/rows64.cuh"
@@ -9,11 +9,11 @@ namespace twell::hopper {
 // kDownSide: bytes of 64 neurons of 64 outputs, or of 64 rows.
 constexpr int kDownConsumers = 256, kDownProducers = 256, kDownSide = kTileK * 64 * 2;
 
-constexpr int kDownHalves = 2;  // warpgroups that share out a stage's 64 of k
+constexpr int kDownHalves = 2;  // warpgroups that divide a stage's 64 of k
 constexpr int kDownStageBytes = 2 * kDownSide;
 
-// Beside the ring: what the CTAs of a cluster send each other; a third of the union; what fires, and how many do
-// before.
+// Besides the ring: what the CTAs of a cluster send each other; a third of the union; the bits of what fires, and how
+// many fire before each group.
 struct DownSpace {
   int parts, list, fired, before, bytes;
   constexpr explicit DownSpace(int d_ff) {
@@ -24,8 +24,8 @@ struct DownSpace {
   }
 };
 
-// What fires, and how many neurons do before each group, into shared memory; by 128 threads. `sums` has how many each
-// warp found. The others make one __syncthreads beside it.
+// Copies the bits of what fires, and how many neurons fire before each group, to shared memory; by 128 threads. `sums`
+// gets how many each warp found. The other threads make one __syncthreads meanwhile.
 __device__ __forceinline__ void scan_union(const Rows64Marks& marks, uint64_t* fired, uint16_t* before, int (&sums)[4],
                                            int thread) {
   const int lane = thread % 32, warp = thread / 32, each = (marks.groups + 127) / 128;
@@ -49,10 +49,10 @@ __device__ __forceinline__ void scan_union(const Rows64Marks& marks, uint64_t* f
   for (int g = from; g < to; ++g) before[g] = at, at += __popcll(fired[g]);
 }
 
-// [kDownSplits * kDownHalves], what warpgroups send of this CTA's outputs
+// [kDownSplits * kDownHalves]: what warpgroups send of this CTA's outputs
 using DownParts = float (*)[kRows64Max][kDownShare];
 
-// Lists this CTA's third of the union, `size` neurons from the low-th on, 16 neurons a thread at a time.
+// Lists this CTA's third of the union, `size` neurons from the low-th on; a thread takes 16 neurons at a time.
 __device__ __forceinline__ void list_third(uint16_t* list, const uint64_t* fired, const uint16_t* before, int groups,
                                            int low, int size) {
   for (int i = threadIdx.x; i < 3 * groups; i += kDownConsumers + kDownProducers) {  // 16 neurons
@@ -63,8 +63,8 @@ __device__ __forceinline__ void list_third(uint16_t* list, const uint64_t* fired
   }
 }
 
-// Fills the ring with the listed neurons' weights and hidden state: by the copy engine where 64 neurons follow each
-// other, else by the producers' own copies.
+// Fills the ring with the listed neurons' weights and hidden state: by the copy engine where 64 neurons are
+// consecutive, else by the producers' own copies.
 template <typename T>
 __device__ __forceinline__ void produce_rows64_down(Stages& ring, const CUtensorMap& w_map, const CUtensorMap& h_map,
                                                     const Ffn& f, const uint16_t* list, int size, int out0) {
@@ -99,8 +99,8 @@ __device__ __forceinline__ void produce_rows64_down(Stages& ring, const CUtensor
   }
 }
 
-// Writes which rows are finite and, if wanted, how many neurons each fires: one row in so many to a CTA, by a warp.
-// broken: a bit a row. nnz: [rows] or null.
+// Writes which rows are finite and, if requested, how many neurons each fires. The rows are divided among CTAs; one
+// warp writes them. broken: a bit a row. nnz: [rows] or null.
 __device__ __forceinline__ void write_rows64_results(const Ffn& f, const Rows64Marks& marks, const uint32_t* broken,
                                                      int* nnz, int rank, int thread) {
   const int lane = threadIdx.x % 32;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void write_rows64_results(const Ffn& f, const Rows64M
   }
 }
 
-// Makes the product over this CTA's third of the union, of which a warpgroup takes half of each stage, and sends the
+// Computes the product over this CTA's third of the union, of which a warpgroup takes half of each stage, and sends the
 // sums to the CTAs whose outputs they are.
 template <typename T>
 __device__ __forceinline__ void consume_rows64_down(Stages& ring, const Ffn& f, const uint16_t* list, int size,
@@ -128,7 +128,7 @@ __device__ __forceinline__ void consume_rows64_down(Stages& ring, const Ffn& f, 
   const auto ready = [&](int stage, uint32_t phase) {
     const bool run = is_run(list, k0, size);
     barrier_wait(&ring.full[stage], phase);
-    // Threads copy through the generic proxy, and the tensor cores read through the other.
+    // Threads copy through the generic proxy, and the tensor cores read through the async proxy.
     if (!run) fence_async_proxy();
     k0 += kTileK;
   };
@@ -147,7 +147,7 @@ __device__ __forceinline__ void consume_rows64_down(Stages& ring, const Ffn& f, 
   }
 }
 
-// Adds up what the cluster's warpgroups have sent, in order, and writes this CTA's outputs, NaN in rows that are not
+// Adds what the cluster's warpgroups have sent, in order, and writes this CTA's outputs, NaN in rows that are not
 // finite.
 template <typename T>
 __device__ __forceinline__ void write_rows64_outputs(const Ffn& f, DownParts parts, const uint32_t* broken, int out0,

@@ -1,11 +1,11 @@
-// The gate and up products of few rows: 48 neurons to a CTA, rows as the 64 to 256 rows of the products.
+// The gate and up products of 17 to 64 rows: 48 neurons for a CTA, and the rows as the 64 to 256 rows of the products.
 #pragma once
 
 #include "hopper/few_rows/rows64_load.cuh"
 
 namespace twell::hopper {
 
-// Adds up what the warpgroups have of D[64 x kN], in order; only that of the first tile has it then.
+// Adds the warpgroups' sums of D[64 x kN], in order; only the warpgroup of the first tile has the result.
 template <int kN, int kTiles>
 __device__ __forceinline__ void add_up(float (&d)[kGroupNeurons / 2], Rows64Shared<kTiles>& s, int tile) {
   const int thread = threadIdx.x % 128;
@@ -24,7 +24,7 @@ __device__ __forceinline__ void add_up(float (&d)[kGroupNeurons / 2], Rows64Shar
       }
 }
 
-// A bit for each of a CTA's neurons that there is.
+// A bit for each of a CTA's neurons that exists.
 __device__ __forceinline__ uint64_t real_neurons(const Ffn& f, int first) {
   return first + kGroupNeurons <= f.d_ff ? (1ull << kGroupNeurons) - 1 : (1ull << max(f.d_ff - first, 0)) - 1;
 }
@@ -57,7 +57,7 @@ template <typename T, int kTiles>
 __device__ __forceinline__ void finish_rows64_gate(float (&d)[kGroupNeurons / 2], Rows64Shared<kTiles>& s, const Ffn& f,
                                                    const Rows64Marks& marks, const Consumer& c, int first, bool dense) {
   const int quad = c.lane & 3;
-  const uint64_t real = real_neurons(f, first);  // past the last, NaN fires too
+  const uint64_t real = real_neurons(f, first);  // past the last neuron, NaN fires too
   add_gate_bias<T>(d, f, first, quad);
   uint32_t mask[2] = {0, 0};  // over both rows
 #pragma unroll
@@ -70,7 +70,7 @@ __device__ __forceinline__ void finish_rows64_gate(float (&d)[kGroupNeurons / 2]
           *reinterpret_cast<uint2*>(&s.gates[row][8 * j + 2 * quad]) = make_uint2(0, 0);
       continue;
     }
-    float broken = 0.f, peak = 0.f;  // inf or NaN times 0 is NaN, and stays
+    float broken = 0.f, peak = 0.f;  // inf or NaN times 0 is NaN, and NaN persists
     uint32_t mine[2] = {0, 0};
 #pragma unroll
     for (int j = 0; j < kGroupNeurons / 8; ++j) {
@@ -130,7 +130,7 @@ __device__ __forceinline__ void finish_rows64_up(const float (&d)[kGroupNeurons 
     if (!fine[h]) atomicOr(&s.broken[(c.row() + 8 * h) / 32], 1u << ((c.row() + 8 * h) & 31));
 }
 
-// Adds up D[64 x kN] over all of k, in the first tile's warpgroup: each warpgroup takes its tile of every stage.
+// Sums D[64 x kN] over all of k, into the first tile's warpgroup: each warpgroup takes its tile of every stage.
 // gathered(stage, phase) waits for what threads copy.
 template <typename T, int kN, int kTiles, typename Gathered>
 __device__ __forceinline__ void multiply_rows64(float (&d)[kGroupNeurons / 2], Stages ring, Rows64Shared<kTiles>& s,
@@ -146,8 +146,8 @@ __device__ __forceinline__ void multiply_rows64(float (&d)[kGroupNeurons / 2], S
   add_up<kN, kTiles>(d, s, tile);
 }
 
-// Brings what the up product of the `count` listed neurons needs, once they are listed: the ring's stages and, before,
-// their weights into the L2, with those of `rows64_down`. By the producers.
+// Fetches what the up product of the `count` listed neurons needs, once they are listed: the ring's stages and, before
+// them, their weights into the L2, with those of `rows64_down`. By the producers.
 template <typename T, int kTiles>
 __device__ __forceinline__ void produce_rows64_up(unsigned char* base, Rows64Shared<kTiles>& s,
                                                   const CUtensorMap& x_map, const CUtensorMap& up_map, const Ffn& f,
@@ -155,7 +155,7 @@ __device__ __forceinline__ void produce_rows64_up(unsigned char* base, Rows64Sha
                                                   bool all_weights, int producer) {
   const T* down = static_cast<const T*>(f.w_down);
   barrier_wait(&s.listed, 0);
-  if (!all_weights && producer < count) {  // what comes next, into the L2
+  if (!all_weights && producer < count) {  // into the L2, for the next launch
     const int64_t at = static_cast<int64_t>(first + s.list[producer]) * f.d_model;
     if (has_up) prefetch_bulk(static_cast<const T*>(f.w_up) + at, f.d_model * 2);
     prefetch_bulk(down + at, f.d_model * 2);
@@ -168,7 +168,7 @@ __device__ __forceinline__ void produce_rows64_up(unsigned char* base, Rows64Sha
     gather_rows64<T, kTiles>(ring, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, f.d_model);
 }
 
-// Makes the up product of the `count` listed neurons, and their hidden state. By the consumers.
+// Computes the up product of the `count` listed neurons, and their hidden state. By the consumers.
 template <typename T, int kTiles>
 __device__ __forceinline__ void consume_rows64_up(float (&d)[kGroupNeurons / 2], const Stages& ring,
                                                   Rows64Shared<kTiles>& s, const Ffn& f, const Rows64Shape& shape,
@@ -177,7 +177,7 @@ __device__ __forceinline__ void consume_rows64_up(float (&d)[kGroupNeurons / 2],
   const auto gathered = [&](int stage, uint32_t phase) {
     if (all_weights) return;
     barrier_wait(&s.gathered[stage], phase);
-    if (!announces_late(kTiles)) fence_async_proxy();  // else those who copied have made it
+    if (!announces_late(kTiles)) fence_async_proxy();  // else the threads that copied have made it
   };
 #pragma unroll
   for (float& sum : d) sum = 0.f;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void consume_rows64_up(float (&d)[kGroupNeurons / 2],
     run.template operator()<48>();
 }
 
-// Writes the hidden state of the `count` listed neurons, eight rows a thread, and which rows are not finite. By the
+// Writes the hidden state of the `count` listed neurons, eight rows for a thread, and which rows are not finite. By the
 // consumers.
 template <int kTiles>
 __device__ __forceinline__ void store_rows64_hidden(const Rows64Shared<kTiles>& s, const Ffn& f, int first, int count,
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(rows64_consumers(kTiles) + kRows64Producers, 1
   __syncthreads();
   uint64_t fires = s.fires[0] | static_cast<uint64_t>(s.fires[1]) << 32;
   const bool all_weights = __popcll(fires) > kRows64Gathered;
-  if (all_weights) fires = real_neurons(f, first);  // what those leave that do not fire is zero
+  if (all_weights) fires = real_neurons(f, first);  // neurons that do not fire give zeros
   const int count = __popcll(fires);
   if (thread < kRows64Listers) {
     if (thread < kGroupNeurons && fires >> thread & 1) s.list[__popcll(fires & ((1ull << thread) - 1))] = thread;

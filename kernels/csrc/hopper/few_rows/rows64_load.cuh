@@ -1,14 +1,14 @@
-// What the CTAs of `rows64_gate_up` share in shared memory, and the producers that fill their ring of stages.
+// The shared memory of a CTA of `rows64_gate_up`, and the producers that fill its ring of stages.
 #pragma once
 
 #include "hopper/few_rows/rows64.cuh"
 
 namespace twell::hopper {
 
-constexpr int rows64_consumers(int tiles) { return 128 * tiles; }  // a warpgroup to a tile of a stage
+constexpr int rows64_consumers(int tiles) { return 128 * tiles; }  // one warpgroup for each tile of a stage
 constexpr int kRows64Listers = (kGroupNeurons + 31) / 32 * 32;     // threads that list what fires: whole warps
-// Whether what threads gather is announced late, by warps: a ring of large stages is too short for that, and each copy
-// announces itself.
+// Whether gathered copies are announced late, by warps: a ring of large stages is too short for that, and there each
+// copy announces itself.
 constexpr bool announces_late(int tiles) { return tiles == 2; }
 
 template <int kTiles>
@@ -16,15 +16,15 @@ struct __align__(16) Rows64Shared {
   // The gate product's stages, then the up product's.
   uint64_t full[2][kRows64Stages], empty[2][kRows64Stages], gathered[kRows64Stages];
   uint64_t listed;
-  // [rows][neurons]: in a gated FFN float32 values, then the hidden state in 16 bits. Rows lie banks apart.
+  // [rows][neurons]: in a gated FFN float32 values, then the hidden state in 16 bits. Rows are in different banks.
   uint32_t gates[kRows64Max][kGroupNeurons + 8];
   uint32_t fires[2], broken[kRows64Words];          // a bit a neuron that any row fires; a bit a row that is not finite
   uint16_t list[kGroupNeurons];                     // the neurons that fire, ascending
-  float4 sums[kTiles - 1][kGroupNeurons / 8][128];  // of the warpgroups of other tiles than the first
+  float4 sums[kTiles - 1][kGroupNeurons / 8][128];  // sums of the warpgroups of all tiles but the first
 };
 
-// Calls at(tile) for each stage, which begins with that tile of k, once it is free. Each CTA begins elsewhere in k, so
-// that not all ask for the same at once.
+// Calls at(tile) for each stage, which begins with that tile of k, once the stage is free. CTAs begin at different k,
+// so that they do not all request the same data at once.
 template <int kTiles, typename At>
 __device__ __forceinline__ void each_stage(Stages& s, int d_model, At at) {
   const int tiles = (d_model + kTileK - 1) / kTileK, stages = (tiles + kTiles - 1) / kTiles;
@@ -53,8 +53,7 @@ __device__ __forceinline__ void load_rows64(Stages& s, const CUtensorMap& x_map,
   });
 }
 
-// Fills them with the weights of the neurons in the list, by all producers but the first warp, which is busy with the
-// rows.
+// Fills them with the weights of the listed neurons, by all producers but the first warp, which fetches the rows.
 template <typename T, int kTiles>
 __device__ __forceinline__ void gather_rows64(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list,
                                               int count, int first, int d_model) {
@@ -87,8 +86,8 @@ __device__ __forceinline__ void gather_rows64(Stages& s, uint64_t* gathered, con
   if constexpr (announces_late(kTiles)) announcer.rest();
 }
 
-// Prepares the barriers of `stages` stages, for the gate's product and the up product, and what consumers mark. By one
-// thread.
+// Prepares the barriers of `stages` stages, for the gate's product and the up product, and clears what consumers mark.
+// By one thread.
 template <int kTiles>
 __device__ __forceinline__ void begin_rows64(Rows64Shared<kTiles>& s, int stages) {
   for (int i = 0; i < stages; ++i) {
@@ -102,8 +101,8 @@ __device__ __forceinline__ void begin_rows64(Rows64Shared<kTiles>& s, int stages
   for (uint32_t& word : s.broken) word = 0;
 }
 
-// Returns the ring of a product, 0: the gate's, 1: up, at its start. The rings lie in the same memory, and have
-// barriers of their own.
+// Returns the ring of a product (0: the gate's, 1: up) at its start. The rings share memory and have different
+// barriers.
 template <int kTiles>
 __device__ __forceinline__ Stages rows64_ring(unsigned char* base, Rows64Shared<kTiles>& s, const Rows64Shape& shape,
                                               int product, bool consumes) {

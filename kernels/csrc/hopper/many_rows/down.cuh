@@ -1,9 +1,9 @@
 // The down product: y = h Wd^T + b over each block's union, 128 rows by 256 outputs to a task.
 //
-// The hidden state's panels are images of shared memory and come by plain bulk copies; the union's rows of Wd (by
-// neuron) by 16-byte copies in runs of 512 bytes. A warp's 16 rows of y leave by tensor copies where they are
-// consecutive, and else by a bulk copy each, to their places. What another CTA has left of a task comes last, through
-// the ring as well.
+// The hidden state's panels are images of shared memory and are fetched by plain bulk copies; the union's rows of Wd
+// (by neuron) by 16-byte copies in runs of 512 bytes. A warp's 16 rows of y are written by tensor copies if they are
+// consecutive, and otherwise by a bulk copy each. Sums that another CTA has left for a task come last, through the ring
+// as well.
 #pragma once
 
 #include "hopper/gather.cuh"
@@ -11,22 +11,22 @@
 
 namespace twell::hopper {
 
-// A warp's part of the staging tile: four panels of 16 rows, or 16 rows that lie in different banks.
+// A warp's part of the staging tile: four panels of 16 rows, or 16 rows in different banks.
 constexpr int kOutRows = 16, kOutPitch = kTileN * 2 + 16, kOutBytes = 9216;
 constexpr int kDownSharedBytes = kSharedBytes - sizeof(Shared::staging) + kConsumerWarps * kOutBytes;
 static_assert(kOutRows * kOutPitch <= kOutBytes && kOutBytes % 1024 == 0);
 
-// A piece and what its warp reads of the block besides: read while the piece before runs, as a piece may be but a step
-// long.
+// A piece, and what its warp reads of the block. It is read while the piece before runs, since a piece may be only a
+// step long.
 struct DownPiece {
   int block, n0, signed_size, first, end;  // steps first to end
-  // For a producer the `at`-th neuron of the union from `first` on, for a consumer the `at`-th row of the block.
+  // For a producer, the `at`-th neuron of the union from `first` on; for a consumer, the `at`-th row of the block.
   int looked_up;
   __device__ __forceinline__ DownPiece(const Ffn& f, const Shares& shares, int i, int at) {
     const Piece piece = shares.piece(i);
     block = uniform(piece.block), n0 = uniform(piece.outputs) * kTileN, first = 0,
     signed_size = uniform(shares.signed_size(f, block));
-    // Where the piece begins its task, nothing here waits for the size.
+    // If the piece begins its task, nothing here waits for the size.
     if (const int upto = uniform(piece.upto); upto != Piece::kAll) first = steps() - upto;
     if (threadIdx.x < kConsumers)
       looked_up = f.order[block * kTileM + at];
@@ -40,16 +40,16 @@ struct DownPiece {
   __device__ __forceinline__ int steps() const { return steps_of(signed_size); }  // of the whole task
   // Whether the piece's sums go to the share that has the last steps.
   __device__ __forceinline__ bool left_to_other() const { return end < steps(); }
-  // Whether it adds what others have left.
+  // Whether the piece adds what others have left.
   __device__ __forceinline__ bool joins_others() const { return !left_to_other() && first > 0; }
 };
 
-// Calls work(piece) for the pieces of this CTA, once the launches before are over.
+// Calls work(piece) for the pieces of this CTA, after the launches before have ended.
 template <typename Work>
 __device__ __forceinline__ void each_down_piece(const Ffn& f, const Shares& shares, int at, Work work) {
-  DownPiece next(f, shares, 0, at);  // of the plan, which is there
+  DownPiece next(f, shares, 0, at);  // reads the plan, which is complete
   wait_for_launches();
-  let_next_launch();  // the probes read nothing that this writes: they fill the processors as they become free
+  let_next_launch();  // the probes read nothing that this kernel writes: they use the processors as they become free
 #pragma unroll 1
   for (int i = 0, count = uniform(shares.count()); i < count; ++i) {
     const DownPiece piece = next;
@@ -66,7 +66,7 @@ __device__ __forceinline__ float4* part_of(const Ffn& f, int share) {
   return reinterpret_cast<float4*>(f.parts) + static_cast<int64_t>(share) * (kTileM * kTileN / 4) + threadIdx.x;
 }
 
-// Leaves the sums to the share that owns the task.
+// Writes the sums for the share that owns the task.
 __device__ __forceinline__ void leave_part(const float (&d)[128], const Ffn& f, int share) {
   float4* part = part_of(f, share);
 #pragma unroll
@@ -74,14 +74,14 @@ __device__ __forceinline__ void leave_part(const float (&d)[128], const Ffn& f, 
     __stcg(part + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
 }
 
-// Says that they are there; by the same warps. Best some time later, as it waits for the writes.
+// Announces them; by the same warps. It waits for the writes, so it is best called some time later.
 __device__ __forceinline__ void announce_part(const Ffn& f, int share) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) release_store(f.part_ready + share * kPartWarps + threadIdx.x / 32, 1);
 }
 
-// Brings what a share has left, once it is there, through the ring: a quarter of every thread's sums a stage. By the
-// producers.
+// Fetches what a share has left, once it is announced, through the ring: a quarter of every thread's sums for each
+// stage. By the producers.
 __device__ __forceinline__ void bring_part(const Ffn& f, Shared& s, Ring& ring, int share) {
   const int thread = threadIdx.x - kConsumers, warp = thread / 32, lane = thread % 32;
   const int* ready = f.part_ready + share * kPartWarps + lane;
@@ -115,14 +115,14 @@ __device__ __forceinline__ void add_part(float (&d)[128], Shared& s, Ring& ring)
       float* sums = d + 4 * (quarter * kFours + i);
       sums[0] += v.x, sums[1] += v.y, sums[2] += v.z, sums[3] += v.w;
     }
-    fence_async_proxy();  // read through the generic proxy; the copy engine writes there next, through the other
+    fence_async_proxy();  // read through the generic proxy; the copy engine writes there next, through the async proxy
     __syncwarp();         // else registers are spilled
-    // Each thread arrives for itself, as racecheck follows nobody else's arrival for what a thread has read.
+    // Each thread arrives for itself: racecheck does not accept another thread's arrival for what a thread has read.
     barrier_arrive(&s.empty[ring.stage]);
   }
 }
 
-// Fills the ring with a task's steps where it takes every neuron. By a warp.
+// Fills the ring with a task's steps if it takes every neuron. By a warp.
 __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& f, Shared& s, Ring ring,
                                            const DownPiece& task, int lane) {
   constexpr int kColumns = 64;  // of a box of W
@@ -132,7 +132,7 @@ __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& 
     wait_as_warp(&s.empty[ring.stage], ring.phase);
     if (lane == 0) {
       barrier_expect(full, kABytes + kBBytes);
-      barrier_arrive_for(full, kProducers);  // for those who copy elsewhere
+      barrier_arrive_for(full, kProducers);  // for the threads that copy in other cases
       bulk_load(s.a[ring.stage], hidden_panel(f, task.block, step), kPanelBytes, full);
 #pragma unroll
       for (int n = 0; n < kTileN; n += kColumns)
@@ -143,16 +143,16 @@ __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& 
 
 template <typename T>
 __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn& f, Shared& s, const Shares& shares) {
-  constexpr int kRows = kTileK / kProducerWarps;  // of a stage to a warp, a row of 512 bytes a copy
+  constexpr int kRows = kTileK / kProducerWarps;  // rows of a stage for each warp; a copy takes a row of 512 bytes
   const int thread = threadIdx.x - kConsumers, warp = uniform(thread / 32), lane = thread % 32;
   Ring ring;
   ring.phase = 1;
-  const int place = warp * kRows + lane % kRows;  // of the neuron that this lane looks up, in a step
+  const int place = warp * kRows + lane % kRows;  // in a step, the neuron that this lane looks up
   each_down_piece(f, shares, place, [&](const DownPiece& task) {
-    if (task.size() == f.d_ff) {  // all of it comes by the copy engine, asked for by one warp
+    if (task.size() == f.d_ff) {  // the copy engine fetches all of it; one warp issues the copies
       if (warp == 0) load_steps(w_map, f, s, ring.of_warp(), task, lane);
       ring.skip(task.end - task.first);
-      named_sync<kProducers>(kProducerBarrier);  // nobody waits for a stage that was freed once before
+      named_sync<kProducers>(kProducerBarrier);  // no thread waits for a stage that was freed once before
     } else {
       const bool inside = task.n0 + 8 * lane < f.d_model;
       const T* w = static_cast<const T*>(f.w_down) + (inside ? task.n0 + 8 * lane : 0);
@@ -231,14 +231,14 @@ __device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& 
   bulk_commit();
 }
 
-// Makes the down products of this CTA's pieces: those that another CTA finishes are left to it, others are finished
+// Computes the down products of this CTA's pieces. Those that another CTA finishes are left to it; others are finished
 // here.
 template <typename T>
 __device__ __forceinline__ void consume_down(const CUtensorMap& y_map, const Ffn& f, Shared& s, const Shares& shares) {
   const Consumer c = Consumer::here();
   Ring ring;
   float d[128];
-  bool announces = false;  // what it has left, in the next piece
+  bool announces = false;  // whether to announce what it has left, during the next piece
   each_down_piece(f, shares, c.group * 64 + c.warp * 16 + c.lane % 16, [&](const DownPiece& task) {
     bool row_finite[2];  // whether the thread's two rows are finite
     if (task.steps() == 0) {
@@ -262,7 +262,7 @@ __device__ __forceinline__ void consume_down(const CUtensorMap& y_map, const Ffn
       announces = true;
       return;
     }
-    int parts = 0;  // counted apart: what is done for each at once costs registers
+    int parts = 0;  // counted apart: work for each at once costs registers
     if (task.joins_others()) shares.each_further([&](int) { ++parts; });
     parts = uniform(parts);
 #pragma unroll 1

@@ -1,61 +1,69 @@
-// How the down product is shared out among CTAs. A task is a block's product for 256 outputs, of as many steps as its union asks.
+// How the down product is divided among CTAs. A task is a block's product for 256 outputs; its steps follow from the
+// size of the block's union.
 //
-// Of many blocks, CTAs take whole tasks in turns. Of fewer, those seldom come out even: the steps of all tasks, laid end to end, are
-// cut into equal shares. The CTA that has a task's last steps owns it, and adds what others leave of the rest in their order, so that
-// a sum has one order. What a CTA leaves is the first of its share, and CTAs wait only for those before them in the grid: none waits
-// for one that has not begun.
+// With many blocks, CTAs take whole tasks in turns. With fewer, those would rarely come out even: the steps of all
+// tasks, laid end to end, are cut into equal shares. The CTA that has a task's last steps owns the task, and adds the
+// sums that other CTAs leave for its other steps in order, so that a sum has one order. What a CTA leaves is the first
+// piece of its share, and a CTA waits only for those before it in the grid: none waits for a CTA that has not begun.
 //
-// Where all tasks are alike, whole ones go in turns before, and one or two to a CTA are shared: CTAs then work on few blocks at a time,
-// and the hidden state, once out of memory, is in the L2 for all outputs.
+// If all tasks have the same length, whole ones are taken in turns first, and one or two for each CTA are shared. CTAs
+// then work on few blocks at a time, and a hidden state that has been read from memory stays in the L2 for all outputs.
 //
-// A task is laid from its last step to its first, though it runs from its first to its last: so all CTAs begin at the first steps of
-// some task, and where a share is about as long as a task, its second piece, the last steps of another, goes on about where the first
-// has come to. CTAs read the same steps of weights and hidden state at the same time.
+// A task is laid from its last step to its first, though it runs from its first to its last. All CTAs thus begin at the
+// first steps of a task; and if a share is about as long as a task, its second piece, the last steps of another task,
+// continues about where the first piece has ended. CTAs then read the same steps of weights and hidden state at the
+// same time.
 //
-// An example: three CTAs; three blocks, one task each (d_model 256), whose unions take 10, 6 and 26 steps. Each task counts kTaskSteps more:
-// 14, 10 and 30, laid end to end 54, and an equal share is 18.
-//   Share 1 would begin at 18: 4 into task 1, of 6 steps. That is too near the end to cut, so it begins with the nearest task, task 2.
-//   Share 2 would begin at 36: 12 into task 2. By whole tasks it begins with task 2 too; or cut, 12 steps from that task's end.
+// Example: three CTAs; three blocks with one task each (d_model 256), whose unions take 10, 6 and 26 steps. Each task
+// counts kTaskSteps more: 14, 10 and 30 are 54 in all, and an equal share is 18.
+//   Share 1 would begin at 18, which is 4 into task 1 of 6 steps. That is too near its end to cut, so the share begins
+//   with the nearest task, task 2.
+//   Share 2 would begin at 36, which is 12 into task 2. By whole tasks it begins with task 2 too; if cut, 12 steps from
+//   that task's end.
 // By whole tasks the shares would take 24, 0 and 30. 30 is more than 18 + kCutSteps, so tasks are cut:
-//   share 0 (CTA 2): tasks 0 and 1;   share 1 (CTA 1): the last 12 steps of task 2;   share 2 (CTA 0): its first 14 steps.
-// Share 1 has the last steps and owns the task: it waits for CTA 0, which is earlier in the grid, and adds the sums that it has left.
+//   share 0 (CTA 2): tasks 0 and 1;   share 1 (CTA 1): the last 12 steps of task 2;   share 2 (CTA 0): its first 14
+//   steps.
+// Share 1 has the last steps and owns the task: it waits for CTA 0, which is earlier in the grid, and adds the sums
+// that CTA 0 has left.
 #pragma once
 
 #include "hopper/gemm.cuh"
 
 namespace twell::hopper {
 
-constexpr int kShareBlocks = 256;  // up to so many, shares; of more, blocks that follow each other shall meet in L2
-constexpr int kTaskSteps = 4;      // what a task takes beside its steps, in steps
-constexpr int kCutSteps = 8;       // what a cut takes, likewise: sums that are left and fetched
-constexpr int kLeastSteps = 4;     // of a task that is cut, on either side
+// up to this many blocks, equal shares; with more, consecutive blocks should meet in the L2
+constexpr int kShareBlocks = 256;
+constexpr int kTaskSteps = 4;      // what a task takes besides its steps, in steps
+constexpr int kCutSteps = 8;       // what a cut takes, in steps: sums that are left and fetched
+constexpr int kLeastSteps = 4;     // fewest steps on either side of a cut
 
 // How many tasks a block has.
 __host__ __device__ __forceinline__ int down_tasks(const Ffn& f) { return (f.d_model + kTileN - 1) / kTileN; }
 
 __device__ __forceinline__ int steps_of(int signed_size) { return (abs(signed_size) + kTileK - 1) / kTileK; }
 
-// Of a task its last `upto` steps, or all, but for the last `without`.
+// The last `upto` steps of a task, or all of them, except for the last `without`.
 struct Piece {
   static constexpr int kAll = 1 << 30;
   int block, outputs, without = 0, upto = kAll;
 };
 
 struct Position {
-  int task, step;  // task: of those that are shared, every block for the first 256 outputs, then for the next; steps from its end
+  // task: of those that are shared, every block for the first 256 outputs, then for the next ones; step: from its end
+  int task, step;
 };
 
 // In shared memory.
 struct SharesMemory {
   int sizes[kShareBlocks];         // as in f.union_sizes, of the blocks' unions
-  int before[kShareBlocks + 1];    // what the blocks before each take for 256 outputs
-  int alike;                       // what every task takes; 0 if not all the same
-  Position starts[2][kParts + 1];  // where each share begins, and the one before it ends: of whole tasks, and cut
+  int before[kShareBlocks + 1];    // what the blocks before each one take for 256 outputs
+  int alike;                       // what every task takes; 0 if tasks differ
+  Position starts[2][kParts + 1];  // where each share begins and the one before it ends: by whole tasks, and cut
 };
 
 class Shares {
  public:
-  // By all threads, more than there are shares.
+  // By all threads, of which there are more than shares.
   __device__ __forceinline__ Shares(const Ffn& f, SharesMemory& memory) : m_(memory), blocks_(f.blocks), tasks_(f.blocks * down_tasks(f)) {
     if (in_turns()) return;
     if (threadIdx.x < 32) {
@@ -81,7 +89,8 @@ class Shares {
     }
     __syncthreads();
     if (m_.alike > 0) rounds_ = max(tasks_ / ctas() - 1, 0);
-    // A lane a share; a warp's last share is the next one's first, so that every lane but the last has the next share beside it.
+    // A lane for each share; a warp's last share is the next warp's first, so that every lane but the last has the next
+    // share in its neighbour.
     const int lane = threadIdx.x % 32, share = threadIdx.x / 32 * 31 + lane, equal_share = total(f) / ctas();
     bool uneven = false;
     if (share - lane <= ctas()) {
@@ -92,14 +101,14 @@ class Shares {
   }
 
   __device__ __forceinline__ int ctas() const { return gridDim.x; }
-  __device__ __forceinline__ int index() const { return gridDim.x - 1 - blockIdx.x; }  // of this CTA's share
+  __device__ __forceinline__ int index() const { return gridDim.x - 1 - blockIdx.x; }  // number of this CTA's share
 
-  // How many pieces this CTA takes.
+  // How many pieces this CTA has.
   __device__ __forceinline__ int count() const {
     if (in_turns()) return tasks_ / ctas() + (turn(tasks_ / ctas()) < tasks_);
     return rounds_ + to().task - from().task + (to().step > 0);
   }
-  // The i-th of them; past the last, all of some task, so that whoever reads ahead finds its first steps.
+  // The i-th of them; past the last, a whole task, so that code that reads ahead finds its first steps.
   __device__ __forceinline__ Piece piece(int i) const {
     const int outputs = tasks_ / blocks_;
     if (in_turns() || i < rounds_) {
@@ -107,18 +116,19 @@ class Shares {
       return {task / outputs, task % outputs};
     }
     const int in_turns_tasks = rounds_ * ctas(), task = min(from().task + i - rounds_, tasks_ - in_turns_tasks - 1);
-    // What went in turns has left `first`, the first block, with the outputs from `gone` on, and all blocks behind it.
+    // The tasks in turns have left `first`, the first block, with the outputs from outputs_done on, and all blocks
+    // after it.
     const int first = in_turns_tasks / outputs, outputs_done = in_turns_tasks % outputs, blocks = blocks_ - first, task_after_first = task - outputs_done * (blocks - 1);
     Piece piece = task_after_first < 0 ? Piece{first + 1 + task % (blocks - 1), task / (blocks - 1)} : Piece{first + task_after_first % blocks, outputs_done + task_after_first / blocks};
     if (i == rounds_) piece.without = from().step;
     if (task == to().task && to().step > 0) piece.upto = to().step;
     return piece;
   }
-  // As f.union_sizes has it, but without a way to memory where it is known.
+  // As in f.union_sizes, but without a read of memory if it is known.
   __device__ __forceinline__ int signed_size(const Ffn& f, int block) const { return in_turns() ? f.union_sizes[block] : m_.sizes[block]; }
-  // Whether the block is known to take every neuron, without a way to memory.
+  // Whether the block is known to take every neuron, without a read of memory.
   __device__ __forceinline__ bool known_dense(const Ffn& f, int block) const { return !in_turns() && abs(m_.sizes[block]) == f.d_ff; }
-  // Calls add(share) for every other share in which this CTA's last task goes on.
+  // Calls add(share) for every other share that has steps of this CTA's last task.
   template <typename Add>
   __device__ __forceinline__ void each_further(Add add) const {
     const int task = uniform(to().task);
@@ -134,15 +144,16 @@ class Shares {
   __device__ __forceinline__ const Position& from() const { return m_.starts[cut_][index()]; }
   __device__ __forceinline__ const Position& to() const { return m_.starts[cut_][index() + 1]; }
   __device__ __forceinline__ bool in_turns() const { return blocks_ > kShareBlocks; }
-  // Forth and back, as tasks become shorter.
+  // Back and forth, as tasks become shorter.
   __device__ __forceinline__ int turn(int round) const {
     return round * ctas() + static_cast<int>(round % 2 ? ctas() - 1 - blockIdx.x : blockIdx.x);
   }
-  // What all that is shared takes.
+  // What all shared tasks take.
   __device__ __forceinline__ int total(const Ffn& f) const {
     return m_.alike > 0 ? (tasks_ - rounds_ * ctas()) * m_.alike : m_.before[blocks_] * down_tasks(f);
   }
-  // Where a share begins: where an equal one would, or where the task nearest to that does. Returns what whole tasks come before it.
+  // Where a share begins: at an equal share, or at the task nearest to that. Returns what the whole tasks before it
+  // take.
   __device__ __forceinline__ int find(const Ffn& f, int share) {
     const int all = total(f), at = all / ctas() * share + min(share, all % ctas());
     int task, into, length = m_.alike;

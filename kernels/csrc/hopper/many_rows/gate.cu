@@ -5,7 +5,8 @@ namespace twell::hopper {
 
 namespace {
 
-// Zeros where the gate product adds. A kernel, as what follows a memset in a stream does not overlap it.
+// Zeros the memory that the gate product adds to. It is a kernel because what follows a memset in a stream does not
+// overlap it.
 __global__ void __launch_bounds__(1024) clear(uint32_t* words, int many) {
   let_next_launch();
   wait_for_launches();

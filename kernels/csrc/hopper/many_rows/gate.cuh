@@ -1,15 +1,15 @@
-// The gate product, z = x Wg^T + b, whose epilogue is TwELL: nothing dense leaves the chip but tiles past their slots.
-// And the up products of tiles that lie dense already.
+// The gate product, z = x Wg^T + b, whose epilogue emits TwELL: only tiles past their slots are written dense. And the
+// up products of tiles that are dense.
 //
-// Clusters of two CTAs take the two row tiles of a pair and the same 256 neurons; each loads half of the weights' tile
-// for both.
+// A cluster of two CTAs takes the two row tiles of a pair and the same 256 neurons; each CTA fetches half of the
+// weights' tile for both.
 //
-// What is left after whole rounds of the clusters, where it would leave half of them idle or more, is cut: a cluster
-// takes one row tile, each CTA half of its rows, each warpgroup half of the neurons.
+// If the tiles left after whole rounds of the clusters would leave half of them idle or more, those tiles are cut: a
+// cluster takes one row tile, each CTA half of its rows, each warpgroup half of the neurons.
 //
-// Clusters that have no more tiles go on with up products of pairs of tiles that lie dense in windows of high nnz, as
-// they come: so there is no second ragged round where all is dense, and nothing waits for the plan, which only says
-// what is known there.
+// Clusters that have no more tiles continue with up products of pairs of tiles that are dense in windows of high nnz,
+// in the order in which these appear. So there is no second partial round if all tiles are dense, and nothing waits for
+// the plan, which would only confirm what is known.
 #pragma once
 
 #include "hopper/many_rows/gate_epilogue.cuh"
@@ -17,9 +17,9 @@
 
 namespace twell::hopper {
 
-// What the producer of a cluster's first CTA decides for both, one after the other: a tile whose up product comes next,
-// or -1 at the end. It decides once the loads of the task before are issued; all have read those of kStages tasks
-// before by then, as these are multiplied.
+// What the producer of a cluster's first CTA decides for both CTAs, one task after the other: a tile whose up product
+// comes next, or -1 at the end. It decides once the loads of the task before are issued; by then all threads have read
+// the decisions of kStages tasks before, as these have been multiplied.
 struct Decisions {
   static constexpr int kSlots = kStages + 1;
   int tile[kSlots];
@@ -31,7 +31,7 @@ struct Decisions {
     barrier_wait(&decided[i % kSlots], i / kSlots % 2);
     return tile[i % kSlots];
   }
-  // By the producers' warps of both CTAs; the first one's decides.
+  // By the producers' warps of both CTAs; the warp of the first CTA decides.
   __device__ __forceinline__ int make(const Ffn& f, int i, int rank, int lane) {
     if (lane == 0) barrier_expect(&decided[i % kSlots], sizeof(tile[0]));
     if (rank == 0) {
@@ -49,14 +49,14 @@ struct GateMemory {
 };
 static_assert(kSharedBytes + sizeof(GateMemory) <= 227 * 1024);  // all that a CTA can have
 
-// One CTA's part in up products of tiles that lie whole.
+// One CTA's part in up products of dense tiles.
 struct DenseTask {
   int block, tile;
   __device__ __forceinline__ DenseTask(const Ffn& f, int tile_of_pair, int rank)
       : block(tile_of_pair / f.tiles * 2 + rank), tile(tile_of_pair % f.tiles) {}
 };
 
-// Fills the ring with `steps` of a task: x of this CTA's rows, and half of the weights for both. By a warp.
+// Fills the ring with `steps` of a task: x of this CTA's rows, and half of the weights for both CTAs. By a warp.
 __device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensorMap& x_map, const CUtensorMap& w_map,
                                            int m0, int height, int tile, int rank, int steps, int lane) {
   const int bytes = height * (kTileK * 2) + kBBytes;
@@ -105,14 +105,14 @@ __device__ __forceinline__ void pack_gate(const Ffn& f, Shared& s, GateMemory& m
   }
 }
 
-// Makes the up product of a dense tile and, from it, the tile's hidden state. The copy engine brings the gate's values
-// into the staging tile meanwhile, and takes the hidden state from there. drained: the phase in which the packers have
-// left the staging tile; fetched: the phase in which the gate's values are there.
+// Computes the up product of a dense tile and, from it, the tile's hidden state. Meanwhile the copy engine fetches the
+// gate's values into the staging tile, and it writes the hidden state from there. drained: the phase in which the
+// packing warps have left the staging tile; fetched: the phase in which the gate's values have arrived.
 template <typename T>
 __device__ __forceinline__ void consume_dense_tile(float (&d)[128], Ring& ring, const CUtensorMap& spill_map,
                                                    const Ffn& f, Shared& s, GateMemory& m, const DenseTask& task,
                                                    int steps, const Consumer& c, uint32_t drained, uint32_t fetched) {
-  constexpr int kHalf = kPanelBytes / 2;  // this warpgroup's rows of a panel; a warp sees to one
+  constexpr int kHalf = kPanelBytes / 2;  // this warpgroup's rows of a panel, half for each warp
   const int panel = task.tile * (kTileN / kPanelColumns) + c.warp, m0 = task.block * kTileM;
   unsigned char* half = s.staging + c.warp * kPanelBytes + c.group * kHalf;
   const auto fetch = [&] {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void consume_gate(const CUtensorMap& spill_map, const
       run.template operator()<kTileN / 2>({c.group, c.warp, c.lane, 0, c.group * (kTileN / 2)});
     else
       run.template operator()<kTileN>(c);
-    fence_async_proxy();  // rows past their slots leave by the copy engine
+    fence_async_proxy();  // the copy engine writes rows past their slots
     barrier_arrive(&s.staged[0]);
   }
   int next = uniform(m.decisions.wait(0));
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     registers_up<kConsumerRegisters>();
     consume_gate<T>(spill_map, f, s, memory, tasks, rank, steps, {group, warp, lane});
   }
-  cluster_sync();  // no CTA leaves while the other may still write to it
+  cluster_sync();  // no CTA ends while the other may still write to it
 }
 
 }  // namespace twell::hopper

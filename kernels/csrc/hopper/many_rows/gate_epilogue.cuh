@@ -1,8 +1,8 @@
 // The gate product's epilogue: relu(z) of a tile in shared memory, and from there TwELL.
 //
-// Consumers round relu(z) into the staging tile and go on; packing warps turn it into words during the next main loop,
-// and where a CTA has nothing else to do after a tile, all do. Where the tile's 128 rows together fire nearly all of
-// its neurons, and the block will run dense, they leave whole instead.
+// Consumers round relu(z) into the staging tile and continue; packing warps turn it into words during the next main
+// loop. After a CTA's last tile all warps pack. If the tile's 128 rows together fire nearly all of its neurons, and the
+// block will run dense, they are written dense instead.
 #pragma once
 
 #include "hopper/gemm.cuh"
@@ -14,18 +14,18 @@ constexpr int kPackWarps = kProducerWarps - 1, kPackers = kPackWarps * 32;
 // Warps that pack a CTA's last tile, when consumers have nothing else to do.
 constexpr int kLastPackWarps = kPackWarps + kConsumerWarps;
 constexpr int kPackBarrier = 3;  // its number; the consumer warpgroups have two of their own
-// Rows that a warp packs at a time, two lanes to each: shares of three warps in 128 rows are nearly equal.
+// Rows that a warp packs at a time, two lanes for each: three warps then divide 128 rows nearly equally.
 constexpr int kPackRows = 16;
 
-// What the packers share. Of a row: its words, or before them what it fires, a bit a neuron, in words 8 to 15; and last
-// how many are in use, so that rows lie a bank apart.
+// What the packing warps share. For each row: its words, or before them the bits of what it fires, in words 8 to 15;
+// and last how many are in use, which puts rows into different banks.
 struct PackShared {
   uint32_t lines[kTileM][kWords + 1];
-  // By the rows of each warp, a bit a neuron of the tile, and how many values: kFiredWords words. Of a cut tile, of
+  // For the rows of each warp, a bit a neuron of the tile, and how many values: kFiredWords words. For a cut tile, of
   // both CTAs' warps.
   static constexpr int kFiredWords = kMaskWords + 1;
   uint32_t fired[kLastPackWarps][kFiredWords];
-  // Completes when those of the other CTA have come: once, as a cluster has one cut tile at most.
+  // Completes when those of the other CTA have arrived; it is used once, as a cluster has one cut tile at most.
   uint64_t joined;
   uint64_t fired_ready;  // all of a CTA's last tile, where all warps pack
 };
@@ -41,7 +41,7 @@ struct GateTasks {
   }
 };
 
-// Of a CTA: 128 rows, or 64 of a cut tile, from m0 on.
+// The rows of a CTA: 128, or 64 of a cut tile, from m0 on.
 struct GateTask {
   int tile, m0, height;
   bool cut;
@@ -52,12 +52,12 @@ struct GateTask {
     m0 = (planned / f.tiles * 2 + (cut ? late % 2 : rank)) * kTileM + (cut ? rank * (kTileM / 2) : 0);
     height = cut ? kTileM / 2 : kTileM;
   }
-  // Rows that exist; none or less past the last.
+  // Rows that exist; zero or less past the last.
   __device__ __forceinline__ int rows(const Ffn& f) const { return min(height, f.rows - m0); }
 };
 
-// The staging tile here: [128 rows][32 chunks of 16 bytes], chunk c of row r at c ^ (r % 8), so that neither side
-// conflicts. Chunk c + 8 is 128 bytes on.
+// The staging tile here: [128 rows][32 chunks of 16 bytes], with chunk c of row r at c ^ (r % 8), so that neither side
+// has bank conflicts. Chunk c + 8 is 128 bytes further.
 __device__ __forceinline__ unsigned char* staged_chunk(unsigned char* staging, int row, int chunk) {
   return staging + row * (kTileN * 2) + ((chunk ^ (row & 7)) << 4);
 }
@@ -77,7 +77,7 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
       }
     }
   }
-  // The thread's two rows. Inf or NaN times 0 is NaN, and stays.
+  // The thread's two rows. Inf or NaN times 0 is NaN, and NaN persists.
   float broken[2] = {0.f, 0.f}, peak[2] = {0.f, 0.f};
 #pragma unroll
   for (int j = 0; j < kN / 8; ++j)
@@ -85,7 +85,7 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
     for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int e = 0; e < 2; ++e) broken[h] = fmaf(d[4 * j + 2 * h + e], 0.f, broken[h]);
-  // In a gated FFN of bfloat16, `up` sees what the type makes of the last values before inf.
+  // In a gated FFN of bfloat16, `up` checks the largest values before inf, which the type rounds to it.
   if (std::is_same_v<T, __half> || f.w_up == nullptr) {
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j)
@@ -118,18 +118,18 @@ __device__ __forceinline__ uint32_t fired_of_32(const uint4 (&chunks)[4]) {
     for (int p = 0; p < 4; ++p) of_16[i / 2] |= nonzero_halves<T>(pairs[p]) & 0x10001u << (8 * (i % 2) + 2 * p);
   }
 #pragma unroll
-  for (uint32_t& bits : of_16) bits |= bits >> 15;  // the odd columns' stood 16 further on
+  for (uint32_t& bits : of_16) bits |= bits >> 15;  // the odd columns' bits were 16 further
   return __byte_perm(of_16[0], of_16[1], 0x5410);
 }
 
-// A tile of a block: whether its rows leave dense, and how many values they fire.
+// A tile of a block: whether its rows are written dense, and how many values they fire.
 struct TileFirings {
   bool dense;
   int values;
 };
 
-// Writes what each of the warp's rows of the tile fires, a bit a neuron, into its line and f.masks. A lane takes half
-// of a row's columns, without a branch. any: joins what the lane's rows fire, 32 neurons to a word. many: adds how many
+// Writes what each of the warp's rows of the tile fires, a bit a neuron, to its line and to f.masks. A lane takes half
+// of a row's columns, without a branch. any: joins what the lane's rows fire, 32 neurons in a word. many: adds how many
 // values they fire.
 template <typename T, int kWarps>
 __device__ __forceinline__ void find_row_firings(unsigned char* staging, PackShared& s, const Ffn& f,
@@ -158,8 +158,8 @@ __device__ __forceinline__ void find_row_firings(unsigned char* staging, PackSha
   }
 }
 
-// Writes what each row of the tile fires, a bit a neuron, into its line and f.masks, and what all rows fire together
-// into f.fired. By all packing warps.
+// Writes what each row of the tile fires, a bit a neuron, to its line and to f.masks, and what all rows fire together
+// to f.fired. By all packing warps.
 template <typename T, int kWarps>
 __device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging, PackShared& s, const Ffn& f,
                                                          const GateTask& task, int warp, int lane) {
@@ -172,7 +172,7 @@ __device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging,
     const uint32_t together = __reduce_or_sync(~0u, half == w / 4 ? any[w % 4] : 0);
     if (lane == w) mine = together;
   }
-  constexpr int kCutWarps = std::min(kWarps, kTileM / 2 / kPackRows);  // that have rows of a cut tile
+  constexpr int kCutWarps = std::min(kWarps, kTileM / 2 / kPackRows);  // warps that have rows of a cut tile
   if (lane < PackShared::kFiredWords && (!task.cut || warp < kCutWarps)) s.fired[warp][lane] = mine;
   if (task.cut) {  // the two CTAs' rows are joined
     if (warp == 0 && lane == 0) barrier_expect(&s.joined, kCutWarps * sizeof(s.fired[0]));
@@ -183,7 +183,8 @@ __device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging,
   if constexpr (kWarps == kPackWarps) {
     named_sync<kPackers>(kPackBarrier);
   } else {
-    // No named barrier: racecheck loses warps that meet at one while others, here the producer's, wait for the cluster.
+    // No named barrier: racecheck loses track of warps that meet at one while other warps, here the producer's, wait
+    // for the cluster.
     if (lane < PackShared::kFiredWords) barrier_arrive(&s.fired_ready);
     barrier_wait(&s.fired_ready, 0);
   }
@@ -203,8 +204,8 @@ __device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging,
   return {nearly || (is_high_nnz(kHighNnzTile, values, tall, columns) && 5 * united >= 3 * columns), values};
 }
 
-// Writes the words of half a row, ascending, from `to` on. mask: its 128 columns from column0 on, a bit each, and used
-// up; fires: how many are set.
+// Writes the words of half a row, ascending, from `to` on. mask: a bit for each of its 128 columns from column0 on,
+// consumed; fires: how many are set.
 __device__ __forceinline__ void pack_half_row(unsigned char* staging, uint32_t* to, int row, uint32_t column0,
                                               uint32_t (&mask)[4], uint32_t fires) {
   uint32_t left = mask[0], column = 0, value = 0;
@@ -216,14 +217,14 @@ __device__ __forceinline__ void pack_half_row(unsigned char* staging, uint32_t* 
     const uint32_t next = base + __ffs(left) - 1;
     left &= left - 1;
     const uint32_t loaded = *reinterpret_cast<const uint16_t*>(staged_chunk(staging, row, next / 8) + 2 * (next % 8));
-    if (done++) *to++ = column | value << 16;  // a step late, so that loading does not hold it up
+    if (done++) *to++ = column | value << 16;  // one step late, so that the load does not delay it
     column = next, value = loaded;
   }
   if (fires) *to = column | value << 16;
 }
 
-// Writes the words in use of 16 rows from row0 on, eight words of four rows at a time. at: the first row's tile among
-// all rows' tiles. last: the last word in use of the lane's row.
+// Writes the used words of 16 rows from row0 on, eight words of four rows at a time. at: the first row's tile among all
+// rows' tiles. last: the last used word of the lane's row.
 __device__ __forceinline__ void write_words(const PackShared& s, const Ffn& f, int row0, int rows, int64_t at,
                                             uint32_t last, int lane) {
   for (uint32_t first = 0; __any_sync(~0u, last >= first); first += kHead) {
@@ -237,17 +238,16 @@ __device__ __forceinline__ void write_words(const PackShared& s, const Ffn& f, i
   }
 }
 
-// Turns the warp's rows of the staging tile into words. A step for each slot, ascending, into the row's line; then the
-// warp writes the words in use, eight at a time. A row past its slots, or of a tile that stays whole, leaves as it lies
-// in the staging tile. Other words are whatever they were. Rows of a tile that leaves whole are counted once they are
-// there.
+// Turns the warp's rows of the staging tile into words. One step for each slot, ascending, writes to the row's line;
+// then the warp writes the used words, eight at a time. A row past its slots, or of a dense tile, is copied from the
+// staging tile. Other words are undefined. Rows of a dense tile are counted after they are written.
 template <typename T, int kWarps>
 __device__ __forceinline__ void pack_tile(unsigned char* staging, PackShared& s, const Ffn& f, const GateTask& task,
                                           int warp, int lane) {
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
   const auto [dense, values] = find_tile_firings<T, kWarps>(staging, s, f, task, warp, lane);
   const int tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
-  int counted = 0, low_nnz = 0;  // of the warp's rows; that fire less than a quarter of the block's mean
+  int counted = 0, low_nnz = 0;  // rows of the warp; those that fire less than a quarter of the block's mean
 #pragma unroll 1
   for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
     const int row = row0 + lane % kPackRows;
@@ -263,14 +263,14 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, PackShared& s,
     counted += __popc(__ballot_sync(~0u, counts)),
         low_nnz += __popc(__ballot_sync(~0u, counts && 4 * static_cast<int>(count) * tall < values));
     if (half == 0 && row < rows && count > 0) atomicAdd(f.row_sums + m0 + row, count);
-    __syncwarp();  // slots will lie where the bits do
+    __syncwarp();  // slots are written where the bits are
     if (!leaves) {
       pack_half_row(staging, line + 1 + (half ? other : 0), row, 128 * half, mask, mine);
     } else if (half == 0 && row < rows) {
       bulk_store(static_cast<T*>(f.spill) + (at + static_cast<int64_t>(row - row0) * f.tiles) * kTile,
                  staging + row * (kTile * 2), kTile * 2);
     }
-    const uint32_t last = leaves ? 0 : count;  // of the words in use
+    const uint32_t last = leaves ? 0 : count;  // the last used word
     if (half == 0) line[0] = dense ? count | kDenseTile : count, line[kWords] = last;
     __syncwarp();
     write_words(s, f, row0, rows, at, last, lane);

@@ -1,4 +1,5 @@
-// From TwELL to panels: how the plan reads the words of a block's rows, and puts each value at its neuron's rank in the union.
+// From TwELL to panels: how the plan reads the words of a block's rows, and writes each value at its neuron's rank in
+// the union.
 #pragma once
 
 #include "hopper/many_rows/row_order.cuh"
@@ -6,14 +7,15 @@
 namespace twell::hopper {
 
 constexpr int kPlanWarps = kPlanThreads / 32;
-constexpr int kGroup = 4, kGroupColumns = kGroup * kPanelColumns;  // panels at a time; as many columns as a tile has
+// panels at a time; they have as many columns as a tile
+constexpr int kGroup = 4, kGroupColumns = kGroup * kPanelColumns;
 static_assert(kGroupColumns == kTile);
-constexpr int kOffsetTiles = 8;  // tiles whose columns' offsets are worked out at once
-constexpr int kHighNnzReaders = kPlanThreads / kBlockRows;  // threads to a row, in blocks that fire much
-constexpr uint16_t kNoOffset = 0xffff;  // instead of an offset: the group does not have that neuron
+constexpr int kOffsetTiles = 8;  // tiles whose columns' offsets are computed at once
+constexpr int kHighNnzReaders = kPlanThreads / kBlockRows;  // threads for each row, in blocks of high nnz
+constexpr uint16_t kNoOffset = 0xffff;  // in place of an offset: the group does not have that neuron
 
-// A value's offset in a group's panels, in bytes: that of its column ^ that of its row. A row has 128 bytes of a panel, their 16-byte chunks swizzled as
-// the tensor cores read them.
+// A value's offset in a group's panels, in bytes: that of its column ^ that of its row. A row has 128 bytes of a panel,
+// whose 16-byte chunks are swizzled for the tensor cores.
 __device__ __forceinline__ uint32_t offset_of_column(int column) {
   return (column / kPanelColumns * kPanelBytes) | (column % kPanelColumns * 2);
 }
@@ -22,7 +24,7 @@ __device__ __forceinline__ uint32_t offset_of_row(int row) { return row * 128 | 
 __device__ __forceinline__ void put(unsigned char* panels, int row, uint32_t column_offset, uint16_t value) {
   if (column_offset != kNoOffset) *reinterpret_cast<uint16_t*>(panels + (column_offset ^ offset_of_row(row))) = value;
 }
-// Puts eight neighbouring values; `offsets` has their columns' offsets, two to a word.
+// Writes eight neighbouring values; `offsets` has their columns' offsets, two in a word.
 __device__ __forceinline__ void put_eight(unsigned char* panels, int row, const uint4& column_offsets, const uint4& v) {
   const uint32_t offset[4] = {column_offsets.x, column_offsets.y, column_offsets.z, column_offsets.w}, pair[4] = {v.x, v.y, v.z, v.w};
   const uint32_t first = offset[0] & 0xffff, last = offset[3] >> 16;
@@ -34,7 +36,7 @@ __device__ __forceinline__ void put_eight(unsigned char* panels, int row, const 
   }
 }
 
-// How the threads of a plan go through the words of the block's finite rows.
+// How the threads of a plan read the words of the block's finite rows.
 struct BlockRows {
   const Ffn& f;
   const int* order;  // [128], of the block; -1: no row, or none that is finite
@@ -42,12 +44,13 @@ struct BlockRows {
 
   __device__ __forceinline__ int64_t at(int row, int tile) const { return static_cast<int64_t>(order[row]) * f.tiles + tile; }
 
-  // A tile's first word, or -1 where there is no row or none that is finite.
+  // A tile's first word, or -1 if there is no row or it is not finite.
   __device__ __forceinline__ int first_word(int row, int tile) const {
     return order[row] >= 0 ? static_cast<int>(f.heads[at(row, tile) * kHead]) : -1;
   }
 
-  // Calls tile(row, tile, first word) for every row and each of `many` tiles from `first` on, whole warps at a time, row after row.
+  // Calls tile(row, tile, first word) for every row and each of `many` tiles from `first` on, with whole warps, row
+  // after row.
   template <typename Tile>
   __device__ __forceinline__ void each_tile(int first, int many, Tile tile) const {
     for (int i = warp * 32; i < kBlockRows * many; i += kPlanThreads) {
@@ -56,7 +59,7 @@ struct BlockRows {
     }
   }
 
-  // Calls one(column of the tile, value) for a reader's slots of a tile that holds all its neurons.
+  // Calls one(column of the tile, value) for a reader's slots of a tile that fits its slots.
   template <int kReaders, typename One>
   __device__ __forceinline__ void each_slot(int row, int tile, int count, int reader, One one) const {
     for (int first = reader * kHead; first <= count && count > 0; first += kReaders * kHead) {
@@ -70,9 +73,10 @@ struct BlockRows {
     }
   }
 
-  // Puts the rows of tiles ends[0] to ends[1] into the panels, each column where `column_offsets` has it, or nowhere: those in `spill`, if any,
-  // and those in words, if so. Of kOffsetTiles tiles at a time, find_offsets(first of them) is called. A warp takes some rows of one tile, so
-  // that all warps have rows past their slots, then of the next.
+  // Writes the rows of tiles ends[0] to ends[1] into the panels, each column at its entry of `column_offsets`, or
+  // nowhere: tiles in `spill` if `spilled`, and tiles in words if `in_words`. find_offsets(first) is called for each
+  // kOffsetTiles tiles. A warp takes some rows of one tile, then of the next, so that all warps have rows past their
+  // slots.
   template <typename Find>
   __device__ __forceinline__ void put_tiles(unsigned char* panels, const uint16_t* column_offsets, const int* ends, bool in_words, bool spilled,
                                             Find find_offsets) const {

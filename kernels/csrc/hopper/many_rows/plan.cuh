@@ -1,11 +1,13 @@
-// The plan: for each block of 128 rows in their order, the union of the neurons that they fire, and the gate values over it as panels.
+// The plan: for each block of 128 rows in their order, the union of the neurons that fire in them, and the gate values
+// over it as panels.
 //
-// A CTA a block (several that share out the panels, where blocks are few or fire much). It reads what the rows fire, a bit a neuron, for the
-// union, where the gate has not put that together already; then their words, a thread a tile of a row (four in blocks that fire much), and what lies
-// in `spill`, a warp a tile of a row, to put each value at its neuron's rank in the union, four panels at a time, which leave by bulk copy.
-// Where nearly every neuron is in the union, or half of all values are, it takes every neuron: a value's place is then its neuron, and the
-// products read whole weight tiles. If such a block's rows are consecutive besides, its values stay in `spill`, where a row lies as a row
-// of four panels does, and those of the other tiles join them there.
+// One CTA for each block, or several that divide the panels if blocks are few or have high nnz. It reads the bits of
+// what the rows fire to make the union, unless the gate has made it already; then their words, a thread for a tile of a
+// row (four in blocks of high nnz), and tiles in `spill`, a warp for a tile of a row. It writes each value at its
+// neuron's rank in the union, four panels at a time, which leave by bulk copy. If nearly every neuron is in the union,
+// or half of all values are, the union is every neuron: a value's position is then its neuron, and the products read
+// whole weight tiles. If the rows of such a block are also consecutive, its values stay in `spill`, where a row has the
+// layout of a row of four panels, and the values of other tiles are added there.
 #pragma once
 
 #include "common/bits.cuh"
@@ -13,30 +15,31 @@
 
 namespace twell::hopper {
 
-constexpr int kPlanCtas = 3;  // to a multiprocessor
-// CTAs that share out the panels of a block, at most: each finds the union anew. More of the first block of a window, and at least so many:
-// in order of nnz it is the one with most to do.
+constexpr int kPlanCtas = 3;  // CTAs of a multiprocessor
+// Most CTAs that divide the panels of a block; each makes the union. The first block of a window has more, and at least
+// this many: in order of nnz it has most values.
 constexpr int kPlanSplits = 16, kMaxHighNnzSplits = 24, kMinHighNnzSplits = 4;
 
 inline int plan_shared_bytes(int tiles) { return kGroup * kPanelBytes + tiles * (kTile / 32) * 2 * 4; }
 
-// What a CTA shares beside the panels and the bits of the union.
+// What a CTA shares besides the panels and the bits of the union.
 struct PlanShared {
   int values, size;                    // how many values the block's rows fire; the union's size
-  bool stays_in_spill;                 // the union is every neuron, and `up` reads the gate values where the gate has left them
-  int warp_union_sizes[kPlanWarps];    // of rows in place: how many neurons of the union each warp has counted
-  uint32_t sparse_tiles[8];            // of rows in place, a bit a tile (256 at most): the gate did not leave it dense
-  uint32_t up_done_tiles[8];           // likewise: the gate's kernel has made its up product
+  bool stays_in_spill;  // the union is every neuron, and `up` reads the gate values where the gate has written them
+  int warp_union_sizes[kPlanWarps];    // for rows in place: how many neurons of the union each warp has counted
+  // for rows in place, a bit for each of at most 256 tiles: the gate has not written it dense
+  uint32_t sparse_tiles[8];
+  uint32_t up_done_tiles[8];           // likewise: the gate's kernel has computed its up product
   int order[kBlockRows];               // the block's rows; -1: no row, or none that is finite
-  int ends[2];                         // the first and the last tile that have a group's neurons
+  int ends[2];                         // the first and the last tile that have neurons of a group
   __align__(16) uint16_t column_offsets[kOffsetTiles * kTile];
 };
 
-// Which block a CTA plans, and which of its panels: groups split, split + splits, …
+// The block that a CTA plans, and its panels: groups split, split + splits, …
 struct PlanWork {
-  int block, m0, rows;      // m0: the first row, if rows stay in place; rows: that there are of 128
+  int block, m0, rows;      // m0: the first row, if rows stay in place; rows: how many of 128 exist
   int split, splits;        // splits: CTAs of this block that have panels
-  bool consecutive = false; // rows stay in place
+  bool consecutive = false; // whether rows stay in place
   // The first block of each of the `windows` has `high_nnz_splits` CTAs, and the others have `others` each.
   __device__ __forceinline__ PlanWork(const Ffn& f, int windows, int high_nnz_splits, int others) {
     const bool high_nnz = blockIdx.x < windows * high_nnz_splits;
@@ -47,8 +50,8 @@ struct PlanWork {
   }
 };
 
-// The union: bits [words], a bit a neuron, and before [words], how many of its neurons stand before each word. all: it is every neuron,
-// and a neuron's rank is its number.
+// The union: bits [words], a bit a neuron, and before [words], how many of its neurons precede each word. all: it is
+// every neuron, and a neuron's rank is its number.
 struct Union {
   uint32_t* bits;
   int* before;
@@ -62,18 +65,21 @@ struct Union {
   }
 };
 
-// Step 1, should rows stay in place: the union as the gate has put it together, tile by tile, and what the gate says of its tiles.
+// Step 1, if rows may stay in place: the union as the gate has made it, tile by tile, and the gate's flags of its
+// tiles.
 __device__ __forceinline__ void unite_in_place(const Ffn& f, PlanShared& s, const PlanWork& work, const Union& u) {
   const int thread = threadIdx.x;
   int mine = 0;
 #pragma unroll 1
   for (int w = thread; w < u.words; w += kPlanThreads) {
     const int tile = w / (kTile / 32), left = f.d_ff - 32 * w;
-    const uint32_t inside = left <= 0 ? 0 : left < 32 ? (1u << left) - 1 : ~0u;  // rows that are not finite fire past the last neuron
+    // rows that are not finite fire past the last neuron
+    const uint32_t inside = left <= 0 ? 0 : left < 32 ? (1u << left) - 1 : ~0u;
     const uint32_t head = f.heads[(static_cast<int64_t>(work.m0) * f.tiles + tile) * kHead];
     const uint32_t fired = f.fired[static_cast<int64_t>(work.block) * u.words + w];
     const bool up_done = f.dense_tiles != nullptr && DensePairs(f).taken(work.m0 / kPairRows * f.tiles + tile);
-    const bool dense = head & kDenseTile;  // as the other rows' words say too: nearly all of it fires, so the union takes all
+    // other rows have the flag too: nearly all of the tile fires, so the union takes all of it
+    const bool dense = head & kDenseTile;
     const uint32_t word = dense ? inside : fired & inside;
     u.bits[w] = word, mine += __popc(word);
     if (!dense && w % (kTile / 32) == 0) atomicOr(&s.sparse_tiles[tile >> 5], 1u << (tile & 31));
@@ -83,7 +89,7 @@ __device__ __forceinline__ void unite_in_place(const Ffn& f, PlanShared& s, cons
   if (thread % 32 == 0) s.warp_union_sizes[thread / 32] = mine;
 }
 
-// Step 2: the block's rows into s.order, and what is known of each of them for good. By the first 128 threads.
+// Step 2: the block's rows to s.order, and what each row's results need. By the first 128 threads.
 __device__ __forceinline__ void take_rows(const Ffn& f, PlanShared& s, const PlanWork& work, const Window& window) {
   const int thread = threadIdx.x, first_row = work.m0 % kWindow;
   const uint32_t key = work.consecutive ? window.keys[first_row + thread] : window.block[thread];
@@ -103,7 +109,8 @@ __device__ __forceinline__ void take_rows(const Ffn& f, PlanShared& s, const Pla
   }
 }
 
-// Step 3, of rows in another order: the union of their masks. A warp takes some rows, a lane four words of them at a time.
+// Step 3, for rows in another order: the union of their masks. A warp takes some rows, a lane four words of them at a
+// time.
 __device__ __forceinline__ void unite_masks(const Ffn& f, const PlanShared& s, const Union& u) {
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   for (int w = thread; w < u.words; w += kPlanThreads) u.bits[w] = 0;
@@ -150,13 +157,14 @@ __device__ __forceinline__ void size_union(const Ffn& f, PlanShared& s, const Pl
   u.all = s.size == f.d_ff;
 }
 
-// Step 5: the union as a list of neurons, for `up` and `down` to gather weights by.
+// Step 5: the union as a list of neurons, by which `up` and `down` gather weights.
 __device__ __forceinline__ void write_list(const Ffn& f, const PlanShared& s, const PlanWork& work, const Union& u) {
   uint16_t* list = f.unions + static_cast<int64_t>(work.block) * f.panels * kPanelColumns;
-  const int thread = threadIdx.x, filled = max(u.panels(), 1) * kPanelColumns;  // also without a neuron: `down` reads ahead before it knows
+  // also for an empty union: `down` reads ahead before it knows the size
+  const int thread = threadIdx.x, filled = max(u.panels(), 1) * kPanelColumns;
   if (u.all) {
     for (int i = work.split * kPlanThreads + thread; i < filled; i += work.splits * kPlanThreads) list[i] = i < f.d_ff ? i : 0;
-  } else if (work.split == work.splits - 1) {  // it has the fewest panels
+  } else if (work.split == work.splits - 1) {  // the CTA with the fewest panels
 #pragma unroll 1
     for (int neuron = thread; neuron < f.d_ff; neuron += kPlanThreads)
       if (u.bits[neuron >> 5] >> (neuron & 31) & 1) list[u.rank_of(neuron)] = neuron;
@@ -164,10 +172,10 @@ __device__ __forceinline__ void write_list(const Ffn& f, const PlanShared& s, co
   }
 }
 
-// Step 6: the block's tasks for the up product, less those that the gate's kernel has done. By one thread.
+// Step 6: the block's tasks for the up product, without those that the gate's kernel has done. By one thread.
 __device__ __forceinline__ void write_tasks(const Ffn& f, const PlanShared& s, const PlanWork& work, const Union& u, int processors) {
   const int panels = u.panels();
-  int chunk = kGroup;  // panels to a task: fewer where tasks would be too few for the processors
+  int chunk = kGroup;  // panels of a task: fewer if there would be too few tasks for the processors
   while (chunk > 1 && f.blocks * ((panels + chunk - 1) / chunk) < processors) chunk /= 2;
   const auto needs_task = [&](int panel) {
     return !(s.stays_in_spill && s.up_done_tiles[panel / (32 * kGroup)] >> (panel / kGroup & 31) & 1);
@@ -182,19 +190,21 @@ __device__ __forceinline__ void write_tasks(const Ffn& f, const PlanShared& s, c
       *task++ = make_int2(work.block, 32 * panel + 16 * u.all + 8 * work.consecutive + min(chunk, panels - panel));
 }
 
-// The tiles that have neurons of the group whose first has rank `first`, into s.ends. By a warp.
+// The tiles that have neurons of the group whose first has rank `first`, to s.ends. By a warp.
 __device__ __forceinline__ void find_ends(const Ffn& f, PlanShared& s, const Union& u, int group, int first) {
   const int lane = threadIdx.x % 32;
   int low = u.all ? group : 0, high = low;
 #pragma unroll 1
   for (int tile0 = 1; !u.all && tile0 < f.tiles; tile0 += 32) {
-    const int rank = tile0 + lane < f.tiles ? u.before[(tile0 + lane) * (kTile / 32)] : 1 << 30;  // of the tile's first neuron
+    // of the tile's first neuron
+    const int rank = tile0 + lane < f.tiles ? u.before[(tile0 + lane) * (kTile / 32)] : 1 << 30;
     low += __popc(__ballot_sync(~0u, rank <= first)), high += __popc(__ballot_sync(~0u, rank < first + kGroupColumns));
   }
   if (lane == 0) s.ends[0] = low, s.ends[1] = high;
 }
 
-// Where in the group's panels the values of eight neurons go, from `neuron` on, two offsets to a word; kNoOffset: not in this group.
+// Offsets in the group's panels of the values of eight neurons from `neuron` on, two in a word; kNoOffset: not in this
+// group.
 __device__ __forceinline__ uint4 offsets_of_eight(const Union& u, int neuron, int first) {
   const uint32_t in_union = u.all ? ~0u : u.bits[neuron >> 5] >> (neuron & 24);
   uint32_t pairs[4] = {};
@@ -208,7 +218,7 @@ __device__ __forceinline__ uint4 offsets_of_eight(const Union& u, int neuron, in
   return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-// Step 7, for each group of four panels: its rows' values into `panels`. By all threads.
+// Step 7, for each group of four panels: its rows' values to `panels`. By all threads.
 __device__ __forceinline__ void fill_panels(const Ffn& f, PlanShared& s, const PlanWork& work, const Union& u, const BlockRows& rows,
                                             unsigned char* panels, int group) {
   const int thread = threadIdx.x, first = group * kGroupColumns;  // a rank
@@ -240,7 +250,7 @@ __device__ __forceinline__ void fill_panels(const Ffn& f, PlanShared& s, const P
   __syncthreads();
 }
 
-// Step 8: the panels leave, for `hidden`; or, where values stay in `spill`, the rows that were words become rows of it.
+// Step 8: the panels leave for `hidden`; or, if values stay in `spill`, the rows that were words become rows of it.
 template <typename T>
 __device__ __forceinline__ void store_panels(const Ffn& f, const PlanShared& s, const PlanWork& work, const Union& u, const BlockRows& rows, unsigned char* panels,
                                              int group) {
@@ -256,7 +266,7 @@ __device__ __forceinline__ void store_panels(const Ffn& f, const PlanShared& s, 
   bulk_commit();
 }
 
-// Shared memory: four panels [128 rows][64], before them a Window in the same place; then the union's bits and `before`.
+// Shared memory: four panels [128 rows][64], in whose place a Window is first; then the union's bits and `before`.
 template <typename T>
 __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int windows, int high_nnz_splits, int splits, int processors) {
   extern __shared__ __align__(128) unsigned char panels[];
@@ -288,7 +298,8 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
     if (f.w_up != nullptr) write_tasks(f, s, work, u, processors);
   }
   for (int group = work.split; group * kGroup < u.panels(); group += work.splits) {
-    if (s.stays_in_spill && !(s.sparse_tiles[group >> 5] >> (group & 31) & 1)) continue;  // a group is a tile there: it lies in `spill` already
+    // a group is a tile there: it is in `spill` already
+    if (s.stays_in_spill && !(s.sparse_tiles[group >> 5] >> (group & 31) & 1)) continue;
     fill_panels(f, s, work, u, rows, panels, group);
     store_panels<T>(f, s, work, u, rows, panels, group);
   }

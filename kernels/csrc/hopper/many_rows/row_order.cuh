@@ -1,10 +1,12 @@
-// The order in which blocks take rows: by nnz, most first, within each window of 1024, so that the few rows that fire many neurons
-// share blocks and leave the unions of the others small. Rows of equal nnz keep their order: the same input has the same blocks.
+// The order in which blocks take rows: by nnz, most first, within each window of 1024, so that the few rows that fire
+// many neurons share blocks and the unions of other blocks stay small. Rows of equal nnz keep their order: the same
+// input has the same blocks.
 //
-// Windows whose rows all fire about as many neurons stay as they are: blocks of consecutive rows are read whole. Where the gate's kernel
-// continues with the up products of dense tiles, windows of high nnz do so sooner: their blocks run dense in any order.
+// Windows whose rows all fire about as many neurons keep their order: blocks of consecutive rows are read whole. If the
+// gate's kernel continues with the up products of dense tiles, windows of high nnz keep theirs sooner: their blocks run
+// dense in any order.
 //
-// Each CTA of the plan finds its block's rows by itself, from what the gate has added up.
+// Each CTA of the plan determines its block's rows by itself, from the sums that the gate has made.
 #pragma once
 
 #include "hopper/gemm.cuh"
@@ -14,19 +16,21 @@ namespace twell::hopper {
 
 constexpr int kPlanThreads = 512;
 
-// In shared memory. Rows as keys, in the order of which blocks take them: how few they fire, then where in the window they are; places
-// past the last row come last.
+// In shared memory. Rows are keys, in the order in which blocks take them: by how few neurons they fire, then by their
+// number in the window; positions past the last row come last.
 struct Window {
   static constexpr int kRowBits = 10, kDigit = 8, kDigits = 1 << kDigit;
   static_assert(kWindow == 1 << kRowBits);
   __align__(16) uint32_t keys[kWindow];
-  __align__(16) uint32_t block[kBlockRows], taken[kBlockRows];  // the block's, as they come in order; and as they were found
-  uint32_t sums[kWindow / 32], squares[2][kWindow / 32];  // of 32 rows' nnz; of its square's low halves, and of the high ones
+  // the block's keys in order; and in the order in which they were found
+  __align__(16) uint32_t block[kBlockRows], taken[kBlockRows];
+  // of 32 rows' nnz; of its square's low halves, and of the high ones
+  uint32_t sums[kWindow / 32], squares[2][kWindow / 32];
   uint32_t broken[kWindow / 32];  // a bit a row that is not finite
-  uint32_t nonfinite_up[kWindow / 32];  // likewise, by up products alone: the order knows nothing of it
+  uint32_t nonfinite_up[kWindow / 32];  // likewise, by up products alone: the order does not depend on it
   uint32_t bounds[2];             // the block's first key and its last
-  int ranks[2];                   // how many keys that begin as they do are before them
-  uint32_t digits[2][kDigits];    // of how many such keys follow each next digit
+  int ranks[2];                   // how many keys that begin with the same digits precede them
+  uint32_t digits[2][kDigits];    // how many such keys follow with each next digit
   int many;                       // of `taken`
 
   static __device__ __forceinline__ uint32_t key(const Ffn& f, int row, bool there, uint32_t nnz) {
@@ -38,9 +42,10 @@ struct Window {
   __device__ __forceinline__ bool finite_up(uint32_t key) const { return !(nonfinite_up[row_of(key) / 32] >> (key & 31) & 1); }
 };
 
-// Finds w.bounds, the keys that have w.ranks keys before them, by all threads: a digit after the other, of the keys that begin alike.
+// Determines w.bounds, the keys that have w.ranks keys before them, by all threads: one digit after the other, among
+// the keys that begin with the same digits.
 __device__ __forceinline__ void find_bounds(Window& w, uint32_t greatest, int warp, int lane) {
-  constexpr int kEach = Window::kDigits / 32;  // digits to a lane
+  constexpr int kEach = Window::kDigits / 32;  // digits for each lane
   for (int shift = (31 - __clz(greatest)) / Window::kDigit * Window::kDigit; shift >= 0; shift -= Window::kDigit) {
     for (int i = threadIdx.x; i < 2 * Window::kDigits; i += kPlanThreads) w.digits[0][i] = 0;
     __syncthreads();
@@ -74,11 +79,11 @@ __device__ __forceinline__ void find_bounds(Window& w, uint32_t greatest, int wa
   }
 }
 
-// Reads what the rows of the block's window fire, by all threads, and calls meanwhile() while that is on its way; returns whether they
-// stay in place. All that was written before is there for all threads then.
+// Reads what the rows of the block's window fire, by all threads, and calls meanwhile() while the reads are in flight;
+// returns whether they stay in place. All that was written before is then visible to all threads.
 template <typename Meanwhile>
 __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, Meanwhile meanwhile) {
-  constexpr int kEach = kWindow / kPlanThreads;  // rows to a thread
+  constexpr int kEach = kWindow / kPlanThreads;  // rows for each thread
   const int t = threadIdx.x, lane = t % 32;
   const int m0 = block * kBlockRows / kWindow * kWindow, first = block * kBlockRows - m0, rows = min(kWindow, f.rows - m0);
   uint32_t words[kEach];
@@ -104,18 +109,19 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
   if (t < 2) w.bounds[t] = 0, w.ranks[t] = first + t * (kBlockRows - 1);
   if (t == 0) w.many = 0;
   __syncthreads();
-  static_assert(kWindow / 32 == 32);  // a lane each
+  static_assert(kWindow / 32 == 32);  // a lane for each
   const unsigned long long sums = __reduce_add_sync(~0u, w.sums[lane]);
   const unsigned long long squares =
       __reduce_add_sync(~0u, w.squares[0][lane]) + (static_cast<unsigned long long>(__reduce_add_sync(~0u, w.squares[1][lane])) << 16);
-  // Their deviation, at most a quarter of the mean or a 256th of d_ff: what sorting gains is then less than what scattered rows cost.
-  // In a window of high nnz, half of the mean.
+  // Whether their deviation is at most a quarter of the mean, or a 256th of d_ff: sorting then gains less than
+  // scattered rows cost. In a window of high nnz, half of the mean.
   const unsigned long long spread = rows * squares - sums * sums, most = static_cast<unsigned long long>(rows) * f.d_ff;
   const int share = f.dense_tiles != nullptr && is_high_nnz(kHighNnzWindow, DensePairs(f).fired(m0 / kWindow), rows, f.d_ff) ? 4 : 16;
   return share * spread <= sums * sums || spread <= most * most >> 16;
 }
 
-// Puts the keys of the block's rows into w.block, most first, by all threads: where the window's rows do not stay.
+// Writes the keys of the block's rows to w.block, most first, by all threads, if the window's rows do not stay in
+// place.
 __device__ __forceinline__ void sort_window(const Ffn& f, Window& w) {
   const int t = threadIdx.x, warp = t / 32, lane = t % 32;
   find_bounds(w, Window::key(f, kWindow - 1, false, 0), warp, lane);

@@ -1,11 +1,11 @@
 // The up product over each block's union, and the hidden state: h = g > 0 ? g * (x Wu^T + b) : 0, in place of the
 // gate's panels.
 //
-// A task is a block and up to 256 neurons of its union. Their rows of Wu come by 16-byte copies that do the swizzle by
-// hand, and so do the block's rows of x; by tensor copies where the rows are consecutive, and the weights where the
-// union is every neuron. The gate's panels arrive in the staging tile during the main loop, become the hidden state
-// there, and leave as they came: as the images of shared memory that `down` multiplies. What the gate's kernel has gone
-// on with is not among the tasks.
+// A task is a block and up to 256 neurons of its union. Their rows of Wu are fetched by 16-byte copies that apply the
+// swizzle themselves, and so are the block's rows of x; by tensor copies if the rows are consecutive, and the weights
+// if the union is every neuron. The gate's panels arrive in the staging tile during the main loop, become the hidden
+// state there, and leave in the same layout: as the images of shared memory that `down` multiplies. Tiles whose up
+// product the gate's kernel has computed are not among the tasks.
 #pragma once
 
 #include "hopper/gather.cuh"
@@ -13,8 +13,8 @@
 
 namespace twell::hopper {
 
-// The tasks: those of the plan, but that what is left after whole rounds of the CTAs is cut where it would leave most
-// of them idle.
+// The tasks of the plan. Those left after whole rounds of the CTAs are cut into smaller ones if they would leave most
+// CTAs idle.
 struct UpTasks {
   int whole, shift, total;  // each of those after the whole ones in 1 << shift
   __device__ __forceinline__ explicit UpTasks(const Ffn& f) {
@@ -22,14 +22,14 @@ struct UpTasks {
     shift = 4 * left <= ctas ? 2 : 2 * left <= ctas ? 1 : 0;
     whole = planned - left, total = whole + (left << shift);
   }
-  // Of the t-th, what the plan says; past the last, nothing.
+  // The t-th task, from the plan; past the last, an empty one.
   __device__ __forceinline__ int2 planned(const Ffn& f, int t) const {
     return t < total ? reinterpret_cast<const int2*>(f.tasks)[min(t, whole) + (max(t - whole, 0) >> shift)] : int2{};
   }
 };
 
 struct UpTask {
-  // The first panel, and how many: none where a task is cut into more shares than it has panels.
+  // The first panel, and how many: none if a task is cut into more shares than it has panels.
   int block, panel, panels;
   bool consecutive;  // the block's rows
   bool all, stays;   // the union is every neuron; and the gate values are in `spill`
@@ -45,7 +45,7 @@ struct UpTask {
   }
 };
 
-// Calls work(task) for the tasks of this CTA. What the plan says of a task is read while the one before it runs.
+// Calls work(task) for the tasks of this CTA. The plan's entry of a task is read while the task before runs.
 template <typename Work>
 __device__ __forceinline__ void each_up_task(const Ffn& f, const UpTasks& tasks, Work work) {
   int2 next = tasks.planned(f, blockIdx.x);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void each_up_task(const Ffn& f, const UpTasks& tasks,
 constexpr int kHalf = kPanelBytes / 2;                     // bytes of a warpgroup's rows of a panel
 constexpr int kPanelWeights = kPanelColumns * kTileK * 2;  // bytes of a stage
 
-// Fills the ring with a task's steps where rows are consecutive and the union is every neuron. By a warp.
+// Fills the ring with a task's steps if rows are consecutive and the union is every neuron. By a warp.
 __device__ __forceinline__ void load_steps(const CUtensorMap& x_map, const CUtensorMap& w_map, Shared& s, Ring ring,
                                            const UpTask& task, int steps, int lane) {
 #pragma unroll 1
@@ -69,7 +69,7 @@ __device__ __forceinline__ void load_steps(const CUtensorMap& x_map, const CUten
     wait_as_warp(&s.empty[ring.stage], ring.phase);
     if (lane == 0) {
       barrier_expect(full, kABytes + task.panels * kPanelWeights);
-      barrier_arrive_for(full, kProducers);  // for those who copy elsewhere
+      barrier_arrive_for(full, kProducers);  // for the threads that copy in other cases
       tma_load_2d(s.a[ring.stage], &x_map, full, step * kTileK, task.block * kTileM);
 #pragma unroll 1
       for (int p = 0; p < task.panels; ++p)
@@ -78,8 +78,8 @@ __device__ __forceinline__ void load_steps(const CUtensorMap& x_map, const CUten
   }
 }
 
-// Requests what the copy engine brings of one step of a task: consecutive rows by the producers' first thread, and
-// where the union is every neuron the weights, a panel's by one lane of each warp.
+// Requests the copy engine's part of one step of a task: consecutive rows by the producers' first thread, and if the
+// union is every neuron the weights, each panel's by one lane of each warp.
 __device__ __forceinline__ void request_step(const CUtensorMap& x_map, const CUtensorMap& w_map, Shared& s,
                                              const Ring& ring, const UpTask& task, int step, int warp, int thread) {
   uint64_t* full = &s.full[ring.stage];
@@ -104,10 +104,10 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
   Ring ring;
   ring.phase = 1;
   each_up_task(f, tasks, [&](const UpTask& task) {
-    if (task.stays) {  // all of it comes by the copy engine, asked for by one warp
+    if (task.stays) {  // the copy engine fetches all of it; one warp issues the copies
       if (warp == 0) load_steps(x_map, w_map, s, ring, task, steps, thread);
       ring.skip(steps);
-      named_sync<kProducers>(kProducerBarrier);  // nobody waits for a stage that was freed once before
+      named_sync<kProducers>(kProducerBarrier);  // no thread waits for a stage that was freed once before
       return;
     }
     const uint32_t pitch = f.d_model * sizeof(T);
@@ -145,7 +145,8 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
 }
 
 // Requests the gate's values of a warp's panel into `half`, this warpgroup's rows of it in the staging tile: from
-// `spill` where they stay there, else from `hidden`. By a warp; sees: this lane requests, as the task has such a panel.
+// `spill` if they stay there, else from `hidden`. By a warp; sees: whether this lane requests them, as the task has
+// such a panel.
 __device__ __forceinline__ void fetch_gate(const CUtensorMap& spill_map, Shared& s, const Consumer& c,
                                            const UpTask& task, unsigned char* half, unsigned char* hidden, bool sees) {
   if (c.lane != 0) return;
@@ -165,11 +166,11 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
   Ring ring;
   uint32_t phase = 0;
   float d[128];
-  // Consumers go through the epilogue once before there is anything to multiply, to no effect: its instructions come
-  // from memory the first time, which takes thousands of cycles.
+  // Consumers run the epilogue once, without effect, before there is anything to multiply: its instructions come from
+  // memory the first time, which takes thousands of cycles.
   bool rehearsed = false;
   each_up_task(f, tasks, [&](const UpTask& task) {
-    const bool sees = c.lane == 0 && c.warp < task.panels;  // a warp sees to one panel
+    const bool sees = c.lane == 0 && c.warp < task.panels;  // each warp is responsible for one panel
     unsigned char* half = s.staging + c.warp * kPanelBytes + c.group * kHalf;
     unsigned char* hidden = hidden_panel(f, task.block, task.panel + c.warp) + c.group * kHalf;
     const auto fetch = [&] { fetch_gate(spill_map, s, c, task, half, hidden, sees); };
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == kConsumers) prefetch_map(&x_map), prefetch_map(&w_map);
   begin_ring(s);
   wait_for_launches();
-  // `down` looks at the plan before its own wait: it is there for good once this has waited for it
+  // `down` reads the plan before its own wait: the plan is complete once this kernel has waited for it.
   let_next_launch();
   const UpTasks tasks(f);
   const int steps = (f.d_model + kTileK - 1) / kTileK;

@@ -1,25 +1,25 @@
-// The down product of a block of up to 128 rows, y = h Wd^T + b over the block's union: kOut outputs to a cluster,
-// whose kSplits CTAs share out the union; their parts add up in one order.
+// The down product of a block of up to 128 rows, y = h Wd^T + b over the block's union: a cluster of kSplits CTAs for
+// kOut outputs; its CTAs divide the union, and their sums are added in one order.
 #pragma once
 
 #include "hopper/mid_rows/down_load.cuh"
 
 namespace twell::hopper {
 
-// How many of `total` neurons are the share of each CTA but the last.
+// How many of `total` neurons each CTA but the last takes.
 __device__ __forceinline__ int share_of(int total, int splits) {
   return ((total + splits - 1) / splits + kTileK - 1) / kTileK * kTileK;
 }
 
-// The neurons of this CTA's share of the block's union, ascending, into `list`; how many. By all threads. meanwhile()
-// runs while what fired is on its way.
+// Writes the neurons of this CTA's share of the block's union, ascending, to `list`; returns how many. By all threads.
+// meanwhile() runs while the bits of what fired are in flight.
 template <typename Meanwhile>
 __device__ __forceinline__ int list_share(const TiledMarks& marks, const Ffn& f, int splits, int rank, uint16_t* list,
                                           int (&sums)[kThreads / 32], Meanwhile meanwhile) {
   const int groups = (f.d_ff + 15) / 16, each = (groups + kThreads - 1) / kThreads, lane = threadIdx.x % 32,
             warp = threadIdx.x / 32;
   const int from = min(static_cast<int>(threadIdx.x) * each, groups), to = min(from + each, groups);
-  const uint32_t first = from < to ? marks.fired[from] : 0;  // mostly all that a thread has
+  const uint32_t first = from < to ? marks.fired[from] : 0;  // usually all that a thread has
   meanwhile();
   int mine = __popc(first);
   for (int g = from + 1; g < to; ++g) mine += __popc(marks.fired[g]);
@@ -39,12 +39,12 @@ __device__ __forceinline__ int list_share(const TiledMarks& marks, const Ffn& f,
   const int size = min(share, total - low);
   at -= low;
   for (int g = from; g < to; ++g) at = list_sixteen(list, size, at, g == from ? first : marks.fired[g], 16 * g);
-  if (threadIdx.x < (-size & kTileK - 1)) list[size + threadIdx.x] = 0;  // gatherers read whole steps
+  if (threadIdx.x < (-size & kTileK - 1)) list[size + threadIdx.x] = 0;  // producers that gather read whole steps
   return size;
 }
 
-// The first stages, `count` times 64 neurons from `first` on, where all of them fire; whether they do. By the
-// producers: as each stage asks for what the others do, a warp takes one in so many.
+// Requests the first stages, `count` times 64 neurons from `first` on, if all of these fire; returns whether they do. By
+// the producers: warps take the stages in turns, since each stage's requests are alike.
 template <int kOut, int kSplits>
 __device__ __forceinline__ bool request_early(const Stages& ring, const DownLoad<kOut, kSplits>& load,
                                               const uint16_t* fired, int first, int count) {
@@ -61,9 +61,9 @@ __device__ __forceinline__ bool request_early(const Stages& ring, const DownLoad
 }
 
 // Fills the stages of all steps but the first `begin`: 64 neurons of the block's hidden state and of the outputs'
-// weights, by tensor copies where they follow each other, which the warps ask for in turns, as `load_tiled` has it.
-// Else a thread copies, of four neurons, 16 of each 128 bytes: it reads their numbers at once and before it waits, as a
-// read between copies would wait for those before it.
+// weights. Where the neurons are consecutive, by tensor copies, which the warps issue in turns as in `load_tiled`.
+// Otherwise a thread copies 16 of each 128 bytes for four neurons: it reads their numbers at once and before it waits,
+// since a read between copies would wait for the copies before it.
 template <typename T, int kOut, int kSplits>
 __device__ __forceinline__ void produce_tiled_down(Stages& ring, const DownLoad<kOut, kSplits>& load, const Ffn& f,
                                                    int block, const uint16_t* list, int size, bool all, int begin) {
@@ -74,8 +74,8 @@ __device__ __forceinline__ void produce_tiled_down(Stages& ring, const DownLoad<
   const uint32_t place = first * 128 + (((chunk ^ first) & 7) << 4);
   const T* h = hidden_of<T>(f, block, 0) + 8 * chunk;
   const T* w = static_cast<const T*>(f.w_down) + load.out0 + 8 * chunk;
-  const int outputs = f.d_model - load.out0 - 8 * chunk;  // that there are, from the thread's first on
-  all = all && ring.count >= kProducerWarps;              // else a warp meets a stage that is two rounds behind
+  const int outputs = f.d_model - load.out0 - 8 * chunk;  // how many exist from the thread's first on
+  all = all && ring.count >= kProducerWarps;              // else a warp would meet a stage that is two rounds behind
   for (int k0 = begin * kTileK; k0 < size; k0 += kTileK, ring.next()) {
     const int turn = k0 / kTileK % kProducerWarps;
     if (all && turn != thread / 32) continue;
@@ -111,9 +111,9 @@ __device__ __forceinline__ void produce_tiled_down(Stages& ring, const DownLoad<
   }
 }
 
-// Each CTA of the cluster gives its sums of the others' outputs to them, and adds up those of its own, in order of
-// rank, into the first of `d`. [CTAs][kShare / 8][consumers] of four sums arrive at `to`, as they lie in registers, and
-// say so at `sent`. The producers make a cluster_meet beside it.
+// Each CTA of the cluster sends its sums of the others' outputs to them, and adds those of its own outputs, in order of
+// rank, into the first of `d`. [CTAs][kShare / 8][consumers] of four sums arrive at `to`, in the layout of registers,
+// and are counted by `sent`. The producers make a cluster_meet meanwhile.
 template <int kOut, int kSplits>
 __device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* to, uint64_t* sent, int rank) {
   constexpr int kRuns = TiledDown<kOut, kSplits>::kShare / 8;
@@ -144,8 +144,8 @@ __device__ __forceinline__ void add_shares(float (&d)[kOut / 2], unsigned char* 
   }
 }
 
-// Writes which rows are finite and, if wanted, how many neurons each fires. By the producers of one CTA for each block,
-// a thread a row. nonfinite: a bit a row. nnz: [rows of the call] or null.
+// Writes which rows are finite and, if requested, how many neurons each fires. By the producers of one CTA for each
+// block, a thread for a row. nonfinite: a bit a row. nnz: [rows of the call] or null.
 __device__ __forceinline__ void write_row_results(const Ffn& f, const TiledMarks& marks, const uint32_t* nonfinite,
                                                   int* nnz, int tiles, int m0, int rows) {
   const int row = threadIdx.x - kConsumers;
@@ -161,8 +161,8 @@ __device__ __forceinline__ void write_row_results(const Ffn& f, const TiledMarks
   }
 }
 
-// Writes this CTA's outputs of the block's rows to y, with the bias, and NaN in rows that are not finite. They go by
-// way of `staging`, [128 rows][kPitch bytes], so that lines leave whole; a warp moves its own 16 rows.
+// Writes this CTA's outputs of the block's rows to y, with the bias, and NaN in rows that are not finite. They pass
+// through `staging`, [128 rows][kPitch bytes], so that whole lines are written; a warp moves its own 16 rows.
 template <typename T, int kOut, int kSplits>
 __device__ __forceinline__ void store_outputs(float (&d)[kOut / 2], unsigned char* staging,
                                               const DownLoad<kOut, kSplits>& load, const Ffn& f, const Consumer& c,
@@ -193,8 +193,8 @@ __device__ __forceinline__ void store_outputs(float (&d)[kOut / 2], unsigned cha
   }
 }
 
-// Joins what the block's tiles say of rows that are not finite into `nonfinite`, a bit a row. words: what this thread
-// has read of it already.
+// Joins the tiles' marks of rows that are not finite into `nonfinite`, a bit a row. words: those that this thread has
+// read already.
 __device__ __forceinline__ void join_nonfinite(const TiledMarks& marks, uint32_t* nonfinite, uint32_t words,
                                                int tiles) {
   const int thread = threadIdx.x, kRowWords = kBlockRows / 32;
@@ -205,8 +205,8 @@ __device__ __forceinline__ void join_nonfinite(const TiledMarks& marks, uint32_t
 }
 
 // The product over this CTA's share of the union, the sum over the cluster, and the outputs. By the consumers.
-// `unread`: the first so many stages hold neurons that are not this share's, and are given back unread. all: every step
-// is a run.
+// `unread`: this many of the first stages have neurons that are not in this share, and are freed unread. all: every
+// step is 64 consecutive neurons.
 template <typename T, int kOut, int kSplits>
 __device__ __forceinline__ void consume_tiled_down(Stages& ring, const DownLoad<kOut, kSplits>& load, const Ffn& f,
                                                    uint64_t* sent, const uint32_t* nonfinite, int size, bool all,
@@ -217,7 +217,7 @@ __device__ __forceinline__ void consume_tiled_down(Stages& ring, const DownLoad<
   float d[kOut / 2] = {};
   const auto ready = [&](int stage, uint32_t phase) {
     barrier_wait(&ring.full[stage], phase);
-    // Threads copy through the generic proxy, and the tensor cores read through the other.
+    // Threads copy through the generic proxy, and the tensor cores read through the async proxy.
     if (!all) fence_async_proxy();
   };
   const auto release = [&](int stage) { barrier_arrive(&ring.empty[stage]); };
@@ -228,7 +228,8 @@ __device__ __forceinline__ void consume_tiled_down(Stages& ring, const DownLoad<
   multiply<T, kOut, kTileK / 16, 1>(d, ring, (size + kTileK - 1) / kTileK, c.group * Down::kSide, 2 * Down::kSide,
                                     ready, c.lane == 0, release);
   if constexpr (kSplits > 1) add_shares<kOut, kSplits>(d, ring.base, sent, rank);
-  // The ring is read, or what came there: the outputs go there, on their way to whole lines.
+  // The ring has been read, and so have the sums that arrived there: the outputs use its memory on their way to whole
+  // lines.
   named_sync<kConsumers>(3);
   store_outputs<T, kOut, kSplits>(d, ring.base, load, f, c, nonfinite, rank, m0, rows);
 }
@@ -244,10 +245,10 @@ __device__ __forceinline__ void begin_tiled_down(uint64_t* full, uint64_t* empty
   for (uint32_t& word : nonfinite) word = 0;
 }
 
-// One block of up to 128 rows and kOut outputs to a cluster. `stages` stages of the ring, then this CTA's list of
-// neurons, are its shared memory. Before the list is made, the producers request the first stages where the union looks
-// like every neuron: this CTA's share begins at `first` then. has_requested: they have. usable: the share does begin
-// there. all: every step is a run.
+// One block of up to 128 rows and kOut outputs for a cluster. Its shared memory is `stages` stages of the ring, then
+// this CTA's list of neurons. Before the list is made, the producers request the first stages if the union seems to be
+// every neuron: this CTA's share then begins at `first`. has_requested: whether they have. usable: whether the share
+// does begin there. all: every step is 64 consecutive neurons.
 template <typename T, int kOut, int kSplits>
 __global__ void __launch_bounds__(kThreads, 1)
     tiled_down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap half_map,

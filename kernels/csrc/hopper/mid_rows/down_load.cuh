@@ -1,4 +1,4 @@
-// How the down product of the middle rows is cut, what a stage of it holds, and what the copy engine brings of it.
+// How the down product of the middle rows is divided, what a stage of it holds, and what the copy engine fetches of it.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace twell::hopper {
 
-// How many outputs a cluster takes, and how many CTAs share out the union.
+// How many outputs a cluster has, and how many CTAs divide the union.
 struct DownShape {
   int each, splits;
   bool operator==(const DownShape&) const = default;
@@ -17,10 +17,10 @@ struct DownShape {
 constexpr DownShape kDownShapes[] = {{64, 3},  {64, 2},  {128, 2}, {160, 2}, {192, 2},
                                      {256, 2}, {128, 1}, {160, 1}, {192, 1}, {256, 1}};
 
-// As for `choose_cta_tile`, of unions that are everything; what does not hang on the union takes as long as 8 steps do,
-// and 16 more where sums are added up. at_once: clusters of so many CTAs that run at once, each CTA on a multiprocessor
-// of its own. Not in clusters of four: they would not take all multiprocessors, and where two CTAs share one, both take
-// twice as long.
+// The shape with the fewest cycles, as in `choose_cta_tile`, for unions of every neuron. The time that does not depend
+// on the union is that of 8 steps, and of 16 more where sums are added. at_once: how many clusters of each size run at
+// once, with each CTA on a multiprocessor of its own. Clusters of four are not used: they would not use all
+// multiprocessors, and two CTAs on one multiprocessor take twice as long.
 inline DownShape choose_down_shape(const Ffn& f, const std::array<int, 4>& at_once) {
   DownShape best{};
   int64_t least = INT64_MAX;
@@ -36,36 +36,37 @@ inline DownShape choose_down_shape(const Ffn& f, const std::array<int, 4>& at_on
   return best;
 }
 
-constexpr int kEarlyStages = 8;  // stages that `down` asks for before it has a list, at most
+constexpr int kEarlyStages = 8;  // most stages that `down` requests before it has a list
 
 template <int kOut, int kSplits>
 struct TiledDown {
   static constexpr int kSide = kTileK * 64 * 2;     // bytes of 64 neurons of 64 rows, or of 64 outputs
-  static constexpr int kPanels = (kOut + 63) / 64;  // of outputs; of 160 the last is half full
+  static constexpr int kPanels = (kOut + 63) / 64;  // of outputs; the last one of 160 outputs is half full
   static constexpr int kStageBytes = (2 + kPanels) * kSide, kShare = (kOut / 8 + kSplits - 1) / kSplits * 8;
-  static constexpr int kPitch = kShare * 2 + 16;  // bytes of a row of outputs in shared memory; banks apart
+  // bytes of a row of outputs in shared memory, which puts rows into different banks
+  static constexpr int kPitch = kShare * 2 + 16;
   static constexpr int kLeastBytes = std::max(kSplits > 1 ? kBlockRows * kShare * kSplits * 4 : 0, kBlockRows* kPitch);
   static constexpr int kLeastStages = (kLeastBytes + kStageBytes - 1) / kStageBytes;
-  // Of the sums that the other CTAs of the cluster send to one.
+  // Bytes of the sums that the other CTAs of the cluster send to one.
   __device__ static constexpr int sent_bytes(int rank) {
     const int left = kOut - rank * kShare, own = left < kShare ? left : kShare;
     return (kSplits - 1) * own / 8 * kConsumers * sizeof(float4);
   }
-  // Of the numbers of as many neurons as can be a CTA's share.
+  // Bytes of the numbers of the most neurons that a CTA's share can have.
   static constexpr int list_bytes(int d_ff) { return ((d_ff + kSplits - 1) / kSplits + kTileK) * 2 + 127 & ~127; }
   static int stages(int d_ff) { return std::min(kTiledStages, (226 * 1024 - list_bytes(d_ff)) / kStageBytes); }
 };
 
-// What the copy engine brings of 64 neurons that follow each other: a block's hidden state and a cluster's outputs of
-// W_d, in whole lines of 64, as requests for less are as many. Of 160 outputs every other cluster's begin in the middle
-// of a line: these come last there. The half of a line has a map of its own.
+// What the copy engine fetches of 64 consecutive neurons: a block's hidden state and a cluster's outputs of W_d, in
+// whole lines of 64, since shorter requests are no fewer. With 160 outputs, every other cluster's begin in the middle
+// of a line: that half comes last there, and has a map of its own.
 template <int kOut, int kSplits>
 struct DownLoad {
   using Down = TiledDown<kOut, kSplits>;
   static constexpr bool kFullLines = kOut % 64 == 0;
   const CUtensorMap &w, &half, &h;
   int h0, out0 = blockIdx.y * kOut, line_offset = kFullLines ? 0 : out0 % 64;
-  // How far from its place in the row of W_d the output lies whose sum is the at-th of the cluster's.
+  // Offset, from the cluster's first output in the row of W_d, of the output whose sum is the at-th of the cluster's.
   __device__ __forceinline__ int shift_of(int at) const {
     return kFullLines ? 0 : at + line_offset < kOut ? line_offset : line_offset - kOut;
   }

@@ -1,12 +1,13 @@
-// What a consumer warpgroup of `tiled_gate_up` does before and after its products: where sums begin, what becomes of the gate's values, what
-// fired and where that is said, and the hidden state.
+// What a consumer warpgroup of `tiled_gate_up` does before and after its products: it begins the sums, writes the
+// gate's values, marks what fired, and writes the hidden state.
 #pragma once
 
 #include "hopper/mid_rows/load.cuh"
 
 namespace twell::hopper {
 
-// A panel's place of the 16 x 16 sums from column 8 * j on that a warp moves by load_matrices or store_matrices, transposed.
+// Address in a panel of the 16 x 16 sums from column 8 * j on that a warp moves by load_matrices or store_matrices,
+// transposed.
 struct PanelCorner {
   int neuron, chunk;
   __device__ __forceinline__ explicit PanelCorner(const Consumer& c)
@@ -14,8 +15,9 @@ struct PanelCorner {
   __device__ __forceinline__ unsigned char* operator()(unsigned char* panel, int j) const { return panel_chunk(panel, neuron, chunk) + j * 1024; }
 };
 
-// What the sums of a warpgroup's rows begin with: the bias of the neuron column(place), zeros without one and past the last row. By the
-// consumers, by way of `biases`: read where they are wanted they would be a quarter of the kernel's code.
+// Begins the sums of a warpgroup's rows with the bias of the neuron column(place), and with zeros without a bias and
+// past the last row. By the consumers, through `biases`: reading them where they are needed would be a quarter of the
+// kernel's code.
 template <typename T, int kUse, int kN, int kPieces, int kSize, typename Column>
 __device__ __forceinline__ void begin_sums(float (&d)[kPieces][kSize], float (&biases)[kN], const void* bias, int d_ff, int rows_left,
                                            Column column) {
@@ -47,7 +49,7 @@ __device__ __forceinline__ uint32_t whole_halves(uint32_t tops) {
   return out;
 }
 
-// By halves the greater magnitude, NaN if either is, of any sign.
+// For each half, the greater magnitude; NaN if either is NaN, of any sign.
 template <typename T>
 __device__ __forceinline__ uint32_t greatest(uint32_t a, uint32_t b) {
   uint32_t out;
@@ -63,15 +65,17 @@ __device__ __forceinline__ bool finite_half(uint32_t pair, int which) {
   return fabsf(half_of<T>(pair, which)) < INFINITY;
 }
 
-// The gate's epilogue of 64 rows: values into a panel, what fired, what is not finite, and how many fired in each row. Code that has to
-// come from memory takes longer than what it does, so it is short: a value that only rounding makes infinite is left to the up product.
+// The gate's epilogue of 64 rows: values to a panel; marks of what fired, of what is not finite, and of how many fired
+// in each row. Code that is not in the instruction cache takes longer to load than to run, so it is short: a value that
+// becomes infinite only by rounding is left to the up product.
 template <typename T, int kN, int kRows>
 __device__ __forceinline__ void finish_tiled_gate(float (&d)[kN / 2], TiledShared<kN, kRows>& s, const Ffn& f, const Consumer& c, int first, int rows,
                                                 unsigned char* panel, uint16_t* counts) {
   const int quad = c.lane & 3;
   const bool there[2] = {c.row() < rows, c.row() + 8 < rows};
-  uint32_t mine[2][(kN + 127) / 128] = {};  // bit i of the low half: neuron 8 i + 2 * quad of 128, of the high half: the one after it
-  float broken[2] = {0.f, 0.f};             // of the thread's two rows; inf or NaN times 0 is NaN, and stays
+  // bit i of the low half: neuron 8 i + 2 * quad of 128; of the high half: the next one
+  uint32_t mine[2][(kN + 127) / 128] = {};
+  float broken[2] = {0.f, 0.f};             // of the thread's two rows; inf or NaN times 0 is NaN, and NaN persists
   if (f.w_up == nullptr)
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) broken[i / 2 % 2] += stays_finite<T>(d[i]) ? 0.f : 1.f;
@@ -102,14 +106,16 @@ __device__ __forceinline__ void finish_tiled_gate(float (&d)[kN / 2], TiledShare
 #pragma unroll
   for (int w = 0; w < (kN + 31) / 32; ++w) {
     const uint32_t both = mine[0][w / 4] | mine[1][w / 4], low = both >> 4 * (w % 4) & 15, high = both >> (16 + 4 * (w % 4)) & 15;
-    const uint32_t spread = (low * 0x204081u & 0x1010101u) | (high * 0x408102u & 0x2020202u);  // a neuron's bit to its place of 32
+    // a neuron's bit to its place of 32
+    const uint32_t spread = (low * 0x204081u & 0x1010101u) | (high * 0x408102u & 0x2020202u);
     const int left = f.d_ff - first - 32 * w;
     const uint32_t any = __reduce_or_sync(~0u, spread << 2 * quad) & (left >= 32 ? ~0u : left <= 0 ? 0u : (1u << left) - 1);
     if (c.lane == 0 && any) atomicOr(&s.fires[c.group * 64 / kBlockRows][w], any);
   }
 }
 
-// The values of 64 rows, dense, to `spill`; each warp its own, by way of rows of kN + 8 at `rows`. m0, left: of the tile.
+// Writes the values of 64 rows, dense, to `spill`; each warp writes its own, through rows of kN + 8 at `rows`. m0,
+// left: of the tile.
 template <typename T, int kN>
 __device__ __forceinline__ void spill_tiled_gate(unsigned char* panel, uint16_t* rows, const Ffn& f, const Consumer& c, int first, int m0, int left) {
   const PanelCorner from(c);
@@ -133,14 +139,14 @@ __device__ __forceinline__ void spill_tiled_gate(unsigned char* panel, uint16_t*
   }
 }
 
-// Lists what fired, says so to `down` and to the other CTA of the pair, and moves the values of few neurons to panels of their own; by the
-// consumers. first: of the tile.
+// Lists what fired, marks it for `down` and for the other CTA of the pair, and moves the values of few neurons to
+// panels of their own; by the consumers. first: of the tile.
 template <int kN, int kRows>
 __device__ __forceinline__ void list_fired(TiledShared<kN, kRows>& s, const Ffn& f, int first, unsigned char* base) {
   using Space = TiledShared<kN, kRows>;
   using Where = TiledRing<kN, kRows>;
   const int thread = threadIdx.x, real = min(kN, f.d_ff - first), block0 = blockIdx.y * Space::kBlocks;
-  int count = 0, before = 0;  // neurons that fire; of those, below this thread's
+  int count = 0, before = 0;  // neurons that fire; those of them below this thread's
   bool mine = false;
 #pragma unroll
   for (int w = 0; w < Space::kWords; ++w) {
@@ -160,10 +166,10 @@ __device__ __forceinline__ void list_fired(TiledShared<kN, kRows>& s, const Ffn&
     TiledMarks(f, block0 + b, tile_columns()).fired[first / 16 + group] = s.fires[b][group / 2] >> 16 * (group % 2) & 0xffff;
   }
   if (meet) barrier_wait(&s.decided, 0);
-  const int width = meet ? max(own, s.other) : own;  // a pair's rings are alike
+  const int width = meet ? max(own, s.other) : own;  // both rings of a pair have the same width
   if (thread == 0) s.count = count, s.width = width;
   if (width == kN) return;
-  __syncwarp();  // racecheck does not see that threads of a parted warp wait for each other
+  __syncwarp();  // racecheck does not see that threads of a diverged warp wait for each other
   named_sync<kConsumers>(3);
   constexpr int kChunks = kRows / 8;
 #pragma unroll 1
@@ -175,7 +181,7 @@ __device__ __forceinline__ void list_fired(TiledShared<kN, kRows>& s, const Ffn&
   }
 }
 
-// The hidden state of 64 rows, in place of the gate's values, of the neurons in the list or of all of the tile.
+// Writes the hidden state of 64 rows, in place of the gate's values, for the neurons in the list or all of the tile.
 template <typename T, int kUp, int kN, int kRows>
 __device__ __forceinline__ void finish_tiled_up(float (&d)[kN / 2], TiledShared<kN, kRows>& s, const Consumer& c, int rows, unsigned char* panel) {
   const PanelCorner corner(c);

@@ -1,14 +1,13 @@
-// The gate and up products of kRows rows, or as many of them as `taken`, and kN neurons to a CTA. A consumer warpgroup
-// takes half of the rows, 64 at a time. The CTAs of a pair take neighbouring neurons of the same rows, and each brings
-// half of the rows to both.
+// The gate and up products of kRows rows, or of the first `taken` of them, and kN neurons for a CTA. A consumer
+// warpgroup takes half of the rows, 64 at a time. The CTAs of a pair have neighbouring neurons and the same rows, and
+// each fetches half of the rows for both.
 #pragma once
 
 #include "hopper/mid_rows/epilogues.cuh"
 
 namespace twell::hopper {
 
-// The tensor maps of `tiled_gate_up`. Those that are named `last_` have smaller boxes, for the tiles at the matrices'
-// ends.
+// The tensor maps of `tiled_gate_up`. Those named `last_` have smaller boxes, for the tiles at the matrices' ends.
 struct TiledMaps {
   const CUtensorMap &x, &last_x, &gate, &up, &last_gate, &last_up, &h;
 };
@@ -17,7 +16,7 @@ struct TiledMaps {
 // exist.
 struct TiledTask {
   int rank, steps, tile, first, m0, half, real, real_rows;
-  bool full_half;  // all rows of the half that this CTA brings exist
+  bool full_half;  // all rows of the half that this CTA fetches exist
   __device__ __forceinline__ TiledTask(const Ffn& f, int neurons, int taken)
       : rank(cluster_rank()),
         steps((f.d_model + kTileK - 1) / kTileK),
@@ -68,7 +67,7 @@ __device__ __forceinline__ void produce_tiled(Stages& ring, unsigned char* base,
   constexpr int kRowBytes = kRows * kTileK * 2;
   const int thread = threadIdx.x, turn = thread / 32 - kConsumerWarps, steps = task.steps, first = task.first;
   const bool last = task.real < kN;
-  const bool requests = thread % 32 == 0;  // for what the copy engine brings
+  const bool requests = thread % 32 == 0;  // whether this thread issues the copy engine's copies
   const auto load = [&](const CUtensorMap& weights, int neurons) {
     return TiledLoad{task.full_half ? maps.x : maps.last_x,
                      weights,
@@ -83,7 +82,7 @@ __device__ __forceinline__ void produce_tiled(Stages& ring, unsigned char* base,
                [](int) {});
   const auto load_up = [&] { return load(last ? maps.last_up : maps.up, task.real); };
   Stages ahead = tiled_up_ring(base, s, kN, false);
-  // Stages of the up product that are on their way while what fired is listed, where all weights are surely wanted.
+  // Stages of the up product that are fetched while what fired is listed, if all weights are surely needed.
   int begun = 0;
   if (requests && f.w_up != nullptr) {
     barrier_wait(&s.sure, 0);
@@ -91,12 +90,13 @@ __device__ __forceinline__ void produce_tiled(Stages& ring, unsigned char* base,
     load_tiled(ahead, load_up(), steps, 0, begun, turn, kProducerWarps, [](int) {});
   }
   __syncthreads();  // what fired is listed
-  __syncthreads();  // racecheck counts who waits here amiss, as the consumers have met among themselves meanwhile
+  // racecheck miscounts the threads that wait here, since the consumers have met among themselves meanwhile
+  __syncthreads();
   const int count = uniform(s.count), width = uniform(s.width);
   if (f.w_up != nullptr && width > 0) {
     Stages again = tiled_up_ring(base, s, width, false);
     if (thread == kConsumers) barrier_arrive_remote(&s.ready, task.rank ^ 1);
-    if (requests) barrier_wait(&s.ready, 0);  // the other's ring, where the rows go too
+    if (requests) barrier_wait(&s.ready, 0);  // the other CTA's ring, which gets the rows too
     __syncwarp();
     if (width == kN) {
       if (requests) load_all_weights<kN, kRows>(ahead, s, load_up(), maps.h, steps, begun, turn);
@@ -110,7 +110,7 @@ __device__ __forceinline__ void produce_tiled(Stages& ring, unsigned char* base,
   }
 }
 
-// Returns where the thread stands in the p-th 64 rows of its warpgroup; worked out anew each time, as there are no
+// Returns the thread's position in the p-th 64 rows of its warpgroup. It is computed at each use, since there are no
 // registers to keep it in.
 template <int kPieces>
 __device__ __forceinline__ Consumer tiled_piece(int p) {
@@ -119,14 +119,14 @@ __device__ __forceinline__ Consumer tiled_piece(int p) {
   return Consumer{self / 128 * kPieces + p, self / 32 % 4, self % 32};
 }
 
-// Moves the last 64 rows' sums to the first ones, so that an epilogue's code is there once.
+// Moves the last 64 rows' sums to the first ones, so that the code of an epilogue exists once.
 template <int kPieces, int kSize>
 __device__ __forceinline__ void turn_pieces(float (&d)[kPieces][kSize]) {
 #pragma unroll
   for (int i = 0; i < kSize; ++i) d[0][i] = d[kPieces - 1][i];
 }
 
-// Makes the gate product and its values, in panels from `held` on, and lists what fired. By the consumers.
+// Computes the gate product and its values, in panels from `held` on, and lists what fired. By the consumers.
 template <typename T, int kN, int kRows, int kPieces>
 __device__ __forceinline__ void consume_tiled_gate(float (&d)[kPieces][kN / 2], Stages& ring, unsigned char* base,
                                                    TiledShared<kN, kRows>& s, const Ffn& f, const TiledTask& task,
@@ -146,7 +146,7 @@ __device__ __forceinline__ void consume_tiled_gate(float (&d)[kPieces][kN / 2], 
       d, ring, task.steps, group * (kRowBytes / 2), kRowBytes,
       [&](int stage, uint32_t phase) { barrier_wait(&s.full[0][stage], phase); }, lane < kTiledPair,
       [&](int stage) { barrier_arrive_remote(empty + 8 * stage); });
-  named_sync<kConsumers>(3);  // the ring is read; the values go there
+  named_sync<kConsumers>(3);  // the ring has been read; the values are written there
   if (thread < 32 && f.w_up != nullptr) {
     const bool surely = surely_all<kN, Space::kMost>(d);
     if (lane < kTiledPair)
@@ -166,7 +166,7 @@ __device__ __forceinline__ void consume_tiled_gate(float (&d)[kPieces][kN / 2], 
   fence_async_proxy();  // the copy engine reads the values, and writes where they were
 }
 
-// Brings the listed neurons' rows of `weights`, [d_ff][d_model], into the L2. By the consumers.
+// Prefetches the listed neurons' rows of `weights`, [d_ff][d_model], into the L2. By the consumers.
 template <typename T>
 __device__ __forceinline__ void prefetch_listed(const Ffn& f, const void* weights, const uint16_t* list, int count,
                                                 int first) {
@@ -189,8 +189,8 @@ __device__ __forceinline__ void leave_panel(const CUtensorMap& h_map, const unsi
   bulk_commit();
 }
 
-// Makes the up product of kUp neurons, those of the list or all kN, and their hidden state in place of the gate's
-// values in `panels`. Panels of all neurons leave for `hidden`.
+// Computes the up product of kUp neurons, those of the list or all kN, and writes their hidden state in place of the
+// gate's values in `panels`. Panels of all neurons are sent to `hidden`.
 template <typename T, int kUp, int kN, int kRows, int kPieces>
 __device__ __forceinline__ void consume_tiled_up(float (&d)[kPieces][kN / 2], unsigned char* base,
                                                  unsigned char*& panels, TiledShared<kN, kRows>& s,
@@ -212,7 +212,7 @@ __device__ __forceinline__ void consume_tiled_up(float (&d)[kPieces][kN / 2], un
         if constexpr (kUp < kN) barrier_wait(&s.gathered[stage], phase);
       },
       lane < kTiledPair, [&](int stage) { barrier_arrive_remote(empty + 8 * stage); }, kUp == kN ? Where::kFurther : 0);
-  // The values come back, this warpgroup's as the first or second stage from here
+  // The values come back, this warpgroup's as the first or second stage from here.
   if constexpr (kUp == kN && Where::kLeaves) {
     if (group == 1) again.next();
     barrier_wait(&again.full[again.at], again.phase);
@@ -225,7 +225,7 @@ __device__ __forceinline__ void consume_tiled_up(float (&d)[kPieces][kN / 2], un
   }
 }
 
-// Writes the listed neurons' hidden state from `panels`, of `width` neurons each. By a consumer warpgroup, its own
+// Writes the listed neurons' hidden state from `panels`, of `width` neurons each. By a consumer warpgroup, for its own
 // rows.
 template <typename T, int kPieces>
 __device__ __forceinline__ void store_listed(unsigned char* panels, const uint16_t* list, const Ffn& f, int block,
@@ -240,8 +240,8 @@ __device__ __forceinline__ void store_listed(unsigned char* panels, const uint16
   }
 }
 
-// Makes the gate product, then the up product of what fired, and leaves the hidden state and the tile's marks. By the
-// consumers.
+// Computes the gate product, then the up product of what fired, and writes the hidden state and the tile's marks. By
+// the consumers.
 template <typename T, int kN, int kRows>
 __device__ __forceinline__ void consume_tiled(Stages& ring, unsigned char* base, TiledShared<kN, kRows>& s,
                                               const CUtensorMap& h_map, const Ffn& f, const TiledTask& task,
@@ -254,11 +254,11 @@ __device__ __forceinline__ void consume_tiled(Stages& ring, unsigned char* base,
   float d[kPieces][kN / 2];
   consume_tiled_gate<T, kN, kRows>(d, ring, base, s, f, task, block, dense);
   __syncthreads();
-  __syncthreads();  // as the producers have it
+  __syncthreads();  // the producers make the same one
 
   const int count = uniform(s.count), width = uniform(s.width);
   const bool has_up = f.w_up != nullptr && width > 0, all_weights = width == kN;
-  if (!all_weights) {  // all of it at once would hold up what the copy engine reads
+  if (!all_weights) {  // prefetching all at once would delay what the copy engine reads
     if (has_up) prefetch_listed<T>(f, f.w_up, s.list, count, first);
     prefetch_listed<T>(f, f.w_down, s.list, count, first);
   }

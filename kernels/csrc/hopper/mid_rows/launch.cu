@@ -9,7 +9,8 @@ namespace twell::hopper {
 
 namespace {
 
-// The halves of a matrix's lines, of 32 outputs each, in boxes of 64 neurons: the box at (0, neuron, half), with zeros in place of the other.
+// The halves of a matrix's lines, of 32 outputs each, in boxes of 64 neurons: the box is at (0, neuron, half), with
+// zeros in place of the other half.
 template <typename T>
 CUtensorMap halves_map(const void* matrix, int height, int width) {
   const cuuint64_t sizes[] = {32, static_cast<cuuint64_t>(height), static_cast<cuuint64_t>(width) / 32};
@@ -18,7 +19,7 @@ CUtensorMap halves_map(const void* matrix, int height, int width) {
   return encode_map(kMapType<T>, matrix, 3, sizes, strides, box, true);
 }
 
-// Calls run<the i-th of `all`>() for the one that `chosen` is.
+// Calls run<the i-th of `all`>() for the one that equals `chosen`.
 template <const auto& all, typename Shape, typename Run>
 void by_shape(const Shape& chosen, Run run) {
   [&]<size_t... i>(std::index_sequence<i...>) {
@@ -26,14 +27,16 @@ void by_shape(const Shape& chosen, Run run) {
   }(std::make_index_sequence<std::size(all)>());
 }
 
-// How many clusters of one, two and three CTAs of `tiled_down` run at once on this device. They keep to the groups that multiprocessors come
-// in, whose sizes differ from one device to another, and leave some idle: 39 of three, where there are 132 multiprocessors.
+// How many clusters of one, two and three CTAs of `tiled_down` run at once on this device. A cluster stays within a
+// group of multiprocessors; group sizes differ from one device to another, and clusters leave some multiprocessors
+// idle: 39 clusters of three run on 132 multiprocessors.
 const std::array<int, 4>& down_clusters() {
   thread_local std::map<int, std::array<int, 4>> known;
   int device;
   check(cudaGetDevice(&device), "device");
   if (const auto found = known.find(device); found != known.end()) return found->second;
-  const int ones = multiprocessors(), shared = 226 * 1024;  // the most that it takes, which leaves no room for another on a multiprocessor
+  // the most that it uses, which leaves no room for another CTA on a multiprocessor
+  const int ones = multiprocessors(), shared = 226 * 1024;
   const int threes = clusters_at_once(tiled_down<TWELL_T, 64, 3>, kThreads, shared, 3);
   return known[device] = {0, ones, ones / 2, std::max(threes, 1)};
 }
@@ -47,7 +50,8 @@ void launch_tiled_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream
     constexpr int kN = kTile.neurons, kRows = kTile.rows;
     using Where = TiledRing<kN, kRows>;
     const auto rows = [&](int box) { return tensor_map<TWELL_T>(f.x, f.rows, f.d_model, box); };
-    const int taken = tile.taken(f), half = taken / kTiledPair, rest = f.rows % taken % half;  // half: a CTA's share of a tile's rows
+    // half: a CTA's share of a tile's rows
+    const int taken = tile.taken(f), half = taken / kTiledPair, rest = f.rows % taken % half;
     const auto x = rows(half), last_x = rows(rest > 0 ? rest : half);
     const auto weights = [&](const void* matrix, int neurons) { return tensor_map<TWELL_T>(matrix, f.d_ff, f.d_model, neurons); };
     const int last = f.d_ff % kN > 0 ? f.d_ff % kN : kN;  // neurons of the last tile

@@ -1,4 +1,4 @@
-// What the CTAs of `tiled_gate_up` share, where in shared memory it lies, and the producers that fill it.
+// The shared memory of the CTAs of `tiled_gate_up`, its layout, and the producers that fill it.
 #pragma once
 
 #include <algorithm>
@@ -10,24 +10,27 @@ namespace twell::hopper {
 template <int kN, int kRows>
 struct __align__(16) TiledShared {
   static constexpr int kWords = (kN + 31) / 32, kBlocks = kRows / kBlockRows;
-  // From a share of the tile on, of more rows a greater one, and where they are more than 48, in large tiles 64, weights come whole: by the
-  // copy engine that is less work than row by row.
+  // The share of a tile's neurons from which weights are fetched whole, which is less work for the copy engine than row
+  // by row. It grows with the rows. In large tiles the up product is of 64 neurons where there are more than 48.
   static constexpr int kMost = kN == 48 ? 16 : std::min((4 + kBlocks) * kN / 16, kRows * kN < 128 * 224 ? 48 : 64);
-  // Of the up product of so many gathered neurons.
+  // Width of the up product of this many gathered neurons.
   __host__ __device__ static constexpr int width_of(int count) { return count <= 16 ? 16 : count <= 32 ? 32 : count <= 48 ? 48 : 64; }
   static constexpr int kWidest = width_of(kMost);
-  uint64_t full[2][kTiledStages], empty[2][kTiledStages], gathered[kTiledStages];  // of the gate's stages, of the up product's
-  uint64_t decided, ready, left;                                                // by the other CTA of the pair: its width, and so on
-  uint64_t sure;                                                             // by both: the gate's ring is read, votes are in
-  int votes[kTiledPair];                                                       // by either CTA: whether all neurons are surely taken
-  uint32_t fires[kBlocks][kWords], broken[kRows / 32];  // a bit a neuron that any row of a block fires; a bit a row that is not finite
-  int count, width;                                     // neurons that fire; of those whose up product is taken
-  int other;                                            // the width that the other CTA of the pair asks for
+  // of the gate's stages, of the up product's
+  uint64_t full[2][kTiledStages], empty[2][kTiledStages], gathered[kTiledStages];
+  // by the other CTA of the pair: its width is decided, its ring is ready, its values have left
+  uint64_t decided, ready, left;
+  uint64_t sure;  // by both CTAs: the gate's ring is read, and votes are in
+  int votes[kTiledPair];  // each CTA's vote: whether all neurons are surely needed
+  // a bit a neuron that any row of a block fires; a bit a row that is not finite
+  uint32_t fires[kBlocks][kWords], broken[kRows / 32];
+  int count, width;                                     // neurons that fire; neurons whose up product is computed
+  int other;                                            // the width that the other CTA of the pair needs
   __align__(16) uint16_t list[kN];                      // the neurons that fire, ascending
-  __align__(16) float biases[kN];                       // of a product's neurons
+  __align__(16) float biases[kN];                       // biases of a product's neurons
 };
 
-// Calls run<width>(), of a product of gathered neurons.
+// Calls run<width>(), for a product of gathered neurons.
 template <typename Space, typename Run>
 __device__ __forceinline__ void by_width(int width, Run run) {
   if (Space::kWidest == 16 || width == 16)
@@ -40,44 +43,49 @@ __device__ __forceinline__ void by_width(int width, Run run) {
     run.template operator()<Space::kWidest>();
 }
 
-// Panels: [neurons][64 rows], 128-byte swizzled, as the copy engine has them; one for each 64 rows of the tile, one after the other.
-// First the ring of the gate product has all the room. Then the gate's values lie at its end, in panels of the whole tile. Of few
-// neurons that fire they move to its beginning, in panels of their own, before the up product's ring. Otherwise that ring lies before
-// them, or, where it would have too few stages, has all the room again: they leave for `hidden` and come back as its last stages do.
+// Panels are [neurons][64 rows], 128-byte swizzled as by the copy engine; one for each 64 rows of the tile, in order.
+// First the ring of the gate product has all the memory. Then the gate's values are at its end, in panels of the whole
+// tile. If few neurons fire, the values move to the beginning, in panels of their own, before the up product's ring.
+// Otherwise that ring is before them, or, if it would have too few stages, has all the memory again: the values are
+// sent to `hidden` and come back as its last stages.
 template <int kN, int kRows>
 struct TiledRing {
   static constexpr int kBegin = (sizeof(TiledShared<kN, kRows>) + 1023) / 1024 * 1024, kBytes = 227 * 1024 - kBegin;
   static constexpr int kPanel = kN * 128, kHeld = kBytes - kRows / 64 * kPanel, kEnoughStages = 4;
   static constexpr int stage(int width) { return (kRows + width) * kTileK * 2; }
   static constexpr bool kLeaves = kHeld / stage(kN) < kEnoughStages;
-  static constexpr int kClear = kHeld / stage(kN);   // stages that lie before the gate's values
-  static constexpr int kFurther = kLeaves ? 2 : 0;  // that they come back in
-  // Of the up product's ring: where it begins, and how many stages it has.
+  static constexpr int kClear = kHeld / stage(kN);   // stages before the gate's values
+  static constexpr int kFurther = kLeaves ? 2 : 0;  // stages in which they come back
+  // The up product's ring: where it begins, and how many stages it has.
   static constexpr int begin(int width) { return width == kN ? 0 : width * kRows * 2; }
   static constexpr int stages(int width) {
     const int most = ((width == kN && !kLeaves ? kHeld : kBytes) - begin(width)) / stage(width);
     return most < kTiledStages ? most : kTiledStages;
   }
-  static constexpr int kEarly = std::min(kClear, stages(kN));  // of the up product's, that may be asked for before what fired is listed
+  // most stages of the up product that may be requested before what fired is listed
+  static constexpr int kEarly = std::min(kClear, stages(kN));
   static constexpr int kGateStages = std::min(kTiledStages, kBytes / stage(kN));
   static constexpr int kProducerRegisters = kRows == kBlockRows ? 72 : 40, kConsumerRegisters = 252 - kProducerRegisters / 2;
-  static constexpr int kWidest = TiledShared<kN, kRows>::kWidest, kLate = stages(kWidest) > 5 ? 4 : 2;  // of a gathered stage, as below
-  static_assert(kGateStages >= kProducerWarps && stages(kN) >= kProducerWarps);  // else a warp meets a stage that is two rounds behind
-  static_assert(stages(kWidest) >= kLate + 2);  // else gatherers wait for a stage that waits for one not yet announced
+  // of a gathered stage, as below
+  static constexpr int kWidest = TiledShared<kN, kRows>::kWidest, kLate = stages(kWidest) > 5 ? 4 : 2;
+  // else a warp would meet a stage that is two rounds behind
+  static_assert(kGateStages >= kProducerWarps && stages(kN) >= kProducerWarps);
+  // else threads that gather would wait for a stage that waits for one not yet announced
+  static_assert(stages(kWidest) >= kLate + 2);
 };
 
-// Where 8 rows of a neuron lie in a panel.
+// Address of 8 rows of a neuron in a panel.
 __device__ __forceinline__ unsigned char* panel_chunk(unsigned char* panel, int neuron, int chunk) {
   return panel + neuron * 128 + (((chunk ^ neuron) & 7) << 4);
 }
 
-// What the copy engine brings of a tile into each stage: its rows that there are, of which this CTA asks for one half, `half` of them if
-// they are all there, for both CTAs of the pair; and, `weights_at` bytes behind, so many bytes of weights.
+// What the copy engine fetches of a tile for each stage: its rows that exist, of which this CTA requests one half
+// (`half` rows if all exist) for both CTAs of the pair; and this many bytes of weights, `weights_at` bytes further.
 struct TiledLoad {
   const CUtensorMap &x, &weights;
   int x_bytes, weight_bytes, first, weights_at, half;
 
-  // The step-th 64 of k into the stage where `s` stands.
+  // Fetches the step-th 64 of k into the current stage of `s`.
   __device__ __forceinline__ void request(const Stages& s, int step) const {
     uint64_t* full = &s.full[s.at];
     const int row = cluster_rank() * half, at = row * (kTileK * 2);
@@ -88,12 +96,14 @@ struct TiledLoad {
   }
 };
 
-// Where in k a tile of neurons begins: a pair's at one place, others elsewhere, so that not all ask for the same at once.
+// Where in k a tile of neurons begins: the CTAs of a pair at one place, other pairs elsewhere, so that they do not all
+// request the same data at once.
 __device__ __forceinline__ int first_step(int steps) { return blockIdx.z % steps; }
 __device__ __forceinline__ int wrapped(int step, int steps) { return step < steps ? step : step - steps; }
 
-// Fills the stages from one to another by the copy engine, each of `turns` warps one in so many, from the `turn`-th on; by one thread. That
-// takes about 100 cycles for a copy and 300 for what stands around it, and steps are 250 to 1 000 long. before(i) runs before the i-th stage.
+// Fills the stages from one to another by the copy engine; `turns` warps take them in turns, this one from the
+// `turn`-th on; by one thread. It takes about 100 cycles for a copy and 300 for the code around it, and steps take 250
+// to 1 000. before(i) runs before the i-th stage.
 template <typename Before>
 __device__ __forceinline__ void load_tiled(Stages& s, const TiledLoad& load, int steps, int from, int to, int turn, int turns, Before before) {
 #pragma unroll 1
@@ -107,8 +117,9 @@ __device__ __forceinline__ void load_tiled(Stages& s, const TiledLoad& load, int
   }
 }
 
-// Zeros in each stage of the gate's, from one row of the tile's to another: behind its last rows, or behind its last neurons, which lie
-// behind the rows. Copies that reach past the end of a matrix would bring them, but take longer than whole ones. By the consumers.
+// Writes zeros to each stage of the gate's, from one row of the tile's to another: after its last rows, or after its
+// last neurons, which follow the rows. Copies past the end of a matrix would write them too, but take longer than whole
+// ones. By the consumers.
 template <int kN, int kRows>
 __device__ __forceinline__ void clear_rest(unsigned char* base, int from, int to) {
   using Where = TiledRing<kN, kRows>;
@@ -120,13 +131,13 @@ __device__ __forceinline__ void clear_rest(unsigned char* base, int from, int to
   named_sync<kConsumers>(3);
 }
 
-// Copies the neurons in the list out of `weights` into the stages, by all producers but the first warp, which asks for the rows alone: beside
-// copies of their own the others would take longer.
+// Copies the listed neurons from `weights` into the stages, by all producers but the first warp, which fetches the rows
+// alone: if it also copied, the others would take longer.
 template <typename T, int kMost, int kLate>
 __device__ __forceinline__ void gather_tiled(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int steps,
                                            int d_model, int row_bytes) {
   constexpr int kApart = (kProducers - 32) / 8, kRounds = (kMost + kApart - 1) / kApart;
-  static_assert(kApart % 4 == 0);  // a thread's rows are swizzled alike but for 64 bytes
+  static_assert(kApart % 4 == 0);  // a thread's rows have the same swizzle except for 64 bytes
   const int thread = threadIdx.x - kConsumers - 32, row = thread / 8, chunk = thread % 8;
   uint32_t offset[kRounds];  // of a thread's rows, in 16 bytes
 #pragma unroll
@@ -141,7 +152,8 @@ __device__ __forceinline__ void gather_tiled(Stages& s, uint64_t* gathered, cons
     const int k = step * kTileK + 8 * chunk;
     const bool inside = k < d_model;
     const uint4* from = reinterpret_cast<const uint4*>(weights + (inside ? k : 0));
-    asm("" : "+l"(from));  // else each row's address is worked out ahead, and there are no registers to keep them in
+    // else the compiler computes each row's address in advance, and there are no registers to keep them in
+    asm("" : "+l"(from));
 #pragma unroll
     for (int j = 0; j < kRounds; ++j) {
       if (row + kApart * j >= count) break;
@@ -153,8 +165,9 @@ __device__ __forceinline__ void gather_tiled(Stages& s, uint64_t* gathered, cons
   announcer.rest();
 }
 
-// Whether a warp's sums alone say that more neurons fire than are gathered, so that weights come whole: by every other neuron, and by values
-// that no type rounds to zero. Where few of the first fire, it looks no further: others wait.
+// Whether a warp's sums alone show that more neurons fire than are gathered, so that weights are fetched whole. It
+// looks at every other neuron, and at values that no type rounds to zero. If few of the first neurons fire, it looks no
+// further, since others wait.
 template <int kN, int kMost, int kPieces, int kSize>
 __device__ __forceinline__ bool surely_all(const float (&d)[kPieces][kSize]) {
   const auto fire = [&](int j) { return fmaxf(d[0][4 * j], d[0][4 * j + 2]) >= 0x1p-14f; };
@@ -169,21 +182,22 @@ __device__ __forceinline__ bool surely_all(const float (&d)[kPieces][kSize]) {
   return count > kMost;
 }
 
-// The gate's values leave for `hidden`, the up product's tiles come, but for the first `begun`, which have been asked for, and then the values
-// again, each warpgroup's in a stage of its own.
+// The gate's values leave for `hidden`; the up product's tiles are fetched, except for the first `begun`, which have
+// been requested; and then the values again, each warpgroup's in a stage of its own.
 template <int kN, int kRows>
 __device__ __forceinline__ void load_all_weights(Stages& s, TiledShared<kN, kRows>& shared, const TiledLoad& load, const CUtensorMap& h_map, int steps,
                                            int begun, int turn) {
   using Where = TiledRing<kN, kRows>;
   constexpr int kPanels = kRows / 64, kOwn = kPanels / 2;
   const int block0 = blockIdx.y * (kRows / kBlockRows), first = tile_column() * kN;
-  const bool moves = Where::kLeaves && turn == kProducerWarps - 1;  // the values, one thread all of them
+  const bool moves = Where::kLeaves && turn == kProducerWarps - 1;  // one thread moves all of the values
   if (moves) {
 #pragma unroll
     for (int p = 0; p < kPanels; ++p) tma_store_3d(&h_map, s.base + Where::kHeld + p * Where::kPanel, 64 * (p % 2), first, block0 + p / 2);
     bulk_commit();
     bulk_wait_read<0>();
-    for (int cta = 0; cta < kTiledPair; ++cta) barrier_arrive_remote(&shared.left, cta);  // what is asked for goes to both
+    // what is requested goes to both CTAs
+    for (int cta = 0; cta < kTiledPair; ++cta) barrier_arrive_remote(&shared.left, cta);
   }
   load_tiled(s, load, steps, begun, steps, turn, kProducerWarps, [&](int i) {
     if (Where::kLeaves && i >= Where::kClear) barrier_wait(&shared.left, 0);

@@ -1,16 +1,16 @@
-// More than 64 rows without a plan: too many to take every row at once as fewer do, too few to fill the multiprocessors with tiles of
-// 128 x 256 and to pay for an order. And fewer rows, where neurons are many. Two launches that overlap.
+// More than 64 rows without a plan: too many to have every row in each CTA, too few to fill the multiprocessors with
+// tiles of 128 x 256 and to gain from an order. And fewer rows, if there are many neurons. Two launches that overlap.
 //
-// `tiled_gate_up` gives a CTA 128 or 256 rows and 48 to 256 neurons, and for those of its neurons that any of its rows fires it takes the
-// up product at once. `tiled_down` goes over the union of a block of 128 rows, tile after tile of what they fired; where outputs are
-// few, the CTAs of a cluster share out the union and add up in one order.
-// Loops that index no registers are kept from being unrolled: left to itself the compiler made 150 KB of code of `tiled_gate_up`, which did not
-// stay in the instruction cache (128 KB) beside `tiled_down`, and what has to come from memory takes longer than what it does.
-// A multiprocessor takes in up to 68 bytes a cycle by the copy engine, but no more than 20 to 45 that a single thread asks for: warps ask in
-// turns.
+// In `tiled_gate_up` a CTA has 128 or 256 rows and 48 to 256 neurons, and computes the up product of those of its
+// neurons that any of its rows fires at once. `tiled_down` goes over the union of a block of 128 rows, tile after tile
+// of what fired; if outputs are few, the CTAs of a cluster divide the union and add their sums in one order. Loops that
+// index no registers are kept from being unrolled: otherwise the compiler makes 150 KB of code of `tiled_gate_up`,
+// which does not stay in the instruction cache (128 KB) beside `tiled_down`, and code that is not in the cache takes
+// longer to load than to run. The copy engine brings a multiprocessor up to 68 bytes a cycle, but no more than 20 to 45
+// for the requests of a single thread: warps take turns.
 //
-// What they leave each other: in `hidden`, for each block, [panels * 64 neurons][128 rows], neurons of the block's union alone. In
-// `unions`, for each block, `TiledMarks`, and its counts in `tails`.
+// The launches hand on: in `hidden`, for each block, [panels * 64 neurons][128 rows], with the neurons of the block's
+// union alone. In `unions`, for each block, `TiledMarks`, and its counts in `tails`.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +20,14 @@
 namespace twell::hopper {
 
 constexpr int kTiledStages = 12;
-constexpr int kTiledPair = 2;  // CTAs of neighbouring neurons that share rows
+constexpr int kTiledPair = 2;  // CTAs that have neighbouring neurons and the same rows
 
-// How many rows and neurons a CTA takes of the gate and up products.
+// How many rows and neurons a CTA has in the gate and up products.
 struct CtaTile {
   int rows, neurons;
   bool operator==(const CtaTile&) const = default;
-  // The rows of a tile that are taken: where it is one block, as many in all of them, in steps of 16, as all wait for the fullest.
+  // The rows of a tile that are computed: if a tile is one block, the same number in all of them, in steps of 16, as
+  // all wait for the fullest.
   int taken(const Ffn& f) const { return rows > kBlockRows ? rows : (f.rows + 16 * f.blocks - 1) / (16 * f.blocks) * 16; }
   int columns(const Ffn& f) const { return (f.d_ff + neurons * kTiledPair - 1) / (neurons * kTiledPair) * kTiledPair; }
 };
@@ -34,11 +35,11 @@ struct CtaTile {
 constexpr CtaTile kCtaTiles[] = {{128, 48},  {128, 64},  {128, 96},  {128, 112}, {128, 128}, {128, 160},
                                  {128, 176}, {128, 192}, {128, 224}, {128, 256}, {256, 176}};
 
-// Cycles of a step of 64 of k: until so many rows of it are there, at so many bytes a cycle, or of the product of 128 rows and `width`
-// columns, at four columns a cycle, whichever takes longer.
+// Cycles of a step of 64 of k: the time to fetch its rows at this many bytes a cycle, or of the product of 128 rows and
+// `width` columns at four columns a cycle, whichever is longer.
 inline int step_cycles(int incoming, int rate, int width) { return std::max(incoming * kTileK * 2 / rate, 4 * width); }
 
-// What takes the fewest cycles in waves of CTAs: 16 more for each step, and 1200 for what stands around them.
+// The tile with the fewest cycles in waves of CTAs: 16 more for each step, and 1200 for the code around them.
 inline CtaTile choose_cta_tile(const Ffn& f, int processors) {
   CtaTile best{};
   int64_t least = INT64_MAX;
@@ -52,17 +53,17 @@ inline CtaTile choose_cta_tile(const Ffn& f, int processors) {
   return best;
 }
 
-// Which of how many tiles of neurons a CTA takes. They are the grid's outermost dimension, so that CTAs that run at once read the same
-// weights: these come from memory once, also where they are more than the L2 holds.
+// Which of how many tiles of neurons a CTA has. They are the grid's outermost dimension, so that CTAs that run at once
+// read the same weights: weights come from memory once, even if they are larger than the L2.
 __device__ __forceinline__ int tile_column() { return blockIdx.z * kTiledPair + blockIdx.x; }
 __device__ __forceinline__ int tile_columns() { return gridDim.z * kTiledPair; }
 
-// What a block's tiles say of it.
+// What a block's tiles mark of it.
 struct TiledMarks {
   uint16_t* fired;   // [panels * 4], a bit a neuron
   uint32_t* broken;  // [tiles][4], a bit a row that is not finite
-  uint16_t* counts;  // [tiles][rows], how many fired
-  int rows;          // 128, or as many as there are: there is no more room then
+  uint16_t* counts;  // [tiles][rows]: how many fired
+  int rows;          // 128, or as many as exist: there is no more room then
   __device__ __forceinline__ TiledMarks(const Ffn& f, int block, int tiles) {
     fired = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
     broken = reinterpret_cast<uint32_t*>(fired + f.panels * 4);
@@ -72,7 +73,7 @@ struct TiledMarks {
   __device__ __forceinline__ uint16_t* counts_of(int tile) const { return counts + tile * rows; }
 };
 
-// Where a neuron's hidden state of a block's rows lies.
+// Address of a neuron's hidden state for a block's rows.
 template <typename T>
 __device__ __forceinline__ T* hidden_of(const Ffn& f, int block, int neuron) {
   return static_cast<T*>(f.hidden) + (static_cast<int64_t>(block) * f.panels * kPanelColumns + neuron) * kBlockRows;
