@@ -145,7 +145,7 @@ def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
             error = jackknife_error(difference, (b[1] - a[1]).T)
         else:
             error = np.hypot(jackknife_error(a[0], a[1].T), jackknife_error(b[0], b[1].T))
-        half = float(t_half(min(_groups(first), _groups(here)) - 1)) * error
+        half = float(t_half(min(_groups(first), _groups(totals)) - 1)) * error
         piece = shared.to_frame(index=False)
         piece.insert(0, "run", run.name)
         piece = piece.assign(
