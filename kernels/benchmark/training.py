@@ -28,7 +28,7 @@ from twell.kernels.modules import SparseFFN
 from twell.kernels.training import choose, train_gated_ffn, train_plain_ffn
 
 TRAIN_DENSE, TRAIN_COMPILED = Operation("train_dense"), Operation("train_compiled")
-LEAST, MOST = 5, 30  # turns
+MIN_TURNS, MAX_TURNS = 5, 30
 SECONDS = {"cpu": 0.3, "cuda": 1.0}  # of turns, unless given
 EXACT_ROWS = {"cpu": 128, "cuda": 2048}  # rows of the step that is compared with float64
 COEFFICIENT = 1e-4  # of l1 in the loss
@@ -40,12 +40,12 @@ Forward = Callable[..., Outputs]  # of x and the weights
 class TrainingResult:
     """Figures of one case.
 
-    took: microseconds of a step, turn by turn; errors: of each operation's gradients relative to float64, the mean and
+    times: microseconds of a step, turn by turn; errors: of each operation's gradients relative to float64, the mean and
     the largest over rows of all of them; peak_bytes: memory in use at most, beyond what was in use before (CUDA alone)
     sparse: the operation of the sparse kernel; reason: why it is that kernel; left_out: operations that did not run
     """
 
-    took: dict[Operation, list[float]]
+    times: dict[Operation, list[float]]
     errors: dict[Operation, tuple[float, float]]
     peak_bytes: dict[Operation, int]
     nnz_mean: float
@@ -55,7 +55,7 @@ class TrainingResult:
 
     def median(self, operation: Operation) -> float:
         """Return the median time of a step in microseconds."""
-        return statistics.median(self.took[operation])
+        return statistics.median(self.times[operation])
 
 
 def bench_training(ffn: SparseFFN, x: Tensor, compiled: bool = True, seconds: float | None = None) -> TrainingResult:
@@ -80,12 +80,12 @@ def bench_training(ffn: SparseFFN, x: Tensor, compiled: bool = True, seconds: fl
     runs = {operation: partial(step, forward, tensors) for operation, forward in forwards.items()}
     peaks = {operation: peak for operation, run in runs.items() if (peak := _peak_bytes(run, x.device)) is not None}
     errors = _errors(forwards, tensors, ffn.activation)
-    once = sum(sum(times) for times in time_in_turns(runs, x.device, 1).values())
-    repeats = max(LEAST, min(MOST, int((seconds or SECONDS[x.device.type]) * 1e6 / once)))
-    took = time_in_turns(runs, x.device, repeats)
+    first_turn = sum(sum(times) for times in time_in_turns(runs, x.device, 1).values())
+    repeats = max(MIN_TURNS, min(MAX_TURNS, int((seconds or SECONDS[x.device.type]) * 1e6 / first_turn)))
+    times = time_in_turns(runs, x.device, repeats)
     with torch.no_grad():
         nnz = float((linear(x, ffn.w_gate, ffn.b_gate) > 0).sum()) / len(x)
-    return TrainingResult(took, errors, peaks, nnz, sparse, choice.reason, left_out)
+    return TrainingResult(times, errors, peaks, nnz, sparse, choice.reason, left_out)
 
 
 def dense_forward(activation: str, x: Tensor, *weights: Tensor) -> Outputs:
@@ -110,7 +110,7 @@ def _sparse_forward(activation: str, x: Tensor, *weights: Tensor) -> Outputs:
 
 
 def _left_out(forwards: dict[Operation, Forward], tensors: list[Tensor]) -> dict[str, str]:
-    """Run the compiled step once; where it cannot be compiled, remove it and return the reason."""
+    """Run the compiled step first_turn; where it cannot be compiled, remove it and return the reason."""
     if TRAIN_COMPILED not in forwards:
         return {}
     try:

@@ -248,7 +248,7 @@ def pytest_configure() -> None:
         dispatch.KERNELS[name] = replace(dispatch.KERNELS[name], run=module.run)  # type: ignore[attr-defined]
     reference.run = nothing
     torch._dynamo.config.rewrite_assert_with_torch_assert = False  # it looks for what python -O leaves out
-    runner.LEAST = runner.MOST = runner.CALLS = runner.MOST_SETS = 1
+    runner.MIN_TURNS = runner.MAX_TURNS = runner.CALLS = runner.MAX_SETS = 1
 
 
 @pytest.hookimpl(tryfirst=True)

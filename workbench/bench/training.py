@@ -50,7 +50,7 @@ def run_training_case(
 
 def _rows(case: Case, result: TrainingResult, about: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
-    for operation, times in result.took.items():
+    for operation, times in result.times.items():
         base = {
             **about,
             "case": f"training, {case.name}",
@@ -86,7 +86,7 @@ def _show(case: Case, result: TrainingResult, console: Console, absolute: bool) 
     for name in columns:
         table.add_column(name, justify="left" if name == COLUMNS[0] else "right")
     dense = result.median(TRAIN_DENSE)
-    for operation, times in result.took.items():
+    for operation, times in result.times.items():
         mean, largest = result.errors.get(operation, (None, None))
         cells = {
             "operation": LABELS.get(operation.op, operation.kernel),
