@@ -110,7 +110,7 @@ def _sparse_forward(activation: str, x: Tensor, *weights: Tensor) -> Outputs:
 
 
 def _left_out(forwards: dict[Operation, Forward], tensors: list[Tensor]) -> dict[str, str]:
-    """Run the compiled step first_turn; where it cannot be compiled, remove it and return the reason."""
+    """Run the compiled step once; where it cannot be compiled, remove it and return the reason."""
     if TRAIN_COMPILED not in forwards:
         return {}
     try:
