@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from twell.kernels.backends.reference import ACTIVATION, count
+from twell.kernels.backends.reference import ACTIVATION, count, count_dense
 from twell.kernels.dispatch import KERNELS, Choice, choose, run
 from twell.kernels.layout import Layout
 from twell.kernels.params import FFNParams, Requirements
@@ -144,19 +144,28 @@ class SparseFFN(nn.Module):
         """Return y [..., d_model] for x [..., d_model]; the probe's callback gets the Stats."""
         if self.runs_dense:
             return self.dense(x)
-        probe = self.probe
         x = x.contiguous()
-        params = FFNParams(
+        y, stats = run(self._params(x), self.kernel)
+        if self.probe.on_stats is not None:
+            self.probe.on_stats(self.layer, x.view(-1, x.shape[-1]), stats)
+        return y
+
+    def report_dense(self, x: Tensor, gate: Tensor, hidden: Tensor, up: Tensor | None = None) -> None:
+        """Count a pass that other code ran densely, and report it to the probe. gate, hidden, up: as in `count_dense`;
+        x [n, d_model]: what the probe is told of as the layer's input."""
+        if self.probe.on_stats is not None:
+            self.probe.on_stats(self.layer, x, count_dense(self._params(x), gate, hidden, up))
+
+    def _params(self, x: Tensor) -> FFNParams:
+        """Return the parameters of a call on x with what the probe asks for."""
+        probe = self.probe
+        return FFNParams(
             x=x, w_gate=self.w_gate, w_up=self.w_up, w_down=self.w_down,
             b_gate=self.b_gate, b_up=self.b_up, b_down=self.b_down,
             rows=probe.rows, tokens=probe.tokens, sequences=probe.sequences,
             activation=self.activation, up_relu=self.up_relu, threshold=self.threshold,
             probes=probe.probes, layout=probe.layout, want_packed=probe.want_packed,
         )  # fmt: skip
-        y, stats = run(params, self.kernel)
-        if probe.on_stats is not None:
-            probe.on_stats(self.layer, x.view(-1, x.shape[-1]), stats)
-        return y
 
     def dense(self, x: Tensor) -> Tensor:
         """Compute the same FFN as a model does, through F.linear: the baseline of timings. It counts nothing."""
@@ -190,19 +199,24 @@ class CountedMap(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the map's output for hidden [..., d_ff]; the probe's callback gets the Stats."""
-        probe = self.probe
-        if probe.on_stats is not None or probe.probes != "none":
-            flat = hidden.reshape(-1, self.d_ff)
-            no_weight = hidden.new_empty(0)
-            params = FFNParams(
-                x=flat, w_gate=no_weight, w_up=None, w_down=no_weight, threshold=self.threshold,
-                rows=probe.rows, tokens=probe.tokens, sequences=probe.sequences,
-                probes=probe.probes, layout=probe.layout, want_packed=probe.want_packed,
-            )  # fmt: skip
-            stats = count(params)
-            if probe.on_stats is not None:
-                probe.on_stats(self.layer, flat, stats)
+        self.report(hidden)
         return self.down(hidden)
+
+    def report(self, hidden: Tensor) -> None:
+        """Count hidden values [..., d_ff], and report them to the probe."""
+        probe = self.probe
+        if probe.on_stats is None and probe.probes == "none":
+            return
+        flat = hidden.reshape(-1, self.d_ff)
+        no_weight = hidden.new_empty(0)
+        params = FFNParams(
+            x=flat, w_gate=no_weight, w_up=None, w_down=no_weight, threshold=self.threshold,
+            rows=probe.rows, tokens=probe.tokens, sequences=probe.sequences,
+            probes=probe.probes, layout=probe.layout, want_packed=probe.want_packed,
+        )  # fmt: skip
+        stats = count(params)
+        if probe.on_stats is not None:
+            probe.on_stats(self.layer, flat, stats)
 
 
 def _weight_and_bias(linear: Linear) -> tuple[Tensor, Tensor | None]:

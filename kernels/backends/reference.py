@@ -81,6 +81,23 @@ def count(params: FFNParams) -> Stats:
     return Stats.cat(chunks)
 
 
+def count_dense(params: FFNParams, gate: Tensor, hidden: Tensor, up: Tensor | None = None) -> Stats:
+    """Return the Stats of a dense pass that other code ran, without a product.
+
+    gate, hidden [n, d_ff]: its gate pre-activations and what it multiplied by w_down; up [n, d_ff]: with up_relu, its up
+    pre-activations; params: the call, of which x is not read
+    """
+    chunks = []
+    for chunk in _chunks(gate, gate.shape[1]):
+        z, h = (matrix[chunk] if matrix.element_size() > 4 else matrix[chunk].float() for matrix in (gate, hidden))
+        stats = Stats(torch.empty(0, dtype=torch.int32, device=gate.device), _finite(z) & _finite(h))
+        if params.probes != "none" or params.want_packed:
+            value = (z if params.activation == "relu" else z * z).to(gate.dtype).to(z.dtype)
+            _count(params, chunk, stats, z, None if up is None else up[chunk].to(z.dtype), h, value)
+        chunks.append(stats)
+    return Stats.cat(chunks)
+
+
 def _chunks(x: Tensor, d_ff: int) -> list[slice]:
     """Return slices of the rows of x so small that [rows, d_ff] stays small; one empty slice if there are no rows."""
     step = (GPU_CHUNK if x.is_cuda else CPU_CHUNK) // d_ff

@@ -37,6 +37,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"doctor", "power", "run", "models"},
         {"text"},
         {"capturing", "training"},
+        {"watching"},
         {"bench", "verify"},
         {"cli"},
     ],

@@ -134,7 +134,7 @@ class FiringCollector:
                 tables.append(table | {"draw": -score if kind == "sample" else np.zeros(len(score))})
             joined = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]} if tables else {}
             if tables:
-                joined["window"] = _lists(joined["window"].ravel(), np.full(len(joined["draw"]), 2 * REACH + 1))
+                joined["window"] = lists(joined["window"].ravel(), np.full(len(joined["draw"]), 2 * REACH + 1))
             return joined
 
         return columns
@@ -227,8 +227,8 @@ class BatchFirings:
                 "sequence": sequence,
                 "position": position,
                 "layer": np.full(len(sequence), layer),
-                "neuron": _lists(neuron.cpu().numpy().astype(kind), lengths),
-                "value": _lists(value.float().clamp(max=most).cpu().numpy().astype(np.float16), lengths),
+                "neuron": lists(neuron.cpu().numpy().astype(kind), lengths),
+                "value": lists(value.float().clamp(max=most).cpu().numpy().astype(np.float16), lengths),
             }
 
 
@@ -251,7 +251,7 @@ def parse_fired(text: str, layers: int) -> tuple[frozenset[int], float]:
     return frozenset(chosen), part
 
 
-def _lists(values: np.ndarray, lengths: np.ndarray) -> pa.ListArray:
+def lists(values: np.ndarray, lengths: np.ndarray) -> pa.ListArray:
     """Return an Arrow array of lists of these lengths, whose entries are `values` one after another."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,12 @@ from twell.workbench.text.sources import Source
 from twell.workbench.text.vocabulary import vocabulary
 
 NOT_COMPARED = {"out", "resume"}  # options that do not change what is recorded
+
+
+class Commits(Protocol):
+    """Single firings of a batch; `commit` yields the rows of the `fired` table."""
+
+    def commit(self) -> Iterable[dict[str, Any]]: ...
 
 
 class Recorder:
@@ -91,11 +97,15 @@ class Recorder:
             batch, counted, firings = self._run(batch, on_layer=on_layer)
         before, self._in_flight = self._in_flight, (batch, counted, firings)
         self.fresh_tokens = 0
-        if self._lacks_vocabulary:
-            self.writer.add_made("vocab", lambda: vocabulary(self.loaded.tokenizer))
-            self._lacks_vocabulary = False
+        self._add_vocabulary()
         if before is not None:
             self._take(*before)
+
+    def _add_vocabulary(self) -> None:
+        """Write the vocabulary, once, where the model came with a tokenizer."""
+        if self._lacks_vocabulary and self.loaded.tokenizer is not None:
+            self.writer.add_made("vocab", lambda: vocabulary(self.loaded.tokenizer))
+        self._lacks_vocabulary = False
 
     def _run(
         self, batch: Batch, flags: np.ndarray | None = None, on_layer: OnLayer | None = None
@@ -121,6 +131,12 @@ class Recorder:
         read = [source.manifest() | self._text.get(source.name, {}) for source in sources]
         self.writer.finish(status, tables, **about | {"text": read})
 
+    def flush(self) -> None:
+        """Close the open part now, and wait until it is on disk."""
+        tables, about = self._flush()
+        self.writer.close_part(tables, **about)
+        self.writer.drain()
+
     def merge_examples(self, examples: pa.Table) -> None:
         """Merge the `examples` table of another rank, of which the best are kept."""
         self._collector.restore(examples, self.loaded.device)
@@ -140,18 +156,39 @@ class Recorder:
             flags = flags | ~finite * np.uint8(schema.FLAG_NOT_FINITE)
             _, counted, firings = self._run(batch, flags)
             counted.wait()
-        nnz = counted.nnz.numpy()
+        rows = self._rows(batch, counted, flags)
+        ready = self._in_order.add(batch, rows)
+        if ready is not None:
+            self._write(ready)
+        self._add_up(batch, counted, firings, flags)
+
+    @torch.inference_mode()
+    def accept(self, batch: Batch, counted: Counted, firings: Commits | None = None) -> None:
+        """Record a batch that other code ran, which ends its window and whose counts have arrived.
+
+        Its sums cover its unflagged tokens; of a token that is not finite, they cover the layers before it became so.
+        """
+        self._add_vocabulary()
+        flags = batch.flags | ~counted.finite.numpy() * np.uint8(schema.FLAG_NOT_FINITE)
+        self._write(self._rows(batch, counted, flags))
+        self._add_up(batch, counted, firings, flags)
+
+    def _rows(self, batch: Batch, counted: Counted, flags: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the columns of `activity` for a batch."""
         kind, counts = schema.nnz_type(self.loaded.d_ff), dict[str, np.ndarray]()
         for name, layers in (("nnz", counted.nnz), ("used", counted.used)):
             if layers is not None:
-                counts |= dict(zip(schema.nnz_columns(len(nnz), name), layers.numpy().astype(kind), strict=True))
+                counts |= dict(zip(schema.nnz_columns(len(layers), name), layers.numpy().astype(kind), strict=True))
         loss = np.full(len(flags), np.nan, dtype=np.float32)
         if counted.loss is not None:
             loss[batch.predicts] = counted.loss.numpy()
         keys = {"sequence": batch.sequence, "position": batch.position, "token_id": batch.token_id}
-        rows = self._in_order.add(batch, keys | {"phase": batch.phase, "flags": flags, "loss": loss} | counts)
-        if rows is not None:
-            self._write(rows)
+        return keys | {"phase": batch.phase, "flags": flags, "loss": loss} | counts
+
+    def _add_up(
+        self, batch: Batch, counted: Counted, firings: Commits | None, flags: np.ndarray
+    ) -> None:
+        """Add a batch to the sums of the open part."""
         self._window.append(batch)
         if self._sums is None:
             self._sums = counted.sums
@@ -160,7 +197,7 @@ class Recorder:
         self._fired += [pa.table(columns) for columns in (firings.commit() if firings is not None else ())]
         plain = flags == 0
         self._unflagged += int(plain.sum())
-        self._nnz_sum += int(nnz.sum(0, dtype=np.int64)[plain].sum())
+        self._nnz_sum += int(counted.nnz.numpy().sum(0, dtype=np.int64)[plain].sum())
         self.fresh_tokens = len(flags)
         if batch.ends:
             self._end_window()
@@ -232,7 +269,7 @@ def new_manifest(loaded: LoadedModel, options: CaptureOptions, names: Iterable[s
     return Manifest(
         name=options.out.name,
         model=loaded.describe(),
-        tokenizer={"name": loaded.name, "vocab_size": len(loaded.tokenizer)},
+        tokenizer={"name": loaded.name, "vocab_size": 0 if loaded.tokenizer is None else len(loaded.tokenizer)},
         nnz_definition=loaded.nnz_definition,
         dtype=loaded.dtype,
         device=doctor.device_name(loaded.device),

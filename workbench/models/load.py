@@ -60,7 +60,7 @@ class LoadedModel:
     @property
     def blocks(self) -> list[nn.Module]:
         """The decoder layers, in order."""
-        return _blocks(self.model)
+        return decoder_layers(self.model)
 
     @property
     def head(self) -> nn.Linear:
@@ -86,6 +86,10 @@ class LoadedModel:
     def context(self) -> int:
         """Longest sequence that the model was made for, in tokens; CONTEXT where its configuration knows of none."""
         return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or CONTEXT)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.config.get_text_config().vocab_size)
 
     @property
     def device(self) -> torch.device:
@@ -149,7 +153,7 @@ class LoadedModel:
             "layers": self.layers,
             "d_model": self.d_model,
             "d_ff": self.d_ff,
-            "vocab_size": int(self.model.config.get_text_config().vocab_size),
+            "vocab_size": self.vocab_size,
             "parameters": sum(p.numel() for p in self.model.parameters()),
         }
         norm = FAMILIES[self.family].norm if self.family in FAMILIES else RMS_NORM
@@ -195,10 +199,10 @@ def load(
     ffns: tuple[SparseFFN, ...] = ()
     watched: tuple[CountedMap, ...] = ()
     if threshold is None:
-        ffns = tuple(_replace(checkpoint, block, layer, kernel, probe) for layer, block in enumerate(_blocks(loaded)))
+        ffns = tuple(_replace(checkpoint, block, layer, kernel, probe) for layer, block in enumerate(decoder_layers(loaded)))
     else:
         threshold_ffn.refuse_unless_causal(name, loaded)
-        watched = threshold_ffn.watch(name, loaded, _blocks(loaded), threshold, probe)
+        watched = threshold_ffn.watch(name, loaded, decoder_layers(loaded), threshold, probe)
     head_is_all = threshold is None or threshold_ffn.head_is_all(loaded)
     sha256, family = fingerprint(folder), str(checkpoint.fields["model_type"])
     return LoadedModel(
@@ -230,7 +234,7 @@ def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _blocks(loaded: PreTrainedModel) -> list[nn.Module]:
+def decoder_layers(loaded: PreTrainedModel) -> list[nn.Module]:
     """The decoder layers, in order."""
     depth = loaded.config.get_text_config().num_hidden_layers
     lists = [module for module in loaded.get_decoder().children() if isinstance(module, nn.ModuleList)]

@@ -27,31 +27,40 @@ def watch(
     name: str, model: PreTrainedModel, blocks: list[nn.Module], threshold: float, probe: Probe
 ) -> tuple[CountedMap, ...]:
     """Replace each layer's map back by one that counts. Raises UserError where a layer has none, or several."""
-    d_model = int(model.config.get_text_config().hidden_size)
     counted: list[CountedMap] = []
+    d_model = int(model.config.get_text_config().hidden_size)
+    for layer, (block, path) in enumerate(zip(blocks, maps_back(name, model, blocks), strict=True)):
+        holder, _, last = path.rpartition(".")
+        down = block.get_submodule(path)
+        counted.append(CountedMap(down, d_model, sizes(down)[0], threshold=threshold, layer=layer, probe=probe))
+        setattr(block.get_submodule(holder), last, counted[-1])
+    return tuple(counted)
+
+
+def maps_back(name: str, model: PreTrainedModel, blocks: list[nn.Module]) -> list[str]:
+    """Return the path of each layer's map back. Raises UserError where a layer has none, or several."""
+    d_model = int(model.config.get_text_config().hidden_size)
+    paths = []
     for layer, block in enumerate(blocks):
         back = [path for path, module in block.named_modules() if _leads_back(path, module, d_model)]
         attends = any("att" in path for path, _ in block.named_modules())
         if len(back) != 1 or not attends:
             got = f"{len(back)} maps back from one" if attends else "no attention"
             raise _refusal(name, model, f"{got} in layer {layer}")
-        holder, _, last = back[0].rpartition(".")
-        down = block.get_submodule(back[0])
-        counted.append(CountedMap(down, d_model, _sizes(down)[0], threshold=threshold, layer=layer, probe=probe))
-        setattr(block.get_submodule(holder), last, counted[-1])
-    widths = sorted({one.d_ff for one in counted})
+        paths += back
+    widths = sorted({sizes(block.get_submodule(path))[0] for block, path in zip(blocks, paths, strict=True)})
     if len(widths) != 1:
         raise _refusal(name, model, f"FFNs of {' and '.join(map(str, widths))} neurons" if widths else "no such layers")
-    return tuple(counted)
+    return paths
 
 
 def _leads_back(path: str, module: nn.Module, d_model: int) -> bool:
     """Return whether a module is a linear map from another width to d_model, outside attention. path: its name."""
-    width, out = _sizes(module)
+    width, out = sizes(module)
     return out == d_model and width != d_model and "att" not in path
 
 
-def _sizes(module: nn.Module) -> tuple[int, int]:
+def sizes(module: nn.Module) -> tuple[int, int]:
     """Return a linear map's input and output width; 0, 0 for other modules."""
     if isinstance(module, Conv1D):
         return int(module.nx), int(module.nf)

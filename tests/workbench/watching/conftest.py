@@ -1,0 +1,43 @@
+"""Small models as transformers loads them, and a padded batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.watched import PAD, SENTENCES
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+
+@pytest.fixture(scope="session")
+def load_object() -> Callable[..., Any]:
+    """Loads a folder with transformers alone, in float64."""
+
+    def load(folder: Path, dtype: torch.dtype = torch.float64) -> Any:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny: Path) -> PreTrainedTokenizerFast:
+    """The small models' tokenizer, with a padding token of its own."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+@pytest.fixture
+def model(tiny: Path, load_object: Callable[..., Any]) -> Any:
+    return load_object(tiny)
+
+
+@pytest.fixture(scope="session")
+def batch(tokenizer: PreTrainedTokenizerFast) -> Any:
+    """A batch padded on the left with a token that stands nowhere else."""
+    given = tokenizer(list(SENTENCES), return_tensors="pt", padding=True, return_token_type_ids=False)
+    given["input_ids"][given["attention_mask"] == 0] = PAD
+    return given

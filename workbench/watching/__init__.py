@@ -1,0 +1,1 @@
+"""Watch: the counts of a capture, from code of your own."""

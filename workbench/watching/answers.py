@@ -1,0 +1,95 @@
+"""Answer from what a watch has recorded: arrays, tables of the analysis, single firings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.schema import nnz_columns
+from twell.workbench.run.store import Run
+from twell.workbench.watching.questions import ask
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from twell.workbench.models.attach import AttachedModel
+
+
+class Answers:
+    """The questions that a watch answers; `run` is what it has recorded."""
+
+    loaded: AttachedModel
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError
+
+    @property
+    def nnz(self) -> np.ndarray:
+        """How many neurons each token fired in each layer, [tokens, layers], padding left out; as `table` has them."""
+        return self._activity()[nnz_columns(self.loaded.layers)].to_numpy()
+
+    def table(self) -> pd.DataFrame:
+        """Return a row a token: sequence, position, token_id, text, phase, flags, nnz_LL."""
+        rows = self._activity()
+        text = [f"<{token}>" for token in rows["token_id"]]
+        if self.run.has("vocab"):
+            named = self.run.vocab["text"].reindex(rows["token_id"])
+            text = [one if isinstance(one, str) else given for one, given in zip(named, text, strict=True)]
+        rows.insert(3, "text", text)
+        return rows.drop(columns="loss")
+
+    def by_layer(self, **options: Any) -> pd.DataFrame:
+        """Return `twell.analysis.by_layer` of what was read."""
+        return ask("by_layer", self.run, **options)
+
+    def by_token(self, min_count: int = 1, **options: Any) -> pd.DataFrame:
+        """Return `twell.analysis.by_token` of what was read; min_count: least occurrences of a token."""
+        return ask("by_token", self.run, min_count=min_count, **options)
+
+    def by_neuron(self, **options: Any) -> pd.DataFrame:
+        """Return `twell.analysis.by_neuron` of what was read."""
+        return ask("by_neuron", self.run, **options)
+
+    def by_position(self, **options: Any) -> pd.DataFrame:
+        """Return `twell.analysis.by_position` of what was read."""
+        return ask("by_position", self.run, **options)
+
+    def fired(self, layer: int, form: Literal["scipy", "torch"] = "scipy") -> Any:
+        """Return a layer's values as a CSR matrix [tokens, d_ff], a row for each row of `table`.
+
+        form: scipy | torch. Values are rounded to float16, as in a run.
+        """
+        self._check_layer(layer)
+        if not self.run.has("fired"):
+            raise Missing(f"This watch keeps no firings: begin it with fired=[{layer}], or fired=True for all layers.")
+        matrix, _ = ask("fired_csr", self.run, layer=layer)
+        if form == "scipy":
+            return matrix
+        parts = (torch.from_numpy(np.asarray(one)) for one in (matrix.indptr, matrix.indices, matrix.data))
+        return torch.sparse_csr_tensor(*parts, size=matrix.shape, check_invariants=False)
+
+    def neurons(self, token: int, layer: int) -> pd.DataFrame:
+        """Return the neurons that a token fired in a layer, the largest value first. Columns: neuron, value.
+
+        token: the row in `table`
+        """
+        import pandas as pd
+
+        matrix = self.fired(layer)
+        if not 0 <= token < matrix.shape[0]:
+            raise UserError(f"Expected a token from 0 to {matrix.shape[0] - 1}, got {token}.")
+        row = matrix[token]
+        frame = pd.DataFrame({"neuron": row.indices, "value": row.data})
+        return frame.sort_values(["value", "neuron"], ascending=[False, True], ignore_index=True)
+
+    def _activity(self) -> pd.DataFrame:
+        """Return the rows of all tokens, by sequence and position."""
+        return self.run.activity().sort_values(["sequence", "position"], ignore_index=True)
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.loaded.layers:
+            raise UserError(f"Expected a layer from 0 to {self.loaded.layers - 1}, got {layer}.")

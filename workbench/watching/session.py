@@ -1,0 +1,253 @@
+"""Watch a model in code of your own: every call is counted as a capture would count it.
+
+The idea: the model's FFNs run ours (`models/attach.py`), hooks hear each call (`hooks.py`), what it is called with says
+which rows are tokens of which sequences (`tracker.py`), and what sequences read is put together once they have ended
+(`reads.py`). From there on it is a capture: the capture's own recorder writes a run, in the folder that was asked for
+or in a temporary one, from which every answer comes. So memory does not grow with tokens.
+
+A sequence ends with the cache that holds it, with `generate`, with a call that has no cache, or where rows are asked
+for. A value that is not finite in a layer is left out of that layer's sums, and the token is flagged.
+
+Cost: that of counting (see the log), some 50 µs of the host a call, and a byte a token and layer on disk.
+
+    with watch(model, tokenizer) as w:
+        model.generate(**inputs)
+    w.by_layer()
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from twell.workbench.capturing.firings import parse_fired
+from twell.workbench.capturing.recorder import Recorder, new_manifest
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.models.attach import AttachedModel, FFNs, attached
+from twell.workbench.options import CaptureOptions
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.manifest import COMPLETE, INTERRUPTED
+from twell.workbench.run.store import Run, open_run, refuse_existing
+from twell.workbench.run.writer import RunWriter
+from twell.workbench.text.vocabulary import special_ids
+from twell.workbench.watching.answers import Answers
+from twell.workbench.watching.hooks import CallHooks
+from twell.workbench.watching.reads import SOURCE, Group
+from twell.workbench.watching.totals import Totals
+from twell.workbench.watching.tracker import Tracker
+
+Layers = bool | str | Sequence[int]
+
+
+class watch(Answers):  # noqa: N801  # called as a function, in a with statement
+    """Count what a model's FFNs fire while code of yours runs it; a context manager.
+
+    model: a causal language model of transformers, or with `ffns` any torch module
+    tokenizer: for text, and for which ids are special; fast
+    ffns: the FFNs of a module of yours: their paths in it, and the names of their maps, as in
+    {"blocks.0.mlp": ("gate", "up", "down")}
+    threshold: count neurons with |hidden| above this, and run the model as it is; for FFNs without zeros
+    probes: counts | neurons (sums of each neuron too); kernel: as in `twell capture`
+    rows: whether to keep a row a token; without, metrics alone are left
+    fired: layers whose firings are kept for every token, as [3, 4], "0,3-5:0.01" with a share, or True for all
+    hidden: layers whose hidden values of the last call are kept
+    out: a folder for the run, which the dashboard shows while it grows; default: a temporary one
+    name: what the model is called in the run; default: its folder's or its class's name
+
+    Raises UserError for a model that cannot be counted. Afterwards the model is what it was, whatever happened.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+        *,
+        ffns: FFNs | None = None,
+        threshold: float | None = None,
+        probes: Literal["counts", "neurons"] = "neurons",
+        kernel: Literal["auto", "reference", "cpu", "cuda", "hopper"] = "auto",
+        rows: bool = True,
+        fired: Layers = False,
+        hidden: Layers = False,
+        out: str | Path | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.rows = model, tokenizer, rows
+        self._given: dict[str, Any] = {"ffns": ffns, "threshold": threshold, "kernel": kernel, "name": name}
+        self._probes, self._asks_fired, self._asks_hidden = probes, fired, hidden
+        self._out = None if out is None else Path(out)
+        self._recorder: Recorder | None = None
+        self._folder: Path | None = None
+        self._batches = 0
+        self._entered = self._ended = False
+        if probes not in ("counts", "neurons"):
+            raise UserError(f"Expected probes of counts or neurons, got {probes!r}.")
+        if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise UserError(
+                f"Expected a fast tokenizer, got a {type(tokenizer).__name__}: load its fast form, or give none."
+            )
+
+    def __enter__(self) -> watch:
+        if self._entered:
+            raise UserError("Expected a watch that has not begun, got one that has: make another.")
+        if self._out is not None:
+            refuse_existing(self._out)
+        with ExitStack() as stack:
+            self.loaded: AttachedModel = stack.enter_context(attached(self.model, self.tokenizer, **self._given))
+            loaded = self.loaded
+            fired = _layers(self._asks_fired, loaded.layers)
+            self._special = np.array(sorted(self._special_ids()), dtype=np.int32)
+            self.totals = Totals(loaded)
+            self.tracker = Tracker(
+                loaded,
+                self._probes,
+                self._special.tolist(),
+                self.totals.add,
+                self._record if self.rows else None,
+                parse_fired(fired, loaded.layers)[0] if fired else frozenset(),
+                parse_fired(hidden, loaded.layers)[0] if (hidden := _layers(self._asks_hidden, loaded.layers)) else frozenset(),
+            )
+            self._fired = fired
+            self._hooks = CallHooks(loaded.model, loaded.body, self.tracker)
+            stack.callback(self._hooks.remove)
+            self._hooks.put()
+            self._stack = stack.pop_all()
+        self._entered = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stack.close()
+        self._ended = True
+        try:
+            self.tracker.hand_on(all_of_them=True)
+            if self._recorder is not None:
+                self._recorder.finish(COMPLETE if kind is None else INTERRUPTED, [_Source()])
+        except BaseException:
+            if self._recorder is not None:
+                self._recorder.rescue()
+            raise
+
+    def __repr__(self) -> str:
+        if not self._entered:
+            return f"watch({type(self.model).__name__}, not begun)"
+        state = "ended" if self._ended else "on"
+        return f"watch({self.loaded.name}, {state}: {self.totals.tokens_read():,} tokens, {self.loaded.layers} layers)"
+
+    @property
+    def run(self) -> Run:
+        """The run of everything that was read until now. Sequences that go on afterwards are new ones."""
+        if not self.rows:
+            raise Missing("This watch keeps no rows: begin it with rows=True, the default, or ask for metrics().")
+        if self._entered and not self._ended:
+            self.tracker.hand_on(all_of_them=True)
+            if self._recorder is not None:
+                self._recorder.flush()
+        if self._folder is None:
+            raise Missing("This watch has seen no call of the model: call it inside the with block.")
+        return open_run(self._folder)
+
+    def save(self, path: str | Path) -> Run:
+        """Write what was read until now as a run, which `twell app` and every command take."""
+        run, folder = self.run, Path(path)
+        refuse_existing(folder)
+        try:
+            shutil.copytree(run.path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.tmp"))
+            manifests.update(folder, name=folder.name, status=COMPLETE if self._ended else INTERRUPTED)
+        except OSError as error:
+            raise UserError(
+                f"Expected to copy the run to {folder}, got {error.strerror or error}: choose a folder that can be "
+                "written to."
+            ) from None
+        return open_run(folder)
+
+    def hidden(self, layer: int) -> Tensor:
+        """Return a layer's hidden values of the last call, [sequences, columns, d_ff]; part of the graph of gradients
+        where the call followed any."""
+        self._check_layer(layer)
+        if layer not in self.tracker.hidden_layers:
+            raise Missing(f"This watch keeps no hidden values of layer {layer}: begin it with hidden=[{layer}].")
+        if layer not in self.tracker.hidden:
+            raise Missing("This watch has seen no call of the model: call it inside the with block.")
+        return self.tracker.hidden[layer]
+
+    def metrics(self) -> dict[str, float]:
+        """Return mean nnz, sparsity and share of dead neurons, by layer and over all, of the tokens read since the last
+        time; flat, for a logger. Waits for the device."""
+        return self.totals.take()
+
+    def _special_ids(self) -> set[int]:
+        """Return the ids of special tokens: the tokenizer's, or what the model's configuration names."""
+        if self.tokenizer is not None:
+            return special_ids(self.tokenizer)
+        config = getattr(self.loaded.model, "config", None)
+        named = (getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
+        return {one for given in named for one in (given if isinstance(given, list) else [given]) if one is not None}
+
+    def _record(self, group: Group) -> dict[int, int]:
+        """Write sequences; return how far each went, in positions."""
+        result = group.batch(self._batches, self._special, self.loaded.d_ff)
+        if result is None:
+            return {}
+        if self._recorder is None:
+            self._recorder = self._begin()
+        batch, counted, fired = result
+        self._batches += 1
+        self._recorder.accept(batch, counted, fired if self._fired else None)
+        return {int(n): one.start + len(one.ids) for n, one in zip(batch.numbers, batch.sequences, strict=True)}
+
+    def _begin(self) -> Recorder:
+        """Begin the run."""
+        folder = self._out
+        if folder is None:
+            above = Path(tempfile.mkdtemp(prefix="twell-watch-"))
+            weakref.finalize(self, _remove, above, os.getpid())
+            folder = above / "watch"
+        self._folder = folder
+        options = CaptureOptions(
+            model=self.loaded.name,
+            text=(SOURCE,),
+            out=folder,
+            timings=0,
+            loss=False,
+            probes=self._probes,
+            fired=self._fired,
+            threshold=self._given["threshold"],
+            kernel=self._given["kernel"],
+        )
+        return Recorder(self.loaded, RunWriter(folder, new_manifest(self.loaded, options, [SOURCE])), options)
+
+
+class _Source:
+    """The text of a watch, as a manifest lists it."""
+
+    name = SOURCE
+
+    def manifest(self) -> dict[str, Any]:
+        return {"source": SOURCE}
+
+
+def _layers(asked: Layers, layers: int) -> str | None:
+    """Return layers as the option --fired names them; None for none."""
+    if asked is False or asked is None:
+        return None
+    if asked is True:
+        return "all"
+    text = asked if isinstance(asked, str) else ",".join(map(str, asked))
+    parse_fired(text, layers)
+    return text
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Remove a temporary run, unless a fork ends."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

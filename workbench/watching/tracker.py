@@ -1,0 +1,319 @@
+"""Follow a watched model's calls: which rows of each are tokens of which sequences, and what they fired.
+
+The idea: before a call the layers get a probe that says which rows count; after it, their counts are on the way to the
+host, and the call is one more read of the sequences that its cache holds. Numbers are given to sequences when they
+begin; their rows are handed on when they have ended, in that order.
+
+Cost: some ten small operations on the device a call, and none that waits for it, but where texts are packed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from twell.kernels.layout import entries, unpack
+from twell.kernels.modules import Probe
+from twell.kernels.stats import Stats
+from twell.workbench.capturing.forward import counting_probe, gather
+from twell.workbench.capturing.layer_sums import Sums
+from twell.workbench.errors import UserError
+from twell.workbench.models.attach import AttachedModel
+from twell.workbench.run.schema import DECODE, PREFILL
+from twell.workbench.watching.call_inputs import CallInputs, cache_of, cached_columns
+from twell.workbench.watching.reads import Group, Read
+
+HELD = 2**18  # rows of sequences that have not ended, before the oldest are handed on as far as they were read
+
+
+@dataclass
+class Generation:
+    """A call of `generate`: columns of its prompt, ids that end a sequence, and the groups that it read."""
+
+    prompt: int
+    ends: Tensor
+    groups: list[Group] = field(default_factory=list)
+
+
+@dataclass
+class Pass:
+    """A call that is running. rows: uint8 [n], as the probe has them"""
+
+    inputs: CallInputs
+    group: Group
+    numbers: np.ndarray
+    real: Tensor | None
+    phase: np.ndarray
+    tokens: Tensor
+    rows: Tensor
+    stats: dict[int, Stats] = field(default_factory=dict)
+    fired: list[tuple[int, Tensor, Tensor, Tensor]] = field(default_factory=list)
+
+
+class Tracker:
+    """Hears the calls of a watched model, counts them, and hands on sequences that have ended.
+
+    on_counted(stats by layer, rows): called after each call, with device tensors
+    on_ended(group): called with each group of sequences that has ended, in order; None: rows are not kept
+    fired, hidden: the layers whose firings are kept for every token, and those whose hidden values of the last call are
+    """
+
+    def __init__(
+        self,
+        loaded: AttachedModel,
+        probes: str,
+        special: list[int],
+        on_counted: Callable[[list[Stats], Tensor], None],
+        on_ended: Callable[[Group], dict[int, int]] | None,
+        fired: frozenset[int] = frozenset(),
+        hidden: frozenset[int] = frozenset(),
+    ) -> None:
+        self.loaded, self.probes, self.fired, self.hidden_layers = loaded, probes, fired, hidden
+        self.on_counted, self.on_ended = on_counted, on_ended
+        self.hidden: dict[int, Tensor] = {}  # by layer: of the last call, [sequences, columns, d_ff]
+        self.counting = True  # whether calls are counted at all
+        self._special = torch.tensor(special, dtype=torch.int64, device=loaded.device)
+        self._no_id = loaded.vocab_size  # stands for the ids of vectors
+        self._numbers, self._documents = count(), count()
+        self._open: deque[Group] = deque()
+        self._by_cache: dict[int, tuple[weakref.ref[Any], Group]] = {}
+        self._generations: list[Generation] = []
+        self._pass: Pass | None = None
+        for slot in loaded.slots:
+            slot.on_hidden = self._on_dense_hidden if hidden else None
+
+    # ---- what the hooks call
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        """Prepare the layers for a call that begins."""
+        if torch.is_grad_enabled():
+            for slot in self.loaded.slots:
+                slot.own_storage()
+        inputs = CallInputs.of(module, args, keywords)
+        self.hidden.clear()
+        if not self.counting or inputs.shape is None:
+            return
+        with torch.inference_mode():
+            running = self._pass_of(inputs)
+            sequences = torch.from_numpy(running.numbers.flatten()).to(self.loaded.device)
+            about = {"rows": running.rows, "tokens": running.tokens, "sequences": sequences}
+        self._pass = running
+        packed = bool(self.fired or self.hidden_layers)
+        self.loaded.set_probe(counting_probe(self.loaded, self.probes, self._on_stats, packed, **about))
+
+    def drop(self) -> None:
+        """Forget a call that raised."""
+        self._pass = None
+        self.loaded.set_probe(Probe())
+
+    def end(self, output: Any) -> None:
+        """Take what a call counted."""
+        running, self._pass = self._pass, None
+        self.loaded.set_probe(Probe())
+        if running is None or not running.stats:
+            return
+        if len(running.stats) != self.loaded.layers:
+            raise UserError(
+                f"Expected every FFN to run in a call, got {len(running.stats)} of {self.loaded.layers}: watch those "
+                "that do with ffns=."
+            )
+        stats = [running.stats[layer] for layer in range(self.loaded.layers)]
+        with torch.inference_mode():
+            self.on_counted(stats, running.rows)
+            if self.on_ended is not None:
+                self._keep(running, stats)
+            running.group.columns += running.numbers.shape[1]
+        group, cache = running.group, running.inputs.cache
+        cache = cache_of(output) if cache is None else cache
+        if cache is None or not self._follow(cache, group):
+            group.closed = True
+        self.hand_on()
+
+    def moved(self, cache: Any, method: str, given: Any) -> None:
+        """Follow a cache whose rows were put in another order, or cut."""
+        group = self._group_of(cache)
+        if group is None:
+            return
+        rows = list(range(len(group.numbers)))
+        if method == "reset":
+            group.closed = True
+            self._by_cache.pop(id(cache), None)
+        elif method == "crop":
+            group.cut(cached_columns(cache), self._numbers)
+        elif method == "batch_repeat_interleave":
+            group.reorder([row for row in rows for _ in range(int(given))], self._numbers)
+        elif isinstance(given, Tensor):
+            group.reorder(given.tolist(), self._numbers)
+
+    def generation_begins(self, prompt: int, ends: tuple[int, ...]) -> None:
+        """Hear that `generate` begins: prompt: its columns; ends: ids that end a sequence."""
+        self._generations.append(Generation(prompt, torch.tensor(ends, dtype=torch.int64, device=self.loaded.device)))
+
+    def generation_ends(self, keeps_cache: bool) -> None:
+        """Hear that `generate` has ended. keeps_cache: whether its sequences may go on"""
+        for group in self._generations.pop().groups:
+            group.over = None
+            group.closed = group.closed or not keeps_cache
+        self.hand_on()
+
+    # ---- sequences
+
+    def hand_on(self, all_of_them: bool = False) -> None:
+        """Hand on the sequences that have ended, or all as far as they were read."""
+        while self._open:
+            group = self._open[0]
+            if not (group.closed or all_of_them or sum(one.rows for one in self._open) > HELD):
+                return
+            self._open.popleft()
+            if self.on_ended is None or not group.reads:
+                lengths: dict[int, int] = {}
+            else:
+                lengths = self.on_ended(group)
+            if not group.closed:
+                group.restart(self._numbers, lengths)
+                group.waits = False
+
+    def _group_of(self, cache: Any) -> Group | None:
+        """Return the group of the sequences that a cache holds, if it was read in this watch."""
+        held = self._by_cache.get(id(cache))
+        return held[1] if held is not None and held[0]() is cache and not held[1].closed else None
+
+    def _follow(self, cache: Any, group: Group) -> bool:
+        """Have a group end with its cache; return whether that can be told."""
+        if self._group_of(cache) is group:
+            return True
+        key = id(cache)
+
+        def gone(_: Any) -> None:
+            group.closed = True
+            self._by_cache.pop(key, None)
+
+        try:
+            self._by_cache[key] = weakref.ref(cache, gone), group
+        except TypeError:
+            return False
+        return True
+
+    def _pass_of(self, inputs: CallInputs) -> Pass:
+        """Return the pass that begins, with its rows."""
+        assert inputs.shape is not None
+        sequences, columns = inputs.shape
+        group = None if inputs.cache is None else self._group_of(inputs.cache)
+        if group is not None and len(group.numbers) != sequences:
+            group = None
+        past = group.columns if group is not None else cached_columns(inputs.cache) if inputs.cache is not None else 0
+        numbers, real = None, inputs.real(past)
+        if group is None:
+            packed = inputs.packed_numbers(real) if not (past or self._generations) else None
+            many = sequences if packed is None else int(packed.max()) + 1
+            fresh = np.array([next(self._numbers) for _ in range(many)], dtype=np.int32)
+            group = Group(fresh, np.array([next(self._documents) for _ in range(many)]), past)
+            numbers = None if packed is None else fresh[packed]
+            group.numbers = fresh if packed is None else numbers[:, -1]
+            is_first = not past
+        else:
+            is_first = False
+        if not group.waits:
+            self._open.append(group)
+            group.waits = True
+        phase = self._phase(past, columns)
+        if self._generations:
+            real = self._without_ended(self._generations[-1], group, inputs, real, phase)
+        wide = np.broadcast_to(group.numbers[:, None], inputs.shape) if numbers is None else numbers
+        tokens, rows = self._rows(inputs, real, is_first, numbers)
+        return Pass(inputs, group, wide, real, phase, tokens, rows)
+
+    def _phase(self, past: int, columns: int) -> np.ndarray:
+        """Return the phase of each column, uint8: within `generate`, decode is what comes after the prompt; else it is
+        one token that goes on."""
+        if self._generations:
+            return np.where(past + np.arange(columns) < self._generations[-1].prompt, PREFILL, DECODE).astype(np.uint8)
+        return np.full(columns, DECODE if past and columns == 1 else PREFILL, np.uint8)
+
+    def _without_ended(
+        self, generation: Generation, group: Group, inputs: CallInputs, real: Tensor | None, phase: np.ndarray
+    ) -> Tensor | None:
+        """Return which rows are tokens, without what `generate` reads of sequences that have ended."""
+        if group not in generation.groups:
+            generation.groups.append(group)
+        if phase[-1] == PREFILL or inputs.ids is None or not len(generation.ends):
+            return real
+        ended = torch.isin(inputs.ids[:, -int((phase == DECODE).sum()) :], generation.ends).any(1)
+        over = group.over
+        group.over = ended if over is None else over | ended
+        if over is None:
+            return real
+        going = ~over[:, None].expand(inputs.ids.shape)
+        return going if real is None else real & going
+
+    def _rows(
+        self, inputs: CallInputs, real: Tensor | None, is_first: bool, packed: np.ndarray | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return ids int32 [n], and which rows count, uint8 [n]: tokens that are neither special nor first."""
+        device, shape = self.loaded.device, inputs.shape
+        assert shape is not None
+        ids = inputs.ids
+        plain = torch.ones(shape, dtype=torch.bool, device=device) if real is None else real.to(device).clone()
+        if packed is not None:
+            here = np.ones(shape, bool) if real is None else real.cpu().numpy()
+            _, first = np.unique(packed[here], return_index=True)
+            later = np.ones(int(here.sum()), bool)
+            later[first] = False
+            plain[torch.from_numpy(here).to(device)] = torch.from_numpy(later).to(device)
+        elif is_first and real is None:
+            plain[:, 0] = False
+        elif is_first and real is not None:
+            plain &= real.to(device).cumsum(1) > 1
+        if ids is not None and len(self._special):
+            plain &= ~torch.isin(ids.to(device), self._special)
+        if ids is None:
+            ids = torch.full(shape, self._no_id, device=device)
+        return ids.to(device, torch.int32).reshape(-1).contiguous(), plain.to(torch.uint8).reshape(-1)
+
+    # ---- counts
+
+    def _on_stats(self, layer: int, x: Tensor, stats: Stats) -> None:
+        running = self._pass
+        if running is None:
+            return
+        if layer in running.stats:
+            raise UserError(f"Expected each FFN once in a call, got that of layer {layer} twice: watch others with ffns=.")
+        if stats.packed is not None:
+            if layer in self.fired:
+                row, neuron, value = entries(stats.packed)
+                running.fired.append((layer, row.cpu(), neuron.cpu(), value.float().cpu()))
+            if layer in self.hidden_layers and layer not in self.hidden:
+                self._keep_hidden(layer, unpack(stats.packed), x)
+            stats.packed = None
+        running.stats[layer] = stats
+
+    def _keep_hidden(self, layer: int, value: Tensor, x: Tensor) -> None:
+        """Keep what a sparse pass multiplied by w_down, by the values that it packed; x: the layer's input"""
+        assert self._pass is not None and self._pass.inputs.shape is not None
+        if self.loaded.ffns and (w_up := self.loaded.ffns[layer].w_up) is not None:
+            ffn = self.loaded.ffns[layer]
+            up = nn.functional.linear(x, w_up, ffn.b_up)
+            value = value * (up.relu() if ffn.up_relu else up)
+        self.hidden[layer] = value.view(*self._pass.inputs.shape, -1)
+
+    def _on_dense_hidden(self, layer: int, hidden: Tensor) -> None:
+        if layer in self.hidden_layers and self._pass is not None and self._pass.inputs.shape is not None:
+            self.hidden[layer] = hidden.view(*self._pass.inputs.shape, -1)
+
+    def _keep(self, running: Pass, stats: list[Stats]) -> None:
+        """Start the counts of a call on their way to the host, as a read of its group."""
+        ids = running.tokens.to("cpu", non_blocking=True)
+        real = None if running.real is None else running.real.reshape(-1).to("cpu", non_blocking=True)
+        all_rows = torch.arange(len(running.tokens), dtype=torch.int32, device=running.tokens.device)
+        sums = Sums.stack(stats, [])
+        counted = gather(stats, sums, all_rows, None)
+        group = running.group
+        group.add(Read(running.numbers, group.columns, ids, real, running.phase, counted, running.fired), sums)
