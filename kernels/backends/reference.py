@@ -84,8 +84,8 @@ def count(params: FFNParams) -> Stats:
 def count_dense(params: FFNParams, gate: Tensor, hidden: Tensor, up: Tensor | None = None) -> Stats:
     """Return the Stats of a dense pass that other code ran, without a product.
 
-    gate, hidden [n, d_ff]: its gate pre-activations and what it multiplied by w_down; up [n, d_ff]: with up_relu, its up
-    pre-activations; params: the call, of which x is not read
+    gate, hidden [n, d_ff]: its gate pre-activations, and what it multiplied by w_down
+    up [n, d_ff]: with up_relu, its up pre-activations; params: the call, of which x is not read
     """
     chunks = []
     for chunk in _chunks(gate, gate.shape[1]):

@@ -73,7 +73,8 @@ def state_of(model: torch.nn.Module) -> list[Any]:
     """Return what must be as it was after a watch: each module's own attributes, each parameter's object, storage,
     order and bits."""
     weights = [
-        (name, id(p), p.data_ptr(), p.stride(), p.requires_grad, p.detach().clone()) for name, p in model.named_parameters()
+        (name, id(p), p.data_ptr(), p.stride(), p.requires_grad, p.detach().clone())
+        for name, p in model.named_parameters()
     ]
     modules = [
         (name, id(m), type(m), m.training, sorted(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks))
@@ -84,5 +85,7 @@ def state_of(model: torch.nn.Module) -> list[Any]:
 
 def same_state(before: list[Any], after: list[Any]) -> bool:
     """Return whether two states are one, to the bit."""
-    equal = [one[:-1] == two[:-1] and torch.equal(one[-1], two[-1]) for one, two in zip(before[0], after[0], strict=True)]
+    equal = [
+        one[:-1] == two[:-1] and torch.equal(one[-1], two[-1]) for one, two in zip(before[0], after[0], strict=True)
+    ]
     return all(equal) and before[1] == after[1]

@@ -36,7 +36,6 @@ from twell.workbench.run.store import Run
 from twell.workbench.run.writer import Rows, RunWriter
 from twell.workbench.text.batches import Batch, InOrder
 from twell.workbench.text.sequences import Sequence
-from twell.workbench.text.sources import Source
 from twell.workbench.text.vocabulary import vocabulary
 
 NOT_COMPARED = {"out", "resume"}  # options that do not change what is recorded
@@ -46,6 +45,14 @@ class Commits(Protocol):
     """Single firings of a batch; `commit` yields the rows of the `fired` table."""
 
     def commit(self) -> Iterable[dict[str, Any]]: ...
+
+
+class TextSource(Protocol):
+    """What a manifest says of a text source."""
+
+    name: str
+
+    def manifest(self) -> dict[str, Any]: ...
 
 
 class Recorder:
@@ -122,7 +129,7 @@ class Recorder:
         counted = forward(self.loaded, inputs, probes=probes, loss=loss, on_layer=on_layer, on_packed=on_packed)
         return batch, counted, firings
 
-    def finish(self, status: str, sources: list[Source]) -> None:
+    def finish(self, status: str, sources: Iterable[TextSource]) -> None:
         """Write what is left and set the manifest's last fields. The last batch has ended its window."""
         if self._in_flight is not None:
             self._take(*self._in_flight)
@@ -185,9 +192,7 @@ class Recorder:
         keys = {"sequence": batch.sequence, "position": batch.position, "token_id": batch.token_id}
         return keys | {"phase": batch.phase, "flags": flags, "loss": loss} | counts
 
-    def _add_up(
-        self, batch: Batch, counted: Counted, firings: Commits | None, flags: np.ndarray
-    ) -> None:
+    def _add_up(self, batch: Batch, counted: Counted, firings: Commits | None, flags: np.ndarray) -> None:
         """Add a batch to the sums of the open part."""
         self._window.append(batch)
         if self._sums is None:

@@ -14,7 +14,7 @@ Cost: a pass over the FFN's weights, and one of ROWS rows through each FFN, ours
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,35 +22,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
-from transformers.pytorch_utils import Conv1D
 
 from twell.kernels.modules import CountedMap, Probe, SparseFFN
 from twell.workbench.errors import UserError, first_line, utf8
 from twell.workbench.models import threshold_ffn
-from twell.workbench.models.families import ACTIVATIONS, FAMILIES, GATED, PLAIN
 from twell.workbench.models.ffn_slot import SLOTS, MapSlot, Slot
+from twell.workbench.models.find_ffns import (
+    FFNs,
+    FoundFFN,
+    evaluating,
+    maps_back,
+    named,
+    named_maps,
+    of_family,
+    refuse_shared,
+    refuse_widths,
+)
 from twell.workbench.models.load import CONTEXT, LoadedModel, decoder_layers
 
 ROWS = 8  # random inputs that an FFN is compared on
-KNOWN_MAPS = (GATED, ("fc1", "fc2"), PLAIN, ("w1", "w3", "w2"), ("c_fc", "c_proj"))
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of outputs, by their greatest; of 16-bit types 3e-2
 SAMPLED = 64  # numbers of each parameter that identify the weights
-
-
-@dataclass(frozen=True)
-class FFN:
-    """What an FFN of a module of yours computes, for `ffns=`.
-
-    maps: names of its linear maps within it: gate, up, down, or of a plain FFN in, out; with a threshold the last alone
-    activation: relu | relu2, on the gate; up_relu: whether the up branch has a ReLU too
-    """
-
-    maps: tuple[str, ...]
-    activation: str = "relu"
-    up_relu: bool = False
-
-
-FFNs = Mapping[str, FFN | Sequence[str] | str] | Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -115,8 +107,8 @@ def attached(
         with torch.inference_mode(False), torch.no_grad():
             try:
                 for slot in _slots(called, inner, ffns, threshold, kernel, Probe()):
-                    slots.append(slot)  # one by one, so that those before a refused one are given back  # noqa: PERF402
-            except ValueError as error:
+                    slots.append(slot)  # one by one, so that those before a refused one are given back
+            except (ValueError, RuntimeError, TypeError) as error:
                 raise UserError(f"{called} cannot run: {first_line(error)}.") from None
             loaded = _loaded(called, inner, tokenizer, kernel, threshold, tuple(slots))
         yield loaded
@@ -131,15 +123,16 @@ def unwrapped(model: Any) -> nn.Module:
         raise UserError(
             f"Expected a torch module, or a model of transformers, got a {type(model).__name__}: load the model first."
         )
+    inner: Any = model
     while True:
-        if hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        elif hasattr(model, "get_base_model") and not isinstance(model, PreTrainedModel):
-            model = model.get_base_model()
+        if hasattr(inner, "_orig_mod"):
+            inner = inner._orig_mod
+        elif isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = inner.module
+        elif hasattr(inner, "get_base_model") and not isinstance(inner, PreTrainedModel):
+            inner = inner.get_base_model()
         else:
-            return model
+            return inner
 
 
 def _refuse(name: str, model: Any) -> None:
@@ -151,7 +144,8 @@ def _refuse(name: str, model: Any) -> None:
         )
     if getattr(model, "is_quantized", False) or getattr(model, "quantization_method", None) is not None:
         raise UserError(
-            f"Expected weights in floating point in {name}, got quantised ones: load it in bfloat16, float16 or float32."
+            f"Expected weights in floating point in {name}, got quantised ones: load it in bfloat16, float16 or "
+            "float32."
         )
 
 
@@ -165,134 +159,16 @@ def _slots(
             'ffns={"blocks.0.mlp": ("gate_proj", "up_proj", "down_proj")}.'
         )
     if threshold is not None:
-        maps = _maps_back(name, model) if ffns is None else _named_maps(name, model, ffns)
-        _refuse_shared(name, [[down] for down in maps])
+        maps = maps_back(name, model) if ffns is None else named_maps(name, model, ffns)
+        refuse_shared(name, [[down] for down in maps])
         for layer, down in enumerate(maps):
             yield MapSlot(_counted(down, threshold, layer, probe), down)
         return
-    found = _of_family(name, model) if ffns is None else _named(name, model, ffns)
-    _refuse_shared(name, [list(one.maps) or [one.entry] for one in found])
-    _refuse_widths(name, found)
+    found = of_family(name, model) if ffns is None else named(name, model, ffns)
+    refuse_shared(name, [list(one.maps) or [one.entry] for one in found])
+    refuse_widths(name, found)
     for layer, one in enumerate(found):
         yield _covered(name, one, layer, kernel, probe)
-
-
-@dataclass(frozen=True)
-class _Found:
-    """An FFN in the model: its path, the module that is called, its maps, what runs after the entry, what it computes."""
-
-    path: str
-    entry: Any
-    maps: tuple[Any, ...]
-    idle: tuple[Any, ...]
-    activation: str
-    up_relu: bool | None  # None: to be found out
-
-
-def _of_family(name: str, model: Any) -> list[_Found]:
-    """Return the FFNs of a model of a family that the kernels run."""
-    config = model.config.get_text_config()
-    family = FAMILIES.get(config.model_type)
-    layers = decoder_layers(model)
-    if family is None or not layers:
-        raise UserError(
-            f"Expected a model of model_type {', '.join(FAMILIES)} with ReLU, got {config.model_type} in {name}: count "
-            "what is above a threshold=, such as 0.01, or name its FFNs with ffns=."
-        )
-    activation = getattr(config, family.act, None)
-    if activation not in ACTIVATIONS:
-        raise UserError(
-            f"Expected a ReLU in the FFNs of {name}, got {family.act} {activation!r}, which has no zeros to count: count "
-            "what is above a threshold=, such as 0.01."
-        )
-    found = []
-    for number, layer in enumerate(layers):
-        holder = getattr(layer, family.holder) if family.holder else layer
-        path = f"layer {number}"
-        entry = holder if family.holder else getattr(layer, family.maps[0])
-        if isinstance(entry, SparseFFN):  # of a model that `load` made
-            found.append(_Found(path, entry, (), (), entry.activation, entry.up_relu))
-            continue
-        maps = _children(name, path, holder, family.maps if hasattr(holder, family.maps[0]) else PLAIN)
-        idle = () if family.holder else (layer.activation_fn, maps[-1])
-        found.append(_Found(path, entry, maps, idle, ACTIVATIONS[activation], None))
-    return found
-
-
-def _named(name: str, model: nn.Module, ffns: FFNs) -> list[_Found]:
-    """Return the FFNs that the caller names, in that order."""
-    found = []
-    for path, given in _items(ffns):
-        entry = _module(name, model, path)
-        if given is None:
-            known = next((maps for maps in KNOWN_MAPS if all(hasattr(entry, one) for one in maps)), None)
-            if known is None:
-                raise UserError(
-                    f"Expected maps of a known name in {path} of {name}, got "
-                    f"{', '.join(child for child, _ in entry.named_children()) or 'none'}: name them, as in "
-                    f'ffns={{"{path}": ("gate", "up", "down")}}.'
-                )
-            given = known
-        ffn = given if isinstance(given, FFN) else FFN(tuple(given.split() if isinstance(given, str) else given))
-        up_relu = True if ffn.up_relu else None
-        found.append(_Found(path, entry, _children(name, path, entry, ffn.maps), (), ffn.activation, up_relu))
-    return found
-
-
-def _items(ffns: FFNs) -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = list(ffns.items()) if isinstance(ffns, Mapping) else [(path, None) for path in ffns]
-    if not pairs:
-        raise UserError("Expected at least one FFN in ffns=, got none: name their paths in the model.")
-    return pairs
-
-
-def _module(name: str, model: nn.Module, path: str) -> Any:
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        raise UserError(f"Expected a module at {path} in {name}, got nothing there: check ffns=.") from None
-
-
-def _children(name: str, path: str, holder: nn.Module, names: Sequence[str]) -> tuple[nn.Linear, ...]:
-    """Return an FFN's linear maps. Raises UserError for one that is missing, or is more than a linear map."""
-    maps = []
-    for child in names:
-        found = next((module for each, module in holder.named_modules() if each == child), None)
-        if type(found) is not nn.Linear or not found.weight.is_floating_point():
-            got = "nothing" if found is None else f"a {type(found).__name__}"
-            raise UserError(
-                f"Expected linear maps {', '.join(names)} in the FFN at {path} of {name}, got {got} as {child}: models "
-                "with experts, adapters or quantised weights cannot be counted; merge adapters first."
-            )
-        maps.append(found)
-    if len(maps) not in (2, 3):
-        raise UserError(f"Expected two or three maps for the FFN at {path} of {name}, got {len(maps)}: check ffns=.")
-    return tuple(maps)
-
-
-def _maps_back(name: str, model: Any) -> list[nn.Module]:
-    """Return each layer's map back to d_model, for a threshold."""
-    layers = decoder_layers(model)
-    with evaluating(model):
-        threshold_ffn.refuse_unless_causal(name, model)
-    return [
-        layer.get_submodule(path) for layer, path in zip(layers, threshold_ffn.maps_back(name, model, layers), strict=True)
-    ]
-
-
-def _named_maps(name: str, model: nn.Module, ffns: FFNs) -> list[nn.Module]:
-    """Return the last maps of the FFNs that the caller names, for a threshold."""
-    maps = []
-    for path, given in _items(ffns):
-        names = given.maps if isinstance(given, FFN) else (given or ("",)) if not isinstance(given, str) else (given,)
-        last = f"{path}.{names[-1]}" if names[-1] else path
-        maps.append(_module(name, model, last))
-        if not isinstance(maps[-1], (nn.Linear, Conv1D)):
-            raise UserError(
-                f"Expected a linear map at {last} in {name}, got a {type(maps[-1]).__name__}: with a threshold, name "
-                "each FFN's last map."
-            )
-    return maps
 
 
 def _counted(down: nn.Module, threshold: float, layer: int, probe: Probe) -> CountedMap:
@@ -300,35 +176,7 @@ def _counted(down: nn.Module, threshold: float, layer: int, probe: Probe) -> Cou
     return CountedMap(nn.Identity(), d_model, d_ff, threshold=threshold, layer=layer, probe=probe)
 
 
-def _refuse_shared(name: str, ffns: list[list[Any]]) -> None:
-    """Raise UserError where two layers have one FFN or one weight between them: each layer's counts are its own."""
-    seen: set[int] = set()
-    for maps in ffns:
-        for module in maps:
-            weight = getattr(module, "weight", None)
-            mark = id(module) if weight is None else weight.data_ptr()
-            if mark in seen:
-                raise UserError(
-                    f"Expected weights of its own in each FFN of {name}, got one that two share: such a model cannot be "
-                    "counted layer by layer."
-                )
-            seen.add(mark)
-
-
-def _refuse_widths(name: str, found: list[_Found]) -> None:
-    """Raise UserError for FFNs of several sizes or dtypes, or of a size that the kernels do not take."""
-    shapes = {one.maps[0].weight.shape if one.maps else one.entry.w_gate.shape for one in found}
-    kinds = {weight.dtype for one in found for weight in (each.weight for each in one.maps)}
-    if len(shapes) > 1 or len(kinds) > 1:
-        raise UserError(f"Expected FFNs of one size and dtype in {name}, got several: watch some of them with ffns=.")
-    if any(size % 8 for size in next(iter(shapes))):
-        raise UserError(
-            f"Expected FFN sizes in multiples of 8 in {name}, as the kernels take, got "
-            f"{' × '.join(map(str, next(iter(shapes))))}: count what is above a threshold=0 instead."
-        )
-
-
-def _covered(name: str, one: _Found, layer: int, kernel: str, probe: Probe) -> Slot:
+def _covered(name: str, one: FoundFFN, layer: int, kernel: str, probe: Probe) -> Slot:
     """Make our FFN on the weights of one that was found, compare the two, and cover it."""
     if any(slot.entry is one.entry for slot in SLOTS.values() if isinstance(slot, Slot)):
         raise UserError(f"Expected a model that is not watched yet, {name} is: leave the first watch before the next.")
@@ -337,18 +185,18 @@ def _covered(name: str, one: _Found, layer: int, kernel: str, probe: Probe) -> S
     make = SparseFFN.gated if len(one.maps) == 3 else SparseFFN.plain
     own = _own_outputs(one)
     for up_relu in (False, True) if one.up_relu is None and len(one.maps) == 3 else (bool(one.up_relu),):
-        given = {"up_relu": up_relu} if len(one.maps) == 3 else {}
+        given: dict[str, Any] = {"up_relu": up_relu} if len(one.maps) == 3 else {}
         ffn = make(*one.maps, layer=layer, kernel=kernel, probe=Probe(), activation=one.activation, **given)
         if _agrees(ffn(own[0]), own[1]):
             return Slot(ffn, one.entry, one.maps, one.idle, probe)
+    formula = "down(act(gate) * up)" if len(one.maps) == 3 else "out(act(in))"
     raise UserError(
-        f"Expected the FFN at {one.path} of {name} to compute {'down(act(gate) * up)' if len(one.maps) == 3 else 'out(act(in))'} "
-        f"with {one.activation}, got other outputs on the same inputs: name what it computes with ffns=, or count what "
-        "is above a threshold=."
+        f"Expected the FFN at {one.path} of {name} to compute {formula} with {one.activation}, got other outputs on "
+        "the same inputs: name what it computes with ffns=, or count what is above a threshold=."
     )
 
 
-def _own_outputs(one: _Found) -> tuple[Tensor, Tensor]:
+def _own_outputs(one: FoundFFN) -> tuple[Tensor, Tensor]:
     """Return random inputs, and what the model's own FFN makes of them; no generator of torch is moved on."""
     weight = one.maps[0].weight
     x = torch.randn(1, ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0))
@@ -365,18 +213,6 @@ def _agrees(ours: Tensor, own: Any) -> bool:
         return False
     most = TOLERANCE.get(own.dtype, 3e-2) * float(own.float().abs().max())
     return bool((ours.float() - own.float()).abs().max() <= most)
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Run a module without dropout inside this context, and leave each part's mode as it was."""
-    modes = [(one, one.training) for one in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for one, training in modes:
-            one.training = training
 
 
 def _loaded(

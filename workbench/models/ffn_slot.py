@@ -77,13 +77,13 @@ class Slot:
         self._up: Tensor | None = None
         self._original: Tensor | None = None  # w_down's own storage, while the parameter has it by neuron
         SLOTS[self.key] = self
-        own: dict[nn.Module, Forward] = {module: module.forward for module in (entry, *maps, *idle)}
+        own: dict[nn.Module, Any] = {module: module.forward for module in (entry, *maps, *idle)}
         if maps:
             gate, down = maps[0], maps[-1]
             self._cover_maps(own, gate, maps[1] if ffn.up_relu else None, down)
         self._cover_entry(own, entry, idle)
 
-    def _cover_maps(self, own: dict[nn.Module, Forward], gate: nn.Module, up: nn.Module | None, down: nn.Module) -> None:
+    def _cover_maps(self, own: dict[nn.Module, Any], gate: nn.Module, up: nn.Module | None, down: nn.Module) -> None:
         """Have the maps keep what a dense pass is counted by."""
 
         def keep_gate(x: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class Slot:
             self.cover.put(up, keep_up)
         self._count_down = count_down
 
-    def _cover_entry(self, own: dict[nn.Module, Forward], entry: nn.Module, idle: tuple[nn.Module, ...]) -> None:
+    def _cover_entry(self, own: dict[nn.Module, Any], entry: nn.Module, idle: tuple[nn.Module, ...]) -> None:
         dense = self._own_gate if self.maps and entry is self.maps[0] else own[entry]
 
         def forward(x: Tensor, *args: Any, **keywords: Any) -> Tensor:
@@ -137,7 +137,7 @@ class Slot:
         """Return whether the model's own code is to run: to follow gradients, under autocast, or in another dtype."""
         if not self.maps:
             return False
-        weight = self.maps[0].weight
+        weight: Any = self.maps[0].weight
         if torch.is_grad_enabled() and (x.requires_grad or any(one.weight.requires_grad for one in self.maps)):
             return True
         return torch.is_autocast_enabled(x.device.type) or x.dtype != weight.dtype  # type: ignore[arg-type]
@@ -147,7 +147,8 @@ class Slot:
         ffn = self.ffn
         if self.maps:
             self.by_neuron()
-            if self.maps[0].weight.data_ptr() != ffn.w_gate.data_ptr():
+            weight: Any = self.maps[0].weight
+            if weight.data_ptr() != ffn.w_gate.data_ptr():
                 raise UserError(
                     f"Expected the weights of layer {ffn.layer} where they were, got them moved, cast or replaced: "
                     "leave the watch before that, and begin another."

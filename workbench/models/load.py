@@ -199,7 +199,9 @@ def load(
     ffns: tuple[SparseFFN, ...] = ()
     watched: tuple[CountedMap, ...] = ()
     if threshold is None:
-        ffns = tuple(_replace(checkpoint, block, layer, kernel, probe) for layer, block in enumerate(decoder_layers(loaded)))
+        ffns = tuple(
+            _replace(checkpoint, block, layer, kernel, probe) for layer, block in enumerate(decoder_layers(loaded))
+        )
     else:
         threshold_ffn.refuse_unless_causal(name, loaded)
         watched = threshold_ffn.watch(name, loaded, decoder_layers(loaded), threshold, probe)

@@ -69,8 +69,8 @@ class Answers:
         matrix, _ = ask("fired_csr", self.run, layer=layer)
         if form == "scipy":
             return matrix
-        parts = (torch.from_numpy(np.asarray(one)) for one in (matrix.indptr, matrix.indices, matrix.data))
-        return torch.sparse_csr_tensor(*parts, size=matrix.shape, check_invariants=False)
+        begins, neurons, values = (torch.from_numpy(one) for one in (matrix.indptr, matrix.indices, matrix.data))
+        return torch.sparse_csr_tensor(begins, neurons, values, size=matrix.shape)
 
     def neurons(self, token: int, layer: int) -> pd.DataFrame:
         """Return the neurons that a token fired in a layer, the largest value first. Columns: neuron, value.

@@ -95,6 +95,29 @@ class CallInputs:
         begins[:, 0] = True
         return begins.cumsum().reshape(self.shape) - 1
 
+    def countable(self, real: Tensor | None, is_first: bool, packed: np.ndarray | None, special: Tensor) -> Tensor:
+        """Return which rows are tokens that are neither special nor the first of their sequence, bool [sequences,
+        columns].
+
+        real: as `real` returns it; is_first: whether sequences begin in this call
+        packed: each row's sequence, where a row of the batch holds several; special: ids, int64
+        """
+        assert self.shape is not None
+        rows = torch.ones(self.shape, dtype=torch.bool, device=special.device)
+        if real is not None:
+            rows &= real.to(special.device)
+        if packed is not None:
+            here = np.ones(self.shape, bool) if real is None else real.cpu().numpy()
+            _, first = np.unique(packed[here], return_index=True)
+            later = np.ones(int(here.sum()), bool)
+            later[first] = False
+            rows[torch.from_numpy(here).to(rows.device)] = torch.from_numpy(later).to(rows.device)
+        elif is_first:
+            rows &= rows.cumsum(1) > 1
+        if self.ids is not None and len(special):
+            rows &= ~torch.isin(self.ids.to(special.device), special)
+        return rows
+
 
 def cache_of(output: Any) -> Any:
     """Return the cache in a model's output, or None."""

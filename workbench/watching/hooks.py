@@ -63,8 +63,8 @@ class CallHooks:
             self._stack.callback(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
             self._stack.callback(module.register_forward_hook(after, **always).remove)
         if hasattr(self.model, "generate"):
-            own = self.model.generate
-            self.model.generate = self._generate(own)
+            whole: Any = self.model
+            whole.generate = self._generate(whole.generate)
             self._stack.callback(lambda: vars(self.model).pop("generate", None))
         _listen(self.listener)
         self._stack.callback(_unlisten, self.listener)
@@ -80,8 +80,8 @@ class CallHooks:
             raise UserError("Expected calls in the process that began the watch, got one in a fork of it: watch there.")
         if self._owner is not None and self._thread != threading.get_ident():
             raise UserError(
-                "Expected one call of a watched model at a time, got one in another thread while the first ran: let one "
-                "end before the next."
+                "Expected one call of a watched model at a time, got one in another thread while the first ran: let "
+                "one end before the next."
             )
         if self._owner is not None:  # a call that raised
             self.listener.drop()
@@ -93,7 +93,7 @@ class CallHooks:
             raise
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or self._owner is not module:
+        if torch.compiler.is_compiling() or self._owner is not module or self._thread != threading.get_ident():
             return
         self._owner = None
         if output is None:

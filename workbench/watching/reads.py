@@ -140,7 +140,7 @@ class Group:
     def batch(self, number: int, special: np.ndarray, d_ff: int) -> tuple[ReadBatch, Counted, Fired] | None:
         """Return all tokens read so far as a batch with its counts and firings; None if there are none.
 
-        number: of the batch; special: the tokenizer's special ids; d_ff: of the model. Waits for the last pass's counts.
+        number: of the batch; special: the tokenizer's special ids; d_ff: of the model. Waits for the counts.
         """
         tokens = _Tokens.of(self.reads)
         if not len(tokens.sequence):
@@ -224,7 +224,9 @@ class _Tokens:
         nnz = torch.cat([read.counted.nnz for read in reads], 1)[:, index]
         finite = torch.cat([read.counted.finite for read in reads])[index]
         used = [read.counted.used for read in reads if read.counted.used is not None]
-        return Counted(nnz, finite, None, sums or Sums(None, None, None), None, torch.cat(used, 1)[:, index] if used else None)
+        return Counted(
+            nnz, finite, None, sums or Sums(None, None, None), None, torch.cat(used, 1)[:, index] if used else None
+        )
 
 
 class Fired:
@@ -245,14 +247,14 @@ class Fired:
         rank[tokens.row] = np.arange(len(tokens.row))
         most = torch.finfo(torch.float16).max
         for layer, pieces in by_layer.items():
-            row, neuron, value = (np.concatenate(one) for one in zip(*pieces, strict=True))
-            index = rank[row]
+            rows, neurons, values = (np.concatenate(one) for one in zip(*pieces, strict=True))
+            index = rank[rows]
             order = np.flatnonzero(index >= 0)[np.argsort(index[index >= 0], kind="stable")]
             lengths = np.bincount(index[order], minlength=len(tokens.row))
             yield {
                 "sequence": tokens.sequence,
                 "position": self._positions,
                 "layer": np.full(len(tokens.row), layer),
-                "neuron": lists(neuron[order].astype(self._kind), lengths),
-                "value": lists(np.minimum(value[order], most).astype(np.float16), lengths),
+                "neuron": lists(neurons[order].astype(self._kind), lengths),
+                "value": lists(np.minimum(values[order], most).astype(np.float16), lengths),
             }

@@ -49,7 +49,7 @@ from twell.workbench.watching.tracker import Tracker
 Layers = bool | str | Sequence[int]
 
 
-class watch(Answers):  # noqa: N801  # called as a function, in a with statement
+class watch(Answers):  # called like a function, in a with statement
     """Count what a model's FFNs fire while code of yours runs it; a context manager.
 
     model: a causal language model of transformers, or with `ffns` any torch module
@@ -115,7 +115,9 @@ class watch(Answers):  # noqa: N801  # called as a function, in a with statement
                 self.totals.add,
                 self._record if self.rows else None,
                 parse_fired(fired, loaded.layers)[0] if fired else frozenset(),
-                parse_fired(hidden, loaded.layers)[0] if (hidden := _layers(self._asks_hidden, loaded.layers)) else frozenset(),
+                parse_fired(hidden, loaded.layers)[0]
+                if (hidden := _layers(self._asks_hidden, loaded.layers))
+                else frozenset(),
             )
             self._fired = fired
             self._hooks = CallHooks(loaded.model, loaded.body, self.tracker)

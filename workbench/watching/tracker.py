@@ -217,7 +217,7 @@ class Tracker:
             fresh = np.array([next(self._numbers) for _ in range(many)], dtype=np.int32)
             group = Group(fresh, np.array([next(self._documents) for _ in range(many)]), past)
             numbers = None if packed is None else fresh[packed]
-            group.numbers = fresh if packed is None else numbers[:, -1]
+            group.numbers = fresh if numbers is None else numbers[:, -1]
             is_first = not past
         else:
             is_first = False
@@ -228,7 +228,10 @@ class Tracker:
         if self._generations:
             real = self._without_ended(self._generations[-1], group, inputs, real, phase)
         wide = np.broadcast_to(group.numbers[:, None], inputs.shape) if numbers is None else numbers
-        tokens, rows = self._rows(inputs, real, is_first, numbers)
+        device, special = self.loaded.device, self._special
+        rows = inputs.countable(real, is_first, numbers, special).to(device, torch.uint8).reshape(-1)
+        ids = torch.full(inputs.shape, self._no_id) if inputs.ids is None else inputs.ids
+        tokens = ids.to(device, torch.int32).reshape(-1).contiguous()
         return Pass(inputs, group, wide, real, phase, tokens, rows)
 
     def _phase(self, past: int, columns: int) -> np.ndarray:
@@ -254,30 +257,6 @@ class Tracker:
         going = ~over[:, None].expand(inputs.ids.shape)
         return going if real is None else real & going
 
-    def _rows(
-        self, inputs: CallInputs, real: Tensor | None, is_first: bool, packed: np.ndarray | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return ids int32 [n], and which rows count, uint8 [n]: tokens that are neither special nor first."""
-        device, shape = self.loaded.device, inputs.shape
-        assert shape is not None
-        ids = inputs.ids
-        plain = torch.ones(shape, dtype=torch.bool, device=device) if real is None else real.to(device).clone()
-        if packed is not None:
-            here = np.ones(shape, bool) if real is None else real.cpu().numpy()
-            _, first = np.unique(packed[here], return_index=True)
-            later = np.ones(int(here.sum()), bool)
-            later[first] = False
-            plain[torch.from_numpy(here).to(device)] = torch.from_numpy(later).to(device)
-        elif is_first and real is None:
-            plain[:, 0] = False
-        elif is_first and real is not None:
-            plain &= real.to(device).cumsum(1) > 1
-        if ids is not None and len(self._special):
-            plain &= ~torch.isin(ids.to(device), self._special)
-        if ids is None:
-            ids = torch.full(shape, self._no_id, device=device)
-        return ids.to(device, torch.int32).reshape(-1).contiguous(), plain.to(torch.uint8).reshape(-1)
-
     # ---- counts
 
     def _on_stats(self, layer: int, x: Tensor, stats: Stats) -> None:
@@ -285,7 +264,9 @@ class Tracker:
         if running is None:
             return
         if layer in running.stats:
-            raise UserError(f"Expected each FFN once in a call, got that of layer {layer} twice: watch others with ffns=.")
+            raise UserError(
+                f"Expected each FFN once in a call, got that of layer {layer} twice: watch others with ffns=."
+            )
         if stats.packed is not None:
             if layer in self.fired:
                 row, neuron, value = entries(stats.packed)

@@ -40,7 +40,9 @@ def in_steps(model: Any, batch: Any) -> None:
 def generated(**options: Any) -> Callable[[Any, Any], Any]:
     def run(model: Any, batch: Any) -> Any:
         torch.manual_seed(3)
-        return model.generate(**batch, max_new_tokens=6, pad_token_id=PAD, eos_token_id=None, suppress_tokens=[PAD], **options)
+        return model.generate(
+            **batch, max_new_tokens=6, pad_token_id=PAD, eos_token_id=None, suppress_tokens=[PAD], **options
+        )
 
     return run
 
@@ -174,7 +176,9 @@ def test_a_sequence_ends_with_its_end(model: Any, tokenizer: Any, batch: Any) ->
 
 def test_packed_rows(model: Any, tokenizer: Any) -> None:
     """Position ids that begin anew in a row begin a sequence, whose counts are those of the sequence by itself."""
-    pieces = [tokenizer(text, return_tensors="pt")["input_ids"][0] for text in ("One text.", "And another one here.", "x")]
+    pieces = [
+        tokenizer(text, return_tensors="pt")["input_ids"][0] for text in ("One text.", "And another one here.", "x")
+    ]
     ids = torch.cat(pieces)[None]
     positions = torch.cat([torch.arange(len(piece)) for piece in pieces])[None]
     with torch.no_grad(), watch(model, tokenizer) as w:

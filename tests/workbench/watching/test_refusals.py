@@ -1,0 +1,230 @@
+"""What a watch refuses: one sentence, and the model is as it was."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.watched import same_state, state_of
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from twell.workbench import watch
+from twell.workbench.errors import UserError
+from twell.workbench.watching.hooks import LISTENERS
+
+
+@pytest.fixture
+def small() -> Any:
+    """A Llama of two layers, made here."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
+    config = LlamaConfig(**sizes, num_attention_heads=2, hidden_act="relu")
+    return LlamaForCausalLM(config).eval()
+
+
+def sentence(call: Callable[[], Any]) -> str:
+    """Return the one sentence that a call is refused with."""
+    with pytest.raises(UserError) as error:
+        call()
+    text = str(error.value)
+    assert text.endswith(".") and "\n" not in text and text.startswith(("Expected", "This watch", "LlamaFor")), text
+    return text
+
+
+def enter(*args: Any, **keywords: Any) -> None:
+    with watch(*args, **keywords):
+        pass
+
+
+class Silu(nn.Module):
+    """An FFN with the names of one of ours, that computes something else."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = own.gate_proj, own.up_proj, own.down_proj
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Adapter(nn.Linear):
+    """A linear map that adds something to what its weight computes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 1
+
+
+def with_mlp(model: Any, mlp: nn.Module, layer: int = 1) -> Any:
+    model.model.layers[layer].mlp = mlp
+    return model
+
+
+def with_map(model: Any, name: str, value: nn.Module) -> Any:
+    setattr(model.model.layers[1].mlp, name, value)
+    return model
+
+
+def quantised(model: Any) -> Any:
+    model.is_quantized = True
+    return model
+
+
+def on_two_devices(model: Any) -> Any:
+    model.lm_head.to("meta")
+    return model
+
+
+MODELS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "no module": (lambda model: "path/to/model", "got a str"),
+    "another activation": (lambda model: with_mlp(model, Silu(model.model.layers[1].mlp)), "got other outputs"),
+    "an adapter": (lambda model: with_map(model, "gate_proj", Adapter(16, 32)), "got a Adapter as gate_proj"),
+    "experts": (lambda model: with_mlp(model, nn.Linear(16, 16)), "got nothing as"),
+    "a shared FFN": (lambda model: with_mlp(model, model.model.layers[0].mlp), "got one that two share"),
+    "other sizes": (lambda model: with_map(model, "up_proj", nn.Linear(16, 40)), "cannot run"),
+    "two devices": (on_two_devices, "got cpu and meta"),
+    "quantised": (quantised, "got quantised ones"),
+    "no language model": (lambda model: nn.Linear(3, 3), "Expected ffns="),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_models(small: Any, case: str) -> None:
+    make, expected = MODELS[case]
+    model = make(small)
+    before = state_of(model) if isinstance(model, nn.Module) and case != "two devices" else None
+    assert expected in sentence(lambda: enter(model))
+    assert before is None or same_state(before, state_of(model))
+    assert not LISTENERS
+
+
+def test_silu_and_infinite_weights(small: Any) -> None:
+    small.config.hidden_act = "silu"
+    assert "which has no zeros to count" in sentence(lambda: enter(small))
+    small.config.hidden_act = "relu"
+    with torch.no_grad():
+        small.model.layers[1].mlp.up_proj.weight[3, 4] = torch.inf
+    assert "got 1 inf or nan in layer 1" in sentence(lambda: enter(small))
+
+
+def test_arguments(small: Any, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    cases: dict[str, Callable[[], Any]] = {
+        "an empty output folder": lambda: enter(small, out=tmp_path),
+        "a module at layers.9": lambda: enter(small, ffns=["layers.9"]),
+        "a fast tokenizer": lambda: enter(small, "tokenizer"),
+        "probes of counts": lambda: enter(small, probes="all"),
+        "layers from 0 to 1": lambda: enter(small, fired=[2]),
+    }
+    before = state_of(small)
+    for expected, call in cases.items():
+        assert expected in sentence(call), expected
+    assert same_state(before, state_of(small))
+
+
+def test_twice_and_after(small: Any) -> None:
+    """A second watch of the model is refused, and the first goes on; one that was left begins no more."""
+    ids = torch.arange(1, 9)[None]
+    with torch.no_grad(), watch(small) as w:
+        assert "not watched yet" in sentence(lambda: enter(small))
+        assert "not watched yet" in sentence(lambda: enter(torch.compile(small)))
+        small(ids)
+        assert len(w.nnz) == 8
+    small(ids)
+    assert len(w.nnz) == 8
+    assert "has not begun" in sentence(w.__enter__)
+
+
+def test_an_exception_in_the_middle(small: Any) -> None:
+    """Of the call that raised nothing is counted; in the with block or out of it, the model is as it was."""
+    ids, before = torch.arange(1, 9)[None], state_of(small)
+    broken = small.model.layers[1].register_forward_hook(lambda *_: 1 / 0)
+    watched = watch(small)
+
+    def fail() -> None:
+        with torch.no_grad(), watched:
+            with pytest.raises(ZeroDivisionError):
+                small(ids)
+            broken.remove()
+            small(ids)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert same_state(before, state_of(small)) and not LISTENERS
+    assert len(watched.nnz) == 8
+    assert watched.run.manifest.status == "interrupted"
+
+
+def test_weights_that_move(small: Any) -> None:
+    ids = torch.arange(1, 9)[None]
+    with torch.no_grad(), watch(small):
+        small(ids)
+        for layer in small.model.layers:
+            layer.mlp.gate_proj.weight = nn.Parameter(layer.mlp.gate_proj.weight.clone())
+        assert "got them moved, cast or replaced" in sentence(lambda: small(ids))
+
+
+def test_weights_that_are_edited(small: Any) -> None:
+    """An edit in the watch, of any map and through `.data`, is what the next call computes, and stays."""
+    ids = torch.arange(1, 9)[None]
+    with torch.no_grad(), watch(small):
+        small(ids)
+        for layer in small.model.layers:
+            for name in ("gate_proj", "up_proj", "down_proj"):
+                getattr(layer.mlp, name).weight.data.mul_(1.5)
+        ours = small(ids).logits
+    with torch.no_grad():
+        assert torch.allclose(small(ids).logits, ours, atol=1e-5)
+
+
+def test_another_thread_and_a_fork(small: Any) -> None:
+    """Calls may come from any thread, one at a time; not from a fork, whose exit leaves the run where it is."""
+    ids = torch.arange(1, 9)[None]
+    errors: list[BaseException] = []
+
+    def beside(*_: Any) -> None:
+        thread = threading.Thread(target=lambda: errors.append(_error(lambda: small(ids))))
+        thread.start()
+        thread.join()
+
+    with torch.no_grad(), watch(small) as w:
+        handle = small.model.layers[0].register_forward_hook(beside)
+        small(ids)
+        handle.remove()
+        child = os.fork()
+        if not child:
+            error = _error(lambda: small(ids))
+            os._exit(0 if "in a fork of it" in str(error) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        thread = threading.Thread(target=lambda: small(ids))
+        thread.start()
+        thread.join()
+    assert "in another thread" in str(errors[0])
+    assert len(w.nnz) == 16
+
+
+def _error(call: Callable[[], Any]) -> BaseException:
+    try:
+        call()
+    except UserError as error:
+        return error
+    return AssertionError("nothing was refused")
+
+
+def test_what_was_not_kept(small: Any) -> None:
+    with torch.no_grad(), watch(small) as w:
+        assert "no call of the model" in sentence(lambda: w.nnz)
+        small(torch.arange(1, 9)[None])
+    assert "keeps no firings" in sentence(lambda: w.fired(1))
+    assert "keeps no hidden values" in sentence(lambda: w.hidden(1))
+    assert "layer from 0 to 1" in sentence(lambda: w.fired(2))
+    with torch.no_grad(), watch(small, rows=False) as w:
+        small(torch.arange(1, 9)[None])
+    assert "keeps no rows" in sentence(lambda: w.nnz)
+    assert w.metrics()["tokens"] == 6  # without the first, and the id that is special

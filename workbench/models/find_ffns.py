@@ -1,0 +1,198 @@
+"""Find the FFNs of a model object: by its family, by the names that the caller gives, or by their maps back.
+
+An FFN that is found is not yet known to compute what its names suggest: `attach.py` compares it with ours. One that two
+layers share, or that is more than linear maps around an activation, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from twell.kernels.modules import SparseFFN
+from twell.workbench.errors import UserError
+from twell.workbench.models import threshold_ffn
+from twell.workbench.models.families import ACTIVATIONS, FAMILIES, GATED, PLAIN
+from twell.workbench.models.load import decoder_layers
+
+KNOWN_MAPS = (GATED, ("fc1", "fc2"), PLAIN, ("w1", "w3", "w2"), ("c_fc", "c_proj"))
+
+
+@dataclass(frozen=True)
+class FFN:
+    """What an FFN of a module of yours computes, for `ffns=`.
+
+    maps: names of its linear maps within it: gate, up, down, or of a plain FFN in, out; with a threshold the last alone
+    activation: relu | relu2, on the gate; up_relu: whether the up branch has a ReLU too
+    """
+
+    maps: tuple[str, ...]
+    activation: str = "relu"
+    up_relu: bool = False
+
+
+FFNs = Mapping[str, FFN | Sequence[str] | str] | Sequence[str]
+
+
+@dataclass(frozen=True)
+class FoundFFN:
+    """An FFN in the model: its path, the module that is called, its maps, what runs after it, what it computes."""
+
+    path: str
+    entry: Any
+    maps: tuple[Any, ...]
+    idle: tuple[Any, ...]
+    activation: str
+    up_relu: bool | None  # None: to be found out
+
+
+def of_family(name: str, model: Any) -> list[FoundFFN]:
+    """Return the FFNs of a model of a family that the kernels run."""
+    config = model.config.get_text_config()
+    family = FAMILIES.get(config.model_type)
+    layers = decoder_layers(model)
+    if family is None or not layers:
+        raise UserError(
+            f"Expected a model of model_type {', '.join(FAMILIES)} with ReLU, got {config.model_type} in {name}: count "
+            "what is above a threshold=, such as 0.01, or name its FFNs with ffns=."
+        )
+    activation = getattr(config, family.act, None)
+    if activation not in ACTIVATIONS:
+        raise UserError(
+            f"Expected a ReLU in the FFNs of {name}, got {family.act} {activation!r}, which has no zeros to count: "
+            "count what is above a threshold=, such as 0.01."
+        )
+    found = []
+    for number, layer in enumerate(layers):
+        holder = getattr(layer, family.holder) if family.holder else layer
+        path = f"layer {number}"
+        entry = holder if family.holder else getattr(layer, family.maps[0])
+        if isinstance(entry, SparseFFN):  # of a model that `load` made
+            found.append(FoundFFN(path, entry, (), (), entry.activation, entry.up_relu))
+            continue
+        maps = _children(name, path, holder, family.maps if hasattr(holder, family.maps[0]) else PLAIN)
+        idle = () if family.holder else (layer.activation_fn, maps[-1])
+        found.append(FoundFFN(path, entry, maps, idle, ACTIVATIONS[activation], None))
+    return found
+
+
+def named(name: str, model: nn.Module, ffns: FFNs) -> list[FoundFFN]:
+    """Return the FFNs that the caller names, in that order."""
+    found = []
+    for path, given in _items(ffns):
+        entry = _module(name, model, path)
+        if given is None:
+            known = next((maps for maps in KNOWN_MAPS if all(hasattr(entry, one) for one in maps)), None)
+            if known is None:
+                raise UserError(
+                    f"Expected maps of a known name in {path} of {name}, got "
+                    f"{', '.join(child for child, _ in entry.named_children()) or 'none'}: name them, as in "
+                    f'ffns={{"{path}": ("gate", "up", "down")}}.'
+                )
+            given = known
+        ffn = given if isinstance(given, FFN) else FFN(tuple(given.split() if isinstance(given, str) else given))
+        up_relu = True if ffn.up_relu else None
+        found.append(FoundFFN(path, entry, _children(name, path, entry, ffn.maps), (), ffn.activation, up_relu))
+    return found
+
+
+def _items(ffns: FFNs) -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = list(ffns.items()) if isinstance(ffns, Mapping) else [(path, None) for path in ffns]
+    if not pairs:
+        raise UserError("Expected at least one FFN in ffns=, got none: name their paths in the model.")
+    return pairs
+
+
+def _module(name: str, model: nn.Module, path: str) -> Any:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        raise UserError(f"Expected a module at {path} in {name}, got nothing there: check ffns=.") from None
+
+
+def _children(name: str, path: str, holder: nn.Module, names: Sequence[str]) -> tuple[nn.Linear, ...]:
+    """Return an FFN's linear maps. Raises UserError for one that is missing, or is more than a linear map."""
+    maps = []
+    for child in names:
+        found = next((module for each, module in holder.named_modules() if each == child), None)
+        if type(found) is not nn.Linear or not found.weight.is_floating_point():
+            got = "nothing" if found is None else f"a {type(found).__name__}"
+            raise UserError(
+                f"Expected linear maps {', '.join(names)} in the FFN at {path} of {name}, got {got} as {child}: models "
+                "with experts, adapters or quantised weights cannot be counted; merge adapters first."
+            )
+        maps.append(found)
+    if len(maps) not in (2, 3):
+        raise UserError(f"Expected two or three maps for the FFN at {path} of {name}, got {len(maps)}: check ffns=.")
+    return tuple(maps)
+
+
+def maps_back(name: str, model: Any) -> list[nn.Module]:
+    """Return each layer's map back to d_model, for a threshold."""
+    layers = decoder_layers(model)
+    with evaluating(model):
+        threshold_ffn.refuse_unless_causal(name, model)
+    return [
+        layer.get_submodule(path)
+        for layer, path in zip(layers, threshold_ffn.maps_back(name, model, layers), strict=True)
+    ]
+
+
+def named_maps(name: str, model: nn.Module, ffns: FFNs) -> list[nn.Module]:
+    """Return the last maps of the FFNs that the caller names, for a threshold."""
+    maps = []
+    for path, given in _items(ffns):
+        names = given.maps if isinstance(given, FFN) else (given or ("",)) if not isinstance(given, str) else (given,)
+        last = f"{path}.{names[-1]}" if names[-1] else path
+        maps.append(_module(name, model, last))
+        if not isinstance(maps[-1], (nn.Linear, Conv1D)):
+            raise UserError(
+                f"Expected a linear map at {last} in {name}, got a {type(maps[-1]).__name__}: with a threshold, name "
+                "each FFN's last map."
+            )
+    return maps
+
+
+def refuse_shared(name: str, ffns: list[list[Any]]) -> None:
+    """Raise UserError where two layers have one FFN or one weight between them: each layer's counts are its own."""
+    seen: set[int] = set()
+    for maps in ffns:
+        for module in maps:
+            weight = getattr(module, "weight", None)
+            mark = id(module) if weight is None else weight.data_ptr()
+            if mark in seen:
+                raise UserError(
+                    f"Expected weights of its own in each FFN of {name}, got one that two share: such a model cannot "
+                    "be counted layer by layer."
+                )
+            seen.add(mark)
+
+
+def refuse_widths(name: str, found: list[FoundFFN]) -> None:
+    """Raise UserError for FFNs of several sizes or dtypes, or of a size that the kernels do not take."""
+    shapes = {one.maps[0].weight.shape if one.maps else one.entry.w_gate.shape for one in found}
+    kinds = {weight.dtype for one in found for weight in (each.weight for each in one.maps)}
+    if len(shapes) > 1 or len(kinds) > 1:
+        raise UserError(f"Expected FFNs of one size and dtype in {name}, got several: watch some of them with ffns=.")
+    if any(size % 8 for size in next(iter(shapes))):
+        raise UserError(
+            f"Expected FFN sizes in multiples of 8 in {name}, as the kernels take, got "
+            f"{' × '.join(map(str, next(iter(shapes))))}: count what is above a threshold=0 instead."
+        )
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Run a module without dropout inside this context, and leave each part's mode as it was."""
+    modes = [(one, one.training) for one in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one, training in modes:
+            one.training = training
