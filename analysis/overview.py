@@ -57,7 +57,6 @@ def _activity(run: Run) -> dict[str, Any]:
     """Return the numbers that come from by_layer: counts of tokens, nnz, sparsity and dead neurons."""
     layers = by_layer(run)
     densest, sparsest = layers.iloc[layers["mean"].argmax()], layers.iloc[layers["mean"].argmin()]
-    dead = None if layers["dead"].isna().any() else int(layers["dead"].sum())
     return {
         "tokens": int(layers["tokens"].iloc[0]),
         "flagged_tokens": flagged_tokens(open_summaries(run)),
@@ -67,10 +66,17 @@ def _activity(run: Run) -> dict[str, Any]:
         "densest_nnz": float(densest["mean"]),
         "sparsest_layer": int(sparsest["layer"]),
         "sparsest_nnz": float(sparsest["mean"]),
-        "dead": dead,
-        "dead_share": None if dead is None else dead / (run.layers * run.d_ff),
-        "dead_upper": None if dead is None else float(layers["dead_upper"].iloc[0]),
     }
+
+
+def _dead(run: Run) -> dict[str, Any]:
+    """Return how many neurons never fired."""
+    layers = by_layer(run)
+    if layers["dead"].isna().any():
+        raise Missing(str(layers.attrs["note"]))
+    dead = int(layers["dead"].sum())
+    upper = float(layers["dead_upper"].iloc[0])
+    return {"dead": dead, "dead_share": dead / (run.layers * run.d_ff), "dead_upper": upper}
 
 
 def _first(run: Run) -> dict[str, Any]:
@@ -127,12 +133,10 @@ def _pearson(run: Run) -> dict[str, Any]:
     return {"pearson": correlation["pearson"], "pearson_layers": correlation["n"]}
 
 
-_ACTIVITY = (
-    "tokens flagged_tokens nnz_mean sparsity densest_layer densest_nnz sparsest_layer sparsest_nnz dead dead_share "
-    "dead_upper"
-)
+_ACTIVITY = "tokens flagged_tokens nnz_mean sparsity densest_layer densest_nnz sparsest_layer sparsest_nnz"
 QUESTIONS: dict[tuple[str, ...], Callable[[Run], dict[str, Any]]] = {
     tuple(_ACTIVITY.split()): _activity,
+    ("dead", "dead_share", "dead_upper"): _dead,
     ("first_ratio", "first_tokens"): _first,
     ("loudest", "quietest"): _extremes,
     ("spearman", "spearman_tokens"): _surprisal,

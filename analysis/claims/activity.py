@@ -54,8 +54,9 @@ def sparse(run: Run) -> Answer:
 
 def dead(run: Run) -> Answer:
     """Check that more than 30 % of all neurons never fired."""
-    if by_layer(run)["dead"].isna().any():
-        raise Missing("The run keeps no sums by neuron (--probes counts).")
+    counted = by_layer(run)
+    if counted["dead"].isna().any():
+        raise Missing(str(counted.attrs["note"]))
     layers = _layers_for_verdict(run)
     share = layers["dead_share"].mean()
     return Answer(

@@ -44,7 +44,8 @@ def tile_settings(run: Run) -> pd.DataFrame:
     frame["speedup"] = frame["dense"] / frame["microseconds"]
     past = frame.get("rows_past_slots", pd.Series(np.nan, frame.index))  # benches of other programs may lack it
     frame["past_share"] = past / frame["rows"]
-    frame = frame.merge(_at_risk(run), on=["layer", "tile", "compression"], how="left")
+    at_risk, lacking = _at_risk(run)
+    frame = frame.merge(at_risk, on=["layer", "tile", "compression"], how="left")
     shares = frame[["past_share", "rows_over_share"]]
     frame["safe"] = shares.notna().any(axis=1) & ~(shares > 0).any(axis=1)
     best = frame[frame["safe"]].groupby(CASE)["microseconds"].idxmin()
@@ -53,15 +54,17 @@ def tile_settings(run: Run) -> pd.DataFrame:
     frame = frame[[*names, "rows_over_share", "safe", "fastest"]]
     several = frame.groupby([*CASE, "kernel"])["compression"].nunique() > 1
     note = "safe: no row past its slots, here or in the run" if several.any() else ONE_EACH
+    note = f"{note}; rows_over_share is empty: {lacking}" if lacking else note
     frame.attrs = {"definition": run.manifest.nnz_definition, "note": note}
     return frame
 
 
-def _at_risk(run: Run) -> pd.DataFrame:
-    """Return the share of the run's tokens past their slots, by layer, tile and compression; no row where the run
-    counted no tiles."""
+def _at_risk(run: Run) -> tuple[pd.DataFrame, str]:
+    """Return the share of the run's tokens past their slots, by layer, tile and compression; no row if none were
+    counted, and why."""
     names = ["layer", "tile", "compression", "rows_over_share"]
     try:
-        return tile_audit(run)[names]
-    except Missing:
-        return pd.DataFrame(columns=names).astype({"layer": int, "tile": int, "compression": int})
+        return tile_audit(run)[names], ""
+    except Missing as reason:
+        none = pd.DataFrame(columns=names).astype({"layer": int, "tile": int, "compression": int})
+        return none.astype({"rows_over_share": float}), str(reason).rstrip(".")

@@ -20,6 +20,7 @@ from twell.analysis.activity.layers import by_layer
 from twell.analysis.speed.speedup import correlate, model_speedup, of_one_size, speedup, timings
 from twell.analysis.speed.tile_overflow import tile_audit
 from twell.analysis.statistics import grouped_median
+from twell.analysis.summaries.built import with_damage_note
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -59,7 +60,7 @@ def layer_gains(run: Run) -> pd.DataFrame:
     facts = {"speedup": gained, "different": union / _line(nnz, union), "over": over, **added, **activity}
     added["cause"] = [_cause(dict(zip(facts, row, strict=True))) for row in zip(*facts.values(), strict=True)]
     names = "layer nnz_mean union dense_us sparse_us speedup contribution ceiling expected off cause repeats kernel"
-    return frame.assign(**added)[names.split()]
+    return with_damage_note(frame.assign(**added)[names.split()], run, "unions", "tiles")
 
 
 def _unions(run: Run) -> NDArray:

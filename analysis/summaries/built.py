@@ -14,8 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from twell.analysis.summaries.documents import Documents
 from twell.analysis.summaries.rank_tables import class_step
+from twell.workbench.run.checks import verified
+from twell.workbench.run.checks.regular_file import read_text, remove_leftover
+from twell.workbench.run.manifest_checks import digest
 from twell.workbench.run.part_files import checksum
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
@@ -58,12 +63,25 @@ def folder(run: Run) -> Path:
 def read_built(run: Run) -> Built:
     """Return what the run's summaries were built from; a `Built` without parts if there are none."""
     try:
-        stored = json.loads((folder(run) / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        stored = json.loads(read_text(folder(run) / FILE))
+    except (OSError, ValueError, RecursionError):
         return Built()
-    if not isinstance(stored, dict) or not isinstance(stored.get("parts"), dict):
+    if not isinstance(stored, dict) or stored.get("sha256", digest(stored)) != digest(stored):
         return Built()
-    return Built(**{name: stored[name] for name in Built.__dataclass_fields__ if name in stored})
+    fields = {name: stored[name] for name in Built.__dataclass_fields__ if name in stored}
+    return Built(**fields) if fields.get("parts") and _has_types(fields) else Built()
+
+
+def _has_types(fields: Mapping[str, Any]) -> bool:
+    """Return whether the fields of a list are of the types of `Built`."""
+    defaults = asdict(Built())
+    if any(type(value) is not type(defaults[name]) for name, value in fields.items()):
+        return False
+    checksums = [*fields["parts"].values(), *fields.get("files", {}).values()]
+    damaged = list(fields.get("damaged", {}).values())
+    if not all(isinstance(entry, dict) and {"says", "seen"} <= entry.keys() for entry in damaged):
+        return False
+    return all(isinstance(text, str) for text in [*checksums, *(entry["says"] for entry in damaged)])
 
 
 def write_built(run: Run, parts: Parts, scored: bool, damaged: Mapping[str, str], documents: Documents) -> None:
@@ -72,9 +90,11 @@ def write_built(run: Run, parts: Parts, scored: bool, damaged: Mapping[str, str]
     files = {name: checksum(run.summary_path(name)) for name in SUMMARIES.tables if run.summary_path(name).exists()}
     about = documents.count(run.manifest.sequences), list(documents.cut), documents.known
     built = asdict(Built(parts, SUMMARIES.revision, class_step(run), scored, details, files, *about))
-    parts_last = {"version": SUMMARIES.version, **{name: built[name] for name in built if name != "parts"}}
+    stored = {"version": SUMMARIES.version, **{name: built[name] for name in built if name != "parts"}}
+    stored |= {"sha256": digest({**stored, "parts": parts}), "parts": parts}
     temporary = folder(run) / f"{FILE}.tmp"
-    temporary.write_text(json.dumps({**parts_last, "parts": parts}, indent=1), encoding="utf-8")
+    remove_leftover(temporary)
+    temporary.write_text(json.dumps(stored, indent=1), encoding="utf-8")
     os.replace(temporary, folder(run) / FILE)
 
 
@@ -90,27 +110,32 @@ def damage(run: Run) -> dict[str, str]:
     return {table: entry["says"] for table, entry in damaged.items() if entry["seen"] == _file_states(run, table)}
 
 
+def with_damage_note(frame: pd.DataFrame, run: Run, *tables: str) -> pd.DataFrame:
+    """Add to a frame's note that these tables are left out of it because a part is damaged; return the frame."""
+    sentences = [sentence.rstrip(".") for table, sentence in damage(run).items() if table in tables]
+    if sentences:
+        frame.attrs["note"] = "; ".join(filter(None, [str(frame.attrs.get("note", "")).rstrip("."), *sentences]))
+    return frame
+
+
 def damaged_summaries(run: Run, built: Built) -> list[str]:
     """Return a clause for each summary that is missing or differs from its checksum. A file is hashed again only once
     it has changed."""
-    clauses = []
-    for name, sha256 in built.files.items():
-        table, path = SUMMARIES.tables.get(name), run.summary_path(name)
-        if table is None or (run.manifest.summary_only and not table.in_summary_only):
-            continue
-        if not path.exists():
-            clauses.append(f"{path.name} is missing")
-        elif checksum(path) != sha256:
-            clauses.append(f"{path.name} differs from its checksum")
-    return clauses
+    where = folder(run).relative_to(run.path).as_posix()
+    files = run.manifest.summaries or {f"{where}/{name}.parquet": sha256 for name, sha256 in built.files.items()}
+    if run.manifest.summary_only:
+        left_out = {f"{where}/{name}.parquet" for name, table in SUMMARIES.tables.items() if not table.in_summary_only}
+        files = {file: sha256 for file, sha256 in files.items() if file not in left_out}
+    clauses = verified.faults(run.path, files, key="summaries")
+    return [f"{Path(file).name} {clause}" for file, clause in clauses.items()]
 
 
 def _file_states(run: Run, table: str) -> list[list[int] | None]:
-    """Return size and time of change of a table's files, None for one that is missing."""
+    """Return size and times of modification and change of a table's files, None for one that is missing."""
     states: list[list[int] | None] = []
     for path in run.files(table):
         stat = path.stat() if path.exists() else None
-        states.append(None if stat is None else [stat.st_size, stat.st_mtime_ns])
+        states.append(None if stat is None else [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns])
     return states
 
 

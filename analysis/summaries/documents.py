@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from twell.workbench.errors import Missing, UserError
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 REPLICATES = 20
@@ -90,11 +90,13 @@ class Documents:
 
 
 def read_documents(run: Run) -> Documents:
-    """Return the documents of the run's sequences; `Documents.unknown()` where it does not tell them, or where that
-    table is damaged."""
+    """Return the documents of the run's sequences; `Documents.unknown()` where it does not tell them.
+
+    Raises UserError where that table is damaged: every interval would be another.
+    """
     try:
         rows = run.arrow("sequences", ["sequence", "document", "start", "source"])
-    except (Missing, UserError):
+    except Missing:
         return Documents.unknown()
     return documents_of(rows) if rows.num_rows else Documents.unknown()
 

@@ -23,11 +23,12 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from twell.analysis.engines.summary_bounds import check_keys
 from twell.analysis.memo import memoized
 from twell.analysis.summaries.built import damage, growing, read_built
 from twell.analysis.summaries.refresh import ensure
-from twell.workbench.errors import Missing
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.checks.columns_on_disk import column_fault
+from twell.workbench.run.checks.ranges import Sizes
 from twell.workbench.run.part_files import open_part
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
@@ -99,7 +100,7 @@ class Summaries:
         if not path.exists():
             raise Missing(f"{self.run.name} holds no {name}: {_reason(self.run, name)}.")
         now = path.stat()
-        _checked(path, (now.st_ino, now.st_size, now.st_mtime_ns), name, self.run.layers, self.run.d_ff)
+        _checked(path, (now.st_ino, now.st_size, now.st_mtime_ns), name, Sizes.of(self.run.manifest))
         return path
 
 
@@ -111,9 +112,14 @@ def _columns(summaries: Summaries, name: str, *names: str) -> dict[str, NDArray]
 
 
 @lru_cache(maxsize=1024)
-def _checked(path: Path, version: tuple[int, ...], name: str, layers: int, d_ff: int) -> None:
-    """Check the keys of a file once. version: changes with the file, and with it the entry in the cache."""
-    check_keys(path, name, layers, d_ff)
+def _checked(path: Path, version: tuple[int, ...], name: str, sizes: Sizes) -> None:
+    """Check the columns of a file once; `version` tells it from what stood under the same name before."""
+    fault = column_fault(path, name, SUMMARIES.tables[name].columns, sizes, complete=False)
+    if fault:
+        raise UserError(
+            f"Expected a summary as declared at {path}, got one that {fault}: remove its folder to have it made "
+            "anew, or copy a run without rows again."
+        )
 
 
 @lru_cache(maxsize=DECODED)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,8 @@ from twell.analysis.summaries.built import (
 from twell.analysis.summaries.documents import Documents, read_documents
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
-from twell.workbench.run.manifest_checks import is_within
+from twell.workbench.run import locks
+from twell.workbench.run.checks.regular_file import is_within, remove_leftover
 from twell.workbench.run.part_files import read_part
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run, copy_without_activity, open_run
@@ -87,6 +88,10 @@ def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb", scored: b
     """
     if engine != "duckdb" and not engine.startswith("spark://"):
         raise UserError(f"Expected duckdb or spark://HOST:PORT as the engine, got {engine!r}.")
+    if not is_within(folder(run), run.path):
+        raise UserError(
+            f"Expected summaries in the run's own folder {folder(run)}, got a link to elsewhere: remove the link."
+        )
     if run.manifest.summary_only and (damaged := damaged_summaries(run, read_built(run))):
         raise UserError(
             f"Expected the summaries of {run.path} as they were written, {damaged[0]}: summarise the run that they "
@@ -108,23 +113,12 @@ def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb", scored: b
 
 @contextmanager
 def _locked(run: Run) -> Iterator[None]:
-    """Let one process build at a time, on systems with file locks. Raises UserError where the folder is a link."""
-    if not is_within(folder(run), run.path):
-        raise UserError(
-            f"Expected summaries in the run's own folder {folder(run)}, got a link to elsewhere: remove the link."
-        )
-    try:
-        folder(run).mkdir(parents=True, exist_ok=True)
-        lock = open(run.path / "summary" / ".lock", "w")  # noqa: SIM115 - held open for as long as the lock
-    except OSError as error:
-        raise _not_writable(run, error) from None
-    with lock:
+    """Let one process build at a time, where the system has file locks."""
+    with ExitStack() as stack:
         try:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except ImportError:
-            pass
+            stack.enter_context(locks.locked(folder(run)))
+        except OSError as error:
+            raise _not_writable(run, error) from None
         yield
 
 
@@ -200,6 +194,7 @@ def _publish(run: Run, tables: dict[str, pa.Table], plan: _Plan, scored: bool) -
                 run.summary_path(name).unlink(missing_ok=True)
                 continue
             temporary = folder(run) / f"{name}.tmp"
+            remove_leftover(temporary)
             pq.write_table(table, temporary, row_group_size=ROW_GROUP, write_page_checksum=True, **_encoding(table))
             os.replace(temporary, run.summary_path(name))
         write_built(run, plan.cover, scored, plan.damaged, plan.documents)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -29,7 +32,20 @@ def relisted(run: Run, table: str) -> Run:
     return open_run(run.path)
 
 
-def forget_checksums(run: Run) -> None:
-    """Take the checksums of the summaries from their list, which those of before have not got either."""
+def forget_checksums(run: Run) -> Run:
+    """Take the checksums of the summaries from their list and from the manifest, which those of before have not got
+    either; return the run, opened again."""
     built = run.summary_path("any").parent / "built.json"
-    built.write_text(json.dumps({**json.loads(built.read_text()), "files": {}}))
+    stored = {name: value for name, value in json.loads(built.read_text()).items() if name not in ("files", "sha256")}
+    built.write_text(json.dumps(stored))
+    manifests.update(run.path, summaries={})
+    return open_run(run.path)
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the fields of a manifest in its file, and take its checksum away as a person who edits it has to."""
+    path = folder / manifests.FILE
+    data = json.loads(path.read_text())
+    change(data)
+    data.pop("sha256", None)
+    path.write_text(json.dumps(data))

@@ -16,6 +16,7 @@ from typing import Any
 
 from twell.workbench.errors import UserError
 from twell.workbench.run import manifest_checks as checks
+from twell.workbench.run.checks.regular_file import is_within, read_text, remove_leftover
 from twell.workbench.run.schema import SCHEMA_VERSION
 
 FILE = "run.json"
@@ -52,6 +53,9 @@ class Part:
         return int(remainder.partition("-")[0]) if kind == "rank" else 0
 
 
+PART = tuple(item.name for item in fields(Part))
+
+
 @dataclass
 class Manifest:
     """The content of `run.json`. Counts are in tokens, times in seconds, losses in nats."""
@@ -84,6 +88,7 @@ class Manifest:
         default_factory=list
     )  # each process's share of the above, where several captured together
     parts: list[Part] = field(default_factory=list)
+    summaries: dict[str, str] = field(default_factory=dict)  # of a summary-only copy: the sha256 of each file, by name
 
     @property
     def layers(self) -> int:
@@ -111,45 +116,67 @@ def read(folder: Path) -> Manifest:
     outside the folder or has numbers that no run has.
     """
     path = folder / FILE
+    if path.is_symlink() and not is_within(path, folder):
+        raise UserError(f"Expected the run's own manifest at {path}, got a link out of its folder: {checks.ADVICE}")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         got = f"a file of that name, not a folder with a {FILE}" if folder.is_file() else f"no {FILE} there"
         raise UserError(
             f"Expected a run in {folder}, found {got}: give the folder that `twell capture --out` wrote."
         ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"Expected a readable manifest at {path}, got {error}: copy the run again from where it was recorded."
-        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"Expected a readable manifest at {path}, got {_unreadable(error)}: {checks.ADVICE}") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if not isinstance(version, int) or version < 1:
+    if type(version) is not int or version < 1:
         raise UserError(f"Expected a run manifest at {path}, got JSON without a schema_version: is this a run folder?")
     if version > SCHEMA_VERSION:
         raise UserError(
             f"Expected a run of schema version {SCHEMA_VERSION} or older in {folder}, got version {version}: "
             "update twell-workbench to read it."
         )
+    changed = checks.is_changed(data)
     for migrate in MIGRATIONS[version - 1 :]:
         data = migrate(data)
-    checks.check_numbers(path, data)
-    field_names = {f.name for f in fields(Manifest)}
+    checks.check_fields(path, data)
+    known = {f.name for f in fields(Manifest)}
     try:
-        manifest = Manifest(**{key: value for key, value in data.items() if key in field_names})
-        manifest.parts = [Part(**part) for part in data.get("parts", [])]
+        manifest = Manifest(**{key: value for key, value in data.items() if key in known})
+        manifest.parts = [Part(**{name: part[name] for name in PART}) for part in data.get("parts", [])]
     except TypeError as error:
         raise UserError(
             f"Expected a complete manifest at {path}, got one that lacks fields ({error}): "
             "copy the run again from where it was recorded."
         ) from None
     checks.check_files(folder, [part.file for part in manifest.parts])
+    checks.check_parts(folder, data)
+    if changed:
+        raise UserError(
+            f"Expected a manifest at {path} as it was written, got one that differs from its own checksum: copy the "
+            'run again from where it was recorded or, if you edited the file, remove its entry "sha256".'
+        )
     return manifest
 
 
+def _unreadable(error: Exception) -> str:
+    """Return why a manifest cannot be read, to go into a sentence."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, RecursionError):
+        return "lists or objects nested without end"
+    if isinstance(error, UnicodeDecodeError):
+        return "bytes that are not UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"no JSON in line {error.lineno}, column {error.colno}"
+    return "a number of too many digits"
+
+
 def write(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest of a run folder, completely or not at all."""
-    text = json.dumps(asdict(manifest), indent=1, ensure_ascii=False)
+    """Replace the manifest of a run folder, whole or not at all."""
+    content = json.loads(json.dumps(asdict(manifest)))  # as it is read back, tuples as lists
+    text = json.dumps({**content, "sha256": checks.digest(content)}, indent=1, ensure_ascii=False)
     temporary = folder / (FILE + ".tmp")
+    remove_leftover(temporary)
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()

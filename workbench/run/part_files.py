@@ -11,21 +11,31 @@ Cost: 0.3 ms a file, and 0.6 to 2 s of a core for each gigabyte to hash; files a
 from __future__ import annotations
 
 import hashlib
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twell.workbench.errors import UserError, first_line
+from twell.workbench.run.checks.regular_file import require_regular
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
 
+TICK = 50_000_000  # ns: two changes within a tick of the clock of files may leave the same time of change
+
+
 def checksum(path: Path) -> str:
-    """Return a file's sha256. It is read again only after the file has changed, by size, time or inode."""
-    now = path.stat()
-    return _checksum(path, (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns))
+    """Return a file's sha256. This process reads it again only once the file has changed, by size, time or inode.
+
+    Raises OSError for what is no regular file, which might never end.
+    """
+    now = require_regular(path)
+    version = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+    recent = time.time_ns() - now.st_ctime_ns <= TICK
+    return _checksum.__wrapped__(path, version) if recent else _checksum(path, version)
 
 
 @lru_cache(maxsize=2**16)
@@ -39,6 +49,7 @@ def open_part(path: Path) -> pq.ParquetFile:
     """Open one Parquet file, to be read in pieces. Raises OSError or pyarrow.ArrowException where it cannot be read."""
     import pyarrow.parquet as pq
 
+    require_regular(path)
     return pq.ParquetFile(path, page_checksum_verification=True)
 
 
@@ -51,6 +62,7 @@ def read_part(path: Path, **selection: Any) -> pa.Table:
     import pyarrow.parquet as pq
 
     try:
+        require_regular(path)
         return pq.read_table(path, partitioning=None, page_checksum_verification=True, **selection)
     except (OSError, pa.ArrowException) as error:
         raise unreadable_part(path, error) from None

@@ -7,26 +7,27 @@ DuckDB over the run's tables where DuckDB is installed. Reading needs no torch.
 
 from __future__ import annotations
 
-import re
+import errno
+import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twell.workbench.errors import Missing, UserError, first_line, utf8
+from twell.workbench.errors import Missing, UserError, utf8
 from twell.workbench.run import manifest as manifests
+from twell.workbench.run.checks import queries, verified
+from twell.workbench.run.checks.columns_on_disk import column_fault
+from twell.workbench.run.checks.ranges import Sizes
 from twell.workbench.run.manifest import Manifest, Part
 from twell.workbench.run.part_files import checksum, open_part, read_part, unreadable_part
-from twell.workbench.run.schema import SUMMARIES, TABLES, nnz_columns
+from twell.workbench.run.schema import SUMMARIES, TABLES, expand, nnz_columns
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-
-HASHING = 4  # most threads that compute checksums
 
 
 @dataclass(frozen=True)
@@ -148,23 +149,8 @@ class Run:
 
     def sql(self, query: str) -> pd.DataFrame:
         """Return the result of a DuckDB query over the run's tables, under their names: activity, neurons, …"""
-        try:
-            import duckdb
-        except ImportError:
-            raise UserError(
-                "Expected DuckDB for run.sql, it is not installed: pip install 'twell-workbench[dashboard]'."
-            ) from None
-        with duckdb.connect() as connection:
-            for name in TABLES:
-                if self.has(name):
-                    read = re.search(rf"\b{name}\b", query, re.IGNORECASE)  # not by this query: its files need no check
-                    files = [str(path) for path in (self.parts(name) if read else self.files(name))]
-                    table = connection.read_parquet(files, hive_partitioning=False)  # type: ignore[arg-type]
-                    table.create_view(name)
-            try:
-                return connection.sql(query).df()
-            except duckdb.Error as error:
-                raise UserError(f"Expected a DuckDB query over this run's tables: {first_line(error)}") from None
+        there = [name for name in TABLES if self.has(name)]
+        return queries.answer(query, there, self.parts, set(TABLES) - set(there))
 
     def summary_path(self, name: str) -> Path:
         """Return the path of a summary, which may not be built yet."""
@@ -193,21 +179,18 @@ class Run:
         return [f"{part.file} {reason}." for part, reason in self._damage(listed)]
 
     def _damage(self, parts: Sequence[Part]) -> list[tuple[Part, str]]:
-        """Return the parts whose file is missing or differs from its checksum, each with a clause that says which."""
-        if len(parts) < 2:
-            reasons = [self._damage_of(part) for part in parts]
-        else:
-            with ThreadPoolExecutor(min(HASHING, len(parts))) as pool:
-                reasons = list(pool.map(self._damage_of, parts))
-        return [(part, reason) for part, reason in zip(parts, reasons, strict=True) if reason]
+        """Return the parts whose file is damaged, each with that clause: missing, other than its checksum in the
+        manifest, or with columns that are not as declared."""
+        listed = {part.file: part for part in parts}
+        sizes = Sizes.of(self.manifest)
 
-    def _damage_of(self, part: Part) -> str:
-        path = self.path / part.file
-        if not path.exists():
-            return "is missing"
-        if path.stat().st_size != part.bytes or checksum(path) != part.sha256:
-            return "differs from its checksum in the manifest"
-        return ""
+        def fault(file: str) -> str:
+            table = listed[file].table
+            columns = expand(TABLES[table], sizes.layers, sizes.d_ff, sizes.used)
+            return column_fault(self.path / file, table, columns, sizes, listed[file].rows)
+
+        clauses = verified.faults(self.path, {part.file: part.sha256 for part in parts}, fault, str(sizes))
+        return [(listed[file], clause) for file, clause in clauses.items()]
 
     def _why(self, table: str) -> str:
         if self.manifest.summary_only and not TABLES[table].in_summary_only:
@@ -226,23 +209,36 @@ def open_run(path: str | Path) -> Run:
 
 
 def list_runs(folder: str | Path) -> tuple[list[Run], dict[str, str]]:
-    """Return the runs in a folder, newest first, and by name of the folder why other runs cannot be read.
-
-    folder: may itself be a run, which is then the only one.
-    """
+    """Return the runs in a folder (or the folder itself, if it is a run), newest first, and, by the folder's name, a
+    sentence for each that cannot be read."""
     folder = Path(folder)
-    if not folder.is_dir():
-        return [], {}
-    candidates = [folder] if (folder / manifests.FILE).exists() else sorted(folder.iterdir())
     runs: list[Run] = []
     broken: dict[str, str] = {}
+    try:
+        candidates = [folder] if _holds_run(folder) else sorted(folder.iterdir()) if folder.is_dir() else []
+    except (OSError, UserError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return [], {folder.name: f"Expected a folder of runs at {folder}, got {reason}: choose one that can be read."}
     for candidate in candidates:
-        if (candidate / manifests.FILE).exists():
-            try:
+        try:
+            if _holds_run(candidate):
+                utf8(candidate.name)
                 runs.append(open_run(candidate))
-            except UserError as error:
-                broken[candidate.name] = str(error)
+        except UserError as error:
+            broken[ascii(candidate.name)[1:-1] if not candidate.name.isprintable() else candidate.name] = str(error)
     return sorted(runs, key=lambda run: run.manifest.created, reverse=True), broken
+
+
+def _holds_run(folder: Path) -> bool:
+    """Return whether a folder holds a manifest, or the rows that one has lost. UserError where that cannot be told."""
+    for name in (manifests.FILE, "activity", "vocab.parquet"):
+        try:
+            os.lstat(folder / name)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise UserError(f"Expected a run that can be read in {folder}, got {error.strerror}.") from None
+    return False
 
 
 def refuse_existing(folder: Path) -> None:
@@ -269,15 +265,17 @@ def copy_without_activity(source: Path, target: Path) -> None:
     manifest = manifests.read(source)
     manifest.parts = [part for part in manifest.parts if TABLES[part.table].in_summary_only]
     manifest.summary_only = True
+    if damaged := Run(source, manifest).damaged():
+        raise UserError(f"Expected a whole run to copy, got: {damaged[0]} Copy it again from where it was recorded.")
     summary = Path("summary") / f"v{SUMMARIES.version}"
-    files = [Path(part.file) for part in manifest.parts]
-    left_out = {f"{name}.parquet" for name, table in SUMMARIES.tables.items() if not table.in_summary_only}
-    summaries = (path for path in sorted((source / summary).glob("*")) if path.name not in left_out)
-    files += [path.relative_to(source) for path in summaries if path.suffix != ".tmp"]
+    names = ["built.json", *(f"{name}.parquet" for name, table in SUMMARIES.tables.items() if table.in_summary_only)]
+    summaries = [summary / name for name in names if (source / summary / name).is_file()]
+    files = [*(Path(part.file) for part in manifest.parts), *summaries]
     try:
         for file in files:
             (target / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / file, target / file)
+        manifest.summaries = {file.as_posix(): checksum(target / file) for file in summaries}
         manifests.write(target, manifest)
     except OSError as error:
         raise UserError(

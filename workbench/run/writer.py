@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from twell.workbench.errors import UserError
 from twell.workbench.run import manifest as manifests
+from twell.workbench.run.checks.columns_on_disk import arrow_type
+from twell.workbench.run.checks.regular_file import is_within
 from twell.workbench.run.manifest import Manifest, Part
-from twell.workbench.run.manifest_checks import is_within
 from twell.workbench.run.parquet_part import GROUP, GrowingFile, disk_error
 from twell.workbench.run.rank_share import RankShare
 from twell.workbench.run.schema import TABLES, expand
@@ -34,14 +35,6 @@ AHEAD = 4  # most unfinished jobs of the writing thread
 
 Rows = tuple[str, Mapping[str, Any]]  # the name of a table, and its columns by name
 
-_TYPES = {
-    "list<float32>": pa.list_(pa.float32()),
-    "list<uint16>": pa.list_(pa.uint16()),
-    "list<uint32>": pa.list_(pa.uint32()),
-    "list<float16>": pa.list_(pa.float16()),
-    "bool": pa.bool_(),
-}
-
 
 def arrow_schema(table: str, layers: int, d_ff: int, used: bool = False) -> pa.Schema:
     """Return the Arrow schema of a run's table for a model of `layers` layers with `d_ff` FFN neurons each.
@@ -49,8 +42,7 @@ def arrow_schema(table: str, layers: int, d_ff: int, used: bool = False) -> pa.S
     used: as in `expand`
     """
     columns = expand(TABLES[table], layers, d_ff, used)
-    kinds = {c.name: _TYPES.get(c.type) or pa.type_for_alias(c.type) for c in columns}
-    return pa.schema([pa.field(c.name, kinds[c.name], nullable=c.nullable) for c in columns])
+    return pa.schema([pa.field(column.name, arrow_type(column.type), nullable=column.nullable) for column in columns])
 
 
 class RunWriter:

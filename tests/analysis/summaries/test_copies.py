@@ -47,7 +47,7 @@ def test_copy_is_refused_where_something_is(small: Run, tmp_path: Path) -> None:
 def test_a_copy_cut_short_is_no_run(small: Run, tmp_path: Path) -> None:
     ensure(small)
     (small.path / "vocab.parquet").unlink()
-    with pytest.raises(UserError, match="Expected to copy"):
+    with pytest.raises(UserError, match=r"Expected a whole run to copy, got: vocab\.parquet is missing"):
         copy_without_activity(small.path, tmp_path / "short")
     assert list_runs(tmp_path / "short") == ([], {})
 
@@ -60,7 +60,7 @@ def test_copy_of_several_runs_is_refused(small: Run, tmp_path: Path) -> None:
 def test_summary_only_run_of_another_version(small: Run, tmp_path: Path) -> None:
     summarize(SummarizeOptions(runs=(small.path,), summary_only=tmp_path / "copy"))
     shutil.rmtree(tmp_path / "copy" / "summary")
-    with pytest.raises(Missing, match="summarise the run it was copied from"):
+    with pytest.raises(UserError, match=r"built\.json is missing: summarise the run that they come from and"):
         by_layer(open_run(tmp_path / "copy"))
 
 

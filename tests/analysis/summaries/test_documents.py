@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +14,7 @@ from twell.analysis import by_layer, by_position, by_token, ensure
 from twell.analysis.summaries.built import read_built
 from twell.analysis.summaries.documents import BLOCK, CUT, FEW, LATER, START, UNKNOWN, Documents, documents_of
 from twell.analysis.summaries.read import open_summaries
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
 
@@ -69,9 +69,7 @@ def test_sequences_of_no_known_document_are_blocks() -> None:
 def test_a_run_recorded_before_documents_were_known(small: Run) -> None:
     """24 sequences are two blocks of unequal length, which state no interval: nothing else changes."""
     before = by_layer(small)
-    manifest = json.loads((small.path / "run.json").read_text())
-    manifest["parts"] = [part for part in manifest["parts"] if part["table"] != "sequences"]
-    (small.path / "run.json").write_text(json.dumps(manifest))
+    manifests.update(small.path, parts=[part for part in small.manifest.parts if part.table != "sequences"])
     run = open_run(small.path)
     after = by_layer(run)
     assert (read_built(run).known, read_built(run).clusters) == (False, 2)

@@ -15,15 +15,14 @@ import pytest
 from twell.app.jobs.own_text import LONGEST
 from twell.app.jobs.runner import OWN, JobRunner, model_of
 from twell.workbench.errors import UserError
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
 
 def bundled(made: ModuleType, folder: Path) -> Path:
     """A folder with a run that says it is of the bundled model."""
-    made.make(folder / "tiny", layers=8, d_ff=768, sequences=10)
-    manifest = folder / "tiny" / "run.json"
-    text = manifest.read_text().replace("made-up/sparse", "demo-model").replace('"d_model": 64', '"d_model": 256')
-    manifest.write_text(text)
+    run = made.make(folder / "tiny", layers=8, d_ff=768, sequences=10)
+    manifests.update(run.path, model={**run.manifest.model, "name": "demo-model", "d_model": 256})
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,7 @@ from streamlit.testing.v1 import AppTest
 from twell.analysis.neurons.logit_lens import written
 from twell.analysis.neurons.values import in_sequence, sampled
 from twell.workbench.errors import Missing
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
 Show = Callable[..., AppTest]
@@ -26,10 +26,8 @@ BUNDLED = Path(__file__).resolve().parents[3] / "data" / "demo-model"
 def tiny(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that says it is of the bundled model, with the bundled model's vocabulary size."""
     folder = tmp_path_factory.mktemp("weights") / "tiny"
-    made.make(folder, layers=8, d_ff=768, vocab=6144, sequences=10, fired=True)
-    manifest = json.loads((folder / "run.json").read_text())
-    manifest["model"] |= {"name": "demo-model", "d_model": 256}
-    (folder / "run.json").write_text(json.dumps(manifest))
+    run = made.make(folder, layers=8, d_ff=768, vocab=6144, sequences=10, fired=True)
+    manifests.update(folder, model={**run.manifest.model, "name": "demo-model", "d_model": 256})
     return open_run(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import time
@@ -27,6 +26,7 @@ from twell.app.speed.compression_view import fastest_kernels, time_map
 from twell.app.speed.timing_figures import batch_times, over_batches, summed
 from twell.workbench.bench.table import Sheet
 from twell.workbench.options import BenchOptions
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
 Show = Callable[..., AppTest]
@@ -134,10 +134,8 @@ def test_what_is_asked_of_twell_bench_is_what_it_takes(made_run: Run) -> None:
 
 def bundled(made: ModuleType, folder: Path) -> Path:
     """A folder with a run that says it is of the bundled model."""
-    made.make(folder / "tiny", layers=8, d_ff=768, sequences=10)
-    manifest = json.loads((folder / "tiny" / "run.json").read_text())
-    manifest["model"] |= {"name": "demo-model", "d_model": 256}
-    (folder / "tiny" / "run.json").write_text(json.dumps(manifest))
+    run = made.make(folder / "tiny", layers=8, d_ff=768, sequences=10)
+    manifests.update(run.path, model={**run.manifest.model, "name": "demo-model", "d_model": 256})
     return folder
 
 

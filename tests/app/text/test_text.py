@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from twell.analysis.passage import SEEN, loudest, passage, scale
 from twell.analysis.tokens.text_around import pieces
 from twell.app.text.passage_view import opacity
 from twell.app.ui.formatting import whole
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
 Show = Callable[..., AppTest]
@@ -180,11 +180,8 @@ def lending(made: ModuleType, tmp_path: Path) -> Path:
         ("stranger", "b", {"sequences": 50}),
         ("unread", "a", {"sequences": 70, "loss": False}),
     ):
-        made.make(tmp_path / name, layers=3, d_ff=512, **changes)
-        path = tmp_path / name / "run.json"
-        manifest = json.loads(path.read_text())
-        manifest["model"]["weights"] = weights
-        path.write_text(json.dumps(manifest))
+        run = made.make(tmp_path / name, layers=3, d_ff=512, **changes)
+        manifests.update(run.path, model={**run.manifest.model, "weights": weights})
     return tmp_path
 
 
@@ -218,6 +215,5 @@ def test_only_a_longer_run_of_the_same_weights_lends(show: Show, lending: Path) 
     for name in ("stranger", "unread", "gone", "short"):
         assert "percentile of the run" in markup(show(lending, "text", run="short", scale=name))
     for run in ("long", "short"):  # of a time before manifests named the weights
-        path = lending / run / "run.json"
-        path.write_text(path.read_text().replace('"weights": "a"', '"weights": null'))
+        manifests.update(lending / run, model={**open_run(lending / run).manifest.model, "weights": None})
     assert lenders(show(lending, "text", run="short")) == []

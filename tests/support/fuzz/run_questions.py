@@ -50,7 +50,6 @@ TABLES: dict[str, Ask] = {
     "sql timings": lambda run: run.sql(
         "select op, count(*) as n, max(microseconds) as m from timings group by 1 order by 1"
     ),
-    "repr": lambda run: repr(Run(Path("run"), run.manifest)),
     "decode": lambda run: run.decode([1, 40, 41, 42, 7]),
     "overview": analysis.overview,
     "findings": analysis.findings,
