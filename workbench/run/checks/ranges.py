@@ -64,7 +64,7 @@ def _ranges(table: str, sizes: Sizes) -> dict[str, tuple[float, float]]:
         "document": (0, MOST_INT32),
         "start": (0, MOST),
         "position": (0, MOST_POSITIONS),
-        "token_id": (0, (sizes.tokens or MOST_TOKENS) - 1),
+        "token_id": (0, sizes.tokens or MOST_TOKENS),  # one past the vocabulary: a vector without an id
         "token_min": (0, MOST_INT32),
         "token_max": (-1, MOST_INT32),
         "first_sequence": (-1, MOST_INT32),
