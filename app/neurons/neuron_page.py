@@ -1,4 +1,4 @@
-"""Neuron: one neuron, by an address of its own (L7/N1234): how often, how strongly and on what text it fires."""
+"""Page Neuron: how often, how strongly and on what text one neuron, such as L7/N1234, fires."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twell.analysis.neurons.logit_lens import written
 from twell.analysis.neurons.values import known, missing, sampled
 from twell.app.jobs.runner import model_of
 from twell.app.neurons.neuron_data import one_neuron, ranks
-from twell.app.neurons.neuron_figures import rank_curve, value_spread
+from twell.app.neurons.neuron_figures import rank_curve, value_distribution
 from twell.app.neurons.neuron_view import examples_html, written_html
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, number, percent, plural, rare, token_html, whole
@@ -23,8 +23,13 @@ from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 
-def facts(run: Run, row: dict[str, object]) -> None:
-    """The neuron's numbers, each with what it is of."""
+def draw_numbers(run: Run, row: dict[str, object]) -> None:
+    """Draw the neuron's numbers, each with a line on what it is.
+
+    Args:
+        run: the run.
+        row: the neuron's row, from `one_neuron`.
+    """
     tokens, fires = int(str(row["tokens"])), int(str(row["fires"]))
     out_of = f"{plural(tokens, 'token')} of {plural(run.manifest.sequences, 'sequence')}"
     density = (
@@ -50,73 +55,77 @@ def facts(run: Run, row: dict[str, object]) -> None:
     widgets.numbers(values)
     if row["one_token"]:
         st.html(
-            f'<p class="tw-said">Only one token of the vocabulary fires it: {token_html(str(row["token_text"]))}</p>'
+            f'<p class="tw-said">It fires on one token of the vocabulary only: {token_html(str(row["token_text"]))}</p>'
         )
     if fires and run.has("activity"):
         widgets.page_link("text", "The first sequence that fires it →", sequence=row["first_sequence"])
 
 
-def in_layer(run: Run, row: dict[str, object]) -> None:
-    """Where the neuron stands among those of its layer."""
+def draw_rank(run: Run, row: dict[str, object]) -> None:
+    """Draw the neuron's rank by density in its layer. `row` is its row, from `one_neuron`."""
     layer = int(str(row["layer"]))
     result = query(run, ranks, layer=layer)
     densities = result.frame["density"].to_numpy()
     dead = int((densities == 0).sum())
-    said = f"Every neuron of layer {layer}, highest density first; axes logarithmic. {whole(dead)} never fired."
-    widgets.heading("In its layer", said, result)
+    caption = (
+        f"The density of every neuron of layer {layer}, highest first; axes logarithmic. {whole(dead)} never fired and "
+        "are not drawn."
+    )
+    widgets.heading("Rank in its layer", caption, result)
     figure = rank_curve(densities, int(str(row["rank"])), float(str(row["density"])), str(row["label"]))
     widgets.draw(figure, "rank", "Densities of the layer's neurons by rank")
 
 
-def spread(run: Run, row: dict[str, object]) -> None:
-    """How strongly it fires, where it does."""
+def draw_values(run: Run, row: dict[str, object]) -> None:
+    """Draw the distribution of the neuron's values above 0. `row` is its row, from `one_neuron`."""
+    title = "Values when it fires"
     layer, neuron = int(str(row["layer"])), int(str(row["neuron"]))
     if not known(run) or not int(str(row["fires"])):
-        widgets.heading("Its values")
-        raise missing(run) if not known(run) else Missing("It has no values: it never fired in this run.")
+        widgets.heading(title)
+        raise missing(run) if not known(run) else Missing("The neuron never fired in this run, so it has no values.")
     result = query(run, sampled, layer=layer, neuron=neuron)
     values = result.frame
     if values.attrs["source"] == "fired":
         tokens, n = plural(values.attrs["tokens"], "token"), plural(len(values), "firing")
-        said = f"{n} among the {tokens} whose activations the run keeps."
+        source = f"{n} among the {tokens} whose activations the run keeps."
     else:
-        said = f"A sample: {plural(len(values), 'firing')} drawn at random of {whole(float(str(row['fires'])))}."
-    said += " The mean and the largest value are over all firings."
-    widgets.heading("Its values", said, result)
-    mean, most = float(str(row["value_mean"])), float(str(row["value_max"]))
-    widgets.draw(value_spread(values["value"].to_numpy(), mean, most), "values", "How the neuron's values spread")
+        source = f"A random sample: {plural(len(values), 'firing')} of {whole(float(str(row['fires'])))}."
+    widgets.heading(title, f"{source} The mean and the largest value are over all firings.", result)
+    mean, largest = float(str(row["value_mean"])), float(str(row["value_max"]))
+    figure = value_distribution(values["value"].to_numpy(), mean, largest)
+    widgets.draw(figure, "values", "Distribution of the neuron's values")
 
 
-def writes(run: Run, layer: int, neuron: int) -> None:
-    """The tokens whose logits its down row raises and lowers most."""
-    title = "What it writes"
+def draw_logits(run: Run, layer: int, neuron: int) -> None:
+    """Draw the tokens whose logits the neuron's row of the down projection raises and lowers most."""
+    title = "Direct effect on the logits"
     model = model_of(run)
     if model is None or not Path(model[0]).is_dir():
         widgets.heading(title)
         raise Missing(
             "The tokens that this neuron makes more or less likely are computed from the model's weights, which are "
-            "not on this machine. They are for the bundled model, and for a model captured from a local folder."
+            "not on this machine. This works for the bundled model, and for a model captured from a local folder."
         )
     result = query(run, written, folder=model[0], layer=layer, neuron=neuron)
     frame = result.frame
     sign = (
-        " The up branch gives the sign: where it is negative, raised and lowered are swapped."
+        " The sign is for a positive up branch; if it is negative, raised and lowered swap."
         if frame.attrs["gated"]
         else ""
     )
-    scale = "with the final norm's scale" if frame.attrs["scaled"] else "there is no final norm"
+    norm = "scaled by the final norm" if frame.attrs["scaled"] else "without a final norm"
     widgets.heading(
         title,
-        f"Its down row through the unembedding, {scale} and before its division by the residual's length; logits "
-        f"relative to the mean of {plural(frame.attrs['tokens'], 'token')}. The direct effect alone: later layers "
-        f"read the row too.{sign}",
+        f"The neuron's row of the down projection times the unembedding, {norm} but not divided by the residual's "
+        f"length; logits relative to the mean of {plural(frame.attrs['tokens'], 'token')}. Effects through later "
+        f"layers are not included.{sign}",
         result,
     )
     st.html(written_html(frame, run_name()))
 
 
-def in_text(run: Run, layer: int, neuron: int) -> None:
-    """The text that fires it, each token shaded by the neuron's value there."""
+def draw_examples(run: Run, layer: int, neuron: int) -> None:
+    """Draw the text around the neuron's examples, each token shaded by the neuron's value."""
     if not run.has("examples"):
         widgets.heading("In the text")
         raise missing(run)
@@ -128,20 +137,21 @@ def in_text(run: Run, layer: int, neuron: int) -> None:
         raise
     top, sample = frame[frame["kind"] == "top"], frame[frame["kind"] == "sample"]
     high = float(frame["value"].max())
-    said = (
-        f"The {plural(len(top), 'greatest value')} of the run, then {plural(len(sample), 'firing')} drawn at random, "
-        f"with percentiles among these. Each token is shaded by the neuron's value there, from 0 to "
-        f"{number(high)}. A place opens the passage, shaded by this neuron."
+    largest = f"{plural(len(top), 'largest value')} of the run"
+    sampled_firings = f"a random sample of {plural(len(sample), 'firing')}, with percentiles in the sample"
+    caption = (
+        f"The {largest}, then {sampled_firings}. Each token is shaded by the neuron's value there, from 0 to "
+        f"{number(high)}. Choose a position to open the passage, shaded by this neuron."
     )
-    widgets.heading("In the text", said, result)
-    for name, part in (("Greatest", top), ("Across its range", sample)):
-        if len(part):
-            lines = examples_html(part, high, run_name(), f"L{layer}/N{neuron}")
+    widgets.heading("In the text", caption, result)
+    for name, rows in (("Largest values", top), ("Random sample of firings", sample)):
+        if len(rows):
+            lines = examples_html(rows, high, run_name(), f"L{layer}/N{neuron}")
             st.html(f'<h4 class="tw-part">{name}</h4>{lines}')
 
 
-def neighbours(run: Run, layer: int, neuron: int) -> None:
-    """The way back, and to the neurons on either side."""
+def draw_links(run: Run, layer: int, neuron: int) -> None:
+    """Draw links to the list of neurons, and to the neurons before and after this one."""
     with st.container(horizontal=True, gap="medium"):
         widgets.page_link("neurons", "← All neurons")
         if neuron > 0:
@@ -150,33 +160,33 @@ def neighbours(run: Run, layer: int, neuron: int) -> None:
             widgets.page_link("neuron", f"L{layer}/N{neuron + 1}", neuron=f"L{layer}/N{neuron + 1}")
 
 
-def page(run: Run) -> None:
-    """The neuron that the address names."""
-    place = parse_neuron(parameter("neuron"), run)
-    if place is None:
+def draw_page(run: Run) -> None:
+    """Draw the neuron that the address names, or say that there is none."""
+    location = parse_neuron(parameter("neuron"), run)
+    if location is None:
         widgets.page_link("neurons", "← All neurons")
         widgets.title("No such neuron")
         st.info(
-            f"This run's neurons are called L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}. Choose one from the list of "
+            f"This run's neurons are named L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}. Choose one from the list of "
             "all neurons."
         )
         return
-    layer, neuron = place
-    neighbours(run, layer, neuron)
+    layer, neuron = location
+    draw_links(run, layer, neuron)
     widgets.title(f"L{layer}/N{neuron}")
     row = fetch(run, one_neuron, layer=layer, neuron=neuron)
-    facts(run, row)
+    draw_numbers(run, row)
     with st.container(key="pair"):
         left, right = st.columns(2, gap="large")
     with left, widgets.show_errors():
-        in_layer(run, row)
+        draw_rank(run, row)
     with right, widgets.show_errors():
-        spread(run, row)
+        draw_values(run, row)
     with widgets.show_errors():
-        writes(run, layer, neuron)
+        draw_logits(run, layer, neuron)
     with widgets.show_errors():
-        in_text(run, layer, neuron)
+        draw_examples(run, layer, neuron)
 
 
 with widgets.show_errors():
-    page(current_run())
+    draw_page(current_run())

@@ -1,4 +1,4 @@
-"""Neurons: how often the neurons of each layer fire, which are hot, which are rare, and which never fire."""
+"""Page Neurons: how often the neurons of each layer fire, and lists of the most frequent, rarest and dead ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.neurons.by_neuron import parse_neuron
-from twell.app.neurons.neuron_data import DENSITIES, KINDS, LIST, LISTED, NOTES
+from twell.app.neurons.neuron_data import DENSITIES, KINDS, LIST, MAX_ROWS, NOTES
 from twell.app.neurons.neuron_figures import density_map
 from twell.app.ui import widgets
 from twell.app.ui.formatting import decimals, plural, rare, visible, whole
@@ -17,61 +17,61 @@ from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run, one_of, open_page, run_name, sync_url, url_param
 from twell.workbench.run.store import Run
 
-# What is shown of a neuron beside its name; of one that never fired there is nothing to show.
-FIRED = ("density", "fires", "value_mean", "value_max", "token_text", "first_sequence")
+# Columns of the list after the neuron's name; neurons that never fired have none of them.
+COLUMNS_IF_FIRED = ("density", "fires", "value_mean", "value_max", "token_text", "first_sequence")
 
 
-def densities(run: Run) -> None:
-    """The map of densities."""
+def draw_densities(run: Run) -> None:
+    """Draw the share of each layer's neurons by density."""
     result = query(run, DENSITIES)
     tokens = int(fetch(run, analysis.by_layer)["tokens"].max())
     widgets.heading(
         "Density by layer",
-        f"Share of a layer's {whole(run.d_ff)} neurons by the share of {plural(tokens, 'token')} that fire them. "
-        f"Never: not on any of these tokens, of {plural(run.manifest.sequences, 'sequence')}, so the neuron's density "
-        f"is below {rare(3 / max(tokens, 1))} (95 %).",
+        f"Share of a layer's {whole(run.d_ff)} neurons by density, the share of tokens that fire the neuron. "
+        f"Never: not on any of {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, so the "
+        f"density is below {rare(3 / max(tokens, 1))} (95 %).",
         result,
     )
     widgets.draw(density_map(result.frame), "densities", "Share of neurons by density in each layer", wide=True)
 
 
 def go_to(label: str) -> None:
-    """Open a neuron's page."""
+    """Open the page of a neuron, by its name."""
     open_page("neuron", run=run_name(), neuron=label)
 
 
 def choices(run: Run) -> tuple[str, int | None]:
-    """Kind and layer, carried by the address, and a field that leads to a neuron by its name."""
+    """Draw the filters, and a field that opens a neuron by its name; return kind and layer (None for all)."""
     names = ["all layers", *(f"L{layer}" for layer in range(run.layers))]
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         kind = st.segmented_control(
             "Neurons",
             list(KINDS),
-            format_func=lambda k: KINDS[k],
+            format_func=lambda key: KINDS[key],
             required=True,
             **url_param("kind", LIST.arguments["kind"], one_of(KINDS)),
         )
-        which = st.selectbox("Layer", names, width=140, **url_param("layer", names[0], one_of(names)))
-        wanted = st.text_input("Go to", placeholder="L3/N42", width=140, key="go", max_chars=20, on_change=sync_url)
-    if wanted:
-        place = parse_neuron(wanted, run)
-        if place is not None:
-            go_to(f"L{place[0]}/N{place[1]}")
+        layer = st.selectbox("Layer", names, width=140, **url_param("layer", names[0], one_of(names)))
+        label = st.text_input("Go to", placeholder="L3/N42", width=140, key="go", max_chars=20, on_change=sync_url)
+    if label:
+        location = parse_neuron(label, run)
+        if location is not None:
+            go_to(f"L{location[0]}/N{location[1]}")
         widgets.no_such_neuron(run)
-    return str(kind), None if which == names[0] else int(which[1:])
+    return str(kind), None if layer == names[0] else int(layer[1:])
 
 
-def table(run: Run, kind: str, layer: int | None) -> None:
-    """The neurons chosen; a click on a row opens the neuron's page."""
+def draw_list(run: Run, kind: str, layer: int | None) -> None:
+    """Draw the list of neurons of a kind (see `neuron_list`); a click on a row opens the neuron's page."""
     result = query(run, LIST.where(layer=layer, kind=kind))
     frame = result.frame
     count = frame.attrs["count"]
-    where = "of all layers" if layer is None else f"of layer {layer}"
-    cut = f", the first {whole(LISTED)} shown" if count > LISTED else ""
-    said = f"{plural(count, 'neuron')} {where}{cut}. {NOTES[kind]} Choose a row to open the neuron's page."
-    widgets.heading(KINDS[kind], said, result)
+    scope = "in all layers" if layer is None else f"in layer {layer}"
+    limit = f" (first {whole(MAX_ROWS)} shown)" if count > MAX_ROWS else ""
+    caption = f"{plural(count, 'neuron')} {scope}{limit}. {NOTES[kind]} Choose a row to open the neuron's page."
+    widgets.heading(KINDS[kind], caption, result)
     if frame.empty:
-        st.info("There is no such neuron here." if kind != "dead" else "Every neuron fired at least once.")
+        st.info("There are no such neurons here." if kind != "dead" else "Every neuron fired at least once.")
         return
     texts = frame["token_text"].map(lambda text: visible(text) if text else "")
     rows = frame.assign(token_text=texts, density=100 * frame["density"])
@@ -82,7 +82,7 @@ def table(run: Run, kind: str, layer: int | None) -> None:
         on_select=sync_url,
         selection_mode="single-row",
         key=f"neuron-table-{kind}-{layer}",
-        column_order=["label", *(FIRED if kind != "dead" else ())],
+        column_order=["label", *(COLUMNS_IF_FIRED if kind != "dead" else ())],
         column_config=columns(rows),
     )
     if event.selection.rows:
@@ -90,8 +90,10 @@ def table(run: Run, kind: str, layer: int | None) -> None:
 
 
 def columns(frame: pd.DataFrame) -> dict[str, Any]:
-    """The columns of the table, density in %. Numbers have a form of their own, as Streamlit's for thousands and shares
-    go by the language of the browser, and sentences do not."""
+    """Return the configuration of the list's columns, with the density in %.
+
+    Numbers have formats of our own, because Streamlit's follow the language of the browser and the page does not.
+    """
     column = st.column_config
     return {
         "label": column.TextColumn("neuron"),
@@ -100,7 +102,7 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
             format=decimals(frame["density"]),
             min_value=0.0,
             max_value=max(float(frame["density"].max()), 1e-9),
-            help="share of the tokens that fire it",
+            help="share of tokens that fire it",
         ),
         "fires": column.NumberColumn("fires", format="%d", help="tokens that fire it"),
         "value_mean": column.NumberColumn(
@@ -112,14 +114,14 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def page(run: Run) -> None:
-    """The map, then the list."""
-    st.query_params.pop("neuron", None)
-    densities(run)
+def draw_page(run: Run) -> None:
+    """Draw the map of densities, the filters and the list."""
+    st.query_params.pop("neuron", None)  # the link back from a neuron's page may leave it in the address
+    draw_densities(run)
     kind, layer = choices(run)
-    table(run, kind, layer)
+    draw_list(run, kind, layer)
 
 
 widgets.title("How often does each neuron fire?")
 with widgets.show_errors():
-    page(current_run())
+    draw_page(current_run())

@@ -1,5 +1,7 @@
-"""The passage as HTML: every token a link to its page, shaded; under the pointer, or with the keyboard on it, what is
-known of it, always at the same place beside the text. No script: the tokens carry their lines, and CSS shows them.
+"""The passage as HTML: each token is shaded, is a link to its page, and has a tooltip beside the text.
+
+The tooltip of the token under the pointer, or with the keyboard focus, always appears at the same place. It needs no
+script: each token carries its tooltip as an attribute, and CSS shows it.
 """
 
 from __future__ import annotations
@@ -15,18 +17,19 @@ from twell.analysis.passage import Scale
 from twell.app.ui.formatting import SPACE, number, running, visible, whole
 from twell.workbench.run.schema import DECODE, FLAG_FIRST, FLAG_NOT_FINITE, FLAG_SPECIAL, nnz_columns
 
-FAINT, STRONG = 0.02, 0.72  # opacity of the ends of the scale
-LINE = 16  # strokes in the longest bar
-BARS = ["━" * (halves // 2) + "╸" * (halves % 2) for halves in range(2 * LINE + 1)]
+MIN_OPACITY, MAX_OPACITY = 0.02, 0.72  # of the ends of the scale
+BAR_LENGTH = 16  # strokes in a full bar
+BARS = ["━" * (halves // 2) + "╸" * (halves % 2) for halves in range(2 * BAR_LENGTH + 1)]
+FLAGS = {FLAG_SPECIAL: "special token", FLAG_FIRST: "first of its sequence", FLAG_NOT_FINITE: "not finite"}
 
 
 def opacity(share: float) -> float:
-    """Of a share of the scale."""
-    return FAINT + (STRONG - FAINT) * share
+    """Return the opacity of the shade for a share (0 to 1) of the scale."""
+    return MIN_OPACITY + (MAX_OPACITY - MIN_OPACITY) * share
 
 
 def legend(scale: Scale) -> str:
-    """The scale, its range printed."""
+    """Return the legend of the shades as HTML: what they show, the ends of the scale, and where these come from."""
     unit = f"{SPACE}{scale.unit}" if scale.unit not in ("", "neurons") else ""
     low, high = ((whole if scale.unit == "neurons" else number)(end) + unit for end in (scale.low, scale.high))
     low = low if scale.low == 0 else f"≤{SPACE}{low}"
@@ -38,27 +41,34 @@ def legend(scale: Scale) -> str:
 
 
 def bar(share: float) -> str:
-    """A bar of strokes, to half of one."""
-    return BARS[round(max(0.0, min(share, 1.0)) * LINE * 2)]
+    """Return a bar of strokes for a share (0 to 1), to half a stroke."""
+    return BARS[round(max(0.0, min(share, 1.0)) * BAR_LENGTH * 2)]
 
 
-def lines(row: dict[str, Any], text: str, value: str, percentile: float, tops: dict[str, float]) -> str:
-    """What is known of a token, in lines of text; `value` is a line about what shades it, where that is a neuron."""
+def tooltip(row: dict[str, Any], name: str, neuron_line: str, percentile: float, full_bars: dict[str, float]) -> str:
+    """Return the tooltip of a token: lines of text with its numbers, and its nnz in each layer as a bar.
+
+    Args:
+        row: the token's row of `passage`.
+        name: the token by itself.
+        neuron_line: a line about the neuron that shades the passage; empty if none does.
+        percentile: of the token's nnz among all tokens of the run.
+        full_bars: the nnz of a full bar, by the name of the layer's column.
+    """
     flags = int(row["flags"])
-    marks = {FLAG_SPECIAL: "special token", FLAG_FIRST: "first of its sequence", FLAG_NOT_FINITE: "not finite"}
-    said = [mark for bit, mark in marks.items() if flags & bit]
-    out = [
-        f"{visible(text)}   id {row['token_id']}",
+    reasons = [reason for bit, reason in FLAGS.items() if flags & bit]
+    lines = [
+        f"{visible(name)}   id {row['token_id']}",
         f"position {row['position']}" + (", generated" if row["phase"] == DECODE else ""),
         f"nnz {whole(row['nnz'])}, percentile {percentile:.0f}",
         f"surprisal {number(row['surprisal'])}, loss {number(row['loss'])} nats",
     ]
-    out += [value] if value else []
-    out += [f"{', '.join(said)}: in no statistic"] if said else []
-    out.append("")
-    for layer, (name, top) in enumerate(tops.items()):
-        out.append(f"L{layer:<3}{row[name]:>5} {bar(row[name] / max(top, 1))}")
-    return "\n".join(out)
+    lines += [neuron_line] if neuron_line else []
+    lines += [f"{', '.join(reasons)}: not counted"] if reasons else []
+    lines.append("")
+    for layer, (column, full) in enumerate(full_bars.items()):
+        lines.append(f"L{layer:<3}{row[column]:>5} {bar(row[column] / max(full, 1))}")
+    return "\n".join(lines)
 
 
 def passage_html(
@@ -66,72 +76,92 @@ def passage_html(
     texts: list[str],
     names: list[str],
     shares: np.ndarray,
-    ranks: np.ndarray,
-    tops: dict[str, float],
-    values: list[str],
+    percentiles: np.ndarray,
+    full_bars: dict[str, float],
+    neuron_lines: list[str],
     run: str,
-    at: int | None,
+    marked: int | None,
 ) -> str:
-    """The passage and the pane beside it.
+    """Return the passage as HTML, with a pane beside it for the tooltips.
 
-    `texts` is what each token adds, `names` the tokens by themselves, `shares` their place on the scale, `ranks` their
-    percentiles, `tops` the greatest common nnz of each layer, `values` a line a token about a neuron, or nothing; `at`
-    is the position that is marked.
+    While no token is pointed at, the pane shows the marked token, or else the one with the strongest shade.
+
+    Args:
+        rows: the rows of `passage` that are drawn, n tokens.
+        texts: the text that each token adds, n.
+        names: each token by itself, n.
+        shares: each token's place on the scale, 0 to 1; NaN for no shade. Shape [n].
+        percentiles: of each token's nnz among all tokens of the run. Shape [n].
+        full_bars: the nnz of a full bar, by the name of the layer's column.
+        neuron_lines: a line about the neuron that shades the passage, or nothing, n.
+        run: the run's name.
+        marked: the position of a token to mark, or None.
     """
-    spans, resting = [], ""
-    loudest = int(np.nanargmax(shares)) if np.isfinite(shares).any() else 0
-    for place, row in enumerate(rows.to_dict("records")):
-        share = float(shares[place])
-        said = lines(row, names[place], values[place], float(ranks[place]), tops)
-        here = at is not None and row["position"] == at
-        if here or (at is None and place == loudest) or not resting:
-            resting = said
-        spans.append(_token(row, texts[place], said, share, here, run))
-    height = 1.2 * (len(tops) + 6 + any(values))  # of the pane, in rem, so that nothing moves when it fills
+    spans, default_tooltip = [], ""
+    strongest = int(np.nanargmax(shares)) if np.isfinite(shares).any() else 0
+    for index, row in enumerate(rows.to_dict("records")):
+        text = tooltip(row, names[index], neuron_lines[index], float(percentiles[index]), full_bars)
+        is_marked = marked is not None and row["position"] == marked
+        if is_marked or (marked is None and index == strongest) or not default_tooltip:
+            default_tooltip = text
+        spans.append(_token(row, texts[index], text, float(shares[index]), is_marked, run))
+    height = 1.2 * (len(full_bars) + 6 + any(neuron_lines))  # of the pane, in rem; fixed, so that nothing moves
     return (
         f'<div class="tw-text" style="--pane: {height:.1f}rem">'
         f'<div class="tw-passage" tabindex="0">{"".join(spans)}</div>'
-        f'<pre class="tw-pane">{html.escape(resting)}</pre></div>'
+        f'<pre class="tw-pane">{html.escape(default_tooltip)}</pre></div>'
     )
 
 
-def _token(row: dict[str, Any], text: str, said: str, share: float, here: bool, run: str) -> str:
-    """One token of the passage; line ends in it break the line."""
-    kind = "t" + (" here" if here else "") + (" out" if row["flags"] else "") + (" bare" if not text else "")
-    kind += " made" if row["phase"] == DECODE else ""
+def _token(row: dict[str, Any], text: str, tooltip_text: str, share: float, is_marked: bool, run: str) -> str:
+    """Return one token of the passage as an HTML link; its line ends break the line."""
+    classes = "t" + (" here" if is_marked else "") + (" out" if row["flags"] else "") + (" bare" if not text else "")
+    classes += " made" if row["phase"] == DECODE else ""
     shade = "" if np.isnan(share) else f' style="background:rgba(47,126,216,{opacity(share):.3f})"'
     address = html.escape("token?" + urlencode({"run": run, "token": row["token_id"]}), quote=True)
-    label = html.escape(f"{said}\n", quote=True)
-    return f'<a class="{kind}"{shade} href="{address}" data-said="{label}">{_broken(text)}</a>'
+    label = html.escape(f"{tooltip_text}\n", quote=True)
+    return f'<a class="{classes}"{shade} href="{address}" data-tooltip="{label}">{_with_line_ends(text)}</a>'
 
 
-def _broken(text: str) -> str:
-    """Text with its line ends shown and kept; nothing in it is left to interpret."""
-    parts = text.replace("\r\n", "\n").split("\n")
-    return '<i class="end">⏎</i>\n'.join(html.escape(running(part)) for part in parts)
+def _with_line_ends(text: str) -> str:
+    """Return text as HTML, escaped, with its line ends both visible and kept."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return '<i class="end">⏎</i>\n'.join(html.escape(running(line)) for line in lines)
 
 
-def jumps(frame: pd.DataFrame, run: str, more: dict[str, str], scale: Scale) -> str:
-    """The loudest places, each a link to its place in the text; `more` is what else of the address stays."""
-    names = ("where", "sequence:position"), ("before", ""), ("token", ""), ("after", ""), ("number", scale.short)
-    cells = "".join(f'<span class="{kind}">{html.escape(name)}</span>' for kind, name in names)
-    out = [f'<div class="tw-jump names">{cells}</div>']
+def highest_html(frame: pd.DataFrame, run: str, parameters: dict[str, str], scale: Scale) -> str:
+    """Return the tokens with the highest values as HTML, each a link to its position in the text.
+
+    Args:
+        frame: the rows of `analysis.passage.loudest`.
+        run: the run's name.
+        parameters: further query parameters of the links.
+        scale: the scale that shades the tokens.
+    """
+    titles = ("where", "sequence:position"), ("before", ""), ("token", ""), ("after", ""), ("number", scale.short)
+    cells = "".join(f'<span class="{kind}">{html.escape(title)}</span>' for kind, title in titles)
+    lines = [f'<div class="tw-jump names">{cells}</div>']
     for row in frame.itertuples():
-        query = {"run": run, "sequence": row.sequence, "position": row.position, **more}
+        query = {"run": run, "sequence": row.sequence, "position": row.position, **parameters}
         address = html.escape("text?" + urlencode(query), quote=True)
-        tint = opacity(float(scale.share(np.array([row.value]))[0]))
-        out.append(
+        shade = opacity(float(scale.share(np.array([row.value]))[0]))
+        lines.append(
             f'<a class="tw-jump" href="{address}"><span class="where">{row.sequence}:{row.position}</span>'
             f'<span class="before"><span>{html.escape(running(row.before[-60:]))}</span></span>'
-            f'<span class="token" style="background:rgba(47,126,216,{tint:.2f})">'
+            f'<span class="token" style="background:rgba(47,126,216,{shade:.2f})">'
             f"{html.escape(visible(row.token))}</span>"
             f'<span class="after">{html.escape(running(row.after[:60]))}</span>'
             f'<span class="number">{html.escape(number(row.value))}</span></a>'
         )
-    return f'<div class="tw-places">{"".join(out)}</div>'
+    return f'<div class="tw-places">{"".join(lines)}</div>'
 
 
-def layer_tops(counts: pd.DataFrame, layers: int) -> dict[str, float]:
-    """The 99th percentile of each layer's nnz: the length of a full bar (by_layer)."""
-    tops = counts.set_index("layer")["p99"]
-    return {name: float(tops.get(layer, 1)) for layer, name in enumerate(nnz_columns(layers))}
+def full_bar_counts(by_layer: pd.DataFrame, layers: int) -> dict[str, float]:
+    """Return the nnz of a full bar by the name of the layer's column: the layer's 99th percentile.
+
+    Args:
+        by_layer: the rows of `analysis.by_layer`.
+        layers: how many layers the model has.
+    """
+    p99 = by_layer.set_index("layer")["p99"]
+    return {column: float(p99.get(layer, 1)) for layer, column in enumerate(nnz_columns(layers))}

@@ -1,4 +1,4 @@
-"""What the figure of a ranking draws: its two ends. Cost: nothing to speak of."""
+"""The queries of the Tokens pages, and the two ends of a ranking, which its figure draws. Cost: negligible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from twell import analysis
 from twell.app.ui.query import Query
 from twell.app.ui.url_state import parameter
 
-ENDS = ("loudest", "quietest")
+ENDS = ("most active", "least active")
 MIN_COUNT = 20  # times that a token must occur to be ranked, unless the user chooses otherwise
 
 RANKING = Query(analysis.by_token, {"min_count": MIN_COUNT, "rank": "z"})
@@ -18,16 +18,23 @@ CLASSES = Query(analysis.token_classes)
 DEFAULT_QUERIES = (RANKING, ALL_TOKENS, WORDS, CLASSES)
 
 
-def both_ends(frame: pd.DataFrame, each: int) -> pd.DataFrame:
-    """The first rows of a ranking, and the last, the very last first; at most `each` of both, none twice. One column
-    more: end (loudest, quietest)."""
-    each = min(each, -(-len(frame) // 2))
-    first, last = frame.head(each), frame[each:].tail(each)[::-1]
-    return pd.concat([part.assign(end=end) for part, end in zip((first, last), ENDS, strict=True)], ignore_index=True)
+def both_ends(frame: pd.DataFrame, count: int) -> pd.DataFrame:
+    """Return the first and the last rows of a ranking, the very last one first among the last.
+
+    Args:
+        frame: a table in order of rank.
+        count: how many rows of each end, at most. In a short ranking no row is returned twice.
+
+    Returns:
+        The rows, with one more column: end (one of ENDS).
+    """
+    count = min(count, -(-len(frame) // 2))
+    first, last = frame.head(count), frame[count:].tail(count)[::-1]
+    return pd.concat([rows.assign(end=end) for rows, end in zip((first, last), ENDS, strict=True)], ignore_index=True)
 
 
 def ranked_by(frame: pd.DataFrame, rank: str) -> pd.DataFrame:
-    """A ranking of tokens with z and its error replaced by those that it goes by: z or z_position."""
+    """Return `analysis.by_token` with z and z_se replaced by the columns that it is ranked by: z or z_position."""
     return frame.assign(z=frame[rank], z_se=frame[f"{rank}_se"])
 
 

@@ -1,4 +1,4 @@
-"""The figures of tokens: the two ends of the ranking, and one token's profile over layers."""
+"""Figures of the Tokens pages: both ends of a ranking, classes of tokens, and one token's z by layer."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ from twell.app.ui.theme import BLUE, GREY
 
 
 def ranking(both: pd.DataFrame) -> go.Figure:
-    """The loudest and the quietest tokens by z (both_ends), with 95 % intervals, on one scale."""
+    """Return z, with 95 % intervals, of the tokens at both ends of a ranking: two panels with the same scale.
+
+    Args:
+        both: the rows of `both_ends`.
+    """
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.2)
-    loud, quiet = (both[both["end"] == end] for end in ENDS)
-    reach = 1.96 * both["z_se"].fillna(0)
-    span = [float((both["z"] - reach).min()), float((both["z"] + reach).max())]
-    margin = 0.06 * (span[1] - span[0] or 1)
-    rows = max(len(loud), len(quiet))
-    for column, part in ((1, loud), (2, quiet)):
-        y = list(range(len(part)))
+    panels = [both[both["end"] == end] for end in ENDS]
+    half_width = 1.96 * both["z_se"].fillna(0)
+    low, high = float((both["z"] - half_width).min()), float((both["z"] + half_width).max())
+    margin = 0.06 * (high - low or 1)
+    row_count = max(map(len, panels))
+    for column, rows in enumerate(panels, start=1):
+        y = list(range(len(rows)))
         figure.add_scatter(
-            x=part["z"],
+            x=rows["z"],
             y=y,
             mode="markers",
             marker={"color": BLUE, "size": 8},
-            error_x={"type": "data", "array": 1.96 * part["z_se"], "thickness": 1.4, "width": 0, "color": BLUE},
-            customdata=np.column_stack([part["token_id"], part["count"], part["sequences"], part["mean"]]),
-            text=[plot_label(text, 40) for text in part["text"]],
+            error_x={"type": "data", "array": 1.96 * rows["z_se"], "thickness": 1.4, "width": 0, "color": BLUE},
+            customdata=np.column_stack([rows["token_id"], rows["count"], rows["sequences"], rows["mean"]]),
+            text=[plot_label(text, 40) for text in rows["text"]],
             hovertemplate="%{text}<br>z %{x:.2f}, mean nnz %{customdata[3]:.3g}<br>"
             "%{customdata[1]:,} times in %{customdata[2]:,} sequences<extra></extra>",
             row=1,
@@ -40,24 +44,22 @@ def ranking(both: pd.DataFrame) -> go.Figure:
         )
         figure.update_yaxes(
             tickvals=y,
-            ticktext=[plot_label(text) for text in part["text"]],
-            range=[rows - 0.4, -0.6],
+            ticktext=[plot_label(text) for text in rows["text"]],
+            range=[row_count - 0.4, -0.6],
             showgrid=False,
             row=1,
             col=column,
         )
         figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=column)
-    finish(figure, 80 + 22 * rows, left=110, top=26)
+    finish(figure, 80 + 22 * row_count, left=110, top=26)
     figure.update_yaxes(tickfont={"family": "Source Code Pro, monospace", "size": 12})
-    figure.update_xaxes(
-        range=[span[0] - margin, span[1] + margin], title="z: standard deviations from the layers' means"
-    )
-    figure.update_layout(annotations=[panel_title("loudest", 1), panel_title("quietest", 2)])
+    figure.update_xaxes(range=[low - margin, high + margin], title="z: standard deviations from the layers' means")
+    figure.update_layout(annotations=[panel_title(end, column) for column, end in enumerate(ENDS, start=1)])
     return figure
 
 
 def class_dots(frame: pd.DataFrame) -> go.Figure:
-    """Mean z of each class with its 95 % interval, and how many tokens it is of (token_classes)."""
+    """Return the mean z of each class of tokens with its 95 % interval (`analysis.token_classes`)."""
     y = list(range(len(frame)))
     figure = go.Figure(
         go.Scatter(
@@ -68,7 +70,7 @@ def class_dots(frame: pd.DataFrame) -> go.Figure:
             error_x=whiskers(frame["low"], frame["z"], frame["high"]),
             customdata=frame[["tokens", "count", "mean", "loss_mean"]],
             hovertemplate="z %{x:.2f}, mean nnz %{customdata[2]:.3g}, loss %{customdata[3]:.2f} nats<br>"
-            "%{customdata[1]:,} tokens, %{customdata[0]:,} different ones<extra></extra>",
+            "%{customdata[1]:,} tokens, %{customdata[0]:,} distinct<extra></extra>",
         )
     )
     finish(figure, 90 + 30 * len(frame), left=190, top=16)
@@ -80,7 +82,7 @@ def class_dots(frame: pd.DataFrame) -> go.Figure:
 
 
 def profile(frame: pd.DataFrame) -> go.Figure:
-    """One token's z in each layer, with 95 % intervals."""
+    """Return one token's z in each layer, with 95 % intervals (`analysis.token_profile`)."""
     figure = go.Figure(
         go.Scatter(
             x=frame["layer"],
@@ -97,7 +99,7 @@ def profile(frame: pd.DataFrame) -> go.Figure:
     finish(figure, 250)
     figure.add_hline(y=0, line={"color": GREY, "width": 1, "dash": "dot"})
     layers = [int(layer) for layer in frame["layer"]]
-    named = layers[:: max(1, math.ceil(len(layers) / 24))]
-    figure.update_xaxes(tickvals=named, ticktext=layer_names(named), showgrid=False)
+    labelled = layers[:: max(1, math.ceil(len(layers) / 24))]
+    figure.update_xaxes(tickvals=labelled, ticktext=layer_names(labelled), showgrid=False)
     figure.update_yaxes(title="z, standard deviations")
     return figure

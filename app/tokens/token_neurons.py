@@ -1,7 +1,7 @@
-"""A token's neurons: those whose greatest values stand at it, and those that nothing else fires.
+"""A token's neurons: those with examples at the token, found from the examples that a run keeps of each neuron.
 
-From the examples that a run keeps of each neuron, its greatest values and some of its firings drawn at random; each is
-at one token. Cost: one pass over the token's rows and the examples, without their windows.
+Examples are a neuron's largest values and a random sample of its firings; each is at one token. Cost: one pass over the
+token's rows and over the examples, without their windows.
 """
 
 from __future__ import annotations
@@ -17,72 +17,80 @@ from twell.app.ui.url_state import link
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-SHOWN = 12
-PLACE = 2**32  # more than any position: sequence and position as one key
+SHOWN = 12  # neurons
+SEQUENCE_STRIDE = 2**32  # larger than any position, so that sequence and position make one key
 
 
 def neurons_of(run: Run, token: int) -> pd.DataFrame:
-    """The neurons that keep an example at the token, those with most of their greatest values there first. Columns:
+    """Return the neurons with an example at a token, those first that have most of their largest values there.
 
-    label; layer; neuron; top, top_kept (of its greatest values, those at the token, and how many are kept); drawn,
-    drawn_kept (the same of its firings drawn at random); value (its greatest at the token); density (share of the run's
-    tokens that fire it); only (no other token of the vocabulary fires it).
+    Args:
+        run: the run. Missing is raised if it keeps no examples, or none at this token.
+        token: the token's id.
 
-    Missing where the run keeps no examples.
+    Returns:
+        Columns: label; layer; neuron; top_here, top_examples (how many of the neuron's largest values are at the token,
+        and how many are kept); sample_here, sample_examples (the same for the random sample of its firings); value (its
+        largest at the token); density (share of the run's tokens that fire it); one_token (whether no other token of
+        the vocabulary fires it).
     """
     if not run.has("examples"):
         raise missing(run)
-    kept = run.frame("examples", ["layer", "neuron", "kind", "value", "sequence", "position"])
+    examples = run.frame("examples", ["layer", "neuron", "kind", "value", "sequence", "position"])
     rows = run.frame("activity", ["sequence", "position", "token_id"])
     rows = rows[rows["token_id"] == token]
-    here = np.isin(_places(kept), _places(rows))
-    kept = kept.assign(here=here, top=kept["kind"] == "top")
-    near = kept[here].groupby(["layer", "neuron"])["value"].max()
-    if near.empty:
-        raise Missing("No neuron keeps an example at this token: it fires none strongly enough, or stands too rarely.")
-    kept = kept.set_index(["layer", "neuron"])
-    kept = kept[kept.index.isin(near.index)]
-    found = near.to_frame("value")
-    for name, part in (("top", kept[kept["top"]]), ("drawn", kept[~kept["top"]])):
-        counted = (
-            part.groupby(level=["layer", "neuron"])["here"].agg(["sum", "size"]).reindex(found.index, fill_value=0)
-        )
-        found[[name, f"{name}_kept"]] = counted.to_numpy()
-    every = analysis.by_neuron(run).set_index(["layer", "neuron"])
-    alone = open_summaries(run).frame("neurons").set_index(["layer", "neuron"])
-    found[["label", "density"]] = every.loc[found.index, ["label", "density"]]
-    found["only"] = (alone.loc[found.index, ["token_min", "token_max"]] == token).all(axis=1)
-    found["share"] = found["top"] / found["top_kept"].clip(lower=1)
-    found = found.sort_values(["share", "drawn", "value"], ascending=False, kind="stable").reset_index()
-    names = ["label", "layer", "neuron", "top", "top_kept", "drawn", "drawn_kept", "value", "density", "only"]
-    return found[names]
+    is_here = np.isin(_position_keys(examples), _position_keys(rows))
+    examples = examples.assign(is_here=is_here)
+    largest = examples[is_here].groupby(["layer", "neuron"])["value"].max()
+    if largest.empty:
+        raise Missing("No neuron has an example at this token: it fires none strongly enough, or occurs too rarely.")
+    examples = examples.set_index(["layer", "neuron"])
+    examples = examples[examples.index.isin(largest.index)]
+    neurons = largest.to_frame("value")
+    for kind in ("top", "sample"):
+        by_neuron = examples[examples["kind"] == kind].groupby(level=["layer", "neuron"])["is_here"]
+        counts = by_neuron.agg(["sum", "size"]).reindex(neurons.index, fill_value=0)
+        neurons[[f"{kind}_here", f"{kind}_examples"]] = counts.to_numpy()
+    all_neurons = analysis.by_neuron(run).set_index(["layer", "neuron"])
+    neurons[["label", "density"]] = all_neurons.loc[neurons.index, ["label", "density"]]
+    tokens = open_summaries(run).frame("neurons").set_index(["layer", "neuron"])[["token_min", "token_max"]]
+    neurons["one_token"] = (tokens.loc[neurons.index] == token).all(axis=1)
+    neurons["share"] = neurons["top_here"] / neurons["top_examples"].clip(lower=1)
+    neurons = neurons.sort_values(["share", "sample_here", "value"], ascending=False, kind="stable").reset_index()
+    counts_of_examples = ["top_here", "top_examples", "sample_here", "sample_examples"]
+    return neurons[["label", "layer", "neuron", *counts_of_examples, "value", "density", "one_token"]]
 
 
-def _places(rows: pd.DataFrame) -> np.ndarray:
-    return rows["sequence"].to_numpy(np.int64) * PLACE + rows["position"].to_numpy(np.int64)
+def _position_keys(rows: pd.DataFrame) -> np.ndarray:
+    """Return one integer for each row's sequence and position."""
+    return rows["sequence"].to_numpy(np.int64) * SEQUENCE_STRIDE + rows["position"].to_numpy(np.int64)
 
 
 def neurons_html(frame: pd.DataFrame) -> str:
-    """A line a neuron, the first SHOWN of them, each a link to its page; a bar for the share of its greatest values."""
+    """Return the first SHOWN rows of `neurons_of` as HTML, each a link to the neuron's page.
+
+    A bar shows the share of the neuron's largest values that are at the token.
+    """
     lines = ['<div class="tw-neurons"><div class="tw-neuron names"><span>neuron</span><span></span>']
-    lines.append("<span>of its greatest values</span><span>value here</span><span>density</span></div>")
+    lines.append("<span>of its largest values</span><span>value here</span><span>density</span></div>")
     for row in frame.head(SHOWN).itertuples():
-        width = 100 * row.top / max(row.top_kept, 1)
-        only = ", fires for nothing else" if row.only else ""
+        width = 100 * row.top_here / max(row.top_examples, 1)
+        only = ", fires on nothing else" if row.one_token else ""
         lines.append(
             f'<a class="tw-neuron" href="{link("neuron", neuron=row.label)}"><span class="name">{row.label}</span>'
-            f'<i><b style="width:{width:.0f}%"></b></i><span>{row.top} of {row.top_kept} are here{only}</span>'
+            f'<i><b style="width:{width:.0f}%"></b></i><span>{row.top_here} of {row.top_examples} are here{only}</span>'
             f'<span class="number">{number(float(row.value))}</span>'
             f'<span class="number">{percent(float(row.density))}</span></a>'
         )
     return "".join([*lines, "</div>"])
 
 
-def said(frame: pd.DataFrame) -> str:
-    """How many there are, in a sentence."""
-    most = int((frame["top"] * 2 > frame["top_kept"]).sum())
-    cut = f", the first {SHOWN} shown" if len(frame) > SHOWN else ""
+def neurons_caption(frame: pd.DataFrame) -> str:
+    """Return how many neurons `neurons_of` has, as two sentences."""
+    majority = int((frame["top_here"] * 2 > frame["top_examples"]).sum())
+    limit = f" (first {SHOWN} shown)" if len(frame) > SHOWN else ""
+    verb = "has" if majority == 1 else "have"
     return (
-        f"{plural(len(frame), 'neuron')} with an example at this token{cut}; {most} of them with more than half of "
-        "their greatest values. Choose one to see all its examples."
+        f"{plural(len(frame), 'neuron')} with an example at this token{limit}; {majority} of them {verb} more than "
+        "half of their largest values here. Choose one to see all its examples."
     )

@@ -1,4 +1,4 @@
-"""Tokens: which tokens fire the most neurons, and which the fewest."""
+"""Page Tokens: which tokens, words and classes of tokens fire the most neurons, and which the fewest."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from twell.app.ui.url_state import current_run, one_of, open_page, run_name, syn
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-EACH = 15  # tokens at each end of the ranking
-MOST = 1_000_000  # the largest minimum count
+END_ROWS = 15  # tokens at each end of the ranking
+MAX_MIN_COUNT = 1_000_000
 VIEWS = {"tokens": "Tokens", "words": "Whole words", "classes": "Classes"}
-MEANS = {"z": "the layer", "z_position": "layer and position"}  # what a token's nnz is measured from
-ROWS = 5000  # rows of the table that go to the browser, with these columns and no other
+MEANS = {"z": "the layer", "z_position": "layer and position"}  # that a token's nnz is compared with
+MAX_ROWS = 5000  # of the table that go to the browser, with these columns only
 COLUMNS = ["text", "token_id", "count", "sequences", "z", "z_se", "mean", "mean_se", "surprisal_mean", "loss_mean"]
 
 
 def chosen_filters() -> tuple[str, int, str, str]:
-    """What is ranked, minimum count, search text and what nnz is measured from, carried by the address."""
+    """Draw the filters and return what they are set to, which the address carries.
+
+    Returns:
+        View (a key of VIEWS), minimum count, search text, and column that tokens are ranked by (a key of MEANS).
+    """
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         view = st.segmented_control(
             "Rank",
             list(VIEWS),
-            format_func=lambda v: VIEWS[v],
+            format_func=lambda key: VIEWS[key],
             required=True,
             **url_param("view", "tokens", one_of(VIEWS)),
         )
@@ -36,11 +40,11 @@ def chosen_filters() -> tuple[str, int, str, str]:
         rank = "z"
         if view == "tokens":
             rank = st.segmented_control(
-                "Against the mean of",
+                "Compared with the mean of",
                 list(MEANS),
-                format_func=lambda r: MEANS[r],
+                format_func=lambda key: MEANS[key],
                 required=True,
-                help="Layer and position: of tokens at similar positions, as early ones fire more in some models.",
+                help="Layer and position: the mean at similar positions. In some models early positions fire more.",
                 **url_param("rank", "z", one_of(MEANS)),
             )
         search = st.text_input(
@@ -50,31 +54,39 @@ def chosen_filters() -> tuple[str, int, str, str]:
             max_chars=100,
             **url_param("find", "", lambda text: text[:100]),
         )
-        least = st.number_input(
-            "Seen at least, times",
+        min_count = st.number_input(
+            "Minimum count",
             1,
-            MOST,
+            MAX_MIN_COUNT,
             step=10,
             width=150,
             help="Tokens that occur less often are left out, because their means are uncertain.",
-            **url_param("least", MIN_COUNT, lambda text: min(max(whole_number(text) or MIN_COUNT, 1), MOST)),
+            **url_param("least", MIN_COUNT, lambda text: min(max(whole_number(text) or MIN_COUNT, 1), MAX_MIN_COUNT)),
         )
-    return str(view), int(least), search, str(rank)
+    return str(view), int(min_count), search, str(rank)
 
 
 def go_to(token: int) -> None:
-    """Open a token's page. Its address keeps the filters, for the way back."""
+    """Open the page of a token, by id. Its address keeps the filters, for the link back."""
     open_page("token", run=run_name(), token=int(token), **address_filters())
 
 
-def table(left: QueryResult, rank: str) -> None:
-    """Every token that the filters leave, with the z that they are ranked by; a click on a row opens the token's
-    page."""
-    frame = left.frame
-    cut = f", the {whole(ROWS)} loudest shown" if len(frame) > ROWS else ""
-    said = f"{plural(len(frame), 'token')}{cut}. Choose a row to open the token's page."
-    widgets.heading("Every token", said, left)
-    rows = ranked_by(frame.head(ROWS), rank)[COLUMNS]
+def first_rows_note(count: int) -> str:
+    """Return a note that a table of `count` rows is cut, in brackets after a space; empty if it is not."""
+    return f" (the {whole(MAX_ROWS)} most active shown)" if count > MAX_ROWS else ""
+
+
+def draw_token_table(tokens: QueryResult, rank: str) -> None:
+    """Draw the table of tokens; a click on a row opens the token's page.
+
+    Args:
+        tokens: the rows of `analysis.by_token` that the filters leave.
+        rank: the column that they are ranked by.
+    """
+    frame = tokens.frame
+    caption = f"{plural(len(frame), 'token')}{first_rows_note(len(frame))}. Choose a row to open the token's page."
+    widgets.heading("Every token", caption, tokens)
+    rows = ranked_by(frame.head(MAX_ROWS), rank)[COLUMNS]
     rows["text"] = rows["text"].map(visible)
     event = st.dataframe(
         rows,
@@ -95,7 +107,7 @@ def table(left: QueryResult, rank: str) -> None:
                 "± se", format="%.2f", help="standard error of z, clustered by sequence"
             ),
             "mean": st.column_config.NumberColumn(
-                "mean nnz", format="%.1f", help="neurons a layer, averaged over layers"
+                "mean nnz", format="%.1f", help="neurons per layer, averaged over layers"
             ),
             "mean_se": st.column_config.NumberColumn(
                 "± se", format="%.1f", help="standard error of the mean, clustered by sequence"
@@ -112,27 +124,33 @@ def table(left: QueryResult, rank: str) -> None:
         go_to(rows.iloc[event.selection.rows[0]]["token_id"])
 
 
-def words(run: Run, least: int, search: str) -> None:
-    """Whole words, whatever tokens they are cut into."""
-    left = query(run, WORDS.where(min_count=least))
-    left = left.then(matching, "word", search) if search else left
-    frame = left.frame
+def draw_words(run: Run, min_count: int, search: str) -> None:
+    """Draw the ranking and the table of whole words, which may be several tokens long.
+
+    Args:
+        run: the run.
+        min_count: how often a word has to occur.
+        search: text that it has to contain, as `matching` compares it.
+    """
+    words = query(run, WORDS.where(min_count=min_count))
+    words = words.then(matching, "word", search) if search else words
+    frame = words.frame
     if frame.empty:
-        st.info("No word is left: shorten the search, or lower the minimum count.")
+        st.info("No word matches. Shorten the search, or lower the minimum count.")
         return
-    result = left.then(both_ends, EACH)
-    said = (
-        f"Mean z of a word's tokens with 95 % intervals, clustered by sequence, of {plural(len(frame), 'word')} seen "
-        f"at least {plural(least, 'time')}."
+    result = words.then(both_ends, END_ROWS)
+    title = "Most and least active words"
+    caption = (
+        f"Mean z of a word's tokens with 95 % intervals, clustered by sequence. {plural(len(frame), 'word')} that "
+        f"occur at least {plural(min_count, 'time')}."
     )
-    widgets.heading("Loudest and quietest words", said, result)
+    widgets.heading(title, caption, result)
     both = result.frame.rename(columns={"word": "text"}).assign(token_id=-1)
-    widgets.draw(ranking(both), "words", "Loudest and quietest words by z", wide=True)
-    cut = f", the {whole(ROWS)} loudest shown" if len(frame) > ROWS else ""
-    widgets.heading("Every word", f"{plural(len(frame), 'word')}{cut}.", left)
+    widgets.draw(ranking(both), "words", f"{title} by z", wide=True)
+    widgets.heading("Every word", f"{plural(len(frame), 'word')}{first_rows_note(len(frame))}.", words)
     column = st.column_config
     st.dataframe(
-        frame.head(ROWS).assign(word=frame["word"].head(ROWS).map(visible)),
+        frame.head(MAX_ROWS).assign(word=frame["word"].head(MAX_ROWS).map(visible)),
         hide_index=True,
         height=420,
         column_config={
@@ -141,67 +159,74 @@ def words(run: Run, least: int, search: str) -> None:
             "pieces": column.NumberColumn("tokens per word", format="%.1f"),
             "z": column.NumberColumn("z", format="%+.2f", help="mean z of the word's tokens"),
             "z_se": column.NumberColumn("± se", format="%.2f", help="standard error of z, clustered by sequence"),
-            "mean": column.NumberColumn("mean nnz", format="%.1f", help="neurons a layer, averaged over layers"),
+            "mean": column.NumberColumn("mean nnz", format="%.1f", help="neurons per layer, averaged over layers"),
         },
     )
 
 
-def classes(run: Run) -> None:
-    """Kinds of tokens, told apart by their spelling."""
+def draw_classes(run: Run) -> None:
+    """Draw the mean z of each class of tokens."""
     result = query(run, CLASSES)
-    said = (
-        "Mean z of each class of tokens, with 95 % intervals; the units are tokens of the vocabulary. Classes go by "
-        "spelling alone: a name is any capitalised word, also at the start of a sentence. Beside each class: its share "
+    caption = (
+        "Mean z of each class, with 95 % intervals clustered by token of the vocabulary. Classes are told apart by "
+        "spelling alone: a name is any capitalised word, even at the start of a sentence. After each class: its share "
         "of all tokens."
     )
-    widgets.heading("Classes of tokens", said, result)
+    widgets.heading("Classes of tokens", caption, result)
     widgets.draw(class_dots(result.frame), "classes", "Mean z by class of tokens")
 
 
-def page(run: Run) -> None:
-    """The filters, the two ends of the ranking, and the table."""
-    st.query_params.pop("token", None)  # where the way back from a token's page has left one
-    view, least, search, rank = chosen_filters()
-    if view == "classes":
-        classes(run)
-        return
-    if view == "words":
-        words(run, least, search)
-        return
-    left = query(run, RANKING.where(min_count=least, rank=rank))
-    left = left.then(matching, "text", search) if search else left
+def draw_tokens(run: Run, min_count: int, search: str, rank: str) -> None:
+    """Draw the ranking and the table of tokens.
+
+    Args:
+        run: the run.
+        min_count: how often a token has to occur.
+        search: text that it has to contain, as `matching` compares it.
+        rank: the column that tokens are ranked by, a key of MEANS.
+    """
+    tokens = query(run, RANKING.where(min_count=min_count, rank=rank))
+    tokens = tokens.then(matching, "text", search) if search else tokens
     try:
-        frame = left.frame
-    except Missing as reason:  # a short text, where no token stands so often
+        frame = tokens.frame
+    except Missing as reason:  # a short text, in which no token occurs so often
         st.info(widgets.escape_markdown(str(reason)))
-        if least > 1:
+        if min_count > 1:
             widgets.page_link("tokens", "Every token, however rare →", **address_filters() | {"least": "1"})
         return
     if frame.empty:
-        st.info("No token is left: shorten the search, or lower the minimum count.")
+        st.info("No token matches. Shorten the search, or lower the minimum count.")
         return
-    result = left.then(both_ends, EACH)
+    result = tokens.then(both_ends, END_ROWS)
     both = ranked_by(result.frame, rank)
-    said = (
-        f"Mean z over layers with 95 % intervals, clustered by sequence, of {plural(len(frame), 'token')} seen at "
-        f"least {plural(least, 'time')}; z against the mean of {MEANS[rank]}. Choose a dot to open "
-        "the token's page."
+    title = "Most and least active tokens"
+    caption = (
+        f"Mean z over layers with 95 % intervals, clustered by sequence. {plural(len(frame), 'token')} that occur at "
+        f"least {plural(min_count, 'time')}, compared with the mean of {MEANS[rank]}. Choose a dot to open the token's "
+        "page."
     )
-    widgets.heading("Loudest and quietest", said, result)
+    widgets.heading(title, caption, result)
     event = widgets.draw(
-        ranking(both),
-        "ranking",
-        "Loudest and quietest tokens by z",
-        wide=True,
-        on_select=sync_url,
-        selection_mode="points",
+        ranking(both), "ranking", f"{title} by z", wide=True, on_select=sync_url, selection_mode="points"
     )
     for point in event.selection.points:
-        chosen = both[both["end"] == ENDS[point["curve_number"]]].iloc[point["point_index"]]
-        go_to(chosen["token_id"])
-    table(left, rank)
+        row = both[both["end"] == ENDS[point["curve_number"]]].iloc[point["point_index"]]
+        go_to(row["token_id"])
+    draw_token_table(tokens, rank)
+
+
+def draw_page(run: Run) -> None:
+    """Draw the filters, and what they choose."""
+    st.query_params.pop("token", None)  # the link back from a token's page may leave it in the address
+    view, min_count, search, rank = chosen_filters()
+    if view == "classes":
+        draw_classes(run)
+    elif view == "words":
+        draw_words(run, min_count, search)
+    else:
+        draw_tokens(run, min_count, search, rank)
 
 
 widgets.title("Which tokens fire the most neurons?")
 with widgets.show_errors():
-    page(current_run())
+    draw_page(current_run())

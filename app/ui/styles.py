@@ -21,7 +21,7 @@ CSS = """<style>
 .tw-text .tw-pane, .tw-passage a.t::after { position: absolute; top: 0; right: 0; width: 20.5rem; height: var(--pane);
   box-sizing: border-box; margin: 0; padding: .1rem 0 .1rem 1rem; border-left: 1px solid rgba(139,149,161,.35);
   font: .8rem/1.5 "Source Code Pro", monospace; white-space: pre; overflow: hidden; background: none; }
-.tw-passage a.t::after { content: attr(data-said); display: none; }
+.tw-passage a.t::after { content: attr(data-tooltip); display: none; }
 .tw-passage a.t:is(:hover, :focus-visible)::after { display: block; }
 .tw-text:has(a.t:is(:hover, :focus-visible)) .tw-pane { visibility: hidden; }
 .tw-scale { display: flex; align-items: center; gap: .6rem; font-size: .83rem; }

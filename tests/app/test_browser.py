@@ -68,7 +68,7 @@ def test_from_a_token_to_its_places_and_back(watched: Any, made_run: Run) -> Non
     first = contexts(made_run, 40).iloc[0]
     place = page.locator(".tw-place:not(.names)").first
     assert place.locator(".where").inner_text() == f"{first['sequence']}:{first['position']}"
-    page.get_by_text("Quietest first").click()
+    page.get_by_text("Least active first").click()
     wait_until(page, "location.search.includes('order=quietest')")
     link = page.url
     page.get_by_role("link", name="← All tokens").click()

@@ -253,7 +253,7 @@ def test_the_overview_says_the_numbers_of_the_other_pages(show: Show, made: Modu
     assert every["z_se"].isna().sum() == 1
     worth = markup(show(tmp_path, run="one"))
     assert f"Of {whole(len(every))} tokens that occur at least 20 times, these fire the most" in worth
-    assert f"of {whole(len(every))} tokens seen at least" in markup(show(tmp_path, "tokens", run="one"))
+    assert f"{whole(len(every))} tokens that occur at least" in markup(show(tmp_path, "tokens", run="one"))
     claim = (
         findings(run).set_index("claim").loc["The first token of a sequence fires far more neurons than later ones."]
     )

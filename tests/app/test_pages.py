@@ -83,7 +83,7 @@ def test_tokens_are_filtered_by_the_address_and_by_hand(show: Show, runs: Path, 
     assert test.query_params["least"] == "30"
     assert "find" not in test.query_params
     test.text_input(key="find").set_value("no such token").run()
-    assert "No token is left" in notices(test)
+    assert "No token matches" in notices(test)
 
 
 def links(test: AppTest) -> dict[str, str]:
@@ -101,7 +101,10 @@ def test_a_text_of_a_few_words_leads_on_to_all_of_its_tokens(show: Show, made: M
 
 
 def test_what_a_summary_only_run_lacks_is_neither_a_dead_end_nor_in_its_code(show: Show, runs: Path) -> None:
-    assert links(show(runs, "text", run="summary"))["What each token of the vocabulary fires →"] == "run=summary"
+    assert (
+        links(show(runs, "text", run="summary"))["How many neurons each token of the vocabulary fires →"]
+        == "run=summary"
+    )
     codes = {run: "".join(code.value for code in show(runs, "export", run=run).code) for run in ("made", "summary")}
     assert "run.activity(" in codes["made"] and "activity" not in codes["summary"]
 
@@ -138,7 +141,7 @@ def test_the_places_of_a_token_have_their_heading_before_they_are_found(
     monkeypatch.setattr("twell.analysis.contexts", unfound)
     test = show(runs, "token", run="made", token="41")
     row = by_token(made_run, min_count=1).set_index("token_id").loc[41]
-    assert f"{min(50, row['count'])} of {row['count']} places" in markup(test)
+    assert f"{min(50, row['count'])} of {row['count']} occurrences" in markup(test)
     assert "a damaged part" in test.warning[0].value
 
 

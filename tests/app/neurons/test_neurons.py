@@ -132,11 +132,11 @@ def test_a_tokens_neurons_are_those_with_examples_at_it(show: Show, runs: Path, 
             tops = part["kind"] == "top"
             counts = (int((tops & here).sum()), int(tops.sum()), int((~tops & here).sum()), int((~tops).sum()))
             there[f"L{layer}/N{neuron}"] = (*counts, float(part.loc[here, "value"].max()))
-    names = ["top", "top_kept", "drawn", "drawn_kept", "value"]
+    names = ["top_here", "top_examples", "sample_here", "sample_examples", "value"]
     assert {row[0]: tuple(row[1:]) for row in found[names].itertuples()} == there
     assert len(there) > 1
     assert (found["density"] == every.loc[found.index, "density"]).all()
-    shares = (found["top"] / found["top_kept"]).tolist()
+    shares = (found["top_here"] / found["top_examples"]).tolist()
     assert shares == sorted(shares, reverse=True)
     shown = markup(show(runs, "token", run="made", token=str(token)))
     assert re.findall(r'class="name">(L\d+/N\d+)<', shown) == found.index[:12].tolist()
@@ -149,7 +149,7 @@ def test_a_neuron_that_the_token_alone_fires_is_marked(show: Show, made: ModuleT
     tokens = run.activity().set_index(["sequence", "position"])["token_id"]
     first = run.frame("examples").iloc[0]
     token = int(tokens[(first["sequence"], first["position"])])
-    assert not neurons_of(run, token)["only"].any()
+    assert not neurons_of(run, token)["one_token"].any()
     place = next((run.path / "summary").rglob("neurons.parquet"))
     sums = pd.read_parquet(place)
     it = (sums["layer"] == first["layer"]) & (sums["neuron"] == first["neuron"])
@@ -157,8 +157,8 @@ def test_a_neuron_that_the_token_alone_fires_is_marked(show: Show, made: ModuleT
     sums.to_parquet(place, index=False)
     forget_checksums(run)
     found = neurons_of(open_run(run.path), token)
-    assert found.loc[found["only"], "label"].tolist() == [f"L{first['layer']}/N{first['neuron']}"]
-    assert markup(show(tmp_path, "token", run="run", token=str(token))).count("fires for nothing else") == 1
+    assert found.loc[found["one_token"], "label"].tolist() == [f"L{first['layer']}/N{first['neuron']}"]
+    assert markup(show(tmp_path, "token", run="run", token=str(token))).count("fires on nothing else") == 1
 
 
 def test_without_examples_a_tokens_page_says_how_to_have_them(show: Show, runs: Path) -> None:
@@ -167,4 +167,4 @@ def test_without_examples_a_tokens_page_says_how_to_have_them(show: Show, runs: 
     test = show(runs, "token", run="summary", token="40")
     assert not test.exception
     assert "--examples" in "".join(element.value for element in test.info).replace("\\", "")
-    assert "Its neurons" in markup(test)
+    assert "Neurons of this token" in markup(test)
