@@ -21,7 +21,7 @@ from twell.workbench.run.store import Run
 KINDS = {"layers": "This model's layers", "compressions": "Compressions", "nnz": "Any sparsity"}
 NOTES = {
     "layers": "Times every layer with its own weights, at its own activity on the bundled text.",
-    "compressions": "Times every layer with tiles of 63, 31 and 15 slots, to find the fastest that holds every row.",
+    "compressions": "Times every layer with tiles of 63, 31 and 15 slots, to find the fastest in which every row fits.",
     "nnz": "Times synthetic weights of this shape, with 1 % to all of the neurons firing, to find the sparsity from "
     "which sparse is faster.",
 }
@@ -37,11 +37,11 @@ def measure(run: Run) -> None:
             note_model_missing()
             return
         if run.manifest.status == "recording":
-            widgets.note("This run is still being recorded: measure it once it has ended.")
+            widgets.note("This run is still being recorded. You can measure it once the capture has ended.")
             return
         widgets.note(
-            "Times dense and sparse in turn on the same input, on this machine and in a process of its own. Each case "
-            "appears here as soon as it is done, and stays with the run. Other programs that run meanwhile slow both."
+            "Times dense and sparse alternately on the same input, in a separate process on this machine. Each case "
+            "appears here as soon as it is done, and is saved with the run. Other running programs slow down both."
         )
         kind = st.segmented_control(
             "What",
@@ -68,8 +68,8 @@ def bench_arguments(run: Run, model: tuple[str, str | None], kind: str) -> tuple
         kind: a key of KINDS.
     """
     if kind != "nnz":
-        more = ["--compression", COMPRESSIONS] if kind == "compressions" else []
-        return ["bench", *model_arguments(model), "--inputs", "text", "--no-compile", *more], run.layers
+        options = ["--compression", COMPRESSIONS] if kind == "compressions" else []
+        return ["bench", *model_arguments(model), "--inputs", "text", "--no-compile", *options], run.layers
     nnz = [str(max(round(share * run.d_ff), 1)) for share in SHARES]
     shape = f"{run.manifest.model['d_model']},{run.d_ff}"
     return ["bench", "--shape", shape, "--inputs", "even,dense", "--nnz", ",".join(nnz), "--no-compile"], len(nnz) + 1

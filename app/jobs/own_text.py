@@ -34,14 +34,14 @@ def own_text(run: Run) -> None:
             note_model_missing()
             return
         widgets.note(
-            f"This run's model reads up to {whole(LONGEST)} characters of your text, on this machine and in a process "
-            "of its own. The result is a run like the others.",
+            f"Runs this run's model on up to {whole(LONGEST)} characters of your text, in a separate process on this "
+            "machine. The result is a run like the others.",
             width=520,
         )
         with st.form(fresh_key("own-form"), border=False):
             text = st.text_area("Text", key="own-words", height=180, width=520)
             submitted = st.form_submit_button(
-                "Read it", type="primary", key="own-start", disabled=is_busy(), on_click=sync_url
+                "Capture text", type="primary", key="own-start", disabled=is_busy(), on_click=sync_url
             )
         note_if_busy()
         if not submitted:

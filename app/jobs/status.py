@@ -30,7 +30,7 @@ def start_job(
 ) -> None:
     """Start a job and draw the page again, or show why it cannot be started. For the arguments see JobRunner.start."""
     if text and (out.parent / "run.json").exists():
-        st.info("The dashboard was started on a single run: start it on a folder of runs, so that another can join.")
+        st.info("The dashboard was started on a single run. To add another, start it on a folder of runs.")
         return
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

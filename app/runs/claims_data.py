@@ -1,4 +1,4 @@
-"""The query of the Findings page. Cost: a second or so for a long run, as a claim may take several tables."""
+"""The query of the Findings page. Cost: about a second for a long run, because a claim may need several tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings: what has been claimed of sparse feed-forward layers, and what this run has to say to each claim."""
+"""Page Findings: published claims about sparse feed-forward layers, each tested on this run."""
 
 from __future__ import annotations
 
@@ -15,51 +15,56 @@ from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
 
 HOLDS, FAILS = "holds", "does not hold"
-NAMES = (
-    '<div class="tw-claim names"><div>What is claimed</div><div>This run</div>'
-    "<div>Verdict, and the rule for it</div></div>"
-)
+TITLES = '<div class="tw-claim names"><div>Claim</div><div>This run</div><div>Verdict, and the rule for it</div></div>'
 
 
-def rows_of(frame: pd.DataFrame) -> str:
-    """Claims as HTML: the claim, what the run says, the statistic, the verdict and what it takes."""
-    out = ['<div class="tw-claims">']
+def claims_html(frame: pd.DataFrame) -> str:
+    """Return rows of `analysis.findings` as HTML: the claim, the run's answer with its statistic, verdict and rule.
+
+    For a claim that the run cannot test, the reason takes the place of the answer.
+    """
+    lines = ['<div class="tw-claims">']
     for row in frame.itertuples():
         texts = (row.claim, row.this_run, row.statistic, row.reason, row.verdict)
-        claim, says, statistic, reason, verdict = (html.escape(typeset(str(text))) for text in texts)
+        claim, answer, statistic, reason, verdict = (html.escape(typeset(str(text))) for text in texts)
         kind = {HOLDS: "yes", FAILS: "no"}.get(row.verdict, "open")
-        answer = f"<p>{says}</p><p class='tw-note'>{statistic}</p>" if says else f"<p class='tw-note'>{reason}</p>"
-        rule = f"<p class='tw-note'>{reason}</p>" if says else ""
-        mark = f'<span class="tw-verdict {kind}">{verdict}</span>' if kind != "open" else ""
-        out.append(f'<div class="tw-claim"><div class="claim">{claim}</div><div>{answer}</div>')
-        out.append(f"<div>{mark}{rule}</div></div>")
-    return "".join([*out, "</div>"])
+        if answer:
+            answer_html, rule_html = (
+                f"<p>{answer}</p><p class='tw-note'>{statistic}</p>",
+                f"<p class='tw-note'>{reason}</p>",
+            )
+        else:
+            answer_html, rule_html = f"<p class='tw-note'>{reason}</p>", ""
+        verdict_html = f'<span class="tw-verdict {kind}">{verdict}</span>' if kind != "open" else ""
+        lines.append(f'<div class="tw-claim"><div class="claim">{claim}</div><div>{answer_html}</div>')
+        lines.append(f"<div>{verdict_html}{rule_html}</div></div>")
+    return "".join([*lines, "</div>"])
 
 
-def page(run: Run) -> None:
-    """Claims that the run settles, by topic; then those that it cannot."""
+def draw_page(run: Run) -> None:
+    """Draw the claims that the run can test, by topic; then, folded up, those that it cannot."""
     result = query(run, CLAIMS)
     frame = result.frame
-    told = frame[frame["verdict"].isin([HOLDS, FAILS])]
-    untold = frame[~frame["verdict"].isin([HOLDS, FAILS])]
-    holding = int((told["verdict"] == HOLDS).sum())
-    said = (
-        f"{plural(len(frame), 'claim')} about such layers, each tested on this run by a rule fixed beforehand: "
-        f"{holding} of the {len(told)} that this run can test {'holds' if holding == 1 else 'hold'}. One model on one "
-        "text: a claim that fails here may hold elsewhere."
+    is_tested = frame["verdict"].isin([HOLDS, FAILS])
+    tested, untested = frame[is_tested], frame[~is_tested]
+    hold_count = int((tested["verdict"] == HOLDS).sum())
+    caption = (
+        f"{plural(len(frame), 'claim')} about sparse FFN layers, each tested on this run by a rule fixed beforehand: "
+        f"{hold_count} of the {len(tested)} that this run can test {'holds' if hold_count == 1 else 'hold'}. This is "
+        "one model on one text: a claim that fails here may hold elsewhere."
     )
-    widgets.heading("Claims", said, result)
-    if told.empty:
-        st.info("This run can test none of them: see below what each one needs.")
+    widgets.heading("Claims", caption, result)
+    if tested.empty:
+        st.info("This run can test none of them. The list below says what each claim needs.")
     else:
-        st.html(NAMES)
-    for topic, group in told.groupby("topic", sort=False):
-        st.html(f'<h4 class="tw-part">{html.escape(str(topic).capitalize())}</h4>{rows_of(group)}')
-    if len(untold):
-        with st.expander(f"{plural(len(untold), 'claim')} that this run cannot test"):
-            st.html(rows_of(untold))
+        st.html(TITLES)
+    for topic, group in tested.groupby("topic", sort=False):
+        st.html(f'<h4 class="tw-part">{html.escape(str(topic).capitalize())}</h4>{claims_html(group)}')
+    if len(untested):
+        with st.expander(f"{plural(len(untested), 'claim')} that this run cannot test"):
+            st.html(claims_html(untested))
 
 
-widgets.title("Does what is claimed hold here?")
+widgets.title("Do published claims hold for this model?")
 with widgets.show_errors():
-    page(current_run())
+    draw_page(current_run())

@@ -1,4 +1,4 @@
-"""The figures of two runs, a row a layer and a dot a run, and of all runs over one text."""
+"""Figures of the Compare page: two runs layer by layer, and loss against sparsity of all runs over one text."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from twell.app.ui.figures.plot_style import finish, layer_axis, spans, whiskers
 from twell.app.ui.formatting import number, percent, signed, times
 from twell.app.ui.theme import BLUE, GREY
 
-LOOKS: tuple[dict[str, Any], ...] = (
+MARKERS: tuple[dict[str, Any], ...] = (
     {"color": BLUE, "size": 9},
     {"color": GREY, "size": 11, "symbol": "circle-open", "line": {"width": 2}},
 )
 
 
 def side_by_side(frame: pd.DataFrame, measures: dict[str, str]) -> go.Figure:
-    """`frame` has layer, run (0 or 1) and the measures; `measures` gives each its name."""
+    """Return a panel a measure with both runs' values by layer, as two dots joined by a line.
+
+    Args:
+        frame: the rows of `layers_of` two runs.
+        measures: the columns to draw, each with its name on the axis.
+    """
     figure = make_subplots(rows=1, cols=len(measures), shared_yaxes=True, horizontal_spacing=0.04)
     layers = sorted(int(layer) for layer in frame["layer"].unique())
-    for place, (measure, name) in enumerate(measures.items(), start=1):
+    for column, (measure, name) in enumerate(measures.items(), start=1):
         wide = frame.pivot(index="layer", columns="run", values=measure)
         form = ".4~g" if measure == "mean" else ".4~%"
         if {0, 1} <= set(wide.columns):
@@ -35,30 +40,33 @@ def side_by_side(frame: pd.DataFrame, measures: dict[str, str]) -> go.Figure:
                 opacity=0.5,
                 hoverinfo="skip",
                 row=1,
-                col=place,
+                col=column,
             )
-        for run, look in enumerate(LOOKS):
-            part = frame[frame["run"] == run]
+        for run, marker in enumerate(MARKERS):
+            rows = frame[frame["run"] == run]
             figure.add_scatter(
-                x=part[measure],
-                y=part["layer"],
+                x=rows[measure],
+                y=rows["layer"],
                 mode="markers",
-                marker=look,
-                text=part["name"],
+                marker=marker,
+                text=rows["name"],
                 hovertemplate=f"%{{text}}, layer %{{y:.0f}}: {name} %{{x:{form}}}<extra></extra>",
                 row=1,
-                col=place,
+                col=column,
             )
         mode = "normal" if measure == "sparsity" else "tozero"
-        figure.update_xaxes(title=name, rangemode=mode, tickformat=form, row=1, col=place)
+        figure.update_xaxes(title=name, rangemode=mode, tickformat=form, row=1, col=column)
     finish(figure, 90 + max(18, min(34, 800 // max(len(layers), 1))) * max(len(layers), 4), left=44)
     layer_axis(figure, layers)
     return figure
 
 
 def differences(frame: pd.DataFrame) -> go.Figure:
-    """Mean nnz less that of the other run, a row a layer, with 95 % intervals (compare_layers); at the right, the
-    ratio."""
+    """Return the difference of mean nnz by layer, in neurons per token, with 95 % intervals; the ratio at the right.
+
+    Args:
+        frame: the rows of `analysis.compare_layers`.
+    """
     layers = [int(layer) for layer in frame["layer"]]
     figure = go.Figure(
         go.Scatter(
@@ -74,20 +82,24 @@ def differences(frame: pd.DataFrame) -> go.Figure:
     finish(figure, 90 + max(18, min(34, 800 // max(len(layers), 1))) * max(len(layers), 4), left=44, right=76)
     layer_axis(figure, layers)
     figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"})
-    beside = {"xref": "paper", "xanchor": "left", "x": 1, "xshift": 8, "showarrow": False, "font": {"size": 12}}
-    figure.update_layout(annotations=[{**beside, "text": times(r.ratio), "y": r.layer} for r in frame.itertuples()])
+    at_right = {"xref": "paper", "xanchor": "left", "x": 1, "xshift": 8, "showarrow": False, "font": {"size": 12}}
+    figure.update_layout(annotations=[{**at_right, "text": times(r.ratio), "y": r.layer} for r in frame.itertuples()])
     figure.update_xaxes(title="difference of mean nnz, neurons per token")
     return figure
 
 
-def frontier(frame: pd.DataFrame, here: str) -> go.Figure:
-    """A dot a run: loss against the share of neurons that fire, filled where no other run beats it in both; its speed
-    under the pointer and, where it was timed, in its label (compare_runs)."""
+def frontier(frame: pd.DataFrame, current: str) -> go.Figure:
+    """Return a dot a run: its loss against the share of neurons that fire, with the FFN speedup in its label.
+
+    Args:
+        frame: the rows of `analysis.compare_runs`. Dots of the `best` runs are filled and joined by a line.
+        current: the name of the run that is drawn in blue.
+    """
     share = 1 - frame["sparsity"]
     best = frame["best"].fillna(False).to_numpy(bool)
-    named = [html.escape(str(run)[:40]) for run in frame["run"]]
-    speeds = [f" · {times(gain)}" if gain == gain else "" for gain in frame["ffn_speedup"]]
-    labels = [name + speed for name, speed in zip(named, speeds, strict=True)]
+    names = [html.escape(str(run)[:40]) for run in frame["run"]]
+    speedups = [f" · {times(speedup)}" if pd.notna(speedup) else "" for speedup in frame["ffn_speedup"]]
+    labels = [name + speedup for name, speedup in zip(names, speedups, strict=True)]
     figure = go.Figure()
     line = frame.assign(share=share)[best].sort_values("share")
     figure.add_scatter(
@@ -102,9 +114,9 @@ def frontier(frame: pd.DataFrame, here: str) -> go.Figure:
         y=frame["loss"],
         mode="markers+text",
         marker={
-            "color": [BLUE if run == here else GREY for run in frame["run"]],
+            "color": [BLUE if run == current else GREY for run in frame["run"]],
             "size": 11,
-            "symbol": ["circle" if good else "circle-open" for good in best],
+            "symbol": ["circle" if is_best else "circle-open" for is_best in best],
             "line": {"width": 2},
         },
         text=_stacked(labels, share, frame["loss"]),
@@ -128,9 +140,9 @@ def frontier(frame: pd.DataFrame, here: str) -> go.Figure:
     return figure
 
 
-def _stacked(labels: list[str], *places: pd.Series) -> list[str]:
-    """The labels, those of dots that lie on each other above one another, all at the first of them."""
-    steps = [(values / max(float(np.ptp(values)) / 30, 1e-12)).round() for values in places]
-    spots = pd.MultiIndex.from_arrays(steps)
-    stacks = pd.Series(labels).groupby(spots, sort=False).agg("<br>".join)
-    return [stacks[spot] if first else "" for spot, first in zip(spots, ~spots.duplicated(), strict=True)]
+def _stacked(labels: list[str], *coordinates: pd.Series) -> list[str]:
+    """Return the labels so that those of overlapping dots stand above one another, all at the first of the dots."""
+    cells = [(values / max(float(np.ptp(values)) / 30, 1e-12)).round() for values in coordinates]
+    index = pd.MultiIndex.from_arrays(cells)
+    stacks = pd.Series(labels).groupby(index, sort=False).agg("<br>".join)
+    return [stacks[cell] if is_first else "" for cell, is_first in zip(index, ~index.duplicated(), strict=True)]

@@ -1,4 +1,4 @@
-"""Compare: this run beside another, number by number and layer by layer."""
+"""Page Compare: this run and another side by side, number by number and layer by layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import streamlit as st
 from twell import analysis
 from twell.analysis.compare import of_one_text
 from twell.app.runs.compare_figures import differences, frontier, side_by_side
-from twell.app.runs.comparison import by_place, layers_of, same_text
+from twell.app.runs.comparison import layers_of, position_ratios, same_text
 from twell.app.ui import run_header, widgets
 from twell.app.ui.figures.small_multiples import small_multiples
 from twell.app.ui.formatting import fixed, number, percent, plural, times, token_html, whole
@@ -30,33 +30,36 @@ NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("Dead neurons", "dead_share", percent),
     ("FFN speedup", "speedup", times),
 )
-MOVED = 12  # tokens that are listed
-FEW = 1000  # tokens: a run of fewer is no measure for another
+LISTED_TOKENS = 12
+MIN_TOKENS = 1000  # a shorter run is not proposed for its weights
 
 
-def other_run(run: Run, found: RunCatalog) -> Run | None:
-    """The run to compare with, carried by the address."""
-    here = run_name()
-    names = [name for name, other in found.runs.items() if name != here and other.manifest.tokens]
+def other_run(run: Run, catalog: RunCatalog) -> Run | None:
+    """Draw the choice of the run to compare with, and return it; None if there is no other."""
+    current = run_name()
+    names = [name for name, other in catalog.runs.items() if name != current and other.manifest.tokens]
     if not names:
         return None
-    like = max(names, key=lambda name: likeness(run, found.runs[name]))
-    tie = url_param("with", like, one_of(names))
-    name = st.selectbox("Beside", names, format_func=lambda n: run_label(n, found), width=420, **tie)
-    return found.runs[str(name)]
+    default = max(names, key=lambda name: similarity(run, catalog.runs[name]))
+    param = url_param("with", default, one_of(names))
+    name = st.selectbox("Compare with", names, format_func=lambda key: run_label(key, catalog), width=420, **param)
+    return catalog.runs[str(name)]
 
 
-def likeness(run: Run, other: Run) -> tuple[bool, bool, bool, int]:
-    """How much there is to compare, the most first: the same text; the same weights, over more than a few words; as
-    many layers; then how many tokens."""
+def similarity(run: Run, other: Run) -> tuple[bool, bool, bool, int]:
+    """Return a key that orders runs by how much of them can be compared with `run`.
+
+    First the same text; then the same weights, with at least MIN_TOKENS tokens; then as many layers; then more tokens.
+    """
     weights = run.manifest.model.get("weights")
-    same = weights is not None and weights == other.manifest.model.get("weights") and other.manifest.tokens >= FEW
-    return bool(same_text(run, [other])), same, other.layers == run.layers, other.manifest.tokens
+    same_weights = weights is not None and weights == other.manifest.model.get("weights")
+    same_weights = same_weights and other.manifest.tokens >= MIN_TOKENS
+    return bool(same_text(run, [other])), same_weights, other.layers == run.layers, other.manifest.tokens
 
 
-def headline(runs: tuple[Run, Run]) -> None:
-    """The numbers that runs are known by, and what differs in what was run."""
-    answers = [fetch(run, analysis.overview) for run in runs]
+def draw_headline(runs: tuple[Run, Run]) -> None:
+    """Draw what was run and the headline numbers of both runs, side by side."""
+    overviews = [fetch(run, analysis.overview) for run in runs]
     facts = {
         "Model": [str(run.manifest.model["name"]) for run in runs],
         "Layers × d_ff": [f"{run.layers} × {whole(run.d_ff)}" for run in runs],
@@ -64,21 +67,21 @@ def headline(runs: tuple[Run, Run]) -> None:
         "Kernel": [f"{r.manifest.kernel['name']}, {r.manifest.dtype} on {r.manifest.device}" for r in runs],
     }
     rows = [(name, *values) for name, values in facts.items()]
-    rows += [(name, *(show(answer[key]) for answer in answers)) for name, key, show in NUMBERS]
+    rows += [(name, *(form(overview[key]) for overview in overviews)) for name, key, form in NUMBERS]
     head = "".join(f"<span>{html.escape(run.name)}</span>" for run in runs)
     body = "".join(
         f"<div><span>{html.escape(name)}</span><span>{html.escape(a)}</span><span>{html.escape(b)}</span></div>"
         for name, a, b in rows
     )
     st.html(f'<div class="tw-two"><div class="names"><span></span>{head}</div>{body}</div>')
-    if not of_one_text(runs) and all(answer["loss"] is not None for answer in answers):
-        widgets.note("Texts or vocabularies differ, so the losses say nothing about which model predicts better.")
+    if not of_one_text(runs) and all(overview["loss"] is not None for overview in overviews):
+        widgets.note("Texts or vocabularies differ, so the losses do not show which model predicts better.")
     if len({run.manifest.nnz_definition for run in runs}) > 1:
-        st.warning("The two runs count nnz by different rules: see “What is nnz?” of each before comparing them.")
+        st.warning("The two runs count nnz by different rules. See “What is nnz?” of each before you compare them.")
 
 
-def by_layer(runs: tuple[Run, Run]) -> None:
-    """Layer by layer: both, and how sure the difference is."""
+def draw_by_layer(runs: tuple[Run, Run]) -> None:
+    """Draw both runs layer by layer, and the difference of their mean nnz."""
     result = query_with_others(runs[0], [runs[1]], layers_of)
     frame = result.frame
     measures = {"mean": "mean nnz", "sparsity": "sparsity"}
@@ -91,64 +94,66 @@ def by_layer(runs: tuple[Run, Run]) -> None:
     )
     widgets.draw(side_by_side(frame, measures), "layers", "Both runs by layer", wide=True)
     result = query_with_others(runs[0], [runs[1]], analysis.compare_layers)
-    found = result.frame
+    frame = result.frame
     widgets.heading(
         "The difference by layer",
         f"Mean nnz of {runs[0].name} minus that of {runs[1].name}, with 95 % intervals; at the right, the ratio. "
-        f"{paired(found)}",
+        f"{pairing_sentence(frame)}",
         result,
     )
-    widgets.draw(differences(found), "differences", "Difference of mean nnz by layer")
+    widgets.draw(differences(frame), "differences", "Difference of mean nnz by layer")
 
 
-def paired(found: pd.DataFrame) -> str:
-    """How the intervals were found, in a sentence."""
-    if found["paired"].all():
-        return "Both read the same sequences, so they are compared in pairs."
+def pairing_sentence(frame: pd.DataFrame) -> str:
+    """Return a sentence on how the intervals of `analysis.compare_layers` were computed."""
+    if frame["paired"].all():
+        return "Both runs read the same sequences, so they are compared pair by pair."
     return "The runs read different sequences, so they are compared as independent."
 
 
-def by_position(runs: tuple[Run, Run]) -> None:
-    """How the ratio of the two changes along a sequence, a panel a layer."""
-    result = query_with_others(runs[0], [runs[1]], analysis.compare_positions).then(by_place)
-    found = result.frame
+def draw_by_position(runs: tuple[Run, Run]) -> None:
+    """Draw how the ratio of the runs' mean nnz changes along a sequence, a panel a layer."""
+    result = query_with_others(runs[0], [runs[1]], analysis.compare_positions).then(position_ratios)
+    frame = result.frame
     hover = [
         f"position about {number(r.position, 2)}<br>{times(r.relative)} (95 % {times(r.low)} to {times(r.high)})"
-        for r in found.itertuples()
+        for r in frame.itertuples()
     ]
-    said = (
-        f"Mean nnz of {runs[0].name} over that of {runs[1].name}; position logarithmic; {widgets.interval_note(*runs)}."
+    caption = (
+        f"Mean nnz of {runs[0].name} / mean nnz of {runs[1].name}; position logarithmic; "
+        f"{widgets.interval_note(*runs)}."
     )
-    widgets.heading("The ratio by position", said, result)
-    titles = {int(layer): f"L{layer}" for layer in found["layer"].unique()}
+    widgets.heading("The ratio by position", caption, result)
+    titles = {int(layer): f"L{layer}" for layer in frame["layer"].unique()}
     figure = small_multiples(
-        found.assign(hover=hover), "position", titles, "position, tokens", "ratio of mean nnz", log=True
+        frame.assign(hover=hover), "position", titles, "position, tokens", "ratio of mean nnz", log=True
     )
     widgets.draw(figure, "ratios", "Ratio of mean nnz by position, a panel a layer", wide=True)
 
 
-def by_token(runs: tuple[Run, Run]) -> None:
-    """Tokens whose place in the ranking differs most surely, where both runs have one vocabulary."""
+def draw_by_token(runs: tuple[Run, Run]) -> None:
+    """Draw the tokens whose z differs most clearly. Raises Missing if the runs have different vocabularies."""
     result = query_with_others(runs[0], [runs[1]], analysis.compare_tokens)
-    found = result.frame
+    frame = result.frame
     widgets.heading(
-        "Tokens that moved most surely",
-        f"Of {plural(len(found), 'token')} seen at least 20 times in both: z in {runs[0].name} minus that in "
-        f"{runs[1].name}, with 95 % intervals clustered by sequence, largest against their standard error first.",
+        "Tokens with the clearest difference",
+        f"z in {runs[0].name} minus z in {runs[1].name}, with 95 % intervals clustered by sequence, for "
+        f"{plural(len(frame), 'token')} that occur at least 20 times in both. Largest difference relative to its "
+        "standard error first.",
         result,
     )
     lines = "".join(
         f"<div><span>{token_html(r.text)}</span><span>{fixed(r.z)}</span><span>{fixed(r.first_z)}</span>"
         f"<span>{fixed(r.difference)} ({fixed(r.low)} to {fixed(r.high)})</span></div>"
-        for r in found.head(MOVED).itertuples()
+        for r in frame.head(LISTED_TOKENS).itertuples()
     )
     names = [html.escape(run.name) for run in runs]
     head = f"<span></span><span>z, {names[0]}</span><span>z, {names[1]}</span><span>difference</span>"
     st.html(f'<div class="tw-two four"><div class="names">{head}</div>{lines}</div>')
 
 
-def readable(run: Run) -> bool:
-    """Whether the run has what its numbers take; its summaries are brought up to date."""
+def is_readable(run: Run) -> bool:
+    """Bring a run's summaries up to date; return whether its headline numbers can be computed."""
     try:
         run_header.update_summaries(run)
         fetch(run, analysis.by_layer)
@@ -157,40 +162,43 @@ def readable(run: Run) -> bool:
     return True
 
 
-def all_of_the_text(run: Run, found: RunCatalog) -> None:
-    """Loss, nnz and speed of every run over this text."""
-    others = [other for other in same_text(run, list(found.runs.values())) if readable(other)]
+def draw_all_runs(run: Run, catalog: RunCatalog) -> None:
+    """Draw loss, nnz and speed of every run over this run's text; nothing if there is no other."""
+    others = [other for other in same_text(run, list(catalog.runs.values())) if is_readable(other)]
     if not others:
         return
     result = query_with_others(run, others, analysis.compare_runs)
     frame = result.frame
     widgets.heading(
         "Loss, nnz and speed",
-        f"{plural(len(frame), 'run')} over this text and vocabulary; blue: {run.name}. Filled, along the dotted line: "
-        "no other run is as good in loss and in the share of neurons that fire, and better in one of them. Labels give "
-        "the speedup of the FFN.",
+        f"{plural(len(frame), 'run')} over this text and vocabulary; {run.name} in blue. Filled dots, along the dotted "
+        "line, are the best trade-offs: no other run is as good in loss and in the share of neurons that fire, and "
+        "better in one of them. Labels give the FFN speedup.",
         result,
     )
     widgets.draw(frontier(frame, run.name), "frontier", "Loss against the share of neurons that fire, a dot a run")
 
 
-def page(run: Run) -> None:
-    """The two runs side by side, then all of one text."""
-    found = find_runs()
-    other = other_run(run, found)
+def draw_page(run: Run) -> None:
+    """Draw the two runs side by side, and all runs over one text."""
+    catalog = find_runs()
+    other = other_run(run, catalog)
     if other is None:
-        st.info("There is no other run here to compare with: record one, or read a text of your own on the Text page.")
+        st.info(
+            "There is no other run here to compare with. Record one with twell capture, or read your own text on the "
+            "Text page."
+        )
         return
     runs = (run, other)
     run_header.update_summaries(other)
-    headline(runs)
+    draw_headline(runs)
     with widgets.show_errors():
-        all_of_the_text(run, found)
-    for show in (by_layer, by_position, by_token):
+        draw_all_runs(run, catalog)
+    for draw in (draw_by_layer, draw_by_position, draw_by_token):
         with widgets.show_errors():
-            show(runs)
+            draw(runs)
 
 
-widgets.title("How does it differ from another run?")
+widgets.title("How does this run differ from another?")
 with widgets.show_errors():
-    page(current_run())
+    draw_page(current_run())

@@ -11,31 +11,45 @@ from twell import analysis
 from twell.analysis.compare import of_one_text
 from twell.workbench.run.store import Run
 
-MOST = 24  # runs that are shown in one figure
+MAX_RUNS = 24  # in one figure
 
 
 def layers_of(runs: Sequence[Run]) -> pd.DataFrame:
-    """by_layer of several runs, one below the other, the last first, with two columns more: run (0 for the last, 1 for
-    the one before it, …), name."""
-    frames = [analysis.by_layer(run).assign(run=place, name=run.name) for place, run in enumerate(reversed(runs))]
+    """Return `analysis.by_layer` of several runs, the last run first.
+
+    Two more columns: run (0 for the last run, 1 for the one before it, …); name (the run's).
+    """
+    frames = [analysis.by_layer(run).assign(run=index, name=run.name) for index, run in enumerate(reversed(runs))]
     return pd.concat(frames, ignore_index=True)
 
 
 def same_text(run: Run, runs: list[Run]) -> list[Run]:
-    """The runs over the text and vocabulary of this one that recorded a loss: those whose losses compare."""
+    """Return those of `runs` whose losses can be compared with this run's: the same text and vocabulary.
+
+    The run itself, runs without a loss and runs that are being recorded are left out; at most MAX_RUNS - 1.
+    """
     if not run.manifest.loss_tokens:
         return []
-    alike = [other for other in runs if other.path != run.path and of_one_text([run, other])]
-    return [other for other in alike if other.manifest.loss_tokens and other.manifest.status != "recording"][: MOST - 1]
+    candidates = [other for other in runs if other.path != run.path and of_one_text([run, other])]
+    candidates = [other for other in candidates if other.manifest.loss_tokens and other.manifest.status != "recording"]
+    return candidates[: MAX_RUNS - 1]
 
 
-def by_place(frame: pd.DataFrame) -> pd.DataFrame:
-    """compare_positions as panels want it: `relative` is the ratio to the other run's mean, with its interval; position
-    is the middle of the band."""
+def position_ratios(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return `analysis.compare_positions` as `small_multiples` draws it: the ratio of the runs by position.
+
+    Args:
+        frame: the rows of `analysis.compare_positions`; positions come in bands.
+
+    Returns:
+        The rows with a finite ratio, and more columns: position (the middle of the band); relative, low, high (the
+        ratio with its interval); first (whether the band is position 0, in place of the first run's mean). `mean` is
+        named mean_nnz.
+    """
     band = frame["band"].to_numpy(float)
     middle = np.where(band < 8, band, (band**2 + (band + 1) ** 2) / 16)
-    found = frame.assign(position=np.maximum(middle, 0.5), first=band == 0, relative=frame["ratio"])
+    ratios = frame.assign(position=np.maximum(middle, 0.5), first=band == 0, relative=frame["ratio"])
     for name in ("low", "high"):
-        found[name] = (frame["first"] + frame[name]) / frame["first"]
-    found = found[np.isfinite(found["relative"]) & (frame["first"] > 0)]
-    return found.rename(columns={"mean": "here"})
+        ratios[name] = (frame["first"] + frame[name]) / frame["first"]
+    ratios = ratios[np.isfinite(ratios["relative"]) & (frame["first"] > 0)]
+    return ratios.rename(columns={"mean": "mean_nnz"})

@@ -1,4 +1,4 @@
-"""Export: every table computed from the run, and every table it recorded, as files that other tools read."""
+"""Page Export: the whole run, and each computed or recorded table, as files that other tools read."""
 
 from __future__ import annotations
 
@@ -26,50 +26,53 @@ from twell.workbench.run.schema import TABLES, expand
 from twell.workbench.run.store import Run
 
 RECORDED = "recorded: "
-SEEN = 200  # rows of a table that are shown
-MOST = 2_000_000  # rows of a recorded table that are saved from here
+SHOWN_ROWS = 200  # of a table
+MAX_SAVED_ROWS = 2_000_000  # of a recorded table; a larger one would not fit a browser
 
 
-def chosen(run: Run) -> str:
-    """A table of the analysis or of the run, carried by the address."""
+def chosen_table(run: Run) -> str:
+    """Draw the choice of a table; return its name, which begins with RECORDED for a recorded table."""
     names = [*ANALYSIS, *(RECORDED + name for name in TABLES if run.has(name))]
     return str(st.selectbox("Table", names, width=320, **url_param("table", "by_layer", one_of(names))))
 
 
-def described(text: str | None) -> str:
-    """What a table of the analysis holds, by the docstring of its function, as HTML."""
-    said = html.escape(" ".join((text or "").split()).rstrip(".") + ".")
-    return re.sub("`([^`]+)`", r"<code>\1</code>", said)
+def docstring_html(docstring: str | None) -> str:
+    """Return a docstring as one paragraph of HTML, with the names in backquotes set as code."""
+    text = html.escape(" ".join((docstring or "").split()).rstrip(".") + ".")
+    return re.sub("`([^`]+)`", r"<code>\1</code>", text)
 
 
-def computed(run: Run, name: str) -> None:
-    """A table computed from the run, by the function of the same name."""
+def row_count(rows: int) -> str:
+    """Return how many rows a table has, and how many of them are shown."""
+    return plural(rows, "row") + (f" (first {whole(SHOWN_ROWS)} shown)" if rows > SHOWN_ROWS else "")
+
+
+def draw_computed(run: Run, name: str) -> None:
+    """Draw a table of `twell.analysis`, by the name of its function, with buttons to save it."""
     result = query(run, ANALYSIS[name])
     frame = result.frame
-    said = f"{plural(len(frame), 'row')}{', the first ' + whole(SEEN) + ' shown' if len(frame) > SEEN else ''}"
     note = str(frame.attrs.get("note", "")).rstrip(".")
-    widgets.heading(name, f"{said}. {note}{'.' * bool(note)}", result)
+    widgets.heading(name, f"{row_count(len(frame))}. {note}{'.' * bool(note)}", result)
     widgets.save_buttons(frame, f"{run.name}-{name}", "table")
-    st.dataframe(frame.head(SEEN), hide_index=True)
-    widgets.note(described(ANALYSIS[name].__doc__))
+    st.dataframe(frame.head(SHOWN_ROWS), hide_index=True)
+    widgets.note(docstring_html(ANALYSIS[name].__doc__))
 
 
-def recorded(run: Run, name: str) -> None:
-    """A table as it was recorded, and what its columns mean."""
-    found = [part for part in run.manifest.parts if part.table == name]
-    count, size = sum(part.rows for part in found), sum(part.bytes for part in found)
-    cut = f", the first {whole(SEEN)} shown" if count > SEEN else ""
+def draw_recorded(run: Run, name: str) -> None:
+    """Draw a recorded table, with buttons to save it and the meaning of its columns."""
+    parts = [part for part in run.manifest.parts if part.table == name]
+    rows, size = sum(part.rows for part in parts), sum(part.bytes for part in parts)
     widgets.heading(
         name,
-        f"A row is {TABLES[name].grain}. {plural(count, 'row')}{cut}; {plural(len(found), 'file')}, "
-        f"{number(size / 1e6, 2)} MB of Parquet in the run's folder.",
+        f"A row is {TABLES[name].grain}. {row_count(rows)}; {plural(len(parts), 'file')}, {number(size / 1e6, 2)} MB "
+        "of Parquet in the run's folder.",
     )
-    if count <= MOST:
-        widgets.save_buttons(lambda: flat(run.frame(name)), f"{run.name}-{name}", "table")
+    if rows <= MAX_SAVED_ROWS:
+        widgets.save_buttons(lambda: with_hex_bytes(run.frame(name)), f"{run.name}-{name}", "table")
     else:
         widgets.note(
-            f"The table has more than {whole(MOST)} rows, too many for a browser. The files in the run's folder are "
-            f"Parquet already; <code>twell export … --table {name} --format csv</code> writes them as CSV."
+            f"The table has more than {whole(MAX_SAVED_ROWS)} rows, too many for a browser. The files in the run's "
+            f"folder are Parquet already; <code>twell export … --table {name} --format csv</code> writes them as CSV."
         )
     st.dataframe(head(run, name), hide_index=True)
     columns = [vars(column) for column in expand(TABLES[name], run.layers, run.d_ff, run.manifest.counts_used)]
@@ -81,22 +84,22 @@ def recorded(run: Run, name: str) -> None:
 
 
 def head(run: Run, name: str) -> pd.DataFrame:
-    """The first rows of a table, read without the rest."""
+    """Return the first SHOWN_ROWS rows of a recorded table, without reading the rest."""
     path = run.parts(name)[0]
     try:
-        batch = next(open_part(path).iter_batches(SEEN), None)
+        batch = next(open_part(path).iter_batches(SHOWN_ROWS), None)
     except (OSError, pa.ArrowException) as error:
         raise unreadable_part(path, error) from None
-    return flat(batch.to_pandas()) if batch is not None else pd.DataFrame()
+    return with_hex_bytes(batch.to_pandas()) if batch is not None else pd.DataFrame()
 
 
-def flat(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table with its bytes as hexadecimal digits, which CSV and a browser can hold."""
+def with_hex_bytes(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with its column `bytes` in hexadecimal digits, which CSV and a browser can hold."""
     return frame.assign(bytes=[piece.hex() for piece in frame["bytes"]]) if "bytes" in frame else frame
 
 
 def document(run: Run, kind: str) -> bytes:
-    """The run as a notebook or as one page."""
+    """Return the run as a notebook (`kind` ipynb) or as one HTML page (html)."""
     with tempfile.TemporaryDirectory(prefix="twell-") as folder:
         path = Path(folder) / f"{run.name}.{kind}"
         if kind == "ipynb":
@@ -107,9 +110,9 @@ def document(run: Run, kind: str) -> bytes:
 
 
 def every_table(run: Run) -> bytes:
-    """Each table of the analysis that the run can give, as Parquet in one archive."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+    """Return a ZIP archive with every table of `twell.analysis` that the run has the data for, as Parquet."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in ANALYSIS:
             try:
                 table = fetch(run, ANALYSIS[name]).reset_index(drop=True)
@@ -117,15 +120,15 @@ def every_table(run: Run) -> bytes:
                 continue
             table.attrs = {}
             archive.writestr(f"{run.name}/{name}.parquet", table.to_parquet(index=False))
-    return packed.getvalue()
+    return buffer.getvalue()
 
 
-def all_of_it(run: Run) -> None:
-    """Buttons for all of it at once."""
+def draw_whole_run(run: Run) -> None:
+    """Draw the buttons that save the whole run."""
     widgets.heading(
         "The whole run",
-        "As a notebook, whose cells load the run from its folder and draw every section; as one HTML page with the "
-        "same sections, which needs no other file; or as Parquet files, one for each table below.",
+        "As a notebook that loads the run from its folder and draws every section; as one self-contained HTML page "
+        "with the same sections; or as Parquet files, one for each computed table below.",
     )
     with st.container(horizontal=True, gap="small"):
         for label, kind, mime, make in (
@@ -136,12 +139,13 @@ def all_of_it(run: Run) -> None:
             st.download_button(label, make, f"{run.name}.{kind}", mime, key=f"whole-{kind}", on_click="ignore")
 
 
-def commands(run: Run) -> None:
-    """The same from a shell and from Python."""
-    widgets.heading("The same from a shell or a notebook")
+def draw_commands(run: Run) -> None:
+    """Draw the commands and the lines of Python that export the same."""
+    widgets.heading("From a shell or a notebook")
     path = str(run.path.absolute())
-    more = (f"--format {kind} --out {run.name}.{end}" for kind, end in (("notebook", "ipynb"), ("html", "html")))
-    st.code("\n".join(f"twell export {path!r} {line}" for line in ("--out tables", *more)), "bash")
+    formats = {"notebook": "ipynb", "html": "html"}
+    options = ["--out tables", *(f"--format {kind} --out {run.name}.{ending}" for kind, ending in formats.items())]
+    st.code("\n".join(f"twell export {path!r} {option}" for option in options), "bash")
     rows = ("run.activity(tidy=True)", 'run.sql("select count(*) from activity")') if run.has("activity") else ()
     lines = ("analysis.by_token(run)", *rows)
     st.code(
@@ -151,18 +155,18 @@ def commands(run: Run) -> None:
     )
 
 
-def page(run: Run) -> None:
-    """The whole run, one table to look at and to save, and the commands."""
+def draw_page(run: Run) -> None:
+    """Draw the buttons for the whole run, one table, and the commands."""
     with widgets.show_errors():
-        all_of_it(run)
-    name = chosen(run)
+        draw_whole_run(run)
+    name = chosen_table(run)
     with st.container(key="one"), widgets.show_errors():
         if name.startswith(RECORDED):
-            recorded(run, name.removeprefix(RECORDED))
+            draw_recorded(run, name.removeprefix(RECORDED))
         else:
-            computed(run, name)
-    commands(run)
+            draw_computed(run, name)
+    draw_commands(run)
 
 
-widgets.title("Take it with you")
-page(current_run())
+widgets.title("Export this run")
+draw_page(current_run())

@@ -70,7 +70,7 @@ def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> N
     assert "compared as independent" in shown
     (titles,) = [trace for trace in figure(test, "ratios")["data"] if trace.get("name") == "titles"]
     assert titles["text"] == ["L0", "L1", "L2"], "as far as both go"
-    assert "Tokens that moved most surely" in shown
+    assert "Tokens with the clearest difference" in shown
     assert "Loss, nnz and speed" in shown
     test.selectbox(key="with").set_value("counts").run()
     assert test.query_params["with"] == "counts"
@@ -274,7 +274,7 @@ def test_the_run_to_compare_with_is_at_first_the_one_most_like_it(show: Show, ma
         manifests.write(tmp_path / name, found)
     test = show(tmp_path, "compare", run="this")
     assert test.selectbox(key="with").value == "c", "of the same weights"
-    assert "the losses say nothing" in markup(test)
+    assert "the losses do not show" in markup(test)
 
 
 def test_a_run_is_compared_while_it_is_recorded(show: Show, made: ModuleType, recording: Path) -> None:

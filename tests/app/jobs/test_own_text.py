@@ -65,11 +65,11 @@ def test_own_text_is_read_by_the_model_and_opens(
     page.get_by_role("button", name="Your own text").click()
     text = page.get_by_label("Text", exact=True)
     text.fill("long " * (LONGEST // 5) + "!")
-    page.get_by_role("button", name="Read it").click()
+    page.get_by_role("button", name="Capture text").click()
     page.wait_for_selector("text=shorten it")
     assert len(text.input_value()) == LONGEST + 1
     text.fill("A lichen <script>window.twellHurt=1</script> lives here.\n\nשלום")
-    page.get_by_role("button", name="Read it").click()
+    page.get_by_role("button", name="Capture text").click()
     page.wait_for_selector(".st-key-job")
     other.open("/text?run=tiny", ".st-key-job")
     page.wait_for_url("**run=own-a-lichen-*&scale=tiny", timeout=120_000)

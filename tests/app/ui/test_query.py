@@ -62,7 +62,7 @@ PAGES: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
             "layer-by-layer",
             "the-difference-by-layer",
             "the-ratio-by-position",
-            "tokens-that-moved-most-surely",
+            "tokens-with-the-clearest-difference",
         ),
     ),
     ("export", {"table": "by_position"}, ("by_position",)),
