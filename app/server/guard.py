@@ -91,9 +91,9 @@ class Guard:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                ours = {name for name, _ in self.headers}
-                kept = [pair for pair in message.get("headers", []) if pair[0].lower() not in ours]
-                message = {**message, "headers": [*kept, *self.headers]}
+                replaced = {name for name, _ in self.headers}
+                headers = [pair for pair in message.get("headers", []) if pair[0].lower() not in replaced]
+                message = {**message, "headers": [*headers, *self.headers]}
             await send(message)
 
         if scope["type"] not in ("http", "websocket"):
@@ -107,9 +107,9 @@ class Guard:
         """Return a sentence on why a request is refused; "" for one that is to be answered."""
         hosts = _header(scope, b"host")
         if len(hosts) != 1 or not self._is_own(_host_of(hosts[0])):
-            got = " and ".join(hosts) or "none"
+            sent = " and ".join(hosts) or "none"
             return (
-                f"Expected a request to {', '.join(sorted(self.names))}, got the host {got[:100]!r}: open the address "
+                f"Expected a request to {', '.join(sorted(self.names))}, got the host {sent[:100]!r}: open the address "
                 "that `twell app` printed, or start it with --host and the name in the browser's address."
             )
         origins = _header(scope, b"origin") if scope["type"] == "websocket" else []
@@ -156,11 +156,11 @@ def _scheme(origin: str) -> str:
 def _address_of(origin: str) -> tuple[str, int] | None:
     """Return the host and port of an origin; None for one that has none, such as "null"."""
     try:
-        parts = urlsplit(origin)
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        url = urlsplit(origin)
+        port = url.port or {"http": 80, "https": 443}[url.scheme]
     except (KeyError, ValueError):
         return None
-    return (_normalized(parts.hostname), port) if parts.hostname else None
+    return (_normalized(url.hostname), port) if url.hostname else None
 
 
 def _normalized(name: str) -> str:

@@ -21,11 +21,11 @@ from typing import Protocol
 from twell.app.ui.theme import SETTINGS
 from twell.workbench.errors import UserError
 
-DEFAULT_RUNS = Path("runs")  # need not be there: the recorded runs of the package still are
+DEFAULT_RUNS = Path("runs")  # may be missing: the package has recorded runs of its own
 
 
 class AppOptions(Protocol):
-    """What of `workbench.options.AppOptions` is read here; the dashboard's half of the house does not import it."""
+    """The fields of `workbench.options.AppOptions` that are read here; `app` does not import that class."""
 
     @property
     def runs(self) -> Path: ...
@@ -40,7 +40,7 @@ class AppOptions(Protocol):
 def launch(options: AppOptions) -> None:
     """Serve the dashboard over a folder of runs until it is stopped.
 
-    Raises UserError where a folder that was named does not exist, or the address cannot be listened on.
+    Raises UserError if `options.runs` names a folder that does not exist, or if the address cannot be listened on.
     """
     if not options.runs.is_dir() and options.runs != DEFAULT_RUNS:
         raise UserError(
@@ -66,9 +66,9 @@ def launch(options: AppOptions) -> None:
 
 
 def command(options: AppOptions) -> list[str]:
-    """The command line that serves the dashboard.
+    """Return the command line that serves the dashboard.
 
-    `-P`: a file in the folder where it is started, such as `click.py`, is not taken for a library of that name.
+    With `-P`, a file in the current folder, such as `click.py`, is not imported in place of the library of that name.
     """
     address = {"server.address": options.host, "server.port": options.port, "browser.serverAddress": options.host}
     return [
@@ -82,14 +82,14 @@ def command(options: AppOptions) -> list[str]:
 
 
 def check_address(host: str, port: int) -> None:
-    """UserError, in one sentence, where nothing could listen at this address."""
+    """Raise UserError if no server could listen at this address."""
     if not 1 <= port <= 65535:
         raise UserError(f"Expected a port from 1 to 65535, got {port}: choose another with --port.")
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(where)
+            probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(

@@ -1,10 +1,10 @@
-"""What the browser draws a page's elements with, announced with the page itself.
+"""Announce to the browser, with each page, the scripts that draw the page's elements.
 
-Streamlit's front end asks for the code of an element when the first one of its kind arrives: thirty files or more,
-plotly.js among them, while the server is busy with the rest of the page. Here the answer that carries the page names
-them in a `Link` header, so that they are fetched and compiled before they are needed. The names are read off the files
-of the installed Streamlit. What is not found there is not announced, and is loaded when it is needed, as without this.
-Costs 20 ms at the start; a browser that has the files asks for none of them again.
+Streamlit's front end loads the code of an element when the first element of its kind arrives: thirty files or more,
+plotly.js among them, while the server is busy with the rest of the page. Here the response with the page names them in
+a `Link` header, so that they are fetched and compiled before they are needed. The names are read from the files of the
+installed Streamlit. A file that is not found there is not announced, and is loaded when it is needed. Cost: 20 ms at
+the start; a browser that has the files does not ask for them again.
 """
 
 from __future__ import annotations
@@ -20,30 +20,37 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 STATIC = Path(streamlit.__file__).parent / "static"
-# What every page has, by the file that Streamlit's front end draws it with, the largest first; three pages alone lack a
-# figure. To announce fields and tables as well makes pages later that have none, as their code is compiled first.
+# The elements that nearly every page has, by the name of their script, largest first. Announcing fields and tables too
+# would slow down the pages without them, because the browser would compile that code first.
 ELEMENTS = ("PlotlyChart", "Html", "PageLink", "Selectbox")
 _IMPORTED = re.compile(r'\b(?:from|import)\s*"\./([^"/]+\.js)"')
-_HEAD = 2**15  # characters of a file, which begins with what it imports
+_HEAD_LENGTH = 2**15  # characters at the beginning of a script, where its imports are
 
 
 def scripts(static: Path = STATIC, elements: Iterable[str] = ELEMENTS) -> list[str]:
-    """The scripts of Streamlit's static folder that draw the elements, and those that they import, but for what its
-    page names itself."""
+    """Return the names of the scripts that draw the elements and, in turn, of those that they import.
+
+    Args:
+        static: Streamlit's folder of files for the browser.
+        elements: the names that the elements' scripts begin with.
+
+    Returns:
+        File names, without those that Streamlit's own page loads already.
+    """
     folder, page = static / "static" / "js", static / "index.html"
-    named = page.read_text(encoding="utf-8") if page.is_file() else ""
-    needed: dict[str, None] = {}
-    waiting = [file.name for name in elements for file in sorted(folder.glob(f"{name}.*.js"))]
-    for name in waiting:  # which grows meanwhile
-        if name not in needed and name not in named and (folder / name).is_file():
-            needed[name] = None
+    page_html = page.read_text(encoding="utf-8") if page.is_file() else ""
+    names: dict[str, None] = {}  # a dict keeps the order
+    queue = [file.name for name in elements for file in sorted(folder.glob(f"{name}.*.js"))]
+    for name in queue:  # grows within the loop
+        if name not in names and name not in page_html and (folder / name).is_file():
+            names[name] = None
             with (folder / name).open(encoding="utf-8") as file:
-                waiting += _IMPORTED.findall(file.read(_HEAD))
-    return list(needed)
+                queue += _IMPORTED.findall(file.read(_HEAD_LENGTH))
+    return list(names)
 
 
 class Announced:
-    """ASGI middleware: a page's answer names the scripts as modules to be loaded after what the page itself names."""
+    """ASGI middleware: add a header to each page with which the browser loads the scripts after the page's own."""
 
     def __init__(self, app: ASGIApp, scripts: Iterable[str]) -> None:
         self.app = app
@@ -51,7 +58,7 @@ class Announced:
         self.header = [(b"link", links.encode())] if links else []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the app does, with the header where the answer is a page."""
+        """Answer as the app does, with the header if the answer is a page."""
 
         async def announce(message: Message) -> None:
             if message["type"] == "http.response.start" and _is_page(message):

@@ -1,11 +1,11 @@
-"""The dashboard's server: `python -m twell.app.server.serve RUNS SETTINGS`, the settings of Streamlit as JSON.
+"""Run the dashboard's server: `python -m twell.app.server.serve RUNS SETTINGS`, with Streamlit's settings as JSON.
 
-It starts with what the pages need already loaded, so that the first visitor waits for none of it, and tells the browser
-with each page what its elements are drawn with (`preload`). It answers only requests that name its own address
-(`guard`). Costs about a second more before the server answers.
+Before it answers, it imports what the pages need, so that the first visitor does not wait for that: about a second. It
+announces to the browser the scripts that draw a page's elements (`preload`), and answers only requests that name its
+own address (`guard`).
 
-Streamlit looks through all that Python holds for garbage after every run of a page and every look at a growing run:
-0.1 s a time for the libraries alone, which are none. So they are set aside, once they are loaded.
+Streamlit collects garbage after every run of a page and every look at a growing run. With the libraries among the
+objects that are searched, that takes 0.1 s each time, so they are exempted once they are loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from importlib import import_module
 from pathlib import Path
 
 MAIN = Path(__file__).parents[1] / "main.py"
-# What the pages import, but for what needs a running server; and what answers about single tokens, while that starts.
+# PAGES is imported before the server starts: what the pages need, except what needs a running server. LATER is imported
+# while it starts: what queries about single tokens need.
 PAGES = (
     "streamlit",
     "twell.analysis.overview",
@@ -30,7 +31,7 @@ LATER = ("twell.analysis.engines.duckdb", "ibis.backends.duckdb")
 
 
 def load(*names: str) -> None:
-    """Import modules, and leave what they made out of later collections."""
+    """Import modules, and exempt their objects from later garbage collections."""
     for name in names:
         import_module(name)
     gc.collect()
@@ -38,7 +39,12 @@ def load(*names: str) -> None:
 
 
 def main(runs: str, settings: str) -> None:
-    """Load, then serve until stopped."""
+    """Serve the dashboard until the process is stopped.
+
+    Args:
+        runs: the folder of runs.
+        settings: Streamlit's settings, as JSON.
+    """
     load(*PAGES)
     threading.Thread(target=load, args=LATER, daemon=True).start()
     import streamlit as st
@@ -47,7 +53,7 @@ def main(runs: str, settings: str) -> None:
     from twell.app.server.guard import Guard, content_policy
     from twell.app.server.preload import Announced, scripts
 
-    sys.argv = [str(MAIN), runs]  # as the pages find them, whatever starts the server
+    sys.argv = [str(MAIN), runs]  # where the pages look for the folder of runs
     config = json.loads(settings)
     guard = Middleware(Guard, host=config["server.address"], policy=content_policy())
     st.App(MAIN, middleware=[guard, Middleware(Announced, scripts=scripts())]).run(config=config)

@@ -36,9 +36,9 @@ def matching(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:
     """Return the rows whose text in `column`, as it is shown, contains `search`, whether in capitals or not."""
     if not search:
         return frame
-    wanted = visible(search).replace("◌", "").lower()
+    needle = visible(search).replace("◌", "").lower()
     texts = frame[column].tolist()  # a column of Arrow's gives one text at a time fifteen times slower
-    return frame[[wanted in visible(text).lower() for text in texts]]
+    return frame[[needle in visible(text).lower() for text in texts]]
 
 
 def running(text: str) -> str:
@@ -57,9 +57,9 @@ def token_html(text: str) -> str:
 
 def plot_label(text: str, width: int = 18) -> str:
     """Return a token as a plotly label, cut to `width` characters."""
-    shown = visible(text)
-    shown = shown if len(shown) <= width else shown[: width - 1] + "…"
-    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    label = visible(text)
+    label = label if len(label) <= width else label[: width - 1] + "…"
+    return label.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -84,8 +84,8 @@ def aligned(values: Iterable[float], digits: int = 3) -> list[str]:
     """Return numbers with their signs, all with the decimals that the largest needs for `digits` significant digits:
     +12.1, −0.3."""
     all_values = list(values)
-    most = max((abs(value) for value in all_values if math.isfinite(value)), default=0.0)
-    decimal_count = max(0, digits - 1 - _power(most, digits)) if most else 0
+    largest = max((abs(value) for value in all_values if math.isfinite(value)), default=0.0)
+    decimal_count = max(0, digits - 1 - _power(largest, digits)) if largest else 0
     return [f"{value:+,.{decimal_count}f}".replace(",", SPACE).replace("-", "−") for value in all_values]
 
 

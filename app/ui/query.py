@@ -62,14 +62,14 @@ def fetch(run: Run, query: Query | Function, **arguments: Any) -> Any:
 
     Raises Missing if the run lacks what the function needs, UserError if one of its files cannot be read.
     """
-    wanted = _as_query(query, arguments)
-    return _fetch([run], wanted, lambda: wanted.function(run, **wanted.arguments))
+    full_query = _as_query(query, arguments)
+    return _fetch([run], full_query, lambda: full_query.function(run, **full_query.arguments))
 
 
 def fetch_of_runs(runs: Sequence[Run], query: Query | Function, **arguments: Any) -> Any:
     """Return the result of a function that takes a list of runs first, cached until one of them changes."""
-    wanted = _as_query(query, arguments)
-    return _fetch(runs, wanted, lambda: wanted.function(list(runs), **wanted.arguments))
+    full_query = _as_query(query, arguments)
+    return _fetch(runs, full_query, lambda: full_query.function(list(runs), **full_query.arguments))
 
 
 def _as_query(query: Query | Function, arguments: dict[str, Any]) -> Query:
@@ -93,7 +93,7 @@ def _fetch(runs: Sequence[Run], query: Query, compute: Callable[[], Any]) -> Any
 def _defaults(function: Function) -> dict[str, Any]:
     """Return the function's default arguments by name."""
     parameters = inspect.signature(function).parameters.values()
-    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ class QueryResult:
     def _call(self, function: Function, first: str, positional: tuple[Any, ...], named: dict[str, Any]) -> str:
         """Return a call as a notebook writes it."""
         name = f"analysis.{function.__name__}" if _is_public(function) else function.__qualname__
-        given = [first, *map(self._literal, positional), *(f"{k}={self._literal(v)}" for k, v in named.items())]
-        return f"{name}({', '.join(given)})"
+        arguments = [first, *map(self._literal, positional), *(f"{k}={self._literal(v)}" for k, v in named.items())]
+        return f"{name}({', '.join(arguments)})"
 
     def _literal(self, value: Any) -> str:
         """Return an argument as a notebook writes it."""

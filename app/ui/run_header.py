@@ -46,8 +46,8 @@ def definition(run: Run) -> None:
             "z": "how many standard deviations a token's nnz lies from the layer's mean, averaged over the layers.",
             "dead": "did not fire on any token counted here. It may still fire on other text: its density is below "
             f"3 / tokens with 95{SPACE}% confidence if tokens are independent.",
-            "not counted": "special tokens, the first token of each sequence, and tokens with a non-finite value. First "
-            "tokens appear only where the first position is shown separately.",
+            "not counted": "special tokens, the first token of each sequence, and tokens with a non-finite value. "
+            "First tokens appear only where the first position is shown separately.",
         }
         st.html(widgets.facts_html(terms))
 

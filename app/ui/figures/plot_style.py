@@ -84,8 +84,8 @@ def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
     first, last = math.floor(math.log10(max(low, 1e-9))), math.ceil(math.log10(max(high, 1e-9)))
     ticks: list[float] = []
     for steps in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
-        every = [step * 10.0**power for power in range(first, last + 1) for step in steps]
-        ticks = [tick for tick in every if low * 0.999 <= tick <= high * 1.001]
+        candidates = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+        ticks = [tick for tick in candidates if low * 0.999 <= tick <= high * 1.001]
         if len(ticks) >= (5 if steps == (1,) else 2):
             break
     return ticks, [number(tick, 1) for tick in ticks]

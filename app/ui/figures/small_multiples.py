@@ -83,10 +83,10 @@ def small_multiples(
     finish(figure, 66 + each * rows, top=26, bottom=40)
     figure.update_xaxes(visible=False, range=[0, (1 + BESIDE) * min(columns, len(layers)) - BESIDE])
     figure.update_yaxes(visible=False, range=[-down * (rows - 1), 1])
-    at = {"xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 12}}
-    below = {**at, "text": x_title, "x": 0.5, "y": 0, "yshift": -22, "yanchor": "top"}
-    beside = {**at, "text": y_title, "x": 0, "y": 0.5, "xshift": -34, "xanchor": "right", "textangle": -90}
-    figure.update_layout(annotations=[below, beside])
+    style = {"xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 12}}
+    x_note = {**style, "text": x_title, "x": 0.5, "y": 0, "yshift": -22, "yanchor": "top"}
+    y_note = {**style, "text": y_title, "x": 0, "y": 0.5, "xshift": -34, "xanchor": "right", "textangle": -90}
+    figure.update_layout(annotations=[x_note, y_note])
     return figure
 
 
@@ -175,16 +175,18 @@ def _names(
     """Return annotations: the panels' titles, ticks of y beside each row's first panel, and of x under each column's
     last one."""
     positions = list(corners.values())
-    under = [
+    x_ticks = [
         (x + float(across.to_unit(v)), y, name) for x, y in positions[-columns:] for v, name in across.ticks.items()
     ]
-    first = [(x, y + float(up.to_unit(v)), f"{name} ") for x, y in positions[::columns] for v, name in up.ticks.items()]
-    above = [(x, y + 1, titles[layer]) for layer, (x, y) in corners.items()]
+    y_ticks = [
+        (x, y + float(up.to_unit(v)), f"{name} ") for x, y in positions[::columns] for v, name in up.ticks.items()
+    ]
+    panel_titles = [(x, y + 1, titles[layer]) for layer, (x, y) in corners.items()]
     notes = []
     for name, texts, size, position in (
-        ("titles", above, 12, "top right"),
-        ("x ticks", under, 11, "bottom center"),
-        ("y ticks", first, 11, "middle left"),
+        ("titles", panel_titles, 12, "top right"),
+        ("x ticks", x_ticks, 11, "bottom center"),
+        ("y ticks", y_ticks, 11, "middle left"),
     ):
         x, y, text = zip(*texts, strict=True)
         notes.append(
