@@ -58,7 +58,7 @@ def draw_numbers(run: Run, row: dict[str, object]) -> None:
             f'<p class="tw-said">It fires on one token of the vocabulary only: {token_html(str(row["token_text"]))}</p>'
         )
     if fires and run.has("activity"):
-        widgets.page_link("text", "The first sequence that fires it →", sequence=row["first_sequence"])
+        widgets.page_link("text", "First sequence in which it fires →", sequence=row["first_sequence"])
 
 
 def draw_rank(run: Run, row: dict[str, object]) -> None:

@@ -33,6 +33,7 @@ def draw_bench(run: Run) -> None:
     setting = names[0]
     if len(names) > 1:
         setting = str(st.selectbox("Measured with", names, width=420, **url_param("setting", setting, one_of(names))))
+    conditions = f"{setting}. " if len(names) == 1 else ""  # with several, the choice above shows the setting
     result = query(run, ffn_times).then(of_setting, setting)
     layer_result, synthetic_result = result.then(layer_cases), result.then(synthetic_cases)
     layers, synthetic = layer_result.frame, synthetic_result.frame
@@ -46,13 +47,13 @@ def draw_bench(run: Run) -> None:
     if len(layers):
         with left:
             source = "Recorded activation patterns. " if (layers["input"] == "patterns").all() else ""
-            caption = f"{source}{total_speedups(layers)} {setting}; {repeats(layers)}."
+            caption = f"{source}{total_speedups(layers)} {conditions}{repeats(layers)}."
             widgets.heading("Measured side by side", caption, layer_result)
             widgets.draw(time_by_layer(layers), "bench-layers", "Time of each FFN operation by layer")
     if has_curve:
         height = min(figure_height(layers["layer"].nunique()) + 60, 440)
         with right:
-            caption = f"Dense time / sparse time on synthetic inputs, {setting}. {break_even_sentences(run, sparse)}"
+            caption = f"{conditions}Dense time / sparse time on synthetic inputs. {break_even_sentences(run, sparse)}"
             widgets.heading("Where it breaks even", caption, synthetic_result)
             widgets.draw(speed_by_nnz(sparse, height), "bench-nnz", "Speedup over dense by nnz on synthetic inputs")
 
@@ -74,10 +75,10 @@ def total_speedups(layers: pd.DataFrame) -> str:
 
 
 def repeats(frame: pd.DataFrame) -> str:
-    """Return how often each operation was timed, as a clause."""
+    """Return how often each operation was timed, as a sentence without its full stop."""
     low, high = int(frame["repeats"].min()), int(frame["repeats"].max())
     count = plural(low, "repeat") if low == high else f"{low} to {high} repeats"
-    return f"medians of {count}, operations alternating on the same input"
+    return f"Medians of {count}, operations alternating on the same input"
 
 
 def break_even_sentences(run: Run, sparse: pd.DataFrame) -> str:

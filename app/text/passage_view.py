@@ -20,7 +20,7 @@ from twell.workbench.run.schema import DECODE, FLAG_FIRST, FLAG_NOT_FINITE, FLAG
 MIN_OPACITY, MAX_OPACITY = 0.02, 0.72  # of the ends of the scale
 BAR_LENGTH = 16  # strokes in a full bar
 BARS = ["━" * (halves // 2) + "╸" * (halves % 2) for halves in range(2 * BAR_LENGTH + 1)]
-FLAGS = {FLAG_SPECIAL: "special token", FLAG_FIRST: "first of its sequence", FLAG_NOT_FINITE: "not finite"}
+REASONS = {FLAG_SPECIAL: "special", FLAG_FIRST: "first in sequence", FLAG_NOT_FINITE: "not finite"}  # by flag
 
 
 def opacity(share: float) -> float:
@@ -56,7 +56,7 @@ def tooltip(row: dict[str, Any], name: str, neuron_line: str, percentile: float,
         full_bars: the nnz of a full bar, by the name of the layer's column.
     """
     flags = int(row["flags"])
-    reasons = [reason for bit, reason in FLAGS.items() if flags & bit]
+    reasons = [reason for bit, reason in REASONS.items() if flags & bit]
     lines = [
         f"{visible(name)}   id {row['token_id']}",
         f"position {row['position']}" + (", generated" if row["phase"] == DECODE else ""),
@@ -64,7 +64,7 @@ def tooltip(row: dict[str, Any], name: str, neuron_line: str, percentile: float,
         f"surprisal {number(row['surprisal'])}, loss {number(row['loss'])} nats",
     ]
     lines += [neuron_line] if neuron_line else []
-    lines += [f"{', '.join(reasons)}: not counted"] if reasons else []
+    lines += [f"not counted: {', '.join(reasons)}"] if reasons else []
     lines.append("")
     for layer, (column, full) in enumerate(full_bars.items()):
         lines.append(f"L{layer:<3}{row[column]:>5} {bar(row[column] / max(full, 1))}")
