@@ -108,7 +108,7 @@ def _surprisal(run: Run) -> str:
     frame = fetch(run, CORRELATION)
     strongest = frame.loc[frame["spearman"].abs().idxmax()]
     low, high = fixed(strongest["low"]), fixed(strongest["high"])
-    interval = f"95{SPACE}% {low} to {high}, " if pd.notna(strongest["low"]) else ""  # a run of one sequence has none
+    interval = f"95{SPACE}% {low} to {high}, " if pd.notna(strongest["low"]) else ""  # a run of one document has none
     return (
         f"Correlation of nnz with the loss of the next token (Spearman): {fixed(frame['spearman'].min())} to "
         f"{fixed(frame['spearman'].max())}, depending on the layer; strongest in layer {strongest['layer']:.0f} "

@@ -22,7 +22,7 @@ def draw_decay(run: Run) -> None:
     widgets.heading(
         "How fast it falls off",
         "λ, in tokens, of a + b·exp(−p/λ), fitted to bands of positions p from 1 on, with 95 % intervals over groups "
-        f"of sequences. At the right: whether an exponential or a power law fits better by AICc ({counts} of "
+        f"of documents. At the right: whether an exponential or a power law fits better by AICc ({counts} of "
         f"{verdicts.sum()} layers), and its R² on the means of the bands.",
         result,
     )

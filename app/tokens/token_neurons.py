@@ -91,6 +91,6 @@ def neurons_caption(frame: pd.DataFrame) -> str:
     limit = f" (first {SHOWN} shown)" if len(frame) > SHOWN else ""
     verb = "has" if majority == 1 else "have"
     return (
-        f"{plural(len(frame), 'neuron')} with an example at this token{limit}; {majority or 'none'} of them {verb} more "
-        "than half of their largest values here. Choose one to see all its examples."
+        f"{plural(len(frame), 'neuron')} with an example at this token{limit}; {majority or 'none'} of them {verb} "
+        "more than half of their largest values here. Choose one to see all its examples."
     )

@@ -30,7 +30,7 @@ def draw_numbers(run: Run, row: pd.Series) -> None:
         run: the run.
         row: the token's row of `analysis.by_token`.
     """
-    z, mean, error = fixed(row["z"]), number(row["mean"]), "no standard error: it occurs in one sequence only"
+    z, mean, error = fixed(row["z"]), number(row["mean"]), "no standard error: it occurs in one document only"
     if pd.notna(row["z_se"]):
         z, mean = f"{z} ± {row['z_se']:.2f}", f"{mean} ± {number(row['mean_se'], 2)}"
         error = "± standard error"
@@ -48,7 +48,7 @@ def draw_numbers(run: Run, row: pd.Series) -> None:
 def draw_layers(run: Run, token: int) -> None:
     """Draw the z of the token with id `token` in each layer."""
     result = query(run, analysis.token_profile, token_id=token)
-    caption = "Standard deviations from each layer's mean nnz, with 95 % intervals clustered by sequence."
+    caption = "Standard deviations from each layer's mean nnz, with 95 % intervals clustered by document."
     widgets.heading("Over the layers", caption, result)
     widgets.draw(profile(result.frame), "profile", "The token's z by layer")
 

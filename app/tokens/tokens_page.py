@@ -104,13 +104,13 @@ def draw_token_table(tokens: QueryResult, rank: str) -> None:
                 "z", format="%+.2f", help="nnz in standard deviations from its layer's mean, averaged over layers"
             ),
             "z_se": st.column_config.NumberColumn(
-                "± se", format="%.2f", help="standard error of z, clustered by sequence"
+                "± se", format="%.2f", help="standard error of z, clustered by document"
             ),
             "mean": st.column_config.NumberColumn(
                 "mean nnz", format="%.1f", help="neurons per layer, averaged over layers"
             ),
             "mean_se": st.column_config.NumberColumn(
-                "± se", format="%.1f", help="standard error of the mean, clustered by sequence"
+                "± se", format="%.1f", help="standard error of the mean, clustered by document"
             ),
             "surprisal_mean": st.column_config.NumberColumn(
                 "surprisal, nats", format="%.2f", help="loss of this token, predicted from the tokens before it"
@@ -141,7 +141,7 @@ def draw_words(run: Run, min_count: int, search: str) -> None:
     result = words.then(both_ends, END_ROWS)
     title = "Most and least active words"
     caption = (
-        f"Mean z of a word's tokens with 95 % intervals, clustered by sequence. {plural(len(frame), 'word')} that "
+        f"Mean z of a word's tokens with 95 % intervals, clustered by document. {plural(len(frame), 'word')} that "
         f"occur at least {plural(min_count, 'time')}."
     )
     widgets.heading(title, caption, result)
@@ -158,7 +158,7 @@ def draw_words(run: Run, min_count: int, search: str) -> None:
             "sequences": column.NumberColumn("sequences", format="%d", help="sequences in which it occurs"),
             "pieces": column.NumberColumn("tokens per word", format="%.1f"),
             "z": column.NumberColumn("z", format="%+.2f", help="mean z of the word's tokens"),
-            "z_se": column.NumberColumn("± se", format="%.2f", help="standard error of z, clustered by sequence"),
+            "z_se": column.NumberColumn("± se", format="%.2f", help="standard error of z, clustered by document"),
             "mean": column.NumberColumn("mean nnz", format="%.1f", help="neurons per layer, averaged over layers"),
         },
     )
@@ -201,7 +201,7 @@ def draw_tokens(run: Run, min_count: int, search: str, rank: str) -> None:
     both = ranked_by(result.frame, rank)
     title = "Most and least active tokens"
     caption = (
-        f"Mean z over layers with 95 % intervals, clustered by sequence. {plural(len(frame), 'token')} that occur at "
+        f"Mean z over layers with 95 % intervals, clustered by document. {plural(len(frame), 'token')} that occur at "
         f"least {plural(min_count, 'time')}, compared with the mean of {MEANS[rank]}. Choose a dot to open the token's "
         "page."
     )

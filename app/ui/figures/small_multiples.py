@@ -145,7 +145,7 @@ def _frames(corners: dict[int, tuple[float, float]], across: Scale, up: Scale) -
 def _curves(points: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the traces of each panel's line, of the interval under it, and of the fitted curve if there is one."""
     by_layer = [rows for _, rows in points.groupby("layer")]
-    wide = [p.dropna(subset=["low", "high"]) for p in by_layer]  # one sequence tells no interval
+    wide = [p.dropna(subset=["low", "high"]) for p in by_layer]  # a panel of one document has no interval
     bands = [([*p["x"], *p["x"][::-1]], [*p["high"], *p["low"][::-1]]) for p in wide]
     fill = {"line": {"width": 0}, "fill": "toself", "fillcolor": "rgba(47, 126, 216, 0.2)", "hoveron": "points"}
     line = _lines(((p["x"], p["relative"]) for p in by_layer), line={"color": BLUE, "width": 1.6})
