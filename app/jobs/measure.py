@@ -44,7 +44,7 @@ def measure(run: Run) -> None:
             "appears here as soon as it is done, and is saved with the run. Other running programs slow down both."
         )
         kind = st.segmented_control(
-            "What",
+            "What to time",
             list(KINDS),
             format_func=lambda key: KINDS[key],
             default="layers",

@@ -131,9 +131,9 @@ def draw_tile_audit(run: Run) -> None:
         return
     widgets.heading(
         "Tile audit",
-        f"Share of tokens that fire more neurons in some tile of {tile} than the tile has slots for, by compression. "
-        f"This run used {run.manifest.layout['compression']}. The workbench's kernels store the overflow elsewhere, so "
-        "results stay exact; a kernel that cannot would drop it.",
+        f"Share of tokens that fire more neurons in at least one tile of {tile} than the tile has slots, by "
+        f"compression. This run used {run.manifest.layout['compression']}. The workbench's kernels store the overflow "
+        "elsewhere, so results stay exact; other kernels may drop it.",
         result,
     )
     widgets.draw(audit_map(frame), "audit", "Share of tokens that overflow a tile, by layer and compression")

@@ -41,11 +41,13 @@ def not_found(catalog: RunCatalog, name: str) -> None:
         else (
             f"There is no run <b>{html.escape(name)}</b> in "
             f"<code>{html.escape(str(catalog.folder.absolute()))}</code>. It may have been moved, renamed or deleted. "
-            "If it is still to be recorded, this page shows it as soon as it begins."
+            "If its capture has not started yet, this page shows it as soon as it does."
         )
     )
     title = "This run cannot be read" if reason else "This run is gone"
-    st.html(f'<div class="tw-empty"><h1 class="tw-title">{title}</h1><p>{text}</p><p>Choose another above.</p></div>')
+    st.html(
+        f'<div class="tw-empty"><h1 class="tw-title">{title}</h1><p>{text}</p><p>Choose another run above.</p></div>'
+    )
     _wait_for_run(name)
 
 
