@@ -120,8 +120,8 @@ def ffn_backward(
 ) -> list[Tensor]:  # fmt: skip
     """Run the backward pass: gradients of NAMES, those of absent arguments left out."""
     weights = _weights(x, (w_gate, w_up, w_down, b_gate, b_up, b_down))
-    found = BACKENDS[backend].backward(x, weights, (finite, *kept), activation, grad_y, grad_l1, w_gate.dtype)
-    return [grad for grad in found if grad is not None]
+    gradients = BACKENDS[backend].backward(x, weights, (finite, *kept), activation, grad_y, grad_l1, w_gate.dtype)
+    return [grad for grad in gradients if grad is not None]
 
 
 @ffn_backward.register_fake
@@ -146,15 +146,15 @@ def _backward(ctx: Any, grad_y: Tensor | None, grad_l1: Tensor | None, *_: Any) 
     """Call the backward op with the gradients of y and l1; a missing one is zero."""
     if torch.is_grad_enabled():
         raise ValueError("backward: expected one backward pass, got create_graph=True, as the FFN op has no second one")
-    many = sum(ctx.present)
+    number = sum(ctx.present)
     saved = ctx.saved_tensors  # read once, as activation checkpointing asks
-    given, finite, kept = iter(saved[:many]), saved[many], list(saved[many + 1 :])
-    inputs = [next(given) if there else None for there in ctx.present]
+    parameters, finite, kept = iter(saved[:number]), saved[number], list(saved[number + 1 :])
+    inputs = [next(parameters) if present else None for present in ctx.present]
     x = saved[0]
     grad_y = torch.zeros_like(x) if grad_y is None else grad_y.contiguous()  # y.sum() gives an expanded one
     grad_l1 = x.new_zeros((), dtype=wide(x.dtype)) if grad_l1 is None else grad_l1
     grads = iter(ffn_backward(grad_y, grad_l1, *inputs, finite, kept, ctx.activation, ctx.backend))
-    return *(next(grads) if there else None for there in ctx.present), None, None, None, None
+    return *(next(grads) if present else None for present in ctx.present), None, None, None, None
 
 
 ffn_forward.register_autograd(_backward, setup_context=_setup)

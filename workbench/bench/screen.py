@@ -85,7 +85,7 @@ class Page:
         self._console.print(line)
         self._print(
             [_cells(result, operation, figures) for operation, figures in metrics.items()]
-            + [_sum_cells(result, kernel, took) for kernel, took in stage_sums(result).items()]
+            + [_sum_cells(result, kernel, time) for kernel, time in stage_sums(result).items()]
         )
         if energy := power(metrics):
             self._console.print(Text("  " + energy, "dim"), soft_wrap=True)
@@ -101,13 +101,13 @@ class Page:
         """Print the ratios of several layers together, for each group of cases that has more than one."""
         for group, times in self._sums.items():
             layers = len(times[DENSE_LABEL])
-            whole = {name: sum(each) for name, each in times.items() if len(each) == layers > 1}
-            dense = whole.pop(DENSE_LABEL, 0.0)
-            ratios = [f"{name} {dense / each:.2f} ×" for name, each in whole.items()]
-            took = f"; dense {dense / 1e3:,.2f} ms" if self._absolute else ""
+            totals = {name: sum(total) for name, total in times.items() if len(total) == layers > 1}
+            dense = totals.pop(DENSE_LABEL, 0.0)
+            ratios = [f"{name} {dense / total:.2f} ×" for name, total in totals.items()]
+            suffix = f"; dense {dense / 1e3:,.2f} ms" if self._absolute else ""
             if ratios:
                 self._console.print(
-                    f"{layers} layers {group}: {'; '.join(ratios)}{took}", highlight=False, soft_wrap=True
+                    f"{layers} layers {group}: {'; '.join(ratios)}{suffix}", highlight=False, soft_wrap=True
                 )
 
     def _add_up(self, case: Case, result: Result) -> None:
@@ -116,9 +116,9 @@ class Page:
             return
         name = case.name.replace(f"recorded layer {case.layer}", "as recorded").replace(f"layer {case.layer} ", "")
         sums = self._sums.setdefault(name, {})
-        took = {label(operation): result.median(operation) for operation in result.times if _whole(operation)}
-        for each, time in (took | stage_sums(result)).items():
-            sums.setdefault(each, []).append(time)
+        medians = {label(operation): result.median(operation) for operation in result.times if _whole(operation)}
+        for heading, time in (medians | stage_sums(result)).items():
+            sums.setdefault(heading, []).append(time)
 
     def _print(self, rows: list[dict[str, Text]]) -> None:
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
@@ -170,9 +170,9 @@ def _whole(operation: Operation) -> bool:
 
 def _cells(result: Result, operation: Operation, figures: Figures) -> dict[str, Text]:
     """Return the cells of an operation's line, by column."""
-    times, took = result.times[operation], result.median(operation)
+    times, median = result.times[operation], result.median(operation)
     base = DENSE if _whole(operation) else Operation(operation.op)
-    cells = {"": Text("  " + label(operation)), "µs": Text(f"{took:,.1f}")}
+    cells = {"": Text("  " + label(operation)), "µs": Text(f"{median:,.1f}")}
     if base in result.times:
         dense = result.median(base)
         ratio = dense / statistics.median(times)
@@ -187,7 +187,7 @@ def _cells(result: Result, operation: Operation, figures: Figures) -> dict[str, 
     return cells
 
 
-def _sum_cells(result: Result, name: str, took: float) -> dict[str, Text]:
-    """Return the cells of a sum of stages, by column. took: microseconds"""
-    ratio = Text(f"{result.median(DENSE) / took:.2f}", "bold")
-    return {"": Text("  " + name), "× dense": ratio, "µs": Text(f"{took:,.1f}")}
+def _sum_cells(result: Result, name: str, microseconds: float) -> dict[str, Text]:
+    """Return the cells of a sum of stages, by column."""
+    ratio = Text(f"{result.median(DENSE) / microseconds:.2f}", "bold")
+    return {"": Text("  " + name), "× dense": ratio, "µs": Text(f"{microseconds:,.1f}")}

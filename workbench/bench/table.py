@@ -63,13 +63,13 @@ def figures(
     case: Case, result: Result, operation: Operation, about: dict[str, Any], power: Reading | None
 ) -> list[tuple[str, str, float]]:
     """Return metric, unit and value of everything measured on an operation; arguments as in `rows_of`."""
-    took = result.median(operation)
+    microseconds = result.median(operation)
     flops, moved = work(case.rows, result, operation, about)
     metrics = [
-        ("microseconds", "µs", took),
-        ("tflops", "TFLOP/s", flops / took / 1e6),
-        ("gigabytes_per_second", "GB/s", moved / took / 1e3),
-        ("ceiling_share", "share", result.median(GATE) / took),
+        ("microseconds", "µs", microseconds),
+        ("tflops", "TFLOP/s", flops / microseconds / 1e6),
+        ("gigabytes_per_second", "GB/s", moved / microseconds / 1e3),
+        ("ceiling_share", "share", result.median(GATE) / microseconds),
     ]
     if operation.op == UP_DOWN.op:
         del metrics[-1]  # it runs without a gate product
@@ -82,7 +82,7 @@ def figures(
         mhz, watts = power
         metrics += [("sm_mhz", "MHz", mhz)] if mhz is not None else []
         if watts is not None:
-            metrics += [("watts", "W", watts), ("millijoules_per_token", "mJ", watts * took / 1e3 / case.rows)]
+            metrics += [("watts", "W", watts), ("millijoules_per_token", "mJ", watts * microseconds / 1e3 / case.rows)]
     return metrics
 
 
@@ -92,8 +92,8 @@ def work(rows: int, result: Result, operation: Operation, about: dict[str, Any])
     size = 4 if about["dtype"] == "float32" else 2
     fired, union = (result.fired.nnz_mean, result.fired.union) if operation.compression else (d_ff, d_ff)
     gate = (2.0 * rows * d_model * d_ff, d_ff * d_model)
-    rest = (2.0 * rows * d_model * fired * maps, union * d_model * maps)
-    stages = {GATE.op: [gate], UP_DOWN.op: [rest]}.get(operation.op, [gate, rest])
+    up_down = (2.0 * rows * d_model * fired * maps, union * d_model * maps)
+    stages = {GATE.op: [gate], UP_DOWN.op: [up_down]}.get(operation.op, [gate, up_down])
     out = d_model
     if operation.op == GATE.op:
         out = 2 * fired if operation.compression else d_ff  # packed, a fired neuron takes the bytes of two values
