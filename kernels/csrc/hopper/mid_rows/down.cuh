@@ -43,8 +43,8 @@ __device__ __forceinline__ int list_share(const TiledMarks& marks, const Ffn& f,
   return size;
 }
 
-// Requests the first stages, `count` times 64 neurons from `first` on, if all of these fire; returns whether they do. By
-// the producers: warps take the stages in turns, since each stage's requests are alike.
+// Requests the first stages, `count` times 64 neurons from `first` on, if all of these fire; returns whether they do.
+// By the producers: warps take the stages in turns, since each stage's requests are alike.
 template <int kOut, int kSplits>
 __device__ __forceinline__ bool request_early(const Stages& ring, const DownLoad<kOut, kSplits>& load,
                                               const uint16_t* fired, int first, int count) {
