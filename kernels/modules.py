@@ -40,7 +40,8 @@ class Probe:
 
     probes, layout, want_packed: as in `gated_ffn`
     rows uint8 [n], tokens int32 [n], sequences int32 [n]: of the n rows of the coming forward pass
-    on_stats(layer, x, stats): called by each layer, x [n, d_model] its input; or None
+    before(layer): called by each layer right before its kernel runs; or None
+    on_stats(layer, x, stats): called by each layer right after, x [n, d_model] its input; or None
     """
 
     probes: str = "none"
@@ -49,6 +50,7 @@ class Probe:
     rows: Tensor | None = None
     tokens: Tensor | None = None
     sequences: Tensor | None = None
+    before: Callable[[int], None] | None = None
     on_stats: Callable[[int, Tensor, Stats], None] | None = None
 
 
@@ -145,7 +147,10 @@ class SparseFFN(nn.Module):
         if self.runs_dense:
             return self.dense(x)
         x = x.contiguous()
-        y, stats = run(self._params(x), self.kernel)
+        params = self._params(x)
+        if self.probe.before is not None:
+            self.probe.before(self.layer)
+        y, stats = run(params, self.kernel)
         if self.probe.on_stats is not None:
             self.probe.on_stats(self.layer, x.view(-1, x.shape[-1]), stats)
         return y

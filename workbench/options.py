@@ -79,12 +79,14 @@ class CaptureOptions:
     device: Device = option("auto", help="where to run")
     kernel: Kernel = option("auto", help="which FFN kernel; auto picks one and records why")
     timings: int = option(
-        1, help="time layers, sparse and dense, in at most one of this many batches; 0: never", unit="batches", least=0
+        1,
+        help="time dense layers in at most one of this many batches, and sparse ones in each; 0: time nothing",
+        unit="batches",
+        least=0,
     )
     timings_share: float = option(
-        0.005,
-        help="share of the capture's time that timings may take, beside 4 s on a CPU or 0.05 s on a GPU; a larger "
-        "share times each layer in more batches; 1: every layer in each batch that is due",
+        0.01,
+        help="share of the capture's time that dense layers may take once each was timed; 1: every layer in each batch",
         least=0,
     )
     loss: bool = option(True, help="record the loss of the next token")

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from twell.kernels.benchmark.timing import time_in_turns
 from twell.kernels.stats import Stats
 from twell.workbench.capturing.forward import LOGITS, Inputs, forward
-from twell.workbench.capturing.timing import dense
+from twell.workbench.capturing.timing.timings import dense
 from twell.workbench.errors import UserError
 from twell.workbench.models import weights
 from twell.workbench.models.checkpoint import Checkpoint, find, understood

@@ -56,7 +56,7 @@ def energy(run: Run) -> Answer:
         raise Missing("The device reported no power while the model was timed.")
     return Answer(
         f"a token takes {100 * (1 - timing['energy']):.0f} % less energy",
-        f"power times time, sparse over dense, {over_batches(int(timing['repeats']))}: {timing['energy']:.2f}",
+        f"power times time, sparse over dense, {over_batches(int(timing['energy_repeats']))}: {timing['energy']:.2f}",
         timing["energy"] <= 1 - 0.118,
         "at least 11.8 % less",
     )

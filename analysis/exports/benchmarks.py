@@ -113,7 +113,10 @@ def _model(run: Run) -> str:
         ["all", f"{facts['nnz_mean']:.1f} (mean)", "", "", percent(facts['dead_share']), number(dense),
          number(sparse), f"**{dense / sparse:.2f}**"]
     )  # fmt: skip
-    energy = "" if pd.isna(model_time["energy"]) else f" A token takes {percent(1 - model_time['energy'])} less energy."
+    saved = (
+        f" A token takes {percent(1 - model_time['energy'])} less energy (n = {model_time['energy_repeats']} batches)."
+    )
+    energy = "" if pd.isna(model_time["energy"]) else saved
     return (
         "## A trained model on real text\n\n"
         f"{manifest.device}, {model['family']}, {run.layers} layers of {model['d_model']} × {run.d_ff}, "

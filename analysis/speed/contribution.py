@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import by_layer
-from twell.analysis.speed.speedup import correlate, model_speedup, of_one_size, speedup, timings
+from twell.analysis.speed.speedup import correlate, model_speedup, of_one_size, sizes, speedup
 from twell.analysis.speed.tile_overflow import tile_audit
 from twell.analysis.statistics import grouped_median
 from twell.analysis.summaries.built import with_damage_note
@@ -84,15 +84,10 @@ def _dense_model_us(run: Run) -> float:
 
 
 def _row_ratio(run: Run) -> Callable[[str], float]:
-    """Return a function from an operation's name to a ratio: rows of a timed whole-model pass over rows that the
-    operation was timed on, which are fewer on a CPU; NaN if either is untimed."""
-    rows = timings(run)
-
-    def tokens(op: str) -> float:
-        counts = rows["tokens"].to_numpy()[(rows["op"] == op).to_numpy()]
-        return float(np.median(counts)) if len(counts) else np.nan
-
-    return lambda op: tokens("model_dense") / tokens(op)
+    """Return a function that gives, by an operation's name, the rows of a timed whole-model pass over the rows that the
+    operation's times are of; NaN if either is untimed."""
+    rows = sizes(run)
+    return lambda op: rows.get("model_dense", np.nan) / rows.get(op, np.nan)
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -2,10 +2,12 @@
 
     speedup(run)               a row a layer
     speedup_correlation(run)   Pearson and Spearman over layers, with interval and p
+    ffn_speedup(run)           all timed layers together, with its interval and what to mind
     model_speedup(run)         the whole forward pass
     timings_by_batch(run)      every timing, as recorded
 
-Dense and sparse ran on the same input in the same batch. Cost: 10 ms (with 11 layers, about a second for the exact p).
+Dense and sparse ran on the same input in the same batch, in older runs on as many rows of it, else the dense FFN on the
+first rows and brought to as many. Cost: 10 ms (with 11 layers, about a second for the exact p).
 """
 
 from __future__ import annotations
@@ -40,15 +42,20 @@ def timings(run: Run) -> pd.DataFrame:
 
 @memoized
 def of_one_size(run: Run) -> pd.DataFrame:
-    """Return `timings` with each time scaled in proportion to tokens, to the median number of rows of its operation.
-
-    Layers are timed in different batches, and batches differ in size.
-    """
+    """Return `timings` with each time scaled, by the token, to the rows that `sizes` has for its operation: layers are
+    timed in batches of their own, and batches differ in size."""
     rows = timings(run)
     rows = rows[rows["tokens"] > 0]
-    op, _ = pd.factorize(rows["op"])
-    median = grouped_median(rows["tokens"].to_numpy(float), op)
-    return rows.assign(microseconds=rows["microseconds"] * (median[op] / rows["tokens"]))
+    return rows.assign(microseconds=rows["microseconds"] * (rows["op"].map(sizes(run)) / rows["tokens"]))
+
+
+def sizes(run: Run) -> dict[str, float]:
+    """Return how many rows each operation's times are brought to: for those of a layer the median of its sparse calls,
+    for others their own median."""
+    rows = timings(run)
+    medians = {str(op): float(np.median(tokens)) for op, tokens in rows.groupby("op")["tokens"]}
+    ours = medians.get("ffn_sparse")
+    return {op: own if ours is None or op in (*WHOLE, "pass") else ours for op, own in medians.items()}
 
 
 def timings_by_batch(run: Run) -> pd.DataFrame:
@@ -61,32 +68,29 @@ def timings_by_batch(run: Run) -> pd.DataFrame:
 
 @memoized
 def speedup(run: Run) -> pd.DataFrame:
-    """Return dense and sparse times of each layer's FFN, and their ratio. Columns: layer; nnz_mean (of the batches
-    timed; of the run's unflagged tokens where the timings have none); dense_us, sparse_us, gate_us (µs of a batch of
-    median size, median over batches; gate where it was timed); speedup (median over batches of dense / sparse); repeats
-    (batches); kernel (that ran the sparse op).
+    """Return dense and sparse times of each layer's FFN, and their ratio. Columns: layer; nnz_mean (of the calls that
+    were timed beside dense; of the run's unflagged tokens where the timings have none); dense_us, sparse_us, gate_us
+    (µs of a batch of median size, median over batches that were timed both ways; gate where it was timed); speedup
+    (dense_us / sparse_us); repeats (such batches); kernel (that ran the sparse op).
 
     `attrs["comparable"]` is false, with a sentence in `attrs["note"]`, where the reference ran. Missing where no batch
     was timed both dense and sparse.
     """
-    rows = of_one_size(run)
-    rows = rows[rows["layer"] >= 0]
-    layer, (dense, sparse, gate) = _side_by_side(rows, "microseconds", ("ffn_dense", "ffn_sparse", "gate"))
-    both = ~np.isnan(dense + sparse)
-    if not both.any():
-        raise Missing(f"{run.name} timed no batch both dense and sparse: capture with --timings above 0.")
-    layers, index = distinct(layer[both])
-    rows = rows[rows["op"] == "ffn_sparse"]
+    layer, _, (dense, sparse, gate, nnz) = pairs(run)
+    layers, index = distinct(layer)
+    rows = timings(run)
+    rows = rows[(rows["op"] == "ffn_sparse") & (rows["layer"] >= 0)]
     timed, kernels = rows["layer"].to_numpy(), rows["kernel"].to_numpy(object)
-    nnz = _means(timed, rows["nnz_mean"].to_numpy(float), run.layers)[layers]
+    nnz = _means(index, nnz, len(layers))
     repeats = np.bincount(index)
     if not np.nan_to_num(nnz).any() and is_nowhere_finite(run):  # rows of NaN fire nothing, and so cost nothing
         raise no_counted_token(run)
     if np.isnan(nnz).any():
         nnz = np.where(np.isnan(nnz), layer_moments(open_summaries(run))[0][layers], nnz)
     columns: dict[str, Any] = {"layer": layers.astype(timed.dtype), "nnz_mean": nnz}
-    for name, values in {"dense_us": dense, "sparse_us": sparse, "gate_us": gate, "speedup": dense / sparse}.items():
-        columns[name] = grouped_median(values[both], index)
+    for name, values in {"dense_us": dense, "sparse_us": sparse, "gate_us": gate}.items():
+        columns[name] = grouped_median(values, index)
+    columns["speedup"] = columns["dense_us"] / columns["sparse_us"]
     columns |= {"repeats": repeats, "kernel": [", ".join(sorted(set(kernels[timed == n]))) for n in layers]}
     frame = pd.DataFrame(columns)
     comparable = "reference" not in kernels
@@ -99,8 +103,24 @@ def speedup(run: Run) -> pd.DataFrame:
     return frame
 
 
-def _side_by_side(rows: pd.DataFrame, value: str, ops: Sequence[str]) -> tuple[NDArray, NDArray]:
-    """Return the layer of each pair of layer and batch [pair], and one column of the timings [operation, pair].
+def pairs(run: Run) -> tuple[NDArray, NDArray, NDArray]:
+    """Return layer and batch of each pair of a dense and a sparse time [pair], ascending, and its times (µs of a batch
+    of median size) and nnz: dense, sparse, gate, mean nnz [4, pair]; NaN where the gate or nnz is not known.
+
+    Missing where no batch was timed both dense and sparse.
+    """
+    rows = of_one_size(run)
+    rows = rows[rows["layer"] >= 0]
+    layer, batch, times = _side_by_side(rows, "microseconds", ("ffn_dense", "ffn_sparse", "gate"))
+    nnz = _side_by_side(rows, "nnz_mean", ("ffn_sparse",))[2]
+    both = ~np.isnan(times[0] + times[1])
+    if not both.any():
+        raise Missing(f"{run.name} timed no batch both dense and sparse: capture with --timings above 0.")
+    return layer[both], batch[both], np.concatenate([times, nnz])[:, both]
+
+
+def _side_by_side(rows: pd.DataFrame, value: str, ops: Sequence[str]) -> tuple[NDArray, NDArray, NDArray]:
+    """Return layer and batch of each pair of the two [pair], and one column of the timings [operation, pair].
 
     rows: timings; value: the column's name; ops: the operations. An entry is the mean where the operation was timed
     several times, NaN where it was not timed.
@@ -112,7 +132,7 @@ def _side_by_side(rows: pd.DataFrame, value: str, ops: Sequence[str]) -> tuple[N
     for row, op in zip(columns, ops, strict=True):
         selected = (rows["op"] == op).to_numpy()
         row[:] = _means(index[selected], values[selected], len(keys))
-    return keys // size, columns
+    return keys // size, keys % size, columns
 
 
 def _means(group: NDArray, values: NDArray, size: int) -> NDArray:
@@ -131,13 +151,15 @@ def over_batches(fewest: int, greatest: int | None = None) -> str:
 
 @memoized
 def model_speedup(run: Run) -> dict[str, Any]:
-    """Return the times of the whole forward pass, dense and sparse on the same batches: dense_us, sparse_us (µs,
-    medians); speedup, low, high (median, least and greatest over batches); energy (sparse over dense, power times time,
-    median; NaN where the device reports no power); repeats (batches); kernel; comparable; note. Missing where it was
-    not timed both ways."""
+    """Return the times of the whole forward pass, dense and sparse on the same batches. Keys:
+
+    dense_us, sparse_us (µs, medians); speedup, low, high (median, least and greatest over batches); energy (sparse over
+    dense, power times time, median; NaN where the device reports no power); energy_repeats (batches of that); repeats
+    (batches); kernel; comparable; note. Raises Missing where it was not timed both ways.
+    """
     rows = of_one_size(run)
     rows = rows[rows["op"].isin(WHOLE)]
-    (_, (dense, sparse)), (_, power) = (_side_by_side(rows, name, WHOLE) for name in ("microseconds", "watts"))
+    (*_, (dense, sparse)), (*_, power) = (_side_by_side(rows, name, WHOLE) for name in ("microseconds", "watts"))
     both = ~np.isnan(dense + sparse)
     if not both.any():
         raise Missing(f"{run.name} did not time the whole forward pass both dense and sparse.")
@@ -153,6 +175,7 @@ def model_speedup(run: Run) -> dict[str, Any]:
         "low": float(ratio.min()),
         "high": float(ratio.max()),
         "energy": float(np.median(energy)) if len(energy) else np.nan,
+        "energy_repeats": len(energy),
         "repeats": len(ratio),
         "kernel": ", ".join(sorted(kernels)),
         "comparable": comparable,

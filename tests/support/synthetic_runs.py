@@ -186,14 +186,14 @@ def timings(shape: Shape, columns: dict[str, Any], rng: np.random.Generator) -> 
         **rows,
         "phase": [0] * len(rows["batch"]),
         "tokens": [2048] * len(rows["batch"]),
-        "sm_mhz": none,
-        "watts": none,
+        **dict.fromkeys(("sm_mhz", "watts", "seconds", "load"), none),
     }
 
 
 def more_timings(table: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
     """A timings table with rows added: batch, layer, op, microseconds of each; kernel and watts where they matter."""
-    plain = {"phase": 0, "tokens": 2048, "nnz_mean": None, "kernel": "dense", "sm_mhz": None, "watts": None}
+    plain = {"phase": 0, "tokens": 2048, "nnz_mean": None, "kernel": "dense"}
+    plain |= dict.fromkeys(("sm_mhz", "watts", "seconds", "load"))
     found = {}
     for name, values in table.items():
         every = [*np.ma.asarray(values).tolist(), *[{**plain, **row}[name] for row in rows]]

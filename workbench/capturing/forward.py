@@ -12,6 +12,7 @@ Cost: that of the forward pass, the probes, and one cross-entropy over the vocab
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,13 @@ from twell.kernels.layout import TwELL
 from twell.kernels.modules import Probe
 from twell.kernels.stats import Stats
 from twell.workbench.capturing.layer_sums import Sums, blocks_of, union_counts
+from twell.workbench.capturing.timing.call_times import BatchTimes
 from twell.workbench.models.load import LoadedModel
+from twell.workbench.run.schema import PREFILL
 from twell.workbench.text.batches import Batch
 
 LOGITS = {"cpu": 2**22, "cuda": 2**27}  # elements of the logits computed at a time
-OnLayer = Callable[..., None]  # called with layer, its input, its Stats; while generating also with the phase
+OnLayer = Callable[[int, Tensor, Stats], None]
 OnPacked = Callable[[int, TwELL], None]
 
 
@@ -94,6 +97,7 @@ def forward(
     loss: bool = True,
     on_layer: OnLayer | None = None,
     on_packed: OnPacked | None = None,
+    times: BatchTimes | None = None,
 ) -> Counted:
     """Run a batch through the model and count. Return once the device has been given its work.
 
@@ -101,11 +105,14 @@ def forward(
     loss: compute the next token's cross-entropy too, in float32
     on_layer(layer, x, stats): called by each layer as it runs, with the rows of the padding
     on_packed(layer, packed): called with each layer's packed hidden state, which may be overwritten by the next layer
+    times: takes the time of each sparse call and of the whole pass
     """
     stats: list[Stats] = []
     unions: list[Tensor] = []
 
     def collect(layer: int, x: Tensor, counted: Stats) -> None:
+        if times is not None:
+            times.end(layer, counted.nnz)
         if counted.packed is not None:  # read it now: kernels may pack the next layer into the same memory
             if probes == "all":
                 unions.append(union_counts(counted.packed, inputs.blocks))
@@ -115,11 +122,15 @@ def forward(
         stats.append(counted)
         if on_layer is not None:
             on_layer(layer, x, counted)
+        if times is not None:
+            times.calibrate(layer, x, PREFILL)
 
-    about = {"rows": inputs.rows, "tokens": inputs.ids, "sequences": inputs.sequence}
-    with loaded.probing(counting_probe(loaded, probes, collect, on_packed is not None, **about)):
-        hidden = loaded.body(input_ids=inputs.ids.view(-1, inputs.longest), use_cache=False).last_hidden_state
-    losses = next_token_loss(loaded, hidden.flatten(0, 1), inputs) if loss else None
+    about: dict[str, Any] = {"rows": inputs.rows, "tokens": inputs.ids, "sequences": inputs.sequence}
+    about |= {} if times is None else {"before": times.begin}
+    with nullcontext() if times is None else times.whole_pass():
+        with loaded.probing(counting_probe(loaded, probes, collect, on_packed is not None, **about)):
+            hidden = loaded.body(input_ids=inputs.ids.view(-1, inputs.longest), use_cache=False).last_hidden_state
+        losses = next_token_loss(loaded, hidden.flatten(0, 1), inputs) if loss else None
     return gather(stats, Sums.stack(stats, unions), inputs.row_of, losses)
 
 
@@ -127,7 +138,7 @@ def counting_probe(loaded: LoadedModel, probes: str, on_stats: OnLayer, packed: 
     """Return the Probe for one forward pass.
 
     probes: as in `forward`; packed: whether the packed hidden state is needed, whatever `probes` says
-    about: the Probe's rows, tokens and sequences
+    about: the Probe's rows, tokens and sequences, and its `before`
     """
     if probes == "none":
         return Probe()

@@ -14,7 +14,7 @@ recorded.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,8 +28,9 @@ from twell.kernels.layout import TwELL
 from twell.kernels.modules import Probe
 from twell.kernels.stats import Stats
 from twell.workbench.capturing.firings import BatchFirings, FiringCollector
-from twell.workbench.capturing.forward import Counted, Inputs, OnLayer, counting_probe, gather, next_token_loss
+from twell.workbench.capturing.forward import Counted, Inputs, counting_probe, gather, next_token_loss
 from twell.workbench.capturing.layer_sums import Sums, union_counts
+from twell.workbench.capturing.timing.call_times import BatchTimes
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.run.schema import DECODE, PREFILL
 from twell.workbench.text.batches import Batch
@@ -57,21 +58,22 @@ def generate(
     loss: bool = True,
     collector: FiringCollector | None = None,
     flags: np.ndarray | None = None,
-    on_layer: OnLayer | None = None,
+    times: BatchTimes | None = None,
 ) -> tuple[Batch, Counted, BatchFirings | None]:
     """Continue a batch of prompts; return the batch with the generated tokens, the counts of both, and their firings.
 
     batch: prompts; or a batch that this function returned, to be generated once more with `flags`, uint8 [its tokens]:
     flagged tokens are left out of every sum
-    on_layer(layer, x, stats, phase): called in the pass over the prompts, and in the pass after it
+    times: takes the time of each sparse call and of all passes together
     """
     known = None if flags is None else Inputs.of(batch, loaded.device, flags).rows.view(len(batch.sequences), -1)
     prompts = batch.given()
     keeps_firings = collector is not None and collector.is_active
-    passes = Passes(loaded, prompts, config.tokens, probes, keeps_firings, known, on_layer)
+    passes = Passes(loaded, prompts, config.tokens, probes, keeps_firings, known, times)
     ids = passes.inputs.ids.view(len(prompts.sequences), -1).long()
     real = torch.zeros_like(ids).view(-1).index_fill_(0, passes.inputs.row_of.long(), 1).view_as(ids)
-    with _seeded(loaded, config.seed + batch.number), passes.recording():
+    whole = nullcontext() if times is None else times.whole_pass()
+    with _seeded(loaded, config.seed + batch.number), passes.recording(), whole:
         _run(loaded, ids, real, config, passes.ends)
     return passes.joined(loss, collector, flags)
 
@@ -129,13 +131,13 @@ class Passes:
         probes: str,
         keeps_firings: bool,
         known: Tensor | None,
-        on_layer: OnLayer | None,
+        times: BatchTimes | None,
     ) -> None:
         """tokens: how many are generated at most; keeps_firings: whether single firings are read from the passes
         known: bool [sequences, positions], the rows that sums cover; None: as ids and ends say
         """
         self.loaded, self.prompts, self.tokens, self.probes, self.known = loaded, prompts, tokens, probes, known
-        self.keeps_firings, self.on_layer = keeps_firings, on_layer
+        self.keeps_firings, self.times = keeps_firings, times
         self.inputs = Inputs.of(prompts, loaded.device)
         self.ends = torch.tensor(sorted(_ends(loaded)), dtype=torch.long, device=loaded.device)
         self._special = torch.from_numpy(prompts.special).to(loaded.device)
@@ -167,7 +169,8 @@ class Passes:
             rows = self.known[:, column : column + ids.shape[1]]
             plain = torch.zeros_like(plain) if rows.shape != plain.shape else rows
         self.passes.append(Pass(ids, real))
-        about = {
+        about: dict[str, Any] = {} if self.times is None else {"before": self.times.begin}
+        about |= {
             "rows": plain.to(torch.uint8).reshape(-1).contiguous(),
             "tokens": ids.to(torch.int32).reshape(-1).contiguous(),
             "sequences": self._numbers.repeat_interleave(ids.shape[1]),
@@ -176,13 +179,15 @@ class Passes:
         self.loaded.set_probe(probe)
 
     def _on_stats(self, layer: int, x: Tensor, stats: Stats) -> None:
-        now = self.passes[-1]
+        now, phase = self.passes[-1], PREFILL if len(self.passes) == 1 else DECODE
+        if self.times is not None:
+            self.times.end(layer, stats.nnz, phase)
         if stats.packed is not None:
             now.packed.append(stats.packed.compact())
             stats.packed = None
         now.stats.append(stats)
-        if self.on_layer is not None and len(self.passes) <= 2:
-            self.on_layer(layer, x, stats, DECODE if len(self.passes) == 2 else PREFILL)
+        if self.times is not None and len(self.passes) <= 2:
+            self.times.calibrate(layer, x, phase)
 
     def _after(self, _module: nn.Module, _args: Any, output: Any) -> None:
         self.passes[-1].hidden = output.last_hidden_state

@@ -23,11 +23,12 @@ import torch
 
 from twell.workbench import doctor
 from twell.workbench.capturing.firings import BatchFirings, FiringCollector
-from twell.workbench.capturing.forward import Counted, Inputs, OnLayer, forward
+from twell.workbench.capturing.forward import Counted, Inputs, forward
 from twell.workbench.capturing.generate import GenerationConfig, generate
 from twell.workbench.capturing.layer_sums import Sums
 from twell.workbench.capturing.prefetch import sequence_length
-from twell.workbench.capturing.timing import Timings
+from twell.workbench.capturing.timing.call_times import BatchTimes
+from twell.workbench.capturing.timing.timings import Timings
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run import schema
@@ -38,6 +39,7 @@ from twell.workbench.text.batches import Batch, InOrder
 from twell.workbench.text.sequences import Sequence
 from twell.workbench.text.vocabulary import vocabulary
 
+Ran = tuple[Batch, Counted, BatchFirings | None, BatchTimes | None]  # a batch that the device has
 NOT_COMPARED = {"out", "resume"}  # options that do not change what is recorded
 
 
@@ -68,7 +70,7 @@ class Recorder:
         self._names = [one["source"] for one in manifest.text]
         self._began = time.monotonic() - manifest.seconds
         self._collector = FiringCollector(loaded.layers, loaded.d_ff, options.examples, options.fired)
-        self._in_flight: tuple[Batch, Counted, BatchFirings | None] | None = None
+        self._in_flight: Ran | None = None
         self._window: list[Batch] = []  # batches of the open window whose counts have arrived
         self._in_order = InOrder()
         self._fired: list[pa.Table] = []
@@ -80,8 +82,7 @@ class Recorder:
             self._restore_means(run)
         if run.has("examples"):
             self._collector.restore(run.arrow("examples"), loaded.device)
-        last = run.arrow("timings", ["layer"])["layer"][-1].as_py() if run.has("timings") else None
-        timed = options.timings, options.timings_share, options.loss, bool(options.generate), last
+        timed = options.timings, options.timings_share, options.loss, bool(options.generate), manifest.seconds
         self.timings = Timings(loaded, *timed)
         self._lacks_vocabulary = writer.first and not manifest.parts
 
@@ -100,9 +101,9 @@ class Recorder:
 
     def step(self, batch: Batch) -> None:
         """Start a batch on the device, then process the counts of the batch before it."""
-        with self.timings.of(batch) as on_layer:
-            batch, counted, firings = self._run(batch, on_layer=on_layer)
-        before, self._in_flight = self._in_flight, (batch, counted, firings)
+        with self.timings.of(batch) as times:
+            batch, counted, firings = self._run(batch, times=times)
+        before, self._in_flight = self._in_flight, (batch, counted, firings, times)
         self.fresh_tokens = 0
         self._add_vocabulary()
         if before is not None:
@@ -115,24 +116,24 @@ class Recorder:
         self._lacks_vocabulary = False
 
     def _run(
-        self, batch: Batch, flags: np.ndarray | None = None, on_layer: OnLayer | None = None
+        self, batch: Batch, flags: np.ndarray | None = None, times: BatchTimes | None = None
     ) -> tuple[Batch, Counted, BatchFirings | None]:
         options = self.options
         if options.generate:
             config = GenerationConfig(options.generate, options.temperature, options.seed)
             about: dict[str, Any] = {"probes": options.probes, "loss": options.loss, "collector": self._collector}
-            return generate(self.loaded, batch, config, flags=flags, on_layer=on_layer, **about)
+            return generate(self.loaded, batch, config, flags=flags, times=times, **about)
         inputs = Inputs.of(batch, self.loaded.device, flags)
         firings = self._collector.collect_from(batch, inputs)
         on_packed = None if firings is None else firings.on_packed
         probes, loss = options.probes, options.loss
-        counted = forward(self.loaded, inputs, probes=probes, loss=loss, on_layer=on_layer, on_packed=on_packed)
+        counted = forward(self.loaded, inputs, probes=probes, loss=loss, on_packed=on_packed, times=times)
         return batch, counted, firings
 
     def finish(self, status: str, sources: Iterable[TextSource]) -> None:
         """Write what is left and set the manifest's last fields. The last batch has ended its window."""
         if self._in_flight is not None:
-            self._take(*self._in_flight)
+            self._take(*self._calibrated(self._in_flight))
             self._in_flight = None
         tables, about = self._flush()
         read = [source.manifest() | self._text.get(source.name, {}) for source in sources]
@@ -144,6 +145,15 @@ class Recorder:
         self.writer.close_part(tables, **about)
         self.writer.drain()
 
+    def _calibrated(self, ran: Ran) -> Ran:
+        """Return the last batch and its counts; a capture that ended before its device was warm runs it once more."""
+        if ran[3] is None or not self.timings.calibrations.lacking:
+            return ran
+        batch = ran[0].given() if self.options.generate else ran[0]
+        with self.timings.of(batch, last_chance=True) as warm:
+            batch, counted, firings = self._run(batch, times=warm)
+        return batch, counted, firings, warm
+
     def merge_examples(self, examples: pa.Table) -> None:
         """Merge the `examples` table of another rank, of which the best are kept."""
         self._collector.restore(examples, self.loaded.device)
@@ -154,9 +164,11 @@ class Recorder:
             self.writer.abandon()
 
     @torch.inference_mode()
-    def _take(self, batch: Batch, counted: Counted, firings: BatchFirings | None) -> None:
+    def _take(self, batch: Batch, counted: Counted, firings: BatchFirings | None, times: BatchTimes | None) -> None:
         """Add up the counts of a batch, and write the rows that no earlier sequence is to come before."""
         counted.wait()
+        if times is not None:
+            self.timings.record(batch, times)
         flags = batch.flags
         finite = counted.finite.numpy()
         if not finite.all():

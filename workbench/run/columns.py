@@ -11,7 +11,8 @@ class Column:
     """A column of a table.
 
     type: the name of an Arrow type; unit: "" for a plain number; per_layer: whether it is written once a layer, as
-    `name_LL`; merge: how values of several parts combine into one.
+    `name_LL`; merge: how values of several parts combine into one; is_newer: whether older runs lack it, where it reads
+    as null.
     """
 
     name: str
@@ -21,6 +22,7 @@ class Column:
     nullable: bool = False
     per_layer: bool = False
     merge: Literal["sum", "min", "max"] = "sum"
+    is_newer: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,35 @@ UNION_COUNTS = (
     ),
     Column("neurons", "int32", "neurons", "how many different neurons fired in the block"),
     Column("blocks", "int64", "", "how many blocks have that number"),
+)
+
+TIMED_OPERATIONS = (
+    Column("batch", "int32", "", "number of the batch whose input was timed"),
+    Column("layer", "int32", "", "decoder layer, or -1 for the whole model"),
+    Column(
+        "op",
+        "string",
+        "",
+        "ffn_sparse: the layer's FFN in the capture's own pass; ffn_dense, and gate: the gate product alone, dense, on "
+        "the first rows of the same input; attention: in the capture's own pass; pass: the capture's own pass, probes "
+        "and loss included; model_dense and model_sparse: the whole forward pass without probes; in older runs "
+        "ffn_sparse beside the pass too, without probes, and up_down: ffn_sparse less gate",
+    ),
+    Column("phase", "uint8", "", "0 prefill, 1 decode"),
+    Column("tokens", "int32", "rows", "rows that it ran on, padding included; of a pass the tokens, without padding"),
+    Column("nnz_mean", "float32", "neurons", "mean nnz of the rows of that call, or of the same input", True),
+    Column("microseconds", "float64", "µs", "of that call; while decoding of all steps (in older runs a median)"),
+    Column("kernel", "string", "", "the kernel that ran: dense, reference, cpu, cuda, hopper"),
+    Column("sm_mhz", "float32", "MHz", "the GPU's clock, where it reports one", True),
+    Column(
+        "watts",
+        "float32",
+        "W",
+        "the GPU's power, where it reports it; of the whole model: mean of 5 s of that operation alone",
+        True,
+    ),
+    Column("seconds", "float64", "s", "from the capture's beginning to the end of the pass", True, is_newer=True),
+    Column("load", "float32", "", "the machine's load of the last minute, per core", True, is_newer=True),
 )
 
 TRAINING_STEPS = (

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twell.workbench.errors import UserError, first_line
 from twell.workbench.run.checks.regular_file import require_regular
+from twell.workbench.run.schema import TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,6 +68,20 @@ def read_part(path: Path, **selection: Any) -> pa.Table:
         return pq.read_table(path, partitioning=None, page_checksum_verification=True, **selection)
     except (OSError, pa.ArrowException) as error:
         raise unreadable_part(path, error) from None
+
+
+def with_newer_columns(table: str, rows: pa.Table, columns: Collection[str] | None = None) -> pa.Table:
+    """Return rows of a table with nulls in the columns that were declared after their part was written.
+
+    columns: the names that were asked for; all if None
+    """
+    import pyarrow as pa
+
+    for column in TABLES[table].columns:
+        wanted = columns is None or column.name in columns
+        if column.is_newer and wanted and column.name not in rows.column_names:
+            rows = rows.append_column(column.name, pa.nulls(len(rows), pa.type_for_alias(column.type)))
+    return rows if columns is None else rows.select(list(columns))
 
 
 def unreadable_part(path: Path, error: Exception | str) -> UserError:

@@ -15,6 +15,7 @@ from twell.workbench.run.columns import (
     NEURON_SUMS,
     SEQUENCE,
     TILE_COUNTS,
+    TIMED_OPERATIONS,
     TOKEN_ID,
     TRAINING_STEPS,
     UNION_COUNTS,
@@ -99,36 +100,7 @@ SEQUENCES = Table(
     in_summary_only=False,
 )
 
-TIMINGS = Table(
-    "timings",
-    "one timed operation on one batch",
-    (
-        Column("batch", "int32", "", "number of the batch whose input was timed"),
-        Column("layer", "int32", "", "decoder layer, or -1 for the whole model"),
-        Column(
-            "op",
-            "string",
-            "",
-            "ffn_dense; ffn_sparse; gate: the gate product alone, dense; attention: in the capture's own pass (in "
-            "older runs by itself); model_dense and model_sparse: the whole forward pass; in older runs up_down too: "
-            "ffn_sparse less gate",
-        ),
-        Column("phase", "uint8", "", "0 prefill, 1 decode"),
-        Column("tokens", "int32", "rows", "rows of the batch that it ran on, padding included"),
-        Column("nnz_mean", "float32", "neurons", "mean nnz of the batch's rows in that layer", True),
-        Column("microseconds", "float64", "µs", "time of one turn on that input (older runs: median of several)"),
-        Column("kernel", "string", "", "the kernel that ran: dense, reference, cpu, cuda, hopper"),
-        Column("sm_mhz", "float32", "MHz", "the GPU's clock, where it reports one", True),
-        Column(
-            "watts",
-            "float32",
-            "W",
-            "the GPU's power, where it reports it; for the whole model, once a run, the mean over 5 s of it alone",
-            True,
-        ),
-    ),
-    adds_up=False,
-)
+TIMINGS = Table("timings", "one timed operation on one batch", TIMED_OPERATIONS, adds_up=False)
 
 VOCAB = Table(
     "vocab",

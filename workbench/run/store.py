@@ -22,7 +22,7 @@ from twell.workbench.run.checks import queries, verified
 from twell.workbench.run.checks.columns_on_disk import column_fault
 from twell.workbench.run.checks.ranges import Sizes
 from twell.workbench.run.manifest import Manifest, Part
-from twell.workbench.run.part_files import checksum, open_part, read_part, unreadable_part
+from twell.workbench.run.part_files import checksum, open_part, read_part, unreadable_part, with_newer_columns
 from twell.workbench.run.schema import SUMMARIES, TABLES, expand, nnz_columns
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Run:
         for path in self.parts(table):
             try:
                 with open_part(path) as file:  # pyarrow's read_table takes longer to set up than small tables to read
-                    yield file.read(list(columns) if columns is not None else None)
+                    yield with_newer_columns(table, file.read(list(columns) if columns is not None else None), columns)
             except (OSError, pa.ArrowException) as error:
                 raise unreadable_part(path, error) from None
 

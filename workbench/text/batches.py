@@ -101,7 +101,8 @@ class Batch:
         """Return the smallest batch of the first sequences that has `tokens` tokens with padding, or all of them."""
         wide = np.maximum.accumulate(self.lengths) * np.arange(1, len(self.sequences) + 1)
         count = int((wide < tokens).sum()) + 1
-        return replace(self, numbers=self.numbers[:count], sequences=self.sequences[:count])
+        prompts = None if self.prompts is None else self.prompts[:count]
+        return replace(self, numbers=self.numbers[:count], sequences=self.sequences[:count], prompts=prompts)
 
 
 class InOrder:

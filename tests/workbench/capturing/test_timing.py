@@ -1,61 +1,52 @@
-"""What is timed when: the budget over captures of any length, and runs that end early or go on. Cost: 20 s."""
+"""What is timed when: every sparse call, dense ones within their share, captures that end early or go on. Cost: 20 s."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from twell.workbench.capturing import timing, timing_schedule
+from twell.kernels.modules import SparseFFN
 from twell.workbench.capturing.command import capture
 from twell.workbench.capturing.forward import Inputs, forward
-from twell.workbench.capturing.timing import Timings
+from twell.workbench.capturing.timing import calibration, call_times, timings
+from twell.workbench.capturing.timing.calibration import ROUNDS, WARM, Calibrations
+from twell.workbench.capturing.timing.timings import Timings
 from twell.workbench.models.load import LoadedModel, load
 from twell.workbench.options import CaptureOptions
 from twell.workbench.power import Gauge
-from twell.workbench.run.store import open_run
+from twell.workbench.run.store import Run, open_run
 from twell.workbench.text.batches import Batch, batches
 from twell.workbench.text.sequences import documents, sequences
 
-# Of one H200 and 131,072 rows of a model of 2048 x 5632, in seconds
-BATCH = 0.265
-LAYER = ("attention", "ffn_dense", "ffn_sparse", "gate")  # of these the attention takes nothing beside the pass
-TAKES = {"ffn_dense": 0.0142, "ffn_sparse": 0.0068, "gate": 0.0052}
-LAYER_TAKES = sum(TAKES.values())
-TAKES |= {"model_dense": 0.318, "model_sparse": 0.261}
-
 SHARE = CaptureOptions.timings_share  # unless asked for otherwise
+LAYERS = 28
+BATCH, LAYER, MODEL = 0.265, 0.0097, 0.12  # seconds, of one H200 and a model of 28 layers of 2048 x 5632
 
 
 class Clock:
-    """Time that passes only as told: a batch takes BATCH, an operation what TAKES says."""
+    """Time that passes only as told."""
 
     def __init__(self) -> None:
-        self.now, self.ran = 0.0, Counter[str]()
-
-    def turns(self, operations: Mapping[str, Any], *_: Any, warm_up: bool, **__: Any) -> dict[str, list[float]]:
-        for name, operation in operations.items():
-            operation()
-            self.ran[name] += 1 + warm_up
-            self.now += TAKES[name] * (1 + warm_up)
-        return {name: [TAKES[name] * 1e6] for name in operations}
+        self.now = 0.0
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (timing, timing_schedule):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: made.now))
-    monkeypatch.setattr(timing, "time_in_turns", made.turns)
-    monkeypatch.setitem(timing.ALLOWANCE, "cpu", timing.ALLOWANCE["cuda"])
+    for module in (timings, calibration, call_times):
+        tells = SimpleNamespace(perf_counter=lambda: made.now, monotonic=lambda: made.now)
+        monkeypatch.setattr(module, "time", tells)
     return made
 
 
@@ -69,182 +60,227 @@ def batch(loaded: LoadedModel, texts: tuple[str, ...]) -> Batch:
     return next(batches(sequences(documents(texts), loaded.tokenizer, 24), 64, []))
 
 
-def passes(timings: Timings, batch: Batch, clock: Clock, many: int) -> Iterator[int]:
-    """Passes over the same batch; its number, each time one is through."""
+def planned(plan: Calibrations, clock: Clock, many: int) -> Iterator[tuple[frozenset[int], bool]]:
+    """The layers and the model's turn of each batch; marks are read one batch later, as a capture reads them."""
+    waiting: list[tuple[int, bool]] = []
+    for number in range(many):
+        plan.begin_batch(number, 131_072)
+        layers, model = plan.layers, plan.model_is_due()
+        clock.now += BATCH + LAYER * len(layers) + MODEL * model
+        waiting.append((len(layers), model))
+        if len(waiting) > 1:
+            done, turn = waiting.pop(0)
+            took: dict[Any, Any] = {"layer": (done, LAYER * done)} if done else {}
+            plan.book(took | ({"model": (1, MODEL)} if turn else {}))
+        yield layers, model
+
+
+def test_ten_batches_have_every_layer_and_the_model(clock: Clock) -> None:
+    often, models = Counter[int](), 0
+    for layers, model in planned(Calibrations(LAYERS, 1, SHARE, "cuda"), clock, 10):
+        often.update(layers)
+        models += model
+    assert often == dict.fromkeys(range(LAYERS), ROUNDS)
+    assert models == 1
+
+
+@pytest.mark.parametrize("share", [SHARE, 0.1])
+def test_samples_keep_to_their_share(share: float, clock: Clock) -> None:
+    plan, often, models = Calibrations(LAYERS, 1, share, "cuda"), Counter[int](), 0
+    first = LAYER * LAYERS * ROUNDS + MODEL
+    for number, (layers, model) in enumerate(planned(plan, clock, 3000)):
+        often.update(layers)
+        models += model
+        if number > 10:
+            assert plan.spent <= first + share * clock.now
+    assert plan.spent > 0.9 * share * clock.now, "what may be spent is spent"
+    assert max(often.values()) - min(often[layer] for layer in range(LAYERS)) <= 1, "layers take turns"
+    rounds = often[0] - 1
+    assert models == pytest.approx(1 + rounds / calibration.MODEL_EVERY, abs=1)
+
+
+def test_a_model_too_slow_for_the_allowance_is_calibrated_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(calibration.ALLOWANCE, "cuda", 0.1)
+    often = Counter[int]()
+    for layers, _ in planned(Calibrations(LAYERS, 1, 0.0, "cuda"), clock, 30):
+        often.update(layers)
+    assert often == dict.fromkeys(range(LAYERS), 1)
+
+
+def test_a_share_of_one_takes_every_batch_that_is_due(clock: Clock) -> None:
+    plan = Calibrations(LAYERS, 2, 1.0, "cuda")
+    due = [number for number, (layers, _) in enumerate(planned(plan, clock, 8)) if len(layers) == LAYERS]
+    assert due == [2, 4, 6]
+
+
+def test_the_rest_of_a_text_is_not_calibrated(clock: Clock) -> None:
+    plan = Calibrations(LAYERS, 1, 1.0, "cpu")
+    for rows, layers in ((1000, 0), (1000, LAYERS), (400, 0), (600, LAYERS)):
+        plan.begin_batch(0, rows)
+        assert len(plan.layers) == layers
+
+
+def passes(timed: Timings, batch: Batch, many: int) -> None:
+    """Pass over the same batch many times, and read its marks."""
     for number in range(many):
         numbered = Batch(number, batch.numbers, batch.sequences, batch.special)
-        with timings.of(numbered) as hear:
-            clock.now += BATCH
-            forward(timings.loaded, Inputs.of(numbered, timings.loaded.device), probes="counts", on_layer=hear)
-        yield number
+        with timed.of(numbered) as times:
+            counted = forward(timed.loaded, Inputs.of(numbered, timed.loaded.device), probes="counts", times=times)
+        counted.wait()
+        if times is not None:
+            timed.record(numbered, times)
 
 
-def pieces(timings: Timings) -> list[tuple[int, int]]:
-    """(batch, layer) of each piece, in the order they were timed."""
-    return list(dict.fromkeys((row["batch"], row["layer"]) for row in timings.rows))
-
-
-@pytest.mark.parametrize("share", [0.02, 0.1])
-def test_no_more_than_its_share_at_any_moment(share: float, loaded: LoadedModel, batch: Batch, clock: Clock) -> None:
-    timings = Timings(loaded, 1, share, True)
-    for number in passes(timings, batch, clock, 300):
-        assert timings.spent <= timing.ALLOWANCE["cuda"] + share * clock.now
-        assert clock.now - BATCH * (number + 1) == pytest.approx(timings.spent)  # all that it took is in the books
-    saved = timing_schedule.PASSES * BATCH  # at most: for the whole model
-    assert timings.spent + saved > timing.ALLOWANCE["cuda"] + share * clock.now  # and what it may spend it does
-    often = Counter(layer for _, layer in pieces(timings))
-    assert often[0] == pytest.approx(often[1], abs=1) == pytest.approx(often[2], abs=1)
-    assert often[-1] == pytest.approx(often[0] / timing_schedule.MODEL_EVERY, abs=1)
-    order = [layer for _, layer in pieces(timings)]
-    assert order[:8] == [0, 1, 2, -1, 0, 1, 2, 0]
-
-
-def test_a_capture_of_25_s_times_five_layers(
+def test_each_call_has_its_own_time_and_nnz(
     loaded: LoadedModel, batch: Batch, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By rounds of three layers, without the whole model: each operation runs once, and the first time twice."""
-    monkeypatch.setattr(timing_schedule, "MODEL_EVERY", 10**6)
-    timings = Timings(loaded, 1, SHARE, True)
-    timings.schedule._round = 1
-    assert len([*passes(timings, batch, clock, 94)]) == 94
-    assert 24.9 < BATCH * 94 < 25
-    assert len(pieces(timings)) >= 5
-    assert clock.ran["ffn_dense"] == len(pieces(timings)) + 1
-    assert timings.spent < 0.0075 * BATCH * 94
+    """The clock passes in the layers' own calls alone: 1 s in layer 0, 2 s in layer 1, 3 s in layer 2; dense 10 s."""
+    run_sparse, run_dense = SparseFFN.forward, SparseFFN.dense
+
+    def sparse(self: SparseFFN, x: torch.Tensor) -> torch.Tensor:
+        before = self.probe.before
+        if before is not None:
+            self.probe.before = lambda layer: (before(layer), setattr(clock, "now", clock.now + 1 + layer))[0]
+        try:
+            return run_sparse(self, x)
+        finally:
+            self.probe.before = before
+
+    def dense(self: SparseFFN, x: torch.Tensor) -> torch.Tensor:
+        clock.now += 10
+        return run_dense(self, x)
+
+    monkeypatch.setattr(SparseFFN, "forward", sparse)
+    monkeypatch.setattr(SparseFFN, "dense", dense)
+    timed = Timings(loaded, 1, SHARE, True)
+    nnz: dict[int, float] = {}
+    forward(
+        loaded, Inputs.of(batch, loaded.device), probes="counts",
+        on_layer=lambda layer, _x, stats: nnz.update({layer: float(stats.nnz.double().mean())}),
+    )  # fmt: skip
+    passes(timed, batch, 3)
+    rows = pd.DataFrame(timed.rows)
+    ours = rows[rows["op"] == "ffn_sparse"].set_index(["batch", "layer"])
+    assert ours.index.tolist() == [(number, layer) for number in range(3) for layer in range(3)]
+    np.testing.assert_allclose(ours["microseconds"], np.tile([1e6, 2e6, 3e6], 3))
+    np.testing.assert_allclose(ours["nnz_mean"], np.tile([nnz[layer] for layer in range(3)], 3))
+    assert set(ours["tokens"]) == {batch.padded}
+    whole = rows[rows["op"] == "pass"]
+    np.testing.assert_allclose(whole["microseconds"], 6e6), "what ran beside the pass is not in it"
+    assert set(whole["tokens"]) == {int(batch.lengths.sum())}
+    assert whole["seconds"].is_monotonic_increasing
+    calibrated = rows[rows["op"] == "ffn_dense"]
+    assert set(calibrated["batch"]) == {WARM} and calibrated["layer"].tolist() == [0, 1, 2]
+    np.testing.assert_allclose(calibrated["microseconds"], 1e7)
+    assert set(rows[rows["op"] == "model_dense"]["microseconds"]) == {3e7}
+    assert timed.spent == pytest.approx(3 * 10 + 10 + 2 * 30), "one dense run more where the shape is new"
 
 
-def test_a_capture_of_four_minutes_times_the_whole_set(loaded: LoadedModel, batch: Batch, clock: Clock) -> None:
-    """As many pieces as eight layers are, and the whole model."""
-    timings = Timings(loaded, 1, SHARE, True)
-    assert len([*passes(timings, batch, clock, round(240 / BATCH))]) > 900
-    often = Counter(layer for _, layer in pieces(timings))
-    assert often[-1] == 1 and often.total() > 8
-    assert timings.spent < 0.0055 * clock.now
+def test_a_clock_that_goes_back_makes_no_row(loaded: LoadedModel, batch: Batch, clock: Clock) -> None:
+    timed = Timings(loaded, 1, SHARE, True)
+    with timed.of(batch) as times:
+        counted = forward(loaded, Inputs.of(batch, loaded.device), probes="counts", times=times)
+        clock.now -= 5
+        assert times is not None
+        times.open("ffn_dense")
+        clock.now -= 5
+        times.close("ffn_dense", 0, 8)
+    counted.wait()
+    timed.record(batch, times)
+    assert "ffn_dense" not in {row["op"] for row in timed.rows}
+    assert all(row["microseconds"] >= 0 for row in timed.rows)
 
 
-@pytest.mark.parametrize("long", [0.0, 1.0])
-def test_attention_is_timed_where_it_runs(
-    long: float, loaded: LoadedModel, batch: Batch, clock: Clock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("share", "windows"), [(0.0, 0), (1.0, 2)])
+def test_power_is_measured_where_it_can_be_afforded(
+    share: float, windows: int, loaded: LoadedModel, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a pass, but for the first time that it is timed, whether turns are short or not; of all rows, where the FFN
-    is timed on fewer."""
-    monkeypatch.setattr(timing_schedule, "SHORT", long)
-    ran: list[int] = []
-    for number, block in enumerate(loaded.blocks):
-        attend = block.self_attn.forward
-
-        def counted(*args: Any, _number: int = number, _attend: Any = attend, **given: Any) -> Any:
-            ran.append(_number)
-            return _attend(*args, **given)
-
-        monkeypatch.setattr(block.self_attn, "forward", counted)
-    monkeypatch.setitem(timing.ROWS, "cpu", 8)
-    timings = Timings(loaded, 2, 1.0, True)
-    assert [*passes(timings, batch, clock, 3)] == [0, 1, 2]
-    layers = [row for row in timings.rows if row["layer"] >= 0]
-    assert {(row["layer"], row["op"], row["batch"]) for row in layers} == {
-        (layer, op, number) for layer in range(3) for op in LAYER for number in (0, 2)
-    }
-    assert {(row["op"], row["tokens"]) for row in layers} == {
-        (op, batch.padded if op == "attention" else 8) for op in LAYER
-    }
-    assert all(row["microseconds"] > 0 for row in layers)
-    whole = 2  # passes of its turn, dense and sparse
-    assert Counter(ran) == {0: 3 + 1 + whole, 1: 3 + whole, 2: 3 + whole}
-
-
-def test_every_layer_and_the_whole_model_in_every_batch_with_a_share_of_one(
-    loaded: LoadedModel, batch: Batch, clock: Clock
-) -> None:
-    timings = Timings(loaded, 2, 1.0, True)
-    assert [*passes(timings, batch, clock, 6)] == [*range(6)]
-    layers = [(number, layer) for number in (0, 2, 4) for layer in range(3)]
-    assert sorted(pieces(timings)) == sorted([*layers, (0, -1), (4, -1)])
-
-
-def test_a_short_turn_is_warmed_up_each_time(
-    loaded: LoadedModel, batch: Batch, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timing_schedule, "SHORT", 1.0)
-    timings = Timings(loaded, 1, 0.05, True)
-    assert len([*passes(timings, batch, clock, 200)]) == 200
-    assert clock.ran["ffn_dense"] == 2 * sum(row["op"] == "ffn_dense" for row in timings.rows) > 8
-    assert timings.spent <= timing.ALLOWANCE["cuda"] + 0.05 * clock.now
-
-
-@pytest.mark.parametrize(("last", "order"), [(0, [1, 2, -1, 0]), (2, [-1, 0, 1, 2]), (-1, [0, 1, 2, 0])])
-def test_a_run_that_goes_on_goes_on_with_the_next(
-    last: int, order: list[int], loaded: LoadedModel, batch: Batch, clock: Clock
-) -> None:
-    timings = Timings(loaded, 1, 0.05, True, last=last)
-    for _number in passes(timings, batch, clock, 150):
-        # of the first layer nothing is known, and its first turn is not timed; ALLOWANCE it has had
-        assert timings.spent <= 0.05 * clock.now + 2 * LAYER_TAKES
-    assert [layer for _, layer in pieces(timings)][:4] == order
-
-
-@pytest.mark.parametrize(("share", "many", "asked"), [(1.0, 40, 2), (0.5, 40, 0), (0.5, 250, 2)])
-def test_power_is_asked_for_once_and_only_when_it_can_be_afforded(
-    share: float,
-    many: int,
-    asked: int,
-    loaded: LoadedModel,
-    batch: Batch,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    windows = []
-
-    def window(_self: Gauge, operation: Any) -> tuple[float, float]:
-        windows.append(operation)
-        clock.now += 6
-        return 1000.0, 300.0
-
+    ran: list[Any] = []
     monkeypatch.setattr(Gauge, "reads", True)
     monkeypatch.setattr(Gauge, "read", lambda _self: (1000.0, 100.0))
-    monkeypatch.setattr(Gauge, "window", window)
-    timings = Timings(loaded, 1, share, True)
-    for _number in passes(timings, batch, clock, many):
-        assert share == 1 or timings.spent <= timing.ALLOWANCE["cuda"] + share * clock.now
-    assert len(windows) == asked
-    whole = [row for row in timings.rows if row["layer"] == -1]
-    assert len(whole) > 2 and sum(row["watts"] is not None for row in whole) == asked
-    assert all(row["watts"] == 100.0 for row in timings.rows if row["layer"] >= 0)
+    monkeypatch.setattr(Gauge, "window", lambda _self, operation: ran.append(operation) or (1000.0, 300.0))
+    monkeypatch.setitem(calibration.ALLOWANCE, "cpu", 0.0)
+    timed = Timings(loaded, 1, share, True)
+    passes(timed, batch, 2)
+    rows = pd.DataFrame(timed.rows)
+    whole = rows[rows["op"].isin(["model_dense", "model_sparse"])]
+    assert len(ran) == windows and len(whole) == 2
+    assert whole["watts"].dropna().tolist() == [300.0] * windows, "the power of a moment says nothing of one operation"
+    assert (rows.loc[rows["op"] == "ffn_sparse", "watts"] == 100.0).all()
+
+
+def ops(run: Run) -> set[tuple[int, str]]:
+    rows = run.frame("timings")
+    return {*zip(rows["layer"], rows["op"], strict=True)}
+
+
+LAYER_OPS = ("attention", "ffn_dense", "ffn_sparse", "gate")
+EVERY = {(layer, op) for layer in range(3) for op in LAYER_OPS} | {
+    (-1, op) for op in ("pass", "model_dense", "model_sparse")
+}
+
+
+@pytest.mark.parametrize("tokens", [2, 40, 5000])
+def test_captures_of_two_tokens_and_of_one_batch(
+    tokens: int, run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
+) -> None:
+    """A capture that ends before its device was warm runs its last batch once more, which changes no count."""
+    given = {"tokens": tokens, "timings": 1, "batch_tokens": 8192, "probes": "all"}
+    timed = run_capture(tiny, tmp_path / "timed", texts, **given)
+    silent = run_capture(tiny, tmp_path / "silent", texts, **given | {"timings": 0})
+    assert ops(timed) == EVERY
+    frame = timed.frame("timings")
+    assert not frame.duplicated(["batch", "layer", "op", "phase"]).any()
+    for table in ("activity", "neurons", "unions"):
+        if silent.has(table):
+            assert timed.arrow(table).equals(silent.arrow(table)), table
+
+
+def test_generation_is_timed_by_phase(
+    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
+) -> None:
+    run = run_capture(tiny, tmp_path / "made", texts, timings=1, generate=4, probes="counts", batch_tokens=128)
+    frame = run.frame("timings")
+    calls = frame[frame["op"] == "ffn_sparse"]
+    assert set(calls["phase"]) == {0, 1}
+    dense = frame[frame["op"] == "ffn_dense"]
+    assert {*zip(dense["layer"], dense["phase"], strict=True)} == {(layer, at) for layer in range(3) for at in (0, 1)}
+    assert calls.groupby(["batch", "phase"])["layer"].nunique().eq(3).all()
 
 
 def test_all_layers_of_the_demo(demo: Path) -> None:
-    """Every layer, each operation on as many rows, and the whole model."""
+    """Every layer, each operation, and the whole model; every sparse call of every batch."""
     frame = open_run(demo).frame("timings")
     layers = frame[frame["layer"] >= 0]
-    assert {*zip(layers["layer"], layers["op"], strict=True)} == {(layer, op) for layer in range(8) for op in LAYER}
-    assert {"model_dense", "model_sparse"} == {*frame.loc[frame["layer"] < 0, "op"]}
+    assert {*zip(layers["layer"], layers["op"], strict=True)} == {(layer, op) for layer in range(8) for op in LAYER_OPS}
+    assert {"model_dense", "model_sparse", "pass"} == {*frame.loc[frame["layer"] < 0, "op"]}
     often = layers[layers["op"] == "ffn_sparse"].groupby("layer")["batch"].nunique()
-    assert often.max() - often.min() <= 1
+    assert set(often) == {frame["batch"].nunique()}
+    assert layers.loc[layers["op"] == "ffn_dense", "batch"].min() < 10
     assert not layers.duplicated(["layer", "op", "batch"]).any()
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from twell.workbench.capturing import timing, timing_schedule
+from twell.workbench.capturing.timing import timings
 from twell.workbench.run import writer
 from twell.workbench.capturing.command import capture
 from twell.workbench.options import CaptureOptions
 writer.PART_TOKENS = 1000
-take, run = timing.Timings._take, Path(sys.argv[3])
-def dying(self, operations, untimed):
+take, run = timings.Timings._take, Path(sys.argv[3])
+def dying(self, times, operations, *given):
     if "gate" in operations and len([*run.glob("timings/*.parquet")]) > 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return take(self, operations, untimed)
-timing.Timings._take = dying
+    return take(self, times, operations, *given)
+timings.Timings._take = dying
 capture(CaptureOptions(model=sys.argv[1], text=(sys.argv[2],), out=run, batch_tokens=256, seq_len=64, device="cpu",
                        kernel="reference", timings_share=0.2))
 """
 
 
 def test_killed_in_the_middle_of_a_timing(tiny: Path, tmp_path: Path) -> None:
-    """Parts are readable and go together; the run goes on, in its text as if nothing had been, in its timings with the
-    next layer."""
+    """Parts are readable and go together; the run goes on as if nothing had been, and calibrates its device anew."""
     text = tmp_path / "long.txt"
     text.write_text("Where the river bends, the ferry waits for nobody. " * 200, encoding="utf-8")
     command = [sys.executable, "-c", KILLED, str(tiny), str(text), str(tmp_path / "run")]
@@ -264,7 +300,8 @@ def test_killed_in_the_middle_of_a_timing(tiny: Path, tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(after[: len(before)], before)
     more = after[len(before) :]
     assert more["batch"].min() > before["batch"].max()
-    assert more["layer"].iloc[0] in ((before["layer"].iloc[-1] + 1) % 3, -1)
+    assert more["seconds"].min() > before["seconds"].max()
+    assert set(more.loc[more["op"] == "ffn_dense", "layer"]) == {0, 1, 2}
 
 
 def test_timings_change_no_count(
@@ -277,11 +314,8 @@ def test_timings_change_no_count(
         assert timed.arrow(table).equals(silent.arrow(table)), table
     frame = timed.frame("timings")
     first = frame[frame["batch"] == 0]
-    ops = ("ffn_dense", "ffn_sparse", "gate", "attention")
-    pairs = {(layer, op) for layer in range(3) for op in ops}
-    assert set(zip(first["layer"], first["op"], strict=True)) == pairs | {(-1, "model_dense"), (-1, "model_sparse")}
+    assert ops(timed) == EVERY
     assert (frame["microseconds"] > 0).all()
-    assert len(first) == len(pairs) + 2
     assert set(frame["kernel"]) == {"dense", timed.manifest.kernel["name"]}
     rows = silent.activity()
     mean = rows[rows["sequence"].isin(range(2))]["nnz_01"].mean()  # of the batch's real rows: near, padding aside

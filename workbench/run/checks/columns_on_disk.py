@@ -54,7 +54,7 @@ def _schema_fault(file: pq.ParquetFile, columns: Sequence[Column], complete: boo
     schema = file.schema_arrow
     for column in columns:
         if schema.names.count(column.name) != 1:
-            if complete or column.name in schema.names:
+            if (complete and not column.is_newer) or column.name in schema.names:
                 return f"has {schema.names.count(column.name)} columns {column.name}, and one is declared"
             continue
         kind, declared = schema.field(column.name).type, arrow_type(column.type)

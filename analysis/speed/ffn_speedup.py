@@ -1,0 +1,123 @@
+"""The speedup of the FFN over all layers that were timed, and what a reader must know to believe it.
+
+    ffn_speedup(run)   the one number under the words "FFN speedup", on every page, in exports and on the command line
+
+Turn t of a layer is the t-th batch in which it ran both dense and sparse. The interval is that of the mean log ratio
+over turns of all layers together: turns that differ, because the machine was busy or the text changed, widen it.
+Cost: that of `speedup`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twell.analysis.memo import memoized
+from twell.analysis.speed.speedup import REFERENCE, pairs, speedup, timings
+from twell.analysis.statistics import t_half
+from twell.workbench.run.store import Run
+
+BUSY_LOAD = 1.5  # of the machine, per core, from which other work has slowed a capture
+UNSTEADY_CLOCK = 0.1  # of the GPU's clock, between its least and its greatest
+
+
+@memoized
+def ffn_speedup(run: Run) -> dict[str, Any]:
+    """Return the sum of dense times over the sum of sparse ones, over the layers that were timed. Keys:
+
+    speedup; low, high (95 %, over turns; NaN under two turns); turns (that every such layer had); layers (their
+    numbers); all_layers; calls (sparse calls timed); tells (whether the interval leaves 1 out); busy (a clause, "" if
+    the machine was quiet, as far as is known); kernel; comparable; note (why not comparable, else "").
+
+    Raises Missing where no batch was timed both dense and sparse.
+    """
+    frame = speedup(run)
+    ratios = turn_ratios(run)
+    low, high = interval(ratios)
+    comparable = bool(frame.attrs["comparable"])
+    rows = timings(run)
+    return {
+        "speedup": float(frame["dense_us"].sum() / frame["sparse_us"].sum()),
+        "low": low,
+        "high": high,
+        "turns": len(ratios),
+        "layers": [int(layer) for layer in frame["layer"]],
+        "all_layers": len(frame) == run.layers,
+        "calls": int((rows["op"] == "ffn_sparse").sum()),
+        "tells": not low <= 1 <= high,
+        "busy": busy(run),
+        "kernel": ", ".join(sorted(set(frame["kernel"]))),
+        "comparable": comparable,
+        "note": "" if comparable else REFERENCE,
+    }
+
+
+def turn_ratios(run: Run) -> NDArray:
+    """Return the sum of dense over the sum of sparse times of all timed layers, turn by turn, as far as all had one."""
+    layer, _, times = pairs(run)
+    first = np.searchsorted(layer, layer)  # layers are ascending, batches in each too
+    turn = np.arange(len(layer)) - first
+    turns = int(np.bincount(np.unique(layer, return_inverse=True)[1]).min())
+    dense, sparse = (np.bincount(turn, values)[:turns] for values in times[:2])
+    return dense / sparse
+
+
+def interval(ratios: NDArray) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of ratios, by their logarithms; NaN under two."""
+    n = len(ratios)
+    if n < 2:
+        return np.nan, np.nan
+    logs = np.log(ratios)
+    half = float(t_half(n - 1)) * float(logs.std(ddof=1)) / np.sqrt(n)
+    return float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
+
+
+def busy(run: Run) -> str:
+    """Return in a clause how the machine was busy, or its clock unsteady, while layers were timed; "" if neither is
+    known."""
+    rows = timings(run)
+    load, clock = rows["load"].dropna(), rows["sm_mhz"].dropna()
+    clauses = []
+    if len(load) and load.median() > BUSY_LOAD:
+        clauses.append(f"the machine was busy (load {load.median():.1f} per core)")
+    if len(clock) and clock.min() < (1 - UNSTEADY_CLOCK) * clock.max():
+        clauses.append(f"the GPU's clock moved between {clock.min():.0f} and {clock.max():.0f} MHz")
+    return " and ".join(clauses)
+
+
+def layer_names(found: dict[str, Any]) -> str:
+    """Return the layers of `ffn_speedup` in words: all 8 layers; layers 0, 3-5 of 8 where they are not all."""
+    layers = found["layers"]
+    if found["all_layers"]:
+        return f"all {len(layers)} layers" if len(layers) > 1 else "the only layer"
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    names = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"layer{'s' * (len(layers) > 1)} {names} alone"
+
+
+def caveats(found: dict[str, Any]) -> list[str]:
+    """Return the sentences that must stand beside the number of `ffn_speedup`; none where it can be believed."""
+    sentences = []
+    if found["turns"] < 2:
+        sentences.append("Timed once, so how much it varies is not known.")
+    elif not found["tells"]:
+        sentences.append("The interval includes 1: this run does not tell sparse from dense.")
+    if found["busy"]:
+        sentences.append(f"While it was timed {found['busy']}: repeat it on a quiet machine.")
+    return sentences
+
+
+def sentence(found: dict[str, Any]) -> str:
+    """Return the number of `ffn_speedup` as the command line prints it."""
+    if not found["comparable"]:
+        return f"FFN speedup: {found['note']}."
+    span = f" (95 % {found['low']:.2f} to {found['high']:.2f}, {found['turns']} turns)" if found["turns"] > 1 else ""
+    said = f"FFN speedup {found['speedup']:.2f} × dense{span}, {layer_names(found)}, {found['kernel']} kernel."
+    return " ".join([said, *caveats(found)])
