@@ -82,8 +82,8 @@ class Recorder:
             self._restore_means(run)
         if run.has("examples"):
             self._collector.restore(run.arrow("examples"), loaded.device)
-        timed = options.timings, options.timings_share, options.loss, bool(options.generate), manifest.seconds
-        self.timings = Timings(loaded, *timed)
+        timed = options.timings_share, options.loss, bool(options.generate), manifest.seconds
+        self.timings = Timings(loaded, options.timings, *timed)
         self._lacks_vocabulary = writer.first and not manifest.parts
 
     @property
@@ -119,16 +119,14 @@ class Recorder:
         self, batch: Batch, flags: np.ndarray | None = None, times: BatchTimes | None = None
     ) -> tuple[Batch, Counted, BatchFirings | None]:
         options = self.options
+        about: dict[str, Any] = {"probes": options.probes, "loss": options.loss, "times": times}
         if options.generate:
             config = GenerationConfig(options.generate, options.temperature, options.seed)
-            about: dict[str, Any] = {"probes": options.probes, "loss": options.loss, "collector": self._collector}
-            return generate(self.loaded, batch, config, flags=flags, times=times, **about)
+            return generate(self.loaded, batch, config, flags=flags, collector=self._collector, **about)
         inputs = Inputs.of(batch, self.loaded.device, flags)
         firings = self._collector.collect_from(batch, inputs)
         on_packed = None if firings is None else firings.on_packed
-        probes, loss = options.probes, options.loss
-        counted = forward(self.loaded, inputs, probes=probes, loss=loss, on_packed=on_packed, times=times)
-        return batch, counted, firings
+        return batch, forward(self.loaded, inputs, on_packed=on_packed, **about), firings
 
     def finish(self, status: str, sources: Iterable[TextSource]) -> None:
         """Write what is left and set the manifest's last fields. The last batch has ended its window."""

@@ -1,4 +1,4 @@
-"""What is timed when: every sparse call, dense ones within their share, captures that end early or go on. Cost: 20 s."""
+"""What is timed when: every sparse call, dense ones within their share, captures that end or go on. Cost: 20 s."""
 
 from __future__ import annotations
 
