@@ -80,7 +80,7 @@ class CaptureOptions:
     kernel: Kernel = option("auto", help="which FFN kernel; auto picks one and records why")
     timings: int = option(
         1,
-        help="time dense layers in at most one of this many batches, and sparse ones in each; 0: time nothing",
+        help="time dense layers in one of this many batches at most, sparse ones in all; 0: none",
         unit="batches",
         least=0,
     )
