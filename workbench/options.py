@@ -78,12 +78,7 @@ class CaptureOptions:
     batch_tokens: int = option(8192, help="size of a batch, padding included", unit="tokens", least=1)
     device: Device = option("auto", help="where to run")
     kernel: Kernel = option("auto", help="which FFN kernel; auto picks one and records why")
-    timings: int = option(
-        1,
-        help="time dense layers in one of this many batches at most, sparse ones in all; 0: none",
-        unit="batches",
-        least=0,
-    )
+    timings: int = option(1, help="time dense layers in one of so many batches; 0: no timings", unit="batches", least=0)
     timings_share: float = option(
         0.01,
         help="share of the capture's time that dense layers may take once each was timed; 1: every layer in each batch",
