@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from support.synthetic_training import make_training
 
 from twell import analysis
 from twell.analysis import by_layer, by_token
@@ -64,6 +65,7 @@ def test_csv(run: Run, tmp_path: Path, table: str) -> None:
 @pytest.mark.parametrize("table", list(TABLES))
 def test_tables_of_the_run_part_by_part(run: Run, tmp_path: Path, table: str) -> None:
     path = tmp_path / f"{table}.parquet"
+    run = make_training(tmp_path / "trained") if table == "training" else run
     export(ExportOptions(run=run.path, table=(table,), out=path))
     pd.testing.assert_frame_equal(pd.read_parquet(path), run.frame(table))
     assert pq.read_schema(path).equals(run.arrow(table).schema)
