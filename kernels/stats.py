@@ -3,7 +3,7 @@
 Everything here is an integer or an extreme, so sums add up to the same bits in any order. Each count is declared once,
 in the dataclass that holds it: a field of `Stats` with how the results of several calls become one, and a field of
 `NeuronSums` with its dtype, its value over no rows, and how two sums add up. Empty sums, joining and the arguments of
-the kernels' ops follow from that.
+the kernels' ops follow from that. For C++ and CUDA the sums per neuron are declared in csrc/common/probes.h.
 """
 
 from __future__ import annotations

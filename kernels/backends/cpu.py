@@ -77,7 +77,7 @@ LIBRARY = Library(
         *(Source("cpu/ffn.cpp", (f"-DTWELL_LEVEL={name}", *FLAGS, *flags)) for name, flags in LEVELS.items()),
         Source("cpu/bindings.cpp", FLAGS),
     ),
-    headers=("common/arguments.h", "cpu/*.h"),
+    headers=("common/arguments.h", "common/probes.h", "cpu/*.h"),
     seconds=20,
     fakes=(("twell::cpu_ffn", fake),),
 )

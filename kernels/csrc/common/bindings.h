@@ -109,31 +109,33 @@ struct FfnTensors {
 
 // Where the probes read and write, each of all rows of the call, or none where it is not requested. n: the rows of the call.
 struct CountTensors {
-  using Fields = Types<Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe>;
-  Maybe nnz;             // int32 [n]
-  Maybe counted;         // uint8 [n]: 0 where a row enters no statistic
-  Maybe tokens;          // int32 [n]
-  Maybe sequences;       // int32 [n]
-  Maybe pairs;           // int64 [tile + 1]: (row, tile) pairs by their count
-  Maybe fullest;         // int64 [tile + 1]: rows by the count of their fullest tile
-  Maybe fires;           // int64 [d_ff], and so are the following
-  Maybe value_sum;       // int64, in steps of 2^-20
-  Maybe value_max;       // float32
-  Maybe token_min;       // int32
-  Maybe token_max;       // int32
-  Maybe first_sequence;  // int32; -1: never
+#define TWELL_FIELD(...) , Maybe
+  using Fields = Types<Maybe, Maybe, Maybe, Maybe, Maybe, Maybe TWELL_NEURON_SUMS(TWELL_FIELD)>;
+#undef TWELL_FIELD
+  Maybe nnz;        // int32 [n]
+  Maybe counted;    // uint8 [n]: 0 where a row enters no statistic
+  Maybe tokens;     // int32 [n]
+  Maybe sequences;  // int32 [n]
+  Maybe pairs;      // int64 [tile + 1]: (row, tile) pairs by their count
+  Maybe fullest;    // int64 [tile + 1]: rows by the count of their fullest tile
+#define TWELL_TENSOR(name, ...) Maybe name;  // [d_ff], of the type that NeuronSums in kernels/stats.py names
+  TWELL_NEURON_SUMS(TWELL_TENSOR)
+#undef TWELL_TENSOR
 
   // Their addresses, from a row on.
   Counts from(int64_t row) const {
-    using Sum = unsigned long long;
-    return {as<uint8_t>(counted, row), as<int>(tokens, row), as<int>(sequences, row), as<int>(nnz, row),
-            as<Sum>(pairs),            as<Sum>(fullest),     as<Sum>(fires),          as<Sum>(value_sum),
-            as<float>(value_max),      as<int>(token_min),   as<int>(token_max),      as<uint32_t>(first_sequence)};
+    Counts to{};
+    to.counted = as<uint8_t>(counted, row), to.tokens = as<int>(tokens, row), to.sequences = as<int>(sequences, row);
+    to.nnz = as<int>(nnz, row), to.pairs = as<unsigned long long>(pairs), to.fullest = as<unsigned long long>(fullest);
+#define TWELL_POINT(name, type, ...) to.name = as<type>(name);
+    TWELL_NEURON_SUMS(TWELL_POINT)
+#undef TWELL_POINT
+    return to;
   }
 };
+#define TWELL_SUM_SCHEMA(name, ...) ", Tensor(" #name "!)? " #name "=None"
 #define TWELL_COUNTS_SCHEMA                                                                                             \
-  "Tensor(p!)? nnz, Tensor? counted=None, Tensor? tokens=None, Tensor? sequences=None, Tensor(q!)? pairs=None, "        \
-  "Tensor(r!)? fullest=None, Tensor(s!)? fires=None, Tensor(t!)? value_sum=None, Tensor(u!)? value_max=None, "          \
-  "Tensor(v!)? token_min=None, Tensor(w!)? token_max=None, Tensor(x!)? first_sequence=None"
+  "Tensor(nnz!)? nnz, Tensor? counted=None, Tensor? tokens=None, Tensor? sequences=None, Tensor(pairs!)? pairs=None, "  \
+  "Tensor(fullest!)? fullest=None" TWELL_NEURON_SUMS(TWELL_SUM_SCHEMA)
 
 }  // namespace twell

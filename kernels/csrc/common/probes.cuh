@@ -42,6 +42,7 @@ __device__ __forceinline__ void count_tiles(const Counts& out, const uint8_t* fi
 // values have. The first shares its word with the number of rows that fired.
 template <int kColumns>
 struct Sums {
+  static_assert(kNeuronSums == 6, "each sum of TWELL_NEURON_SUMS has a member here, and a line in begin, add and finish");
   static constexpr int kRows = 2016;
   static constexpr int kLow = 10, kMiddle = 20, kFires = 21;
   static_assert(kRows << kLow <= 1 << kFires && kRows < 1 << (32 - kFires));

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
+#include <type_traits>
 
 #include "common/arguments.h"
 #include "cpu/run.h"
@@ -29,26 +30,27 @@ std::vector<float> widened(const MaybeTensor& bias, int64_t count) {
   return wide;
 }
 
-// The threads' sums as one: fires, value_sum, value_max, token_min, token_max, first_sequence, each [d_ff].
+// The type of a tensor of sums: of the same size, and signed.
+template <typename Sum>
+constexpr ScalarType tensor_type() {
+  static_assert(std::is_same_v<Sum, float> || std::is_integral_v<Sum>);
+  if (std::is_same_v<Sum, float>) return ScalarType::Float;
+  return sizeof(Sum) == 8 ? ScalarType::Long : ScalarType::Int;
+}
+
+// The threads' sums as one: those of TWELL_NEURON_SUMS, in that order, each [d_ff].
 std::vector<Tensor> joined(const Threads& threads, const Tensor& like) {
   const int64_t d_ff = threads.neurons;
   std::vector<Tensor> out;
-  for (ScalarType type : {ScalarType::Long, ScalarType::Long, ScalarType::Float, ScalarType::Int, ScalarType::Int, ScalarType::Int})
-    out.push_back(torch::stable::new_empty(like, {d_ff}, type));
-  auto* fires = out[0].mutable_data_ptr<int64_t>();
-  auto* value_sum = out[1].mutable_data_ptr<int64_t>();
-  auto* value_max = out[2].mutable_data_ptr<float>();
-  auto* token_min = out[3].mutable_data_ptr<int32_t>();
-  auto* token_max = out[4].mutable_data_ptr<int32_t>();
-  auto* first_sequence = out[5].mutable_data_ptr<int32_t>();
+#define TWELL_RESULT(name, type, ...) \
+  type* const name = static_cast<type*>(out.emplace_back(torch::stable::new_empty(like, {d_ff}, tensor_type<type>())).mutable_data_ptr());
+  TWELL_NEURON_SUMS(TWELL_RESULT)
+#undef TWELL_RESULT
   for (int64_t j = 0; j < d_ff; ++j) {
     const Neuron all = threads.sum(j);
-    fires[j] = all.fires;
-    value_sum[j] = all.value_sum;
-    value_max[j] = all.value_max;
-    token_min[j] = all.token_min;
-    token_max[j] = all.fires ? all.token_max : -1;
-    first_sequence[j] = all.fires ? all.first_sequence : -1;
+#define TWELL_STORE(name, ...) name[j] = all.name;
+    TWELL_NEURON_SUMS(TWELL_STORE)
+#undef TWELL_STORE
   }
   return out;
 }
@@ -155,7 +157,7 @@ void run_counted(Ffn& ffn, const Level& level, const Plan& plan, const std::vect
   run(threads.emplace(ffn, plan, neurons));
 }
 
-// Returns y and finite, and of the following what is wanted: nnz; nnz_used; tile counts [n, tiles]; six sums of neurons; words, values
+// Returns y and finite, and of the following what is wanted: nnz; nnz_used; tile counts [n, tiles]; the sums of neurons; words, values
 // (float32 only), spill_index and spill of TwELL.
 std::vector<Tensor> cpu_ffn(Arguments a) {
   const Level& level = pick_level(a.level);

@@ -155,14 +155,9 @@ class Block {
       values(r);
       for (int64_t i = begin[r]; i < begin[r + 1]; ++i) {
         const float value = s.fired[i - begin[r]];
-        const float steps = value * kFixedPoint, most = kValueCap * kFixedPoint;
-        Neuron& neuron = unit.neurons[first + s.index[i]];
-        ++neuron.fires;
-        neuron.value_sum += __builtin_llrintf(steps < most ? steps : most);
-        if (value > neuron.value_max) neuron.value_max = value;
-        if (token < neuron.token_min) neuron.token_min = token;
-        if (token > neuron.token_max) neuron.token_max = token;
-        if (sequence < neuron.first_sequence) neuron.first_sequence = sequence;
+        const float scaled = value * kFixedPoint, most = kValueCap * kFixedPoint;
+        const int64_t steps = __builtin_llrintf(scaled < most ? scaled : most);
+        add_firing(unit.neurons[first + s.index[i]], value, steps, token, sequence);
       }
     }
   }

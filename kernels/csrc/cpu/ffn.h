@@ -5,6 +5,8 @@
 #pragma once
 #include <cstdint>
 
+#include "common/probes.h"
+
 namespace twell::cpu {
 
 constexpr int64_t kChunk = 512;             // neurons at a time: a multiple of every tile and panel width
@@ -45,12 +47,44 @@ struct Ffn {
   void* shared;              // what `panels` works on
 };
 
-// Sums of one neuron. Extremes are int32's own where it never fired.
+// The sums of one neuron: fires, value_sum, …; of no rows to begin with.
 struct Neuron {
-  int64_t fires, value_sum;
-  float value_max;
-  int32_t token_min, token_max, first_sequence;
+#define TWELL_MEMBER(name, type, empty, ...) type name = empty;
+  TWELL_NEURON_SUMS(TWELL_MEMBER)
+#undef TWELL_MEMBER
 };
+
+// What the list says of a sum, as functions. They are internal to each source, as each vector level compiles its own.
+namespace {
+
+template <class T>
+void add(T& sum, T other) {
+  sum += other;
+}
+
+template <class T>
+void least(T& sum, T other) {
+  if (other < sum) sum = other;
+}
+
+template <class T>
+void greatest(T& sum, T other) {
+  if (other > sum) sum = other;
+}
+
+inline void add_firing(Neuron& sums, float value, int64_t steps, int32_t token, int32_t sequence) {
+#define TWELL_ADD(name, type, empty, combine, firing) combine(sums.name, static_cast<type>(firing));
+  TWELL_NEURON_SUMS(TWELL_ADD)
+#undef TWELL_ADD
+}
+
+inline void add_sums(Neuron& sums, const Neuron& other) {
+#define TWELL_ADD(name, type, empty, combine, ...) combine(sums.name, other.name);
+  TWELL_NEURON_SUMS(TWELL_ADD)
+#undef TWELL_ADD
+}
+
+}  // namespace
 
 // Rows [row, row_end) through chunks [chunk, chunk_end): the share of y that these neurons give.
 struct Unit {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <climits>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -120,7 +119,7 @@ class Threads {
         matrix_(plan.block * kStride),
         stride_(ceil_div(x_ + 2 * matrix_ + kChunk * kPanel + 2 * kStride + plan.block * kChunk / 2 + 32, 16) * 16),
         memory_(stride_ * count),
-        sums_(neurons * count, Neuron{0, 0, 0.f, INT_MAX, INT_MIN, INT_MAX}) {}
+        sums_(neurons * count) {}
 
   Scratch scratch(int64_t thread) const {
     Scratch s;
@@ -140,15 +139,7 @@ class Threads {
   // One neuron's sums over all threads: integers and extremes, so the same in any order.
   Neuron sum(int64_t neuron) const {
     Neuron all = sums_[neuron];
-    for (int64_t thread = 1; thread < count; ++thread) {
-      const Neuron& other = sums_[thread * neurons + neuron];
-      all.fires += other.fires;
-      all.value_sum += other.value_sum;
-      all.value_max = std::max(all.value_max, other.value_max);
-      all.token_min = std::min(all.token_min, other.token_min);
-      all.token_max = std::max(all.token_max, other.token_max);
-      all.first_sequence = std::min(all.first_sequence, other.first_sequence);
-    }
+    for (int64_t thread = 1; thread < count; ++thread) add_sums(all, sums_[thread * neurons + neuron]);
     return all;
   }
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 
+from twell.kernels import build
 from twell.kernels.backends.reference import MAX_ROWS, neuron_sums
 from twell.kernels.layout import Layout
 from twell.kernels.ops import gated_ffn, plain_ffn
@@ -15,7 +18,7 @@ from twell.kernels.stats import NO_TOKEN, VALUE_CAP, NeuronSums
 
 pytestmark = pytest.mark.usefixtures("kernel")
 D_MODEL, D_FF = 40, 136
-FIELDS = ("fires", "value_sum", "value_max", "token_min", "token_max", "first_sequence")
+FIELDS = tuple(item.name for item in fields(NeuronSums))
 
 
 def loops(fired: Any, value: Any, rows: list[int], tokens: list[int], sequences: list[int]) -> dict[str, list[Any]]:
@@ -64,6 +67,21 @@ def test_neuron_sums_match_loops(dtype, threshold, case, oracle) -> None:
     for name in FIELDS:
         assert getattr(stats.neurons, name).tolist() == expected_sums[name], name
     assert stats.nnz.tolist() == expected.nnz.tolist(), "rows leaves a row's own count alone"
+
+
+def test_all_kernels_declare_the_same_sums() -> None:
+    """`NeuronSums` against the list in C++: names in order, types, the sum of no rows, and how two become one."""
+    header = (build.CSRC / "common/probes.h").read_text(encoding="utf-8")
+    lines = re.findall(r"^  SUM\((\w+), ([\w ]+), (-?\w+), (\w+), \w+\)", header, re.MULTILINE)
+    dtypes = {"unsigned long long": "int64", "float": "float32", "int32_t": "int32", "uint32_t": "int32"}
+    values = {"INT32_MAX": NO_TOKEN, "UINT32_MAX": -1}
+    rules = {torch.add: "add", torch.maximum: "greatest", torch.minimum: "least"}
+    assert [
+        (name, f"torch.{dtypes[kind]}", int(values.get(empty, empty)), combine) for name, kind, empty, combine in lines
+    ] == [
+        (item.name, str(item.metadata["dtype"]), item.metadata["empty"], rules.get(item.metadata["add"], "least"))
+        for item in fields(NeuronSums)
+    ]
 
 
 def test_parts_merge_to_the_same_bits_in_any_order(case) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from twell.kernels.layout import Layout, TwELL, pack
+from twell.kernels.stats import NeuronSums
 from twell.workbench.capturing import layer_sums
 from twell.workbench.run import writer
+from twell.workbench.run.columns import NEURON_SUMS
 from twell.workbench.text import batches
 
 
@@ -24,6 +27,14 @@ def unions_of(fired: np.ndarray, plain: np.ndarray, size: int) -> list[int]:
 
 def histogram(values: list[int]) -> dict[int, int]:
     return {int(value): int(count) for value, count in zip(*np.unique(values, return_counts=True), strict=True)}
+
+
+def test_each_sum_of_a_neuron_has_a_column() -> None:
+    """Of its name and type, that adds up over parts as the sums of batches do; a part holds only neurons that fired."""
+    rules = {torch.add: "sum", torch.maximum: "max", torch.minimum: "min"}
+    assert [(column.name, f"torch.{column.type}", column.merge) for column in NEURON_SUMS[2:]] == [
+        (item.name, str(item.metadata["dtype"]), rules.get(item.metadata["add"], "min")) for item in fields(NeuronSums)
+    ]
 
 
 def test_tiles_and_unions(
