@@ -16,6 +16,7 @@ from twell.analysis.activity.surprisal import surprisal, surprisal_classes, surp
 from twell.analysis.claims.findings import findings
 from twell.analysis.compare import compare_layers, compare_positions, compare_runs, compare_tokens
 from twell.analysis.exports.command import export
+from twell.analysis.exports.notebook import shaded_text
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.coactivation import fired_csr, together
 from twell.analysis.neurons.concentration import concentration, dead_curve, dead_mask, dead_neurons, lorenz
@@ -66,6 +67,7 @@ __all__ = [
     "position_blocks",
     "position_fit",
     "sparse_since",
+    "shaded_text",
     "speedup",
     "speedup_correlation",
     "summarize",

@@ -1,6 +1,6 @@
 """Models, capture, training, timing, the run store and the command line. `open_run` opens a run, without torch.
 
-`watch` is imported when it is first used, as it needs torch.
+The other names are imported when they are first used, as they need torch.
 """
 
 from typing import TYPE_CHECKING
@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING
 from twell.workbench.run.store import open_run
 
 if TYPE_CHECKING:
+    from twell.workbench.models.find_ffns import FFN
+    from twell.workbench.watching.ablation import ablate
+    from twell.workbench.watching.callback import TwellCallback
+    from twell.workbench.watching.from_objects import capture
     from twell.workbench.watching.session import watch
 
-__all__ = ["open_run", "watch"]
+__all__ = ["FFN", "TwellCallback", "ablate", "capture", "open_run", "watch"]
 
-_LAZY = {"watch": "twell.workbench.watching.session"}
+_LAZY = {
+    "FFN": "twell.workbench.models.find_ffns",
+    "TwellCallback": "twell.workbench.watching.callback",
+    "ablate": "twell.workbench.watching.ablation",
+    "capture": "twell.workbench.watching.from_objects",
+    "watch": "twell.workbench.watching.session",
+}
 
 
 def __getattr__(name: str) -> object:

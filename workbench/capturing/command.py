@@ -38,9 +38,10 @@ from twell.workbench.text.batches import Batch
 from twell.workbench.text.sources import Source, open_sources
 
 
-def capture(options: CaptureOptions) -> Run:
+def capture(options: CaptureOptions, given: list[Source] | None = None, quiet: bool = False) -> Run:
     """Record a run. Nothing is written before the model is loaded and the first text is read.
 
+    given: the text, opened, in place of the options' names; quiet: print nothing
     Raises UserError, and KeyboardInterrupt when stopped; the run written until then stays readable.
     """
     check_bounds(options)
@@ -53,12 +54,12 @@ def capture(options: CaptureOptions) -> Run:
             return resume_point.run
         if resume_point is None and ranks.rank == 0:
             refuse_existing(options.out)
-        sources = open_sources(options.text)
+        sources = open_sources(options.text) if given is None else given
         ranks.refuse_stdin(sources)
         loaded = load(
             options.model, options.revision, options.device, kernel=options.kernel, threshold=options.threshold
         )
-        return record(loaded, options, sources, resume_point, ranks)
+        return record(loaded, options, sources, resume_point, ranks, quiet)
     except BaseException:
         ranks.post("begun", FAILED)
         raise
@@ -72,11 +73,13 @@ def record(
     sources: list[Source],
     resume_point: ResumePoint | None = None,
     ranks: Ranks | None = None,
+    quiet: bool = False,
 ) -> Run:
     """Record a run with a model that is loaded already.
 
     sources: the text, opened; resume_point: the run in --out that is continued, None for a new run
     ranks: the processes that capture together; default: this process alone
+    quiet: print nothing
     """
     ranks = ranks or Ranks()
     _refuse_model(loaded, options)
@@ -103,7 +106,8 @@ def record(
             if resume_point.sequences:  # other text is refused while the run is as it was
                 batches = chain([first] if (first := next(batches, None)) is not None else [], batches)
         writer = RunWriter(options.out, manifest, resume=resume_point is not None, share=ranks)
-        return _record(Recorder(loaded, writer, options), ranks, sources, stream, batches, total)
+        console = Console(highlight=False, soft_wrap=True, quiet=quiet or ranks.rank > 0)
+        return _record(Recorder(loaded, writer, options), ranks, sources, stream, batches, total, console)
 
 
 def _refuse_model(loaded: LoadedModel, options: CaptureOptions) -> None:
@@ -124,6 +128,7 @@ def _record(
     stream: BatchStream,
     batches: Iterator[Batch],
     total: int | None,
+    console: Console,
 ) -> Run:
     """Run the batches, end the run, and print what was recorded.
 
@@ -131,7 +136,6 @@ def _record(
     total: about how many tokens they come to in all ranks, None if unknown
     """
     options, writer = recorder.options, recorder.writer
-    console = Console(highlight=False, soft_wrap=True, quiet=ranks.rank > 0)
     console.print(plan(recorder.loaded, options, total))
     try:
         with Interrupt() as interrupt, Bar(total, console, writer.manifest.tokens * ranks.world) as bar:

@@ -25,6 +25,7 @@ from twell.kernels.modules import CountedMap, Probe, SparseFFN
 from twell.workbench.errors import UserError
 
 Forward = Callable[..., Any]
+OnFired = Callable[[int, Tensor], None]  # gets a layer and what a dense pass fires, bool [n, d_ff]
 SLOTS: dict[int, Slot | MapSlot] = {}  # by key, for the ops below; only while they are in a model
 _KEYS = numbers()
 
@@ -73,6 +74,8 @@ class Slot:
         self.key, self.cover = next(_KEYS), Cover()
         self.touched = torch.zeros(1, dtype=torch.int32)  # written by an op that must not be optimised away
         self.on_hidden: Callable[[int, Tensor], None] | None = None  # gets the hidden values of a dense pass
+        self.on_fired: OnFired | None = None  # where it is set, nothing else of a dense pass is counted
+        self.stays_dense = False  # whether the model's own code runs always
         self._gate: Tensor | None = None
         self._up: Tensor | None = None
         self._original: Tensor | None = None  # w_down's own storage, while the parameter has it by neuron
@@ -137,6 +140,8 @@ class Slot:
         """Return whether the model's own code is to run: to follow gradients, under autocast, or in another dtype."""
         if not self.maps:
             return False
+        if self.stays_dense:
+            return True
         weight: Any = self.maps[0].weight
         if torch.is_grad_enabled() and (x.requires_grad or any(one.weight.requires_grad for one in self.maps)):
             return True
@@ -166,6 +171,9 @@ class Slot:
         self.report(gate.detach(), hidden.detach(), None if up is None else up.detach())
 
     def report(self, gate: Tensor, hidden: Tensor, up: Tensor | None) -> None:
+        if self.on_fired is not None:
+            self.on_fired(self.ffn.layer, gate.reshape(-1, self.ffn.d_ff) > 0)
+            return
         with torch.no_grad():
             z, h = (matrix.reshape(-1, self.ffn.d_ff) for matrix in (gate, hidden))
             self.ffn.report_dense(h, z, h, None if up is None else up.reshape(-1, self.ffn.d_ff))
@@ -207,6 +215,8 @@ class MapSlot:
         self.counted, self.key, self.cover = counted, next(_KEYS), Cover()
         self.touched = torch.zeros(1, dtype=torch.int32)
         self.on_hidden: Callable[[int, Tensor], None] | None = None
+        self.on_fired: OnFired | None = None
+        self.stays_dense = True
         SLOTS[self.key] = self
 
         def forward(hidden: Tensor) -> Tensor:
@@ -221,6 +231,9 @@ class MapSlot:
         own = self.cover.put(down, forward)
 
     def report(self, gate: Tensor, hidden: Tensor, up: Tensor | None) -> None:
+        if self.on_fired is not None:
+            self.on_fired(self.counted.layer, hidden.reshape(-1, self.counted.d_ff).abs() > self.counted.threshold)
+            return
         with torch.no_grad():
             self.counted.report(hidden)
 

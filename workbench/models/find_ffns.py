@@ -51,8 +51,8 @@ class FoundFFN:
     up_relu: bool | None  # None: to be found out
 
 
-def of_family(name: str, model: Any) -> list[FoundFFN]:
-    """Return the FFNs of a model of a family that the kernels run."""
+def of_family(name: str, model: Any, any_activation: bool = False) -> list[FoundFFN]:
+    """Return the FFNs of a model of a family that the kernels run; any_activation: also with one that they do not."""
     config = model.config.get_text_config()
     family = FAMILIES.get(config.model_type)
     layers = decoder_layers(model)
@@ -62,7 +62,7 @@ def of_family(name: str, model: Any) -> list[FoundFFN]:
             "what is above a threshold=, such as 0.01, or name its FFNs with ffns=."
         )
     activation = getattr(config, family.act, None)
-    if activation not in ACTIVATIONS:
+    if activation not in ACTIVATIONS and not any_activation:
         raise UserError(
             f"Expected a ReLU in the FFNs of {name}, got {family.act} {activation!r}, which has no zeros to count: "
             "count what is above a threshold=, such as 0.01."
@@ -77,7 +77,7 @@ def of_family(name: str, model: Any) -> list[FoundFFN]:
             continue
         maps = _children(name, path, holder, family.maps if hasattr(holder, family.maps[0]) else PLAIN)
         idle = () if family.holder else (layer.activation_fn, maps[-1])
-        found.append(FoundFFN(path, entry, maps, idle, ACTIVATIONS[activation], None))
+        found.append(FoundFFN(path, entry, maps, idle, ACTIVATIONS.get(str(activation), ""), None))
     return found
 
 

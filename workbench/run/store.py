@@ -13,8 +13,9 @@ import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twell.workbench.errors import Missing, UserError, utf8
 from twell.workbench.run import manifest as manifests
@@ -44,6 +45,14 @@ class Run:
             f"Run({str(self.path)!r}: {about.status}, {about.tokens:,} tokens, {about.model['name']}, "
             f"{self.layers} layers of {self.d_ff:,} neurons; tables {tables})"
         )
+
+    def _repr_html_(self) -> str:
+        """Return a card for a notebook."""
+        return str(_notebook().card(self))
+
+    def text(self, sequence: int = 0, layer: int | None = None) -> Any:
+        """Return a sequence that a notebook shows shaded by nnz, in all layers or one; `str()` of it is its text."""
+        return _notebook().shaded_text(self, sequence, layer)
 
     @property
     def name(self) -> str:
@@ -200,6 +209,11 @@ class Run:
         if self.manifest.status == manifests.RECORDING:
             return " yet: it is still being recorded"
         return ""
+
+
+def _notebook() -> Any:
+    """Return the analysis' module for notebooks, imported by name when it is needed, as it imports this one."""
+    return import_module("twell.analysis.exports.notebook")
 
 
 def open_run(path: str | Path) -> Run:

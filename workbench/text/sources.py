@@ -56,17 +56,18 @@ class Source:
         """Check that the source exists. Raises UserError for a name that is no source or not UTF-8, and for a missing
         or an empty file.
         """
-        self.name = utf8(name)
-        kind = _kind(self.name)
-        self._read = KINDS[kind]
-        self.size: int | None = None
+        kind = _kind(utf8(name))
+        self._begin(name, None, KINDS[kind])
         if kind.startswith("."):
             size = _file_size(Path(tables.split(self.name)[0]))
             self.size = None if kind == PARQUET or is_packed(self.name) else size
         elif kind == HF:
             tables.check_datasets(self.name)
-        self.bytes = 0
-        self._sha256 = hashlib.sha256()
+
+    def _begin(self, name: str, size: int | None, read: Callable[[Source], Documents]) -> None:
+        """Set what a source has. read: returns its documents"""
+        self.name, self.size, self._read = name, size, read
+        self.bytes, self._sha256 = 0, hashlib.sha256()
 
     def read(self) -> Documents:
         """Return the documents, from the beginning. Raises UserError if the content does not fit the name."""
@@ -91,6 +92,17 @@ class Source:
 def open_sources(names: Iterable[str]) -> list[Source]:
     """Return the sources of these names, patterns replaced by the files that match. Raises UserError for no match."""
     return [Source(name) for given in names for name in _matching(str(given))]
+
+
+def is_source_name(text: str) -> bool:
+    """Return whether a text names a source: a file, or what has the form of a name and no white space in it."""
+    if len(text) < 4096 and "\0" not in text and Path(text).is_file():
+        return True
+    try:
+        _kind(tables.split(text)[0])
+    except UserError:
+        return False
+    return not any(letter.isspace() for letter in text)
 
 
 def _matching(name: str) -> list[str]:

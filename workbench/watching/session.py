@@ -42,6 +42,7 @@ from twell.workbench.run.writer import RunWriter
 from twell.workbench.text.vocabulary import special_ids
 from twell.workbench.watching.answers import Answers
 from twell.workbench.watching.hooks import CallHooks
+from twell.workbench.watching.questions import ask
 from twell.workbench.watching.reads import SOURCE, Group
 from twell.workbench.watching.totals import Totals
 from twell.workbench.watching.tracker import Tracker
@@ -58,6 +59,8 @@ class watch(Answers):  # called like a function, in a with statement
     {"blocks.0.mlp": ("gate", "up", "down")}
     threshold: count neurons with |hidden| above this, and run the model as it is; for FFNs without zeros
     probes: counts | neurons (sums of each neuron too); kernel: as in `twell capture`
+    dense: run the model's own code in place of the sparse kernels, so that outputs are its own to the bit; where
+    gradients are followed it runs anyway, as the watch has no backward pass of its own
     rows: whether to keep a row a token; without, metrics alone are left
     fired: layers whose firings are kept for every token, as [3, 4], "0,3-5:0.01" with a share, or True for all
     hidden: layers whose hidden values of the last call are kept
@@ -76,13 +79,14 @@ class watch(Answers):  # called like a function, in a with statement
         threshold: float | None = None,
         probes: Literal["counts", "neurons"] = "neurons",
         kernel: Literal["auto", "reference", "cpu", "cuda", "hopper"] = "auto",
+        dense: bool = False,
         rows: bool = True,
         fired: Layers = False,
         hidden: Layers = False,
         out: str | Path | None = None,
         name: str | None = None,
     ) -> None:
-        self.model, self.tokenizer, self.rows = model, tokenizer, rows
+        self.model, self.tokenizer, self.rows, self._dense = model, tokenizer, rows, dense
         self._given: dict[str, Any] = {"ffns": ffns, "threshold": threshold, "kernel": kernel, "name": name}
         self._probes, self._asks_fired, self._asks_hidden = probes, fired, hidden
         self._out = None if out is None else Path(out)
@@ -105,9 +109,11 @@ class watch(Answers):  # called like a function, in a with statement
         with ExitStack() as stack:
             self.loaded: AttachedModel = stack.enter_context(attached(self.model, self.tokenizer, **self._given))
             loaded = self.loaded
-            fired = _layers(self._asks_fired, loaded.layers)
+            fired, hidden = (_layers(asked, loaded.layers) for asked in (self._asks_fired, self._asks_hidden))
             self._special = np.array(sorted(self._special_ids()), dtype=np.int32)
             self.totals = Totals(loaded)
+            for slot in loaded.slots if self._dense else ():
+                slot.stays_dense = True
             self.tracker = Tracker(
                 loaded,
                 self._probes,
@@ -115,9 +121,8 @@ class watch(Answers):  # called like a function, in a with statement
                 self.totals.add,
                 self._record if self.rows else None,
                 parse_fired(fired, loaded.layers)[0] if fired else frozenset(),
-                parse_fired(hidden, loaded.layers)[0]
-                if (hidden := _layers(self._asks_hidden, loaded.layers))
-                else frozenset(),
+                parse_fired(hidden, loaded.layers)[0] if hidden else frozenset(),
+                self.totals.add_fires if not self.rows and (self._dense or loaded.watched) else None,
             )
             self._fired = fired
             self._hooks = CallHooks(loaded.model, loaded.body, self.tracker)
@@ -173,8 +178,10 @@ class watch(Answers):  # called like a function, in a with statement
         return open_run(folder)
 
     def hidden(self, layer: int) -> Tensor:
-        """Return a layer's hidden values of the last call, [sequences, columns, d_ff]; part of the graph of gradients
-        where the call followed any."""
+        """Return a layer's hidden values of the last call, what w_down multiplies: [sequences, columns, d_ff].
+
+        Where the call followed gradients, the tensor is the graph's own.
+        """
         self._check_layer(layer)
         if layer not in self.tracker.hidden_layers:
             raise Missing(f"This watch keeps no hidden values of layer {layer}: begin it with hidden=[{layer}].")
@@ -186,6 +193,10 @@ class watch(Answers):  # called like a function, in a with statement
         """Return mean nnz, sparsity and share of dead neurons, by layer and over all, of the tokens read since the last
         time; flat, for a logger. Waits for the device."""
         return self.totals.take()
+
+    def text(self, sequence: int = 0, layer: int | None = None) -> Any:
+        """Return a sequence that a notebook shows shaded by nnz, in all layers or one; `str()` of it is its text."""
+        return ask("shaded_text", self.run, sequence=sequence, layer=layer)
 
     def _special_ids(self) -> set[int]:
         """Return the ids of special tokens: the tokenizer's, or what the model's configuration names."""

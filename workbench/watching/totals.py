@@ -40,6 +40,15 @@ class Totals:
             else:
                 self._nnz += torch.stack([(layer.nnz * rows).sum(dtype=torch.int64) for layer in stats])
 
+    def add_fires(self, fires: Tensor, rows: Tensor) -> None:
+        """Add a call of which firings alone were counted. fires: int64 [layers, d_ff]; rows: uint8 [n]"""
+        with torch.inference_mode():
+            tokens = rows.sum(dtype=torch.int64)
+            self._tokens += tokens
+            self._all_tokens += tokens
+            self._nnz += fires.sum(1)
+            self._fires = fires if self._fires is None else self._fires.add_(fires)
+
     def tokens_read(self) -> int:
         """Return how many unflagged tokens were read in all; waits for the device."""
         return int(self._all_tokens)

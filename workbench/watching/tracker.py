@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from twell.kernels.layout import entries, unpack
 from twell.kernels.modules import Probe
 from twell.kernels.stats import Stats
 from twell.workbench.capturing.forward import counting_probe, gather
@@ -28,6 +27,7 @@ from twell.workbench.capturing.layer_sums import Sums
 from twell.workbench.errors import UserError
 from twell.workbench.models.attach import AttachedModel
 from twell.workbench.run.schema import DECODE, PREFILL
+from twell.workbench.watching.call_counts import Pass
 from twell.workbench.watching.call_inputs import CallInputs, cache_of, cached_columns
 from twell.workbench.watching.reads import Group, Read
 
@@ -43,26 +43,13 @@ class Generation:
     groups: list[Group] = field(default_factory=list)
 
 
-@dataclass
-class Pass:
-    """A call that is running. rows: uint8 [n], as the probe has them"""
-
-    inputs: CallInputs
-    group: Group
-    numbers: np.ndarray
-    real: Tensor | None
-    phase: np.ndarray
-    tokens: Tensor
-    rows: Tensor
-    stats: dict[int, Stats] = field(default_factory=dict)
-    fired: list[tuple[int, Tensor, Tensor, Tensor]] = field(default_factory=list)
-
-
 class Tracker:
     """Hears the calls of a watched model, counts them, and hands on sequences that have ended.
 
     on_counted(stats by layer, rows): called after each call, with device tensors
     on_ended(group): called with each group of sequences that has ended, in order; None: rows are not kept
+    on_fires(fires, rows): instead of on_counted, where firings of dense passes are all that is counted: fires int64
+    [layers, d_ff]
     fired, hidden: the layers whose firings are kept for every token, and those whose hidden values of the last call are
     """
 
@@ -75,11 +62,13 @@ class Tracker:
         on_ended: Callable[[Group], dict[int, int]] | None,
         fired: frozenset[int] = frozenset(),
         hidden: frozenset[int] = frozenset(),
+        on_fires: Callable[[Tensor, Tensor], None] | None = None,
     ) -> None:
         self.loaded, self.probes, self.fired, self.hidden_layers = loaded, probes, fired, hidden
-        self.on_counted, self.on_ended = on_counted, on_ended
+        self.on_counted, self.on_ended, self.on_fires = on_counted, on_ended, on_fires
         self.hidden: dict[int, Tensor] = {}  # by layer: of the last call, [sequences, columns, d_ff]
         self.counting = True  # whether calls are counted at all
+        self.rows_read = 0  # rows of all calls, padding included, counted or not
         self._special = torch.tensor(special, dtype=torch.int64, device=loaded.device)
         self._no_id = loaded.vocab_size  # stands for the ids of vectors
         self._numbers, self._documents = count(), count()
@@ -99,6 +88,7 @@ class Tracker:
                 slot.own_storage()
         inputs = CallInputs.of(module, args, keywords)
         self.hidden.clear()
+        self.rows_read += 0 if inputs.shape is None else inputs.shape[0] * inputs.shape[1]
         if not self.counting or inputs.shape is None:
             return
         with torch.inference_mode():
@@ -106,32 +96,40 @@ class Tracker:
             sequences = torch.from_numpy(running.numbers.flatten()).to(self.loaded.device)
             about = {"rows": running.rows, "tokens": running.tokens, "sequences": sequences}
         self._pass = running
+        if self.on_fires is not None:
+            self._hear_firings(running)
+            return
         packed = bool(self.fired or self.hidden_layers)
-        self.loaded.set_probe(counting_probe(self.loaded, self.probes, self._on_stats, packed, **about))
+        self.loaded.set_probe(counting_probe(self.loaded, self.probes, running.on_stats, packed, **about))
 
     def drop(self) -> None:
         """Forget a call that raised."""
         self._pass = None
+        self._hear_firings(None)
         self.loaded.set_probe(Probe())
 
     def end(self, output: Any) -> None:
         """Take what a call counted."""
         running, self._pass = self._pass, None
+        self._hear_firings(None)
         self.loaded.set_probe(Probe())
-        if running is None or not running.stats:
+        if running is None or not (running.stats or running.fires):
             return
-        if len(running.stats) != self.loaded.layers:
+        ran, layers = running.stats or running.fires, range(self.loaded.layers)
+        if len(ran) != len(layers):
             raise UserError(
-                f"Expected every FFN to run in a call, got {len(running.stats)} of {self.loaded.layers}: watch those "
-                "that do with ffns=."
+                f"Expected every FFN to run in a call, got {len(ran)} of {len(layers)}: watch those that do with ffns=."
             )
-        stats = [running.stats[layer] for layer in range(self.loaded.layers)]
         with torch.inference_mode():
+            if self.on_fires is not None:
+                self.on_fires(torch.stack([running.fires[layer] for layer in layers]), running.rows)
+                return
+            stats = [running.stats[layer] for layer in layers]
             self.on_counted(stats, running.rows)
             if self.on_ended is not None:
                 self._keep(running, stats)
             running.group.columns += running.numbers.shape[1]
-        group, cache = running.group, running.inputs.cache
+        group, cache = running.group, running.cache
         cache = cache_of(output) if cache is None else cache
         if cache is None or not self._follow(cache, group):
             group.closed = True
@@ -232,7 +230,7 @@ class Tracker:
         rows = inputs.countable(real, is_first, numbers, special).to(device, torch.uint8).reshape(-1)
         ids = torch.full(inputs.shape, self._no_id) if inputs.ids is None else inputs.ids
         tokens = ids.to(device, torch.int32).reshape(-1).contiguous()
-        return Pass(inputs, group, wide, real, phase, tokens, rows)
+        return Pass(self, group, wide, real, phase, tokens, rows, inputs.cache)
 
     def _phase(self, past: int, columns: int) -> np.ndarray:
         """Return the phase of each column, uint8: within `generate`, decode is what comes after the prompt; else it is
@@ -259,35 +257,15 @@ class Tracker:
 
     # ---- counts
 
-    def _on_stats(self, layer: int, x: Tensor, stats: Stats) -> None:
-        running = self._pass
-        if running is None:
-            return
-        if layer in running.stats:
-            raise UserError(
-                f"Expected each FFN once in a call, got that of layer {layer} twice: watch others with ffns=."
-            )
-        if stats.packed is not None:
-            if layer in self.fired:
-                row, neuron, value = entries(stats.packed)
-                running.fired.append((layer, row.cpu(), neuron.cpu(), value.float().cpu()))
-            if layer in self.hidden_layers and layer not in self.hidden:
-                self._keep_hidden(layer, unpack(stats.packed), x)
-            stats.packed = None
-        running.stats[layer] = stats
-
-    def _keep_hidden(self, layer: int, value: Tensor, x: Tensor) -> None:
-        """Keep what a sparse pass multiplied by w_down, by the values that it packed; x: the layer's input"""
-        assert self._pass is not None and self._pass.inputs.shape is not None
-        if self.loaded.ffns and (w_up := self.loaded.ffns[layer].w_up) is not None:
-            ffn = self.loaded.ffns[layer]
-            up = nn.functional.linear(x, w_up, ffn.b_up)
-            value = value * (up.relu() if ffn.up_relu else up)
-        self.hidden[layer] = value.view(*self._pass.inputs.shape, -1)
+    def _hear_firings(self, running: Pass | None) -> None:
+        """Have dense passes tell what fires, where that is all that is counted."""
+        if self.on_fires is not None:
+            for slot in self.loaded.slots:
+                slot.on_fired = None if running is None else running.on_fired
 
     def _on_dense_hidden(self, layer: int, hidden: Tensor) -> None:
-        if layer in self.hidden_layers and self._pass is not None and self._pass.inputs.shape is not None:
-            self.hidden[layer] = hidden.view(*self._pass.inputs.shape, -1)
+        if layer in self.hidden_layers and self._pass is not None:
+            self.hidden[layer] = hidden  # itself, so that gradients can be taken with regard to it
 
     def _keep(self, running: Pass, stats: list[Stats]) -> None:
         """Start the counts of a call on their way to the host, as a read of its group."""

@@ -1,0 +1,112 @@
+"""Silence neurons of a model while code of yours runs it.
+
+The idea: a neuron whose row in the FFN's first map is zero has the pre-activation 0, so it fires nowhere and its hidden
+value is 0, in the model's own code, in the sparse kernels, in compiled code and in a watch alike. The rows are put back
+afterwards, to the bit. An FFN whose first map is not known loses the neurons' columns in its map back.
+
+Cost: copies of the rows.
+
+    with ablate(model, {3: [17, 42]}), watch(model, tokenizer) as w:
+        model.generate(**inputs)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.pytorch_utils import Conv1D
+
+from twell.workbench.errors import UserError
+from twell.workbench.models.attach import unwrapped
+from twell.workbench.models.families import FAMILIES
+from twell.workbench.models.find_ffns import FFNs, named, of_family
+from twell.workbench.models.load import decoder_layers
+from twell.workbench.models.threshold_ffn import maps_back
+
+Neurons = Sequence[int] | Tensor
+Rows = list[tuple[Tensor, int]]  # weights and biases of an FFN, each with the dimension that neurons lie along
+
+
+@contextmanager
+def ablate(model: nn.Module, neurons: Mapping[int, Neurons], *, ffns: FFNs | None = None) -> Iterator[None]:
+    """Keep neurons from firing inside this context; afterwards the weights are what they were, to the bit.
+
+    neurons: by layer, their numbers, or a mask of bools [d_ff]; ffns: as in `watch`, for a module of yours
+    Raises UserError for a layer or a neuron that is not there.
+    """
+    inner = unwrapped(model)
+    name = type(inner).__name__
+    layers = _layers(name, inner, ffns)
+    with ExitStack() as stack:
+        chosen = {}
+        for layer, given in neurons.items():
+            if not 0 <= layer < len(layers):
+                raise UserError(f"Expected a layer from 0 to {len(layers) - 1} of {name}, got {layer}.")
+            rows, down = layers[layer]
+            weight, axis = rows[0]
+            chosen[layer] = _numbers(given, layer, weight.shape[axis], weight.device), rows, down
+        for index, rows, down in chosen.values():
+            if down is not None:
+                stack.callback(down.register_forward_pre_hook(_silenced(index)).remove)
+            for weight, axis in rows:
+                stack.callback(_restored, weight, axis, index, weight.detach().index_select(axis, index))
+                with torch.no_grad():
+                    weight.index_fill_(axis, index, 0)
+        yield
+
+
+def _layers(name: str, model: Any, ffns: FFNs | None) -> list[tuple[Rows, nn.Module | None]]:
+    """Return for each layer what is zeroed, and the map back whose input is silenced too, where that is needed."""
+    if ffns is not None:
+        found = named(name, model, ffns)
+    elif not isinstance(model, PreTrainedModel):
+        raise UserError(f"Expected ffns= for {name}, which is no model of transformers: name its FFNs.")
+    else:
+        config = model.config.get_text_config()
+        family = FAMILIES.get(config.model_type)
+        if family is None or float(ACT2FN[getattr(config, family.act)](torch.zeros(1))) != 0:
+            blocks = decoder_layers(model)
+            paths = zip(blocks, maps_back(name, model, blocks), strict=True)
+            return [(_columns(down), down) for down in (block.get_submodule(path) for block, path in paths)]
+        found = of_family(name, model, any_activation=True)
+    layers: list[tuple[Rows, nn.Module | None]] = []
+    for one in found:
+        ours = (one.entry.w_gate, one.entry.b_gate) if not one.maps else (one.maps[0].weight, one.maps[0].bias)
+        layers.append(([(tensor, 0) for tensor in ours if tensor is not None], None))
+    return layers
+
+
+def _columns(down: nn.Module) -> Rows:
+    weight: Any = down.weight
+    return [(weight, 0 if isinstance(down, Conv1D) else 1)]
+
+
+def _numbers(given: Neurons, layer: int, d_ff: int, device: torch.device) -> Tensor:
+    """Return the neurons of a layer, int64. Raises UserError for one that is not there."""
+    index = torch.as_tensor(given, device=device)
+    if index.dtype is torch.bool:
+        if index.shape != (d_ff,):
+            raise UserError(f"Expected a mask of {d_ff} neurons for layer {layer}, got {list(index.shape)}.")
+        index = index.nonzero().squeeze(1)
+    index = index.reshape(-1).long().unique()
+    if len(index) and not (int(index[0]) >= 0 and int(index[-1]) < d_ff):
+        raise UserError(f"Expected neurons from 0 to {d_ff - 1} of layer {layer}, got {index.tolist()}.")
+    return index
+
+
+def _silenced(index: Tensor) -> Any:
+    def before(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0].index_fill(-1, index.to(args[0].device), 0), *args[1:])
+
+    return before
+
+
+def _restored(weight: Tensor, axis: int, index: Tensor, rows: Tensor) -> None:
+    with torch.no_grad():
+        weight.index_copy_(axis, index.to(weight.device), rows.to(weight.device))

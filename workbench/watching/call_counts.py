@@ -1,0 +1,82 @@
+"""One call of a watched model while it runs: its rows, and what each layer counted in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from twell.kernels.layout import entries, unpack
+from twell.kernels.stats import Stats
+from twell.workbench.errors import UserError
+from twell.workbench.models.load import LoadedModel
+from twell.workbench.watching.reads import Group
+
+
+class Keeps(Protocol):
+    """What is kept of calls.
+
+    fired, hidden_layers: layers whose firings, and whose hidden values, are kept; hidden: by layer, of the last call
+    """
+
+    loaded: Any
+    fired: frozenset[int]
+    hidden_layers: frozenset[int]
+    hidden: dict[int, Tensor]
+
+
+@dataclass
+class Pass:
+    """A call that is running.
+
+    numbers: int32 [sequences, columns], each row's sequence; real: bool of that shape, None: all are tokens
+    phase: uint8 [columns]; tokens, rows: int32 and uint8 [n], as the probe has them; cache: what it was given, or None
+    """
+
+    keeps: Keeps
+    group: Group
+    numbers: np.ndarray
+    real: Tensor | None
+    phase: np.ndarray
+    tokens: Tensor
+    rows: Tensor
+    cache: Any
+    stats: dict[int, Stats] = field(default_factory=dict)
+    fires: dict[int, Tensor] = field(default_factory=dict)  # int64 [d_ff], where nothing else is counted
+    fired: list[tuple[int, Tensor, Tensor, Tensor]] = field(default_factory=list)
+
+    def on_stats(self, layer: int, x: Tensor, stats: Stats) -> None:
+        """Take what a layer counted. x: its input"""
+        if layer in self.stats:
+            raise UserError(
+                f"Expected each FFN once in a call, got that of layer {layer} twice: watch others with ffns=."
+            )
+        if stats.packed is not None:
+            if layer in self.keeps.fired:
+                row, neuron, value = entries(stats.packed)
+                self.fired.append((layer, row.cpu(), neuron.cpu(), value.float().cpu()))
+            if layer in self.keeps.hidden_layers and layer not in self.keeps.hidden:
+                hidden = _hidden(self.keeps.loaded, layer, unpack(stats.packed), x)
+                self.keeps.hidden[layer] = hidden.view(*self.numbers.shape, -1)
+            stats.packed = None
+        self.stats[layer] = stats
+
+    def on_fired(self, layer: int, fired: Tensor) -> None:
+        """Count a dense pass in the cheapest way. fired: bool [n, d_ff]"""
+        with torch.no_grad():
+            if fired.is_cuda:
+                self.fires[layer] = (fired & (self.rows != 0)[:, None]).sum(0)
+            else:  # a product of floats is faster there than a sum of bools, and exact below 2^24 rows
+                self.fires[layer] = fired.float().t().mv(self.rows.float()).long()
+
+
+def _hidden(loaded: LoadedModel, layer: int, value: Tensor, x: Tensor) -> Tensor:
+    """Return what a sparse pass multiplied by w_down. value [n, d_ff]: what it packed; x: the layer's input"""
+    if not loaded.ffns or loaded.ffns[layer].w_up is None:
+        return value
+    ffn = loaded.ffns[layer]
+    up = nn.functional.linear(x, ffn.w_up, ffn.b_up)  # type: ignore[arg-type]
+    return value * (up.relu() if ffn.up_relu else up)

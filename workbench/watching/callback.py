@@ -1,0 +1,151 @@
+"""Count in Hugging Face's `Trainer`: how sparse each layer is, in the trainer's own logs and in a run.
+
+The idea: a watch without rows, in which the model's own code runs, so that training computes what it did without. Of
+one step in `every` the firings are counted, which keeps the cost under a hundredth of a step; evaluation is not
+counted. What is logged is over the steps counted since the log before. The callback moves to the front of the
+trainer's, so that those which send logs elsewhere find the numbers there.
+
+    trainer = Trainer(model, args, train_dataset=texts, callbacks=[TwellCallback(out="runs/mine")])
+
+A loop of one's own does it in two lines: `watch(model, rows=False, dense=True)` around it, and `w.metrics()`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback
+from transformers.trainer_callback import CallbackHandler
+
+from twell.workbench.capturing.recorder import new_manifest
+from twell.workbench.errors import UserError
+from twell.workbench.models.attach import FFNs
+from twell.workbench.options import CaptureOptions
+from twell.workbench.run.manifest import COMPLETE
+from twell.workbench.run.rank_share import RankShare
+from twell.workbench.run.schema import nnz_columns
+from twell.workbench.run.store import refuse_existing
+from twell.workbench.training.log import TrainingLog
+from twell.workbench.watching.session import watch
+
+
+class TwellCallback(TrainerCallback):
+    """Log nnz, sparsity and the share of dead neurons, by layer and over all.
+
+    every: count one step in so many; prefix: before the names in the logs
+    out: a folder for a run with the table `training`, which the dashboard shows while it grows; default: none
+    ffns, threshold: as in `watch`
+    """
+
+    def __init__(
+        self,
+        every: int = 10,
+        *,
+        out: str | Path | None = None,
+        prefix: str = "twell/",
+        ffns: FFNs | None = None,
+        threshold: float | None = None,
+    ) -> None:
+        if every < 1:
+            raise UserError(f"Expected every= of at least 1 step, got {every}.")
+        self.every, self.prefix = every, prefix
+        self._out = None if out is None else Path(out)
+        self._given: dict[str, Any] = {"ffns": ffns, "threshold": threshold}
+        self.watch: watch | None = None
+        self._log: TrainingLog | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
+        """Begin to watch the trainer's model."""
+        self.close()
+        self._come_first(sys._getframe(1).f_locals.get("self"))
+        assert model is not None
+        if self._out is not None:
+            refuse_existing(self._out)
+        self.watch = watch(model, rows=False, dense=True, **self._given).__enter__()
+        self.watch.tracker.counting = False
+        self._began = time.monotonic()
+        self._last = (self._began, 0)
+        if self._out is not None:
+            self._log = self._new_log(self._out)
+
+    def _come_first(self, handler: Any) -> None:
+        """Stand before the callbacks that send logs elsewhere. handler: the object that calls this one's methods"""
+        if isinstance(handler, CallbackHandler) and self in handler.callbacks:
+            handler.callbacks.remove(self)
+            handler.callbacks.insert(0, self)
+
+    def _new_log(self, out: Path) -> TrainingLog:
+        assert self.watch is not None
+        loaded = self.watch.loaded
+        options = CaptureOptions(model=loaded.name, text=("training",), out=out, loss=False, timings=0)
+        manifest = new_manifest(loaded, options, ["training"])
+        manifest.training = {"recipe": {"trainer": "transformers.Trainer", "counted": f"one step in {self.every}"}}
+        manifest.kernel = {"name": "torch", "reason": "the model's own code trains; its firings are counted beside it"}
+        return TrainingLog(out, manifest, RankShare(), 0)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count this step, if it is its turn."""
+        if self.watch is not None:
+            self.watch.tracker.counting = state.global_step % self.every == 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count nothing between steps, as an evaluation."""
+        if self.watch is not None:
+            self.watch.tracker.counting = False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Add the numbers to the logs of a step, and a row to the run."""
+        if self.watch is None or not logs or "loss" not in logs:
+            return
+        metrics = self.watch.metrics()
+        if not metrics["tokens"]:
+            return
+        named = {self.prefix + name: value for name, value in metrics.items()}
+        logs.update(named)
+        if state.log_history:
+            state.log_history[-1].update(named)
+        if self._log is not None:
+            self._log.append(self._row(state, logs, metrics))
+
+    def _row(self, state: Any, logs: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
+        assert self.watch is not None
+        now, tokens = time.monotonic(), self.watch.tracker.rows_read
+        before, self._last = self._last, (now, tokens)
+        layers = range(self.watch.loaded.layers)
+        row = {
+            "step": state.global_step,
+            "tokens": tokens,
+            "seconds": now - self._began,
+            "tokens_per_second": (tokens - before[1]) / max(now - before[0], 1e-9),
+            "total_steps": state.max_steps,
+            "loss": float(logs["loss"]),
+            "l1": float("nan"),
+            "rate": float(logs.get("learning_rate", "nan")),
+            "gradient_norm": None if logs.get("grad_norm") is None else float(logs["grad_norm"]),
+        }
+        for kind in ("nnz", "dead"):
+            columns = nnz_columns(len(layers), kind)
+            row |= {name: metrics[f"{kind}/layer_{layer:02}"] for layer, name in zip(layers, columns, strict=True)}
+        return row
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Give the model back, and end the run."""
+        self.close(complete=True)
+
+    def close(self, complete: bool = False) -> None:
+        """Give the model back where a training raised; harmless at any time."""
+        watched, self.watch = self.watch, None
+        log, self._log = self._log, None
+        if watched is not None:
+            watched.__exit__(None, None, None)
+        if log is not None and complete:
+            log.finish(status=COMPLETE)
+        elif log is not None:
+            log.interrupt()
+
+    def __del__(self) -> None:
+        self.close()

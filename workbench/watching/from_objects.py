@@ -1,0 +1,98 @@
+"""Capture from Python: a model by its path or as an object, and texts as strings, paths or sources.
+
+    run = capture(model, ["a text", "another"])
+    run = capture("builtin:demo", ["book.txt"], out="runs/book", examples=8)
+
+It does what `twell capture` does, by the same functions; the options are those of `CaptureOptions`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from twell.workbench.capturing import command
+from twell.workbench.errors import UserError
+from twell.workbench.models.attach import attached, unwrapped
+from twell.workbench.options import CaptureOptions, check_bounds
+from twell.workbench.run.store import Run, refuse_existing
+from twell.workbench.text.given import sources_of
+from twell.workbench.text.sources import Source
+
+OF_A_PATH = ("revision", "device", "resume")  # options that an object has decided already
+NOT_GIVEN = ("model", "text", "out")  # arguments of their own here
+
+
+def capture(
+    model: nn.Module | str | Path,
+    texts: str | Path | Source | Sequence[str | Path | Source],
+    *,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    out: str | Path | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Run:
+    """Run a model over texts, record which FFN neurons fire, and return the run.
+
+    model: a folder, a hub id, builtin:demo, or a causal language model of transformers, which is afterwards as it was
+    texts: strings, each a document; or names and paths of sources, as `--text` takes them
+    tokenizer: of a model object; default: the one that lies where the model came from
+    out: the run's folder; default: a temporary one, which is removed when Python ends
+    progress: whether to print what the command prints; options: the fields of `CaptureOptions`
+
+    Raises UserError for a model, a text or an option that cannot be used; the model is then as it was.
+    """
+    known = {item.name for item in fields(CaptureOptions)} - set(NOT_GIVEN)
+    for name in options:
+        if name not in known or (name in OF_A_PATH and isinstance(model, nn.Module)):
+            raise UserError(f"Expected options of a capture, such as tokens or examples, got {name}.")
+    sources = sources_of(texts)
+    given: dict[str, Any] = {"text": tuple(source.name for source in sources), **options}
+    folder = _temporary() if out is None else Path(out)
+    if not isinstance(model, nn.Module):
+        return command.capture(CaptureOptions(model=str(model), out=folder, **given), sources, not progress)
+    refuse_existing(folder)
+    inner = unwrapped(model)
+    tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(inner)
+    threshold, kernel = options.get("threshold"), options.get("kernel", "auto")
+    with attached(model, tokenizer, threshold=threshold, kernel=kernel) as loaded:
+        chosen = CaptureOptions(model=loaded.name, out=folder, **given)
+        check_bounds(chosen)
+        return command.record(loaded, chosen, sources, quiet=not progress)
+
+
+def _temporary() -> Path:
+    """Return a folder for a run that is removed when Python ends."""
+    above = Path(tempfile.mkdtemp(prefix="twell-capture-"))
+    atexit.register(_remove, above, os.getpid())
+    return above / "capture"
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Remove a temporary run, unless a fork ends."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tokenizer_of(model: Any) -> PreTrainedTokenizerFast:
+    """Return the fast tokenizer that lies where a model came from."""
+    place = str(getattr(model, "name_or_path", ""))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True) if place else None
+    except Exception:  # each tokenizer fails in its own ways
+        tokenizer = None
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise UserError(
+            f"Expected a fast tokenizer for {type(model).__name__}, found none where the model came from: give one as "
+            "tokenizer=."
+        )
+    return tokenizer
