@@ -1,8 +1,7 @@
-"""The options of each command: one dataclass per command, which is its Python API too.
+"""The options of each command: one dataclass per command. Those of a capture are arguments in Python too:
 
-    from twell.workbench.options import CaptureOptions
-    from twell.workbench.capturing.command import capture
-    run = capture(CaptureOptions(model="path/to/model", text=("book.txt",), out=Path("runs/book")))
+    from twell.workbench import capture
+    run = capture("path/to/model", ["book.txt"], out="runs/book", examples=8)
 
 The command line builds its signatures from these fields, and its help from these docstrings: a first line short enough
 for the list of commands, and examples (see `cli.py`). A new option is one field here; its bounds stand with it, and
