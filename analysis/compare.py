@@ -12,6 +12,7 @@ independent. Layers of models of different depth are compared by number, as far 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,13 +44,30 @@ SHOWN = {  # by column of the printed tables: its heading, with the unit, and ho
 
 
 def compare(options: CompareOptions) -> pd.DataFrame:
-    """Print the runs side by side, then the differences by layer; return the first table."""
-    runs = [open_run(path) for path in options.runs]
+    """Print the runs side by side, then the differences by layer; return the first table.
+
+    A run that cannot be read is named, and the others are compared. Raises its UserError when they have been, or where
+    fewer than two are left.
+    """
+    runs, unreadable = list[Run](), list[UserError]()
+    for path in options.runs:
+        try:
+            run = open_run(path)
+            by_layer(run)
+            runs.append(run)
+        except UserError as error:
+            unreadable.append(error)
+    if unreadable and len(runs) < 2:
+        raise unreadable[0]
     table = compare_runs(runs)
     layers = compare_layers(runs)
     printed = table if table.attrs["comparable"] else table.drop(columns="best")
     print(f"{_text(printed)}\n  {table.attrs['note']}\n\nMean nnz by layer, against {runs[0].name}:\n{_text(layers)}")
     print(f"  {layers.attrs['note']}; paired: both ran the same sequences")
+    for error in unreadable[1:]:
+        print(f"Left out: {error}", file=sys.stderr)
+    if unreadable:
+        raise UserError(f"Left out: {unreadable[0]}")
     return table
 
 
@@ -87,13 +105,15 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     attrs["note"] says if not, attrs["comparable"] is False then.
     """
     _require_two(runs)
-    rows = []
+    rows, damaged = [], list[str]()
     for run in runs:
         layers = by_layer(run)
         row = {"run": run.name, "model": run.manifest.model["name"], "tokens": int(layers["tokens"].iloc[0])}
         row |= {"loss": np.nan if run.manifest.loss is None else run.manifest.loss, "nnz_mean": layers["mean"].mean()}
         row |= {"sparsity": layers["sparsity"].mean(), "dead_share": layers["dead_share"].mean()}
-        rows.append({**row, **_speed(run)})
+        speeds, damage = _speed(run)
+        rows.append({**row, **speeds})
+        damaged += [damage.rstrip(".")] if damage else []
     frame = pd.DataFrame(rows)
     loss, firing = frame["loss"].to_numpy(), 1 - frame["sparsity"].to_numpy()
     behind = (loss[:, None] >= loss) & (firing[:, None] >= firing)
@@ -101,13 +121,14 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     frame["best"] = pd.array(np.where(np.isnan(loss), None, ~beaten), dtype="boolean")
     same_text = of_one_text(runs)
     note = "the same text" if same_text else "texts or vocabularies differ, so losses cannot be compared"
-    frame.attrs = {"note": note, "comparable": same_text}
+    frame.attrs = {"note": "; ".join([note, *damaged]), "comparable": same_text}
     return frame
 
 
-def _speed(run: Run) -> dict[str, float]:
-    """Return the speedups of the FFN and of the whole model; NaN where not timed or where the reference ran."""
-    speedups = {"ffn_speedup": np.nan, "model_speedup": np.nan}
+def _speed(run: Run) -> tuple[dict[str, float], str]:
+    """Return the speedups of the FFN and of the whole model, NaN where not timed or where the reference ran; and a
+    sentence where the timings are damaged, else ""."""
+    speedups, damage = {"ffn_speedup": np.nan, "model_speedup": np.nan}, ""
     try:
         rows = speedup(run)
         if rows.attrs["comparable"]:
@@ -115,7 +136,9 @@ def _speed(run: Run) -> dict[str, float]:
             speedups["model_speedup"] = model_speedup(run)["speedup"]
     except Missing:
         pass
-    return speedups
+    except UserError as error:
+        damage = str(error)
+    return speedups, damage
 
 
 def compare_layers(runs: Sequence[Run]) -> pd.DataFrame:

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "verify": (options.VerifyOptions, "twell.workbench.verify:verify"),
     "bench": (options.BenchOptions, "twell.workbench.bench.command:bench"),
     "summarize": (options.SummarizeOptions, "twell.analysis.summaries.refresh:summarize"),
+    "check": (options.CheckOptions, "twell.analysis.checks.command:check"),
     "app": (options.AppOptions, "twell.app.server.launch:launch"),
     "export": (options.ExportOptions, "twell.analysis.exports.command:export"),
     "compare": (options.CompareOptions, "twell.analysis.compare:compare"),

@@ -175,6 +175,16 @@ class CompareOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """Check that every file of a run is as it was recorded: checksums, columns, every row, and the summaries.
+
+    twell check runs/mine
+    """
+
+    runs: tuple[Path, ...] = option(help="run folders", value="RUN", argument=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AppOptions:
     """Open the dashboard over a folder of runs.
 

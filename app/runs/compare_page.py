@@ -152,19 +152,24 @@ def draw_by_token(runs: tuple[Run, Run]) -> None:
     st.html(f'<div class="tw-two four"><div class="names">{head}</div>{lines}</div>')
 
 
-def is_readable(run: Run) -> bool:
-    """Bring a run's summaries up to date; return whether its headline numbers can be computed."""
+def why_unreadable(run: Run) -> str:
+    """Return why the run lacks what its numbers take, "" if it has it; its summaries are brought up to date."""
     try:
         run_header.update_summaries(run)
         fetch(run, analysis.by_layer)
-    except (UserError, OSError):
-        return False
-    return True
+    except (UserError, OSError) as error:
+        return str(error)
+    return ""
 
 
-def draw_all_runs(run: Run, catalog: RunCatalog) -> None:
-    """Draw loss, nnz and speed of every run over this run's text; nothing if there is no other."""
-    others = [other for other in same_text(run, list(catalog.runs.values())) if is_readable(other)]
+def all_of_the_text(run: Run, found: RunCatalog) -> None:
+    """Loss, nnz and speed of every run over this text."""
+    others = []
+    for other in same_text(run, list(found.runs.values())):
+        if reason := why_unreadable(other):
+            st.warning(widgets.escape_markdown(f"{other.name} is left out: {reason}"))
+        else:
+            others.append(other)
     if not others:
         return
     result = query_with_others(run, others, analysis.compare_runs)

@@ -49,7 +49,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"tokens", "speed"},
         {"neurons"},
         {"claims"},
-        {"overview", "compare", "passage"},
+        {"overview", "compare", "passage", "checks"},
         {"exports"},
     ],
     "app": [

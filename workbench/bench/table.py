@@ -120,7 +120,7 @@ class Sheet:
             self.run = open_run(out)
             if self.run.manifest.status == manifests.RECORDING:
                 raise UserError(f"Expected a run that has ended for --out, {out} is still being recorded: wait for it.")
-            self.out = out / f"{TABLE}.parquet"
+            self.out = self._listed(self.run.path)
         elif out.is_dir() or out.suffix != ".parquet":
             raise UserError(f"Expected --out to be a run's folder or a file that ends in .parquet, got {out}.")
         if self.out is not None and self.out.exists():
@@ -132,24 +132,39 @@ class Sheet:
             return
         try:
             with locks.locked(self.out.parent):
-                self._put(self.out, rows)
+                self.out = self._put(self.out if self.run is None else self._listed(self.run.path), rows)
         except OSError as error:
             raise disk_error(self.out, error) from error
 
-    def _put(self, out: Path, rows: list[dict[str, Any]]) -> None:
-        """Write the file anew, with the rows in it of other cases, and list it in the run's manifest."""
+    def _listed(self, run: Path) -> Path:
+        """Return the file of the table that a run's manifest lists, or the first one if it lists none."""
+        files = [part.file for part in manifests.read(run).parts if part.table == TABLE]
+        return run / (files[0] if files else f"{TABLE}.parquet")
+
+    def _put(self, out: Path, rows: list[dict[str, Any]]) -> Path:
+        """Write the file anew, with the rows in it of other cases, and return its path.
+
+        In a run it gets another name and is listed in place of the one before, which goes last: wherever a bench is
+        killed, the manifest lists a file that is there and whole.
+        """
         table = pa.Table.from_pylist(rows, schema=self.schema)
         if out.exists():
             written, replaced = self._read(out), {tuple(row[name] for name in SAME) for row in rows}
             keys = zip(*(written[name].to_pylist() for name in SAME), strict=True)
             others = written.filter(pa.array([key not in replaced for key in keys], pa.bool_()))
             table = pa.concat_tables([others, table])
+        before = out
+        if self.run is not None and out.exists():
+            out = out.with_name(f"{TABLE}-1.parquet" if out.stem == TABLE else f"{TABLE}.parquet")
         file = GrowingFile(out, self.schema)
         file.write(table)
         size, digest = file.close()
         if self.run is not None:
             parts = [part for part in manifests.read(self.run.path).parts if part.table != TABLE]
             manifests.update(self.run.path, parts=[*parts, Part(TABLE, out.name, table.num_rows, size, digest)])
+            if before != out:
+                before.unlink()
+        return out
 
     def _read(self, path: Path) -> pa.Table:
         """Read the table in a file. Raises UserError if it holds another."""

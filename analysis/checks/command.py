@@ -1,0 +1,73 @@
+"""Check runs whole: `twell check RUN`.
+
+Every question compares the files that it reads with their checksums and declared columns. This reads all of them,
+every row, and the summaries beside; it prints a table and a sentence for each fault. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from twell.analysis.checks.rows import Sums, part_fault, run_faults
+from twell.analysis.checks.summaries import summary_faults
+from twell.workbench.errors import UserError
+from twell.workbench.options import CheckOptions
+from twell.workbench.run.store import Run, open_run
+
+WHOLE = "whole"
+
+
+def check(options: CheckOptions) -> list[str]:
+    """Check runs, print what they hold and each fault; return the faults. Raises UserError if there are any."""
+    faults: list[str] = []
+    for path in options.runs:
+        try:
+            run = open_run(path)
+        except UserError as error:
+            print(error)
+            faults.append(str(error))
+            continue
+        faults += _check_run(run)
+    if faults:
+        number = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
+        raise UserError(f"Expected whole runs, got {number}: copy what is damaged again from where it was recorded.")
+    return faults
+
+
+def _check_run(run: Run) -> list[str]:
+    """Check one run and print what was found."""
+    parts, console = run.manifest.parts, Console()
+    faults: dict[str, list[str]] = {}  # by table
+    bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*bars, console=console, transient=True, disable=not console.is_terminal) as progress:
+        files = progress.add_task(f"checking {run.name}: files", total=len(parts))
+        sums = Sums.zero(run.layers)
+        for part in parts:
+            clause = part_fault(run, part, sums)
+            faults.setdefault(part.table, []).extend([f"{part.file} {clause}."] if clause else [])
+            progress.advance(files)
+        tokens = progress.add_task("tokens, for the summaries", total=run.manifest.tokens)
+        between = list(_between(run, sums, faults, lambda read: progress.advance(tokens, read)))
+    print(f"{run.path}: {run.manifest.status}, {run.manifest.tokens:,} tokens")
+    for table in dict.fromkeys(part.table for part in parts):
+        own = [part for part in parts if part.table == table]
+        size, rows = sum(part.bytes for part in own) / 1e6, sum(part.rows for part in own)
+        state = f"{len(faults[table])} damaged" if faults[table] else WHOLE
+        print(f"  {table:<12} {len(own):>5} files {rows:>14,} rows {size:>10,.1f} MB  {state}")
+    found = [sentence for sentences in faults.values() for sentence in sentences] + between
+    state = "not checked: a part is damaged" if any(faults.values()) else f"{len(between)} faults" if between else WHOLE
+    print(f"  {'together, and summaries':<50} {state}")
+    for sentence in found:
+        print(sentence)
+    return found
+
+
+def _between(run: Run, sums: Sums, faults: dict[str, list[str]], tick: Callable[[int], None]) -> Iterator[str]:
+    """Yield a sentence for each fault between tables, and of the summaries; none where a part is damaged."""
+    if any(faults.values()):
+        return
+    yield from run_faults(run, sums)
+    yield from summary_faults(run, tick)
