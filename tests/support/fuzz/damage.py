@@ -30,7 +30,7 @@ from twell.workbench.run.part_files import checksum
 from twell.workbench.run.store import Run, open_run
 
 Rng = np.random.Generator
-ASKED = 12  # questions of a case, drawn from all, beside the listing
+ASKED = 12  # questions of a case, drawn from all, beside the listing; at most one of the slow ones
 NAME = "damaged"  # of the run's folder, and so in its answers
 SHAPE = synthetic_runs.Shape(layers=4, d_ff=64, vocab=60, sequences=48, length=40, parts=2, fired=True, bench=True)
 
@@ -335,8 +335,11 @@ def damage(case: Case) -> str:
     return f"{path.relative_to(case.run)}: {how(case, path)}"
 
 
-def cases(folder: Path, seed: int) -> Callable[[int], list[Outcome]]:
-    """Record the runs that all cases damage copies of, and what these answer while they are whole."""
+def cases(folder: Path, seed: int, asked: int = ASKED) -> Callable[[int], list[Outcome]]:
+    """Record the runs that all cases damage copies of, and what these answer while they are whole.
+
+    asked: questions of a case; fewer than ASKED are none of the slow ones
+    """
     whole = synthetic_runs.make(folder / "runs" / "whole", replace(SHAPE, seed=1))
     full = synthetic_runs.make(folder / "full" / NAME, SHAPE)
     copy = folder / "copy" / NAME
@@ -353,7 +356,7 @@ def cases(folder: Path, seed: int) -> Callable[[int], list[Outcome]]:
         shutil.copytree(originals[kind].path, path)
         try:
             made = Case(path, folder / "runs" / "whole", rng)
-            return _asked(made, f"{kind}: {damage(made)}", answers[kind], folder)
+            return _asked(made, f"{kind}: {damage(made)}", answers[kind], folder, asked)
         finally:
             shutil.rmtree(path)
 
@@ -371,7 +374,7 @@ def _answers(run: Run) -> dict[str, object]:
     return answers
 
 
-def _asked(case: Case, what: str, answers: dict[str, object], folder: Path) -> list[Outcome]:
+def _asked(case: Case, what: str, answers: dict[str, object], folder: Path, asked: int) -> list[Outcome]:
     """Ask a damaged run some questions, and list it beside the whole one."""
     outcomes = [
         outcome(
@@ -381,7 +384,10 @@ def _asked(case: Case, what: str, answers: dict[str, object], folder: Path) -> l
             lambda _: False,
         )
     ]
-    for name in case.rng.permutation(list(answers))[:ASKED].tolist():
+    drawn = case.rng.permutation(list(answers)).tolist()
+    slow = [name for name in drawn if name in run_questions.SLOW][:1] if asked == ASKED else []
+    fast = [name for name in drawn if name not in run_questions.SLOW][: asked - len(slow)]
+    for name in [*fast, *slow]:
         expected = answers[name]
 
         def ask(name: str = name) -> object:

@@ -61,6 +61,16 @@ TABLES: dict[str, Ask] = {
     "scale": lambda run: vars(passage.scale(run, "all")),
 }
 ALL: dict[str, Ask] = {**ROWS, **TABLES, **QUESTIONS}
+SLOW = {
+    "contexts",
+    "loudest",
+    "passage loudest",
+    "examples",
+    "findings",
+    "overview",
+    "layer_gains",
+    "gain_correlations",
+}
 
 
 def exported(run: Run, name: str, folder: Path) -> pd.DataFrame:
