@@ -64,8 +64,8 @@ def compare(options: CompareOptions) -> pd.DataFrame:
     printed = table if table.attrs["comparable"] else table.drop(columns="best")
     print(f"{_text(printed)}\n  {table.attrs['note']}\n\nMean nnz by layer, against {runs[0].name}:\n{_text(layers)}")
     print(f"  {layers.attrs['note']}; paired: both ran the same sequences")
-    for error in unreadable[1:]:
-        print(f"Left out: {error}", file=sys.stderr)
+    for other in unreadable[1:]:
+        print(f"Left out: {other}", file=sys.stderr)
     if unreadable:
         raise UserError(f"Left out: {unreadable[0]}")
     return table

@@ -3,9 +3,7 @@
     from twell.workbench import capture
     run = capture("path/to/model", ["book.txt"], out="runs/book", examples=8)
 
-The command line builds its signatures from these fields, and its help from these docstrings: a first line short enough
-for the list of commands, and examples (see `cli.py`). A new option is one field here; its bounds stand with it, and
-`check_bounds` holds them. Nothing heavy is imported here.
+`cli.py` takes signatures from these fields, and help from these docstrings: a short first line, and examples.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ def option(
 ) -> Any:
     """Return a dataclass field that is also a command-line option, or an argument by position.
 
-    value: the placeholder for the option's value in the help; default: by its type (N, X, PATH, TEXT)
-    least, most: the smallest and the largest number that is allowed
+    value: its placeholder in the help, by default by its type (N, X, PATH, TEXT); least, most: the bounds of a number
     """
     about = {"help": help, "unit": unit, "value": value, "argument": argument, "least": least, "most": most}
     return field(default=default, metadata=about)
@@ -46,9 +43,8 @@ def check_bounds(options: Any) -> None:
     """Raise UserError for the first number in a command's options that is below its `least` or above its `most`."""
     for item in fields(options):
         value, least, most = getattr(options, item.name), item.metadata["least"], item.metadata["most"]
-        if least is None or value is None:
-            continue
-        if not least <= value <= (math.inf if most is None else most) or value == math.inf:
+        known = least is not None and value is not None
+        if known and (not least <= value <= (math.inf if most is None else most) or value == math.inf):
             bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
             raise UserError(f"Expected --{item.name.replace('_', '-')} {bounds}, got {value}.")
 
@@ -176,7 +172,7 @@ class CompareOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """Check that every file of a run is as it was recorded: checksums, columns, every row, and the summaries.
+    """Check every file and row of runs, and that they agree.
 
     twell check runs/mine
     """
@@ -188,7 +184,6 @@ class CheckOptions:
 class AppOptions:
     """Open the dashboard over a folder of runs.
 
-    twell app
     twell app runs/mine --port 8600 --no-browser
     """
 

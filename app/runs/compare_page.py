@@ -153,7 +153,7 @@ def draw_by_token(runs: tuple[Run, Run]) -> None:
 
 
 def why_unreadable(run: Run) -> str:
-    """Return why the run lacks what its numbers take, "" if it has it; its summaries are brought up to date."""
+    """Bring a run's summaries up to date; return why its headline numbers cannot be computed, "" if they can."""
     try:
         run_header.update_summaries(run)
         fetch(run, analysis.by_layer)
@@ -162,10 +162,10 @@ def why_unreadable(run: Run) -> str:
     return ""
 
 
-def all_of_the_text(run: Run, found: RunCatalog) -> None:
-    """Loss, nnz and speed of every run over this text."""
+def draw_all_runs(run: Run, catalog: RunCatalog) -> None:
+    """Draw loss, nnz and speed of every run over this text; name those that cannot be read."""
     others = []
-    for other in same_text(run, list(found.runs.values())):
+    for other in same_text(run, list(catalog.runs.values())):
         if reason := why_unreadable(other):
             st.warning(widgets.escape_markdown(f"{other.name} is left out: {reason}"))
         else:

@@ -24,7 +24,6 @@ from typing import Any
 from support.fuzz import FAILED, OMITTED, REFUSED, SAME, SECONDS, SUBJECTS, Outcome
 
 CHUNK = 250  # cases of a child
-LISTED = 25  # failures that are printed
 UNPREPARED = 3  # exit code of a child that has begun no case
 
 
@@ -43,14 +42,12 @@ def main() -> int:
     for number, outcomes in run(options.subject, options.seed, options.first, options.cases):
         cases += 1
         kinds.update(outcome.kind for outcome in outcomes)
-        failures += [(number, outcome) for outcome in outcomes if outcome.kind == FAILED]
+        for outcome in outcomes:
+            if outcome.kind == FAILED:
+                failures.append((number, outcome))
+                _print_failure(number, outcome)
         if cases % CHUNK == 0:
             print(f"  {cases} cases, {kinds[FAILED]} failures, {time.monotonic() - begun:.0f} s", file=sys.stderr)
-    for number, outcome in failures[:LISTED]:
-        lines = outcome.details.strip().splitlines()
-        print(
-            f"FAILED case {number}: {outcome.where}\n    {lines[0] if lines else ''}\n    {lines[-1] if lines else ''}"
-        )
     numbers = ", ".join(str(number) for number in sorted({number for number, _ in failures}))
     print(f"\n| {options.subject}, seed {options.seed}, from case {options.first} | |\n|---|---|")
     print(f"| cases | {cases} |\n| seconds | {time.monotonic() - begun:.0f} |")
@@ -58,6 +55,12 @@ def main() -> int:
         print(f"| {kind} | {kinds[kind]} |")
     print(f"failed cases: {numbers or 'none'}")
     return 1 if failures else 0
+
+
+def _print_failure(number: int, outcome: Outcome) -> None:
+    """Print a failure on standard error: what was asked of what, and the first and the last line of its details."""
+    lines = outcome.details.strip().splitlines() or [""]
+    print(f"FAILED case {number}: {outcome.where}\n    {lines[0]}\n    {lines[-1]}", file=sys.stderr, flush=True)
 
 
 def alone(subject: str, seed: int, number: int) -> int:
