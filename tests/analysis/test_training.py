@@ -60,6 +60,11 @@ def test_a_run_without_a_training_says_what_makes_one(small: Run) -> None:
             function(small)
 
 
+def test_what_a_training_lacks_is_said(trained: Run) -> None:
+    with pytest.raises(Missing, match="no activity table: it is a training, whose model `twell capture` can record"):
+        trained.frame("activity")
+
+
 def test_a_copy_without_activity_keeps_it(trained: Run, tmp_path: Path) -> None:
     from twell.workbench.run.store import copy_without_activity, open_run
 

@@ -202,6 +202,8 @@ class Run:
         return [(listed[file], clause) for file, clause in clauses.items()]
 
     def _why(self, table: str) -> str:
+        if self.manifest.training is not None and not self.has("activity"):
+            return ": it is a training, whose model `twell capture` can record"
         if self.manifest.summary_only and not TABLES[table].in_summary_only:
             if table in SUMMARIES.tables:
                 return ": it is a summary-only run, which keeps it added up over the parts, in its summary alone"
