@@ -24,6 +24,7 @@ from twell.analysis.neurons.examples import examples
 from twell.analysis.overview import overview
 from twell.analysis.speed.compression import tile_settings
 from twell.analysis.speed.contribution import gain_correlations, layer_gains, model_time
+from twell.analysis.speed.ffn_speedup import ffn_speedup
 from twell.analysis.speed.speedup import model_speedup, speedup, speedup_correlation, timings_by_batch
 from twell.analysis.speed.tile_overflow import peer_audit, tile_audit
 from twell.analysis.speed.unions import union_sizes
@@ -52,6 +53,7 @@ __all__ = [
     "ensure",
     "examples",
     "export",
+    "ffn_speedup",
     "findings",
     "fired_csr",
     "gain_correlations",

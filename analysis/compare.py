@@ -21,7 +21,8 @@ import pandas as pd
 from pandas.api.types import is_float_dtype
 
 from twell.analysis.activity.layers import by_layer
-from twell.analysis.speed.speedup import model_speedup, speedup
+from twell.analysis.speed.ffn_speedup import caveats, ffn_speedup, layer_names
+from twell.analysis.speed.speedup import model_speedup
 from twell.analysis.statistics import effective, jackknife_error, t_half
 from twell.analysis.summaries.read import open_summaries
 from twell.analysis.tokens.by_token import by_token
@@ -63,6 +64,7 @@ def compare(options: CompareOptions) -> pd.DataFrame:
     layers = compare_layers(runs)
     printed = table if table.attrs["comparable"] else table.drop(columns="best")
     print(f"{_text(printed)}\n  {table.attrs['note']}\n\nMean nnz by layer, against {runs[0].name}:\n{_text(layers)}")
+    print("".join(f"  {note}\n" for note in table.attrs["speed_notes"]), end="")
     print(f"  {layers.attrs['note']}; paired: both ran the same sequences")
     for other in unreadable[1:]:
         print(f"Left out: {other}", file=sys.stderr)
@@ -105,13 +107,13 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     attrs["note"] says if not, attrs["comparable"] is False then.
     """
     _require_two(runs)
-    rows, damaged = [], list[str]()
+    rows, damaged, notes = [], list[str](), list[str]()
     for run in runs:
-        layers = by_layer(run)
+        layers, (speeds, damage, mind) = by_layer(run), _speed(run)
+        notes += [mind] if mind else []
         row = {"run": run.name, "model": run.manifest.model["name"], "tokens": int(layers["tokens"].iloc[0])}
         row |= {"loss": np.nan if run.manifest.loss is None else run.manifest.loss, "nnz_mean": layers["mean"].mean()}
         row |= {"sparsity": layers["sparsity"].mean(), "dead_share": layers["dead_share"].mean()}
-        speeds, damage = _speed(run)
         rows.append({**row, **speeds})
         damaged += [damage.rstrip(".")] if damage else []
     frame = pd.DataFrame(rows)
@@ -121,24 +123,26 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     frame["best"] = pd.array(np.where(np.isnan(loss), None, ~beaten), dtype="boolean")
     same_text = of_one_text(runs)
     note = "the same text" if same_text else "texts or vocabularies differ, so losses cannot be compared"
-    frame.attrs = {"note": "; ".join([note, *damaged]), "comparable": same_text}
+    frame.attrs = {"note": "; ".join([note, *damaged]), "comparable": same_text, "speed_notes": notes}
     return frame
 
 
-def _speed(run: Run) -> tuple[dict[str, float], str]:
-    """Return the speedups of the FFN and of the whole model, NaN where not timed or where the reference ran; and a
-    sentence where the timings are damaged, else ""."""
-    speedups, damage = {"ffn_speedup": np.nan, "model_speedup": np.nan}, ""
+def _speed(run: Run) -> tuple[dict[str, float], str, str]:
+    """Return the speedups of the FFN and of the whole model, NaN where not timed or where the reference ran; a sentence
+    where the timings are damaged, else ""; and what to mind of the FFN's speedup, else ""."""
+    speeds, damage, mind = {"ffn_speedup": np.nan, "model_speedup": np.nan}, "", ""
     try:
-        rows = speedup(run)
-        if rows.attrs["comparable"]:
-            speedups["ffn_speedup"] = float(rows["dense_us"].sum() / rows["sparse_us"].sum())
-            speedups["model_speedup"] = model_speedup(run)["speedup"]
+        total = ffn_speedup(run)
+        if total["comparable"]:
+            speeds["ffn_speedup"] = total["speedup"]
+            part = [] if total["all_layers"] else [f"FFN × is of {layer_names(total)}."]
+            mind = " ".join([f"{run.name}:", *part, *caveats(total)]) if part or caveats(total) else ""
+            speeds["model_speedup"] = model_speedup(run)["speedup"]
     except Missing:
         pass
     except UserError as error:
         damage = str(error)
-    return speedups, damage
+    return speeds, damage, mind
 
 
 def compare_layers(runs: Sequence[Run]) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from twell.analysis.activity.layers import by_layer, flagged_tokens
 from twell.analysis.activity.positions import by_position
 from twell.analysis.activity.surprisal import surprisal_correlation
 from twell.analysis.memo import memo_scope
+from twell.analysis.speed.ffn_speedup import caveats, ffn_speedup, layer_names
 from twell.analysis.speed.speedup import speedup, speedup_correlation
 from twell.analysis.summaries.read import open_summaries
 from twell.analysis.tokens.by_token import by_token
@@ -28,8 +29,9 @@ def overview(run: Run) -> dict[str, Any]:
     layer, mean over layers); sparsity; densest_layer, sparsest_layer and their means densest_nnz, sparsest_nnz; dead,
     dead_share (of all neurons), dead_upper (95 % bound of a dead neuron's density); first_ratio (mean nnz of position 0
     over that of all later ones), first_tokens; loudest, quietest (dicts: token_id, text, z, z_se, count) among tokens
-    that occur 20 times; spearman (nnz and the next token's loss, median over layers), spearman_tokens; speedup (sum of
-    dense over sum of sparse FFN times; None where the reference ran), speedup_repeats, kernel, comparable; pearson (nnz
+    that occur 20 times; spearman (nnz and the next token's loss, median over layers), spearman_tokens; speedup, with
+    speedup_low, speedup_high, speedup_turns (as `ffn_speedup` has them; None where the reference ran), speedup_layers
+    (those timed, in words), speedup_caveats (sentences), speedup_repeats, kernel, comparable; pearson (nnz
     and speedup over layers), pearson_layers; missing (dict: what is None, and why).
     """
     manifest = run.manifest
@@ -104,10 +106,12 @@ def _surprisal(run: Run) -> dict[str, Any]:
 
 
 def _speedup(run: Run) -> dict[str, Any]:
-    """Return the speedup of all timed FFNs together."""
-    rows = speedup(run)
-    _refuse_incomparable(rows.attrs)
-    return {"speedup": float(rows["dense_us"].sum() / rows["sparse_us"].sum())}
+    """Return the speedup of all timed FFNs together, and what stands beside it."""
+    total = ffn_speedup(run)
+    _refuse_incomparable(total)
+    numbers = {f"speedup_{name}": total[name] for name in ("low", "high", "turns")}
+    words = {"speedup_layers": layer_names(total), "speedup_caveats": caveats(total)}
+    return {"speedup": total["speedup"]} | numbers | words
 
 
 def _timed(run: Run) -> dict[str, Any]:
@@ -140,7 +144,7 @@ QUESTIONS: dict[tuple[str, ...], Callable[[Run], dict[str, Any]]] = {
     ("first_ratio", "first_tokens"): _first,
     ("loudest", "quietest"): _extremes,
     ("spearman", "spearman_tokens"): _surprisal,
-    ("speedup",): _speedup,
+    ("speedup", *(f"speedup_{name}" for name in ("low", "high", "turns", "layers", "caveats"))): _speedup,
     ("speedup_repeats", "kernel", "comparable"): _timed,
     ("pearson", "pearson_layers"): _pearson,
 }

@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from twell.workbench.run.manifest import Manifest
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the processors already: threads of each would only wait
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="twell-state-")  # tests leave the user's own alone
 os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # as on the command line; read once, by what comes with torch
 
 

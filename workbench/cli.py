@@ -15,6 +15,7 @@ import sys
 import time
 import typing
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +28,7 @@ from twell.workbench.errors import UserError
 COMMANDS: dict[str, tuple[type, str]] = {
     "demo": (options.DemoOptions, "twell.workbench.cli:demo"),
     "doctor": (options.DoctorOptions, "twell.workbench.doctor:doctor"),
-    "capture": (options.CaptureOptions, "twell.workbench.capturing.command:capture"),
+    "capture": (options.CaptureOptions, "twell.workbench.cli:capture"),
     "verify": (options.VerifyOptions, "twell.workbench.verify:verify"),
     "bench": (options.BenchOptions, "twell.workbench.bench.command:bench"),
     "summarize": (options.SummarizeOptions, "twell.analysis.summaries.refresh:summarize"),
@@ -38,6 +39,12 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "train": (options.TrainOptions, "twell.workbench.training.command:train"),
 }
 
+# What a command that first loads torch and a model says at once.
+BEGINS: dict[type, str] = {
+    options.CaptureOptions: "Loading {model} to read {text} into {out} …",
+    options.VerifyOptions: "Loading {run} and its model, to compare {tokens:,} tokens …",
+    options.TrainOptions: "Loading {text} to train {config} into {out} …",
+}
 # Every passage and enough of the Python documentation for rankings to mean something; about a minute on two cores.
 DEMO_TOKENS = 160_000
 DEMO_EXAMPLES = 8  # of each neuron and kind
@@ -107,8 +114,11 @@ def command(dataclass: type, target: str) -> Callable[..., None]:
 
     def run(**values: Any) -> None:
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        chosen = dataclass(**values)
         module, function = target.split(":")
-        getattr(importlib.import_module(module), function)(dataclass(**values))
+        if dataclass in BEGINS and os.environ.get("RANK", "0") == "0":
+            print(BEGINS[dataclass].format(**values | {"text": ", ".join(values.get("text", ()))}), flush=True)
+        getattr(importlib.import_module(module), function)(chosen)
 
     hints = typing.get_type_hints(dataclass)
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -123,6 +133,25 @@ def help_and_examples(dataclass: type) -> tuple[str, str]:
     examples = [line for line in lines if line.startswith("twell ")]
     text = "\n".join(line for line in lines if not line.startswith("twell ")).strip()
     return text, "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
+
+
+def capture(chosen: options.CaptureOptions) -> None:
+    """Capture; then say how fast the FFN was and what can be done with the run."""
+    from twell.workbench.capturing.command import capture as record
+
+    run = record(chosen)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    with suppress(ImportError, UserError):  # analysis may not be installed where models run; a run may have no timings
+        from twell.analysis.speed.ffn_speedup import ffn_speedup, sentence
+
+        print(sentence(ffn_speedup(run)))
+    for command_line, purpose in (
+        (f"twell app {run.path.parent}", "look at it in the dashboard"),
+        (f"twell verify {run.path}", "compare outputs and counts with the dense model"),
+        (f"twell export {run.path} --out {run.name}.html", "take it along: a page, tables, a notebook"),
+    ):
+        print(f"  {command_line:<48} {purpose}")
 
 
 def demo(demo_options: options.DemoOptions) -> None:

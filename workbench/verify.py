@@ -32,6 +32,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.models import weights
 from twell.workbench.models.checkpoint import Checkpoint, find, understood
 from twell.workbench.models.load import LoadedModel, load
+from twell.workbench.models.remembered import recall
 from twell.workbench.options import VerifyOptions, check_bounds
 from twell.workbench.run import locks
 from twell.workbench.run import manifest as manifests
@@ -204,6 +205,14 @@ def _model(run: Run, options: VerifyOptions) -> tuple[LoadedModel, Checkpoint]:
     packaged = Path(str(files("twell.data"))) / name
     if not options.model and not Path(name).is_dir() and packaged.is_dir():
         name = str(packaged)
+    elif not options.model and not Path(name).is_dir() and manifest.model["revision"] is None:  # no model of the hub
+        folder = recall(str(manifest.model.get("weights", "")))
+        if folder is None:
+            raise UserError(
+                f"Expected to find the model {name} that {run.path} was recorded with, but this machine remembers no "
+                "folder with its weights: give it by --model."
+            )
+        name = folder
     revision = manifest.model["revision"] if not Path(name).is_dir() else None
     threshold = manifest.options.get("threshold")
     dtype = getattr(torch, manifest.dtype)

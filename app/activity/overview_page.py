@@ -42,10 +42,7 @@ def draw_headline(run: Run) -> None:
     if numbers["speedup"] is None:
         speed = "none is claimed from the slow reference kernel" if numbers["kernel"] else "not timed"
     else:
-        speed = (
-            f"dense time / sparse time of the FFN in all layers, {numbers['kernel']} kernel, "
-            f"{numbers['speedup_repeats']} batch{'es' if numbers['speedup_repeats'] != 1 else ''}"
-        )
+        speed = ffn_speedup_note(numbers)
     values = (
         ("Sparsity", percent(numbers["sparsity"]), f"1 − nnz / d_ff, mean of {plural(run.layers, 'layer')}"),
         (
@@ -58,6 +55,17 @@ def draw_headline(run: Run) -> None:
         ("FFN speedup", times(numbers["speedup"]), speed),
     )
     widgets.numbers(values)
+
+
+def ffn_speedup_note(numbers: dict[str, Any]) -> str:
+    """Return what stands under the FFN speedup: layers, interval, kernel, and what to mind (`analysis.overview`)."""
+    span = (
+        f"95{SPACE}% {times(numbers['speedup_low'])} to {times(numbers['speedup_high'])}, "
+        if numbers["speedup_turns"] > 1
+        else ""
+    )
+    text = f"dense time / sparse time, {numbers['speedup_layers']}, {span}{numbers['kernel']} kernel"
+    return ". ".join([text, *(sentence.rstrip(".") for sentence in numbers["speedup_caveats"])])
 
 
 def draw_layers(run: Run) -> None:

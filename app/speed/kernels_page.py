@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.speed.ffn_speedup import caveats, layer_names
 from twell.app.jobs.measure import measure
 from twell.app.jobs.status import job_status
 from twell.app.speed.bench_view import draw_bench
@@ -15,7 +16,7 @@ from twell.app.speed.compression_view import draw_compressions
 from twell.app.speed.kernel_figures import audit_map, break_even, of_tile, time_split
 from twell.app.speed.timing_figures import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
 from twell.app.ui import widgets
-from twell.app.ui.formatting import fixed, number, percent, plural, whole
+from twell.app.ui.formatting import fixed, number, percent, plural, times, whole
 from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.url_state import current_run, one_of, url_param
 from twell.workbench.errors import Missing
@@ -159,6 +160,16 @@ def draw_times_over_capture(run: Run) -> None:
     widgets.draw(over_batches(result.frame), "batches", "Dense and sparse time per token by batch")
 
 
+def note_speedup(total: dict[str, Any]) -> None:
+    """Show the speedup of all timed layers together, and what to mind of it."""
+    if not total["comparable"]:
+        return
+    span = f" (95 % {times(total['low'])} to {times(total['high'])})" if total["turns"] > 1 else ""
+    st.markdown(f"**FFN speedup {times(total['speedup'])}**{span}, {layer_names(total)}.")
+    for sentence in caveats(total):
+        st.warning(widgets.escape_markdown(sentence))
+
+
 def draw_timings(run: Run) -> None:
     """Draw the timings taken during the capture. Raises Missing, with how to take some, if there are none."""
     if not run.has("timings"):
@@ -168,6 +179,7 @@ def draw_timings(run: Run) -> None:
             "batches, dense and sparse on the same input."
         )
     result = query(run, analysis.speedup)
+    note_speedup(fetch(run, analysis.ffn_speedup))
     if not result.frame.attrs["comparable"]:
         note_reference_kernel(run)
         draw_layer_times(run, result)

@@ -28,7 +28,10 @@ def test_a_run_is_verified(
 ) -> None:
     folder = make_model(tmp_path / "model", family)
     run = run_capture(folder, tmp_path / "run", texts)
-    verify(VerifyOptions(run=run.path, tokens=100, model=str(folder), device="cpu"))
+    assert (
+        str(folder) not in (run.path / manifests.FILE).read_text()
+    )  # the path is remembered beside the run, not in it
+    verify(VerifyOptions(run=run.path, tokens=100, device="cpu"))
     manifest = open_run(run.path).manifest
     assert manifest.parity is not None and manifest.overhead is not None
     assert 100 <= manifest.parity["tokens"] < 130
@@ -106,3 +109,12 @@ def test_what_cannot_be_verified_is_refused(
     part.write_bytes(part.read_bytes()[:1000])
     with pytest.raises(UserError, match="Expected a readable part at"):
         verify(VerifyOptions(run=run.path, model=str(tiny), device="cpu"))
+
+
+def test_a_model_that_this_machine_does_not_remember_is_asked_for(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], run_capture: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_capture(tiny, tmp_path / "run", texts)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    with pytest.raises(UserError, match="give it by --model"):
+        verify(VerifyOptions(run=run.path, tokens=100, device="cpu"))

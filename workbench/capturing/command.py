@@ -29,6 +29,7 @@ from twell.workbench.capturing.recorder import Recorder, new_manifest
 from twell.workbench.capturing.resume import ResumePoint
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel, load
+from twell.workbench.models.remembered import remember
 from twell.workbench.options import CaptureOptions, check_bounds
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.run.store import Run, open_run
@@ -83,6 +84,7 @@ def record(
     """
     ranks = ranks or Ranks()
     _refuse_model(loaded, options)
+    remember(loaded.weights, options.model)
     planned = new_manifest(loaded, options, [source.name for source in sources])
     planned.ranks = ranks.blank_ranks()
     with closing(read_batches(loaded, options, sources, ranks)) as stream:
@@ -177,6 +179,6 @@ def _run_batches(
         if batch is None:
             return None
         recorder.step(batch)
-        bar.advance(recorder.fresh_tokens * world, recorder.nnz_mean)
+        bar.advance(recorder.fresh_tokens * world, recorder.nnz_mean, recorder.timings.spent)
         if interrupt.requested and batch.ends:
             return None

@@ -23,7 +23,6 @@ from rich.progress import (
     SpinnerColumn,
     Task,
     TextColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 from transformers import PreTrainedTokenizerFast
@@ -43,7 +42,8 @@ BYTES_PER_COUNT = 1.2  # on disk, a token and layer
 BYTES_PER_TOKEN = 6  # on disk, a token, whatever the layers
 BYTES_PER_EXAMPLE = 35  # on disk
 STOPPING = b"\nStopping after the batches in hand, so that what is counted is kept; press again to stop at once.\n"
-LINE_SECONDS = 15.0  # between two lines where there is no terminal
+LINES = (2.0, 6.0)  # seconds after the first batch at which the first lines come, where there is no terminal
+LINE_SECONDS = 15.0  # between two later ones
 
 
 def expected_tokens(loaded: LoadedModel, options: CaptureOptions, sources: list[Source]) -> int | None:
@@ -124,10 +124,10 @@ class Bar:
         self._total, self._console = total, console
         self._done = done
         self._before: int | None = None  # tokens when the rate's clock began
-        self._began = self._printed = time.monotonic()
+        self._began, self._lines, self._aside = time.monotonic(), 0, 0.0
         self._progress: Progress | None = None
         if console.is_terminal:
-            columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+            columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), _Rate())
             self._progress = Progress(*columns, TextColumn("{task.description}"), console=console, transient=True)
             self._task = self._progress.add_task("", total=total)
 
@@ -140,24 +140,40 @@ class Bar:
         if self._progress is not None:
             self._progress.stop()
 
-    def advance(self, tokens: int, nnz_mean: float | None) -> None:
-        """Show `tokens` more tokens, and the run's mean nnz so far; None until a token is counted."""
+    def advance(self, tokens: int, nnz_mean: float | None, aside: float = 0.0) -> None:
+        """Show `tokens` more tokens, and the run's mean nnz so far; None until a token is counted.
+
+        aside: seconds until now that went into something else than tokens
+        """
         mean = "no token counted" if nnz_mean is None else f"mean nnz {nnz_mean:.1f}"
         self._done += tokens
         now = time.monotonic()
         if self._before is None:
             if not tokens:
                 return
-            self._before, self._began = self._done, now
+            self._before, self._began, self._aside = self._done, now, aside
             if self._progress is not None:
                 self._progress.reset(self._task, completed=self._done)
+        left = self._left(now - self._began - (aside - self._aside))
         if self._progress is not None:
-            self._progress.update(self._task, completed=self._done, description=mean)
-        elif self._done > self._before and now - self._printed >= LINE_SECONDS:
-            self._printed = now
+            self._progress.update(self._task, completed=self._done, description=f"{left}{mean}")
+        elif self._done > self._before and now - self._began >= self._next_line:
+            self._lines += 1
             rate = (self._done - self._before) / (now - self._began)
-            left = f", about {max(0, (self._total or 0) - self._done) / rate:,.0f} s left" if self._total else ""
-            self._console.print(f"{self._done:,} tokens, {rate:,.0f} tokens/s{left}, {mean}")
+            self._console.print(f"{self._done:,} tokens, {rate:,.0f} tokens/s, {left}{mean}")
+
+    @property
+    def _next_line(self) -> float:
+        """Return when the next line is due, in seconds after the first batch."""
+        later = self._lines - len(LINES) + 1
+        return LINES[self._lines] if self._lines < len(LINES) else LINES[-1] + LINE_SECONDS * later
+
+    def _left(self, seconds: float) -> str:
+        """Return the time that is left, in words. seconds: that the tokens since the first batch took."""
+        if not self._total or self._before is None or self._done <= self._before or seconds <= 0:
+            return ""
+        left = max(0, self._total - self._done) * seconds / (self._done - self._before)
+        return f"about {left:,.0f} s left, "
 
 
 class _Rate(ProgressColumn):

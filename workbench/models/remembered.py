@@ -1,0 +1,41 @@
+"""Remember on this machine where a model lay, so that a later command finds it by its weights.
+
+The idea: a run's manifest names a model and the checksum of its weights, and no path, because runs travel. The path is
+kept in the user's own folder for state ($XDG_STATE_HOME, or ~/.local/state), one small file for each set of weights.
+Nothing depends on it: where it cannot be written or read, a command asks for --model.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def state_folder() -> Path:
+    """Return the folder of what is remembered of models; it may not exist."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "twell" / "models"
+
+
+def remember(weights: str, folder: str) -> None:
+    """Remember the folder that weights of this checksum were loaded from; a name that is no folder is not kept."""
+    path = Path(folder)
+    try:
+        if not path.is_dir():
+            return
+        file = state_folder() / weights
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+        temporary.write_text(str(path.resolve()), encoding="utf-8")
+        os.replace(temporary, file)
+    except (OSError, RuntimeError, UnicodeError):  # no home, no room, no permission
+        return
+
+
+def recall(weights: str) -> str | None:
+    """Return the folder that weights of this checksum were last loaded from, if it is still there."""
+    try:
+        folder = (state_folder() / weights).read_text(encoding="utf-8")
+        return folder if weights.isalnum() and Path(folder).is_dir() else None
+    except (OSError, RuntimeError, UnicodeError):
+        return None
