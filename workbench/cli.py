@@ -7,6 +7,7 @@ one module that may reach into any folder. Errors are one sentence and exit code
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.metadata
 import inspect
@@ -23,7 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from twell.workbench import options
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, escaped
 
 COMMANDS: dict[str, tuple[type, str]] = {
     "demo": (options.DemoOptions, "twell.workbench.cli:demo"),
@@ -212,14 +213,37 @@ def main() -> None:
         _stop(str(error), 2, debug)
     except (typer.Abort, EOFError):
         _stop("Stopped.", 130, debug)
-    except Exception as error:
-        show = getattr(error, "show", None)  # click's errors of a wrong command line have this method
-        if show is None:
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
             raise
-        if sentence := _wrong_value(error):
-            _stop(sentence, 2, debug)
-        show()
-        sys.exit(2)
+        name = str(error.filename)
+        sentence = f"Expected a name that the system can hold, got one of {len(name):,} characters: shorten {name:.40}…"
+        _stop(sentence, 2, debug)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what click raises for a wrong command line has it
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error)
+            sys.exit(2)
+        _stop(_wrong_value(error) or _missing(error) or _wrong_line(error), 2, debug)
+
+
+def _missing(error: Exception) -> str:
+    """Return the sentence for an option or argument that was left out, with an example; "" for other errors."""
+    option, context = getattr(error, "param", None), getattr(error, "ctx", None)
+    if type(error).__name__ != "MissingParameter" or option is None or context is None:
+        return ""
+    value = option.metavar or str(option.name).upper()
+    wanted = value if option.param_type_name == "argument" else f"{option.opts[0]} {value}"
+    known = COMMANDS.get(context.info_name)
+    example = help_and_examples(known[0])[1].splitlines()[2].strip() if known else f"{context.command_path} --help"
+    return f"Expected {wanted}, got none: give it, as in `{example}`."
+
+
+def _wrong_line(error: Any) -> str:
+    """Return the sentence for anything else that is wrong with a command line."""
+    path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "twell"
+    return f"{error.format_message().rstrip('.')}: see `{path} --help`."
 
 
 def _wrong_value(error: Exception) -> str:
@@ -237,7 +261,7 @@ def _wrong_value(error: Exception) -> str:
 def _stop(message: str, code: int, debug: bool) -> None:
     if debug:
         raise
-    print(f"twell: {message}", file=sys.stderr)
+    print(f"twell: {escaped(message)}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -1,20 +1,50 @@
 """Errors for the person who runs a command or opens a page.
 
 Each message is one sentence: what was expected, what came, what to do. The command line prints it and exits with code
-2; the dashboard shows it in place of the figure or table.
+2; the dashboard shows it in place of the figure or table. Whatever names a message quotes, it stays on one line, and
+short enough to read.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Iterable
 from pathlib import Path
+
+LONGEST = 900  # characters of a message
+NAME, NAMES = 60, 12  # characters of a quoted name, and how many are quoted
 
 
 class UserError(Exception):
-    """Something outside the program is wrong: an argument, a file, a model, a disk."""
+    """Something outside the program is wrong: an argument, a file, a model, a disk.
+
+    message: one sentence; its control characters are escaped, and what is longer than LONGEST is cut in the middle
+    """
+
+    def __init__(self, message: str) -> None:
+        text = escaped(message)
+        half = LONGEST // 2
+        super().__init__(text if len(text) <= LONGEST else f"{text[:half]} … {text[-half:]}")
 
 
 class Missing(UserError):
     """A run lacks what a question needs: a table it never recorded, or rows that a summary-only run leaves out."""
+
+
+def escaped(text: str) -> str:
+    """Return text with what cannot be printed (line breaks, control characters, half surrogate pairs) as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in text)
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Return names from a person's file for a message: NAMES of them at most, each cut to NAME characters."""
+    every = list(names)
+    shown = [name if len(name) <= NAME else f"{name[:NAME]}…" for name in every[:NAMES]]
+    more = f" and {len(every) - NAMES} more" if len(every) > NAMES else ""
+    return ", ".join(shown) + more if shown else "(none)"
 
 
 def first_line(error: BaseException) -> str:
@@ -30,3 +60,19 @@ def utf8(name: str | Path) -> str:
     except UnicodeEncodeError:
         raise UserError(f"Expected a name in UTF-8, got {str(name)!r}: rename it.") from None
     return str(name)
+
+
+def usable(path: str | Path) -> Path:
+    """Return the path of a file or folder. Raises UserError for one that the system cannot hold, or not in UTF-8."""
+    name = utf8(path)
+    try:
+        os.lstat(name)
+    except ValueError:
+        raise UserError(f"Expected a name without a null character, got {name!r:.{NAME}}: correct it.") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(
+                f"Expected a name that the system can hold, got one of {len(name):,} characters ({name[:NAME]}…): "
+                "shorten it."
+            ) from None
+    return Path(name)

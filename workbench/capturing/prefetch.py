@@ -5,10 +5,11 @@ Cost: the tokenizer's, beside the device's work; AHEAD batches are in memory.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import TypeVar
 
 from twell.workbench.capturing.distributed import Ranks
@@ -16,13 +17,14 @@ from twell.workbench.errors import UserError
 from twell.workbench.models.load import CONTEXT, LoadedModel
 from twell.workbench.options import CaptureOptions
 from twell.workbench.text.batches import Batch, batches
-from twell.workbench.text.sequences import Sequence, documents, sequences
+from twell.workbench.text.sequences import PIECE, PIECE_SECONDS, Sequence, Tokenizing, documents, sequences
 from twell.workbench.text.sources import Source
 from twell.workbench.text.vocabulary import special_ids
 
 T = TypeVar("T")
 BatchStream = Generator[Batch, None, None]
 AHEAD = 4  # batches tokenised before they are needed
+POLL_SECONDS = 0.5
 
 
 def sequence_length(loaded: LoadedModel, requested: int | None) -> int:
@@ -50,11 +52,14 @@ def read_batches(
     loaded: LoadedModel, options: CaptureOptions, sources: list[Source], ranks: Ranks | None = None
 ) -> BatchStream:
     """Return the text in batches, tokenised ahead; with `ranks`, only the batches of this rank."""
-    texts = sequences(documents(sources), loaded.tokenizer, prompt_length(loaded, options))
+    tokenizing = Tokenizing()
+    texts = sequences(documents(sources), loaded.tokenizer, prompt_length(loaded, options), tokenizing)
     if options.tokens is not None:
         texts = _first(texts, options.tokens)
     in_batches = batches(texts, options.batch_tokens, special_ids(loaded.tokenizer), options.generate)
-    return _ahead(in_batches if ranks is None else (batch for batch in in_batches if ranks.runs(batch.window)))
+    if ranks is not None:
+        in_batches = (batch for batch in in_batches if ranks.runs(batch.window))
+    return _ahead(in_batches, tokenizing)
 
 
 def _first(texts: Iterator[Sequence], tokens: int) -> Iterator[Sequence]:
@@ -66,10 +71,46 @@ def _first(texts: Iterator[Sequence], tokens: int) -> Iterator[Sequence]:
             return
 
 
-def _ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """Yield the same items, made in another thread up to AHEAD items before they are needed."""
-    with ThreadPoolExecutor(1, thread_name_prefix="twell-text") as pool:
-        pending = deque(pool.submit(next, items, None) for _ in range(AHEAD))
-        while (item := pending.popleft().result()) is not None:
-            pending.append(pool.submit(next, items, None))
+def _ahead(items: Iterator[T], tokenizing: Tokenizing) -> Generator[T, None, None]:
+    """Yield the same items, made in another thread up to AHEAD items before they are needed.
+
+    Raises UserError if the tokenizer does not end; its thread is then left behind, as nothing can stop it.
+    """
+    requests: SimpleQueue[bool] = SimpleQueue()
+    results: SimpleQueue[Callable[[], T | None]] = SimpleQueue()
+    thread = Thread(target=_serve, args=(items, requests, results), name="twell-text", daemon=True)
+    thread.start()
+    for _ in range(AHEAD):
+        requests.put(True)
+    try:
+        while (item := _wait(results, tokenizing)()) is not None:
+            requests.put(True)
             yield item
+    finally:
+        requests.put(False)
+        while thread.is_alive() and not tokenizing.is_endless:
+            thread.join(timeout=POLL_SECONDS)
+
+
+def _serve(items: Iterator[T], requests: SimpleQueue[bool], results: SimpleQueue[Callable[[], T | None]]) -> None:
+    """Make an item for each request, until one is False; put functions that return it, None at the end, or raise."""
+    while requests.get():
+        future: Future[T | None] = Future()
+        try:
+            future.set_result(next(items, None))
+        except BaseException as error:
+            future.set_exception(error)
+        results.put(future.result)
+
+
+def _wait(results: SimpleQueue[Callable[[], T | None]], tokenizing: Tokenizing) -> Callable[[], T | None]:
+    """Return the next result. Raises UserError once the tokenizer has been at work for longer than any text takes."""
+    while True:
+        try:
+            return results.get(timeout=POLL_SECONDS)
+        except Empty:
+            if tokenizing.is_endless:
+                raise UserError(
+                    f"Expected a tokenizer that takes {PIECE:,} characters in less than {PIECE_SECONDS} s, got one "
+                    "that does not end: correct the patterns in its tokenizer.json."
+                ) from None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +19,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from twell.workbench.errors import UserError, first_line, utf8
+from twell.workbench.errors import UserError, first_line, usable, utf8
 from twell.workbench.models.families import ACTIVATIONS, FAMILIES, PLAIN, Family
+from twell.workbench.models.sizes import refuse_too_many_layers
 
 SUPPORTED = f"a model of model_type {', '.join([*FAMILIES][:-1])} or {[*FAMILIES][-1]} with ReLU"
 OTHERS = "; what the FFN of other families holds can be counted above a --threshold, such as 0.01"
@@ -32,12 +34,13 @@ ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation_function", "
 DEMO = "builtin:demo"  # the model that ships in the package
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 MIB = 2**20
+MOST_CONFIG = 64 * MIB  # bytes
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
 def find(model: str, revision: str | None, threshold: float | None = None) -> tuple[Path, str, str | None]:
     """Return the checkpoint's folder, a name without paths of this machine, and its commit if it is from the hub."""
-    folder = Path(str(files("twell.data") / "demo-model")) if model == DEMO else Path(model).expanduser()
+    folder = Path(str(files("twell.data") / "demo-model")) if model == DEMO else _path(model)
     if folder.is_dir():
         if revision is not None:
             raise UserError(
@@ -53,6 +56,14 @@ def find(model: str, revision: str | None, threshold: float | None = None) -> tu
     understood(config, model, threshold)  # before gigabytes of weights are fetched
     folder = _download(model, config.name, HUB_FILES)
     return folder, model, folder.name
+
+
+def _path(model: str) -> Path:
+    """Return the path that a model's name would be. Raises UserError for one that the system cannot hold."""
+    try:
+        return usable(Path(model).expanduser())
+    except RuntimeError:  # ~ of somebody who is not known here
+        return usable(model)
 
 
 def _download(model: str, revision: str | None, files: list[str]) -> Path:
@@ -97,6 +108,7 @@ class Checkpoint:
 def understood(folder: Path, name: str, threshold: float | None = None) -> Checkpoint:
     """Read a checkpoint's config.json. Raises UserError that names the first field that is not understood."""
     fields = _fields(folder, name)
+    refuse_too_many_layers(fields, name)
     family = FAMILIES.get(str(fields.get("model_type")))
     if family is None and threshold is None:
         raise _refusal(fields, name, "model_type", OTHERS)
@@ -149,14 +161,43 @@ def _config(folder: Path, name: str, family: Family | None, fields: dict[str, An
 def _fields(folder: Path, name: str) -> dict[str, Any]:
     wanted = f"Expected a config.json in the model folder {name}"
     try:
-        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        fields = json.loads(_text(folder / "config.json"))
     except FileNotFoundError:
         raise UserError(f"{wanted}, found none: give the folder that save_pretrained wrote.") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{wanted} that can be read, got {error}: copy the model again.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{wanted} that can be read, got {first_line(error)}: copy the model again.") from None
     if not isinstance(fields, dict):
         raise UserError(f"{wanted} with an object in it, got a {type(fields).__name__}: copy the model again.")
     return fields
+
+
+def _text(path: Path) -> str:
+    """Return a small file's text. Raises OSError for what is no file, as a pipe is, and for a file of many MiB."""
+    if path.exists() and not path.is_file():
+        raise OSError("no file")
+    with path.open("rb") as file:
+        data = file.read(MOST_CONFIG + 1)
+    if len(data) > MOST_CONFIG:
+        raise OSError(f"more than {MOST_CONFIG // MIB} MiB")
+    return data.decode()
+
+
+def refuse_unreadable_generation(folder: Path, name: str) -> None:
+    """Raise UserError for a generation_config.json that transformers would ignore, or stumble over."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return
+    try:
+        if not isinstance(given := json.loads(_text(path)), dict):
+            raise ValueError(f"a {type(given).__name__}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            GenerationConfig(**given)
+    except Exception as error:  # the class checks itself in its own ways
+        raise UserError(
+            f"Expected a generation_config.json in {name} that can be read, got {first_line(error)}: correct it, or "
+            "remove it."
+        ) from None
 
 
 def fingerprint(folder: Path) -> str:

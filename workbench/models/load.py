@@ -30,7 +30,7 @@ from twell.kernels.layout import Layout
 from twell.kernels.modules import CountedMap, Probe, SparseFFN
 from twell.workbench.errors import UserError, first_line
 from twell.workbench.models import threshold_ffn, weights
-from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, understood
+from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, refuse_unreadable_generation, understood
 from twell.workbench.models.families import ACTIVATIONS, FAMILIES
 from twell.workbench.run.manifest import RMS_NORM
 
@@ -184,6 +184,7 @@ def load(
     if dtype is None:
         stored = checkpoint.config.dtype
         dtype = stored if place.type == "cuda" and isinstance(stored, torch.dtype) else torch.float32
+    refuse_unreadable_generation(folder, name)
     tokenizer = _tokenizer(folder, name)
     loaded = weights.read(checkpoint, dtype)
     loaded.to(place)  # type: ignore[arg-type]  # transformers wraps it without its types

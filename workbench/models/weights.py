@@ -20,6 +20,7 @@ Cost: reading the weights.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from transformers import (
 from twell.workbench.errors import UserError, first_line
 from twell.workbench.models.checkpoint import Checkpoint
 from twell.workbench.models.families import PLAIN
+from twell.workbench.models.sizes import refuse_other_sizes
 
 # How a weight's name ends: the map's name, and whether it lies transposed in a gated FFN and in a plain one.
 STORED = {
@@ -97,6 +99,7 @@ def read(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
         got = f"only {others[0]}, a pickle, which is never opened" if others else "none"
         raise UserError(f"Expected weights in safetensors in {name}, got {got}: save it with save_pretrained.")
     _refuse_other_numbers(checkpoint)
+    refuse_other_sizes(folder, name, checkpoint.config, partial(_network, checkpoint))
     transformers.logging.disable_progress_bar()
     # Of another size: to name them below.
     given: dict[str, Any] = {"config": checkpoint.config, "dtype": dtype, "ignore_mismatched_sizes": True}
@@ -118,6 +121,13 @@ def read(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
         if found:
             raise _wrong(name, what, found)
     return network.eval()
+
+
+def _network(checkpoint: Checkpoint) -> nn.Module:
+    """Make a checkpoint's network with random weights."""
+    if checkpoint.family is not None and checkpoint.family.base:
+        return _class(checkpoint)(checkpoint.config)
+    return AutoModelForCausalLM.from_config(checkpoint.config, trust_remote_code=False)
 
 
 def _refuse_other_numbers(checkpoint: Checkpoint) -> None:

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twell.workbench.errors import Missing, UserError, utf8
+from twell.workbench.errors import Missing, UserError, usable, utf8
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.checks import queries, verified
 from twell.workbench.run.checks.columns_on_disk import column_fault
@@ -258,8 +258,8 @@ def _holds_run(folder: Path) -> bool:
 
 
 def refuse_existing(folder: Path) -> None:
-    """Raise UserError if the folder holds a run or anything else, or if its name is not UTF-8."""
-    utf8(folder)
+    """Raise UserError if the folder holds a run or anything else, or if no folder can have its name."""
+    usable(folder)
     if (folder / manifests.FILE).exists():
         raise UserError(
             f"Expected an empty output folder, {folder} already holds a run: choose another --out or remove it first."

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, first_line
 from twell.workbench.text.sources import Source, builtins
 
 if TYPE_CHECKING:
@@ -28,10 +30,43 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 16  # characters, the most in one piece of a document
 BATCH = PIECE * min(32, max(8, os.cpu_count() or 1))  # characters tokenised at a time: a piece for each core
+BATCH_PIECES = 4096  # at most, as each takes memory of its own however short it is
 
 # Where a piece may end, best first: between two lines of text, before a word, after a line break. Byte-level
 # tokenizers split at the first two anyway, so a cut there changes no token. Greedy: the last such border.
 _BORDERS = [re.compile(p, re.DOTALL) for p in (r".*\S\n(?=\S)", r".+(?= [^\W\d_])", r".*\n")]
+
+
+PIECE_SECONDS = 20  # that a piece may take, of a tenth of a second; a pattern that takes longer does not end
+
+
+class Tokenizing:
+    """A tokenizer's work on one batch, seen from another thread: whether it takes so long that it will not end."""
+
+    def __init__(self) -> None:
+        self._until: float | None = None
+
+    @property
+    def is_endless(self) -> bool:
+        until = self._until
+        return until is not None and time.monotonic() > until
+
+    @contextmanager
+    def working(self, characters: int) -> Iterator[None]:
+        """Measure a block that tokenises so many characters. Raises UserError for any error of the tokenizer in it."""
+        rounds = -(-characters // (PIECE * (os.cpu_count() or 1)))
+        self._until = time.monotonic() + PIECE_SECONDS * max(1, rounds)
+        try:
+            yield
+        except BaseException as error:  # a panic of the tokenizers library is no Exception
+            if isinstance(error, KeyboardInterrupt | GeneratorExit | SystemExit):
+                raise
+            raise UserError(
+                f"Expected a tokenizer that takes the text, got an error of it ({first_line(error)}): correct the "
+                "patterns in its tokenizer.json."
+            ) from None
+        finally:
+            self._until = None
 
 
 @dataclass(frozen=True)
@@ -98,19 +133,28 @@ def _pieces(chunks: Iterable[str]) -> Iterator[str]:
         yield text
 
 
-def sequences(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> Iterator[Sequence]:
+def sequences(
+    documents: Iterable[Document],
+    tokenizer: PreTrainedTokenizerFast,
+    seq_len: int,
+    tokenizing: Tokenizing | None = None,
+) -> Iterator[Sequence]:
     """Tokenise each document, and cut it into sequences of `seq_len` tokens without overlap, the last one shorter.
 
     A document of one piece gets exactly the ids of `tokenizer(text)`, special tokens included. The pieces of a longer
     document are tokenised by themselves, with the special tokens once, so ids can differ from those of the whole text
     at the borders of pieces, and only there. With byte-level BPE they are the same for text that has words or lines; a
     metaspace tokenizer (Llama 2) adds its leading space to each piece. Documents without a token of text are left out.
-    Raises UserError for a `seq_len` below 1.
+    Raises UserError for a `seq_len` below 1, and for a tokenizer that fails.
+
+    tokenizing: notes when the tokenizer is at work
     """
     if seq_len < 1:
         raise UserError(f"Expected sequences of at least 1 token, got {seq_len}: raise --seq-len.")
-    before, after = _special_tokens(tokenizer)
-    tokenised = groupby(_tokenised(documents, tokenizer), key=lambda pair: (pair[0].source, pair[0].number))
+    tokenizing = tokenizing or Tokenizing()
+    with tokenizing.working(1):
+        before, after = _special_tokens(tokenizer)
+    tokenised = groupby(_tokenised(documents, tokenizer, tokenizing), key=lambda pair: (pair[0].source, pair[0].number))
     for (source, number), pieces in tokenised:
         stream = chain(before, chain.from_iterable(ids for _, ids in pieces), after)
         start = 0
@@ -120,23 +164,24 @@ def sequences(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast,
 
 
 def _tokenised(
-    documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast
+    documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast, tokenizing: Tokenizing
 ) -> Iterator[tuple[Document, list[int]]]:
     """Yield pieces with their ids, without special tokens; pieces without ids are left out."""
     for batch in _batches(documents):
         texts = [piece.text for piece in batch]
-        ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        with tokenizing.working(sum(map(len, texts))):
+            ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
         yield from (pair for pair in zip(batch, ids, strict=True) if pair[1])
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yield consecutive pieces in lists of BATCH characters or a little more."""
+    """Yield consecutive pieces in lists of BATCH characters or a little more, and of BATCH_PIECES at most."""
     batch: list[Document] = []
     characters = 0
     for document in documents:
         batch.append(document)
         characters += len(document.text)
-        if characters >= BATCH:
+        if characters >= BATCH or len(batch) >= BATCH_PIECES:
             yield batch
             batch, characters = [], 0
     if batch:

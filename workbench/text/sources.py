@@ -34,7 +34,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from twell.workbench.errors import UserError, utf8
+from twell.workbench.errors import UserError, usable, utf8
 from twell.workbench.text import streams, tables
 from twell.workbench.text.streams import STDIN, UNPACKED, is_packed
 
@@ -59,10 +59,12 @@ class Source:
         kind = _kind(utf8(name))
         self._begin(name, None, KINDS[kind])
         if kind.startswith("."):
-            size = _file_size(Path(tables.split(self.name)[0]))
+            size = _file_size(usable(tables.split(self.name)[0]))
             self.size = None if kind == PARQUET or is_packed(self.name) else size
         elif kind == HF:
             tables.check_datasets(self.name)
+        elif kind == STDIN:
+            streams.refuse_closed_stdin()
 
     def _begin(self, name: str, size: int | None, read: Callable[[Source], Documents]) -> None:
         """Set what a source has. read: returns its documents"""
@@ -108,6 +110,7 @@ def is_source_name(text: str) -> bool:
 def _matching(name: str) -> list[str]:
     """Return the names of the files that a pattern matches, each with the pattern's column; other names as they are."""
     path, column = tables.split(name)
+    usable(path)
     if ":" in path.partition("/")[0] or not glob.has_magic(path) or Path(path).exists():
         return [name]
     matches = sorted(glob.glob(path, recursive=True))
@@ -135,8 +138,10 @@ def _rows(texts: Callable[[str], Iterator[str]]) -> Callable[[Source], Documents
     """Return the reader of a kind whose texts are hashed, a row each. texts: yields them for a source's name"""
 
     def read(source: Source) -> Documents:
-        for text in texts(source.name):
-            source.hashed(text.encode())
+        for number, text in enumerate(texts(source.name), start=1):
+            if len(encoded := streams.encoded(text, f"row {number} of {source.name}")) > streams.LONGEST:
+                raise streams.too_long(f"row {number} of {source.name}")
+            source.hashed(encoded)
             yield [text]
 
     return read

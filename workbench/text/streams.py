@@ -1,7 +1,7 @@
 """Stream a file's bytes and texts: unpack it, cut it into lines, decode it.
 
-Cost: a block in memory, or a line of JSON. Every byte passes through the source's hash as it is on disk. A damaged
-packed file, and bytes that are not UTF-8, are refused with their offset.
+Cost: a block in memory, or a line of JSON of at most LONGEST bytes. Every byte passes through the source's hash as it
+is on disk. A damaged packed file, and bytes that are not UTF-8, are refused with their offset.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, quoted
 
 BLOCK = 1 << 18  # bytes read from a file at a time
+LONGEST = 1 << 24  # bytes of a line or a row, which must fit in memory several times over
 STDIN = "-"
 
 Hash = Callable[[bytes], bytes]  # counts and hashes a block, and returns it
@@ -72,21 +73,36 @@ def blocks(path: Path, hashed: Hash) -> Iterator[bytes]:
         raise UserError(f"Expected to read {path}, got an error ({fault}): check the file.") from None
 
 
+def refuse_closed_stdin() -> None:
+    """Raise UserError if there is no standard input to read from."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise UserError("Expected text on standard input for -, got one that is closed: pipe text into the command.")
+
+
 def stdin_blocks(hashed: Hash) -> Iterator[bytes]:
-    """Yield the blocks of standard input as they arrive."""
+    """Yield the blocks of standard input as they arrive. Raises UserError if it is closed."""
+    refuse_closed_stdin()
     while block := sys.stdin.buffer.read(BLOCK):
         yield hashed(block)
 
 
-def lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of the blocks together, each with its line break; the last may have none."""
+def lines(blocks: Iterable[bytes], longest: int | None = None) -> Iterator[bytes]:
+    """Yield the lines of the blocks together, each with its line break; the last may have none.
+
+    longest: bytes; of a longer line the beginning is yielded once it is past them, and then nothing more
+    """
     line: list[bytes] = []
+    size = 0
     for block in blocks:
         for piece in io.BytesIO(block):
             line.append(piece)
+            size += len(piece)
+            if longest is not None and size > longest:
+                yield b"".join(line)
+                return
             if piece.endswith(b"\n"):
                 yield b"".join(line)
-                line = []
+                line, size = [], 0
     if line:
         yield b"".join(line)
 
@@ -114,7 +130,9 @@ def json_texts(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
     name: the source's name, for the error
     """
     offset = 0
-    for number, line in enumerate(lines(blocks), start=1):
+    for number, line in enumerate(lines(blocks, LONGEST), start=1):
+        if len(line) > LONGEST:
+            raise too_long(f"line {number} of {name}")
         if line.strip():
             yield _json_text(name, number, offset, line)
         offset += len(line)
@@ -133,14 +151,27 @@ def _json_text(name: str, number: int, offset: int, line: bytes) -> str:
         raise UserError(f"{expected}, got a {type(record).__name__}: write one object a line.")
     text = record.get("text")
     if not isinstance(text, str):
-        got = f"text: {text!r:.40}" if "text" in record else f"the fields {', '.join(record) or '(none)'}"
+        got = f"text: {text!r:.40}" if "text" in record else f"the fields {quoted(record)}"
         raise UserError(f"{expected}, got {got}: put each document's text there.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        fault = f"half a surrogate pair at character {error.start}"
-        raise UserError(f"{expected}, got {fault}: write the character itself.") from None
+    encoded(text, f"line {number} of {name}")
     return text
+
+
+def encoded(text: str, where: str) -> bytes:
+    """Return text in UTF-8. Raises UserError for half a surrogate pair. where: the text's line or row, in words"""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        fault = f"half a surrogate pair at character {error.start} of {where}"
+        raise UserError(f"Expected text of whole characters, got {fault}: write the character itself.") from None
+
+
+def too_long(where: str) -> UserError:
+    """Return the error for a line or a row of more than LONGEST bytes. where: it, in words"""
+    return UserError(
+        f"Expected at most {LONGEST >> 20} MiB of text in {where}, got more: give so long a document as a .txt file, "
+        "which is read in pieces, or cut it."
+    )
 
 
 def _not_utf8(name: str, offset: int, error: UnicodeDecodeError) -> UserError:

@@ -1,9 +1,9 @@
 """Read texts from a column: of a Parquet file, or of a Hugging Face dataset through the `datasets` library.
 
-Rows are streamed, ROWS at a time. A column is named after a colon, as in `web.parquet:body`; without one it is `text`.
-A dataset is named `hf:org/name,CONFIG@SPLIT:COLUMN`, where the configuration may be left out, and the split, which then
-is train. Its name may also be a folder of data files, or one that `save_to_disk` wrote. A row without text (null) is an
-empty document.
+Rows are streamed, ROWS at a time or fewer long ones, and repeated texts are kept once. A column is named after a colon,
+as in `web.parquet:body`; without one it is `text`. A dataset is named `hf:org/name,CONFIG@SPLIT:COLUMN`, where the
+configuration may be left out, and the split, which then is train. Its name may also be a folder of data files, or one
+that `save_to_disk` wrote. A row without text (null) is an empty document.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from twell.workbench.errors import UserError, first_line
+from twell.workbench.errors import UserError, first_line, quoted
+from twell.workbench.text.streams import BLOCK, LONGEST, too_long
 
 COLUMN = "text"
-ROWS = 256  # read at a time
+ROWS = 256  # read at a time, at most
 _DATASET = re.compile(r"hf:(?P<name>[^,@:]+)(,(?P<config>[^@:]+))?(@(?P<split>[^:]+))?(:(?P<column>.+))?")
 
 
@@ -39,15 +40,19 @@ def parquet_texts(name: str) -> Iterator[str]:
     column = named or COLUMN
     try:
         with pq.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            if column not in schema.names or not _is_text(schema.field(column).type):
-                got = f"one of {schema.field(column).type}" if column in schema.names else "none"
+            types = [field.type for field in file.schema_arrow if field.name == column]
+            if len(types) != 1 or not _is_text(types[0]):
+                got = f"{len(types) or 'none'}" if len(types) != 1 else f"one of {types[0]}"
                 raise UserError(
-                    f"Expected a column {column} of text in {path}, got {got}: name one of its columns "
-                    f"({', '.join(schema.names)}) as {path}:COLUMN."
+                    f"Expected a column {quoted([column])} of text in {path}, got {got}: name one of its columns "
+                    f"({quoted(file.schema_arrow.names)}) as {path}:COLUMN."
                 )
-            for batch in file.iter_batches(ROWS, columns=[column]):
-                yield from (text or "" for text in batch.column(0).to_pylist())
+            rows, metadata = _rows_at_a_time(file.metadata, column, path), file.metadata
+        # Without reading ahead, and with each text of a dictionary once: what is in memory is a page, not a row group.
+        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": BLOCK, "read_dictionary": [column]}
+        with pq.ParquetFile(path, metadata=metadata, **options) as file:
+            for batch in file.iter_batches(rows, columns=[column]):
+                yield from (value.as_py() or "" for value in batch.column(0))
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise UserError(
@@ -55,6 +60,21 @@ def parquet_texts(name: str) -> Iterator[str]:
         ) from None
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"Expected to read {path}, got an error ({first_line(error)}): check the file.") from None
+
+
+def _rows_at_a_time(metadata: Any, column: str, path: str) -> int:
+    """Return how many rows to read at a time. Raises UserError for a row group whose texts are too long on the mean."""
+    rows = ROWS
+    for group in (metadata.row_group(index) for index in range(metadata.num_row_groups)):
+        chunks = (group.column(index) for index in range(group.num_columns))
+        chunk = next((chunk for chunk in chunks if chunk.path_in_schema == column), None)
+        if chunk is None or not chunk.num_values:
+            continue
+        mean = chunk.total_uncompressed_size // chunk.num_values
+        if mean > LONGEST:
+            raise too_long(f"the rows of {path}")
+        rows = min(rows, max(1, LONGEST // max(1, mean)))
+    return rows
 
 
 def _is_text(kind: Any) -> bool:
@@ -98,8 +118,10 @@ def hf_texts(name: str) -> Iterator[str]:
         for row in _rows(datasets, fields["name"], fields["config"], fields["split"]):
             text = row.get(column, 0)
             if not (text is None or isinstance(text, str)):
-                got = f"one of {type(text).__name__}" if column in row else f"the columns {', '.join(row)}"
-                raise UserError(f"Expected a column {column} of text in {name}, got {got}: name another as :COLUMN.")
+                got = f"one of {type(text).__name__}" if column in row else f"the columns {quoted(row)}"
+                raise UserError(
+                    f"Expected a column {quoted([column])} of text in {name}, got {got}: name another as :COLUMN."
+                )
             yield text or ""
     except UserError:
         raise

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from twell.workbench.errors import UserError, first_line, utf8
+from twell.workbench.errors import UserError, first_line, usable
 from twell.workbench.run import locks
 from twell.workbench.run.manifest import Manifest
 from twell.workbench.run.rank_share import RankShare
@@ -54,7 +54,7 @@ class TrainingFolder:
         self._log: TrainingLog | None = None
         self._lock: Callable[[], object] | None = None
         path = self.out / "training.json"
-        utf8(self.out)
+        usable(self.out)
         if path.exists():
             self.record: dict[str, Any] = _read_json(path)
         elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):

@@ -120,7 +120,7 @@ def test_docstrings_come_in_the_order_of_the_module(tmp_path: Path) -> None:
         ("a.jsonl", b'["text"]', "got a list:"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "b"', "line 2 of {path}, got invalid JSON"),
         ("a.jsonl", b"[" * 100_000, "line 1 of {path}, got invalid JSON"),
-        ("a.jsonl", b'{"text": "ab\\ud83d"}', "got half a surrogate pair at character 2:"),
+        ("a.jsonl", b'{"text": "ab\\ud83d"}', "got half a surrogate pair at character 2 of line 1 of "),
         ("a.csv", b"text", "ends in .txt or .jsonl (or in .zst, .gz, .xz after that) or .parquet, builtin:passages"),
         ("a.zst", b"text", "ends in .txt or .jsonl"),
         ("builtin:pasages", None, "got builtin:pasages: check the name"),
