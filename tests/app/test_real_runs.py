@@ -140,7 +140,7 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     page.get_by_role("textbox", name="Search").fill("ING")
     page.keyboard.press("Enter")
     page.wait_for_url("**find=ING*")
-    page.get_by_role("spinbutton", name="Seen at least").fill("5")
+    page.get_by_role("spinbutton", name="Minimum count").fill("5")
     page.keyboard.press("Enter")
     page.wait_for_url("**least=5*")
     watched.settle()
