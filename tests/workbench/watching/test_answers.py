@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.watched import PAD, SENTENCES, by_hooks, first_map, rows_of, same_state, state_of
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from twell.analysis import by_layer, by_neuron
 from twell.workbench import ablate, capture, open_run, watch
@@ -191,3 +194,18 @@ def test_capture_from_objects(tiny: Path, model: Any, texts: tuple[str, ...], tm
             capture(model, "a text", **wrong)
     with pytest.raises(UserError, match="nothing there"):
         capture(model, "missing.txt")
+
+
+def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Python runs as it stands, on the bundled model."""
+    page = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "watch(" in block)
+    assert code.count("\n") <= 15
+    folder = str(files("twell.data") / "demo-model")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    names: dict[str, Any] = {"model": model, "tokenizer": tokenizer}
+    names["inputs"] = tokenizer("The harbour lay quiet.", return_tensors="pt", return_token_type_ids=False)
+    monkeypatch.chdir(tmp_path)
+    exec(code, names)
+    assert open_run(tmp_path / "runs" / "mine").manifest.tokens == len(names["w"].nnz)
+    assert names["run"].manifest.sequences == 2

@@ -1,0 +1,102 @@
+"""TwellCallback in Hugging Face's Trainer: its numbers are counts taken by hand, and training computes what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.watched import first_map
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from twell.analysis.training import training_layers, training_steps
+from twell.workbench import TwellCallback, open_run
+
+pytest.importorskip("accelerate")
+
+STEPS, EVERY = 6, 2
+
+
+class Reporter(TrainerCallback):
+    """What sends logs elsewhere: it stands before the user's callbacks."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, Any]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        self.logs.append(dict(logs))
+
+
+def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback) -> Trainer:
+    """Return a trainer of STEPS steps of two sequences, which logs every EVERY steps and evaluates in between."""
+    rows = torch.randint(3, 319, (STEPS * 2, 12), generator=torch.Generator().manual_seed(0))
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    args = TrainingArguments(
+        output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=2, logging_steps=EVERY, save_strategy="no",
+        eval_strategy="steps", eval_steps=3, report_to=[], disable_tqdm=True, use_cpu=True, learning_rate=1e-2,
+    )  # fmt: skip
+    return Trainer(model, args, train_dataset=data, eval_dataset=data[:2], callbacks=list(callbacks))
+
+
+@pytest.fixture
+def trained(tiny: Path, load_object: Callable[..., Any], tmp_path: Path) -> tuple[Any, list[torch.Tensor]]:
+    """A model trained without the callback, and its gates' firings by plain hooks: [step][layer] bool [n, d_ff]."""
+    model = load_object(tiny, torch.float32)
+    fired: list[torch.Tensor] = []
+    for layer in model.model.layers:
+        first_map(layer).register_forward_hook(
+            lambda _m, _x, gate: fired.append((gate.detach() > 0)[:, 1:].flatten(0, 1)) if gate.requires_grad else None
+        )
+    trainer_of(model, tmp_path / "plain").train()
+    return model, fired
+
+
+def test_its_numbers(
+    trained: tuple[Any, list[torch.Tensor]], tiny: Path, load_object: Callable[..., Any], tmp_path: Path
+) -> None:
+    """In the logs, those of callbacks that stand before it included, and in the run; weights are trained alike."""
+    plain, fired = trained
+    model, reporter = load_object(tiny, torch.float32), Reporter()
+    before = [(name, id(p), p.data_ptr()) for name, p in model.named_parameters()]
+    trainer_of(model, tmp_path / "ours", reporter, TwellCallback(every=1, out=tmp_path / "run")).train()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert before == [(name, id(p), p.data_ptr()) for name, p in model.named_parameters()]
+    logged = [logs for logs in reporter.logs if "twell/nnz" in logs]
+    assert len(logged) == STEPS // EVERY
+    for number, logs in enumerate(logged):
+        for layer in range(3):
+            steps = [fired[step * 3 + layer] for step in range(number * EVERY, (number + 1) * EVERY)]
+            both = torch.cat(steps)
+            assert logs[f"twell/nnz/layer_{layer:02}"] == pytest.approx(float(both.sum(1).double().mean()))
+            assert logs[f"twell/dead/layer_{layer:02}"] == pytest.approx(float((~both.any(0)).double().mean()))
+    run = open_run(tmp_path / "run")
+    assert run.manifest.status == "complete"
+    steps, layers = training_steps(run), training_layers(run)
+    assert steps["step"].tolist() == [2, 4, 6]
+    np.testing.assert_allclose(steps["loss"], [logs["loss"] for logs in logged])
+    np.testing.assert_allclose(
+        layers["nnz"][layers["step"] == 6], [logged[-1][f"twell/nnz/layer_{n:02}"] for n in range(3)]
+    )
+
+
+def test_a_step_in_several(tiny: Path, load_object: Callable[..., Any], tmp_path: Path) -> None:
+    """Of one step in three the tokens are counted; no evaluation is, and a training that raises can be closed."""
+    model, reporter = load_object(tiny, torch.float32), Reporter()
+    before = [(name, id(p), p.data_ptr(), p.stride()) for name, p in model.named_parameters()]
+    callback = TwellCallback(every=3)
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 5:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(model, tmp_path, reporter, callback, Stop()).train()
+    assert [logs["twell/tokens"] for logs in reporter.logs if "twell/tokens" in logs] == [2 * 11, 2 * 11]
+    callback.close()
+    assert not any("forward" in vars(module) or module._forward_hooks for module in model.modules())
+    assert before == [(name, id(p), p.data_ptr(), p.stride()) for name, p in model.named_parameters()]
