@@ -32,7 +32,7 @@ NEVER: dict[str, set[str]] = {
 }
 # The command line may import any folder, inside a command's function, by the names in its table. A watch asks the
 # analysis about the run that it has made, inside one function.
-FREE = {"workbench/cli.py", "workbench/watching/questions.py"}
+FREE = {"workbench/cli.py", "workbench/watching/answers.py"}
 
 
 def imported(path: Path) -> set[str]:

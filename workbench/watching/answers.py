@@ -1,4 +1,8 @@
-"""Answer from what a watch has recorded: arrays, tables of the analysis, single firings."""
+"""Answer from what a watch has recorded: arrays, tables of the analysis, single firings.
+
+This is the one place here that reaches into another half of the house. The analysis is imported when the first question
+is asked, so that a watch needs nothing that it needs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ import torch
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
-from twell.workbench.watching.questions import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,3 +96,15 @@ class Answers:
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < self.loaded.layers:
             raise UserError(f"Expected a layer from 0 to {self.loaded.layers - 1}, got {layer}.")
+
+
+def ask(question: str, run: Run, **options: Any) -> Any:
+    """Return the answer of `twell.analysis` to a question about a run. question: by_layer, …"""
+    try:
+        from twell import analysis
+    except ImportError as error:
+        raise UserError(
+            f"Expected the analysis for {question}, it cannot be imported ({error.name} is missing): pip install "
+            "'twell-workbench[dashboard]'."
+        ) from None
+    return getattr(analysis, question)(run, **options)

@@ -40,9 +40,8 @@ from twell.workbench.run.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.run.store import Run, open_run, refuse_existing
 from twell.workbench.run.writer import RunWriter
 from twell.workbench.text.vocabulary import special_ids
-from twell.workbench.watching.answers import Answers
+from twell.workbench.watching.answers import Answers, ask
 from twell.workbench.watching.hooks import CallHooks
-from twell.workbench.watching.questions import ask
 from twell.workbench.watching.reads import SOURCE, Group
 from twell.workbench.watching.totals import Totals
 from twell.workbench.watching.tracker import Tracker
