@@ -12,6 +12,7 @@ import streamlit as st
 
 from twell.analysis.memo import memo_scope
 from twell.app.server import warm_up
+from twell.app.speed.live_view import follow
 from twell.app.ui import empty_states, run_header, styles, theme, url_state
 from twell.app.ui.pages import FRONT, PAGES
 from twell.app.ui.run_catalog import RECORDED, RunCatalog, find_runs, run_label
@@ -103,6 +104,8 @@ def main() -> None:
     run = catalog.runs[name]
     st.session_state["current_run"] = run
     run_header.status(run)
+    if page.url_path in (FRONT, "front") and run.manifest.status == "recording" and not run.manifest.training:
+        follow(str(run.path), with_figure=False)
     try:
         if page.url_path != "kernels":  # timings need no summary, and a growing run has a new one with every part
             run_header.update_summaries(run)

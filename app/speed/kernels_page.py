@@ -14,6 +14,7 @@ from twell.app.jobs.status import job_status
 from twell.app.speed.bench_view import draw_bench
 from twell.app.speed.compression_view import draw_compressions
 from twell.app.speed.kernel_figures import audit_map, break_even, of_tile, time_split
+from twell.app.speed.live_view import draw_calls, follow
 from twell.app.speed.timing_figures import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, percent, plural, times, whole
@@ -190,6 +191,9 @@ def draw_timings(run: Run) -> None:
             draw_layer_times(run, result)
         with right:
             draw_speedup_by_activity(run, result)
+    if run.manifest.status != "recording":  # while it is, the figure above follows the capture
+        with widgets.show_errors():
+            draw_calls(run)
     with widgets.show_errors():
         draw_times_over_capture(run)
     with widgets.show_errors():
@@ -200,10 +204,13 @@ with st.container(horizontal=True, vertical_alignment="center"):
     widgets.title("How much faster is sparse?")
     measure(current_run())
 job_status()
+if current_run().manifest.status == "recording":
+    follow(str(current_run().path), with_figure=True)
 with widgets.show_errors():
     draw_bench(current_run())
-with widgets.show_errors():
-    draw_timings(current_run())
+if current_run().manifest.status != "recording" or current_run().has("timings"):
+    with widgets.show_errors():
+        draw_timings(current_run())
 if current_run().manifest.status != "recording":  # the audit reads summaries, which a run that is being recorded lacks
     with widgets.show_errors():
         draw_tile_audit(current_run())

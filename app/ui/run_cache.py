@@ -13,6 +13,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twell.workbench.run.manifest import RECORDING
+from twell.workbench.run.part_files import live_timings
 from twell.workbench.run.store import Run, open_run
 
 if TYPE_CHECKING:
@@ -43,6 +45,35 @@ class CachedRun(Run):
         """The vocabulary by token id: bytes, text, special. It is shared: do not change it."""
         parts = [part for part in self.manifest.parts if part.table == "vocab"]
         return _vocabulary(PartKey(self, parts[0])) if len(parts) == 1 else super().vocab
+
+
+class LiveRun(CachedRun):
+    """A run that is being recorded, with the timings that its next part will hold.
+
+    Its other tables are those of the parts; its figures are drawn once and not cached.
+    """
+
+    @cached_property
+    def _live(self) -> pa.Table | None:
+        return live_timings(self.path) if self.manifest.status == RECORDING else None
+
+    def has(self, table: str) -> bool:
+        """Return whether the run holds any row of a table."""
+        return super().has(table) or (table == TIMINGS and self._live is not None)
+
+    def arrow(self, table: str = "activity", columns: Sequence[str] | None = None) -> pa.Table:
+        """Return a table as Arrow; for `timings`, followed by the rows of batches that no part has yet."""
+        if table != TIMINGS or self._live is None:
+            return super().arrow(table, columns)
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        rows = self._live
+        if super().has(table):
+            known = super().arrow(table)
+            newer = pc.invert(pc.is_in(rows["batch"], known["batch"].combine_chunks()))
+            rows = pa.concat_tables([known, rows.filter(newer).select(known.column_names).cast(known.schema)])
+        return rows if columns is None else rows.select(list(columns))
 
 
 class PartKey:

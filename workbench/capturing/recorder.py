@@ -167,6 +167,7 @@ class Recorder:
         counted.wait()
         if times is not None:
             self.timings.record(batch, times)
+            self.writer.show_timings(self.timings.columns())
         flags = batch.flags
         finite = counted.finite.numpy()
         if not finite.all():
@@ -259,14 +260,14 @@ class Recorder:
 
         The writing thread calls the function, because sums and examples must come from the device first.
         """
-        sums, timings = self._sums, self.timings.rows
+        sums, timings = self._sums, self.timings.columns()
         examples = self._collector.examples()
 
         def tables() -> Iterator[Rows]:
             if sums is not None:
                 yield from sums.tables()
             if timings:
-                yield "timings", {name: [row[name] for row in timings] for name in timings[0]}
+                yield "timings", timings
             if columns := examples():
                 yield "examples", columns
 

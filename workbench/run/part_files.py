@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+LIVE = "live-timings.parquet"  # in a run's folder while it is recorded, and in no manifest
+
 
 TICK = 50_000_000  # ns: two changes within a tick of the clock of files may leave the same time of change
 
@@ -82,6 +84,18 @@ def with_newer_columns(table: str, rows: pa.Table, columns: Collection[str] | No
         if column.is_newer and wanted and column.name not in rows.column_names:
             rows = rows.append_column(column.name, pa.nulls(len(rows), pa.type_for_alias(column.type)))
     return rows if columns is None else rows.select(list(columns))
+
+
+def live_timings(folder: Path) -> pa.Table | None:
+    """Return the rows of `timings` that a capture has made since its last part, at most some seconds old; None if it
+    has left none. They are no part of the run: a part will hold them too."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(folder / LIVE, partitioning=None, page_checksum_verification=True)
+    except (OSError, pa.ArrowException):  # none, or of a capture that was killed as it wrote
+        return None
 
 
 def unreadable_part(path: Path, error: Exception | str) -> UserError:

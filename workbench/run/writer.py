@@ -9,6 +9,7 @@ disk that is slower than the counts slows the caller down and does not fill memo
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from twell.workbench.errors import UserError
 from twell.workbench.run import manifest as manifests
@@ -25,12 +27,14 @@ from twell.workbench.run.checks.columns_on_disk import arrow_type
 from twell.workbench.run.checks.regular_file import is_within
 from twell.workbench.run.manifest import Manifest, Part
 from twell.workbench.run.parquet_part import GROUP, GrowingFile, disk_error
+from twell.workbench.run.part_files import LIVE
 from twell.workbench.run.rank_share import RankShare
 from twell.workbench.run.schema import TABLES, expand
 from twell.workbench.run.store import refuse_existing
 
 PART_TOKENS = 2**20
 PART_SECONDS = 10.0
+LIVE_SECONDS = 1.0  # between two versions of the rows that are shown before their part is closed
 AHEAD = 4  # most unfinished jobs of the writing thread
 
 Rows = tuple[str, Mapping[str, Any]]  # the name of a table, and its columns by name
@@ -73,7 +77,7 @@ class RunWriter:
         self._tokens, self._opened = 0, time.monotonic()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="twell-writer")
         self._jobs: deque[Future[None]] = deque()
-        self._failed = False
+        self._failed, self._shown = False, -LIVE_SECONDS
 
     def add(self, table: str, columns: Mapping[str, Any] | pa.Table) -> None:
         """Append rows to a table of the open part.
@@ -104,6 +108,17 @@ class RunWriter:
         """Return whether the open part has reached its size or its age, so that the end of a sequence may close it."""
         return self._tokens >= PART_TOKENS or (self._tokens > 0 and time.monotonic() - self._opened >= PART_SECONDS)
 
+    def show_timings(self, columns: Mapping[str, Any]) -> None:
+        """Show readers the rows of `timings` that the open part will hold, at most every LIVE_SECONDS.
+
+        Nothing waits for the disk: a file beside the parts is replaced, and what a crash leaves of it is not read.
+        """
+        now = time.monotonic()
+        if not self.first or now - self._shown < LIVE_SECONDS or len(self._jobs) >= AHEAD - 1:
+            return
+        self._shown = now
+        self._submit(self._write_live, self._cast("timings", columns))
+
     def close_part(self, tables: Callable[[], Iterable[Rows]] = tuple, **updates: Any) -> None:
         """Close the open part, and set fields of the manifest with it.
 
@@ -123,6 +138,7 @@ class RunWriter:
         try:
             self.close_part(tables, status=status, **updates)
             self.drain()
+            (self.folder / LIVE).unlink(missing_ok=True)
         finally:
             self._pool.shutdown(cancel_futures=True)
         self._share.release()
@@ -178,6 +194,14 @@ class RunWriter:
             self._files[table] = GrowingFile(path, self._schemas[table])
         self._files[table].write(joined)
 
+    def _write_live(self, rows: pa.Table) -> None:
+        temporary = self.folder / f"{LIVE}.tmp"
+        try:
+            pq.write_table(rows, temporary, write_page_checksum=True)
+            os.replace(temporary, self.folder / LIVE)
+        except OSError as error:
+            raise disk_error(self.folder / LIVE, error) from error
+
     def _close(self, number: int, tables: Callable[[], Iterable[Rows]], updates: Mapping[str, Any]) -> None:
         for table, columns in tables():
             self._write(table, [self._cast(table, columns)])
@@ -209,6 +233,8 @@ class RunWriter:
     def _remove_strays(self) -> None:
         """Remove files of tables that the manifest does not list. Raises UserError for a table's folder that is a
         link."""
+        for stray in (LIVE, f"{LIVE}.tmp"):
+            (self.folder / stray).unlink(missing_ok=True)
         listed, folder = {self.folder / part.file for part in self.manifest.parts}, self.folder
         for name in TABLES:
             if not is_within(folder / name, folder):

@@ -25,7 +25,10 @@ from twell.workbench.capturing.timing.timings import Timings
 from twell.workbench.models.load import LoadedModel, load
 from twell.workbench.options import CaptureOptions
 from twell.workbench.power import Gauge
+from twell.workbench.run import writer
+from twell.workbench.run.part_files import LIVE, live_timings
 from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.writer import RunWriter
 from twell.workbench.text.batches import Batch, batches
 from twell.workbench.text.sequences import documents, sequences
 
@@ -320,3 +323,27 @@ def test_timings_change_no_count(
     rows = silent.activity()
     mean = rows[rows["sequence"].isin(range(2))]["nnz_01"].mean()  # of the batch's real rows: near, padding aside
     assert first.set_index(["layer", "op"]).loc[(1, "ffn_sparse"), "nnz_mean"] == pytest.approx(mean, rel=0.3)
+
+
+def test_readers_see_the_rows_of_the_open_part(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], run_capture: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the parts while a capture runs, and gone when it has ended; what a killed one leaves is no error."""
+    seen: list[pd.DataFrame] = []
+    write = RunWriter._write_live
+
+    def watched(self: RunWriter, rows: Any) -> None:
+        write(self, rows)
+        shown = live_timings(self.folder)
+        assert shown is not None
+        seen.append(shown.to_pandas())
+
+    monkeypatch.setattr(RunWriter, "_write_live", watched)
+    monkeypatch.setattr(writer, "LIVE_SECONDS", 0.0)
+    run = run_capture(tiny, tmp_path / "run", texts, timings=1)
+    assert seen and live_timings(run.path) is None
+    assert not list(run.path.glob("live*"))
+    rows = run.frame("timings")
+    pd.testing.assert_frame_equal(seen[-1], rows[: len(seen[-1])], check_dtype=False)
+    (run.path / LIVE).write_bytes(b"PAR1 cut short")
+    assert live_timings(run.path) is None

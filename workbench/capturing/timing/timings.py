@@ -177,6 +177,10 @@ class Timings:
         self._book(times)
         times.free()
 
+    def columns(self) -> dict[str, list[Any]]:
+        """Return `rows` by column; none if there is no row."""
+        return {name: [row[name] for row in self.rows] for name in self.rows[0]} if self.rows else {}
+
     def _microseconds(self, call: Call, times: BatchTimes) -> float:
         """Return the time of a call; of the pass without what ran beside it."""
         took = self._marks.microseconds(call.begin, call.end)

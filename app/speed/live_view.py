@@ -1,0 +1,86 @@
+"""Timings while a capture runs: numbers and a figure that follow it every second, before its parts do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from twell import analysis
+from twell.analysis.memo import memo_scope
+from twell.analysis.speed.ffn_speedup import caveats, layer_names
+from twell.app.speed.live_figures import sparse_calls, times_and_nnz, tokens_per_second
+from twell.app.ui import widgets
+from twell.app.ui.formatting import SPACE, plural, times, whole
+from twell.app.ui.query import query
+from twell.app.ui.run_cache import LiveRun, open_cached
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.manifest import RECORDING
+from twell.workbench.run.store import Run
+
+INTERVAL = 1.0  # seconds between two looks
+
+
+@st.fragment(run_every=INTERVAL)
+def follow(path: str, with_figure: bool) -> None:
+    """Draw the numbers of a capture as they stand, and its figure, again and again.
+
+    Args:
+        path: the run's folder.
+        with_figure: whether the figure is drawn below the numbers.
+    """
+    try:
+        opened = open_cached(Path(path))
+        if opened.manifest.status != RECORDING:
+            return
+        run = LiveRun(opened.path, opened.manifest)
+        if not run.has("timings"):
+            widgets.note("Times appear here with the second batch.")
+            return
+        with memo_scope():
+            widgets.numbers(numbers(run))
+            if with_figure:
+                draw_calls(run)
+    except (Missing, UserError, OSError) as error:
+        widgets.note(widgets.escape_markdown(str(error)))
+
+
+def numbers(run: Run) -> list[tuple[str, str, str]]:
+    """Return tokens a second, the calls that were timed, and the speedup so far, each as `widgets.numbers` takes it."""
+    rows = run.frame("timings", ["op", "batch"])
+    calls = int((rows["op"] == "ffn_sparse").sum())
+    rate = tokens_per_second(run)
+    shown = [
+        ("Tokens per second", whole(rate) if rate == rate else "–", "over the last 10 s, timings included"),
+        ("Sparse calls timed", whole(calls), f"in {plural(rows['batch'].nunique(), 'batch', 'es')}, each where it ran"),
+    ]
+    return [*shown, ("FFN speedup so far", *speedup_so_far(run))]
+
+
+def speedup_so_far(run: Run) -> tuple[str, str]:
+    """Return the speedup of all layers timed so far, and what it is of."""
+    try:
+        total: dict[str, Any] = analysis.ffn_speedup(run)
+    except Missing:
+        return "–", "dense layers are timed once the first batches are warm"
+    if not total["comparable"]:
+        return "–", "none is claimed from the slow reference kernel"
+    low, high = times(total["low"]), times(total["high"])
+    span = f", 95{SPACE}% {low} to {high}" if total["turns"] > 1 else ""
+    text = f"dense time / sparse time, {layer_names(total)}{span}"
+    return times(total["speedup"]), ". ".join([text, *(sentence.rstrip(".") for sentence in caveats(total))])
+
+
+def draw_calls(run: Run) -> None:
+    """Draw the milliseconds of each sparse call above its nnz; nothing for older runs, which have none."""
+    result = query(run, sparse_calls)
+    table = sparse_calls(run) if isinstance(run, LiveRun) else result.frame
+    if table.empty:
+        return
+    caption = (
+        f"Each layer's sparse FFN as it ran in the capture, scaled to {whole(table['tokens'].iloc[0])} rows, and the "
+        "nnz of exactly that call. Light lines: first layers; dark: last."
+    )
+    widgets.heading("Time and activity as it ran", caption, None if isinstance(run, LiveRun) else result)
+    widgets.draw(times_and_nnz(table), "calls", "Milliseconds of each layer's sparse FFN above its nnz, over time")
