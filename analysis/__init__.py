@@ -9,10 +9,18 @@ raises `Missing` with one sentence where the run lacks what it needs. The first 
 summaries; a query engine is loaded only for that.
 """
 
+from twell.analysis.activity.across_layers import across_layers
 from twell.analysis.activity.layers import by_layer, layer_histogram
+from twell.analysis.activity.origins import by_phase, by_source, first_positions
 from twell.analysis.activity.position_decay import position_fit
 from twell.analysis.activity.positions import by_position, position_blocks
-from twell.analysis.activity.surprisal import surprisal, surprisal_classes, surprisal_correlation, surprisal_own
+from twell.analysis.activity.surprisal import (
+    surprisal,
+    surprisal_classes,
+    surprisal_correlation,
+    surprisal_own,
+    surprisal_within,
+)
 from twell.analysis.claims.findings import findings
 from twell.analysis.compare import compare_layers, compare_positions, compare_runs, compare_tokens
 from twell.analysis.exports.command import export
@@ -21,6 +29,8 @@ from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.coactivation import fired_csr, together
 from twell.analysis.neurons.concentration import concentration, dead_curve, dead_mask, dead_neurons, lorenz
 from twell.analysis.neurons.examples import examples
+from twell.analysis.neurons.firing_clusters import firing_clusters
+from twell.analysis.neurons.reuse import reuse, reuse_cache
 from twell.analysis.overview import overview
 from twell.analysis.speed.compression import tile_settings
 from twell.analysis.speed.contribution import gain_correlations, layer_gains, model_time
@@ -32,13 +42,17 @@ from twell.analysis.summaries.refresh import ensure, summarize
 from twell.analysis.tokens.by_token import by_token, token_profile
 from twell.analysis.tokens.classes import token_classes
 from twell.analysis.tokens.contexts import contexts, loudest, passages
+from twell.analysis.tokens.identity import token_covariates, token_identity
 from twell.analysis.tokens.words import by_word
 from twell.analysis.training import sparse_since, training_layers, training_steps
 
 __all__ = [
+    "across_layers",
     "by_layer",
     "by_neuron",
+    "by_phase",
     "by_position",
+    "by_source",
     "by_token",
     "by_word",
     "compare_layers",
@@ -55,6 +69,8 @@ __all__ = [
     "export",
     "ffn_speedup",
     "findings",
+    "firing_clusters",
+    "first_positions",
     "fired_csr",
     "gain_correlations",
     "layer_gains",
@@ -68,6 +84,8 @@ __all__ = [
     "peer_audit",
     "position_blocks",
     "position_fit",
+    "reuse",
+    "reuse_cache",
     "sparse_since",
     "shaded_text",
     "speedup",
@@ -77,11 +95,14 @@ __all__ = [
     "surprisal_classes",
     "surprisal_correlation",
     "surprisal_own",
+    "surprisal_within",
     "tile_audit",
     "tile_settings",
     "timings_by_batch",
     "together",
     "token_classes",
+    "token_covariates",
+    "token_identity",
     "token_profile",
     "training_layers",
     "training_steps",

@@ -75,9 +75,11 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     tokens do not exceed); max; sparsity (1 - mean / d_ff); share (of the nnz of all layers); dead (neurons that did not
     fire in any unflagged token of the run); dead_share; dead_upper (95 % upper bound of a dead neuron's density: 3 /
     tokens, were its tokens independent); dead_sequences (95 % upper bound of the share of sequences in which a dead
-    neuron fires at all, 3 / sequences, however its tokens go together); used (mean of the fired neurons whose product
-    is not zero); low, high (95 % of the mean, jackknifed over twenty groups of documents). The dead columns are empty
-    where the run keeps no neuron sums, `used` where the model has no ReLU on the up branch, the interval with
+    neuron fires at all, 3 / sequences, however its tokens go together); dead_documents (the same of documents, 3 /
+    documents, however its sequences go together); dead_waking (how many of the dead would fire on more such text, by
+    Chao's estimate from the neurons that fired once and twice: a lower bound); used (mean of the fired neurons whose
+    product is not zero); low, high (95 % of the mean, jackknifed over twenty groups of documents). The dead columns are
+    empty where the run keeps no neuron sums, `used` where the model has no ReLU on the up branch, the interval with
     flagged=True.
     """
     with memo_scope():
@@ -99,17 +101,8 @@ def _by_layer(summaries: Summaries, flagged: bool) -> pd.DataFrame:
     columns["sparsity"] = 1 - mean / run.d_ff
     total = float((mean * tokens).sum())
     columns["share"] = mean * tokens / total if total else np.full(len(layers), np.nan)
-    counted_out_of, sequences = unflagged_tokens(summaries), max(run.manifest.sequences, 1)
-    try:
-        fired = summaries.columns("neurons", "layer")["layer"]
-        dead = run.d_ff - np.bincount(fired, minlength=run.layers)[layers]
-        absence, bounds = "", (DEAD_BOUND / counted_out_of if counted_out_of else np.nan, DEAD_BOUND / sequences)
-        columns["dead"], columns["dead_share"] = pd.array(dead, dtype="Int64"), dead / run.d_ff
-    except Missing as reason:
-        absence, bounds = str(reason), (np.nan, np.nan)
-        columns["dead"] = pd.array([None] * len(layers), dtype="Int64")
-        columns["dead_share"] = np.full(len(layers), np.nan)
-    columns["dead_upper"], columns["dead_sequences"] = bounds[0], np.minimum(1.0, bounds[1])
+    dead, note = _dead(summaries)
+    columns |= {name: values[layers] for name, values in dead.items()}
     columns["used"] = _used(summaries, flagged)[layers]
     half = np.nan if flagged else _half_width(summaries)[layers + 1]
     columns["low"], columns["high"] = mean - half, mean + half
@@ -118,12 +111,51 @@ def _by_layer(summaries: Summaries, flagged: bool) -> pd.DataFrame:
         "definition": run.manifest.nnz_definition,
         "tokens": int(tokens[0]),
         "sequences": run.manifest.sequences,
-        "note": absence
-        or f"dead: no firing in {counted_out_of:,} unflagged tokens of {run.manifest.sequences:,} sequences; "
-        f"the density of such a neuron is below {bounds[0]:.2g} with 95 % confidence, were its tokens independent, and "
-        f"it fires in less than {100 * bounds[1]:.2g} % of sequences however they are",
+        "note": note,
+        "intervals": f"by groups of {summaries.clustered_by}",
     }
     return frame
+
+
+def _dead(summaries: Summaries) -> tuple[dict[str, Any], str]:
+    """Return the columns of by_layer on neurons that never fired, of every layer, and what they were counted over."""
+    run, tokens, sequences = summaries.run, unflagged_tokens(summaries), max(summaries.run.manifest.sequences, 1)
+    empty = np.full(run.layers, np.nan)
+    try:
+        rows = summaries.columns("neurons", "layer", "fires")
+    except Missing as reason:
+        names = ("dead_share", "dead_upper", "dead_sequences", "dead_documents", "dead_waking")
+        return {"dead": pd.array([None] * run.layers, dtype="Int64"), **dict.fromkeys(names, empty)}, str(reason)
+    dead = run.d_ff - np.bincount(rows["layer"], minlength=run.layers)
+    once, twice = (np.bincount(rows["layer"][rows["fires"] == n], minlength=run.layers) for n in (1, 2))
+    of_tokens, of_sequences, of_documents = (
+        DEAD_BOUND / n if n else np.nan for n in (tokens, sequences, summaries.clusters)
+    )
+    columns = {
+        "dead": pd.array(dead, dtype="Int64"),
+        "dead_share": dead / run.d_ff,
+        "dead_upper": np.full(run.layers, of_tokens),
+        "dead_sequences": np.full(run.layers, min(1.0, of_sequences)),
+        "dead_documents": np.full(run.layers, min(1.0, of_documents)),
+        "dead_waking": np.minimum(once * (once - 1) / (2 * (twice + 1)), dead),
+    }
+    return columns, (
+        f"dead: no firing in {sequences:,} sequences, so such a neuron fires in less than {100 * of_sequences:.2g} % "
+        f"of sequences with 95 % confidence, were they independent; of {tokens:,} unflagged tokens, were these "
+        f"independent, on fewer than {of_tokens:.2g}; of the {dead.sum():,} about "
+        f"{columns['dead_waking'].sum():,.0f} or more would fire "
+        "on more such text (Chao's estimate)"
+    )
+
+
+def mean_over_layers(run: Run) -> tuple[float, float, float]:
+    """Return mean nnz a layer, the mean over layers, and its 95 % interval."""
+    summaries = open_summaries(run)
+    rows = counted(summaries)
+    total = rows["layer"] == -1
+    mean = float((rows["nnz"][total] * rows["tokens"][total]).sum() / rows["tokens"][total].sum() / run.layers)
+    half = float(_half_width(summaries)[0]) / run.layers
+    return mean, mean - half, mean + half
 
 
 def _moments_of(nnz: NDArray, tokens: NDArray) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
     surprisal(run)               mean nnz by band of the next token's loss; of="own": of the token's own loss
     surprisal_correlation(run)   Spearman's rank correlation of the two by layer, or by class of token and layer
+    surprisal_within(run)        the same within tokens: of one token in different contexts
 
 Unflagged tokens that have a loss are counted. Intervals leave out one group of documents at a time (delete-a-group
 jackknife): one twentieth of them, or one tenth by the token's own loss or by class, which come from coarser counts. In
@@ -18,7 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from twell.analysis.statistics import jackknife_error
+from twell.analysis.statistics import distinct, effective, fisher_interval, jackknife_error
 from twell.analysis.summaries.derived import ALL, CLASSED, CORRELATED, RANKS, correlated, rows_of_classes
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.summaries.token_class import CLASSES
@@ -28,6 +29,7 @@ from twell.workbench.run.store import Run
 LOSS_SCALE, COARSE_SCALE = 24, 3  # band k is from (k/scale)² to ((k+1)/scale)² nats
 
 SUMS = ("tokens", "nnz_sum")
+PRODUCTS = ("product", "nnz_square", "loss_square")
 
 Of = Literal["next", "own"]
 
@@ -140,6 +142,35 @@ def surprisal_classes(run: Run) -> pd.DataFrame:
     """Return the rank correlation of nnz and the loss of the next token within each class of tokens. Columns: class;
     layer; spearman; low, high (95 %); n (tokens). See surprisal_correlation."""
     return surprisal_correlation(run, by_class=True)
+
+
+def surprisal_within(run: Run) -> pd.DataFrame:
+    """Return how nnz goes with the loss of the next token within tokens, by layer. Columns: layer; pearson; low, high
+    (95 %); n (tokens).
+
+    Pearson's correlation of nnz and loss, each less the mean of its token over the run: what it says is of one token in
+    different contexts, where surprisal_correlation mixes in that some tokens fire much and are followed by surprises.
+    The interval is a jackknife's on the atanh scale; it takes the tokens' means as known.
+    """
+    summaries = open_summaries(run, scored=True)
+    rows = summaries.columns("surprisal_within", "layer", "replicate", "tokens", *PRODUCTS)
+    replicates, replicate = distinct(rows["replicate"])
+    shape = (len(replicates), run.layers)
+    index = replicate * run.layers + rows["layer"]
+    tokens, product, nnz, loss = (
+        np.bincount(index, rows[name], np.prod(shape)).reshape(shape) for name in ("tokens", *PRODUCTS)
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        estimate = product.sum(axis=0) / np.sqrt(nnz.sum(axis=0) * loss.sum(axis=0))
+        left = [each.sum(axis=0) - each for each in (product, nnz, loss)]
+        without = left[0] / np.sqrt(left[1] * left[2])
+        error = jackknife_error(np.arctanh(estimate), np.arctanh(without))
+    size = tokens[:, 0]
+    low, high = fisher_interval(estimate, error, effective(size.sum(), (size**2).sum()) - 1)
+    columns = {"layer": np.arange(run.layers), "pearson": estimate, "low": low, "high": high}
+    frame = pd.DataFrame({**columns, "n": tokens.sum(axis=0).astype(np.int64)})
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(len(replicates))}
+    return frame
 
 
 def _note(groups: int) -> str:

@@ -1,8 +1,8 @@
 """The parts that every claim is made of, and the checks that several of them share.
 
-To add a claim, write its check in the file of its subject (`activity`, `speed`) and list it in that file's CLAIMS; one
-that no single run can settle goes into `beyond`. A check takes a run and returns an Answer. It raises Missing, with the
-reason as one sentence, where the run lacks what the check needs.
+To add a claim, write its check in the file of its subject (`activity`, `tokens`, `speed`, `training`) and list it in
+that file's CLAIMS; one of several runs goes into `across`, one that no run can settle into `beyond`. A check takes a
+run and returns an Answer. It raises Missing, with the reason as one sentence, where the run lacks what the check needs.
 """
 
 from __future__ import annotations
@@ -10,36 +10,71 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
+# Verdicts. In part: short of what is claimed, or in some places alone. Reversed: the opposite is certain.
+HOLDS, IN_PART, FAILS, REVERSED, UNTOLD = "holds", "holds in part", "does not hold", "reversed", "cannot be told"
+VERDICTS = (HOLDS, IN_PART, FAILS, REVERSED, UNTOLD)
+
 LARGE = 4e8  # parameters: the smallest model that the claims are about has 0.5 B; a fifth less still counts
+BILLION = 1.2e9  # parameters: a fifth less than 1.5 B
+DEEP = 16  # layers from which a profile over depth compares with one of 28
+
+# What the claims were measured on.
+PAPER = "1.5 B parameters, 28 layers of 2048 × 5632, L1 2e-5"
+PAPER_SIZES = "0.5 to 2 B parameters, FFNs of 5632, L1 2e-5"
+PAPER_SPEED = "0.5 to 2 B parameters, their kernels, H100 PCIe, uniform random ids of 2048 tokens"
 
 
 @dataclass(frozen=True)
 class Answer:
     """What a run says about a claim.
 
-    says: the finding in words, with its numbers. statistic: the statistic behind it, with its n. holds: whether the
-    claim holds on this run. rule: what it takes for the claim to hold, in words.
+    says: the finding in words, with its numbers; statistic: the statistic behind it, with its n; verdict: one of
+    VERDICTS; rule: what each verdict takes, in words; interval: 95 % of the number that the rule goes by, or why there
+    is none.
     """
 
     says: str
     statistic: str
-    holds: bool
+    verdict: str
     rule: str
+    interval: str = ""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim, the topic it is listed under, and the check that settles it on a run."""
+    """A claim, the topic it is listed under, the check that settles it on a run, and what it was measured on."""
 
     topic: str
     text: str
     check: Callable[[Run], Answer]
+    scope: str = PAPER
+
+
+def scope(run: Run) -> str:
+    """Return what a run was measured on: parameters, layers, kernel and device."""
+    manifest, model = run.manifest, run.manifest.model
+    parameters = model.get("parameters")
+    size = f"{parameters:,} parameters, " if parameters else ""
+    width = f"{model['d_model']} × " if model.get("d_model") else ""
+    return f"{size}{run.layers} layers of {width}{run.d_ff}, kernel {manifest.kernel['name']}, {manifest.device}"
+
+
+def between(low: float, high: float, unit: str = "", form: str = ".3g") -> str:
+    """Return an interval in words, as the cells of tables have it."""
+    return "not known" if np.isnan(low + high) else f"{low:{form}} to {high:{form}}{unit}"
 
 
 def refuse_incomparable(comparable: bool, note: str) -> None:
     """Raise Missing with the note as a sentence if dense and sparse times cannot be compared."""
     if not comparable:
         raise Missing(f"{note[0].upper()}{note[1:]}.")
+
+
+def shallow(run: Run) -> str:
+    """Return a clause for a profile over the depth of a model with few layers; empty for a deep one."""
+    return "" if run.layers >= DEEP else f"; seen or not in a shallow model, {run.layers} layers against 28"

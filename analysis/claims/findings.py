@@ -1,86 +1,104 @@
-"""Findings: what has been claimed about sparse feed-forward layers, each claim checked on a run.
+"""Findings: what has been claimed about sparse feed-forward layers, each claim checked on a run, or on several.
 
-    findings(run)                    a row a claim: the claim, what this run says, and whether the claim holds
+    findings(run)                    a row a claim: the claim, what this run says, and a graded verdict
+    findings(run, *others)           the same, and the claims that compare models and trainings over all of them
     print(markdown(run))             the same as a Markdown table for a report
     python -m twell.analysis RUN …   several runs side by side: each verdict and the finding behind it
 
-The claims are those of the paper that introduced the format and of its reports, reworded. They are declared in
-`activity`, `speed` and, where one run of one finished model cannot tell, `beyond`. Cost: 0.2 s.
+The claims are those of the paper that introduced the format and of its reports, reworded. Each has a rule that was
+fixed beforehand, in code, and what it was measured on stands beside what the run was measured on. They are declared in
+`activity`, `tokens`, `speed`, `training`, `across` and, where no run can tell, `beyond`. Cost: 0.3 s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pandas as pd
 
-from twell.analysis.claims import activity, speed
+from twell.analysis.claims import across, activity, speed, tokens, training
 from twell.analysis.claims.beyond import BEYOND
-from twell.analysis.claims.claim import Claim
+from twell.analysis.claims.claim import FAILS, HOLDS, UNTOLD, VERDICTS, Answer, Claim, scope
 from twell.analysis.memo import memo_scope
+from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-HOLDS, FAILS, UNTOLD = "holds", "does not hold", "cannot be told from this run"
-CLAIMS: tuple[Claim, ...] = (*activity.CLAIMS, *speed.CLAIMS)
+__all__ = ["BEYOND", "CLAIMS", "FAILS", "HOLDS", "UNTOLD", "findings", "markdown", "side_by_side"]
+
+CLAIMS: tuple[Claim, ...] = (*activity.CLAIMS, *tokens.CLAIMS, *speed.CLAIMS, *training.CLAIMS)
 
 
-def findings(run: Run) -> pd.DataFrame:
-    """Check every claim on the run; a row a claim. Columns:
+def findings(run: Run, *others: Run) -> pd.DataFrame:
+    """Check every claim on the run, and those that compare models or trainings on it and the others; a row a claim.
 
-    topic; claim; this_run (what the run says, in words; empty where it cannot tell); statistic (with its n); verdict
-    (holds, does not hold, cannot be told from this run); reason (what it takes for the claim to hold, or why the run
-    cannot tell).
+    Columns: topic; claim; this_run (what the run says, in words; empty where it cannot tell); statistic (with its n);
+    interval (95 %, or why there is none); verdict (holds, holds in part, does not hold, reversed, cannot be told);
+    reason (the rule, or why it cannot be told); scope (what the run was measured on: parameters, layers, kernel,
+    device); claim_scope (what the claim was measured on).
     """
+    where = scope(run)
     with memo_scope():
-        rows = [_checked(run, claim) for claim in CLAIMS]
-    rows += [_untold(topic, text, reason) for topic, text, reason in BEYOND]
+        rows = [_checked(claim.topic, claim.text, partial(claim.check, run), where, claim.scope) for claim in CLAIMS]
+        together = f"{1 + len(others)} runs: " + ", ".join(each.name for each in (run, *others)) if others else where
+        rows += [
+            _checked(claim.topic, claim.text, partial(claim.check, (run, *others)), together, claim.scope)
+            for claim in across.CLAIMS
+        ]
+    rows += [_untold(topic, text, reason, where, "") for topic, text, reason in BEYOND]
     frame = pd.DataFrame(rows)
-    verdicts = frame["verdict"].value_counts()
+    counts = frame["verdict"].value_counts()
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
-        "note": ", ".join(f"{verdict}: {verdicts.get(verdict, 0)}" for verdict in (HOLDS, FAILS, UNTOLD)),
+        "note": ", ".join(f"{verdict}: {counts.get(verdict, 0)}" for verdict in VERDICTS),
+        "intervals": f"by groups of {open_summaries(run).clustered_by}",
     }
     return frame
 
 
-def _checked(run: Run, claim: Claim) -> dict[str, str]:
-    """Return the row of one claim: the answer of its check, or the reason why the run cannot tell."""
+def _checked(topic: str, text: str, check: Callable[[], Answer], where: str, claimed: str) -> dict[str, str]:
+    """Return the row of one claim: the answer of its check, or the reason why it cannot be told."""
     try:
-        answer = claim.check(run)
+        answer = check()
     except Missing as reason:
-        return _untold(claim.topic, claim.text, str(reason))
+        return _untold(topic, text, str(reason), where, claimed)
     return {
-        "topic": claim.topic,
-        "claim": claim.text,
+        "topic": topic,
+        "claim": text,
         "this_run": answer.says,
         "statistic": answer.statistic,
-        "verdict": HOLDS if answer.holds else FAILS,
-        "reason": f"holds if: {answer.rule}",
+        "interval": answer.interval,
+        "verdict": answer.verdict,
+        "reason": f"rule: {answer.rule}",
+        "scope": where,
+        "claim_scope": claimed,
     }
 
 
-def _untold(topic: str, text: str, reason: str) -> dict[str, str]:
-    """Return the row of a claim that the run cannot settle, with the reason."""
-    return {"topic": topic, "claim": text, "this_run": "", "statistic": "", "verdict": UNTOLD, "reason": reason}
+def _untold(topic: str, text: str, reason: str, where: str, claimed: str) -> dict[str, str]:
+    empty = dict.fromkeys(("this_run", "statistic", "interval"), "")
+    columns = {"topic": topic, "claim": text, **empty, "verdict": UNTOLD, "reason": reason}
+    return {**columns, "scope": where, "claim_scope": claimed}
 
 
 def markdown(run: Run, beyond: bool = False) -> str:
     """Return the claims on one run as a Markdown table; with `beyond`, also those that no single run can settle."""
-    lines = ["| claim | this run | statistic | verdict |", "|---|---|---|---|"]
-    unsettled_by_any_run = {text for _, text, _ in BEYOND}
+    lines = ["| claim | this run | statistic | interval | verdict |", "|---|---|---|---|---|"]
+    others = {text for _, text, _ in BEYOND} | {claim.text for claim in across.CLAIMS}
     for row in findings(run).to_dict("records"):
-        if row["claim"] in unsettled_by_any_run and not beyond:
+        if row["claim"] in others and not beyond:
             continue
-        finding = row["this_run"] or row["reason"]
-        lines.append(_line((row["claim"], finding, row["statistic"], row["verdict"])))
+        says = row["this_run"] or row["reason"]
+        lines.append(_line((row["claim"], says, row["statistic"], row["interval"], row["verdict"])))
     return "\n".join(lines)
 
 
 def side_by_side(runs: Sequence[Run]) -> str:
-    """Return the claims that at least one of the runs could settle, as a Markdown table with a column a run."""
+    """Return the claims that at least one of the runs could settle, or all of them together, as a Markdown table with a
+    column a run."""
     lines = [_line(("claim", *(run.name for run in runs))), "|" + "---|" * (len(runs) + 1)]
-    tables = [findings(run) for run in runs]
+    tables = [findings(run, *(other for other in runs if other is not run)) for run in runs]
     for rows in zip(*(table.to_dict("records") for table in tables), strict=True):
         if any(row["verdict"] != UNTOLD for row in rows):
             cells = [f"**{row['verdict']}**: {row['this_run'] or row['reason']}" for row in rows]

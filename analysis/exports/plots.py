@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 INK, SECOND = "#2f5d8a", "#c06a2d"
+COLORS = ("#2f5d8a", "#c06a2d", "#4a7c59", "#8a4f7d", "#7a7a7a", "#b59f3b", "#3f8f8f", "#a13d3d")
 ENDS = 15  # tokens shown at each end of the ranking
 
 
@@ -103,4 +105,94 @@ def gains(table: pd.DataFrame) -> Figure:
     dots = {"mode": "markers+text", "textposition": "top center", "marker_color": SECOND}
     figure.add_scatter(x=table["nnz_mean"], y=table["speedup"], text=table["layer"], name="layer", **dots)
     figure.add_hline(y=1, line_dash="dot")
+    return figure
+
+
+def origins(table: pd.DataFrame) -> Figure:
+    """Draw by_source or by_phase: mean nnz over that of all others by layer, with its interval."""
+    figure = _figure("layer", "nnz, × that of the others")
+    name = str(table.columns[0])
+    for label, rows in table[table["layer"] >= 0].groupby(name):
+        reach = {"array": rows["ratio_high"] - rows["ratio"], "arrayminus": rows["ratio"] - rows["ratio_low"]}
+        figure.add_scatter(x=rows["layer"], y=rows["ratio"], error_y=reach, name=str(label), mode="markers")
+    figure.add_hline(y=1, line_dash="dot")
+    return figure
+
+
+def starts(table: pd.DataFrame) -> Figure:
+    """Draw first_positions: position 0 over later ones by layer, of documents and of cuts apart."""
+    figure = _figure("layer", "position 0, × later positions")
+    for label, rows in table[table["layer"] >= 0].groupby("start"):
+        reach = {"array": rows["high"] - rows["ratio"], "arrayminus": rows["ratio"] - rows["low"]}
+        figure.add_scatter(x=rows["layer"], y=rows["ratio"], error_y=reach, name=str(label), mode="markers")
+    figure.add_hline(y=1, line_dash="dot")
+    return figure
+
+
+def within(table: pd.DataFrame) -> Figure:
+    """Draw surprisal_within: the correlation within tokens by layer, with its interval."""
+    figure = _figure("layer", "correlation with the next token's loss, within tokens")
+    reach = {"array": table["high"] - table["pearson"], "arrayminus": table["pearson"] - table["low"], "color": INK}
+    figure.add_scatter(x=table["layer"], y=table["pearson"], error_y=reach, mode="markers", marker_color=INK)
+    figure.add_hline(y=0, line_dash="dot")
+    return figure
+
+
+def identity(table: pd.DataFrame) -> Figure:
+    """Draw token_identity: the share of the variance of nnz that the token explains, by layer."""
+    figure = _figure("layer", "variance of nnz that the token explains", yaxis_tickformat=".0%")
+    figure.add_bar(x=table["layer"], y=table["icc"], name="of more such text", marker_color="#a9c3dd")
+    figure.add_scatter(x=table["layer"], y=table["explained"], name="of this run", mode="markers", marker_color=SECOND)
+    return figure
+
+
+def covariates(table: pd.DataFrame) -> Figure:
+    """Draw token_covariates: the change of z for one sd more of each, with its interval."""
+    figure = _figure("change of z for one sd more", "", yaxis_type="category")
+    figure.update_layout(margin_l=150)
+    sd = table["standardised"] / table["coefficient"].where(table["coefficient"] != 0, np.nan)
+    reach = {"array": (table["high"] - table["coefficient"]) * sd, "color": INK}
+    figure.add_scatter(x=table["standardised"], y=table["covariate"], error_x=reach, mode="markers", marker_color=INK)
+    figure.add_vline(x=0, line_dash="dot")
+    return figure
+
+
+def depth(table: pd.DataFrame) -> Figure:
+    """Draw across_layers: the rank correlation of nnz between layers."""
+    size = 1 + int(table["other"].max())
+    grid = np.full((size, size), np.nan)
+    grid[table["layer"], table["other"]] = grid[table["other"], table["layer"]] = table["spearman"]
+    figure = _figure("layer", "layer")
+    figure.add_heatmap(z=grid, colorscale="RdBu_r", zmin=-1, zmax=1, colorbar={"title": "Spearman"})
+    return figure
+
+
+def lags(table: pd.DataFrame) -> Figure:
+    """Draw reuse: the share of firings in common by lag, a line a layer; dotted: with a token of another sequence."""
+    figure = _figure("tokens back", "share of firings in common", xaxis_type="log", yaxis_tickformat=".0%")
+    for number, (layer, rows) in enumerate(table.groupby("layer")):
+        later, other = rows[rows["lag"] > 0], rows[rows["lag"] == 0]
+        color = COLORS[number % len(COLORS)]
+        figure.add_scatter(x=later["lag"], y=later["shared"], name=f"layer {layer}", mode="lines", line_color=color)
+        for value in other["shared"]:
+            line = {"color": color, "dash": "dot"}
+            figure.add_scatter(x=later["lag"], y=[value] * len(later), mode="lines", line=line, showlegend=False)
+    return figure
+
+
+def cache(table: pd.DataFrame) -> Figure:
+    """Draw reuse_cache: the share of firings that a cache serves by its neurons, a line a layer."""
+    figure = _figure("neurons in the cache", "share of firings served", xaxis_type="log", yaxis_tickformat=".0%")
+    for layer, rows in table.groupby("layer"):
+        figure.add_scatter(
+            x=rows["neurons"], y=rows["served"], text=rows["window"], name=f"layer {layer}", mode="lines+markers"
+        )
+    return figure
+
+
+def clusters(table: pd.DataFrame) -> Figure:
+    """Draw firing_clusters: how many neurons each has and how they correlate, a dot a cluster."""
+    figure = _figure("neurons that fire together", "mean correlation of their firings", xaxis_type="log")
+    for layer, rows in table.groupby("layer"):
+        figure.add_scatter(x=rows["neurons"], y=rows["phi"], name=f"layer {layer}", mode="markers")
     return figure

@@ -12,14 +12,24 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from twell.analysis.activity.across_layers import across_layers
 from twell.analysis.activity.layers import by_layer, layer_histogram
+from twell.analysis.activity.origins import by_phase, by_source, first_positions
 from twell.analysis.activity.position_decay import position_fit
 from twell.analysis.activity.positions import by_position, position_blocks
-from twell.analysis.activity.surprisal import surprisal, surprisal_classes, surprisal_correlation, surprisal_own
+from twell.analysis.activity.surprisal import (
+    surprisal,
+    surprisal_classes,
+    surprisal_correlation,
+    surprisal_own,
+    surprisal_within,
+)
 from twell.analysis.claims.findings import findings
 from twell.analysis.exports import plots
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.concentration import concentration, dead_curve, dead_neurons, lorenz
+from twell.analysis.neurons.firing_clusters import firing_clusters
+from twell.analysis.neurons.reuse import reuse, reuse_cache
 from twell.analysis.speed.compression import tile_settings
 from twell.analysis.speed.contribution import gain_correlations, layer_gains, model_time
 from twell.analysis.speed.speedup import speedup, timings_by_batch
@@ -27,6 +37,7 @@ from twell.analysis.speed.tile_overflow import peer_audit, tile_audit
 from twell.analysis.speed.unions import union_sizes
 from twell.analysis.tokens.by_token import by_token
 from twell.analysis.tokens.classes import token_classes
+from twell.analysis.tokens.identity import token_covariates, token_identity
 from twell.analysis.tokens.words import by_word
 from twell.workbench.run.store import Run
 
@@ -62,14 +73,55 @@ EXPORTED = (
     ExportedTable(
         position_blocks, "Positions", "Mean nnz along the sequence, over the layer's own mean.", plots.positions
     ),
-    ExportedTable(position_fit, "Decay", "a + b·exp(-p/λ) against a power law, from position 1 on."),
+    ExportedTable(
+        position_fit, "Decay", "Whether nnz falls along the sequence, and as which curve, from position 1 on."
+    ),
+    ExportedTable(
+        first_positions,
+        "Starts",
+        "Position 0 over later ones: of a document, which may carry a special token, and of a cut in one.",
+        plots.starts,
+    ),
+    ExportedTable(
+        by_phase,
+        "Phases",
+        "Prompts and generated tokens apart: tables over a whole run mix them.",
+        plots.origins,
+    ),
+    ExportedTable(by_source, "Sources", "Each source of text against all others.", plots.origins),
+    ExportedTable(
+        across_layers,
+        "Depth",
+        "Whether a token that fires much in one layer does so in others: if so, a layer's load can be told ahead.",
+        plots.depth,
+    ),
     ExportedTable(
         by_token, "Tokens", "Loudest and quietest tokens, by z shrunk the more, the rarer a token is.", plots.tokens
+    ),
+    ExportedTable(
+        token_identity,
+        "Identity",
+        "How much of the variance of nnz the token itself explains: near 1, a layer's load could be looked up; near 0, "
+        "the "
+        "context decides.",
+        plots.identity,
+    ),
+    ExportedTable(
+        token_covariates,
+        "Covariates",
+        "What z goes with over tokens of the vocabulary, all at once: rare tokens differ in more than frequency.",
+        plots.covariates,
     ),
     ExportedTable(token_classes, "Classes", "Kinds of tokens, by their spelling.", plots.classes),
     ExportedTable(by_word, "Words", "Put together from their pieces."),
     ExportedTable(surprisal, "Surprisal", "nnz by the loss of the next token.", plots.surprisal),
     ExportedTable(surprisal_correlation, "Rank correlation", "Spearman's, of nnz and the next token's loss."),
+    ExportedTable(
+        surprisal_within,
+        "Within tokens",
+        "Of one token in different contexts: nnz beside the next token's loss, without what tokens differ in.",
+        plots.within,
+    ),
     ExportedTable(surprisal_own),
     ExportedTable(surprisal_classes),
     ExportedTable(by_neuron),
@@ -77,6 +129,24 @@ EXPORTED = (
     ExportedTable(lorenz, "Lorenz curve", "Firings by share of neurons.", plots.lorenz),
     ExportedTable(dead_curve, "Dead neurons", "Neurons without a firing, by sequences seen.", plots.dead),
     ExportedTable(dead_neurons),
+    ExportedTable(
+        reuse,
+        "Reuse",
+        "The share of a token's firings that an earlier one fired too; dotted: one of another sequence.",
+        plots.lags,
+    ),
+    ExportedTable(
+        reuse_cache,
+        "Cache",
+        "What share of firings a cache of the neurons of the last tokens would serve, and how many neurons it holds.",
+        plots.cache,
+    ),
+    ExportedTable(
+        firing_clusters,
+        "Clusters",
+        "Groups of neurons that fire together, which could be stored, fetched or pruned as one.",
+        plots.clusters,
+    ),
     ExportedTable(union_sizes, "Unions", "Different neurons in a block of consecutive tokens."),
     ExportedTable(tile_audit, "Tiles", "Firings and tokens that exceed the slots of a tile, by compression."),
     ExportedTable(peer_audit),

@@ -7,7 +7,7 @@ run are known. Cost, 1 M tokens of 28 layers, on a slow core: 3 CPU seconds for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
 from ibis import _
-from numpy.typing import NDArray
 
 from twell.analysis.engines.accumulate import Tables, Total
 from twell.analysis.engines.base import Engine
@@ -25,9 +24,9 @@ from twell.analysis.engines.open import open_engine
 from twell.analysis.summaries.derived import band_moments, correlations, moments
 from twell.analysis.summaries.documents import Documents, read_documents
 from twell.analysis.summaries.part_sums import of_part
-from twell.analysis.summaries.rank_tables import class_step, of_tokens
-from twell.analysis.summaries.token_class import CLASSES, class_numbers
-from twell.analysis.summaries.z_scores import ROWS, Scale, Spelling, scores_of_part
+from twell.analysis.summaries.rank_tables import class_step
+from twell.analysis.summaries.token_class import CLASSES, Classes, read_classes
+from twell.analysis.summaries.z_scores import ROWS, Scale, Spelling, TokenMeans, scores_of_part
 from twell.workbench.run.schema import SUMMARIES, nnz_columns
 from twell.workbench.run.store import Run
 
@@ -54,16 +53,16 @@ def build(
     """
     documents = read_documents(run) if documents is None else documents
     parts = [part for part in run.manifest.parts if part.file in files]
-    kinds = class_numbers(run)
+    classes = read_classes(run)
     with open_engine(engine) as opened, ThreadPoolExecutor(1) as second_thread:
         total = Total(tables)
         total.add(sums_of_counts(opened, run, parts))
-        total.add(declared(sums_of_tokens(opened, run, parts, kinds, documents, tick), documents))
+        total.add(declared(sums_of_tokens(opened, run, parts, classes, documents, tick), documents))
         if not scored:
             return _finished(total)
-        layers, positions = total.table("layers"), total.table("positions")
+        means = {name: total.table(name) for name in ("layers", "positions", "tokens", "token_layers")}
         finished = second_thread.submit(_finished, total)  # while this thread waits for parts to be read
-        return {**_sorted(second_reading(opened, run, kinds, documents, layers, positions)), **finished.result()}
+        return {**_sorted(second_reading(opened, run, classes, documents, means)), **finished.result()}
 
 
 def sums_of_counts(engine: Engine, run: Run, parts: Parts) -> Tables:
@@ -76,17 +75,19 @@ def sums_of_counts(engine: Engine, run: Run, parts: Parts) -> Tables:
     return tables
 
 
-def sums_of_tokens(engine: Engine, run: Run, parts: Parts, kinds: NDArray, documents: Documents, tick: Tick) -> Tables:
+def sums_of_tokens(
+    engine: Engine, run: Run, parts: Parts, classes: Classes, documents: Documents, tick: Tick
+) -> Tables:
     """Return the sums of the tokens of parts as `part_sums` makes them, some with one column a layer.
 
-    kinds: `class_numbers`; documents: of the run; tick: as in `build`.
+    classes: of the vocabulary; documents: of the run; tick: as in `build`.
     """
     rows = {run.path / part.file: part.rows for part in parts if part.table == "activity"}
     function = partial(
         of_part,
         counts=nnz_columns(run.layers),
         used=nnz_columns(run.layers, "used") if run.manifest.counts_used else [],
-        kinds=kinds,
+        classes=classes,
         step=class_step(run),
         documents=documents,
     )
@@ -121,13 +122,14 @@ def _sorted(tables: Tables) -> Tables:
 
 
 def second_reading(
-    engine: Engine, run: Run, kinds: NDArray, documents: Documents, layers: pa.Table, positions: pa.Table
+    engine: Engine, run: Run, classes: Classes, documents: Documents, means: Mapping[str, pa.Table]
 ) -> Tables:
-    """Return what needs the means of the whole run: z by token and, where there is a vocabulary, by word.
+    """Return what needs the means of the whole run: z by token, by class and, where there is a vocabulary, by word; and
+    how nnz goes with the loss within tokens.
 
-    kinds: `class_numbers`; documents: of the run; layers, positions: the summaries that the means come from.
+    classes: of the vocabulary; documents: of the run; means: the summaries that the means come from, by name.
     """
-    mean, sd = moments(layers, run.layers)
+    mean, sd = moments(means["layers"], run.layers)
     spelling = None
     if run.has("vocab"):
         vocab = run.arrow("vocab", ["token_id", "bytes"])
@@ -135,15 +137,23 @@ def second_reading(
     function = partial(
         scores_of_part,
         counts=nnz_columns(run.layers),
-        scale=Scale.of((mean, sd), band_moments(positions, mean, sd)),
+        scale=Scale.of((mean, sd), band_moments(means["positions"], mean, sd)),
         spelling=spelling,
         documents=documents,
+        classes=classes,
+        within=TokenMeans.of(means["tokens"], means["token_layers"], run.layers) if run.manifest.loss_tokens else None,
     )
     with engine.map_files(run.parts("activity"), function, ROWS) as rows:
-        tokens = engine.arrow(added("token_scores", rows.filter(rows.word.isnull())))
-        kind = of_tokens(kinds, tokens["token_id"].to_numpy())
+        tokens = engine.arrow(added("token_scores", rows.filter(rows.token_id.notnull())))
+        kind = classes.of_tokens(tokens["token_id"].to_numpy())
         tokens = tokens.append_column("class", CLASSES.take(pa.array(kind)))
         tables = {"token_scores": _typed("token_scores", tokens)}
+        by_class = engine.arrow(added("class_scores", rows.filter(rows["class"].notnull())))
+        names = CLASSES.take(by_class["class"])
+        tables["class_scores"] = _typed("class_scores", by_class.drop("class").append_column("class", names))
+        tables["surprisal_within"] = _typed(
+            "surprisal_within", engine.arrow(added("surprisal_within", rows.filter(rows.layer.notnull())))
+        )
         if spelling is not None:
             tables["words"] = frequent_words(engine, added("words", rows.filter(rows.word.notnull())))
     return tables

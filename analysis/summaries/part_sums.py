@@ -25,6 +25,7 @@ from twell.analysis.statistics import band, distinct
 from twell.analysis.summaries.documents import REPLICATES, Documents
 from twell.analysis.summaries.part_rows import BLOCK, READ, Rows, grouped, pieces
 from twell.analysis.summaries.rank_tables import ranks, ranks_by_class
+from twell.analysis.summaries.token_class import Classes
 from twell.analysis.summaries.token_sums import tokens
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.part_files import open_part
@@ -36,33 +37,34 @@ ORIGINS = prod(ORIGIN_SIZES)
 
 
 def of_part(
-    path: Path, counts: Sequence[str], used: Sequence[str], kinds: NDArray, step: int, documents: Documents
+    path: Path, counts: Sequence[str], used: Sequence[str], classes: Classes, step: int, documents: Documents
 ) -> Tables:
     """Return the sums of one part by the name of the summary, some with one column a layer (see `layer_columns`).
 
-    counts, used: the names of the part's columns of layers; kinds: as `token_class.class_numbers` returns them; step:
+    counts, used: the names of the part's columns of layers; classes: of the vocabulary; step:
     rank correlations count 20 documents in every 20 · `step`; documents: of the run.
     """
     total = Total()
     for rows in pieces(path, counts, documents):
-        total.add(of_rows(rows, kinds, step))
+        total.add(of_rows(rows, classes, step))
     if used:
         total.add({"used": of_used(path, used)})
     return total.tables()
 
 
-def of_rows(rows: Rows, kinds: NDArray, step: int) -> Tables:
+def of_rows(rows: Rows, classes: Classes, step: int) -> Tables:
     """Return the sums of rows that are whole sequences, except the table `used`; arguments as in `of_part`."""
     bins = loss_bins(rows.loss)
     own_bins = np.where(rows.follow(), np.append(-1, bins[:-1]), -1)
     sums, over_layers = _by_position_and_loss(rows, bins)
     in_ranks = (rows.unit // REPLICATES) % step == 0  # whole groups, so that no replicate is left empty
+    kind = classes.of_rows(rows.token, rows.sequence)
     subset, losses = rows.take(in_ranks), {"later": bins[in_ranks], "own": own_bins[in_ranks]}
     return {
         **sums,
         "layers": _layers(rows, over_layers),
         "surprisal_ranks": ranks(subset, subset.unit % REPLICATES, losses["later"]),
-        "surprisal_classes": ranks_by_class(subset, losses, kinds),
+        "surprisal_classes": ranks_by_class(subset, losses, kind[in_ranks]),
         **tokens(rows, over_layers),
     }
 

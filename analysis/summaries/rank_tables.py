@@ -37,14 +37,13 @@ def ranks(rows: Rows, replicate: NDArray, bins: NDArray) -> pa.Table:
     return _counted(rows.counts[counted], keys, band(_possible(rows.counts)))
 
 
-def ranks_by_class(rows: Rows, losses: Mapping[str, NDArray], kinds: NDArray) -> pa.Table:
+def ranks_by_class(rows: Rows, losses: Mapping[str, NDArray], kind: NDArray) -> pa.Table:
     """Count tokens, and sum their nnz, by class of token, class of loss and class of nnz.
 
-    losses: the band of each row by name of the loss, `later` (the next token's) and `own` (the token's own); kinds: as
-    `token_class.class_numbers` returns them. Classes are coarser than in `ranks`, since there are many more rows. The
-    column `class` holds indices into CLASSES.
+    losses: the band of each row by name of the loss, `later` (the next token's) and `own` (the token's own); kind: the
+    class of each row, as `Classes.of_rows` returns it. Classes are coarser than in `ranks`, since there are many more
+    rows. The column `class` holds indices into CLASSES.
     """
-    kind = of_tokens(kinds, rows.token)
     coarse = np.floor(COARSE_COUNT * np.sqrt(np.sqrt(_possible(rows.counts).astype(float)))).astype(np.int32)
     tables = []
     for name, bins in losses.items():
@@ -57,11 +56,6 @@ def ranks_by_class(rows: Rows, losses: Mapping[str, NDArray], kinds: NDArray) ->
         tokens = _counted(rows.counts[counted], keys, coarse, sums=True)
         tables.append(tokens.append_column("own", pa.array(np.full(tokens.num_rows, name == "own"))))
     return pa.concat_tables(tables)
-
-
-def of_tokens(kinds: NDArray, token: NDArray) -> NDArray:
-    """Return the class number of each token; the last entry of `kinds` is for ids that the vocabulary lacks."""
-    return kinds[np.where((token >= 0) & (token < len(kinds)), token, -1)]
 
 
 def _possible(counts: NDArray) -> NDArray:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from twell.analysis.memo import memoized
 from twell.analysis.summaries.built import damage, growing, read_built
+from twell.analysis.summaries.documents import BLOCK
 from twell.analysis.summaries.refresh import ensure
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.checks.columns_on_disk import column_fault
@@ -58,6 +59,23 @@ class Summaries:
 
     run: Run
     scored: bool
+
+    @property
+    def clusters(self) -> int:
+        """The number of clusters that errors are taken over: documents, or sequences in a copy of before revision 4."""
+        return read_built(self.run).clusters or self.run.manifest.sequences
+
+    @property
+    def clustered_by(self) -> str:
+        """What these clusters are, in words, with what that means for intervals where they are no documents."""
+        built = read_built(self.run)
+        if not built.clusters:
+            return "sequences (recorded before documents were kept: too narrow where documents are longer than those)"
+        if not built.known:
+            return f"blocks of {BLOCK} sequences, as the run does not tell its documents"
+        if built.cut:
+            return f"documents, and blocks of {BLOCK} sequences of long ones"
+        return "documents"
 
     @property
     def path(self) -> Path:

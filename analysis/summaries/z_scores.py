@@ -23,9 +23,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from twell.analysis.statistics import band
-from twell.analysis.summaries.documents import Documents
-from twell.analysis.summaries.part_rows import Rows, different_sequences, groups, pieces
+from twell.analysis.summaries.documents import REPLICATES, Documents
+from twell.analysis.summaries.part_rows import Rows, different_sequences, grouped, groups, pieces
+from twell.analysis.summaries.token_class import CLASSES, Classes
 from twell.analysis.summaries.token_sums import Sums, clustered, firsts
+from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 
 LETTER = rb"[0-9A-Za-z\x80-\xff]"
 
@@ -42,12 +44,18 @@ WORDS = (
 )
 TOKENS = ("z_sum", "z_square", "z_cross", "z_position_sum", "z_position_square", "z_position_cross")
 COUNTS = WORDS[:5]
+PRODUCTS = ("product", "nnz_square", "loss_square")
 ROWS = pa.schema(
     [
         pa.field("word", pa.binary()),  # null: the row is of a token
         pa.field("token_id", pa.int32()),  # null: the row is of a word
         pa.field("flagged", pa.bool_()),
+        pa.field("class", pa.int32()),  # null: the row is of no class
+        pa.field("layer", pa.int32()),  # null: the row is of no layer
+        pa.field("replicate", pa.int32()),
         *(pa.field(name, pa.int64() if name in COUNTS else pa.float64()) for name in dict.fromkeys(WORDS + TOKENS)),
+        *(pa.field(name, pa.int64()) for name in ("tokens", "loss_sum", "loss_tokens")),
+        *(pa.field(name, pa.float64()) for name in PRODUCTS),
     ]
 )
 
@@ -111,18 +119,52 @@ class Spelling:
         return cls(begins, ends, holds, pa.array(stripped, pa.binary()))
 
 
-def scores_of_part(
-    path: Path, counts: Sequence[str], scale: Scale, spelling: Spelling | None, documents: Documents
-) -> pa.Table:
-    """Return the sums of one part by token and, if a spelling is given, by word. Columns: those of ROWS.
+@dataclass(frozen=True)
+class TokenMeans:
+    """Means over unflagged tokens by token id: nnz [token, layer], loss [token], of the predictions made there."""
 
-    counts: the names of the nnz columns; documents: of the run. By token, rows with `flagged` hold what flagged tokens
-    add to each sum.
+    nnz: NDArray
+    loss: NDArray
+
+    @classmethod
+    def of(cls, tokens: pa.Table, token_layers: pa.Table, layers: int) -> TokenMeans:
+        """Make the means from the summaries `tokens` and `token_layers`."""
+        unflagged = ~tokens["flagged"].to_numpy()
+        token_id, n, loss, known = (
+            tokens[name].to_numpy()[unflagged] for name in ("token_id", "tokens", "loss_sum", "loss_tokens")
+        )
+        size = 1 + int(token_id.max(initial=0))
+        count, nnz = np.ones(size), np.zeros((size, layers), np.float32)
+        count[token_id] = n
+        unflagged = ~token_layers["flagged"].to_numpy()
+        token, layer, sums = (token_layers[name].to_numpy()[unflagged] for name in ("token_id", "layer", "nnz_sum"))
+        nnz[token, layer] = sums / count[token]
+        mean = np.zeros(size)
+        mean[token_id] = loss / LOSS_UNITS_PER_NAT / np.maximum(known, 1)
+        return cls(nnz, mean)
+
+
+def scores_of_part(
+    path: Path,
+    counts: Sequence[str],
+    scale: Scale,
+    spelling: Spelling | None,
+    documents: Documents,
+    classes: Classes,
+    within: TokenMeans | None,
+) -> pa.Table:
+    """Return the sums of one part by token, by class, within tokens if their means are given and, if a spelling is
+    given, by word. Columns: those of ROWS.
+
+    counts: the names of the nnz columns; documents: of the run; classes: of the vocabulary. By token, rows with
+    `flagged` hold what flagged tokens add to each sum.
     """
     tables = [ROWS.empty_table()]
     for rows in pieces(path, counts, documents):
         z, z_position, nnz = _scored(rows, scale)
-        tables.append(by_token(rows, z, z_position))
+        tables += [by_token(rows, z, z_position), by_class(rows, z, nnz, classes)]
+        if within is not None:
+            tables.append(within_tokens(rows, within))
         if spelling is not None:
             tables.append(by_word(rows, z, nnz, spelling))
     return pa.concat_tables(tables, promote_options="default")
@@ -157,6 +199,45 @@ def by_token(rows: Rows, z: NDArray, z_position: NDArray) -> pa.Table:
         return by_id
 
     return clustered(rows, sums)
+
+
+def by_class(rows: Rows, z: NDArray, nnz: NDArray, classes: Classes) -> pa.Table:
+    """Return sums of unflagged tokens by class and replicate: how many, their z, nnz (over layers) and losses."""
+    key = classes.of_rows(rows.token, rows.sequence) * REPLICATES + rows.unit % REPLICATES
+    unflagged, size = rows.flags == 0, len(CLASSES) * REPLICATES
+    known = unflagged & np.isfinite(rows.loss)
+    units = np.rint(rows.loss[known] * LOSS_UNITS_PER_NAT)
+    columns = {
+        "tokens": np.bincount(key[unflagged], minlength=size),
+        "z_sum": np.bincount(key[unflagged], z[unflagged], size).astype(float),  # whole numbers where there is no row
+        "nnz_sum": np.bincount(key[unflagged], nnz[unflagged], size).astype(float),
+        "loss_sum": np.bincount(key[known], units, size).astype(np.int64),
+        "loss_tokens": np.bincount(key[known], minlength=size),
+    }
+    occurring = np.flatnonzero(columns["tokens"])
+    kind, replicate = np.divmod(occurring.astype(np.int32), REPLICATES)
+    return pa.table(
+        {"class": kind, "replicate": replicate, **{name: each[occurring] for name, each in columns.items()}}
+    )
+
+
+def within_tokens(rows: Rows, means: TokenMeans) -> pa.Table:
+    """Return sums of products of nnz and the next token's loss, each less its token's mean, by layer and replicate."""
+    counted = np.flatnonzero((rows.flags == 0) & np.isfinite(rows.loss))
+    subset, layers = rows.take(counted), rows.counts.shape[1]
+    loss, replicate = subset.loss - means.loss[subset.token], subset.unit % REPLICATES
+    sums = np.zeros((3, REPLICATES, layers))
+    for block, nnz in subset.blocks(float):
+        nnz -= means.nnz.take(subset.token[block], axis=0)
+        sums[0] += grouped(replicate[block], nnz, REPLICATES, loss[block])
+        sums[1] += grouped(replicate[block], np.square(nnz, out=nnz), REPLICATES)
+    sums[2] = np.bincount(replicate, loss**2, REPLICATES)[:, None]
+    tokens = np.bincount(replicate, minlength=REPLICATES)
+    occurring = np.flatnonzero(tokens)
+    layer, index = np.meshgrid(np.arange(layers, dtype=np.int32), occurring.astype(np.int32), indexing="ij")
+    products = {name: each[occurring].T.ravel() for name, each in zip(PRODUCTS, sums, strict=True)}
+    keys = {"layer": layer.ravel(), "replicate": index.ravel()}
+    return pa.table({**keys, "tokens": np.tile(tokens[occurring], layers), **products})
 
 
 def by_word(rows: Rows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.Table:

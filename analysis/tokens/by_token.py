@@ -30,7 +30,7 @@ from twell.workbench.run.store import Run
 from twell.workbench.run.uncounted import no_counted_token
 
 PRIOR_DOCUMENTS = 10  # the common variance of z weighs as much as this many documents of the token's own
-Rank = Literal["z", "z_position"]
+Rank = Literal["shrunk", "z", "z_position"]
 KEY = ("token_id", "flagged")
 COUNTS = ("tokens", "sequences", "clusters", "tokens_square")
 LOSSES = ("loss_sum", "loss_tokens", "surprisal_sum", "surprisal_tokens")
@@ -41,9 +41,9 @@ DEFINITION = (
 )
 
 
-def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = "z") -> pd.DataFrame:
-    """Return the tokens that occur at least `min_count` times, loudest first: by z, or with rank="z_position" by that.
-    Columns:
+def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = "shrunk") -> pd.DataFrame:
+    """Return the tokens that occur at least `min_count` times, loudest first: by shrunk, or with rank="z" or
+    "z_position" by that. Columns:
 
     token_id; text; count; sequences, documents (it occurs in); effective (Kish's effective number of the documents, by
     occurrences: the degrees of freedom of an interval are one less); z, z_se (in sd); z_position, z_position_se (the
@@ -65,12 +65,14 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
             f"No token of {run.name} occurs {min_count} times, the most frequent one {highest} times: ask for a lower "
             "minimum count."
         )
-    score = rows[f"{rank}_sum"] / rows["tokens"]
+    rows["shrunk"], rows["shrunk_se"] = _shrunk(rows)
+    score = rows["shrunk"] if rank == "shrunk" else rows[f"{rank}_sum"] / rows["tokens"]
+    if rank == "shrunk" and np.isnan(score).all():  # no token tells how much z varies
+        score = rows["z_sum"] / rows["tokens"]
     if np.isnan(score).all():
         raise Missing(f"{run.name} holds no {rank}: {EARLIER}.")
     order = np.flatnonzero(frequent)
     order = order[np.lexsort((rows["token_id"][order], -score[order]))]
-    rows["shrunk"], rows["shrunk_se"] = _shrunk(rows)
     selected = {name: values[order] for name, values in rows.items()}
     n, n2 = selected["tokens"], selected["tokens_square"]
     columns: dict[str, Any] = {"token_id": selected["token_id"], "text": token_text(run, selected["token_id"])}

@@ -2,10 +2,10 @@
 
     token_classes(run)   a row a class
 
-A token belongs to one class by its spelling alone (`summaries.token_class`). A class describes the vocabulary and not
+A token belongs to one class by its spelling (`summaries.token_class`). A class describes the vocabulary and not
 grammar: a name is a capitalised word-initial piece, so words at the start of a sentence count as names too. The
-clusters of an interval are the tokens of the vocabulary, so that it generalises to other tokens of the class. Cost:
-30 ms.
+clusters of an interval are the tokens of the vocabulary, so that it generalises to other tokens of the class; function
+words and parts of URLs are lists, so theirs are documents. Cost: 30 ms.
 """
 
 from __future__ import annotations
@@ -17,27 +17,36 @@ import pandas as pd
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from twell.analysis.statistics import distinct, effective, ratio_error, t_half
+from twell.analysis.memo import memoized
+from twell.analysis.statistics import distinct, effective, jackknife_error, ratio_error, t_half
+from twell.analysis.summaries.documents import REPLICATES
 from twell.analysis.summaries.read import Summaries, open_summaries
-from twell.analysis.summaries.token_class import CLASSES, class_number
+from twell.analysis.summaries.token_class import CLASSES, FUNCTION_WORD, URL_PART, class_number
 from twell.analysis.tokens.by_token import token_text, token_totals, z_variances
+from twell.workbench.errors import Missing
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.store import Run
 from twell.workbench.run.uncounted import no_counted_token
 
 LEAST_UNITS = 5  # effective tokens of a class from which an interval is stated
+CLOSED = (FUNCTION_WORD, URL_PART)  # classes that are lists: there are no other tokens to speak of
+CLASS_SUMS = ("tokens", "z_sum", "nnz_sum", "loss_sum", "loss_tokens")
 OFTEN = 20  # a token with fewer occurrences is left out of effects
 
 
+@memoized
 def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     """Return mean z by class of tokens, the loudest class first. Columns:
 
-    class; tokens (of the vocabulary that occur); count (occurrences); share (of all occurrences); z, z_se, low, high
-    (mean over occurrences, see by_token; 95 %, Student's t, a token of the vocabulary being a cluster); effective
-    (Kish's effective number of these clusters, since most occurrences belong to few of them: its degrees of freedom are
-    one less, and under five there is no interval); others (mean z of all other classes); effect, effect_low,
-    effect_high (Hedges' g over tokens of the vocabulary, class against the others, 95 %); mean (nnz a layer); loss_mean
-    (nats, of predictions made there).
+    class; tokens (of the vocabulary that are spelt so and occur); count (occurrences); share (of all occurrences); z,
+    z_se, low, high (mean over occurrences, see by_token; 95 %, Student's t); clusters (what the error is taken over:
+    tokens of the vocabulary, so that it speaks of other tokens of the class, or documents where the class is a closed
+    list); effective (Kish's effective number of these, since most occurrences belong to few tokens: its degrees of
+    freedom are one less, and under five there is no interval); others (mean z of all other classes); difference,
+    difference_low, difference_high (z less that of others, 95 %, by documents); effect, effect_low, effect_high
+    (Hedges' g over tokens of the vocabulary, class against the others, 95 %); mean (nnz a layer); loss_mean (nats, of
+    predictions made there). In a copy of before revision 5, and with `flagged`, a part of a URL is one wherever it
+    stands, and differences have the interval of z.
     """
     summaries = open_summaries(run, scored=True)
     rows = token_totals(summaries, flagged)
@@ -46,13 +55,66 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     kinds = _kinds(summaries, rows["token_id"])
     number, index = distinct(kinds)
     table = _rows(run, rows, [CLASSES[kind].as_py() for kind in number.tolist()], index)
+    table = table if flagged else _in_context(summaries, table)
     frame = table.sort_values(["z", "class"], ascending=[False, True], ignore_index=True)
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
-        "note": "classes by spelling alone; intervals take the tokens of the vocabulary as the units",
+        "note": "classes by spelling, a part of a URL beside . / or : alone; intervals by tokens of the vocabulary, "
+        f"and by {summaries.clustered_by} for function words, parts of URLs and differences",
         "tokens": int(rows["tokens"].sum()),
     }
     return frame
+
+
+def _in_context(summaries: Summaries, table: pd.DataFrame) -> pd.DataFrame:
+    """Return token_classes with what the summary `class_scores` tells: occurrences in context, and errors by documents;
+    the table as it is where a copy of an earlier revision has none."""
+    try:
+        rows = summaries.columns("class_scores", "class", "replicate", *CLASS_SUMS)
+    except Missing:
+        return table
+    names, kind = np.unique(rows["class"].astype(str), return_inverse=True)
+    shape = (len(names), REPLICATES)
+    index = kind * REPLICATES + rows["replicate"]
+    n, z, nnz, loss, known = (np.bincount(index, rows[name], np.prod(shape)).reshape(shape) for name in CLASS_SUMS)
+    used = n.sum(axis=0) > 0
+    n, z = n[:, used], z[:, used]
+
+    def means(tokens: NDArray, sums: NDArray) -> tuple[NDArray, NDArray]:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rest = (sums.sum(axis=0) - sums) / (tokens.sum(axis=0) - tokens)
+            return sums / tokens, rest
+
+    own, others = means(n.sum(axis=1), z.sum(axis=1))
+    own_without, others_without = means(n.sum(axis=1, keepdims=True) - n, z.sum(axis=1, keepdims=True) - z)
+    units = effective(n.sum(axis=1), (n**2).sum(axis=1))
+    error = jackknife_error(own, own_without.T)
+    apart = jackknife_error(own - others, (own_without - others_without).T)
+    t = np.where(units >= LEAST_UNITS, t_half(units - 1), np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = pd.DataFrame(
+            {
+                "count": n.sum(axis=1).astype(np.int64),
+                "share": n.sum(axis=1) / n.sum(),
+                "z": own,
+                "others": others,
+                "difference": own - others,
+                "difference_low": own - others - t * apart,
+                "difference_high": own - others + t * apart,
+                "mean": nnz.sum(axis=1) / n.sum(axis=1) / summaries.run.layers,
+                "loss_mean": loss.sum(axis=1) / LOSS_UNITS_PER_NAT / known.sum(axis=1),
+            },
+            index=names,
+        )
+    table = table[table["class"].isin(names)].set_index("class")
+    half = (table["high"] - table["z"]).to_numpy()
+    table[list(found)] = found.loc[table.index]
+    table["low"], table["high"] = table["z"] - half, table["z"] + half
+    closed = {"z_se": error, "effective": units, "low": own - t * error, "high": own + t * error}
+    here = [name for name in CLOSED if name in table.index]
+    table.loc[here, list(closed)] = pd.DataFrame(closed, index=names).loc[here]
+    table.loc[here, "clusters"] = "documents"
+    return table.reset_index()
 
 
 def _kinds(summaries: Summaries, token_ids: NDArray) -> NDArray:
@@ -96,10 +158,14 @@ def _rows(run: Run, rows: Mapping[str, NDArray], names: Sequence[str], number: N
             "share": count / count.sum(),
             "z": z,
             "z_se": error,
+            "clusters": "tokens",
             "effective": units,
             "low": z - half,
             "high": z + half,
             "others": others,
+            "difference": z - others,
+            "difference_low": z - others - half,
+            "difference_high": z - others + half,
             "effect": effect,
             "effect_low": effect - 1.96 * spread,
             "effect_high": effect + 1.96 * spread,

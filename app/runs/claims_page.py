@@ -14,20 +14,23 @@ from twell.app.ui.query import query
 from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
 
-HOLDS, FAILS = "holds", "does not hold"
+HOLDS, IN_PART, UNTOLD = "holds", "holds in part", "cannot be told"
+KINDS = {HOLDS: "yes", IN_PART: "part", UNTOLD: "open"}  # any other verdict: no
 TITLES = '<div class="tw-claim names"><div>Claim</div><div>This run</div><div>Verdict, and the rule for it</div></div>'
 
 
 def claims_html(frame: pd.DataFrame) -> str:
-    """Return rows of `analysis.findings` as HTML: the claim, the run's answer with its statistic, verdict and rule.
+    """Return rows of `analysis.findings` as HTML: the claim and what it was measured on, the run's answer with its
+    statistic and interval, verdict and rule.
 
     For a claim that the run cannot test, the reason takes the place of the answer.
     """
     lines = ['<div class="tw-claims">']
     for row in frame.itertuples():
-        texts = (row.claim, row.this_run, row.statistic, row.reason, row.verdict)
-        claim, answer, statistic, reason, verdict = (html.escape(typeset(str(text))) for text in texts)
-        kind = {HOLDS: "yes", FAILS: "no"}.get(row.verdict, "open")
+        statistic = f"{row.statistic}; 95 %: {row.interval}" if row.interval else row.statistic
+        texts = (row.claim, row.claim_scope, row.this_run, statistic, row.reason, row.verdict)
+        claim, measured, answer, statistic, reason, verdict = (html.escape(typeset(str(text))) for text in texts)
+        kind = KINDS.get(row.verdict, "no")
         if answer:
             answer_html, rule_html = (
                 f"<p>{answer}</p><p class='tw-note'>{statistic}</p>",
@@ -36,7 +39,8 @@ def claims_html(frame: pd.DataFrame) -> str:
         else:
             answer_html, rule_html = f"<p class='tw-note'>{reason}</p>", ""
         verdict_html = f'<span class="tw-verdict {kind}">{verdict}</span>' if kind != "open" else ""
-        lines.append(f'<div class="tw-claim"><div class="claim">{claim}</div><div>{answer_html}</div>')
+        scope = f"<p class='tw-note'>Measured on {measured}.</p>" if measured else ""
+        lines.append(f'<div class="tw-claim"><div class="claim">{claim}{scope}</div><div>{answer_html}</div>')
         lines.append(f"<div>{verdict_html}{rule_html}</div></div>")
     return "".join([*lines, "</div>"])
 
@@ -45,13 +49,14 @@ def draw_page(run: Run) -> None:
     """Draw the claims that the run can test, by topic; then, folded up, those that it cannot."""
     result = query(run, CLAIMS)
     frame = result.frame
-    is_tested = frame["verdict"].isin([HOLDS, FAILS])
+    is_tested = frame["verdict"] != UNTOLD
     tested, untested = frame[is_tested], frame[~is_tested]
-    hold_count = int((tested["verdict"] == HOLDS).sum())
+    hold_count, part_count = (int((tested["verdict"] == verdict).sum()) for verdict in (HOLDS, IN_PART))
     caption = (
         f"{plural(len(frame), 'claim')} about sparse FFN layers, each tested on this run by a rule fixed beforehand: "
-        f"{hold_count} of the {len(tested)} that this run can test {'holds' if hold_count == 1 else 'hold'}. This is "
-        "one model on one text: a claim that fails here may hold elsewhere."
+        f"of the {len(tested)} that this run can test, {hold_count} {'holds' if hold_count == 1 else 'hold'} and "
+        f"{part_count} {'holds' if part_count == 1 else 'hold'} in part. This is one model on one text "
+        f"({frame['scope'].iloc[0]}): a claim that fails here may hold elsewhere."
     )
     widgets.heading("Claims", caption, result)
     if tested.empty:

@@ -96,6 +96,7 @@ a.tw-logit .number { text-align: right; font-size: .87rem; font-variant-numeric:
 .tw-claim .claim { font-weight: 600; }
 .tw-claim.names { padding: 0 0 .2rem; border-bottom: none; font-size: .87rem; opacity: .72; }
 .tw-verdict { border-radius: 999px; padding: .05rem .6rem; font-size: .83rem; border: 1px solid currentColor; }
+.tw-verdict.part { border-color: #1f6fc9; color: #1f6fc9; }
 .tw-verdict.yes { background: #1f6fc9; border-color: #1f6fc9; color: #fff; }
 @media (max-width: 900px) {
   .tw-claim { grid-template-columns: 1fr; gap: .3rem; }

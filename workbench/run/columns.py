@@ -177,3 +177,18 @@ TRAINING_STEPS = (
     Column("nnz", "float64", "neurons", "mean number of FFN neurons that a token fires in layer LL", per_layer=True),
     Column("dead", "float64", "share", "neurons of layer LL that fired on no token of these steps", per_layer=True),
 )
+
+# Shared by summaries.
+NO_LOSS = "no loss was recorded (--no-loss)"
+# In every summary, rows with `flagged` hold what the flagged tokens add to each sum: leave them out, or sum over both.
+FLAGGED = Column("flagged", "bool", "", "false: over unflagged tokens; true: what flagged tokens add to each sum")
+# Up to revision 3 a sequence stood for a document, here and in sums over documents.
+_BY_20 = (
+    "document (of long ones in a source of under 40: and block of 16 sequences) modulo 20: what the jackknife groups"
+)
+REPLICATE = Column("replicate", "int32", "", _BY_20)
+CLUSTERS = Column("clusters", "int64", "", "documents it occurs in, or blocks of long ones (see replicate)")
+
+
+def tokens_column(meaning: str = "tokens counted") -> Column:
+    return Column("tokens", "int64", "tokens", meaning)

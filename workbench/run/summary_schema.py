@@ -2,7 +2,7 @@
 
 A table's declaration holds every fact about it: its keys, how its columns combine (`Column.merge`), the table of the
 run that it comes from, and why a run may lack it. Most hold integer sums that add up across parts, ranks and runs.
-`token_scores` and `words` take the means of the whole run, and `surprisal_correlations` come from other summaries.
+Those of `tables.scores` take the means of the whole run, and `surprisal_correlations` come from other summaries.
 
 Tables and columns are added at the end, and counted by `revision`: a run whose summaries are of an earlier one gets
 them built anew; a summary-only copy of an earlier one opens, and lacks what came later.
@@ -11,42 +11,34 @@ them built anew; a summary-only copy of an earlier one opens, and lacks what cam
 from __future__ import annotations
 
 from twell.workbench.run.columns import (
+    CLUSTERS,
+    FLAGGED,
     LAYER,
     NEURON_SUMS,
+    NO_LOSS,
+    REPLICATE,
     TILE_COUNTS,
     TOKEN_ID,
     UNION_COUNTS,
     Column,
     SummarySchema,
     SummaryTable,
+    tokens_column,
 )
+from twell.workbench.run.tables.scores import CLASS_SCORES, SURPRISAL_WITHIN, TOKEN_SCORES, WORDS
 
-_NO_LOSS = "no loss was recorded (--no-loss)"
-# In every summary, rows with `flagged` hold what the flagged tokens add to each sum: leave them out, or sum over both.
-_FLAGGED = Column("flagged", "bool", "", "false: over unflagged tokens; true: what flagged tokens add to each sum")
-# Up to revision 3 a sequence stood for a document, here and in sums over documents.
-_BY_20 = (
-    "document (of long ones in a source of under 40: and block of 16 sequences) modulo 20: what the jackknife groups"
-)
-_REPLICATE = Column("replicate", "int32", "", _BY_20)
-_CLUSTERS = Column("clusters", "int64", "", "documents it occurs in, or blocks of long ones (see replicate)")
 _NNZ_SUM = Column("nnz_sum", "int64", "neurons", "sum of nnz")
 _NNZ_SQUARE = Column("nnz_square", "int64", "neurons²", "sum over documents of the token's nnz there, squared")
 _NNZ_CROSS = Column("nnz_cross", "int64", "neurons·tokens", "sum over documents of nnz there times tokens there")
-
-
-def _tokens(meaning: str = "tokens counted") -> Column:
-    return Column("tokens", "int64", "tokens", meaning)
-
 
 _LAYERS = SummaryTable(
     "layers",
     "a count that occurs in a layer",
     (
         Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
-        _FLAGGED,
+        FLAGGED,
         Column("nnz", "int32", "neurons", "the count"),
-        _tokens("tokens that have it"),
+        tokens_column("tokens that have it"),
     ),
     keys=("layer", "flagged", "nnz"),
 )
@@ -58,7 +50,7 @@ _POSITIONS = SummaryTable(
         Column("position", "int32", "tokens", "place in the sequence, from 0"),
         Column("flagged", "bool", "", "as elsewhere, but position 0 counts as unflagged unless it is not finite"),
         Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
-        _tokens(),
+        tokens_column(),
         _NNZ_SUM,
         Column("nnz_square", "int64", "neurons²", "sum of squared nnz"),
         Column("clusters", "int64", "", "documents, or blocks of long ones, with a token there; 0 where flagged"),
@@ -74,9 +66,9 @@ _POSITION_BANDS = SummaryTable(
     "a band of positions, in a layer and replicate, over unflagged tokens from position 1 on",
     (
         Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
-        _REPLICATE,
+        REPLICATE,
         Column("band", "int32", "", "the position below 8, then floor(√(8·position))"),
-        _tokens(),
+        tokens_column(),
         _NNZ_SUM,
     ),
     keys=("layer", "replicate", "band"),
@@ -87,8 +79,8 @@ _TOKENS = SummaryTable(
     "a token of the vocabulary that occurs",
     (
         TOKEN_ID,
-        _FLAGGED,
-        _tokens("its occurrences n"),
+        FLAGGED,
+        tokens_column("its occurrences n"),
         Column("sequences", "int64", "", "sequences it occurs in"),
         Column("tokens_square", "int64", "tokens²", "sum over documents of its occurrences there, squared"),
         Column("nnz_sum", "int64", "neurons", "sum of its nnz, over all layers"),
@@ -98,7 +90,7 @@ _TOKENS = SummaryTable(
         Column("loss_tokens", "int64", "tokens", "occurrences with such a loss"),
         Column("surprisal_sum", "int64", "2^-24 nats", "sum of its own losses, as predicted one position earlier"),
         Column("surprisal_tokens", "int64", "tokens", "occurrences with such a loss"),
-        _CLUSTERS,
+        CLUSTERS,
     ),
     keys=("token_id", "flagged"),
 )
@@ -108,7 +100,7 @@ _TOKEN_LAYERS = SummaryTable(
     "a token of the vocabulary that occurs, and a layer",
     (
         TOKEN_ID,
-        _FLAGGED,
+        FLAGGED,
         LAYER,
         _NNZ_SUM,
         _NNZ_SQUARE,
@@ -117,37 +109,18 @@ _TOKEN_LAYERS = SummaryTable(
     keys=("layer", "flagged", "token_id"),
 )
 
-_TOKEN_SCORES = SummaryTable(
-    "token_scores",
-    "a token of the vocabulary that occurs",
-    (
-        TOKEN_ID,
-        _FLAGGED,
-        Column("z_sum", "double", "sd", "sum of z: nnz less its layer's mean over its layer's sd, mean over layers"),
-        Column("z_square", "double", "sd²", "sum over documents of its z there, squared"),
-        Column("z_cross", "double", "sd·tokens", "sum over documents of its z there times its occurrences there"),
-        Column("z_position_sum", "double", "sd", "as z_sum, by means and sds of the layer at its band of positions"),
-        Column("z_position_square", "double", "sd²", "sum over documents of that z there, squared"),
-        Column("z_position_cross", "double", "sd·tokens", "sum over documents of that z there times occurrences there"),
-        Column("class", "string", "", "its class by spelling (see token_classes)"),
-    ),
-    adds_up=False,
-    keys=("token_id", "flagged"),
-    needs_means=True,
-)
-
 _SURPRISAL = SummaryTable(
     "surprisal",
     "a band of the next token's loss, in a layer and replicate, over unflagged tokens",
     (
         LAYER,
-        _REPLICATE,
+        REPLICATE,
         Column("loss_bin", "int32", "", "floor(24·√loss): from (k/24)² to ((k+1)/24)² nats"),
-        _tokens(),
+        tokens_column(),
         _NNZ_SUM,
     ),
     keys=("layer", "replicate", "loss_bin"),
-    absent=_NO_LOSS,
+    absent=NO_LOSS,
 )
 
 _SURPRISAL_RANKS = SummaryTable(
@@ -155,13 +128,13 @@ _SURPRISAL_RANKS = SummaryTable(
     "a class of loss and of nnz, in a layer and replicate, over unflagged tokens; of long runs as `surprisal_classes`",
     (
         LAYER,
-        _REPLICATE,
+        REPLICATE,
         Column("loss_class", "int32", "", "loss_bin // 4"),
         Column("nnz_class", "int32", "", "nnz below 8, then floor(√(8·nnz))"),
-        _tokens(),
+        tokens_column(),
     ),
     keys=("layer", "nnz_class", "loss_class", "replicate"),
-    absent=_NO_LOSS,
+    absent=NO_LOSS,
 )
 
 _NEURON_SUMS = SummaryTable(
@@ -202,11 +175,11 @@ _SURPRISAL_CLASSES = SummaryTable(
         Column("replicate", "int32", "", "document modulo 10: the groups that intervals are jackknifed over"),
         Column("loss_class", "int32", "", "floor(3·√loss)"),
         Column("nnz_class", "int32", "", "floor(8·⁴√nnz)"),
-        _tokens(),
+        tokens_column(),
         _NNZ_SUM,
     ),
     keys=("layer", "own", "class", "nnz_class", "loss_class", "replicate"),
-    absent=_NO_LOSS,
+    absent=NO_LOSS,
     since=1,
 )
 
@@ -215,35 +188,13 @@ _USED = SummaryTable(
     "a layer of a model with a ReLU on the up branch too",
     (
         LAYER,
-        _FLAGGED,
-        _tokens(),
+        FLAGGED,
+        tokens_column(),
         Column("used_sum", "int64", "neurons", "sum of how many fired neurons have a product that is not zero"),
     ),
     keys=("layer", "flagged"),
     absent="its model has no ReLU on the up branch, so every neuron that fires is used",
     since=1,
-)
-
-_WORDS = SummaryTable(
-    "words",
-    "a word of the text: tokens joined where letters, digits or bytes of longer characters meet; most frequent first",
-    (
-        Column("word", "binary", "", "its bytes, without white space around them"),
-        Column("occurrences", "int64", "", "how often it occurs, n, where none of its tokens is flagged"),
-        Column("sequences", "int64", "", "sequences it occurs in"),
-        Column("occurrences_square", "int64", "", "sum over documents of its occurrences there, squared"),
-        Column("pieces", "int64", "tokens", "tokens that its occurrences are cut into"),
-        Column("nnz_sum", "double", "neurons", "sum of its nnz, over all layers, mean over its tokens"),
-        Column("z_sum", "double", "sd", "sum of z (see token_scores), mean over its tokens"),
-        Column("z_square", "double", "sd²", "sum over documents of its z there, squared"),
-        Column("z_cross", "double", "sd", "sum over documents of its z there times its occurrences there"),
-        _CLUSTERS,
-    ),
-    adds_up=False,
-    in_summary_only=False,
-    keys=("word",),
-    absent="it has no vocab table, which spells the tokens",
-    needs_means=True,
 )
 
 _SURPRISAL_CORRELATIONS = SummaryTable(
@@ -256,12 +207,12 @@ _SURPRISAL_CORRELATIONS = SummaryTable(
         Column("spearman", "double", "", "rank correlation of nnz and the loss"),
         Column("low", "double", "", "lower end of its 95 % interval"),
         Column("high", "double", "", "upper end"),
-        _tokens(),
+        tokens_column(),
         Column("groups", "int32", "", "groups of documents, each left out once for the interval; of all classes"),
     ),
     adds_up=False,
     keys=("own", "class", "layer"),
-    absent=_NO_LOSS,
+    absent=NO_LOSS,
 )
 
 _ORIGINS = SummaryTable(
@@ -277,8 +228,8 @@ _ORIGINS = SummaryTable(
             "",
             "0: past position 0; 1: a document's first token; 2: its next sequence's; 3: of either",
         ),
-        _REPLICATE,
-        _tokens(),
+        REPLICATE,
+        tokens_column(),
         _NNZ_SUM,
         Column("loss_sum", "int64", "2^-24 nats", "sum of the losses of the predictions made there"),
         Column("loss_tokens", "int64", "tokens", "tokens with such a loss"),
@@ -288,8 +239,9 @@ _ORIGINS = SummaryTable(
 )
 
 _TABLES = (
-    *(_LAYERS, _POSITIONS, _POSITION_BANDS, _TOKENS, _TOKEN_LAYERS, _TOKEN_SCORES, _SURPRISAL, _SURPRISAL_RANKS),
-    *(_NEURON_SUMS, _TILE_COUNTS, _UNION_COUNTS, _SURPRISAL_CLASSES, _USED, _WORDS, _SURPRISAL_CORRELATIONS, _ORIGINS),
+    *(_LAYERS, _POSITIONS, _POSITION_BANDS, _TOKENS, _TOKEN_LAYERS, TOKEN_SCORES, _SURPRISAL, _SURPRISAL_RANKS),
+    *(_NEURON_SUMS, _TILE_COUNTS, _UNION_COUNTS, _SURPRISAL_CLASSES, _USED, WORDS, _SURPRISAL_CORRELATIONS, _ORIGINS),
+    *(CLASS_SCORES, SURPRISAL_WITHIN),
 )
 
-SUMMARIES = SummarySchema(2, 4, {table.name: table for table in _TABLES})
+SUMMARIES = SummarySchema(2, 5, {table.name: table for table in _TABLES})

@@ -40,6 +40,10 @@ def test_by_layer(run: Run, rows: pd.DataFrame, used: pd.DataFrame, flagged: boo
     unflagged = int((rows["flags"] == 0).sum())
     np.testing.assert_allclose(table["dead_upper"], 3 / unflagged, rtol=1e-12)
     np.testing.assert_allclose(table["dead_sequences"], 3 / run.manifest.sequences, rtol=1e-12)
+    np.testing.assert_allclose(table["dead_documents"], 3 / rows["document"].nunique(), rtol=1e-12)
+    by_neuron = run.frame("neurons").groupby(["layer", "neuron"])["fires"].sum()
+    once, twice = ((by_neuron == n).groupby("layer").sum() for n in (1, 2))
+    assert list(table["dead_waking"]) == list(np.minimum(once * (once - 1) / (2 * (twice + 1)), run.d_ff - fired))
     assert f"{unflagged:,}" in table.attrs["note"]
     assert table.attrs["definition"] == run.manifest.nnz_definition
 

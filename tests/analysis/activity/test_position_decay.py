@@ -83,12 +83,19 @@ def test_the_fit_is_that_of_scipy(run: Run) -> None:
     [
         (lambda p: 20 + 80 / np.maximum(p, 0.5), "power law"),
         (lambda p: 30 + 0 * p, "no decay"),
-        (lambda p: 30 + 0.1 * p, "no decay"),
+        (lambda p: 30 + 0.1 * p, "rises"),
     ],
     ids=["power law", "level", "rising"],
 )
 def test_verdicts(made: ModuleType, tmp_path: Path, mean: Mean, verdict: str) -> None:
     assert set(position_fit(planted(made, tmp_path / "other", mean))["verdict"]) == {verdict}
+
+
+def test_two_exponentials_are_no_power_law(made: ModuleType, tmp_path: Path) -> None:
+    def two(position: np.ndarray) -> np.ndarray:
+        return 20 + 90 * np.exp(-position / 2) + 50 * np.exp(-position / 40)
+
+    assert set(position_fit(planted(made, tmp_path / "two", two))["verdict"]) <= {"two exponentials", "either"}
 
 
 def test_a_straight_fall_has_no_length(made: ModuleType, tmp_path: Path) -> None:

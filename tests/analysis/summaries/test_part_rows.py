@@ -18,6 +18,7 @@ from twell.analysis import ensure
 from twell.analysis.summaries import part_rows, part_sums, token_sums
 from twell.analysis.summaries.documents import read_documents
 from twell.analysis.summaries.read import open_summaries
+from twell.analysis.summaries.token_class import Classes
 from twell.workbench.errors import UserError
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run, open_run
@@ -153,7 +154,7 @@ def test_a_tokens_own_loss_is_that_of_the_position_before() -> None:
 
     few = wide(gap)
     follows = np.array([i not in (0, 10, 30, 50, 75) for i in range(90)])
-    found = part_sums.of_rows(few, np.zeros(3, np.int32), 1)
+    found = part_sums.of_rows(few, Classes(*np.zeros((2, 4), np.int64), *np.zeros((3, 4), bool)), 1)
     own = found["surprisal_classes"].filter(pc.field("own") & (pc.field("layer") == 0))
     assert pc.sum(own["tokens"]).as_py() == (follows & (few.flags == 0)).sum()
     by_token = found["tokens"].to_pandas().groupby("token_id")[["surprisal_tokens", "surprisal_sum"]].sum()

@@ -51,7 +51,8 @@ def test_by_token(run: Run, scored: pd.DataFrame, flagged: bool) -> None:
     table = by_token(run, min_count=20, flagged=flagged)
     sizes = scored.groupby("token_id").size()
     assert set(table["token_id"]) == set(sizes[sizes >= 20].index)
-    assert table["z"].is_monotonic_decreasing
+    assert table["shrunk"].is_monotonic_decreasing
+    assert by_token(run, flagged=flagged, rank="z")["z"].is_monotonic_decreasing
     groups = dict(list(scored.groupby("token_id")))
     for row in table.itertuples():
         there = groups[row.token_id]

@@ -20,7 +20,7 @@ from support.rewritten import relisted
 
 from twell.analysis import by_token, by_word, summarize, token_classes
 from twell.analysis.summaries import build
-from twell.analysis.summaries.token_class import classify
+from twell.analysis.summaries.token_class import CLASSES, Classes, class_number, classify
 from twell.workbench.errors import Missing
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.run.store import Run
@@ -215,6 +215,34 @@ def test_classify(text: str, expected: str) -> None:
     assert classify(text) == expected
 
 
+def test_a_part_of_a_url_is_one_beside_a_mark_of_urls() -> None:
+    """Or where it holds one; elsewhere it is what it would be otherwise, and the end of a sequence is no neighbour."""
+    texts = ["com", ".", " the", "://", " doi", "org/", "x"]
+    kinds, elsewhere = (np.array([class_number(text, in_url) for text in [*texts, "?"]]) for in_url in (True, False))
+    marks = np.array(
+        [[text[:1] in "./:", text[-1:] in "./:", any(c in text for c in "./:")] for text in [*texts, "?"]]
+    ).T
+    classes = Classes(kinds, elsewhere, *marks)
+    token = np.array([0, 1, 0, 2, 0, 3, 4, 5, 4, 0, 1])
+    sequence = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 3])
+    found = CLASSES.take(pa.array(classes.of_rows(token, sequence))).to_pylist()
+    url, word = "URL part", "word-inner piece"
+    assert found == [
+        url,
+        "punctuation",
+        url,
+        "function word",
+        url,
+        url,
+        "word-initial piece",
+        "other",
+        url,
+        word,
+        "punctuation",
+    ]
+    assert classes.of_tokens(np.array([0, 99])).tolist() == [kinds[0], kinds[-1]]
+
+
 def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
     used = scored[scored["flags"] == 0]
     text = run.vocab["text"]
@@ -233,7 +261,21 @@ def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
         assert row["others"] == pytest.approx(there["z"].mean(), rel=1e-9)
         assert row["mean"] == pytest.approx(here["nnz"].mean(), rel=1e-9)
         assert row["loss_mean"] == pytest.approx(here["loss"].mean(), rel=1e-9)
+        gap, without = row["difference"], []
+        for group in range(20):
+            left = used["document"] % 20 != group
+            without.append(
+                used[left & (used["kind"] == kind)]["z"].mean() - used[left & (used["kind"] != kind)]["z"].mean()
+            )
+        assert gap == pytest.approx(row["z"] - row["others"], abs=1e-12)
+        error = np.sqrt(19 / 20 * np.nansum((np.array(without) - gap) ** 2))
+        if effective(here["document"] % 20) >= 5 and not np.isnan(without).any():
+            half = stats.t.ppf(0.975, effective(here["document"] % 20) - 1) * error
+            assert row["difference_high"] - gap == pytest.approx(half, rel=1e-9)
         k = effective(here["token_id"])
+        if kind == "function word":
+            assert row["clusters"] == "documents"
+            continue
         if here["token_id"].nunique() < 2:
             assert np.isnan(row["z_se"])
             continue

@@ -1,0 +1,97 @@
+"""Claims about training, from the logs of trainings. `findings` runs every check of CLAIMS.
+
+A training is a run, whose table `training` is its log; of the bundled model the log ships beside its weights. To add a
+claim, write its check here (`claim` says what it returns) and list it in CLAIMS at the end of this file.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, LARGE, REVERSED, Answer, Claim, between
+from twell.analysis.claims.speed import LEAST_BATCHES, geometric
+from twell.analysis.training import training_steps
+from twell.workbench.errors import Missing
+from twell.workbench.run.schema import nnz_columns
+from twell.workbench.run.store import Run
+
+BUNDLED = "demo-model"
+COMMAND = "`twell train --config NAME --text CORPUS --out RUN` records how a model gets sparse"
+SETTLED, NEARLY = 0.1, 0.25  # how far nnz at step 1 000 may be from the end's
+STEP = 1000
+
+
+def training_log(run: Run) -> pd.DataFrame:
+    """Return columns step and nnz (mean over layers) of the training that made the run's model. Missing without one."""
+    if run.has("training"):
+        return training_steps(run)[["step", "nnz"]]
+    if run.manifest.model["name"] == BUNDLED:
+        log = pd.read_parquet(Path(str(resources.files("twell.data"))) / BUNDLED / "train-log.parquet")
+        names = [name for name in nnz_columns(run.layers) if name in log.columns]
+        if len(names) == run.layers:
+            return pd.DataFrame({"step": log["step"], "nnz": log[names].mean(axis=1)})
+    raise Missing(f"Its model's training log is not at hand: {COMMAND}.")
+
+
+def settles(run: Run) -> Answer:
+    """Check that mean nnz at step 1 000 is that of the end of the training."""
+    log = training_log(run)
+    steps = log["step"].to_numpy()
+    if steps[-1] < 2 * STEP:
+        raise Missing(f"The training has {steps[-1]:,} steps: to settle within {STEP:,} it takes twice as many.")
+    at = log.iloc[int(np.abs(steps - STEP).argmin())]
+    after = log[(log["step"] >= STEP)]["nnz"]
+    end = log[log["step"] >= 0.9 * steps[-1]]["nnz"].mean()
+    off = abs(at["nnz"] / end - 1)
+    return Answer(
+        f"{at['nnz']:.1f} neurons a layer fire at step {int(at['step']):,}, then {after.min():.1f} to "
+        f"{after.max():.1f}, and "
+        f"{end:.1f} over the last tenth",
+        f"mean over layers; {len(log)} rows of the log to step {steps[-1]:,}",
+        HOLDS if off <= SETTLED else IN_PART if off <= NEARLY else FAILS,
+        f"nnz at step {STEP:,} within {100 * SETTLED:g} % of that of the last tenth; within {100 * NEARLY:g} %: in "
+        "part",
+        "none: one training",
+    )
+
+
+def step_gains(run: Run) -> Answer:
+    """Check that a training step of a large model runs faster with sparse kernels, at its end."""
+    steps = training_steps(run) if run.has("training") else pd.DataFrame({"step_speedup": [], "nnz": []}, dtype=float)
+    timed = steps["step_speedup"].dropna()
+    if timed.empty:
+        raise Missing(
+            f"It times no training step dense and sparse: {COMMAND}, and times both where sparse kernels pay."
+        )
+    parameters = run.manifest.model.get("parameters") or 0
+    last = timed.tail(max(LEAST_BATCHES, len(timed) // 4)).to_numpy()
+    ratio, low, high = geometric(last)
+    if parameters < LARGE:
+        raise Missing(
+            f"The claim is of 0.5 B parameters and more; this one has {parameters:,}, and its step runs {ratio:.2f} "
+            "times "
+            "as fast."
+        )
+    return Answer(
+        f"a training step runs {ratio:.2f} times as fast with sparse kernels as with dense ones",
+        f"geometric mean of the last {len(last)} of {len(timed)} timings, at {steps['nnz'].iloc[-1]:.1f} neurons a "
+        "layer",
+        HOLDS if low > 1 else REVERSED if high < 0.985 else IN_PART if ratio > 1 else FAILS,
+        "the interval lies above 1; the mean alone: in part; below 0.985: reversed",
+        between(low, high),
+    )
+
+
+CLAIMS = (
+    Claim("training", "Sparsity settles within about 1 000 steps.", settles),
+    Claim(
+        "training",
+        "A training step gains from -1.5 % at 0.5 B to 21.9 % at 2 B.",
+        step_gains,
+        "0.5 to 2 B parameters, their kernels, eight H100 PCIe, sequences of 2048",
+    ),
+)

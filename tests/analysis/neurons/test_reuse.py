@@ -1,0 +1,81 @@
+"""Reuse and clusters of firings, against loops over the sampled tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from twell.analysis import firing_clusters, reuse, reuse_cache
+from twell.analysis.neurons import reuse as module
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.store import Run
+
+
+@pytest.fixture(scope="module")
+def sets(run: Run) -> dict[tuple[int, int], set[int]]:
+    """By sequence and position: the neurons of one sampled layer. Each fourth token is in the sample."""
+    rows = run.frame("fired")
+    rows = rows[rows["layer"] == rows["layer"].min()]
+    return {(row.sequence, row.position): set(row.neuron.tolist()) for row in rows.itertuples()}
+
+
+def test_shared_with_an_earlier_token(run: Run, sets: dict[tuple[int, int], set[int]]) -> None:
+    table = reuse(run, lags=(4, 12))
+    for row in table[(table["layer"] == table["layer"].min()) & (table["lag"] > 0)].itertuples():
+        pairs = [(sets[s, p - row.lag], each) for (s, p), each in sets.items() if (s, p - row.lag) in sets]
+        assert row.pairs == len(pairs)
+        assert row.shared == pytest.approx(sum(len(a & b) for a, b in pairs) / sum(len(b) for _, b in pairs))
+    assert {0, 4, 12} == set(table["lag"])
+    other = table[table["lag"] == 0]
+    assert ((other["shared"] > 0) & (other["shared"] < 1)).all()
+
+
+def test_served_by_a_cache(run: Run, sets: dict[tuple[int, int], set[int]]) -> None:
+    table = reuse_cache(run, windows=(4, 8))
+    for row in table[table["layer"] == table["layer"].min()].itertuples():
+        served, total, sizes = 0, 0, []
+        for (s, p), each in sets.items():
+            if (s, p - row.window) not in sets:
+                continue
+            union = set().union(*(sets.get((s, p - back), set()) for back in range(1, row.window + 1)))
+            served, total = served + len(each & union), total + len(each)
+            sizes.append(len(union))
+        assert (row.tokens, row.neurons) == (len(sizes), pytest.approx(np.mean(sizes)))
+        assert row.served == pytest.approx(served / total)
+
+
+def test_neurons_that_fire_together_are_one_cluster(
+    run: Run, monkeypatch: pytest.MonkeyPatch, made: ModuleType, tmp_path: Path
+) -> None:
+    """Two groups of five that fire as one, and forty that fire alone."""
+    from scipy.sparse import csr_matrix
+
+    from twell.analysis.neurons import firing_clusters as clusters
+
+    rng = np.random.default_rng(0)
+    fired = rng.random((400, 50)) < 0.2
+    for start in (0, 5):
+        fired[:, start : start + 5] = (rng.random(400) < 0.2)[:, None]
+    monkeypatch.setattr(
+        clusters, "fired_csr", lambda run, layer: (csr_matrix(fired.astype(np.float32)), pd.DataFrame())
+    )
+    table = firing_clusters(run, layer=0)
+    assert sorted(table["members"]) == ["0 1 2 3 4", "5 6 7 8 9"]
+    assert table["phi"].tolist() == pytest.approx([1, 1])
+    assert table["together"].tolist() == [1, 1]
+    assert table.attrs["alone"] == {0: 40}
+
+
+def test_without_a_sample(made: ModuleType, tmp_path: Path, run: Run) -> None:
+    bare = made.make(tmp_path / "bare", sequences=4, parts=1)
+    for question in (reuse, reuse_cache, firing_clusters):
+        with pytest.raises(Missing, match="--fired"):
+            question(bare)
+    with pytest.raises(UserError, match="between 0 and 1"):
+        firing_clusters(run, least=1.0)
+    with pytest.raises(Missing, match="no two tokens of one sequence"):
+        module._table(bare, [])
