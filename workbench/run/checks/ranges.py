@@ -41,8 +41,8 @@ def value_range(table: str, column: str, sizes: Sizes) -> tuple[float, float] | 
 
     table: of the run, or the name of a summary; column: as it stands on disk, or the column of a list's entries
     """
-    if table == "bench":
-        return None
+    if table == "bench":  # of any model, or of none
+        return (-1, MOST_CLASSES) if column == "layer" else None
     name = column.rpartition("_")[0] if column.startswith(("nnz_", "used_")) and column[-1].isdigit() else column
     return _ranges(table, sizes).get(name)
 
