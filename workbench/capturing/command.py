@@ -33,7 +33,7 @@ from twell.workbench.models.remembered import remember
 from twell.workbench.options import CaptureOptions, check_bounds
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.run.store import Run, open_run
-from twell.workbench.run.uncounted import counts_no_token, no_counted_token
+from twell.workbench.run.uncounted import counts_no_token, no_counted_token, nonfinite_note
 from twell.workbench.run.writer import RunWriter, refuse_existing
 from twell.workbench.text.batches import Batch
 from twell.workbench.text.sources import Source, open_sources
@@ -153,6 +153,8 @@ def _record(
         raise
     run = open_run(options.out)
     console.print(outcome(run, recorder.nnz_mean))
+    if note := nonfinite_note(run):
+        console.print(note)
     if unreadable is not None:
         raise unreadable
     if ranks.lost:

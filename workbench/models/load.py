@@ -13,6 +13,7 @@ Cost: reading the weights, and one pass over the FFN's to see that they are fini
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from twell.kernels.dispatch import Choice
@@ -196,6 +197,7 @@ def load(
             f"Expected token ids below {rows} from the tokenizer of {name}, as its embedding has rows (vocab_size), "
             f"got {greatest}: use the tokenizer that the model was trained with."
         )
+    _refuse_overflow(name, embedding.weight)
     probe = Probe()
     ffns: tuple[SparseFFN, ...] = ()
     watched: tuple[CountedMap, ...] = ()
@@ -211,6 +213,20 @@ def load(
     return LoadedModel(
         name, revision, loaded, tokenizer, family, ffns, watched, kernel, sha256, head_is_all
     )  # fmt: skip
+
+
+def _refuse_overflow(name: str, embedding: Tensor) -> None:
+    """Raise UserError for embeddings [token, d_model] whose squares overflow: a norm makes zeros of them.
+
+    Values that are not finite are left to the tokens that they belong to.
+    """
+    least, greatest = (float(end) for end in torch.aminmax(embedding.detach()))
+    largest = max(-least, greatest)
+    if math.isfinite(largest) and largest**2 * embedding.shape[1] > torch.finfo(torch.float32).max:
+        raise UserError(
+            f"Expected embeddings in {name} whose squares add up in float32, got values up to {largest:.1e}, of which "
+            "a norm makes zeros: check the checkpoint that they come from."
+        )
 
 
 def pick_device(device: str) -> torch.device:

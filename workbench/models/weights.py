@@ -50,7 +50,7 @@ STORED = {
     "UP": ("up_proj.weight", False, False),
     "DOWN": ("down_proj.weight", True, True),
 }
-FLOATS = ("F", "BF")  # how the names of floating-point types begin in safetensors
+FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors names them; narrower ones mean nothing without their scales
 NOT_THE_MODEL = ("tracker.", "metrics_accumulator.", ".mlp.predictor.")  # what training, or a predictor, left there
 
 
@@ -144,10 +144,11 @@ def _refuse_other_numbers(checkpoint: Checkpoint) -> None:
                 is_weight = last == "weight" or last in STORED or (last == "bias" and len(stored.get_shape()) == 1)
                 if not is_weight or any(mark in key for mark in NOT_THE_MODEL):
                     continue
-                if not (dtype := stored.get_dtype()).startswith(FLOATS):
+                if (dtype := stored.get_dtype()) not in FLOATS:
                     raise UserError(
-                        f"Expected weights in floating point in {checkpoint.name}, got {dtype} in {key}: quantised "
-                        "weights are not supported, so save the model in bfloat16, float16 or float32."
+                        f"Expected weights in floating point of 16 bits or more in {checkpoint.name}, got {dtype} in "
+                        f"{key}: quantised weights are not supported, so save the model in bfloat16, float16 or "
+                        "float32."
                     )
 
 

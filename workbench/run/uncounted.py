@@ -33,6 +33,18 @@ def no_counted_token(run: Run) -> Missing:
     )
 
 
+def nonfinite_note(run: Run) -> str:
+    """Return a sentence that says how many tokens are left out because of values that are not finite; "" if none are,
+    or if all are (`no_counted_token`)."""
+    nonfinite, tokens = _count(run, lambda flags: flags & FLAG_NOT_FINITE != 0), run.manifest.tokens
+    if not 0 < nonfinite < tokens:
+        return ""
+    return (
+        f"{nonfinite:,} of its {tokens:,} tokens are left out of every statistic: an FFN had values there that are not "
+        f"finite (NaN or infinity) in {run.manifest.dtype}."
+    )
+
+
 def counts_no_token(run: Run) -> bool:
     """Return whether every token of a run is known to have a flag; False for a run without rows of single tokens."""
     return run.has("activity") and _count(run, lambda flags: flags == 0) == 0

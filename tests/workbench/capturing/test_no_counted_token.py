@@ -6,14 +6,20 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from twell.workbench.capturing.command import capture
 from twell.workbench.capturing.progress import outcome
 from twell.workbench.cli import main
+from twell.workbench.errors import UserError
+from twell.workbench.models.load import load
+from twell.workbench.options import CaptureOptions
+from twell.workbench.run.schema import FLAG_NOT_FINITE
 from twell.workbench.run.store import Run, open_run
 from twell.workbench.run.uncounted import counts_no_token, is_nowhere_finite
 
@@ -100,3 +106,33 @@ def test_verify_refuses_logits_that_are_not_finite(
         main()
     assert stopped.value.code == 2
     assert "Expected finite logits from overflowing to compare, got NaN or infinity" in capsys.readouterr().err
+
+
+def test_tokens_that_are_left_out_are_counted(tiny: Path, tmp_path: Path, texts: tuple[str, ...], capsys: Any) -> None:
+    """A token has an embedding of NaN: in its sequences values are not finite."""
+    options = CaptureOptions(model=str(tiny), text=(texts[0],), out=tmp_path / "whole", device="cpu", seq_len=8)
+    ids = capture(options).frame("activity", ["token_id"])["token_id"]
+    token_id = next(token_id for token_id in ids[10:] if token_id not in set(ids[:10]))
+    folder = Path(shutil.copytree(tiny, tmp_path / "partly"))
+    stored = load_file(folder / "model.safetensors")
+    name = next(name for name in stored if "embed_tokens" in name)
+    stored[name][token_id] = float("nan")
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    run = capture(replace(options, model=str(folder), out=tmp_path / "run"))
+    nonfinite = int((run.frame("activity", ["flags"])["flags"] & FLAG_NOT_FINITE != 0).sum())
+    assert 0 < nonfinite < run.manifest.tokens
+    assert f"{nonfinite:,} of its {run.manifest.tokens:,} tokens are left out of every statistic" in (
+        " ".join(capsys.readouterr().out.split())
+    )
+
+
+def test_embeddings_whose_squares_overflow(tiny: Path, tmp_path: Path) -> None:
+    """A norm would make zeros of them: no neuron fires, which is not a sparsity of 100 %."""
+    folder = Path(shutil.copytree(tiny, tmp_path / "large"))
+    stored = load_file(folder / "model.safetensors")
+    name = next(name for name in stored if "embed_tokens" in name)
+    save_file(stored | {name: stored[name].sign() * 1e37}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        UserError, match=r"^Expected embeddings in .* got values up to 1\.0e\+37, of which a norm makes"
+    ):
+        load(str(folder), device="cpu")
