@@ -35,6 +35,7 @@ from twell.analysis.overview import overview
 from twell.analysis.speed.compression import tile_settings
 from twell.analysis.speed.contribution import gain_correlations, layer_gains, model_time
 from twell.analysis.speed.ffn_speedup import ffn_speedup
+from twell.analysis.speed.potential import layer_potential
 from twell.analysis.speed.speedup import model_speedup, speedup, speedup_correlation, timings_by_batch
 from twell.analysis.speed.tile_overflow import peer_audit, tile_audit
 from twell.analysis.speed.unions import union_sizes
@@ -75,6 +76,7 @@ __all__ = [
     "gain_correlations",
     "layer_gains",
     "layer_histogram",
+    "layer_potential",
     "lorenz",
     "loudest",
     "model_speedup",

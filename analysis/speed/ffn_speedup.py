@@ -20,7 +20,7 @@ from twell.analysis.statistics import t_half
 from twell.workbench.run.store import Run
 
 BUSY_LOAD = 1.5  # of the machine, per core, from which other work has slowed a capture
-UNSTEADY_CLOCK = 0.1  # of the GPU's clock, between its least and its greatest
+UNSTEADY_CLOCK = 0.1  # of the GPU's clock, between the least and the greatest of nine readings in ten
 
 
 @memoized
@@ -82,8 +82,9 @@ def busy(run: Run) -> str:
     clauses = []
     if len(load) and load.median() > BUSY_LOAD:
         clauses.append(f"the machine was busy (load {load.median():.1f} per core)")
-    if len(clock) and clock.min() < (1 - UNSTEADY_CLOCK) * clock.max():
-        clauses.append(f"the GPU's clock moved between {clock.min():.0f} and {clock.max():.0f} MHz")
+    low, high = (float(clock.quantile(share)) if len(clock) else np.nan for share in (0.05, 0.95))  # a dip is no sign
+    if low < (1 - UNSTEADY_CLOCK) * high:
+        clauses.append(f"the GPU's clock moved between {low:.0f} and {high:.0f} MHz")
     return " and ".join(clauses)
 
 
@@ -110,7 +111,7 @@ def caveats(found: dict[str, Any]) -> list[str]:
     elif not found["tells"]:
         sentences.append("The interval includes 1: this run does not tell sparse from dense.")
     if found["busy"]:
-        sentences.append(f"While it was timed {found['busy']}: repeat it on a quiet machine.")
+        sentences.append(f"While it was timed {found['busy']}: times taken then say little.")
     return sentences
 
 

@@ -15,6 +15,7 @@ from twell.app.speed.bench_view import draw_bench
 from twell.app.speed.compression_view import draw_compressions
 from twell.app.speed.kernel_figures import audit_map, break_even, of_tile, time_split
 from twell.app.speed.live_view import draw_calls, follow
+from twell.app.speed.potential_view import draw_potential
 from twell.app.speed.timing_figures import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, percent, plural, times, whole
@@ -192,6 +193,8 @@ def draw_timings(run: Run) -> None:
         with right:
             draw_speedup_by_activity(run, result)
     if run.manifest.status != "recording":  # while it is, the figure above follows the capture
+        with widgets.show_errors():
+            draw_potential(run)
         with widgets.show_errors():
             draw_calls(run)
     with widgets.show_errors():

@@ -1,0 +1,85 @@
+"""Which layer is worth speeding up: what each layer's FFN has gained, and what it could still gain, in the whole pass.
+
+    layer_potential(run)   a row a layer: milliseconds dense, sparse and at the ceiling, and why one is left with more
+
+The ceiling of a layer is its gate product alone: no sparse kernel is spared it. All times are of one batch of as many
+rows as `speedup` has. Cost: that of `layer_gains`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from twell.analysis.memo import memoized
+from twell.analysis.speed.contribution import BLOCK, layer_gains
+from twell.analysis.speed.speedup import model_speedup, of_one_size, sizes, speedup
+from twell.analysis.statistics import grouped_median
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+FAR = 2.0  # times the median layer from which a layer's nnz, or its union, is named as the reason
+
+
+@memoized
+def layer_potential(run: Run) -> pd.DataFrame:
+    """Return what each layer's FFN has gained and could still gain; a row a layer. Columns:
+
+    layer; nnz_mean; dense_ms, sparse_ms, gate_ms (of one batch); saved_ms (dense less sparse); left_ms (sparse less the
+    gate product, at least 0); left_share (of the sparse pass); reason (why so much is left).
+
+    `attrs`: dense_ms, sparse_ms (the whole pass, scaled to as many rows), attention_ms (all layers; NaN where not
+    timed), comparable, note. Raises Missing where the whole model or the gate product was not timed.
+    """
+    frame, whole = speedup(run), model_speedup(run)
+    if frame["gate_us"].isna().any():
+        raise Missing(f"{run.name} did not time the gate product by itself, which bounds what a layer can gain.")
+    rows = sizes(run)
+    scale = rows["ffn_sparse"] / rows["model_dense"] / 1000
+    milliseconds = {name: frame[f"{name}_us"].to_numpy() / 1000 for name in ("dense", "sparse", "gate")}
+    dense, sparse, gate = milliseconds.values()
+    left = np.maximum(sparse - gate, 0.0)
+    passes = {name: float(whole[f"{name}_us"]) * scale for name in ("dense", "sparse")}
+    table = pd.DataFrame({"layer": frame["layer"], "nnz_mean": frame["nnz_mean"]})
+    table = table.assign(**{f"{name}_ms": values for name, values in milliseconds.items()})
+    table = table.assign(
+        saved_ms=dense - sparse, left_ms=left, left_share=left / passes["sparse"], reason=_reasons(run)
+    )
+    attention = of_one_size(run).query("op == 'attention' and layer >= 0")
+    medians = grouped_median(attention["microseconds"].to_numpy(), attention["layer"].to_numpy())
+    table.attrs = {f"{name}_ms": value for name, value in passes.items()} | {
+        "attention_ms": float(np.nansum(medians)) / 1000 if len(attention) else np.nan,
+        "comparable": whole["comparable"],
+        "note": whole["note"],
+    }
+    return table
+
+
+def _reasons(run: Run) -> list[str]:
+    """Return for each layer why the time beside its gate product is what it is, as a clause."""
+    gains = layer_gains(run)
+    nnz, union = gains["nnz_mean"].to_numpy(), gains["union"].to_numpy()
+    usual, usual_union = np.median(nnz), np.nanmedian(union) if not np.isnan(union).all() else np.nan
+    reasons = []
+    for fired, different in zip(nnz, union, strict=True):
+        if fired > FAR * usual:
+            reasons.append(f"it fires {fired:,.0f} neurons a token, {fired / usual:.1f} times the median layer")
+        elif different > FAR * usual_union:
+            more = f"{different / usual_union:.1f} times the median layer"
+            reasons.append(f"{BLOCK} of its tokens fire {different:,.0f} different neurons, {more}")
+        else:
+            reasons.append("it pays the fixed cost of every layer: it fires about as many neurons as the others")
+    return reasons
+
+
+def worth_speeding_up(table: pd.DataFrame) -> str:
+    """Return a sentence that names the layer with most to gain, how much, and why (`layer_potential`)."""
+    first = table.loc[table["left_ms"].idxmax()]
+    left, attention = float(table["left_ms"].sum()), table.attrs["attention_ms"]
+    said = (
+        f"Layer {first['layer']:.0f} has most to gain: {first['left_ms']:.3g} ms, {100 * first['left_share']:.2g} % of "
+        f"the pass, because {first['reason']}. All layers together could gain {left:.3g} ms "
+        f"({100 * left / table.attrs['sparse_ms']:.2g} %)"
+    )
+    more = f"; attention takes {attention:.3g} ms, more than all of it" if attention > left else ""
+    return f"{said}{more}."
