@@ -104,7 +104,7 @@ def main() -> None:
     run = catalog.runs[name]
     st.session_state["current_run"] = run
     run_header.status(run)
-    if page.url_path in (FRONT, "front") and run.manifest.status == "recording" and not run.manifest.training:
+    if page.url_path in ("", FRONT) and run.manifest.status == "recording" and not run.manifest.training:
         follow(str(run.path), with_figure=False)
     try:
         if page.url_path != "kernels":  # timings need no summary, and a growing run has a new one with every part
