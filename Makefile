@@ -45,7 +45,7 @@ lint: $(VENV)/.test .ns/twell
 	@$(BIN)/ruff format --check .
 
 # Seeded fuzzers: a subject is a module of tests/support/fuzz. Failures are run again by number: --only N --seed SEED.
-FUZZED ?= damage kernel_calls
+FUZZED ?= damage texts models kernel_calls
 CASES  ?= 2000
 SEED   ?= 0
 fuzz: $(VENV)/.test

@@ -35,7 +35,8 @@ DEMO = "builtin:demo"  # the model that ships in the package
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 MIB = 2**20
 MOST_CONFIG = 64 * MIB  # bytes
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+READ = (".json", ".safetensors", ".txt", ".model", ".jinja")  # kinds of files of a checkpoint
+HUB_FILES = [f"*{kind}" for kind in READ]
 
 
 def find(model: str, revision: str | None, threshold: float | None = None) -> tuple[Path, str, str | None]:
@@ -107,6 +108,7 @@ class Checkpoint:
 
 def understood(folder: Path, name: str, threshold: float | None = None) -> Checkpoint:
     """Read a checkpoint's config.json. Raises UserError that names the first field that is not understood."""
+    _refuse_other_than_files(folder, name)
     fields = _fields(folder, name)
     refuse_too_many_layers(fields, name)
     family = FAMILIES.get(str(fields.get("model_type")))
@@ -169,6 +171,13 @@ def _fields(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise UserError(f"{wanted} with an object in it, got a {type(fields).__name__}: copy the model again.")
     return fields
+
+
+def _refuse_other_than_files(folder: Path, name: str) -> None:
+    """Raise UserError for a pipe, a folder or a broken link in place of a file of a checkpoint: some wait for ever."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix in READ and not path.is_file():
+            raise UserError(f"Expected a file at {path.name} in {name}, got something else: copy the model again.")
 
 
 def _text(path: Path) -> str:
