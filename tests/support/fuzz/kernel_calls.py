@@ -128,7 +128,7 @@ def draw(rng: Rng) -> Call:
             (rng.random(n) < pick(rng, (0.0, 0.3, 0.9))).astype(np.uint8) * pick(rng, (1, 7, 255))
         )
     if options["probes"] == "neurons":
-        low, high = pick(rng, ((0, 50), (0, 2**31 - 1), (-(2**31), 2**31 - 1), (7, 8)))
+        low, high = pick(rng, ((0, 50), (0, 2**31 - 1), (2**31 - 9, 2**31 - 1), (7, 8)))
         info["tokens"] = torch.from_numpy(rng.integers(low, high, n, dtype=np.int32))
         info["sequences"] = torch.from_numpy(np.sort(rng.integers(0, pick(rng, (1, 5, 2**31 - 1)), n, dtype=np.int32)))
     factors = [factor for factor in (2, 3, 5) if n and n % factor == 0]
