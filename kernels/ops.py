@@ -45,7 +45,8 @@ def gated_ffn(
     all contiguous, or w_down the transpose of a contiguous one, which some kernels read without a copy
     b_gate, b_up: [d_ff]; b_down: [d_model]
     rows: uint8 [n]; a row with 0 is computed, and counted in its own nnz, but in no other statistic
-    tokens, sequences: int32 [n], token id and sequence number, both from 0 up, as -1 stands for none; read by probes="neurons" alone
+    tokens, sequences: int32 [n], token id and sequence number, both from 0 up (-1 stands for none); read by
+    probes="neurons" alone
     activation: relu | relu2 (ReLU squared); silu | gelu | gelu_tanh need a threshold
     up_relu: a ReLU on the up branch too; stats.nnz_used then counts the products that are not zero
     threshold: run densely, and count a neuron as fired where |hidden| > threshold
