@@ -13,7 +13,6 @@ Cost: 10 ms for 10 000 sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -53,7 +52,7 @@ class Documents:
         none = np.zeros(0, np.int32)
         return cls(none, none, none, none, np.zeros(0, bool), ())
 
-    @cached_property
+    @property
     def known(self) -> bool:
         """Whether any document is known."""
         return len(self.sequence) > 0
