@@ -110,7 +110,8 @@ def _activated(name: str, gate: Bounded, wide: torch.dtype) -> Bounded:
         value = 0.5 * z * (1 + torch.erf(torch.from_numpy(z / np.sqrt(2))).numpy())
     else:
         value = 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
-    return Bounded(value, SLOPE * error + 64 * ERRORS[wide] * (np.abs(z) + 1), gate.past)
+    past = gate.past | (np.abs(z) > float(torch.finfo(wide).max) / 4)  # torch's GELU doubles z on the way
+    return Bounded(value, SLOPE * error + 64 * ERRORS[wide] * (np.abs(z) + 1), past)
 
 
 def _narrow(value: Bounded, dtype: torch.dtype, wide: torch.dtype, exact: bool, activation: str) -> Bounded:
