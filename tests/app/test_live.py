@@ -25,6 +25,7 @@ def add_broken_part(run: Path) -> str:
     name = "activity/part-00099.parquet"
     (run / name).write_bytes((run / part.file).read_bytes()[:500])
     found.parts.append(dataclasses.replace(part, file=name))
+    found.tokens += part.rows
     manifests.write(run, found)
     return name
 

@@ -20,16 +20,19 @@ import pytest
 from support.browser_pages import wait_until
 
 from twell.analysis import by_token, contexts, examples
+from twell.app.speed.live_figures import sparse_calls
 from twell.app.tokens.token_neurons import neurons_of
 from twell.app.ui.formatting import number, visible, whole
+from twell.app.ui.run_cache import LiveRun
 from twell.workbench.errors import UserError
 from twell.workbench.run import manifest as manifests
-from twell.workbench.run.store import open_run
+from twell.workbench.run.part_files import LIVE
+from twell.workbench.run.store import Run, open_run
 
-BATCHES = ".st-key-batches .js-plotly-plot"
-PARTS = 3  # that the open page shows before the capture is stopped, one in ten seconds or so
+CALLS = ".st-key-calls .js-plotly-plot"
+STATES = 3  # of the capture that the open page shows before it is stopped, one a second or so
 
-# Notes when the figure of batches first shows how many, by the clock that files are stamped with.
+# Notes when the figure of calls first shows how many batches, by the clock that files are stamped with.
 NOTICE = """figure => {
     window.drawn = {};
     setInterval(() => {
@@ -40,7 +43,7 @@ NOTICE = """figure => {
 
 
 class Watcher(threading.Thread):
-    """Notes every state of a run that times batches: `written[batches timed]` is the time stamp of its manifest."""
+    """Notes every state of a run that times its calls: `written[batches]` is the time stamp of the file with them."""
 
     def __init__(self, run: Path) -> None:
         super().__init__(daemon=True)
@@ -51,15 +54,21 @@ class Watcher(threading.Thread):
         seen = 0
         while not self.over.wait(0.005):
             try:
-                stamp = (self.path / manifests.FILE).stat().st_mtime_ns
+                stamp = (self.path / LIVE).stat().st_mtime_ns
                 if stamp == seen:
                     continue
                 run = open_run(self.path)
-                many = run.frame("timings", ["batch"])["batch"].nunique() if run.has("timings") else 0
+                many = batches(LiveRun(run.path, run.manifest))
             except (OSError, UserError):
                 continue  # not begun yet
             seen = stamp
             self.written.setdefault(many, stamp / 1e9)
+
+
+def batches(run: Run) -> int:
+    """Return how many batches have timed calls."""
+    rows = run.frame("timings", ["batch", "op"])
+    return int(rows["batch"][rows["op"] == "ffn_sparse"].nunique())
 
 
 def waited() -> float:
@@ -74,7 +83,7 @@ def waited() -> float:
 def test_parts_of_a_capture_appear_on_the_open_page(
     browser: Any, serve: Callable[[Path], str], watch: Any, tmp_path: Path
 ) -> None:
-    """`twell capture` from its first part until it is stopped, with the Kernels page open beside it."""
+    """`twell capture` from its first batches until it is stopped, with the Kernels page open beside it."""
     runs, said, text = tmp_path / "runs", tmp_path / "said.txt", tmp_path / "text.jsonl"
     runs.mkdir()
     watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(runs))
@@ -88,14 +97,14 @@ def test_parts_of_a_capture_appear_on_the_open_page(
         capture = subprocess.Popen(line, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
         watcher.start()
-        while max(watcher.written, default=0) < 2:  # times are drawn by batch from the second on
+        while max(watcher.written, default=0) < 2:
             assert capture.poll() is None, said.read_text()
             watcher.join(0.1)
-        watched.open("/kernels?run=live", BATCHES)
-        watched.page.evaluate(NOTICE, BATCHES)
+        watched.open("/kernels?run=live", CALLS)
+        watched.page.evaluate(NOTICE, CALLS)
         assert watched.page.locator(".tw-mark.live").count() == 1
         shares = []
-        while watched.page.evaluate("Object.keys(window.drawn).length") <= PARTS:  # the first was there
+        while watched.page.evaluate("Object.keys(window.drawn).length") <= STATES:  # the first was there
             assert capture.poll() is None, said.read_text()
             shares.append(waited())
             watched.page.wait_for_timeout(1_000)
@@ -107,10 +116,12 @@ def test_parts_of_a_capture_appear_on_the_open_page(
     watcher.over.set()
     ended = open_run(runs / "live")
     assert ended.manifest.status == manifests.INTERRUPTED
-    wait_until(watched.page, "many => window.drawn[many]", arg=ended.frame("timings")["batch"].nunique())
+    calls = sparse_calls(ended)
+    wait_until(watched.page, "many => window.drawn[many]", arg=int((calls["layer"] == 0).sum()))
     drawn = {int(many): float(at) for many, at in watched.page.evaluate("window.drawn").items()}
-    took = [drawn[many] - watcher.written[many] for many in sorted(drawn)[1:]]
-    print("seconds from a part's manifest to the screen:", *(f"{one:.2f}" for one in took))
+    took = [drawn[many] - watcher.written[many] for many in sorted(drawn)[1:] if many in watcher.written]
+    print("seconds from a file to the screen:", *(f"{one:.2f}" for one in took))
+    assert len(took) >= STATES - 1
     assert min(took) > 0, "the page cannot show what is not there yet"
     busy = min(max(1.0, statistics.median(shares)), 5.0)
     room = 0.5 + 1.5 * busy  # 2 s of processors that have nothing else to do, of which up to 0.5 are waiting, not work
