@@ -118,7 +118,8 @@ def command(dataclass: type, target: str) -> Callable[..., None]:
         chosen = dataclass(**values)
         module, function = target.split(":")
         if dataclass in BEGINS and os.environ.get("RANK", "0") == "0":
-            print(BEGINS[dataclass].format(**values | {"text": ", ".join(values.get("text", ()))}), flush=True)
+            line = BEGINS[dataclass].format(**values | {"text": ", ".join(values.get("text", ()))})
+            print(line.encode("utf-8", "backslashreplace").decode(), flush=True)  # a file's name may be no UTF-8
         getattr(importlib.import_module(module), function)(chosen)
 
     hints = typing.get_type_hints(dataclass)

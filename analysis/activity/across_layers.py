@@ -67,10 +67,10 @@ def _ranks(run: Run) -> list[np.ndarray]:
 
 def _correlation(products: np.ndarray) -> np.ndarray:
     """Return correlations [layer, layer] from Σ x xᵀ of rows whose last entry is 1."""
-    n, mean = products[-1, -1], products[-1, :-1] / products[-1, -1]
-    covariance = products[:-1, :-1] / n - np.outer(mean, mean)
-    spread = np.sqrt(np.diag(covariance))
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # NaN where no row is, or where a layer never varies
+        n, mean = products[-1, -1], products[-1, :-1] / products[-1, -1]
+        covariance = products[:-1, :-1] / n - np.outer(mean, mean)
+        spread = np.sqrt(np.diag(covariance))
         correlation = covariance / np.outer(spread, spread)
     np.fill_diagonal(correlation, np.nan)  # with itself: nothing to tell
     return correlation

@@ -111,7 +111,9 @@ def caveats(found: dict[str, Any]) -> list[str]:
     elif not found["tells"]:
         sentences.append("The interval includes 1: this run does not tell sparse from dense.")
     if found["busy"]:
-        sentences.append(f"While it was timed {found['busy']}: times taken then say little.")
+        sentences.append(
+            f"While it was timed {found['busy']}: the ratio, of turns side by side, says more than a time."
+        )
     return sentences
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 import pandas as pd
@@ -169,7 +170,7 @@ def note_speedup(total: dict[str, Any]) -> None:
     span = f" (95 % {times(total['low'])} to {times(total['high'])})" if total["turns"] > 1 else ""
     st.markdown(f"**FFN speedup {times(total['speedup'])}**{span}, {layer_names(total)}.")
     for sentence in caveats(total):
-        st.warning(widgets.escape_markdown(sentence))
+        widgets.note(html.escape(sentence))
 
 
 def draw_timings(run: Run) -> None:

@@ -58,4 +58,5 @@ def test_an_answer_or_a_reason(made: ModuleType, tmp_path: Path, kind: str) -> N
     assert {name: text for name, text in reasons.items() if "\n" in text or not text.endswith(".")} == {}
     if kind == "summary-only":
         rows = {"by_word", "contexts", "loudest", "passages", "examples", "fired_csr", "together"}
+        rows |= {"across_layers", "firing_clusters", "reuse", "reuse_cache", "token_covariates"}
         assert set(reasons) == rows | {"model_time", "model_speedup"}

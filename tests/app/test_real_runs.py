@@ -66,9 +66,8 @@ class Watcher(threading.Thread):
 
 
 def batches(run: Run) -> int:
-    """Return how many batches have timed calls."""
-    rows = run.frame("timings", ["batch", "op"])
-    return int(rows["batch"][rows["op"] == "ffn_sparse"].nunique())
+    """Return how many batches the figure of calls has."""
+    return int((sparse_calls(run)["layer"] == 0).sum())
 
 
 def waited() -> float:
@@ -116,8 +115,7 @@ def test_parts_of_a_capture_appear_on_the_open_page(
     watcher.over.set()
     ended = open_run(runs / "live")
     assert ended.manifest.status == manifests.INTERRUPTED
-    calls = sparse_calls(ended)
-    wait_until(watched.page, "many => window.drawn[many]", arg=int((calls["layer"] == 0).sum()))
+    wait_until(watched.page, "many => window.drawn[many]", arg=batches(ended))
     drawn = {int(many): float(at) for many, at in watched.page.evaluate("window.drawn").items()}
     took = [drawn[many] - watcher.written[many] for many in sorted(drawn)[1:] if many in watcher.written]
     print("seconds from a file to the screen:", *(f"{one:.2f}" for one in took))
@@ -155,7 +153,7 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     page.keyboard.press("Enter")
     page.wait_for_url("**least=5*")
     watched.settle()
-    seldom = by_token(run, min_count=5)
+    seldom = by_token(run, min_count=5, rank="z")  # as the page ranks
     wanted = seldom[seldom["text"].str.contains("ing", case=False, regex=False)].reset_index(drop=True)
     assert 0 < len(wanted) < len(seldom)
     page.locator(".st-key-every-token-data button").click()
@@ -167,7 +165,7 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     pd.testing.assert_frame_equal(made.reset_index(drop=True), wanted)
 
     watched.open("/tokens?run=demo", ".st-key-ranking .js-plotly-plot")
-    tokens = by_token(run, min_count=20)
+    tokens = by_token(run, min_count=20, rank="z")
     loudest = tokens.iloc[0]
     page.locator(".js-plotly-plot .scatterlayer .point").first.click(force=True)
     page.wait_for_selector(".tw-places")

@@ -114,7 +114,7 @@ def test_pieces_of_every_kind(made: ModuleType, tmp_path: Path) -> None:
         9: b" 7",
         10: b".",
     }
-    text = [[1, 2, 6, 3, 4], [3, 4, 5, 9, 10, 9], [7, 8, 7, 8, 6, 1, 300, 2], [1, 2], [], []]
+    text = [[1, 2, 6, 3, 4], [3, 4, 5, 9, 10, 9], [7, 8, 7, 8, 6, 1, 12, 2], [1, 2], [], []]
 
     def change(columns: dict[str, Any]) -> dict[str, Any]:
         length = [len(tokens) + 1 for tokens in text]  # each begins with a special token, but for the last two

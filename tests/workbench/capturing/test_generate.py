@@ -169,7 +169,7 @@ def test_timings_have_their_phase(
     frame = run.frame("timings")
     first = frame[(frame["batch"] == 0) & (frame["op"] == "ffn_sparse")].set_index(["layer", "phase"])["tokens"]
     assert set(first.index) == {(layer, phase) for layer in range(3) for phase in (PREFILL, DECODE)}
-    assert first[0, PREFILL] > 5 * first[0, DECODE] > 0
+    assert first[0, PREFILL] > first[0, DECODE] > 0
     assert set(frame["op"][frame["phase"] == DECODE]) >= {"ffn_dense", "ffn_sparse", "gate"}
 
 
