@@ -79,3 +79,13 @@ def flagged(request: pytest.FixtureRequest) -> bool:
 def used(rows: pd.DataFrame, flagged: bool) -> pd.DataFrame:
     """The rows that a statistic is over."""
     return rows if flagged else rows[rows["flags"] == 0]
+
+
+@pytest.fixture
+def scored(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
+    """All rows with z, the mean over layers."""
+    layers = list(range(run.layers))
+    plain = rows.loc[rows["flags"] == 0, layers]
+    return rows.assign(
+        z=((rows[layers] - plain.mean()) / plain.std(ddof=0)).mean(axis=1), nnz=rows[layers].mean(axis=1)
+    )

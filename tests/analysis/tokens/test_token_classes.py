@@ -1,0 +1,166 @@
+"""Classes of tokens, and tokens drawn towards the mean of all: against loops over every row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from scipy import stats
+from scipy.optimize import brentq
+from support.clusters import effective
+
+from twell.analysis import by_token, token_classes
+from twell.analysis.summaries.token_class import CLASSES, Classes, class_number, classify
+from twell.workbench.run.store import Run
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (" the", "function word"),
+        ("the", "word-inner piece"),
+        (" Vermont", "name"),
+        (" congen", "word-initial piece"),
+        ("ital", "word-inner piece"),
+        (" 1984", "number"),
+        ("7", "number"),
+        (".", "punctuation"),
+        (" (", "punctuation"),
+        ("https", "URL part"),
+        ("://", "URL part"),
+        ("\\n", "whitespace"),
+        ("   ", "whitespace"),
+        ("n", "word-inner piece"),
+        ("x86", "other"),
+        ("�", "other"),
+        (r"\n\n  ", "whitespace"),
+        (" n", "word-initial piece"),
+    ],
+)
+def test_classify(text: str, expected: str) -> None:
+    assert classify(text) == expected
+
+
+def test_a_part_of_a_url_is_one_beside_a_mark_of_urls() -> None:
+    """Or where it holds one; elsewhere it is what it would be otherwise, and the end of a sequence is no neighbour."""
+    texts = ["com", ".", " the", "://", " doi", "org/", "x"]
+    kinds, elsewhere = (np.array([class_number(text, in_url) for text in [*texts, "?"]]) for in_url in (True, False))
+    marks = np.array(
+        [[text[:1] in "./:", text[-1:] in "./:", any(c in text for c in "./:")] for text in [*texts, "?"]]
+    ).T
+    classes = Classes(kinds, elsewhere, *marks)
+    token = np.array([0, 1, 0, 2, 0, 3, 4, 5, 4, 0, 1])
+    sequence = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 3])
+    found = CLASSES.take(pa.array(classes.of_rows(token, sequence))).to_pylist()
+    url, word = "URL part", "word-inner piece"
+    assert found == [
+        url,
+        "punctuation",
+        url,
+        "function word",
+        url,
+        url,
+        "word-initial piece",
+        "other",
+        url,
+        word,
+        "punctuation",
+    ]
+    assert classes.of_tokens(np.array([0, 99])).tolist() == [kinds[0], kinds[-1]]
+
+
+def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
+    used = scored[scored["flags"] == 0]
+    text = run.vocab["text"]
+    used = used.assign(kind=[classify(text[token]) for token in used["token_id"]])
+    table = token_classes(run).set_index("class")
+    assert set(table.index) == set(used["kind"])
+    assert len(table) >= 3
+    assert table["count"].sum() == len(used)
+    by_type = used.groupby("token_id").agg(z=("z", "mean"), kind=("kind", "first"), count=("z", "size"))
+    by_type["noise"] = variances(used)
+    for kind, row in table.iterrows():
+        here, there = used[used["kind"] == kind], used[used["kind"] != kind]
+        assert (row["tokens"], row["count"]) == (here["token_id"].nunique(), len(here))
+        assert row["share"] == pytest.approx(len(here) / len(used))
+        assert row["z"] == pytest.approx(here["z"].mean(), rel=1e-9)
+        assert row["others"] == pytest.approx(there["z"].mean(), rel=1e-9)
+        assert row["mean"] == pytest.approx(here["nnz"].mean(), rel=1e-9)
+        assert row["loss_mean"] == pytest.approx(here["loss"].mean(), rel=1e-9)
+        gap, without = row["difference"], []
+        for group in range(20):
+            left = used["document"] % 20 != group
+            without.append(
+                used[left & (used["kind"] == kind)]["z"].mean() - used[left & (used["kind"] != kind)]["z"].mean()
+            )
+        assert gap == pytest.approx(row["z"] - row["others"], abs=1e-12)
+        error = np.sqrt(19 / 20 * np.nansum((np.array(without) - gap) ** 2))
+        if effective(here["document"] % 20) >= 5 and not np.isnan(without).any():
+            half = stats.t.ppf(0.975, effective(here["document"] % 20) - 1) * error
+            assert row["difference_high"] - gap == pytest.approx(half, rel=1e-9)
+        k = effective(here["token_id"])
+        if kind == "function word":
+            assert row["clusters"] == "documents"
+            continue
+        if here["token_id"].nunique() < 2:
+            assert np.isnan(row["z_se"])
+            continue
+        residuals = (here["z"] - row["z"]).groupby(here["token_id"]).sum()
+        expected = np.sqrt(k / (k - 1) * (residuals**2).sum()) / len(here)
+        assert row["z_se"] == pytest.approx(expected, rel=1e-9)
+        half = stats.t.ppf(0.975, k - 1) * expected if k >= 5 else np.nan
+        assert row["high"] - row["z"] == pytest.approx(half, rel=1e-9, nan_ok=True)
+        a, b = (by_type[(by_type["kind"] == kind) == inside].query("count >= 20") for inside in (True, False))
+        if len(a) < 2:
+            assert np.isnan(row["effect"])
+            continue
+        size = len(a) + len(b)
+        seen = ((len(a) - 1) * a["z"].var() + (len(b) - 1) * b["z"].var()) / (size - 2)
+        true = seen - pd.concat([a, b])["noise"].mean()
+        g = (a["z"].mean() - b["z"].mean()) / np.sqrt(true) * (1 - 3 / (4 * size - 9))
+        apart = (a["z"].var() / len(a) + b["z"].var() / len(b)) / true
+        half = 1.96 * np.sqrt(apart + (g * seen / true) ** 2 / 2 / size)
+        expected = (g, g - half, g + half)
+        assert (row["effect"], row["effect_low"], row["effect_high"]) == pytest.approx(expected, rel=1e-9)
+
+
+def variances(used: pd.DataFrame) -> pd.Series:
+    """Of each token's mean z: clustered by document, drawn towards the common one as if by ten more documents."""
+    found = {}
+    for token, there in used.groupby("token_id"):
+        residuals = (there["z"] - there["z"].mean()).groupby(there["document"]).sum()
+        g, n = effective(there["document"]), len(there)
+        found[token] = (n, g, g / (g - 1) * (residuals**2).sum() / n if g > 1 else 0.0)
+    table = pd.DataFrame(found, index=["n", "g", "alone"]).T
+    common = np.average(table["alone"], weights=table["g"] - 1)
+    return (table["alone"] * (table["g"] - 1) + 10 * common) / (table["g"] - 1 + 10) / table["n"]
+
+
+def test_shrunk_tokens(run: Run, scored: pd.DataFrame, made: ModuleType) -> None:
+    """By Paule and Mandel's equation, solved by scipy; the planted one keeps its place."""
+    table = by_token(run, min_count=1).set_index("token_id")
+    used = scored[scored["flags"] == 0]
+    z, noise = used.groupby("token_id")["z"].mean(), variances(used)
+
+    def pooled(between: float) -> tuple[float, float]:
+        centre = np.average(z, weights=1 / (noise + between))
+        return centre, ((z - centre) ** 2 / (noise + between)).sum() - (len(z) - 1)
+
+    between = brentq(lambda between: pooled(between)[1], 0, 10, xtol=1e-15, rtol=1e-14)
+    kept = between / (between + noise)
+    np.testing.assert_allclose(table["shrunk"], (pooled(between)[0] * (1 - kept) + kept * z)[table.index], rtol=1e-9)
+    np.testing.assert_allclose(table["shrunk_se"], np.sqrt(kept * noise)[table.index], rtol=1e-9)
+    assert table["shrunk"].idxmin() == made.QUIET
+    again = by_token(run, min_count=int(table["count"].median())).set_index("token_id")["shrunk"]
+    assert len(again) < len(table)
+    pd.testing.assert_series_equal(again.sort_index(), table["shrunk"].loc[again.index].sort_index())
+
+
+def test_shrinkage_of_tokens_in_one_sequence_takes_the_common_variance(made: ModuleType, tmp_path: Path) -> None:
+    table = by_token(made.make(tmp_path / "few", sequences=6, parts=1, tiles=False), min_count=1)
+    assert table["z_se"].isna().any()
+    assert table["shrunk"].notna().all()
