@@ -24,7 +24,8 @@ PAGES = (
     "streamlit",
     "twell.analysis.overview",
     "twell.analysis.tokens.contexts",
-    "twell.app.activity.layer_figures",
+    "plotly.subplots",
+    "twell.app.ui.figures.plot_style",
     "twell.analysis.passage",
 )
 LATER = ("twell.analysis.engines.duckdb", "ibis.backends.duckdb")
