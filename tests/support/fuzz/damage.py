@@ -16,7 +16,8 @@ from pathlib import Path
 
 from support import synthetic_runs
 from support.fuzz import Outcome, generator, outcome, run_questions
-from support.fuzz.kinds_of_damage import Case, damage
+from support.fuzz.damaged_manifests import Case
+from support.fuzz.kinds_of_damage import damage
 
 import twell.analysis as analysis
 from twell.workbench.errors import UserError

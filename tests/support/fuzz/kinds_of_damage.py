@@ -1,39 +1,18 @@
-"""What is done to a file of a run: to its bytes, to the manifest's content, or as other software would write it."""
+"""Damage to a file of a run: to its bytes, to the manifest's content, or as other software would write it."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from support.fuzz.damaged_manifests import MANIFEST, Case
 
 from twell.workbench.run.part_files import checksum
-
-Rng = np.random.Generator
-
-
-@dataclass(frozen=True)
-class Case:
-    """One case: the folder of the damaged run, a whole run beside it, and the source of random choices."""
-
-    run: Path
-    whole: Path
-    rng: Rng
-
-    def manifest(self) -> dict[str, Any]:
-        """Return the content of the run's manifest."""
-        return json.loads((self.run / "run.json").read_text())
-
-    def pick(self, choices: list[Any]) -> Any:
-        """Return one of the choices."""
-        return choices[int(self.rng.integers(len(choices)))]
-
 
 # ---- damage to any file
 
@@ -46,11 +25,11 @@ def truncate(case: Case, path: Path) -> str:
 
 def flip(case: Case, path: Path) -> str:
     data = bytearray(path.read_bytes())
-    places = case.rng.integers(len(data), size=int(case.rng.integers(1, 4)))
-    for place in places:
-        data[place] ^= 1 << int(case.rng.integers(8))
+    offsets = case.rng.integers(len(data), size=int(case.rng.integers(1, 4)))
+    for offset in offsets:
+        data[offset] ^= 1 << int(case.rng.integers(8))
     path.write_bytes(data)
-    return f"bits flipped in bytes {places.tolist()}"
+    return f"bits flipped in bytes {offsets.tolist()}"
 
 
 def zeros(case: Case, path: Path) -> str:
@@ -115,123 +94,6 @@ def special_file(case: Case, path: Path) -> str:
 
 
 ANY_FILE = [truncate, flip, flip, flip, zeros, longer, empty, delete, swap, another_runs, special_file]
-
-
-# ---- damage to the manifest's content
-
-
-ODD: list[Any] = [
-    None,
-    [],
-    {},
-    -1,
-    2.5,
-    "x",
-    True,
-    float("nan"),
-    float("inf"),
-    1e300,
-    10**30,
-    [[]],
-    {"a": None},
-    "\ud800",
-]
-
-
-def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(below for key, entry in entries for below in _paths(entry, (*path, key)))]
-
-
-def odd_value(case: Case, path: Path) -> str:
-    """A value of another kind, in a manifest without a checksum as older versions wrote it."""
-    data = json.loads(path.read_text())
-    data.pop("sha256", None)
-    where = case.pick(_paths(data))
-    holder = data
-    for key in where[:-1]:
-        holder = holder[key]
-    before = holder[where[-1]] if where else data
-    odd = case.pick([value for value in ODD if type(value) is not type(before)])
-    if before is None or (isinstance(before, float) and isinstance(odd, int)):
-        odd = []
-    if where:
-        holder[where[-1]] = odd
-    path.write_text(json.dumps(data if where else odd))
-    return f"{'.'.join(map(str, where))} = {odd!r}"
-
-
-def lost_value(case: Case, path: Path) -> str:
-    data = json.loads(path.read_text())
-    data.pop("sha256", None)
-    where = case.pick([place for place in _paths(data)[1:] if isinstance(place[-1], str)])
-    holder = data
-    for key in where[:-1]:
-        holder = holder[key]
-    del holder[where[-1]]
-    path.write_text(json.dumps(data))
-    return f"without {'.'.join(map(str, where))}"
-
-
-def absurd_text(case: Case, path: Path) -> str:
-    text = case.pick(
-        [
-            "[" * 100_000 + "]" * 100_000,
-            '{"a":' * 100_000 + "1" + "}" * 100_000,
-            path.read_text().replace("12", "9" * 5_000, 1),
-            "null",
-            "5",
-            '"run"',
-            "[]",
-            "{}",
-            "\x00" * 50,
-            "\ufeff" + path.read_text(),
-        ]
-    )
-    path.write_text(text)
-    return f"replaced by {text[:20]!r}…"
-
-
-def elsewhere(case: Case, path: Path) -> str:
-    data = json.loads(path.read_text())
-    data.pop("sha256", None)
-    part = case.pick(data["parts"])
-    part["file"] = case.pick(
-        [
-            "../whole/vocab.parquet",
-            str(case.whole / "vocab.parquet"),
-            "/dev/zero",
-            "s3://a/b.parquet",
-            "a/*.parquet",
-            "",
-        ]
-    )
-    path.write_text(json.dumps(data))
-    return f"a part at {part['file']!r}"
-
-
-def listed_twice(case: Case, path: Path) -> str:
-    data = json.loads(path.read_text())
-    data.pop("sha256", None)
-    part = case.pick(data["parts"])
-    data["parts"].append(part)
-    path.write_text(json.dumps(data))
-    return f"{part['file']} listed twice"
-
-
-def unlisted(case: Case, path: Path) -> str:
-    data = json.loads(path.read_text())
-    data.pop("sha256", None)
-    rows = [part for part in data["parts"] if part["table"] in ("activity", "sequences")]
-    if not rows:
-        return odd_value(case, path)
-    part = case.pick(rows)
-    data["parts"].remove(part)
-    path.write_text(json.dumps(data))
-    return f"{part['file']} not listed"
-
-
-MANIFEST = [odd_value, odd_value, odd_value, lost_value, absurd_text, elsewhere, listed_twice, unlisted]
 
 
 # ---- files that other software wrote
