@@ -98,14 +98,19 @@ def main(model: str, text: str, tokens: int) -> dict[str, Any]:
         small = capture(replace(options, out=folder / "small", batch_tokens=SMALL))
         total = ffn_speedup(open_run(large.path))
         bench = bench_speedup(model, text, LARGE, folder)
-    return {
-        "steady state with everything over the plain pass": 1 / with_all["all_over_unwatched_steady"],
-        "small over large batches, tokens/s": tokens_per_second(small) / tokens_per_second(large),
-        "timed after 20 s": layers_timed(large),
-        "cost of timing every call": plain["all_over_unwatched_steady"] / untimed["all_over_unwatched_steady"] - 1,
-        "headline speedup": {"capture": total["speedup"], "low": total["low"], "high": total["high"], "bench": bench},
-        "whole captures over unwatched ones": with_all["all_over_unwatched"],
-    }
+        return {
+            "steady state with everything over the plain pass": 1 / with_all["all_over_unwatched_steady"],
+            "small over large batches, tokens/s": tokens_per_second(small) / tokens_per_second(large),
+            "timed after 20 s": layers_timed(large),
+            "cost of timing every call": plain["all_over_unwatched_steady"] / untimed["all_over_unwatched_steady"] - 1,
+            "headline speedup": {
+                "capture": total["speedup"],
+                "low": total["low"],
+                "high": total["high"],
+                "bench": bench,
+            },
+            "whole captures over unwatched ones": with_all["all_over_unwatched"],
+        }
 
 
 if __name__ == "__main__":
