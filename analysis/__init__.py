@@ -25,6 +25,7 @@ from twell.analysis.claims.findings import findings
 from twell.analysis.compare import compare_layers, compare_positions, compare_runs, compare_tokens
 from twell.analysis.exports.command import export
 from twell.analysis.exports.notebook import shaded_text
+from twell.analysis.neurons.at_token import neurons_at
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.coactivation import fired_csr, together
 from twell.analysis.neurons.concentration import concentration, dead_curve, dead_mask, dead_neurons, lorenz
@@ -81,6 +82,7 @@ __all__ = [
     "loudest",
     "model_speedup",
     "model_time",
+    "neurons_at",
     "overview",
     "passages",
     "peer_audit",

@@ -24,7 +24,7 @@ import pyarrow as pa
 from twell.analysis.activity.layers import histogram
 from twell.analysis.neurons.by_neuron import by_neuron, parse_neuron
 from twell.analysis.neurons.examples import examples
-from twell.analysis.neurons.values import in_sequence
+from twell.analysis.neurons.values import firings, in_sequence
 from twell.analysis.summaries.read import open_summaries
 from twell.analysis.tokens.text_around import split_text, token_windows
 from twell.workbench.errors import Missing
@@ -185,6 +185,13 @@ def shaded(rows: pd.DataFrame, run: Run, shade: str, phase: str | None, begin: i
     return stretch.assign(shade=shades)
 
 
+def shaded_anew(rows: pd.DataFrame, anew: Run, shade: str, phase: str | None, begin: int, limit: int) -> pd.DataFrame:
+    """Return what `shaded` does, with a neuron's values from a run of this passage alone, its only sequence."""
+    alone = rows.copy()
+    alone.attrs = {"sequence": 0}
+    return shaded(alone, anew, shade, phase, begin, limit)
+
+
 def token_texts(bytes_of_tokens: Iterable[object]) -> list[str]:
     """Return the text of each token decoded by itself; "" for a token that the vocabulary lacks."""
     return [piece.decode("utf-8", errors="replace") if isinstance(piece, bytes) else "" for piece in bytes_of_tokens]
@@ -193,19 +200,23 @@ def token_texts(bytes_of_tokens: Iterable[object]) -> list[str]:
 def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:
     """Return the positions of greatest value in the run, or in one phase of it, each token once, with the text around.
     Columns: sequence, position, token_id (not for a neuron), value, before, token, after."""
-    if "/" in shade:
+    if "/" in shade and (run.has("examples") or not run.has("fired")):
         rows = examples(run, *_neuron(run, shade), width=AROUND)
         rows = rows[rows["kind"] == "top"].head(SEEN).reset_index(drop=True)
         return rows[["sequence", "position", "value", "before", "token", "after"]]
-    if shade == SURPRISAL:
+    if "/" in shade:
+        top = firings(run, *_neuron(run, shade)).sort_values(ORDER, ascending=[False, True, True]).head(SEEN)
+        top = top.reset_index(drop=True)
+    elif shade == SURPRISAL:
         top = _most_surprising(run, phase)
     else:
         columns = nnz_columns(run.layers)
         top = _fullest(run, columns if shade == ALL else [columns[int(shade[1:])]], phase)
     top = top.astype({"sequence": "int64", "position": "int64"})
     windows = token_windows(run, top, AROUND)
-    top.insert(2, "token_id", [window.token_id for window in windows])
-    top = top.drop_duplicates("token_id").head(SEEN)
+    if "/" not in shade:
+        top.insert(2, "token_id", [window.token_id for window in windows])
+        top = top.reset_index(drop=True).drop_duplicates("token_id").head(SEEN)
     texts = [split_text(run, windows[row]) for row in top.index]
     top = top.assign(**{name: [text[n] for text in texts] for n, name in enumerate(("before", "token", "after"))})
     return top.reset_index(drop=True)

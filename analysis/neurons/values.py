@@ -74,6 +74,12 @@ def _firings(rows: pa.Table, neuron: int) -> pd.DataFrame:
     return rows.to_pandas().assign(value=values.astype("float32"))
 
 
+def firings(run: Run, layer: int, neuron: int) -> pd.DataFrame:
+    """Return all firings of a neuron that the table `fired` keeps. Columns: sequence, position, value."""
+    rows = _fired(run, layer)
+    return _firings(rows, neuron) if rows is not None else pd.DataFrame(columns=["sequence", "position", "value"])
+
+
 def known(run: Run) -> bool:
     """Return whether the run has values of single neurons."""
     return run.has("fired") or run.has("examples")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from twell.app.jobs.asking import worker
 from twell.app.jobs.runner import model_of
 from twell.app.jobs.status import (
     MEASUREMENT,
@@ -53,10 +54,13 @@ def measure(run: Run) -> None:
             on_change=sync_url,
         )
         widgets.note(NOTES[str(kind)])
-        if st.button("Measure", type="primary", key="measure-start", disabled=is_busy(), on_click=sync_url):
+        busy = is_busy() or worker().busy
+        if st.button("Measure", type="primary", key="measure-start", disabled=busy, on_click=sync_url):
             arguments, cases = bench_arguments(run, model, str(kind))
             start_job(MEASUREMENT, run.path.resolve(), run_name(), arguments, cases=cases)
         note_if_busy()
+        if worker().busy:
+            widgets.note("The model is reading a text. Wait until it is done: both would be slower.")
 
 
 def bench_arguments(run: Run, model: tuple[str, str | None], kind: str) -> tuple[list[str], int]:

@@ -1,8 +1,8 @@
-"""Run `twell` in a process of its own: to capture a text of the user's, or to measure a model's layers.
+"""Run `twell bench` in a process of its own, to measure a model's layers, and find the models that are at hand.
 
-One job runs at a time, because two would slow each other down and falsify a measurement. A text becomes a run
-(`twell capture`), a measurement the `bench` table of the run that is shown (`twell bench`). The dashboard itself never
-imports torch. Nothing is downloaded: models of the hub are looked up in the local cache only.
+One job runs at a time, because two would slow each other down and falsify the measurement. It becomes the `bench` table
+of the run that is shown. The dashboard itself never imports torch. Nothing is downloaded: models of the hub are looked
+up in the local cache only.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from importlib import resources
 from pathlib import Path
 
 from twell.workbench.errors import UserError
-from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.store import Run
 
 BUNDLED = "demo-model"
-OWN = "own-text.txt"  # the name of the text's source in its run
 CASE = re.compile(r"nnz [\d.,]+, [\d,]+ rows$")  # the line with which `twell bench` begins its report of a case
 
 
@@ -35,10 +34,10 @@ class Job:
     """A `twell` process.
 
     Attributes:
-        purpose: "own text" or "a measurement", as messages name it.
+        purpose: "a measurement", as messages name it.
         out: the folder of the run that it writes.
         run: that run's name in the address.
-        cases: how many cases it times; None for a capture, whose progress is counted in tokens.
+        cases: how many cases it times.
         process: the process.
         folder: its working directory, with its log.
         began: when it started, by the monotonic clock.
@@ -48,7 +47,7 @@ class Job:
     purpose: str
     out: Path
     run: str
-    cases: int | None
+    cases: int
     process: subprocess.Popen[bytes]
     folder: tempfile.TemporaryDirectory[str] = field(repr=False)
     began: float = field(default_factory=time.monotonic)
@@ -69,13 +68,8 @@ class Job:
         return [line.strip() for line in text.splitlines() if line.strip()]
 
     def progress(self) -> int:
-        """Return the number of cases timed so far, or of tokens recorded."""
-        if self.cases is not None:
-            return sum(CASE.search(line) is not None for line in self.log_lines())
-        try:
-            return open_run(self.out).manifest.tokens
-        except (UserError, OSError):
-            return 0
+        """Return the number of cases timed so far."""
+        return sum(CASE.search(line) is not None for line in self.log_lines())
 
     def failure(self) -> str | None:
         """Return why the job ended without a result, in a sentence; None if it is running or has one."""
@@ -102,15 +96,12 @@ class JobRunner:
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def start(
-        self, purpose: str, out: Path, run: str, arguments: list[str], text: str = "", cases: int | None = None
-    ) -> Job:
-        """Start `twell` in a temporary folder, where the file `OWN` holds the text.
+    def start(self, purpose: str, out: Path, run: str, arguments: list[str], cases: int) -> Job:
+        """Start `twell` in a temporary folder.
 
         Args:
             purpose, out, run, cases: see Job.
             arguments: the command line after `twell`, without `--out`.
-            text: the content of `OWN`.
 
         Raises UserError if another job is running, or if torch and transformers are not installed.
         """
@@ -124,7 +115,6 @@ class JobRunner:
             if self.job is not None:
                 self.job.folder.cleanup()
             folder = tempfile.TemporaryDirectory(prefix="twell-")
-            (Path(folder.name) / OWN).write_text(text, encoding="utf-8")
             line = [sys.executable, "-m", "twell.workbench", *arguments, "--out", str(out)]
             with open(Path(folder.name) / "log", "wb") as log:
                 process = subprocess.Popen(

@@ -11,11 +11,11 @@ from twell.app.ui import widgets
 from twell.app.ui.formatting import plural
 from twell.app.ui.run_cache import digest
 from twell.app.ui.run_catalog import RECORDED
-from twell.app.ui.url_state import current_run, open_page, parameter, redraw_page, run_name
+from twell.app.ui.url_state import current_run, open_page, redraw_page
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import open_run
 
-OWN_TEXT, MEASUREMENT = "own text", "a measurement"  # purposes of a job
+MEASUREMENT = "a measurement"  # the purpose of a job
 INTERVAL = 0.5  # seconds between two looks at the job
 
 
@@ -25,20 +25,13 @@ def job_runner() -> JobRunner:
     return JobRunner()
 
 
-def start_job(
-    purpose: str, out: Path, run: str, arguments: list[str], text: str = "", cases: int | None = None
-) -> None:
+def start_job(purpose: str, out: Path, run: str, arguments: list[str], cases: int) -> None:
     """Start a job and draw the page again, or show why it cannot be started. For the arguments see JobRunner.start."""
-    if text and (out.parent / "run.json").exists():
-        st.info("The dashboard was started on a single run. To add another, start it on a folder of runs.")
-        return
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        st.session_state["job"] = job_runner().start(purpose, out, run, arguments, text, cases)
+        st.session_state["job"] = job_runner().start(purpose, out, run, arguments, cases)
     except (UserError, OSError) as error:
         st.warning(widgets.escape_markdown(str(error)))
         return
-    st.session_state["scale_of_job"] = parameter("scale") or run_name()
     st.session_state["jobs_started"] = st.session_state.get("jobs_started", 0) + 1
     st.rerun()
 
@@ -113,10 +106,7 @@ def _open_result(job: Job, on_its_run: bool) -> None:
     job_runner().clear()
     if on_its_run:
         redraw_page()
-    if job.purpose != OWN_TEXT:
-        open_page("kernels", run=job.run)
-    lender = st.session_state.get("scale_of_job")  # on its own scale, a few words would look as active as any text
-    open_page("text", run=job.run, **({"scale": lender} if lender else {}))
+    open_page("kernels", run=job.run)
 
 
 def _draw_end(job: Job, failure: str | None) -> None:
@@ -124,7 +114,7 @@ def _draw_end(job: Job, failure: str | None) -> None:
     with st.container(horizontal=True, vertical_alignment="center", gap="medium", key="job"):
         if failure is None:
             widgets.note(f"{job.purpose.capitalize()}: done", width="content")
-            widgets.page_link("text" if job.purpose == OWN_TEXT else "kernels", "Open it →", run=job.run)
+            widgets.page_link("kernels", "Open it →", run=job.run)
         else:
             (st.info if job.stopped else st.warning)(widgets.escape_markdown(failure), width=520)
         if st.button("Close", key="job-close"):
@@ -141,16 +131,12 @@ def _run_digest(job: Job) -> str:
 
 
 def _draw_progress(job: Job) -> None:
-    """Draw a line about a running job, with a bar if the number of its cases is known, and a button that stops it."""
+    """Draw a line about a running job, with a bar of its cases, and a button that stops it."""
     done, lines = job.progress(), job.log_lines()
-    unit = "case" if job.cases is not None else "token"
-    state = f"{plural(done, unit)} done" if done else "the model is running" if lines else "the process is starting"
+    state = f"{plural(done, 'case')} done" if done else "the model is running" if lines else "the process is starting"
     if job.stopped:
         state = "stopping"
     text = f"{job.purpose.capitalize()}: {state}, {job.seconds:.0f} s"
     with st.container(horizontal=True, vertical_alignment="center", gap="medium", key="job"):
-        if job.cases:
-            st.progress(min(done / job.cases, 1.0), f"{text}; {job.cases} cases in all", width=520)
-        else:
-            widgets.note(f'<span class="tw-mark live">{text}</span>', width="content")
+        st.progress(min(done / max(job.cases, 1), 1.0), f"{text}; {job.cases} cases in all", width=520)
         st.button("Stop", key="job-stop", on_click=job.stop)

@@ -81,6 +81,7 @@ def passage_html(
     neuron_lines: list[str],
     run: str,
     marked: int | None,
+    parameters: dict[str, Any] | None = None,
 ) -> str:
     """Return the passage as HTML, with a pane beside it for the tooltips.
 
@@ -96,6 +97,7 @@ def passage_html(
         neuron_lines: a line about the neuron that shades the passage, or nothing, n.
         run: the run's name.
         marked: the position of a token to mark, or None.
+        parameters: query parameters with which each token links to itself in the passage; None: it links to its page.
     """
     spans, default_tooltip = [], ""
     strongest = int(np.nanargmax(shares)) if np.isfinite(shares).any() else 0
@@ -104,7 +106,7 @@ def passage_html(
         is_marked = marked is not None and row["position"] == marked
         if is_marked or (marked is None and index == strongest) or not default_tooltip:
             default_tooltip = text
-        spans.append(_token(row, texts[index], text, float(shares[index]), is_marked, run))
+        spans.append(_token(row, texts[index], text, float(shares[index]), is_marked, run, parameters))
     height = 1.2 * (len(full_bars) + 6 + any(neuron_lines))  # of the pane, in rem; fixed, so that nothing moves
     return (
         f'<div class="tw-text" style="--pane: {height:.1f}rem">'
@@ -113,12 +115,24 @@ def passage_html(
     )
 
 
-def _token(row: dict[str, Any], text: str, tooltip_text: str, share: float, is_marked: bool, run: str) -> str:
+def _token(
+    row: dict[str, Any],
+    text: str,
+    tooltip_text: str,
+    share: float,
+    is_marked: bool,
+    run: str,
+    parameters: dict[str, Any] | None,
+) -> str:
     """Return one token of the passage as an HTML link; its line ends break the line."""
     classes = "t" + (" here" if is_marked else "") + (" out" if row["flags"] else "") + (" bare" if not text else "")
     classes += " made" if row["phase"] == DECODE else ""
     shade = "" if np.isnan(share) else f' style="background:rgba(47,126,216,{opacity(share):.3f})"'
-    address = html.escape("token?" + urlencode({"run": run, "token": row["token_id"]}), quote=True)
+    if parameters is None:
+        target = "token?" + urlencode({"run": run, "token": row["token_id"]})
+    else:
+        target = "text?" + urlencode({"run": run, **parameters, "position": row["position"]})
+    address = html.escape(target, quote=True)
     label = html.escape(f"{tooltip_text}\n", quote=True)
     return f'<a class="{classes}"{shade} href="{address}" data-tooltip="{label}">{_with_line_ends(text)}</a>'
 

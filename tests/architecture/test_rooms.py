@@ -37,7 +37,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"doctor", "power", "run", "models"},
         {"text"},
         {"capturing", "training"},
-        {"watching"},
+        {"watching", "worker"},
         {"bench", "verify"},
         {"cli"},
     ],

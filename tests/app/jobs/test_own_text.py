@@ -1,4 +1,4 @@
-"""Own text on the Text page: the run's model reads it in a process of its own, and the page goes where it lies."""
+"""Own text on the Text page: the run's model reads it at once, and nothing is saved unless the user saves it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from typing import Any
 
 import pytest
 
+from twell.analysis.neurons.at_token import neurons_at
 from twell.app.jobs.own_text import LONGEST
-from twell.app.jobs.runner import OWN, JobRunner, model_of
+from twell.app.jobs.runner import JobRunner, model_of
 from twell.workbench.errors import UserError
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
+
+WHILE_READING = 120_000  # ms: a process with torch starts, on a busy machine
 
 
 def bundled(made: ModuleType, folder: Path) -> Path:
     """A folder with a run that says it is of the bundled model."""
     run = made.make(folder / "tiny", layers=8, d_ff=768, sequences=10)
-    manifests.update(run.path, model={**run.manifest.model, "name": "demo-model", "d_model": 256})
+    manifests.update(run.path, model={**run.manifest.model, "name": "demo-model", "d_model": 256, "weights": None})
     return folder
 
 
@@ -38,11 +41,9 @@ def test_the_model_is_at_hand_only_if_it_is_the_same(made: ModuleType, made_run:
 
 def test_a_job_that_fails_says_why_and_one_runs_at_a_time(tmp_path: Path) -> None:
     runner = JobRunner()
-    job = runner.start(
-        "own text", tmp_path / "own", "own", ["capture", str(tmp_path / "no-model"), "--text", OWN], "words"
-    )
+    job = runner.start("a measurement", tmp_path / "t.parquet", "run", ["bench", str(tmp_path / "no-model")], cases=1)
     with pytest.raises(UserError, match="one is running"):
-        runner.start("own text", tmp_path / "two", "two", [], "words")
+        runner.start("a measurement", tmp_path, "two", [], cases=1)
     for _ in range(600):
         if not job.running:
             break
@@ -50,47 +51,64 @@ def test_a_job_that_fails_says_why_and_one_runs_at_a_time(tmp_path: Path) -> Non
     failure = job.failure()
     assert failure is not None
     assert "no-model" in failure
-    assert not (tmp_path / "own").exists()
     runner.clear()
     assert runner.job is None
 
 
-def test_own_text_is_read_by_the_model_and_opens(
+def test_a_job_that_is_stopped_at_once_says_so(tmp_path: Path) -> None:
+    job = JobRunner().start("a measurement", tmp_path / "t.parquet", "run", ["bench", "builtin:demo"], cases=1)
+    job.stop()
+    job.process.wait(60)
+    assert job.failure() == "Stopped before anything was recorded."
+
+
+def test_own_text_is_read_and_saved_only_when_asked(
     browser: Any, serve: Callable[[Path], str], watch: Any, made: ModuleType, tmp_path: Path
 ) -> None:
     watched = watch(browser.new_page(), serve(bundled(made, tmp_path)))
-    page, other = watched.page, watch(browser.new_page(), watched.address)
-    other.open("/text?run=tiny", ".tw-passage")
-    watched.open("/text?run=tiny", ".tw-passage")
+    page = watched.page
+    watched.open("/text?run=tiny&neuron=L3/N42", ".tw-passage")
     page.get_by_role("button", name="Your own text").click()
     text = page.get_by_label("Text", exact=True)
     text.fill("long " * (LONGEST // 5) + "!")
-    page.get_by_role("button", name="Capture text").click()
+    page.get_by_role("button", name="Read it").click()
     page.wait_for_selector("text=shorten it")
     assert len(text.input_value()) == LONGEST + 1
     text.fill("A lichen <script>window.twellHurt=1</script> lives here.\n\nשלום")
-    page.get_by_role("button", name="Capture text").click()
-    page.wait_for_selector(".st-key-job")
-    other.open("/text?run=tiny", ".st-key-job")
-    page.wait_for_url("**run=own-a-lichen-*&scale=tiny", timeout=120_000)
-    page.wait_for_selector(".tw-passage:has-text('lichen')")
+    page.get_by_role("spinbutton", name="Continue it by").fill("8")
+    page.get_by_role("button", name="Read it").click()
+    page.wait_for_selector(".tw-passage:has-text('lichen')", timeout=WHILE_READING)
     watched.settle()
+    assert "own=" in page.url and "neuron=L3%2FN42" in page.url
     assert "<script>window" in page.locator(".tw-passage").inner_text()
     assert page.evaluate("window.twellHurt") is None
+    assert page.locator(".tw-passage a.made").count() == 8, "tokens that the model wrote are told apart"
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"], "nothing is saved by itself"
+    link = page.url
+    page.locator(".tw-passage a.t").nth(3).click()
+    page.wait_for_selector(".tw-neurons a")
+    watched.settle()
+    page.get_by_role("button", name="Save as a run").click()
+    page.wait_for_url("**run=own-a-lichen-*&scale=tiny")
+    page.wait_for_selector(".tw-passage:has-text('lichen')")
     (run,) = [open_run(path) for path in tmp_path.iterdir() if path.name.startswith("own-")]
     assert run.manifest.status == "complete"
-    assert run.frame("sequences")["source"].tolist() == ["own-text.txt"]
-    watched.check()
-    other.page.wait_for_selector(".st-key-job", state="detached")
-    assert other.page.url.endswith("run=tiny"), "one tab's own text took another tab away"
-    page.get_by_role("button", name="Your own text").click()
-    text.fill("Moss, too.")
-    page.keyboard.press("Control+Enter")
-    page.wait_for_selector(".st-key-job")
-    page.close()
-    other.page.get_by_text("Open it →").click(timeout=120_000)
-    other.page.wait_for_selector(".tw-passage:has-text('Moss')")
+    assert len(neurons_at(run, 0, 3)) == int(
+        run.activity().query("position == 3").filter(like="nnz_").sum(axis=1).iloc[0]
+    )
+    other = watch(browser.new_page(), watched.address)
+    other.open(link.removeprefix(watched.address), ".tw-passage:has-text('lichen')")
+    other.page.get_by_role("button", name="Back to the run's text").click()
+    other.page.wait_for_url("**/text?run=tiny**")
     other.check()
+    watched.check()
+
+
+def test_a_link_to_a_text_that_is_gone_says_so(show: Callable[..., Any], made: ModuleType, tmp_path: Path) -> None:
+    test = show(bundled(made, tmp_path), "text", run="tiny", own="0123456789abcdef")
+    assert not test.exception
+    assert "this one is gone" in test.warning[0].value.replace("\\", "")
+    assert "Sequence 0" in "\n".join(str(element.proto.body) for element in test.get("html"))
 
 
 def test_the_dashboard_never_loads_torch() -> None:
@@ -98,14 +116,3 @@ def test_the_dashboard_never_loads_torch() -> None:
     code = "import sys, twell.app.jobs.own_text, twell.app.text.passage_view; print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "False"
-
-
-def test_a_job_that_is_stopped_at_once_leaves_nothing(made: ModuleType, tmp_path: Path) -> None:
-    found = model_of(open_run(bundled(made, tmp_path) / "tiny"))
-    assert found is not None
-    runner = JobRunner()
-    job = runner.start("own text", tmp_path / "own", "own", ["capture", found[0], "--text", OWN], "words " * 2000)
-    job.stop()
-    job.process.wait(60)
-    assert job.failure() == "Stopped before anything was recorded."
-    assert not (tmp_path / "own").exists()

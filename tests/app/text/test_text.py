@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from twell.analysis.neurons.at_token import beside, neurons_at, ordered
 from twell.analysis.neurons.values import in_sequence
 from twell.analysis.passage import SEEN, loudest, passage, scale
 from twell.analysis.tokens.text_around import pieces
 from twell.app.text.passage_view import opacity
+from twell.app.text.token_view import SHOWN
 from twell.app.ui.formatting import whole
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
@@ -37,8 +39,11 @@ def shades(shown: str) -> list[float]:
 def test_every_token_of_the_sequence_stands_there_in_order(show: Show, runs: Path, made_run: Run) -> None:
     shown = markup(show(runs, "text", run="made", sequence="3"))
     rows = passage(made_run, 3)
-    ids = [int(token) for token in re.findall(r'class="t[^>]*token=(\d+)"', shown)]
-    assert ids == rows["token_id"].tolist()
+    positions = [int(place) for place in re.findall(r'class="t[ "][^>]*position=(\d+)"', shown)]
+    assert positions == rows["position"].tolist()
+    unnamed = markup(show(runs, "text", run="oracle", sequence="3"))  # a run that keeps no firings
+    ids = [int(token) for token in re.findall(r'class="t[^>]*token=(\d+)"', unnamed)]
+    assert ids == passage(open_run(runs / "oracle"), 3)["token_id"].tolist()
     assert "Sequence 3" in shown
     assert "1st to 99th percentile of the run" in shown
 
@@ -153,6 +158,21 @@ def test_one_neuron_shades_the_tokens_where_it_is_known_to_fire(show: Show, runs
     assert "value of L1/N5" in markup(test)
     assert "neuron=L1%2FN5" in markup(test)  # the loudest places keep it
     assert "not kept here" in markup(test)
+
+
+def test_a_marked_token_names_the_neurons_that_it_fires(show: Show, runs: Path, made_run: Run) -> None:
+    rows = made_run.frame("fired", ["sequence", "position"]).drop_duplicates()
+    kept = rows[rows["sequence"] == 4]["position"]
+    test = show(runs, "text", run="made", sequence="4", position=str(kept.iloc[0]))
+    assert not test.exception
+    expected = ordered(beside(neurons_at(made_run, 4, int(kept.iloc[0])), made_run), "value")
+    named = re.findall(r'<a class="tw-neuron" href="neuron\?run=made&amp;neuron=(L\d+%2FN\d+)"', markup(test))
+    assert [name.replace("%2F", "/") for name in named] == expected["label"].head(SHOWN).tolist()
+    test.selectbox(key="layer").select("L2").run()
+    assert set(re.findall(r'class="name">(L\d+)/', markup(test))) == {"L2"}
+    lost = next(place for place in range(96) if place not in set(kept))
+    test = show(runs, "text", run="made", sequence="4", position=str(lost))
+    assert f"keeps no firings of the token at {lost}" in test.info[0].value.replace("\\", "")
 
 
 def test_one_phase_of_generation_alone(show: Show, made: ModuleType, tmp_path: Path) -> None:

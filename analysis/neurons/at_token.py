@@ -1,0 +1,63 @@
+"""Which neurons one token fires, and what is known of each.
+
+    neurons_at(run, sequence=0, position=5)   from the run's table `fired`
+    beside(table, run)                        the same, with each neuron's density and largest value in a run
+
+Cost: the rows of one sequence, and of one token; `beside` reads the summary of neurons.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from twell.analysis.neurons.by_neuron import by_neuron
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+ORDERS = {"value": "value", "share": "share of largest", "density": "rarest first"}  # of `ordered`
+
+
+def neurons_at(run: Run, sequence: int, position: int) -> pd.DataFrame:
+    """Return the neurons that a token fires, the largest value first. Columns: label (L7/N1234), layer, neuron, value.
+
+    Of the layers that the run's table `fired` covers. Raises Missing if that has no row of this token.
+    """
+    rows = []
+    if run.has("fired"):
+        filters: list[tuple[str, str, object]] = [("sequence", "=", sequence), ("position", "=", position)]
+        rows = run.rows("fired", filters, ["layer", "neuron", "value"]).to_pylist()
+    if not rows:
+        raise Missing(f"{run.name} keeps no firings of the token at {position}: capture with --fired all to see them.")
+    lengths = [len(row["neuron"]) for row in rows]
+    frame = pd.DataFrame(
+        {
+            "layer": np.repeat([row["layer"] for row in rows], lengths).astype(np.int64),
+            "neuron": np.concatenate([row["neuron"] for row in rows]).astype(np.int64),
+            "value": np.concatenate([row["value"] for row in rows]).astype(np.float32),
+        }
+    )
+    labels = [f"L{layer}/N{neuron}" for layer, neuron in zip(frame["layer"], frame["neuron"], strict=True)]
+    frame.insert(0, "label", labels)
+    return frame.sort_values(["value", "layer", "neuron"], ascending=[False, True, True], ignore_index=True)
+
+
+def beside(table: pd.DataFrame, run: Run) -> pd.DataFrame:
+    """Return rows of `neurons_at` with what a run of the same model knows of each neuron.
+
+    Columns more: share (of its largest value in the run; above 1 if it was never as large there), density (share of the
+    run's tokens that fire it). Both are empty where the run has no sums of neurons, or the neuron never fired in it.
+    """
+    try:
+        known = by_neuron(run).set_index(["layer", "neuron"])[["value_max", "density"]]
+    except Missing:
+        return table.assign(share=np.nan, density=np.nan)
+    rows = known.reindex(pd.MultiIndex.from_frame(table[["layer", "neuron"]]))
+    share = table["value"].to_numpy(float) / rows["value_max"].to_numpy(float)
+    return table.assign(share=share, density=rows["density"].to_numpy(float))
+
+
+def ordered(table: pd.DataFrame, order: str, layer: int | None = None) -> pd.DataFrame:
+    """Return rows of `beside` of one layer or of all, the largest value or share first, or the least density."""
+    rows = table if layer is None else table[table["layer"] == layer]
+    return rows.sort_values(order, ascending=order == "density", kind="stable", ignore_index=True)
