@@ -6,9 +6,11 @@
 
 Each function leaves out flagged tokens unless `flagged=True`, states in `attrs` what it counted and left out, and
 raises `Missing` with one sentence where the run lacks what it needs. The first question about a run builds its
-summaries; a query engine is loaded only for that.
+summaries; a query engine is loaded only for that. About a run that is used without its damaged parts, each names what
+it lacks: `attrs["left_out"]`, or the entry of that name in a dict.
 """
 
+from twell.analysis import left_out
 from twell.analysis.activity.across_layers import across_layers
 from twell.analysis.activity.layers import by_layer, layer_histogram
 from twell.analysis.activity.origins import by_phase, by_source, first_positions
@@ -112,6 +114,8 @@ __all__ = [
     "training_steps",
     "union_sizes",
 ]
+
+globals().update({name: left_out.named(globals()[name]) for name in __all__})
 
 
 def __getattr__(name: str) -> object:

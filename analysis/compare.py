@@ -53,8 +53,9 @@ def compare(options: CompareOptions) -> pd.DataFrame:
     runs, unreadable = list[Run](), list[UserError]()
     for path in options.runs:
         try:
-            run = open_run(path)
+            run = open_run(path, options.without_damaged)
             by_layer(run)
+            print(f"{run.name}: {run.left_out}\n" if run.left_out else "", end="")
             runs.append(run)
         except UserError as error:
             unreadable.append(error)
@@ -85,8 +86,11 @@ def _text(frame: pd.DataFrame) -> str:
 def of_one_text(runs: Sequence[Run]) -> bool:
     """Return whether the runs read one text with one vocabulary, so that their losses can be compared.
 
-    A text's checksum is recorded when a capture ends, so this is False for a run that is being recorded or was killed.
+    A text's checksum is recorded when a capture ends, so this is False for a run that is being recorded or was killed;
+    and for one that is used without damaged parts.
     """
+    if any(run.left_out for run in runs):
+        return False
     texts = {tuple(entry.get("sha256") for entry in run.manifest.text) for run in runs}
     vocab_sizes = {run.manifest.tokenizer["vocab_size"] for run in runs}
     return len(texts) == len(vocab_sizes) == 1 and None not in texts.pop()
@@ -123,6 +127,8 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     frame["best"] = pd.array(np.where(np.isnan(loss), None, ~beaten), dtype="boolean")
     same_text = of_one_text(runs)
     note = "the same text" if same_text else "texts or vocabularies differ, so losses cannot be compared"
+    left_out = [f"{run.name}: {run.left_out.rstrip('.')}" for run in runs if run.left_out]
+    note = "; ".join(["losses over other tokens cannot be compared", *left_out]) if left_out else note
     frame.attrs = {"note": "; ".join([note, *damaged]), "comparable": same_text, "speed_notes": notes}
     return frame
 

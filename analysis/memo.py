@@ -34,8 +34,9 @@ def memo_scope() -> Iterator[None]:
 def memoized(function: Callable[P, Result]) -> Callable[P, Result]:
     """Let callers within one memo_scope share what a function returns; outside of a scope it is simply called.
 
-    function: its first argument has a `path` (a run, or its open summaries), the others are plain values. A DataFrame
-    or dict is copied for each caller, who may add to it; any other result must be immutable. Errors are not kept.
+    function: its first argument has a `path` and says what is `left_out` (a run, or its open summaries), the others are
+    plain values. A DataFrame or dict is copied for each caller, who may add to it; any other result must be immutable.
+    Errors are not kept.
     """
 
     @functools.wraps(function)
@@ -44,7 +45,7 @@ def memoized(function: Callable[P, Result]) -> Callable[P, Result]:
         if memo is None:
             return function(*args, **kwargs)
         first: Any = args[0]
-        key = (function, first.path, args[1:], tuple(sorted(kwargs.items())))
+        key = (function, first.path, first.left_out, args[1:], tuple(sorted(kwargs.items())))
         if key not in memo:
             memo[key] = function(*args, **kwargs)
         return _copied(memo[key])

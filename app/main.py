@@ -15,6 +15,7 @@ from twell.app.server import warm_up
 from twell.app.speed.live_view import follow
 from twell.app.ui import empty_states, run_header, styles, theme, url_state
 from twell.app.ui.pages import FRONT, PAGES
+from twell.app.ui.run_cache import shown
 from twell.app.ui.run_catalog import RECORDED, RunCatalog, find_runs, run_label
 from twell.workbench.errors import UserError
 
@@ -101,7 +102,11 @@ def main() -> None:
     if name not in catalog.runs:
         empty_states.not_found(catalog, name)
         return
-    run = catalog.runs[name]
+    try:
+        run = shown(catalog.runs[name])
+    except UserError as error:
+        empty_states.unreadable(catalog.runs[name], error)
+        return
     st.session_state["current_run"] = run
     run_header.status(run)
     if page.url_path in ("", FRONT) and run.manifest.status == "recording" and not run.manifest.training:

@@ -18,6 +18,7 @@ from twell.workbench.errors import UserError
 Device = Literal["auto", "cpu", "cuda"]
 Kernel = Literal["auto", "reference", "cpu", "cuda", "hopper"]
 TrainingKernel = Literal["auto", "dense", "sparse"]
+WITHOUT_DAMAGED = "leave damaged parts out, by name, and answer from the others"
 Format = Literal["parquet", "csv", "json", "npz", "notebook", "html"]
 
 
@@ -132,9 +133,8 @@ class SummarizeOptions:
     summary_only: Path | None = option(
         None, help="also write a copy of one run to this folder, without the rows of single tokens"
     )
-    engine: str = option(
-        "duckdb", help="where queries run: duckdb, on this machine, or spark://HOST:PORT", value="ENGINE"
-    )
+    engine: str = option("duckdb", help="where queries run: duckdb (here) or spark://HOST:PORT", value="ENGINE")
+    without_damaged: bool = option(False, help=WITHOUT_DAMAGED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +158,7 @@ class ExportOptions:
         "default: what --out ends in (.csv, .ipynb, …), else parquet",
     )
     out: Path = option(help="a file for one table, a folder for several")
+    without_damaged: bool = option(False, help=WITHOUT_DAMAGED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +169,7 @@ class CompareOptions:
     """
 
     runs: tuple[Path, ...] = option(help="run folders; differences are to the first one", value="RUN", argument=True)
+    without_damaged: bool = option(False, help=WITHOUT_DAMAGED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,10 +191,9 @@ class AppOptions:
 
     runs: Path = option(Path("runs"), help="a folder of runs, or one run", value="RUNS", argument=True)
     port: int = option(8501, help="port to listen on")
-    host: str = option(
-        "127.0.0.1", help="address to listen on; the default is reachable from this machine only", value="ADDRESS"
-    )
+    host: str = option("127.0.0.1", help="address to listen on; default: for this machine alone", value="ADDRESS")
     browser: bool = option(True, help="open a browser window")
+    without_damaged: bool = option(False, help=WITHOUT_DAMAGED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +295,5 @@ class TrainOptions:
     device: Device = option("auto", help="where to train")
     compile: bool = option(True, help="compile the model (on CUDA)")
     kernel: TrainingKernel = option("auto", help="kernels of the FFN: sparse where few neurons fire (auto), or always")
-    prepared: Path | None = option(
-        None, help="keep the tokenizer and token ids in this folder, for further runs on the same text"
-    )
+    prepared: Path | None = option(None, help="keep tokenizer and token ids here, for further runs on the same text")
     checkpoint_minutes: float = option(5.0, help="time between checkpoints", unit="minutes")

@@ -33,7 +33,10 @@ def check(options: CheckOptions) -> list[str]:
         faults += _check_run(run)
     if faults:
         number = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
-        raise UserError(f"Expected whole runs, got {number}: copy what is damaged again from where it was recorded.")
+        raise UserError(
+            f"Expected whole runs, got {number}: copy what is damaged again from where it was recorded, or use "
+            "the other parts with --without-damaged."
+        )
     return faults
 
 

@@ -46,7 +46,9 @@ def export(options: ExportOptions) -> list[Path]:
     One table goes to the file `out` (or into it, if it is a folder), several go into the folder `out`. Raises UserError
     for a table or a combination of options that does not exist.
     """
-    run = open_run(options.run)
+    run = open_run(options.run, options.without_damaged)
+    if run.left_out:
+        print(run.left_out)
     format = _format(options)
     if format in ("notebook", "html"):
         return [_write_document(run, options, format)]

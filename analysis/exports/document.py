@@ -34,7 +34,7 @@ def notebook(run: Run, path: Path, where: str | None = None) -> int:
     opening = (
         "import pandas as pd\n\nfrom twell.analysis import *\nfrom twell.analysis import plots\n"
         "from twell.workbench import open_run\nfrom twell.workbench.errors import Missing\n\n"
-        f"run = open_run({where!r})\noverview(run)"
+        f"run = open_run({where!r}{', without_damaged=True' if run.left_out else ''})\noverview(run)"
     )
     cells = [_markdown(f"# {run.name}\n\n{_about(run)}"), _code(opening)]
     for section in SECTIONS:
@@ -67,7 +67,7 @@ def _about(run: Run) -> str:
     return (
         f"{manifest.model['name']}: {manifest.tokens:,} tokens of {manifest.sequences:,} sequences, "
         f"{run.layers} layers of {run.d_ff} neurons, {manifest.device}, kernel {manifest.kernel['name']}. "
-        f"nnz: {manifest.nnz_definition}."
+        f"nnz: {manifest.nnz_definition}.{run.left_out and f' {run.left_out}'}"
     )
 
 

@@ -90,7 +90,7 @@ def _loudest(run: Run, sequence: int, layer: int | None) -> dict[int, str]:
 def card(run: Run) -> str:
     """Return a card of a run as HTML: model, text, sparsity and loss, and a bar a layer."""
     about = run.manifest
-    rate = about.tokens / about.seconds if about.seconds else 0.0
+    rate = about.tokens / about.seconds if about.seconds and not run.left_out else 0.0
     facts = [f"{about.tokens:,} tokens", f"{run.layers} layers of {run.d_ff:,} neurons", about.dtype, about.device]
     facts += [f"{rate:,.0f} tokens/s"] if rate else []
     facts += [] if about.loss is None else [f"loss {about.loss:.3f} nats"]
@@ -107,6 +107,7 @@ def card(run: Run) -> str:
     head = f"{run.name}: {about.model['name']} on {sources}{state}"
     return (
         f"<div><b>{html.escape(head)}</b><br>{html.escape(' · '.join(facts))}"
+        f"{run.left_out and f'<br>{html.escape(run.left_out)}'}"
         f'<div style="display:flex;align-items:flex-end;gap:2px;height:48px;margin-top:4px">{bars}</div></div>'
     )
 

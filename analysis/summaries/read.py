@@ -82,6 +82,11 @@ class Summaries:
         """Return the folder of the run."""
         return self.run.path
 
+    @property
+    def left_out(self) -> str:
+        """Return what the run is used without, in words."""
+        return self.run.left_out
+
     def frame(self, name: str, columns: Sequence[str] = (), **equal: Any) -> pd.DataFrame:
         """Return a summary as a DataFrame.
 

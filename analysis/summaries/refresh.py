@@ -45,7 +45,7 @@ from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.run import locks
 from twell.workbench.run.checks.regular_file import is_within, remove_leftover
-from twell.workbench.run.part_files import read_part
+from twell.workbench.run.part_files import ADVICE, read_part
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run, copy_without_activity, open_run
 
@@ -59,19 +59,21 @@ def summarize(options: SummarizeOptions) -> list[Run]:
     """Build the summaries of runs and, with `summary_only`, copy one run without its rows of single tokens."""
     if options.summary_only is not None and len(options.runs) != 1:
         raise UserError(f"Expected one run with --summary-only, got {len(options.runs)}: copy them one by one.")
-    runs = [open_run(path) for path in options.runs]
+    runs = [open_run(path, options.without_damaged) for path in options.runs]
     console = Console()
     for run in runs:
         with _progress(console, run) as tick:
             ensure(run, tick, options.engine)
         size = sum(file.stat().st_size for file in folder(run).iterdir())
         console.print(f"{run.path}: summaries of {run.manifest.tokens:,} tokens, {size / 1e6:.1f} MB", **PLAIN)
+        if run.left_out:
+            console.print(f"{run.path}: {run.left_out}", **PLAIN)
         for table, sentence in damage(run).items():
             console.print(f"{table} left out: {sentence}", **PLAIN)
     if options.summary_only is not None:
         if damage(runs[0]):
             raise UserError(f"Expected a whole run to copy, got: {next(iter(damage(runs[0]).values()))}")
-        copy_without_activity(runs[0].path, options.summary_only)
+        copy_without_activity(runs[0].path, options.summary_only, options.without_damaged)
         runs = [open_run(options.summary_only)]
         console.print(f"{runs[0].path}: a copy without rows of single tokens", **PLAIN)
     return runs
@@ -107,7 +109,9 @@ def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb", scored: b
     run.files("activity")  # Missing where there is none
     with _locked(run):
         if not is_current(run, scored):
-            latest = open_run(run.path) if growing(run) else run  # another process may have summarised more by now
+            latest = run
+            if growing(run):  # another process may have summarised more by now
+                latest = open_run(run.path, without_damaged=bool(run.left_out))
             _build(latest, tick or (lambda tokens: None), engine, scored)
 
 
@@ -174,7 +178,7 @@ def _build(run: Run, tick: Tick, engine: str, scored: bool) -> None:
 def _damaged_tables(run: Run, files: Collection[str]) -> dict[str, str]:
     """Return which tables have a damaged part among these files, with a sentence each."""
     damaged = {table: run.damaged(table, files=files) for table in (*SUMMARIES.sources, DOCUMENTS)}
-    advice = "Copy it again from where it was recorded, or capture anew."
+    advice = f"{ADVICE[0].upper()}{ADVICE[1:]}."
     return {table: f"{sentences[0]} {advice}" for table, sentences in damaged.items() if sentences}
 
 

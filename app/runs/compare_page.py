@@ -17,6 +17,7 @@ from twell.app.ui import run_header, widgets
 from twell.app.ui.figures.small_multiples import small_multiples
 from twell.app.ui.formatting import fixed, number, percent, plural, times, token_html, whole
 from twell.app.ui.query import fetch, query_with_others
+from twell.app.ui.run_cache import shown
 from twell.app.ui.run_catalog import RunCatalog, find_runs, run_label
 from twell.app.ui.url_state import current_run, one_of, run_name, url_param
 from twell.workbench.errors import UserError
@@ -43,7 +44,7 @@ def other_run(run: Run, catalog: RunCatalog) -> Run | None:
     default = max(names, key=lambda name: similarity(run, catalog.runs[name]))
     param = url_param("with", default, one_of(names))
     name = st.selectbox("Compare with", names, format_func=lambda key: run_label(key, catalog), width=420, **param)
-    return catalog.runs[str(name)]
+    return shown(catalog.runs[str(name)])
 
 
 def similarity(run: Run, other: Run) -> tuple[bool, bool, bool, int]:
@@ -195,6 +196,7 @@ def draw_page(run: Run) -> None:
         )
         return
     runs = (run, other)
+    run_header.left_out(other)
     run_header.update_summaries(other)
     draw_headline(runs)
     with widgets.show_errors():

@@ -18,6 +18,7 @@ import webbrowser
 from pathlib import Path
 from typing import Protocol
 
+from twell.app.ui.run_cache import WITHOUT_DAMAGED
 from twell.app.ui.theme import SETTINGS
 from twell.workbench.errors import UserError
 
@@ -35,6 +36,8 @@ class AppOptions(Protocol):
     def host(self) -> str: ...
     @property
     def browser(self) -> bool: ...
+    @property
+    def without_damaged(self) -> bool: ...
 
 
 def launch(options: AppOptions) -> None:
@@ -78,6 +81,7 @@ def command(options: AppOptions) -> list[str]:
         "twell.app.server.serve",
         str(options.runs.resolve()),
         json.dumps(SETTINGS | address),
+        *([WITHOUT_DAMAGED] if options.without_damaged else []),
     ]
 
 

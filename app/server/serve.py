@@ -39,12 +39,13 @@ def load(*names: str) -> None:
     gc.freeze()
 
 
-def main(runs: str, settings: str) -> None:
+def main(runs: str, settings: str, *flags: str) -> None:
     """Serve the dashboard until the process is stopped.
 
     Args:
         runs: the folder of runs.
         settings: Streamlit's settings, as JSON.
+        flags: for the pages (`run_cache`).
     """
     load(*PAGES)
     threading.Thread(target=load, args=LATER, daemon=True).start()
@@ -54,7 +55,7 @@ def main(runs: str, settings: str) -> None:
     from twell.app.server.guard import Guard, content_policy
     from twell.app.server.preload import Announced, scripts
 
-    sys.argv = [str(MAIN), runs]  # where the pages look for the folder of runs
+    sys.argv = [str(MAIN), runs, *flags]  # where the pages look for the folder of runs
     config = json.loads(settings)
     guard = Middleware(Guard, host=config["server.address"], policy=content_policy())
     st.App(MAIN, middleware=[guard, Middleware(Announced, scripts=scripts())]).run(config=config)

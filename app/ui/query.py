@@ -159,7 +159,8 @@ class QueryResult:
 
 def _is_public(function: Function) -> bool:
     """Return whether a function is one of `twell.analysis`' public names."""
-    return getattr(analysis, function.__name__, None) is function
+    public = getattr(analysis, function.__name__, None)
+    return public is not None and inspect.unwrap(public) is inspect.unwrap(function)
 
 
 def _import_of(function: Function) -> str:
@@ -169,7 +170,7 @@ def _import_of(function: Function) -> str:
 
 
 def _open_run(run: Run) -> str:
-    return f"open_run({str(run.path)!r})"
+    return f"open_run({str(run.path)!r}{', without_damaged=True' if run.left_out else ''})"
 
 
 def query(run: Run, function: Query | Function, **arguments: Any) -> QueryResult:

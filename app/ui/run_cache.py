@@ -7,6 +7,7 @@ recorded gains a part every ten seconds, and only the new one is read. The vocab
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MANIFEST = "run.json"
+WITHOUT_DAMAGED = "--without-damaged"  # among the dashboard's arguments, after the folder
 TIMINGS = "timings"
 TIMING_PARTS = 8640  # parts of a few kilobytes each: a day of recording
 VOCABULARIES = 4  # of a few megabytes each
@@ -110,11 +112,23 @@ def cached_run(run: Run) -> CachedRun:
     return CachedRun(run.path, run.manifest)
 
 
+def leaves_out_damaged() -> bool:
+    """Return whether the dashboard was started to leave damaged parts out, by name."""
+    return WITHOUT_DAMAGED in sys.argv[2:]
+
+
+def shown(run: Run) -> Run:
+    """Return a run as pages show it: without its damaged parts if the dashboard was started so."""
+    return cached_run(open_run(run.path, without_damaged=True)) if leaves_out_damaged() else run
+
+
 def open_cached(path: Path) -> Run:
     """Open a run as it stands now. Its manifest is read again only if the file has changed since the last time.
 
     Raises UserError if the folder holds no run or a broken one.
     """
+    if leaves_out_damaged():  # files may be damaged, or mended, while the manifest stays as it is
+        return cached_run(open_run(path, without_damaged=True))
     try:
         stamp = (path / MANIFEST).stat()
     except OSError:

@@ -63,11 +63,18 @@ def status(run: Run) -> None:
             f'<span class="tw-mark">interrupted</span> The {what} stopped before its end. This page covers only the '
             f"{covered} recorded until then."
         )
+    left_out(run)
     if run.manifest.summary_only:
         widgets.note(
             '<span class="tw-mark">summary only</span> This run keeps sums, counts and timings, but no rows of single '
             "tokens, so it cannot show where a token occurs in the text."
         )
+
+
+def left_out(run: Run) -> None:
+    """Draw a note that names the damaged parts which a run is shown without, if there are any."""
+    if run.left_out:
+        widgets.note(f'<span class="tw-mark">damaged</span> {html.escape(run.name)}: {html.escape(run.left_out)}')
 
 
 @st.fragment(run_every=INTERVAL)

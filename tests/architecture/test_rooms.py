@@ -42,7 +42,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"cli"},
     ],
     "analysis": [
-        {"statistics", "memo"},
+        {"statistics", "memo", "left_out"},
         {"engines"},
         {"summaries"},
         {"activity", "training"},

@@ -88,6 +88,7 @@ class Manifest:
         default_factory=list
     )  # each process's share of the above, where several captured together
     parts: list[Part] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)  # file, reason, tokens, sequences of each
     summaries: dict[str, str] = field(default_factory=dict)  # of a summary-only copy: the sha256 of each file, by name
 
     @property

@@ -62,7 +62,7 @@ FIELDS: dict[str, Rule] = {
     **dict.fromkeys(("name", "nnz_definition", "dtype", "device", "driver", "created"), TEXT),
     **dict.fromkeys(("model", "tokenizer", "kernel", "layout", "options", "versions", "summaries"), OBJECT),
     **dict.fromkeys(("parity", "overhead"), _or_none(OBJECT)),
-    **dict.fromkeys(("text", "ranks", "parts"), OBJECTS),
+    **dict.fromkeys(("text", "ranks", "parts", "left_out"), OBJECTS),
     **dict.fromkeys(("tokens", "sequences", "loss_tokens"), COUNT),
     **dict.fromkeys(("seconds", "loss_sum"), NUMBER),
     "summary_only": FLAG,
@@ -105,9 +105,10 @@ ENTRIES: dict[str, dict[str, Rule]] = {
         **dict.fromkeys(("tokens", "sequences", "loss_tokens"), COUNT),
         **dict.fromkeys(("seconds", "loss_sum"), NUMBER),
     },
+    "left_out": {"file": TEXT, "reason": TEXT, "tokens": COUNT, "sequences": COUNT},
     "parts": {"table": TABLE, "file": ("as text", lambda value: True), "rows": COUNT, "bytes": COUNT, "sha256": DIGEST},
 }
-ENTRIES_NEED = {"text": ("source",), "ranks": tuple(ENTRIES["ranks"]), "parts": tuple(ENTRIES["parts"])}
+ENTRIES_NEED = {name: ("source",) if name == "text" else tuple(rules) for name, rules in ENTRIES.items()}
 
 
 def check_fields(path: Path, data: dict[str, Any]) -> None:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+ADVICE = (
+    "copy it again from where it was recorded, or capture anew; `twell check` names all that is damaged, and with "
+    "--without-damaged (in Python without_damaged=True) the other parts answer"
+)
 LIVE = "live-timings.parquet"  # in a run's folder while it is recorded, and in no manifest
 
 
@@ -101,6 +105,4 @@ def live_timings(folder: Path) -> pa.Table | None:
 def unreadable_part(path: Path, error: Exception | str) -> UserError:
     """Return the UserError for a Parquet file of a run that pyarrow could not read, or that is damaged."""
     got = error.rstrip(".") if isinstance(error, str) else first_line(error)
-    return UserError(
-        f"Expected a readable part at {path}, got {got}: copy it again from where it was recorded, or capture anew."
-    )
+    return UserError(f"Expected a readable part at {path}, got {got}: {ADVICE}.")

@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from twell.workbench.errors import Missing, UserError, usable, utf8
 from twell.workbench.run import manifest as manifests
-from twell.workbench.run.checks import queries, verified
-from twell.workbench.run.checks.columns_on_disk import column_fault
-from twell.workbench.run.checks.ranges import Sizes
-from twell.workbench.run.manifest import Manifest, Part
+from twell.workbench.run.checks import left_out, queries
+from twell.workbench.run.manifest import Manifest
 from twell.workbench.run.part_files import checksum, open_part, read_part, unreadable_part, with_newer_columns
-from twell.workbench.run.schema import SUMMARIES, TABLES, expand, nnz_columns
+from twell.workbench.run.schema import SUMMARIES, TABLES, nnz_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +41,7 @@ class Run:
         tables = ", ".join(dict.fromkeys(part.table for part in about.parts))
         return (
             f"Run({str(self.path)!r}: {about.status}, {about.tokens:,} tokens, {about.model['name']}, "
-            f"{self.layers} layers of {self.d_ff:,} neurons; tables {tables})"
+            f"{self.layers} layers of {self.d_ff:,} neurons; tables {tables}){self.left_out and f'. {self.left_out}'}"
         )
 
     def _repr_html_(self) -> str:
@@ -78,7 +76,8 @@ class Run:
         the manifest.
         """
         files = self.files(table)
-        for part, reason in self._damage([part for part in self.manifest.parts if part.table == table]):
+        listed = [part for part in self.manifest.parts if part.table == table]
+        for part, reason in left_out.damaged_parts(self.path, self.manifest, listed):
             raise unreadable_part(self.path / part.file, f"one that {reason}")
         return files
 
@@ -122,7 +121,7 @@ class Run:
 
     def frame(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Return a table as a DataFrame. columns: their names, all if None."""
-        return self.arrow(table, columns).to_pandas()
+        return left_out.labelled(self.arrow(table, columns).to_pandas(), self.manifest)
 
     def activity(self, tidy: bool = False, layers: Sequence[int] | None = None, flagged: bool = True) -> pd.DataFrame:
         """Return the counts of each token: nnz and, for a model with a ReLU on the up branch too, used.
@@ -154,16 +153,23 @@ class Run:
             for kind, names in columns_by_kind.items()
         ]
         counts = tidied[0].assign(**{kind: counted[kind] for kind, counted in zip(kinds, tidied, strict=True)})
-        return counts.astype({"layer": "int32"})
+        return left_out.labelled(counts.astype({"layer": "int32"}), self.manifest)
 
     def sql(self, query: str) -> pd.DataFrame:
         """Return the result of a DuckDB query over the run's tables, under their names: activity, neurons, …"""
         there = [name for name in TABLES if self.has(name)]
-        return queries.answer(query, there, self.parts, set(TABLES) - set(there))
+        rows = queries.answer(query, there, self.parts, set(TABLES) - set(there))
+        return left_out.labelled(rows, self.manifest)
+
+    @property
+    def left_out(self) -> str:
+        """Return a sentence that names the damaged parts which the run is used without; "" if there are none."""
+        return left_out.sentence(self.manifest)
 
     def summary_path(self, name: str) -> Path:
-        """Return the path of a summary, which may not be built yet."""
-        return self.path / "summary" / f"v{SUMMARIES.version}" / f"{name}.parquet"
+        """Return the path of a summary, which may not be built yet. Without damaged parts a run has others."""
+        own = "-without-damaged" if self.manifest.left_out and not self.manifest.summary_only else ""
+        return self.path / "summary" / f"v{SUMMARIES.version}{own}" / f"{name}.parquet"
 
     @cached_property
     def vocab(self) -> pd.DataFrame:
@@ -185,23 +191,11 @@ class Run:
             for part in self.manifest.parts
             if (not tables or part.table in tables) and (files is None or part.file in files)
         ]
-        return [f"{part.file} {reason}." for part, reason in self._damage(listed)]
-
-    def _damage(self, parts: Sequence[Part]) -> list[tuple[Part, str]]:
-        """Return the parts whose file is damaged, each with that clause: missing, other than its checksum in the
-        manifest, or with columns that are not as declared."""
-        listed = {part.file: part for part in parts}
-        sizes = Sizes.of(self.manifest)
-
-        def fault(file: str) -> str:
-            table = listed[file].table
-            columns = expand(TABLES[table], sizes.layers, sizes.d_ff, sizes.used)
-            return column_fault(self.path / file, table, columns, sizes, listed[file].rows)
-
-        clauses = verified.faults(self.path, {part.file: part.sha256 for part in parts}, fault, str(sizes))
-        return [(listed[file], clause) for file, clause in clauses.items()]
+        return [f"{part.file} {reason}." for part, reason in left_out.damaged_parts(self.path, self.manifest, listed)]
 
     def _why(self, table: str) -> str:
+        if any(entry["file"].partition("/")[0].partition(".")[0] == table for entry in self.manifest.left_out):
+            return f" without its damaged parts. {self.left_out.rstrip('.')}"
         if self.manifest.training is not None and not self.has("activity"):
             return ": it is a training, whose model `twell capture` can record"
         if self.manifest.summary_only and not TABLES[table].in_summary_only:
@@ -218,10 +212,15 @@ def _notebook() -> Any:
     return import_module("twell.analysis.exports.notebook")
 
 
-def open_run(path: str | Path) -> Run:
-    """Open a run folder. Raises UserError where it holds no run, a broken one, or one from a newer version."""
+def open_run(path: str | Path, without_damaged: bool = False) -> Run:
+    """Open a run folder. Raises UserError where it holds no run, a broken one, or one from a newer version.
+
+    without_damaged: leave out parts that are missing or damaged, and what was recorded together with them; the run and
+    its tables name them (`Run.left_out`). Otherwise a question that needs such a part is refused.
+    """
     folder = Path(path)
-    return Run(folder, manifests.read(folder))
+    manifest = manifests.read(folder)
+    return Run(folder, left_out.without_damaged(folder, manifest) if without_damaged else manifest)
 
 
 def list_runs(folder: str | Path) -> tuple[list[Run], dict[str, str]]:
@@ -270,27 +269,28 @@ def refuse_existing(folder: Path) -> None:
         raise UserError(f"Expected an empty output folder, {folder} holds other files: choose another --out.")
 
 
-def copy_without_activity(source: Path, target: Path) -> None:
+def copy_without_activity(source: Path, target: Path, without_damaged: bool = False) -> None:
     """Copy a summarised run as a summary-only run, from which its text cannot be read.
 
-    source, target: the folders of the run and of its copy. Tables whose sums over parts are in the summary (neurons,
-    tiles, unions) are left out as well: they would be most of the copy. The manifest is written last, so a copy that
-    was cut short is not mistaken for a run. Raises UserError where the copy cannot be written.
+    source, target: the folders of the run and of its copy; without_damaged: as in `open_run`. Tables whose sums over
+    parts are in the summary (neurons, tiles, unions) are left out as well: they would be most of the copy. The manifest
+    is written last, so what was cut short is not mistaken for a run. Raises UserError where it cannot be written.
     """
     refuse_existing(target)
-    manifest = manifests.read(source)
-    manifest.parts = [part for part in manifest.parts if TABLES[part.table].in_summary_only]
-    manifest.summary_only = True
+    run = open_run(source, without_damaged)
+    parts = [part for part in run.manifest.parts if TABLES[part.table].in_summary_only]
+    manifest = replace(run.manifest, parts=parts, summary_only=True)
     if damaged := Run(source, manifest).damaged():
         raise UserError(f"Expected a whole run to copy, got: {damaged[0]} Copy it again from where it was recorded.")
     summary = Path("summary") / f"v{SUMMARIES.version}"
     names = ["built.json", *(f"{name}.parquet" for name, table in SUMMARIES.tables.items() if table.in_summary_only)]
-    summaries = [summary / name for name in names if (source / summary / name).is_file()]
-    files = [*(Path(part.file) for part in manifest.parts), *summaries]
+    built = run.summary_path("any").parent
+    summaries = {summary / name: built / name for name in names if (built / name).is_file()}
+    files = {Path(part.file): source / part.file for part in manifest.parts} | summaries
     try:
-        for file in files:
+        for file, original in files.items():
             (target / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / file, target / file)
+            shutil.copyfile(original, target / file)
         manifest.summaries = {file.as_posix(): checksum(target / file) for file in summaries}
         manifests.write(target, manifest)
     except OSError as error:

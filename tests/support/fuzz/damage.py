@@ -1,8 +1,9 @@
 """Damaged runs: one file of a run is damaged, and some 30 questions are asked of it.
 
 A case copies a small run (or its copy without rows of tokens), damages one thing and asks. Allowed are the same answer,
-one sentence in its place, and an answer that names what it leaves out. Damage that a re-written manifest covers
-(`listed`) is a file that other software wrote: of another type, or with values that no run has.
+one sentence in its place, and an answer that names what it leaves out. CONSENTED of the questions are asked of the run
+as it is used without its damaged parts. Damage that a re-written manifest covers (`listed`) is a file that other
+software wrote: of another type, or with values that no run has.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import io
 import shutil
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from support import synthetic_runs
@@ -25,6 +26,7 @@ from twell.workbench.options import SummarizeOptions
 from twell.workbench.run.store import Run, open_run
 
 ASKED = 12  # questions of a case, drawn from all, beside the listing; at most one of the slow ones
+CONSENTED = 0.3  # share of the questions
 NAME = "damaged"  # of the run's folder, and so in its answers
 SHAPE = synthetic_runs.Shape(layers=4, d_ff=64, vocab=60, sequences=48, length=40, parts=2, fired=True, bench=True)
 
@@ -82,17 +84,26 @@ def _asked(case: Case, what: str, answers: dict[str, object], folder: Path, aske
     slow = [name for name in drawn if name in run_questions.SLOW][:1] if asked == ASKED else []
     fast = [name for name in drawn if name not in run_questions.SLOW][: asked - len(slow)]
     for name in [*fast, *slow]:
-        expected = answers[name]
+        expected, consent = answers[name], bool(case.rng.random() < CONSENTED)
 
-        def ask(name: str = name) -> object:
-            return run_questions.ALL[name](open_run(case.run))
+        def ask(name: str = name, consent: bool = consent) -> object:
+            run = open_run(case.run, without_damaged=consent)
+            answer = run_questions.ALL[name](run)
+            return Unnamed(answer, run.left_out) if name in run_questions.WITHOUT_WORDS else answer
 
         def differs(answer: object, expected: object = expected) -> str:
             if isinstance(expected, Exception):
                 return f"an answer, where the whole run says: {expected}"
-            return run_questions.difference(expected, answer)
+            return run_questions.difference(expected, answer.value if isinstance(answer, Unnamed) else answer)
 
-        outcomes.append(
-            outcome(f"{name}, {what}", ask, differs, lambda answer: ".parquet" in run_questions.words(answer))
-        )
+        where = f"{name}{' without damaged parts' if consent else ''}, {what}"
+        outcomes.append(outcome(where, ask, differs, lambda answer: ".parquet" in run_questions.words(answer)))
     return outcomes
+
+
+@dataclass(frozen=True)
+class Unnamed:
+    """An answer that has no place for the names of what is left out, and what its run says of that."""
+
+    value: object
+    left_out: str

@@ -71,6 +71,8 @@ SLOW = {
     "layer_gains",
     "gain_correlations",
 }
+# These answers have no place for the names of what is left out: rows, tokens of one sequence, lists, text.
+WITHOUT_WORDS = {"rows", "passage", "passage loudest", "phases", "decode", "scale"}
 
 
 def exported(run: Run, name: str, folder: Path) -> pd.DataFrame:

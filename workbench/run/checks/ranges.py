@@ -32,7 +32,8 @@ class Sizes:
         known = [manifest.model.get("vocab_size"), manifest.tokenizer.get("vocab_size")]
         tokens = max([size for size in known if isinstance(size, int)], default=0)
         ended = manifest.status == "complete" and not manifest.ranks and manifest.sequences
-        sequences = 2 * manifest.sequences + SPARE if ended else 0  # as others number them there may be gaps
+        numbered = manifest.sequences + sum(entry["sequences"] for entry in manifest.left_out)
+        sequences = 2 * numbered + SPARE if ended else 0  # as others number them there may be gaps
         return cls(manifest.layers, manifest.d_ff, tokens, manifest.counts_used, sequences)
 
 

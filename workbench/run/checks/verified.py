@@ -24,7 +24,7 @@ from twell.workbench.run.part_files import checksum
 
 FILE = Path("summary") / "verified.json"
 RULES = "1"  # of the checks of columns; a new one makes every file be checked again
-THREADS = 4  # that read files, at most
+THREADS, WORTH_THREADS = 4, 2**20  # that read files, at most; bytes from which on starting them pays
 HELD = 2**16  # files known in memory
 WORTH_WRITING = 2**22  # bytes read at once, from which on the result is written down
 TICK, COARSE_TICK = 50_000_000, 3_000_000_000  # ns: of this machine's clock, and of any file system's
@@ -74,7 +74,7 @@ def _read(
     def clause(file: str) -> str:
         return _compared(folder / file, files[file]) or check(file)
 
-    if len(pending) < 2:
+    if len(pending) < 2 or sum(states[file][1] for file in pending) < WORTH_THREADS:
         clauses |= {file: clause(file) for file in pending}
     else:
         with ThreadPoolExecutor(min(THREADS, len(pending))) as pool:
