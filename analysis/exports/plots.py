@@ -108,13 +108,18 @@ def gains(table: pd.DataFrame) -> Figure:
     return figure
 
 
+def _add_ratios(figure: Figure, rows: pd.DataFrame, low: pd.Series, high: pd.Series, name: str) -> None:
+    """Add a dot a layer at column `ratio`, with its interval from low to high."""
+    reach = {"array": high - rows["ratio"], "arrayminus": rows["ratio"] - low}
+    figure.add_scatter(x=rows["layer"], y=rows["ratio"], error_y=reach, name=name, mode="markers")
+
+
 def origins(table: pd.DataFrame) -> Figure:
     """Draw by_source or by_phase: mean nnz over that of all others by layer, with its interval."""
     figure = _figure("layer", "nnz, × that of the others")
     name = str(table.columns[0])
     for label, rows in table[table["layer"] >= 0].groupby(name):
-        reach = {"array": rows["ratio_high"] - rows["ratio"], "arrayminus": rows["ratio"] - rows["ratio_low"]}
-        figure.add_scatter(x=rows["layer"], y=rows["ratio"], error_y=reach, name=str(label), mode="markers")
+        _add_ratios(figure, rows, rows["ratio_low"], rows["ratio_high"], str(label))
     figure.add_hline(y=1, line_dash="dot")
     return figure
 
@@ -123,8 +128,7 @@ def starts(table: pd.DataFrame) -> Figure:
     """Draw first_positions: position 0 over later ones by layer, of documents and of cuts apart."""
     figure = _figure("layer", "position 0, × later positions")
     for label, rows in table[table["layer"] >= 0].groupby("start"):
-        reach = {"array": rows["high"] - rows["ratio"], "arrayminus": rows["ratio"] - rows["low"]}
-        figure.add_scatter(x=rows["layer"], y=rows["ratio"], error_y=reach, name=str(label), mode="markers")
+        _add_ratios(figure, rows, rows["low"], rows["high"], str(label))
     figure.add_hline(y=1, line_dash="dot")
     return figure
 

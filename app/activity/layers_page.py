@@ -12,7 +12,7 @@ from twell.app.ui import widgets
 from twell.app.ui.figures.small_multiples import small_multiples
 from twell.app.ui.formatting import fixed, number, percent, plural, rare, whole
 from twell.app.ui.query import fetch, query
-from twell.app.ui.url_state import current_run, one_of, url_param
+from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
 
 LOSSES = {"next": "Loss of the next token", "own": "Loss of the token itself"}
@@ -52,14 +52,7 @@ def second_relu_sentence(frame: pd.DataFrame) -> str:
 def draw_surprisal(run: Run) -> None:
     """Draw nnz against loss: that of the prediction made at a token or, as the user chooses, the token's own."""
     heading_area = st.container()
-    of = st.segmented_control(
-        "Loss",
-        list(LOSSES),
-        format_func=lambda key: LOSSES[key],
-        required=True,
-        label_visibility="collapsed",
-        **url_param("of", "next", one_of(LOSSES)),
-    )
+    of = widgets.url_choice("Loss", LOSSES, "of", "next", label_visibility="collapsed")
     result = query(run, SURPRISAL.where(of=of))
     with heading_area:  # Streamlit's spinner appears here while the table is computed
         frame = result.frame

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.app.activity.position_data import EXPONENTIAL
-from twell.app.ui.figures.plot_style import finish, log_ticks
+from twell.app.ui.figures.plot_style import finish, log_axis
 from twell.app.ui.formatting import number
 from twell.app.ui.theme import BLUE
 
@@ -52,15 +51,7 @@ def decay_lengths(fits: pd.DataFrame) -> go.Figure:
     notes = [{**at_right, "text": label, "y": row} for row, label in enumerate(labels)]
     figure.update_layout(annotations=notes)  # all at once: added one by one, each is slower than the one before
     low, high = (float(drawn["decay_low"].min()), float(drawn["decay_high"].max())) if len(drawn) else (1.0, 100.0)
-    limits = max(low, 1e-3) / 1.3, high * 1.3
-    ticks, tick_labels = log_ticks(*limits)
-    figure.update_xaxes(
-        type="log",
-        title="λ, tokens",
-        tickvals=ticks,
-        ticktext=tick_labels,
-        range=[math.log10(limit) for limit in limits],
-    )
+    log_axis(figure, max(low, 1e-3) / 1.3, high * 1.3, "λ, tokens")
     return figure
 
 

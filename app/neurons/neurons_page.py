@@ -44,13 +44,7 @@ def choices(run: Run) -> tuple[str, int | None]:
     """Draw the filters, and a field that opens a neuron by its name; return kind and layer (None for all)."""
     names = ["all layers", *(f"L{layer}" for layer in range(run.layers))]
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        kind = st.segmented_control(
-            "Neurons",
-            list(KINDS),
-            format_func=lambda key: KINDS[key],
-            required=True,
-            **url_param("kind", LIST.arguments["kind"], one_of(KINDS)),
-        )
+        kind = widgets.url_choice("Neurons", KINDS, "kind", LIST.arguments["kind"])
         layer = st.selectbox("Layer", names, width=140, **url_param("layer", names[0], one_of(names)))
         label = st.text_input("Go to", placeholder="L3/N42", width=140, key="go", max_chars=20, on_change=sync_url)
     if label:
@@ -58,7 +52,7 @@ def choices(run: Run) -> tuple[str, int | None]:
         if location is not None:
             go_to(f"L{location[0]}/N{location[1]}")
         widgets.no_such_neuron(run)
-    return str(kind), None if layer == names[0] else int(layer[1:])
+    return kind, None if layer == names[0] else int(layer[1:])
 
 
 def draw_list(run: Run, kind: str, layer: int | None) -> None:

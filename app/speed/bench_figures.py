@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.app.speed.timing_figures import figure_height, time_unit
-from twell.app.ui.figures.plot_style import finish, layer_axis, log_ticks, whiskers
+from twell.app.ui.figures.plot_style import finish, layer_axis, log_axis, log_ticks, whiskers
 from twell.app.ui.formatting import times
 from twell.app.ui.theme import AMBER, BLUE, GREY
 
@@ -111,13 +111,6 @@ def speed_by_nnz(frame: pd.DataFrame, height: int) -> go.Figure:
     figure.update_layout(showlegend=True, legend=LEGEND_ABOVE)
     figure.add_hline(y=1, line={"color": GREY, "width": 1, "dash": "dot"})
     low, high = float(frame["nnz_mean"].min()), float(frame["nnz_mean"].max())
-    ticks, labels = log_ticks(low / 1.3, high * 1.3)
-    figure.update_xaxes(
-        type="log",
-        title="mean nnz, neurons",
-        tickvals=ticks,
-        ticktext=labels,
-        range=[math.log10(low / 1.3), math.log10(high * 1.3)],
-    )
+    log_axis(figure, low / 1.3, high * 1.3, "mean nnz, neurons")
     figure.update_yaxes(title="speedup, × dense", range=[0, max(1.15, float(frame["speedup"].max()) * 1.1)])
     return figure

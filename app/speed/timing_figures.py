@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from twell.app.ui.figures.plot_style import finish, layer_axis, layer_names, log_ticks, spans
+from twell.app.ui.figures.plot_style import finish, layer_axis, layer_names, log_axis, log_ticks, spans
 from twell.app.ui.formatting import times
 from twell.app.ui.theme import BLUE, GREY
 from twell.workbench.run.schema import PREFILL
@@ -120,14 +120,7 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
         font={"size": 11, "color": GREY},
     )
     low, high = float(frame["nnz_mean"].min()), float(frame["nnz_mean"].max())
-    ticks, labels = log_ticks(low / 1.4, high * 1.4)
-    figure.update_xaxes(
-        type="log",
-        title="mean nnz of the timed batches, neurons",
-        tickvals=ticks,
-        ticktext=labels,
-        range=[math.log10(low / 1.4), math.log10(high * 1.4)],
-    )
+    log_axis(figure, low / 1.4, high * 1.4, "mean nnz of the timed batches, neurons")
     figure.update_yaxes(title="speedup, × dense", range=[0, max(1.15, float(frame["speedup"].max()) * 1.15)])
     return figure
 

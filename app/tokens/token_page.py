@@ -15,7 +15,7 @@ from twell.app.tokens.token_neurons import neurons_caption, neurons_html, neuron
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, token_html, visible, whole
 from twell.app.ui.query import fetch, query
-from twell.app.ui.url_state import current_run, one_of, parameter, run_name, url_param, whole_number
+from twell.app.ui.url_state import current_run, parameter, run_name, whole_number
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -79,14 +79,7 @@ def draw_occurrences(run: Run, token: int, count: int) -> None:
         with heading_area:
             widgets.heading("In the text")
         run.files("activity")  # raises Missing, with the reason
-    order = st.segmented_control(
-        "Order",
-        list(ORDERS),
-        format_func=lambda key: ORDERS[key],
-        label_visibility="collapsed",
-        required=True,
-        **url_param("order", "loudest", one_of(ORDERS)),
-    )
+    order = widgets.url_choice("Order", ORDERS, "order", "loudest", label_visibility="collapsed")
     result = query(run, analysis.contexts, token_id=token, limit=OCCURRENCES, order=order)
     caption = (
         f"{whole(min(OCCURRENCES, count))} of {plural(count, 'occurrence')}. nnz: sum over layers; z: mean over "

@@ -9,7 +9,7 @@ from twell.app.tokens.token_figures import class_dots, ranking
 from twell.app.ui import widgets
 from twell.app.ui.formatting import matching, plural, visible, whole
 from twell.app.ui.query import QueryResult, query
-from twell.app.ui.url_state import current_run, one_of, open_page, run_name, sync_url, url_param, whole_number
+from twell.app.ui.url_state import current_run, open_page, run_name, sync_url, url_param, whole_number
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -28,24 +28,17 @@ def chosen_filters() -> tuple[str, int, str, str]:
         View (a key of VIEWS), minimum count, search text, and column that tokens are ranked by (a key of MEANS).
     """
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        view = st.segmented_control(
-            "Rank",
-            list(VIEWS),
-            format_func=lambda key: VIEWS[key],
-            required=True,
-            **url_param("view", "tokens", one_of(VIEWS)),
-        )
+        view = widgets.url_choice("Rank", VIEWS, "view", "tokens")
         if view == "classes":
             return "classes", 0, "", "z"
         rank = "z"
         if view == "tokens":
-            rank = st.segmented_control(
+            rank = widgets.url_choice(
                 "Compared with the mean of",
-                list(MEANS),
-                format_func=lambda key: MEANS[key],
-                required=True,
+                MEANS,
+                "rank",
+                "z",
                 help="Layer and position: the mean at similar positions. In some models early positions fire more.",
-                **url_param("rank", "z", one_of(MEANS)),
             )
         search = st.text_input(
             "Search",
@@ -63,7 +56,7 @@ def chosen_filters() -> tuple[str, int, str, str]:
             help="Tokens that occur less often are left out, because their means are uncertain.",
             **url_param("least", MIN_COUNT, lambda text: min(max(whole_number(text) or MIN_COUNT, 1), MAX_MIN_COUNT)),
         )
-    return str(view), int(min_count), search, str(rank)
+    return view, int(min_count), search, rank
 
 
 def go_to(token: int) -> None:

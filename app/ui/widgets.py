@@ -17,7 +17,7 @@ from twell.app.ui.figures.plot_style import CONFIG
 from twell.app.ui.formatting import number, plural, typeset
 from twell.app.ui.pages import PAGES
 from twell.app.ui.query import QueryResult
-from twell.app.ui.url_state import run_name, sync_url
+from twell.app.ui.url_state import one_of, run_name, sync_url, url_param
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
@@ -171,6 +171,20 @@ def numbers(values: Sequence[tuple[str, str, str]]) -> None:
         for name, value, about in values
     )
     st.html(f'<dl class="tw-numbers">{cells}</dl>')
+
+
+def url_choice(label: str, names: dict[str, str], param: str, default: str, **look: Any) -> str:
+    """Draw a row of buttons, one of which is chosen, and return the key of the chosen one.
+
+    Args:
+        label: what is chosen, in words.
+        names: the text of each button by its key.
+        param: the parameter of the address that carries the key.
+        default: the key that is chosen where the address has none.
+        look: further options of `st.segmented_control`.
+    """
+    look |= {"format_func": lambda key: names[key], "required": True, **url_param(param, default, one_of(names))}
+    return str(st.segmented_control(label, list(names), **look))
 
 
 def no_such_neuron(run: Run) -> None:

@@ -53,6 +53,15 @@ def missing() -> str | None:
     return None
 
 
+def not_hopper(device: torch.device) -> str | None:
+    """Return what the machine lacks for kernels of compute capability 9.0; None if nothing."""
+    if (reason := missing()) is not None:
+        return reason
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return f"expected a GPU of compute capability 9.0, got {torch.cuda.get_device_name(device)}"
+    return None
+
+
 @dataclass(frozen=True)
 class Regions:
     """The regions of a workspace by name, the byte at which each begins, and the bytes that all of them take."""

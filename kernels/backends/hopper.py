@@ -87,11 +87,7 @@ def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n
 @build.constant
 def _cannot_run(device: torch.device) -> str | None:
     """Return what the machine lacks, or why the build failed; None if the kernel runs."""
-    if (reason := gpu.missing()) is not None:
-        return reason
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        return f"expected a GPU of compute capability 9.0, got {torch.cuda.get_device_name(device)}"
-    return build.failure(LIBRARY)
+    return gpu.not_hopper(device) or build.failure(LIBRARY)
 
 
 def lacks(requirements: Requirements | FFNParams) -> str | None:

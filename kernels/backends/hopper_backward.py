@@ -79,12 +79,8 @@ def refuses(
 
 @build.constant
 def _cannot_run(device: torch.device) -> str | None:
-    """Return what the machine lacks, or what the build failed of."""
-    if (reason := gpu.missing()) is not None:
-        return reason
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        return f"expected a GPU of compute capability 9.0, got {torch.cuda.get_device_name(device)}"
-    return build.failure(LIBRARY)
+    """Return what the machine lacks, or why the build failed; None if the kernels run."""
+    return gpu.not_hopper(device) or build.failure(LIBRARY)
 
 
 @gpu.remembered

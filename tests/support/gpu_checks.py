@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from twell.kernels.backends import hopper
+from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import Workspace
 from twell.kernels.layout import Layout, TwELL, unpack
 from twell.kernels.ops import gated_ffn
@@ -112,6 +112,24 @@ def assert_same(name: str, got: Any, expected: Any, spill: bool = True) -> None:
             assert_same(f"{name}.{field.name}", getattr(got, field.name), getattr(expected, field.name), spill)
     else:
         assert got == expected, name
+
+
+def both(params: FFNParams) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
+    """Run a call by `hopper` and by the reference; return y and stats of each."""
+    return hopper.run(params), reference.run(params)
+
+
+def assert_probes_change_nothing_else(run: Callable[[FFNParams], tuple[Tensor, Stats]], params: FFNParams) -> None:
+    """Run a call with fewer probes: the same bits of y, and no other statistics than the call asks for."""
+    y, stats = run(params)
+    for probes in ("none", "counts"):
+        bare = replace(params, probes=probes, layout=None, want_packed=False, tokens=None, sequences=None)
+        again, less = run(bare)
+        assert_same("y", again, y)
+        assert_same("finite", less.finite, stats.finite)
+        assert less.tiles is None and less.neurons is None and less.packed is None
+        assert len(less.nnz) == (0 if probes == "none" else params.x.shape[0])
+        assert (less.nnz_used is None) == (probes == "none" or not params.up_relu)
 
 
 def on_two_streams(run: Callable[[], Result]) -> Iterator[Result]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.captures import run_capture, save_model
 
 from twell.kernels.modules import SparseFFN
 from twell.workbench.errors import UserError
@@ -19,14 +19,9 @@ from twell.workbench.verify import overhead, verify
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
 def test_a_run_is_verified(
-    family: str,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    make_model: Callable[..., Path],
-    run_capture: Callable[..., Any],
-    capsys: pytest.CaptureFixture[str],
+    family: str, tmp_path: Path, texts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = make_model(tmp_path / "model", family)
+    folder = save_model(tmp_path / "model", family)
     run = run_capture(folder, tmp_path / "run", texts)
     assert (
         str(folder) not in (run.path / manifests.FILE).read_text()
@@ -47,7 +42,7 @@ def test_a_run_is_verified(
 
 
 def test_what_others_wrote_meanwhile_stays(
-    tiny: Path, tmp_path: Path, texts: tuple[str, ...], run_capture: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_capture(tiny, tmp_path / "run", texts)
 
@@ -62,7 +57,7 @@ def test_what_others_wrote_meanwhile_stays(
 
 
 def test_counts_and_outputs_that_are_off_are_told(
-    tiny: Path, tmp_path: Path, texts: tuple[str, ...], run_capture: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_capture(tiny, tmp_path / "run", texts)
     forward = SparseFFN.forward
@@ -90,18 +85,14 @@ def test_counts_and_outputs_that_are_off_are_told(
     assert found["logit_error"] > 1e-4
 
 
-def test_other_weights_are_refused(
-    tiny: Path, tmp_path: Path, texts: tuple[str, ...], make_model: Callable[..., Path], run_capture: Callable[..., Any]
-) -> None:
+def test_other_weights_are_refused(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     run = run_capture(tiny, tmp_path / "run", texts)
-    other = make_model(tmp_path / "other", initializer_range=0.3)
+    other = save_model(tmp_path / "other", initializer_range=0.3)
     with pytest.raises(UserError, match="got others in"):
         verify(VerifyOptions(run=run.path, model=str(other), device="cpu"))
 
 
-def test_what_cannot_be_verified_is_refused(
-    tiny: Path, tmp_path: Path, texts: tuple[str, ...], run_capture: Callable[..., Any]
-) -> None:
+def test_what_cannot_be_verified_is_refused(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     run = run_capture(tiny, tmp_path / "run", texts)
     with pytest.raises(UserError, match="--tokens of at least 1, got 0"):
         verify(VerifyOptions(run=run.path, tokens=0, model=str(tiny), device="cpu"))
@@ -112,7 +103,7 @@ def test_what_cannot_be_verified_is_refused(
 
 
 def test_a_model_that_this_machine_does_not_remember_is_asked_for(
-    tiny: Path, tmp_path: Path, texts: tuple[str, ...], run_capture: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_capture(tiny, tmp_path / "run", texts)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))

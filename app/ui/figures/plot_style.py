@@ -91,6 +91,13 @@ def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
     return ticks, [number(tick, 1) for tick in ticks]
 
 
+def log_axis(figure: go.Figure, low: float, high: float, title: str) -> None:
+    """Make the x axes logarithmic from `low` to `high`, both above 0, with `log_ticks`."""
+    ticks, labels = log_ticks(low, high)
+    limits = [math.log10(low), math.log10(high)]
+    figure.update_xaxes(type="log", title=title, tickvals=ticks, ticktext=labels, range=limits)
+
+
 def zero_log_axis(figure: go.Figure, high: float, title: str, **where: Any) -> None:
     """Make an x axis of counts logarithmic from 1 to `high`, with room for 0 (drawn at ZERO) at its left."""
     ticks, text = log_ticks(1, high)

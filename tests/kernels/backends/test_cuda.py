@@ -13,6 +13,7 @@ import torch
 from support.gpu_checks import (
     CUDA,
     assert_as_exact_as_dense,
+    assert_probes_change_nothing_else,
     assert_same,
     assert_same_in_a_graph,
     make,
@@ -134,16 +135,7 @@ def test_firing_is_decided_before_rounding(ffn: Make) -> None:
 @pytest.mark.gpu
 def test_probes_change_nothing_else(ffn: Make) -> None:
     for n in (9, 500, 600):
-        params = ffn(n, 256, 1024, 20, up_relu=True)
-        y, stats = cuda.run(params)
-        for probes in ("none", "counts"):
-            bare = replace(params, probes=probes, layout=None, want_packed=False, tokens=None, sequences=None)
-            again, less = cuda.run(bare)
-            assert_same("y", again, y)
-            assert_same("finite", less.finite, stats.finite)
-            assert less.tiles is None and less.neurons is None and less.packed is None
-            assert len(less.nnz) == (0 if probes == "none" else n)
-            assert (less.nnz_used is None) == (probes == "none")
+        assert_probes_change_nothing_else(cuda.run, ffn(n, 256, 1024, 20, up_relu=True))
 
 
 @pytest.mark.gpu

@@ -30,9 +30,6 @@ from support.gpu_checks import (
     make,
     normal_ffn,
     on_two_streams,
-    plan_small_calls,
-    poison,
-    skip_without,
     uneven,
 )
 from torch import Tensor
@@ -41,13 +38,7 @@ from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import Stage, results
 from twell.kernels.params import FFNParams
 
-
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
-    skip_without(hopper)
-    plan_small_calls(monkeypatch)
-    poison()
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 def silence(params: FFNParams, hundredths: int) -> None:

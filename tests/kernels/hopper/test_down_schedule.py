@@ -6,19 +6,13 @@ from itertools import product
 
 import pytest
 import torch
-from support.gpu_checks import CUDA, assert_same, make, normal_ffn, plan_small_calls, poison, skip_without
+from support.gpu_checks import CUDA, assert_same, make, normal_ffn
 
 from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import results
 from twell.kernels.ops import gated_ffn
 
-
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
-    skip_without(hopper)
-    plan_small_calls(monkeypatch)
-    poison()
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 @pytest.mark.gpu

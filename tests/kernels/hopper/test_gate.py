@@ -7,25 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.gpu_checks import CUDA, assert_same, make, plan_small_calls, poison, skip_without, uneven
-from torch import Tensor
+from support.gpu_checks import CUDA, assert_same, both, make, uneven
 
 from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import Stage, results
-from twell.kernels.params import FFNParams
-from twell.kernels.stats import Stats
 
-
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
-    skip_without(hopper)
-    plan_small_calls(monkeypatch)
-    poison()
-
-
-def both(params: FFNParams) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
-    return hopper.run(params), reference.run(params)
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 @pytest.mark.gpu

@@ -11,14 +11,13 @@ import torch
 from support.gpu_checks import (
     CUDA,
     assert_as_exact_as_dense,
+    assert_probes_change_nothing_else,
     assert_same,
     assert_same_in_a_graph,
+    both,
     make,
     normal_ffn,
     on_two_streams,
-    plan_small_calls,
-    poison,
-    skip_without,
     uneven,
 )
 from torch import Tensor
@@ -30,19 +29,6 @@ from twell.kernels.layout import Layout, pack, tile_view
 from twell.kernels.ops import gated_ffn
 from twell.kernels.params import FFNParams, Requirements
 from twell.kernels.stats import Stats
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
-    skip_without(hopper)
-    plan_small_calls(monkeypatch)
-    poison()
-
-
-def both(params: FFNParams) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
-    return hopper.run(params), reference.run(params)
-
 
 SHAPES = [  # n, d_model, d_ff, quiet: one past every tile and one short of it, empty unions, full ones
     (1, 64, 64, 0),
@@ -125,15 +111,7 @@ def test_rows_that_are_not_finite_are_nan_and_alone(gpu: None, n: int, quiet: in
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [500, 2500])
 def test_probes_change_nothing_else(gpu: None, n: int) -> None:
-    params = make(n, 256, 1024, 20)
-    y, stats = hopper.run(params)
-    for probes in ("none", "counts"):
-        bare = replace(params, probes=probes, layout=None, want_packed=False, tokens=None, sequences=None)
-        again, less = hopper.run(bare)
-        assert_same("y", again, y)
-        assert_same("finite", less.finite, stats.finite)
-        assert less.tiles is None and less.neurons is None and less.packed is None
-        assert len(less.nnz) == (0 if probes == "none" else n)
+    assert_probes_change_nothing_else(hopper.run, make(n, 256, 1024, 20))
 
 
 @pytest.mark.gpu

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from support.captures import run_plain, sequences_of
 
 from twell.workbench.capturing.command import capture
 from twell.workbench.capturing.recorder import Recorder
@@ -216,12 +217,7 @@ def test_kill_9_loses_the_part_in_flight_only(tiny: Path, tmp_path: Path) -> Non
     assert run.damaged() == []
 
 
-def test_documents_too_long_and_empty_ones(
-    tiny: Path,
-    tmp_path: Path,
-    plain: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-) -> None:
+def test_documents_too_long_and_empty_ones(tiny: Path, tmp_path: Path) -> None:
     """Longer than the context: cut, and each piece read from position 0; without text: left out, but numbered."""
     long = "The ferry waits for nobody. " * 40
     path = tmp_path / "mixed.jsonl"
@@ -233,6 +229,6 @@ def test_documents_too_long_and_empty_ones(
     assert pieces["tokens"].max() == 128 == run.activity()["position"].max() + 1
     assert sequences["document"].tolist() == [*[1] * len(pieces), 2, 4]  # a space is a token, nothing is none
     assert run.decode(run.activity()["token_id"]) == f"{long} x"
-    expected = plain(tiny, sequences_of(run), torch.float32)
+    expected = run_plain(tiny, sequences_of(run), torch.float32)
     differs = run.activity()[nnz_columns(3)].to_numpy() != expected.nnz
     assert not (differs & ~expected.near).any()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.captures import counts_of, run_capture, run_plain, save_model, sequences_of
 from torch.nn.functional import cross_entropy
 
 from twell.workbench.capturing import recorder
@@ -33,19 +33,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 KEYS = ["sequence", "position", "token_id", "phase", "flags", "loss"]
 
 
-def assert_counts(
-    run_capture: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-    counts_of: Callable[..., Any],
-    folder: Path,
-    out: Path,
-    text: tuple[str, ...],
-    plain: Callable[..., Any],
-    **given: Any,
-) -> None:
+def assert_counts(folder: Path, out: Path, text: tuple[str, ...], **given: Any) -> None:
     """Every (token, layer) cell equal in float64; in float32 but for the few within rounding of zero."""
     exact = run_capture(folder, out / "64", text, torch.float64, loss=False, **given)
-    expected = plain(folder, sequences_of(exact), torch.float64, keep=False)
+    expected = run_plain(folder, sequences_of(exact), torch.float64, keep=False)
     np.testing.assert_array_equal(counts_of(exact), expected.nnz)
     single = run_capture(folder, out / "32", text, torch.float32, loss=False, **given)
     np.testing.assert_array_equal(single.activity()["token_id"], exact.activity()["token_id"])
@@ -55,50 +46,19 @@ def assert_counts(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_counts(
-    run_capture: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-    counts_of: Callable[..., Any],
-    family: str,
-    tmp_path: Path,
-    make_model: Callable[..., Path],
-    texts: tuple[str, ...],
-    plain: Callable[..., Any],
-) -> None:
-    folder = make_model(tmp_path / "model", family, **FAMILIES[family])
-    assert_counts(run_capture, sequences_of, counts_of, folder, tmp_path, texts, plain)
+def test_counts(family: str, tmp_path: Path, texts: tuple[str, ...]) -> None:
+    folder = save_model(tmp_path / "model", family, **FAMILIES[family])
+    assert_counts(folder, tmp_path, texts)
 
 
 @pytest.mark.skipif(not (DATA / "demo-model" / "config.json").exists(), reason="data/demo-model is not trained yet")
-def test_counts_of_the_bundled_model(
-    run_capture: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-    counts_of: Callable[..., Any],
-    tmp_path: Path,
-    plain: Callable[..., Any],
-) -> None:
+def test_counts_of_the_bundled_model(tmp_path: Path) -> None:
     text = (str(DATA / "passages.jsonl"),)
-    assert_counts(
-        run_capture,
-        sequences_of,
-        counts_of,
-        DATA / "demo-model",
-        tmp_path,
-        text,
-        plain,
-        batch_tokens=2048,
-        seq_len=None,
-        probes="counts",
-    )
+    given = {"batch_tokens": 2048, "seq_len": None, "probes": "counts"}
+    assert_counts(DATA / "demo-model", tmp_path, text, **given)
 
 
-def test_rows_are_the_text(
-    run_capture: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-    tiny: Path,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-) -> None:
+def test_rows_are_the_text(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     run = run_capture(tiny, tmp_path / "run", texts)
     activity, sequences = run.activity(), run.frame("sequences")
     assert len(activity) == run.manifest.tokens == sequences["tokens"].sum() == sum(map(len, sequences_of(run)))
@@ -118,16 +78,14 @@ def test_rows_are_the_text(
     assert run.damaged() == []
 
 
-def test_the_number_of_tokens_asked_for(
-    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
-) -> None:
+def test_the_number_of_tokens_asked_for(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     whole = run_capture(tiny, tmp_path / "whole", texts).activity()
     part = run_capture(tiny, tmp_path / "part", texts, tokens=77).activity()
     assert len(part) == 77
     np.testing.assert_array_equal(part[KEYS[:5]], whole[KEYS[:5]][:77])
 
 
-def test_flags(run_capture: Callable[..., Any], tiny: Path, tmp_path: Path) -> None:
+def test_flags(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "marked.txt"
     path.write_text("ab<|endoftext|>cd" + "e" * 40)
     flags = run_capture(tiny, tmp_path / "run", (str(path),)).activity().set_index(["sequence", "position"])["flags"]
@@ -136,18 +94,10 @@ def test_flags(run_capture: Callable[..., Any], tiny: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_loss(
-    run_capture: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-    tiny: Path,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    plain: Callable[..., Any],
-    dtype: torch.dtype,
-) -> None:
+def test_loss(tiny: Path, tmp_path: Path, texts: tuple[str, ...], dtype: torch.dtype) -> None:
     run = run_capture(tiny, tmp_path / "run", texts, dtype)
     ids = sequences_of(run)
-    logits = plain(tiny, ids, torch.float64).logits
+    logits = run_plain(tiny, ids, torch.float64).logits
     expected = [
         cross_entropy(rows[:-1], torch.from_numpy(one[1:].astype(np.int64)), reduction="none").numpy()
         for rows, one in zip(logits, ids, strict=True)
@@ -159,13 +109,7 @@ def test_loss(
     assert run.manifest.loss_sum == pytest.approx(sum(map(np.sum, expected)), rel=1e-5)
 
 
-def test_without_loss_and_neurons(
-    run_capture: Callable[..., Any],
-    counts_of: Callable[..., Any],
-    tiny: Path,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-) -> None:
+def test_without_loss_and_neurons(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     full = run_capture(tiny, tmp_path / "full", texts)
     run = run_capture(tiny, tmp_path / "run", texts, loss=False, probes="counts")
     assert run.activity()["loss"].isna().all()
@@ -199,26 +143,16 @@ def assert_neurons(run: Run, gates: list[list[np.ndarray]]) -> None:
         np.testing.assert_array_equal(ours["first_sequence"], np.where(mask, sequence[:, None], 2**31 - 1).min(0))
 
 
-def test_neurons(
-    run_capture: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-    tiny: Path,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    plain: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_neurons(tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "PART_TOKENS", 100)
     monkeypatch.setattr(batches, "WINDOW", 1)
     run = run_capture(tiny, tmp_path / "run", texts, torch.float64)
     assert len(run.parts("activity")) > 2
-    assert_neurons(run, plain(tiny, sequences_of(run), torch.float64).gates)
+    assert_neurons(run, run_plain(tiny, sequences_of(run), torch.float64).gates)
     assert (1, 5) not in set(zip(run.frame("neurons")["layer"], run.frame("neurons")["neuron"], strict=True))
 
 
-def test_a_value_that_is_not_finite(
-    sequences_of: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...], plain: Callable[..., Any]
-) -> None:
+def test_a_value_that_is_not_finite(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     """One row of the last layer: it is flagged, has no loss, and is in no layer's sums."""
     loaded = load(str(tiny), device="cpu", dtype=torch.float64)
 
@@ -238,16 +172,10 @@ def test_a_value_that_is_not_finite(
     assert activity.loc[(0, 3), "nnz_02"] == 0 < activity.loc[(0, 3), "nnz_01"]
     assert np.isnan(activity.loc[(0, 3), "loss"])
     assert run.manifest.loss_tokens == len(activity) - run.manifest.sequences - 1
-    assert_neurons(run, plain(tiny, sequences_of(run), torch.float64).gates)
+    assert_neurons(run, run_plain(tiny, sequences_of(run), torch.float64).gates)
 
 
-def test_batches_change_no_count(
-    run_capture: Callable[..., Any],
-    counts_of: Callable[..., Any],
-    tiny: Path,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-) -> None:
+def test_batches_change_no_count(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     runs = [run_capture(tiny, tmp_path / f"{size}", texts, torch.float64, batch_tokens=size) for size in (1, 64, 4096)]
     for other in runs[1:]:
         np.testing.assert_array_equal(counts_of(other), counts_of(runs[0]))
@@ -275,7 +203,7 @@ def test_manifest(tiny: Path, tmp_path: Path, texts: tuple[str, ...], capsys: py
 
 
 def test_the_vocabulary_is_made_while_the_device_has_work(
-    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
 

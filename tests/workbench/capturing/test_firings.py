@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from support.captures import run_capture, run_plain, sequences_of
 
 from twell.kernels.layout import Layout, entries, pack
 from twell.workbench.capturing.firings import REACH, FiringCollector, draw, parse_fired
@@ -70,22 +70,14 @@ def expected_examples(run: Any, gates: list[list[np.ndarray]]) -> dict[tuple[int
     return kept
 
 
-def test_examples(
-    tiny: Path,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    plain: Callable[..., Any],
-    run_capture: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_examples(tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "PART_TOKENS", 60)
     monkeypatch.setattr(batches, "WINDOW", 1)
     run = run_capture(tiny, tmp_path / "run", texts, torch.float64, examples=K)
     assert len(run.parts("activity")) > 3
     assert len(run.parts("examples")) == 1  # each part's takes the place of the one before
     assert len(list((run.path / "examples").iterdir())) == 1
-    gates = plain(tiny, sequences_of(run), torch.float64).gates
+    gates = run_plain(tiny, sequences_of(run), torch.float64).gates
     frame = run.frame("examples")
     ours: dict[tuple[int, int, str], set[tuple[int, int]]] = {}
     for row in frame.itertuples():
@@ -100,16 +92,9 @@ def test_examples(
     assert (frame[frame["kind"] == "top"]["draw"] == 0).all()
 
 
-def test_fired(
-    tiny: Path,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    plain: Callable[..., Any],
-    run_capture: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-) -> None:
+def test_fired(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     run = run_capture(tiny, tmp_path / "run", texts, torch.float64, fired="0,2:0.5", probes="counts")
-    gates = plain(tiny, sequences_of(run), torch.float64).gates
+    gates = run_plain(tiny, sequences_of(run), torch.float64).gates
     activity, frame = run.activity(), run.frame("fired")
     keys = [torch.from_numpy(activity[name].to_numpy().astype(np.int64)) for name in ("sequence", "position")]
     sampled = activity[(draw(*keys) < 0.5).numpy()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.captures import counts_of, ends_with, run_capture, run_plain, save_model, sequences_of
 
 from twell.workbench.capturing.command import record
 from twell.workbench.capturing.recorder import Recorder, new_manifest
@@ -30,49 +30,32 @@ GIVEN: dict[str, Any] = {"generate": FURTHER, "batch_tokens": 120, "seq_len": 31
 
 
 @pytest.fixture(scope="module")
-def endless(
-    tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., Path], ends_with: Callable[..., None]
-) -> Path:
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that ends its sequences with a token that it never makes, as far as these tests go."""
-    folder = make_model(tmp_path_factory.mktemp("endless") / "model")
+    folder = save_model(tmp_path_factory.mktemp("endless") / "model")
     ends_with(folder, 2)
     return folder
 
 
-def test_an_end_in_mid_batch(
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    make_model: Callable[..., Path],
-    endless: Path,
-    run_capture: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-    counts_of: Callable[..., Any],
-    ends_with: Callable[..., None],
-    plain: Callable[..., Any],
-) -> None:
+def test_an_end_in_mid_batch(tmp_path: Path, texts: tuple[str, ...], endless: Path) -> None:
     """Sequences end with their end, which is a row; what is padded behind it is none; the others go on."""
     free = sequences_of(run_capture(endless, tmp_path / "free", texts, torch.float64, **GIVEN), DECODE)
     ends = [int(free[1][2]), int(free[4][4])]
-    folder = make_model(tmp_path / "model")
+    folder = save_model(tmp_path / "model")
     ends_with(folder, ends)
     run = run_capture(folder, tmp_path / "run", texts, torch.float64, **GIVEN)
     expected = [one[: np.flatnonzero(np.isin(one, ends)).min(initial=FURTHER) + 1] for one in free]
     assert [one.tolist() for one in sequences_of(run, DECODE)] == [one.tolist() for one in expected]
     lengths = {len(one) for one in expected}
     assert FURTHER in lengths and len(lengths) > 2
-    np.testing.assert_array_equal(counts_of(run), plain(folder, sequences_of(run), torch.float64).nnz)
+    np.testing.assert_array_equal(counts_of(run), run_plain(folder, sequences_of(run), torch.float64).nnz)
     alone = run_capture(folder, tmp_path / "alone", texts, torch.float64, **GIVEN | {"batch_tokens": 1})
     assert alone.arrow("activity").equals(run.arrow("activity"))  # without padding, and with
 
 
-def test_an_end_within_a_prompt_ends_nothing(
-    tmp_path: Path,
-    make_model: Callable[..., Path],
-    run_capture: Callable[..., Any],
-    ends_with: Callable[..., None],
-) -> None:
+def test_an_end_within_a_prompt_ends_nothing(tmp_path: Path) -> None:
     """Several documents in one prompt, with the mark between them that is also the end of a sequence."""
-    folder = make_model(tmp_path / "model")
+    folder = save_model(tmp_path / "model")
     ends_with(folder, 0)
     path = tmp_path / "packed.txt"
     path.write_text("ab<|endoftext|>cd<|endoftext|>")
@@ -95,9 +78,7 @@ def again(folder: Path, run: Run, out: Path, options: CaptureOptions) -> Run:
     return open_run(out)
 
 
-def test_every_table_is_that_of_the_same_text_read(
-    endless: Path, tmp_path: Path, texts: tuple[str, ...], run_capture: Callable[..., Any]
-) -> None:
+def test_every_table_is_that_of_the_same_text_read(endless: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     kept: dict[str, Any] = {"examples": 2, "fired": "all", "probes": "all"}
     run = run_capture(endless, tmp_path / "run", texts, torch.float64, **GIVEN, **kept)
     options = CaptureOptions(model=str(endless), text=texts, out=tmp_path / "other", timings=0, **kept)
@@ -142,13 +123,7 @@ def test_a_value_that_is_not_finite(endless: Path, tmp_path: Path, texts: tuple[
         assert neurons["fires"][neurons["layer"] == layer].sum() == plain[name].sum()
 
 
-def test_draws_are_those_of_the_seed(
-    endless: Path,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    run_capture: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-) -> None:
+def test_draws_are_those_of_the_seed(endless: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     def drawn(name: str, **given: Any) -> list[list[int]]:
         torch.manual_seed(len(name))  # of no account
         run = run_capture(endless, tmp_path / name, texts, **GIVEN, **given)
@@ -159,9 +134,7 @@ def test_draws_are_those_of_the_seed(
     assert drawn("other", temperature=2.0, seed=2) != first != drawn("likeliest")
 
 
-def test_timings_have_their_phase(
-    endless: Path, tmp_path: Path, texts: tuple[str, ...], run_capture: Callable[..., Any]
-) -> None:
+def test_timings_have_their_phase(endless: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     silent = run_capture(endless, tmp_path / "silent", texts, **GIVEN)
     run = run_capture(endless, tmp_path / "run", texts, **GIVEN | {"timings": 1})
     assert run.arrow("activity").equals(silent.arrow("activity"))

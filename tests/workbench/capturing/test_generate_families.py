@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.captures import counts_of, ends_with, run_capture, run_plain, save_model, sequences_of
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
@@ -45,23 +46,14 @@ def likeliest(folder: Path, prompt: np.ndarray, ends: Sequence[int]) -> list[int
     ],
 )
 def test_counts_are_those_of_one_full_pass(
-    family: str,
-    fields: dict[str, Any],
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    make_model: Callable[..., Path],
-    run_capture: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-    plain: Callable[..., Any],
-    counts_of: Callable[..., Any],
-    ends_with: Callable[..., Any],
+    family: str, fields: dict[str, Any], tmp_path: Path, texts: tuple[str, ...]
 ) -> None:
     """With padding on the left of most prompts; the full pass has none."""
-    folder = make_model(tmp_path / "model", family, **fields)
+    folder = save_model(tmp_path / "model", family, **fields)
     ends_with(folder, 2)
     run = run_capture(folder, tmp_path / "run", texts, torch.float64, **GIVEN)
     ids = sequences_of(run)
-    full = plain(folder, ids, torch.float64)
+    full = run_plain(folder, ids, torch.float64)
     np.testing.assert_array_equal(counts_of(run), full.nnz)
     rows, sequences = run.activity(), run.frame("sequences")
     prompts = rows[rows["phase"] == PREFILL].groupby("sequence").size().to_numpy()
@@ -90,19 +82,10 @@ def on_gpu(dtype: torch.dtype) -> Any:
     [("cpu", torch.float32), on_gpu(torch.float64), on_gpu(torch.float32), on_gpu(torch.bfloat16)],
 )
 def test_counts_on_the_input_that_each_layer_had(
-    device: str,
-    dtype: torch.dtype,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    make_model: Callable[..., Path],
-    sequences_of: Callable[..., Any],
-    plain: Callable[..., Any],
-    counts_of: Callable[..., Any],
-    ends_with: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    device: str, dtype: torch.dtype, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every pass, whatever the attention over a cache was rounded to; in float32 and 64 as in one full pass too."""
-    folder = make_model(tmp_path / "model", intermediate_size=768)
+    folder = save_model(tmp_path / "model", intermediate_size=768)
     ends_with(folder, 2)
     loaded = load(str(folder), device=device, dtype=dtype)
     found, on_stats = {phase: Counts(loaded) for phase in (PREFILL, DECODE)}, Passes._on_stats
@@ -124,5 +107,5 @@ def test_counts_on_the_input_that_each_layer_had(
     fired = run.frame("fired").set_index(["sequence", "position", "layer"])["neuron"].map(len)
     np.testing.assert_array_equal(fired.sort_index().to_numpy(), counts_of(run).ravel())
     if dtype != torch.bfloat16:
-        full = plain(folder, sequences_of(run), dtype)
+        full = run_plain(folder, sequences_of(run), dtype)
         assert not ((counts_of(run) != full.nnz) & ~full.near).any()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.captures import run_capture, run_plain, sequences_of
 
 from twell.kernels.layout import Layout, TwELL, pack
 from twell.kernels.stats import NeuronSums
@@ -37,41 +37,31 @@ def test_each_sum_of_a_neuron_has_a_column() -> None:
     ]
 
 
-def test_tiles_and_unions(
-    run_capture: Callable[..., Any],
-    sequences_of: Callable[..., Any],
-    tiny: Path,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    plain: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tiles_and_unions(tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "PART_TOKENS", 100)
     monkeypatch.setattr(batches, "WINDOW", 1)
     run = run_capture(tiny, tmp_path / "run", texts, torch.float64, seq_len=90, batch_tokens=200)
     assert len(run.parts("unions")) > 1
-    gates = plain(tiny, sequences_of(run), torch.float64).gates
+    gates = run_plain(tiny, sequences_of(run), torch.float64).gates
     tiles = run.frame("tiles").groupby(["layer", "tile", "occupancy"])[["pairs", "rows"]].sum()
     unions = run.frame("unions").groupby(["layer", "block", "neurons"])["blocks"].sum()
     flags = [group["flags"].to_numpy() == 0 for _, group in run.activity().groupby("sequence")]
     assert not any(rows[0] for rows in flags)  # the first row of each counts in nothing
     for layer in range(run.layers):
         fired = [sequence[layer] > 0 for sequence in gates]
-        counted = np.concatenate([rows[plain] for rows, plain in zip(fired, flags, strict=True)])
+        counted = np.concatenate([rows[unflagged] for rows, unflagged in zip(fired, flags, strict=True)])
         held = np.stack([counted[:, :256].sum(1), counted[:, 256:].sum(1)], 1)  # 264 neurons: two tiles
         ours = tiles.loc[(layer, 256)]
         assert ours["pairs"][ours["pairs"] > 0].to_dict() == histogram(held.ravel().tolist())
         assert ours["rows"][ours["rows"] > 0].to_dict() == histogram(held.max(1).tolist())
         for size in (16, 64):
             pairs = zip(fired, flags, strict=True)
-            expected = histogram([union for rows, plain in pairs for union in unions_of(rows, plain, size)])
+            expected = histogram([union for rows, unflagged in pairs for union in unions_of(rows, unflagged, size)])
             assert expected and unions.loc[(layer, size)].to_dict() == expected
     assert 128 not in set(run.frame("unions")["block"])  # no sequence is that long
 
 
-def test_probes_neurons_keep_tiles_but_no_unions(
-    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
-) -> None:
+def test_probes_neurons_keep_tiles_but_no_unions(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     run = run_capture(tiny, tmp_path / "run", texts, probes="neurons")
     assert (run.has("neurons"), run.has("tiles"), run.has("unions")) == (True, True, False)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from support.captures import run_capture
 
 from twell.workbench.capturing.command import capture
 from twell.workbench.capturing.progress import outcome
@@ -71,9 +72,7 @@ def test_a_model_whose_values_overflow(
     assert run.damaged() == []
 
 
-def test_sequences_of_one_token(
-    tiny: Path, tmp_path: Path, texts: tuple[str, ...], captured: Capture, save_tokenizer: Callable[..., Any]
-) -> None:
+def test_sequences_of_one_token(tiny: Path, tmp_path: Path, texts: tuple[str, ...], captured: Capture) -> None:
     """By --seq-len, and as a text of them for a tokenizer that puts nothing before each."""
     run, output, error = captured(tiny, texts[0], "--seq-len", "1")
     assert "no token counted" in output and "%" not in output + error
@@ -89,9 +88,7 @@ def test_sequences_of_one_token(
     assert "no token counted" in output and "each of its 8 tokens is special or the first" in error
 
 
-def test_a_run_that_counts_some_tokens_is_no_such_run(
-    run_capture: Callable[..., Run], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
-) -> None:
+def test_a_run_that_counts_some_tokens_is_no_such_run(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     run = run_capture(tiny, tmp_path / "run", texts[:1])
     assert not counts_no_token(run) and not is_nowhere_finite(run)
     assert "mean nnz 26.4 of 264 (sparsity 90.00%)" in outcome(run, 26.4)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.captures import save_model
 
 from twell.workbench.capturing.command import capture
 from twell.workbench.capturing.recorder import Recorder
@@ -110,9 +111,9 @@ def test_killed_at_any_file(
     assert_same(open_run(tmp_path / "run"), whole)
 
 
-def test_kill_9(tmp_path: Path, run_capture: Callable[..., Run], make_model: Callable[..., Path]) -> None:
+def test_kill_9(tmp_path: Path) -> None:
     """Twice, at moments of its own choosing, or as often as TWELL_KILLS says."""
-    folder = make_model(tmp_path / "model")
+    folder = save_model(tmp_path / "model")
     kills, seen = int(os.environ.get("TWELL_KILLS", "2")), set()
     sentence = "Where the river bends, the ferry waits for nobody. "
     (tmp_path / "long.txt").write_text(sentence * 200 * kills, encoding="utf-8")  # 8 000 tokens a kill
@@ -232,12 +233,12 @@ def test_a_damaged_file_in_the_middle_of_a_list_loses_nothing(
     assert_same(open_run(tmp_path / "run"), capture(options(tiny, tmp_path / "whole", names)))
 
 
-def test_other_options_are_named(begun: CaptureOptions, tmp_path: Path, make_model: Callable[..., Path]) -> None:
+def test_other_options_are_named(begun: CaptureOptions, tmp_path: Path) -> None:
     refused(replace(begun, seq_len=20), "--seq-len", "20 now", "24 then")
     refused(replace(begun, loss=False), "--loss")
     refused(replace(begun, text=begun.text[:2]), "--text")
     refused(replace(begun, resume=False), "already holds a run")
-    refused(replace(begun, model=str(make_model(tmp_path / "tiny-llama", initializer_range=0.3))), "model (weights)")
+    refused(replace(begun, model=str(save_model(tmp_path / "tiny-llama", initializer_range=0.3))), "model (weights)")
     Path(begun.text[1]).write_text("def count(columns): pass", encoding="utf-8")
     refused(begun, "document 0", begun.text[1])
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.captures import save_model
 
 from twell.kernels.backends import union_counts
 from twell.kernels.layout import Layout, pack
@@ -30,10 +29,10 @@ GPU = pytest.param(
 
 
 @pytest.fixture(scope="module", params=["cpu", GPU])
-def run(request: Any, tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., Path]) -> Run:
+def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Two layers, the tiles of one of which overflow; sequences long enough for blocks of 16 and 64, and padding."""
     folder = tmp_path_factory.mktemp("agree")
-    model = make_model(folder / "model", num_hidden_layers=2, intermediate_size=768, mlp_bias=True)
+    model = save_model(folder / "model", num_hidden_layers=2, intermediate_size=768, mlp_bias=True)
     words = ["the", "ferry", "waits", "for", "nobody", "where", "a", "river", "bends", "and", "gulls", "couldn't"]
     drawn = np.random.default_rng(4)
     texts = [" ".join(drawn.choice(words, size)) for size in (3, 40, 200, 7, 90)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.captures import run_capture
 from support.clock import Clock
 
 from twell.kernels.modules import SparseFFN
@@ -146,7 +146,7 @@ EVERY = {(layer, op) for layer in range(3) for op in LAYER_OPS} | {
 
 @pytest.mark.parametrize("tokens", [2, 40, 5000])
 def test_captures_of_two_tokens_and_of_one_batch(
-    tokens: int, run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
+    tokens: int, tiny: Path, tmp_path: Path, texts: tuple[str, ...]
 ) -> None:
     """A capture that ends before its device was warm runs its last batch once more, which changes no count."""
     given = {"tokens": tokens, "timings": 1, "batch_tokens": 8192, "probes": "all"}
@@ -160,9 +160,7 @@ def test_captures_of_two_tokens_and_of_one_batch(
             assert timed.arrow(table).equals(silent.arrow(table)), table
 
 
-def test_generation_is_timed_by_phase(
-    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
-) -> None:
+def test_generation_is_timed_by_phase(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     run = run_capture(tiny, tmp_path / "made", texts, timings=1, generate=4, probes="counts", batch_tokens=128)
     frame = run.frame("timings")
     calls = frame[frame["op"] == "ffn_sparse"]
@@ -228,9 +226,7 @@ def test_killed_in_the_middle_of_a_timing(tiny: Path, tmp_path: Path) -> None:
     assert set(more.loc[more["op"] == "ffn_dense", "layer"]) == {0, 1, 2}
 
 
-def test_timings_change_no_count(
-    run_capture: Callable[..., Any], tiny: Path, tmp_path: Path, texts: tuple[str, ...]
-) -> None:
+def test_timings_change_no_count(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     silent = run_capture(tiny, tmp_path / "silent", texts)
     timed = run_capture(tiny, tmp_path / "timed", texts, timings=1, timings_share=1.0)
     assert not silent.has("timings")
@@ -247,7 +243,7 @@ def test_timings_change_no_count(
 
 
 def test_readers_see_the_rows_of_the_open_part(
-    tiny: Path, tmp_path: Path, texts: tuple[str, ...], run_capture: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the parts while a capture runs, and gone when it has ended; what a killed one leaves is no error."""
     seen: list[pd.DataFrame] = []

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.captures import save_model
 from transformers import AutoModelForCausalLM
 
 from twell.kernels.modules import Probe
@@ -139,10 +140,8 @@ def test_tokenizer(copied: Path, refused: Twell) -> None:
     assert "tokenizer.json" in refused(model=copied)
 
 
-def test_a_tokenizer_of_ids_that_the_embedding_lacks(
-    tmp_path: Path, copied: Path, make_model: Callable[..., Path], refused: Twell
-) -> None:
-    said = refused(model=make_model(tmp_path / "narrow", vocab_size=300))
+def test_a_tokenizer_of_ids_that_the_embedding_lacks(tmp_path: Path, copied: Path, refused: Twell) -> None:
+    said = refused(model=save_model(tmp_path / "narrow", vocab_size=300))
     assert "token ids below 300 from the tokenizer of narrow" in said
     assert "got 319" in said
     path = copied / "tokenizer.json"
@@ -181,9 +180,9 @@ def test_layers_of_different_widths_cannot_be_counted(tiny: Path) -> None:
     ],
 )
 def test_models_that_a_threshold_cannot_count(
-    family: str, fields: dict[str, Any], sentence: str, tmp_path: Path, make_model: Callable[..., Path], refused: Twell
+    family: str, fields: dict[str, Any], sentence: str, tmp_path: Path, refused: Twell
 ) -> None:
-    folder = make_model(tmp_path / "model", family, bos_token_id=0, eos_token_id=0, **fields)
+    folder = save_model(tmp_path / "model", family, bos_token_id=0, eos_token_id=0, **fields)
     assert sentence in refused("--threshold", "0.1", model=folder)
     said = refused(model=folder)
     assert f'model_type: "{family}"' in said and "can be counted above a --threshold" in said

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.captures import run_capture, save_model, save_tokenizer, sequences_of
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
@@ -55,7 +56,7 @@ class Plain(nn.Module):
         return self.down_proj(self.up_proj(x).clamp(min=0))
 
 
-def published(folder: Path, layout: str, save_tokenizer: Callable[..., Any], **fields: Any) -> LlamaForCausalLM:
+def published(folder: Path, layout: str, **fields: Any) -> LlamaForCausalLM:
     """A random checkpoint of the published form; the plain model that it is, in float64."""
     size = {**SIZE, **fields}
     torch.manual_seed(3)
@@ -120,7 +121,7 @@ GENERATED = 4
 
 
 @pytest.fixture
-def generated(run_capture: Callable[..., Any], tmp_path: Path, texts: tuple[str, ...]) -> Callable[..., Run]:
+def generated(tmp_path: Path, texts: tuple[str, ...]) -> Callable[..., Run]:
     """A capture of what the model writes after the texts, which is then to be counted like any text."""
 
     def run(folder: Path, **given: Any) -> Run:
@@ -134,17 +135,11 @@ def generated(run_capture: Callable[..., Any], tmp_path: Path, texts: tuple[str,
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_published_checkpoints(
-    layout: str,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    save_tokenizer: Callable[..., Any],
-    run_capture: Callable[..., Any],
-    generated: Callable[..., Run],
-    sequences_of: Callable[..., Any],
+    layout: str, tmp_path: Path, texts: tuple[str, ...], generated: Callable[..., Run]
 ) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    model = published(folder, layout, save_tokenizer)
+    model = published(folder, layout)
     run = run_capture(folder, tmp_path / "run", texts, torch.float64)
     first = "up_proj" if layout.startswith("plain") else "gate_proj"
     gates = heard(model, lambda layer: getattr(layer.mlp, first), sequences_of(run))
@@ -158,8 +153,8 @@ def test_the_published_checkpoints(
 
 
 @pytest.mark.parametrize("layout", ["weights", "plain weights", "hybrid"])
-def test_a_square_ffn_is_read_by_its_names(layout: str, tmp_path: Path, save_tokenizer: Callable[..., Any]) -> None:
-    model = published(tmp_path, layout, save_tokenizer, hidden_size=64, intermediate_size=64)
+def test_a_square_ffn_is_read_by_its_names(layout: str, tmp_path: Path) -> None:
+    model = published(tmp_path, layout, hidden_size=64, intermediate_size=64)
     ids = torch.arange(1, 31).view(2, 15)
     with torch.inference_mode():
         ours = load(str(tmp_path), device="cpu", dtype=torch.float64).model(input_ids=ids).logits
@@ -167,8 +162,8 @@ def test_a_square_ffn_is_read_by_its_names(layout: str, tmp_path: Path, save_tok
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
-def test_weights_that_are_missing_or_left_over(tmp_path: Path, save_tokenizer: Callable[..., Any]) -> None:
-    published(tmp_path, "weights", save_tokenizer)
+def test_weights_that_are_missing_or_left_over(tmp_path: Path) -> None:
+    published(tmp_path, "weights")
     whole = load_file(tmp_path / "model.safetensors")
 
     def said(**changed: torch.Tensor | None) -> str:
@@ -185,14 +180,7 @@ def test_weights_that_are_missing_or_left_over(tmp_path: Path, save_tokenizer: C
     assert f"mismatched {layer}.down_proj.weight" in said(**{f"{layer}.down_weight": torch.ones(32, 16)})
 
 
-def test_a_relu_on_both_branches(
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    save_tokenizer: Callable[..., Any],
-    run_capture: Callable[..., Any],
-    generated: Callable[..., Run],
-    sequences_of: Callable[..., Any],
-) -> None:
+def test_a_relu_on_both_branches(tmp_path: Path, texts: tuple[str, ...], generated: Callable[..., Run]) -> None:
     """Bamboo: a Mistral, with predictors in its checkpoint that are not used."""
     folder, size = tmp_path / "model", {**SIZE, "num_key_value_heads": 1, "sliding_window": 12}
     torch.manual_seed(5)
@@ -248,16 +236,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {  # the map back from the hidde
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_any_ffn_by_a_threshold(
-    family: str,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    make_model: Callable[..., Path],
-    run_capture: Callable[..., Any],
-    generated: Callable[..., Run],
-    sequences_of: Callable[..., Any],
+    family: str, tmp_path: Path, texts: tuple[str, ...], generated: Callable[..., Run]
 ) -> None:
     place, fields = OTHERS[family]
-    folder = make_model(tmp_path / "model", family, bos_token_id=0, eos_token_id=0, **fields)
+    folder = save_model(tmp_path / "model", family, bos_token_id=0, eos_token_id=0, **fields)
     run = run_capture(folder, tmp_path / "run", texts, torch.float64, threshold=0.05, examples=1)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
     hidden = heard(model, lambda layer: layer.get_submodule(place), sequences_of(run), inputs=True)

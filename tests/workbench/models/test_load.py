@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import OfflineModeIsEnabled
+from support.captures import save_model
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -33,8 +33,8 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_outputs_unchanged(family: str, tmp_path: Path, make_model: Callable[..., Path]) -> None:
-    folder = make_model(tmp_path / family, family, **FAMILIES[family])
+def test_outputs_unchanged(family: str, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / family, family, **FAMILIES[family])
     ids = torch.arange(1, 91).view(3, 30)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
         loaded = load(str(folder), device="cpu", dtype=dtype)
@@ -60,9 +60,7 @@ def test_the_bundled_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("looks", [True, False], ids=["cache", "cache if told to"])
-def test_a_hub_id(
-    tmp_path: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, looks: bool
-) -> None:
+def test_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: bool) -> None:
     """From the hub's own cache, which is what it leads to; the name and the commit are kept, the place is not.
     huggingface_hub 1.33 looks for a commit there only if it is told to."""
     look = huggingface_hub.snapshot_download
@@ -74,7 +72,7 @@ def test_a_hub_id(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     commit, place = "0123456789abcdef0123456789abcdef01234567", tmp_path / "models--org--tiny"
-    make_model(place / "snapshots" / commit)
+    save_model(place / "snapshots" / commit)
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -84,8 +82,8 @@ def test_a_hub_id(
         assert (about["name"], about["revision"], about["family"]) == ("org/tiny", commit, "llama")
 
 
-def test_default_dtype_on_a_cpu_is_float32(tmp_path: Path, make_model: Callable[..., Path]) -> None:
-    folder = make_model(tmp_path / "half")
+def test_default_dtype_on_a_cpu_is_float32(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "half")
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
     assert load(str(folder), device="cpu").dtype == "float32"
     assert load(str(folder), device="cpu", dtype=torch.bfloat16).dtype == "bfloat16"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.captures import save_model
 from support.watched import PAD, SENTENCES, by_hooks, first_map, rows_of, same_state, state_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -129,14 +130,12 @@ def test_a_run_while_it_grows_and_saved(model: Any, tokenizer: Any, batch: Any, 
 
 
 @pytest.mark.parametrize("family", ["llama", "opt", "silu", "gpt_neox"])
-def test_ablation(
-    family: str, tmp_path: Path, make_model: Callable[..., Path], load_object: Callable[..., Any], batch: Any
-) -> None:
+def test_ablation(family: str, tmp_path: Path, load_object: Callable[..., Any], batch: Any) -> None:
     """Neurons that are ablated have hidden values of 0 and fire nowhere, whichever context is the outer one; others are
     as they were where nothing before them was ablated."""
     kind = {"silu": "llama"}.get(family, family)
     act = {"silu": {"hidden_act": "silu"}, "gpt_neox": {"hidden_act": "gelu"}}.get(family, {})
-    model = load_object(make_model(tmp_path / family, kind, **act))
+    model = load_object(save_model(tmp_path / family, kind, **act))
     threshold = 0.0 if act else None
     before = state_of(model)
     off = torch.arange(0, 264, 2)

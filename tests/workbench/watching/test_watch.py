@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.captures import run_capture, save_model, sequences_of
 from support.watched import PAD, by_hooks, rows_of, same_state, state_of
 
 from twell.workbench import open_run, watch
 from twell.workbench.run.schema import DECODE, nnz_columns
-from twell.workbench.run.store import Run
 
 
 def right_padded(batch: Any) -> dict[str, torch.Tensor]:
@@ -77,13 +77,7 @@ def test_counts_are_those_of_hooks(model: Any, tokenizer: Any, batch: Any, way: 
 
 
 def test_counts_are_those_of_a_capture(
-    tiny: Path,
-    tmp_path: Path,
-    texts: tuple[str, ...],
-    model: Any,
-    tokenizer: Any,
-    run_capture: Callable[..., Run],
-    sequences_of: Callable[..., list[np.ndarray]],
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], model: Any, tokenizer: Any
 ) -> None:
     """All tables, of the same sequences: `activity` and the sums of neurons and tiles."""
     run = run_capture(tiny, tmp_path / "run", texts, torch.float64, probes="neurons", loss=False)
@@ -108,11 +102,9 @@ def test_counts_are_those_of_a_capture(
 
 
 @pytest.mark.parametrize("family", ["opt", "nemotron", "qwen3", "mistral"])
-def test_families(
-    family: str, tmp_path: Path, make_model: Callable[..., Path], load_object: Callable[..., Any], batch: Any
-) -> None:
+def test_families(family: str, tmp_path: Path, load_object: Callable[..., Any], batch: Any) -> None:
     act = {"nemotron": {"hidden_act": "relu2"}}.get(family, {})
-    model = load_object(make_model(tmp_path / family, family, **act))
+    model = load_object(save_model(tmp_path / family, family, **act))
     before = state_of(model)
     with torch.no_grad():
         with by_hooks(model) as hooked:
@@ -125,10 +117,8 @@ def test_families(
     assert torch.allclose(plain, ours, rtol=1e-9, atol=1e-9)
 
 
-def test_any_ffn_by_a_threshold(
-    tmp_path: Path, make_model: Callable[..., Path], load_object: Callable[..., Any], batch: Any
-) -> None:
-    model = load_object(make_model(tmp_path / "silu", "llama", hidden_act="silu"))
+def test_any_ffn_by_a_threshold(tmp_path: Path, load_object: Callable[..., Any], batch: Any) -> None:
+    model = load_object(save_model(tmp_path / "silu", "llama", hidden_act="silu"))
     counts: list[torch.Tensor] = []
     before = state_of(model)
     with torch.no_grad():

@@ -1,0 +1,16 @@
+"""What tests of the Hopper kernel share: the GPU that they need, and memory that holds garbage beforehand."""
+
+from __future__ import annotations
+
+import pytest
+from support.gpu_checks import plan_small_calls, poison, skip_without
+
+from twell.kernels.backends import hopper
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip without a Hopper GPU; plan calls of few rows too; poison the memory that workspaces will come from."""
+    skip_without(hopper)
+    plan_small_calls(monkeypatch)
+    poison()
