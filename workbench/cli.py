@@ -24,14 +24,16 @@ from typing import Annotated, Any
 import typer
 
 from twell.workbench import options
+from twell.workbench.bench.options import BenchOptions
 from twell.workbench.errors import UserError, escaped
 
 COMMANDS: dict[str, tuple[type, str]] = {
     "demo": (options.DemoOptions, "twell.workbench.cli:demo"),
     "doctor": (options.DoctorOptions, "twell.workbench.doctor:doctor"),
     "capture": (options.CaptureOptions, "twell.workbench.cli:capture"),
+    "text": (options.TextOptions, "twell.workbench.cli:text"),
     "verify": (options.VerifyOptions, "twell.workbench.verify:verify"),
-    "bench": (options.BenchOptions, "twell.workbench.bench.command:bench"),
+    "bench": (BenchOptions, "twell.workbench.bench.command:bench"),
     "summarize": (options.SummarizeOptions, "twell.analysis.summaries.refresh:summarize"),
     "check": (options.CheckOptions, "twell.analysis.checks.command:check"),
     "app": (options.AppOptions, "twell.app.server.launch:launch"),
@@ -154,6 +156,25 @@ def capture(chosen: options.CaptureOptions) -> None:
         (f"twell export {run.path} --out {run.name}.html", "take it along: a page, tables, a notebook"),
     ):
         print(f"  {command_line:<48} {purpose}")
+
+
+def text(chosen: options.TextOptions) -> None:
+    """Read a text in a run of its own, and print it shaded; the run is removed afterwards."""
+    from twell.analysis.exports.terminal import shaded_lines
+    from twell.workbench.text.given import GivenTexts
+    from twell.workbench.watching.from_objects import capture
+
+    options.check_bounds(chosen)
+    words = sys.stdin.read() if chosen.text == "-" else chosen.text
+    if not words.strip():
+        raise UserError('Expected some words, got none: give them, as in `twell text "A lichen lives here."`.')
+    if sys.stderr.isatty():
+        print(f"Loading {chosen.model} …", file=sys.stderr, flush=True)
+    given = {name: value for name, value in vars(chosen).items() if name not in ("text", "model", "layer")}
+    run = capture(chosen.model, GivenTexts([words]), fired="all", timings=0, **given)
+    colored = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    for line in shaded_lines(run, chosen.layer, colored):
+        print(line.encode(sys.stdout.encoding or "utf-8", "backslashreplace").decode(sys.stdout.encoding or "utf-8"))
 
 
 def demo(demo_options: options.DemoOptions) -> None:

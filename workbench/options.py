@@ -3,7 +3,8 @@
     from twell.workbench import capture
     run = capture("path/to/model", ["book.txt"], out="runs/book", examples=8)
 
-`cli.py` takes signatures from these fields, and help from these docstrings: a short first line, and examples.
+`cli.py` takes signatures from these fields, and help from these docstrings: a short first line, and examples. The
+options of `twell bench` stand in its room.
 """
 
 from __future__ import annotations
@@ -215,50 +216,26 @@ class VerifyOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """Time the FFN dense and sparse side by side; measure errors.
+class TextOptions:
+    """Print a text with each token shaded by the neurons it fires.
 
-    The input is a model's layers, a shape with synthetic weights and inputs, or recorded firing patterns.
+    Below it stand the layers and the tokens that fire most, with the neurons of the largest values. Nothing is saved.
 
-    twell bench path/to/model --out runs/mine
-    twell bench --shape 2048,5632 --nnz 29,120 --rows 8192
-    twell bench --patterns patterns_d2048_f5632.npz --rows 1,8,64
+    twell text "A lichen lives on the bark of an old tree."
+    twell text "Once upon a time" --generate 40 --layer 3
+    twell text - --model path/to/model
     """
 
-    model: str | None = option(
-        None, help="a local folder or a hub id; default: builtin:demo, the bundled model", value="MODEL", argument=True
+    text: str = option(help="the words themselves; - for standard input", value="TEXT", argument=True)
+    model: str = option("builtin:demo", help="a local folder, a hub id, or builtin:demo", value="MODEL")
+    layer: int | None = option(None, help="shade by this layer alone; default: the sum of all", least=0)
+    generate: int = option(0, help="continue the text by this many tokens", unit="tokens", least=0)
+    temperature: float = option(0.0, help="sample tokens at this temperature; 0: take the most likely one", least=0)
+    seed: int = option(0, help="seed of the sampling", least=0, most=2**32 - 1)
+    threshold: float | None = option(
+        None, help="count neurons with |hidden| above this; for FFNs without zeros (SiLU)", least=0
     )
-    shape: str | None = option(None, help="synthetic weights and inputs instead of a model's", value="D_MODEL,D_FF")
-    patterns: Path | None = option(None, help="an .npz of recorded firing patterns, for up and down alone")
-    text: tuple[str, ...] = option(
-        (), help="text for a model, as for `twell capture`; default: the built-in ones", value="SOURCE"
-    )
-    rows: str | None = option(
-        None, help="rows of each case; default: 131072 on a GPU, 1024 on a CPU", unit="tokens", value="N[,N…]"
-    )
-    layers: str | None = option(None, help="the layers to time; default: all", value="L[,L…]")
-    inputs: str | None = option(
-        None, help="for a model text,uniform; for a shape heavy,even,dense; default: all", value="KIND[,KIND…]"
-    )
-    nnz: str = option("15,29,60,120,250", help="mean nnz of synthetic inputs", unit="neurons", value="N[,N…]")
-    compression: str = option("8", help="compression of the TwELL that kernels emit: 2, 4, 8 or 16", value="C[,C…]")
-    kernel: tuple[str, ...] = option(
-        (),
-        help="time only this kernel; may be repeated; default: all that can run, on a GPU without the reference",
-        value="KERNEL",
-    )
-    plain: bool = option(False, help="time a plain FFN instead of a gated one, with --shape")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = option("auto", help="data type of weights and inputs")
     device: Device = option("auto", help="where to run")
-    weights: Literal["auto", "warm", "cold"] = option(
-        "auto", help="cold: rotate through more weights than the cache holds; auto: cold for up to 1024 rows on a GPU"
-    )
-    compile: bool = option(True, help="also time the dense FFN compiled by torch.compile")
-    probes: bool = option(False, help="also time the kernels with each probe on")
-    training: bool = option(False, help="time a training step instead: forward and backward with the L1 term")
-    energy: bool = option(False, help="also measure power and energy, by 6 s of each operation alone")
-    seconds: float | None = option(None, help="about how long to time a case; default: 0.3, on a GPU 1", unit="seconds")
-    out: Path | None = option(None, help="a .parquet file, or a run's folder; figures of other cases in it are kept")
     revision: str | None = option(None, help="branch, tag or commit of a hub model", value="REV")
 
 

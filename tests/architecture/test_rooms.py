@@ -50,6 +50,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"neurons"},
         {"claims"},
         {"overview", "compare", "passage", "checks"},
+        {"figures"},
         {"exports"},
     ],
     "app": [

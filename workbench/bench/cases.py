@@ -24,10 +24,10 @@ from twell.kernels.benchmark.synthetic import KINDS, Pattern, ffn_firing, max_nn
 from twell.kernels.layout import Layout, TwELL
 from twell.kernels.modules import SparseFFN
 from twell.workbench.bench.layer_inputs import layer_inputs, text_ids, uniform_ids
+from twell.workbench.bench.options import BenchOptions
 from twell.workbench.errors import UserError, first_line
 from twell.workbench.models.checkpoint import DEMO
 from twell.workbench.models.load import load, pick_device
-from twell.workbench.options import BenchOptions
 
 ROWS = {"cpu": 1024, "cuda": 131_072}  # rows of a case without --rows
 COLD_ROWS = 1024  # with --weights auto on a GPU, cases of at most this many rows run on cold weights

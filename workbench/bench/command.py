@@ -29,12 +29,12 @@ from twell.kernels.benchmark.timing import Run
 from twell.kernels.dispatch import KERNELS
 from twell.kernels.layout import COMPRESSIONS, Layout
 from twell.workbench.bench.cases import Case, cases, numbers
+from twell.workbench.bench.options import BenchOptions
 from twell.workbench.bench.screen import Page
 from twell.workbench.bench.table import Sheet, commit, figures, rows_of
 from twell.workbench.bench.training import run_training_case
 from twell.workbench.doctor import device_name
 from twell.workbench.errors import UserError
-from twell.workbench.options import BenchOptions
 from twell.workbench.power import Gauge, Reading
 
 

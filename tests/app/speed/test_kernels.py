@@ -24,8 +24,8 @@ from twell.app.speed.bench_data import break_even_nnz, by_setting, ffn_times
 from twell.app.speed.bench_view import total_speedups
 from twell.app.speed.compression_view import fastest_kernels, time_map
 from twell.app.speed.timing_figures import batch_times, over_batches, summed
+from twell.workbench.bench.options import BenchOptions
 from twell.workbench.bench.table import Sheet
-from twell.workbench.options import BenchOptions
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 

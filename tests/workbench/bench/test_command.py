@@ -18,10 +18,10 @@ from twell.workbench.bench import command as benches
 from twell.workbench.bench.cases import Case
 from twell.workbench.bench.command import bench
 from twell.workbench.bench.layer_inputs import layer_inputs, text_ids, uniform_ids
+from twell.workbench.bench.options import BenchOptions
 from twell.workbench.bench.table import rows_of, work
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import load
-from twell.workbench.options import BenchOptions
 from twell.workbench.run import parquet_part
 from twell.workbench.run.store import copy_without_activity, open_run
 from twell.workbench.run.writer import RunWriter, arrow_schema

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from twell.workbench.bench.cases import _case
+from twell.workbench.bench.options import BenchOptions
 from twell.workbench.bench.table import Sheet
 from twell.workbench.errors import UserError
-from twell.workbench.options import BenchOptions
 from twell.workbench.run.store import open_run
 from twell.workbench.run.writer import RunWriter, arrow_schema
 

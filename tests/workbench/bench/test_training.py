@@ -14,8 +14,8 @@ from twell.kernels.benchmark.operations import Operation
 from twell.kernels.benchmark.synthetic import synthetic_ffn
 from twell.kernels.benchmark.training import TRAIN_COMPILED, TRAIN_DENSE, bench_training
 from twell.workbench.bench.command import bench
+from twell.workbench.bench.options import BenchOptions
 from twell.workbench.errors import UserError
-from twell.workbench.options import BenchOptions
 
 SPARSE = Operation("train_sparse", "reference", 8)
 

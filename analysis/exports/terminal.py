@@ -1,0 +1,93 @@
+"""A run's text in the terminal: each token shaded by the neurons it fires, and what fires most.
+
+Shades are backgrounds of the 256 colours that terminals know, with black or white text of their own, so that they read
+the same on dark and on light. Without colours the same lines come plain. What tokens hold that a terminal would obey is
+written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from twell.analysis.neurons.at_token import neurons_at
+from twell.analysis.passage import ALL, loudest, passage, scale, sequences, values
+from twell.analysis.tokens.text_around import pieces
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.schema import DECODE, nnz_columns
+from twell.workbench.run.store import Run
+
+SHADES = ("", "30;48;5;195", "30;48;5;153", "30;48;5;111", "97;48;5;32", "97;48;5;25")  # from the faintest to the most
+UNCOUNTED, MADE = "4", "3"  # underlined, italic
+LAYERS, NEURONS = 5, 3  # listed
+
+
+def shaded_lines(run: Run, layer: int | None = None, colored: bool = True) -> Iterator[str]:
+    """Yield the lines that show a run's text: one on the run, the text, a legend, top layers and top tokens.
+
+    layer: shade by its nnz; None: by the sum of all layers. Raises UserError if the run has no such layer.
+    """
+    if layer is not None and not 0 <= layer < run.layers:
+        raise UserError(f"Expected a layer from 0 to {run.layers - 1}, got {layer}.")
+    shade = ALL if layer is None else f"L{layer}"
+    of_run, numbers = scale(run, shade), sequences(run)["sequence"]
+    passages = [passage(run, int(number)) for number in numbers]
+    tokens = pd.concat(passages, ignore_index=True)
+    counted = tokens[tokens["flags"] == 0]
+    mean = counted[nnz_columns(run.layers)].mean()
+    sparsity = 1 - mean.mean() / run.d_ff
+    about = f"{run.manifest.model['name']}: {len(tokens):,} tokens, mean nnz {mean.mean():,.1f} of {run.d_ff:,} a layer"
+    loss = run.manifest.loss
+    yield f"{about} (sparsity {sparsity:.2%})" + ("" if loss is None else f", loss {loss:.3f} nats")
+    yield ""
+    for rows in passages:
+        texts = pieces(run.vocab["bytes"].reindex(rows["token_id"]))
+        shares = of_run.share(values(rows, run, shade))
+        codes = [_code(share, row.flags, row.phase) for share, row in zip(shares, rows.itertuples(), strict=True)]
+        yield "".join(_painted(text, code if colored else "") for text, code in zip(texts, codes, strict=True))
+    yield ""
+    if colored:
+        steps = "".join(_painted("  ", code) for code in SHADES)
+        made = ", italic: generated" if (tokens["phase"] == DECODE).any() else ""
+        yield f"{of_run.name}: ≤ {of_run.low:,.0f} {steps} ≥ {of_run.high:,.0f}   underlined: not counted{made}"
+    top = mean.sort_values(ascending=False).head(LAYERS)
+    named = (f"L{int(name[4:])} {value:,.1f}" for name, value in top.items())
+    yield f"layers that fire most, neurons a token: {', '.join(named)}"
+    yield f"tokens that fire most, {of_run.name}:"
+    yield from _top_tokens(run, shade, layer)
+
+
+def _top_tokens(run: Run, shade: str, layer: int | None) -> Iterator[str]:
+    """Yield a line for each of the tokens that fire most, with the neurons of its largest values."""
+    rows = loudest(run, shade)
+    names = [repr(token) for token in rows["token"]]
+    width = max((len(name) for name in names), default=0)
+    for name, row in zip(names, rows.itertuples(), strict=True):
+        place = f"{row.sequence}:{row.position}" if run.manifest.sequences > 1 else str(row.position)
+        try:
+            fired = neurons_at(run, row.sequence, row.position)
+            fired = fired if layer is None else fired[fired["layer"] == layer]
+            neurons = ", ".join(f"{one.label} {one.value:.2f}" for one in fired.head(NEURONS).itertuples())
+        except Missing:
+            neurons = ""
+        yield f"  {row.value:>6,.0f}  {name:<{width}}  at {place:<6} {neurons}".rstrip()
+
+
+def _code(share: float, flags: int, phase: int) -> str:
+    """Return the codes of a token's looks. share: of the scale, 0 to 1, or NaN."""
+    step = 0 if np.isnan(share) or flags else min(int(share * len(SHADES)), len(SHADES) - 1)
+    looks = (SHADES[step], UNCOUNTED if flags else "", MADE if phase == DECODE else "")
+    return ";".join(look for look in looks if look)
+
+
+def _painted(text: str, code: str) -> str:
+    """Return text in the looks of a code, which do not run over the end of a line."""
+    lines = [_seen(line) for line in text.split("\n")]
+    return "\n".join(f"\x1b[{code}m{line}\x1b[0m" if code and line else line for line in lines)
+
+
+def _seen(text: str) -> str:
+    """Return text with what a terminal would obey written out."""
+    return "".join(char if char.isprintable() or char == "\t" else f"⟨U+{ord(char):04X}⟩" for char in text)

@@ -1,0 +1,57 @@
+"""The options of `twell bench`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from twell.workbench.options import Device, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Time the FFN dense and sparse side by side; measure errors.
+
+    The input is a model's layers, a shape with synthetic weights and inputs, or recorded firing patterns.
+
+    twell bench path/to/model --out runs/mine
+    twell bench --shape 2048,5632 --nnz 29,120 --rows 8192
+    twell bench --patterns patterns_d2048_f5632.npz --rows 1,8,64
+    """
+
+    model: str | None = option(
+        None, help="a local folder or a hub id; default: builtin:demo, the bundled model", value="MODEL", argument=True
+    )
+    shape: str | None = option(None, help="synthetic weights and inputs instead of a model's", value="D_MODEL,D_FF")
+    patterns: Path | None = option(None, help="an .npz of recorded firing patterns, for up and down alone")
+    text: tuple[str, ...] = option(
+        (), help="text for a model, as for `twell capture`; default: the built-in ones", value="SOURCE"
+    )
+    rows: str | None = option(
+        None, help="rows of each case; default: 131072 on a GPU, 1024 on a CPU", unit="tokens", value="N[,N…]"
+    )
+    layers: str | None = option(None, help="the layers to time; default: all", value="L[,L…]")
+    inputs: str | None = option(
+        None, help="for a model text,uniform; for a shape heavy,even,dense; default: all", value="KIND[,KIND…]"
+    )
+    nnz: str = option("15,29,60,120,250", help="mean nnz of synthetic inputs", unit="neurons", value="N[,N…]")
+    compression: str = option("8", help="compression of the TwELL that kernels emit: 2, 4, 8 or 16", value="C[,C…]")
+    kernel: tuple[str, ...] = option(
+        (),
+        help="time only this kernel; may be repeated; default: all that can run, on a GPU without the reference",
+        value="KERNEL",
+    )
+    plain: bool = option(False, help="time a plain FFN instead of a gated one, with --shape")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = option("auto", help="data type of weights and inputs")
+    device: Device = option("auto", help="where to run")
+    weights: Literal["auto", "warm", "cold"] = option(
+        "auto", help="cold: rotate through more weights than the cache holds; auto: cold for up to 1024 rows on a GPU"
+    )
+    compile: bool = option(True, help="also time the dense FFN compiled by torch.compile")
+    probes: bool = option(False, help="also time the kernels with each probe on")
+    training: bool = option(False, help="time a training step instead: forward and backward with the L1 term")
+    energy: bool = option(False, help="also measure power and energy, by 6 s of each operation alone")
+    seconds: float | None = option(None, help="about how long to time a case; default: 0.3, on a GPU 1", unit="seconds")
+    out: Path | None = option(None, help="a .parquet file, or a run's folder; figures of other cases in it are kept")
+    revision: str | None = option(None, help="branch, tag or commit of a hub model", value="REV")
