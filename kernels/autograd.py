@@ -29,18 +29,20 @@ Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, 
 class Backend:
     """A way to run both passes.
 
-    forward(x, weights, rows, activation, save): (Forward without its saved values, finite bool [n], kept tensors)
+    forward(x, weights, rows, activation, save, capacity): (Forward without its saved values, finite bool [n], kept
+    tensors)
     backward(x, weights, (finite, *kept), activation, grad_y, grad_l1, dtype): Gradients, the weights' ones in `dtype`
-    kept(x, weights, rows, save): unwritten tensors of the shapes and dtypes that `forward` keeps, for fake tensors
+    kept(x, weights, rows, save, capacity): unwritten tensors of the shapes and dtypes that `forward` keeps, for fake
+    tensors
     """
 
-    forward: Callable[[Tensor, Weights, Tensor | None, str, bool], tuple[Forward, Tensor, tuple[Tensor, ...]]]
+    forward: Callable[[Tensor, Weights, Tensor | None, str, bool, int], tuple[Forward, Tensor, tuple[Tensor, ...]]]
     backward: Callable[[Tensor, Weights, tuple[Tensor, ...], str, Tensor, Tensor, torch.dtype], Gradients]
-    kept: Callable[[Tensor, Weights, Tensor | None, bool], tuple[Tensor, ...]]
+    kept: Callable[[Tensor, Weights, Tensor | None, bool, int], tuple[Tensor, ...]]
 
 
 def _reference_forward(
-    x: Tensor, weights: Weights, rows: Tensor | None, activation: str, save: bool
+    x: Tensor, weights: Weights, rows: Tensor | None, activation: str, save: bool, capacity: int
 ) -> tuple[Forward, Tensor, tuple[Tensor, ...]]:
     results = reference_backward.forward(x, weights, rows, activation)
     gate, up, counted, finite = results.saved
@@ -56,7 +58,7 @@ def _reference_backward(
     return reference_backward.backward(x, weights, saved, activation, grad_y, grad_l1, dtype)
 
 
-def _reference_kept(x: Tensor, weights: Weights, rows: Tensor | None, save: bool) -> tuple[Tensor, ...]:
+def _reference_kept(x: Tensor, weights: Weights, rows: Tensor | None, save: bool, capacity: int) -> tuple[Tensor, ...]:
     if not save:
         return ()
     n, d_ff = len(x), weights.gate.shape[0]
@@ -64,9 +66,9 @@ def _reference_kept(x: Tensor, weights: Weights, rows: Tensor | None, save: bool
     return x.new_empty(n, d_ff), up, x.new_empty(n, dtype=wide(x.dtype))
 
 
-def _hopper_kept(x: Tensor, weights: Weights, rows: Tensor | None, save: bool) -> tuple[Tensor, ...]:
+def _hopper_kept(x: Tensor, weights: Weights, rows: Tensor | None, save: bool, capacity: int) -> tuple[Tensor, ...]:
     mask = () if rows is None or not save else (torch.empty_like(rows),)
-    return *hopper_backward.kept(x, weights, save), *mask
+    return *hopper_backward.kept(x, weights, save, capacity), *mask
 
 
 BACKENDS: dict[str, Backend] = {
@@ -88,20 +90,23 @@ def _padded(x: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 @torch.library.custom_op("twell::ffn_forward", mutates_args=())
 def ffn_forward(
     x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor, b_gate: Tensor | None, b_up: Tensor | None,
-    b_down: Tensor | None, rows: Tensor | None, activation: str, backend: str, save: bool,
+    b_down: Tensor | None, rows: Tensor | None, activation: str, backend: str, capacity: int, save: bool,
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]:  # fmt: skip
-    """Run the forward pass of x [n, d_model]: y, l1, nnz, fires, finite, and KEPT tensors for the backward pass."""
+    """Run the forward pass of x [n, d_model]: y, l1, nnz, fires, finite, and KEPT tensors for the backward pass.
+
+    capacity: values that are kept for each row, in the mean; of a backend that keeps non-zeros
+    """
     weights = _weights(x, (w_gate, w_up, w_down, b_gate, b_up, b_down))
-    results, finite, kept = BACKENDS[backend].forward(x, weights, rows, activation, save)
+    results, finite, kept = BACKENDS[backend].forward(x, weights, rows, activation, save, capacity)
     return results.y, results.l1, results.nnz, results.fires, finite, *_padded(x, kept)  # type: ignore[return-value]
 
 
 @ffn_forward.register_fake
-def _(x, w_gate, w_up, w_down, b_gate, b_up, b_down, rows, activation, backend, save):  # type: ignore[no-untyped-def]
+def _(x, w_gate, w_up, w_down, b_gate, b_up, b_down, rows, activation, backend, capacity, save):  # type: ignore[no-untyped-def]
     n, d_ff = x.shape[0], w_gate.shape[0]
-    kept = BACKENDS[backend].kept(x, Weights(w_gate, w_up, w_down, b_gate, b_up, b_down), rows, save)
+    kept = BACKENDS[backend].kept(x, Weights(w_gate, w_up, w_down, b_gate, b_up, b_down), rows, save, capacity)
     return (
         torch.empty_like(x),
         x.new_empty((), dtype=wide(x.dtype)),
@@ -154,7 +159,7 @@ def _backward(ctx: Any, grad_y: Tensor | None, grad_l1: Tensor | None, *_: Any) 
     grad_y = torch.zeros_like(x) if grad_y is None else grad_y.contiguous()  # y.sum() gives an expanded one
     grad_l1 = x.new_zeros((), dtype=wide(x.dtype)) if grad_l1 is None else grad_l1
     grads = iter(ffn_backward(grad_y, grad_l1, *inputs, finite, kept, ctx.activation, ctx.backend))
-    return *(next(grads) if present else None for present in ctx.present), None, None, None, None
+    return *(next(grads) if present else None for present in ctx.present), *[None] * 5
 
 
 ffn_forward.register_autograd(_backward, setup_context=_setup)

@@ -30,6 +30,8 @@ PLAIN_NAMES = {"w_gate": "w_in", "w_down": "w_out", "b_gate": "b_in", "b_down": 
 SPARSE = (
     "its backward pass multiplies over the neurons that blocks of rows fire, and the rows that fire groups of neurons"
 )
+DEFAULT_SHARE = 8  # one neuron in so many has room in what is kept
+CAPACITY_SHARES = (32, 8, 4)  # those that `capacity_for` chooses from; torch.compile makes code for each one used
 SPARSE_SHARE = 1 / 10  # of d_ff; 1.25 x dense at 330 of 5632, 0.96 to 1.05 x at 700, 0.84 x at 1 200
 DENSE = "the backward pass is dense, in torch, as no sparse one takes this call"
 
@@ -60,6 +62,7 @@ class Trained:
 def train_gated_ffn(
     x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, b_gate: Tensor | None = None, b_up: Tensor | None = None,
     b_down: Tensor | None = None, *, rows: Tensor | None = None, activation: str = "relu", kernel: str = "auto",
+    capacity: int | None = None,
 ) -> Trained:  # fmt: skip
     """Compute y = (act(x Wg + bg) * (x Wu + bu)) Wd + bd, l1 and counts, with gradients for all arguments.
 
@@ -68,21 +71,23 @@ def train_gated_ffn(
     b_gate, b_up: [d_ff]; b_down: [d_model]; parameters have the dtype of x, or float32 beside a 16-bit x
     rows: uint8 [n]; a row with 0 has y and gradients, but is not in l1 or `fires`
     activation: relu | relu2 (ReLU squared); kernel: auto, or the name of a backend
+    capacity: neurons a row, in the mean, for which `hopper` has room to keep what the backward pass reads, six bytes
+    each; where more fire, it computes them again. Default: an eighth of d_ff
 
     A row with inf or nan among its gate or hidden values is NaN in y and dx, and adds nothing to other gradients.
     Raises TypeError or ValueError, before anything runs, that names the argument, what was expected, what came.
     """
     if w_up is None:
         raise TypeError("w_up: expected a tensor, got NoneType")
-    return _train(x, (w_gate, w_up, w_down, b_gate, b_up, b_down), rows, activation, kernel)
+    return _train(x, (w_gate, w_up, w_down, b_gate, b_up, b_down), rows, activation, kernel, capacity)
 
 
 def train_plain_ffn(
     x: Tensor, w_in: Tensor, w_out: Tensor, b_in: Tensor | None = None, b_out: Tensor | None = None,
-    *, rows: Tensor | None = None, activation: str = "relu", kernel: str = "auto",
+    *, rows: Tensor | None = None, activation: str = "relu", kernel: str = "auto", capacity: int | None = None,
 ) -> Trained:  # fmt: skip
     """Compute y = act(x W1 + b1) W2 + b2, l1 and counts, as `train_gated_ffn` does without an up branch."""
-    return _train(x, (w_in, None, w_out, b_in, None, b_out), rows, activation, kernel)
+    return _train(x, (w_in, None, w_out, b_in, None, b_out), rows, activation, kernel, capacity)
 
 
 def choose(
@@ -109,8 +114,19 @@ def sparse_pays(mean_nnz: float, d_ff: int) -> bool:
     return mean_nnz <= SPARSE_SHARE * d_ff
 
 
-def _train(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, activation: str, kernel: str) -> Trained:
+def capacity_for(mean_nnz: float, d_ff: int) -> int:
+    """Return a capacity with room for twice as many neurons a row as recent calls fired, up to a quarter of d_ff."""
+    fits = [share for share in CAPACITY_SHARES if d_ff // share >= 2 * mean_nnz]
+    return max(1, d_ff // max(fits, default=min(CAPACITY_SHARES)))
+
+
+def _train(
+    x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, activation: str, kernel: str,
+    capacity: int | None,
+) -> Trained:  # fmt: skip
     """Check a call, choose a backend, and run it."""
+    if capacity is not None and (not isinstance(capacity, int) or capacity < 1):
+        raise ValueError(f"capacity: expected at least 1 neuron a row, or None, got {capacity!r}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type):
@@ -123,7 +139,9 @@ def _train(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, a
         x.device, x.dtype, d_model, d_ff, len(flat), kernel,
         gated=weights[1] is not None, biased=biased, activation=activation,
     )  # fmt: skip
-    y, l1, nnz, fires, finite, *_ = ffn_forward(flat, *weights, rows, activation, choice.backend, save)
+    y, l1, nnz, fires, finite, *_ = ffn_forward(
+        flat, *weights, rows, activation, choice.backend, capacity or max(1, d_ff // DEFAULT_SHARE), save
+    )
     return Trained(y.view(x.shape), l1, nnz, fires, finite)
 
 

@@ -1,9 +1,11 @@
 """The training passes on tensor cores of sm_90a: dense in the gate product, sparse in all others.
 
 Forward: the launches of `hopper`, then one that keeps six bytes a non-zero: its place in its block, gate value and
-hidden value. The up value is their quotient, which is as exact as one that was rounded itself.
+hidden value. The up value is their quotient, which is as exact as one that was rounded itself. How many there are is
+not known on the host, so there is room for `capacity` values a row. A call that has more keeps its x alone: the
+backward pass begins with the launches of the forward one, which do nothing in other calls.
 
-Backward, with the algebra of `reference_backward`, in seven launches and no wait for the host:
+Backward, with the algebra of `reference_backward`, in seven launches more and no wait for the host:
 
 1. Four small ones put neurons in order of how often they fire, cut that order into groups of 64, and list the tokens of
    each group by counting bits.
@@ -14,11 +16,13 @@ Backward, with the algebra of `reference_backward`, in seven launches and no wai
 Sums run in one order, in float32 registers, without atomics: same call, same bits. Work is shared out evenly among the
 multiprocessors, since the busiest group has a hundred times the tokens of another.
 
-Cost: products by the size of unions and lists, 3 to 30 % of dense. What is kept and the workspace are allocated for the
-worst case, as counts are not known on the host: 34 KB and 80 KB a row at d_ff 5632, touched only where used.
+Cost: products by the size of unions and lists, 3 to 30 % of dense. A layer keeps six bytes times `capacity` a row. The
+workspace, which layers use one after the other, is for the worst case: 114 KB a row at d_ff 5632, touched where used.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -41,7 +45,7 @@ LIBRARY = Library(
     "hopper_training",
     (
         *(
-            Source(f"hopper/{source}.cu", (_ARCH, "-DTWELL_T=__nv_bfloat16"))
+            Source(f"hopper/{source}.cu", (_ARCH, "-DTWELL_T=__nv_bfloat16", "-DTWELL_TRAINING"))
             for source in (*_SOURCES, *(f"backward/{name}" for name in _TRAINING))
         ),
         Source("hopper/backward/bindings.cpp"),
@@ -84,10 +88,19 @@ def _cannot_run(device: torch.device) -> str | None:
 
 
 @gpu.remembered
-def regions(n: int, d_ff: int) -> gpu.Regions:
-    """Lay out the workspace of a backward pass of n rows, in the order in which the op takes its regions."""
+def regions(n: int, d_ff: int, may_repeat: bool) -> gpu.Regions:
+    """Lay out the workspace of a backward pass of n rows, in the order in which the op takes its regions.
+
+    may_repeat: whether it may have to repeat the forward pass, whose values come first
+    """
     blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
+    values = n * d_ff if may_repeat else 0
     return gpu.Regions.laid_out(
+        positions=(torch.int16, (values,)),
+        gates=(torch.int16, (values,)),
+        hidden=(torch.int16, (values,)),
+        starts=(torch.int32, (blocks * (panels + 1) if may_repeat else 0,)),
+        finite=(torch.bool, (n if may_repeat else 0,)),
         rank_of=(torch.int16, (d_ff,)),
         neuron_at=(torch.int16, (d_ff,)),
         union_ranks=(torch.int16, (blocks, panels * PANEL)),
@@ -105,15 +118,32 @@ def regions(n: int, d_ff: int) -> gpu.Regions:
     )
 
 
-def kept(x: Tensor, weights: Weights, save: bool) -> tuple[Tensor, ...]:
-    """Return unwritten tensors of what a forward pass keeps: values, unions, tables, [number of counted rows]."""
+@gpu.remembered
+def workspace_layout(n: int, d_ff: int, may_repeat: bool) -> tuple[gpu.Regions, tuple[int, ...]]:
+    """Return the regions of a backward pass, and the offsets of those of a forward pass that it repeats, or none.
+
+    The latter lie where the backward pass has nothing yet, from `rank_of` on.
+    """
+    own = regions(n, d_ff, may_repeat)
+    if not may_repeat:
+        return own, ()
+    again, begin = hopper.regions(n, d_ff, torch.bfloat16, True), own.offsets[list(own.kinds).index("rank_of")]
+    whole = replace(own, nbytes=max(own.nbytes, begin + again.nbytes))
+    return whole, tuple(begin + offset for offset in again.offsets)
+
+
+def kept(x: Tensor, weights: Weights, save: bool, capacity: int) -> tuple[Tensor, ...]:
+    """Return unwritten tensors of what a forward pass keeps: values, unions, tables, [number of counted rows].
+
+    capacity: values for each row, in the mean
+    """
     if not save:
         return ()
     n, d_ff = len(x), weights.gate.shape[0]
     blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
     tables = blocks * (panels + 1) + blocks * BLOCK + blocks + d_ff + 1  # starts, order, union_sizes, fires, used
     return (
-        x.new_empty((3, n * d_ff), dtype=torch.int16),
+        x.new_empty((3, n * min(d_ff, -(-capacity // 8) * 8)), dtype=torch.int16),
         x.new_empty((blocks, panels * PANEL), dtype=torch.int16),
         x.new_empty(tables, dtype=torch.int32),
         x.new_empty(1, dtype=torch.float32),
@@ -121,12 +151,12 @@ def kept(x: Tensor, weights: Weights, save: bool) -> tuple[Tensor, ...]:
 
 
 def forward(
-    x: Tensor, weights: Weights, rows: Tensor | None, activation: str, save: bool
+    x: Tensor, weights: Weights, rows: Tensor | None, activation: str, save: bool, capacity: int
 ) -> tuple[Forward, Tensor, tuple[Tensor, ...]]:
     """Run the forward pass; without `save` what it would keep is freed at once."""
     n, d_ff = len(x), weights.gate.shape[0]
     workspace = gpu.Workspace(hopper.regions(n, d_ff, x.dtype, True), x.device)
-    values, unions, tables, counted = kept(x, weights, True)
+    values, unions, tables, counted = kept(x, weights, True, capacity if save else 1)
     y, finite = torch.empty_like(x), x.new_empty(n, dtype=torch.bool)
     nnz, l1_parts = x.new_empty(n, dtype=torch.int32), x.new_empty(KEEP_CTAS * len(unions), dtype=torch.float32)
     torch.ops.twell.hopper_train_forward(
@@ -151,11 +181,13 @@ def backward(
     """Run the backward pass; the weights' gradients come in `dtype`, bfloat16 or float32."""
     finite, values, unions, tables, counted, rows, *_ = kept
     n, d_ff = len(x), weights.gate.shape[0]
-    workspace = gpu.Workspace(regions(n, d_ff), x.device)
+    layout, repeat = workspace_layout(n, d_ff, values.shape[1] < n * d_ff)
+    workspace = gpu.Workspace(layout, x.device)
     dx = torch.empty_like(x)
     gate, up, down = (weights.gate.new_empty(weights.gate.shape, dtype=dtype) for _ in range(3))
     torch.ops.twell.hopper_train_backward(
         grad_y, x, weights.gate, weights.up, weights.down, finite, rows if rows.numel() else None,
-        grad_l1.float() / counted, values, unions, tables, workspace.memory, workspace.offsets, dx, gate, up, down,
+        grad_l1.float() / counted, values, unions, tables, workspace.memory, workspace.offsets, repeat,
+        dx, gate, up, down,
     )  # fmt: skip
     return Gradients(dx, gate, up, down.t(), None, None, None)

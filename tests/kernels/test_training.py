@@ -167,7 +167,7 @@ def test_one_graph_when_compiled(gated: bool) -> None:
 
 def test_the_ops_follow_torchs_rules() -> None:
     tensors = random_ffn(6, 8, 16, dtype=torch.float32)
-    arguments = (tensors["x"], *weights_of(tensors), None, "relu", "reference", True)
+    arguments = (tensors["x"], *weights_of(tensors), None, "relu", "reference", 16, True)
     torch.library.opcheck(torch.ops.twell.ffn_forward.default, arguments)
 
 

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from twell.kernels.training import Choice, Trained, choose, sparse_pays, train_gated_ffn, train_plain_ffn
+from twell.kernels.training import (
+    Choice,
+    Trained,
+    capacity_for,
+    choose,
+    sparse_pays,
+    train_gated_ffn,
+    train_plain_ffn,
+)
 from twell.workbench.errors import UserError
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,7 +38,7 @@ class PenalizedFFN(nn.Module):
 
     mlp: the FFN of a Llama (gated) or Nemotron (plain) layer, whose projections keep their names
     activation: relu | relu2 | silu. A neuron fires where its pre-activation is above 0, whatever the activation
-    sparse: whether the next call runs by the sparse kernels
+    sparse: whether the next call runs by the sparse kernels; capacity: of that call, as `train_gated_ffn` takes it
     """
 
     l1: Tensor
@@ -46,6 +54,7 @@ class PenalizedFFN(nn.Module):
             self.gate_proj = mlp.gate_proj
         self.up_proj, self.down_proj = mlp.up_proj, mlp.down_proj
         self.activation, self.sparse = activation, False
+        self.capacity: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, seq_len, d_model] -> the same; `l1` is a scalar, `fires` int64 [d_ff]."""
@@ -64,8 +73,9 @@ class PenalizedFFN(nn.Module):
     def _by_kernels(self, x: Tensor) -> Trained:
         up, down, activation = self.up_proj.weight, self.down_proj.weight, self.activation
         if self.gated:
-            return train_gated_ffn(x, self.gate_proj.weight, up, down, activation=activation)
-        return train_plain_ffn(x, up, down, activation=activation)
+            gate = self.gate_proj.weight
+            return train_gated_ffn(x, gate, up, down, activation=activation, capacity=self.capacity)
+        return train_plain_ffn(x, up, down, activation=activation, capacity=self.capacity)
 
 
 class SparseLayers:
@@ -104,10 +114,17 @@ class SparseLayers:
         return sum(ffn.sparse for ffn in self.ffns)
 
     def update(self, nnz: Sequence[float]) -> bool:
-        """Decide anew for every layer, in mode auto; return whether any changed. nnz: mean of each layer, of late."""
-        if self.mode != "auto" or self.choice.backend == "dense":
+        """Decide anew for every layer, in mode auto; return whether any changed. nnz: mean of each layer, of late.
+
+        The memory that sparse layers keep follows nnz in every mode.
+        """
+        if self.choice.backend == "dense":
             return False
         d_ff = self.ffns[0].up_proj.weight.shape[0]
+        for ffn, mean in zip(self.ffns, nnz, strict=True):
+            ffn.capacity = capacity_for(mean, d_ff)
+        if self.mode != "auto":
+            return False
         pays = [sparse_pays(mean, d_ff) for mean in nnz]
         changed = pays != [ffn.sparse for ffn in self.ffns]
         self._set(pays)

@@ -72,7 +72,21 @@ struct Ffn {
   void* y;               // [rows, d_model]
   uint8_t* finite;       // [rows]: 1, or 0 for a row that is not finite; written by the plan, and again by `up`
   int* nnz;  // [rows] or null: how many neurons a row fires; 0 for a row that is not finite. Written with `finite`
+
+  // [1] or null: of a backward pass that may repeat the forward pass, how many values that one had to keep. The launches
+  // do nothing where they were at most `capacity`
+  const int* used;
+  int capacity;
 };
+
+// Whether a launch would repeat a forward pass of which everything was kept. Only the kernels of training ask.
+__device__ __forceinline__ bool is_needless(const Ffn& f) {
+#ifdef TWELL_TRAINING
+  return f.used != nullptr && *f.used <= f.capacity;
+#else
+  return false;
+#endif
+}
 
 // Each throws std::runtime_error if the driver refuses.
 template <typename T> void launch_gate(const Ffn&, cudaStream_t);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -40,7 +42,7 @@ def direction(n: int, d_model: int) -> Tensor:
     return torch.randn(n, d_model, generator=torch.Generator("cuda").manual_seed(5), device="cuda").bfloat16()
 
 
-def ours(tensors: list[Tensor], **options: Tensor) -> tuple[training.Trained, list[Tensor]]:
+def ours(tensors: list[Tensor], **options: Any) -> tuple[training.Trained, list[Tensor]]:
     out = train_gated_ffn(*tensors, kernel="hopper", **options)  # type: ignore[arg-type]
     grads = torch.autograd.grad(
         (out.y, out.l1), tensors, (direction(*tensors[0].shape), torch.full_like(out.l1, COEFFICIENT))
@@ -100,6 +102,31 @@ def test_same_call_same_bits() -> None:
     tensors = made(4097, 1024, 2816)
     first, second = ours(tensors)[1], ours(tensors)[1]
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(("shift", "fits"), [(-2.2, True), (-1.0, False), (60.0, False)])
+@pytest.mark.parametrize(("n", "d_model", "d_ff"), [(1, 256, 512), (1025, 512, 1024), (4097, 1024, 2816)])
+def test_what_is_not_kept_is_computed_again(n: int, d_model: int, d_ff: int, shift: float, fits: bool) -> None:
+    """All gradients are the same bits whether values were kept, copied, or made a second time."""
+    tensors = made(n, d_model, d_ff, shift)
+    whole, want = ours(tensors, capacity=d_ff)
+    for capacity in (d_ff // 16, 1):
+        assert not fits or capacity == 1 or int(whole.nnz.sum()) <= n * capacity or n == 1
+        out, grads = ours(tensors, capacity=capacity)
+        assert torch.equal(out.y, whole.y) and torch.equal(out.fires, whole.fires) and torch.equal(out.l1, whole.l1)
+        for name, got, other in zip(NAMES, grads, want, strict=True):
+            assert torch.equal(got, other), (name, capacity)
+
+
+def test_memory_follows_the_capacity() -> None:
+    tensors = made(4096, 512, 2048, -2.2)
+    sizes = []
+    for capacity in (2048, 64):
+        before = torch.cuda.memory_allocated()
+        out = train_gated_ffn(*tensors, kernel="hopper", capacity=capacity)  # type: ignore[arg-type]
+        sizes.append(torch.cuda.memory_allocated() - before)
+        del out
+    assert sizes[0] - sizes[1] >= 4096 * 6 * (2048 - 64)
 
 
 def test_poisoned_memory_changes_nothing() -> None:

@@ -17,6 +17,7 @@ int panels_of(const Tensor& w) { return static_cast<int>((w.size(0) + kPanelColu
 Kept kept_of(const Tensor& values, const Tensor& unions, const Tensor& tables, int blocks, int panels, int d_ff, float* l1_parts) {
   const int64_t capacity = values.size(1);
   Kept k{};
+  k.capacity = static_cast<int>(capacity);
   k.positions = as<uint16_t>(values), k.gates = k.positions + capacity, k.hidden = k.gates + capacity;
   k.starts = as<int>(tables), k.order = k.starts + static_cast<int64_t>(blocks) * (panels + 1);
   k.union_sizes = k.order + static_cast<int64_t>(blocks) * kBlockRows, k.fires = k.union_sizes + blocks, k.used = k.fires + d_ff;
@@ -24,13 +25,9 @@ Kept kept_of(const Tensor& values, const Tensor& unions, const Tensor& tables, i
   return k;
 }
 
-// offsets: in the workspace, of heads, tails, masks, spill, fired, row_sums, order, unions, union_sizes, hidden, tasks,
-// parts, part_ready.
-void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& given_up, const Tensor& given_down, const Maybe& counted,
-             const Tensor& workspace, const Offsets& offsets, const Tensor& y, const Tensor& finite, const Tensor& nnz, const Tensor& values,
-             const Tensor& unions, const Tensor& tables, const Tensor& l1_parts) {
-  const DeviceGuard guard(given_x.get_device_index());
-  const Tensor x = aligned(given_x), w_gate = aligned(given_gate), w_up = aligned(given_up), w_down = by_neuron(given_down);
+// The forward pass of x in a workspace, of which offsets has heads, tails, masks, spill, fired, row_sums, order, unions,
+// union_sizes, hidden, tasks, parts, part_ready. Its results are still to be set.
+Ffn ffn_of(const Tensor& x, const Tensor& w_gate, const Tensor& w_up, const Tensor& w_down, const Tensor& workspace, const Offsets& offsets) {
   Ffn f{};
   f.planned = true;
   f.rows = x.size(0), f.d_model = w_gate.size(1), f.d_ff = w_gate.size(0);
@@ -40,6 +37,30 @@ void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& give
         f.parts, f.part_ready);
   f.dense_tiles = f.blocks <= kDenseTileBlocks ? reinterpret_cast<int*>(f.row_sums + f.rows + 1) : nullptr;
   f.continues_with_up = f.dense_tiles != nullptr;
+  return f;
+}
+
+// Launches a forward pass again, which does nothing where all its values were kept, and brings them to where b reads.
+// finite: [rows], to be written
+void repeat_forward(const Backward& b, Ffn f, const Kept& kept, uint8_t* finite, cudaStream_t on) {
+  f.finite = finite, f.used = kept.used, f.capacity = kept.capacity;
+  Kept again{};
+  again.capacity = f.rows * f.d_ff, again.positions = b.kept.positions, again.gates = b.kept.gates, again.hidden = b.kept.hidden;
+  again.starts = b.kept.starts;
+  launch_gate<Value>(f, on);
+  launch_plan<Value>(f, true, on);
+  launch_up<Value>(f, on);
+  launch_keep<Value>(f, again, nullptr, on);
+  launch_restore<Value>(b, kept, on);
+}
+
+// offsets: as for ffn_of.
+void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& given_up, const Tensor& given_down, const Maybe& counted,
+             const Tensor& workspace, const Offsets& offsets, const Tensor& y, const Tensor& finite, const Tensor& nnz, const Tensor& values,
+             const Tensor& unions, const Tensor& tables, const Tensor& l1_parts) {
+  const DeviceGuard guard(given_x.get_device_index());
+  const Tensor x = aligned(given_x), w_gate = aligned(given_gate), w_up = aligned(given_up), w_down = by_neuron(given_down);
+  Ffn f = ffn_of(x, w_gate, w_up, w_down, workspace, offsets);
   f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);
   const Kept kept = kept_of(values, unions, tables, f.blocks, f.panels, f.d_ff, as<float>(l1_parts));
   const cudaStream_t on = stream_of(x);
@@ -51,12 +72,13 @@ void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& give
   launch_keep<Value>(f, kept, as<uint8_t>(counted), on);
 }
 
-// offsets: of rank_of, neuron_at, union_ranks, marks, before, tokens, token_counts, places, tasks, task_count,
-// panels_of_rows, chunks, parts, arrived.
+// offsets: of positions, gates, hidden, starts and finite of a pass that is repeated; then of rank_of, neuron_at,
+// union_ranks, marks, before, tokens, token_counts, places, tasks, task_count, panels_of_rows, chunks, parts, arrived.
+// repeat: as for ffn_of, in the same workspace; empty if values has room for all.
 void backward(const Tensor& given_dy, const Tensor& given_x, const Tensor& given_gate, const Tensor& given_up, const Tensor& given_down,
               const Tensor& finite, const Maybe& counted, const Tensor& l1_scale, const Tensor& values, const Tensor& unions,
-              const Tensor& tables, const Tensor& workspace, const Offsets& offsets, const Tensor& dx, const Tensor& d_gate,
-              const Tensor& d_up, const Tensor& d_down) {
+              const Tensor& tables, const Tensor& workspace, const Offsets& offsets, const Offsets& repeat, const Tensor& dx,
+              const Tensor& d_gate, const Tensor& d_up, const Tensor& d_down) {
   const DeviceGuard guard(given_x.get_device_index());
   const Tensor dy = aligned(given_dy), x = aligned(given_x), w_gate = aligned(given_gate), w_up = aligned(given_up),
                w_down = by_neuron(given_down);
@@ -66,10 +88,17 @@ void backward(const Tensor& given_dy, const Tensor& given_x, const Tensor& given
   b.x = address(x), b.dy = address(dy), b.w_gate = address(w_gate), b.w_up = address(w_up), b.w_down = address(w_down);
   b.finite = as<uint8_t>(finite), b.counted = as<uint8_t>(counted), b.l1_scale = as<float>(l1_scale);
   b.kept = kept_of(values, unions, tables, b.blocks, b.panels, b.d_ff, nullptr);
-  WorkspaceTensor{workspace, offsets}.point(b.rank_of, b.neuron_at, b.union_ranks, b.marks, b.before, b.tokens, b.token_counts, b.places, b.tasks, b.task_count,
+  Kept again{};
+  uint8_t* finite_again = nullptr;
+  WorkspaceTensor{workspace, offsets}.point(again.positions, again.gates, again.hidden, again.starts, finite_again, b.rank_of, b.neuron_at, b.union_ranks, b.marks, b.before, b.tokens, b.token_counts, b.places, b.tasks, b.task_count,
         b.panels_of_rows, b.chunks, b.parts, b.arrived);
   b.dx = address(dx), b.d_gate = address(d_gate), b.d_up = address(d_up), b.d_down = address(d_down);
   const cudaStream_t on = stream_of(x);
+  if (!repeat.empty()) {
+    const Kept kept = b.kept;
+    b.kept.positions = again.positions, b.kept.gates = again.gates, b.kept.hidden = again.hidden, b.kept.starts = again.starts;
+    repeat_forward(b, ffn_of(x, w_gate, w_up, w_down, workspace, repeat), kept, finite_again, on);
+  }
   launch_token_lists<Value>(b, on);
   launch_dh<Value>(b, on);
   launch_dx<Value>(b, on);
@@ -84,8 +113,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
       "Tensor(b!) y, Tensor(c!) finite, Tensor(d!) nnz, Tensor(e!) values, Tensor(f!) unions, Tensor(g!) tables, Tensor(h!) l1_parts) -> ()");
   m.def(
       "hopper_train_backward(Tensor dy, Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor finite, Tensor? counted, "
-      "Tensor l1_scale, Tensor values, Tensor unions, Tensor tables, Tensor(a!) workspace, SymInt[] offsets, Tensor(b!) dx, "
-      "Tensor(c!) d_gate, Tensor(d!) d_up, Tensor(e!) d_down) -> ()");
+      "Tensor l1_scale, Tensor values, Tensor unions, Tensor tables, Tensor(a!) workspace, SymInt[] offsets, SymInt[] repeat, "
+      "Tensor(b!) dx, Tensor(c!) d_gate, Tensor(d!) d_up, Tensor(e!) d_down) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {

@@ -8,4 +8,9 @@ void launch_keep<TWELL_T>(const Ffn& f, const Kept& kept, const uint8_t* counted
   launch_overlapping(keep<TWELL_T>, f.blocks * kKeepCtas, kKeepThreads, keep_shared_bytes(f), kKeepCtas, stream, f, kept, counted);
 }
 
+template <>
+void launch_restore<TWELL_T>(const Backward& b, const Kept& kept, cudaStream_t stream) {
+  launch_overlapping(restore, multiprocessors(), kRestoreThreads, 0, 1, stream, kept, b.kept, b.blocks * (b.panels + 1));
+}
+
 }  // namespace twell::hopper

@@ -6,6 +6,9 @@
 // the CTAs add their counts; then each thread writes some of its CTA's list. Values that do not fit into the list are
 // read again. Values in a bucket are in any order: nothing is summed in that order. The sums of |h| have one order of
 // their own.
+//
+// A block whose values no longer fit is left out. If there was one, the backward pass repeats gate, plan, up and `keep`,
+// with memory for all values, each block's at a place of its own; else it copies what was kept there.
 #pragma once
 
 #include "common/bits.cuh"
@@ -18,6 +21,8 @@ namespace twell::hopper {
 constexpr int kKeepThreads = 512, kKeepWarps = kKeepThreads / 32;
 
 constexpr int kListed = 4096;  // most values of a CTA's list
+
+constexpr int kLeftOut = -1;  // in place of a block's first value: there is no room for them
 
 // A value in the list: its neuron and row, slot in its tile, and place in its panel's bucket.
 struct ListedValue {
@@ -121,11 +126,11 @@ struct Keeping {
     for (int i = threadIdx.x; i < words; i += kKeepThreads) bits[i] = 0;
     // cursors and fires follow them
     for (int i = threadIdx.x; i < 2 * f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;
-    for (int i = threadIdx.x; rank == 0 && i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = f.order[block * kBlockRows + i];
+    for (int i = threadIdx.x; rank == 0 && !k.repeats() && i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = f.order[block * kBlockRows + i];
     __syncthreads();
     for (int i = threadIdx.x; i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; i += kKeepThreads) {
       const int neuron = f.unions[list + i];
-      if (rank == 0) k.unions[list + i] = neuron;
+      if (rank == 0 && !k.repeats()) k.unions[list + i] = neuron;
       if (i < size) atomicOr(&bits[neuron >> 5], 1u << (neuron & 31));
     }
     __syncthreads();
@@ -170,9 +175,12 @@ struct Keeping {
     }
     if (rank > 0) return;
     __syncwarp();
-    const int first = __shfl_sync(~0u, lane == 0 ? atomicAdd(k.used, sum) : 0, 0);
+    int first = block * kBlockRows * f.d_ff;
+    if (!k.repeats()) first = __shfl_sync(~0u, lane == 0 ? atomicAdd(k.used, sum) : 0, 0);
     for (int panel = lane; panel < f.panels; panel += 32) starts[panel] += first;
-    if (lane == 0) *base = first, starts[f.panels] = first + sum, k.union_sizes[block] = f.union_sizes[block];
+    if (lane > 0) return;
+    *base = first + sum <= k.capacity ? first : kLeftOut, starts[f.panels] = first + sum;
+    if (!k.repeats()) k.union_sizes[block] = f.union_sizes[block];
   }
 
   __device__ __forceinline__ void write(int in_block, int row, int neuron, int slot, int in_union, int at) const {
@@ -183,6 +191,7 @@ struct Keeping {
 
   // Writes the values from the block's first on: those listed, or all of them if the list is too short.
   __device__ __forceinline__ void write_values(int first) const {
+    if (first == kLeftOut) return;
     if (*listed > kListed) {
       each_row([&](int in_block, int row, bool) {
         keeper.each(row, lane, [](int) { return 0; }, [&](int neuron, int slot, int) {
@@ -224,6 +233,7 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn
   __shared__ int listed, base;
   let_next_launch();
   wait_for_launches();
+  if (is_needless(f)) return;
   const int thread = threadIdx.x, words = f.tiles * kMaskWords;
   int *before = reinterpret_cast<int*>(words_memory + words), *counts = before + words, *cursors = counts + f.panels, *fires = cursors + f.panels;
   const Keeping<T> keeping{f, k, counted, words_memory, before, counts, cursors, fires, reinterpret_cast<ListedValue*>(fires + f.d_ff), &listed,
@@ -233,21 +243,38 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn
   __syncthreads();  // and no warp diverges at the cluster's barrier
   cluster_sync();
   if (keeping.warp == 0) keeping.place_buckets();
-  for (int i = thread; i < f.d_ff; i += kKeepThreads)
+  for (int i = thread; i < f.d_ff && !k.repeats(); i += kKeepThreads)
     if (fires[i] > 0) atomicAdd(k.fires + i, fires[i]);
   __syncthreads();
   cluster_sync();
   keeping.write_values(load_remote(&base, 0));
-  const float sum = keeping.sum_hidden();
+  const float sum = k.repeats() ? 0.f : keeping.sum_hidden();
   if (keeping.lane == 0) sums[keeping.warp] = sum;
   __syncthreads();
-  if (thread == 0) {
+  if (thread == 0 && !k.repeats()) {
     float total = 0.f;
     for (int i = 0; i < kKeepWarps; ++i) total += sums[i];
     k.l1_parts[blockIdx.x] = total;
   }
   __syncthreads();
   cluster_sync();  // no CTA ends while another may still read its counts
+}
+
+constexpr int kRestoreThreads = 512;
+
+// Copies what a forward pass kept to memory that has room for all values; nothing if it could not keep them all.
+static __global__ void __launch_bounds__(kRestoreThreads) restore(const Kept from, const Kept to, int starts) {
+  let_next_launch();
+  wait_for_launches();
+  const int used = *from.used, units = (used + 7) / 8;  // of eight values
+  if (used > from.capacity) return;
+  const auto copy = [](uint16_t* target, const uint16_t* source, int unit) {
+    reinterpret_cast<uint4*>(target)[unit] = reinterpret_cast<const uint4*>(source)[unit];
+  };
+  const int thread = blockIdx.x * kRestoreThreads + threadIdx.x, threads = gridDim.x * kRestoreThreads;
+  for (int unit = thread; unit < units; unit += threads)
+    copy(to.positions, from.positions, unit), copy(to.gates, from.gates, unit), copy(to.hidden, from.hidden, unit);
+  for (int i = thread; i < starts; i += threads) to.starts[i] = from.starts[i];
 }
 
 }  // namespace twell::hopper

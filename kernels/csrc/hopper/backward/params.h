@@ -19,6 +19,7 @@ constexpr int kMostItems = 1024;   // most blocks of rows, or groups of neurons,
 // What the forward pass keeps for each non-zero, six bytes, in buckets by block and panel of the block's union.
 // position: (panel % 4) << 13 | row of the block << 6 | column of the panel.
 struct Kept {
+  int capacity;         // most values; those of further blocks are left out
   uint16_t* positions;  // [capacity]
   uint16_t* gates;      // [capacity]: gate values
   uint16_t* hidden;     // [capacity]: hidden values; the up value is their quotient, as exact as a rounded one
@@ -27,8 +28,11 @@ struct Kept {
   uint16_t* unions;     // [blocks, panels * 64], as in Ffn
   int* union_sizes;     // [blocks]
   int* fires;           // [d_ff]: counted rows that fire each neuron. Zeros at first
-  int* used;            // [1]: values kept so far. Zero at first
+  int* used;            // [1]: values so far, those left out too. Zero at first. Null in a pass that is repeated
   float* l1_parts;      // [blocks, kKeepCtas]: sums of |h| over counted rows
+
+  // Whether a forward pass is repeated for its values and `starts` alone.
+  __device__ __forceinline__ bool repeats() const { return used == nullptr; }
 };
 
 struct Backward {
@@ -69,6 +73,7 @@ struct Backward {
 
 // Each throws std::runtime_error if the driver refuses.
 template <typename T> void launch_keep(const Ffn&, const Kept&, const uint8_t* counted, cudaStream_t);
+template <typename T> void launch_restore(const Backward&, const Kept&, cudaStream_t);  // unless all is repeated
 template <typename T> void launch_token_lists(const Backward&, cudaStream_t);
 template <typename T> void launch_dh(const Backward&, cudaStream_t);
 template <typename T> void launch_dx(const Backward&, cudaStream_t);

@@ -197,6 +197,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   let_next_launch();
   wait_for_launches();
+  if (is_needless(f)) return;
   cluster_sync();
 
   const GateTasks tasks(f);

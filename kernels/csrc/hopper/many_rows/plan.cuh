@@ -282,6 +282,7 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   __syncthreads();
   let_next_launch();
   wait_for_launches();
+  if (is_needless(f)) return;
   if (blockIdx.x == 0)
     for (int i = thread; i < kParts * kPartWarps; i += kPlanThreads) f.part_ready[i] = 0;
   Window& window = *reinterpret_cast<Window*>(panels);

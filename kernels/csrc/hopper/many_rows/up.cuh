@@ -223,6 +223,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_launches();
   // `down` reads the plan before its own wait: the plan is complete once this kernel has waited for it.
   let_next_launch();
+  if (is_needless(f)) return;
   const UpTasks tasks(f);
   const int steps = (f.d_model + kTileK - 1) / kTileK;
   if (threadIdx.x >= kConsumers) {
