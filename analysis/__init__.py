@@ -48,7 +48,7 @@ from twell.analysis.tokens.classes import token_classes
 from twell.analysis.tokens.contexts import contexts, loudest, passages
 from twell.analysis.tokens.identity import token_covariates, token_identity
 from twell.analysis.tokens.words import by_word
-from twell.analysis.training import sparse_since, training_layers, training_steps
+from twell.analysis.training import sparse_since, studies, training_layers, training_results, training_steps
 
 __all__ = [
     "across_layers",
@@ -96,6 +96,7 @@ __all__ = [
     "shaded_text",
     "speedup",
     "speedup_correlation",
+    "studies",
     "summarize",
     "surprisal",
     "surprisal_classes",
@@ -111,6 +112,7 @@ __all__ = [
     "token_identity",
     "token_profile",
     "training_layers",
+    "training_results",
     "training_steps",
     "union_sizes",
 ]

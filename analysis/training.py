@@ -3,20 +3,144 @@
     training_steps(run)     a row of the log, with means over the layers
     training_layers(run)    a row a step and layer
     sparse_since(run)       when each layer went sparse
+    training_results(runs)  how each of several trainings ended: what differs, what its sparsity costs and gains
+    studies()               the same of the trainings that ship (data/studies)
 
-From the table `training`, which `twell train` writes while it runs. Cost: milliseconds, a few hundred rows.
+From the table `training`, which `twell train` writes while it runs, and the manifest. Cost: milliseconds, a few hundred
+rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import nnz_columns
-from twell.workbench.run.store import Run
+from twell.workbench.run.store import Run, list_runs
 
 SPARSE_SHARE = 0.1  # of d_ff: from there on the sparse kernels are faster than dense ones (kernels/training.py)
+LAST = 0.1  # share of the log that stands for its end
+OWN = ("name", "seed", "minutes", "log_every", "evaluations")  # fields of a recipe in which one training may differ
+# What may be measured of a trained model: dense over sparse time of its FFNs, of its forward pass, of a training step.
+SPEEDS = ("ffn_speedup", "model_speedup", "step_speedup", "cpu_ffn_speedup", "cpu_model_speedup")
+VARIED = ("seed", "layers", "d_model", "d_ff", "gated", "activation", "restart_every", "l1")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a training ended.
+
+    recipe: its fields; tokens: trained on; loss: held out, nats; nnz, dead: means over layers, on the held-out text if
+    the training ended; peak: greatest memory, bytes; speeds: by names of SPEEDS; sparse: whether any layer ran by
+    sparse kernels.
+    """
+
+    name: str
+    recipe: dict[str, Any]
+    parameters: int
+    tokens: int
+    loss: float
+    nnz: float
+    dead: float
+    peak: float
+    speeds: dict[str, float]
+    sparse: bool
+
+    @property
+    def seed(self) -> int:
+        """The seed of its weights and of the order of its text."""
+        return int(self.recipe.get("seed", 0))
+
+    def alike(self, other: Training, *apart: str) -> bool:
+        """Return whether another training has the same recipe but for these fields."""
+        names = (self.recipe.keys() | other.recipe.keys()) - {*OWN, *apart}
+        return all(self.recipe.get(name) == other.recipe.get(name) for name in names)
+
+
+def trainings(runs: Iterable[Run]) -> list[Training]:
+    """Return how each of the runs that are trainings ended."""
+    results = []
+    for run in runs:
+        record = run.manifest.training or {}
+        if "recipe" not in record or not run.has("training"):
+            continue
+        steps = training_steps(run)
+        end, heldout = steps[steps["step"] >= (1 - LAST) * steps["step"].max()], steps["heldout_loss"].dropna()
+        last = {
+            "loss": float(heldout.iloc[-1]) if len(heldout) else float(end["loss"].mean()),
+            "nnz": end["nnz"].mean(),
+            "dead": end["dead"].mean(),
+        }
+        measured = record.get("heldout") or last
+        speeds = {"step_speedup": float(end["step_speedup"].mean()), **record.get("measured", {})}
+        results.append(
+            Training(
+                name=run.name,
+                recipe=record["recipe"],
+                parameters=run.manifest.model.get("parameters") or 0,
+                tokens=int(steps["tokens"].iloc[-1]),
+                loss=float(measured["loss"]),
+                nnz=float(np.mean(measured["nnz"])),
+                dead=float(np.mean(measured["dead"])),
+                peak=float(steps["peak_bytes"].astype(float).max()),
+                speeds={name: float(speeds.get(name, np.nan)) for name in SPEEDS},
+                sparse=bool((end["sparse_layers"].fillna(0) > 0).any()),
+            )
+        )
+    return results
+
+
+def training_results(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return how each of several trainings ended; a row a training, by L1. Runs that are none are left out. Columns:
+
+    name; seed, layers, d_model, d_ff, gated, activation, restart_every, l1 (of the recipe); parameters; tokens (trained
+    on); loss (nats a token, held out); rise (loss over that of the training without L1 of the same recipe and seed,
+    less 1; NaN where there is none); nnz, sparsity, dead (means over layers, on the held-out text); ffn_speedup,
+    model_speedup (dense over sparse time of FFNs and of the whole forward pass), step_speedup (of a training step),
+    cpu_ffn_speedup, cpu_model_speedup (NaN where they were not measured).
+    """
+    results = trainings(runs)
+    plain = [one for one in results if not one.recipe.get("l1")]
+    rows = []
+    for one in results:
+        base = [other.loss for other in plain if one.alike(other, "l1", "l1_warmup") and one.seed == other.seed]
+        rows.append(
+            {
+                "name": one.name,
+                **{name: one.recipe.get(name) for name in VARIED},
+                "parameters": one.parameters,
+                "tokens": one.tokens,
+                "loss": one.loss,
+                "rise": one.loss / base[0] - 1 if base else np.nan,
+                "nnz": one.nnz,
+                "sparsity": 1 - one.nnz / one.recipe["d_ff"],
+                "dead": one.dead,
+                **one.speeds,
+            }
+        )
+    if not rows:
+        raise Missing("None of these runs is a training: `twell train` records how a model gets sparse.")
+    frame = pd.DataFrame(rows).sort_values(["l1", "seed", "name"], ignore_index=True)
+    frame.attrs = {"note": "held-out loss; speeds as dense over sparse time, measured after the training"}
+    return frame
+
+
+def study_runs() -> list[Run]:
+    """Return the trainings that ship with the package, by name; none where it has none."""
+    folder = Path(str(resources.files("twell.data"))) / "studies" / "runs"
+    return sorted(list_runs(folder)[0], key=lambda run: run.name) if folder.is_dir() else []
+
+
+def studies() -> pd.DataFrame:
+    """Return `training_results` of the trainings that ship with the package. Raises Missing where it has none."""
+    return training_results(study_runs())
 
 
 def training_steps(run: Run) -> pd.DataFrame:
