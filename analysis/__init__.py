@@ -35,6 +35,7 @@ from twell.analysis.neurons.examples import examples
 from twell.analysis.neurons.firing_clusters import firing_clusters
 from twell.analysis.neurons.reuse import reuse, reuse_cache
 from twell.analysis.overview import overview
+from twell.analysis.shipped import studies, study_runs
 from twell.analysis.speed.compression import tile_settings
 from twell.analysis.speed.contribution import gain_correlations, layer_gains, model_time
 from twell.analysis.speed.ffn_speedup import ffn_speedup
@@ -48,7 +49,7 @@ from twell.analysis.tokens.classes import token_classes
 from twell.analysis.tokens.contexts import contexts, loudest, passages
 from twell.analysis.tokens.identity import token_covariates, token_identity
 from twell.analysis.tokens.words import by_word
-from twell.analysis.training import sparse_since, studies, training_layers, training_results, training_steps
+from twell.analysis.training import sparse_since, training_layers, training_results, training_steps
 
 __all__ = [
     "across_layers",
@@ -97,6 +98,7 @@ __all__ = [
     "speedup",
     "speedup_correlation",
     "studies",
+    "study_runs",
     "summarize",
     "surprisal",
     "surprisal_classes",

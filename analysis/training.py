@@ -4,7 +4,6 @@
     training_layers(run)    a row a step and layer
     sparse_since(run)       when each layer went sparse
     training_results(runs)  how each of several trainings ended: what differs, what its sparsity costs and gains
-    studies()               the same of the trainings that ship (data/studies)
 
 From the table `training`, which `twell train` writes while it runs, and the manifest. Cost: milliseconds, a few hundred
 rows.
@@ -14,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +20,7 @@ import pandas as pd
 
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import nnz_columns
-from twell.workbench.run.store import Run, list_runs
+from twell.workbench.run.store import Run
 
 SPARSE_SHARE = 0.1  # of d_ff: from there on the sparse kernels are faster than dense ones (kernels/training.py)
 LAST = 0.1  # share of the log that stands for its end
@@ -37,13 +34,14 @@ VARIED = ("seed", "layers", "d_model", "d_ff", "gated", "activation", "restart_e
 class Training:
     """How a training ended.
 
-    recipe: its fields; tokens: trained on; loss: held out, nats; nnz, dead: means over layers, on the held-out text if
-    the training ended; peak: greatest memory, bytes; speeds: by names of SPEEDS; sparse: whether any layer ran by
-    sparse kernels.
+    recipe: its fields; d_ff: neurons of a layer; tokens: trained on; loss: held out, nats; nnz, dead: means over
+    layers, on the held-out text if the training ended; peak: greatest memory, bytes; speeds: by names of SPEEDS;
+    sparse: whether any layer ran by sparse kernels.
     """
 
     name: str
     recipe: dict[str, Any]
+    d_ff: int
     parameters: int
     tokens: int
     loss: float
@@ -84,6 +82,7 @@ def trainings(runs: Iterable[Run]) -> list[Training]:
             Training(
                 name=run.name,
                 recipe=record["recipe"],
+                d_ff=run.d_ff,
                 parameters=run.manifest.model.get("parameters") or 0,
                 tokens=int(steps["tokens"].iloc[-1]),
                 loss=float(measured["loss"]),
@@ -115,12 +114,13 @@ def training_results(runs: Sequence[Run]) -> pd.DataFrame:
             {
                 "name": one.name,
                 **{name: one.recipe.get(name) for name in VARIED},
+                "d_ff": one.d_ff,
                 "parameters": one.parameters,
                 "tokens": one.tokens,
                 "loss": one.loss,
                 "rise": one.loss / base[0] - 1 if base else np.nan,
                 "nnz": one.nnz,
-                "sparsity": 1 - one.nnz / one.recipe["d_ff"],
+                "sparsity": 1 - one.nnz / one.d_ff,
                 "dead": one.dead,
                 **one.speeds,
             }
@@ -130,17 +130,6 @@ def training_results(runs: Sequence[Run]) -> pd.DataFrame:
     frame = pd.DataFrame(rows).sort_values(["l1", "seed", "name"], ignore_index=True)
     frame.attrs = {"note": "held-out loss; speeds as dense over sparse time, measured after the training"}
     return frame
-
-
-def study_runs() -> list[Run]:
-    """Return the trainings that ship with the package, by name; none where it has none."""
-    folder = Path(str(resources.files("twell.data"))) / "studies" / "runs"
-    return sorted(list_runs(folder)[0], key=lambda run: run.name) if folder.is_dir() else []
-
-
-def studies() -> pd.DataFrame:
-    """Return `training_results` of the trainings that ship with the package. Raises Missing where it has none."""
-    return training_results(study_runs())
 
 
 def training_steps(run: Run) -> pd.DataFrame:

@@ -164,8 +164,8 @@ def gated_gains_more(runs: Sequence[Run]) -> Answer:
         runs, "gated", bool, "`twell train` with gated = true and with gated = false in its recipe", apart=("d_ff",)
     )
     rule = "the gated one's forward pass, or else its training step, gains more in every pair; in some: in part"
-    counts = f"nnz {listed([one.nnz for one, _ in both], '.1f')} of {both[0][0].recipe['d_ff']} gated, "
-    counts += f"{listed([other.nnz for _, other in both], '.1f')} of {both[0][1].recipe['d_ff']} plain"
+    counts = f"nnz {listed([one.nnz for one, _ in both], '.1f')} of {both[0][0].d_ff} gated, "
+    counts += f"{listed([other.nnz for _, other in both], '.1f')} of {both[0][1].d_ff} plain"
     for name, what in (("model_speedup", "the forward pass"), ("step_speedup", "a training step")):
         gains = [(one.speeds[name], other.speeds[name]) for one, other in both]
         gains = [each for each in gains if not np.isnan(sum(each))]

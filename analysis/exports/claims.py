@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from twell.analysis.claims.findings import UNTOLD, findings
+from twell.analysis.shipped import study_runs
 from twell.workbench.run.store import Run
 
 OPENING = """# Claims
@@ -82,7 +83,8 @@ BEFORE = {
 
 def page(run: Run) -> str:
     """Return the page as Markdown."""
-    table = findings(run)
+    trainings = study_runs()
+    table = findings(run, *trainings)
     rows = table.to_dict("records")
     settled = [
         (
@@ -105,6 +107,8 @@ def page(run: Run) -> str:
         f"{manifest.model['parameters']:,} parameters, {manifest.tokens:,} tokens of text, kernel "
         f"{manifest.kernel['name']}, {manifest.device}."
     )
+    if trainings:
+        about += f" Claims that compare models are checked on {len(trainings)} small trainings too, [studies](studies)."
     return OPENING.format(
         name=run.name,
         about=about,

@@ -7,11 +7,13 @@ import html
 import pandas as pd
 import streamlit as st
 
-from twell.app.runs.claims_data import CLAIMS
+from twell.app.runs.claims_data import CLAIMS, STUDIES, sweep_and_own
+from twell.app.runs.study_figures import cost_and_gain
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural, typeset
 from twell.app.ui.query import query
 from twell.app.ui.url_state import current_run
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 HOLDS, IN_PART, UNTOLD = "holds", "holds in part", "cannot be told"
@@ -70,6 +72,34 @@ def draw_page(run: Run) -> None:
             st.html(claims_html(untested))
 
 
+def draw_studies(run: Run) -> None:
+    """Draw what sparsity costs and gains in the small trainings that ship; nothing where the package has none."""
+    result = query(run, STUDIES)
+    try:
+        table = result.frame
+    except Missing:
+        return
+    sweep = result.then(sweep_and_own)
+    trained = table[~table["this_run"]]
+    device, seeds = table.attrs.get("device") or "one GPU", sweep.frame["seed"].nunique()
+    caption = (
+        f"{plural(int((~sweep.frame['this_run']).sum()), 'small training')} of one recipe, a dot each, with "
+        f"{plural(seeds, 'seed')}: the larger L1, the fewer neurons fire. Left: what the loss pays for it. Right: the "
+        f"speed that it buys on {device}, measured after the training; a cross is this run, on its own device."
+    )
+    widgets.heading("What sparsity costs, and what it gains", caption, sweep)
+    widgets.draw(cost_and_gain(sweep.frame), "studies", "Loss and speed against sparsity, a dot a training", wide=True)
+    widgets.note(
+        "Where the left curve is flat, sparsity is free; where a right one lies under 1, sparse kernels lose time. "
+        "These models are small: on a GPU their FFNs are a small part of the pass, and their loss tells little of "
+        "large models."
+    )
+    caption = "Beside the sweep: depth and width, gated and plain FFN, activation, dead neurons started anew."
+    widgets.heading("Every training of the studies", caption, result)
+    st.dataframe(trained.drop(columns=["this_run"]), hide_index=True, height=320)
+
+
 widgets.title("Do published claims hold for this model?")
 with widgets.show_errors():
     draw_page(current_run())
+    draw_studies(current_run())

@@ -1,0 +1,75 @@
+"""Studies: what sparsity costs and what it gains, from the small trainings that ship (data/studies).
+
+    studies()        a row a training: loss, nnz and speed beside what was varied
+    studies(run)     the same, and the run itself as the last row
+    study_runs()     the trainings, each a run with its log
+
+Their recipes, and the command that trains and measures them all, are in data/studies. Cost: 30 ms.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from twell.analysis.activity.layers import by_layer
+from twell.analysis.speed.ffn_speedup import ffn_speedup
+from twell.analysis.speed.speedup import model_speedup
+from twell.analysis.training import training_results
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run, list_runs
+
+NONE_SHIP = "This package holds no trainings of the studies: data/studies/run.py makes them on a GPU"
+
+
+def study_runs() -> list[Run]:
+    """Return the trainings that ship with the package, by name; none where it has none."""
+    folder = Path(str(resources.files("twell.data"))) / "studies" / "runs"
+    return sorted(list_runs(folder)[0], key=lambda run: run.name) if folder.is_dir() else []
+
+
+def studies(run: Run | None = None) -> pd.DataFrame:
+    """Return how each training of the studies ended. Columns: those of `training_results`, and this_run.
+
+    run: a run that is added as the last row, with its nnz, its speeds on its own device and this_run true; its loss is
+    left out, as it is of another text. Raises Missing where the package holds no training.
+    """
+    runs = study_runs()
+    if not runs:
+        raise Missing(f"{NONE_SHIP}.")
+    table = training_results(runs).assign(this_run=False)
+    attrs = table.attrs | {"device": str(runs[0].manifest.training["measured"].get("device", ""))}  # type: ignore[index]
+    if run is not None and (row := _row(run)):
+        table = pd.concat([table, pd.DataFrame([row])], ignore_index=True)
+    table.attrs = attrs
+    return table
+
+
+def _row(run: Run) -> dict[str, Any]:
+    """Return the columns of studies that a run has; none where it counts nothing."""
+    try:
+        nnz = float(by_layer(run)["mean"].mean())
+    except Missing:
+        return {}
+    speeds = {}
+    for name, question in (("ffn_speedup", ffn_speedup), ("model_speedup", model_speedup)):
+        try:
+            answer = question(run)
+        except Missing:
+            continue
+        speeds[name] = answer["speedup"] if answer["comparable"] else np.nan
+    model = run.manifest.model
+    shape = {"layers": run.layers, "d_model": model.get("d_model"), "d_ff": run.d_ff}
+    return {
+        "name": run.name,
+        **shape,
+        "parameters": model.get("parameters"),
+        "nnz": nnz,
+        "sparsity": 1 - nnz / run.d_ff,
+        **speeds,
+        "this_run": True,
+    }

@@ -1,0 +1,152 @@
+"""Trainings compared: what each ended at, what sparsity costs, and the claims that go by several of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.synthetic_training import make_training
+
+from twell.analysis import findings, studies, training_results
+from twell.analysis.claims import across
+from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD
+from twell.app.runs.study_figures import cost_and_gain
+from twell.workbench.errors import Missing
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.store import Run, open_run
+
+RECIPE = {"layers": 4, "d_model": 64, "d_ff": 512, "gated": True, "activation": "relu", "restart_every": 0, "seed": 0}
+Trained = Callable[..., Run]
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Trained:
+    """Return a function that writes a training with these fields of its recipe, and what it ended at."""
+
+    def make(
+        name: str,
+        loss: float = 4.0,
+        nnz: float = 50.0,
+        size: float = 1e6,
+        dead: float = 0.2,
+        speed: Any = None,
+        **recipe: Any,
+    ) -> Run:
+        path = make_training(tmp_path / name).path
+        record = {
+            "recipe": {"l1": 0.01, **RECIPE, **recipe},
+            "heldout": {"loss": loss, "nnz": [nnz - 10, nnz + 10], "dead": [dead, dead]},
+            "measured": {} if speed is None else {"model_speedup": speed},
+        }
+        manifest = manifests.read(path)
+        manifests.update(path, training=record, model={**manifest.model, "parameters": 1_000_000})
+        return open_run(path)
+
+    return make
+
+
+def answer(check: Callable[..., Any], *runs: Run) -> Any:
+    return check(list(runs))
+
+
+def test_results(trained: Trained, tmp_path: Path) -> None:
+    """The rise is over the training without L1 of the same recipe and seed, and of no other."""
+    runs = [
+        trained("a", loss=4.0, nnz=200, l1=0.0, seed=0),
+        trained(
+            "b",
+            loss=4.2,
+            nnz=40,
+            l1=0.02,
+            seed=0,
+        ),
+        trained("c", loss=5.0, l1=0.0, seed=1),
+        trained("d", loss=5.1, l1=0.02, seed=1),
+        trained("e", loss=3.0, l1=0.02, seed=2),
+        trained("f", loss=4.0, l1=0.02, seed=0, restart_every=100),
+    ]
+    table = training_results([*runs, make_training(tmp_path / "other")]).set_index("name")
+    assert table["rise"].drop("other").round(6).to_dict() == pytest.approx(
+        {"a": 0.0, "b": 0.05, "c": 0.0, "d": 0.02, "e": np.nan, "f": np.nan}, nan_ok=True
+    )
+    assert table.loc["b", ["nnz", "sparsity", "dead", "l1"]].to_list() == pytest.approx([40, 1 - 40 / 512, 0.2, 0.02])
+    assert table.loc["other", "loss"] == pytest.approx(5.5 - 0.1 * 11)  # its log's last, as it has no other
+    with pytest.raises(Missing, match="is a training"):
+        training_results([])
+
+
+@pytest.mark.parametrize(("nnz", "verdict"), [((50, 40, 30), HOLDS), ((50, 55, 30), IN_PART), ((30, 40, 50), REVERSED)])
+def test_scale(trained: Trained, nnz: tuple[float, ...], verdict: str) -> None:
+    """Three depths of one recipe are a series, if their tokens are as many a parameter."""
+    runs = [trained(f"s{i}", nnz=n, layers=2**i) for i, n in enumerate(nnz)]
+    for run, layers in zip(runs, (1, 2, 4), strict=True):  # all logs end at 30,720 tokens: equal sizes, another each
+        manifests.update(run.path, model={**run.manifest.model, "parameters": 30_720 * 10 + layers})
+    runs = [open_run(run.path) for run in runs]
+    assert answer(across.scale, *runs).verdict == verdict
+    with pytest.raises(Missing, match="3 sizes"):
+        answer(across.scale, *runs[:2])
+    manifests.update(runs[2].path, model={**runs[2].manifest.model, "parameters": 10**7})
+    with pytest.raises(Missing, match="3 sizes"):
+        answer(across.scale, *runs[:2], open_run(runs[2].path))
+
+
+@pytest.mark.parametrize(
+    ("gated", "plain", "verdict"),
+    [((1.3, 1.2), (1.1, 1.1), HOLDS), ((1.3, 1.0), (1.1, 1.1), IN_PART), ((1.0, 1.0), (1.1, 1.1), REVERSED)],
+)
+def test_gated_against_plain(trained: Trained, gated: Any, plain: Any, verdict: str) -> None:
+    runs = [trained(f"g{seed}", speed=gated[seed], seed=seed) for seed in range(2)]
+    runs += [trained(f"p{seed}", speed=plain[seed], seed=seed, gated=False, d_ff=768) for seed in range(2)]
+    result = answer(across.gated_gains_more, *runs)
+    assert result.verdict == verdict and "2 pairs" in result.interval and "as many weights" in result.statistic
+
+
+def test_restarts_and_noise(trained: Trained) -> None:
+    """A difference of a thousandth is no gain, and no loss."""
+    plain, anew = trained("plain", speed=1.2, dead=0.3), trained("anew", speed=1.201, dead=0.1, restart_every=100)
+    result = answer(across.restarts_pay, plain, anew)
+    assert result.verdict == FAILS and "10.0 % dead with restarts, 30.0 % without" in result.says
+    assert answer(across.restarts_pay, plain, trained("more", speed=1.3, restart_every=100)).verdict == HOLDS
+
+
+def test_activation_and_little_l1(trained: Trained) -> None:
+    relu, silu = trained("relu", loss=4.04, l1=0.0), trained("silu", loss=4.0, l1=0.0, activation="silu")
+    result = answer(across.relu_costs, relu, silu)
+    assert result.verdict == UNTOLD and "+1.00 %" in result.says
+    assert answer(across.little_l1_is_free, relu, trained("little", loss=4.06, l1=3e-5)).verdict == IN_PART
+    assert answer(across.little_l1_is_free, relu, trained("dear", loss=4.2, l1=3e-5)).verdict == FAILS
+    with pytest.raises(Missing, match="l1 = 0"):
+        answer(across.little_l1_is_free, trained("much", l1=1e-3), relu)
+
+
+def test_studies_and_their_figure(trained: Trained, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run stands last, with its own sparsity; the figure draws every training and no speed that is not there."""
+    runs = [trained(f"l{i}", loss=4 + 0.1 * i, nnz=200 / 4**i, l1=0.01 * i, speed=1 + i) for i in range(3)]
+    monkeypatch.setattr("twell.analysis.shipped.study_runs", lambda: runs)
+    table = studies(run)
+    assert table["this_run"].tolist() == [False] * 3 + [True] and table["name"].iloc[-1] == run.name
+    figure = cost_and_gain(table)
+    dots = [trace for trace in figure.data if trace.customdata is not None]
+    assert [len(trace.x) for trace in dots] == [3, 3, 3]  # the loss, steps as the logs have them, the forward pass
+    assert np.allclose(dots[0].y, [0, 0.025, 0.05]) and np.allclose(dots[-1].y, [3, 2, 1])
+    notebook = json.loads((Path(str(resources.files("twell.data"))) / "studies" / "studies.ipynb").read_text())
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert len(names["figure"].data) > 2 and set(names["costs"].index) == {0.0, 0.01, 0.02}
+    monkeypatch.setattr("twell.analysis.shipped.study_runs", list)
+    with pytest.raises(Missing, match="data/studies"):
+        studies()
+
+
+def test_findings_over_trainings(trained: Trained, run: Run) -> None:
+    """Claims over several runs take those that they can compare, the first run's own kind aside."""
+    relu, little = trained("relu", loss=4.0, l1=0.0), trained("little", loss=4.01, l1=3e-5)
+    table = findings(run, relu, little).set_index("claim").filter(like="Up to an L1", axis=0)
+    assert table["verdict"].tolist() == [IN_PART] and table["scope"].iloc[0].startswith("3 runs")
