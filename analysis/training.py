@@ -34,9 +34,9 @@ VARIED = ("seed", "layers", "d_model", "d_ff", "gated", "activation", "restart_e
 class Training:
     """How a training ended.
 
-    recipe: its fields; d_ff: neurons of a layer; tokens: trained on; loss: held out, nats; nnz, dead: means over
-    layers, on the held-out text if the training ended; peak: greatest memory, bytes; speeds: by names of SPEEDS;
-    sparse: whether any layer ran by sparse kernels.
+    recipe: its fields; d_ff: neurons of a layer; tokens: trained on; l1_end: coefficient of its last step; loss: held
+    out, nats; nnz, dead: means over layers, on the held-out text if the training ended; peak: greatest memory, bytes;
+    speeds: by names of SPEEDS; sparse: whether any layer ran by sparse kernels.
     """
 
     name: str
@@ -44,12 +44,19 @@ class Training:
     d_ff: int
     parameters: int
     tokens: int
+    steps: int
+    l1_end: float
     loss: float
     nnz: float
     dead: float
     peak: float
     speeds: dict[str, float]
     sparse: bool
+
+    @property
+    def risen(self) -> bool:
+        """Whether its L1 had risen in full when it ended."""
+        return self.l1_end >= 0.999 * float(self.recipe.get("l1") or 0)
 
     @property
     def seed(self) -> int:
@@ -85,6 +92,8 @@ def trainings(runs: Iterable[Run]) -> list[Training]:
                 d_ff=run.d_ff,
                 parameters=run.manifest.model.get("parameters") or 0,
                 tokens=int(steps["tokens"].iloc[-1]),
+                steps=int(steps["step"].iloc[-1]),
+                l1_end=float(steps["l1_coefficient"].iloc[-1]),
                 loss=float(measured["loss"]),
                 nnz=float(np.mean(measured["nnz"])),
                 dead=float(np.mean(measured["dead"])),
@@ -99,17 +108,18 @@ def trainings(runs: Iterable[Run]) -> list[Training]:
 def training_results(runs: Sequence[Run]) -> pd.DataFrame:
     """Return how each of several trainings ended; a row a training, by L1. Runs that are none are left out. Columns:
 
-    name; seed, layers, d_model, d_ff, gated, activation, restart_every, l1 (of the recipe); parameters; tokens (trained
-    on); loss (nats a token, held out); rise (loss over that of the training without L1 of the same recipe and seed,
-    less 1; NaN where there is none); nnz, sparsity, dead (means over layers, on the held-out text); ffn_speedup,
-    model_speedup (dense over sparse time of FFNs and of the whole forward pass), step_speedup (of a training step),
-    cpu_ffn_speedup, cpu_model_speedup (NaN where they were not measured).
+    name; seed, layers, d_model, d_ff, gated, activation, restart_every, l1 (of the recipe); parameters; tokens, steps
+    (trained on); l1_end (the coefficient at its last step: below l1 where it still rose); loss (nats a token, held
+    out); rise (loss over that of the training without L1 of the same recipe and seed, less 1; NaN where there is none);
+    nnz, sparsity, dead (means over layers, on the held-out text); ffn_speedup, model_speedup (dense over sparse time of
+    FFNs and of the whole forward pass), step_speedup (of a training step), cpu_ffn_speedup, cpu_model_speedup (NaN
+    where they were not measured).
     """
     results = trainings(runs)
-    plain = [one for one in results if not one.recipe.get("l1")]
     rows = []
     for one in results:
-        base = [other.loss for other in plain if one.alike(other, "l1", "l1_warmup") and one.seed == other.seed]
+        others = [other for other in results if one.alike(other, "l1", "l1_warmup") and one.seed == other.seed]
+        base = [other.loss for other in others if not other.recipe.get("l1")] if len(others) > 1 else []
         rows.append(
             {
                 "name": one.name,
@@ -117,6 +127,8 @@ def training_results(runs: Sequence[Run]) -> pd.DataFrame:
                 "d_ff": one.d_ff,
                 "parameters": one.parameters,
                 "tokens": one.tokens,
+                "steps": one.steps,
+                "l1_end": one.l1_end,
                 "loss": one.loss,
                 "rise": one.loss / base[0] - 1 if base else np.nan,
                 "nnz": one.nnz,

@@ -24,6 +24,7 @@ LEAST_SIZES = 3
 SIZE = ("layers", "tokens", "steps")  # fields in which a series over depth differs; one over width has its own
 WIDTH = ("d_model", "d_ff", "kv_heads", "tokens", "steps")
 EQUAL = 0.1  # how far apart tokens a parameter, or parameters, may be and still count as equal
+NEITHER = "neither gains: sparse kernels lose time at this size"
 NOISE = 0.005  # difference of two speedups that may be chance
 Pair = tuple[Training, Training]
 
@@ -58,9 +59,22 @@ def pairs(
     return [pair for pair in matched if pair[0].seed == pair[1].seed] or matched[:1]
 
 
+def ruled(verdict: str, rule: str) -> str:
+    """Return the rule, after the reason why there is no verdict where neither side gained."""
+    return f"{NEITHER}; it takes: {rule}" if verdict == UNTOLD else rule
+
+
 def of_seeds(count: int) -> str:
     """Return why there is no interval over so many pairs of trainings."""
     return "none: one training of each" if count == 1 else f"none: {count} pairs of trainings, of a seed each"
+
+
+def sized(results: Sequence[Training]) -> str:
+    """Return how many models, how large, and on how many tokens a parameter they were trained, in words."""
+    sizes = [one.parameters / 1e6 for one in results]
+    tokens = np.mean([one.tokens / (one.parameters or 1) for one in results])
+    span = f"{min(sizes):.3g}" if np.ptp(sizes) < 0.1 * max(sizes) else f"{min(sizes):.3g} to {max(sizes):.3g}"
+    return f"{len(results)} models of {span} M parameters, {tokens:.2g} tokens a parameter"
 
 
 def listed(values: Sequence[float], form: str) -> str:
@@ -71,8 +85,10 @@ def listed(values: Sequence[float], form: str) -> str:
 def graded(gains: Sequence[tuple[float, float]]) -> str:
     """Return the verdict on a claim that the first of each pair of gains is the greater: in all, in some, or in none.
 
-    A ratio within NOISE of 1 tells neither.
+    A ratio within NOISE of 1 tells neither; where no side gains anything, it cannot be told.
     """
+    if max(max(pair) for pair in gains) <= 1:
+        return UNTOLD
     ratios = np.array([one / other for one, other in gains])
     better, worse = ratios > 1 + NOISE, ratios < 1 - NOISE
     return HOLDS if better.all() else IN_PART if better.any() else REVERSED if worse.all() else FAILS
@@ -83,20 +99,20 @@ def scale(runs: Sequence[Run]) -> Answer:
     depth, width = (series(trainings(runs), apart) for apart in (SIZE, WIDTH))
     if len(depth) >= LEAST_SIZES or len(width) >= LEAST_SIZES:
         chosen, other = (depth, width) if len(depth) >= LEAST_SIZES else (width, [])
-        ratio = np.mean([one.tokens / one.parameters for one in chosen])
         says = f"over depth {_sizes(chosen)}" if chosen is depth else f"over width {_sizes(chosen)}"
         says += f"; over width {_sizes(other)}" if len(other) >= LEAST_SIZES else ""
-        nnz, about = np.array([one.nnz for one in chosen]), f"one recipe, {ratio:.1f} tokens a parameter"
+        nnz, about = np.array([one.nnz for one in chosen]), f"one recipe, {sized(chosen)}"
     else:
-        sized = {
+        captured = {
             run.manifest.model.get("parameters") or 0: run
             for run in runs
             if run.has("activity") or run.manifest.summary_only
         }
-        means = {size: by_layer(run)["mean"].mean() for size, run in sorted(sized.items()) if size}
+        means = {size: by_layer(run)["mean"].mean() for size, run in sorted(captured.items()) if size}
         if len(means) < LEAST_SIZES:
             raise Missing(
-                f"It takes trainings or captures of {LEAST_SIZES} sizes of one recipe, got {len(means)}: `twell train "
+                f"It takes trainings of {LEAST_SIZES} sizes of one recipe whose L1 had risen in full, got "
+                f"{max(len(depth), len(width))}, or captures of as many sizes, got {len(means)}: `twell train "
                 "--config paper-8x2048 --text CORPUS --out M`, the same with paper-18x2048 and paper-28x2048, then "
                 "`twell capture` of each."
             )
@@ -113,14 +129,15 @@ def scale(runs: Sequence[Run]) -> Answer:
 
 
 def series(results: Sequence[Training], apart: Sequence[str]) -> list[Training]:
-    """Return the most trainings of one recipe and seed but for these fields, with equally many tokens a parameter, each
-    of another size, the smallest first."""
+    """Return the most trainings of one recipe and seed but for these fields, with equally many tokens a parameter and
+    an L1 that had risen in full, each of another size, the smallest first."""
     longest: list[Training] = []
     for one in results:
         sizes: dict[int, Training] = {}
         for other in results:
             close = abs(other.tokens * one.parameters / (one.tokens * other.parameters or 1) - 1) <= EQUAL
-            if one.seed == other.seed and close and one.alike(other, *apart) and other.parameters:
+            comparable = one.risen and other.risen and other.parameters
+            if one.seed == other.seed and close and one.alike(other, *apart) and comparable:
                 sizes.setdefault(other.parameters, other)
         if len(sizes) > len(longest):
             longest = [sizes[size] for size in sorted(sizes)]
@@ -137,7 +154,7 @@ def little_l1_is_free(runs: Sequence[Run]) -> Answer:
     results = trainings(runs)
     plain = [one for one in results if one.recipe.get("l1") == 0]
     rises = [
-        (other.recipe["l1"], other.loss / one.loss - 1, one.loss)
+        (one, other, other.loss / one.loss - 1)
         for one in plain
         for other in results
         if 0 < other.recipe.get("l1", 0) <= FREE_L1 and one.seed == other.seed and one.alike(other, "l1", "l1_warmup")
@@ -147,10 +164,12 @@ def little_l1_is_free(runs: Sequence[Run]) -> Answer:
             "It takes trainings of one recipe with l1 = 0 and with l1 up to 3e-5: `twell train --l1 0 --config NAME "
             "--text CORPUS --out M`, and the same with `--l1 3e-5`."
         )
-    most = max(rise for _, rise, _ in rises)
+    most = max(rise for *_, rise in rises)
     return Answer(
-        ", ".join(f"L1 {l1:g}: loss {100 * rise:+.2f} %" for l1, rise, _ in rises) + "; downstream not measured",
-        f"held-out loss {listed([loss for *_, loss in rises], '.3f')} nats without L1",
+        ", ".join(f"loss {100 * rise:+.2f} % with L1 {one.recipe['l1']:g}" for _, one, rise in rises)
+        + "; downstream not measured",
+        f"held-out loss {listed([plain.loss for plain, *_ in rises], '.3f')} nats without L1; "
+        + sized([one for plain, other, _ in rises for one in (plain, other)]),
         IN_PART if most < LITTLE_LOSS else FAILS,
         "the loss rises by less than 2 % at each; as nothing downstream is measured, that is in part",
         of_seeds(len(rises)),
@@ -171,14 +190,20 @@ def gated_gains_more(runs: Sequence[Run]) -> Answer:
         gains = [each for each in gains if not np.isnan(sum(each))]
         if gains:
             gated, plain = (listed([each[side] for each in gains], ".2f") for side in range(2))
+            verdict = graded(gains)
             return Answer(
                 f"{what} runs {gated} times as fast gated, {plain} times plain; {counts}",
-                "FFNs of as many weights" if _equal(both) else "FFNs of as many columns",
-                graded(gains),
-                rule,
+                f"FFNs of as many {'weights' if _equal(both) else 'columns'}; {members(both)}",
+                verdict,
+                ruled(verdict, rule),
                 of_seeds(len(gains)),
             )
-    return Answer(f"{counts}; nothing was timed dense and sparse", "", UNTOLD, rule, of_seeds(len(both)))
+    return Answer(f"{counts}; nothing was timed dense and sparse", members(both), UNTOLD, rule, of_seeds(len(both)))
+
+
+def members(both: Sequence[Pair]) -> str:
+    """Return `sized` of the models of all pairs."""
+    return sized([one for pair in both for one in pair])
 
 
 def _equal(both: Sequence[Pair]) -> bool:
@@ -194,7 +219,7 @@ def relu_costs(runs: Sequence[Run]) -> Answer:
         f"held-out loss {listed([relu.loss for _, relu in both], '.3f')} nats with ReLU, "
         f"{listed([silu.loss for silu, _ in both], '.3f')} with SiLU, "
         f"{listed([100 * (relu.loss / silu.loss - 1) for silu, relu in both], '+.2f')} %",
-        f"{len(both)} trainings of each",
+        members(both),
         UNTOLD,
         "the claim is of downstream tasks, which no run measures",
         of_seeds(len(both)),
@@ -229,7 +254,7 @@ def restarts_pay(runs: Sequence[Run]) -> Answer:
     says = (
         f"{listed([100 * one.dead for one, _ in both], '.1f')} % dead with restarts, "
         f"{listed([100 * other.dead for _, other in both], '.1f')} % without; nnz "
-        f"{listed([one.nnz for one, _ in both], '.1f')} and {listed([other.nnz for _, other in both], '.1f')}"
+        f"{listed([one.nnz for one, _ in both], '.1f')} with, {listed([other.nnz for _, other in both], '.1f')} without"
     )
     rule = "the model gains more with restarts, in every pair; in some: in part"
     for name, what in (("model_speedup", "the forward pass"), ("step_speedup", "a training step")):
@@ -239,8 +264,8 @@ def restarts_pay(runs: Sequence[Run]) -> Answer:
             anew, plain = (listed([each[side] for each in gains], ".3f") for side in range(2))
             verdict = graded(gains)
             says += f"; {what} runs {anew} times as fast with restarts, {plain} times without"
-            return Answer(says, f"{len(gains)} of each", verdict, rule, of_seeds(len(gains)))
-    return Answer(says, f"{len(both)} of each", UNTOLD, rule, of_seeds(len(both)))
+            return Answer(says, members(both), verdict, ruled(verdict, rule), of_seeds(len(gains)))
+    return Answer(says, members(both), UNTOLD, rule, of_seeds(len(both)))
 
 
 CLAIMS = (

@@ -8,9 +8,9 @@ import pandas as pd
 import streamlit as st
 
 from twell.app.runs.claims_data import CLAIMS, STUDIES, sweep_and_own
-from twell.app.runs.study_figures import cost_and_gain
+from twell.app.runs.study_figures import SPEEDS, cost_and_gain
 from twell.app.ui import widgets
-from twell.app.ui.formatting import plural, typeset
+from twell.app.ui.formatting import plural, typeset, whole
 from twell.app.ui.query import query
 from twell.app.ui.url_state import current_run
 from twell.workbench.errors import Missing
@@ -81,11 +81,14 @@ def draw_studies(run: Run) -> None:
         return
     sweep = result.then(sweep_and_own)
     trained = table[~table["this_run"]]
-    device, seeds = table.attrs.get("device") or "one GPU", sweep.frame["seed"].nunique()
+    swept = sweep.frame[~sweep.frame["this_run"]]
+    device, seeds = table.attrs.get("device") or "one GPU", swept["seed"].nunique()
+    size, tokens = (whole(swept[name].median()) for name in ("parameters", "tokens"))
     caption = (
-        f"{plural(int((~sweep.frame['this_run']).sum()), 'small training')} of one recipe, a dot each, with "
-        f"{plural(seeds, 'seed')}: the larger L1, the fewer neurons fire. Left: what the loss pays for it. Right: the "
-        f"speed that it buys on {device}, measured after the training; a cross is this run, on its own device."
+        f"{plural(len(swept), 'small training')} of one recipe, a dot each, with {plural(seeds, 'seed')}, {size} "
+        f"parameters and {tokens} tokens: the larger L1, the fewer neurons fire. Left: what the held-out loss pays for "
+        f"it. Right: the speed that it buys on {device}, measured after the training; a cross is this run, on its own "
+        "device."
     )
     widgets.heading("What sparsity costs, and what it gains", caption, sweep)
     widgets.draw(cost_and_gain(sweep.frame), "studies", "Loss and speed against sparsity, a dot a training", wide=True)
@@ -96,7 +99,15 @@ def draw_studies(run: Run) -> None:
     )
     caption = "Beside the sweep: depth and width, gated and plain FFN, activation, dead neurons started anew."
     widgets.heading("Every training of the studies", caption, result)
-    st.dataframe(trained.drop(columns=["this_run"]), hide_index=True, height=320)
+    column = st.column_config.NumberColumn
+    factor = dict.fromkeys([*SPEEDS, "cpu_model_speedup"], column(format="%.2f ×"))
+    share = dict.fromkeys(("rise", "sparsity", "dead"), column(format="percent"))
+    st.dataframe(
+        trained[["name", "parameters", "steps", "loss", "rise", "nnz", "sparsity", "dead", *factor]],
+        hide_index=True,
+        height=320,
+        column_config={"nnz": column(format="%.1f"), "loss": column("loss, nats", format="%.3f"), **share, **factor},
+    )
 
 
 widgets.title("Do published claims hold for this model?")

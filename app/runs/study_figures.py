@@ -19,6 +19,7 @@ SPEEDS = {  # column: its name at the line, and its look
     "step_speedup": ("training step, GPU", {"color": GREY, "symbol": "triangle-up"}),
     "model_speedup": ("forward pass, GPU", {"color": BLUE, "symbol": "circle-open"}),
 }
+ABOVE = {"step_speedup": 7, "model_speedup": -7}  # pixels by which names that would meet are shifted
 
 
 def cost_and_gain(table: pd.DataFrame) -> go.Figure:
@@ -113,6 +114,7 @@ def _speeds(
         showarrow=False,
         xanchor="left",
         xshift=8,
+        yshift=ABOVE.get(column, 0),
         font={"size": 11, "color": look["color"]},
     )
     here = own[own[column].notna()] if column in own else own.iloc[:0]

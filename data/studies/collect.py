@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from twell.analysis import ffn_speedup, model_speedup, training_results
+from twell.analysis import by_layer, ffn_speedup, model_speedup, training_results
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import open_run
@@ -66,7 +66,7 @@ def measured(work: Path, name: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for prefix, folder in (("", "captures"), ("cpu_", "captures-cpu")):
         path = work / folder / name
-        if not (path / "run.json").exists():
+        if not (path / "activity").exists():  # stopped before its first part, or never begun
             continue
         run = open_run(path)
         values[f"{prefix}device"] = run.manifest.device
@@ -84,9 +84,7 @@ def measured(work: Path, name: str) -> dict[str, Any]:
 
 
 def nnz_of(run: Any) -> float:
-    """Return a capture's mean nnz over layers; NaN where it counted nothing."""
-    from twell.analysis import by_layer
-
+    """Return a capture's mean nnz over layers."""
     return float(by_layer(run)["mean"].mean())
 
 

@@ -32,8 +32,9 @@ ROOT = HERE.parents[1]
 L1 = ("0", "3e-5", "1e-3", "4e-3", "1.2e-2", "4e-2")
 PARAMETERS = 7_868_672  # of small.toml's model: the unit of tokens a parameter and of costs
 MOST, LEAST = 6.0, 0.5  # tokens a parameter
-SHARED = 0.7  # share of the time in which processes that share a GPU train; they start, compile and save in the rest
-START = 25.0  # seconds from a training's start to its first step, and from its last step to its end
+# Of five trainings at once on an H200 each ran at 0.7 of the pace of one alone, which waits for its launches.
+SHARED = 0.7
+START = 27.0  # seconds from a training's start to its first step, and from its last step to its end
 LIMIT = 15 * 2**20  # bytes of an archive
 ARCHIVES = 6
 
@@ -94,7 +95,14 @@ class Plan:
 
     def expected(self, job: Job) -> float:
         """Return the seconds that a training takes beside others in all lanes."""
-        return START + self.lanes * job.cost * job.parameters * self.tokens / self.pace
+        return START + job.cost * job.parameters * self.tokens / (SHARED * self.pace)
+
+    def afforded(self, jobs: list[Job]) -> float:
+        """Return how many tokens a parameter all of these trainings can have in the time that is left."""
+        longest = max(job.cost * job.parameters for job in jobs)
+        unit = max(sum(job.cost * job.parameters for job in jobs) / self.lanes, longest)
+        starts = START * (len(jobs) / self.lanes + 1)  # and the last ones end one by one
+        return max(0.0, self.left - starts) * SHARED * self.pace / unit / PARAMETERS
 
 
 def main() -> int:
@@ -196,8 +204,7 @@ def measure_pace(plan: Plan, options: argparse.Namespace, work: Path) -> None:
     parts = sorted((work / "models" / "first" / "training").glob("*.parquet"))
     rates = pq.ParquetFile(parts[-1]).read(columns=["tokens_per_second"])["tokens_per_second"].to_pylist()
     plan.pace = float(sorted(rates)[len(rates) // 2])
-    unit = sum(job.cost * job.parameters for job in JOBS if job.name.startswith(options.only))
-    affordable = SHARED * plan.left * plan.pace / unit / PARAMETERS
+    affordable = plan.afforded([job for job in JOBS if job.name.startswith(options.only)])
     plan.tokens = options.tokens or int(PARAMETERS * min(MOST, max(LEAST, affordable)))
     print(
         f"Pace {plan.pace:,.0f} tokens/s after {time.monotonic() - plan.began:.0f} s; {plan.tokens:,} tokens for "

@@ -110,7 +110,6 @@ def captures(options: argparse.Namespace, deadline: float) -> int:
             tokens=tokens,
             batch_tokens=min(GPU_BATCH, max(512, tokens // BATCHES)),
             device=options.device,
-            timings_share=1.0,
         )
         capture(made)
 

@@ -90,6 +90,9 @@ def test_scale(trained: Trained, nnz: tuple[float, ...], verdict: str) -> None:
     assert answer(across.scale, *runs).verdict == verdict
     with pytest.raises(Missing, match="3 sizes"):
         answer(across.scale, *runs[:2])
+    rising = trained("rising", nnz=nnz[2], layers=4, l1=0.05)  # its log ends at 0.01
+    with pytest.raises(Missing, match="risen in full, got 0,"):
+        answer(across.scale, rising)
     manifests.update(runs[2].path, model={**runs[2].manifest.model, "parameters": 10**7})
     with pytest.raises(Missing, match="3 sizes"):
         answer(across.scale, *runs[:2], open_run(runs[2].path))
@@ -97,7 +100,12 @@ def test_scale(trained: Trained, nnz: tuple[float, ...], verdict: str) -> None:
 
 @pytest.mark.parametrize(
     ("gated", "plain", "verdict"),
-    [((1.3, 1.2), (1.1, 1.1), HOLDS), ((1.3, 1.0), (1.1, 1.1), IN_PART), ((1.0, 1.0), (1.1, 1.1), REVERSED)],
+    [
+        ((1.3, 1.2), (1.1, 1.1), HOLDS),
+        ((1.3, 1.0), (1.1, 1.1), IN_PART),
+        ((1.0, 1.0), (1.1, 1.1), REVERSED),
+        ((0.8, 0.9), (0.7, 0.7), UNTOLD),
+    ],
 )
 def test_gated_against_plain(trained: Trained, gated: Any, plain: Any, verdict: str) -> None:
     runs = [trained(f"g{seed}", speed=gated[seed], seed=seed) for seed in range(2)]
