@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from support import synthetic_runs
 from support.fuzz import run_questions
+from support.rewritten import relisted
 
 import twell.analysis as analysis
 from twell.analysis.memo import memo_scope
@@ -132,3 +133,14 @@ def test_a_run_without_any_whole_part(whole: Run, tmp_path: Path) -> None:
     assert run.manifest.tokens == 0
     with pytest.raises(Missing, match=r"holds no activity table without its damaged parts.*is missing"):
         analysis.by_layer(run)
+
+
+def test_losses_that_went_are_missed(whole: Run, tmp_path: Path) -> None:
+    shutil.copytree(whole.path, tmp_path / "run")
+    path = tmp_path / "run" / "activity" / "part-00002.parquet"
+    rows = pq.ParquetFile(path).read()
+    pq.write_table(rows.set_column(rows.schema.names.index("loss"), "loss", pa.nulls(len(rows), pa.float16())), path)
+    run = relisted(open_run(tmp_path / "run"), "activity")
+    with pytest.raises(UserError, match=r"part-00002.*where the manifest counts"):
+        run.frame("activity")
+    assert "activity/part-00002.parquet" in open_run(run.path, without_damaged=True).left_out

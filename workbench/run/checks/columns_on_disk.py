@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,26 @@ def column_fault(
             return _schema_fault(file, columns, complete) or next(_value_faults(file, table, columns, sizes), "")
     except (OSError, pa.ArrowException) as error:
         return f"cannot be read ({first_line(error)})"
+
+
+def values_in(path: Path, name: str) -> int:
+    """Return how many values of a column are not null. Raises OSError or pyarrow.ArrowException for an unreadable file.
+
+    It is read once for as long as the file stays as it is.
+    """
+    state = path.stat()
+    return _values_in(path, name, (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+
+
+@lru_cache(maxsize=2**16)
+def _values_in(path: Path, name: str, version: tuple[int, ...]) -> int:
+    with open_part(path) as file:
+        groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
+        statistics = [group.column(file.schema_arrow.get_field_index(name)).statistics for group in groups]
+        if all(column is not None and column.has_null_count for column in statistics):
+            return sum(group.num_rows - column.null_count for group, column in zip(groups, statistics, strict=True))
+        column = file.read([name])[name]
+        return len(column) - column.null_count
 
 
 def _schema_fault(file: pq.ParquetFile, columns: Sequence[Column], complete: bool) -> str:

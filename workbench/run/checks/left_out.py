@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from twell.workbench.errors import first_line
 from twell.workbench.run.checks import verified
-from twell.workbench.run.checks.columns_on_disk import column_fault
+from twell.workbench.run.checks.columns_on_disk import column_fault, values_in
 from twell.workbench.run.checks.ranges import Sizes
-from twell.workbench.run.manifest import Manifest, Part
+from twell.workbench.run.manifest import COMPLETE, Manifest, Part
 from twell.workbench.run.part_files import read_part
 from twell.workbench.run.schema import TABLES, expand
 
@@ -35,7 +34,7 @@ ATTRIBUTE = "left_out"  # of a DataFrame: the sentence that names what it lacks
 
 def damaged_parts(folder: Path, manifest: Manifest, parts: Sequence[Part]) -> list[tuple[Part, str]]:
     """Return the parts whose file is damaged, each with that clause: missing, other than its checksum in the manifest,
-    or with columns that are not as declared."""
+    with columns that are not as declared, or without losses that the manifest counts."""
     listed = {part.file: part for part in parts}
     sizes = Sizes.of(manifest)
 
@@ -45,7 +44,28 @@ def damaged_parts(folder: Path, manifest: Manifest, parts: Sequence[Part]) -> li
         return column_fault(folder / file, table, columns, sizes, listed[file].rows)
 
     clauses = verified.faults(folder, {part.file: part.sha256 for part in parts}, fault, str(sizes))
-    return [(listed[file], clause) for file, clause in clauses.items()]
+    return [(listed[file], clause) for file, clause in (clauses or _lost_losses(folder, manifest, parts)).items()]
+
+
+def _lost_losses(folder: Path, manifest: Manifest, parts: Sequence[Part]) -> dict[str, str]:
+    """Return a clause for each part of a complete run that lacks losses; for all its parts where none has none.
+
+    A loss may be null, so the number of losses tells. It is compared where all the parts of rows are among `parts`.
+    """
+    import pyarrow as pa
+
+    files = [part.file for part in parts if part.table == "activity" and part.rows]
+    tokens = sum(part.rows for part in parts if part.table == "activity")
+    if manifest.status != COMPLETE or not manifest.loss_tokens or not files or tokens != manifest.tokens:
+        return {}
+    try:
+        losses = {file: values_in(folder / file, "loss") for file in files}
+    except (OSError, pa.ArrowException) as error:
+        return dict.fromkeys(files, f"cannot be read ({first_line(error)})")
+    if sum(losses.values()) == manifest.loss_tokens:
+        return {}
+    clause = f"is of a table with {sum(losses.values()):,} losses, where the manifest counts {manifest.loss_tokens:,}"
+    return dict.fromkeys([file for file in files if not losses[file]] or files, clause)
 
 
 def without_damaged(folder: Path, manifest: Manifest) -> Manifest:
@@ -93,7 +113,7 @@ def _losses(folder: Path, parts: Sequence[Part]) -> tuple[float, int]:
     for part in parts:
         if part.table == "activity":
             losses = read_part(folder / part.file, columns=["loss"])["loss"].drop_null().to_numpy()
-            total, count = total + float(losses.sum(dtype=np.float64)), count + len(losses)
+            total, count = total + float(losses.sum(dtype="float64")), count + len(losses)
     return total, count
 
 
