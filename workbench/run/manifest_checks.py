@@ -117,6 +117,8 @@ def check_fields(path: Path, data: dict[str, Any]) -> None:
     data: the content of `path`
     """
     _check(path, "", data, FIELDS)
+    if "parts" not in data:
+        raise _refusal(path, "a list of parts", "none")
     for name, rules in NEEDED.items():
         _check(path, name, data.get(name), rules, needed=tuple(rules))
     for name, rules in OPTIONAL.items():

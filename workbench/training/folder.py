@@ -32,6 +32,8 @@ from twell.workbench.training.checkpoint import TrainingState
 from twell.workbench.training.log import Row, TrainingLog, mean
 from twell.workbench.training.model_card import model_card
 
+TEMPORARY = "training.json.tmp"  # all there is of a training that was killed as it began
+
 
 @contextlib.contextmanager
 def writing(out: Path) -> Iterator[None]:
@@ -57,7 +59,7 @@ class TrainingFolder:
         usable(self.out)
         if path.exists():
             self.record: dict[str, Any] = _read_json(path)
-        elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+        elif self.out.exists() and (not self.out.is_dir() or {p.name for p in self.out.iterdir()} - {TEMPORARY}):
             raise UserError(
                 f"Expected --out to be new, empty or a training's folder, got {self.out}, which is none: name another."
             )
@@ -169,11 +171,15 @@ class TrainingFolder:
         results: what was measured, added to the record
         """
         disable_progress_bar()
-        model.save_pretrained(self.out, max_shard_size="100GB")
-        (self.out / "model.safetensors").chmod(0o644)  # written for the owner alone
-        tokenizer.save_pretrained(self.out)
         self.record = {**self.record, **results}
-        (self.out / "README.md").write_text(model_card(self.record, self.log.rows), encoding="utf-8")
+        finished = self.work / "finished"  # from where each file is renamed into place, whole
+        shutil.rmtree(finished, ignore_errors=True)
+        model.save_pretrained(finished, max_shard_size="100GB")
+        (finished / "model.safetensors").chmod(0o644)  # written for the owner alone
+        tokenizer.save_pretrained(finished)
+        (finished / "README.md").write_text(model_card(self.record, self.log.rows), encoding="utf-8")
+        for path in sorted(finished.iterdir()):
+            _move(path, self.out / path.name)
         self.log.finish(training={name: value for name, value in self.record.items() if name != "status"})
         self._write_json()
         shutil.rmtree(self.work, ignore_errors=True)
@@ -186,9 +192,16 @@ class TrainingFolder:
 
     def _write_json(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
-        temporary = self.out / "training.json.tmp"
+        temporary = self.out / TEMPORARY
         temporary.write_text(json.dumps(self.record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         os.replace(temporary, self.out / "training.json")
+
+
+def _move(path: Path, target: Path) -> None:
+    """Rename a file into place once it is on disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(path, target)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

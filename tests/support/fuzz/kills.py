@@ -1,8 +1,9 @@
 """Processes that are killed, or that may write no more, while they summarise or export: nothing half-written is read.
 
 A case copies a run and starts a child that works on the copy. The child is killed after a random time, or between two
-of its file operations, or the size of its files is limited, as where a disk fills. Then the run has to answer as it did
-before, what was exported is whole or not there, and the same work succeeds.
+of its file operations, or the size of its files is limited, or its disk fills (a small one in memory, where one can be
+mounted). Then the run has to answer as it did before, what was exported is whole or not there, and the same work
+succeeds once there is room.
 """
 
 from __future__ import annotations
@@ -17,18 +18,34 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from support.fuzz import FAILED, REFUSED, SAME, Outcome, generator, run_questions, sentence_fault
+from support.fuzz.small_disk import filled, mounted
 
 from twell.workbench.errors import UserError
 
 ASKED = ("by_layer", "by_token", "by_neuron", "position_fit", "tile_audit", "frame activity")
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "shutil.copyfile", "os.truncate"}
-MOST_EVENTS, MOST_SECONDS, MOST_BYTES = 160, 1.5, 40_000
+HOW = ("killed between files", "killed in time", "files limited", "disk full")
 ENDED, REFUSAL = 0, 2  # exit codes of a child
+
+
+@dataclass(frozen=True)
+class Limits:
+    """After what a child is disturbed, at most: file operations, seconds, bytes of a file, and bytes on its disk."""
+
+    events: int
+    seconds: float
+    size: int
+    room: int
+
+
+LIMITS = Limits(events=160, seconds=1.5, size=40_000, room=300_000)
 
 
 def summarise(run: Path, out: Path) -> None:
@@ -115,16 +132,19 @@ def cases(folder: Path, seed: int) -> Callable[[int], list[Outcome]]:
     if ended(in_child(lambda: prepare(folder))) != ENDED:
         raise RuntimeError("the run could not be recorded")
     expected = pickle.loads((folder / "answers").read_bytes())
+    small = folder / "disk"
+    disk = small if mounted(small) else None
     exported = {path.name: path.read_bytes() for path in (folder / "exported").iterdir()}
 
     def case(number: int) -> list[Outcome]:
-        rng, place = generator(seed, number), folder / "case"
+        rng, place = generator(seed, number), small / "case"
         shutil.copytree(folder / "whole", place)
         try:
             name = ("summarise", "export")[number % 2]
-            how = ("killed between files", "killed in time", "files limited")[number // 2 % 3]
+            how = HOW[number // 2 % len(HOW)]
             where = f"{name}, {how}"
-            code = _disturbed(WORK[name], how, place, rng)
+            work = partial(WORK[name], place / "run", place / "out")
+            code = disturbed(work, how, rng, LIMITS, disk)
             outcomes = [Outcome(FAILED, where, f"exit {code}")] if code not in (ENDED, REFUSAL, -9) else []
             return outcomes + _after(where, name, place, expected, exported)
         finally:
@@ -133,26 +153,27 @@ def cases(folder: Path, seed: int) -> Callable[[int], list[Outcome]]:
     return case
 
 
-def _disturbed(work: Callable[[Path, Path], None], how: str, place: Path, rng: Any) -> int:
-    """Work in a child that is disturbed; return its exit code."""
-    events, seconds, size = (
-        int(rng.integers(1, MOST_EVENTS)),
-        rng.uniform(0, MOST_SECONDS),
-        int(rng.integers(1, MOST_BYTES)),
-    )
+def disturbed(work: Callable[[], None], how: str, rng: Any, limits: Limits, disk: Path | None) -> int:
+    """Work in a child that is disturbed; return its exit code.
 
-    def disturbed() -> None:
+    disk: the small disk that it writes to; None where there is none, and the size of its files is limited instead
+    """
+    events, seconds = int(rng.integers(1, limits.events)), rng.uniform(0, limits.seconds)
+    size, room = int(rng.integers(1, limits.size)), int(rng.integers(1, limits.room))
+
+    def begin() -> None:
         if how == "killed between files":
             kill_between_files(events)
-        elif how == "files limited":
+        elif how == "files limited" or (how == "disk full" and disk is None):
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-        work(place / "run", place / "out")
+        work()
 
-    child = in_child(disturbed)
-    if how == "killed in time":
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
-    return ended(child)
+    with filled(disk, room) if how == "disk full" and disk is not None else nullcontext():
+        child = in_child(begin)
+        if how == "killed in time":
+            time.sleep(seconds)
+            os.kill(child, signal.SIGKILL)
+        return ended(child)
 
 
 def _after(where: str, name: str, place: Path, expected: dict[str, Any], exported: dict[str, bytes]) -> list[Outcome]:
