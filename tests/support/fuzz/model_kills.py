@@ -1,8 +1,9 @@
-"""Processes that are killed, or that may write no more, while they train or are watched: nothing half-written is read.
+"""Processes that are killed, or that may write no more, while they train, watch or capture a model.
 
-A case trains a small model, or watches one, in a child that is disturbed in one of the ways of `kills`. What a training
-leaves is refused or is read as it was logged, and the same command goes on to the same weights and the same log, to the
-bit. What a watch leaves is a run whose rows are the first of those of a whole watch.
+A case does one of these in a child that is disturbed in one of the ways of `kills`. Nothing half-written is read. What
+a training leaves is refused or is read as it was logged, and the same command goes on to the same weights and the same
+log, to the bit. What a watch leaves is a run whose rows are the first of those of a whole watch; what a capture leaves,
+too, and it is resumed to all of them. Of two captures into one folder, one is refused.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from twell.workbench.options import TrainOptions
 LIMITS = {  # of one that is not disturbed, some more than it takes
     "train": Limits(events=160, seconds=3.0, size=400_000, room=1_500_000),
     "watch": Limits(events=175, seconds=1.0, size=20_000, room=300_000),
+    "capture": Limits(events=200, seconds=1.0, size=20_000, room=300_000),
 }
 TIMES = ["seconds", "tokens_per_second", "dense_step", "sparse_step", "peak_bytes"]  # these differ from run to run
 RECIPE = {
@@ -86,7 +88,21 @@ def watch(folder: Path, out: Path) -> None:
             model(input_ids=torch.randint(3, 400, (1, LENGTH)), use_cache=False)
 
 
-WORK: dict[str, Callable[[Path, Path], None]] = {"train": train, "watch": watch}
+def capture(folder: Path, out: Path, resume: bool = False) -> None:
+    """Capture the trained model on the text, in parts of some sequences."""
+    from twell.workbench.capturing.command import capture as run
+    from twell.workbench.options import CaptureOptions
+    from twell.workbench.run import writer
+
+    one_thread()
+    writer.PART_TOKENS = 200
+    model, text = str(folder / "whole" / "train"), (str(folder / "text.txt"),)
+    limits: dict[str, Any] = {"tokens": 1500, "seq_len": 32, "batch_tokens": 128, "timings": 0}
+    run(CaptureOptions(model=model, text=text, out=out, kernel="reference", fired="0", resume=resume, **limits))
+
+
+WORK: dict[str, Callable[[Path, Path], None]] = {"train": train, "watch": watch, "capture": capture}
+TWO = "two at once"  # of captures into one folder, which are killed elsewhere (`test_resume`)
 
 
 def log_of(out: Path) -> pd.DataFrame:
@@ -128,34 +144,43 @@ def prepare(folder: Path) -> None:
     (folder / "recipe.json").write_text(json.dumps(RECIPE))
     for name, work in WORK.items():
         work(folder, folder / "whole" / name)
-    write(lambda: rows_of(folder / "whole" / "watch"), folder / "rows")
-    write(lambda: (log_of(folder / "whole" / "train"), hashes(folder / "whole" / "train")), folder / "trained")
+    trained = folder / "whole" / "train"
+    results = {name: rows_of(folder / "whole" / name) for name in ("watch", "capture")}
+    write(lambda: results | {"train": (log_of(trained), hashes(trained))}, folder / "results")
 
 
 def cases(folder: Path, seed: int) -> Callable[[int], list[Outcome]]:
     """Prepare in a child, since one that has run threads cannot be forked from, and return the function of a case."""
-    for name in ("twell.workbench.training.command", "twell.workbench.watching.session", "twell.analysis"):
-        importlib.import_module(name)  # once, not in every child
+    for name in ("training.command", "watching.session", "capturing.command"):
+        importlib.import_module(f"twell.workbench.{name}")  # once, not in every child
+    importlib.import_module("twell.analysis")
     if ended(in_child(lambda: prepare(folder))) != ENDED:
         raise RuntimeError("nothing could be trained or watched")
     small = folder / "disk"
     disk = small if mounted(small) else None
-    expected = {"watch": pickle.loads((folder / "rows").read_bytes())}
-    expected["train"] = pickle.loads((folder / "trained").read_bytes())
+    expected = pickle.loads((folder / "results").read_bytes())
 
     def case(number: int) -> list[Outcome]:
         rng, place = generator(seed, number), small / "case"
-        name, how = ("train", "watch")[number % 2], HOW[number // 2 % len(HOW)]
-        where = f"{name}, {how}"
+        name, how = tuple(WORK)[number % 3], HOW[number // 3 % len(HOW)]
+        how = TWO if name == "capture" and how == "killed in time" else how
+        where, work = f"{name}, {how}", partial(WORK[name], folder, place / "out")
         try:
-            code = disturbed(partial(WORK[name], folder, place / "out"), how, rng, LIMITS[name], disk)
+            code = two_at_once(work) if how == TWO else disturbed(work, how, rng, LIMITS[name], disk)
             bad = [] if code in (ENDED, REFUSAL, -9) else [Outcome(FAILED, where, f"exit {code}")]
-            bad += (_after_train if name == "train" else _after_watch)(where, folder, place, expected[name])
+            after = {"train": _after_train, "watch": _after_watch, "capture": _after_capture}[name]
+            bad += after(where, folder, place, expected[name])
             return bad or [Outcome(SAME if code == ENDED else REFUSED, where)]
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
     return case
+
+
+def two_at_once(work: Callable[[], None]) -> int:
+    """Do the same work in two children; return ENDED if one ended and the other was refused, else another code."""
+    codes = sorted(ended(child) for child in [in_child(work), in_child(work)])
+    return ENDED if codes == [ENDED, REFUSAL] else max(codes) or 1
 
 
 def _read(place: Path, read: Callable[[Path], Any]) -> tuple[int, Any]:
@@ -192,3 +217,13 @@ def _after_watch(where: str, folder: Path, place: Path, expected: dict[str, pd.D
         return [Outcome(FAILED, where, f"what was left: exit {code}")]
     differ = [name for name, rows in (left or {}).items() if not rows.equals(expected[name].head(len(rows)))]
     return [Outcome(FAILED, where, f"other rows in {', '.join(differ)}")] if differ else []
+
+
+def _after_capture(where: str, folder: Path, place: Path, expected: dict[str, pd.DataFrame]) -> list[Outcome]:
+    """Return whether the rows that are there are the first ones, and all are there once the capture is resumed."""
+    bad = _after_watch(where, folder, place, expected)
+    if ended(in_child(lambda: capture(folder, place / "out", resume=True))) != ENDED:
+        return [*bad, Outcome(FAILED, where, "it cannot be resumed")]
+    code, left = _read(place, rows_of)
+    whole = code == ENDED and all(rows.equals(expected[name]) for name, rows in left.items())
+    return bad if whole else [*bad, Outcome(FAILED, where, f"other rows when resumed: exit {code}")]

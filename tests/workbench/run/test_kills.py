@@ -1,4 +1,4 @@
-"""Some cases of the fuzzer of kills: summaries and exports that are cut short are never read."""
+"""Some cases of the fuzzers of kills: what is cut short is never read, and a full disk is one sentence."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_summaries_and_exports_that_are_cut_short() -> None:
-    """In a process of its own, which forks before it has run threads; six cases, each in one of six ways."""
-    line = [sys.executable, "-m", "support.fuzz", "kills", "--cases", "6"]
+
+@pytest.mark.parametrize(("subject", "cases"), [("kills", 8), ("model_kills", 4)])
+def test_what_is_cut_short(subject: str, cases: int) -> None:
+    """In a process of its own, which forks before it has run threads; each case in another way.
+
+    kills: summaries and exports; model_kills: training and watching
+    """
+    line = [sys.executable, "-m", "support.fuzz", subject, "--cases", str(cases)]
     tests = Path(__file__).parents[2]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])}
     done = subprocess.run(line, capture_output=True, text=True, env=found, check=False)
