@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize(("subject", "cases"), [("kills", 8), ("model_kills", 4)])
+@pytest.mark.parametrize(("subject", "cases"), [("kills", 8), ("model_kills", 6)])
 def test_what_is_cut_short(subject: str, cases: int) -> None:
     """In a process of its own, which forks before it has run threads; each case in another way.
 
-    kills: summaries and exports; model_kills: training and watching
+    kills: summaries and exports; model_kills: training, watching and captures
     """
     line = [sys.executable, "-m", "support.fuzz", subject, "--cases", str(cases)]
     tests = Path(__file__).parents[2]
