@@ -49,7 +49,7 @@ from twell.analysis.tokens.classes import token_classes
 from twell.analysis.tokens.contexts import contexts, loudest, passages
 from twell.analysis.tokens.identity import token_covariates, token_identity
 from twell.analysis.tokens.words import by_word
-from twell.analysis.training import sparse_since, training_layers, training_results, training_steps
+from twell.analysis.training import compare_trainings, sparse_since, training_layers, training_results, training_steps
 
 __all__ = [
     "across_layers",
@@ -64,6 +64,7 @@ __all__ = [
     "compare_positions",
     "compare_runs",
     "compare_tokens",
+    "compare_trainings",
     "concentration",
     "contexts",
     "dead_curve",

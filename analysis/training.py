@@ -4,6 +4,7 @@
     training_layers(run)    a row a step and layer
     sparse_since(run)       when each layer went sparse
     training_results(runs)  how each of several trainings ended: what differs, what its sparsity costs and gains
+    compare_trainings([a, b])   the rows of several logs, with the fields of their recipes that differ
 
 From the table `training`, which `twell train` writes while it runs, and the manifest. Cost: milliseconds, a few hundred
 rows.
@@ -204,6 +205,21 @@ def sparse_since(run: Run, share: float = SPARSE_SHARE) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows).astype({"step": "Int64", "tokens": "Int64"})
+
+
+def compare_trainings(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return the logs of several trainings, one below the other.
+
+    Columns: run (its name), then those of `training_steps`. attrs["recipes"]: a frame with a row for each field of the
+    recipes that differs, and a column a run. Raises Missing where one of them is no training.
+    """
+    frames = [training_steps(run).assign(run=run.name) for run in runs]
+    table = pd.concat(frames, ignore_index=True)
+    table = table[["run", *(name for name in table if name != "run")]]
+    recipes = pd.DataFrame({run.name: pd.Series((run.manifest.training or {}).get("recipe", {})) for run in runs})
+    written = recipes.map(str)
+    table.attrs["recipes"] = recipes[written.nunique(axis=1) > 1].drop(index="name", errors="ignore")
+    return table
 
 
 def _log(run: Run) -> pd.DataFrame:

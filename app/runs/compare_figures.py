@@ -1,4 +1,4 @@
-"""Figures of the Compare page: two runs layer by layer, and loss against sparsity of all runs over one text."""
+"""Figures of the Compare page: two runs layer by layer, loss against sparsity of all runs over one text, trainings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from plotly.subplots import make_subplots
 
 from twell.app.ui.figures.plot_style import finish, layer_axis, spans, whiskers
 from twell.app.ui.formatting import number, percent, signed, times
-from twell.app.ui.theme import BLUE, GREY
+from twell.app.ui.theme import AMBER, BLUE, GREY
 
+OTHERS = (AMBER, GREY, "#3a9e7d", "#a05fc4", "#c4504f")  # of trainings beside the one that is shown
 MARKERS: tuple[dict[str, Any], ...] = (
     {"color": BLUE, "size": 9},
     {"color": GREY, "size": 11, "symbol": "circle-open", "line": {"width": 2}},
@@ -137,6 +138,42 @@ def frontier(frame: pd.DataFrame, current: str) -> go.Figure:
         low, high = float(values.min()), float(values.max())
         margin = 0.18 * (high - low) or 0.05 * max(abs(high), 1e-9)
         axis(range=[low - margin, high + margin])
+    return figure
+
+
+def trainings_side_by_side(logs: pd.DataFrame, current: str) -> go.Figure:
+    """Return four panels over the tokens trained on, a line a training: loss, nnz, dead share, tokens a second.
+
+    Args:
+        logs: the rows of `analysis.compare_trainings`.
+        current: the name of the training that is drawn in blue.
+    """
+    panels = {"loss": "loss, nats", "nnz": "nnz", "dead": "silent neurons", "tokens_per_second": "tokens a second"}
+    figure = make_subplots(rows=2, cols=2, horizontal_spacing=0.08, vertical_spacing=0.2)
+    names = list(dict.fromkeys(logs["run"]))
+    colours = {name: BLUE if name == current else OTHERS[index % len(OTHERS)] for index, name in enumerate(names)}
+    for index, (column, title) in enumerate(panels.items()):
+        for name in names:
+            rows = logs[logs["run"] == name]
+            figure.add_scatter(
+                x=rows["tokens"],
+                y=rows[column],
+                mode="lines",
+                name=name,
+                legendgroup=name,
+                showlegend=index == 0,
+                line={"color": colours[name], "width": 2.2 if name == current else 1.5},
+                hovertemplate=f"%{{x:,}} tokens: %{{y:.4g}}<extra>{html.escape(name)}</extra>",
+                row=index // 2 + 1,
+                col=index % 2 + 1,
+            )
+        figure.update_yaxes(title=title, row=index // 2 + 1, col=index % 2 + 1)
+    finish(figure, 560, top=20)
+    figure.update_xaxes(title="tokens trained on")
+    figure.update_yaxes(type="log", row=1, col=2)
+    figure.update_yaxes(tickformat=".0%", rangemode="tozero", row=2, col=1)
+    figure.update_yaxes(rangemode="tozero", row=2, col=2)
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     return figure
 
 

@@ -13,6 +13,7 @@ from twell import analysis
 from twell.analysis.compare import of_one_text
 from twell.app.runs.compare_figures import differences, frontier, side_by_side
 from twell.app.runs.comparison import layers_of, position_ratios, same_text
+from twell.app.runs.trainings_view import draw_trainings
 from twell.app.ui import run_header, widgets
 from twell.app.ui.figures.small_multiples import small_multiples
 from twell.app.ui.formatting import fixed, number, percent, plural, times, token_html, whole
@@ -188,6 +189,9 @@ def draw_all_runs(run: Run, catalog: RunCatalog) -> None:
 def draw_page(run: Run) -> None:
     """Draw the two runs side by side, and all runs over one text."""
     catalog = find_runs()
+    if run.manifest.training is not None and not run.has("activity"):
+        draw_trainings(run, catalog)
+        return
     other = other_run(run, catalog)
     if other is None:
         st.info(

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from support.synthetic_training import DENSE, ROWS, SPARSE, make_training
 
-from twell.analysis import sparse_since, training_layers, training_steps
+from twell.analysis import compare_trainings, sparse_since, training_layers, training_steps
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -52,6 +52,18 @@ def test_layers_agree_with_the_table(trained: Run) -> None:
         np.testing.assert_array_equal(rows["nnz"], table[f"nnz_{layer:02}"])
         np.testing.assert_array_equal(rows["dead"], table[f"dead_{layer:02}"])
         np.testing.assert_array_equal(rows["tokens"], table["tokens"])
+
+
+def test_trainings_side_by_side(trained: Run, tmp_path: Path) -> None:
+    other = make_training(tmp_path / "other", LAYERS, D_FF, rows=3, seed=7)
+    logs = compare_trainings([trained, other])
+    assert logs["run"].value_counts().to_dict() == {"made": ROWS, "other": 3}
+    pd.testing.assert_frame_equal(
+        logs[logs["run"] == "other"].drop(columns="run").reset_index(drop=True),
+        training_steps(other),
+        check_dtype=False,
+    )
+    assert logs.attrs["recipes"].loc["seed"].tolist() == [0, 7] and list(logs.attrs["recipes"].index) == ["seed"]
 
 
 def test_a_run_without_a_training_says_what_makes_one(small: Run) -> None:

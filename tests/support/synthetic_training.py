@@ -16,10 +16,12 @@ ROWS, STEPS_A_ROW, TOKENS_A_STEP = 12, 10, 256
 DENSE, SPARSE = 0.5, 0.02  # nnz over d_ff before and after a layer goes sparse
 
 
-def make_training(path: Path, layers: int = 4, d_ff: int = 512, status: str = COMPLETE, rows: int = ROWS) -> Run:
+def make_training(
+    path: Path, layers: int = 4, d_ff: int = 512, status: str = COMPLETE, rows: int = ROWS, seed: int = 0
+) -> Run:
     """Write a run that is a training alone. Row r stands for step 10 (r + 1)."""
     manifest = synthetic_runs.manifest(synthetic_runs.Shape(layers=layers, d_ff=d_ff), path.name)
-    manifest.training = {"recipe": {"name": "made up", "layers": layers}}
+    manifest.training = {"recipe": {"name": "made up", "layers": layers, "seed": seed}}
     writer = RunWriter(path, manifest)
     writer.add("training", columns(layers, d_ff, rows))
     writer.finish(status)

@@ -16,7 +16,7 @@ from twell.app.ui.formatting import number, percent, times, whole
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trainings")
     make_training(path / "done")
-    make_training(path / "going", status="recording", rows=2)
+    make_training(path / "going", status="recording", rows=2, seed=1)
     return path
 
 
@@ -45,12 +45,23 @@ def test_one_that_goes_on_is_shown_as_far_as_it_is(folder: Path, show: Callable[
     assert len(test.get("plotly_chart")) == 5
 
 
-@pytest.mark.parametrize("page", ["overview", "layers", "kernels", "compare"])
+@pytest.mark.parametrize("page", ["overview", "layers", "kernels"])
 def test_pages_about_activity_point_to_it(folder: Path, show: Callable[..., AppTest], page: str) -> None:
     test = show(folder, page, run="done")
     assert not test.exception
     assert "This run is a training" in text(test)
     assert [link.proto.label for link in test.get("page_link") if link.proto.label == "See how it gets sparse"]
+
+
+def test_compare_puts_trainings_side_by_side(folder: Path, show: Callable[..., AppTest]) -> None:
+    test = show(folder, "compare", run="done")
+    assert not test.exception
+    assert len(test.get("plotly_chart")) == 1
+    assert "2 trainings" in text(test)
+    table = test.dataframe[0].value
+    assert list(table) == ["done", "going"]
+    assert table.loc["Dense step / sparse step"].tolist() == [times(1.5), "–"]
+    assert table.loc["seed"].tolist() == ["0", "1"]
 
 
 def test_the_bar_links_to_it_only_for_trainings(folder: Path, show: Callable[..., AppTest], runs: Path) -> None:

@@ -1,0 +1,80 @@
+"""Trainings side by side on the Compare page: their logs, what their recipes differ in, and where each ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from twell import analysis
+from twell.app.runs.compare_figures import trainings_side_by_side
+from twell.app.ui import widgets
+from twell.app.ui.formatting import number, percent, plural, times, whole
+from twell.app.ui.query import query_with_others
+from twell.app.ui.run_cache import shown
+from twell.app.ui.run_catalog import RunCatalog, run_label
+from twell.app.ui.url_state import run_name
+from twell.workbench.run.store import Run
+
+PROPOSED, MOST = 3, 5  # trainings beside the one that is shown: at first, and at most
+ENDS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("Tokens", "tokens", whole),
+    ("Training loss, nats", "loss", number),
+    ("Held-out loss, nats", "heldout_loss", number),
+    ("nnz per token and layer", "nnz", number),
+    ("Silent neurons", "dead", percent),
+    ("Sparse layers", "sparse_layers", whole),
+    ("Tokens a second", "tokens_per_second", lambda value: whole(round(value))),
+    ("Dense step / sparse step", "step_speedup", times),
+    ("Peak memory, GiB", "peak_bytes", lambda value: number(value / 2**30)),
+)
+
+
+def draw_trainings(run: Run, catalog: RunCatalog) -> None:
+    """Draw the training beside others of the folder, those whose recipes differ least first."""
+    names = [name for name, other in catalog.runs.items() if name != run_name() and other.has("training")]
+    if not names:
+        st.info("There is no other training here to compare with. Train one more with twell train into this folder.")
+        return
+    names.sort(key=lambda name: differing_fields(run, catalog.runs[name]))
+    chosen = st.multiselect(
+        "Compare with",
+        names,
+        default=names[:PROPOSED],
+        max_selections=MOST,
+        format_func=lambda key: run_label(key, catalog),
+        key="trainings",
+    )
+    if not chosen:
+        return
+    result = query_with_others(run, [shown(catalog.runs[name]) for name in chosen], analysis.compare_trainings)
+    logs = result.frame
+    widgets.heading(
+        "Loss, activity and speed",
+        f"{plural(logs['run'].nunique(), 'training')}, means between two rows of each log; {run.name} in blue. Losses "
+        "of different texts or vocabularies cannot be compared.",
+        result,
+    )
+    widgets.draw(trainings_side_by_side(logs, run.name), "logs", "Trainings side by side", wide=True)
+    draw_ends(logs, run.name)
+
+
+def differing_fields(run: Run, other: Run) -> int:
+    """Return how many fields of two trainings' recipes differ."""
+    first, second = ((one.manifest.training or {}).get("recipe", {}) for one in (run, other))
+    return sum(first.get(field) != second.get(field) for field in first.keys() | second.keys())
+
+
+def draw_ends(logs: pd.DataFrame, current: str) -> None:
+    """Draw what the recipes differ in, and the last value of each figure, a column a training, `current` first."""
+    names = list(dict.fromkeys([current, *logs["run"]]))
+    rows = [(str(field), [str(values[name]) for name in names]) for field, values in logs.attrs["recipes"].iterrows()]
+    for title, column, form in ENDS:
+        known = [logs[logs["run"] == name][column].dropna() for name in names]
+        if any(len(values) for values in known):
+            rows.append((title, [form(values.iloc[-1]) if len(values) else "–" for values in known]))
+    table = pd.DataFrame([cells for _, cells in rows], columns=names, index=[title for title, _ in rows])
+    widgets.heading("Recipes and results", "Fields of the recipes that differ, then the last figure in each log.")
+    st.dataframe(table, width="stretch")
