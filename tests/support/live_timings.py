@@ -1,9 +1,9 @@
 """Measure what issue 27 asks of one GPU: what a capture with live timings and examples costs, and whether it is right.
 
-    python tests/support/live_timings.py MODEL TEXT [TOKENS]
+    python tests/support/live_timings.py MODEL TEXT [TOKENS [BENCH]]
 
 MODEL: a folder, best of 28 layers of 2048 × 5632 trained for some minutes; TEXT: held back from its training; TOKENS:
-of a turn, default 600 000. Prints one JSON object: each row of the issue's table under its name. Train first:
+of a turn, default 600 000. BENCH: a .parquet file for the figures of `twell bench`. Prints one JSON object: each row of the issue's table under its name. Train first:
 
     twell train --config RECIPE --text TEXT --out MODEL --minutes 4
 
@@ -56,9 +56,8 @@ def layers_timed(run: Run) -> dict[str, Any]:
     }
 
 
-def bench_speedup(model: str, text: str, rows: int, folder: Path) -> float:
+def bench_speedup(model: str, text: str, rows: int, out: Path) -> float:
     """Return the sum of dense over the sum of sparse times of all layers, by `twell bench` on the same text."""
-    out = folder / "bench.parquet"
     command = [
         "bench",
         model,
@@ -81,7 +80,7 @@ def bench_speedup(model: str, text: str, rows: int, folder: Path) -> float:
     return float(sums["ffn_dense"] / sums["ffn_sparse"])
 
 
-def main(model: str, text: str, tokens: int) -> dict[str, Any]:
+def main(model: str, text: str, tokens: int = 600_000, bench: str | None = None) -> dict[str, Any]:
     """Return every figure of the table by its name."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -97,7 +96,7 @@ def main(model: str, text: str, tokens: int) -> dict[str, Any]:
         large = capture(replace(options, out=folder / "large"))
         small = capture(replace(options, out=folder / "small", batch_tokens=SMALL))
         total = ffn_speedup(open_run(large.path))
-        bench = bench_speedup(model, text, LARGE, folder)
+        benched = bench_speedup(model, text, LARGE, Path(bench) if bench else folder / "bench.parquet")
         return {
             "steady state with everything over the plain pass": 1 / with_all["all_over_unwatched_steady"],
             "small over large batches, tokens/s": tokens_per_second(small) / tokens_per_second(large),
@@ -107,11 +106,11 @@ def main(model: str, text: str, tokens: int) -> dict[str, Any]:
                 "capture": total["speedup"],
                 "low": total["low"],
                 "high": total["high"],
-                "bench": bench,
+                "bench": benched,
             },
             "whole captures over unwatched ones": with_all["all_over_unwatched"],
         }
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 600_000), indent=1))
+    print(json.dumps(main(*sys.argv[1:3], *map(int, sys.argv[3:4]), *sys.argv[4:5]), indent=1))
