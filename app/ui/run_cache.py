@@ -39,7 +39,7 @@ class CachedRun(Run):
         import pyarrow as pa
 
         tables = [_timings(PartKey(self, part)) for part in self.manifest.parts if part.table == table]
-        joined = pa.concat_tables(tables)
+        joined = pa.concat_tables(tables, promote_options="permissive")
         return joined if columns is None else joined.select(list(columns))
 
     @cached_property

@@ -144,3 +144,21 @@ def test_losses_that_went_are_missed(whole: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"part-00002.*where the manifest counts"):
         run.frame("activity")
     assert "activity/part-00002.parquet" in open_run(run.path, without_damaged=True).left_out
+
+
+def test_a_part_that_other_software_wrote(whole: Run, tmp_path: Path) -> None:
+    """Without a null its columns may be nullable, and its text large; with a null in place of a list it is refused."""
+    shutil.copytree(whole.path, tmp_path / "run")
+    path = tmp_path / "run" / "sequences" / "part-00001.parquet"
+    rows = pq.ParquetFile(path).read()
+    columns = {name: rows[name] for name in rows.schema.names}
+    pq.write_table(pa.table({**columns, "source": rows["source"].cast("large_string")}), path)
+    run = relisted(open_run(tmp_path / "run"), "sequences")
+    assert run.frame("sequences").equals(whole.frame("sequences"))
+    assert run.rows("sequences", [("tokens", ">", 1)]).num_rows == whole.manifest.sequences
+    path = run.path / "fired" / "part-00001.parquet"
+    rows = pq.ParquetFile(path).read()
+    values = pa.nulls(len(rows), rows["value"].type)
+    pq.write_table(rows.set_column(rows.schema.names.index("value"), "value", values), path)
+    with pytest.raises(UserError, match="has nulls in value"):
+        relisted(run, "fired").frame("fired")

@@ -72,8 +72,7 @@ class Run:
     def parts(self, table: str) -> list[Path]:
         """Return the checked files of a table, in the order they were written.
 
-        Raises Missing if the run has none, UserError for a file that is missing or that differs from its checksum in
-        the manifest.
+        Raises Missing if the run has none, UserError for a damaged file.
         """
         files = self.files(table)
         listed = [part for part in self.manifest.parts if part.table == table]
@@ -90,10 +89,10 @@ class Run:
         return [self.path / part.file for part in self.manifest.parts if part.table == table]
 
     def arrow(self, table: str = "activity", columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table as Arrow, its parts joined. columns: their names, all if None."""
+        """Return a table as Arrow, its parts joined, whoever wrote them. columns: their names, all if None."""
         import pyarrow as pa
 
-        return pa.concat_tables(self.pieces(table, columns))
+        return pa.concat_tables(self.pieces(table, columns), promote_options="permissive")
 
     def pieces(self, table: str = "activity", columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield a table's parts as Arrow, one at a time. Raises UserError for one that cannot be read."""
@@ -117,7 +116,8 @@ class Run:
         import pyarrow as pa
 
         selection = {"filters": list(filters), "columns": None if columns is None else list(columns)}
-        return pa.concat_tables([read_part(path, **selection) for path in self.parts(table)])
+        pieces = [read_part(path, **selection) for path in self.parts(table)]
+        return pa.concat_tables(pieces, promote_options="permissive")
 
     def frame(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Return a table as a DataFrame. columns: their names, all if None."""

@@ -99,7 +99,7 @@ def _value_faults(file: pq.ParquetFile, table: str, columns: Sequence[Column], s
                 nulls = file.read_row_group(group, [column.name])[column.name].null_count
             else:
                 nulls = statistics.null_count
-            if nulls and not column.nullable and "." not in leaf:
+            if nulls and not column.nullable and ("." not in leaf or _lists_with_nulls(file, group, column.name)):
                 yield f"has nulls in {column.name}"
             if limits is None:
                 continue
@@ -107,6 +107,14 @@ def _value_faults(file: pq.ParquetFile, table: str, columns: Sequence[Column], s
             for value in _extremes(file, statistics, group, column.name):
                 if not least <= value <= most:
                     yield f"has {value} in {column.name}, where {least:,} to {most:,} can be"
+
+
+def _lists_with_nulls(file: pq.ParquetFile, group: int, name: str) -> bool:
+    """Return whether a column of lists has a null, or a list with one; statistics count empty lists as nulls too."""
+    import pyarrow.compute as pc
+
+    lists = file.read_row_group(group, [name])[name]
+    return bool(lists.null_count or pc.list_flatten(lists).null_count)
 
 
 def _extremes(file: pq.ParquetFile, statistics: Any, group: int, name: str) -> list[float]:
