@@ -3,7 +3,8 @@
     python tests/support/live_timings.py MODEL TEXT [TOKENS [BENCH]]
 
 MODEL: a folder, best of 28 layers of 2048 × 5632 trained for some minutes; TEXT: held back from its training; TOKENS:
-of a turn, default 600 000. BENCH: a .parquet file for the figures of `twell bench`. Prints one JSON object: each row of the issue's table under its name. Train first:
+of a turn, default 600 000. BENCH: a .parquet file for the figures of `twell bench`. Prints one JSON object: each row of
+the issue's table under its name. Train first:
 
     twell train --config RECIPE --text TEXT --out MODEL --minutes 4
 
