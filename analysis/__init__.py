@@ -126,7 +126,7 @@ globals().update({name: left_out.named(globals()[name]) for name in __all__})
 def __getattr__(name: str) -> object:
     """Import `plots` when it is first used: it needs plotly, which a query does not."""
     if name == "plots":
-        from twell.analysis.figures import plots
+        from importlib import import_module
 
-        return plots
+        return import_module("twell.analysis.figures.plots")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

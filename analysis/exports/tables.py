@@ -25,7 +25,7 @@ from twell.analysis.activity.surprisal import (
     surprisal_within,
 )
 from twell.analysis.claims.findings import findings
-from twell.analysis.figures import plots
+from twell.analysis.figures import table_plots as plots
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.concentration import concentration, dead_curve, dead_neurons, lorenz
 from twell.analysis.neurons.firing_clusters import firing_clusters

@@ -1,202 +1,268 @@
-"""Plots: the figures of the notebook and of the HTML page. Each function takes a table of the API and returns a plotly
-figure.
+"""The dashboard's own figures, each a function of a run: what a page draws when it is opened, as a plotly figure.
 
-    from twell.analysis import by_layer, plots
-    plots.layers(by_layer(run)).show()
+    from twell.analysis import plots
+    plots.overview(run).show()
+    plots.neuron_values(run, 7, 1234).write_image("values.png")
 
-plotly is imported when the first figure is drawn, not before.
+Each raises Missing, with the reason, where the page would say what the run lacks. The figures of the exported notebook
+and HTML page, which take a table of the API (`plots.layers(by_layer(run))`), are here under their names, too.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Literal
 
-import numpy as np
 import pandas as pd
+from plotly.graph_objects import Figure
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from twell.analysis.activity.layers import by_layer
+from twell.analysis.activity.position_decay import position_fit
+from twell.analysis.activity.positions import position_blocks
+from twell.analysis.activity.surprisal import surprisal_correlation
+from twell.analysis.figures import layers as _layers
+from twell.analysis.figures import neurons as _neurons
+from twell.analysis.figures import overview as _overview
+from twell.analysis.figures import positions as _positions
+from twell.analysis.figures import tokens as _tokens
+from twell.analysis.figures.compare import compared_layers, layer_differences, loss_and_sparsity, ratio_by_position
+from twell.analysis.figures.speed import bench as _bench
+from twell.analysis.figures.speed import bench_rows as _rows
+from twell.analysis.figures.speed import compressions as _compressions
+from twell.analysis.figures.speed import kernels as _kernels
+from twell.analysis.figures.speed import live as _live
+from twell.analysis.figures.speed import potential as _potential
+from twell.analysis.figures.speed import timings as _timings
+from twell.analysis.figures.table_plots import (
+    cache,
+    classes,
+    clusters,
+    covariates,
+    dead,
+    depth,
+    gains,
+    identity,
+    lags,
+    layers,
+    lorenz,
+    origins,
+    positions,
+    starts,
+    surprisal,
+    tokens,
+    within,
+)
+from twell.analysis.figures.training import (
+    training_loss,
+    training_nnz,
+    training_silent,
+    training_speed,
+    training_went_sparse,
+)
+from twell.analysis.neurons.by_neuron import by_neuron
+from twell.analysis.neurons.values import sampled
+from twell.analysis.speed.compression import tile_settings
+from twell.analysis.speed.contribution import model_time
+from twell.analysis.speed.potential import layer_potential
+from twell.analysis.speed.speedup import speedup
+from twell.analysis.speed.tile_overflow import tile_audit
+from twell.analysis.tokens.by_token import by_token, token_profile
+from twell.analysis.tokens.classes import token_classes
+from twell.analysis.tokens.words import by_word
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.store import Run
 
-INK, SECOND = "#2f5d8a", "#c06a2d"
-COLORS = ("#2f5d8a", "#c06a2d", "#4a7c59", "#8a4f7d", "#7a7a7a", "#b59f3b", "#3f8f8f", "#a13d3d")
-ENDS = 15  # tokens shown at each end of the ranking
-
-
-def _figure(x: str, y: str, **layout: object) -> Figure:
-    """Return an empty figure with these axis titles; layout: further entries of plotly's layout."""
-    from plotly.graph_objects import Figure
-
-    plain = {"template": "plotly_white", "height": 380, "margin": {"t": 30, "r": 20, "b": 50, "l": 60}}
-    return Figure(layout={**plain, "xaxis_title": x, "yaxis_title": y, **layout})
-
-
-def layers(table: pd.DataFrame) -> Figure:
-    """Draw by_layer: the median with the span from the tenth to the ninetieth percentile, and the mean."""
-    figure = _figure("layer", "nnz, neurons a token")
-    reach = {"array": table["p90"] - table["p50"], "arrayminus": table["p50"] - table["p10"], "color": INK}
-    figure.add_bar(x=table["layer"], y=table["p50"], error_y=reach, name="median, p10 to p90", marker_color="#a9c3dd")
-    figure.add_scatter(x=table["layer"], y=table["mean"], name="mean", mode="markers", marker_color=SECOND)
-    return figure
-
-
-def positions(table: pd.DataFrame) -> Figure:
-    """Draw position_blocks: mean nnz over the layer's own, by layer and block of positions."""
-    wide = table.pivot(index="layer", columns="position_from", values="relative")
-    last = table.groupby("position_from")["position_to"].max()
-    names = [str(a) if a == b else f"{a}–{b}" for a, b in last.items()]
-    figure = _figure("position", "layer", xaxis_type="category")
-    bar = {"title": "× layer mean,<br>2 and more"}
-    figure.add_heatmap(z=wide.to_numpy(), x=names, y=wide.index, colorscale="RdBu_r", zmin=0, zmax=2, colorbar=bar)
-    return figure
-
-
-def tokens(table: pd.DataFrame) -> Figure:
-    """Draw by_token: the loudest and the quietest tokens by shrunk z, with its posterior interval."""
-    ranked = table.sort_values("shrunk")
-    ends = pd.concat([ranked.head(ENDS), ranked.iloc[max(ENDS, len(ranked) - ENDS) :]])
-    names = [f"{text!r} ({token})" for text, token in zip(ends["text"], ends["token_id"], strict=True)]
-    figure = _figure("z, shrunk", "", height=120 + 18 * len(ends), yaxis_type="category")
-    figure.update_layout(margin_l=170)
-    spread = {"array": 1.96 * ends["shrunk_se"], "color": INK}
-    figure.add_scatter(x=ends["shrunk"], y=names, error_x=spread, mode="markers", marker_color=INK)
-    return figure
-
-
-def classes(table: pd.DataFrame) -> Figure:
-    """Draw token_classes: mean z with its interval."""
-    figure = _figure("z", "", yaxis_type="category")
-    figure.update_layout(margin_l=150)
-    spread = {"array": table["high"] - table["z"], "arrayminus": table["z"] - table["low"], "color": INK}
-    figure.add_scatter(x=table["z"], y=table["class"], error_x=spread, mode="markers", marker_color=INK)
-    return figure
-
-
-def surprisal(table: pd.DataFrame) -> Figure:
-    """Draw surprisal: mean nnz over the layer's own by the loss of the next token, a line a layer."""
-    figure = _figure("loss of the next token, nats", "nnz, × layer mean")
-    for layer, rows in table.groupby("layer"):
-        mean = (rows["nnz_mean"] * rows["tokens"]).sum() / rows["tokens"].sum()
-        middle = (rows["loss_low"] + rows["loss_high"]) / 2
-        figure.add_scatter(x=middle, y=rows["nnz_mean"] / (mean or 1), name=f"layer {layer}", mode="lines")
-    return figure
-
-
-def lorenz(table: pd.DataFrame) -> Figure:
-    """Draw lorenz: the share of firings by share of neurons, a line a layer."""
-    figure = _figure("share of neurons, busiest first", "share of firings")
-    for layer, rows in table.groupby("layer"):
-        figure.add_scatter(x=rows["neurons"], y=rows["firings"], name=f"layer {layer}", mode="lines")
-    return figure
-
-
-def dead(table: pd.DataFrame) -> Figure:
-    """Draw dead_curve: the share of neurons without a firing by sequences seen, a line a layer."""
-    figure = _figure("sequences seen", "neurons without a firing", xaxis_type="log", yaxis_tickformat=".0%")
-    for layer, rows in table.groupby("layer"):
-        figure.add_scatter(x=rows["sequences"], y=rows["dead_share"], name=f"layer {layer}", mode="lines")
-    return figure
-
-
-def gains(table: pd.DataFrame) -> Figure:
-    """Draw layer_gains: speedup by mean nnz, a dot a layer, and the trend."""
-    figure = _figure("mean nnz", "dense over sparse time of the FFN")
-    line = table.sort_values("nnz_mean")
-    figure.add_scatter(x=line["nnz_mean"], y=line["expected"], name="trend", mode="lines", line_color="#999999")
-    dots = {"mode": "markers+text", "textposition": "top center", "marker_color": SECOND}
-    figure.add_scatter(x=table["nnz_mean"], y=table["speedup"], text=table["layer"], name="layer", **dots)
-    figure.add_hline(y=1, line_dash="dot")
-    return figure
-
-
-def _add_ratios(figure: Figure, rows: pd.DataFrame, low: pd.Series, high: pd.Series, name: str) -> None:
-    """Add a dot a layer at column `ratio`, with its interval from low to high."""
-    reach = {"array": high - rows["ratio"], "arrayminus": rows["ratio"] - low}
-    figure.add_scatter(x=rows["layer"], y=rows["ratio"], error_y=reach, name=name, mode="markers")
-
-
-def origins(table: pd.DataFrame) -> Figure:
-    """Draw by_source or by_phase: mean nnz over that of all others by layer, with its interval."""
-    figure = _figure("layer", "nnz, × that of the others")
-    name = str(table.columns[0])
-    for label, rows in table[table["layer"] >= 0].groupby(name):
-        _add_ratios(figure, rows, rows["ratio_low"], rows["ratio_high"], str(label))
-    figure.add_hline(y=1, line_dash="dot")
-    return figure
-
-
-def starts(table: pd.DataFrame) -> Figure:
-    """Draw first_positions: position 0 over later ones by layer, of documents and of cuts apart."""
-    figure = _figure("layer", "position 0, × later positions")
-    for label, rows in table[table["layer"] >= 0].groupby("start"):
-        _add_ratios(figure, rows, rows["low"], rows["high"], str(label))
-    figure.add_hline(y=1, line_dash="dot")
-    return figure
+__all__ = [
+    "bench_by_layer",
+    "bench_by_nnz",
+    "cache",
+    "classes",
+    "clusters",
+    "compared_layers",
+    "compression_times",
+    "covariates",
+    "dead",
+    "decay_lengths",
+    "depth",
+    "gains",
+    "identity",
+    "lags",
+    "layer_differences",
+    "layer_times",
+    "layers",
+    "live_calls",
+    "lorenz",
+    "loss_and_sparsity",
+    "neuron_densities",
+    "neuron_rank",
+    "neuron_values",
+    "nnz_by_loss",
+    "nnz_by_position",
+    "nnz_distributions",
+    "origins",
+    "overview",
+    "pass_time",
+    "positions",
+    "ratio_by_position",
+    "speedup_by_nnz",
+    "speedup_potential",
+    "starts",
+    "surprisal",
+    "tile_overflow",
+    "times_over_capture",
+    "token_by_layer",
+    "token_class_dots",
+    "tokens",
+    "top_tokens",
+    "top_words",
+    "training_loss",
+    "training_nnz",
+    "training_silent",
+    "training_speed",
+    "training_went_sparse",
+    "within",
+]
 
 
-def within(table: pd.DataFrame) -> Figure:
-    """Draw surprisal_within: the correlation within tokens by layer, with its interval."""
-    figure = _figure("layer", "correlation with the next token's loss, within tokens")
-    reach = {"array": table["high"] - table["pearson"], "arrayminus": table["pearson"] - table["low"], "color": INK}
-    figure.add_scatter(x=table["layer"], y=table["pearson"], error_y=reach, mode="markers", marker_color=INK)
-    figure.add_hline(y=0, line_dash="dot")
-    return figure
+def overview(run: Run) -> Figure:
+    """Draw a row a layer: mean nnz by position, nnz of a token, dead neurons, FFN speedup. Page Overview."""
+    blocks = position_blocks(run, blocks=_overview.BLOCKS)
+    return _overview.layer_by_layer(blocks, by_layer(run), _overview.comparable_speedup(run))
 
 
-def identity(table: pd.DataFrame) -> Figure:
-    """Draw token_identity: the share of the variance of nnz that the token explains, by layer."""
-    figure = _figure("layer", "variance of nnz that the token explains", yaxis_tickformat=".0%")
-    figure.add_bar(x=table["layer"], y=table["icc"], name="of more such text", marker_color="#a9c3dd")
-    figure.add_scatter(x=table["layer"], y=table["explained"], name="of this run", mode="markers", marker_color=SECOND)
-    return figure
+def nnz_distributions(run: Run) -> Figure:
+    """Draw how each layer's nnz is distributed over tokens, its share of all, its dead neurons. Page Layers."""
+    return _layers.ridges(_layers.nnz_bins(run), by_layer(run))
 
 
-def covariates(table: pd.DataFrame) -> Figure:
-    """Draw token_covariates: the change of z for one sd more of each, with its interval."""
-    figure = _figure("change of z for one sd more", "", yaxis_type="category")
-    figure.update_layout(margin_l=150)
-    sd = table["standardised"] / table["coefficient"].where(table["coefficient"] != 0, np.nan)
-    reach = {"array": (table["high"] - table["coefficient"]) * sd, "color": INK}
-    figure.add_scatter(x=table["standardised"], y=table["covariate"], error_x=reach, mode="markers", marker_color=INK)
-    figure.add_vline(x=0, line_dash="dot")
-    return figure
+def nnz_by_loss(run: Run, of: Literal["next", "own"] = "next") -> Figure:
+    """Draw mean nnz against the loss of the next token or, of="own", of the token, a panel a layer. Page Layers."""
+    return _layers.surprisal_panels(_layers.surprisal_bins(run, of), surprisal_correlation(run, of=of))
 
 
-def depth(table: pd.DataFrame) -> Figure:
-    """Draw across_layers: the rank correlation of nnz between layers."""
-    size = 1 + int(table["other"].max())
-    grid = np.full((size, size), np.nan)
-    grid[table["layer"], table["other"]] = grid[table["other"], table["layer"]] = table["spearman"]
-    figure = _figure("layer", "layer")
-    figure.add_heatmap(z=grid, colorscale="RdBu_r", zmin=-1, zmax=1, colorbar={"title": "Spearman"})
-    return figure
+def nnz_by_position(run: Run) -> Figure:
+    """Draw mean nnz along the sequence, over the layer's mean, a panel a layer. Page Positions."""
+    return _positions.position_panels(_positions.position_bins(run))
 
 
-def lags(table: pd.DataFrame) -> Figure:
-    """Draw reuse: the share of firings in common by lag, a line a layer; dotted: with a token of another sequence."""
-    figure = _figure("tokens back", "share of firings in common", xaxis_type="log", yaxis_tickformat=".0%")
-    for number, (layer, rows) in enumerate(table.groupby("layer")):
-        later, other = rows[rows["lag"] > 0], rows[rows["lag"] == 0]
-        color = COLORS[number % len(COLORS)]
-        figure.add_scatter(x=later["lag"], y=later["shared"], name=f"layer {layer}", mode="lines", line_color=color)
-        for value in other["shared"]:
-            line = {"color": color, "dash": "dot"}
-            figure.add_scatter(x=later["lag"], y=[value] * len(later), mode="lines", line=line, showlegend=False)
-    return figure
+def decay_lengths(run: Run) -> Figure:
+    """Draw over how many tokens each layer's nnz falls off along a sequence. Page Positions."""
+    return _positions.decay_lengths(position_fit(run))
 
 
-def cache(table: pd.DataFrame) -> Figure:
-    """Draw reuse_cache: the share of firings that a cache serves by its neurons, a line a layer."""
-    figure = _figure("neurons in the cache", "share of firings served", xaxis_type="log", yaxis_tickformat=".0%")
-    for layer, rows in table.groupby("layer"):
-        figure.add_scatter(
-            x=rows["neurons"], y=rows["served"], text=rows["window"], name=f"layer {layer}", mode="lines+markers"
-        )
-    return figure
+def top_tokens(
+    run: Run,
+    min_count: int = _tokens.MIN_COUNT,
+    rank: Literal["z", "z_position"] = "z",
+    rows: int = _tokens.END_ROWS,
+) -> Figure:
+    """Draw the tokens that fire most and least, by z with intervals. Page Tokens.
+
+    min_count: least occurrences of a token; rank: z | z_position; rows: tokens at each end
+    """
+    ends = _tokens.both_ends(by_token(run, min_count=min_count, rank=rank), rows)
+    return _tokens.ranking(_tokens.ranked_by(ends, rank))
 
 
-def clusters(table: pd.DataFrame) -> Figure:
-    """Draw firing_clusters: how many neurons each has and how they correlate, a dot a cluster."""
-    figure = _figure("neurons that fire together", "mean correlation of their firings", xaxis_type="log")
-    for layer, rows in table.groupby("layer"):
-        figure.add_scatter(x=rows["neurons"], y=rows["phi"], name=f"layer {layer}", mode="markers")
-    return figure
+def top_words(run: Run, min_count: int = _tokens.MIN_COUNT, rows: int = _tokens.END_ROWS) -> Figure:
+    """Draw the whole words that fire most and least, by mean z with intervals. Page Tokens. For arguments see
+    `top_tokens`."""
+    return _tokens.ranking(_tokens.as_ranked(_tokens.both_ends(by_word(run, min_count=min_count), rows)))
+
+
+def token_class_dots(run: Run) -> Figure:
+    """Draw the mean z of each class of tokens, with intervals. Page Tokens."""
+    return _tokens.class_dots(token_classes(run))
+
+
+def token_by_layer(run: Run, token_id: int) -> Figure:
+    """Draw one token's z in each layer, with intervals. Page Token."""
+    return _tokens.profile(token_profile(run, token_id=token_id))
+
+
+def neuron_densities(run: Run) -> Figure:
+    """Draw how many neurons of each layer fire how often. Page Neurons."""
+    return _neurons.density_map(_neurons.density_bins(run))
+
+
+def neuron_rank(run: Run, layer: int, neuron: int) -> Figure:
+    """Draw the densities of a layer's neurons by rank, one of them marked. Page Neuron."""
+    densities, row = _neurons.ranks(run, layer), by_neuron(run, layer=layer).iloc[_index(run, neuron)]
+    rank = int((densities["density"] > row["density"]).sum()) + 1
+    return _neurons.rank_curve(densities["density"].to_numpy(), rank, float(row["density"]), str(row["label"]))
+
+
+def neuron_values(run: Run, layer: int, neuron: int) -> Figure:
+    """Draw how a neuron's values are distributed where it fires. Page Neuron."""
+    row = by_neuron(run, layer=layer).iloc[_index(run, neuron)]
+    values = sampled(run, layer, neuron)["value"].to_numpy()
+    return _neurons.value_distribution(values, float(row["value_mean"]), float(row["value_max"]))
+
+
+def layer_times(run: Run) -> Figure:
+    """Draw the dense and the sparse time of each layer's FFN. Page Kernels."""
+    table = speedup(run)
+    return _timings.dense_and_sparse(table, table.attrs["comparable"])
+
+
+def speedup_by_nnz(run: Run) -> Figure:
+    """Draw each layer's speedup against its mean nnz, with the line through their times. Page Kernels."""
+    return _timings.speedup_by_nnz(speedup(run))
+
+
+def speedup_potential(run: Run) -> Figure:
+    """Draw the way from the dense pass through the sparse one to its ceiling, a step a layer. Page Kernels."""
+    return _potential.waterfall(layer_potential(run))
+
+
+def live_calls(run: Run) -> Figure:
+    """Draw the time of each sparse call above its nnz, as the capture ran. Page Kernels."""
+    table = _live.sparse_calls(run)
+    if table.empty:
+        raise Missing(f"{run.name} has no sparse call that was timed by itself: it is of an older capture.")
+    return _live.times_and_nnz(table)
+
+
+def pass_time(run: Run) -> Figure:
+    """Draw the time of a forward pass by part, dense and sparse. Page Kernels."""
+    return _kernels.time_split(model_time(run))
+
+
+def tile_overflow(run: Run) -> Figure:
+    """Draw the share of tokens that overflow a tile, by layer and compression. Page Kernels."""
+    return _kernels.audit_map(_kernels.of_tile(tile_audit(run), run.manifest.layout["tile"]))
+
+
+def times_over_capture(run: Run, layer: int | None = None) -> Figure:
+    """Draw dense and sparse time a token in each timed batch, of all layers or one. Page Kernels."""
+    return _timings.over_batches(_timings.summed(_timings.batch_times(run), layer))
+
+
+def compression_times(run: Run) -> Figure:
+    """Draw the time of each layer by compression, the fastest safe one marked. Page Kernels, after `twell bench`."""
+    return _compressions.time_map(_compressions.fastest_kernels(tile_settings(run)))
+
+
+def bench_by_layer(run: Run) -> Figure:
+    """Draw the time of every FFN operation by layer, as `twell bench` measured it first. Page Kernels."""
+    return _bench.time_by_layer(_rows.layer_cases(_first_setting(run)))
+
+
+def bench_by_nnz(run: Run) -> Figure:
+    """Draw speedup over dense by nnz on synthetic inputs, as `twell bench` measured it first. Page Kernels."""
+    rows = _first_setting(run)
+    cases = _rows.synthetic_cases(rows)
+    return _bench.speed_by_nnz(cases[cases["sparse"]], _bench.curve_height(_rows.layer_cases(rows)))
+
+
+def _index(run: Run, neuron: int) -> int:
+    if not 0 <= neuron < run.d_ff:
+        raise UserError(f"Expected a neuron from 0 to {run.d_ff - 1}, got {neuron}.")
+    return neuron
+
+
+def _first_setting(run: Run) -> pd.DataFrame:
+    """Return the rows of `ffn_times` in the setting that the page shows first."""
+    settings = _rows.by_setting(_rows.ffn_times(run))
+    if not settings:
+        raise Missing(f"{run.name} has no benchmark of its FFN width: measure one with `twell bench MODEL --out RUN`.")
+    return next(iter(settings.values()))

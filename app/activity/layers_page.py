@@ -6,11 +6,10 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
-from twell.app.activity.layer_data import CORRELATION, NNZ_BINS, SURPRISAL, layer_rows
-from twell.app.activity.layer_figures import ridges
+from twell.analysis.figures.layers import layer_rows, ridges, surprisal_panels
+from twell.app.activity.layer_data import CORRELATION, NNZ_BINS, SURPRISAL
 from twell.app.ui import widgets
-from twell.app.ui.figures.small_multiples import small_multiples
-from twell.app.ui.formatting import fixed, number, percent, plural, rare, whole
+from twell.app.ui.formatting import percent, plural, rare
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
@@ -56,11 +55,7 @@ def draw_surprisal(run: Run) -> None:
     result = query(run, SURPRISAL.where(of=of))
     with heading_area:  # Streamlit's spinner appears here while the table is computed
         frame = result.frame
-    correlation = fetch(run, CORRELATION.where(of=of)).set_index("layer")
-    hover = [
-        f"loss {r.loss_low:.2f}–{r.loss_high:.2f} nats<br>mean nnz {number(r.nnz_mean)}, n = {whole(r.tokens)}"
-        for r in frame.itertuples()
-    ]
+    correlation = fetch(run, CORRELATION.where(of=of))
     loss = "the prediction made at the token" if of == "next" else "the token itself, as predicted before it"
     with heading_area:
         widgets.heading(
@@ -70,12 +65,7 @@ def draw_surprisal(run: Run) -> None:
             "ρ: Spearman correlation over tokens.",
             result,
         )
-    titles = {
-        layer: f"L{layer} · ρ {fixed(correlation['spearman'].get(layer, float('nan')))}"
-        for layer in frame["layer"].unique()
-    }
-    figure = small_multiples(frame.assign(hover=hover), "loss", titles, "loss, nats", "nnz / layer mean")
-    widgets.draw(figure, "surprisal", "Mean nnz against loss, by layer", wide=True)
+    widgets.draw(surprisal_panels(frame, correlation), "surprisal", "Mean nnz against loss, by layer", wide=True)
 
 
 widgets.title("How active is each layer?")

@@ -8,9 +8,8 @@ from typing import Any
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.figures.overview import BLOCKS, comparable_speedup, layer_by_layer, layer_rows
 from twell.app.activity.highlights import highlights
-from twell.app.activity.overview_data import BLOCKS, comparable_speedup, layer_rows
-from twell.app.activity.overview_figures import layer_by_layer
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, number, percent, plural, rare, times, whole
 from twell.app.ui.query import fetch, query

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from twell.app.activity.layer_data import number_range
+from twell.analysis.figures.positions import decay_lengths, position_panels
 from twell.app.activity.position_data import FITS, POSITION_BINS
-from twell.app.activity.position_figures import decay_lengths
 from twell.app.ui import widgets
-from twell.app.ui.figures.small_multiples import small_multiples
-from twell.app.ui.formatting import number, plural, whole
+from twell.app.ui.formatting import plural, whole
 from twell.app.ui.query import query
 from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
@@ -47,17 +45,7 @@ def draw_page(run: Run) -> None:
         f"{widgets.interval_note(run)}. {first_position}{fitted}",
         result,
     )
-    ranges = [number_range(low, high) for low, high in zip(bins["position_from"], bins["position_to"], strict=True)]
-    hover = [
-        f"position {positions}<br>mean nnz {number(r.mean)}, {number(r.relative)} × the layer's mean<br>"
-        f"n = {whole(r.tokens)}"
-        for positions, r in zip(ranges, bins.itertuples(), strict=True)
-    ]
-    means = bins.groupby("layer")["layer_mean"].first()
-    titles = {int(layer): f"L{layer} · mean {number(mean)}" for layer, mean in means.items()}
-    axes = {"x_title": "position, tokens", "y_title": "nnz / layer mean"}
-    figure = small_multiples(bins.assign(hover=hover), "position", titles, **axes, log=True, log_y=True)
-    widgets.draw(figure, "positions", "Mean nnz by position, a panel a layer", wide=True)
+    widgets.draw(position_panels(bins), "positions", "Mean nnz by position, a panel a layer", wide=True)
     with widgets.show_errors():
         draw_decay(run)
 

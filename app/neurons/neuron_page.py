@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.figures.neurons import rank_curve, ranks, value_distribution
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.analysis.neurons.examples import example_pieces
 from twell.analysis.neurons.logit_lens import written
 from twell.analysis.neurons.values import known, missing, sampled
 from twell.app.jobs.runner import model_of
-from twell.app.neurons.neuron_data import one_neuron, ranks
-from twell.app.neurons.neuron_figures import rank_curve, value_distribution
+from twell.app.neurons.neuron_data import one_neuron
 from twell.app.neurons.neuron_view import examples_html, written_html
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, number, percent, plural, rare, token_html, whole
@@ -91,7 +92,7 @@ def draw_values(run: Run, row: dict[str, object]) -> None:
     else:
         source = f"A random sample: {plural(len(values), 'firing')} of {whole(float(str(row['fires'])))}."
     widgets.heading(title, f"{source} The mean and the largest value are over all firings.", result)
-    mean, largest = float(str(row["value_mean"])), float(str(row["value_max"]))
+    mean, largest = (float(value) for value in pd.Series(row)[["value_mean", "value_max"]])
     figure = value_distribution(values["value"].to_numpy(), mean, largest)
     widgets.draw(figure, "values", "Distribution of the neuron's values")
 

@@ -8,9 +8,9 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.figures.neurons import density_map
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.app.neurons.neuron_data import DENSITIES, KINDS, LIST, MAX_ROWS, NOTES
-from twell.app.neurons.neuron_figures import density_map
 from twell.app.ui import widgets
 from twell.app.ui.formatting import decimals, plural, rare, visible, whole
 from twell.app.ui.query import fetch, query

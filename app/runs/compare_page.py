@@ -11,11 +11,18 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.compare import of_one_text
-from twell.app.runs.compare_figures import differences, frontier, side_by_side
-from twell.app.runs.comparison import layers_of, position_ratios, same_text
+from twell.analysis.figures.compare import (
+    differences,
+    frontier,
+    layers_of,
+    measures,
+    position_ratios,
+    ratio_panels,
+    side_by_side,
+)
+from twell.app.runs.comparison import same_text
 from twell.app.runs.trainings_view import draw_trainings
 from twell.app.ui import run_header, widgets
-from twell.app.ui.figures.small_multiples import small_multiples
 from twell.app.ui.formatting import fixed, number, percent, plural, times, token_html, whole
 from twell.app.ui.query import fetch, query_with_others
 from twell.app.ui.run_cache import shown
@@ -86,15 +93,12 @@ def draw_by_layer(runs: tuple[Run, Run]) -> None:
     """Draw both runs layer by layer, and the difference of their mean nnz."""
     result = query_with_others(runs[0], [runs[1]], layers_of)
     frame = result.frame
-    measures = {"mean": "mean nnz", "sparsity": "sparsity"}
-    if frame["dead_share"].notna().all():
-        measures |= {"dead_share": "share of dead neurons"}
     widgets.heading(
         "Layer by layer",
         f"Filled: {runs[0].name}; open: {runs[1].name}. The number of dead neurons depends on how much text was read.",
         result,
     )
-    widgets.draw(side_by_side(frame, measures), "layers", "Both runs by layer", wide=True)
+    widgets.draw(side_by_side(frame, measures(frame)), "layers", "Both runs by layer", wide=True)
     result = query_with_others(runs[0], [runs[1]], analysis.compare_layers)
     frame = result.frame
     widgets.heading(
@@ -117,20 +121,12 @@ def draw_by_position(runs: tuple[Run, Run]) -> None:
     """Draw how the ratio of the runs' mean nnz changes along a sequence, a panel a layer."""
     result = query_with_others(runs[0], [runs[1]], analysis.compare_positions).then(position_ratios)
     frame = result.frame
-    hover = [
-        f"position about {number(r.position, 2)}<br>{times(r.relative)} (95 % {times(r.low)} to {times(r.high)})"
-        for r in frame.itertuples()
-    ]
     caption = (
         f"Mean nnz of {runs[0].name} / mean nnz of {runs[1].name}; position logarithmic; "
         f"{widgets.interval_note(*runs)}."
     )
     widgets.heading("The ratio by position", caption, result)
-    titles = {int(layer): f"L{layer}" for layer in frame["layer"].unique()}
-    figure = small_multiples(
-        frame.assign(hover=hover), "position", titles, "position, tokens", "ratio of mean nnz", log=True
-    )
-    widgets.draw(figure, "ratios", "Ratio of mean nnz by position, a panel a layer", wide=True)
+    widgets.draw(ratio_panels(frame), "ratios", "Ratio of mean nnz by position, a panel a layer", wide=True)
 
 
 def draw_by_token(runs: tuple[Run, Run]) -> None:

@@ -9,9 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.app.ui.figures.plot_style import finish, log_ticks, panel_title
+from twell.analysis.figures.style import AMBER, BLUE, GREY, finish, log_ticks, panel_title
 from twell.app.ui.formatting import number, percent, times
-from twell.app.ui.theme import AMBER, BLUE, GREY
 
 SPEEDS = {  # column: its name at the line, and its look
     "cpu_ffn_speedup": ("FFN, CPU", {"color": AMBER, "symbol": "diamond"}),

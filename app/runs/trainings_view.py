@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
-from twell.app.runs.compare_figures import trainings_side_by_side
+from twell.analysis.figures.compare import trainings_side_by_side
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, percent, plural, times, whole
 from twell.app.ui.query import query_with_others

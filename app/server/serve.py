@@ -25,7 +25,7 @@ PAGES = (
     "twell.analysis.overview",
     "twell.analysis.tokens.contexts",
     "plotly.subplots",
-    "twell.app.ui.figures.plot_style",
+    "twell.analysis.figures.style",
     "twell.analysis.passage",
 )
 LATER = ("twell.analysis.engines.duckdb", "ibis.backends.duckdb")

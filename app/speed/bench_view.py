@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from twell.app.speed.bench_data import (
+from twell.analysis.figures.speed.bench import curve_height, speed_by_nnz, time_by_layer
+from twell.analysis.figures.speed.bench_rows import (
     break_even_nnz,
     by_setting,
     ffn_times,
@@ -13,8 +14,6 @@ from twell.app.speed.bench_data import (
     of_setting,
     synthetic_cases,
 )
-from twell.app.speed.bench_figures import speed_by_nnz, time_by_layer
-from twell.app.speed.timing_figures import figure_height
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, percent, plural, times, whole
 from twell.app.ui.query import fetch, query
@@ -51,7 +50,7 @@ def draw_bench(run: Run) -> None:
             widgets.heading("Measured side by side", caption, layer_result)
             widgets.draw(time_by_layer(layers), "bench-layers", "Time of each FFN operation by layer")
     if has_curve:
-        height = min(figure_height(layers["layer"].nunique()) + 60, 440)
+        height = curve_height(layers)
         with right:
             caption = f"{conditions}Dense time / sparse time on synthetic inputs. {break_even_sentences(run, sparse)}"
             widgets.heading("Where it breaks even", caption, synthetic_result)

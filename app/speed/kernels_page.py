@@ -9,15 +9,15 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.figures.speed.kernels import audit_map, break_even, of_tile, time_split
+from twell.analysis.figures.speed.timings import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
 from twell.analysis.speed.ffn_speedup import caveats, layer_names
 from twell.app.jobs.measure import measure
 from twell.app.jobs.status import job_status
 from twell.app.speed.bench_view import draw_bench
 from twell.app.speed.compression_view import draw_compressions
-from twell.app.speed.kernel_figures import audit_map, break_even, of_tile, time_split
 from twell.app.speed.live_view import draw_calls, follow
 from twell.app.speed.potential_view import draw_potential
-from twell.app.speed.timing_figures import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, percent, plural, times, whole
 from twell.app.ui.query import QueryResult, fetch, query

@@ -8,9 +8,9 @@ from typing import Any
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.figures.speed.live import sparse_calls, times_and_nnz, tokens_per_second
 from twell.analysis.memo import memo_scope
 from twell.analysis.speed.ffn_speedup import caveats, layer_names
-from twell.app.speed.live_figures import sparse_calls, times_and_nnz, tokens_per_second
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, plural, times, whole
 from twell.app.ui.query import query

@@ -9,8 +9,8 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.figures.tokens import profile
 from twell.app.tokens.token_data import ALL_TOKENS, address_filters
-from twell.app.tokens.token_figures import profile
 from twell.app.tokens.token_neurons import neurons_caption, neurons_html, neurons_of
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, token_html, visible, whole

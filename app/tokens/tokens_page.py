@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import streamlit as st
 
-from twell.app.tokens.token_data import CLASSES, ENDS, MIN_COUNT, RANKING, WORDS, address_filters, both_ends, ranked_by
-from twell.app.tokens.token_figures import class_dots, ranking
+from twell.analysis.figures.tokens import (
+    END_ROWS,
+    ENDS,
+    MIN_COUNT,
+    as_ranked,
+    both_ends,
+    class_dots,
+    ranked_by,
+    ranking,
+)
+from twell.app.tokens.token_data import CLASSES, RANKING, WORDS, address_filters
 from twell.app.ui import widgets
 from twell.app.ui.formatting import matching, plural, visible, whole
 from twell.app.ui.query import QueryResult, query
@@ -13,7 +22,6 @@ from twell.app.ui.url_state import current_run, open_page, run_name, sync_url, u
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-END_ROWS = 15  # tokens at each end of the ranking
 MAX_MIN_COUNT = 1_000_000
 VIEWS = {"tokens": "Tokens", "words": "Whole words", "classes": "Classes"}
 MEANS = {"z": "the layer", "z_position": "layer and position"}  # that a token's nnz is compared with
@@ -138,8 +146,7 @@ def draw_words(run: Run, min_count: int, search: str) -> None:
         f"occur at least {plural(min_count, 'time')}."
     )
     widgets.heading(title, caption, result)
-    both = result.frame.rename(columns={"word": "text"}).assign(token_id=-1)
-    widgets.draw(ranking(both), "words", f"{title} by z", wide=True)
+    widgets.draw(ranking(as_ranked(result.frame)), "words", f"{title} by z", wide=True)
     widgets.heading("Every word", f"{plural(len(frame), 'word')}{first_rows_note(len(frame))}.", words)
     column = st.column_config
     st.dataframe(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.figures.training import layer_map, loss_curves, speed_curves, went_sparse
 from twell.analysis.training import SPARSE_SHARE
-from twell.app.training.training_figures import layer_map, loss_curves, speed_curves, went_sparse
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, percent, plural, times, whole
 from twell.app.ui.query import fetch, query

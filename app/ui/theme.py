@@ -7,11 +7,6 @@ alone orders them, so they read the same with any kind of colour vision.
 
 from __future__ import annotations
 
-BLUE, GREY, AMBER = "#2f7ed8", "#8b95a1", "#c9821f"
-WORDS = "#717c88"  # of names inside figures, to be read on both backgrounds
-GRID = "rgba(139, 149, 161, 0.22)"
-SCALE = [[0.0, "rgba(47, 126, 216, 0.04)"], [0.5, "rgba(47, 126, 216, 0.36)"], [1.0, "rgba(47, 126, 216, 0.8)"]]
-
 _LIGHT = {
     "primaryColor": "#1f6fc9",
     "backgroundColor": "#ffffff",

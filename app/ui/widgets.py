@@ -13,7 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from twell.app.ui.figures.plot_style import CONFIG
+from twell.analysis.figures.style import CONFIG
 from twell.app.ui.formatting import number, plural, typeset
 from twell.app.ui.pages import PAGES
 from twell.app.ui.query import QueryResult

@@ -17,8 +17,8 @@ from streamlit.testing.v1 import AppTest
 from support.browser_pages import wait_until
 
 from twell.analysis import by_layer, by_token, by_word, compare_layers, examples, findings, position_fit, token_classes
-from twell.app.runs.compare_figures import frontier
-from twell.app.speed.kernel_figures import break_even
+from twell.analysis.figures.compare import frontier
+from twell.analysis.figures.speed.kernels import break_even
 from twell.app.ui.formatting import SPACE, number, percent, times, typeset, whole
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run

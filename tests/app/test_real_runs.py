@@ -20,7 +20,7 @@ import pytest
 from support.browser_pages import wait_until
 
 from twell.analysis import by_token, contexts, examples
-from twell.app.speed.live_figures import sparse_calls
+from twell.analysis.figures.speed.live import sparse_calls
 from twell.app.tokens.token_neurons import neurons_of
 from twell.app.ui.formatting import number, visible, whole
 from twell.app.ui.run_cache import LiveRun

@@ -36,14 +36,14 @@ class Answers:
         return self._activity()[nnz_columns(self.loaded.layers)].to_numpy()
 
     def table(self) -> pd.DataFrame:
-        """Return a row a token: sequence, position, token_id, text, phase, flags, nnz_LL."""
+        """Return a row a token: sequence, position, token_id, text, phase, flags, nnz_LL; loss, where it was taken."""
         rows = self._activity()
         text = [f"<{token}>" for token in rows["token_id"]]
         if self.run.has("vocab"):
             named = self.run.vocab["text"].reindex(rows["token_id"])
             text = [one if isinstance(one, str) else given for one, given in zip(named, text, strict=True)]
         rows.insert(3, "text", text)
-        return rows.drop(columns="loss")
+        return rows if rows["loss"].notna().any() else rows.drop(columns="loss")
 
     def by_layer(self, **options: Any) -> pd.DataFrame:
         """Return `twell.analysis.by_layer` of what was read."""
@@ -62,13 +62,12 @@ class Answers:
         return ask("by_position", self.run, **options)
 
     def fired(self, layer: int, form: Literal["scipy", "torch"] = "scipy") -> Any:
-        """Return a layer's values as a CSR matrix [tokens, d_ff], a row for each row of `table`.
+        """Return a layer's values as a CSR matrix [tokens, d_ff], a row for each row of `table`, or for each of those
+        that were drawn if the watch keeps a share.
 
         form: scipy | torch. Values are rounded to float16, as in a run.
         """
-        self._check_layer(layer)
-        if not self.run.has("fired"):
-            raise Missing(f"This watch keeps no firings: begin it with fired=[{layer}], or fired=True for all layers.")
+        self._check_kept(layer)
         matrix, _ = ask("fired_csr", self.run, layer=layer)
         if form == "scipy":
             return matrix
@@ -80,18 +79,27 @@ class Answers:
 
         token: the row in `table`
         """
-        import pandas as pd
-
-        matrix = self.fired(layer)
-        if not 0 <= token < matrix.shape[0]:
-            raise UserError(f"Expected a token from 0 to {matrix.shape[0] - 1}, got {token}.")
-        row = matrix[token]
-        frame = pd.DataFrame({"neuron": row.indices, "value": row.data})
-        return frame.sort_values(["value", "neuron"], ascending=[False, True], ignore_index=True)
+        self._check_kept(layer)
+        rows = self._activity()
+        if not 0 <= token < len(rows):
+            raise UserError(f"Expected a token from 0 to {len(rows) - 1}, got {token}.")
+        where = rows.iloc[token]
+        fired = ask("neurons_at", self.run, sequence=int(where["sequence"]), position=int(where["position"]))
+        fired = fired.loc[fired["layer"] == layer, ["neuron", "value"]].astype({"neuron": "int32"})
+        return fired.sort_values(["value", "neuron"], ascending=[False, True], ignore_index=True)
 
     def _activity(self) -> pd.DataFrame:
         """Return the rows of all tokens, by sequence and position."""
         return self.run.activity().sort_values(["sequence", "position"], ignore_index=True)
+
+    def _check_kept(self, layer: int) -> None:
+        self._check_layer(layer)
+        run = self.run
+        if not run.has("fired") or not run.rows("fired", [("layer", "=", layer)], ["layer"]).num_rows:
+            raise Missing(
+                f"This watch keeps no firings of layer {layer}: begin it with fired=[{layer}], or fired=True for all "
+                "layers."
+            )
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < self.loaded.layers:

@@ -8,12 +8,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from twell.kernels.layout import entries, unpack
 from twell.kernels.stats import Stats
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.watching.reads import Group
+
+IGNORED = -100  # a target that no loss is taken of
 
 
 class Keeps(Protocol):
@@ -71,6 +74,27 @@ class Pass:
                 self.fires[layer] = (fired & (self.rows != 0)[:, None]).sum(0)
             else:  # a product of floats is faster there than a sum of bools, and exact below 2^24 rows
                 self.fires[layer] = fired.float().t().mv(self.rows.float()).long()
+
+    def losses(self, logits: Any) -> Tensor | None:
+        """Return the loss of the next token at each row, float32 [n]; NaN where this call does not read the next one.
+
+        logits: what the model's output has under that name; None unless it has a row of them for each token
+        """
+        shape = self.numbers.shape
+        if not isinstance(logits, Tensor) or logits.shape[:-1] != shape or shape[1] < 2:
+            return None
+        ids = self.tokens.view(shape).long()
+        follows = torch.from_numpy(self.numbers[:, 1:] == self.numbers[:, :-1]).to(logits.device)
+        if self.real is not None:
+            real = self.real.to(logits.device)
+            follows = follows & real[:, 1:] & real[:, :-1]
+        follows = follows & (ids[:, 1:] < logits.shape[-1])  # vectors have no ids
+        targets = torch.where(follows, ids[:, 1:], IGNORED)
+        result = torch.full(shape, torch.nan, dtype=torch.float32, device=logits.device)
+        for row in range(shape[0]):  # one sequence at a time in float32
+            of_row = cross_entropy(logits[row, :-1].float(), targets[row], ignore_index=IGNORED, reduction="none")
+            result[row, :-1] = torch.where(follows[row], of_row, torch.nan)
+        return result.view(-1)
 
 
 def _hidden(loaded: LoadedModel, layer: int, value: Tensor, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twell.workbench.capturing.firings import lists
+from twell.workbench.capturing.firings import draw, lists
 from twell.workbench.capturing.forward import Counted
 from twell.workbench.capturing.layer_sums import Sums
 from twell.workbench.run.schema import FLAG_FIRST, FLAG_SPECIAL, nnz_type
@@ -59,6 +59,7 @@ class Read:
     numbers: int32 [sequences, columns], the run's number of each row's sequence; column: of its first one
     ids: int32 [n]; real: bool [n], None: all; phase: uint8 [columns]; counted: over all n rows
     fired: (layer, row, neuron, value) of each layer whose firings are kept
+    loss: float32 [n], of the next token, NaN where it is not known; None: of none
     """
 
     numbers: np.ndarray
@@ -68,6 +69,7 @@ class Read:
     phase: np.ndarray
     counted: Counted
     fired: list[tuple[int, Tensor, Tensor, Tensor]] = field(default_factory=list)
+    loss: Tensor | None = None
 
 
 @dataclass
@@ -137,10 +139,13 @@ class Group:
             self.parts[numbers[-1]] = Part(number, columns, self.parts[number].document)
         self.numbers, self.columns = np.array(numbers, dtype=np.int32), columns
 
-    def batch(self, number: int, special: np.ndarray, d_ff: int) -> tuple[ReadBatch, Counted, Fired] | None:
+    def batch(
+        self, number: int, special: np.ndarray, d_ff: int, share: float = 1.0
+    ) -> tuple[ReadBatch, Counted, Fired] | None:
         """Return all tokens read so far as a batch with its counts and firings; None if there are none.
 
-        number: of the batch; special: the tokenizer's special ids; d_ff: of the model. Waits for the counts.
+        number: of the batch; special: the tokenizer's special ids; d_ff: of the model
+        share: of the tokens whose firings are kept. Waits for the counts.
         """
         tokens = _Tokens.of(self.reads)
         if not len(tokens.sequence):
@@ -155,7 +160,7 @@ class Group:
         batch = ReadBatch(
             number, numbers, sequences, special, number, int(numbers[0]), positions=positions, phases=tokens.phase
         )
-        fired = Fired(self.reads, tokens, positions, d_ff)
+        fired = Fired(self.reads, tokens, positions, d_ff, share)
         return batch, tokens.counted(self.reads, self.sums), fired
 
     def _positions(self, tokens: _Tokens) -> np.ndarray:
@@ -224,16 +229,21 @@ class _Tokens:
         nnz = torch.cat([read.counted.nnz for read in reads], 1)[:, index]
         finite = torch.cat([read.counted.finite for read in reads])[index]
         used = [read.counted.used for read in reads if read.counted.used is not None]
-        return Counted(
-            nnz, finite, None, sums or Sums(None, None, None), None, torch.cat(used, 1)[:, index] if used else None
-        )
+        loss = None
+        if any(read.loss is not None for read in reads):
+            none = (torch.full(read.ids.shape, torch.nan) if read.loss is None else read.loss for read in reads)
+            loss = torch.cat(list(none))[index[:-1]][torch.from_numpy(self.sequence[1:] == self.sequence[:-1])]
+        sums = sums or Sums(None, None, None)
+        return Counted(nnz, finite, loss, sums, None, torch.cat(used, 1)[:, index] if used else None)
 
 
 class Fired:
     """The single firings of a group's tokens, where they were kept."""
 
-    def __init__(self, reads: list[Read], tokens: _Tokens, positions: np.ndarray, d_ff: int) -> None:
+    def __init__(self, reads: list[Read], tokens: _Tokens, positions: np.ndarray, d_ff: int, share: float) -> None:
         self._reads, self._tokens, self._positions, self._kind = reads, tokens, positions, nnz_type(d_ff)
+        keys = (torch.from_numpy(one.astype(np.int64)) for one in (tokens.sequence, positions))
+        self._kept = np.flatnonzero((draw(*keys) < share).numpy())  # as a capture draws them
 
     def commit(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of the run's `fired` table, a dict for each layer."""
@@ -243,18 +253,18 @@ class Fired:
             for layer, row, neuron, value in read.fired:
                 by_layer.setdefault(layer, []).append((row.numpy() + first, neuron.numpy(), value.numpy()))
             first += read.ids.numel()
-        rank = np.full(first, -1)
-        rank[tokens.row] = np.arange(len(tokens.row))
+        rank, kept = np.full(first, -1), self._kept
+        rank[tokens.row[kept]] = np.arange(len(kept))
         most = torch.finfo(torch.float16).max
         for layer, pieces in by_layer.items():
             rows, neurons, values = (np.concatenate(one) for one in zip(*pieces, strict=True))
             index = rank[rows]
             order = np.flatnonzero(index >= 0)[np.argsort(index[index >= 0], kind="stable")]
-            lengths = np.bincount(index[order], minlength=len(tokens.row))
+            lengths = np.bincount(index[order], minlength=len(kept))
             yield {
-                "sequence": tokens.sequence,
-                "position": self._positions,
-                "layer": np.full(len(tokens.row), layer),
+                "sequence": tokens.sequence[kept],
+                "position": self._positions[kept],
+                "layer": np.full(len(kept), layer),
                 "neuron": lists(neurons[order].astype(self._kind), lengths),
                 "value": lists(np.minimum(values[order], most).astype(np.float16), lengths),
             }

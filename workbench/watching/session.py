@@ -63,6 +63,7 @@ class watch(Answers):  # called like a function, in a with statement
     rows: whether to keep a row a token; without, metrics alone are left
     fired: layers whose firings are kept for every token, as [3, 4], "0,3-5:0.01" with a share, or True for all
     hidden: layers whose hidden values of the last call are kept
+    loss: take the loss of the next token from the model's logits, at each token whose next one the same call reads
     out: a folder for the run, which the dashboard shows while it grows; default: a temporary one
     name: what the model is called in the run; default: its folder's or its class's name
 
@@ -82,12 +83,13 @@ class watch(Answers):  # called like a function, in a with statement
         rows: bool = True,
         fired: Layers = False,
         hidden: Layers = False,
+        loss: bool = False,
         out: str | Path | None = None,
         name: str | None = None,
     ) -> None:
         self.model, self.tokenizer, self.rows, self._dense = model, tokenizer, rows, dense
         self._given: dict[str, Any] = {"ffns": ffns, "threshold": threshold, "kernel": kernel, "name": name}
-        self._probes, self._asks_fired, self._asks_hidden = probes, fired, hidden
+        self._probes, self._asks_fired, self._asks_hidden, self._loss = probes, fired, hidden, loss
         self._out = None if out is None else Path(out)
         self._recorder: Recorder | None = None
         self._folder: Path | None = None
@@ -122,8 +124,9 @@ class watch(Answers):  # called like a function, in a with statement
                 parse_fired(fired, loaded.layers)[0] if fired else frozenset(),
                 parse_fired(hidden, loaded.layers)[0] if hidden else frozenset(),
                 self.totals.add_fires if not self.rows and (self._dense or loaded.watched) else None,
+                self.totals.add_losses if self._loss else None,
             )
-            self._fired = fired
+            self._fired, self._share = fired, parse_fired(fired, loaded.layers)[1] if fired else 1.0
             self._hooks = CallHooks(loaded.model, loaded.body, self.tracker)
             stack.callback(self._hooks.remove)
             self._hooks.put()
@@ -189,8 +192,8 @@ class watch(Answers):  # called like a function, in a with statement
         return self.tracker.hidden[layer]
 
     def metrics(self) -> dict[str, float]:
-        """Return mean nnz, sparsity and share of dead neurons, by layer and over all, of the tokens read since the last
-        time; flat, for a logger. Waits for the device."""
+        """Return mean nnz, sparsity and share of dead neurons, by layer and over all, and the mean loss if it is asked
+        for, of the tokens read since the last time; flat, for a logger. Waits for the device."""
         return self.totals.take()
 
     def text(self, sequence: int = 0, layer: int | None = None) -> Any:
@@ -207,7 +210,7 @@ class watch(Answers):  # called like a function, in a with statement
 
     def _record(self, group: Group) -> dict[int, int]:
         """Write sequences; return how far each went, in positions."""
-        result = group.batch(self._batches, self._special, self.loaded.d_ff)
+        result = group.batch(self._batches, self._special, self.loaded.d_ff, self._share)
         if result is None:
             return {}
         if self._recorder is None:
@@ -230,7 +233,7 @@ class watch(Answers):  # called like a function, in a with statement
             text=(SOURCE,),
             out=folder,
             timings=0,
-            loss=False,
+            loss=self._loss,
             probes=self._probes,
             fired=self._fired,
             threshold=self._given["threshold"],

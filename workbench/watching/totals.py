@@ -25,6 +25,12 @@ class Totals:
         self._tokens = torch.zeros((), dtype=torch.int64, device=device)
         self._nnz = torch.zeros(layers, dtype=torch.int64, device=device)
         self._fires: Tensor | None = None
+        self._loss: Tensor | None = None  # float64 [2]: sum and number of losses
+
+    def add_losses(self, losses: Tensor) -> None:
+        """Add the losses of a call, NaN where there is none. losses: float32 [n]"""
+        known = torch.stack([losses.double().nansum(), (~losses.isnan()).sum().double()])
+        self._loss = known if self._loss is None else self._loss + known
 
     def add(self, stats: list[Stats], rows: Tensor) -> None:
         """Add a call. stats: by layer; rows: uint8 [n], which of its rows count."""
@@ -62,6 +68,9 @@ class Totals:
             dead = (self._fires == 0).double().mean(1).tolist()
             metrics["dead"] = sum(dead) / len(dead)
             metrics |= {f"dead/layer_{layer:02}": share for layer, share in enumerate(dead)}
+        if self._loss is not None:
+            total, count = self._loss.tolist()
+            metrics["loss"] = total / count if count else float("nan")
         metrics |= {f"nnz/layer_{layer:02}": one for layer, one in enumerate(nnz)}
         metrics |= {f"sparsity/layer_{layer:02}": 1 - one / d_ff for layer, one in enumerate(nnz)}
         self._clear()

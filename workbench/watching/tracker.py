@@ -48,6 +48,7 @@ class Tracker:
 
     on_counted(stats by layer, rows): called after each call, with device tensors
     on_ended(group): called with each group of sequences that has ended, in order; None: rows are not kept
+    on_losses(losses): called with the losses of a call whose output has logits, float32 [rows]; None: not asked for
     on_fires(fires, rows): instead of on_counted, where firings of dense passes are all that is counted: fires int64
     [layers, d_ff]
     fired, hidden: the layers whose firings are kept for every token, and those whose hidden values of the last call are
@@ -63,9 +64,10 @@ class Tracker:
         fired: frozenset[int] = frozenset(),
         hidden: frozenset[int] = frozenset(),
         on_fires: Callable[[Tensor, Tensor], None] | None = None,
+        on_losses: Callable[[Tensor], None] | None = None,
     ) -> None:
         self.loaded, self.probes, self.fired, self.hidden_layers = loaded, probes, fired, hidden
-        self.on_counted, self.on_ended, self.on_fires = on_counted, on_ended, on_fires
+        self.on_counted, self.on_ended, self.on_fires, self.on_losses = on_counted, on_ended, on_fires, on_losses
         self.hidden: dict[int, Tensor] = {}  # by layer: of the last call, [sequences, columns, d_ff]
         self.counting = True  # whether calls are counted at all
         self.rows_read = 0  # rows of all calls, padding included, counted or not
@@ -121,13 +123,14 @@ class Tracker:
                 f"Expected every FFN to run in a call, got {len(ran)} of {len(layers)}: watch those that do with ffns=."
             )
         with torch.inference_mode():
+            losses = self._losses(running, output)
             if self.on_fires is not None:
                 self.on_fires(torch.stack([running.fires[layer] for layer in layers]), running.rows)
                 return
             stats = [running.stats[layer] for layer in layers]
             self.on_counted(stats, running.rows)
             if self.on_ended is not None:
-                self._keep(running, stats)
+                self._keep(running, stats, losses)
             running.group.columns += running.numbers.shape[1]
         group, cache = running.group, running.cache
         cache = cache_of(output) if cache is None else cache
@@ -267,7 +270,17 @@ class Tracker:
         if layer in self.hidden_layers and self._pass is not None:
             self.hidden[layer] = hidden  # itself, so that gradients can be taken with regard to it
 
-    def _keep(self, running: Pass, stats: list[Stats]) -> None:
+    def _losses(self, running: Pass, output: Any) -> Tensor | None:
+        """Return the losses of a call, where they are asked for and its output has what they are made of."""
+        if self.on_losses is None:
+            return None
+        logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+        losses = running.losses(logits.detach() if isinstance(logits, Tensor) else None)
+        if losses is not None:
+            self.on_losses(losses)
+        return losses
+
+    def _keep(self, running: Pass, stats: list[Stats], losses: Tensor | None) -> None:
         """Start the counts of a call on their way to the host, as a read of its group."""
         ids = running.tokens.to("cpu", non_blocking=True)
         real = None if running.real is None else running.real.reshape(-1).to("cpu", non_blocking=True)
@@ -275,4 +288,5 @@ class Tracker:
         sums = Sums.stack(stats, [])
         counted = gather(stats, sums, all_rows, None)
         group = running.group
-        group.add(Read(running.numbers, group.columns, ids, real, running.phase, counted, running.fired), sums)
+        loss = None if losses is None else losses.to("cpu", non_blocking=True)
+        group.add(Read(running.numbers, group.columns, ids, real, running.phase, counted, running.fired, loss), sums)

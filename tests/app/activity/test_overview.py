@@ -13,7 +13,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from twell.analysis import by_layer, position_blocks, speedup
-from twell.app.activity.overview_figures import layer_by_layer
+from twell.analysis.figures.overview import layer_by_layer
 from twell.app.ui.formatting import number, percent, times
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run

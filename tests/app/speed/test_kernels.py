@@ -18,12 +18,12 @@ from streamlit.testing.v1 import AppTest
 from support.rewritten import relisted
 
 from twell.analysis import tile_settings
+from twell.analysis.figures.speed.bench_rows import break_even_nnz, by_setting, ffn_times
+from twell.analysis.figures.speed.timings import batch_times, over_batches, summed
 from twell.app.jobs.measure import SHARES, bench_arguments
 from twell.app.jobs.runner import CASE, JobRunner
-from twell.app.speed.bench_data import break_even_nnz, by_setting, ffn_times
 from twell.app.speed.bench_view import total_speedups
 from twell.app.speed.compression_view import fastest_kernels, time_map
-from twell.app.speed.timing_figures import batch_times, over_batches, summed
 from twell.workbench.bench.options import BenchOptions
 from twell.workbench.bench.table import Sheet
 from twell.workbench.run import manifest as manifests

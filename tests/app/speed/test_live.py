@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from twell.app.speed.live_figures import sparse_calls, times_and_nnz, tokens_per_second
+from twell.analysis.figures.speed.live import sparse_calls, times_and_nnz, tokens_per_second
 from twell.app.speed.live_view import numbers
 from twell.app.ui.run_cache import LiveRun
 from twell.workbench.run import manifest as manifests

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from twell.analysis import layer_potential, speedup
+from twell.analysis.figures.speed.potential import steps, waterfall
 from twell.analysis.speed.potential import worth_speeding_up
-from twell.app.speed.potential_view import steps, waterfall
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twell.app.ui.figures.plot_style import log_ticks
-from twell.app.ui.figures.small_multiples import _steps, small_multiples
+from twell.analysis.figures.small_multiples import _steps, small_multiples
+from twell.analysis.figures.style import log_ticks
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.app.ui.figures.plot_style import finish, layer_axis, log_ticks, panel_title
-from twell.app.ui.formatting import number, percent, whole
-from twell.app.ui.theme import AMBER, BLUE, GREY, SCALE
+from twell.analysis.figures.labels import number, percent, whole
+from twell.analysis.figures.style import AMBER, BLUE, GREY, SCALE, finish, layer_axis, log_ticks, panel_title
+from twell.analysis.training import sparse_since, training_layers, training_steps
+from twell.workbench.run.store import Run
 
 FEWEST = 0.1  # nnz: the bottom of the colour scale, where a layer fires next to nothing
 
@@ -132,3 +133,28 @@ def _line(figure: go.Figure, column: int, x: pd.Series, y: pd.Series, colour: st
         row=1,
         col=column,
     )
+
+
+def training_loss(run: Run) -> go.Figure:
+    """Draw loss and L1 term by step. Page Training."""
+    return loss_curves(training_steps(run))
+
+
+def training_nnz(run: Run) -> go.Figure:
+    """Draw mean nnz by layer and step. Page Training."""
+    return layer_map(training_layers(run), "nnz", run.d_ff)
+
+
+def training_silent(run: Run) -> go.Figure:
+    """Draw the share of neurons that fired on no token of the last steps, by layer and step. Page Training."""
+    return layer_map(training_layers(run), "dead", run.d_ff)
+
+
+def training_went_sparse(run: Run) -> go.Figure:
+    """Draw the step from which each layer is sparse. Page Training."""
+    return went_sparse(sparse_since(run), int(training_steps(run)["step"].iloc[-1]))
+
+
+def training_speed(run: Run) -> go.Figure:
+    """Draw tokens a second, speedup of a step and memory by step. Page Training."""
+    return speed_curves(training_steps(run))

@@ -9,10 +9,37 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.app.tokens.token_data import ENDS
-from twell.app.ui.figures.plot_style import finish, layer_names, panel_title, whiskers
-from twell.app.ui.formatting import percent, plot_label
-from twell.app.ui.theme import BLUE, GREY
+from twell.analysis.figures.labels import percent, plot_label
+from twell.analysis.figures.style import BLUE, GREY, finish, layer_names, panel_title, whiskers
+
+ENDS = ("most active", "least active")
+END_ROWS = 15  # tokens at each end of the ranking
+MIN_COUNT = 20  # times that a token must occur to be ranked, unless the user chooses otherwise
+
+
+def both_ends(frame: pd.DataFrame, count: int) -> pd.DataFrame:
+    """Return the first and the last rows of a ranking, the very last one first among the last.
+
+    Args:
+        frame: a table in order of rank.
+        count: how many rows of each end, at most. In a short ranking no row is returned twice.
+
+    Returns:
+        The rows, with one more column: end (one of ENDS).
+    """
+    count = min(count, -(-len(frame) // 2))
+    first, last = frame.head(count), frame[count:].tail(count)[::-1]
+    return pd.concat([rows.assign(end=end) for rows, end in zip((first, last), ENDS, strict=True)], ignore_index=True)
+
+
+def ranked_by(frame: pd.DataFrame, rank: str) -> pd.DataFrame:
+    """Return `analysis.by_token` with z and z_se replaced by the columns that it is ranked by: z or z_position."""
+    return frame.assign(z=frame[rank], z_se=frame[f"{rank}_se"])
+
+
+def as_ranked(words: pd.DataFrame) -> pd.DataFrame:
+    """Return both ends of `analysis.by_word` as `ranking` draws them: words lead to no page."""
+    return words.rename(columns={"word": "text"}).assign(token_id=-1)
 
 
 def ranking(both: pd.DataFrame) -> go.Figure:

@@ -7,8 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.app.ui.figures.plot_style import finish
-from twell.app.ui.theme import WORDS
+from twell.analysis.figures.style import WORDS, finish
 from twell.workbench.run.schema import PREFILL
 from twell.workbench.run.store import Run
 

@@ -16,9 +16,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from twell.app.ui.figures.plot_style import ZERO, finish
-from twell.app.ui.formatting import whole
-from twell.app.ui.theme import AMBER, BLUE, GREY, GRID, WORDS
+from twell.analysis.figures.labels import whole
+from twell.analysis.figures.style import AMBER, BLUE, GREY, GRID, WORDS, ZERO, finish
 
 RATIOS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # ticks of a logarithmic axis of ratios
 BESIDE, BETWEEN = 0.09, 30  # between panels: as a share of a panel's width; in pixels of height

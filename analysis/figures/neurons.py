@@ -8,12 +8,45 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from twell.app.ui.figures.plot_style import finish, layer_axis, log_ticks
-from twell.app.ui.formatting import SPACE, number, percent, whole
-from twell.app.ui.theme import AMBER, BLUE, GREY, SCALE
+from twell.analysis.figures.labels import SPACE, number, percent, whole
+from twell.analysis.figures.style import AMBER, BLUE, GREY, SCALE, finish, layer_axis, log_ticks
+from twell.analysis.neurons.by_neuron import by_neuron
+from twell.workbench.run.store import Run
 
 CURVE_POINTS = 600
 MIN_HISTOGRAM = 40  # values; fewer are drawn one by one
+
+
+def density_bounds(tokens: int) -> list[float]:
+    """Return the bounds of bins of densities, 1, 3, 10, … from the lowest that `tokens` tokens can show up to 1."""
+    lowest = 1 / max(tokens, 2)
+    bounds = [step * 10.0**power for power in range(math.floor(math.log10(lowest)), 0) for step in (1, 3)]
+    start = max(index for index, bound in enumerate(bounds) if bound <= lowest)
+    return [*bounds[start:], 1.0 + 1e-9]
+
+
+def density_bins(run: Run) -> pd.DataFrame:
+    """Return how many neurons of each layer have which density.
+
+    Columns: layer; low, high (bounds of the density, both 0 for neurons that never fired); neurons; share (of the
+    layer's neurons).
+    """
+    frame = by_neuron(run)
+    bounds = density_bounds(int(frame["tokens"].iloc[0]))
+    index = np.searchsorted(bounds, frame["density"], side="right")  # 0: never fired
+    counts = pd.crosstab(frame["layer"], index).reindex(columns=range(len(bounds)), fill_value=0)
+    bins = counts.rename_axis("bin", axis=1).stack().rename("neurons").reset_index()
+    edges = [0.0, *bounds]
+    bins["low"] = [0.0 if k == 0 else edges[k] for k in bins["bin"]]
+    bins["high"] = [0.0 if k == 0 else min(edges[k + 1], 1.0) for k in bins["bin"]]
+    bins["share"] = bins["neurons"] / run.d_ff
+    return bins[["layer", "low", "high", "neurons", "share"]]
+
+
+def ranks(run: Run, layer: int) -> pd.DataFrame:
+    """Return the densities of a layer's neurons, highest first. Columns: rank (from 1), density."""
+    densities = -np.sort(-by_neuron(run, layer=layer)["density"].to_numpy(float))
+    return pd.DataFrame({"rank": np.arange(1, len(densities) + 1), "density": densities})
 
 
 def density_label(share: float) -> str:

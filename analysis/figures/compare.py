@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,53 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.app.ui.figures.plot_style import finish, layer_axis, spans, whiskers
-from twell.app.ui.formatting import number, percent, signed, times
-from twell.app.ui.theme import AMBER, BLUE, GREY
+from twell.analysis.activity.layers import by_layer
+from twell.analysis.compare import compare_layers, compare_positions, compare_runs
+from twell.analysis.figures.labels import number, percent, signed, times
+from twell.analysis.figures.small_multiples import small_multiples
+from twell.analysis.figures.style import AMBER, BLUE, GREY, finish, layer_axis, spans, whiskers
+from twell.workbench.run.store import Run
 
 OTHERS = (AMBER, GREY, "#3a9e7d", "#a05fc4", "#c4504f")  # of trainings beside the one that is shown
 MARKERS: tuple[dict[str, Any], ...] = (
     {"color": BLUE, "size": 9},
     {"color": GREY, "size": 11, "symbol": "circle-open", "line": {"width": 2}},
 )
+
+
+def layers_of(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return `analysis.by_layer` of several runs, the last run first.
+
+    Two more columns: run (0 for the last run, 1 for the one before it, …); name (the run's).
+    """
+    frames = [by_layer(run).assign(run=index, name=run.name) for index, run in enumerate(reversed(runs))]
+    return pd.concat(frames, ignore_index=True)
+
+
+def position_ratios(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return `analysis.compare_positions` as `small_multiples` draws it: the ratio of the runs by position.
+
+    Args:
+        frame: the rows of `analysis.compare_positions`; positions come in bands.
+
+    Returns:
+        The rows with a finite ratio, and more columns: position (the middle of the band); relative, low, high (the
+        ratio with its interval); first (whether the band is position 0, in place of the first run's mean). `mean` is
+        named mean_nnz.
+    """
+    band = frame["band"].to_numpy(float)
+    middle = np.where(band < 8, band, (band**2 + (band + 1) ** 2) / 16)
+    ratios = frame.assign(position=np.maximum(middle, 0.5), first=band == 0, relative=frame["ratio"])
+    for name in ("low", "high"):
+        ratios[name] = (frame["first"] + frame[name]) / frame["first"]
+    ratios = ratios[np.isfinite(ratios["relative"]) & (frame["first"] > 0)]
+    return ratios.rename(columns={"mean": "mean_nnz"})
+
+
+def measures(table: pd.DataFrame) -> dict[str, str]:
+    """Return the columns of `layers_of` that both runs have, with the names of their panels."""
+    both = {"mean": "mean nnz", "sparsity": "sparsity"}
+    return both | ({"dead_share": "share of dead neurons"} if table["dead_share"].notna().all() else {})
 
 
 def side_by_side(frame: pd.DataFrame, measures: dict[str, str]) -> go.Figure:
@@ -183,3 +222,35 @@ def _stacked(labels: list[str], *coordinates: pd.Series) -> list[str]:
     index = pd.MultiIndex.from_arrays(cells)
     stacks = pd.Series(labels).groupby(index, sort=False).agg("<br>".join)
     return [stacks[cell] if is_first else "" for cell, is_first in zip(index, ~index.duplicated(), strict=True)]
+
+
+def ratio_panels(frame: pd.DataFrame) -> go.Figure:
+    """Return the ratio of two runs' mean nnz by position, a panel a layer. frame: the rows of `position_ratios`."""
+    hover = [
+        f"position about {number(r.position, 2)}<br>{times(r.relative)} (95 % {times(r.low)} to {times(r.high)})"
+        for r in frame.itertuples()
+    ]
+    titles = {int(layer): f"L{layer}" for layer in frame["layer"].unique()}
+    frame = frame.assign(hover=hover)
+    return small_multiples(frame, "position", titles, "position, tokens", "ratio of mean nnz", log=True)
+
+
+def compared_layers(runs: Sequence[Run]) -> go.Figure:
+    """Draw two runs layer by layer: mean nnz, sparsity, dead neurons; the last run filled. Page Compare."""
+    table = layers_of(runs)
+    return side_by_side(table, measures(table))
+
+
+def layer_differences(runs: Sequence[Run]) -> go.Figure:
+    """Draw the difference of two runs' mean nnz by layer, with intervals. Page Compare."""
+    return differences(compare_layers(list(runs)))
+
+
+def ratio_by_position(runs: Sequence[Run]) -> go.Figure:
+    """Draw the ratio of two runs' mean nnz by position, a panel a layer. Page Compare."""
+    return ratio_panels(position_ratios(compare_positions(list(runs))))
+
+
+def loss_and_sparsity(runs: Sequence[Run]) -> go.Figure:
+    """Draw loss against the share of neurons that fire, a dot a run, the last one marked. Page Compare."""
+    return frontier(compare_runs(list(runs)), runs[-1].name)

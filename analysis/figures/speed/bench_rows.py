@@ -1,4 +1,4 @@
-"""The tables behind the Kernels page's figures of `twell bench`: times of whole FFNs, and where they break even.
+"""The tables behind the figures of `twell bench`: times of whole FFNs, and where they break even.
 
 The `bench` table of a run has one figure a row. Here a row is one operation in one case, with its speedup over the
 dense operation of the same case. Cost: milliseconds.

@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from twell.app.speed.timing_figures import time_unit
-from twell.app.ui.figures.plot_style import finish, layer_axis
-from twell.app.ui.formatting import SPACE, percent, whole
-from twell.app.ui.theme import BLUE, GREY, SCALE
+from twell.analysis.figures.labels import SPACE, percent, whole
+from twell.analysis.figures.speed.timings import time_unit
+from twell.analysis.figures.style import BLUE, GREY, SCALE, finish, layer_axis
 
 MIN_LAYERS = 4  # to fit a line through
 MIN_LABEL_SHARE = 0.07  # of the pass: a narrower bar has no room for its name

@@ -11,11 +11,41 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.app.ui.figures.plot_style import finish, layer_axis, log_ticks, panel_title, spans
-from twell.app.ui.formatting import number, percent, times, whole
-from twell.app.ui.theme import BLUE, GREY, SCALE
+from twell.analysis.activity.layers import by_layer
+from twell.analysis.activity.positions import position_blocks
+from twell.analysis.figures.labels import number, percent, times, whole
+from twell.analysis.figures.style import BLUE, GREY, SCALE, finish, layer_axis, log_ticks, panel_title, spans
+from twell.analysis.speed.speedup import speedup
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
 
 MAX_LABELLED = 16  # with more layers, axes and a color scale stand in for the values
+BLOCKS = 16  # of positions, each a column of the map
+
+
+def layer_rows(run: Run) -> pd.DataFrame:
+    """Return one row a layer with everything that the figure draws.
+
+    Columns: layer; "nnz from position P" (mean nnz from position P to the next block's); mean, p10, p90 (of a token's
+    nnz); dead_share; speedup (dense time / sparse time of the FFN), if a kernel other than the reference was timed.
+    """
+    blocks = position_blocks(run, blocks=BLOCKS)
+    table = blocks.pivot(index="layer", columns="position_from", values="mean")
+    table.columns = [f"nnz from position {start}" for start in table.columns]
+    table = table.join(by_layer(run).set_index("layer")[["mean", "p10", "p90", "dead_share"]])
+    timed = comparable_speedup(run)
+    if timed is not None:
+        table = table.join(timed.set_index("layer")["speedup"])
+    return table.reset_index()
+
+
+def comparable_speedup(run: Run) -> pd.DataFrame | None:
+    """Return `analysis.speedup`; None if nothing was timed, or only the reference kernel."""
+    try:
+        table = speedup(run)
+    except Missing:
+        return None
+    return table if table.attrs["comparable"] else None
 
 
 def layer_by_layer(blocks: pd.DataFrame, layers: pd.DataFrame, speedup: pd.DataFrame | None) -> go.Figure:

@@ -4,17 +4,75 @@ neurons."""
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.app.activity.layer_data import number_range
-from twell.app.ui.figures.plot_style import ZERO, finish, layer_axis, panel_title, zero_log_axis
-from twell.app.ui.formatting import number, percent
-from twell.app.ui.theme import BLUE, GREY
+from twell.analysis.activity.layers import by_layer, layer_histogram
+from twell.analysis.activity.surprisal import surprisal
+from twell.analysis.figures.labels import fixed, number, number_range, percent, whole
+from twell.analysis.figures.small_multiples import small_multiples
+from twell.analysis.figures.style import BLUE, GREY, ZERO, finish, layer_axis, panel_title, zero_log_axis
+from twell.workbench.run.store import Run
+
+BINS = 43  # of nnz, at most; geometric, so that the lowest ones hold one count each
+
+
+def nnz_bins(run: Run) -> pd.DataFrame:
+    """Return the share of each layer's tokens by nnz, in bins of whole counts that are the same for all layers.
+
+    Columns: layer; nnz_from, nnz_to (neurons, both inclusive); share (of the layer's tokens).
+    """
+    counts = layer_histogram(run)
+    edges = np.unique(np.round(np.geomspace(1, float(counts["nnz"].max()) + 2, BINS + 1)).astype(int))
+    starts = np.array([0, *edges[:-1]])
+    ends = np.array([0, *(edges[1:] - 1)])
+    index = np.searchsorted(starts, counts["nnz"], side="right") - 1
+    sums = counts.groupby(["layer", index])["tokens"].sum().unstack(fill_value=0)
+    sums = sums.reindex(columns=range(len(starts)), fill_value=0)
+    shares = sums.div(sums.sum(axis=1).clip(lower=1), axis=0).rename_axis("bin", axis=1).stack().rename("share")
+    bins = shares.reset_index()
+    bins["nnz_from"], bins["nnz_to"] = starts[bins["bin"]], ends[bins["bin"]]
+    return bins[["layer", "nnz_from", "nnz_to", "share"]]
+
+
+def layer_rows(run: Run) -> pd.DataFrame:
+    """Return `analysis.by_layer` with a column for each bin of `nnz_bins`, such as "nnz 4–5": its share of tokens."""
+    bins = nnz_bins(run)
+    names = ["nnz " + number_range(low, high) for low, high in zip(bins["nnz_from"], bins["nnz_to"], strict=True)]
+    wide = bins.assign(name=names).pivot(index="layer", columns="name", values="share")
+    table = by_layer(run).set_index("layer").join(wide[list(dict.fromkeys(names))])
+    return table.reset_index()
+
+
+def surprisal_bins(run: Run, of: Literal["next", "own"] = "next") -> pd.DataFrame:
+    """Return `analysis.surprisal` relative to each layer's mean; layers without any nnz and empty bins are left out.
+
+    Args:
+        run: the run.
+        of: whose loss: the prediction made at a token (next), or the token's own (own).
+
+    Returns:
+        The columns of `analysis.surprisal`, and: layer_mean (the layer's mean nnz over all bins); loss (nats, where the
+        bin is drawn: its middle; for the last bin, which is open, its lower end); relative, low, high (mean nnz over
+        layer_mean, with its 95 % interval).
+    """
+    frame = surprisal(run, of=of)
+    tokens = frame["tokens"].groupby(frame["layer"]).sum()
+    nnz_sum = (frame["nnz_mean"] * frame["tokens"]).groupby(frame["layer"]).sum()
+    is_last = frame["bin"] == frame["bin"].max()
+    middle = (frame["loss_low"] + frame["loss_high"]) / 2
+    frame = frame.assign(
+        layer_mean=frame["layer"].map(nnz_sum / tokens.clip(lower=1)), loss=middle.where(~is_last, frame["loss_low"])
+    )
+    frame = frame[(frame["layer_mean"] > 0) & (frame["tokens"] > 0)].reset_index(drop=True)
+    error = frame["nnz_se"].fillna(0)
+    for name, shift in (("relative", 0.0), ("low", -1.96), ("high", 1.96)):
+        frame[name] = (frame["nnz_mean"] + shift * error) / frame["layer_mean"]
+    return frame
 
 
 def ridges(bins: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
@@ -146,3 +204,19 @@ def _density(bins: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, list[str]]:
     ]
     end = np.flatnonzero(y)[-1] + 2  # nothing is drawn past the largest count
     return x[:end], y[:end], tooltips[:end]
+
+
+def surprisal_panels(frame: pd.DataFrame, correlation: pd.DataFrame) -> go.Figure:
+    """Return mean nnz against loss, a panel a layer, under the layer's rank correlation.
+
+    Args:
+        frame: the rows of `surprisal_bins`.
+        correlation: the rows of `analysis.surprisal_correlation`, of the same loss.
+    """
+    spearman = correlation.set_index("layer")["spearman"]
+    hover = [
+        f"loss {r.loss_low:.2f}–{r.loss_high:.2f} nats<br>mean nnz {number(r.nnz_mean)}, n = {whole(r.tokens)}"
+        for r in frame.itertuples()
+    ]
+    titles = {layer: f"L{layer} · ρ {fixed(spearman.get(layer, float('nan')))}" for layer in frame["layer"].unique()}
+    return small_multiples(frame.assign(hover=hover), "loss", titles, "loss, nats", "nnz / layer mean")

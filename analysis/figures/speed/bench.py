@@ -8,10 +8,9 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from twell.app.speed.timing_figures import figure_height, time_unit
-from twell.app.ui.figures.plot_style import finish, layer_axis, log_axis, log_ticks, whiskers
-from twell.app.ui.formatting import times
-from twell.app.ui.theme import AMBER, BLUE, GREY
+from twell.analysis.figures.labels import times
+from twell.analysis.figures.speed.timings import figure_height, time_unit
+from twell.analysis.figures.style import AMBER, BLUE, GREY, finish, layer_axis, log_axis, log_ticks, whiskers
 
 FAINT = "rgba(139, 149, 161, 0.45)"
 OPEN = {"size": 11, "line": {"width": 2}}
@@ -82,6 +81,11 @@ def time_by_layer(frame: pd.DataFrame) -> go.Figure:
     limits = [math.log10(low / 1.2), math.log10(high * 1.2)] if is_log else [0, high * 1.25]
     figure.update_xaxes(title=f"{unit} per call: median; line from shortest to longest repeat", range=limits)
     return figure
+
+
+def curve_height(layers: pd.DataFrame) -> int:
+    """Return the height in pixels of `speed_by_nnz` beside `time_by_layer` of these rows."""
+    return min(figure_height(layers["layer"].nunique()) + 60, 440)
 
 
 def speed_by_nnz(frame: pd.DataFrame, height: int) -> go.Figure:

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from twell.app.ui.figures.plot_style import finish, layer_axis, layer_names, log_axis, log_ticks, spans
-from twell.app.ui.formatting import times
-from twell.app.ui.theme import BLUE, GREY
+from twell.analysis.figures.labels import times
+from twell.analysis.figures.style import BLUE, GREY, finish, layer_axis, layer_names, log_axis, log_ticks, spans
 from twell.workbench.run.schema import PREFILL
 from twell.workbench.run.store import Run
 

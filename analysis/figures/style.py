@@ -14,9 +14,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from twell.app.ui.formatting import SPACE, number
-from twell.app.ui.theme import GRID, WORDS
+from twell.analysis.figures.labels import SPACE, number
 
+BLUE, GREY, AMBER = "#2f7ed8", "#8b95a1", "#c9821f"
+WORDS = "#717c88"  # of names inside figures, to be read on both backgrounds
+GRID = "rgba(139, 149, 161, 0.22)"
+SCALE = [[0.0, "rgba(47, 126, 216, 0.04)"], [0.5, "rgba(47, 126, 216, 0.36)"], [1.0, "rgba(47, 126, 216, 0.8)"]]
 CONFIG = {"displaylogo": False, "displayModeBar": False, "scrollZoom": False, "responsive": True}
 ZERO = 0.5  # where a logarithmic axis shows 0
 

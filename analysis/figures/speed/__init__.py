@@ -1,0 +1,1 @@
+"""Figures of what sparsity is worth in time."""

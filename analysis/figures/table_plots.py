@@ -1,0 +1,202 @@
+"""Plots: the figures of the notebook and of the HTML page. Each function takes a table of the API and returns a plotly
+figure.
+
+    from twell.analysis import by_layer, plots
+    plots.layers(by_layer(run)).show()
+
+plotly is imported when the first figure is drawn, not before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+INK, SECOND = "#2f5d8a", "#c06a2d"
+COLORS = ("#2f5d8a", "#c06a2d", "#4a7c59", "#8a4f7d", "#7a7a7a", "#b59f3b", "#3f8f8f", "#a13d3d")
+ENDS = 15  # tokens shown at each end of the ranking
+
+
+def _figure(x: str, y: str, **layout: object) -> Figure:
+    """Return an empty figure with these axis titles; layout: further entries of plotly's layout."""
+    from plotly.graph_objects import Figure
+
+    plain = {"template": "plotly_white", "height": 380, "margin": {"t": 30, "r": 20, "b": 50, "l": 60}}
+    return Figure(layout={**plain, "xaxis_title": x, "yaxis_title": y, **layout})
+
+
+def layers(table: pd.DataFrame) -> Figure:
+    """Draw by_layer: the median with the span from the tenth to the ninetieth percentile, and the mean."""
+    figure = _figure("layer", "nnz, neurons a token")
+    reach = {"array": table["p90"] - table["p50"], "arrayminus": table["p50"] - table["p10"], "color": INK}
+    figure.add_bar(x=table["layer"], y=table["p50"], error_y=reach, name="median, p10 to p90", marker_color="#a9c3dd")
+    figure.add_scatter(x=table["layer"], y=table["mean"], name="mean", mode="markers", marker_color=SECOND)
+    return figure
+
+
+def positions(table: pd.DataFrame) -> Figure:
+    """Draw position_blocks: mean nnz over the layer's own, by layer and block of positions."""
+    wide = table.pivot(index="layer", columns="position_from", values="relative")
+    last = table.groupby("position_from")["position_to"].max()
+    names = [str(a) if a == b else f"{a}–{b}" for a, b in last.items()]
+    figure = _figure("position", "layer", xaxis_type="category")
+    bar = {"title": "× layer mean,<br>2 and more"}
+    figure.add_heatmap(z=wide.to_numpy(), x=names, y=wide.index, colorscale="RdBu_r", zmin=0, zmax=2, colorbar=bar)
+    return figure
+
+
+def tokens(table: pd.DataFrame) -> Figure:
+    """Draw by_token: the loudest and the quietest tokens by shrunk z, with its posterior interval."""
+    ranked = table.sort_values("shrunk")
+    ends = pd.concat([ranked.head(ENDS), ranked.iloc[max(ENDS, len(ranked) - ENDS) :]])
+    names = [f"{text!r} ({token})" for text, token in zip(ends["text"], ends["token_id"], strict=True)]
+    figure = _figure("z, shrunk", "", height=120 + 18 * len(ends), yaxis_type="category")
+    figure.update_layout(margin_l=170)
+    spread = {"array": 1.96 * ends["shrunk_se"], "color": INK}
+    figure.add_scatter(x=ends["shrunk"], y=names, error_x=spread, mode="markers", marker_color=INK)
+    return figure
+
+
+def classes(table: pd.DataFrame) -> Figure:
+    """Draw token_classes: mean z with its interval."""
+    figure = _figure("z", "", yaxis_type="category")
+    figure.update_layout(margin_l=150)
+    spread = {"array": table["high"] - table["z"], "arrayminus": table["z"] - table["low"], "color": INK}
+    figure.add_scatter(x=table["z"], y=table["class"], error_x=spread, mode="markers", marker_color=INK)
+    return figure
+
+
+def surprisal(table: pd.DataFrame) -> Figure:
+    """Draw surprisal: mean nnz over the layer's own by the loss of the next token, a line a layer."""
+    figure = _figure("loss of the next token, nats", "nnz, × layer mean")
+    for layer, rows in table.groupby("layer"):
+        mean = (rows["nnz_mean"] * rows["tokens"]).sum() / rows["tokens"].sum()
+        middle = (rows["loss_low"] + rows["loss_high"]) / 2
+        figure.add_scatter(x=middle, y=rows["nnz_mean"] / (mean or 1), name=f"layer {layer}", mode="lines")
+    return figure
+
+
+def lorenz(table: pd.DataFrame) -> Figure:
+    """Draw lorenz: the share of firings by share of neurons, a line a layer."""
+    figure = _figure("share of neurons, busiest first", "share of firings")
+    for layer, rows in table.groupby("layer"):
+        figure.add_scatter(x=rows["neurons"], y=rows["firings"], name=f"layer {layer}", mode="lines")
+    return figure
+
+
+def dead(table: pd.DataFrame) -> Figure:
+    """Draw dead_curve: the share of neurons without a firing by sequences seen, a line a layer."""
+    figure = _figure("sequences seen", "neurons without a firing", xaxis_type="log", yaxis_tickformat=".0%")
+    for layer, rows in table.groupby("layer"):
+        figure.add_scatter(x=rows["sequences"], y=rows["dead_share"], name=f"layer {layer}", mode="lines")
+    return figure
+
+
+def gains(table: pd.DataFrame) -> Figure:
+    """Draw layer_gains: speedup by mean nnz, a dot a layer, and the trend."""
+    figure = _figure("mean nnz", "dense over sparse time of the FFN")
+    line = table.sort_values("nnz_mean")
+    figure.add_scatter(x=line["nnz_mean"], y=line["expected"], name="trend", mode="lines", line_color="#999999")
+    dots = {"mode": "markers+text", "textposition": "top center", "marker_color": SECOND}
+    figure.add_scatter(x=table["nnz_mean"], y=table["speedup"], text=table["layer"], name="layer", **dots)
+    figure.add_hline(y=1, line_dash="dot")
+    return figure
+
+
+def _add_ratios(figure: Figure, rows: pd.DataFrame, low: pd.Series, high: pd.Series, name: str) -> None:
+    """Add a dot a layer at column `ratio`, with its interval from low to high."""
+    reach = {"array": high - rows["ratio"], "arrayminus": rows["ratio"] - low}
+    figure.add_scatter(x=rows["layer"], y=rows["ratio"], error_y=reach, name=name, mode="markers")
+
+
+def origins(table: pd.DataFrame) -> Figure:
+    """Draw by_source or by_phase: mean nnz over that of all others by layer, with its interval."""
+    figure = _figure("layer", "nnz, × that of the others")
+    name = str(table.columns[0])
+    for label, rows in table[table["layer"] >= 0].groupby(name):
+        _add_ratios(figure, rows, rows["ratio_low"], rows["ratio_high"], str(label))
+    figure.add_hline(y=1, line_dash="dot")
+    return figure
+
+
+def starts(table: pd.DataFrame) -> Figure:
+    """Draw first_positions: position 0 over later ones by layer, of documents and of cuts apart."""
+    figure = _figure("layer", "position 0, × later positions")
+    for label, rows in table[table["layer"] >= 0].groupby("start"):
+        _add_ratios(figure, rows, rows["low"], rows["high"], str(label))
+    figure.add_hline(y=1, line_dash="dot")
+    return figure
+
+
+def within(table: pd.DataFrame) -> Figure:
+    """Draw surprisal_within: the correlation within tokens by layer, with its interval."""
+    figure = _figure("layer", "correlation with the next token's loss, within tokens")
+    reach = {"array": table["high"] - table["pearson"], "arrayminus": table["pearson"] - table["low"], "color": INK}
+    figure.add_scatter(x=table["layer"], y=table["pearson"], error_y=reach, mode="markers", marker_color=INK)
+    figure.add_hline(y=0, line_dash="dot")
+    return figure
+
+
+def identity(table: pd.DataFrame) -> Figure:
+    """Draw token_identity: the share of the variance of nnz that the token explains, by layer."""
+    figure = _figure("layer", "variance of nnz that the token explains", yaxis_tickformat=".0%")
+    figure.add_bar(x=table["layer"], y=table["icc"], name="of more such text", marker_color="#a9c3dd")
+    figure.add_scatter(x=table["layer"], y=table["explained"], name="of this run", mode="markers", marker_color=SECOND)
+    return figure
+
+
+def covariates(table: pd.DataFrame) -> Figure:
+    """Draw token_covariates: the change of z for one sd more of each, with its interval."""
+    figure = _figure("change of z for one sd more", "", yaxis_type="category")
+    figure.update_layout(margin_l=150)
+    sd = table["standardised"] / table["coefficient"].where(table["coefficient"] != 0, np.nan)
+    reach = {"array": (table["high"] - table["coefficient"]) * sd, "color": INK}
+    figure.add_scatter(x=table["standardised"], y=table["covariate"], error_x=reach, mode="markers", marker_color=INK)
+    figure.add_vline(x=0, line_dash="dot")
+    return figure
+
+
+def depth(table: pd.DataFrame) -> Figure:
+    """Draw across_layers: the rank correlation of nnz between layers."""
+    size = 1 + int(table["other"].max())
+    grid = np.full((size, size), np.nan)
+    grid[table["layer"], table["other"]] = grid[table["other"], table["layer"]] = table["spearman"]
+    figure = _figure("layer", "layer")
+    figure.add_heatmap(z=grid, colorscale="RdBu_r", zmin=-1, zmax=1, colorbar={"title": "Spearman"})
+    return figure
+
+
+def lags(table: pd.DataFrame) -> Figure:
+    """Draw reuse: the share of firings in common by lag, a line a layer; dotted: with a token of another sequence."""
+    figure = _figure("tokens back", "share of firings in common", xaxis_type="log", yaxis_tickformat=".0%")
+    for number, (layer, rows) in enumerate(table.groupby("layer")):
+        later, other = rows[rows["lag"] > 0], rows[rows["lag"] == 0]
+        color = COLORS[number % len(COLORS)]
+        figure.add_scatter(x=later["lag"], y=later["shared"], name=f"layer {layer}", mode="lines", line_color=color)
+        for value in other["shared"]:
+            line = {"color": color, "dash": "dot"}
+            figure.add_scatter(x=later["lag"], y=[value] * len(later), mode="lines", line=line, showlegend=False)
+    return figure
+
+
+def cache(table: pd.DataFrame) -> Figure:
+    """Draw reuse_cache: the share of firings that a cache serves by its neurons, a line a layer."""
+    figure = _figure("neurons in the cache", "share of firings served", xaxis_type="log", yaxis_tickformat=".0%")
+    for layer, rows in table.groupby("layer"):
+        figure.add_scatter(
+            x=rows["neurons"], y=rows["served"], text=rows["window"], name=f"layer {layer}", mode="lines+markers"
+        )
+    return figure
+
+
+def clusters(table: pd.DataFrame) -> Figure:
+    """Draw firing_clusters: how many neurons each has and how they correlate, a dot a cluster."""
+    figure = _figure("neurons that fire together", "mean correlation of their firings", xaxis_type="log")
+    for layer, rows in table.groupby("layer"):
+        figure.add_scatter(x=rows["neurons"], y=rows["phi"], name=f"layer {layer}", mode="markers")
+    return figure

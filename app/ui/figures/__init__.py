@@ -1,1 +1,0 @@
-"""What the figures of all pages share: their style, and small multiples."""

@@ -1,0 +1,73 @@
+"""The loss in a watch, and a share of single firings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.watched import PAD
+from torch.nn.functional import cross_entropy
+
+from twell.workbench import watch
+from twell.workbench.errors import Missing
+
+
+def test_the_loss_is_that_of_the_logits(model: Any, tokenizer: Any, batch: Any) -> None:
+    """At each token whose next one the same call reads: padding has none, nor has the last token of a sequence."""
+    with torch.no_grad(), watch(model, tokenizer, loss=True, dense=True) as w:
+        logits = model(**batch).logits
+    table, real = w.table(), batch["attention_mask"].bool()
+    expected = torch.full(real.shape, torch.nan)
+    for row in range(len(real)):
+        expected[row, :-1] = cross_entropy(logits[row, :-1], batch["input_ids"][row, 1:], reduction="none")
+    expected[:, -1] = torch.nan
+    expected[:, :-1][~real[:, 1:]] = torch.nan
+    np.testing.assert_allclose(table["loss"], expected[real].numpy(), rtol=1e-3)
+    mean = expected[real].nanmean()
+    assert w.metrics()["loss"] == pytest.approx(float(mean), rel=1e-5)
+    assert w.run.manifest.loss == pytest.approx(float(mean), rel=1e-5)
+
+
+def test_packed_rows_and_generation(model: Any, tokenizer: Any, batch: Any) -> None:
+    """No loss crosses from one text to the next in a packed row; what `generate` decodes is read token by token."""
+    ids = torch.cat([batch["input_ids"][0, -6:], batch["input_ids"][2, -5:]])[None]
+    positions = torch.tensor([[*range(6), *range(5)]])
+    with torch.no_grad(), watch(model, tokenizer, loss=True) as w:
+        model(ids, position_ids=positions)
+    assert np.flatnonzero(w.table()["loss"].isna()).tolist() == [5, 10]
+    with torch.no_grad(), watch(model, tokenizer, loss=True) as w:
+        model.generate(**batch, max_new_tokens=3, do_sample=False, pad_token_id=PAD)
+    assert "loss" not in w.table(), "generate asks for the last logits alone"
+    with torch.no_grad(), watch(model, tokenizer) as w:
+        model(ids)
+    assert "loss" not in w.table() and "loss" not in w.metrics()
+
+
+def test_with_gradients_and_without_rows(model: Any, tokenizer: Any, batch: Any) -> None:
+    firsts = batch["attention_mask"].cumsum(1) == 1  # transformers has padding predict a first token, a watch does not
+    labels = batch["input_ids"].masked_fill((batch["attention_mask"] == 0) | firsts, -100)
+    with watch(model, tokenizer, loss=True, rows=False, dense=True) as w:
+        loss = model(**batch, labels=labels).loss
+        loss.backward()
+        assert w.metrics()["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+
+
+def test_a_share_of_single_firings(model: Any, tokenizer: Any, batch: Any) -> None:
+    with torch.no_grad(), watch(model, tokenizer, fired="0-1:0.5") as w:
+        for _ in range(4):
+            model(**batch)
+    table, matrix = w.table(), w.fired(1)
+    assert 0.2 * len(table) < matrix.shape[0] < 0.8 * len(table)
+    keys = w.run.frame("fired", ["sequence", "position", "layer", "neuron"]).query("layer == 1")
+    counts = table.set_index(["sequence", "position"])["nnz_01"]
+    drawn = list(zip(keys["sequence"], keys["position"], strict=True))
+    assert [len(neurons) for neurons in keys["neuron"]] == counts.loc[drawn].tolist()
+    kept = set(drawn)
+    pairs = list(zip(table["sequence"], table["position"], strict=True))
+    inside = next(row for row, pair in enumerate(pairs) if pair in kept)
+    outside = next(row for row, pair in enumerate(pairs) if pair not in kept)
+    assert len(w.neurons(inside, 1)) == table["nnz_01"].iloc[inside]
+    with pytest.raises(Missing, match="keeps no firings"):
+        w.neurons(outside, 1)
