@@ -26,8 +26,10 @@ demo: $(VENV)/.demo
 # checked beside them. Tests that go by the clock run when the others have ended, with nothing beside them.
 PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 2))')
 PYTEST     = $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder -m 'not alone'
+# Each process would compile tests and libraries for itself, 17 s of it, so one does so first, beside the types.
 test: lint
-	@$(BIN)/mypy & types=$$!; $(PYTEST); tests=$$?; wait $$types && exit $$tests
+	@$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest --collect-only -qq >/dev/null; \
+		$(PYTEST); tests=$$?; wait $$types && exit $$tests
 	@$(BIN)/python -m pytest -m alone $(shell grep -lr --include='test_*.py' mark.alone tests)
 
 # Before each commit: lint, types, and the tests that a change breaks most often, without captures, servers and compilers.

@@ -9,9 +9,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,50 +168,6 @@ def test_a_full_disk_keeps_whole_parts(
     assert run.manifest.status == "interrupted"
     assert len(run.parts("activity")) == 2
     assert len(run.activity()) == run.manifest.tokens > 0
-    assert run.damaged() == []
-
-
-def start(folder: Path, out: Path, seconds: float) -> subprocess.Popen[str]:
-    """A capture of much text by the real command line, in a process of its own, with parts of so many seconds."""
-    patched = f"from twell.workbench.run import writer; writer.PART_SECONDS = {seconds}; "
-    code = patched + "from twell.workbench.cli import main; main()"
-    command = [sys.executable, "-c", code, "capture", str(folder), "--text", "builtin:python-docs", "--out", str(out)]
-    return subprocess.Popen([*command, "--device", "cpu"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, "the capture ended too soon"
-        assert time.monotonic() < deadline, "the capture never began"
-        time.sleep(0.05)
-
-
-def test_ctrl_c(tiny: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with start(tiny, out, 10) as process:
-        wait_for(lambda: any(out.glob("vocab.parquet*")), process)  # it has begun to count
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in said
-    assert "Stopping after the batches in hand" in said
-    run = open_run(out)
-    assert run.manifest.status == "interrupted"
-    assert len(run.activity()) == run.manifest.tokens > 0
-    assert run.damaged() == []
-
-
-def test_kill_9_loses_the_part_in_flight_only(tiny: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with start(tiny, out, 0.1) as process:
-        wait_for(lambda: (out / "run.json").exists() and len(list(out.glob("activity/*.parquet"))) > 2, process)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
-    run = open_run(out)
-    assert run.manifest.status == "recording"
-    assert len(run.parts("activity")) >= 2
-    assert len(run.activity()) == run.manifest.tokens == run.frame("sequences")["tokens"].sum()
     assert run.damaged() == []
 
 

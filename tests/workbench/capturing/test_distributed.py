@@ -1,11 +1,9 @@
-"""Two ranks on the CPU: one run between them, and what is left when one of them dies. Cost: 40 s."""
+"""Two ranks on the CPU: one run between them, and what is left when one of them dies. Cost: 25 s."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,9 +13,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
+from support.forked import as_rank, free_port
+from support.same_runs import assert_nothing_else, assert_same_tables
 
 from twell.workbench.capturing.distributed import Ranks
 from twell.workbench.errors import UserError
@@ -26,31 +24,25 @@ from twell.workbench.run.manifest import Part
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run, open_run
 
-EXTREMES = {"value_max": "max", "token_min": "min", "token_max": "max", "first_sequence": "min"}
-KEYS = ("layer", "neuron", "tile", "occupancy", "block", "neurons")
-SPAWN = multiprocessing.get_context("forkserver")  # forks a process that has imported everything, and run nothing
+Start = Callable[..., tuple[list[BaseProcess], Path]]
 
 
-def rank_of_two(rank: int, port: int, slowly: bool, options: CaptureOptions, said: Any) -> None:
-    """A rank in a process of its own, as torchrun starts it; says what a person would read."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    import torch
-
+def rank_of_two(slowly: bool, small: bool, options: CaptureOptions, errors: Path) -> None:
+    """Capture as one of two ranks; write an error to a file of the folder `errors`, named by the rank."""
     from twell.workbench.capturing.command import capture
     from twell.workbench.capturing.recorder import Recorder
     from twell.workbench.run import writer
     from twell.workbench.text import batches
 
-    torch.set_num_threads(1)
-    writer.PART_TOKENS, batches.WINDOW = 200, 2
+    if small:
+        writer.PART_TOKENS, batches.WINDOW = 200, 2
     if slowly:
         step = Recorder.step
         Recorder.step = lambda *given: (time.sleep(0.06), step(*given))[1]  # type: ignore[method-assign]
     try:
         capture(options)
     except (UserError, KeyboardInterrupt) as error:
-        said.put((rank, str(error)))
+        (errors / os.environ["RANK"]).write_text(str(error))
 
 
 @pytest.fixture(scope="module")
@@ -61,38 +53,24 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(tiny: Path, text: Path) -> Callable[..., tuple[list[BaseProcess], Any]]:
-    SPAWN.set_forkserver_preload(["twell.workbench.capturing.command", "transformers.models.llama.modeling_llama"])
-
-    def run(out: Path, slow: bool = False, **given: Any) -> tuple[list[BaseProcess], Any]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        fields: dict[str, Any] = {
-            "batch_tokens": 48,
-            "seq_len": 24,
-            "timings": 0,
-            "kernel": "reference",
-            "device": "cpu",
-        }
+def start(tiny: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    def run(out: Path, slow: bool = False, small: bool = True, **given: Any) -> tuple[list[BaseProcess], Path]:
+        errors, port = tmp_path_factory.mktemp("errors"), free_port()
+        fields: dict[str, Any] = {"batch_tokens": 48, "examples": 2, "fired": "1:0.3", "text": (str(text),), **given}
         options = CaptureOptions(
-            model=str(tiny), text=(str(text),), out=out, examples=2, fired="1:0.3", **{**fields, **given}
+            model=str(tiny), out=out, seq_len=24, timings=0, kernel="reference", device="cpu", **fields
         )
-        said = SPAWN.Queue()
-        processes = [SPAWN.Process(target=rank_of_two, args=(rank, port, slow, options, said)) for rank in (0, 1)]
-        for process in processes:
-            process.start()
-        return processes, said
+        return [as_rank(rank_of_two, rank, port, slow, small, options, errors) for rank in (0, 1)], errors
 
     return run
 
 
 @pytest.fixture(scope="module")
-def whole(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
+def whole(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("whole") / "run"
-    processes, said = start(out)
+    processes, errors = start(out)
     end(processes)
-    assert said.empty()
+    assert not any(errors.iterdir())
     return open_run(out)
 
 
@@ -102,36 +80,9 @@ def end(processes: list[BaseProcess]) -> None:
         assert process.exitcode is not None, "a rank did not end"
 
 
-def added_up(run: Run, table: str) -> pd.DataFrame:
-    frame = run.frame(table)
-    keys = [name for name in KEYS if name in frame]
-    return frame.groupby(keys).agg({name: EXTREMES.get(name, "sum") for name in frame.columns.drop(keys)})
-
-
-def assert_same(run: Run, other: Run, order: list[str] | None = None) -> None:
-    """Row for row, once in the given order, and in all sums."""
-    for table in ("activity", "sequences", "vocab", "examples", "fired"):
-        ours, theirs = (one.arrow(table) for one in (run, other))
-        if order and table != "vocab":
-            by = [(name, "ascending") for name in ("kind", "layer", "neuron", "sequence", "position") if name in
-                  ours.column_names and not (name == "neuron" and table == "fired")]  # fmt: skip
-            ours, theirs = (rows.sort_by(by) for rows in (ours, theirs))
-        for name in ours.column_names:
-            one, two = (rows[name].combine_chunks() for rows in (ours, theirs))
-            if name == "window":  # NaN equals NaN here
-                np.testing.assert_array_equal(one.flatten().to_numpy(), two.flatten().to_numpy())
-            else:
-                assert one.equals(two), (table, name)
-    for table in ("neurons", "tiles", "unions"):
-        one, two = added_up(run, table), added_up(other, table)
-        pd.testing.assert_frame_equal(one, two)
-
-
 def assert_whole(run: Run) -> None:
     assert run.manifest.status == "complete"
-    assert run.damaged() == []
-    listed = {run.path / part.file for part in run.manifest.parts} | {run.path / "run.json"}
-    assert {path for path in run.path.rglob("*") if path.is_file()} == listed
+    assert_nothing_else(run)
 
 
 def test_two_ranks_make_the_run_that_one_makes(
@@ -146,7 +97,7 @@ def test_two_ranks_make_the_run_that_one_makes(
     )  # fmt: skip
     one = capture(options)
     assert_whole(whole)
-    assert_same(whole, one, order=["sequence", "position"])
+    assert_same_tables(whole, one, in_order=False)
     ours, theirs = whole.manifest, one.manifest
     assert (ours.tokens, ours.sequences, ours.loss_tokens) == (theirs.tokens, theirs.sequences, theirs.loss_tokens)
     assert ours.loss_sum == pytest.approx(theirs.loss_sum, rel=1e-12)
@@ -158,30 +109,29 @@ def test_two_ranks_make_the_run_that_one_makes(
 
 
 @pytest.mark.parametrize("victim", [1, 0])
-def test_a_rank_that_dies_is_named_and_the_run_goes_on(
-    victim: int, whole: Run, start: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_rank_that_dies_is_named_and_the_run_goes_on(victim: int, whole: Run, start: Start, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    processes, said = start(out, slow=True)
+    processes, errors = start(out, slow=True)
     deadline = time.monotonic() + 60
     while not ((out / "run.json").exists() and open_run(out).manifest.ranks[victim]["tokens"] > 0):
         assert time.monotonic() < deadline and processes[victim].is_alive()
         time.sleep(0.02)
     os.kill(processes[victim].pid or 0, signal.SIGKILL)
     end(processes)
-    rank, message = said.get(timeout=10)
-    assert rank == 1 - victim
+    (survivor,) = errors.iterdir()
+    assert survivor.name == str(1 - victim)
+    message = survivor.read_text()
     assert f"rank {victim} died after" in message and "--resume" in message
     run = open_run(out)
     assert run.manifest.status == "interrupted"
     assert 0 < run.manifest.tokens < whole.manifest.tokens
     assert len(run.activity()) == run.manifest.tokens
-    processes, said = start(out, resume=True)
+    processes, errors = start(out, resume=True)
     end(processes)
-    assert said.empty()
+    assert not any(errors.iterdir())
     run = open_run(out)
     assert_whole(run)
-    assert_same(run, whole)
+    assert_same_tables(run, whole)
     assert run.manifest.loss_sum == whole.manifest.loss_sum
 
 
@@ -238,15 +188,12 @@ def test_whose_part_it_is() -> None:
     assert Part("vocab", "vocab.parquet", 1, 1, "").rank == 0
 
 
-def launched(folder: Path, text: Path, out: Path, *words: str) -> subprocess.Popen[str]:
-    """Two ranks by torchrun itself, as the README has it."""
+def launched(folder: Path, text: Path, out: Path) -> subprocess.Popen[str]:
+    """Start two ranks by torchrun itself, as the README has it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     capture = ["-m", "twell.workbench", "capture", str(folder), "--text", str(text), "--out", str(out)]
-    given = ["--device", "cpu", "--kernel", "reference", "--timings", "0", "--seq-len", "24", *words]
+    given = ["--device", "cpu", "--kernel", "reference", "--timings", "0", "--seq-len", "24", "--batch-tokens", "480"]
     return subprocess.Popen(
         [*launch, *capture, *given], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -263,28 +210,30 @@ def rank_process(launcher: subprocess.Popen[str], rank: int) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds a rank by /proc")
-def test_torchrun(tiny: Path, text: Path, tmp_path: Path) -> None:
-    """Launched, one rank killed, launched again with --resume: the killed one is named, nothing is lost."""
+def test_torchrun(start: Start, tiny: Path, text: Path, tmp_path: Path) -> None:
+    """Launched, one rank killed, resumed by two ranks: the killed one is named, nothing is lost."""
     long = tmp_path / "long.txt"
     long.write_text(text.read_text(encoding="utf-8") * 24, encoding="utf-8")
-    out, words = tmp_path / "run", ("--batch-tokens", "480")
-    with launched(tiny, long, out, *words) as process:
+    out = tmp_path / "run"
+    with launched(tiny, long, out) as process:
         try:
             deadline = time.monotonic() + 120
             while not any(out.glob("vocab.parquet*")):  # rank 0 has begun to count: from then on it hears of an end
                 assert process.poll() is None and time.monotonic() < deadline
                 time.sleep(0.02)
             os.kill(rank_process(process, 1), signal.SIGKILL)
-            said, _ = process.communicate(timeout=120)
+            printed, _ = process.communicate(timeout=120)
         finally:
             process.kill()
     assert process.returncode != 0
-    assert "twell: Expected 2 ranks to finish run, rank 1 died after" in said
+    assert "twell: Expected 2 ranks to finish run, rank 1 died after" in printed
     broken = open_run(out)
     assert broken.manifest.status == "interrupted" and broken.damaged() == []
-    with launched(tiny, long, out, *words, "--resume") as process:
-        said, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, said
+    processes, errors = start(
+        out, text=(str(long),), small=False, batch_tokens=480, examples=0, fired=None, resume=True
+    )
+    end(processes)
+    assert not any(errors.iterdir())
     run = open_run(out)
     assert_whole(run)
     assert broken.manifest.tokens < run.manifest.tokens == run.frame("sequences")["tokens"].sum()

@@ -1,4 +1,4 @@
-"""Runs that are killed and go on, against runs that were not. Cost: 25 s, most of it processes that start anew."""
+"""Runs that are killed and go on, against runs that were not; test_killed.py has processes that are. Cost: 20 s."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import gzip
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from support.captures import save_model
+from support.same_runs import assert_same_run
 
 from twell.workbench.capturing.command import capture
 from twell.workbench.capturing.recorder import Recorder
@@ -26,41 +24,13 @@ from twell.workbench.errors import UserError
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run import writer
 from twell.workbench.run.schema import nnz_columns
-from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.store import open_run
 from twell.workbench.text import batches
 from twell.workbench.text import sequences as text_module
-
-ROWS = ("activity", "sequences", "vocab", "examples", "fired")
-EXTREMES = {"value_max": "max", "token_min": "min", "token_max": "max", "first_sequence": "min"}
-KEYS = ("layer", "neuron", "tile", "occupancy", "block", "neurons")
 
 
 class Killed(BaseException):
     """What stands for kill -9: nothing is written after it."""
-
-
-def added_up(run: Run, table: str) -> pd.DataFrame:
-    frame = run.frame(table)
-    keys = [name for name in KEYS if name in frame]
-    return frame.groupby(keys).agg({name: EXTREMES.get(name, "sum") for name in frame.columns.drop(keys)})
-
-
-def assert_same(run: Run, other: Run) -> None:
-    """Row for row where rows are recorded, after adding up where sums are, and in what the manifest says of them."""
-    for table in ROWS:
-        for name in run.arrow(table).column_names:
-            ours, theirs = (one.arrow(table)[name].combine_chunks() for one in (run, other))
-            if name == "window":  # NaN equals NaN here
-                np.testing.assert_array_equal(ours.flatten().to_numpy(), theirs.flatten().to_numpy())
-            else:
-                assert ours.equals(theirs), (table, name)
-    for table in ("neurons", "tiles", "unions"):
-        pd.testing.assert_frame_equal(added_up(run, table), added_up(other, table))
-    for name in ("status", "tokens", "sequences", "loss_sum", "loss_tokens", "text"):
-        assert getattr(run.manifest, name) == getattr(other.manifest, name), name
-    assert run.damaged() == other.damaged() == []
-    listed = {run.path / part.file for part in run.manifest.parts} | {run.path / "run.json"}
-    assert {path for path in run.path.rglob("*") if path.is_file()} == listed  # and nothing else is left lying
 
 
 def options(folder: Path, out: Path, text: tuple[str, ...], **given: Any) -> CaptureOptions:
@@ -108,41 +78,7 @@ def test_killed_at_any_file(
             if (tmp_path / "run" / "run.json").exists():
                 tokens.add(open_run(tmp_path / "run").manifest.tokens)  # readable, whatever happened
     assert kills > 8 and len(tokens) > 2
-    assert_same(open_run(tmp_path / "run"), whole)
-
-
-def test_kill_9(tmp_path: Path) -> None:
-    """Twice, at moments of its own choosing, or as often as TWELL_KILLS says."""
-    folder = save_model(tmp_path / "model")
-    kills, seen = int(os.environ.get("TWELL_KILLS", "2")), set()
-    sentence = "Where the river bends, the ferry waits for nobody. "
-    (tmp_path / "long.txt").write_text(sentence * 200 * kills, encoding="utf-8")  # 8 000 tokens a kill
-    text = (str(tmp_path / "long.txt"),)
-    given: dict[str, Any] = {"batch_tokens": 256, "seq_len": 64}
-    code = (
-        "import sys; from pathlib import Path; from twell.workbench.run import writer; writer.PART_TOKENS = 1000\n"
-        "from twell.workbench.capturing.command import capture; from twell.workbench.options import CaptureOptions\n"
-        "capture(CaptureOptions(model=sys.argv[1], text=(sys.argv[2],), out=Path(sys.argv[3]), batch_tokens=256,"
-        "seq_len=64, timings=0, device='cpu', kernel='reference', examples=2, fired='1:0.3', resume=True))"
-    )
-    command = [sys.executable, "-c", code, str(folder), text[0], str(tmp_path / "run")]
-    generator = random.Random(5)
-    for _ in range(kills):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        before = _tokens(tmp_path / "run")
-        while process.poll() is None and _tokens(tmp_path / "run") <= before:  # it goes on
-            time.sleep(0.01)
-        time.sleep(generator.random() * 0.3)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        seen.add(_tokens(tmp_path / "run"))
-    assert len(seen) == kills
-    ours = capture(options(folder, tmp_path / "run", text, **given, resume=True))
-    assert_same(ours, capture(options(folder, tmp_path / "whole", text, **given)))
-
-
-def _tokens(folder: Path) -> int:
-    return open_run(folder).manifest.tokens if (folder / "run.json").exists() else -1
+    assert_same_run(open_run(tmp_path / "run"), whole)
 
 
 @pytest.fixture
@@ -202,7 +138,7 @@ def test_a_capture_has_its_folder_to_itself(
     run = capture(chosen)
     assert "another capture is writing to it" in said[0]
     monkeypatch.setattr(Recorder, "step", step)
-    assert_same(run, capture(options(tiny, tmp_path / "whole", texts)))
+    assert_same_run(run, capture(options(tiny, tmp_path / "whole", texts)))
 
 
 def test_the_outcome_is_told_of_the_whole_run(begun: CaptureOptions, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +166,7 @@ def test_a_damaged_file_in_the_middle_of_a_list_loses_nothing(
     assert len(run.activity()) == run.manifest.tokens > 300
     paths[1].write_bytes(whole)
     capture(options(tiny, tmp_path / "run", names, resume=True))
-    assert_same(open_run(tmp_path / "run"), capture(options(tiny, tmp_path / "whole", names)))
+    assert_same_run(open_run(tmp_path / "run"), capture(options(tiny, tmp_path / "whole", names)))
 
 
 def test_other_options_are_named(begun: CaptureOptions, tmp_path: Path) -> None:

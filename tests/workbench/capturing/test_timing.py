@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ from support.captures import run_capture
 from support.clock import Clock
 
 from twell.kernels.modules import SparseFFN
-from twell.workbench.capturing.command import capture
 from twell.workbench.capturing.forward import Inputs, forward
 from twell.workbench.capturing.timing import calibration
 from twell.workbench.capturing.timing.calibration import WARM
@@ -180,50 +176,6 @@ def test_all_layers_of_the_demo(demo: Path) -> None:
     assert set(often) == {frame["batch"].nunique()}
     assert layers.loc[layers["op"] == "ffn_dense", "batch"].min() < 10
     assert not layers.duplicated(["layer", "op", "batch"]).any()
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from twell.workbench.capturing.timing import timings
-from twell.workbench.run import writer
-from twell.workbench.capturing.command import capture
-from twell.workbench.options import CaptureOptions
-writer.PART_TOKENS = 1000
-take, run = timings.Timings._take, Path(sys.argv[3])
-def dying(self, times, operations, *given):
-    if "gate" in operations and len([*run.glob("timings/*.parquet")]) > 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return take(self, times, operations, *given)
-timings.Timings._take = dying
-capture(CaptureOptions(model=sys.argv[1], text=(sys.argv[2],), out=run, batch_tokens=256, seq_len=64, device="cpu",
-                       kernel="reference", timings_share=0.2))
-"""
-
-
-def test_killed_in_the_middle_of_a_timing(tiny: Path, tmp_path: Path) -> None:
-    """Parts are readable and go together; the run goes on as if nothing had been, and calibrates its device anew."""
-    text = tmp_path / "long.txt"
-    text.write_text("Where the river bends, the ferry waits for nobody. " * 200, encoding="utf-8")
-    command = [sys.executable, "-c", KILLED, str(tiny), str(text), str(tmp_path / "run")]
-    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == -9
-    cut = open_run(tmp_path / "run")
-    assert cut.damaged() == []
-    before = cut.frame("timings")
-    assert len(before) and cut.manifest.tokens == len(cut.activity()) > 0
-    options = CaptureOptions(
-        model=str(tiny), text=(str(text),), out=cut.path, batch_tokens=256, seq_len=64, device="cpu",
-        kernel="reference", timings_share=0.2, resume=True,
-    )  # fmt: skip
-    ended = capture(options)
-    whole = capture(replace(options, out=tmp_path / "whole", timings=0))
-    assert ended.arrow("activity").combine_chunks().equals(whole.arrow("activity").combine_chunks())
-    after = ended.frame("timings")
-    pd.testing.assert_frame_equal(after[: len(before)], before)
-    more = after[len(before) :]
-    assert more["batch"].min() > before["batch"].max()
-    assert more["seconds"].min() > before["seconds"].max()
-    assert set(more.loc[more["op"] == "ffn_dense", "layer"]) == {0, 1, 2}
 
 
 def test_timings_change_no_count(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
-import os
-import socket
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
 import torch
+from support.forked import as_rank, free_port
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
@@ -160,26 +158,13 @@ def test_a_step_is_timed_both_ways_and_changes_nothing(corpus: Corpus, tiny_reci
     assert all(parameter.grad is None for parameter in training.state.model.parameters())
 
 
-def _rank_of_two(rank: int, port: int, options: TrainOptions) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    train(options)
-
-
 def test_two_ranks_train_what_one_does(text: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     """Losses and counts by step are equal up to rounding; the folder is written once, and is a run."""
     (tmp_path / "tiny.json").write_text(json.dumps(tiny_recipe.as_dict() | {"steps": 30}))
     one = TrainOptions(config=str(tmp_path / "tiny.json"), text=(str(text),), out=tmp_path / "one", device="cpu")
     train(one)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn = multiprocessing.get_context("spawn")
-    two = dataclasses.replace(one, out=tmp_path / "two")
-    processes = [spawn.Process(target=_rank_of_two, args=(rank, port, two)) for rank in range(2)]
-    for process in processes:
-        process.start()
+    two, port = dataclasses.replace(one, out=tmp_path / "two"), free_port()
+    processes = [as_rank(train, rank, port, two) for rank in range(2)]
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0, 0]

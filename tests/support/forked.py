@@ -1,0 +1,95 @@
+"""Captures and trainings in processes of their own, forked from one that has imported everything and run nothing.
+
+Importing torch and transformers takes a process 5 s, a fork some milliseconds. The first fork of a test process starts
+the one that all others are forked from.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(
+    [
+        "twell.workbench.capturing.command",
+        "twell.workbench.training.command",
+        "twell.workbench.cli",
+        "transformers.models.llama.modeling_llama",
+    ]
+)
+
+
+def free_port() -> int:
+    """Return a port of this host that nothing listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """Call a function, with one thread of torch, in a process that is forked for it."""
+    process = FORKED.Process(target=_with_one_thread, args=(target, *arguments))
+    process.start()
+    return process
+
+
+def _with_one_thread(target: Callable[..., None], *arguments: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    target(*arguments)
+
+
+def as_rank(target: Callable[..., None], rank: int, port: int, *arguments: Any) -> BaseProcess:
+    """Call a function in a process of its own as one of two ranks, which meet at a port of this host."""
+    return start(_as_rank, target, rank, port, *arguments)
+
+
+def _as_rank(target: Callable[..., None], rank: int, port: int, *arguments: Any) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    target(*arguments)
+
+
+def command_line(words: list[str], errors: Path, part_seconds: float) -> None:
+    """Run `twell` with these words, standard error in a file, parts of so many seconds."""
+    from twell.workbench.cli import main
+    from twell.workbench.run import writer
+
+    with errors.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    writer.PART_SECONDS = part_seconds
+    sys.argv = ["twell", *words]
+    main()
+
+
+def capture_in_small_parts(options: Any) -> None:
+    """Capture with parts of 1 000 tokens."""
+    from twell.workbench.capturing.command import capture
+    from twell.workbench.run import writer
+
+    writer.PART_TOKENS = 1000
+    capture(options)
+
+
+def capture_until_a_timing(options: Any) -> None:
+    """Capture with parts of 1 000 tokens; die where the gate is timed and two parts of timings are written."""
+    from twell.workbench.capturing.timing import timings
+
+    take = timings.Timings._take
+
+    def dying(self: Any, times: Any, operations: Any, *given: Any) -> Any:
+        if "gate" in operations and len([*options.out.glob("timings/*.parquet")]) > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return take(self, times, operations, *given)
+
+    timings.Timings._take = dying  # type: ignore[method-assign]
+    capture_in_small_parts(options)
