@@ -26,7 +26,6 @@ from twell.analysis.neurons.coactivation import fired_csr
 from twell.analysis.neurons.concentration import dead_mask
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import ExportOptions, Format
-from twell.workbench.run.part_files import read_part
 from twell.workbench.run.schema import TABLES
 from twell.workbench.run.store import Run, open_run
 
@@ -89,8 +88,7 @@ def _pieces(run: Run, name: str) -> Iterator[pa.Table]:
     if name in ANALYSIS:
         yield pa.Table.from_pandas(ANALYSIS[name](run), preserve_index=False)
         return
-    for path in run.parts(name):
-        yield read_part(path)
+    yield from run.pieces(name)
 
 
 def _suggestion(name: str) -> str:

@@ -53,7 +53,7 @@ def write_table(pieces: Iterable[pa.Table], path: Path, format: str) -> int:
     rows = 0
     with replacing(path) as temporary, _writer(temporary, first.schema, format) as writer:
         for piece in chain([first], convertible):
-            writer.write_table(piece)
+            writer.write_table(piece if piece.schema.equals(first.schema) else piece.cast(first.schema))
             rows += piece.num_rows
     return rows
 

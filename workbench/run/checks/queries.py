@@ -36,7 +36,8 @@ def answer(
         try:
             for name in named:
                 paths = [str(file) for file in files(name)]
-                connection.read_parquet(paths, hive_partitioning=False).create_view(name)  # type: ignore[arg-type]
+                rows = connection.read_parquet(paths, hive_partitioning=False, union_by_name=True)  # type: ignore[arg-type]
+                rows.create_view(name)
             return connection.sql(query).df()
         except (duckdb.Error, RuntimeError) as error:
             unknown = re.search(r"Table with name (\w+) does not exist", str(error))
