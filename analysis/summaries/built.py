@@ -33,7 +33,7 @@ Parts = dict[str, str]  # the sha256 of each part's file
 
 @dataclass(frozen=True)
 class Built:
-    """What summaries were built from.
+    """Record of the parts that summaries were built from.
 
     parts: the parts that they cover; revision: that of the summaries' schema; class_step: what `rank_tables.class_step`
     returned for the run; scored: whether tables that need the means of the whole run are among them; damaged: the

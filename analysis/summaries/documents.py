@@ -54,7 +54,7 @@ class Documents:
 
     @property
     def known(self) -> bool:
-        """Whether any document is known."""
+        """Return whether any document is known."""
         return len(self.sequence) > 0
 
     def count(self, sequences: int) -> int:

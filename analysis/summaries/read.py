@@ -67,7 +67,7 @@ class Summaries:
 
     @property
     def clustered_by(self) -> str:
-        """What these clusters are, in words, with what that means for intervals where they are no documents."""
+        """Return the unit of these clusters in words; where it is no document, with its meaning for intervals."""
         built = read_built(self.run)
         if not built.clusters:
             return "sequences (recorded before documents were kept: too narrow where documents are longer than those)"

@@ -135,8 +135,11 @@ def _not_writable(run: Run, error: OSError) -> UserError:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to build: `new` parts to read, whether their sums `extend` those on disk, the parts that the summaries then
-    `cover`, the `damaged` tables to leave out, each with a sentence, and the `documents` of the run."""
+    """The work to be done on a run's summaries.
+
+    new: parts to read; extend: whether their sums are added to those on disk; cover: the parts that the summaries then
+    cover; damaged: tables to leave out, each with a sentence; documents: those of the run
+    """
 
     new: Collection[str]
     extend: bool

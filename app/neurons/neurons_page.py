@@ -69,18 +69,14 @@ def draw_list(run: Run, kind: str, layer: int | None) -> None:
         return
     texts = frame["token_text"].map(lambda text: visible(text) if text else "")
     rows = frame.assign(token_text=texts, density=100 * frame["density"])
-    event = st.dataframe(
+    row = widgets.chosen_row(
         rows,
-        hide_index=True,
-        height=420,
-        on_select=sync_url,
-        selection_mode="single-row",
-        key=f"neuron-table-{kind}-{layer}",
+        f"neuron-table-{kind}-{layer}",
         column_order=["label", *(COLUMNS_IF_FIRED if kind != "dead" else ())],
         column_config=columns(rows),
     )
-    if event.selection.rows:
-        go_to(str(rows.iloc[event.selection.rows[0]]["label"]))
+    if row is not None:
+        go_to(str(row["label"]))
 
 
 def columns(frame: pd.DataFrame) -> dict[str, Any]:

@@ -89,13 +89,9 @@ def draw_token_table(tokens: QueryResult, rank: str) -> None:
     widgets.heading("Every token", caption, tokens)
     rows = ranked_by(frame.head(MAX_ROWS), rank)[COLUMNS]
     rows["text"] = rows["text"].map(visible)
-    event = st.dataframe(
+    row = widgets.chosen_row(
         rows,
-        hide_index=True,
-        height=420,
-        on_select=sync_url,
-        selection_mode="single-row",
-        key="token-table",
+        "token-table",
         column_config={
             "text": st.column_config.TextColumn("token", width=130),
             "token_id": st.column_config.NumberColumn("id", format="%d"),
@@ -121,8 +117,8 @@ def draw_token_table(tokens: QueryResult, rank: str) -> None:
             ),
         },
     )
-    if event.selection.rows:
-        go_to(rows.iloc[event.selection.rows[0]]["token_id"])
+    if row is not None:
+        go_to(row["token_id"])
 
 
 def draw_words(run: Run, min_count: int, search: str) -> None:

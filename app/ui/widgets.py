@@ -173,6 +173,19 @@ def numbers(values: Sequence[tuple[str, str, str]]) -> None:
     st.html(f'<dl class="tw-numbers">{cells}</dl>')
 
 
+def chosen_row(rows: pd.DataFrame, key: str, **look: Any) -> pd.Series | None:
+    """Draw a table whose rows can be chosen, and return the chosen row; None if there is none.
+
+    Args:
+        rows: the table.
+        key: the widget's key.
+        look: further options of `st.dataframe`.
+    """
+    look |= {"hide_index": True, "height": 420, "on_select": sync_url, "selection_mode": "single-row"}
+    chosen = st.dataframe(rows, key=key, **look).selection.rows
+    return rows.iloc[chosen[0]] if chosen else None
+
+
 def url_choice(label: str, names: dict[str, str], param: str, default: str, **look: Any) -> str:
     """Draw a row of buttons, one of which is chosen, and return the key of the chosen one.
 

@@ -5,7 +5,6 @@ Each guard is a function over a tree of files, so that a test can hand it a tree
 
 from __future__ import annotations
 
-import ast
 import os
 import resource
 import subprocess
@@ -13,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.import_graph import imported_names
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,18 +35,6 @@ NEVER: dict[str, set[str]] = {
 FREE = {"workbench/cli.py", "workbench/watching/answers.py"}
 
 
-def imported(path: Path) -> set[str]:
-    """Every module that a file imports, at its top or inside a function."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            assert node.level == 0, f"{path}: relative import; modules here are imported as twell.…"
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
 def violations(root: Path) -> list[str]:
     """A sentence for each import that goes against the directions above."""
     found: list[str] = []
@@ -55,7 +43,7 @@ def violations(root: Path) -> list[str]:
             where = path.relative_to(root).as_posix()
             if where in FREE:
                 continue
-            for name in sorted(imported(path)):
+            for name in sorted(imported_names(path)):
                 top = name.split(".")[0]
                 if top in NEVER[folder]:
                     found.append(f"{where} imports {name}")
@@ -99,7 +87,7 @@ def test_schema_is_a_leaf() -> None:
     run = "twell.workbench.run."
     leaves = tuple(run + name for name in ("schema", "columns", "summary_schema", "tables.scores"))
     for leaf in leaves:
-        names = imported(ROOT / "workbench" / "run" / f"{leaf.removeprefix(run).replace('.', '/')}.py")
+        names = imported_names(ROOT / "workbench" / "run" / f"{leaf.removeprefix(run).replace('.', '/')}.py")
         assert not [n for n in names if n.split(".")[0] not in sys.stdlib_module_names and not n.startswith(leaves)]
 
 

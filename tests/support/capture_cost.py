@@ -72,7 +72,7 @@ def in_turns(
     rounds: int = 3,
     folder: Path | None = None,
 ) -> list[dict[str, Turn]]:
-    """A turn of each way, round after round, after WARM batches of each: "unwatched", `probes`, "dense". Every other
+    """Run each way in turns, round after round, after WARM batches of each: "unwatched", `probes`, "dense". Every other
     round goes the other way about, as a device that warms up makes later turns slower.
 
     options: as a capture's; `tokens` bounds the text of one turn
@@ -110,7 +110,7 @@ def _round(
 
 
 def ratios(took: list[dict[str, Turn]]) -> dict[str, Any]:
-    """Medians over the rounds of `in_turns`, to the forward passes with probes off.
+    """Return medians over the rounds of `in_turns`, relative to forward passes with probes off.
 
     Returns for each other way the ratio of whole turns `NAME_over_unwatched`, the least and the greatest of it (`_low`,
     `_high`) and that of their steady parts (`_steady`); of these and of unwatched the seconds of a turn, its start, end
@@ -137,7 +137,7 @@ def _read(loaded: LoadedModel, options: CaptureOptions) -> BatchStream:
 
 
 def _pass(loaded: LoadedModel, texts: Iterable[Batch], loss: bool) -> Turn:
-    """Forward passes with probes off."""
+    """Run forward passes with probes off."""
     before: Counted | None = None
     clock = _Clock(loaded.device)
     for batch in clock.begun(texts):
@@ -152,7 +152,7 @@ def _pass(loaded: LoadedModel, texts: Iterable[Batch], loss: bool) -> Turn:
 
 
 def _record(loaded: LoadedModel, options: CaptureOptions, texts: Iterable[Batch]) -> Turn:
-    """A capture."""
+    """Capture the batches."""
     clock = _Clock(loaded.device)
     recorder = Recorder(loaded, RunWriter(options.out, new_manifest(loaded, options, options.text)), options)
     for batch in clock.begun(texts):
@@ -174,7 +174,7 @@ class _Clock:
         self._batches: list[int] = []
 
     def begun(self, texts: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches; the first ends the turn's beginning."""
+        """Yield the batches; the first ends the turn's beginning."""
         for number, batch in enumerate(texts):
             if not number:
                 self._read = time.perf_counter()
@@ -182,7 +182,7 @@ class _Clock:
             yield batch
 
     def given(self) -> None:
-        """All batches have been given to the device."""
+        """Note that all batches have been given to the device."""
         self._given = time.perf_counter()
 
     def turn(self, timings: float = 0.0) -> Turn:

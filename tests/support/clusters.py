@@ -6,5 +6,5 @@ import pandas as pd
 
 
 def effective(clusters: pd.Series) -> float:
-    """Kish's effective number of the clusters of each row."""
+    """Return Kish's effective number of the clusters of each row."""
     return float(len(clusters) ** 2 / (clusters.value_counts() ** 2).sum())

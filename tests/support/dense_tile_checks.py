@@ -20,7 +20,7 @@ TAKEN = -1
 
 
 def run(params: FFNParams, *stages: int) -> tuple[Tensor, Stats, hopper.Workspace]:
-    """y, stats and what is left in the workspace; by stages of their own, the gate's kernel makes no up products."""
+    """Return y, stats and the workspace as it is left; in stages, the gate's kernel makes no up products."""
     n, d_ff = params.x.shape[0], params.w_gate.shape[0]
     (y, stats), workspace = results(params), hopper.Workspace(n, d_ff, params.x.dtype, CUDA)
     for some in stages or (hopper.ALL_STAGES,):
@@ -29,14 +29,14 @@ def run(params: FFNParams, *stages: int) -> tuple[Tensor, Stats, hopper.Workspac
 
 
 def counters(workspace: hopper.Workspace, n: int) -> Tensor:
-    """Of each pair of blocks [n / 256] and tile [tiles]: how many rows lie whole, and QUIET ones, or TAKEN."""
+    """Return how many rows lie whole in each pair of blocks [n / 256] and tile [tiles], and QUIET ones, or TAKEN."""
     pairs, tiles, behind = -(-n // PAIR), workspace.tensor("heads").shape[1], n + 1 + 3 * -(-n // hopper.WINDOW)
     return workspace.tensor("row_sums")[behind : behind + pairs * tiles].view(pairs, tiles)
 
 
 def whole_rows(params: FFNParams) -> Tensor:
-    """What they must come to: rows of tiles of which a block fires nearly all, or most and much; quiet ones fire less
-    than a quarter of its mean."""
+    """Return the counters' expected values: rows of tiles of which a block fires nearly all, or most and much; quiet
+    rows fire less than a quarter of its mean."""
     gate = params.x.float() @ params.w_gate.float().t()
     fired = (gate if params.b_gate is None else gate + params.b_gate.float()) > 0
     n, d_ff = fired.shape
@@ -54,14 +54,14 @@ def whole_rows(params: FFNParams) -> Tensor:
 
 
 def check_whole(params: FFNParams) -> Tensor:
-    """What the gate's kernel by itself finds of each pair and tile is as above."""
+    """Check what the gate's kernel alone counts of each pair and tile."""
     found = counters(run(params, Stage.GATE)[2], params.x.shape[0])
     assert_same("what lies whole", found, whole_rows(params).int())
     return found
 
 
 def check(params: FFNParams) -> tuple[Tensor, hopper.Workspace]:
-    """Everything as the reference has it, whoever makes the up products; which tiles are taken."""
+    """Compare everything with the reference, whoever makes the up products; return which tiles are taken."""
     n = params.x.shape[0]
     y, stats, workspace = run(params)
     expected, counted = reference.run(params)
@@ -84,7 +84,7 @@ def check(params: FFNParams) -> tuple[Tensor, hopper.Workspace]:
 
 
 def panels_left(taken: Tensor, n: int, d_ff: int) -> int:
-    """Of all blocks, to `up`, where every block runs dense in place."""
+    """Return the panels of all blocks that are left to `up`, where every block runs dense in place."""
     panels = torch.arange(-(-d_ff // hopper.PANEL), device=CUDA) * hopper.PANEL // TILE
     return int((~taken.repeat_interleave(2, 0)[: -(-n // hopper.BLOCK), panels]).sum())
 

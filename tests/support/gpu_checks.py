@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 def skip_without(kernel: ModuleType) -> None:
-    """Skips the test, with the reason, where there is no GPU that the kernel takes."""
+    """Skip the test, with the reason, where there is no GPU that the kernel takes."""
     if not torch.cuda.is_available():
         pytest.skip("no NVIDIA GPU here")
     if reason := kernel.refuses(CUDA, torch.bfloat16, 64, 64, 1):
@@ -38,12 +38,12 @@ def skip_without(kernel: ModuleType) -> None:
 
 
 def plan_small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 2 049 rows on `hopper` makes a plan, however few neurons there are: small tensors meet its edges."""
+    """Let `hopper` make a plan from 2 049 rows on, however few neurons there are: small tensors meet its edges."""
     monkeypatch.setattr(hopper, "has_plan", lambda n, d_ff: n > 2048)
 
 
 def poison() -> None:
-    """What is freed here, full of NaN, is what workspaces and results are made of next."""
+    """Fill memory with NaN and free it, so that workspaces and results are made of it next."""
     block = torch.full((2**26,), float("nan"), device=CUDA)
     small = [torch.full((2**exponent,), float("nan"), device=CUDA) for exponent in range(7, 24)]
     del block, small
@@ -59,7 +59,7 @@ def apart(workspace: Workspace, moved: Callable[[Tensor], Tensor]) -> None:
 
 def make(n: int, d_model: int, d_ff: int, quiet: float, *, gated: bool = True, bias: bool = False, seed: int = 0,
          dtype: torch.dtype = torch.bfloat16, **options: Any) -> FFNParams:  # fmt: skip
-    """A checked call of -1, 0 and 1, whose gate pre-activations all lie `quiet` lower; `options`: of the FFNParams."""
+    """Make a checked call of -1, 0 and 1, its gate pre-activations lowered by `quiet`; options: of FFNParams."""
     generator = torch.Generator(device=CUDA).manual_seed(n * d_ff + d_model + seed)
 
     def draw(*shape: int) -> Tensor:
@@ -85,7 +85,7 @@ def make(n: int, d_model: int, d_ff: int, quiet: float, *, gated: bool = True, b
 
 
 def uneven(n: int, d_model: int, d_ff: int, quiet: float, **options: Any) -> FFNParams:
-    """Such a call with rows of which each fires as many neurons as it will: the kernel puts them in another order."""
+    """Make such a call with rows that fire different numbers of neurons: the kernel puts them in another order."""
     call = make(n, d_model, d_ff, quiet, **options)
     row = torch.arange(n, device=CUDA)
     call.x[:, 0] = torch.where(row % 41 == 7, -1, row * 13 % 7 % 3)  # -1: nearly every neuron, as quiet turns to loud
@@ -93,7 +93,7 @@ def uneven(n: int, d_model: int, d_ff: int, quiet: float, **options: Any) -> FFN
 
 
 def assert_same(name: str, got: Any, expected: Any, spill: bool = True) -> None:
-    """Equal throughout, NaN and all, or the first place where not, by name. Without `spill`, rows past their slots may
+    """Compare values, NaN too; a failure names the first that differs. Without `spill`, rows past their slots may
     lie at other places of a TwELL's spill."""
     if isinstance(expected, Tensor):
         assert got.shape == expected.shape, f"{name}: expected {list(expected.shape)}, got {list(got.shape)}"
@@ -133,7 +133,7 @@ def assert_probes_change_nothing_else(run: Callable[[FFNParams], tuple[Tensor, S
 
 
 def on_two_streams(run: Callable[[], Result]) -> Iterator[Result]:
-    """What it returns on two streams at once, ten times."""
+    """Yield the results of ten calls on each of two streams at once."""
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
     for _ in range(10):
@@ -146,7 +146,7 @@ def on_two_streams(run: Callable[[], Result]) -> Iterator[Result]:
 
 
 def assert_same_in_a_graph(run: Run, y: Tensor, stats: Stats) -> None:
-    """A captured call, replayed over a poisoned result, gives the same bits."""
+    """Replay a captured call over a poisoned result, and expect the same bits."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured, counts = run()
@@ -158,7 +158,7 @@ def assert_same_in_a_graph(run: Run, y: Tensor, stats: Stats) -> None:
 
 
 def normal_ffn(n: int, d_model: int, d_ff: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, w_gate, w_up and w_down of normal numbers in bfloat16, a few per cent of whose neurons fire."""
+    """Return x, w_gate, w_up and w_down of normal numbers in bfloat16; a few per cent of the neurons fire."""
     generator = torch.Generator(device=CUDA).manual_seed(seed)
     w_gate, w_up, by_neuron = (
         torch.randn(d_ff, d_model, device=CUDA, generator=generator).bfloat16() / d_model**0.5 for _ in range(3)
@@ -169,7 +169,7 @@ def normal_ffn(n: int, d_model: int, d_ff: int, seed: int) -> tuple[Tensor, Tens
 
 
 def assert_as_exact_as_dense(kernel: str, n: int) -> None:
-    """Relative error a row against float64, mean and greatest, beside that of torch's three dense products."""
+    """Compare each row's relative error to float64, mean and greatest, with that of torch's three dense products."""
     tensors = normal_ffn(n, 1024, 2816, seed=2)
     linear = torch.nn.functional.linear
 

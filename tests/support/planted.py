@@ -48,14 +48,14 @@ def token_chances() -> np.ndarray:
 
 
 def effects(rng: np.random.Generator, classes: np.ndarray) -> np.ndarray:
-    """By token: normal around the mean of its class, 0 or EFFECT; LOUD apart."""
+    """Draw each token's effect: normal around the mean of its class, 0 or EFFECT; LOUD apart."""
     found = rng.normal(np.where(classes, EFFECT, 0.0), SPREAD)
     found[LOUD] = 0.55
     return np.maximum(found, -0.9)
 
 
 def moods(rng: np.random.Generator, sequences: int, kind: str) -> np.ndarray:
-    """Of each sequence: mean 1, variance 1 / SHAPE, of which documents share what their kind says."""
+    """Draw each sequence's mood: mean 1, variance 1 / SHAPE, of which documents share what their kind says."""
     each, share = KINDS[kind]
     own, shared = (rng.gamma(SHAPE, 1 / SHAPE, sequences) - 1 for _ in range(2))
     shared = shared[np.arange(sequences) // each]
@@ -65,7 +65,7 @@ def moods(rng: np.random.Generator, sequences: int, kind: str) -> np.ndarray:
 def counts(
     rng: np.random.Generator, sequence: np.ndarray, position: np.ndarray, effect: np.ndarray, kind: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """nnz of one layer and the loss, a token each."""
+    """Draw nnz of one layer, and the loss, for each token."""
     mood = moods(rng, sequence.max() + 1, kind)[sequence]
     u = rng.normal(size=len(sequence))
     rate = mood * (A + B * np.exp(-position / DECAY)) * (1 + effect) * np.exp(SHARED * u)
@@ -73,7 +73,7 @@ def counts(
 
 
 def planted(made: ModuleType, path: Path, seed: int, kind: str) -> tuple[Run, np.ndarray]:
-    """A run, and the effects of its tokens."""
+    """Make a run; return it with the effects of its tokens."""
     rng, each = np.random.default_rng(seed), KINDS[kind][0]
     kinds = [classify(text) for text in made.vocabulary(VOCAB)["text"]]
     effect = effects(rng, np.array(kinds) == "word-initial piece")
@@ -93,7 +93,10 @@ def planted(made: ModuleType, path: Path, seed: int, kind: str) -> tuple[Run, np
 
 
 def truths(effect: np.ndarray, spearman: float, documents: int) -> Truth:
-    """Of layer 1, over unflagged tokens: moments of the mixture; lengths are uniform from LENGTH / 2 to LENGTH."""
+    """Return the true values of layer 1 over unflagged tokens: moments of the mixture.
+
+    Lengths are uniform from LENGTH / 2 to LENGTH.
+    """
     chance, own = token_chances(), np.exp(SHARED**2 / 2)
     position = np.arange(1, LENGTH)
     reached = np.clip((LENGTH - position) / (LENGTH // 2 + 1), 0, 1)
@@ -117,7 +120,7 @@ def truths(effect: np.ndarray, spearman: float, documents: int) -> Truth:
 
 
 def population_spearman(effect: np.ndarray, rng: np.random.Generator) -> float:
-    """Of nnz and loss over many short sequences: what the sample estimates."""
+    """Return the rank correlation of nnz and loss over many short sequences, which the sample estimates."""
     lengths = rng.integers(LENGTH // 2, LENGTH + 1, 3000)
     sequence = np.repeat(np.arange(len(lengths)), lengths - 2)
     position = np.concatenate([np.arange(1, n - 1) for n in lengths])
@@ -127,7 +130,7 @@ def population_spearman(effect: np.ndarray, rng: np.random.Generator) -> float:
 
 
 def intervals(run: Run, rng: np.random.Generator) -> dict[str, tuple[float, float]]:
-    """What the API states of layer 1, or of the whole."""
+    """Return the intervals that the API states of layer 1, or of the whole."""
     layer = by_layer(run).iloc[1]
     positions = by_position(run).query("layer == 1 and position == 20").iloc[0]
     fit = position_fit(run).query("layer == 1").iloc[0]
@@ -153,7 +156,7 @@ def intervals(run: Run, rng: np.random.Generator) -> dict[str, tuple[float, floa
 
 
 def coverage(made: ModuleType, repeats: int, first: int = 0, kind: str = "documents of five, half") -> dict[str, int]:
-    """In how many of so many runs the interval of each quantity held the truth."""
+    """Return in how many runs the interval of each quantity held the true value."""
     held: Counter[str] = Counter()
     for seed in range(first, first + repeats):
         rng = np.random.default_rng((seed, 1))

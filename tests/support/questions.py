@@ -36,17 +36,17 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
 
 
 def same(one: Run, other: Run) -> None:
-    """Every table of two runs is the same: counts exactly, the rest to the last digits."""
+    """Compare every table of two runs: counts exactly, the rest to the last digits."""
     for name, question in QUESTIONS.items():
         pd.testing.assert_frame_equal(question(one), question(other), rtol=1e-12, atol=1e-12, obj=name)
 
 
 def degrees(groups: pd.Series) -> float:
-    """Kish's effective number of groups, less one; groups: of each row."""
+    """Return Kish's effective number of groups, less one; groups: of each row."""
     size = groups.value_counts()
     return float(size.sum() ** 2 / (size**2).sum()) - 1
 
 
 def changed(run: Run) -> dict[str, int]:
-    """When each summary was last written."""
+    """Return when each summary was last written."""
     return {path.name: path.stat().st_mtime_ns for path in run.summary_path("any").parent.iterdir()}

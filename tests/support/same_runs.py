@@ -41,7 +41,7 @@ def assert_same_tables(run: Run, other: Run, in_order: bool = True) -> None:
 
 
 def assert_nothing_else(run: Run) -> None:
-    """No file is damaged, and no file lies in the run's folder that its manifest does not list."""
+    """Expect no damaged file, and no file in the run's folder that its manifest does not list."""
     assert run.damaged() == []
     listed = {run.path / part.file for part in run.manifest.parts} | {run.path / "run.json"}
     assert {path for path in run.path.rglob("*") if path.is_file()} == listed

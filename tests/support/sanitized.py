@@ -43,7 +43,7 @@ captured: list[Any] = []
 
 
 def in_parts(workspace: gpu.Workspace, *about: Any) -> None:
-    """Each part an allocation of its own, past whose end a tool sees; not where a call is traced."""
+    """Allocate each part by itself, so that a tool sees past its end; not where a call is traced."""
     make_workspace(workspace, *about)
     if torch.compiler.is_compiling():
         return

@@ -18,19 +18,19 @@ from twell.workbench.training.recipes import Recipe
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
-    """Kernels compile before the first test, as the line that says so would stand in a command's output."""
+    """Compile kernels before the first test, as the line that says so would stand in a command's output."""
     choose("cpu", torch.float32, 64, 64, 1)
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama; tests that change its files copy it first."""
+    """Save a small Llama; tests that change its files copy it first."""
     return save_model(tmp_path_factory.mktemp("tiny") / "tiny-llama")
 
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Text files of very different lengths."""
+    """Write text files of very different lengths."""
     folder = tmp_path_factory.mktemp("texts")
     for number, text in enumerate(TEXT):
         (folder / f"{number}.txt").write_text(text, encoding="utf-8")
@@ -39,7 +39,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def tiny_recipe() -> Recipe:
-    """A model that trains in seconds on a CPU, and is sparse at the end."""
+    """Return a recipe that trains in seconds on a CPU, to a sparse model."""
     return Recipe(
         name="tiny",
         layers=2,
@@ -63,7 +63,8 @@ def tiny_recipe() -> Recipe:
 def refused(
     tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> Callable[..., str]:
-    """Runs `twell capture` with one thing wrong; gives the sentence, after seeing that nothing was written."""
+    """Return a function that runs `twell capture` with one thing wrong, sees that nothing is written, and returns the
+    sentence that it prints."""
 
     def run(*options: str, model: Path | str = tiny, text: Path | str = texts[0], out: Path = tmp_path / "run") -> str:
         before = _files(out)

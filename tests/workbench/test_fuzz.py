@@ -22,7 +22,7 @@ from twell.workbench.text.sources import Source, open_sources
 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a fuzzer sets is set back."""
+    """Restore the limits that a fuzzer sets."""
     monkeypatch.setattr(streams, "LONGEST", streams.LONGEST)
     monkeypatch.setattr(tables, "LONGEST", tables.LONGEST)
 

@@ -105,7 +105,7 @@ class Ranks(RankShare):
         return Run(folder, self.share(manifests.read(folder)))
 
     def gather_examples(self, folder: Path, stopped: Callable[[], bool]) -> Iterator[pa.Table]:
-        """In rank 0: wait until every other rank has ended or died, then yield the examples of each.
+        """Wait, in rank 0, until every other rank has ended or died; then yield the examples of each.
 
         stopped: returns whether to stop waiting. From then on these parts are left out of the manifest, because rank
         0's own part will hold the best of all.

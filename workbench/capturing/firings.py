@@ -97,7 +97,7 @@ class FiringCollector:
 
     @property
     def is_active(self) -> bool:
-        """Whether any firing is to be kept."""
+        """Return whether any firing is to be kept."""
         return bool(self.k or self.fired)
 
     def collect_from(self, batch: Batch, inputs: Inputs) -> BatchFirings | None:
@@ -196,9 +196,9 @@ class BatchFirings:
         score = value.double() if kind == "top" else -draw(sequence, position, layer, neuron)
         threshold = self.collector.thresholds(layer, kind, row.device)[neuron]
         passing = ((score >= threshold) & (self.inputs.rows[row] != 0)).nonzero().squeeze(1)
-        kept = passing[best_of(neuron[passing], score[passing], sequence[passing], position[passing], self.collector.k)]
-        columns = [column[kept] for column in (neuron, score, value, sequence, position)]
-        columns.append(self._windows(row, neuron, value, row[kept], neuron[kept]))
+        best = passing[best_of(neuron[passing], score[passing], sequence[passing], position[passing], self.collector.k)]
+        columns = [column[best] for column in (neuron, score, value, sequence, position)]
+        columns.append(self._windows(row, neuron, value, row[best], neuron[best]))
         return Firings(*columns)
 
     def _windows(self, row: Tensor, neuron: Tensor, value: Tensor, rows: Tensor, neurons: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ from twell.workbench.text.batches import Batch
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How prompts are continued.
+    """Settings by which prompts are continued.
 
     tokens: how many, at most; temperature: 0 takes the likeliest token, above 0 draws; seed: of these draws
     """

@@ -71,13 +71,13 @@ class Sums:
             pairs, rows = self.tiles.pairs.cpu().numpy(), self.tiles.rows.cpu().numpy()
             layer, occupancy = np.nonzero(pairs | rows)
             tile = np.full(len(layer), self.tiles.layout.tile, dtype=np.int32)
-            found = {"pairs": pairs[layer, occupancy], "rows": rows[layer, occupancy]}
-            yield "tiles", {"layer": layer, "tile": tile, "occupancy": occupancy} | found
+            counts = {"pairs": pairs[layer, occupancy], "rows": rows[layer, occupancy]}
+            yield "tiles", {"layer": layer, "tile": tile, "occupancy": occupancy} | counts
         if self.unions is not None:
             blocks = self.unions.cpu().numpy()
             layer, size, neurons = np.nonzero(blocks)
-            found = {"neurons": neurons, "blocks": blocks[layer, size, neurons]}
-            yield "unions", {"layer": layer, "block": np.array(BLOCKS)[size]} | found
+            counts = {"neurons": neurons, "blocks": blocks[layer, size, neurons]}
+            yield "unions", {"layer": layer, "block": np.array(BLOCKS)[size]} | counts
 
 
 def blocks_of(sequence: np.ndarray, plain: np.ndarray) -> list[np.ndarray]:
@@ -109,11 +109,11 @@ def union_counts(packed: TwELL, members: list[Tensor]) -> Tensor:
 
 
 def scattered_counts(packed: TwELL, members: list[Tensor]) -> Tensor:
-    """`union_counts` in torch alone, on any device."""
+    """Return the same as `union_counts`, by torch alone and on any device."""
     marks = fired_by_any(packed, members[0])
     histograms = []
-    for place, blocks in enumerate(members):
-        if place:
+    for index, blocks in enumerate(members):
+        if index:
             marks = marks[blocks].any(1)
         sizes = marks.sum(1)
         histogram = sizes.new_zeros(packed.d_ff + 1)

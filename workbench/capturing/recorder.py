@@ -50,7 +50,7 @@ class Commits(Protocol):
 
 
 class TextSource(Protocol):
-    """What a manifest says of a text source."""
+    """A text source, and its entry in the manifest."""
 
     name: str
 
@@ -58,7 +58,7 @@ class TextSource(Protocol):
 
 
 class Recorder:
-    """Runs batches through the model and passes their counts to the writer, one batch behind the device."""
+    """Run batches through the model and pass their counts to the writer, one batch behind the device."""
 
     def __init__(self, loaded: LoadedModel, writer: RunWriter, options: CaptureOptions) -> None:
         self.loaded, self.writer, self.options = loaded, writer, options

@@ -164,10 +164,10 @@ def _slots(
         for layer, down in enumerate(maps):
             yield MapSlot(_counted(down, threshold, layer, probe), down)
         return
-    found = of_family(name, model) if ffns is None else named(name, model, ffns)
-    refuse_shared(name, [list(one.maps) or [one.entry] for one in found])
-    refuse_widths(name, found)
-    for layer, one in enumerate(found):
+    all_ffns = of_family(name, model) if ffns is None else named(name, model, ffns)
+    refuse_shared(name, [list(one.maps) or [one.entry] for one in all_ffns])
+    refuse_widths(name, all_ffns)
+    for layer, one in enumerate(all_ffns):
         yield _covered(name, one, layer, kernel, probe)
 
 

@@ -19,7 +19,7 @@ GATED, PLAIN = ("gate_proj", "up_proj", "down_proj"), ("up_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Family:
-    """Where a decoder layer of a family has its FFN, and which fields of its configuration describe it."""
+    """Names in a family: of the FFN in a decoder layer, and of the configuration's fields that describe it."""
 
     maps: tuple[str, ...] = GATED  # names of the maps: gate, up, down; or of a plain FFN: in, out
     holder: str = "mlp"  # the layer's module that has them; "": the layer itself

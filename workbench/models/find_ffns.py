@@ -25,7 +25,7 @@ KNOWN_MAPS = (GATED, ("fc1", "fc2"), PLAIN, ("w1", "w3", "w2"), ("c_fc", "c_proj
 
 @dataclass(frozen=True)
 class FFN:
-    """What an FFN of a module of yours computes, for `ffns=`.
+    """Description of an FFN in a module of yours, for `ffns=`.
 
     maps: names of its linear maps within it: gate, up, down, or of a plain FFN in, out; with a threshold the last alone
     activation: relu | relu2, on the gate; up_relu: whether the up branch has a ReLU too
@@ -67,23 +67,23 @@ def of_family(name: str, model: Any, any_activation: bool = False) -> list[Found
             f"Expected a ReLU in the FFNs of {name}, got {family.act} {activation!r}, which has no zeros to count: "
             "count what is above a threshold=, such as 0.01."
         )
-    found = []
+    ffns = []
     for number, layer in enumerate(layers):
         holder = getattr(layer, family.holder) if family.holder else layer
         path = f"layer {number}"
         entry = holder if family.holder else getattr(layer, family.maps[0])
         if isinstance(entry, SparseFFN):  # of a model that `load` made
-            found.append(FoundFFN(path, entry, (), (), entry.activation, entry.up_relu))
+            ffns.append(FoundFFN(path, entry, (), (), entry.activation, entry.up_relu))
             continue
         maps = _children(name, path, holder, family.maps if hasattr(holder, family.maps[0]) else PLAIN)
         idle = () if family.holder else (layer.activation_fn, maps[-1])
-        found.append(FoundFFN(path, entry, maps, idle, ACTIVATIONS.get(str(activation), ""), None))
-    return found
+        ffns.append(FoundFFN(path, entry, maps, idle, ACTIVATIONS.get(str(activation), ""), None))
+    return ffns
 
 
 def named(name: str, model: nn.Module, ffns: FFNs) -> list[FoundFFN]:
     """Return the FFNs that the caller names, in that order."""
-    found = []
+    result = []
     for path, given in _items(ffns):
         entry = _module(name, model, path)
         if given is None:
@@ -97,8 +97,8 @@ def named(name: str, model: nn.Module, ffns: FFNs) -> list[FoundFFN]:
             given = known
         ffn = given if isinstance(given, FFN) else FFN(tuple(given.split() if isinstance(given, str) else given))
         up_relu = True if ffn.up_relu else None
-        found.append(FoundFFN(path, entry, _children(name, path, entry, ffn.maps), (), ffn.activation, up_relu))
-    return found
+        result.append(FoundFFN(path, entry, _children(name, path, entry, ffn.maps), (), ffn.activation, up_relu))
+    return result
 
 
 def _items(ffns: FFNs) -> list[tuple[str, Any]]:
@@ -119,14 +119,14 @@ def _children(name: str, path: str, holder: nn.Module, names: Sequence[str]) -> 
     """Return an FFN's linear maps. Raises UserError for one that is missing, or is more than a linear map."""
     maps = []
     for child in names:
-        found = next((module for each, module in holder.named_modules() if each == child), None)
-        if type(found) is not nn.Linear or not found.weight.is_floating_point():
-            got = "nothing" if found is None else f"a {type(found).__name__}"
+        linear = next((module for each, module in holder.named_modules() if each == child), None)
+        if type(linear) is not nn.Linear or not linear.weight.is_floating_point():
+            got = "nothing" if linear is None else f"a {type(linear).__name__}"
             raise UserError(
                 f"Expected linear maps {', '.join(names)} in the FFN at {path} of {name}, got {got} as {child}: models "
                 "with experts, adapters or quantised weights cannot be counted; merge adapters first."
             )
-        maps.append(found)
+        maps.append(linear)
     if len(maps) not in (2, 3):
         raise UserError(f"Expected two or three maps for the FFN at {path} of {name}, got {len(maps)}: check ffns=.")
     return tuple(maps)

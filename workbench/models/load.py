@@ -55,7 +55,7 @@ class LoadedModel:
 
     @property
     def body(self) -> nn.Module:
-        """Everything below the language model's head."""
+        """The network below the language model's head."""
         return self.model.get_decoder()
 
     @property
@@ -130,18 +130,18 @@ class LoadedModel:
         kind = "ReLU squared" if ffn.activation == "relu2" else "ReLU"
         if ffn.w_up is None:
             return f"hidden pre-activation > 0 in the first product's {accumulator} (plain FFN, {kind})"
-        found = f"gate pre-activation > 0 in the gate product's {accumulator} (gated FFN, {kind}"
+        gate = f"gate pre-activation > 0 in the gate product's {accumulator} (gated FFN, {kind}"
         if ffn.up_relu:
-            return f"{found} on the gate and on the up branch); used_LL: of these, with an up pre-activation > 0 too"
-        return f"{found})"
+            return f"{gate} on the gate and on the up branch); used_LL: of these, with an up pre-activation > 0 too"
+        return f"{gate})"
 
     @property
     def counts_used(self) -> bool:
-        """Whether a neuron can fire in vain: with a ReLU on the up branch too."""
+        """Return whether the up branch has a ReLU too, so that a neuron can fire without being used."""
         return bool(self.ffns) and self.ffns[0].up_relu
 
     def choice(self, rows: int) -> Choice:
-        """The kernel that batches of so many rows take, and the reason."""
+        """Return the kernel that runs batches of `rows` rows, and the reason."""
         return self._counting[0].choice(rows)
 
     def describe(self) -> dict[str, Any]:
@@ -179,16 +179,16 @@ def load(
     Raises UserError for a model that is not there, not understood, not whole, or not finite.
     """
     transformers.logging.set_verbosity_error()  # what matters is refused, in a sentence
-    place = pick_device(device)
+    torch_device = pick_device(device)
     folder, name, revision = find(model, revision, threshold)
     checkpoint = understood(folder, name, threshold)
     if dtype is None:
         stored = checkpoint.config.dtype
-        dtype = stored if place.type == "cuda" and isinstance(stored, torch.dtype) else torch.float32
+        dtype = stored if torch_device.type == "cuda" and isinstance(stored, torch.dtype) else torch.float32
     refuse_unreadable_generation(folder, name)
     tokenizer = _tokenizer(folder, name)
     loaded = weights.read(checkpoint, dtype)
-    loaded.to(place)  # type: ignore[arg-type]  # transformers wraps it without its types
+    loaded.to(torch_device)  # type: ignore[arg-type]  # transformers wraps it without its types
     embedding: Any = loaded.get_input_embeddings()
     rows = len(embedding.weight)
     greatest = max(tokenizer.get_vocab().values())
@@ -230,7 +230,7 @@ def _refuse_overflow(name: str, embedding: Tensor) -> None:
 
 
 def pick_device(device: str) -> torch.device:
-    """The device of that name; auto is the GPU where there is one."""
+    """Return the device of a name; auto is the GPU where there is one. Raises UserError for a GPU that is missing."""
     present = torch.cuda.is_available()
     if device == "cuda" and not present:
         raise UserError(
@@ -254,14 +254,14 @@ def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerFast:
 
 
 def decoder_layers(loaded: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers, in order."""
+    """Return the decoder layers, in order; none if the model has no list of them."""
     depth = loaded.config.get_text_config().num_hidden_layers
     lists = [module for module in loaded.get_decoder().children() if isinstance(module, nn.ModuleList)]
-    return next((list(found) for found in lists if len(found) == depth), [])
+    return next((list(layers) for layers in lists if len(layers) == depth), [])
 
 
 def _replace(checkpoint: Checkpoint, block: Any, layer: int, kernel: str, probe: Probe) -> SparseFFN:
-    """The instrumented FFN, put in a decoder layer in place of its own."""
+    """Put an instrumented FFN in a decoder layer in place of its own, and return it."""
     family = checkpoint.family
     assert family is not None
     holder = getattr(block, family.holder) if family.holder else block

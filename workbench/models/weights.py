@@ -117,9 +117,9 @@ def read(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
         raise UserError(f"Expected weights that load in {name}, got an error ({why}): copy them again.") from None
     network, report = loaded
     for what in ("missing", "unexpected", "mismatched"):
-        found = sorted(key if isinstance(key, str) else key[0] for key in report[f"{what}_keys"])
-        if found:
-            raise _wrong(name, what, found)
+        names = sorted(key if isinstance(key, str) else key[0] for key in report[f"{what}_keys"])
+        if names:
+            raise _wrong(name, what, names)
     return network.eval()
 
 

@@ -106,7 +106,7 @@ class Batch:
 
 
 class InOrder:
-    """Puts the rows of batches back into the order of the text."""
+    """Put the rows of batches back into the order of the text."""
 
     def __init__(self) -> None:
         self._seen = np.empty(0, dtype=np.int32)  # sequences of this window so far, ascending

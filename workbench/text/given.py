@@ -1,4 +1,4 @@
-"""Texts that are there already, as a source: each is a document."""
+"""Texts in memory as a source, each a document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "text"  # of the source that given texts are
 
 
 class GivenTexts(Source):
-    """Texts of the caller's, as one source."""
+    """The texts that a caller gives, as one source."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = tuple(texts)

@@ -186,7 +186,7 @@ KINDS: dict[str, Callable[[Source], Documents]] = {
 
 
 def builtins() -> str:
-    """The names of the built-in sources, for a message."""
+    """Return the names of the built-in sources, for a message."""
     return " or ".join(kind for kind in KINDS if kind.startswith(BUILTIN))
 
 

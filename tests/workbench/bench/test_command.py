@@ -38,7 +38,7 @@ UNITS = {
 
 
 def quick(**fields: Any) -> BenchOptions:
-    """One kernel, no compiler, few turns, one shape."""
+    """Bench one kernel and one shape, without the compiler and in few turns."""
     given: dict[str, Any] = {"kernel": ("cpu",), "compile": False, "seconds": 0.001, "device": "cpu"}
     if not {"model", "patterns"} & set(fields):
         given |= {"shape": "64,128", "rows": "20", "nnz": "9", "inputs": "even"}

@@ -19,7 +19,7 @@ BATCH, LAYER, MODEL = 0.265, 0.0097, 0.12  # seconds, of one H200 and a model of
 
 
 def planned(plan: Calibrations, clock: Clock, many: int) -> Iterator[tuple[frozenset[int], bool]]:
-    """The layers and the model's turn of each batch; marks are read one batch later, as a capture reads them."""
+    """Return the layers, and the model's turn, of each batch; marks are read one batch later, as a capture does."""
     waiting: list[tuple[int, bool]] = []
     for number in range(many):
         plan.begin_batch(number, 131_072)

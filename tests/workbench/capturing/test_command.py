@@ -34,7 +34,7 @@ KEYS = ["sequence", "position", "token_id", "phase", "flags", "loss"]
 
 
 def assert_counts(folder: Path, out: Path, text: tuple[str, ...], **given: Any) -> None:
-    """Every (token, layer) cell equal in float64; in float32 but for the few within rounding of zero."""
+    """Compare every (token, layer) cell: equal in float64; in float32 but for the few within rounding of zero."""
     exact = run_capture(folder, out / "64", text, torch.float64, loss=False, **given)
     expected = run_plain(folder, sequences_of(exact), torch.float64, keep=False)
     np.testing.assert_array_equal(counts_of(exact), expected.nnz)
@@ -119,7 +119,7 @@ def test_without_loss_and_neurons(tiny: Path, tmp_path: Path, texts: tuple[str, 
 
 
 def assert_neurons(run: Run, gates: list[list[np.ndarray]]) -> None:
-    """The neurons table, its parts added up, against sums over the unflagged rows of the gates."""
+    """Compare the neurons table, its parts added up, with sums over the unflagged rows of the gates."""
     activity = run.activity()
     plain_rows = (activity["flags"] == 0).to_numpy()
     ids, sequence = (activity[name].to_numpy()[plain_rows] for name in ("token_id", "sequence"))

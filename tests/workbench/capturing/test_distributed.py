@@ -200,7 +200,7 @@ def launched(folder: Path, text: Path, out: Path) -> subprocess.Popen[str]:
 
 
 def rank_process(launcher: subprocess.Popen[str], rank: int) -> int:
-    """The number of a rank's process, by the environment that its launcher gave it."""
+    """Return the id of a rank's process, found by the environment that its launcher gave it."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])

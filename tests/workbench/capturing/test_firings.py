@@ -49,7 +49,7 @@ def test_draws_are_even_and_depend_on_every_number() -> None:
 
 
 def expected_examples(run: Any, gates: list[list[np.ndarray]]) -> dict[tuple[int, int, str], set[tuple[int, int]]]:
-    """(sequence, position) of what is to be kept, by layer, neuron and kind."""
+    """Return (sequence, position) of the firings to be kept, by layer, neuron and kind."""
     flags = [group["flags"].to_numpy() for _, group in run.activity().groupby("sequence")]
     kept: dict[tuple[int, int, str], set[tuple[int, int]]] = {}
     for layer in range(run.layers):

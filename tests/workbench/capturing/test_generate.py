@@ -31,7 +31,7 @@ GIVEN: dict[str, Any] = {"generate": FURTHER, "batch_tokens": 120, "seq_len": 31
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that ends its sequences with a token that it never makes, as far as these tests go."""
+    """Save a model that ends its sequences with a token that it does not generate in these tests."""
     folder = save_model(tmp_path_factory.mktemp("endless") / "model")
     ends_with(folder, 2)
     return folder
@@ -67,7 +67,7 @@ def test_an_end_within_a_prompt_ends_nothing(tmp_path: Path) -> None:
 
 
 def again(folder: Path, run: Run, out: Path, options: CaptureOptions) -> Run:
-    """The run's sequences, what was generated in them included, read like any text: padded on the right."""
+    """Run the run's sequences once more, generated tokens included, as any text: padded on the right."""
     loaded = load(str(folder), device="cpu", dtype=torch.float64)
     groups = run.activity().groupby("sequence")["token_id"]
     found = [Text(0, "again", 0, ids.to_numpy()) for _, ids in groups]

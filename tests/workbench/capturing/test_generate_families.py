@@ -26,7 +26,7 @@ GIVEN: dict[str, Any] = {"generate": FURTHER, "batch_tokens": 120, "seq_len": 31
 
 
 def likeliest(folder: Path, prompt: np.ndarray, ends: Sequence[int]) -> list[int]:
-    """The model's own continuation of one prompt, a full pass a token."""
+    """Continue one prompt by the model's likeliest tokens, with a full pass for each."""
     model, ids = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval(), prompt.tolist()
     while len(ids) - len(prompt) < FURTHER and not set(ids[len(prompt) :]) & set(ends):
         with torch.inference_mode():

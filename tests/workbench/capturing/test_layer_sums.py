@@ -20,7 +20,7 @@ from twell.workbench.text import batches
 
 
 def unions_of(fired: np.ndarray, plain: np.ndarray, size: int) -> list[int]:
-    """Different neurons in each full block of one sequence's rows that count."""
+    """Return how many different neurons fire in each full block of one sequence's unflagged rows."""
     rows = fired[plain]
     return [int(rows[at : at + size].any(0).sum()) for at in range(0, len(rows) - size + 1, size)]
 
@@ -67,7 +67,7 @@ def test_probes_neurons_keep_tiles_but_no_unions(tiny: Path, tmp_path: Path, tex
 
 
 def worst_case(packed: TwELL) -> TwELL:
-    """The same state as a kernel that never asks the host holds it: room for every tile, garbage where unused."""
+    """Return the same state as a kernel holds that never waits for the host: room for every tile, garbage elsewhere."""
     rows, tiles, _ = packed.words.shape
     over = packed.counts > packed.layout.slots
     spill = torch.full((rows * tiles, packed.layout.tile), torch.nan, dtype=packed.dtype)

@@ -29,7 +29,7 @@ Capture = Callable[..., tuple[Run, str, str]]
 
 @pytest.fixture
 def overflowing(tiny: Path, tmp_path: Path) -> Path:
-    """A model of huge but finite weights, whose gates overflow at every token."""
+    """Save a model of huge but finite weights, whose gates overflow at every token."""
     folder = Path(shutil.copytree(tiny, tmp_path / "overflowing"))
     path = folder / "model.safetensors"
     stored = load_file(path)

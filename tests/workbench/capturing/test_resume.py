@@ -85,7 +85,7 @@ def test_killed_at_any_file(
 def begun(
     tiny: Path, tmp_path: Path, texts: tuple[str, ...], killing: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> CaptureOptions:
-    """The options of a run that was killed in its midst, to go on with."""
+    """Kill a capture in its midst; return the options that resume it."""
     monkeypatch.setattr(writer, "PART_TOKENS", 20)
     monkeypatch.setattr(batches, "WINDOW", 2)
     given = tuple(shutil.copy(path, tmp_path) for path in texts)

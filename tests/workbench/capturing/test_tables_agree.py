@@ -30,7 +30,7 @@ GPU = pytest.param(
 
 @pytest.fixture(scope="module", params=["cpu", GPU])
 def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two layers, the tiles of one of which overflow; sequences long enough for blocks of 16 and 64, and padding."""
+    """Capture two layers, in one of which tiles overflow; with padding, and sequences long enough for blocks of 64."""
     folder = tmp_path_factory.mktemp("agree")
     model = save_model(folder / "model", num_hidden_layers=2, intermediate_size=768, mlp_bias=True)
     words = ["the", "ferry", "waits", "for", "nobody", "where", "a", "river", "bends", "and", "gulls", "couldn't"]
@@ -59,7 +59,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def fired(run: Run) -> pd.DataFrame:
-    """A row a firing of an unflagged token."""
+    """Return a row for each firing of an unflagged token."""
     rows = run.frame("fired").merge(run.activity()[["sequence", "position", "flags", "token_id"]])
     return (
         rows[rows["flags"] == 0]

@@ -24,7 +24,7 @@ Twell = Callable[..., str]
 
 @pytest.fixture
 def copied(tiny: Path, tmp_path: Path) -> Path:
-    """A model folder to spoil."""
+    """Copy a model folder, to be damaged."""
     return Path(shutil.copytree(tiny, tmp_path / "copied"))
 
 

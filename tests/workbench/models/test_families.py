@@ -57,7 +57,7 @@ class Plain(nn.Module):
 
 
 def published(folder: Path, layout: str, **fields: Any) -> LlamaForCausalLM:
-    """A random checkpoint of the published form; the plain model that it is, in float64."""
+    """Save a random checkpoint in the published form; return it as a plain model in float64."""
     size = {**SIZE, **fields}
     torch.manual_seed(3)
     config = LlamaConfig(**{**size, "hidden_act": "relu", "rope_theta": 100_000.0, "tie_word_embeddings": True})
@@ -96,7 +96,7 @@ def published(folder: Path, layout: str, **fields: Any) -> LlamaForCausalLM:
 def heard(
     model: Any, maps: Callable[[Any], nn.Module], sequences: list[np.ndarray], inputs: bool = False
 ) -> np.ndarray:
-    """[tokens, layers, d_ff]: what each layer's map gives, or with `inputs` takes, run one sequence after another."""
+    """Return the outputs (or `inputs`) of each layer's map, [tokens, layers, d_ff], run one sequence after another."""
     found: list[list[torch.Tensor]] = []
 
     def hear(_module: Any, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -122,7 +122,7 @@ GENERATED = 4
 
 @pytest.fixture
 def generated(tmp_path: Path, texts: tuple[str, ...]) -> Callable[..., Run]:
-    """A capture of what the model writes after the texts, which is then to be counted like any text."""
+    """Return a function that captures the model while it continues the texts."""
 
     def run(folder: Path, **given: Any) -> Run:
         found = run_capture(folder, tmp_path / "generated", texts, torch.float64, generate=GENERATED, **given)

@@ -18,7 +18,7 @@ Maker = Callable[..., Any]
 
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What every manifest that was written says: status and number of files."""
+    """List the status and the number of files in each manifest that is written."""
     said: list[tuple[str, int]] = []
     write = manifests.write
 

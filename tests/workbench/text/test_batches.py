@@ -13,7 +13,7 @@ TOKENS = 256
 
 
 def sequences(count: int, seed: int = 3) -> list[Sequence]:
-    """Sequences as text gives them: many short ones, some of the full 100 tokens."""
+    """Make sequences as they are in text: many short ones, some of the full 100 tokens."""
     lengths = np.minimum(np.random.default_rng(seed).lognormal(3, 1, count).astype(int) + 1, 100)
     return [Sequence(n, "made", 0, np.full(length, n, dtype=np.int32)) for n, length in enumerate(lengths)]
 

@@ -38,7 +38,7 @@ SPLITTERS = {
 
 
 def build_tokenizer(splitter: str, template: str = "<s> $A") -> PreTrainedTokenizerFast:
-    """A byte-level BPE of 600 tokens, trained on the passages."""
+    """Train a byte-level BPE of 600 tokens on the passages."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = SPLITTERS[splitter]
     bpe.decoder = decoders.ByteLevel()
@@ -58,7 +58,7 @@ def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that cut characters, pieces that cut paragraphs, batches that cut documents."""
+    """Set blocks that cut characters, pieces that cut paragraphs, batches that cut documents."""
     monkeypatch.setattr(streams, "BLOCK", 7)
     monkeypatch.setattr("twell.workbench.text.sequences.PIECE", 90)
     monkeypatch.setattr("twell.workbench.text.sequences.BATCH", 1000)

@@ -31,7 +31,7 @@ PROSE = (files("twell.data") / "passages.jsonl").read_text("utf-8")
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks so small that they cut lines, and characters."""
+    """Set blocks so small that they cut lines, and characters."""
     monkeypatch.setattr(streams, "BLOCK", 7)
 
 

@@ -31,7 +31,7 @@ from twell.workbench.training.recipes import Recipe
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: Recipe) -> Path:
-    """A folder with a text of 400 KB, the tiny recipe, and room for the runs."""
+    """Make a folder with a text of 400 KB and the tiny recipe, for the runs."""
     folder = tmp_path_factory.mktemp("training")
     (folder / "topics.txt").write_text("\n\n".join(topics[name] for name in sorted(topics)), encoding="utf-8")
     (folder / "tiny.json").write_text(json.dumps(tiny_recipe.as_dict()))

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 @pytest.fixture(scope="session")
 def load_object() -> Callable[..., Any]:
-    """Loads a folder with transformers alone, in float64."""
+    """Load a folder with transformers alone, in float64."""
 
     def load(folder: Path, dtype: torch.dtype = torch.float64) -> Any:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
@@ -24,7 +24,7 @@ def load_object() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def tokenizer(tiny: Path) -> PreTrainedTokenizerFast:
-    """The small models' tokenizer, with a padding token of its own."""
+    """Return the small models' tokenizer, with a padding token of its own."""
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     tokenizer.padding_side = "left"
     return tokenizer
@@ -37,7 +37,7 @@ def model(tiny: Path, load_object: Callable[..., Any]) -> Any:
 
 @pytest.fixture(scope="session")
 def batch(tokenizer: PreTrainedTokenizerFast) -> Any:
-    """A batch padded on the left with a token that stands nowhere else."""
+    """Return a batch padded on the left with a token that stands nowhere else."""
     given = tokenizer(list(SENTENCES), return_tensors="pt", padding=True, return_token_type_ids=False)
     given["input_ids"][given["attention_mask"] == 0] = PAD
     return given

@@ -43,7 +43,7 @@ def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback) -> Trainer
 
 @pytest.fixture
 def trained(tiny: Path, load_object: Callable[..., Any], tmp_path: Path) -> tuple[Any, list[torch.Tensor]]:
-    """A model trained without the callback, and its gates' firings by plain hooks: [step][layer] bool [n, d_ff]."""
+    """Train a model without the callback; return it and its gates' firings by hooks, [step][layer] bool [n, d_ff]."""
     model = load_object(tiny, torch.float32)
     fired: list[torch.Tensor] = []
     for layer in model.model.layers:

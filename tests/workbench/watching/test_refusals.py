@@ -21,7 +21,7 @@ from twell.workbench.watching.hooks import LISTENERS
 
 @pytest.fixture
 def small() -> Any:
-    """A Llama of two layers, made here."""
+    """Make a Llama of two layers."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
     config = LlamaConfig(**sizes, num_attention_heads=2, hidden_act="relu")

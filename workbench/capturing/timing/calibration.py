@@ -48,7 +48,7 @@ class Calibrations:
 
     @property
     def lacking(self) -> bool:
-        """Whether no layer has been calibrated yet, though they are to be."""
+        """Return whether no layer has been calibrated yet, though they are to be."""
         return self.every > 0 and not self._done
 
     def begin_batch(self, number: int, rows: int, last_chance: bool = False) -> None:
