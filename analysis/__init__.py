@@ -34,6 +34,7 @@ from twell.analysis.neurons.concentration import concentration, dead_curve, dead
 from twell.analysis.neurons.examples import examples
 from twell.analysis.neurons.firing_clusters import firing_clusters
 from twell.analysis.neurons.reuse import reuse, reuse_cache
+from twell.analysis.neurons.value_histogram import neuron_histogram
 from twell.analysis.overview import overview
 from twell.analysis.shipped import studies, study_runs
 from twell.analysis.speed.compression import tile_settings
@@ -87,6 +88,7 @@ __all__ = [
     "model_speedup",
     "model_time",
     "neurons_at",
+    "neuron_histogram",
     "overview",
     "passages",
     "peer_audit",

@@ -220,14 +220,14 @@ def entries(twell: TwELL) -> tuple[Tensor, Tensor, Tensor]:
     column = column_of(word)
     value = narrow_value_of(word, twell.dtype) if twell.values is None else twell.values[row, tile, slot]
     dense_row, dense_tile = overflows.nonzero(as_tuple=True)
-    if len(dense_row):
-        dense = twell.spill[twell.spill_index[dense_row, dense_tile].long()]
-        at, dense_column = (dense != 0).nonzero(as_tuple=True)
-        row, tile = torch.cat([row, dense_row[at]]), torch.cat([tile, dense_tile[at]])
-        column, value = torch.cat([column, dense_column]), torch.cat([value, dense[at, dense_column]])
     neuron = tile * layout.tile + column
+    if not len(dense_row):
+        return row, neuron, value
+    dense = twell.spill[twell.spill_index[dense_row, dense_tile].long()]
+    at, dense_column = (dense != 0).nonzero(as_tuple=True)
+    row, neuron = torch.cat([row, dense_row[at]]), torch.cat([neuron, dense_tile[at] * layout.tile + dense_column])
     order = (row * twell.d_ff + neuron).argsort()
-    return row[order], neuron[order], value[order]
+    return row[order], neuron[order], torch.cat([value, dense[at, dense_column]])[order]
 
 
 def fired_by_any(twell: TwELL, blocks: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from twell.workbench.errors import UserError
 
+CPU_BATCH = 8192  # tokens of a batch on a CPU
 Device = Literal["auto", "cpu", "cuda"]
 Kernel = Literal["auto", "reference", "cpu", "cuda", "hopper"]
 TrainingKernel = Literal["auto", "dense", "sparse"]
@@ -72,7 +73,12 @@ class CaptureOptions:
     seq_len: int | None = option(
         None, help="longest sequence; default: the model's context, at most 2048", unit="tokens", least=1
     )
-    batch_tokens: int = option(8192, help="size of a batch, padding included", unit="tokens", least=1)
+    batch_tokens: int | None = option(
+        None,
+        help="size of a batch, padding included; default: 8192, on a GPU what its memory holds, up to 131072",
+        unit="tokens",
+        least=1,
+    )
     device: Device = option("auto", help="where to run")
     kernel: Kernel = option("auto", help="which FFN kernel; auto picks one and records why")
     timings: int = option(1, help="time dense layers in one of so many batches; 0: no timings", unit="batches", least=0)
@@ -107,6 +113,11 @@ class CaptureOptions:
     )
     revision: str | None = option(None, help="branch, tag or commit of a hub model", value="REV")
     resume: bool = option(False, help="continue the run in --out where it stopped; start it if there is none")
+
+    @property
+    def rows_of_batch(self) -> int:
+        """Return the size of a batch in tokens, as it is given or on a CPU."""
+        return self.batch_tokens or CPU_BATCH
 
 
 @dataclass(frozen=True, kw_only=True)

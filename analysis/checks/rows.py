@@ -18,6 +18,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.run.checks.columns_on_disk import column_fault
 from twell.workbench.run.checks.ranges import Sizes, value_range
 from twell.workbench.run.checks.regular_file import require_regular
+from twell.workbench.run.columns import VALUE_BINS
 from twell.workbench.run.manifest import Part
 from twell.workbench.run.part_files import read_part
 from twell.workbench.run.schema import TABLES, expand, nnz_columns
@@ -26,11 +27,12 @@ from twell.workbench.run.store import Run
 
 @dataclass
 class Sums:
-    """Sums over the whole parts that were read. nnz, fires, tile_fires: [layer]; tokens, tile_tokens: unflagged ones;
-    lengths: tokens by sequence."""
+    """Sums over the whole parts that were read. nnz, fires, value_fires, tile_fires: [layer]; tokens, tile_tokens:
+    unflagged ones; lengths: tokens by sequence."""
 
     nnz: NDArray
     fires: NDArray
+    value_fires: NDArray
     tile_fires: NDArray
     tile_tokens: NDArray
     tokens: int = 0
@@ -41,7 +43,7 @@ class Sums:
     @classmethod
     def zero(cls, layers: int) -> Sums:
         """Return sums over nothing."""
-        return cls(*np.zeros((4, layers), np.int64))
+        return cls(*np.zeros((5, layers), np.int64))
 
 
 def part_fault(run: Run, part: Part, sums: Sums) -> str:
@@ -77,7 +79,7 @@ def run_faults(run: Run, sums: Sums) -> Iterator[str]:
             f"The manifest of {run.path} counts {run.manifest.loss_tokens:,} losses, and its parts hold "
             f"{sums.losses:,}."
         )
-    for name, fires in (("neurons", sums.fires), ("tiles", sums.tile_fires)):
+    for name, fires in (("neurons", sums.fires), ("value_bins", sums.value_fires), ("tiles", sums.tile_fires)):
         wrong = np.flatnonzero(fires != sums.nnz)
         if run.has("activity") and run.has(name) and len(wrong):
             layer = int(wrong[0])
@@ -151,6 +153,16 @@ def _neurons(rows: pa.Table, sums: Sums) -> str:
     return ""
 
 
+def _value_bins(rows: pa.Table, sums: Sums) -> str:
+    layer, neuron, one, fires = (rows[name].to_numpy().astype(np.int64) for name in ("layer", "neuron", "bin", "fires"))
+    if len(np.unique((layer * 2**32 + neuron) * VALUE_BINS + one)) < len(rows):
+        return "has a bin of a neuron twice"
+    if (fires < 1).any():
+        return "has a bin without a firing"
+    np.add.at(sums.value_fires, layer, fires)
+    return ""
+
+
 def _tiles(rows: pa.Table, sums: Sums) -> str:
     layer, tile, occupancy, pairs, tokens = (rows[name].to_numpy() for name in rows.schema.names[:5])
     least = tile == tile.min(initial=2**31 - 1)  # of several sizes, each counts all firings
@@ -163,5 +175,6 @@ CHECKS: dict[str, Callable[[pa.Table, Sums], str]] = {
     "activity": _activity,
     "sequences": _sequences,
     "neurons": _neurons,
+    "value_bins": _value_bins,
     "tiles": _tiles,
 }

@@ -30,6 +30,7 @@ from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.concentration import concentration, dead_curve, dead_neurons, lorenz
 from twell.analysis.neurons.firing_clusters import firing_clusters
 from twell.analysis.neurons.reuse import reuse, reuse_cache
+from twell.analysis.neurons.value_histogram import neuron_histogram
 from twell.analysis.speed.compression import tile_settings
 from twell.analysis.speed.contribution import gain_correlations, layer_gains, model_time
 from twell.analysis.speed.speedup import speedup, timings_by_batch
@@ -125,6 +126,7 @@ EXPORTED = (
     ExportedTable(surprisal_own),
     ExportedTable(surprisal_classes),
     ExportedTable(by_neuron),
+    ExportedTable(neuron_histogram),
     ExportedTable(concentration, "Concentration", "The share of firings that the busiest neurons carry."),
     ExportedTable(lorenz, "Lorenz curve", "Firings by share of neurons.", plots.lorenz),
     ExportedTable(dead_curve, "Dead neurons", "Neurons without a firing, by sequences seen.", plots.dead),

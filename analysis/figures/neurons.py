@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from twell.analysis.figures.labels import SPACE, number, percent, whole
 from twell.analysis.figures.style import AMBER, BLUE, GREY, SCALE, finish, layer_axis, log_ticks
 from twell.analysis.neurons.by_neuron import by_neuron
+from twell.analysis.neurons.value_histogram import BEGINS
 from twell.workbench.run.store import Run
 
 CURVE_POINTS = 600
@@ -141,6 +142,61 @@ def rank_curve(densities: np.ndarray, rank: int, density: float, label: str) -> 
     return figure
 
 
+def value_bars(frame: pd.DataFrame, mean: float, largest: float) -> go.Figure:
+    """Return how many firings each bin of a neuron's values has; the axis is logarithmic, a bar a bin.
+
+    Args:
+        frame: the neuron's rows of `neuron_histogram`.
+        mean: over all its firings.
+        largest: over all its firings.
+    """
+    place = np.searchsorted(BEGINS, frame["low"])  # the bin's number
+    figure = go.Figure(
+        go.Bar(
+            x=place + 0.5,
+            y=frame["fires"],
+            width=0.92,
+            marker={"color": BLUE, "opacity": 0.75},
+            customdata=np.column_stack([frame["low"], frame["high"].clip(upper=max(largest, 0.0)), frame["share"]]),
+            hovertemplate="value %{customdata[0]:.3g} to %{customdata[1]:.3g}: %{y:,} firings, "
+            "%{customdata[2]:.1%}<extra></extra>",
+        )
+    )
+    finish(figure, 250, top=36)
+    mark_values(figure, {"mean": (mean, bin_place(mean)), "largest": (largest, bin_place(largest))})
+    ticks = np.arange(place.min() // 2 * 2, place.max() + 2, 2)
+    labels = [number(2.0 ** (tick // 2 - 9)) if tick else "0" for tick in ticks]
+    figure.update_xaxes(title="value where it fires", tickvals=ticks, ticktext=labels, tickangle=0)
+    figure.update_yaxes(title="firings")
+    return figure
+
+
+def bin_place(value: float) -> float:
+    """Return where a value is on an axis of bin numbers; NaN where it is not finite."""
+    if not math.isfinite(value):
+        return math.nan
+    index = int(np.searchsorted(BEGINS, value, side="right")) - 1
+    ends = [*BEGINS[1:], max(2 * BEGINS[-1] / 1.5, value)]
+    return index + (value - BEGINS[index]) / (ends[index] - BEGINS[index])
+
+
+def mark_values(figure: go.Figure, values: dict[str, tuple[float, float]]) -> None:
+    """Draw a line at each value, with its name above. values: by name the value, and its place on the axis."""
+    for name, (value, place) in values.items():
+        if math.isfinite(value):
+            figure.add_vline(x=place, line={"color": GREY, "width": 1.2, "dash": "dot"})
+            figure.add_annotation(
+                text=f"{name} {number(value)}",
+                x=place,
+                yref="paper",
+                y=1,
+                yshift=12,
+                xanchor="center" if name == "mean" else "right",
+                showarrow=False,
+                font={"size": 11},
+            )
+
+
 def value_distribution(values: np.ndarray, mean: float, largest: float) -> go.Figure:
     """Return a histogram of a neuron's values; a line for each value if there are fewer than MIN_HISTOGRAM.
 
@@ -172,19 +228,7 @@ def value_distribution(values: np.ndarray, mean: float, largest: float) -> go.Fi
             hovertemplate="value %{x:.3g}<extra></extra>",
         )
     finish(figure, 250, top=36)
-    for value, name in ((mean, "mean"), (largest, "largest")):
-        if math.isfinite(value):
-            figure.add_vline(x=value, line={"color": GREY, "width": 1.2, "dash": "dot"})
-            figure.add_annotation(
-                text=f"{name} {number(value)}",
-                x=value,
-                yref="paper",
-                y=1,
-                yshift=12,
-                xanchor="center" if name == "mean" else "right",
-                showarrow=False,
-                font={"size": 11},
-            )
+    mark_values(figure, {"mean": (mean, mean), "largest": (largest, largest)})
     figure.update_xaxes(
         title="value where it fires", range=[0, max(largest, float(np.max(values, initial=0.0)), 1e-9) * 1.04]
     )

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from twell.analysis.neurons.value_histogram import neuron_histogram, quantile
 from twell.analysis.tokens.text_around import LONGEST_CHARACTER, TokenWindow, pieces, split_text, token_windows
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
@@ -22,8 +24,9 @@ COLUMNS = ["kind", "value", "quantile", "sequence", "position", "before", "token
 def examples(run: Run, layer: int, neuron: int, width: int = 16) -> pd.DataFrame:
     """Return the top values, then the sample, both by falling value. Columns:
 
-    kind (top, sample); value; quantile (of the sample's values, those not above it; empty for top); sequence; position;
-    before, token, after (text, `width` tokens either side); window (its values from 16 tokens before to 16 after).
+    kind (top, sample); value; quantile (of the neuron's firings, those not above it, where the run counts values by
+    bins, else of the sample; empty for top); sequence; position; before, token, after (text, `width` tokens either
+    side); window (its values from 16 tokens before to 16 after).
     """
     return example_pieces(run, layer, neuron, width)[COLUMNS]
 
@@ -37,8 +40,7 @@ def example_pieces(run: Run, layer: int, neuron: int, width: int = 16) -> pd.Dat
     if rows.empty:
         raise Missing(f"{run.name} holds no example of L{layer}/N{neuron}: it never fired, or none was kept.")
     frame = rows.sort_values(["kind", "value"], ascending=[False, False], ignore_index=True)
-    sample = np.sort(frame.loc[frame["kind"] == "sample", "value"].to_numpy())
-    frame["quantile"] = np.searchsorted(sample, frame["value"], side="right") / max(len(sample), 1)
+    frame["quantile"] = _quantiles(run, layer, neuron, frame)
     frame.loc[frame["kind"] == "top", "quantile"] = np.nan
     # Read a few tokens more: a character that the window's first token ends may have begun before it.
     wide = token_windows(run, frame, width + LONGEST_CHARACTER - 1)
@@ -51,6 +53,15 @@ def example_pieces(run: Run, layer: int, neuron: int, width: int = 16) -> pd.Dat
     frame = frame[[*COLUMNS, "start", "pieces"]]
     frame.attrs = {"definition": run.manifest.nnz_definition, "layer": layer, "neuron": neuron}
     return frame
+
+
+def _quantiles(run: Run, layer: int, neuron: int, frame: pd.DataFrame) -> NDArray[np.float64]:
+    """Return of each example's value the share of the neuron's firings, or of its sample, that are not above it."""
+    try:
+        return quantile(neuron_histogram(run, layer, neuron), frame["value"])
+    except Missing:  # the sample of such a run is drawn from all firings alike
+        sample = np.sort(frame.loc[frame["kind"] == "sample", "value"].to_numpy())
+        return np.searchsorted(sample, frame["value"], side="right") / max(len(sample), 1)
 
 
 def _narrowed(window: TokenWindow, width: int) -> TokenWindow:

@@ -8,17 +8,17 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
-from twell.analysis.figures.neurons import rank_curve, ranks, value_distribution
+from twell.analysis.figures.neurons import rank_curve, ranks, value_bars, value_distribution
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.analysis.neurons.examples import example_pieces
 from twell.analysis.neurons.logit_lens import written
 from twell.analysis.neurons.values import known, missing, sampled
 from twell.app.jobs.runner import model_of
 from twell.app.neurons.neuron_data import one_neuron
-from twell.app.neurons.neuron_view import examples_html, written_html
+from twell.app.neurons.neuron_view import bands_of, examples_html, written_html
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, number, percent, plural, rare, token_html, whole
-from twell.app.ui.query import fetch, query
+from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.url_state import current_run, parameter, run_name
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -81,6 +81,12 @@ def draw_values(run: Run, row: dict[str, object]) -> None:
     """Draw the distribution of the neuron's values above 0. `row` is its row, from `one_neuron`."""
     title = "Values when it fires"
     layer, neuron = int(str(row["layer"])), int(str(row["neuron"]))
+    mean, largest = (float(value) for value in pd.Series(row)[["value_mean", "value_max"]])
+    if int(str(row["fires"])) and (counted := histogram_of(run, layer, neuron)) is not None:
+        caption = f"All {plural(int(str(row['fires'])), 'firing')}, by value; two bars to a doubling."
+        widgets.heading(title, caption, counted)
+        widgets.draw(value_bars(counted.frame, mean, largest), "values", "How often the neuron fires with which value")
+        return
     if not known(run) or not int(str(row["fires"])):
         widgets.heading(title)
         raise missing(run) if not known(run) else Missing("The neuron never fired in this run, so it has no values.")
@@ -92,9 +98,16 @@ def draw_values(run: Run, row: dict[str, object]) -> None:
     else:
         source = f"A random sample: {plural(len(values), 'firing')} of {whole(float(str(row['fires'])))}."
     widgets.heading(title, f"{source} The mean and the largest value are over all firings.", result)
-    mean, largest = (float(value) for value in pd.Series(row)[["value_mean", "value_max"]])
     figure = value_distribution(values["value"].to_numpy(), mean, largest)
     widgets.draw(figure, "values", "Distribution of the neuron's values")
+
+
+def histogram_of(run: Run, layer: int, neuron: int) -> QueryResult | None:
+    """Return the neuron's `neuron_histogram`; None where the run does not count values."""
+    try:
+        return query(run, analysis.neuron_histogram, layer=layer, neuron=neuron)
+    except Missing:
+        return None
 
 
 def draw_logits(run: Run, layer: int, neuron: int) -> None:
@@ -139,13 +152,16 @@ def draw_examples(run: Run, layer: int, neuron: int) -> None:
     top, sample = frame[frame["kind"] == "top"], frame[frame["kind"] == "sample"]
     high = float(frame["value"].max())
     largest = f"{plural(len(top), 'largest value')} of the run"
-    sampled_firings = f"a random sample of {plural(len(sample), 'firing')}, with percentiles in the sample"
+    counted = histogram_of(run, layer, neuron)
+    of = "in the sample" if counted is None else "among all its firings; of every doubling of its values alike"
+    sampled_firings = f"a random sample of {plural(len(sample), 'firing')}, with percentiles {of}"
     caption = (
         f"The {largest}, then {sampled_firings}. Each token is shaded by the neuron's value there, from 0 to "
         f"{number(high)}. Choose a position to open the passage, shaded by this neuron."
     )
     widgets.heading("In the text", caption, result)
-    for name, rows in (("Largest values", top), ("Random sample of firings", sample)):
+    bands = [("Random sample of firings", sample)] if counted is None else bands_of(sample, counted.frame)
+    for name, rows in (("Largest values", top), *bands):
         if len(rows):
             lines = examples_html(rows, high, run_name(), f"L{layer}/N{neuron}")
             st.html(f'<h4 class="tw-part">{name}</h4>{lines}')

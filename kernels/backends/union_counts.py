@@ -23,7 +23,7 @@ def library(capability: tuple[int, int]) -> Library:
     """Return the library for GPUs of this compute capability, (major, minor)."""
     arch = "-gencode=arch=compute_{0}{1},code=sm_{0}{1}".format(*capability)
     sources = (Source("unions/unions.cu", (arch,)), Source("unions/bindings.cpp"))
-    return Library("unions", sources, headers=("common/*", "unions/*"), seconds=8, cuda=True)
+    return Library("unions", sources, headers=("common/*", "packed/*", "unions/*"), seconds=8, cuda=True)
 
 
 def takes(packed: TwELL) -> bool:

@@ -29,7 +29,8 @@ import torch
 
 from twell.workbench.capturing.forward import Counted, Inputs, forward
 from twell.workbench.capturing.prefetch import BatchStream, read_batches
-from twell.workbench.capturing.recorder import Recorder, new_manifest
+from twell.workbench.capturing.recorder import Recorder
+from twell.workbench.capturing.resume import new_manifest
 from twell.workbench.capturing.timing.timings import SPARSE, dense
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.options import CaptureOptions

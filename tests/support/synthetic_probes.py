@@ -85,6 +85,14 @@ def examples(shape: Shape, columns: dict[str, Any], rng: np.random.Generator) ->
     return rows
 
 
+def value_counts(neurons: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """A value_bins table that agrees with a neurons table: the firings of each over five bins from 0.75 on."""
+    counts = np.stack([rng.multinomial(fires, (0.1, 0.2, 0.4, 0.2, 0.1)) for fires in neurons["fires"]])
+    neuron, one = np.nonzero(counts)
+    columns = {name: neurons[name][neuron] for name in ("layer", "neuron")}
+    return columns | {"bin": 17 + one, "fires": counts[neuron, one]}
+
+
 def bench(shape: Shape) -> dict[str, Any]:
     """A bench table of layers 0 and 3 and one shape: the fastest has rows past its slots in 0."""
     rows: list[dict[str, Any]] = []

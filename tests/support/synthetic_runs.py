@@ -217,14 +217,17 @@ def add_part(writer: RunWriter, shape: Shape, columns: dict[str, Any], rng: np.r
             "tokens": tokens.astype(np.int32),
         },
     )
-    if shape.neurons:
-        writer.add("neurons", neuron_sums(shape, columns, rng))
+    neurons = neuron_sums(shape, columns, rng) if shape.neurons else None
+    if neurons is not None:
+        writer.add("neurons", neurons)
     if shape.tiles:
         writer.add("tiles", synthetic_probes.tile_counts(shape, columns, rng))
         writer.add("unions", synthetic_probes.union_counts(shape, columns, rng))
     if shape.fired:
         writer.add("fired", synthetic_probes.fired_rows(shape, columns, rng))
         writer.add("examples", synthetic_probes.examples(shape, columns, rng))
+        if neurons is not None:
+            writer.add("value_bins", synthetic_probes.value_counts(neurons, rng))
     writer.close_part()
 
 

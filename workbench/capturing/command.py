@@ -17,16 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import chain
 
 from rich.console import Console
 
+from twell.workbench.capturing.batch_size import about_batches, batch_rows
 from twell.workbench.capturing.distributed import FAILED, Ranks
 from twell.workbench.capturing.firings import parse_fired
 from twell.workbench.capturing.prefetch import BatchStream, read_batches
 from twell.workbench.capturing.progress import Bar, Interrupt, expected_tokens, outcome, plan, refuse_if_full
-from twell.workbench.capturing.recorder import Recorder, new_manifest
-from twell.workbench.capturing.resume import ResumePoint
+from twell.workbench.capturing.recorder import Recorder
+from twell.workbench.capturing.resume import ResumePoint, new_manifest
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel, load
 from twell.workbench.models.remembered import remember
@@ -51,7 +53,7 @@ def capture(options: CaptureOptions, given: list[Source] | None = None, quiet: b
         resume_point = ResumePoint.find(options, ranks) if ranks.rank == 0 else None
         if resume_point is not None and resume_point.run.manifest.status == COMPLETE:
             print(f"{options.out} is complete: nothing is left to capture.")
-            ranks.post("begun", COMPLETE)
+            ranks.post_begun(COMPLETE)
             return resume_point.run
         if resume_point is None and ranks.rank == 0:
             refuse_existing(options.out)
@@ -62,7 +64,7 @@ def capture(options: CaptureOptions, given: list[Source] | None = None, quiet: b
         )
         return record(loaded, options, sources, resume_point, ranks, quiet)
     except BaseException:
-        ranks.post("begun", FAILED)
+        ranks.post_begun(FAILED)
         raise
     finally:
         ranks.release()
@@ -85,6 +87,12 @@ def record(
     ranks = ranks or Ranks()
     _refuse_model(loaded, options)
     remember(loaded.weights, options.model)
+    rows = batch_rows(loaded, options)
+    if resume_point is not None and options.batch_tokens is None:
+        rows = int(resume_point.run.manifest.options.get("batch_tokens", rows))
+    if options.batch_tokens is None:
+        rows = ranks.agreed_batch(rows)
+    note, options = about_batches(rows, options), replace(options, batch_tokens=rows)
     planned = new_manifest(loaded, options, [source.name for source in sources])
     planned.ranks = ranks.blank_ranks()
     with closing(read_batches(loaded, options, sources, ranks)) as stream:
@@ -109,6 +117,7 @@ def record(
                 batches = chain([first] if (first := next(batches, None)) is not None else [], batches)
         writer = RunWriter(options.out, manifest, resume=resume_point is not None, share=ranks)
         console = Console(highlight=False, soft_wrap=True, quiet=quiet or ranks.rank > 0)
+        console.print(plan(loaded, options, total, note))
         return _record(Recorder(loaded, writer, options), ranks, sources, stream, batches, total, console)
 
 
@@ -138,7 +147,7 @@ def _record(
     total: about how many tokens they come to in all ranks, None if unknown
     """
     options, writer = recorder.options, recorder.writer
-    console.print(plan(recorder.loaded, options, total))
+    recorder.tell = console.print
     try:
         with Interrupt() as interrupt, Bar(total, console, writer.manifest.tokens * ranks.world) as bar:
             unreadable = _run_batches(recorder, batches, bar, interrupt, ranks.world)

@@ -23,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from twell.workbench.errors import UserError, first_line
+from twell.workbench.options import CPU_BATCH
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import COMPLETE, Manifest
 from twell.workbench.run.part_files import read_part
@@ -32,6 +33,7 @@ from twell.workbench.text.sources import Source
 from twell.workbench.text.streams import STDIN
 
 POLL_SECONDS = 0.2  # between two checks of whether the other ranks are done
+BATCH = "batch"  # where rank 0 posts the rows of a batch
 BEGUN, FAILED = "yes", "no"  # what rank 0 posts under "begun"; or COMPLETE, where nothing is left to capture
 
 
@@ -133,6 +135,21 @@ class Ranks(RankShare):
             f"Expected {self.world} ranks to finish {whole.name}, {' and '.join(deaths)}: what was captured is kept; "
             "give the same command with --resume, and as many ranks."
         )
+
+    def agreed_batch(self, rows: int) -> int:
+        """Return the rows of a batch that rank 0 chose, as all ranks must cut the text alike. rows: of this rank"""
+        if self._store is None:
+            return rows
+        if self.rank == 0:
+            self.post(BATCH, str(rows))
+            return rows
+        return int(self._store.get(BATCH))
+
+    def post_begun(self, answer: str) -> None:
+        """In rank 0: set what the other ranks wait for, where there is nothing that they could do."""
+        if self.rank == 0:
+            self.post(BATCH, str(CPU_BATCH))
+        self.post("begun", answer)
 
     def post(self, name: str, value: str) -> None:
         """Set a value that the other ranks read. Never raises: a rank that is gone is named at the end."""

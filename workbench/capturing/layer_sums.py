@@ -33,11 +33,13 @@ class Sums:
 
     neurons: fields [layers, d_ff]; tiles: pairs and rows int64 [layers, tile + 1]
     unions: int64 [layers, blocks, d_ff + 1], how many blocks have a union of that many neurons
+    values: int64 [layers, d_ff, BINS], firings by their value; where examples are kept
     """
 
     neurons: NeuronSums | None
     tiles: TileCounts | None
     unions: Tensor | None
+    values: Tensor | None = None
 
     @classmethod
     def stack(cls, layers: list[Stats], unions: list[Tensor]) -> Sums:
@@ -59,6 +61,8 @@ class Sums:
             self.tiles.merge(other.tiles)
         if self.unions is not None and other.unions is not None:
             self.unions += other.unions
+        if self.values is not None and other.values is not None:
+            self.values += other.values
 
     def tables(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the name and the columns of each table of the run that holds these sums; waits for the device."""
@@ -78,6 +82,10 @@ class Sums:
             layer, size, neurons = np.nonzero(blocks)
             counts = {"neurons": neurons, "blocks": blocks[layer, size, neurons]}
             yield "unions", {"layer": layer, "block": np.array(BLOCKS)[size]} | counts
+        if self.values is not None:
+            fires = self.values.cpu().numpy()
+            layer, neuron, one = np.nonzero(fires)
+            yield "value_bins", {"layer": layer, "neuron": neuron, "bin": one, "fires": fires[layer, neuron, one]}
 
 
 def blocks_of(sequence: np.ndarray, plain: np.ndarray) -> list[np.ndarray]:

@@ -17,6 +17,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.models.load import CONTEXT, LoadedModel
 from twell.workbench.options import CaptureOptions
 from twell.workbench.text.batches import Batch, batches
+from twell.workbench.text.repeats import marked
 from twell.workbench.text.sequences import PIECE, PIECE_SECONDS, Sequence, Tokenizing, documents, sequences
 from twell.workbench.text.sources import Source
 from twell.workbench.text.vocabulary import special_ids
@@ -56,7 +57,9 @@ def read_batches(
     texts = sequences(documents(sources), loaded.tokenizer, prompt_length(loaded, options), tokenizing)
     if options.tokens is not None:
         texts = _first(texts, options.tokens)
-    in_batches = batches(texts, options.batch_tokens, special_ids(loaded.tokenizer), options.generate)
+    if options.examples:
+        texts = marked(texts)
+    in_batches = batches(texts, options.rows_of_batch, special_ids(loaded.tokenizer), options.generate)
     if ranks is not None:
         in_batches = (batch for batch in in_batches if ranks.runs(batch.window))
     return _ahead(in_batches, tokenizing)

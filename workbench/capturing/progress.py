@@ -84,8 +84,11 @@ def expected_bytes(loaded: LoadedModel, options: CaptureOptions, tokens: int) ->
     return tokens * (loaded.layers * BYTES_PER_COUNT + BYTES_PER_TOKEN) + examples
 
 
-def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> str:
-    """Return three lines: the model and device, the kernel and why it was chosen, and the size of the run on disk."""
+def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None, about_batches: str = "") -> str:
+    """Return three lines: the model and device, the kernel and why it was chosen, and the size of the run on disk.
+
+    about_batches: what the last line says of them too
+    """
     amount = (
         f"about {tokens:,} tokens, {expected_bytes(loaded, options, tokens) / 1e6:,.1f} MB on disk"
         if tokens
@@ -94,8 +97,8 @@ def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> st
     return (
         f"{loaded.name} ({loaded.family}, {loaded.layers} layers of {loaded.d_model} × {loaded.d_ff}, {loaded.dtype}) "
         f"on {device_name(loaded.device)}\n"
-        f"kernel {why(loaded.choice(options.batch_tokens), options.kernel)}\n"
-        f"{amount}"
+        f"kernel {why(loaded.choice(options.rows_of_batch), options.kernel)}\n"
+        f"{amount}{about_batches}"
     )
 
 

@@ -13,34 +13,29 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from twell.workbench import doctor
+from twell.workbench.capturing.batch_size import smaller_batches
 from twell.workbench.capturing.firings import BatchFirings, FiringCollector
 from twell.workbench.capturing.forward import Counted, Inputs, forward
 from twell.workbench.capturing.generate import GenerationConfig, generate
 from twell.workbench.capturing.layer_sums import Sums
-from twell.workbench.capturing.prefetch import sequence_length
 from twell.workbench.capturing.timing.call_times import BatchTimes
 from twell.workbench.capturing.timing.timings import Timings
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run import schema
-from twell.workbench.run.manifest import Manifest
 from twell.workbench.run.store import Run
 from twell.workbench.run.writer import Rows, RunWriter
-from twell.workbench.text.batches import Batch, InOrder
+from twell.workbench.text.batches import Batch, InOrder, split
 from twell.workbench.text.sequences import Sequence
 from twell.workbench.text.vocabulary import vocabulary
 
 Ran = tuple[Batch, Counted, BatchFirings | None, BatchTimes | None]  # a batch that the device has
-NOT_COMPARED = {"out", "resume"}  # options that do not change what is recorded
 
 
 class Commits(Protocol):
@@ -80,11 +75,14 @@ class Recorder:
         run = Run(writer.folder, manifest)
         if run.has("activity"):
             self._restore_means(run)
+        self._counts_values = not manifest.parts or run.has("value_bins")  # else they would not add up to its firings
         if run.has("examples"):
-            self._collector.restore(run.arrow("examples"), loaded.device)
+            self.merge_examples(run.arrow("examples"))
         timed = options.timings_share, options.loss, bool(options.generate), manifest.seconds
         self.timings = Timings(loaded, options.timings, *timed)
         self._lacks_vocabulary = writer.first and not manifest.parts
+        self._most_rows: int | None = None  # of a batch, once one was too large
+        self.tell: Callable[[str], None] = print
 
     @property
     def nnz_mean(self) -> float | None:
@@ -100,14 +98,29 @@ class Recorder:
             self._nnz_sum += sum(int(rows[name].to_numpy()[plain].sum(dtype=np.int64)) for name in names)
 
     def step(self, batch: Batch) -> None:
-        """Start a batch on the device, then process the counts of the batch before it."""
-        with self.timings.of(batch) as times:
-            batch, counted, firings = self._run(batch, times=times)
-        before, self._in_flight = self._in_flight, (batch, counted, firings, times)
+        """Start a batch on the device, then process the counts of the batch before it.
+
+        A batch that the device's memory does not hold is split, and so are later ones.
+        """
         self.fresh_tokens = 0
-        self._add_vocabulary()
-        if before is not None:
-            self._take(*before)
+        waiting = split(batch, self._most_rows)
+        while waiting:
+            if (ran := self._started(waiting[0])) is None:
+                self._most_rows = smaller_batches(waiting[0], self.tell)
+                waiting = [part for one in waiting for part in split(one, self._most_rows)]
+                continue
+            before, self._in_flight, waiting = self._in_flight, ran, waiting[1:]
+            self._add_vocabulary()
+            if before is not None:
+                self._take(*before)
+
+    def _started(self, batch: Batch) -> Ran | None:
+        """Return a batch that the device has; None where its memory does not hold it."""
+        try:
+            with self.timings.of(batch) as times:
+                return (*self._run(batch, times=times), times)
+        except torch.OutOfMemoryError:
+            return None
 
     def _add_vocabulary(self) -> None:
         """Write the vocabulary, once, where the model came with a tokenizer."""
@@ -122,11 +135,17 @@ class Recorder:
         about: dict[str, Any] = {"probes": options.probes, "loss": options.loss, "times": times}
         if options.generate:
             config = GenerationConfig(options.generate, options.temperature, options.seed)
-            return generate(self.loaded, batch, config, flags=flags, collector=self._collector, **about)
-        inputs = Inputs.of(batch, self.loaded.device, flags)
-        firings = self._collector.collect_from(batch, inputs)
-        on_packed = None if firings is None else firings.on_packed
-        return batch, forward(self.loaded, inputs, on_packed=on_packed, **about), firings
+            batch, counted, firings = generate(
+                self.loaded, batch, config, flags=flags, collector=self._collector, **about
+            )
+        else:
+            inputs = Inputs.of(batch, self.loaded.device, flags)
+            firings = self._collector.collect_from(batch, inputs)
+            on_packed = None if firings is None else firings.on_packed
+            counted = forward(self.loaded, inputs, on_packed=on_packed, **about)
+        if firings is not None and self._counts_values:
+            counted.sums.values = firings.fires
+        return batch, counted, firings
 
     def finish(self, status: str, sources: Iterable[TextSource]) -> None:
         """Write what is left and set the manifest's last fields. The last batch has ended its window."""
@@ -154,7 +173,8 @@ class Recorder:
 
     def merge_examples(self, examples: pa.Table) -> None:
         """Merge the `examples` table of another rank, of which the best are kept."""
-        self._collector.restore(examples, self.loaded.device)
+        if self._collector.examples is not None:
+            self._collector.examples.restore(examples, self.loaded.device)
 
     def rescue(self) -> None:
         """Mark the run interrupted, with the parts that are whole already; never raises."""
@@ -214,7 +234,7 @@ class Recorder:
         plain = flags == 0
         self._unflagged += int(plain.sum())
         self._nnz_sum += int(counted.nnz.numpy().sum(0, dtype=np.int64)[plain].sum())
-        self.fresh_tokens = len(flags)
+        self.fresh_tokens += len(flags)
         if batch.ends:
             self._end_window()
 
@@ -261,7 +281,8 @@ class Recorder:
         The writing thread calls the function, because sums and examples must come from the device first.
         """
         sums, timings = self._sums, self.timings.columns()
-        examples = self._collector.examples()
+        kept = self._collector.examples
+        examples = dict if kept is None else kept.columns()
 
         def tables() -> Iterator[Rows]:
             if sums is not None:
@@ -276,25 +297,3 @@ class Recorder:
         about = {"seconds": seconds, "loss_sum": self._loss_sum, "loss_tokens": self._loss_tokens}
         text = [{"source": name} | self._text.get(name, {}) for name in self._names]
         return tables, about | {"text": copy.deepcopy(text)}
-
-
-def new_manifest(loaded: LoadedModel, options: CaptureOptions, names: Iterable[str]) -> Manifest:
-    """Return the manifest of a run that begins. names: of the text sources; no other path is in it."""
-    choice = loaded.choice(options.batch_tokens)
-    layout = loaded.layout
-    return Manifest(
-        name=options.out.name,
-        model=loaded.describe(),
-        tokenizer={"name": loaded.name, "vocab_size": 0 if loaded.tokenizer is None else len(loaded.tokenizer)},
-        nnz_definition=loaded.nnz_definition,
-        dtype=loaded.dtype,
-        device=doctor.device_name(loaded.device),
-        driver=doctor.driver(loaded.device),
-        kernel={"name": choice.kernel, "reason": choice.reason},
-        layout={"tile": layout.tile, "compression": layout.compression, "slots": layout.slots},
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        text=[{"source": name} for name in names],
-        options={name: value for name, value in asdict(options).items() if name not in NOT_COMPARED}
-        | {"model": loaded.name, "seq_len": sequence_length(loaded, options.seq_len)},
-        versions=doctor.versions(),
-    )

@@ -1,4 +1,4 @@
-"""Resume a run where it ends.
+"""Describe a run that begins, and resume one where it ends.
 
 The idea: the parts that the manifest lists are what was recorded, and they end with a window of batches. The text is
 read again from the beginning and cut into the same batches; those that are recorded are compared, token by token, with
@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
+from twell.workbench import doctor
 from twell.workbench.capturing.distributed import Ranks
+from twell.workbench.capturing.prefetch import sequence_length
 from twell.workbench.errors import UserError
+from twell.workbench.models.load import LoadedModel
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import RECORDING, Manifest
@@ -28,7 +32,31 @@ from twell.workbench.run.store import Run, open_run
 from twell.workbench.text.batches import Batch
 
 SAME = ("nnz_definition", "dtype", "kernel", "layout", "tokenizer")  # fields of the manifest that must be equal
+NOT_COMPARED = {"out", "resume"}  # options that do not change what is recorded
 NEWER = ("norm",)  # keys of the manifest's `model` that runs of older versions lack
+
+
+def new_manifest(loaded: LoadedModel, options: CaptureOptions, names: Iterable[str]) -> Manifest:
+    """Return the manifest of a run that begins. names: of the text sources; no other path is in it."""
+    choice = loaded.choice(options.rows_of_batch)
+    layout = loaded.layout
+    return Manifest(
+        name=options.out.name,
+        model=loaded.describe(),
+        tokenizer={"name": loaded.name, "vocab_size": 0 if loaded.tokenizer is None else len(loaded.tokenizer)},
+        nnz_definition=loaded.nnz_definition,
+        dtype=loaded.dtype,
+        device=doctor.device_name(loaded.device),
+        driver=doctor.driver(loaded.device),
+        kernel={"name": choice.kernel, "reason": choice.reason},
+        layout={"tile": layout.tile, "compression": layout.compression, "slots": layout.slots},
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        text=[{"source": name} for name in names],
+        options={name: value for name, value in asdict(options).items() if name not in NOT_COMPARED}
+        | {"batch_tokens": options.rows_of_batch}
+        | {"model": loaded.name, "seq_len": sequence_length(loaded, options.seq_len)},
+        versions=doctor.versions(),
+    )
 
 
 class ResumePoint:

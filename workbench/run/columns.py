@@ -109,6 +109,21 @@ NEURON_SUMS = (
     Column("first_sequence", "int32", "", "first sequence in which it fired", merge="min"),
 )
 
+VALUE_BINS = 32  # two to a doubling of values
+
+VALUE_COUNTS = (
+    LAYER,
+    NEURON,
+    Column(
+        "bin",
+        "int32",
+        "",
+        "bin b of the value: even ones begin at 2^(b/2 − 9), odd ones at 1.5 times where the one before begins; the "
+        "first, 0, has lesser values too, the last, 31, all from 96",
+    ),
+    Column("fires", "int64", "tokens", "tokens on which the neuron fired with such a value"),
+)
+
 TILE_COUNTS = (
     LAYER,
     Column("tile", "int32", "neurons", "T, the neurons of a tile"),
@@ -192,3 +207,9 @@ CLUSTERS = Column("clusters", "int64", "", "documents it occurs in, or blocks of
 
 def tokens_column(meaning: str = "tokens counted") -> Column:
     return Column("tokens", "int64", "tokens", meaning)
+
+
+def value_bins() -> list[float]:
+    """Return the least value of each bin of `value_bins`; of the first one 0."""
+    begins = [2.0 ** (index // 2 - 9) * (1.5 if index % 2 else 1.0) for index in range(VALUE_BINS)]
+    return [0.0, *begins[1:]]

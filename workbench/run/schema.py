@@ -19,6 +19,7 @@ from twell.workbench.run.columns import (
     TOKEN_ID,
     TRAINING_STEPS,
     UNION_COUNTS,
+    VALUE_COUNTS,
     Column,
     Table,
 )
@@ -129,17 +130,36 @@ UNIONS = Table(
     in_summary_only=False,
 )
 
+VALUE_BINS = Table(
+    "value_bins",
+    "a neuron and a bin of its values; bins without a firing have no row; over unflagged tokens (--examples)",
+    VALUE_COUNTS,
+    in_summary_only=False,
+)
+
 EXAMPLES = Table(
     "examples",
-    "a token that fired a neuron, recorded as an example of what the neuron responds to (--examples)",
+    "a token that fired a neuron, recorded as an example of what the neuron responds to (--examples); where the same "
+    "eight tokens up to it come again, only the first in the text",
     (
         LAYER,
         NEURON,
-        Column("kind", "string", "", "top: among its largest values; sample: drawn at random from all its firings"),
+        Column(
+            "kind",
+            "string",
+            "",
+            "top: among its largest values; sample: drawn at random, evenly from every doubling of its values; in "
+            "older runs from all its firings",
+        ),
         Column("value", "float32", "", "the neuron's value there"),
         SEQUENCE,
         Column("position", "int32", "tokens", "position in the sequence, from 0"),
-        Column("draw", "float64", "", "random key of a sample; a merge keeps those with the least; 0 for top"),
+        Column(
+            "draw",
+            "float64",
+            "",
+            "random key of a sample; a merge keeps those with the least of each doubling of values; 0 for top",
+        ),
         Column("window", "list<float32>", "", "its values from 16 tokens before to 16 after; NaN outside the sequence"),
     ),
     adds_up=False,
@@ -219,7 +239,8 @@ TRAINING = Table(
 )
 
 TABLES: dict[str, Table] = {
-    t.name: t for t in (ACTIVITY, NEURONS, SEQUENCES, TIMINGS, VOCAB, TILES, UNIONS, EXAMPLES, FIRED, BENCH, TRAINING)
+    t.name: t
+    for t in (ACTIVITY, NEURONS, SEQUENCES, TIMINGS, VOCAB, TILES, UNIONS, EXAMPLES, FIRED, BENCH, TRAINING, VALUE_BINS)
 }
 
 

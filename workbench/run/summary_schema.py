@@ -20,6 +20,7 @@ from twell.workbench.run.columns import (
     TILE_COUNTS,
     TOKEN_ID,
     UNION_COUNTS,
+    VALUE_COUNTS,
     Column,
     SummarySchema,
     SummaryTable,
@@ -164,6 +165,16 @@ _UNION_COUNTS = SummaryTable(
     absent="it was captured without the different neurons of blocks of tokens",
 )
 
+# No run of an earlier revision has the table that it sums up, so it does not count as one.
+_VALUE_COUNTS = SummaryTable(
+    "value_bins",
+    "a neuron and a bin of its values in the run; bins without a firing have no row",
+    VALUE_COUNTS,
+    keys=("layer", "neuron", "bin"),
+    source="value_bins",
+    absent="it was captured without --examples, which count each neuron's values too",
+)
+
 _SURPRISAL_CLASSES = SummaryTable(
     "surprisal_classes",
     "a class of token, of loss and of nnz, in a layer and replicate, over unflagged tokens; of long runs, of 20 "
@@ -241,7 +252,7 @@ _ORIGINS = SummaryTable(
 _TABLES = (
     *(_LAYERS, _POSITIONS, _POSITION_BANDS, _TOKENS, _TOKEN_LAYERS, TOKEN_SCORES, _SURPRISAL, _SURPRISAL_RANKS),
     *(_NEURON_SUMS, _TILE_COUNTS, _UNION_COUNTS, _SURPRISAL_CLASSES, _USED, WORDS, _SURPRISAL_CORRELATIONS, _ORIGINS),
-    *(CLASS_SCORES, SURPRISAL_WITHIN),
+    *(CLASS_SCORES, SURPRISAL_WITHIN, _VALUE_COUNTS),
 )
 
 SUMMARIES = SummarySchema(2, 5, {table.name: table for table in _TABLES})

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -75,6 +76,17 @@ class Batch:
         return special | (self.position == 0).astype(np.uint8) * FLAG_FIRST
 
     @property
+    def repeated(self) -> np.ndarray:
+        """bool [tokens]: whether a token is marked as in a context that was read before."""
+        marks = np.zeros(int(self.lengths.sum()), dtype=bool)
+        ends = np.cumsum(self.lengths)
+        for sequence, end in zip(self.sequences, ends, strict=True):
+            if sequence.repeated is not None:
+                begin, known = end - len(sequence.ids), min(len(sequence.ids), len(sequence.repeated))
+                marks[begin : begin + known] = sequence.repeated[:known]
+        return marks
+
+    @property
     def predicts(self) -> np.ndarray:
         """bool [tokens]: whether a token has a next token in its sequence."""
         return self.position + 1 < np.repeat(self.lengths, self.lengths)
@@ -103,6 +115,20 @@ class Batch:
         count = int((wide < tokens).sum()) + 1
         prompts = None if self.prompts is None else self.prompts[:count]
         return replace(self, numbers=self.numbers[:count], sequences=self.sequences[:count], prompts=prompts)
+
+
+def split(batch: Batch, rows: int | None) -> list[Batch]:
+    """Return a batch as batches of at most `rows` rows, or of one sequence; None: as it is. Only the last may end a
+    window."""
+    if rows is None or batch.padded <= rows or len(batch.sequences) == 1:
+        return [batch]
+    middle = len(batch.sequences) // 2
+    halves = []
+    for part, ends in ((slice(middle), False), (slice(middle, None), batch.ends)):
+        prompts = None if batch.prompts is None else batch.prompts[part]
+        about: dict[str, Any] = {"numbers": batch.numbers[part], "sequences": batch.sequences[part], "prompts": prompts}
+        halves.append(replace(batch, ends=ends, **about))
+    return [one for half in halves for one in split(half, rows)]
 
 
 class InOrder:

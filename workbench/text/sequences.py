@@ -86,6 +86,7 @@ class Sequence:
     source: str
     start: int  # position of its first token in the document, in tokens
     ids: np.ndarray  # int32 [tokens]
+    repeated: np.ndarray | None = None  # bool: of the first tokens, whether `repeats.py` marks them; None: unmarked
 
 
 def documents(sources: Iterable[str | Source]) -> Iterator[Document]:

@@ -21,7 +21,7 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
-from twell.workbench.capturing.recorder import new_manifest
+from twell.workbench.capturing.resume import new_manifest
 from twell.workbench.errors import UserError
 from twell.workbench.models.attach import FFNs
 from twell.workbench.options import CaptureOptions

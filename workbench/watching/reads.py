@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twell.workbench.capturing.firings import draw, lists
+from twell.workbench.capturing.examples import lists
+from twell.workbench.capturing.firings import draw
 from twell.workbench.capturing.forward import Counted
 from twell.workbench.capturing.layer_sums import Sums
 from twell.workbench.run.schema import FLAG_FIRST, FLAG_SPECIAL, nnz_type

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from twell.workbench.capturing.firings import parse_fired
-from twell.workbench.capturing.recorder import Recorder, new_manifest
+from twell.workbench.capturing.recorder import Recorder
+from twell.workbench.capturing.resume import new_manifest
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.models.attach import AttachedModel, FFNs, attached
 from twell.workbench.options import CaptureOptions

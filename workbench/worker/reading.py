@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from twell.workbench.capturing.prefetch import prompt_length
-from twell.workbench.capturing.recorder import Recorder, new_manifest
+from twell.workbench.capturing.recorder import Recorder
+from twell.workbench.capturing.resume import new_manifest
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.options import CaptureOptions
@@ -60,7 +61,7 @@ def read(
     given: Iterator[Tokens] = (
         sequences(documents([source]), loaded.tokenizer, read_ahead) if ids is None else iter([_tokens(loaded, ids)])
     )
-    ready = list(batches(given, options.batch_tokens, special_ids(loaded.tokenizer), generate))
+    ready = list(batches(given, options.rows_of_batch, special_ids(loaded.tokenizer), generate))
     if not ready:
         raise UserError("Expected a text with a token, got none: write some words.")
     recorder = Recorder(loaded, RunWriter(out, new_manifest(loaded, options, [source.name])), options)

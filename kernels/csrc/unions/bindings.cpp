@@ -1,5 +1,5 @@
 // The launches as torch ops. The host checks are in kernels/backends/union_counts.py.
-#include "common/bindings.h"
+#include "packed/tensors.h"
 #include "unions/unions.h"
 
 namespace {
@@ -9,11 +9,7 @@ using namespace twell;
 void of_rows(const Tensor& heads, const Maybe& tails, const Maybe& spill_index, const Tensor& spill, const Tensor& blocks,
              const Tensor& marks, const Tensor& histogram, int64_t tile, int64_t slots) {
   const DeviceGuard guard(heads.get_device_index());
-  twell::unions::Packed packed{};
-  packed.heads = as<uint32_t>(heads), packed.tails = as<uint32_t>(tails), packed.spill_index = as<int>(spill_index);
-  packed.spill = address(spill), packed.tiles = heads.size(1), packed.tile = tile, packed.slots = slots;
-  packed.head_words = heads.size(2);
-  packed.spill_bytes = spill.scalar_type() == torch::headeronly::ScalarType::Float ? 4 : 2;
+  const Packed packed = packed_of(heads, tails, spill_index, spill, tile, slots);
   twell::unions::launch_rows(packed, as<int>(blocks), blocks.size(0), blocks.size(1), as<uint32_t>(marks),
                              as<unsigned long long>(histogram), stream_of(heads));
 }

@@ -137,7 +137,7 @@ def test_many_files_do_not_go_into_a_folder_named_as_a_file(run: Run, tmp_path: 
 def test_what_the_run_lacks(made: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     run = made.make(tmp_path / "poor", sequences=10, parts=1, neurons=False, timings=0)
     written = export(ExportOptions(run=run.path, out=tmp_path / "tables"))
-    more = "timings_by_batch tile_settings reuse reuse_cache firing_clusters token_covariates"
+    more = "neuron_histogram timings_by_batch tile_settings reuse reuse_cache firing_clusters token_covariates"
     lacking = "by_neuron concentration lorenz dead_curve dead_neurons speedup layer_gains gain_correlations model_time"
     assert {path.stem for path in written} == set(ANALYSIS) - {*lacking.split(), *more.split()}
     assert "by_neuron: left out." in capsys.readouterr().out

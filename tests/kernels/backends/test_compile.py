@@ -18,10 +18,11 @@ import pytest
 import torch
 
 from twell.kernels import build
-from twell.kernels.backends import cuda, hopper, hopper_backward, union_counts
+from twell.kernels.backends import cuda, hopper, hopper_backward, selection_native, union_counts
 from twell.kernels.build import Source
 
-LIBRARIES = (hopper.LIBRARY, hopper_backward.LIBRARY, cuda.library(((8, 0), (9, 0))), union_counts.library((8, 0)))
+FOR_BOTH = (union_counts.library((8, 0)), selection_native.library((8, 0)))
+LIBRARIES = (hopper.LIBRARY, hopper_backward.LIBRARY, cuda.library(((8, 0), (9, 0))), *FOR_BOTH)
 SOURCES = list(dict.fromkeys(source for library in LIBRARIES for source in library.sources))  # two may share one
 CUDA = [source for source in SOURCES if source.path.endswith(".cu")]
 BINDINGS = [source for source in SOURCES if source.path.endswith(".cpp")]
@@ -109,7 +110,7 @@ def test_what_is_remembered_is_of_the_same_text(tmp_path: Path) -> None:
 
 def test_every_source_is_in_a_library() -> None:
     listed = {build.CSRC / source.path for source in SOURCES}
-    folders = ("hopper", "cuda", "unions")
+    folders = ("hopper", "cuda", "unions", "selection")
     assert listed == {
         path for name in folders for end in ("cu", "cpp") for path in build.CSRC.glob(f"{name}/**/*.{end}")
     }

@@ -10,9 +10,12 @@ import pyarrow as pa
 import pytest
 import torch
 from support.captures import run_capture, run_plain, sequences_of
+from support.contexts import first_in_context
 
+from twell.analysis.summaries.read import open_summaries
+from twell.kernels.backends.selection import REACH
 from twell.kernels.layout import Layout, entries, pack
-from twell.workbench.capturing.firings import REACH, FiringCollector, draw, parse_fired
+from twell.workbench.capturing.firings import FiringCollector, draw, parse_fired
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.errors import UserError
 from twell.workbench.run import writer
@@ -48,25 +51,38 @@ def test_draws_are_even_and_depend_on_every_number() -> None:
     assert draw(torch.tensor([1]), 2) == draw(torch.tensor([1]), torch.tensor([2]))
 
 
-def expected_examples(run: Any, gates: list[list[np.ndarray]]) -> dict[tuple[int, int, str], set[tuple[int, int]]]:
-    """Return (sequence, position) of the firings to be kept, by layer, neuron and kind."""
-    flags = [group["flags"].to_numpy() for _, group in run.activity().groupby("sequence")]
-    kept: dict[tuple[int, int, str], set[tuple[int, int]]] = {}
+def spread(band: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    """Return the indices of K firings: the least draw of each band, greater values first, then the second least, ..."""
+    held: dict[float, int] = {}
+    ranked = []
+    for index in np.argsort(draws):
+        ranked.append((held.get(band[index], 0), -band[index], index))
+        held[band[index]] = ranked[-1][0] + 1
+    return np.array([index for _, _, index in sorted(ranked)[:K]])
+
+
+def expected_examples(run: Any, gates: list[list[np.ndarray]]) -> dict[tuple[int, int, str], list[tuple[int, int]]]:
+    """Return (sequence, position) of what is to be kept, by layer, neuron and kind, in order."""
+    fresh = first_in_context(run)
+    flags = {sequence: group["flags"].to_numpy() for sequence, group in run.activity().groupby("sequence")}
+    assert any((~fresh[sequence] & (flags[sequence] == 0)).any() for sequence in fresh)  # some contexts come twice
+    kept: dict[tuple[int, int, str], list[tuple[int, int]]] = {}
     for layer in range(run.layers):
         places, values = [], []
         for sequence, layers in enumerate(gates):
-            rows = np.flatnonzero(flags[sequence] == 0)
+            rows = np.flatnonzero((flags[sequence] == 0) & fresh[sequence])
             places += [(sequence, int(row)) for row in rows]
             values.append(layers[layer][rows])
-        gate = np.concatenate(values)
+        gate = np.concatenate(values).astype(np.float32)
         for neuron in range(run.d_ff):
             fired = np.flatnonzero(gate[:, neuron] > 0)
             if len(fired):
+                value = gate[fired, neuron]
                 numbers = [torch.tensor([places[row][item] for row in fired]) for item in (0, 1)]
-                draws = draw(*numbers, layer, neuron).numpy()
-                for kind, score in (("top", -gate[fired, neuron]), ("sample", draws)):
-                    best = fired[np.argsort(score, kind="stable")[:K]]
-                    kept[layer, neuron, kind] = {places[row] for row in best}
+                band = np.clip(np.floor(np.log2(value)), -9, 6)
+                chosen = np.argsort(-value, kind="stable")[:K], spread(band, draw(*numbers, layer, neuron).numpy())
+                for kind, best in zip(("top", "sample"), chosen, strict=True):
+                    kept[layer, neuron, kind] = [places[row] for row in fired[best]]
     return kept
 
 
@@ -79,9 +95,9 @@ def test_examples(tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatc
     assert len(list((run.path / "examples").iterdir())) == 1
     gates = run_plain(tiny, sequences_of(run), torch.float64).gates
     frame = run.frame("examples")
-    ours: dict[tuple[int, int, str], set[tuple[int, int]]] = {}
+    ours: dict[tuple[int, int, str], list[tuple[int, int]]] = {}
     for row in frame.itertuples():
-        ours.setdefault((row.layer, row.neuron, row.kind), set()).add((row.sequence, row.position))
+        ours.setdefault((row.layer, row.neuron, row.kind), []).append((row.sequence, row.position))
     assert ours == expected_examples(run, gates)
     for row in frame.sample(300, random_state=1).itertuples():
         gate = gates[row.sequence][row.layer][:, row.neuron]
@@ -90,6 +106,36 @@ def test_examples(tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatc
         assert row.value == row.window[REACH]
     assert (frame[frame["kind"] == "sample"]["draw"] > 0).all()
     assert (frame[frame["kind"] == "top"]["draw"] == 0).all()
+
+
+def test_values_by_bins(
+    tiny: Path,
+    tmp_path: Path,
+    texts: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of every unflagged token, in contexts that come again too; parts add up to the neurons' firings."""
+    monkeypatch.setattr(writer, "PART_TOKENS", 60)
+    monkeypatch.setattr(batches, "WINDOW", 1)
+    run = run_capture(tiny, tmp_path / "run", texts, torch.float64, examples=1)
+    assert len(run.parts("value_bins")) > 1
+    gates = run_plain(tiny, sequences_of(run), torch.float64).gates
+    flags = [group["flags"].to_numpy() for _, group in run.activity().groupby("sequence")]
+    bounds = np.array([0, *[2.0 ** (b // 2 - 9) * (1.5 if b % 2 else 1) for b in range(1, 32)], np.inf])
+    ours = run.frame("value_bins").groupby(["layer", "neuron", "bin"])["fires"].sum()
+    for layer in range(run.layers):
+        gate = np.concatenate([one[layer][rows == 0] for one, rows in zip(gates, flags, strict=True)]).astype(
+            np.float32
+        )
+        for neuron in range(0, run.d_ff, 7):
+            values = gate[:, neuron][gate[:, neuron] > 0]
+            counts = np.histogram(values, bounds)[0]
+            expected = {b: count for b, count in enumerate(counts) if count}
+            assert (ours.loc[layer, neuron].to_dict() if len(values) else {}) == expected
+    fires = run.frame("neurons").groupby(["layer", "neuron"])["fires"].sum()
+    assert ours.groupby(["layer", "neuron"]).sum().equals(fires)
+    summary = open_summaries(run).frame("value_bins").set_index(["layer", "neuron", "bin"])["fires"]
+    assert summary.equals(ours)
 
 
 def test_fired(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:

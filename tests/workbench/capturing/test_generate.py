@@ -13,7 +13,8 @@ import torch
 from support.captures import counts_of, ends_with, run_capture, run_plain, save_model, sequences_of
 
 from twell.workbench.capturing.command import record
-from twell.workbench.capturing.recorder import Recorder, new_manifest
+from twell.workbench.capturing.recorder import Recorder
+from twell.workbench.capturing.resume import new_manifest
 from twell.workbench.cli import main
 from twell.workbench.models.load import load
 from twell.workbench.options import CaptureOptions
@@ -21,6 +22,7 @@ from twell.workbench.run.schema import DECODE, PREFILL, nnz_columns
 from twell.workbench.run.store import Run, open_run
 from twell.workbench.run.writer import RunWriter
 from twell.workbench.text import batches as batching
+from twell.workbench.text.repeats import Repeats
 from twell.workbench.text.sequences import Sequence as Text
 from twell.workbench.text.sources import Source
 from twell.workbench.text.vocabulary import special_ids
@@ -69,8 +71,10 @@ def test_an_end_within_a_prompt_ends_nothing(tmp_path: Path) -> None:
 def again(folder: Path, run: Run, out: Path, options: CaptureOptions) -> Run:
     """Run the run's sequences once more, generated tokens included, as any text: padded on the right."""
     loaded = load(str(folder), device="cpu", dtype=torch.float64)
-    groups = run.activity().groupby("sequence")["token_id"]
-    found = [Text(0, "again", 0, ids.to_numpy()) for _, ids in groups]
+    marks, found = Repeats(), []
+    for _, rows in run.activity().groupby("sequence"):
+        prompt = rows.loc[rows["phase"] != DECODE, "token_id"].to_numpy()  # what is generated is never marked
+        found.append(Text(0, "again", 0, rows["token_id"].to_numpy(), marks.mark(prompt)))
     recorder = Recorder(loaded, RunWriter(out, new_manifest(loaded, options, list(options.text))), options)
     for batch in batching.batches(found, 100, special_ids(loaded.tokenizer)):
         recorder.step(batch)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from support.captures import save_model
+from support.contexts import first_in_context
 
 from twell.kernels.backends import union_counts
 from twell.kernels.layout import Layout, pack
@@ -91,6 +92,15 @@ def test_neurons(run: Run, fired: pd.DataFrame) -> None:
     np.testing.assert_array_equal(ours, theirs)
 
 
+def test_value_bins(run: Run, fired: pd.DataFrame) -> None:
+    """By the values in float16 that `fired` has, of which a few are rounded over a bound."""
+    ours = run.frame("value_bins").groupby(["layer", "neuron", "bin"])["fires"].sum()
+    assert ours.groupby(["layer", "neuron"]).sum().to_dict() == fired.groupby(["layer", "neuron"]).size().to_dict()
+    bounds = np.array([2.0 ** (b // 2 - 9) * (1.5 if b % 2 else 1) for b in range(1, 32)])
+    theirs = fired.assign(bin=np.digitize(fired["value"], bounds)).groupby(["layer", "neuron", "bin"]).size()
+    assert ours.sub(theirs, fill_value=0).abs().sum() < 2e-3 * len(fired)
+
+
 def test_unions(run: Run, fired: pd.DataFrame) -> None:
     ours = run.frame("unions").groupby(["layer", "block", "neurons"])["blocks"].sum()
     unflagged = run.activity().query("flags == 0")[["sequence", "position"]]
@@ -110,6 +120,10 @@ def test_examples(run: Run, fired: pd.DataFrame) -> None:
     joined = frame.merge(fired, on=["layer", "neuron", "sequence", "position"], suffixes=("", "_fired"))
     assert len(joined) == len(frame)
     np.testing.assert_allclose(joined["value"], joined["value_fired"], rtol=2e-3)
+    fresh = np.concatenate(list(first_in_context(run).values()))
+    places = run.activity()[["sequence", "position"]].assign(fresh=fresh)
+    assert 0 < (~fresh).sum() < len(fresh) / 2
+    fired = fired.merge(places[places["fresh"]])
     most = frame[frame["kind"] == "top"].groupby(["layer", "neuron"])["value"].agg(lambda values: sorted(values)[::-1])
     expected = fired.groupby(["layer", "neuron"])["value"].agg(lambda values: sorted(values)[::-1][:K])
     assert most.index.equals(expected.index)

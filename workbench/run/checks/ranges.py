@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from twell.workbench.run.columns import VALUE_BINS
 from twell.workbench.run.schema import FLAG_FIRST, FLAG_NOT_FINITE, FLAG_SPECIAL
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def value_range(table: str, column: str, sizes: Sizes) -> tuple[float, float] | 
 
 
 def _ranges(table: str, sizes: Sizes) -> dict[str, tuple[float, float]]:
-    single_layers = table in ("neurons", "tiles", "unions", "examples", "fired")  # elsewhere -1: the whole model
+    single_layers = table in ("neurons", "tiles", "unions", "examples", "fired", "value_bins")  # elsewhere -1: all
     counts = ("tokens", "rows", "pairs", "blocks", "fires", "sequences", "loss_tokens", "surprisal_tokens", "n")
     return {
         **dict.fromkeys(counts, (0, MOST)),
@@ -57,6 +58,7 @@ def _ranges(table: str, sizes: Sizes) -> dict[str, tuple[float, float]]:
         "neuron": (0, sizes.d_ff - 1),
         "neurons": (0, sizes.d_ff),
         "occupancy": (0, sizes.d_ff),
+        "bin": (0, VALUE_BINS - 1),
         "nnz": (0, sizes.layers * sizes.d_ff if table == "layers" else sizes.d_ff),
         "used": (0, sizes.d_ff),
         "tile": (1, MOST_CLASSES),

@@ -1,0 +1,71 @@
+"""Values by bins, from the recorded rows. Cost: 1 s."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import synthetic_runs
+
+from twell.analysis import by_neuron, examples, neuron_histogram
+from twell.analysis.neurons.value_histogram import BEGINS, quantile
+from twell.analysis.summaries.refresh import summarize
+from twell.app.neurons.neuron_view import bands_of
+from twell.app.ui.formatting import number
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.options import SummarizeOptions
+from twell.workbench.run.store import Run, open_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return synthetic_runs.make(tmp_path_factory.mktemp("values") / "run", sequences=12, parts=2, fired=True)
+
+
+def test_bins_add_up_to_the_firings_of_each_neuron(run: Run) -> None:
+    table = neuron_histogram(run)
+    rows = run.frame("value_bins").groupby(["layer", "neuron", "bin"])["fires"].sum().reset_index()
+    assert len(table) == len(rows) < len(run.frame("value_bins"))  # of two parts
+    assert table["fires"].tolist() == rows["fires"].tolist()
+    assert table["low"].tolist() == BEGINS[rows["bin"]].tolist()
+    fires = by_neuron(run).query("fires > 0").set_index(["layer", "neuron"])["fires"]
+    assert table.groupby(["layer", "neuron"])["fires"].sum().to_dict() == fires.to_dict()
+    np.testing.assert_allclose(table.groupby(["layer", "neuron"])["share"].sum(), 1)
+    one = neuron_histogram(run, layer=2, neuron=5)
+    assert one["fires"].tolist() == table.query("layer == 2 and neuron == 5")["fires"].tolist()
+
+
+def test_quantiles_of_examples(run: Run) -> None:
+    table = neuron_histogram(run, 1, 3)
+    edges = [*table["low"], table["high"].iloc[-1]]
+    np.testing.assert_allclose(quantile(table, edges), [0, *table["share"].cumsum()])
+    assert quantile(table, [0.0, 1e9]).tolist() == pytest.approx([0, 1])
+    middle = (edges[1] + edges[2]) / 2
+    between = table["share"].iloc[0] + table["share"].iloc[1] / 2
+    assert quantile(table, [middle, edges[-1]])[0] == pytest.approx(between)
+    sample = examples(run, 1, 3).query("kind == 'sample'")
+    np.testing.assert_allclose(sample["quantile"], quantile(table, examples(run, 1, 3)["value"])[-len(sample) :])
+
+
+def test_a_sample_by_doublings(run: Run) -> None:
+    sample = examples(run, 1, 3).query("kind == 'sample'")
+    bands = bands_of(sample, neuron_histogram(run, 1, 3))
+    assert sum(len(rows) for _, rows in bands) == len(sample)
+    for name, rows in bands:
+        exponents = np.floor(np.log2(rows["value"]))
+        assert exponents.nunique() == 1
+        assert f"values of {number(2.0 ** exponents.iloc[0])} to {number(2.0 ** (exponents.iloc[0] + 1))}, " in name
+    greatest = [rows["value"].max() for _, rows in bands]
+    assert greatest == sorted(greatest, reverse=True)
+
+
+def test_a_copy_without_rows_keeps_it_and_older_runs_lack_it(run: Run, tmp_path: Path) -> None:
+    summarize(SummarizeOptions(runs=(run.path,), summary_only=tmp_path / "copy"))
+    assert neuron_histogram(open_run(tmp_path / "copy")).equals(neuron_histogram(run))
+    without = synthetic_runs.make(tmp_path / "without", sequences=4, parts=1)
+    with pytest.raises(Missing, match="holds no value_bins: it was captured without --examples"):
+        neuron_histogram(without)
+    for wrong in ({"layer": 99}, {"layer": 0, "neuron": 10**6}):
+        with pytest.raises(UserError, match=r"Expected a (layer|neuron) from 0 to"):
+            neuron_histogram(run, **wrong)

@@ -1,0 +1,76 @@
+"""Choose the size of batches: on a CPU one, on a GPU what its memory holds, and less once it was too much.
+
+The idea: what a row takes is estimated from the model's sizes, on the side of too much; batches are the greatest power
+of two of rows for which a share of the free memory is enough, up to MOST. Past that passes get hardly faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from twell.workbench.capturing.forward import LOGITS
+from twell.workbench.errors import UserError
+from twell.workbench.models.load import LoadedModel
+from twell.workbench.options import CPU_BATCH, CaptureOptions
+from twell.workbench.text.batches import Batch
+
+MOST, LEAST = 2**17, 2**10  # rows
+SHARE = 0.8  # of the memory that is free
+
+
+def batch_rows(loaded: LoadedModel, options: CaptureOptions) -> int:
+    """Return the rows of a batch: as given, or chosen for the device."""
+    if options.batch_tokens is not None or loaded.device.type != "cuda":
+        return options.rows_of_batch
+    free, _ = torch.cuda.mem_get_info(loaded.device)
+    unused = torch.cuda.memory_reserved(loaded.device) - torch.cuda.memory_allocated(loaded.device)
+    return fitting_rows(loaded, options, free + unused)
+
+
+def fitting_rows(loaded: LoadedModel, options: CaptureOptions, free: int) -> int:
+    """Return the greatest power of two of rows, from LEAST to MOST, that needs no more than SHARE of `free` bytes."""
+    room = SHARE * free - fixed_bytes(loaded, options)
+    rows = MOST
+    while rows > LEAST and rows * row_bytes(loaded) > room:
+        rows //= 2
+    return rows
+
+
+def row_bytes(loaded: LoadedModel) -> int:
+    """Return about what a row of a batch takes: some 16 states of the width of the model and two of them in float32
+    (attention, norms), the kernel's workspace, and the three states of a dense FFN that is timed beside it."""
+    wide = loaded.model.dtype.itemsize
+    return loaded.d_model * (16 * wide + 8) + loaded.d_ff * (6 + 6 * wide) + 16 * loaded.layers
+
+
+def fixed_bytes(loaded: LoadedModel, options: CaptureOptions) -> int:
+    """Return about what a capture takes whatever its batches: logits, sums of neurons, examples of three batches."""
+    wide, neurons = loaded.model.dtype.itemsize, loaded.layers * loaded.d_ff
+    logits = LOGITS["cuda"] * (wide + 8) if options.loss else 0
+    return (
+        logits + 200 * neurons + (3 * 2 * options.examples * (33 * wide + 24) + 600) * neurons * (options.examples > 0)
+    )
+
+
+def about_batches(rows: int, options: CaptureOptions) -> str:
+    """Return what a capture's first lines say of batches of this size; nothing of those given, or of the usual ones."""
+    chosen = options.batch_tokens is None and rows != CPU_BATCH
+    return f", batches of {rows:,} tokens by the GPU's memory" if chosen else ""
+
+
+def smaller_batches(batch: Batch, tell: Callable[[str], None]) -> int:
+    """Return how many rows batches have from now on, after one that the device's memory did not hold, and say so.
+
+    Raises UserError for a batch that cannot be smaller.
+    """
+    torch.cuda.empty_cache()  # of what was given back, in pieces too small for the next attempt
+    if len(batch.sequences) == 1:
+        raise UserError(
+            f"Expected memory for one sequence of {batch.longest:,} tokens, got too little on the device: lower "
+            "--seq-len, or free some of its memory."
+        )
+    rows = batch.padded // 2
+    tell(f"The device's memory does not hold a batch of {batch.padded:,} rows: from here on they have up to {rows:,}.")
+    return rows
