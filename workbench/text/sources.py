@@ -98,8 +98,11 @@ def open_sources(names: Iterable[str]) -> list[Source]:
 
 def is_source_name(text: str) -> bool:
     """Return whether a text names a source: a file, or what has the form of a name and no white space in it."""
-    if len(text) < 4096 and "\0" not in text and Path(text).is_file():
-        return True
+    try:
+        if Path(text).is_file():
+            return True
+    except (OSError, ValueError):  # no name that the system can hold: a text
+        return False
     try:
         _kind(tables.split(text)[0])
     except UserError:

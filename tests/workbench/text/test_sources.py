@@ -24,7 +24,7 @@ import pytest
 
 from twell.workbench.errors import UserError
 from twell.workbench.text import sources, streams
-from twell.workbench.text.sources import Source, open_sources
+from twell.workbench.text.sources import Source, is_source_name, open_sources
 
 PROSE = (files("twell.data") / "passages.jsonl").read_text("utf-8")
 
@@ -286,3 +286,8 @@ def test_without_the_datasets_library_its_absence_is_said(monkeypatch: pytest.Mo
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="it is not installed: pip install datasets"):
         Source("hf:org/name")
+
+
+@pytest.mark.parametrize("text", ["word " * 60, "word\0", "w" * 300, "a text"])
+def test_a_text_is_no_name(text: str) -> None:
+    assert not is_source_name(text)
