@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +24,7 @@ from twell.workbench.run.store import Run, open_run
 LAYERS, D_FF = 4, 64
 COLUMNS = {name: {column.name for column in expand(table, LAYERS, D_FF, True)} for name, table in TABLES.items()}
 DERIVED = {column.name for table in SUMMARIES.tables.values() for column in table.columns}
+Answers = tuple[pd.DataFrame, pd.DataFrame, list[str], pa.Table | None]
 NAMES = sorted(DERIVED.union(*COLUMNS.values()))
 
 
@@ -32,18 +35,29 @@ def plain(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return made.make(folder, layers=LAYERS, d_ff=D_FF, sequences=12, parts=2, fired=True, bench=True)
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with open_engine() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Run, engine: Engine) -> Callable[[str], Answers]:
+    """Return a function that reads a table of the run by each reader, once."""
+    return cache(lambda table: read(plain, table, engine))
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_frames_and_queries(plain: Run, tmp_path: Path, name: str) -> None:
+def test_frames_and_queries(
+    plain: Run, expected: Callable[[str], Answers], engine: Engine, tmp_path: Path, name: str
+) -> None:
     """What each reader takes from the parts of a table that has the column, or that might be given it."""
     run = copied(plain, tmp_path / f"{name}=3")
-    with open_engine() as engine:
-        for table in [table for table in TABLES if plain.has(table) and name in COLUMNS[table]] or ["sequences"]:
-            expected = plain.frame(table)
-            pd.testing.assert_frame_equal(run.frame(table), expected)
-            pd.testing.assert_frame_equal(run.sql(f"select * from {table}"), plain.sql(f"select * from {table}"))
-            assert sorted_rows(engine, run, table) == sorted_rows(engine, plain, table)
-            if "sequence" in expected:
-                assert run.rows(table, [("sequence", "=", 5)]).equals(plain.rows(table, [("sequence", "=", 5)]))
+    for table in [table for table in TABLES if plain.has(table) and name in COLUMNS[table]] or ["sequences"]:
+        answers = read(run, table, engine)
+        for ours, theirs in zip(answers[:2], expected(table)[:2], strict=True):
+            pd.testing.assert_frame_equal(ours, theirs)
+        assert answers[2:] == expected(table)[2:]
 
 
 def test_questions(plain: Run, questions: ModuleType, tmp_path: Path) -> None:
@@ -62,6 +76,13 @@ def test_questions(plain: Run, questions: ModuleType, tmp_path: Path) -> None:
     before, after = (exported(one, tmp_path / name) for one, name in ((plain, "before"), (run, "after")))
     assert before.keys() == after.keys()
     assert [name for name in before if not before[name].equals(after[name])] == []
+
+
+def read(run: Run, table: str, engine: Engine) -> Answers:
+    """Read a table as a frame, by SQL, by an engine, and, where it has sequences, some of its rows."""
+    frame = run.frame(table)
+    some = run.rows(table, [("sequence", "=", 5)]) if "sequence" in frame else None
+    return frame, run.sql(f"select * from {table}"), sorted_rows(engine, run, table), some
 
 
 def sorted_rows(engine: Engine, run: Run, table: str) -> list[str]:

@@ -177,6 +177,14 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path],
         yield lambda folder: running.enter_context(served(folder, tmp_path_factory.mktemp("empty")))
 
 
+@pytest.fixture(scope="module")
+def growing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A folder of runs that tests of a module fill and empty in turn, and the address of the dashboard over it."""
+    folder = tmp_path_factory.mktemp("growing")
+    with served(folder, tmp_path_factory.mktemp("empty")) as address:
+        yield folder, address
+
+
 class Watched:
     """A browser page, and what must not happen in it: errors, and requests to any other host."""
 

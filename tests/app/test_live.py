@@ -6,8 +6,9 @@ import dataclasses
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +17,16 @@ from support.browser_pages import wait_until
 from twell.workbench.run import manifest as manifests
 
 GONE = 'h1:has-text("This run is gone")'
+
+
+@pytest.fixture
+def recording(made: ModuleType, growing: tuple[Path, str]) -> Iterator[Path]:
+    """The served folder with one run that is being recorded; it is empty again after the test."""
+    folder, _ = growing
+    made.make(folder / "live", layers=3, sequences=20, status="recording")
+    yield folder
+    for path in folder.iterdir():
+        shutil.rmtree(path)
 
 
 def add_broken_part(run: Path) -> str:
@@ -31,11 +42,11 @@ def add_broken_part(run: Path) -> str:
 
 
 def test_a_part_that_breaks_and_a_run_that_goes_leave_the_pages_standing(
-    browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path, runs: Path
+    browser: Any, growing: tuple[Path, str], watch: Any, recording: Path, runs: Path
 ) -> None:
     """Two pages stand open on a run that is being recorded, one on a run that is whole."""
     shutil.copytree(runs / "oracle", recording / "other")
-    address, context = serve(recording), browser.new_context(viewport={"width": 1440, "height": 900})
+    address, context = growing[1], browser.new_context(viewport={"width": 1440, "height": 900})
     live = [watch(context.new_page(), address) for _ in range(2)]
     whole = watch(context.new_page(), address)
     for watched, path in zip(live, ("layers", "text"), strict=True):
@@ -57,11 +68,11 @@ def test_a_part_that_breaks_and_a_run_that_goes_leave_the_pages_standing(
 
 
 def test_a_run_that_is_asked_for_before_it_begins_is_shown_once_it_does(
-    browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path
+    browser: Any, growing: tuple[Path, str], watch: Any, recording: Path
 ) -> None:
     later = recording / "live"
     later.rename(recording / "aside")
-    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(recording))
+    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), growing[1])
     watched.open("/layers?run=live", GONE)
     (recording / "aside").rename(later)
     watched.page.wait_for_selector(".js-plotly-plot", timeout=10_000)
@@ -71,10 +82,10 @@ def test_a_run_that_is_asked_for_before_it_begins_is_shown_once_it_does(
 
 
 def test_a_run_that_ends_without_another_part_is_seen_to_have_ended(
-    browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path
+    browser: Any, growing: tuple[Path, str], watch: Any, recording: Path
 ) -> None:
     """The last word of a capture may be its state alone: the parts stay as they are."""
-    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(recording))
+    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), growing[1])
     watched.open("/layers?run=live", ".tw-mark.live")
     found = manifests.read(recording / "live")
     found.status = manifests.INTERRUPTED
@@ -87,12 +98,12 @@ def test_a_run_that_ends_without_another_part_is_seen_to_have_ended(
 
 @pytest.mark.alone
 def test_an_open_page_looks_at_a_growing_run_once_a_second_or_more(
-    browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path
+    browser: Any, growing: tuple[Path, str], watch: Any, recording: Path
 ) -> None:
     """Whatever else the machine does: a look is a message from the page, however long its answer takes."""
     page, sent = browser.new_page(viewport={"width": 1440, "height": 900}), []
     page.on("websocket", lambda opened: opened.on("framesent", lambda _: sent.append(time.monotonic())))
-    watched = watch(page, serve(recording))
+    watched = watch(page, growing[1])
     watched.open("/layers?run=live", ".js-plotly-plot")
     began = time.monotonic()
     page.wait_for_timeout(6_000)
