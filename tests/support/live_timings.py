@@ -96,11 +96,14 @@ def main(model: str, text: str, tokens: int = 600_000, bench: str | None = None)
         del loaded
         large = capture(replace(options, out=folder / "large"))
         small = capture(replace(options, out=folder / "small", batch_tokens=SMALL))
+        chosen = capture(replace(options, out=folder / "chosen", batch_tokens=None))
         total = ffn_speedup(open_run(large.path))
         benched = bench_speedup(model, text, LARGE, Path(bench) if bench else folder / "bench.parquet")
         return {
             "steady state with everything over the plain pass": 1 / with_all["all_over_unwatched_steady"],
             "small over large batches, tokens/s": tokens_per_second(small) / tokens_per_second(large),
+            "default over large batches, tokens/s": tokens_per_second(chosen) / tokens_per_second(large),
+            "default batch": chosen.manifest.options["batch_tokens"],
             "timed after 20 s": layers_timed(large),
             "cost of timing every call": plain["all_over_unwatched_steady"] / untimed["all_over_unwatched_steady"] - 1,
             "headline speedup": {

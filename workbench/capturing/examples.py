@@ -88,6 +88,23 @@ class Kept:
         position = torch.where(band == BANDS, _LAST, rank * BANDS + BANDS - 1 - band)
         return order.gather(2, position.argsort(2))
 
+    def table(self, layer: int, kind: str) -> dict[str, Any]:
+        """Return the columns of a layer's rows of the `examples` table, by neuron; the fields are on the host."""
+        neuron, slot = (self.sequence[layer] >= 0).nonzero(as_tuple=True)
+        value, draw, sequence, position, window = (
+            getattr(self, item.name)[layer][neuron, slot] for item in fields(self)
+        )
+        return {
+            "layer": np.full(len(neuron), layer),
+            "neuron": neuron.numpy(),
+            "kind": pa.array([kind]).take(pa.array(np.zeros(len(neuron), dtype=np.int32))),
+            "value": value.numpy(),
+            "sequence": sequence.numpy(),
+            "position": position.numpy(),
+            "draw": draw.numpy() / DRAWS,
+            "window": lists(window.float().numpy().ravel(), np.full(len(neuron), WINDOW)),
+        }
+
     def _text_order(self) -> Tensor:
         return (self.sequence.long() << 31) | self.position
 
@@ -179,41 +196,22 @@ class Examples:
             self._join(kind, Kept(*(getattr(empty, item.name).to(device) for item in fields(Kept))))
         self._bounds = Bounds(self._kept["top"].bound_values(), self._kept["sample"].bound_draws())
 
-    def columns(self) -> Callable[[], dict[str, Any]]:
-        """Return a function that makes the columns of the `examples` table, of the examples kept by now.
+    def tables(self) -> Callable[[], Iterator[dict[str, Any]]]:
+        """Return a function that makes the columns of the `examples` table, a layer and kind after the other, of the
+        examples kept by now.
 
         Calling it waits for the device to have come to this moment, and for the copy, beside what it has to do.
         """
-        kept = dict(self._kept)
-        host = {kind: ToHost([getattr(one, item.name) for item in fields(one)]) for kind, one in kept.items()}
+        host = {kind: ToHost([getattr(one, item.name) for item in fields(one)]) for kind, one in self._kept.items()}
 
-        def columns() -> dict[str, Any]:
+        def tables() -> Iterator[dict[str, Any]]:
             arrays = {kind: Kept(*copies.wait()) for kind, copies in host.items()}
-            tables = list(self._tables(arrays))
-            if not tables:
-                return {}
-            joined = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-            joined["window"] = lists(joined["window"].ravel(), np.full(len(joined["draw"]), WINDOW))
-            return joined
+            for layer in range(self.layers):
+                for kind, one in arrays.items():
+                    if (one.sequence[layer] >= 0).any():
+                        yield one.table(layer, kind)
 
-        return columns
-
-    def _tables(self, kept: dict[str, Kept]) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the columns of each layer and kind; fields of `kept` on the host."""
-        for layer in range(self.layers):
-            for kind, one in kept.items():
-                neuron, slot = (one.sequence[layer] >= 0).nonzero(as_tuple=True)
-                if not len(neuron):
-                    continue
-                value, draw, sequence, position, window = (
-                    getattr(one, item.name)[layer][neuron, slot].float().numpy()
-                    if item.name == "window"
-                    else getattr(one, item.name)[layer][neuron, slot].numpy()
-                    for item in fields(one)
-                )
-                named = {"value": value, "sequence": sequence, "position": position, "draw": draw / DRAWS}
-                about = {"layer": np.full(len(value), layer), "kind": np.full(len(value), kind)}
-                yield about | {"neuron": neuron.numpy()} | named | {"window": window}
+        return tables
 
 
 class ToHost:

@@ -282,15 +282,14 @@ class Recorder:
         """
         sums, timings = self._sums, self.timings.columns()
         kept = self._collector.examples
-        examples = dict if kept is None else kept.columns()
+        examples = list if kept is None else kept.tables()
 
         def tables() -> Iterator[Rows]:
             if sums is not None:
                 yield from sums.tables()
             if timings:
                 yield "timings", timings
-            if columns := examples():
-                yield "examples", columns
+            yield from (("examples", columns) for columns in examples())
 
         self._sums, self.timings.rows = None, []
         seconds = time.monotonic() - self._began

@@ -57,8 +57,13 @@ def kept_of(hidden: Tensor, rows: Rows, cuts: list[tuple[int, int]], k: int) -> 
 
 
 def columns_of(examples: Examples) -> dict[str, Any]:
-    columns = examples.columns()()
-    return {name: values.flatten() if name == "window" else values for name, values in columns.items()}
+    table = table_of(examples)
+    columns = {name: table[name].to_numpy() for name in table.column_names if name != "window"}
+    return columns | {"window": table["window"].combine_chunks().flatten().to_numpy(zero_copy_only=False)}
+
+
+def table_of(examples: Examples) -> pa.Table:
+    return pa.concat_tables(pa.table(columns) for columns in examples.tables()())
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
@@ -70,7 +75,7 @@ def test_batches_in_any_order_keep_the_same(k: int) -> None:
     ends = [LENGTH * end for end in (0, 3, 4, 10, 16, SEQUENCES)]
     cuts = [(ends[at], ends[at + 1]) for at in torch.randperm(5, generator=generator).tolist()]
     one, other = kept_of(hidden, rows, cuts[:2], k), kept_of(hidden, rows, cuts[2:], k)
-    one.restore(pa.table(other.columns()()), torch.device("cpu"))  # as of another rank
+    one.restore(table_of(other), torch.device("cpu"))  # as of another rank
     for ours in (kept_of(hidden, rows, cuts, k), one):
         for name, column in columns_of(ours).items():
             np.testing.assert_array_equal(column, whole[name], err_msg=name)
@@ -82,7 +87,7 @@ def test_what_is_kept() -> None:
     rows, n = made_rows(generator, SEQUENCES, LENGTH), SEQUENCES * LENGTH
     hidden = made_hidden(generator, n, D_FF)
     frame = columns_of(kept_of(hidden, rows, [(0, n)], k))
-    windows = frame["window"].to_numpy(zero_copy_only=False).reshape(-1, WINDOW)
+    windows = frame["window"].reshape(-1, WINDOW)
     padded = torch.nn.functional.pad(hidden.view(SEQUENCES, LENGTH, D_FF), (0, 0, 16, 16), value=torch.nan).numpy()
     for neuron in range(D_FF):
         row = np.flatnonzero((hidden[:, neuron] > 0).numpy() & (rows.eligible == 1).numpy())
