@@ -33,16 +33,18 @@ def fitting_rows(loaded: LoadedModel, options: CaptureOptions, free: int) -> int
     """Return the greatest power of two of rows, from LEAST to MOST, that needs no more than SHARE of `free` bytes."""
     room = SHARE * free - fixed_bytes(loaded, options)
     rows = MOST
-    while rows > LEAST and rows * row_bytes(loaded) > room:
+    while rows > LEAST and rows * row_bytes(loaded, options) > room:
         rows //= 2
     return rows
 
 
-def row_bytes(loaded: LoadedModel) -> int:
+def row_bytes(loaded: LoadedModel, options: CaptureOptions) -> int:
     """Return about what a row of a batch takes: some 16 states of the width of the model and two of them in float32
-    (attention, norms), the kernel's workspace, and the three states of a dense FFN that is timed beside it."""
+    (attention, norms), the kernel's workspace, and the three states of a dense FFN that is timed beside it; where
+    tokens are generated, keys, values and TwELL of every layer too."""
     wide = loaded.model.dtype.itemsize
-    return loaded.d_model * (16 * wide + 8) + loaded.d_ff * (6 + 6 * wide) + 16 * loaded.layers
+    kept = 2 * wide * loaded.d_model + loaded.d_ff if options.generate else 16
+    return loaded.d_model * (16 * wide + 8) + loaded.d_ff * (6 + 6 * wide) + kept * loaded.layers
 
 
 def fixed_bytes(loaded: LoadedModel, options: CaptureOptions) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,8 +35,10 @@ def test_rows_by_memory(examples: int) -> None:
     assert rows == sorted(rows) and rows[0] == LEAST and rows[-1] == MOST
     assert all(LEAST <= one <= MOST and one & (one - 1) == 0 for one in rows)
     for gigabytes, one in zip((12, 24), rows[2:4], strict=True):
-        needed = fixed_bytes(loaded, options) + np.array([1, 2]) * one * row_bytes(loaded)
+        needed = fixed_bytes(loaded, options) + np.array([1, 2]) * one * row_bytes(loaded, options)
         assert needed[0] <= 0.8e9 * gigabytes < needed[1]
+    generating = replace(options, generate=64)
+    assert fitting_rows(loaded, generating, 24 * 10**9) < fitting_rows(loaded, options, 24 * 10**9)
     assert about_batches(MOST, options) == ", batches of 131,072 tokens by the GPU's memory"
     assert about_batches(8192, options) == ""
 
