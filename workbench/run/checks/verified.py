@@ -26,7 +26,7 @@ FILE = Path("summary") / "verified.json"
 RULES = "1"  # of the checks of columns; a new one makes every file be checked again
 THREADS, WORTH_THREADS = 4, 2**20  # that read files, at most; bytes from which on starting them pays
 HELD = 2**16  # files known in memory
-WORTH_WRITING = 2**22  # bytes read at once, from which on the result is written down
+WORTH_WRITING = 2**20  # bytes read at once, from which on the result is written down
 TICK, COARSE_TICK = 50_000_000, 3_000_000_000  # ns: of this machine's clock, and of any file system's
 
 State = tuple[int, int, int, int]  # inode, size in bytes, time of modification, time of change
