@@ -243,18 +243,19 @@ class Fired:
 
     def __init__(self, reads: list[Read], tokens: _Tokens, positions: np.ndarray, d_ff: int, share: float) -> None:
         self._reads, self._tokens, self._positions, self._kind = reads, tokens, positions, nnz_type(d_ff)
-        keys = (torch.from_numpy(one.astype(np.int64)) for one in (tokens.sequence, positions))
-        self._kept = np.flatnonzero((draw(*keys) < share).numpy())  # as a capture draws them
+        self._share = share
 
     def commit(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of the run's `fired` table, a dict for each layer."""
         tokens, first = self._tokens, 0
+        keys = (torch.from_numpy(one.astype(np.int64)) for one in (tokens.sequence, self._positions))
+        kept = np.flatnonzero((draw(*keys) < self._share).numpy())  # as a capture draws them
         by_layer: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
         for read in self._reads:
             for layer, row, neuron, value in read.fired:
                 by_layer.setdefault(layer, []).append((row.numpy() + first, neuron.numpy(), value.numpy()))
             first += read.ids.numel()
-        rank, kept = np.full(first, -1), self._kept
+        rank = np.full(first, -1)
         rank[tokens.row[kept]] = np.arange(len(kept))
         most = torch.finfo(torch.float16).max
         for layer, pieces in by_layer.items():
