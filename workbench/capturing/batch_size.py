@@ -1,7 +1,8 @@
 """Choose the size of batches: on a CPU one, on a GPU what its memory holds, and less once it was too much.
 
 The idea: what a row takes is estimated from the model's sizes, on the side of too much; batches are the greatest power
-of two of rows for which a share of the free memory is enough, up to MOST. Past that passes get hardly faster.
+of two of rows for which a share of the free memory is enough, up to MOST, past which passes get hardly faster. A short
+text is still cut into BATCHES, so that there are times of several, and pages have something to show.
 """
 
 from __future__ import annotations
@@ -18,21 +19,36 @@ from twell.workbench.text.batches import Batch
 
 MOST, LEAST = 2**17, 2**10  # rows
 SHARE = 0.8  # of the memory that is free
+TOKEN_BYTES = 4  # of text, in the mean
+BATCHES = 8  # that a text has at least, as long as they have the size of those on a CPU
 
 
-def batch_rows(loaded: LoadedModel, options: CaptureOptions) -> int:
-    """Return the rows of a batch: as given, or chosen for the device."""
+def batch_rows(loaded: LoadedModel, options: CaptureOptions, sizes: list[int | None], world: int = 1) -> int:
+    """Return the rows of a batch: as given, or chosen for the device.
+
+    sizes: of the text's sources in bytes, None where it is not known; world: how many devices share the text
+    """
     if options.batch_tokens is not None or loaded.device.type != "cuda":
         return options.rows_of_batch
     free, _ = torch.cuda.mem_get_info(loaded.device)
     unused = torch.cuda.memory_reserved(loaded.device) - torch.cuda.memory_allocated(loaded.device)
-    return fitting_rows(loaded, options, free + unused)
+    return fitting_rows(loaded, options, free + unused, about_tokens(options, sizes, world))
 
 
-def fitting_rows(loaded: LoadedModel, options: CaptureOptions, free: int) -> int:
+def about_tokens(options: CaptureOptions, sizes: list[int | None], world: int) -> int | None:
+    """Return about how many tokens of the text each device gets, without tokenising any; None if it is not known."""
+    known = [size for size in sizes if size is not None]
+    tokens = sum(known) // TOKEN_BYTES if len(known) == len(sizes) else None
+    limits = [each for each in (tokens, options.tokens) if each is not None]
+    return min(limits) // world if limits else None
+
+
+def fitting_rows(loaded: LoadedModel, options: CaptureOptions, free: int, tokens: int | None = None) -> int:
     """Return the greatest power of two of rows, from LEAST to MOST, that needs no more than SHARE of `free` bytes."""
     room = SHARE * free - fixed_bytes(loaded, options)
     rows = MOST
+    while tokens is not None and rows > CPU_BATCH and rows * BATCHES > tokens:
+        rows //= 2
     while rows > LEAST and rows * row_bytes(loaded, options) > room:
         rows //= 2
     return rows

@@ -87,7 +87,7 @@ def record(
     ranks = ranks or Ranks()
     _refuse_model(loaded, options)
     remember(loaded.weights, options.model)
-    rows = batch_rows(loaded, options)
+    rows = batch_rows(loaded, options, [source.size for source in sources], ranks.world)
     if resume_point is not None and options.batch_tokens is None:
         rows = int(resume_point.run.manifest.options.get("batch_tokens", rows))
     if options.batch_tokens is None:

@@ -13,7 +13,15 @@ import torch
 from support.captures import run_capture
 
 from twell.workbench.capturing import recorder
-from twell.workbench.capturing.batch_size import LEAST, MOST, about_batches, fitting_rows, fixed_bytes, row_bytes
+from twell.workbench.capturing.batch_size import (
+    LEAST,
+    MOST,
+    about_batches,
+    about_tokens,
+    fitting_rows,
+    fixed_bytes,
+    row_bytes,
+)
 from twell.workbench.errors import UserError
 from twell.workbench.options import CaptureOptions
 from twell.workbench.text.batches import Batch, split
@@ -37,6 +45,11 @@ def test_rows_by_memory(examples: int) -> None:
     for gigabytes, one in zip((12, 24), rows[2:4], strict=True):
         needed = fixed_bytes(loaded, options) + np.array([1, 2]) * one * row_bytes(loaded, options)
         assert needed[0] <= 0.8e9 * gigabytes < needed[1]
+    for tokens, rows_of_text in ((None, MOST), (10**7, MOST), (600_000, 65_536), (70_000, 8192), (100, 8192)):
+        assert fitting_rows(loaded, options, 140 * 10**9, tokens) == rows_of_text
+    few = replace(options, tokens=1000)
+    assert about_tokens(options, [4000, 4000], 1) == 2000 and about_tokens(options, [4000, None], 2) is None
+    assert about_tokens(few, [4000, 4000], 2) == about_tokens(few, [None], 2) == 500
     generating = replace(options, generate=64)
     assert fitting_rows(loaded, generating, 24 * 10**9) < fitting_rows(loaded, options, 24 * 10**9)
     assert about_batches(MOST, options) == ", batches of 131,072 tokens by the GPU's memory"
