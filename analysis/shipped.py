@@ -66,6 +66,8 @@ def _row(run: Run) -> dict[str, Any]:
     shape = {"layers": run.layers, "d_model": model.get("d_model"), "d_ff": run.d_ff}
     return {
         "name": run.name,
+        "activation": "",
+        "ffn": "",
         **shape,
         "parameters": model.get("parameters"),
         "nnz": nnz,

@@ -28,7 +28,7 @@ LAST = 0.1  # share of the log that stands for its end
 OWN = ("name", "seed", "minutes", "log_every", "evaluations")  # fields of a recipe in which one training may differ
 # What may be measured of a trained model: dense over sparse time of its FFNs, of its forward pass, of a training step.
 SPEEDS = ("ffn_speedup", "model_speedup", "step_speedup", "cpu_ffn_speedup", "cpu_model_speedup")
-VARIED = ("seed", "layers", "d_model", "d_ff", "gated", "activation", "restart_every", "l1")
+VARIED = ("seed", "layers", "d_model", "d_ff", "activation", "restart_every", "l1")
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ def trainings(runs: Iterable[Run]) -> list[Training]:
 def training_results(runs: Sequence[Run]) -> pd.DataFrame:
     """Return how each of several trainings ended; a row a training, by L1. Runs that are none are left out. Columns:
 
-    name; seed, layers, d_model, d_ff, gated, activation, restart_every, l1 (of the recipe); parameters; tokens, steps
-    (trained on); l1_end (the coefficient at its last step: below l1 where it still rose); loss (nats a token, held
-    out); rise (loss over that of the training without L1 of the same recipe and seed, less 1; NaN where there is none);
-    nnz, sparsity, dead (means over layers, on the held-out text); ffn_speedup, model_speedup (dense over sparse time of
-    FFNs and of the whole forward pass), step_speedup (of a training step), cpu_ffn_speedup, cpu_model_speedup (NaN
-    where they were not measured).
+    name; seed, layers, d_model, d_ff, activation, restart_every, l1 (of the recipe); ffn (gated or plain); parameters;
+    tokens, steps (trained on); l1_end (the coefficient at its last step: below l1 where it still rose); loss (nats a
+    token, held out); rise (loss over that of the training without L1 of the same recipe and seed, less 1; NaN where
+    there is none); nnz, sparsity, dead (means over layers, on the held-out text); ffn_speedup, model_speedup (dense
+    over sparse time of FFNs and of the whole forward pass), step_speedup (of a training step), cpu_ffn_speedup,
+    cpu_model_speedup (NaN where they were not measured).
     """
     results = trainings(runs)
     rows = []
@@ -126,6 +126,7 @@ def training_results(runs: Sequence[Run]) -> pd.DataFrame:
                 "name": one.name,
                 **{name: one.recipe.get(name) for name in VARIED},
                 "d_ff": one.d_ff,
+                "ffn": "gated" if one.recipe.get("gated", True) else "plain",
                 "parameters": one.parameters,
                 "tokens": one.tokens,
                 "steps": one.steps,

@@ -152,12 +152,12 @@ def decay_lengths(run: Run) -> Figure:
 def top_tokens(
     run: Run,
     min_count: int = _tokens.MIN_COUNT,
-    rank: Literal["z", "z_position"] = "z",
+    rank: Literal["shrunk", "z", "z_position"] = "shrunk",
     rows: int = _tokens.END_ROWS,
 ) -> Figure:
     """Draw the tokens that fire most and least, by z with intervals. Page Tokens.
 
-    min_count: least occurrences of a token; rank: z | z_position; rows: tokens at each end
+    min_count: least occurrences of a token; rank: shrunk | z | z_position; rows: tokens at each end
     """
     ends = _tokens.both_ends(by_token(run, min_count=min_count, rank=rank), rows)
     return _tokens.ranking(_tokens.ranked_by(ends, rank))

@@ -33,7 +33,13 @@ def both_ends(frame: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 def ranked_by(frame: pd.DataFrame, rank: str) -> pd.DataFrame:
-    """Return `analysis.by_token` with z and z_se replaced by the columns that it is ranked by: z or z_position."""
+    """Return `analysis.by_token` with z and z_se replaced by the columns that it is ranked by.
+
+    Args:
+        frame: the table.
+        rank: shrunk, z or z_position; where nothing tells how much z varies, shrunk is empty and z stands in for it.
+    """
+    rank = "z" if frame[rank].isna().all() else rank
     return frame.assign(z=frame[rank], z_se=frame[f"{rank}_se"])
 
 

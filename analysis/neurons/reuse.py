@@ -26,6 +26,7 @@ from twell.workbench.run.store import Run
 
 LAGS = (1, 2, 4, 8, 16, 32, 64, 128)
 WINDOWS = (1, 2, 4, 8, 16, 32, 64)
+FAR = 2**31  # tokens: more than a sequence has
 RANDOM = 0  # in place of a lag: a token of another sequence
 
 
@@ -59,25 +60,33 @@ def reuse_cache(run: Run, windows: Sequence[int] = WINDOWS) -> pd.DataFrame:
     pieces = []
     for layer in _layers(run):
         matrix, places = _fired(run, layer)
-        unit, total = _units(run, places), np.diff(matrix.indptr)
-        seen = csr_matrix(matrix.shape, dtype=np.int32)
-        done = 0
+        unit, total, key = _units(run, places), np.diff(matrix.indptr), _keys(places)
+        row, before, after = _gaps(matrix, key)
         for window in sorted(windows):
-            for back in range(done + 1, window + 1):
-                earlier, later = _pairs(places, back)
-                shift = csr_matrix((np.ones(len(later), np.int32), (later, earlier)), shape=(len(places), len(places)))
-                seen = seen + shift @ matrix
-            done = window
             _, later = _pairs(places, window)
             if not len(later):
                 continue
-            union = (seen[later] > 0).astype(np.int32)
-            both = np.asarray(matrix[later].multiply(union).sum(axis=1)).ravel()
-            row = _share(both, total[later], unit[later])
-            served = {"served": row["shared"], "low": row["low"], "high": row["high"]}
-            neurons = float(np.diff(union.indptr).mean())
+            both = np.bincount(row[before <= window], minlength=len(places))[later]
+            found = _share(both, total[later], unit[later])
+            # A neuron of the window is counted at its last firing there: by each token up to its next one, and w on.
+            here, far = (np.searchsorted(key[later], key + ahead, side="right") for ahead in (0, window))
+            ends = np.where(after <= window, here[np.append(row[1:], 0)], far[row])
+            neurons = float((ends - here[row]).sum() / len(later))
+            served = {"served": found["shared"], "low": found["low"], "high": found["high"]}
             pieces.append({"layer": layer, "window": window, "neurons": neurons, "tokens": len(later), **served})
     return _table(run, pieces)
+
+
+def _gaps(matrix: csr_matrix, key: NDArray) -> tuple[NDArray, NDArray, NDArray]:
+    """Return, a firing each, its row, and how many tokens before it and after it in its sequence the neuron fired.
+
+    key [row]: ascending, as `_keys` returns it. FAR where it fired nowhere in the sequence before, or after.
+    """
+    by_neuron = matrix.tocsc()
+    row, neuron = by_neuron.indices, np.repeat(np.arange(matrix.shape[1]), np.diff(by_neuron.indptr))
+    apart = np.where(np.diff(neuron) == 0, np.diff(key[row]), FAR)
+    apart = np.minimum(apart, FAR)
+    return row, np.concatenate([[FAR], apart]), np.concatenate([apart, [FAR]])
 
 
 def _layers(run: Run) -> list[int]:
@@ -104,15 +113,19 @@ def _pairs(places: pd.DataFrame, lag: int) -> tuple[NDArray, NDArray]:
     """Return the rows of pairs of tokens of one sequence, `lag` apart: the earlier and the later ones. With lag 0 each
     token is paired with one half of the sample away, of another sequence."""
     sequence, position = places["sequence"].to_numpy(np.int64), places["position"].to_numpy(np.int64)
-    rows = np.arange(len(places))
+    rows, key = np.arange(len(places)), _keys(places)
     if lag == RANDOM:
         other = (rows + len(rows) // 2) % max(len(rows), 1)
         apart = sequence != sequence[other]
         return other[apart], rows[apart]
-    key = sequence * 2**32 + position
     index = np.searchsorted(key, key - lag)
     found = (key[np.minimum(index, len(key) - 1)] == key - lag) & (position >= lag)
     return index[found], rows[found]
+
+
+def _keys(places: pd.DataFrame) -> NDArray:
+    """Return where each token stands as one number, ascending: tokens of one sequence differ by less than FAR."""
+    return places["sequence"].to_numpy(np.int64) * 2**32 + places["position"].to_numpy(np.int64)
 
 
 def _share(shared: NDArray, total: NDArray, unit: NDArray) -> dict[str, float]:

@@ -42,22 +42,22 @@ def highlights(run: Run) -> list[Highlight]:
 
 
 def _tokens(run: Run) -> str:
-    """Return the three most and the three least active tokens by z."""
+    """Return the three most and the three least active tokens by shrunk z, which rare ones do not lead by chance."""
     frame = fetch(run, analysis.by_token)
-    ranked = frame.dropna(subset=["z_se"])
+    ranked = frame.dropna(subset=["shrunk"])
     if len(ranked) < 4:
         return ""
 
     def links(rows: pd.DataFrame) -> str:
         return ", ".join(
-            f'<a href="{link("token", token=r.token_id)}">{token_html(r.text)}</a> ({fixed(r.z)})'
+            f'<a href="{link("token", token=r.token_id)}">{token_html(r.text)}</a> ({fixed(r.shrunk)})'
             for r in rows.itertuples()
         )
 
     return (
         f"Of {plural(len(frame), 'token')} that occur at least 20 times, these fire the most neurons: "
         f"{links(ranked.head(3))}. These fire the fewest: {links(ranked.tail(3)[::-1])}. In brackets: standard "
-        "deviations from the layers' means."
+        "deviations from the layers' means, drawn towards the mean of all tokens where little is known."
     )
 
 

@@ -6,14 +6,51 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.figures import plots
 from twell.analysis.figures.layers import layer_rows, ridges, surprisal_panels
 from twell.app.activity.layer_data import CORRELATION, NNZ_BINS, SURPRISAL
 from twell.app.ui import widgets
 from twell.app.ui.formatting import percent, plural, rare
-from twell.app.ui.query import fetch, query
+from twell.app.ui.query import Query, fetch, query
+from twell.app.ui.questions import Question, draw_question
 from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
 
+QUESTIONS = (
+    Question(
+        "Activity and surprise within tokens",
+        Query(analysis.surprisal_within),
+        plots.within,
+        "Correlation of nnz with the loss of the next token, each less the mean of its token over the run, by layer "
+        "with 95 % intervals. It compares one token in different contexts: above 0, a token fires more where the model"
+        " is less sure what follows. The figure above mixes in which tokens come before surprises.",
+    ),
+    Question(
+        "Layers that are busy on the same tokens",
+        Query(analysis.across_layers),
+        plots.depth,
+        "Rank correlation of nnz between every two layers over tokens. Near 1, a token that is busy in one layer is "
+        "busy in the other, so that what one layer fires could announce the cost of a later one; near 0, each has "
+        "tokens of its own.",
+        reads_rows=True,
+    ),
+    Question(
+        "Activity by source of the text",
+        Query(analysis.by_source),
+        plots.origins,
+        "Mean nnz of each source over that of all others, by layer, with 95 % intervals over documents. Sources differ"
+        " in more than subject: in which tokens they use, and how well the model predicts them.",
+        several="source",
+    ),
+    Question(
+        "Reading against generating",
+        Query(analysis.by_phase),
+        plots.origins,
+        "Mean nnz of prompts that are read (prefill) and of tokens that are generated (decode), each over the other, "
+        "by layer, with 95 % intervals. What is generated is what the model found likely, so it is an easier text.",
+        several="phase",
+    ),
+)
 LOSSES = {"next": "Loss of the next token", "own": "Loss of the token itself"}
 
 
@@ -73,3 +110,6 @@ with widgets.show_errors():
     draw_distributions(current_run())
 with widgets.show_errors():
     draw_surprisal(current_run())
+with widgets.show_errors():
+    for question in QUESTIONS:
+        draw_question(current_run(), question)

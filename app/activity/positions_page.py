@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+from twell import analysis
+from twell.analysis.figures import plots
 from twell.analysis.figures.positions import decay_lengths, position_panels
 from twell.app.activity.position_data import FITS, POSITION_BINS
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural, whole
-from twell.app.ui.query import query
+from twell.app.ui.query import Query, query
+from twell.app.ui.questions import Question, draw_question
 from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
+
+QUESTIONS = (
+    Question(
+        "Position 0 against later positions",
+        Query(analysis.first_positions),
+        plots.starts,
+        "Mean nnz at position 0 over that of later positions, by layer, with 95 % intervals over documents. The start "
+        "of a document, which may carry a special token, stands apart from a cut, where a sequence goes on within one."
+        " A layer far above 1 spends its busiest rows on tokens without context.",
+    ),
+    Question(
+        "Firings in common with earlier tokens",
+        Query(analysis.reuse),
+        plots.lags,
+        "Of the neurons that a token fires, the share that the token so many places back fired as well. Dotted: with a "
+        "token of another sequence, what chance gives. How far a line stands above its dotted one says what the "
+        "sequence itself repeats.",
+        reads_rows=True,
+    ),
+    Question(
+        "What a cache of neurons would serve",
+        Query(analysis.reuse_cache),
+        plots.cache,
+        "A cache holds the neurons that the last tokens fired, one to many of them from left to right. Drawn is the "
+        "share of the next token's firings that it serves against its mean size. A steep line says that the weights of"
+        " few neurons must be near, and the rest may stay in slower memory.",
+        reads_rows=True,
+    ),
+)
 
 
 def draw_decay(run: Run) -> None:
@@ -53,3 +85,5 @@ def draw_page(run: Run) -> None:
 widgets.title("How does activity change along a sequence?")
 with widgets.show_errors():
     draw_page(current_run())
+    for question in QUESTIONS:
+        draw_question(current_run(), question)

@@ -8,17 +8,29 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.figures import plots
 from twell.analysis.figures.neurons import density_map
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.app.neurons.neuron_data import DENSITIES, KINDS, LIST, MAX_ROWS, NOTES
 from twell.app.ui import widgets
 from twell.app.ui.formatting import decimals, plural, rare, visible, whole
-from twell.app.ui.query import fetch, query
+from twell.app.ui.query import Query, fetch, query
+from twell.app.ui.questions import Question, draw_question
 from twell.app.ui.url_state import current_run, one_of, open_page, run_name, sync_url, url_param
 from twell.workbench.run.store import Run
 
 # Columns of the list after the neuron's name; neurons that never fired have none of them.
 COLUMNS_IF_FIRED = ("density", "fires", "value_mean", "value_max", "token_text", "first_sequence")
+
+TOGETHER = Question(
+    "Neurons that fire together",
+    Query(analysis.firing_clusters),
+    plots.clusters,
+    "Clusters of neurons of a layer whose firings correlate, a dot each: how many neurons it has, and the mean "
+    "correlation of its pairs. Large clusters at the top fire as one: a group that could be kept, moved or skipped as "
+    "a whole.",
+    reads_rows=True,
+)
 
 
 def draw_densities(run: Run) -> None:
@@ -110,6 +122,7 @@ def draw_page(run: Run) -> None:
     draw_densities(run)
     kind, layer = choices(run)
     draw_list(run, kind, layer)
+    draw_question(run, TOGETHER)
 
 
 widgets.title("How often does each neuron fire?")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from twell.analysis.figures import plots
 from twell.analysis.figures.tokens import (
     END_ROWS,
     ENDS,
@@ -14,17 +15,42 @@ from twell.analysis.figures.tokens import (
     ranked_by,
     ranking,
 )
-from twell.app.tokens.token_data import CLASSES, RANKING, WORDS, address_filters
+from twell.app.tokens.token_data import CLASSES, COVARIATES, IDENTITY, RANKING, WORDS, address_filters
 from twell.app.ui import widgets
 from twell.app.ui.formatting import matching, plural, visible, whole
 from twell.app.ui.query import QueryResult, query
+from twell.app.ui.questions import Question, draw_question
 from twell.app.ui.url_state import current_run, open_page, run_name, sync_url, url_param, whole_number
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 MAX_MIN_COUNT = 1_000_000
 VIEWS = {"tokens": "Tokens", "words": "Whole words", "classes": "Classes"}
-MEANS = {"z": "the layer", "z_position": "layer and position"}  # that a token's nnz is compared with
+RANKS = {"shrunk": "z, shrunk", "z": "z", "z_position": "z at its position"}  # by column of `analysis.by_token`
+QUESTIONS = (
+    Question(
+        "How much the token itself decides",
+        IDENTITY,
+        plots.identity,
+        "Share of the variance of nnz that lies between tokens of the vocabulary, by layer: of more such text (bar, "
+        "the intraclass correlation) and of this run (dot, which chance raises). Near 100 % a table by token would "
+        "tell a layer's nnz before it runs; what is missing to 100 % is context.",
+    ),
+    Question(
+        "What the z of a token goes with",
+        COVARIATES,
+        plots.covariates,
+        "Change of a token's z for one standard deviation more of each property, the others held fixed, with 95 % "
+        "intervals over tokens of the vocabulary. Rare tokens differ from frequent ones in spelling and surprise too; "
+        "here each has its own share.",
+    ),
+)
+MEANING = {  # of the dots and their intervals
+    "shrunk": "Mean z over layers, drawn towards the mean of all tokens (empirical Bayes), with 95 % posterior "
+    "intervals.",
+    "z": "Mean z over layers with 95 % intervals, clustered by document.",
+    "z_position": "Mean z over layers, compared with similar positions, with 95 % intervals, clustered by document.",
+}
 MAX_ROWS = 5000  # of the table that go to the browser, with these columns only
 COLUMNS = ["text", "token_id", "count", "sequences", "z", "z_se", "mean", "mean_se", "surprisal_mean", "loss_mean"]
 
@@ -33,20 +59,22 @@ def chosen_filters() -> tuple[str, int, str, str]:
     """Draw the filters and return what they are set to, which the address carries.
 
     Returns:
-        View (a key of VIEWS), minimum count, search text, and column that tokens are ranked by (a key of MEANS).
+        View (a key of VIEWS), minimum count, search text, and column that tokens are ranked by (a key of RANKS).
     """
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         view = widgets.url_choice("Rank", VIEWS, "view", "tokens")
         if view == "classes":
-            return "classes", 0, "", "z"
-        rank = "z"
+            return "classes", 0, "", "shrunk"
+        rank = "shrunk"
         if view == "tokens":
             rank = widgets.url_choice(
-                "Compared with the mean of",
-                MEANS,
+                "By",
+                RANKS,
                 "rank",
-                "z",
-                help="Layer and position: the mean at similar positions. In some models early positions fire more.",
+                "shrunk",
+                help="Shrunk: drawn towards the mean of all tokens, the more the fewer documents a token occurs in, so "
+                "that rare tokens do not fill both ends by chance. At its position: compared with the mean at similar "
+                "positions, as in some models early positions fire more.",
             )
         search = st.text_input(
             "Search",
@@ -98,10 +126,12 @@ def draw_token_table(tokens: QueryResult, rank: str) -> None:
             "count": st.column_config.NumberColumn("count", format="%d", help="how often it occurs in the text"),
             "sequences": st.column_config.NumberColumn("sequences", format="%d", help="sequences in which it occurs"),
             "z": st.column_config.NumberColumn(
-                "z", format="%+.2f", help="nnz in standard deviations from its layer's mean, averaged over layers"
+                RANKS[rank],
+                format="%+.2f",
+                help="nnz in standard deviations from its layer's mean, averaged over layers",
             ),
             "z_se": st.column_config.NumberColumn(
-                "± se", format="%.2f", help="standard error of z, clustered by document"
+                "± se", format="%.2f", help="its standard error, clustered by document; shrunk: its posterior sd"
             ),
             "mean": st.column_config.NumberColumn(
                 "mean nnz", format="%.1f", help="neurons per layer, averaged over layers"
@@ -179,7 +209,7 @@ def draw_tokens(run: Run, min_count: int, search: str, rank: str) -> None:
         run: the run.
         min_count: how often a token has to occur.
         search: text that it has to contain, as `matching` compares it.
-        rank: the column that tokens are ranked by, a key of MEANS.
+        rank: the column that tokens are ranked by, a key of RANKS.
     """
     tokens = query(run, RANKING.where(min_count=min_count, rank=rank))
     tokens = tokens.then(matching, "text", search) if search else tokens
@@ -197,9 +227,8 @@ def draw_tokens(run: Run, min_count: int, search: str, rank: str) -> None:
     both = ranked_by(result.frame, rank)
     title = "Most and least active tokens"
     caption = (
-        f"Mean z over layers with 95 % intervals, clustered by document. {plural(len(frame), 'token')} that occur at "
-        f"least {plural(min_count, 'time')}, compared with the mean of {MEANS[rank]}. Choose a dot to open the token's "
-        "page."
+        f"{MEANING[rank]} {plural(len(frame), 'token')} that occur at least {plural(min_count, 'time')}. Choose a dot "
+        "to open the token's page."
     )
     widgets.heading(title, caption, result)
     event = widgets.draw(
@@ -221,6 +250,9 @@ def draw_page(run: Run) -> None:
         draw_words(run, min_count, search)
     else:
         draw_tokens(run, min_count, search, rank)
+    if view != "words":
+        for question in QUESTIONS:
+            draw_question(run, question)
 
 
 widgets.title("Which tokens fire the most neurons?")

@@ -38,7 +38,7 @@ def main() -> int:
         names = [path.parent.name for path in sorted(work.glob("models/*/training.json"))]
         runs = [ship(work, name, target / name) for name in names if ended(work / "models" / name)]
     table = training_results([open_run(path) for path in runs])
-    print(table.drop(columns=["layers", "d_model", "d_ff", "gated", "activation"]).round(4).to_string())
+    print(table.drop(columns=["layers", "d_model", "d_ff", "ffn", "activation"]).round(4).to_string())
     print(f"{len(runs)} of {len(names)} trainings, {sum(size(path) for path in runs):,} bytes")
     return 0
 

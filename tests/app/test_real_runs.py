@@ -153,7 +153,7 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     page.keyboard.press("Enter")
     page.wait_for_url("**least=5*")
     watched.settle()
-    seldom = by_token(run, min_count=5, rank="z")  # as the page ranks
+    seldom = by_token(run, min_count=5)  # as the page ranks
     wanted = seldom[seldom["text"].str.contains("ing", case=False, regex=False)].reset_index(drop=True)
     assert 0 < len(wanted) < len(seldom)
     page.locator(".st-key-every-token-data button").click()
@@ -165,7 +165,7 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     pd.testing.assert_frame_equal(made.reset_index(drop=True), wanted)
 
     watched.open("/tokens?run=demo", ".st-key-ranking .js-plotly-plot")
-    tokens = by_token(run, min_count=20, rank="z")
+    tokens = by_token(run, min_count=20)
     loudest = tokens.iloc[0]
     page.locator(".js-plotly-plot .scatterlayer .point").first.click(force=True)
     page.wait_for_selector(".tw-places")

@@ -1,0 +1,108 @@
+"""A question on a page: a table of the API, its figure, and one paragraph that says what it means.
+
+The figure is that of the exported notebook (`analysis.plots`), dressed for both themes. A run that lacks what a
+question needs says so in a line. A question that reads every token's row is asked at once of short runs, and of others
+when its button is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from twell.analysis.figures.style import AMBER, BLUE, GREY, finish
+from twell.app.ui import widgets
+from twell.app.ui.query import Query, query
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+LONG = 30_000_000  # counts (tokens times layers) from which rows are read only when asked for
+MANY = 300_000  # the same of runs whose sampled firings are read only when asked for
+DIVERGING = [[0.0, AMBER], [0.5, "rgba(139, 149, 161, 0.06)"], [1.0, BLUE]]
+COLORS = (BLUE, AMBER, GREY, "#4a9c72", "#a06cc0", "#c75c6a", "#3f9aa8", "#8a7a3b")
+BARS = "rgba(47, 126, 216, 0.36)"
+HEIGHT, LEGEND = 360, 110
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question on a page.
+
+    Attributes:
+        title: above the figure.
+        query: what makes its table.
+        plot: draws the table; one of `analysis.plots`.
+        meaning: one paragraph: what is drawn, how to read it, what follows.
+        reads_rows: whether the table comes from every token's row, which takes a while in a long run.
+        several: a column that must have several values, as one source cannot be compared with others.
+    """
+
+    title: str
+    query: Query
+    plot: Callable[[pd.DataFrame], go.Figure]
+    meaning: str
+    reads_rows: bool = False
+    several: str = ""
+
+
+def draw_question(run: Run, question: Question) -> None:
+    """Draw a question's figure and what it means, or in one line why this run cannot answer it."""
+    key = question.title.lower().replace(" ", "-")
+    heading = st.container()
+    counts = run.manifest.tokens * run.layers * (LONG // MANY if run.has("fired") else 1)
+    if question.reads_rows and counts > LONG and not st.session_state.get(f"asked-{key}"):
+        with heading:
+            widgets.heading(question.title, question.meaning)
+        st.button(
+            f"Read {run.manifest.tokens:,} tokens for it", key=f"ask-{key}", on_click=_ask, args=(f"asked-{key}",)
+        )
+        return
+    result = query(run, question.query)
+    try:
+        with widgets.scanning(run):
+            table = result.frame
+        if question.several and table[question.several].nunique() < 2:
+            return
+        if table.empty:
+            raise Missing("There is nothing of the kind in this run.")
+    except Missing as reason:
+        with heading:
+            widgets.heading(question.title, str(reason))
+        return
+    with heading:
+        widgets.heading(question.title, question.meaning, result)
+    widgets.draw(dressed(question.plot(table)), key, question.title, wide=True)
+
+
+def _ask(key: str) -> None:
+    st.session_state[key] = True
+
+
+def dressed(figure: go.Figure) -> go.Figure:
+    """Return a figure of the notebook in the dashboard's style: no background, its colours, names at the right."""
+    left, height = figure.layout.margin.l or 56, figure.layout.height or HEIGHT
+    named = len([trace for trace in figure.data if trace.name and trace.showlegend is not False]) > 1
+    figure.layout.template = None
+    finish(figure, min(height, 520), left=max(int(left), 56), right=LEGEND if named else 16)
+    figure.update_layout(showlegend=named)
+    colors = cycle(COLORS)
+    for trace in figure.data:
+        if trace.type == "heatmap":
+            trace.update(colorscale=DIVERGING, colorbar={"thickness": 10, "outlinewidth": 0})
+            figure.update_xaxes(showgrid=False)
+            figure.update_yaxes(showgrid=False)
+            continue
+        color = trace.line.color if trace.type == "scatter" and trace.line.color else next(colors)
+        trace.update(marker_color=BARS if trace.type == "bar" else color)
+        if trace.type == "scatter":
+            trace.update(line_color=color)
+            for axis in ("error_x", "error_y"):
+                if trace[axis].array is not None:
+                    trace.update({axis: {"color": color, "width": 0, "thickness": 1.4}})
+    figure.update_shapes(line={"color": GREY, "width": 1, "dash": "dot"})
+    return figure
