@@ -76,7 +76,7 @@ def test_identical_summaries(cluster: str, made: ModuleType, tmp_path: Path, mon
     """Integers to the last bit, sums of z to the order in which they were added; words with how many there are."""
     (tmp_path / "spark-defaults.conf").write_text(SMALL)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    here = made.make(tmp_path / "duckdb", layers=2, sequences=40, parts=2, seed=4)
+    here = made.make(tmp_path / "duckdb", layers=2, sequences=40, parts=2, seed=4, fired=True)
     shutil.copytree(here.path, tmp_path / "spark")
     ensure(here)
     (there,) = summarize(SummarizeOptions(runs=(tmp_path / "spark",), engine=cluster))

@@ -23,7 +23,7 @@ def test_declared_and_sorted(made: ModuleType, tmp_path: Path) -> None:
     def all_used(columns: dict[str, Any]) -> dict[str, Any]:
         return {**columns, **{name.replace("nnz", "used"): columns[name] for name in columns if name[:4] == "nnz_"}}
 
-    small = made.make(tmp_path / "small", sequences=24, change=all_used, up_relu=True)
+    small = made.make(tmp_path / "small", sequences=24, change=all_used, up_relu=True, fired=True)
     ensure(small)
     for name, table in SUMMARIES.tables.items():
         found = pq.read_table(small.summary_path(name))
