@@ -29,7 +29,7 @@ QUESTIONS = (
         "Of the neurons that a token fires, the share that the token so many places back fired as well. Dotted: with a "
         "token of another sequence, what chance gives. How far a line stands above its dotted one says what the "
         "sequence itself repeats.",
-        reads_rows=True,
+        reads_firings=True,
     ),
     Question(
         "What a cache of neurons would serve",
@@ -38,7 +38,7 @@ QUESTIONS = (
         "A cache holds the neurons that the last tokens fired, one to many of them from left to right. Drawn is the "
         "share of the next token's firings that it serves against its mean size. A steep line says that the weights of"
         " few neurons must be near, and the rest may stay in slower memory.",
-        reads_rows=True,
+        reads_firings=True,
     ),
 )
 

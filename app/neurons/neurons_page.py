@@ -29,7 +29,7 @@ TOGETHER = Question(
     "Clusters of neurons of a layer whose firings correlate, a dot each: how many neurons it has, and the mean "
     "correlation of its pairs. Large clusters at the top fire as one: a group that could be kept, moved or skipped as "
     "a whole.",
-    reads_rows=True,
+    reads_firings=True,
 )
 
 

@@ -17,6 +17,7 @@ import streamlit as st
 
 from twell.analysis.figures.style import AMBER, BLUE, GREY, finish
 from twell.app.ui import widgets
+from twell.app.ui.formatting import plural
 from twell.app.ui.query import Query, query
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -39,6 +40,7 @@ class Question:
         plot: draws the table; one of `analysis.plots`.
         meaning: one paragraph: what is drawn, how to read it, what follows.
         reads_rows: whether the table comes from every token's row, which takes a while in a long run.
+        reads_firings: whether it comes from the sampled firings, which takes longer.
         several: a column that must have several values, as one source cannot be compared with others.
     """
 
@@ -47,6 +49,7 @@ class Question:
     plot: Callable[[pd.DataFrame], go.Figure]
     meaning: str
     reads_rows: bool = False
+    reads_firings: bool = False
     several: str = ""
 
 
@@ -54,13 +57,13 @@ def draw_question(run: Run, question: Question) -> None:
     """Draw a question's figure and what it means, or in one line why this run cannot answer it."""
     key = question.title.lower().replace(" ", "-")
     heading = st.container()
-    counts = run.manifest.tokens * run.layers * (LONG // MANY if run.has("fired") else 1)
-    if question.reads_rows and counts > LONG and not st.session_state.get(f"asked-{key}"):
+    counts = run.manifest.tokens * run.layers * (LONG // MANY if question.reads_firings else 1)
+    slow = question.reads_rows or (question.reads_firings and run.has("fired"))
+    if slow and counts > LONG and not st.session_state.get(f"asked-{key}"):
         with heading:
             widgets.heading(question.title, question.meaning)
-        st.button(
-            f"Read {run.manifest.tokens:,} tokens for it", key=f"ask-{key}", on_click=_ask, args=(f"asked-{key}",)
-        )
+        label = f"Read {plural(run.manifest.tokens, 'token')} for it"
+        st.button(label, key=f"ask-{key}", on_click=_ask, args=(f"asked-{key}",))
         return
     result = query(run, question.query)
     try:
