@@ -57,8 +57,8 @@ def layers_timed(run: Run) -> dict[str, Any]:
     }
 
 
-def bench_speedup(model: str, text: str, rows: int, out: Path) -> float:
-    """Return the sum of dense over the sum of sparse times of all layers, by `twell bench` on the same text."""
+def bench_speedup(model: str, text: str, rows: int, kernel: str, out: Path) -> float:
+    """Return the sum of dense over the sum of a kernel's times of all layers, by `twell bench` on the same text."""
     command = [
         "bench",
         model,
@@ -76,7 +76,8 @@ def bench_speedup(model: str, text: str, rows: int, out: Path) -> float:
     import pandas as pd
 
     frame = pd.read_parquet(out)
-    frame = frame[(frame["metric"] == "microseconds") & frame["op"].isin(["ffn_dense", "ffn_sparse"])]
+    ours = (frame["op"] == "ffn_sparse") & (frame["kernel"] == kernel)
+    frame = frame[(frame["metric"] == "microseconds") & (ours | (frame["op"] == "ffn_dense"))]
     sums = frame.groupby("op")["value"].sum()
     return float(sums["ffn_dense"] / sums["ffn_sparse"])
 
@@ -98,7 +99,9 @@ def main(model: str, text: str, tokens: int = 600_000, bench: str | None = None)
         small = capture(replace(options, out=folder / "small", batch_tokens=SMALL))
         chosen = capture(replace(options, out=folder / "chosen", batch_tokens=None))
         total = ffn_speedup(open_run(large.path))
-        benched = bench_speedup(model, text, LARGE, Path(bench) if bench else folder / "bench.parquet")
+        benched = bench_speedup(
+            model, text, LARGE, large.manifest.kernel["name"], Path(bench) if bench else folder / "bench.parquet"
+        )
         return {
             "steady state with everything over the plain pass": 1 / with_all["all_over_unwatched_steady"],
             "small over large batches, tokens/s": tokens_per_second(small) / tokens_per_second(large),
