@@ -168,10 +168,14 @@ class Tracker:
     # ---- sequences
 
     def hand_on(self, all_of_them: bool = False) -> None:
-        """Hand on the sequences that have ended, or all as far as they were read."""
+        """Hand on the sequences that have ended, or all as far as they were read.
+
+        The last group waits for the next one, so that the device has work while the host waits for counts.
+        """
         while self._open:
             group = self._open[0]
-            if not (group.closed or all_of_them or sum(one.rows for one in self._open) > HELD):
+            ended = group.closed and len(self._open) > 1
+            if not (ended or all_of_them or sum(one.rows for one in self._open) > HELD):
                 return
             self._open.popleft()
             if self.on_ended is None or not group.reads:
