@@ -10,6 +10,7 @@ and HTML page, which take a table of the API (`plots.layers(by_layer(run))`), ar
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal
 
 import pandas as pd
@@ -59,6 +60,7 @@ from twell.analysis.figures.training import (
     training_went_sparse,
 )
 from twell.analysis.neurons.by_neuron import by_neuron
+from twell.analysis.neurons.value_histogram import neuron_histogram
 from twell.analysis.neurons.values import sampled
 from twell.analysis.speed.compression import tile_settings
 from twell.analysis.speed.contribution import model_time
@@ -192,10 +194,14 @@ def neuron_rank(run: Run, layer: int, neuron: int) -> Figure:
 
 
 def neuron_values(run: Run, layer: int, neuron: int) -> Figure:
-    """Draw how a neuron's values are distributed where it fires. Page Neuron."""
+    """Draw how a neuron's values are distributed where it fires: all of them where the run counts values by bins, else
+    those that it keeps. Page Neuron."""
     row = by_neuron(run, layer=layer).iloc[_index(run, neuron)]
-    values = sampled(run, layer, neuron)["value"].to_numpy()
-    return _neurons.value_distribution(values, float(row["value_mean"]), float(row["value_max"]))
+    mean, largest = float(row["value_mean"]), float(row["value_max"])
+    if row["fires"]:
+        with suppress(Missing):
+            return _neurons.value_bars(neuron_histogram(run, layer, neuron), mean, largest)
+    return _neurons.value_distribution(sampled(run, layer, neuron)["value"].to_numpy(), mean, largest)
 
 
 def layer_times(run: Run) -> Figure:

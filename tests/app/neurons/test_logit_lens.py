@@ -98,6 +98,6 @@ def test_the_page_shows_values_and_what_the_neuron_writes(show: Show, runs: Path
     assert not test.exception
     shown = "\n".join(str(element.proto.body) for element in test.get("html"))
     assert shown.count('class="tw-logit raised"') == 12
-    assert "among the" in shown
+    assert "by value; two bars to a doubling" in shown
     away = show(runs, "neuron", run="made", neuron="L1/N3")
     assert "not on this machine" in " ".join(info.value for info in away.info).replace("\\", "")
