@@ -15,7 +15,7 @@ from twell.analysis.neurons.logit_lens import written
 from twell.analysis.neurons.values import known, missing, sampled
 from twell.app.jobs.runner import model_of
 from twell.app.neurons.neuron_data import one_neuron
-from twell.app.neurons.neuron_view import bands_of, examples_html, written_html
+from twell.app.neurons.neuron_view import examples_html, written_html
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, number, percent, plural, rare, token_html, whole
 from twell.app.ui.query import QueryResult, fetch, query
@@ -153,15 +153,16 @@ def draw_examples(run: Run, layer: int, neuron: int) -> None:
     high = float(frame["value"].max())
     largest = f"{plural(len(top), 'largest value')} of the run"
     counted = histogram_of(run, layer, neuron)
-    of = "in the sample" if counted is None else "among all its firings; of every doubling of its values alike"
-    sampled_firings = f"a random sample of {plural(len(sample), 'firing')}, with percentiles {of}"
+    of = "in the sample" if counted is None else "among all its firings"
+    spread = "" if counted is None else " drawn evenly from the doublings of its values"
+    sampled_firings = f"a random sample of {plural(len(sample), 'firing')}{spread}, with percentiles {of}"
     caption = (
         f"The {largest}, then {sampled_firings}. Each token is shaded by the neuron's value there, from 0 to "
         f"{number(high)}. Choose a position to open the passage, shaded by this neuron."
     )
     widgets.heading("In the text", caption, result)
-    bands = [("Random sample of firings", sample)] if counted is None else bands_of(sample, counted.frame)
-    for name, rows in (("Largest values", top), *bands):
+    by_value = sample.sort_values("value", ascending=False, kind="stable")
+    for name, rows in (("Largest values", top), ("Random sample of firings, over its range of values", by_value)):
         if len(rows):
             lines = examples_html(rows, high, run_name(), f"L{layer}/N{neuron}")
             st.html(f'<h4 class="tw-part">{name}</h4>{lines}')

@@ -8,10 +8,9 @@ from urllib.parse import urlencode
 import numpy as np
 import pandas as pd
 
-from twell.analysis.neurons.value_histogram import BEGINS
 from twell.analysis.neurons.values import SIDE
 from twell.app.text.passage_view import opacity
-from twell.app.ui.formatting import aligned, number, percent, running, token_html
+from twell.app.ui.formatting import aligned, number, running, token_html
 
 
 def examples_html(frame: pd.DataFrame, high: float, name: str, label: str) -> str:
@@ -46,25 +45,6 @@ def examples_html(frame: pd.DataFrame, high: float, name: str, label: str) -> st
             f'<span class="number">{number(float(row.value))}</span></div>'
         )
     return "".join([*lines, "</div>"])
-
-
-def bands_of(sample: pd.DataFrame, histogram: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Return the sample by doublings of values, greatest first: what each is called, with its share, and its rows.
-
-    Args:
-        sample: rows of `example_pieces`.
-        histogram: the neuron's rows of `neuron_histogram`.
-    """
-    begins = np.unique(np.append(BEGINS[::2], np.inf))
-    shares = histogram["share"].groupby(np.digitize(histogram["low"], begins)).sum()
-    band = np.digitize(sample["value"], begins)
-    named = []
-    for at in sorted(set(band), reverse=True):
-        low, high = begins[at - 1], begins[at]
-        bounds = f"{number(low)} to {number(high)}" if np.isfinite(high) else f"{number(low)} and more"
-        share = percent(float(shares.get(at, 0.0)))
-        named.append((f"Drawn from values of {bounds}, {share} of its firings", sample[band == at]))
-    return named
 
 
 def written_html(frame: pd.DataFrame, run: str) -> str:

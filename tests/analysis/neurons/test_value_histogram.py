@@ -11,8 +11,6 @@ from support import synthetic_runs
 from twell.analysis import by_neuron, examples, neuron_histogram
 from twell.analysis.neurons.value_histogram import BEGINS, quantile
 from twell.analysis.summaries.refresh import summarize
-from twell.app.neurons.neuron_view import bands_of
-from twell.app.ui.formatting import number
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.run.store import Run, open_run
@@ -46,18 +44,6 @@ def test_quantiles_of_examples(run: Run) -> None:
     assert quantile(table, [middle, edges[-1]])[0] == pytest.approx(between)
     sample = examples(run, 1, 3).query("kind == 'sample'")
     np.testing.assert_allclose(sample["quantile"], quantile(table, examples(run, 1, 3)["value"])[-len(sample) :])
-
-
-def test_a_sample_by_doublings(run: Run) -> None:
-    sample = examples(run, 1, 3).query("kind == 'sample'")
-    bands = bands_of(sample, neuron_histogram(run, 1, 3))
-    assert sum(len(rows) for _, rows in bands) == len(sample)
-    for name, rows in bands:
-        exponents = np.floor(np.log2(rows["value"]))
-        assert exponents.nunique() == 1
-        assert f"values of {number(2.0 ** exponents.iloc[0])} to {number(2.0 ** (exponents.iloc[0] + 1))}, " in name
-    greatest = [rows["value"].max() for _, rows in bands]
-    assert greatest == sorted(greatest, reverse=True)
 
 
 def test_a_copy_without_rows_keeps_it_and_older_runs_lack_it(run: Run, tmp_path: Path) -> None:

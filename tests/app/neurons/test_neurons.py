@@ -98,6 +98,13 @@ def test_shades_of_an_example_follow_its_window(show: Show, runs: Path, made_run
     assert number(float(first["value"])) in tips
 
 
+def test_the_sample_goes_down_the_range_of_values(show: Show, runs: Path, made_run: Run) -> None:
+    test = show(runs, "neuron", run="made", neuron="L1/N3")
+    sample = examples(made_run, 1, 3).query("kind == 'sample'")["value"].sort_values(ascending=False)
+    shown = [str(block.proto.body) for block in test.get("html") if "Random sample of firings" in str(block.proto.body)]
+    assert re.findall(r'<span class="number">([^<]*)</span></div>', shown[0])[1:] == [number(v) for v in sample]
+
+
 def test_a_run_without_examples_says_how_to_keep_some(show: Show, runs: Path) -> None:
     for run in ("oracle", "summary"):
         test = show(runs, "neuron", run=run, neuron="L0/N1")
