@@ -9,7 +9,7 @@ import torch
 from support.training_calls import random_ffn, train_ffn
 
 from twell.kernels import training
-from twell.kernels.training import choose
+from twell.kernels.training import capacity_for, choose
 
 
 @pytest.mark.parametrize("name", ["x", "w_gate", "w_up", "w_down", "b_up"])
@@ -47,6 +47,8 @@ def test_a_gradient_that_is_not_contiguous_is_copied() -> None:
         ({"rows": torch.ones(3, dtype=torch.uint8)}, r"rows: expected shape \[4\], got \[3\]"),
         ({"rows": torch.ones(4)}, "rows: expected torch.uint8, got torch.float32"),
         ({"activation": "silu"}, "activation: expected one of relu, relu2, got 'silu'"),
+        ({"capacity": 0}, "capacity: expected at least 1 neuron a row, or None, got 0"),
+        ({"capacity": 2.5}, "capacity: expected at least 1 neuron a row, or None, got 2.5"),
         ({"kernel": "fastest"}, "kernel: expected one of .*, got 'fastest'"),
     ],
 )
@@ -54,6 +56,12 @@ def test_bad_input_is_one_sentence(change: dict[str, Any], message: str) -> None
     with pytest.raises((TypeError, ValueError), match=message) as error:
         train_ffn({**random_ffn(4, 8, 16), **change})
     assert "\n" not in str(error.value)
+
+
+def test_a_capacity_has_room_for_twice_the_mean() -> None:
+    expected = {0: 176, 88: 176, 89: 704, 352: 704, 353: 1408, 5632: 1408}
+    assert {mean: capacity_for(mean, 5632) for mean in expected} == expected
+    assert capacity_for(0.5, 8) == 1
 
 
 def test_the_choice_has_a_reason() -> None:

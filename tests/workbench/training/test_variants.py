@@ -14,7 +14,7 @@ from support.forked import as_rank, free_port
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from twell.kernels.training import Choice
+from twell.kernels.training import Choice, capacity_for
 from twell.workbench.errors import UserError
 from twell.workbench.options import TrainOptions
 from twell.workbench.run.store import open_run
@@ -135,6 +135,7 @@ def test_layers_go_sparse_as_their_counts_fall(tiny_recipe: Recipe, monkeypatch:
     few, many = 0.05 * tiny_recipe.d_ff, 0.5 * tiny_recipe.d_ff
     assert (auto.update([many, many]), auto.count) == (False, 0)
     assert (auto.update([many, few]), auto.count) == (True, 1)
+    assert [ffn.capacity for ffn in layers] == [capacity_for(mean, tiny_recipe.d_ff) for mean in (many, few)]
     with auto.all_dense():
         assert auto.count == 0
     assert [ffn.sparse for ffn in layers] == [False, True]

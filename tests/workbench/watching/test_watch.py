@@ -164,6 +164,16 @@ def test_a_sequence_ends_with_its_end(model: Any, tokenizer: Any, batch: Any) ->
     assert (first["token_id"] == end).sum() == 1
 
 
+def test_the_last_call_waits_for_the_next(model: Any, batch: Any) -> None:
+    with watch(model) as w, torch.no_grad():
+        written = []
+        for _ in range(3):
+            model(**batch, use_cache=False)
+            written.append(w._batches)
+        assert written == [0, 1, 2]
+        assert w.run.manifest.sequences == 3 * len(batch["input_ids"])  # what is asked for covers every call
+
+
 def test_packed_rows(model: Any, tokenizer: Any) -> None:
     """Position ids that begin anew in a row begin a sequence, whose counts are those of the sequence by itself."""
     pieces = [
