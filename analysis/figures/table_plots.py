@@ -150,13 +150,28 @@ def identity(table: pd.DataFrame) -> Figure:
     return figure
 
 
+COVARIATES = {  # of token_covariates, in words
+    "log_count": "logarithm of its count",
+    "begins_word": "begins a word",
+    "has_letter": "has a letter",
+    "characters": "characters",
+    "surprisal_mean": "surprisal of itself",
+}
+
+
 def covariates(table: pd.DataFrame) -> Figure:
     """Draw token_covariates: the change of z for one sd more of each, with its interval."""
     figure = _figure("change of z for one sd more", "", yaxis_type="category")
     figure.update_layout(margin_l=150)
     sd = table["standardised"] / table["coefficient"].where(table["coefficient"] != 0, np.nan)
     reach = {"array": (table["high"] - table["coefficient"]) * sd, "color": INK}
-    figure.add_scatter(x=table["standardised"], y=table["covariate"], error_x=reach, mode="markers", marker_color=INK)
+    figure.add_scatter(
+        x=table["standardised"],
+        y=table["covariate"].replace(COVARIATES),
+        error_x=reach,
+        mode="markers",
+        marker_color=INK,
+    )
     figure.add_vline(x=0, line_dash="dot")
     return figure
 
