@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import os
 import shutil
@@ -18,10 +19,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
+from streamlit.util import calc_hash
 
 from twell.analysis import ensure
-from twell.app.ui.pages import PAGES
 from twell.workbench.run.store import Run, copy_without_activity, open_run
 
 MAIN = Path(__file__).resolve().parents[2] / "app" / "main.py"
@@ -43,6 +45,12 @@ HOSTILE = {
     55: " **bold** $x$ :material/home:",
     56: "%{x}&amp;<br>",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _scanned_once() -> None:
+    """Let Streamlit scan the installed packages for components once, not for each AppTest, which takes 0.2 s."""
+    manifest_scanner.scan_component_manifests = functools.cache(manifest_scanner.scan_component_manifests)
 
 
 def load_made() -> ModuleType:
@@ -122,10 +130,9 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
         test = AppTest.from_file(str(MAIN), default_timeout=60)
         for name, value in address.items():
             test.query_params[name] = value
-        test.run()
         if page != "overview":
-            test.switch_page(PAGES[page].file).run()
-        return test
+            test._page_hash = calc_hash(page)  # a page of st.navigation goes by the hash of its address
+        return test.run()
 
     return run
 
