@@ -99,16 +99,13 @@ class Training:
         rows = self.ranks.share(self.rows.batch(self.state.step))
         return rows.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else rows
 
-    def _backward(self, rows: Tensor, coefficient: float, averaged: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Add the gradients of some rows, and return their mean loss and L1 term, and their firings.
-
-        averaged: whether gradients are averaged over the ranks
-        """
+    def _backward(self, rows: Tensor, coefficient: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Add the gradients of some rows, averaged over the ranks; return their mean loss and L1 term, and firings."""
         pieces = rows.chunk(self.recipe.micro_batches)
         sums, fires = torch.zeros(2, device=self.device), torch.zeros_like(self._fires)
         for number, piece in enumerate(pieces, start=1):
             with ExitStack() as stack:
-                if number < len(pieces) or not averaged:
+                if number < len(pieces):
                     stack.enter_context(self.ranks.without_averaging(self.module))
                 loss, l1, fired = self.module(piece)
                 ((loss + coefficient * l1) / len(pieces)).backward()
@@ -187,7 +184,7 @@ class Training:
         """Return the microseconds of a forward and backward pass, whose gradients are dropped."""
         self._synchronize()
         begun = time.perf_counter()
-        self._backward(rows, self.recipe.l1, averaged=False)
+        self._backward(rows, self.recipe.l1)
         self._synchronize()
         self.state.optimizer.zero_grad(set_to_none=True)
         return 1e6 * (time.perf_counter() - begun)

@@ -68,7 +68,10 @@ class TrainingRanks:
 
     def wrap(self, objective: nn.Module) -> nn.Module:
         """Return the module whose backward pass averages gradients over the ranks."""
-        return DistributedDataParallel(objective, broadcast_buffers=False) if self.world > 1 else objective
+        if self.world == 1:
+            return objective
+        # gradients are views of what is sent, or each would be there twice
+        return DistributedDataParallel(objective, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     def without_averaging(self, module: nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes of a wrapped module keep gradients to this rank."""
