@@ -6,17 +6,16 @@ but with Streamlit's own protections only: it answers to every host name, withou
 
 from __future__ import annotations
 
-from typing import Any
-
 import streamlit as st
 
 from twell.analysis.memo import memo_scope
+from twell.app.frame import navigation
 from twell.app.server import warm_up
 from twell.app.speed.live_view import follow
-from twell.app.ui import empty_states, run_header, styles, theme, url_state
+from twell.app.ui import empty_states, run_header, styles, theme, url_state, widgets
 from twell.app.ui.pages import FRONT, PAGES
 from twell.app.ui.run_cache import shown
-from twell.app.ui.run_catalog import RECORDED, RunCatalog, find_runs, run_label
+from twell.app.ui.run_catalog import RECORDED, RunCatalog, find_runs
 from twell.workbench.errors import UserError
 
 ICON = (
@@ -48,38 +47,6 @@ def to_front() -> None:
     url_state.open_page(FRONT, **st.query_params)
 
 
-def bar(catalog: RunCatalog, links: dict[str, Any], name: str) -> None:
-    """Draw the links to the pages and the run chooser, and under them the facts about the run.
-
-    Args:
-        catalog: the runs to choose from.
-        links: Streamlit's pages by title.
-        name: the chosen run, which the links keep.
-    """
-    with st.container(horizontal=True, vertical_alignment="center", gap="small", key="bar"):
-        with st.container(horizontal=True, gap="xsmall", width="stretch", key="nav"):
-            for title, page in links.items():
-                st.page_link(page, label=title, query_params={"run": name})
-        st.selectbox(
-            "Run",
-            list(catalog.runs),
-            index=None,
-            key="chooser",
-            on_change=url_state.sync_url,
-            width=300,
-            required=True,
-            format_func=lambda name: run_label(name, catalog),
-            label_visibility="collapsed",
-            placeholder="Choose a run",
-        )
-    with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
-        if name in catalog.runs:
-            run_header.facts(catalog.runs[name])
-            run_header.definition(catalog.runs[name])
-        if catalog.broken:
-            empty_states.unreadable_folders(catalog)
-
-
 def main() -> None:
     """Draw the frame around every page, then the page."""
     st.set_page_config(page_title="TwELL workbench", page_icon=ICON, layout="wide", menu_items={"About": theme.ABOUT})
@@ -96,9 +63,7 @@ def main() -> None:
         return
     url_state.enter_page(page.url_path)
     name = chosen_run(catalog)
-    trained = name in catalog.runs and catalog.runs[name].has("training")
-    linked = [address for address, about in PAGES.items() if about.in_bar and (trained or not about.of_training)]
-    bar(catalog, {PAGES[address].title: pages[address] for address in linked}, name)
+    navigation.draw_bar(catalog, pages, name)
     if name not in catalog.runs:
         empty_states.not_found(catalog, name)
         return
@@ -109,6 +74,8 @@ def main() -> None:
         return
     st.session_state["current_run"] = run
     run_header.status(run)
+    with widgets.show_errors():
+        navigation.go_where_sought(run)
     if page.url_path in ("", FRONT) and run.manifest.status == "recording" and not run.manifest.training:
         follow(str(run.path), with_figure=False)
     try:

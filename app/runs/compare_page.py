@@ -20,7 +20,7 @@ from twell.analysis.figures.compare import (
     ratio_panels,
     side_by_side,
 )
-from twell.app.runs.comparison import same_text
+from twell.app.runs.comparison import likeness_sentence, same_text, similarity
 from twell.app.runs.trainings_view import draw_trainings
 from twell.app.ui import run_header, widgets
 from twell.app.ui.formatting import fixed, number, percent, plural, times, token_html, whole
@@ -40,7 +40,6 @@ NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("FFN speedup", "speedup", times),
 )
 LISTED_TOKENS = 12
-MIN_TOKENS = 1000  # a shorter run is not proposed for its weights
 
 
 def other_run(run: Run, catalog: RunCatalog) -> Run | None:
@@ -53,17 +52,6 @@ def other_run(run: Run, catalog: RunCatalog) -> Run | None:
     param = url_param("with", default, one_of(names))
     name = st.selectbox("Compare with", names, format_func=lambda key: run_label(key, catalog), width=420, **param)
     return shown(catalog.runs[str(name)])
-
-
-def similarity(run: Run, other: Run) -> tuple[bool, bool, bool, int]:
-    """Return a key that orders runs by how much of them can be compared with `run`.
-
-    First the same text; then the same weights, with at least MIN_TOKENS tokens; then as many layers; then more tokens.
-    """
-    weights = run.manifest.model.get("weights")
-    same_weights = weights is not None and weights == other.manifest.model.get("weights")
-    same_weights = same_weights and other.manifest.tokens >= MIN_TOKENS
-    return bool(same_text(run, [other])), same_weights, other.layers == run.layers, other.manifest.tokens
 
 
 def draw_headline(runs: tuple[Run, Run]) -> None:
@@ -196,6 +184,7 @@ def draw_page(run: Run) -> None:
         )
         return
     runs = (run, other)
+    widgets.note(html.escape(likeness_sentence(run, other)))
     run_header.left_out(other)
     run_header.update_summaries(other)
     draw_headline(runs)

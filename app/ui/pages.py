@@ -1,4 +1,4 @@
-"""The pages of the dashboard: the address, title and file of each.
+"""The pages of the dashboard: the address, title, file and group of each.
 
 To add a page, write its file and add a line to PAGES. If its first results take a moment to compute, list them as
 `DEFAULT_QUERIES` in a module of its data, name that module in the line, and they are computed before it is opened.
@@ -17,30 +17,33 @@ class Page:
         title: its name in the bar.
         file: its script, below `app/`.
         data: the module below `twell.app` whose DEFAULT_QUERIES are computed before the page is opened, if any.
-        in_bar: whether the bar at the top links to it.
+        group: one of GROUPS, under which the bar at the top links to it; None: the bar does not.
         of_training: whether it is about a training, and the bar links to it only where the run is one.
     """
 
     title: str
     file: str
     data: str | None = None
-    in_bar: bool = True
+    group: str | None = None
     of_training: bool = False
 
 
+FIRES, BUYS, CLAIMED, ALONG = "what fires", "what it buys", "what is claimed", "take it along"
+GROUPS = ("", FIRES, BUYS, CLAIMED, ALONG)  # of links in the bar, in order; the front page stands before them, in none
+
 PAGES: dict[str, Page] = {  # by address
-    "overview": Page("Overview", "activity/overview_page.py"),
-    "text": Page("Text", "text/text_page.py"),
-    "tokens": Page("Tokens", "tokens/tokens_page.py", data="tokens.token_data"),
-    "token": Page("Token", "tokens/token_page.py", in_bar=False),
-    "layers": Page("Layers", "activity/layers_page.py", data="activity.layer_data"),
-    "positions": Page("Positions", "activity/positions_page.py", data="activity.position_data"),
-    "neurons": Page("Neurons", "neurons/neurons_page.py", data="neurons.neuron_data"),
-    "neuron": Page("Neuron", "neurons/neuron_page.py", in_bar=False),
-    "kernels": Page("Kernels", "speed/kernels_page.py"),
-    "training": Page("Training", "training/training_page.py", of_training=True),
-    "findings": Page("Findings", "runs/claims_page.py", data="runs.claims_data"),
-    "compare": Page("Compare", "runs/compare_page.py"),
-    "export": Page("Export", "runs/export_page.py"),
+    "overview": Page("Overview", "activity/overview_page.py", group=""),
+    "text": Page("Text", "text/text_page.py", group=FIRES),
+    "tokens": Page("Tokens", "tokens/tokens_page.py", group=FIRES, data="tokens.token_data"),
+    "token": Page("Token", "tokens/token_page.py"),
+    "layers": Page("Layers", "activity/layers_page.py", group=FIRES, data="activity.layer_data"),
+    "positions": Page("Positions", "activity/positions_page.py", group=FIRES, data="activity.position_data"),
+    "neurons": Page("Neurons", "neurons/neurons_page.py", group=FIRES, data="neurons.neuron_data"),
+    "neuron": Page("Neuron", "neurons/neuron_page.py"),
+    "kernels": Page("Kernels", "speed/kernels_page.py", group=BUYS),
+    "training": Page("Training", "training/training_page.py", group=BUYS, of_training=True),
+    "findings": Page("Findings", "runs/claims_page.py", group=CLAIMED, data="runs.claims_data"),
+    "compare": Page("Compare", "runs/compare_page.py", group=CLAIMED),
+    "export": Page("Export", "runs/export_page.py", group=ALONG),
 }
 FRONT = "overview"  # the page at the root of the address; it is found under its name too

@@ -55,14 +55,27 @@ CSS = """<style>
 [data-testid="stHeader"] { position: absolute; top: .1rem; right: 0; left: auto; width: auto; background: transparent; }
 [data-testid="stHeader"], [data-testid="stHeader"] div { pointer-events: none; }
 [data-testid="stHeader"] :is(button, button *, a) { pointer-events: auto; }
-.st-key-bar { padding-right: 2.4rem; }
 [data-testid="stPageLink"] a { padding-left: 0; }
-.st-key-nav [data-testid="stPageLink"] a { padding: .3rem .7rem; }
 .stElementContainer:not(.st-key-nav *) > [data-testid="stPageLink"] a p { color: var(--tw-link); font-weight: 600; }
-@media (min-width: 1200px) {
-  .st-key-bar :is(.st-key-chooser, .st-key-chooser .stSelectbox) {
-    flex-basis: 25rem !important; width: 25rem !important; }
+/* the bar stays in sight; what a key or a link goes to stops below it */
+.stMain { scroll-padding-top: 5.5rem; }
+[data-testid="stLayoutWrapper"]:has(> .st-key-bar) { position: sticky; top: 0; z-index: 90;
+  width: calc(100% + 3rem) !important; max-width: none; margin: -.8rem -1.5rem 0; padding: .35rem 1.5rem;
+  background: light-dark(#ffffff, #101418);
+  border-bottom: 1px solid rgba(139,149,161,.22); }
+.st-key-bar { padding-right: 2.4rem; row-gap: .35rem !important; }
+.st-key-nav, .st-key-nav .stHorizontalBlock { flex-wrap: nowrap !important; gap: 0 !important; }
+.tw-group { font-size: .75rem; line-height: 1.1; padding: 0 .55rem; opacity: .72; white-space: nowrap; }
+.st-key-nav .stHtml { margin: 0; }
+.st-key-nav [class*="st-key-group-"] { border-left: 1px solid rgba(139,149,161,.35); padding: 0 .4rem; }
+.st-key-nav .st-key-group-0 { border-left: none; padding-left: 0; }
+.stApp .st-key-nav { overflow-x: auto; scrollbar-width: none; }
+@media (max-width: 1250px) {
+  .stApp :is([data-testid="stLayoutWrapper"], .stElementContainer):has(> .st-key-nav) { flex-basis: 100% !important; }
+  .stApp .st-key-nav [data-testid="stPageLink"] a { padding: .2rem .45rem; }
+  .st-key-bar > .stElementContainer { flex: 1 1 8rem !important; min-width: 0; }
 }
+.st-key-nav [data-testid="stPageLink"] a { padding: .2rem .55rem; min-height: 0; }
 .stHorizontalBlock { row-gap: .6rem; }
 /* a choice is as tall as the fields beside it, with its label in line with theirs */
 [data-testid="stButtonGroup"] button { min-height: 2.5rem; }

@@ -275,6 +275,7 @@ def test_the_run_to_compare_with_is_at_first_the_one_most_like_it(show: Show, ma
         manifests.write(tmp_path / name, found)
     test = show(tmp_path, "compare", run="this")
     assert test.selectbox(key="with").value == "c", "of the same weights"
+    assert "The same: weights, vocabulary, family. Different: text, number of layers." in markup(test)
     assert "the losses do not show" in markup(test)
 
 

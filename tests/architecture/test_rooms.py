@@ -55,7 +55,7 @@ LEVELS: dict[str, list[set[str]]] = {
     ],
     "app": [
         {"ui"},
-        {"jobs"},
+        {"jobs", "frame"},
         {"activity", "tokens", "text", "neurons", "speed", "training", "runs"},
         {"server"},
         {"main"},

@@ -1,0 +1,58 @@
+"""Where words stand in the text, against the decoded sequences searched one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from twell.analysis.tokens.text_search import places_of
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run, copy_without_activity, open_run
+
+
+def in_sequences(run: Run, rows: pd.DataFrame, words: str) -> list[tuple[int, int]]:
+    """Return every place of `words`, without overlap: the token that holds the first byte of each."""
+    places = []
+    vocabulary = run.vocab["bytes"]
+    for sequence, group in rows.sort_values(["sequence", "position"]).groupby("sequence"):
+        pieces = vocabulary.reindex(group["token_id"]).tolist()
+        text, start = b"".join(pieces).lower(), 0
+        while (start := text.find(words.encode().lower(), start)) >= 0:
+            length = 0
+            for position, piece in zip(group["position"], pieces, strict=True):
+                length += len(piece)
+                if start < length:
+                    places.append((int(sequence), int(position)))
+                    break
+            start += len(words)
+    return places
+
+
+def test_places_are_those_of_the_decoded_sequences(run: Run, rows: pd.DataFrame) -> None:
+    first = run.decode(rows[rows["sequence"] == 0].sort_values("position")["token_id"].tolist())
+    phrase = first[20:34].strip()  # begins and ends within tokens
+    for words in ("formaldehyde", "FORMAL", phrase):
+        expected = in_sequences(run, rows, words)
+        table = places_of(run, words, limit=10_000)
+        assert expected
+        assert sorted(zip(table["sequence"], table["position"], strict=True)) == sorted(expected)
+    assert len(places_of(run, "formaldehyde", limit=3)) == 3
+
+
+def test_words_do_not_run_from_one_sequence_into_the_next(run: Run, rows: pd.DataFrame) -> None:
+    ends, begins = (
+        run.decode(rows[rows["sequence"] == number].sort_values("position")["token_id"].tolist()) for number in (0, 1)
+    )
+    across = ends[-12:] + begins[:12]
+    assert across.split()
+    assert places_of(run, across).empty
+    assert places_of(run, "  ").empty
+
+
+def test_a_run_without_rows_says_so(run: Run, tmp_path: Path) -> None:
+    copy_without_activity(run.path, tmp_path / "summary")
+    summary = open_run(tmp_path / "summary")
+    with pytest.raises(Missing):
+        places_of(summary, "formaldehyde")
