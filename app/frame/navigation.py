@@ -63,7 +63,7 @@ def _draw_search() -> None:
     if st.session_state.pop(ARRIVED, False):
         st.session_state[SEARCH] = ""
     st.text_input(
-        "Search: a token, a neuron as L3/N42, a place as 12:34, or words of the text",
+        "Find a token, a neuron as L3/N42, a place as 12:34, or words of the text",
         key=SEARCH,
         on_change=_seek,
         width=210,
