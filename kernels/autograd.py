@@ -30,7 +30,7 @@ class Backend:
     """A way to run both passes.
 
     forward(x, weights, rows, activation, save, capacity): (Forward without its saved values, finite bool [n], kept
-    tensors)
+    tensors); weights may be float32 masters beside a 16-bit x
     backward(x, weights, (finite, *kept), activation, grad_y, grad_l1, dtype): Gradients, the weights' ones in `dtype`
     kept(x, weights, rows, save, capacity): unwritten tensors of the shapes and dtypes that `forward` keeps, for fake
     tensors
@@ -44,7 +44,7 @@ class Backend:
 def _reference_forward(
     x: Tensor, weights: Weights, rows: Tensor | None, activation: str, save: bool, capacity: int
 ) -> tuple[Forward, Tensor, tuple[Tensor, ...]]:
-    results = reference_backward.forward(x, weights, rows, activation)
+    results = reference_backward.forward(x, _rounded(weights, x.dtype), rows, activation)
     gate, up, counted, finite = results.saved
     return results, finite, (gate, up, counted) if save else ()
 
@@ -55,7 +55,13 @@ def _reference_backward(
 ) -> Gradients:  # fmt: skip
     finite, gate, up, counted, *_ = kept
     saved = Saved(gate, up, counted, finite)
-    return reference_backward.backward(x, weights, saved, activation, grad_y, grad_l1, dtype)
+    rounded = _rounded(weights, x.dtype)
+    return reference_backward.backward(x, rounded, saved, activation, grad_y, grad_l1, dtype)
+
+
+def _rounded(weights: Weights, dtype: torch.dtype) -> Weights:
+    """Return the parameters in a dtype: a copy of masters that are wider."""
+    return Weights(*(None if tensor is None else tensor.to(dtype) for tensor in weights))  # type: ignore[arg-type]
 
 
 def _reference_kept(x: Tensor, weights: Weights, rows: Tensor | None, save: bool, capacity: int) -> tuple[Tensor, ...]:
@@ -77,11 +83,6 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
-def _weights(x: Tensor, tensors: tuple[Tensor | None, ...]) -> Weights:
-    """Return the parameters in the dtype of x: a copy of masters that are wider."""
-    return Weights(*(None if t is None else t.to(x.dtype) for t in tensors))  # type: ignore[arg-type]
-
-
 def _padded(x: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Fill the kept tensors up to KEPT with empty ones, as an op returns a fixed number."""
     return *kept, *(x.new_empty(0) for _ in range(KEPT - len(kept)))
@@ -98,7 +99,7 @@ def ffn_forward(
 
     capacity: values that are kept for each row, in the mean; of a backend that keeps non-zeros
     """
-    weights = _weights(x, (w_gate, w_up, w_down, b_gate, b_up, b_down))
+    weights = Weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
     results, finite, kept = BACKENDS[backend].forward(x, weights, rows, activation, save, capacity)
     return results.y, results.l1, results.nnz, results.fires, finite, *_padded(x, kept)  # type: ignore[return-value]
 
@@ -124,7 +125,7 @@ def ffn_backward(
     activation: str, backend: str,
 ) -> list[Tensor]:  # fmt: skip
     """Run the backward pass: gradients of NAMES, those of absent arguments left out."""
-    weights = _weights(x, (w_gate, w_up, w_down, b_gate, b_up, b_down))
+    weights = Weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
     gradients = BACKENDS[backend].backward(x, weights, (finite, *kept), activation, grad_y, grad_l1, w_gate.dtype)
     return [grad for grad in gradients if grad is not None]
 
@@ -133,7 +134,7 @@ def ffn_backward(
 def _(grad_y, grad_l1, x, w_gate, w_up, w_down, b_gate, b_up, b_down, finite, kept, activation, backend):  # type: ignore[no-untyped-def]
     tensors = (x, w_gate, w_up, w_down, b_gate, b_up, b_down)
     grads = [None if tensor is None else tensor.new_empty(tensor.shape) for tensor in tensors]
-    if backend == "hopper":  # which sums by neuron
+    if backend == "hopper" and not w_down.is_contiguous():  # as the weights lie
         grads[3] = w_down.new_empty(w_down.t().shape).t()
     return [grad for grad in grads if grad is not None]
 
@@ -143,6 +144,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     ctx.activation, ctx.backend = inputs[8], inputs[9]
     ctx.present = [tensor is not None for tensor in inputs[:7]]
     ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)  # else zeros are written for every output without one, kept values included
     tensors = [tensor for tensor in inputs[:7] if tensor is not None]
     ctx.save_for_backward(*tensors, *output[4:])
 

@@ -32,6 +32,7 @@ SPARSE = (
 )
 DEFAULT_SHARE = 8  # one neuron in so many has room in what is kept
 CAPACITY_SHARES = (32, 8, 4)  # those that `capacity_for` chooses from; torch.compile makes code for each one used
+CAPACITY_MARGIN = 1.5  # times the mean of recent calls
 SPARSE_SHARE = 1 / 10  # of d_ff; 1.25 x dense at 330 of 5632, 0.96 to 1.05 x at 700, 0.84 x at 1 200
 DENSE = "the backward pass is dense, in torch, as no sparse one takes this call"
 
@@ -115,8 +116,8 @@ def sparse_pays(mean_nnz: float, d_ff: int) -> bool:
 
 
 def capacity_for(mean_nnz: float, d_ff: int) -> int:
-    """Return a capacity with room for twice as many neurons a row as recent calls fired, up to a quarter of d_ff."""
-    fits = [share for share in CAPACITY_SHARES if d_ff // share >= 2 * mean_nnz]
+    """Return a capacity with room for half as many again as recent calls fired a row, up to a quarter of d_ff."""
+    fits = [share for share in CAPACITY_SHARES if d_ff // share >= CAPACITY_MARGIN * mean_nnz]
     return max(1, d_ff // max(fits, default=min(CAPACITY_SHARES)))
 
 

@@ -40,7 +40,7 @@ MOST_D_FF = 2**14  # counts of each neuron's firings lie in shared memory
 
 _ARCH = "-gencode=arch=compute_90a,code=sm_90a"
 _SOURCES = ("many_rows/gate", "many_rows/plan", "many_rows/up", "many_rows/down")
-_TRAINING = ("keep", "token_lists", "dh", "products")
+_TRAINING = ("keep", "token_lists", "dh", "products", "transpose")
 LIBRARY = Library(
     "hopper_training",
     (
@@ -155,12 +155,13 @@ def forward(
 ) -> tuple[Forward, Tensor, tuple[Tensor, ...]]:
     """Run the forward pass; without `save` what it would keep is freed at once."""
     n, d_ff = len(x), weights.gate.shape[0]
+    gate, up, down = _readable(x, weights)
     workspace = gpu.Workspace(hopper.regions(n, d_ff, x.dtype, True), x.device)
     values, unions, tables, counted = kept(x, weights, True, capacity if save else 1)
     y, finite = torch.empty_like(x), x.new_empty(n, dtype=torch.bool)
     nnz, l1_parts = x.new_empty(n, dtype=torch.int32), x.new_empty(KEEP_CTAS * len(unions), dtype=torch.float32)
     torch.ops.twell.hopper_train_forward(
-        x, weights.gate, weights.up, weights.down, rows, workspace.memory, workspace.offsets,
+        x, gate, up, down, rows, workspace.memory, workspace.offsets,
         y, finite, nnz, values, unions, tables, l1_parts,
     )  # fmt: skip
     counts = finite if rows is None else finite & (rows != 0)
@@ -178,16 +179,36 @@ def backward(
     x: Tensor, weights: Weights, kept: tuple[Tensor, ...], activation: str, grad_y: Tensor, grad_l1: Tensor,
     dtype: torch.dtype,
 ) -> Gradients:  # fmt: skip
-    """Run the backward pass; the weights' gradients come in `dtype`, bfloat16 or float32."""
+    """Run the backward pass; the weights' gradients come in `dtype`, bfloat16 or float32, as the weights lie."""
     finite, values, unions, tables, counted, rows, *_ = kept
     n, d_ff = len(x), weights.gate.shape[0]
     layout, repeat = workspace_layout(n, d_ff, values.shape[1] < n * d_ff)
     workspace = gpu.Workspace(layout, x.device)
     dx = torch.empty_like(x)
-    gate, up, down = (weights.gate.new_empty(weights.gate.shape, dtype=dtype) for _ in range(3))
+    grads = [weights.gate.new_empty(weights.gate.shape, dtype=dtype) for _ in range(3)]
     torch.ops.twell.hopper_train_backward(
-        grad_y, x, weights.gate, weights.up, weights.down, finite, rows if rows.numel() else None,
+        grad_y, x, *_readable(x, weights), finite, rows if rows.numel() else None,
         grad_l1.float() / counted, values, unions, tables, workspace.memory, workspace.offsets, repeat,
-        dx, gate, up, down,
+        dx, *grads,
     )  # fmt: skip
-    return Gradients(dx, gate, up, down.t(), None, None, None)
+    gate, up, down = grads
+    return Gradients(dx, gate, up, _laid_out_as(weights.down, down), None, None, None)
+
+
+def _readable(x: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weights in the dtype of x, the down ones as the transpose of a matrix by neuron."""
+    gate, up = (weight.to(x.dtype) for weight in (weights.gate, weights.up))  # type: ignore[union-attr]
+    if weights.down.t().is_contiguous():
+        return gate, up, weights.down.to(x.dtype)
+    by_neuron = x.new_empty(weights.gate.shape)
+    torch.ops.twell.hopper_transpose(weights.down, by_neuron)
+    return gate, up, by_neuron.t()
+
+
+def _laid_out_as(weight: Tensor, by_neuron: Tensor) -> Tensor:
+    """Return the gradient [d_model, d_ff] of down weights in their memory layout, so that an optimizer copies nothing."""
+    if weight.t().is_contiguous():
+        return by_neuron.t()
+    grad = by_neuron.new_empty(weight.shape)
+    torch.ops.twell.hopper_transpose(by_neuron, grad)
+    return grad

@@ -58,8 +58,8 @@ def test_bad_input_is_one_sentence(change: dict[str, Any], message: str) -> None
     assert "\n" not in str(error.value)
 
 
-def test_a_capacity_has_room_for_twice_the_mean() -> None:
-    expected = {0: 176, 88: 176, 89: 704, 352: 704, 353: 1408, 5632: 1408}
+def test_a_capacity_has_room_for_half_as_many_again() -> None:
+    expected = {0: 176, 117: 176, 118: 704, 469: 704, 470: 1408, 5632: 1408}
     assert {mean: capacity_for(mean, 5632) for mean in expected} == expected
     assert capacity_for(0.5, 8) == 1
 

@@ -205,3 +205,15 @@ def test_what_it_refuses_goes_to_the_reference_with_the_reason() -> None:
     ):
         choice = choose("cuda", dtype, 256, 512, 64, **options)  # type: ignore[arg-type]
         assert choice.backend == "reference" and reason in choice.reason
+
+
+@pytest.mark.parametrize("masters", [torch.bfloat16, torch.float32])
+def test_down_weights_by_neuron_give_the_same_bits(masters: torch.dtype) -> None:
+    """Sizes are no multiples of the squares that are transposed; a gradient lies as its weight does."""
+    tensors = made(300, 264, 520)
+    tensors[1:] = [tensor.detach().to(masters).requires_grad_() for tensor in tensors[1:]]
+    turned = [*tensors[:3], tensors[3].detach().t().contiguous().t().requires_grad_()]
+    one, other = ours(tensors), ours(turned)
+    for value, its in zip((one[0].y, *one[1]), (other[0].y, *other[1]), strict=True):
+        assert torch.equal(value, its)
+    assert one[1][3].stride() == tensors[3].stride() and other[1][3].stride() == turned[3].stride()

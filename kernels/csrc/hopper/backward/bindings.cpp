@@ -105,6 +105,16 @@ void backward(const Tensor& given_dy, const Tensor& given_x, const Tensor& given
   launch_weights<Value>(b, on);
 }
 
+// from: [rows, columns], float32 or bfloat16; to: [columns, rows], bfloat16, or float32 from float32.
+void transpose(const Tensor& given, const Tensor& to) {
+  const DeviceGuard guard(given.get_device_index());
+  const Tensor from = aligned(given);
+  const bool reads_float = from.scalar_type() == torch::headeronly::ScalarType::Float;
+  const bool writes_float = to.scalar_type() == torch::headeronly::ScalarType::Float;
+  const auto run = writes_float ? launch_transpose<float, float> : reads_float ? launch_transpose<float, Value> : launch_transpose<Value, Value>;
+  run(address(from), address(to), from.size(0), from.size(1), stream_of(from));
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
@@ -115,9 +125,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
       "hopper_train_backward(Tensor dy, Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor finite, Tensor? counted, "
       "Tensor l1_scale, Tensor values, Tensor unions, Tensor tables, Tensor(a!) workspace, SymInt[] offsets, SymInt[] repeat, "
       "Tensor(b!) dx, Tensor(c!) d_gate, Tensor(d!) d_up, Tensor(e!) d_down) -> ()");
+  m.def("hopper_transpose(Tensor from, Tensor(a!) to) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {
   m.impl("hopper_train_forward", TORCH_BOX(&forward));
   m.impl("hopper_train_backward", TORCH_BOX(&backward));
+  m.impl("hopper_transpose", TORCH_BOX(&transpose));
 }

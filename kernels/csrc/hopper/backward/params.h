@@ -78,5 +78,7 @@ template <typename T> void launch_token_lists(const Backward&, cudaStream_t);
 template <typename T> void launch_dh(const Backward&, cudaStream_t);
 template <typename T> void launch_dx(const Backward&, cudaStream_t);
 template <typename T> void launch_weights(const Backward&, cudaStream_t);
+// from: [rows, columns]; to: [columns, rows], rounded. For float to float, and to or from T.
+template <typename From, typename To> void launch_transpose(const void* from, void* to, int rows, int columns, cudaStream_t);
 
 }  // namespace twell::hopper

@@ -1,0 +1,16 @@
+#include "common/launch.cuh"
+#include "hopper/backward/transpose.cuh"
+
+namespace twell::hopper {
+
+template <typename From, typename To>
+void launch_transpose(const void* from, void* to, int rows, int columns, cudaStream_t stream) {
+  const dim3 squares((columns + kTransposeEdge - 1) / kTransposeEdge, (rows + kTransposeEdge - 1) / kTransposeEdge);
+  launch(transpose<From, To>, squares, kTransposeThreads, 0, stream, static_cast<const From*>(from), static_cast<To*>(to), rows, columns);
+}
+
+template void launch_transpose<float, float>(const void*, void*, int, int, cudaStream_t);
+template void launch_transpose<float, TWELL_T>(const void*, void*, int, int, cudaStream_t);
+template void launch_transpose<TWELL_T, TWELL_T>(const void*, void*, int, int, cudaStream_t);
+
+}  // namespace twell::hopper
