@@ -40,7 +40,7 @@ MOST_D_FF = 2**14  # counts of each neuron's firings lie in shared memory
 
 _ARCH = "-gencode=arch=compute_90a,code=sm_90a"
 _SOURCES = ("many_rows/gate", "many_rows/plan", "many_rows/up", "many_rows/down")
-_TRAINING = ("keep", "token_lists", "dh", "products", "transpose")
+_TRAINING = ("keep", "token_lists", "dh", "products")
 LIBRARY = Library(
     "hopper_training",
     (
@@ -206,7 +206,7 @@ def _readable(x: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _laid_out_as(weight: Tensor, by_neuron: Tensor) -> Tensor:
-    """Return the gradient [d_model, d_ff] of down weights in their memory layout, so that an optimizer copies nothing."""
+    """Return the gradient [d_model, d_ff] of down weights in their memory layout, as an optimizer wants it."""
     if weight.t().is_contiguous():
         return by_neuron.t()
     grad = by_neuron.new_empty(weight.shape)

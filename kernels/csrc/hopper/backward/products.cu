@@ -1,6 +1,7 @@
 #include "hopper/backward/dx.cuh"
 #include "hopper/backward/weights.cuh"
 #include "hopper/tma_launch.cuh"
+#include "hopper/transpose.cuh"
 
 namespace twell::hopper {
 
@@ -21,5 +22,15 @@ void launch_weights<TWELL_T>(const Backward& b, cudaStream_t stream) {
   else
     launch_product<WeightsJob<TWELL_T, TWELL_T>>(b, stream);
 }
+
+template <typename From, typename To>
+void launch_transpose(const void* from, void* to, int rows, int columns, cudaStream_t stream) {
+  const dim3 squares((columns + kTransposeEdge - 1) / kTransposeEdge, (rows + kTransposeEdge - 1) / kTransposeEdge);
+  launch(transpose<From, To>, squares, kTransposeThreads, 0, stream, static_cast<const From*>(from), static_cast<To*>(to), rows, columns);
+}
+
+template void launch_transpose<float, float>(const void*, void*, int, int, cudaStream_t);
+template void launch_transpose<float, TWELL_T>(const void*, void*, int, int, cudaStream_t);
+template void launch_transpose<TWELL_T, TWELL_T>(const void*, void*, int, int, cudaStream_t);
 
 }  // namespace twell::hopper

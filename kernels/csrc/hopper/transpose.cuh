@@ -2,7 +2,6 @@
 #pragma once
 
 #include "common/convert.cuh"
-#include "hopper/backward/params.h"
 
 namespace twell::hopper {
 
