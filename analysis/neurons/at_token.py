@@ -2,6 +2,7 @@
 
     neurons_at(run, sequence=0, position=5)   from the run's table `fired`
     beside(table, run)                        the same, with each neuron's density and largest value in a run
+    along(run, 0, neurons=((3, 42), (7, 1)))  the values of these neurons over a whole sequence
 
 Cost: the rows of one sequence, and of one token; `beside` reads the summary of neurons.
 """
@@ -15,7 +16,7 @@ from twell.analysis.neurons.by_neuron import by_neuron
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-ORDERS = {"value": "value", "share": "share of largest", "density": "rarest first"}  # of `ordered`
+ORDERS = {"layer": "layer", "value": "value", "share": "share of largest", "density": "rarest first"}  # of `ordered`
 
 
 def neurons_at(run: Run, sequence: int, position: int) -> pd.DataFrame:
@@ -58,6 +59,31 @@ def beside(table: pd.DataFrame, run: Run) -> pd.DataFrame:
 
 
 def ordered(table: pd.DataFrame, order: str, layer: int | None = None) -> pd.DataFrame:
-    """Return rows of `beside` of one layer or of all, the largest value or share first, or the least density."""
+    """Return rows of `beside` of one layer or of all, the largest value or share first, the least density, or layer by
+    layer with the largest value first."""
     rows = table if layer is None else table[table["layer"] == layer]
-    return rows.sort_values(order, ascending=order == "density", kind="stable", ignore_index=True)
+    keys, rising = (["layer", "value"], [True, False]) if order == "layer" else ([order], [order == "density"])
+    return rows.sort_values(keys, ascending=rising, kind="stable", ignore_index=True)
+
+
+def first_of_layers(table: pd.DataFrame, each: int) -> pd.DataFrame:
+    """Return the first `each` rows of every layer, with one column more: of_layer (how many rows the layer has)."""
+    counts = table.groupby("layer")["layer"].transform("size")
+    return table.assign(of_layer=counts).groupby("layer").head(each).reset_index(drop=True)
+
+
+def along(run: Run, sequence: int, neurons: tuple[tuple[int, int], ...]) -> pd.DataFrame:
+    """Return where these neurons fire in a sequence, as far as the run's table `fired` covers it. Columns: layer,
+    neuron, position, value."""
+    columns = ["layer", "neuron", "position", "value"]
+    layers = sorted({layer for layer, _ in neurons})
+    if not layers or not run.has("fired"):
+        return pd.DataFrame(columns=columns)
+    table = run.rows("fired", [("sequence", "=", sequence), ("layer", "in", layers)], ["sequence", *columns])
+    table = table.combine_chunks()
+    counts = table["neuron"].combine_chunks().value_lengths().to_numpy(zero_copy_only=False)
+    frame = pd.DataFrame({name: np.repeat(table[name].to_numpy(), counts) for name in ("layer", "position")})
+    frame["neuron"] = table["neuron"].combine_chunks().flatten().to_numpy()
+    frame["value"] = table["value"].combine_chunks().flatten().to_numpy().astype(np.float32)
+    is_asked = pd.MultiIndex.from_frame(frame[["layer", "neuron"]]).isin(list(neurons))
+    return frame.loc[is_asked, columns].astype(dict.fromkeys(columns[:3], np.int64)).reset_index(drop=True)

@@ -1,6 +1,8 @@
 """Logit lens: the tokens whose logits a neuron's down row raises and lowers most.
 
-    written(run, "data/demo-model", layer=3, neuron=42)
+    written(run, "data/demo-model", layer=3, neuron=42)           both ends of its effect on the logits
+    answers_to(run, "data/demo-model", layer=3, neuron=42)        the token embeddings that its gate row matches
+    promoted(run, "data/demo-model", neurons=((3, 42), (7, 1)))   the tokens that each of many neurons raises most
 
 A fired neuron adds its product times its down row to the residual; the final norm's scale and the unembedding turn that
 into logits. This is the direct effect alone. It leaves out later layers, which read the residual too, and the norm's
@@ -17,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from twell.workbench.errors import Missing
 from twell.workbench.run.manifest import LAYER_NORM, LAYER_NORM_PLUS_ONE, RMS_NORM
@@ -66,6 +69,14 @@ class Weights:
             raise Missing(f"The weights in {self.folder} name no down product of layer {layer}.")
         return weights
 
+    def gate(self, layer: int) -> np.ndarray:
+        """Return the weights of the product that decides what fires, [d_ff, d_model]."""
+        ends = (f".layers.{layer}.mlp.gate_proj.weight", f".layers.{layer}.mlp.up_proj.weight")
+        weights = self.ending(*ends, f".layers.{layer}.fc1.weight")
+        if weights is None:
+            raise Missing(f"The weights in {self.folder} name no gate product of layer {layer}.")
+        return weights
+
     def is_gated(self, layer: int) -> bool:
         """Return whether the layer's FFN has a gate and an up branch."""
         return self.ending(f".layers.{layer}.mlp.gate_proj.weight") is not None
@@ -93,34 +104,107 @@ def written(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
     not the run's, by their shapes.
     """
     weights = Weights(Path(folder))
-    down, unembedding = weights.down(layer), weights.unembedding()
-    model = run.manifest.model
-    norm_kind = model.get("norm", NORMS_OF_OLDER_RUNS.get(str(model.get("family")), RMS_NORM))
-    width = int(model["d_model"])
-    if down.shape != (width, run.d_ff) or unembedding.shape[1:] != (width,):
-        raise Missing(
-            f"The weights in {folder} are not this run's: expected a down product of {width} × {run.d_ff}, got "
-            f"{' × '.join(map(str, down.shape))}, and an unembedding of {' × '.join(map(str, unembedding.shape))}."
-        )
-    row = plain(down[:, neuron])
-    row = row if norm_kind == RMS_NORM else row - row.mean()
-    norm = weights.ending("model.norm.weight", "final_layer_norm.weight")
+    logits, scaled = _logits(run, weights, ((layer, neuron),))
+    frame = _both_ends(run, logits[:, 0])
+    frame.attrs = {"tokens": len(logits), "gated": weights.is_gated(layer), "scaled": scaled}
+    return frame
+
+
+def promoted(run: Run, folder: str, neurons: tuple[tuple[int, int], ...], each: int = 3) -> pd.DataFrame:
+    """Return the `each` tokens whose logits each neuron raises most, the neurons in their given order. Columns: layer;
+    neuron; token_id; text; logit (as in `written`).
+
+    neurons: pairs of layer and neuron. Cost: one pass over the unembedding for all of them.
+    """
+    columns = ["layer", "neuron", "token_id", "text", "logit"]
+    if not neurons:
+        return pd.DataFrame(columns=columns)
+    logits, _ = _logits(run, Weights(Path(folder)), neurons)
+    each = min(each, len(logits))
+    first = np.argpartition(-logits, each - 1, axis=0)[:each]
+    first = np.take_along_axis(first, np.argsort(-np.take_along_axis(logits, first, 0), axis=0, kind="stable"), 0)
+    values = np.take_along_axis(logits, first, 0) - logits.mean(axis=0)
+    frame = pd.DataFrame(np.repeat(np.array(neurons, np.int64), each, axis=0), columns=columns[:2])
+    frame["token_id"] = first.T.ravel().astype("int64")
+    frame["text"] = run.vocab["text"].reindex(frame["token_id"]).fillna("").to_numpy()
+    return frame.assign(logit=values.T.ravel().astype("float64"))
+
+
+def answers_to(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
+    """Return the tokens whose embeddings match the neuron's gate row best and worst, as `written` does its ends.
+
+    Columns: kind (raised, lowered); token_id; text; logit (the embedding times the gate row, relative to the
+    vocabulary's mean). The embedding is what a token brings before any layer has added to it.
+    """
+    weights = Weights(Path(folder))
+    gate = weights.gate(layer)
+    embedding = weights.ending("embed_tokens.weight")
+    width = int(run.manifest.model["d_model"])
+    if gate.shape != (run.d_ff, width) or embedding is None or embedding.shape[1:] != (width,):
+        raise Missing(f"The weights in {folder} are not this run's: expected a gate product of {run.d_ff} × {width}.")
+    norm_kind = _norm_kind(run)
+    ends = (f".layers.{layer}.post_attention_layernorm.weight", f".layers.{layer}.final_layer_norm.weight")
+    norm = weights.ending(*ends)
+    row = plain(gate[neuron])
     if norm is not None:
         row = row * (plain(norm) + (1.0 if norm_kind == LAYER_NORM_PLUS_ONE else 0.0))
-    chunks = range(0, len(unembedding), AT_ONCE)
-    logits = np.concatenate([plain(unembedding[start : start + AT_ONCE]) @ row for start in chunks])
-    logits = logits[: int(run.manifest.tokenizer.get("vocab_size", len(logits)))]
-    order = np.argsort(logits, kind="stable")
+    row = row if norm_kind == RMS_NORM else row - row.mean()
+    matches = _products(embedding, row[:, None])[: _vocabulary_size(run, len(embedding))]
+    frame = _both_ends(run, matches[:, 0])
+    frame.attrs = {"tokens": len(matches)}
+    return frame
+
+
+def _logits(run: Run, weights: Weights, neurons: tuple[tuple[int, int], ...]) -> tuple[NDArray[np.float32], bool]:
+    """Return what neurons add to the logits, float32 [vocab, neurons], and whether a final norm's scale is in it."""
+    norm_kind = _norm_kind(run)
+    width, unembedding = int(run.manifest.model["d_model"]), weights.unembedding()
+    rows = np.empty((width, len(neurons)), np.float32)
+    for index, (layer, neuron) in enumerate(neurons):
+        down = weights.down(layer)
+        if down.shape != (width, run.d_ff) or unembedding.shape[1:] != (width,):
+            raise Missing(
+                f"The weights in {weights.folder} are not this run's: expected a down product of {width} × {run.d_ff}, "
+                f"got {' × '.join(map(str, down.shape))}, and an unembedding of "
+                f"{' × '.join(map(str, unembedding.shape))}."
+            )
+        rows[:, index] = plain(down[:, neuron])
+    if norm_kind != RMS_NORM:
+        rows -= rows.mean(axis=0)
+    norm = weights.ending("model.norm.weight", "final_layer_norm.weight")
+    if norm is not None:
+        rows *= (plain(norm) + (1.0 if norm_kind == LAYER_NORM_PLUS_ONE else 0.0))[:, None]
+    return _products(unembedding, rows)[: _vocabulary_size(run, len(unembedding))], norm is not None
+
+
+def _norm_kind(run: Run) -> str:
+    """Return the kind of the model's norms, as the manifest names it."""
+    model = run.manifest.model
+    return str(model.get("norm", NORMS_OF_OLDER_RUNS.get(str(model.get("family")), RMS_NORM)))
+
+
+def _products(table: np.ndarray, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return a mapped table of token vectors [vocab, d_model] times columns [d_model, n], a stretch at a time."""
+    chunks = range(0, len(table), AT_ONCE)
+    return np.concatenate([plain(table[start : start + AT_ONCE]) @ rows for start in chunks])
+
+
+def _vocabulary_size(run: Run, rows: int) -> int:
+    """Return how many rows of a table of token vectors are tokens; the rest are padding."""
+    return int(run.manifest.tokenizer.get("vocab_size", rows))
+
+
+def _both_ends(run: Run, values: NDArray[np.float32]) -> pd.DataFrame:
+    """Return the tokens of greatest, then of least value, EACH of both: kind, token_id, text, logit (less the mean)."""
+    order = np.argsort(values, kind="stable")
     per_end = min(EACH, len(order) // 2)
     token_ids = np.concatenate([order[::-1][:per_end], order[:per_end]])
     texts = run.vocab["text"].reindex(token_ids).fillna("")
-    frame = pd.DataFrame(
+    return pd.DataFrame(
         {
             "kind": ["raised"] * per_end + ["lowered"] * per_end,
             "token_id": token_ids.astype("int64"),
             "text": texts.to_numpy(),
-            "logit": (logits[token_ids] - logits.mean()).astype("float64"),
+            "logit": (values[token_ids] - values.mean()).astype("float64"),
         }
     )
-    frame.attrs = {"tokens": len(logits), "gated": weights.is_gated(layer), "scaled": norm is not None}
-    return frame

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib.util
 from typing import Any
 
 import streamlit as st
@@ -39,6 +40,12 @@ def model_request(run: Run) -> dict[str, Any] | None:
         "threshold": run.manifest.options.get("threshold"),
         "weights": run.manifest.model.get("weights"),
     }
+
+
+def prepare() -> None:
+    """Start the worker in the background, as the next click may ask it; not beside a measurement, nor without torch."""
+    if st.runtime.exists() and not is_busy() and importlib.util.find_spec("torch") is not None:
+        worker().prepare()
 
 
 def passage_anew(run: Run, sequence: int) -> Run | None:

@@ -1,8 +1,8 @@
 """Run the dashboard's server: `python -m twell.app.server.serve RUNS SETTINGS`, with Streamlit's settings as JSON.
 
 Before it answers, it imports what the pages need, so that the first visitor does not wait for that: about a second. It
-announces to the browser the scripts that draw a page's elements (`preload`), and answers only requests that name its
-own address (`guard`).
+announces to the browser the scripts that draw a page's elements (`preload`), has links between pages followed in place
+(`links`), and answers only requests that name its own address (`guard`).
 
 Streamlit collects garbage after every run of a page and every look at a growing run. With the libraries among the
 objects that are searched, that takes 0.1 s each time, so they are exempted once they are loaded.
@@ -53,12 +53,13 @@ def main(runs: str, settings: str, *flags: str) -> None:
     from starlette.middleware import Middleware
 
     from twell.app.server.guard import Guard, content_policy
+    from twell.app.server.links import Linked
     from twell.app.server.preload import Announced, scripts
 
     sys.argv = [str(MAIN), runs, *flags]  # where the pages look for the folder of runs
     config = json.loads(settings)
     guard = Middleware(Guard, host=config["server.address"], policy=content_policy())
-    st.App(MAIN, middleware=[guard, Middleware(Announced, scripts=scripts())]).run(config=config)
+    st.App(MAIN, middleware=[guard, Middleware(Announced, scripts=scripts()), Middleware(Linked)]).run(config=config)
 
 
 if __name__ == "__main__":

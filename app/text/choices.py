@@ -12,6 +12,7 @@ import streamlit as st
 from twell.analysis import passage
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.analysis.neurons.values import known
+from twell.app.text.search_view import draw_results, passages_button, search_field
 from twell.app.ui import widgets
 from twell.app.ui.query import fetch
 from twell.app.ui.run_catalog import find_runs
@@ -34,7 +35,7 @@ class Choice:
         phase: the phase of generation that is shaded; None for all.
         scale_run: the run whose scale is used.
         lender: the name of that run if it is another than the page's; otherwise None.
-        asks: whether the model is asked for what the run does not keep of the passage.
+        can_ask: whether the model is at hand, and reads anew what the run does not keep of its passages.
     """
 
     shown: Run
@@ -44,7 +45,7 @@ class Choice:
     phase: str | None
     scale_run: Run
     lender: str | None
-    asks: bool
+    can_ask: bool
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -52,8 +53,7 @@ class Choice:
         shade = {} if self.shade == passage.ALL else {"neuron" if "/" in self.shade else "shade": self.shade}
         phase = {"phase": self.phase} if self.phase else {}
         own = {"own": self.own} if self.own else {}
-        asks = {"ask": str(self.asks)} if self.asks and not self.own else {}
-        return own | shade | phase | ({"scale": self.lender} if self.lender else {}) | asks
+        return own | shade | phase | ({"scale": self.lender} if self.lender else {})
 
     def scale(self) -> passage.Scale:
         """Return the scale of the shades."""
@@ -77,7 +77,7 @@ def neuron_name(text: str, run: Run) -> str | None:
 def chosen(
     run: Run, shown: Run, sequences: pd.DataFrame, can_ask: bool, is_own: bool, own_text: Callable[[Run], None]
 ) -> Choice:
-    """Draw the filters and the button for own text; return what is chosen.
+    """Draw the filters, the ways to a passage and the button for own text; return what is chosen.
 
     Args:
         run: the page's run.
@@ -97,14 +97,17 @@ def chosen(
         scale_run, lender = _chosen_scale(run)
         phase = _chosen_phase(shown)
         sequence = _chosen_sequence(sequences)
-        asks = False
-        if can_ask and not own:
-            param = url_param("ask", False, {"True": True}.get)
-            asks = st.toggle("Ask the model", help="Names the neurons of any token; shades by any neuron.", **param)
+        words = ""
+        if not own:
+            passages_button(shown)
+            words = search_field()
         own_text(run)
     if neuron and not neuron_name(neuron, run):
         widgets.no_such_neuron(run)
-    return Choice(shown, own, sequence, shade, phase, scale_run, lender, asks)
+    if words:
+        with widgets.show_errors():
+            draw_results(shown, words)
+    return Choice(shown, own, sequence, shade, phase, scale_run, lender, can_ask and not own)
 
 
 def _neuron_field(run: Run) -> str:

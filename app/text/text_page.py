@@ -8,16 +8,18 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis import passage
+from twell.analysis.neurons.at_token import neurons_at
 from twell.analysis.tokens.text_around import pieces
-from twell.app.jobs.asking import model_request, passage_anew
+from twell.app.jobs.asking import model_request, passage_anew, prepare
 from twell.app.jobs.own_text import own_actions, own_reading, own_text_button
 from twell.app.jobs.status import job_status
 from twell.app.text.choices import Choice, chosen
 from twell.app.text.passage_view import full_bar_counts, highest_html, legend, passage_html
-from twell.app.text.token_view import draw_token
+from twell.app.text.search_view import name_of
+from twell.app.text.token_view import MarkedToken, draw_token
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, plural, whole
-from twell.app.ui.query import fetch, query
+from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.url_state import current_run, parameter, run_name, whole_number
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -81,30 +83,20 @@ def draw_passage(sequences: pd.DataFrame, choice: Choice, anew: Run | None) -> N
     result = result.then(step, anew if step is passage.shaded_anew else run, shade, choice.phase, begin, PAGE_TOKENS)
     rows = result.frame
     end = begin + len(rows)
-    names_neurons = anew is not None or run.has("fired")
-    widgets.heading(
-        "Your text" if choice.own else f"Sequence {sequence}",
-        f"{source_name(sequences, choice)}{plural(len(all_rows), 'token')}"
-        f"{'' if len(rows) == len(all_rows) else f', {whole(begin)} to {whole(end - 1)} shown'}. Each token links to "
-        f"{'the neurons that it fires' if names_neurons else 'its page'}. Dotted tokens are not counted in any "
-        "statistic. Beside the text: a token's nnz in each layer; a full bar is the layer's 99th percentile.",
-        result,
-    )
+    names_neurons = choice.can_ask or run.has("fired")
+    vocabulary = run.vocab["bytes"]
+    texts = pieces(vocabulary.reindex(all_rows["token_id"]))
+    draw_heading(sequences, choice, name_of(all_rows, texts), (begin, end, len(all_rows)), names_neurons, result)
     scale = choice.scale()
     st.html(legend(scale))
     values = rows["shade"].to_numpy(float)
     if "/" in shade and not (values > 0).any():
-        widgets.note(
-            f"{shade} fires on none of these tokens."
-            if anew is not None or choice.own
-            else f"The run keeps no value of {shade} at these tokens. The list below shows where it is highest."
-        )
-    vocabulary = run.vocab["bytes"]
+        note_unshaded(choice, anew)
     names = passage.token_texts(vocabulary.reindex(rows["token_id"]))
     st.html(
         passage_html(
             rows,
-            pieces(vocabulary.reindex(all_rows["token_id"]))[begin:end],
+            texts[begin:end],
             names,
             scale.share(np.where(values == 0, np.nan, values) if "/" in shade else values),
             nnz_percentiles(choice.scale_run, rows),
@@ -118,17 +110,77 @@ def draw_passage(sequences: pd.DataFrame, choice: Choice, anew: Run | None) -> N
     draw_pager(choice, rows, len(all_rows))
     if marked is not None and begin <= marked < end:
         with widgets.show_errors():
-            draw_neurons(choice, rows.iloc[marked - begin], names[marked - begin], anew)
+            draw_neurons(choice, rows, marked, names[marked - begin], anew)
 
 
-def draw_neurons(choice: Choice, row: pd.Series, name: str, anew: Run | None) -> None:
-    """Draw the neurons of the marked token: `row` of the passage, `name` by itself, `anew` as in `draw_passage`."""
-    scale_name = choice.lender or current_run().name
-    if anew is None:
-        draw_token(choice.shown, choice.sequence, row, name, choice.scale_run, scale_name, "")
-    else:
-        device = f"Computed now, on {anew.manifest.device}."
-        draw_token(anew, 0, row, name, choice.scale_run, scale_name, device)
+def draw_heading(
+    sequences: pd.DataFrame,
+    choice: Choice,
+    name: str,
+    stretch: tuple[int, int, int],
+    names_neurons: bool,
+    result: QueryResult,
+) -> None:
+    """Draw the heading of the passage: its first words, its source, and what a click on a token does.
+
+    Args:
+        sequences: the rows of `passage.sequences`.
+        choice: what is chosen.
+        name: the passage's first words.
+        stretch: the first position drawn, the one after the last, and the length of the passage.
+        names_neurons: whether a token links to the neurons that it fires.
+        result: the rows that are drawn.
+    """
+    begin, end, length = stretch
+    widgets.heading(
+        "Your text" if choice.own else name,
+        f"{source_name(sequences, choice)}{plural(length, 'token')}"
+        f"{'' if end - begin == length else f', {whole(begin)} to {whole(end - 1)} shown'}. Choose a token to see "
+        f"{'the neurons that it fires' if names_neurons else 'its page'}. Dotted tokens are not counted in any "
+        "statistic. Beside the text: a token's nnz in each layer; a full bar is the layer's 99th percentile.",
+        result,
+        key="passage",
+    )
+
+
+def note_unshaded(choice: Choice, anew: Run | None) -> None:
+    """Draw a note under the legend of a neuron that shades no token of the passage."""
+    widgets.note(
+        f"{choice.shade} fires on none of these tokens."
+        if anew is not None or choice.own
+        else f"The run keeps no value of {choice.shade} at these tokens. The list below shows where it is highest."
+    )
+
+
+def draw_neurons(choice: Choice, rows: pd.DataFrame, marked: int, name: str, anew: Run | None) -> None:
+    """Draw the neurons of the marked token, read anew by the model where the run keeps none of them.
+
+    Args:
+        choice: what is chosen.
+        rows: the rows of the passage that are drawn.
+        marked: the token's position.
+        name: the token by itself.
+        anew: as in `draw_passage`.
+    """
+    begin, source, sequence = int(rows["position"].iloc[0]), choice.shown, choice.sequence
+    if anew is None and choice.can_ask and not keeps(source, sequence, marked):
+        anew = passage_anew(source, sequence)
+    action = ""
+    if anew is not None:
+        source, sequence, action = anew, 0, f"Computed now, on {anew.manifest.device}."
+    parameters = {**choice.parameters, "sequence": str(choice.sequence), "position": str(marked)}
+    row = rows.iloc[marked - begin]
+    token = MarkedToken(source, sequence, row, name, begin, begin + len(rows), parameters, action)
+    draw_token(token, choice.scale_run, choice.lender or current_run().name)
+
+
+def keeps(run: Run, sequence: int, position: int) -> bool:
+    """Return whether a run keeps the neurons that a token fires."""
+    try:
+        fetch(run, neurons_at, sequence=sequence, position=position)
+    except Missing:
+        return False
+    return True
 
 
 def source_name(sequences: pd.DataFrame, choice: Choice) -> str:
@@ -137,7 +189,8 @@ def source_name(sequences: pd.DataFrame, choice: Choice) -> str:
     rows = sequences[sequences["sequence"] == choice.sequence]
     if rows.empty or choice.own:
         return ""
-    return f"{rows['source'].iloc[0]}, document {whole(rows['document'].iloc[0])}; "
+    source, document = rows["source"].iloc[0], whole(rows["document"].iloc[0])
+    return f"Sequence {choice.sequence}, {source}, document {document}; "
 
 
 def nnz_percentiles(run: Run, rows: pd.DataFrame) -> np.ndarray:
@@ -187,11 +240,13 @@ def draw_page(run: Run) -> None:
     shown = own or run
     sequences = fetch(shown, passage.sequences)
     can_ask = model_request(run) is not None
+    if can_ask:
+        prepare()
     choice = chosen(run, shown, sequences, can_ask, own is not None, own_text_button)
     with widgets.show_errors():
         anew = None
         with widgets.show_errors():
-            anew = passage_anew(run, choice.sequence) if choice.asks else None
+            anew = passage_anew(run, choice.sequence) if choice.can_ask and "/" in choice.shade else None
         draw_passage(sequences, choice, anew)
     with widgets.show_errors():
         draw_highest(choice)

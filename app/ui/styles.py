@@ -14,7 +14,7 @@ CSS = """<style>
 .tw-passage a.here { outline: 2px solid #c9821f; display: inline-block; line-height: 1.3;
   scroll-snap-align: center; }
 /* the marked token comes into view: for a moment it is all that the text can stop at */
-.tw-passage:has(.here) { animation: tw-find .5s step-end; }
+.tw-passage:has(.here) { max-height: 38vh; animation: tw-find .5s step-end; }
 @keyframes tw-find { from, to { scroll-snap-type: y mandatory; } }
 .tw-passage a.t:is(:hover, :focus-visible) { outline: 2px solid #2f7ed8; }
 .tw-passage .end { opacity: .35; font-style: normal; }
@@ -66,7 +66,27 @@ h4.tw-part { font-size: .9rem; font-weight: 600; margin: .2rem 0; padding: 0; }
 .tw-example .words .here { outline: 1px solid #c9821f; }
 :is(.tw-example, .tw-example-names) .number { text-align: right; opacity: .72; }
 
+/* passages by name */
+.tw-titles { max-height: 50vh; width: 35rem; max-width: 80vw; overflow-y: auto; }
+.tw-title-row { display: grid; grid-template-columns: 2.6rem minmax(0,1fr) 9rem; gap: .6rem; padding: .2rem .1rem;
+  color: inherit !important; text-decoration: none !important; font-size: .87rem;
+  border-bottom: 1px solid rgba(139,149,161,.22); }
+.tw-title-row span { white-space: nowrap; overflow: hidden; text-overflow: ellipsis; unicode-bidi: isolate; }
+.tw-title-row :is(:first-child, :last-child) { opacity: .72; }
+a.tw-title-row:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
+.tw-found { max-height: 30vh; overflow-y: auto; }
+
 /* the neurons of a token */
+.tw-neurons.scroll { max-height: 46vh; overflow-y: auto; }
+.tw-row { display: flex; gap: .7rem; border-bottom: 1px solid rgba(139,149,161,.22); }
+.tw-row > .tw-neuron { flex: 1; border-bottom: none; min-width: 0; }
+.tw-shade { color: var(--tw-link) !important; text-decoration: none !important; font-size: .83rem; align-self: center;
+  padding: .1rem .3rem; }
+.tw-shade:is(:hover, :focus-visible) { text-decoration: underline !important; }
+.tw-neuron.writing { grid-template-columns: 6rem 5rem 8rem 4.6rem 4.2rem minmax(0,1fr); }
+.tw-neuron .writes { overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
+.tw-neuron .writes .tw-token { font-size: .83rem; white-space: pre; margin-right: .25rem; }
+.tw-neuron.writing.names span:nth-child(6) { text-align: left; }
 .tw-neuron { display: grid; grid-template-columns: 6rem 5rem minmax(0,1fr) 4.6rem 4.2rem; gap: .7rem;
   align-items: center; padding: .17rem 0; border-bottom: 1px solid rgba(139,149,161,.22); font-size: .87rem;
   color: inherit !important; text-decoration: none !important; font-variant-numeric: tabular-nums; }
@@ -116,6 +136,7 @@ a.tw-logit .number { text-align: right; font-size: .87rem; font-variant-numeric:
   .tw-two > div { grid-template-columns: 5.6rem 1fr 1fr; gap: .6rem; }
   .tw-two.four > div { grid-template-columns: 5.6rem 1fr 1fr 1.8fr; }
   .tw-neuron { grid-template-columns: 4.8rem 2rem minmax(0,1fr) 3rem 3.2rem; gap: .4rem; }
+  .tw-neuron.writing { grid-template-columns: 4.8rem 2rem 3.4rem 3rem 3.2rem minmax(0,1fr); }
   .tw-logits { grid-template-columns: 1fr; row-gap: .1rem; }
   .tw-example, .tw-example-names { grid-template-columns: minmax(0,1fr) 5rem 4.2rem; }
   .tw-example .words { grid-column: 1 / -1; order: 1; }

@@ -32,15 +32,16 @@ def note(markup: str, width: Any = "stretch") -> None:
     st.html(f'<p class="tw-note">{markup}</p>', width=width)
 
 
-def heading(name: str, caption: str = "", result: QueryResult | None = None) -> None:
+def heading(name: str, caption: str = "", result: QueryResult | None = None, key: str = "") -> None:
     """Draw the title of a figure or table, and the buttons Data and Code beside it.
 
     Args:
         name: the title.
         caption: the line under it: units, n, how to read the figure.
         result: the table that the figure draws. Data shows and saves it, Code has the lines that make it in a notebook.
+        key: names its buttons and files, where the title holds words of the text; from the title if empty.
     """
-    key = name.lower().replace(" ", "-")
+    key = key or name.lower().replace(" ", "-")
     with st.container(horizontal=True, wrap=False, vertical_alignment="bottom", gap="small"):
         line = f'<p class="tw-note">{html.escape(typeset(caption))}</p>' if caption else ""
         st.html(f'<div class="tw-figure"><h3>{html.escape(name)}</h3>{line}</div>', width="stretch")

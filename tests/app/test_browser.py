@@ -65,9 +65,17 @@ def test_from_a_token_to_its_places_and_back(watched: Any, made_run: Run) -> Non
     watched.settle()
     assert "token=40" in page.url
     assert page.locator("h1").inner_text().startswith("␣formaldehyde")
+    page.evaluate("window.stays = true")
     first = contexts(made_run, 40).iloc[0]
     place = page.locator(".tw-place:not(.names)").first
     assert place.locator(".where").inner_text() == f"{first['sequence']}:{first['position']}"
+    place.locator("a.where").click()
+    page.wait_for_selector(".tw-passage a.here")
+    watched.settle()
+    assert page.evaluate("window.stays"), "a link of our own is followed in place"
+    page.go_back()
+    page.wait_for_selector(".tw-places")
+    watched.settle()
     page.get_by_text("Least active first").click()
     wait_until(page, "location.search.includes('order=quietest')")
     link = page.url

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
 
-from twell.analysis.neurons.logit_lens import written
+from twell.analysis.neurons.logit_lens import answers_to, promoted, written
 from twell.analysis.neurons.values import in_sequence, sampled
 from twell.workbench.errors import Missing
 from twell.workbench.run import manifest as manifests
@@ -47,6 +47,26 @@ def test_logits_are_those_of_the_down_row_through_norm_and_unembedding(tiny: Run
     assert lowered["token_id"].tolist() == logits.argsort()[: len(lowered)].tolist()
     np.testing.assert_allclose(frame["logit"], logits[torch.tensor(frame["token_id"].to_numpy())], rtol=1e-4)
     assert frame.attrs == {"tokens": 6144, "gated": True, "scaled": True}
+
+
+def test_many_neurons_at_once_are_each_alone(tiny: Run) -> None:
+    table = promoted(tiny, str(BUNDLED), ((5, 100), (0, 3), (5, 99)), each=3)
+    assert list(zip(table["layer"], table["neuron"], strict=True))[::3] == [(5, 100), (0, 3), (5, 99)]
+    alone = written(tiny, str(BUNDLED), 0, 3).head(3)
+    assert table["token_id"].iloc[3:6].tolist() == alone["token_id"].tolist()
+    np.testing.assert_allclose(table["logit"].iloc[3:6], alone["logit"], rtol=1e-4)
+    assert promoted(tiny, str(BUNDLED), ()).empty
+
+
+def test_a_neuron_answers_to_the_embeddings_that_its_gate_row_matches(tiny: Run) -> None:
+    tensors = load_file(BUNDLED / "model.safetensors")
+    scale = tensors["model.layers.2.post_attention_layernorm.weight"]
+    gate = tensors["model.layers.2.mlp.gate_proj.weight"][40]
+    matches = tensors["model.embed_tokens.weight"].double() @ (gate.double() * scale.double())
+    frame = answers_to(tiny, str(BUNDLED), 2, 40)
+    assert frame["token_id"].iloc[0] == matches.argmax()
+    assert frame["token_id"].iloc[-12] == matches.argmin()
+    np.testing.assert_allclose(frame["logit"].iloc[0], matches.max() - matches.mean(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from twell.analysis.neurons.at_token import beside, neurons_at, ordered
+from twell.analysis.neurons.at_token import beside, first_of_layers, neurons_at, ordered
 from twell.analysis.neurons.values import in_sequence
 from twell.analysis.passage import SEEN, loudest, passage, scale
+from twell.analysis.tokens.search import beginnings, search
 from twell.analysis.tokens.text_around import pieces
 from twell.app.text.passage_view import opacity
+from twell.app.text.search_view import passage_name
 from twell.app.text.token_view import SHOWN
 from twell.app.ui.formatting import whole
 from twell.workbench.run import manifest as manifests
@@ -160,13 +162,51 @@ def test_one_neuron_shades_the_tokens_where_it_is_known_to_fire(show: Show, runs
     assert "not kept here" in markup(test)
 
 
+def assert_shaded_by_each(shown: str, run: Run, sequence: int) -> None:
+    """Each neuron that is listed has rules that shade just the tokens that fire it."""
+    listed = re.findall(r'data-n="(\d+)" href="neuron\?[^"]*neuron=L(\d+)%2FN(\d+)"', shown)
+    assert listed
+    for index, layer, neuron in listed:
+        values = in_sequence(run, int(layer), int(neuron), sequence)
+        kept = run.rows("fired", [("layer", "=", int(layer)), ("sequence", "=", sequence)], ["position"])
+        fires = {place for place in kept["position"].to_pylist() if values[place] > 0}
+        rules = re.findall(rf'data-n="{index}"\]:is\(:hover,:focus-visible\)\) \.tw-passage>a:is\(([^{{]*)\)', shown)
+        assert {int(place) - 1 for rule in rules for place in re.findall(r"nth-child\((\d+)", rule)} == fires
+
+
+def test_words_lead_to_the_passages_that_hold_them(show: Show, runs: Path, made_run: Run) -> None:
+    rows = passage(made_run, 5)
+    words = made_run.decode(rows["token_id"].iloc[20:24].tolist())
+    test = show(runs, "text", run="made", find=words)
+    assert not test.exception
+    assert 'href="text?run=made&amp;sequence=5&amp;position=20&amp;find=' in markup(test)
+    found = search(made_run, words.upper())
+    assert (5, 20) in zip(found["sequence"], found["position"], strict=True)
+    for row in found.itertuples():
+        around = made_run.decode(
+            passage(made_run, row.sequence)["token_id"].iloc[row.position : row.position + 6].tolist()
+        )
+        assert words.lower() in around.lower()
+    assert "No passage contains" in markup(show(runs, "text", run="made", find="no such words"))
+    begins = beginnings(made_run).set_index("sequence")["text"]
+    assert made_run.decode(rows["token_id"].iloc[:4].tolist()).strip() in begins[5]
+    assert passage_name(begins[5])[:20] in html.unescape(markup(show(runs, "text", run="made", sequence="5")))
+
+
 def test_a_marked_token_names_the_neurons_that_it_fires(show: Show, runs: Path, made_run: Run) -> None:
     rows = made_run.frame("fired", ["sequence", "position"]).drop_duplicates()
     kept = rows[rows["sequence"] == 4]["position"]
+    fired = beside(neurons_at(made_run, 4, int(kept.iloc[0])), made_run)
     test = show(runs, "text", run="made", sequence="4", position=str(kept.iloc[0]))
     assert not test.exception
-    expected = ordered(beside(neurons_at(made_run, 4, int(kept.iloc[0])), made_run), "value")
-    named = re.findall(r'<a class="tw-neuron" href="neuron\?run=made&amp;neuron=(L\d+%2FN\d+)"', markup(test))
+    named = re.findall(
+        r'<a class="tw-neuron" data-n="\d+" href="neuron\?run=made&amp;neuron=(L\d+)%2FN\d+', markup(test)
+    )
+    assert named == first_of_layers(ordered(fired, "layer"), 8)["layer"].map("L{}".format).tolist()
+    assert_shaded_by_each(markup(test), made_run, 4)
+    test.segmented_control(key="order").set_value("value").run()
+    expected = ordered(fired, "value")
+    named = re.findall(r'data-n="\d+" href="neuron\?run=made&amp;neuron=(L\d+%2FN\d+)"', markup(test))
     assert [name.replace("%2F", "/") for name in named] == expected["label"].head(SHOWN).tolist()
     test.selectbox(key="layer").select("L2").run()
     assert set(re.findall(r'class="name">(L\d+)/', markup(test))) == {"L2"}

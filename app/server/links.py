@@ -1,0 +1,86 @@
+"""Follow links between pages without loading Streamlit's front end anew: 0.3 s a click instead of 1.5 s.
+
+Links that stand in HTML of our own (`st.html`) are plain ones, so a browser loads the whole front end for each. A
+script of a few lines, served beside Streamlit's own and named in its index.html, takes a plain click on one, puts its
+address into the browser's history, and has Streamlit draw that address as it does for the Back button. Clicks with a
+key held, links to other servers and links within a page stay the browser's. Without the script links work, but slower.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+NAME = "twell-links.js"
+SCRIPT = """addEventListener("click", (event) => {
+  const link = event.target.closest && event.target.closest(".stHtml a[href]");
+  if (!link || event.defaultPrevented || event.button || event.ctrlKey || event.metaKey || event.shiftKey
+      || event.altKey || link.target) return;
+  const address = new URL(link.href);
+  if (address.origin !== location.origin || address.hash) return;
+  event.preventDefault();
+  history.pushState(null, "", address);
+  dispatchEvent(new PopStateEvent("popstate"));
+  const page = document.querySelector(".stMain");
+  if (page && !link.closest(".tw-passage")) page.scrollTo(0, 0);
+});
+"""
+_TAG = f'<script src="./{NAME}" defer></script></head>'.encode()
+
+
+class Linked:
+    """ASGI middleware: serve the script, and name it in each page."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request for the script; answer others as the app does, with the script named in a page."""
+        if scope["type"] == "http" and scope["path"].endswith(f"/{NAME}"):
+            headers = [(b"content-type", b"text/javascript; charset=utf-8"), (b"cache-control", b"no-cache")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": SCRIPT.encode()})
+        elif scope["type"] == "http" and _wants_page(scope):
+            plain = [pair for pair in scope["headers"] if pair[0].lower() != b"accept-encoding"]
+            await self.app({**scope, "headers": plain}, receive, _Page(send))
+        else:
+            await self.app(scope, receive, send)
+
+
+class _Page:
+    """Passes an answer on, with the script named in it if it is a whole page of HTML."""
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+        self.start: Message | None = None  # of a page, until its body is whole
+        self.body = b""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if message["status"] != 200 or not _is_html(message):
+                await self.send(message)
+            else:
+                self.start = message
+            return
+        if self.start is None or message["type"] != "http.response.body":
+            await self.send(message)
+            return
+        self.body += message.get("body", b"")
+        if message.get("more_body"):
+            return
+        body = self.body.replace(b"</head>", _TAG, 1)
+        headers = [pair for pair in self.start["headers"] if pair[0].lower() != b"content-length"]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await self.send({**self.start, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})
+
+
+def _wants_page(scope: Scope) -> bool:
+    return any(name.lower() == b"accept" and b"text/html" in value for name, value in scope["headers"])
+
+
+def _is_html(message: Message) -> bool:
+    headers = {name.lower(): value for name, value in message["headers"]}
+    return headers.get(b"content-type", b"").startswith(b"text/html") and b"content-encoding" not in headers
