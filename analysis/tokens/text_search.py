@@ -1,6 +1,8 @@
 """Text search: where words stand in the text that a run read, whichever tokens they are cut into.
 
     places_of(run, "bark of an old tree")     its first places
+    first_places(run, ("lens", "tree"))       the first place of each of many words
+    beginnings(run)                           the first words of every passage
 
 Words are compared as ASCII lower case, with any white space between them, and never across two sequences.
 Cost: 0.2 s a million tokens until enough places are found, part by part.
@@ -9,6 +11,7 @@ Cost: 0.2 s a million tokens until enough places are found, part by part.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -19,16 +22,21 @@ from twell.analysis.tokens.text_around import sides
 from twell.workbench.run.store import Run
 
 WIDTH = 10  # tokens shown on each side
+LETTER = rb"[A-Za-z0-9\x80-\xff]"  # of which words are made, as in `summaries.z_scores`
+FIRST = 12  # tokens of which the beginning of a passage is made
 
 
-def places_of(run: Run, words: str, limit: int = 12, width: int = WIDTH) -> pd.DataFrame:
-    """Return the first positions of the run at which words begin, in the order of its parts. Columns:
+def places_of(run: Run, words: str, limit: int = 12, width: int = WIDTH, whole: bool = False) -> pd.DataFrame:
+    """Return the first positions of the run at which words begin, in the order of its parts; of whole words alone, in
+    capitals and small letters as given, if `whole`. Columns:
 
     sequence; position (of the token in which they begin); before, token, after (text, `width` tokens either side).
     No rows where the words do not occur or are blank. Missing where the run has no rows of single tokens.
     """
     run.parts("activity")  # raises Missing
-    pattern = re.compile(rb"\s+".join(re.escape(word.encode()) for word in words.split()), re.IGNORECASE)
+    spelled = rb"\s+".join(re.escape(word.encode()) for word in words.split())
+    bounded = rb"(?<!%b)%b(?!%b)" % (LETTER, spelled, LETTER)
+    pattern = re.compile(bounded) if whole and spelled else re.compile(spelled, re.IGNORECASE)
     places: list[tuple[int, int]] = []
     if pattern.pattern:
         spelling = _spelling(run)
@@ -41,6 +49,52 @@ def places_of(run: Run, words: str, limit: int = 12, width: int = WIDTH) -> pd.D
     return frame.assign(**{name: [text[n] for text in texts] for n, name in enumerate(("before", "token", "after"))})
 
 
+def first_places(run: Run, words: tuple[str, ...], width: int = WIDTH) -> pd.DataFrame:
+    """Return the first place of each whole word, in the order of the words, without those that have none. Columns:
+    word; sequence; position; before, token, after (text around the word, as `places_of` has it around a token)."""
+    spelling, places = _spelling(run), dict[str, tuple[int, int]]()
+    missing = {word.encode(): word for word in words}
+    for rows in run.pieces("activity", ["sequence", "position", "token_id"]) if words else ():
+        sequence, position, token = _in_order(rows)
+        text, begins = _joined(token, spelling)
+        for start, found in _first_matches(text, missing):
+            first = int(np.searchsorted(begins, start, side="right")) - 1
+            places[missing.pop(found)] = int(sequence[first]), int(position[first])
+        if not missing:
+            break
+    frame = pd.DataFrame([(word, *places[word]) for word in words if word in places])
+    frame = frame.set_axis(["word", "sequence", "position"], axis=1) if len(frame) else frame
+    texts = sides(run, frame, width) if len(frame) else []
+    around = [_around_word(word, *text) for word, text in zip(frame.get("word", []), texts, strict=True)]
+    return frame.assign(**{name: [text[n] for text in around] for n, name in enumerate(("before", "token", "after"))})
+
+
+def _first_matches(text: bytes, words: Mapping[bytes, str]) -> list[tuple[int, bytes]]:
+    """Return where each word begins first in a text, as (index, word); words of letters alone are found whole."""
+    plain = {word for word in words if re.fullmatch(LETTER + b"+", word)}
+    matches = [(at, word) for word in words if word not in plain and (at := text.find(word)) >= 0]
+    for match in re.finditer(LETTER + b"+", text) if plain else ():
+        if match[0] in plain:
+            matches.append((match.start(), match[0]))
+            plain.discard(match[0])
+    return matches
+
+
+def _around_word(word: str, before: str, token: str, after: str) -> tuple[str, str, str]:
+    """Return the text before, in and after a word that begins in a token."""
+    left, found, right = (token + after).partition(word)
+    return (before + left, found, right) if found else (before, token, after)
+
+
+def beginnings(run: Run) -> pd.DataFrame:
+    """Return the sequences with their first words, in order. Columns: sequence, document, source, tokens, text."""
+    rows = run.rows("activity", [("position", "<", FIRST)], ["sequence", "position", "token_id"]).to_pandas()
+    ids = rows.sort_values(["sequence", "position"]).groupby("sequence")["token_id"].agg(list)
+    frame = run.frame("sequences", ["sequence", "document", "source", "tokens"]).sort_values("sequence")
+    frame["text"] = [" ".join(run.decode(ids.get(sequence, [])).split()) for sequence in frame["sequence"]]
+    return frame.reset_index(drop=True)
+
+
 def _spelling(run: Run) -> pa.Array:
     """Return the bytes of each token id, from 0 to one past the greatest of the vocabulary; empty for one it lacks."""
     vocabulary = run.vocab["bytes"]
@@ -51,9 +105,7 @@ def _spelling(run: Run) -> pa.Array:
 
 def _in_part(rows: pa.Table, spelling: pa.Array, pattern: re.Pattern[bytes], limit: int) -> list[tuple[int, int]]:
     """Return up to `limit` (sequence, position) of one part at which the pattern begins, in the order of the text."""
-    sequence, position, token = (rows[name].to_numpy() for name in ("sequence", "position", "token_id"))
-    order = np.lexsort((position, sequence))
-    sequence, position, token = sequence[order], position[order], token[order]
+    sequence, position, token = _in_order(rows)
     text, begins = _joined(token, spelling)
     places: list[tuple[int, int]] = []
     start = 0
@@ -65,6 +117,13 @@ def _in_part(rows: pa.Table, spelling: pa.Array, pattern: re.Pattern[bytes], lim
         else:
             start = match.start() + 1
     return places
+
+
+def _in_order(rows: pa.Table) -> tuple[NDArray, NDArray, NDArray]:
+    """Return sequence, position and token id of a part's rows, in the order of the text."""
+    sequence, position, token = (rows[name].to_numpy() for name in ("sequence", "position", "token_id"))
+    order = np.lexsort((position, sequence))
+    return sequence[order], position[order], token[order]
 
 
 def _joined(token: NDArray, spelling: pa.Array) -> tuple[bytes, NDArray]:

@@ -7,14 +7,14 @@ import html
 import pandas as pd
 import streamlit as st
 
-from twell.analysis.tokens.search import beginnings, search
+from twell.analysis.tokens.text_search import beginnings, places_of
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural, running, visible, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import link, sync_url, url_param
 from twell.workbench.run.store import Run
 
-FOUND = 20  # passages listed
+FOUND = 20  # places listed
 LISTED = 500  # passages of the list of all
 NAME = 60  # characters of a passage's name
 
@@ -32,17 +32,15 @@ def search_field() -> str:
 
 
 def draw_results(run: Run, words: str) -> None:
-    """Draw the passages of the run that contain the words, each a link to where they stand."""
-    result = query(run, search, words=words, limit=FOUND)
+    """Draw the passages of the run that contain the words: a link to each place."""
+    result = query(run, places_of, words=words, limit=FOUND)
     with widgets.scanning(run):
         frame = result.frame
-    attrs = frame.attrs
     if frame.empty:
         widgets.note(f"No passage contains {html.escape(visible(words))}.")
         return
-    more = "" if len(frame) == attrs["sequences"] and attrs["complete"] else f", the first {len(frame)} shown"
-    count = plural(attrs["sequences"], "passage") if attrs["complete"] else f"Over {attrs['sequences'] - 1} passages"
-    widgets.heading(f"{count} with these words{more}", "", result, key="found")
+    count = f"The first {FOUND} places" if len(frame) == FOUND else plural(len(frame), "place")
+    widgets.heading(f"{count} with these words", "", result, key="found")
     lines = [
         f'<a class="tw-jump" href="{link("text", sequence=row.sequence, position=row.position, find=words)}">'
         f'<span class="where">{row.sequence}:{row.position}</span>'
