@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "doctor": (options.DoctorOptions, "twell.workbench.doctor:doctor"),
     "capture": (options.CaptureOptions, "twell.workbench.cli:capture"),
     "text": (options.TextOptions, "twell.workbench.cli:text"),
+    "tokens": (options.TokensOptions, "twell.analysis.exports.terminal:tokens"),
     "verify": (options.VerifyOptions, "twell.workbench.verify:verify"),
     "bench": (BenchOptions, "twell.workbench.bench.command:bench"),
     "summarize": (options.SummarizeOptions, "twell.analysis.summaries.refresh:summarize"),

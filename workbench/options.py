@@ -251,6 +251,19 @@ class TextOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokensOptions:
+    """List the tokens of a run that fire most neurons, and fewest.
+
+    twell tokens runs/demo --words
+    """
+
+    run: Path = option(help="a run's folder", value="RUN", argument=True)
+    words: bool = option(False, help="whole words in place of tokens")
+    rows: int = option(12, help="lines at each end", least=1, most=1000)
+    min_count: int = option(20, help="leave out what occurs less often", unit="occurrences", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
     """Show what this machine has, and which kernel would run and why.
 

@@ -100,7 +100,13 @@ def _suggestion(name: str) -> str:
 def _format(options: ExportOptions) -> Format:
     """Return the requested format, or else that of the ending of `out`, or else Parquet."""
     by_ending = {ending: format for format, ending in ENDING.items()}
-    of_file = None if options.out.is_dir() else by_ending.get(options.out.suffix.lower())
+    ending = "" if options.out.is_dir() else options.out.suffix.lower()
+    of_file = by_ending.get(ending)
+    if of_file is None and ending[1:2].isalpha():  # a folder may be called tables-1.2
+        raise UserError(
+            f"Expected --out with an ending of {', '.join(by_ending)}, or a folder without one, got {options.out}: "
+            "name another file."
+        )
     if options.format and of_file and of_file != options.format:
         raise UserError(
             f"Expected --out with the ending of --format {options.format} ({ENDING[options.format]}), got "

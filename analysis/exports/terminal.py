@@ -1,4 +1,4 @@
-"""A run's text in the terminal: each token shaded by the neurons it fires, and what fires most.
+"""A run in the terminal: its text, each token shaded by the neurons it fires, and a list of what fires most.
 
 Shades are backgrounds of the 256 colours that terminals know, with black or white text of their own, so that they read
 the same on dark and on light. Without colours the same lines come plain. What tokens hold that a terminal would obey is
@@ -7,6 +7,7 @@ written out.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,14 +15,18 @@ import pandas as pd
 
 from twell.analysis.neurons.at_token import neurons_at
 from twell.analysis.passage import ALL, loudest, passage, scale, sequences, values
+from twell.analysis.tokens.by_token import by_token
 from twell.analysis.tokens.text_around import pieces
+from twell.analysis.tokens.words import by_word
 from twell.workbench.errors import Missing, UserError
+from twell.workbench.options import TokensOptions, check_bounds
 from twell.workbench.run.schema import DECODE, nnz_columns
-from twell.workbench.run.store import Run
+from twell.workbench.run.store import Run, open_run
 
 SHADES = ("", "30;48;5;195", "30;48;5;153", "30;48;5;111", "97;48;5;32", "97;48;5;25")  # from the faintest to the most
 UNCOUNTED, MADE = "4", "3"  # underlined, italic
 LAYERS, NEURONS = 5, 3  # listed
+BAR, EIGHTHS = 24, " ▏▎▍▌▋▊▉"  # characters of the longest bar; parts of one
 
 
 def shaded_lines(run: Run, layer: int | None = None, colored: bool = True) -> Iterator[str]:
@@ -73,6 +78,40 @@ def _top_tokens(run: Run, shade: str, layer: int | None) -> Iterator[str]:
         except Missing:
             neurons = ""
         yield f"  {row.value:>6,.0f}  {name:<{width}}  at {place:<6} {neurons}".rstrip()
+
+
+def tokens(options: TokensOptions) -> None:
+    """Print the tokens or words of a run that fire most neurons a layer, then those that fire fewest."""
+    check_bounds(options)
+    for line in token_lines(open_run(options.run), options.words, options.rows, options.min_count):
+        encoding = sys.stdout.encoding or "utf-8"
+        print(line.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def token_lines(run: Run, words: bool = False, rows: int = 12, min_count: int = 20) -> Iterator[str]:
+    """Yield the lines that list tokens, or whole words, by mean nnz a layer: `rows` at each end, each with its standard
+    error over documents (words have none), its count and a bar."""
+    table = by_word(run, min_count) if words else by_token(run, min_count)
+    table = table.sort_values("mean", ascending=False, ignore_index=True)
+    name, kind = ("word", "words") if words else ("text", "tokens")
+    yield f"{run.name}: {len(table):,} {kind} that occur at least {min_count} times, by the neurons of a layer that"
+    yield f"they fire (of {run.d_ff:,}; mean over {run.layers} layers, ± standard error over documents)"
+    ends = [("most", table.head(rows))]
+    ends += [("fewest", table.iloc[max(rows, len(table) - rows) :])] if len(table) > rows else []
+    widest = max(len(repr(text)) for _, end in ends for text in end[name])
+    for which, end in ends:
+        yield f"\n{which}:"
+        for row in end.to_dict("records"):
+            error = row.get("mean_se", np.nan)
+            spread = "" if np.isnan(error) else f"± {error:.2g}"
+            line = f"  {row['mean']:>7,.1f} {spread:<8} {row['count']:>9,} ×  {row[name]!r:<{widest}}"
+            yield f"{line}  {_bar(row['mean'] / table['mean'].iloc[0])}".rstrip()
+
+
+def _bar(share: float) -> str:
+    """Return a bar of blocks. share: of the longest, 0 to 1"""
+    eighths = round(8 * BAR * share)
+    return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
 def _code(share: float, flags: int, phase: int) -> str:

@@ -1,4 +1,4 @@
-"""Print a bench as its figures come in: a block for each case, a line for each operation.
+"""Print a bench: a line for each case as it ends, sums over layers, then a block a case with a line an operation.
 
 A ratio compares an operation with the dense FFN of the same case; a gate product, and up and down alone, are compared
 with the dense operation of the same name. Absolute times are shown beside ratios on a GPU only, under its name.
@@ -7,6 +7,8 @@ with the dense operation of the same name. Absolute times are shown beside ratio
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -41,10 +43,13 @@ Figures = dict[str, float]  # of one operation, by metric
 
 
 class Page:
-    """Prints a bench, as a context manager: `begin` and `show` for each case, `close` after the last one."""
+    """Prints a bench, as a context manager: `begin` and `show` for each case, `close` after the last one.
+
+    The blocks of the cases come last, also those of a bench that was stopped.
+    """
 
     def __init__(self, title: str, total: int, absolute: bool, console: Console) -> None:
-        """Print the title and the legend.
+        """Print the title.
 
         total: how many cases will run; absolute: whether times are shown beside ratios
         """
@@ -62,9 +67,9 @@ class Page:
             TextColumn("{task.description}"), console=console, transient=True, disable=not console.is_terminal,
         )  # fmt: skip
         self._task = self._progress.add_task("", total=total)
+        self._details: list[Callable[[], None]] = []  # each prints a block, once the bench has ended
+        self._total = total
         console.print(title, highlight=False)
-        console.print(Text(LEGEND, "dim"))
-        self._print([{name: Text(name, "dim") for name in self._columns}])
 
     def __enter__(self) -> Page:
         self._progress.start()
@@ -72,13 +77,27 @@ class Page:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+        if not self._details:
+            return
+        self._console.print()
+        self._console.print(Text(LEGEND, "dim"))
+        self._print([{name: Text(name, "dim") for name in self._columns}])
+        for print_block in self._details:
+            print_block()
 
     def begin(self, case: Case) -> None:
         """Name the case that runs now, beside the bar."""
         self._progress.update(self._task, description=case.name)
 
     def show(self, case: Case, result: Result, metrics: dict[Operation, Figures]) -> None:
-        """Print the block of a case. metrics: the figures of each operation"""
+        """Print the ratios of a case in a line, and keep its block. metrics: the figures of each operation"""
+        if self._total > 1:
+            self._console.print(_ratios(case, result), highlight=False, soft_wrap=True)
+        self._details.append(partial(self._print_block, case, result, metrics))
+        self._add_up(case, result)
+        self._progress.advance(self._task)
+
+    def _print_block(self, case: Case, result: Result, metrics: dict[Operation, Figures]) -> None:
         about = [f"nnz {result.fired.nnz_mean:.1f}"] + [f"{case.rows:,} rows"] * ("row" not in case.name)
         about += ["weights cold"] * case.cold + ["CUDA graph"] * bool(result.replayed)
         line = Text(case.name, "bold").append("  " + ", ".join(about), "not bold dim")
@@ -94,8 +113,6 @@ class Page:
                 self._shown_reasons.add(reason)
                 names = ", ".join(name for name, other in result.left_out.items() if other == reason)
                 self._console.print(Text(f"  without {names}: {reason}", "dim"), soft_wrap=True)
-        self._add_up(case, result)
-        self._progress.advance(self._task)
 
     def close(self) -> None:
         """Print the ratios of several layers together, for each group of cases that has more than one."""
@@ -140,6 +157,14 @@ def label(operation: Operation) -> str:
         return LABELS.get(operation.op, DENSE_LABEL + SUFFIXES.get(operation.op, ""))
     layout = f" at C {operation.compression}" if operation.compression != 8 else ""
     return operation.kernel + layout + SUFFIXES[operation.op]
+
+
+def _ratios(case: Case, result: Result) -> str:
+    """Return a case's ratios to dense on one line."""
+    dense = result.median(DENSE)
+    times = {label(one): result.median(one) for one in result.times if one.op == "ffn_sparse"} | stage_sums(result)
+    ratios = ", ".join(f"{name} {dense / time:.2f} ×" for name, time in times.items())
+    return f"{case.name}, {case.rows:,} rows, nnz {result.fired.nnz_mean:.1f}: {ratios or 'dense alone'}"
 
 
 def power(metrics: dict[Operation, Figures]) -> str:

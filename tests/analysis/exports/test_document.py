@@ -86,8 +86,8 @@ def test_a_poor_run_has_a_page_and_a_notebook(made: ModuleType, tmp_path: Path) 
     run = made.make(
         tmp_path / "poor", layers=1, sequences=6, length=5, parts=1, neurons=False, tiles=False, timings=0, loss=False
     )
-    for format in ("html", "notebook"):
-        (path,) = export(ExportOptions(run=run.path, format=format, out=tmp_path / f"poor.{format}"))
+    for ending in ("html", "ipynb"):
+        (path,) = export(ExportOptions(run=run.path, out=tmp_path / f"poor.{ending}"))
         assert "findings" in path.read_text(encoding="utf-8").lower()
 
 

@@ -127,6 +127,14 @@ def test_the_format_is_what_the_file_ends_in(run: Run, tmp_path: Path, capsys: p
     assert export(ExportOptions(run=run.path, table=table, format="parquet", out=tmp_path / "folder.csv"))
 
 
+def test_an_unknown_ending_is_refused_and_writes_nothing(run: Run, tmp_path: Path) -> None:
+    for chosen in ({}, {"table": ("by_layer",)}, {"table": ("by_layer",), "format": "csv"}):
+        with pytest.raises(UserError, match=r"ending of \.parquet, .*\.html, or a folder without one, got .*x\.docx"):
+            export(ExportOptions(run=run.path, out=tmp_path / "x.docx", **chosen))
+    assert not list(tmp_path.iterdir())
+    assert export(ExportOptions(run=run.path, table=("by_layer", "by_word"), out=tmp_path / "tables-1.2"))
+
+
 def test_many_files_do_not_go_into_a_folder_named_as_a_file(run: Run, tmp_path: Path) -> None:
     for chosen in ({"out": tmp_path / "all.csv"}, {"out": tmp_path / "x.npz", "table": ("fired",)}):
         with pytest.raises(UserError, match=r"Expected a folder for .*, got the file .*(all\.csv|x\.npz)"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from contextlib import suppress
 
 from rich.console import Console
 
@@ -63,6 +64,19 @@ def test_layers_add_up_where_all_of_them_have_it() -> None:
     page = shown((case(0), result()), (case(3), second), absolute=True)
     assert line(page, "2 layers on text") == "2 layers on text: cpu 2.50 ×; dense 0.30 ms"  # 300 over 120
     assert "layers" not in shown((case(0), result()))
+
+
+def test_the_summary_comes_before_the_blocks_and_they_come_after_an_interruption_too() -> None:
+    page = shown((case(0), result()), (case(3), result()))
+    lines = [one for one in page.splitlines() if one]
+    assert lines[1] == "layer 0 on text, 1,024 rows, nnz 9.5: cpu 2.00 ×, reference at C 4 0.50 ×"
+    assert [one.partition(":")[0] for one in lines[2:4]] == ["layer 3 on text, 1,024 rows, nnz 9.5", "2 layers on text"]
+    assert lines[4].startswith("× dense: dense time over its own")
+    file = io.StringIO()
+    with suppress(KeyboardInterrupt), Page("a bench", 2, False, Console(file=file, width=160)) as stopped:
+        stopped.show(case(0), result(), {OURS: {}})
+        raise KeyboardInterrupt
+    assert line(file.getvalue(), "cpu ").split()[1] == "2.00"
 
 
 def test_what_is_left_out_is_said_once_for_each_reason() -> None:
