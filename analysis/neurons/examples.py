@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis.neurons.value_histogram import neuron_histogram, quantile
+from twell.analysis.summaries.built import with_damage_note
 from twell.analysis.tokens.text_around import LONGEST_CHARACTER, TokenWindow, pieces, split_text, token_windows
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
@@ -52,14 +53,18 @@ def example_pieces(run: Run, layer: int, neuron: int, width: int = 16) -> pd.Dat
     frame["pieces"] = [_texts(run, *pair) for pair in zip(wide, windows, strict=True)]
     frame = frame[[*COLUMNS, "start", "pieces"]]
     frame.attrs = {"definition": run.manifest.nnz_definition, "layer": layer, "neuron": neuron}
-    return frame
+    return with_damage_note(frame, run, "value_bins") if run.has("value_bins") else frame
 
 
 def _quantiles(run: Run, layer: int, neuron: int, frame: pd.DataFrame) -> NDArray[np.float64]:
-    """Return of each example's value the share of the neuron's firings, or of its sample, that are not above it."""
+    """Return of each example's value the share of the neuron's firings, or of its sample, that are not above it; NaN
+    where the counts of its values are damaged."""
     try:
         return quantile(neuron_histogram(run, layer, neuron), frame["value"])
-    except Missing:  # the sample of such a run is drawn from all firings alike
+    except Missing:
+        if run.has("value_bins"):
+            return np.full(len(frame), np.nan)
+        # The sample of such a run is drawn from all firings alike.
         sample = np.sort(frame.loc[frame["kind"] == "sample", "value"].to_numpy())
         return np.searchsorted(sample, frame["value"], side="right") / max(len(sample), 1)
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from twell.analysis.summaries.documents import Documents
 from twell.analysis.summaries.rank_tables import class_step
 from twell.workbench.run.checks import verified
 from twell.workbench.run.checks.regular_file import read_text, remove_leftover
+from twell.workbench.run.checks.whole import State, state_of
 from twell.workbench.run.manifest_checks import digest
-from twell.workbench.run.part_files import checksum
+from twell.workbench.run.part_files import TICK, checksum
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
 
@@ -61,9 +64,21 @@ def folder(run: Run) -> Path:
 
 
 def read_built(run: Run) -> Built:
-    """Return what the run's summaries were built from; a `Built` without parts if there are none."""
+    """Return what the run's summaries were built from; a `Built` without parts if there are none. Not to be changed."""
+    path = folder(run) / FILE
     try:
-        stored = json.loads(read_text(folder(run) / FILE))
+        stat = os.stat(path)
+    except OSError:
+        return Built()
+    recent = time.time_ns() - stat.st_ctime_ns <= TICK  # it may change again, and keep its state
+    return (_read.__wrapped__ if recent else _read)(path, state_of(stat))
+
+
+@lru_cache(maxsize=256)
+def _read(path: Path, state: State) -> Built:
+    """Return what a list holds. state: changes with the file, and with it the entry in the cache."""
+    try:
+        stored = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return Built()
     if not isinstance(stored, dict) or stored.get("sha256", digest(stored)) != digest(stored):
@@ -128,6 +143,18 @@ def damaged_summaries(run: Run, built: Built) -> list[str]:
         files = {file: sha256 for file, sha256 in files.items() if file not in left_out}
     clauses = verified.faults(run.path, files, key="summaries")
     return [f"{Path(file).name} {clause}" for file, clause in clauses.items()]
+
+
+def summary_fault(run: Run, name: str, check: Callable[[], str], rule: str) -> str:
+    """Return what is wrong with a summary, as a clause; "" if nothing is.
+
+    check: looks for it, once for as long as the file stays as it is; rule: names all that `check` goes by, but the file
+    """
+    file = run.summary_path(name).relative_to(run.path).as_posix()
+    sha256 = (run.manifest.summaries or {}).get(file) or read_built(run).files.get(name)
+    if sha256 is None:  # in copies of before summaries had checksums
+        return check()
+    return verified.faults(run.path, {file: sha256}, lambda _: check(), rule).get(file, "")
 
 
 def _file_states(run: Run, table: str) -> list[list[int] | None]:

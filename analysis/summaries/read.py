@@ -24,7 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from twell.analysis.memo import memoized
-from twell.analysis.summaries.built import damage, growing, read_built
+from twell.analysis.summaries.built import damage, growing, read_built, summary_fault
 from twell.analysis.summaries.documents import BLOCK
 from twell.analysis.summaries.refresh import ensure
 from twell.workbench.errors import Missing, UserError
@@ -122,8 +122,19 @@ class Summaries:
         path = self.run.summary_path(name)
         if not path.exists():
             raise Missing(f"{self.run.name} holds no {name}: {_reason(self.run, name)}.")
-        now = path.stat()
-        _checked(path, (now.st_ino, now.st_size, now.st_mtime_ns), name, Sizes.of(self.run.manifest))
+        sizes = Sizes.of(self.run.manifest)
+        columns = SUMMARIES.tables[name].columns
+        fault = summary_fault(
+            self.run,
+            name,
+            lambda: column_fault(path, name, columns, sizes, complete=False),
+            f"summaries of revision {SUMMARIES.revision}, {sizes}",
+        )
+        if fault:
+            raise UserError(
+                f"Expected a summary as declared at {path}, got one that {fault}: remove its folder to have it made "
+                "anew, or copy a run without rows again."
+            )
         return path
 
 
@@ -132,17 +143,6 @@ def _columns(summaries: Summaries, name: str, *names: str) -> dict[str, NDArray]
     path = summaries.file(name)
     now = path.stat()
     return dict(_decoded(path, (now.st_ino, now.st_size, now.st_mtime_ns), names))
-
-
-@lru_cache(maxsize=1024)
-def _checked(path: Path, version: tuple[int, ...], name: str, sizes: Sizes) -> None:
-    """Check the columns of a file once; `version` tells it from what stood under the same name before."""
-    fault = column_fault(path, name, SUMMARIES.tables[name].columns, sizes, complete=False)
-    if fault:
-        raise UserError(
-            f"Expected a summary as declared at {path}, got one that {fault}: remove its folder to have it made "
-            "anew, or copy a run without rows again."
-        )
 
 
 @lru_cache(maxsize=DECODED)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +17,7 @@ import twell.analysis as analysis
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import UserError
 from twell.workbench.options import SummarizeOptions
+from twell.workbench.run.checks import verified, whole
 from twell.workbench.run.parquet_part import GrowingFile
 from twell.workbench.run.part_files import open_part, read_part
 from twell.workbench.run.schema import SUMMARIES
@@ -69,6 +72,25 @@ def test_pages_carry_checksums(small: Run, tmp_path: Path) -> None:
     flip(tmp_path / "tiles.parquet", group.data_page_offset + group.total_compressed_size - 5)
     with pytest.raises(UserError, match=r"(?i)readable part at .*(crc|checksum)"):
         read_part(tmp_path / "tiles.parquet")
+
+
+def test_pages_are_compared_from_a_day_after_their_file_on(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later process goes by what an earlier one wrote down, and by when."""
+    long_ago = time.time() - 10
+    for path in small.files("tiles"):
+        os.utime(path, (long_ago, long_ago))
+    monkeypatch.setattr(verified, "COARSE_TICK", 0)
+    monkeypatch.setattr(verified, "TICK", 0)
+    (small.path / "summary").mkdir(exist_ok=True)
+    (path, *_) = small.parts("tiles")
+    verified._memory.clear()
+    whole._whole.clear()
+    assert not whole.is_whole(str(path), path.stat()), "nothing is known of it"
+    monkeypatch.setattr(verified, "checksum", lambda path: pytest.fail(f"{path} is read again"))
+    small.parts("tiles")
+    assert whole.is_whole(str(path), path.stat())
+    monkeypatch.setattr(whole.time, "time", lambda: long_ago + 10 + whole.DAY)
+    assert not whole.is_whole(str(path), path.stat())
 
 
 @pytest.mark.parametrize("name", ["layers", "positions", "tokens", "neurons"])

@@ -1,9 +1,10 @@
 """Read the Parquet files of a run, and compare them with their checksums.
 
 The idea: a file is compared with its checksum in the manifest once, and again only after it has changed (`checksum`).
-Pages that were written with checksums of their own (`parquet_part`) are compared with these as they are read. By
-default, readers of Parquet take folders named `layer=3` for columns (Hive partitions). All code that reads a file of a
-run therefore opens it here, or turns that off in an engine of its own.
+Pages that were written with checksums of their own (`parquet_part`) are compared with these as they are read, unless
+the file was compared as a whole that day (`checks.whole`). By default, readers of Parquet take folders named `layer=3`
+for columns (Hive partitions). All code that reads a file of a run therefore opens it here, or turns that off in an
+engine of its own.
 
 Cost: 0.3 ms a file, and 0.6 to 2 s of a core for each gigabyte to hash; files are hashed in parallel.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from twell.workbench.errors import UserError, first_line
 from twell.workbench.run.checks.regular_file import require_regular
+from twell.workbench.run.checks.whole import is_whole
 from twell.workbench.run.schema import TABLES
 
 if TYPE_CHECKING:
@@ -57,8 +59,8 @@ def open_part(path: Path) -> pq.ParquetFile:
     """Open one Parquet file, to be read in pieces. Raises OSError or pyarrow.ArrowException where it cannot be read."""
     import pyarrow.parquet as pq
 
-    require_regular(path)
-    return pq.ParquetFile(path, page_checksum_verification=True)
+    checked = is_whole(str(path), require_regular(path))
+    return pq.ParquetFile(path, page_checksum_verification=not checked)
 
 
 def read_part(path: Path, **selection: Any) -> pa.Table:
@@ -70,8 +72,8 @@ def read_part(path: Path, **selection: Any) -> pa.Table:
     import pyarrow.parquet as pq
 
     try:
-        require_regular(path)
-        return pq.read_table(path, partitioning=None, page_checksum_verification=True, **selection)
+        checked = is_whole(str(path), require_regular(path))
+        return pq.read_table(path, partitioning=None, page_checksum_verification=not checked, **selection)
     except (OSError, pa.ArrowException) as error:
         raise unreadable_part(path, error) from None
 

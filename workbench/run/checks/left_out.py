@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from twell.workbench.run.checks import verified
 from twell.workbench.run.checks.columns_on_disk import column_fault, values_in
 from twell.workbench.run.checks.ranges import Sizes
 from twell.workbench.run.manifest import COMPLETE, Manifest, Part
+from twell.workbench.run.manifest_checks import digest
 from twell.workbench.run.part_files import read_part
 from twell.workbench.run.schema import TABLES, expand
 
@@ -58,14 +60,20 @@ def _lost_losses(folder: Path, manifest: Manifest, parts: Sequence[Part]) -> dic
     tokens = sum(part.rows for part in parts if part.table == "activity")
     if manifest.status != COMPLETE or not manifest.loss_tokens or not files or tokens != manifest.tokens:
         return {}
-    try:
-        losses = {file: values_in(folder / file, "loss") for file in files}
-    except (OSError, pa.ArrowException) as error:
-        return dict.fromkeys(files, f"cannot be read ({first_line(error)})")
-    if sum(losses.values()) >= manifest.loss_tokens:
-        return {}
-    clause = f"is of a table with {sum(losses.values()):,} losses, where the manifest counts {manifest.loss_tokens:,}"
-    return dict.fromkeys([file for file in files if not losses[file]] or files, clause)
+    checksums = {part.file: part.sha256 for part in parts if part.file in files}
+    rule = f"{manifest.loss_tokens} losses in {digest(checksums)}"
+
+    @cache
+    def clauses() -> dict[str, str]:
+        try:
+            losses = {file: values_in(folder / file, "loss") for file in files}
+        except (OSError, pa.ArrowException) as error:
+            return dict.fromkeys(files, f"cannot be read ({first_line(error)})")
+        total, least = sum(losses.values()), manifest.loss_tokens
+        clause = f"is of a table with {total:,} losses, where the manifest counts {least:,}" if total < least else ""
+        return dict.fromkeys([file for file in files if not losses[file]] or files, clause)
+
+    return verified.faults(folder, checksums, lambda file: clauses().get(file, ""), rule)
 
 
 def without_damaged(folder: Path, manifest: Manifest) -> Manifest:

@@ -12,7 +12,7 @@ from pathlib import Path
 MOST_TEXT = 2**30  # bytes of a manifest or a list, far above those of the longest runs
 
 
-def require_regular(path: Path) -> os.stat_result:
+def require_regular(path: Path | str) -> os.stat_result:
     """Return the state of a regular file, or of the one that a link leads to; raise OSError for anything else."""
     state = os.stat(path)
     if not stat.S_ISREG(state.st_mode):

@@ -1,10 +1,10 @@
 """Compare files of a run with their checksums, once for as long as they stay as they are.
 
 The idea: a file that was read and found whole need not be read again before its size, times or inode change. That is
-held in memory and, where reading took long, in `summary/verified.json` for later processes. Writing to a file sets its
+held in memory and in `summary/verified.json` for later processes. Writing to a file sets its
 time of change (ctime), which no program can set back as it can the time of modification; so a restored time deceives
 nobody. The clock ticks every few milliseconds: a file that changed just before it was read is not held. Pages carry
-checksums of their own, which are compared at every reading, so that a disk that forgets is noticed too.
+checksums of their own, which are compared at every reading from a day after that on (`whole`).
 
 Cost: 5 µs a file that is known; else 0.6 to 2 s of a core a gigabyte, side by side.
 """
@@ -17,20 +17,23 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from twell.workbench.run.checks import regular_file
+from twell.workbench.run.checks import regular_file, whole
+from twell.workbench.run.checks.whole import State
 from twell.workbench.run.part_files import checksum
 
 FILE = Path("summary") / "verified.json"
-RULES = "1"  # of the checks of columns; a new one makes every file be checked again
+RULES = "2"  # of the checks of columns; a new one makes every file be checked again
 THREADS, WORTH_THREADS = 4, 2**20  # that read files, at most; bytes from which on starting them pays
-HELD = 2**16  # files known in memory
-WORTH_WRITING = 2**20  # bytes read at once, from which on the result is written down
+ENTRY = 6  # a state, a sha256 and a time
+HELD = 2**16  # results in memory
 TICK, COARSE_TICK = 50_000_000, 3_000_000_000  # ns: of this machine's clock, and of any file system's
 
-State = tuple[int, int, int, int]  # inode, size in bytes, time of modification, time of change
-_memory: dict[tuple[str, str], tuple[State, str, str, str]] = {}  # by folder and file: state, sha256, key, fault
+Entries = dict[str, dict[str, list[Any]]]  # by key and file: its state, its sha256 and when it was compared
+_memory: dict[tuple[str, str, str], tuple[State, str, str]] = {}  # by folder, file and key: state, sha256, fault
 
 
 def faults(
@@ -43,14 +46,15 @@ def faults(
     """
     clauses: dict[str, str] = {}
     states: dict[str, State] = {}  # of files whose result is not held
+    where = str(folder)
     for file in files:
-        state = _state(folder / file)
+        state = _state(f"{where}/{file}")
         if isinstance(state, str):
             clauses[file] = state
             continue
-        known = _memory.get((str(folder), file))
-        if known is not None and known[:3] == (state, files[file], key):
-            clauses[file] = known[3]
+        known = _memory.get((where, file, key))
+        if known is not None and known[:2] == (state, files[file]):
+            clauses[file] = known[2]
         else:
             states[file] = state
     if states:
@@ -65,37 +69,53 @@ def _read(
     check: Callable[[str], str],
     key: str,
 ) -> dict[str, str]:
-    """Return a clause for each file, "" for a whole one; hold the results, and write them down if they took long."""
+    """Return a clause for each file, "" for a whole one; hold the results, and write them down for other processes."""
     stored = _load(folder)
     written = stored.get(key, {})
-    pending = [file for file in files if written.get(file) != [*states[file], files[file]]]
+    pending = [file for file in files if written.get(file, [])[:-1] != [*states[file], files[file]]]
+    unread = set(pending)
+    times = {file: _compared_at(stored, file, [*states[file], files[file]]) for file in pending}
     clauses = dict.fromkeys(files, "")
 
     def clause(file: str) -> str:
-        return _compared(folder / file, files[file]) or check(file)
+        return ("" if times[file] else _compared(folder / file, files[file])) or check(file)
 
     if len(pending) < 2 or sum(states[file][1] for file in pending) < WORTH_THREADS:
         clauses |= {file: clause(file) for file in pending}
     else:
         with ThreadPoolExecutor(min(THREADS, len(pending))) as pool:
             clauses |= dict(zip(pending, pool.map(clause, pending), strict=True))
-    now, lasting = time.time_ns(), dict[str, list[object]]()
+    now, lasting, where = time.time_ns(), dict[str, list[Any]](), str(folder)
     for file in files:
         state = states[file]
-        if _state(folder / file) != state:
+        if file in unread and _state(f"{where}/{file}") != state:
             continue  # it changed while it was read
+        seconds = (times[file] or now // 10**9) if file in unread else written[file][-1]
         if now - state[3] > TICK:
-            if len(_memory) >= HELD:
-                _memory.clear()
-            _memory[str(folder), file] = (state, files[file], key, clauses[file])
-        if now - state[3] > COARSE_TICK and not clauses[file]:
-            lasting[file] = [*state, files[file]]
-    if sum(states[file][1] for file in pending if file in lasting) >= WORTH_WRITING:
+            _hold(where, file, key, (state, files[file], clauses[file]), seconds)
+        if file in unread and now - state[3] > COARSE_TICK and not clauses[file]:
+            lasting[file] = [*state, files[file], seconds]
+    if lasting:
         _save(folder, {**stored, key: written | lasting})
     return clauses
 
 
-def _state(path: Path) -> State | str:
+def _compared_at(stored: Entries, file: str, state: list[object]) -> int:
+    """Return when a file was compared with its checksum in this state, in seconds since 1970; 0 if not known."""
+    entries = (files[file] for files in stored.values() if file in files)
+    return max((entry[-1] for entry in entries if entry[:-1] == state), default=0)
+
+
+def _hold(folder: str, file: str, key: str, result: tuple[State, str, str], seconds: int) -> None:
+    """Keep a result in memory; a file that is whole was compared at `seconds`."""
+    if len(_memory) >= HELD:
+        _memory.clear()
+    _memory[folder, file, key] = result
+    if not result[2]:
+        whole.remember(f"{folder}/{file}", result[0], seconds)
+
+
+def _state(path: str) -> State | str:
     """Return the state of a file, or what is wrong with it, as a clause."""
     try:
         state = regular_file.require_regular(path)
@@ -103,7 +123,7 @@ def _state(path: Path) -> State | str:
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
-    return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+    return whole.state_of(state)
 
 
 def _compared(path: Path, sha256: str) -> str:
@@ -113,19 +133,32 @@ def _compared(path: Path, sha256: str) -> str:
         return f"cannot be read ({error.strerror or error})"
 
 
-def _load(folder: Path) -> dict[str, dict[str, list[object]]]:
-    """Return what earlier processes found whole: by key, the inode, size, times and sha256 of each file."""
+def _load(folder: Path) -> Entries:
+    """Return what earlier processes found whole; not to be changed."""
     try:
-        stored = json.loads(regular_file.read_text(folder / FILE))
+        return _stored(str(folder / FILE), whole.state_of(os.stat(folder / FILE)))
+    except OSError:
+        return {}
+
+
+@lru_cache(maxsize=64)
+def _stored(path: str, state: State) -> Entries:
+    """Return what a file of results holds. state: changes with it, and with it the entry in the cache."""
+    try:
+        stored = json.loads(regular_file.read_text(Path(path)))
     except (OSError, ValueError, RecursionError):
         return {}
     current = stored.get(RULES) if isinstance(stored, dict) else None
     if not isinstance(current, dict) or not all(isinstance(files, dict) for files in current.values()):
         return {}
-    return current
+    return {key: {file: entry for file, entry in files.items() if _is_entry(entry)} for key, files in current.items()}
 
 
-def _save(folder: Path, entries: dict[str, dict[str, list[object]]]) -> None:
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, list) and len(entry) == ENTRY and type(entry[-1]) is int
+
+
+def _save(folder: Path, entries: Entries) -> None:
     """Write down the files that are whole, beside the summaries; where that fails, each process reads for itself."""
     path = folder / FILE
     if not path.parent.is_dir() or path.parent.is_symlink():
