@@ -5,11 +5,13 @@ from __future__ import annotations
 import pandas as pd
 
 from twell import analysis
+from twell.analysis.figures.claims.evidence import drawings
 from twell.app.ui.query import Query
 
 CLAIMS = Query(analysis.findings)
+EVIDENCE = Query(drawings)
 STUDIES = Query(analysis.studies)
-DEFAULT_QUERIES = (CLAIMS,)
+DEFAULT_QUERIES = (CLAIMS, EVIDENCE)
 
 
 def sweep_and_own(table: pd.DataFrame) -> pd.DataFrame:

@@ -3,73 +3,97 @@
 from __future__ import annotations
 
 import html
+import re
 
 import pandas as pd
 import streamlit as st
 
-from twell.app.runs.claims_data import CLAIMS, STUDIES, sweep_and_own
-from twell.app.runs.study_figures import SPEEDS, cost_and_gain
+from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD
+from twell.app.runs.claims_data import CLAIMS, EVIDENCE, STUDIES, sweep_and_own
+from twell.app.runs.study_figures import cost_and_gain
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural, typeset, whole
-from twell.app.ui.query import query
+from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-HOLDS, IN_PART, UNTOLD = "holds", "holds in part", "cannot be told"
 KINDS = {HOLDS: "yes", IN_PART: "part", UNTOLD: "open"}  # any other verdict: no
-TITLES = '<div class="tw-claim names"><div>Claim</div><div>This run</div><div>Verdict, and the rule for it</div></div>'
+GROUPS = {  # by verdict, in the order of the page: what is said of one claim, and of several
+    HOLDS: ("claim holds", "claims hold"),
+    IN_PART: ("claim holds in part", "claims hold in part"),
+    FAILS: ("claim does not hold", "claims do not hold"),
+    REVERSED: ("claim is the other way round", "claims are the other way round"),
+}
 
 
-def claims_html(frame: pd.DataFrame) -> str:
-    """Return rows of `analysis.findings` as HTML: the claim and what it was measured on, the run's answer with its
-    statistic and interval, verdict and rule.
+COLUMNS: dict[str, tuple[str, str]] = {  # of the studies that are shown: name in words, form of its values
+    "name": ("training", ""),
+    "parameters": ("parameters", "{:,.0f}"),
+    "steps": ("steps", "{:,.0f}"),
+    "loss": ("held-out loss, nats", "{:.3f}"),
+    "rise": ("loss over no L1", "{:+.2%}"),
+    "nnz": ("neurons a token", "{:.1f}"),
+    "sparsity": ("sparsity", "{:.2%}"),
+    "dead": ("dead neurons", "{:.1%}"),
+    "cpu_ffn_speedup": ("FFN on a CPU", "{:.2f} ×"),
+    "cpu_model_speedup": ("pass on a CPU", "{:.2f} ×"),
+    "ffn_speedup": ("FFN on a GPU", "{:.2f} ×"),
+    "model_speedup": ("pass on a GPU", "{:.2f} ×"),
+    "step_speedup": ("training step on a GPU", "{:.2f} ×"),
+}
 
-    For a claim that the run cannot test, the reason takes the place of the answer.
+
+def marked_up(text: str) -> str:
+    """Return text as HTML, escaped, with what stands in backquotes set as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(typeset(text)))
+
+
+def claims_html(frame: pd.DataFrame, evidence: dict[str, str]) -> str:
+    """Return rows of `analysis.findings` as HTML: the claim and what it was measured on, a drawing of the evidence, the
+    run's answer with its statistic and interval, verdict and rule.
+
+    For a claim that the run cannot test, the reason takes the place of the answer. evidence: drawings by claim, HTML
     """
     lines = ['<div class="tw-claims">']
     for row in frame.itertuples():
         statistic = f"{row.statistic}; 95 %: {row.interval}" if row.interval else row.statistic
-        texts = (row.claim, row.claim_scope, row.this_run, statistic, row.reason, row.verdict)
-        claim, measured, answer, statistic, reason, verdict = (html.escape(typeset(str(text))) for text in texts)
-        kind = KINDS.get(row.verdict, "no")
-        if answer:
-            answer_html, rule_html = (
-                f"<p>{answer}</p><p class='tw-note'>{statistic}</p>",
-                f"<p class='tw-note'>{reason}</p>",
-            )
-        else:
-            answer_html, rule_html = f"<p class='tw-note'>{reason}</p>", ""
-        verdict_html = f'<span class="tw-verdict {kind}">{verdict}</span>' if kind != "open" else ""
-        scope = f"<p class='tw-note'>Measured on {measured}.</p>" if measured else ""
-        lines.append(f'<div class="tw-claim"><div class="claim">{claim}{scope}</div><div>{answer_html}</div>')
-        lines.append(f"<div>{verdict_html}{rule_html}</div></div>")
+        claim, answer, statistic, reason = map(marked_up, (row.claim, row.this_run, statistic, row.reason))
+        scope = f"{str(row.topic).capitalize()}." + (f" Measured on {row.claim_scope}." if row.claim_scope else "")
+        lines.append(f'<div class="tw-claim"><div class="claim">{claim}<p class="tw-note">{marked_up(scope)}</p></div>')
+        if row.verdict == UNTOLD:
+            lines.append(f"<div class='open'><p class='tw-note'>{reason}</p></div></div>")
+            continue
+        pill = f'<span class="tw-verdict {KINDS.get(row.verdict, "no")}">{html.escape(row.verdict)}</span>'
+        lines.append(f"<div>{evidence.get(row.claim, '')}</div>")
+        lines.append(f"<div><p>{answer}</p><p class='tw-note'>{statistic}</p></div>")
+        lines.append(f"<div>{pill}<p class='tw-note'>{reason}</p></div></div>")
     return "".join([*lines, "</div>"])
 
 
 def draw_page(run: Run) -> None:
-    """Draw the claims that the run can test, by topic; then, folded up, those that it cannot."""
+    """Draw the claims that the run can test, those that hold first; then, folded up, those that it cannot."""
     result = query(run, CLAIMS)
     frame = result.frame
     is_tested = frame["verdict"] != UNTOLD
     tested, untested = frame[is_tested], frame[~is_tested]
-    hold_count, part_count = (int((tested["verdict"] == verdict).sum()) for verdict in (HOLDS, IN_PART))
     caption = (
-        f"{plural(len(frame), 'claim')} about sparse FFN layers, each tested on this run by a rule fixed beforehand: "
-        f"of the {len(tested)} that this run can test, {hold_count} {'holds' if hold_count == 1 else 'hold'} and "
-        f"{part_count} {'holds' if part_count == 1 else 'hold'} in part. This is one model on one text "
-        f"({frame['scope'].iloc[0]}): a claim that fails here may hold elsewhere."
+        f"{plural(len(frame), 'claim')} about sparse FFN layers, each with a rule that was fixed beforehand; this run "
+        f"can test {len(tested)}. It is one model on one text ({frame['scope'].iloc[0]}): what fails here may hold "
+        "elsewhere."
     )
     widgets.heading("Claims", caption, result)
     if tested.empty:
         st.info("This run can test none of them. The list below says what each claim needs.")
-    else:
-        st.html(TITLES)
-    for topic, group in tested.groupby("topic", sort=False):
-        st.html(f'<h4 class="tw-part">{html.escape(str(topic).capitalize())}</h4>{claims_html(group)}')
+    evidence = fetch(run, EVIDENCE)
+    for verdict, (one, several) in GROUPS.items():
+        group = tested[tested["verdict"] == verdict]
+        if len(group):
+            title = f"{len(group)} {one if len(group) == 1 else several}"
+            st.html(f'<h2 class="tw-group-title">{title}</h2>{claims_html(group, evidence)}')
     if len(untested):
-        with st.expander(f"{plural(len(untested), 'claim')} that this run cannot test"):
-            st.html(claims_html(untested))
+        with st.expander(f"{plural(len(untested), 'claim')} that this run cannot test, and what would"):
+            st.html(claims_html(untested, {}))
 
 
 def draw_studies(run: Run) -> None:
@@ -97,17 +121,14 @@ def draw_studies(run: Run) -> None:
         "These models are small: on a GPU their FFNs are a small part of the pass, and their loss tells little of "
         "large models."
     )
-    caption = "Beside the sweep: depth and width, gated and plain FFN, activation, dead neurons started anew."
-    widgets.heading("Every training of the studies", caption, result)
-    column = st.column_config.NumberColumn
-    factor = dict.fromkeys([*SPEEDS, "cpu_model_speedup"], column(format="%.2f ×"))
-    share = dict.fromkeys(("rise", "sparsity", "dead"), column(format="percent"))
-    st.dataframe(
-        trained[["name", "parameters", "steps", "loss", "rise", "nnz", "sparsity", "dead", *factor]],
-        hide_index=True,
-        height=320,
-        column_config={"nnz": column(format="%.1f"), "loss": column("loss, nats", format="%.3f"), **share, **factor},
+    caption = (
+        "Beside the sweep: depth and width, gated and plain FFN, activation, dead neurons started anew. Speeds are "
+        "dense time over sparse time; empty: not measured."
     )
+    widgets.heading("Every training of the studies", caption, result)
+    shown = trained[list(COLUMNS)].rename(columns={name: title for name, (title, _) in COLUMNS.items()})
+    forms = {title: form for title, form in COLUMNS.values() if form}
+    st.dataframe(shown.style.format(forms), hide_index=True, height=320, placeholder="")
 
 
 widgets.title("Do published claims hold for this model?")

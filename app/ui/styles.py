@@ -110,17 +110,20 @@ a.tw-logit .number { text-align: right; font-size: .87rem; font-variant-numeric:
 
 /* claims and their verdicts */
 .tw-claims { border-top: 1px solid rgba(139,149,161,.22); }
-.tw-claim { display: grid; grid-template-columns: 5fr 6fr 4fr; gap: 1.4rem; padding: .55rem 0; line-height: 1.4;
+.tw-claim { display: grid; grid-template-columns: 4fr 14rem 5fr 4fr; gap: 1.4rem; padding: .6rem 0; line-height: 1.4;
   border-bottom: 1px solid rgba(139,149,161,.22); overflow-wrap: anywhere; }
 .tw-claim p { margin: 0; }
 .tw-claim .claim { font-weight: 600; }
-.tw-claim.names { padding: 0 0 .2rem; border-bottom: none; font-size: .87rem; opacity: .72; }
+.tw-claim .claim p { font-weight: 400; }
+.tw-claim .open { grid-column: 2 / -1; }
+.tw-claim img { max-width: 100%; height: auto; }
+h2.tw-group-title { font-size: 1.05rem; font-weight: 600; margin: 0; padding: .8rem 0 .35rem; }
 .tw-verdict { border-radius: 999px; padding: .05rem .6rem; font-size: .83rem; border: 1px solid currentColor; }
-.tw-verdict.part { border-color: #1f6fc9; color: #1f6fc9; }
+.tw-verdict.part { border-color: var(--tw-link); color: var(--tw-link); }
 .tw-verdict.yes { background: #1f6fc9; border-color: #1f6fc9; color: #fff; }
 @media (max-width: 900px) {
   .tw-claim { grid-template-columns: 1fr; gap: .3rem; }
-  .tw-claim.names { display: none; }
+  .tw-claim .open { grid-column: 1; }
 }
 
 /* two runs side by side */

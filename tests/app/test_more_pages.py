@@ -56,6 +56,17 @@ def test_every_claim_stands_there_with_its_verdict(show: Show, runs: Path, made_
     assert shown.count('class="tw-verdict yes">holds<') == counts["holds"]
     assert shown.count('class="tw-verdict part">holds in part<') == counts["holds in part"]
     assert shown.count('class="tw-verdict no"') == counts.get("does not hold", 0) + counts.get("reversed", 0)
+    verdicts = [text for text in re.findall(r'class="tw-verdict \w+">([^<]+)<', shown) if text in counts.index]
+    order = ("holds", "holds in part", "does not hold", "reversed")
+    assert verdicts == sorted(verdicts, key=order.index), "what holds comes first"
+    assert shown.count("data:image/svg+xml") >= len(verdicts) - 1
+    assert "<code>twell train --config" in shown, "what would tell"
+
+
+def test_the_studies_are_named_in_words_and_empty_where_nothing_was_measured(show: Show, runs: Path) -> None:
+    (table,) = show(runs, "findings", run="made").dataframe
+    assert not [name for name in table.value.columns if "_" in name]
+    assert table.proto.placeholder == ""
 
 
 def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> None:

@@ -1,0 +1,1 @@
+"""A small figure for each claim: the evidence that its verdict rests on."""
