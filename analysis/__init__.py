@@ -11,6 +11,7 @@ it lacks: `attrs["left_out"]`, or the entry of that name in a dict.
 """
 
 from twell.analysis import left_out
+from twell.analysis.ablations.by_condition import effects
 from twell.analysis.activity.across_layers import across_layers
 from twell.analysis.activity.layers import by_layer, layer_histogram
 from twell.analysis.activity.origins import by_phase, by_source, first_positions
@@ -71,6 +72,7 @@ __all__ = [
     "dead_curve",
     "dead_mask",
     "dead_neurons",
+    "effects",
     "ensure",
     "examples",
     "export",

@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from twell.workbench import options
+from twell.workbench.ablations.options import AblateOptions
 from twell.workbench.bench.options import BenchOptions
 from twell.workbench.errors import UserError, escaped
 
@@ -34,6 +35,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "text": (options.TextOptions, "twell.workbench.cli:text"),
     "tokens": (options.TokensOptions, "twell.analysis.exports.terminal:tokens"),
     "verify": (options.VerifyOptions, "twell.workbench.verify:verify"),
+    "ablate": (AblateOptions, "twell.workbench.cli:ablate"),
     "bench": (BenchOptions, "twell.workbench.bench.command:bench"),
     "summarize": (options.SummarizeOptions, "twell.analysis.summaries.refresh:summarize"),
     "check": (options.CheckOptions, "twell.analysis.checks.command:check"),
@@ -46,16 +48,15 @@ COMMANDS: dict[str, tuple[type, str]] = {
 # What a command that first loads torch and a model says at once.
 BEGINS: dict[type, str] = {
     options.CaptureOptions: "Loading {model} to read {text} into {out} …",
+    AblateOptions: "Loading the model of {target} …",
     options.VerifyOptions: "Loading {run} and its model, to compare {tokens:,} tokens …",
     options.TrainOptions: "Loading {text} to train {config} into {out} …",
 }
-# Every passage and enough of the Python documentation for rankings to mean something; about a minute on two cores.
-DEMO_TOKENS = 160_000
+DEMO_TOKENS = 160_000  # every passage, and enough of the Python documentation for rankings to mean something
 DEMO_EXAMPLES = 8  # of each neuron and kind
 
-HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # columns, where the terminal has them
-# How often torch's threads on a CPU look for work before they sleep. With libgomp's default of 300,000, on a machine
-# with other work too, they occupy the cores that the thread they wait for needs: 64 tokens take several times as long.
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # columns
+# How often torch's threads look for work before they sleep: libgomp's 300,000 keep cores from the one they wait for.
 SPIN = "2000"
 VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}  # placeholders for values in the help, by type
 NUMBERS = {"int": "a whole number", "float": "a number"}  # by the type that a value is parsed as
@@ -111,10 +112,7 @@ def parameter(item: Field[Any], hint: Any) -> inspect.Parameter:
 
 
 def command(dataclass: type, target: str) -> Callable[..., None]:
-    """Return a function whose signature is the dataclass's fields, and which calls the target with an instance.
-
-    target: "module:function", imported when the function is called
-    """
+    """Return a function with the dataclass's fields as its signature, which imports and calls "module:function"."""
 
     def run(**values: Any) -> None:
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
@@ -157,6 +155,17 @@ def capture(chosen: options.CaptureOptions) -> None:
         (f"twell export {run.path} --out {run.name}.html", "take it along: a page, tables, a notebook"),
     ):
         print(f"  {command_line:<48} {purpose}")
+
+
+def ablate(chosen: AblateOptions) -> None:
+    """Take things away, and print what the loss says of each condition."""
+    from twell.workbench.ablations.command import ablate as measure
+
+    run = measure(chosen)
+    with suppress(ImportError):  # analysis may not be installed where models run
+        from twell.analysis.ablations.by_condition import effects, lines
+
+        print("\n".join(lines(effects(run))))
 
 
 def text(chosen: options.TextOptions) -> None:

@@ -14,11 +14,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from functools import partial
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -32,13 +29,13 @@ from twell.workbench.errors import UserError
 from twell.workbench.models import weights
 from twell.workbench.models.checkpoint import Checkpoint, find, understood
 from twell.workbench.models.load import LoadedModel, load
-from twell.workbench.models.remembered import recall
+from twell.workbench.models.own_code import refuse_other_weights, where_of
 from twell.workbench.options import VerifyOptions, check_bounds
 from twell.workbench.run import locks
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 from twell.workbench.text.batches import Batch, batches
-from twell.workbench.text.sequences import Sequence
+from twell.workbench.text.recorded import recorded_sequences
 from twell.workbench.text.vocabulary import special_ids
 
 ROUNDS = 3
@@ -59,7 +56,7 @@ def verify(options: VerifyOptions) -> Run:
     manifest = run.manifest
     if manifest.status == manifests.RECORDING:
         raise UserError(f"Expected a run that has ended, {run.path} is still being recorded: wait for it.")
-    sequences = _sequences(run, options.tokens)
+    sequences = recorded_sequences(run, options.tokens)
     loaded, checkpoint = _model(run, options)
     texts = list(batches(sequences, int(manifest.options.get("batch_tokens", 8192)), special_ids(loaded.tokenizer)))
     console = Console(highlight=False, soft_wrap=True)
@@ -201,39 +198,10 @@ def _kernel(loaded: LoadedModel, texts: list[Batch]) -> str:
 def _model(run: Run, options: VerifyOptions) -> tuple[LoadedModel, Checkpoint]:
     """Load the run's model as it was loaded for the capture, and its checkpoint. Raises UserError for other weights."""
     manifest = run.manifest
-    name = options.model or str(manifest.model["name"])
-    packaged = Path(str(files("twell.data"))) / name
-    if not options.model and not Path(name).is_dir() and packaged.is_dir():
-        name = str(packaged)
-    elif not options.model and not Path(name).is_dir() and manifest.model["revision"] is None:  # no model of the hub
-        folder = recall(str(manifest.model.get("weights", "")))
-        if folder is None:
-            raise UserError(
-                f"Expected to find the model {name} that {run.path} was recorded with, but this machine remembers no "
-                "folder with its weights: give it by --model."
-            )
-        name = folder
-    revision = manifest.model["revision"] if not Path(name).is_dir() else None
+    name, revision = where_of(run, options.model)
     threshold = manifest.options.get("threshold")
     dtype = getattr(torch, manifest.dtype)
     kernel = str(manifest.options.get("kernel", "auto"))
     loaded = load(name, revision, options.device, dtype, kernel, threshold)
-    if "weights" in manifest.model and manifest.model["weights"] != loaded.weights:
-        raise UserError(
-            f"Expected the weights that {run.path} was recorded with, got others in {name}: give "
-            "their folder by --model."
-        )
+    refuse_other_weights(run, loaded.weights, name)
     return loaded, understood(find(name, revision, threshold)[0], loaded.name, threshold)
-
-
-def _sequences(run: Run, tokens: int) -> list[Sequence]:
-    """Return the run's first sequences, up to the one in which the token of that number is."""
-    sequences: list[Sequence] = []
-    for rows in run.pieces("activity", ["sequence", "token_id"]):
-        sequence, ids = (rows[name].to_numpy() for name in ("sequence", "token_id"))
-        for piece in np.split(ids, np.flatnonzero(np.diff(sequence)) + 1):
-            sequences.append(Sequence(len(sequences), run.name, 0, piece))
-            tokens -= len(piece)
-            if tokens <= 0:
-                return sequences
-    return sequences

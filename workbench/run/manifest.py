@@ -84,6 +84,7 @@ class Manifest:
     parity: dict[str, Any] | None = None
     overhead: dict[str, Any] | None = None
     training: dict[str, Any] | None = None  # of a training: recipe, corpus, and once complete what was measured
+    effects: list[dict[str, Any]] = field(default_factory=list)  # of `twell ablate`: each study, conditions and text
     ranks: list[dict[str, Any]] = field(
         default_factory=list
     )  # each process's share of the above, where several captured together

@@ -62,7 +62,7 @@ FIELDS: dict[str, Rule] = {
     **dict.fromkeys(("name", "nnz_definition", "dtype", "device", "driver", "created"), TEXT),
     **dict.fromkeys(("model", "tokenizer", "kernel", "layout", "options", "versions", "summaries"), OBJECT),
     **dict.fromkeys(("parity", "overhead"), _or_none(OBJECT)),
-    **dict.fromkeys(("text", "ranks", "parts", "left_out"), OBJECTS),
+    **dict.fromkeys(("text", "ranks", "parts", "left_out", "effects"), OBJECTS),
     **dict.fromkeys(("tokens", "sequences", "loss_tokens"), COUNT),
     **dict.fromkeys(("seconds", "loss_sum"), NUMBER),
     "summary_only": FLAG,
@@ -105,6 +105,7 @@ ENTRIES: dict[str, dict[str, Rule]] = {
         **dict.fromkeys(("tokens", "sequences", "loss_tokens"), COUNT),
         **dict.fromkeys(("seconds", "loss_sum"), NUMBER),
     },
+    "effects": {"study": COUNT, "tokens": COUNT, "seconds": NUMBER, "complete": FLAG},
     "left_out": {"file": TEXT, "reason": TEXT, "tokens": COUNT, "sequences": COUNT},
     "parts": {"table": TABLE, "file": ("as text", lambda value: True), "rows": COUNT, "bytes": COUNT, "sha256": DIGEST},
 }

@@ -24,6 +24,7 @@ from twell.workbench.run.columns import (
     Table,
 )
 from twell.workbench.run.summary_schema import SUMMARIES
+from twell.workbench.run.tables.effects import EFFECTS
 
 __all__ = [
     "SUMMARIES",
@@ -240,7 +241,21 @@ TRAINING = Table(
 
 TABLES: dict[str, Table] = {
     t.name: t
-    for t in (ACTIVITY, NEURONS, SEQUENCES, TIMINGS, VOCAB, TILES, UNIONS, EXAMPLES, FIRED, BENCH, TRAINING, VALUE_BINS)
+    for t in (
+        ACTIVITY,
+        NEURONS,
+        SEQUENCES,
+        TIMINGS,
+        VOCAB,
+        TILES,
+        UNIONS,
+        EXAMPLES,
+        FIRED,
+        BENCH,
+        TRAINING,
+        VALUE_BINS,
+        EFFECTS,
+    )
 }
 
 

@@ -1,0 +1,1 @@
+"""What the loss says when something is taken away from a model."""

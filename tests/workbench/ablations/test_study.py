@@ -1,0 +1,183 @@
+"""Studies against hooks of torch in float64, one sequence at a time and without padding; bad input; a study that was
+killed. Cost: 4 s."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.captures import run_capture, save_model
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+
+from twell.workbench.ablations.command import ablate, measure, model_of
+from twell.workbench.ablations.options import AblateOptions
+from twell.workbench.ablations.study import neuron_fires
+from twell.workbench.errors import UserError
+from twell.workbench.run.store import Run, open_run
+from twell.workbench.text.recorded import recorded_sequences
+
+CONDITIONS = (
+    "ffn", "dead", "rarest:0.5", "busiest:0.1", "random:0.3", "weakest:0.5,0.9", "below:0.02", "neurons:L0/N3,L2/N5",
+    "weakest:0.5@1",
+)  # fmt: skip
+Change = Callable[[int, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, texts: tuple[str, ...]) -> Run:
+    folder = tmp_path_factory.mktemp("ablated")
+    return run_capture(save_model(folder / "model"), folder / "run", texts, torch.float64)
+
+
+def options(run: Run, *conditions: str, **given: Any) -> AblateOptions:
+    return AblateOptions(
+        target=str(run.path), condition=conditions, batch_tokens=64, tokens=10**6, device="cpu", **given
+    )
+
+
+def by_hooks(folder: Path, sequences: list[np.ndarray], change: Change) -> list[np.ndarray]:
+    """Return the losses of each sequence with hooks that change what goes into each map back."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    for number, layer in enumerate(model.model.layers):
+        layer.mlp.down_proj.register_forward_pre_hook(lambda _, args, number=number: (change(number, args[0]),))
+    losses = []
+    with torch.inference_mode():
+        for ids in sequences:
+            row = torch.from_numpy(ids.astype(np.int64))
+            losses.append(cross_entropy(model(input_ids=row[None]).logits[0, :-1], row[1:], reduction="none").numpy())
+    return losses
+
+
+def oracle(fires: np.ndarray) -> dict[str, Change]:
+    """Return what each condition does to hidden values [1, n, d_ff], written down once more and slowly."""
+
+    def silent(chosen: Callable[[int], Any]) -> Change:
+        def change(layer: int, hidden: torch.Tensor) -> torch.Tensor:
+            hidden = hidden.clone()
+            hidden[..., torch.as_tensor(np.array(chosen(layer), dtype=int))] = 0
+            return hidden
+
+        return change
+
+    def ranked(layer: int) -> list[int]:
+        return sorted(np.flatnonzero(fires[layer]).tolist(), key=lambda neuron: (fires[layer][neuron], neuron))
+
+    def strongest(share: float, only: int | None = None) -> Change:
+        def change(layer: int, hidden: torch.Tensor) -> torch.Tensor:
+            if only is not None and layer != only:
+                return hidden
+            hidden = hidden.clone()
+            for row in hidden[0]:
+                order = sorted(row.nonzero().flatten().tolist(), key=lambda neuron: -abs(row[neuron]))
+                row[order[int(np.ceil(share * len(order))) :]] = 0
+            return hidden
+
+        return change
+
+    def drawn(layer: int) -> list[int]:
+        living = ranked(layer)
+        return np.random.default_rng([0, layer]).choice(living, round(0.3 * len(living)), replace=False).tolist()
+
+    return {
+        **{f"ffn@{one}": silent(lambda layer, one=one: range(264) if layer == one else []) for one in range(3)},
+        "dead": silent(lambda layer: np.flatnonzero(fires[layer] == 0)),
+        "rarest:0.5": silent(lambda layer: ranked(layer)[: round(0.5 * len(ranked(layer)))]),
+        "busiest:0.1": silent(lambda layer: ranked(layer)[-round(0.1 * len(ranked(layer))) :]),
+        "random:0.3": silent(drawn),
+        "weakest:0.5": strongest(0.5),
+        "weakest:0.9": strongest(1 - 0.9),
+        "below:0.02": lambda layer, hidden: torch.where(hidden.abs() > 0.02, hidden, torch.zeros(())),
+        "neurons:L0/N3,L2/N5": silent(lambda layer: {0: [3], 2: [5]}.get(layer, [])),
+        "weakest:0.5@1": strongest(0.5, only=1),
+    }
+
+
+def test_losses_are_those_of_hooks(run: Run) -> None:
+    """By document, to 1e-9 relative."""
+    rows = ablate(options(run, *CONDITIONS)).frame("effects")
+    sequences = recorded_sequences(run, 10**6)
+    assert sum(len(one.ids) - 1 for one in sequences) == rows[rows["condition"] == "dead"]["tokens"].sum()
+    changes = oracle(neuron_fires(run))
+    assert set(rows["condition"]) == set(changes)
+    folder = Path(str(model_of(run, None, "cpu").model.name_or_path))
+    untouched = by_hooks(folder, [one.ids for one in sequences], lambda layer, hidden: hidden)
+    seen = {}
+    for name, change in changes.items():
+        losses = by_hooks(folder, [one.ids for one in sequences], change)
+        expected: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(2))
+        for one, with_it, without in zip(sequences, losses, untouched, strict=True):
+            expected[one.source, one.document] += with_it.sum(), without.sum()
+        mine = rows[rows["condition"] == name].groupby(["source", "document"])[["loss_sum", "base_sum"]].sum()
+        wanted = np.array([expected[key] for key in mine.index])
+        assert len(mine) == len(expected)
+        np.testing.assert_allclose(mine.to_numpy(), wanted, rtol=1e-9)
+        seen[name] = float(np.abs(wanted[:, 0] - wanted[:, 1]).sum())
+    assert sum(change > 1e-6 for change in seen.values()) >= len(changes) - 1, seen
+
+
+def test_a_killed_study_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows are those of one that ran through, each batch once; and a study that is complete is not run again."""
+    chosen = options(run, "weakest:0.25", "scattered:0.5", "ffn@2")
+    own = model_of(run, None, "cpu")
+    whole = measure(run, own, replace(chosen, seed=1)).frame("effects").query("study == 1")
+    calls = []
+    monkeypatch.setattr("twell.workbench.ablations.study.PART_SECONDS", 0.0)
+    import twell.workbench.ablations.study as study
+
+    rows_of = study._rows
+
+    def stopping(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return rows_of(*given)
+
+    monkeypatch.setattr(study, "_rows", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        measure(run, own, chosen)
+    assert not open_run(run.path).manifest.effects[-1]["complete"]
+    again = measure(open_run(run.path), own, chosen)
+    entry = again.manifest.effects[-1]
+    assert entry["complete"] and again.damaged() == []
+    rows = again.frame("effects").query(f"study == {entry['study']}")
+    assert len(rows) == len(whole) and not rows.duplicated(["condition", "batch", "source", "document", "piece"]).any()
+    for name in ("weakest:0.25", "ffn@2"):  # not by chance
+        a, b = (each[each["condition"] == name].drop(columns="study").reset_index(drop=True) for each in (rows, whole))
+        assert a.equals(b)
+    done = len(calls)
+    measure(again, own, chosen)
+    assert len(calls) == done
+
+
+@pytest.mark.parametrize(
+    ("condition", "sentence"),
+    [
+        ("rarest:0", "a share above 0"),
+        ("rarest:1", "all of a layer"),
+        ("rarest:0.0001", "so small a share"),
+        ("busiest", "a share above 0"),
+        ("ffn@3", "a layer from 0 to 2, got 3"),
+        ("fnn", "Expected a condition such as"),
+        ("below:-1", "at least 0"),
+        ("neurons:L0/N264", "from 0 to 263"),
+        ("neurons:none.txt", "L3/N17"),
+        ("neurons:" + ",".join(f"L1/N{neuron}" for neuron in range(264)), "got all of it"),
+    ],
+)
+def test_a_wrong_condition_is_one_sentence(run: Run, condition: str, sentence: str) -> None:
+    before = open_run(run.path).manifest
+    with pytest.raises(UserError, match=sentence):
+        ablate(options(run, condition))
+    assert open_run(run.path).manifest == before
+
+
+def test_another_model_is_refused(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Expected the weights that"):
+        ablate(options(run, "dead", model=str(save_model(tmp_path / "other", intermediate_size=128))))

@@ -1,0 +1,118 @@
+"""`twell ablate`: take things away from the model of a run, and write what the loss says into the run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from twell.workbench.ablations.conditions import STUDY, STUDY_WITHOUT_ZEROS, parse
+from twell.workbench.ablations.options import AblateOptions
+from twell.workbench.ablations.study import Study, run_study
+from twell.workbench.capturing.command import capture
+from twell.workbench.errors import UserError
+from twell.workbench.models.own_code import OwnModel, open_own, refuse_other_weights, where_of
+from twell.workbench.options import CaptureOptions, check_bounds
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.store import Run, open_run
+from twell.workbench.text.recorded import recorded_sequences
+from twell.workbench.text.sequences import Sequence, documents, sequences
+from twell.workbench.text.sources import Source, open_sources
+
+TOKENS = {"cpu": 20_000, "cuda": 500_000}
+BATCH_TOKENS = {"cpu": 4096, "cuda": 32_768}
+OWN_TOKENS = "the run's tokens"  # the name of that text
+
+
+def ablate(options: AblateOptions) -> Run:
+    """Measure a study, write it into the run, and return the run.
+
+    Raises UserError for a run, a model or a condition that cannot be used, and KeyboardInterrupt when stopped; batches
+    that were measured until then stay.
+    """
+    check_bounds(options)
+    if not (Path(options.target) / manifests.FILE).exists():
+        options = _captured(options)
+    run = open_run(options.target)
+    if run.manifest.training is not None and not run.has("activity"):
+        raise UserError(f"Expected a run of `twell capture`, {run.path} is a training: capture its model first.")
+    own = model_of(run, options.model, options.device)
+    sources = open_sources(options.text) if options.text else None
+    return measure(run, own, options, sources, quiet=False)
+
+
+def measure(
+    run: Run, own: OwnModel, options: AblateOptions, sources: list[Source] | None = None, quiet: bool = True
+) -> Run:
+    """Measure a study of a model that is loaded already. sources: the text; None for the run's own tokens."""
+    with_zeros = own.has_zeros and not run.manifest.options.get("threshold")
+    study = Study(
+        parse(options.condition or (STUDY if with_zeros else STUDY_WITHOUT_ZEROS), own.layers),
+        _sequences(run, own, options, sources),
+        [OWN_TOKENS] if sources is None else [source.name for source in sources],
+        options.batch_tokens or BATCH_TOKENS[own.device.type],
+        options.seed,
+    )
+    console = Console(highlight=False, soft_wrap=True, quiet=quiet)
+    tokens = sum(len(sequence.ids) for sequence in study.sequences)
+    console.print(f"{len(study.conditions)} conditions on {tokens:,} tokens, beside the untouched model …")
+    columns = (TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not sys.stderr.isatty()) as bar:
+        step = bar.add_task("")
+        return run_study(run, own, study, lambda done, total: bar.update(step, completed=done, total=total))
+
+
+def model_of(run: Run, given: str | None, device: str) -> OwnModel:
+    """Load the model that a run was recorded with, by its own code. Raises UserError for other weights."""
+    name, revision = where_of(run, given)
+    dtype = getattr(torch, run.manifest.dtype)
+    own = open_own(name, revision, device, dtype)
+    if own.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+        own.model.float()  # a CPU has no fast products of these
+    refuse_other_weights(run, own.weights, name)
+    return own
+
+
+def refuse_other_model(run: Run, own: OwnModel) -> None:
+    """Raise UserError for a model of other sizes than a run's."""
+    if (own.layers, own.d_ff) != (run.layers, run.d_ff):
+        raise UserError(
+            f"Expected the model of {run.path}, {run.layers} layers of {run.d_ff:,} neurons, got {own.name} with "
+            f"{own.layers} of {own.d_ff:,}."
+        )
+
+
+def _captured(options: AblateOptions) -> AblateOptions:
+    """Capture a model on a text, and return the options of a study of that run."""
+    if not options.text or options.out is None:
+        raise UserError(
+            f"Expected a run, or a model with --text and --out, got {options.target}: give a run's folder, or a text "
+            "to read and a folder for the run."
+        )
+    chosen: dict[str, Any] = {"model": options.target, "text": options.text, "out": options.out, "timings": 0}
+    capture(CaptureOptions(**chosen, tokens=options.tokens, device=options.device, resume=True))
+    return replace(options, target=str(options.out), text=(), model=None if options.model else options.target)
+
+
+def _sequences(run: Run, own: OwnModel, options: AblateOptions, sources: list[Source] | None) -> list[Sequence]:
+    """Return the study's text as sequences."""
+    refuse_other_model(run, own)
+    tokens = options.tokens or TOKENS[own.device.type]
+    if sources is None:
+        return recorded_sequences(run, tokens, spread=True)
+    from transformers import AutoTokenizer
+
+    folder = own.checkpoint.folder if own.checkpoint else own.model.name_or_path
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    chosen: list[Sequence] = []
+    for sequence in sequences(documents(sources), tokenizer, int(run.manifest.options.get("seq_len", 2048))):
+        chosen.append(replace(sequence, ids=sequence.ids[:tokens]))
+        tokens -= len(sequence.ids)
+        if tokens <= 0:
+            break
+    return chosen

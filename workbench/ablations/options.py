@@ -1,0 +1,47 @@
+"""The options of `twell ablate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from twell.workbench.options import Device, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblateOptions:
+    """Take things away from a model's FFNs, and say what the loss says.
+
+    Each condition is a forward pass over the same tokens; its loss stands beside the untouched one, with an interval by
+    document. Results go into the run, page What matters shows them, and a study that was stopped continues.
+
+    twell ablate runs/mine
+    twell ablate runs/mine --condition weakest:0.5,0.75 --condition ffn@3 --condition random:0.5
+    twell ablate runs/mine --condition neurons:L3/N17,L3/N42 --text other.txt
+    twell ablate path/to/model --text book.txt --out runs/book
+    """
+
+    target: str = option(
+        help="a run's folder; or a model, which then reads --text into --out first", value="MODEL|RUN", argument=True
+    )
+    condition: tuple[str, ...] = option(
+        (),
+        help="what is taken away, as KIND[:SHARE,…][@LAYER]: ffn (a layer's FFN), dead, rarest, busiest, random (a "
+        "share of the living neurons of each layer), weakest, scattered (a share of each token's firings), smallest "
+        "(the share of each layer's values next to 0), below:VALUE (|hidden| up to it), neurons:L3/N17,… or a file of "
+        "such names; may be repeated; default: a study of all kinds",
+        value="KIND",
+    )
+    text: tuple[str, ...] = option((), help="measure on this text; default: the run's own tokens", value="SOURCE")
+    out: Path | None = option(None, help="the run's folder, for a model")
+    tokens: int | None = option(
+        None, help="measure on this many tokens; default: 20 000 on a CPU, 500 000 on a GPU", unit="tokens", least=2
+    )
+    batch_tokens: int | None = option(
+        None, help="size of a batch; default: 4096 on a CPU, 32 768 on a GPU", unit="tokens", least=1
+    )
+    seed: int = option(0, help="seed of what is taken away at random", least=0, most=2**32 - 1)
+    model: str | None = option(
+        None, help="the model's folder, if the name in the run's manifest does not lead to it", value="PATH"
+    )
+    device: Device = option("auto", help="where to run")
