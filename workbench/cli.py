@@ -45,8 +45,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "train": (options.TrainOptions, "twell.workbench.training.command:train"),
 }
 
-# What a command that first loads torch and a model says at once.
-BEGINS: dict[type, str] = {
+BEGINS: dict[type, str] = {  # what a command that first loads torch and a model says at once
     options.CaptureOptions: "Loading {model} to read {text} into {out} …",
     AblateOptions: "Loading the model of {target} …",
     options.VerifyOptions: "Loading {run} and its model, to compare {tokens:,} tokens …",
