@@ -9,7 +9,7 @@ from __future__ import annotations
 import streamlit as st
 
 from twell.analysis.memo import memo_scope
-from twell.app.frame import navigation
+from twell.app.frame import navigation, tour
 from twell.app.server import warm_up
 from twell.app.speed.live_view import follow
 from twell.app.ui import empty_states, run_header, styles, theme, url_state, widgets
@@ -76,6 +76,7 @@ def main() -> None:
     run_header.status(run)
     with widgets.show_errors():
         navigation.go_where_sought(run)
+    tour.draw_tour(page.url_path in ("", FRONT))
     if page.url_path in ("", FRONT) and run.manifest.status == "recording" and not run.manifest.training:
         follow(str(run.path), with_figure=False)
     try:

@@ -8,12 +8,12 @@ alone orders them, so they read the same with any kind of colour vision.
 from __future__ import annotations
 
 _LIGHT = {
-    "primaryColor": "#1f6fc9",
+    "primaryColor": "#1b65b8",
     "backgroundColor": "#ffffff",
     "secondaryBackgroundColor": "#f4f6f8",
     "textColor": "#1c2128",
     "borderColor": "#e1e5ea",
-    "linkColor": "#1f6fc9",
+    "linkColor": "#1b65b8",
 }
 _DARK = {
     "primaryColor": "#5b9ff0",
@@ -49,7 +49,7 @@ ABOUT = "The TwELL workbench: which neurons of a sparse language model fire, and
 
 # What Streamlit's own elements leave open. `light-dark` follows the theme that the page is in, also when it changes.
 CSS = """<style>
-.stApp { --tw-link: light-dark(#1f6fc9, #6eaaf2); }
+.stApp { --tw-link: light-dark(#1b65b8, #6eaaf2); }
 /* the frame: pages and run chooser in one bar, the menu at its right */
 .stApp .stMainBlockContainer { max-width: 1480px; margin-left: 0; padding: .8rem 1.5rem 3rem; }
 [data-testid="stHeader"] { position: absolute; top: .1rem; right: 0; left: auto; width: auto; background: transparent; }
@@ -76,6 +76,8 @@ CSS = """<style>
   .st-key-bar > .stElementContainer { flex: 1 1 8rem !important; min-width: 0; }
 }
 .st-key-nav [data-testid="stPageLink"] a { padding: .2rem .55rem; min-height: 0; }
+.st-key-tour { background: rgba(47,126,216,.1); border-radius: 6px; padding: .35rem .9rem; }
+.st-key-tour .stElementContainer:has(.tw-said) { margin-top: 0; }
 .stHorizontalBlock { row-gap: .6rem; }
 /* a choice is as tall as the fields beside it, with its label in line with theirs */
 [data-testid="stButtonGroup"] button { min-height: 2.5rem; }

@@ -1,0 +1,45 @@
+"""The tour of a first visit: five steps, left at any of them, and gone for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from twell.app.frame import tour
+
+Show = Callable[..., AppTest]
+
+
+def said(test: AppTest) -> str:
+    return "".join(str(element.proto.body) for element in test.get("html"))
+
+
+def test_it_is_left_at_any_step_and_does_not_come_back(
+    show: Show, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tour, "marker", lambda: tmp_path / "cache" / "seen")
+    assert "1 of 5" not in said(show(runs, "export", run="made")), "it begins on the front page"
+    test = show(runs, run="summary")
+    for number in range(1, len(tour.STEPS) + 1):
+        assert f"{number} of 5" in said(test)
+        if number < len(tour.STEPS):
+            test.button(key="tour-next").click().run()
+    assert not (tmp_path / "cache").exists()
+    test.button(key="tour-leave").click().run()
+    assert not test.exception
+    assert " of 5 ·" not in said(test)
+    assert " of 5 ·" not in said(show(runs, run="summary")), "another visit"
+
+
+def test_a_folder_that_cannot_be_written_to_stops_nobody(
+    show: Show, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tour, "marker", lambda: tmp_path / "file" / "seen")
+    test = show(runs, run="summary")
+    test.button(key="tour-leave").click().run()
+    assert not test.exception
+    assert " of 5 ·" not in said(test)
