@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twell.workbench.cli import SPIN
+from twell.workbench import cli
+from twell.workbench.options import DemoOptions
 from twell.workbench.run.manifest import Manifest
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the processors already: threads of each would only wait
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="twell-state-")  # tests leave the user's own alone
-os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # as on the command line; read once, by what comes with torch
+os.environ.setdefault("GOMP_SPINCOUNT", cli.SPIN)  # as on the command line; read once, by what comes with torch
 
 
-DEMO_TOKENS = 50_000  # of the 160 000 that `twell demo` captures: all passages, and some of Python's own text
+DEMO_TOKENS = 30_000  # of the 160 000 that `twell demo` captures: all passages, and some of Python's own text
 
 
 def made_manifest(layers: int = 3, d_ff: int = 64, **fields: Any) -> Manifest:
@@ -74,43 +73,69 @@ def make_activity() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that `twell demo` makes, of less of its text: the bundled model over both bundled sources, captured once
-    for all tests, also where several processes run them. Read it, never change it. `.ci/run` captures all of it."""
+    """Capture what `twell demo` does, of less of its text, once for all tests and test processes; return the run.
+
+    Tests read the run and never change it. `.ci/run` captures all of the text, by the command.
+    """
     ours = tmp_path_factory.getbasetemp()
     folder = (ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours) / "demo"
     folder.mkdir(exist_ok=True)
     out = folder / "runs" / "demo"
-    code = f"from twell.workbench import cli; cli.DEMO_TOKENS = {DEMO_TOKENS}; cli.main()"
-    line = [sys.executable, "-c", code, "demo", "--out", str(out), "--no-app"]
-    with (folder / "captured").open("a") as note:
+    with (folder / "captured").open("a") as note, pytest.MonkeyPatch.context() as changed:
         fcntl.flock(note, fcntl.LOCK_EX)  # whoever comes first captures, the others wait for that
         if not os.fstat(note.fileno()).st_size:
-            done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
-            assert done.returncode == 0, done.stdout
+            changed.setattr(cli, "DEMO_TOKENS", DEMO_TOKENS)
+            cli.demo(DemoOptions(out=out, app=False))
             note.write("once")
     return out
 
 
 # Files whose tests take long, the longest first: begun early, they do not keep one process busy after the others ended.
+# Files of a row run in one process, one after another: they share a browser and a server, or what processes fork from.
 LONGEST = (
-    "workbench/capturing/test_timing.py",
-    "workbench/capturing/test_distributed.py",
-    "app/test_real_runs.py",
-    "app/test_live.py",
-    "workbench/capturing/test_bad_input.py",
-    "workbench/capturing/test_killed.py",
-    "workbench/capturing/test_resume.py",
-    "workbench/capturing/test_command.py",
-    "app/ui/test_query.py",
-    "app/test_browser.py",
-    "analysis/engines/test_spark.py",
-    "kernels/backends/test_compile.py",
-    "workbench/training/test_folder.py",
+    ("workbench/capturing/test_timing.py",),
+    (
+        "workbench/capturing/test_distributed.py",
+        "workbench/capturing/test_killed.py",
+        "workbench/training/test_folder.py",
+        "workbench/training/test_variants.py",
+    ),
+    (
+        "app/test_browser.py",
+        "app/test_live.py",
+        "app/test_quick.py",
+        "app/test_more_pages.py",
+        "app/runs/test_export_page.py",
+    ),
+    ("app/test_real_runs.py", "app/speed/test_kernels.py", "app/jobs/test_own_text.py"),
+    ("analysis/engines/test_spark.py",),
+    ("app/ui/test_query.py",),
+    ("workbench/capturing/test_resume.py",),
+    ("workbench/run/test_kills.py",),
+    ("app/jobs/test_worker.py",),
+    ("analysis/test_damaged_runs.py",),
+    ("workbench/capturing/test_command.py",),
+    ("kernels/backends/test_compile.py",),
 )
+TESTS = Path(__file__).parent
+RANK = {TESTS / file: (row, at) for row, files in enumerate(LONGEST) for at, file in enumerate(files)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests by file: the longest files first, the others as they were collected."""
-    tests = Path(__file__).parent
-    rank = {tests / file: at for at, file in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+    assert all(path.exists() for path in RANK), "a file of LONGEST has moved"
+    items.sort(key=lambda item: RANK.get(item.path, (len(LONGEST), 0)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a file to one process, and the files of a row of LONGEST too."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            row, _ = RANK.get(config.rootpath / file, (-1, 0))
+            return file if row < 0 else LONGEST[row][0]
+
+    return Scheduling(config, log)

@@ -54,7 +54,7 @@ def test_counts(family: str, tmp_path: Path, texts: tuple[str, ...]) -> None:
 @pytest.mark.skipif(not (DATA / "demo-model" / "config.json").exists(), reason="data/demo-model is not trained yet")
 def test_counts_of_the_bundled_model(tmp_path: Path) -> None:
     text = (str(DATA / "passages.jsonl"),)
-    given = {"batch_tokens": 2048, "seq_len": None, "probes": "counts", "tokens": 10_000}
+    given = {"batch_tokens": 2048, "seq_len": None, "probes": "counts", "tokens": 4_000}
     assert_counts(DATA / "demo-model", tmp_path, text, **given)
 
 

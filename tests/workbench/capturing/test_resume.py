@@ -67,17 +67,16 @@ def test_killed_at_any_file(
     killing(1000)
     whole = capture(options(tiny, tmp_path / "whole", texts, **given))
     assert len(whole.parts("activity")) > 4
-    generator, kills, tokens = random.Random(1), 0, set()
-    while True:
-        killing(generator.randrange(14))
-        try:
+    tokens = set()
+    for files in random.Random(1).sample(range(14), 14):  # of a part and its manifest, each file once
+        killing(files)
+        with pytest.raises(Killed):
             capture(options(tiny, tmp_path / "run", texts, resume=True, **given))
-            break
-        except Killed:
-            kills += 1
-            if (tmp_path / "run" / "run.json").exists():
-                tokens.add(open_run(tmp_path / "run").manifest.tokens)  # readable, whatever happened
-    assert kills > 8 and len(tokens) > 2
+        if (tmp_path / "run" / "run.json").exists():
+            tokens.add(open_run(tmp_path / "run").manifest.tokens)  # readable, whatever happened
+    assert len(tokens) > 2
+    killing(1000)
+    capture(options(tiny, tmp_path / "run", texts, resume=True, **given))
     assert_same_run(open_run(tmp_path / "run"), whole)
 
 
@@ -153,7 +152,7 @@ def test_a_damaged_file_in_the_middle_of_a_list_loses_nothing(
     monkeypatch.setattr(text_module, "BATCH", 1)  # characters tokenised at a time: no reading ahead
     monkeypatch.setattr(batches, "WINDOW", 2)
     paths = [tmp_path / name for name in ("first.txt", "second.txt.gz", "third.txt")]
-    written = [f"{name} has the ferry wait, and the gulls. " * 40 for name in ("One", "Two", "Three")]
+    written = [f"{name} has the ferry wait, and the gulls. " * 12 for name in ("One", "Two", "Three")]
     for path, one in zip(paths, written, strict=True):
         path.write_bytes(gzip.compress(one.encode()) if path.suffix == ".gz" else one.encode())
     names = tuple(map(str, paths))
@@ -163,7 +162,7 @@ def test_a_damaged_file_in_the_middle_of_a_list_loses_nothing(
         capture(options(tiny, tmp_path / "run", names))
     run = open_run(tmp_path / "run")
     assert run.manifest.status == "interrupted"
-    assert len(run.activity()) == run.manifest.tokens > 300
+    assert len(run.activity()) == run.manifest.tokens > 200
     paths[1].write_bytes(whole)
     capture(options(tiny, tmp_path / "run", names, resume=True))
     assert_same_run(open_run(tmp_path / "run"), capture(options(tiny, tmp_path / "whole", names)))

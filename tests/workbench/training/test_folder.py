@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -16,6 +13,7 @@ from pydoc_data.topics import topics
 import numpy as np
 import pytest
 import torch
+from support.forked import start
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -26,6 +24,7 @@ from twell.workbench.run.store import open_run
 from twell.workbench.training.command import train
 from twell.workbench.training.corpus import in_order
 from twell.workbench.training.folder import TrainingFolder
+from twell.workbench.training.loop import Training
 from twell.workbench.training.recipes import Recipe
 
 
@@ -122,27 +121,27 @@ def test_log_and_card_say_what_was_done(sparse: Path, tiny_recipe: Recipe) -> No
     assert str(sparse.parent) not in card
 
 
+def train_slowly(wanted: TrainOptions, threads: int) -> None:
+    """Train with steps that are long enough for a signal to come in the middle of the training."""
+    torch.set_num_threads(threads)
+    step = Training.one_step
+    Training.one_step = lambda self: (step(self), time.sleep(0.05))  # type: ignore[assignment, func-returns-value]
+    train(wanted)
+
+
 def test_a_killed_run_continues_to_the_same_bits(
     home: Path, sparse: Path, capsys: pytest.CaptureFixture[str], tiny_recipe: Recipe
 ) -> None:
     wanted = options(home, "killed", checkpoint_minutes=0.0, valid=("builtin:passages",))
-    code = (
-        "import sys, time, twell.workbench.training.loop as t; from pathlib import Path\n"
-        "from twell.workbench.training.command import train\n"
-        "from twell.workbench.options import TrainOptions\n"
-        "step = t.Training.one_step\n"
-        "t.Training.one_step = lambda self: (step(self), time.sleep(0.05))\n"  # long enough to be hit in the middle
-        f"train(TrainOptions(**{vars(wanted)!r}))\n"
-    ).replace("PosixPath", "Path")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)
+    process = start(train_slowly, wanted, torch.get_num_threads())
     checkpoint = wanted.out / "work" / "checkpoint.safetensors"
     limit = time.monotonic() + 120
-    while not checkpoint.exists() and process.poll() is None and time.monotonic() < limit:
+    while not checkpoint.exists() and process.is_alive() and time.monotonic() < limit:
         time.sleep(0.01)
     time.sleep(0.2)  # some steps past the checkpoint, which are done again
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert json.loads((wanted.out / "training.json").read_text())["status"] == "training"
     assert open_run(wanted.out).manifest.status == "recording"
     assert log(wanted.out)[0]["step"] == 10
