@@ -296,5 +296,9 @@ class TrainOptions:
     device: Device = option("auto", help="where to train")
     compile: bool = option(True, help="compile the model (on CUDA)")
     kernel: TrainingKernel = option("auto", help="kernels of the FFN: sparse where few neurons fire (auto), or always")
+    shard: bool = option(
+        False,
+        help="with torchrun: divide weights, gradients and moments over the GPUs (FSDP), for less memory in each",
+    )
     prepared: Path | None = option(None, help="keep tokenizer and token ids here, for further runs on the same text")
     checkpoint_minutes: float = option(5.0, help="time between checkpoints", unit="minutes")

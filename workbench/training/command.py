@@ -29,7 +29,8 @@ from twell.workbench.training.log import new_manifest
 from twell.workbench.training.loop import Training
 from twell.workbench.training.ranks import TrainingRanks
 from twell.workbench.training.recipes import Recipe, from_dict, load_recipe
-from twell.workbench.training.sparse_llama import evaluate
+from twell.workbench.training.sharding import gathered
+from twell.workbench.training.sparse_llama import evaluate, plain
 
 
 def train(options: TrainOptions) -> Path:
@@ -38,7 +39,7 @@ def train(options: TrainOptions) -> Path:
     recipe = load_recipe(options.config).override(**{name: getattr(options, name) for name in names})
     if not 0 < options.holdout < 1:
         raise UserError(f"Expected --holdout between 0 and 1, a share of the text, got {options.holdout}.")
-    ranks = TrainingRanks.from_environment(options.device)
+    ranks = TrainingRanks.from_environment(options.device, options.shard)
     device = pick_device(options.device)
     folder = TrainingFolder(options.out, writes=ranks.first)
     try:
@@ -95,9 +96,7 @@ def _run(
     processes = f" in {ranks.world} processes" if ranks.world > 1 else ""
     folder.say(f"{size:,} parameters, {corpus_size}, on {device}{processes}.")
     training.run(folder, options.checkpoint_minutes)
-    if ranks.first:
-        with writing(options.out):
-            finish(training, folder, options)
+    finish(training, folder, options)
 
 
 @contextmanager
@@ -114,35 +113,37 @@ def tf32(device: torch.device) -> Iterator[None]:
 
 def finish(training: Training, folder: TrainingFolder, options: TrainOptions) -> None:
     """Measure the model as it is saved (weights rounded to bf16), save it, and write what was measured beside it."""
+    if not training.ranks.evaluates:
+        return
     recipe, corpus, model = training.recipe, training.corpus, training.state.model
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
-    heldout = evaluate(model, training.heldout())
+    heldout = evaluate(training.objective, training.heldout())
     valid = {
-        name: evaluate(model, in_order(ids, recipe.seq_len, recipe.rows))
+        name: evaluate(training.objective, in_order(ids, recipe.seq_len, recipe.rows))
         | {"unigram_loss": unigram_loss(corpus.train, ids, recipe.vocab)}
         for name, ids in corpus.valid.items()
     }
-    model.bfloat16().config.dtype = torch.bfloat16
-    folder.finish(
-        model,
-        corpus.tokenizer,
-        {
-            "status": "complete",
-            "steps": training.state.step,
-            "tokens": training.state.step * recipe.step_tokens,
-            "epochs": training.state.step / training.rows.steps,
-            "minutes": training.state.seconds / 60,
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "device": torch.cuda.get_device_name() if training.device.type == "cuda" else "CPU",
-            "heldout": heldout,
-            "unigram_loss": unigram_loss(corpus.train, corpus.heldout, recipe.vocab),
-            "valid": valid,
-            "licences": options.licences,
-            "command": command(options),
-        },
-    )
+    weights = {name: gathered(p.detach()).bfloat16() for name, p in model.named_parameters()}
+    if not training.ranks.first:
+        return
+    results = {
+        "status": "complete",
+        "steps": training.state.step,
+        "tokens": training.state.step * recipe.step_tokens,
+        "epochs": training.state.step / training.rows.steps,
+        "minutes": training.state.seconds / 60,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "device": torch.cuda.get_device_name() if training.device.type == "cuda" else "CPU",
+        "heldout": heldout,
+        "unigram_loss": unigram_loss(corpus.train, corpus.heldout, recipe.vocab),
+        "valid": valid,
+        "licences": options.licences,
+        "command": command(options),
+    }
+    with writing(options.out):
+        folder.finish(plain(model, weights), corpus.tokenizer, results)
 
 
 def command(options: TrainOptions) -> str:

@@ -140,10 +140,10 @@ class TrainingFolder:
                 self._log.interrupt()
 
     def save(self, state: TrainingState) -> None:
-        """Write the log so far, then the checkpoint."""
+        """Write the log so far, then the checkpoint; ranks that do not write give their shares of it."""
         if self.writes:
             self.log.write()
-            checkpoint.save(self.work, state)
+        checkpoint.save(self.work, state, self.writes)
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[Row], None]]:

@@ -27,6 +27,7 @@ from twell.workbench.training.log import Row
 from twell.workbench.training.optimizer import make_optimizer, rate_factor, restart_dead
 from twell.workbench.training.ranks import TrainingRanks
 from twell.workbench.training.recipes import Recipe
+from twell.workbench.training.sharding import gathered
 from twell.workbench.training.sparse_llama import Objective, build, evaluate, ffns
 
 PACE = (10, 30)  # steps: with a limit in minutes, the step time is measured from the first to the second
@@ -63,11 +64,12 @@ class Training:
                 )
         model = build(recipe, corpus.mark, device)
         total = recipe.steps or (math.ceil(recipe.tokens / recipe.step_tokens) if recipe.tokens else None)
+        self.objective = Objective(model, recipe.l1_weights, recipe.checkpointing, compiled)
+        self.module = self.ranks.wrap(self.objective)
         self.state = TrainingState(model, make_optimizer(recipe, model), total=total)
         self.rows = Rows(corpus.train, recipe.seq_len, recipe.rows, recipe.seed, corpus.mark)
         tokens = recipe.step_tokens // (self.ranks.world * recipe.micro_batches)
         self.layers = SparseLayers(ffns(model), kernel, device, tokens)
-        self.module = self.ranks.wrap(Objective(model, recipe.l1_weights, recipe.checkpointing, compiled))
         self._began, self._paced = time.monotonic(), (0.0, 0)  # of the loop; of the pace: seconds and step
         self._comparing = 0.0  # seconds spent on timing steps in turns
         self._clear()
@@ -90,7 +92,7 @@ class Training:
             group["lr"] = rate
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
-        self._sums += torch.stack([loss, l1, norm.detach()])
+        self._sums += torch.stack([loss, l1, gathered(norm.detach())])
         self._fires += fires
         self._window, self._used, state.step = self._window + 1, (rate, coefficient), state.step + 1
 
@@ -257,8 +259,8 @@ class Training:
         row |= self.compare()
         self.choose_layers(row, folder)
         due = state.total and self.recipe.evaluations * state.step >= (folder.evaluations + 1) * state.total
-        if due and self.ranks.first:
-            row["heldout_loss"] = evaluate(state.model, self.heldout(EVALUATION_TOKENS))["loss"]
+        if self.ranks.agreed(due) and self.ranks.evaluates:
+            row["heldout_loss"] = evaluate(self.objective, self.heldout(EVALUATION_TOKENS))["loss"]
         folder.append(row)
 
     def heldout(self, tokens: int | None = None) -> Iterable[Tensor]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from twell.workbench.training.ffn import PenalizedFFN
 from twell.workbench.training.recipes import Recipe
+from twell.workbench.training.sharding import divided
 
 
 def rate_factor(recipe: Recipe, step: int, total: int | None) -> float:
@@ -50,20 +51,25 @@ def restart_dead(
     """
     restarted = 0
     for ffn, fired in zip(ffns, fires, strict=True):
-        dead = (fired == 0).nonzero()[:, 0]
-        restarted += len(dead)
+        dead = fired == 0
+        restarted += int(dead.sum())
         rows = [ffn.gate_proj.weight, ffn.up_proj.weight] if ffn.gated else [ffn.up_proj.weight]
         for weight in rows:
-            fresh = torch.randn(len(dead), weight.shape[1], generator=draw) * spread
-            weight[dead] = fresh.to(weight)
-            _forget(optimizer, weight, dead, 0)
-        ffn.down_proj.weight[:, dead] = 0
-        _forget(optimizer, ffn.down_proj.weight, dead, 1)
+            fresh = torch.zeros_like(dead[:, None].expand(weight.shape), dtype=torch.float32)
+            fresh[dead] = (torch.randn(int(dead.sum()), weight.shape[1], generator=draw) * spread).to(fresh)
+            _restart(optimizer, weight, dead[:, None], fresh)
+        down = ffn.down_proj.weight
+        _restart(optimizer, down, dead[None], torch.zeros(down.shape, device=dead.device))
     return restarted
 
 
-def _forget(optimizer: torch.optim.Optimizer, weight: Tensor, neurons: Tensor, axis: int) -> None:
-    """Set the optimizer's moments of some neurons to zero."""
+def _restart(optimizer: torch.optim.Optimizer, weight: Tensor, dead: Tensor, fresh: Tensor) -> None:
+    """Set a weight to fresh values where it belongs to a dead neuron, and the optimizer's moments there to zero.
+
+    dead: a bool for each row [d_ff, 1] or column [1, d_ff]; fresh: as large as the weight
+    """
+    mask, fresh = divided(dead.expand(weight.shape), weight), divided(fresh.to(weight.dtype), weight)
+    weight.copy_(torch.where(mask, fresh, weight))
     for moment in optimizer.state[weight].values():
         if torch.is_tensor(moment) and moment.shape == weight.shape:
-            moment.index_fill_(axis, neurons, 0)
+            moment.copy_(torch.where(mask, torch.zeros_like(moment), moment))

@@ -1,7 +1,8 @@
 """Train with several processes, a GPU each: `torchrun --nproc-per-node N -m twell.workbench train …`.
 
-Data parallel, by torch's DistributedDataParallel: each rank takes its share of a step's rows, gradients are averaged,
-and rank 0 writes the folder. A step sees the same rows as in a single process, and does the same up to rounding.
+Data parallel, by torch's DistributedDataParallel or, with --shard, by `sharding.py`: each rank takes its share of a
+step's rows, gradients are averaged, and rank 0 writes the folder. A step sees the same rows as in a single process, and
+does the same up to rounding.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from twell.workbench.errors import UserError, first_line
+from twell.workbench.training.sharding import shard
+from twell.workbench.training.sparse_llama import Objective
 
 PATIENCE = timedelta(minutes=30)  # for a rank that evaluates or writes while others wait
 
@@ -25,18 +28,24 @@ PATIENCE = timedelta(minutes=30)  # for a rank that evaluates or writes while ot
 class TrainingRanks:
     """The processes that train together, seen from one of them; `TrainingRanks()` is a training by a single process."""
 
-    def __init__(self, rank: int = 0, world: int = 1) -> None:
-        self.rank, self.world = rank, world
+    def __init__(self, rank: int = 0, world: int = 1, sharded: bool = False) -> None:
+        self.rank, self.world, self.sharded = rank, world, sharded
 
     @classmethod
-    def from_environment(cls, device: str) -> TrainingRanks:
+    def from_environment(cls, device: str, sharded: bool = False) -> TrainingRanks:
         """Join the ranks that torchrun started, as its environment variables say; a single process without them.
 
         device: auto | cpu | cuda; unless it is cpu, the rank's GPU becomes the current one, where there are any
+        sharded: whether weights, gradients and moments are divided over the ranks, as in `sharding.py`
         Raises UserError for ranks without a GPU each, and for variables that no launcher sets.
         """
         world = os.environ.get("WORLD_SIZE", "1")
         if world == "1":
+            if sharded:
+                raise UserError(
+                    "Expected several processes for --shard, got one: launch with torchrun --nproc-per-node N, or leave "
+                    "--shard out."
+                )
             return cls()
         on_gpu = device != "cpu" and torch.cuda.is_available()
         try:
@@ -54,21 +63,29 @@ class TrainingRanks:
                 f"Expected the variables that torchrun sets beside WORLD_SIZE={world}, got an error "
                 f"({first_line(error)}): launch with torchrun, or unset WORLD_SIZE."
             ) from None
-        return cls(dist.get_rank(), dist.get_world_size())
+        return cls(dist.get_rank(), dist.get_world_size(), sharded)
 
     @property
     def first(self) -> bool:
         """Whether this process writes the folder."""
         return self.rank == 0
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether this process runs an evaluation; all do where none has the whole model."""
+        return self.first or self.sharded
+
     def leave(self) -> None:
         """End the communication with the other ranks."""
         if self.world > 1:
             dist.destroy_process_group()
 
-    def wrap(self, objective: nn.Module) -> nn.Module:
-        """Return the module whose backward pass averages gradients over the ranks."""
+    def wrap(self, objective: Objective) -> nn.Module:
+        """Return the module whose backward pass averages gradients over the ranks; make its optimizer afterwards."""
         if self.world == 1:
+            return objective
+        if self.sharded:
+            shard(objective, self.world)
             return objective
         # gradients are views of what is sent, or each would be there twice
         return DistributedDataParallel(objective, broadcast_buffers=False, gradient_as_bucket_view=True)

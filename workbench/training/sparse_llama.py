@@ -56,9 +56,36 @@ def build(recipe: Recipe, mark: int, device: torch.device) -> Model:
     return model.train()
 
 
+def plain(model: Model, weights: dict[str, Tensor]) -> Model:
+    """Return a model that `build` made as transformers has it, with other weights, by name, in their dtype."""
+    with torch.device("meta"):
+        copy: Model = type(model)(model.config)  # type: ignore[arg-type]
+    copy.load_state_dict(weights, strict=False, assign=True)  # the tied one is there once
+    copy.tie_weights()
+    copy.config.dtype = next(iter(weights.values())).dtype
+    return copy
+
+
 def ffns(model: Model) -> list[PenalizedFFN]:
     """Return the FFNs of a model that `build` made, by layer."""
     return [layer.mlp for layer in model.model.layers]
+
+
+class Layer(nn.Module):
+    """A decoder layer of a model that `build` made, with what runs it.
+
+    The function that runs it may be compiled, and hooks of this module stay outside of it.
+    """
+
+    def __init__(self, decoder: nn.Module, recompute: bool) -> None:
+        super().__init__()
+        self.decoder, self.recompute = decoder, recompute
+
+    def forward(self, run: Callable[..., Any], *arguments: Any) -> Any:
+        """Return run(decoder layer, *arguments)."""
+        if self.recompute:
+            return checkpoint(run, self.decoder, *arguments, use_reentrant=False)
+        return run(self.decoder, *arguments)
 
 
 class Objective(nn.Module):
@@ -69,8 +96,10 @@ class Objective(nn.Module):
 
     weights: a factor for each layer's share of the L1 term; default 1 each
     recompute: keep only each layer's input for the backward pass, and compute the rest again there
-    compiled: by torch.compile; backend: of torch.compile
+    compiled: by torch.compile, but for passes without gradients, whose rows vary in number; backend: of torch.compile
     """
+
+    weights: Tensor
 
     def __init__(
         self,
@@ -81,34 +110,31 @@ class Objective(nn.Module):
         backend: str = "inductor",
     ) -> None:
         super().__init__()
-        self.weights: Tensor
-        self.model, self.recompute = model, recompute
-        factors = [1.0] * len(model.model.layers) if weights is None else list(weights)
+        trunk: Any = model.model
+        self.embedding, self.rotary, self.norm = trunk.embed_tokens, trunk.rotary_emb, trunk.norm
+        self.unembedding = model.lm_head
+        self.layers = nn.ModuleList(Layer(decoder, recompute) for decoder in trunk.layers)
+        factors = [1.0] * len(trunk.layers) if weights is None else list(weights)
         self.register_buffer("weights", torch.tensor(factors, device=model.device), persistent=False)
-        self._layer: Callable[..., Any] = run_layer
-        self._head: Callable[..., Tensor] = cross_entropy
+        self._compiled: tuple[Callable[..., Any], Callable[..., Tensor]] = run_layer, cross_entropy
         if compiled:
-            self._layer = torch.compile(run_layer, fullgraph=True, dynamic=False, backend=backend)
-            self._head = torch.compile(cross_entropy, fullgraph=True, dynamic=False, backend=backend)
+            given: dict[str, Any] = {"fullgraph": True, "dynamic": False, "backend": backend}
+            self._compiled = torch.compile(run_layer, **given), torch.compile(cross_entropy, **given)
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return cross-entropy (nats a token), L1 term, and firings int64 [layers, d_ff] of rows [n, seq_len + 1]."""
+        run, head = self._compiled if torch.is_grad_enabled() else (run_layer, cross_entropy)
         inputs, targets = rows[:, :-1], rows[:, 1:]
-        trunk = self.model.model
         terms, fires = [], []
         with torch.autocast(rows.device.type, torch.bfloat16, enabled=rows.is_cuda):
-            hidden = trunk.embed_tokens(inputs)
+            hidden = self.embedding(inputs)
             positions = torch.arange(inputs.shape[1], device=rows.device)[None]
-            rotary = trunk.rotary_emb(hidden, position_ids=positions)
-            for layer in trunk.layers:
-                arguments = (layer, hidden, positions, rotary)
-                if self.recompute:
-                    hidden, term, fired = checkpoint(self._layer, *arguments, use_reentrant=False)
-                else:
-                    hidden, term, fired = self._layer(*arguments)
+            rotary = self.rotary(hidden, position_ids=positions)
+            for layer in self.layers:
+                hidden, term, fired = layer(run, hidden, positions, rotary)
                 terms.append(term)
                 fires.append(fired)
-            loss = self._head(self.model, hidden, targets)
+            loss = head(self.norm, self.unembedding, hidden, targets)
         return loss, (torch.stack(terms) * self.weights).mean(), torch.stack(fires)
 
 
@@ -119,20 +145,20 @@ def run_layer(layer: nn.Module, hidden: Tensor, positions: Tensor, rotary: Any) 
     return hidden, ffn.l1, ffn.fires
 
 
-def cross_entropy(model: Model, hidden: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(norm: nn.Module, unembedding: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy of the tokens that follow, in nats. hidden: of the last layer"""
-    logits = model.lm_head(model.model.norm(hidden))
+    logits = unembedding(norm(hidden))
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 @torch.no_grad()
-def evaluate(model: Model, batches: Iterable[Tensor]) -> dict[str, Any]:
+def evaluate(objective: Objective, batches: Iterable[Tensor]) -> dict[str, Any]:
     """Return mean loss, nnz per layer, dead share per layer, and tokens, over batches of rows [n, seq_len + 1]."""
-    objective = Objective(model)
-    tokens, total = 0, torch.zeros((), dtype=torch.float64, device=model.device)
-    fires = torch.zeros((), dtype=torch.int64, device=model.device)
+    device = objective.weights.device
+    tokens, total = 0, torch.zeros((), dtype=torch.float64, device=device)
+    fires = torch.zeros((), dtype=torch.int64, device=device)
     for rows in batches:
-        loss, _, fired = objective(rows.to(model.device))
+        loss, _, fired = objective(rows.to(device))
         count = rows.shape[0] * (rows.shape[1] - 1)
         tokens, total, fires = tokens + count, total + loss.double() * count, fires + fired
     return {

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.forked import as_rank, free_port
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
@@ -159,25 +162,83 @@ def test_a_step_is_timed_both_ways_and_changes_nothing(corpus: Corpus, tiny_reci
     assert all(parameter.grad is None for parameter in training.state.model.parameters())
 
 
-def test_two_ranks_train_what_one_does(text: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """Losses and counts by step are equal up to rounding; the folder is written once, and is a run."""
-    (tmp_path / "tiny.json").write_text(json.dumps(tiny_recipe.as_dict() | {"steps": 30}))
-    one = TrainOptions(config=str(tmp_path / "tiny.json"), text=(str(text),), out=tmp_path / "one", device="cpu")
-    train(one)
-    two, port = dataclasses.replace(one, out=tmp_path / "two"), free_port()
-    processes = [as_rank(train, rank, port, two) for rank in range(2)]
+@pytest.fixture(scope="module")
+def one(text: Path, tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> TrainOptions:
+    """Train 30 steps in a single process; return the options."""
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "tiny.json").write_text(json.dumps(tiny_recipe.as_dict() | {"steps": 30, "restart_every": 10}))
+    options = TrainOptions(
+        config=str(folder / "tiny.json"), text=(str(text),), out=folder / "one", device="cpu",
+        prepared=folder / "prepared",
+    )  # fmt: skip
+    train(options)
+    return options
+
+
+def in_two_ranks(options: TrainOptions, until: int) -> list[int | None]:
+    """Train with two processes until a step; return their exit codes."""
+    port = free_port()
+    processes = [as_rank(train_until, rank, port, options, until) for rank in range(2)]
     for process in processes:
         process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
-    expected, found = (open_run(tmp_path / name).frame("training") for name in ("one", "two"))
+    return [process.exitcode for process in processes]
+
+
+def train_until(options: TrainOptions, until: int) -> None:
+    """Train, but stop as if interrupted once a step is done."""
+    step = Training.one_step
+
+    def one_step(training: Training) -> None:
+        if training.state.step == until:
+            raise KeyboardInterrupt
+        step(training)
+
+    with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(Training, "one_step", one_step)
+        train(options)
+
+
+def assert_same_log(out: Path, expected: Path) -> None:
+    found, expected = (open_run(path).frame("training") for path in (out, expected))
     assert len(found) == len(expected) == 3
     for name in ("step", "tokens", "loss", "l1", "gradient_norm", "nnz_00", "nnz_01"):
         assert found[name].tolist() == pytest.approx(expected[name].tolist(), rel=2e-3), name
 
 
+def test_two_ranks_train_what_one_does(one: TrainOptions) -> None:
+    """Losses and counts by step are equal up to rounding; the folder is written once, and is a run."""
+    two = dataclasses.replace(one, out=one.out.parent / "two")
+    assert in_two_ranks(two, until=-1) == [0, 0]
+    assert_same_log(two.out, one.out)
+
+
+def test_a_training_goes_on_divided_over_ranks_and_back(one: TrainOptions) -> None:
+    """Begun by one process, continued by two that divide the weights, which end it or leave it to one process again."""
+    first = dataclasses.replace(one, out=one.out.parent / "begun", checkpoint_minutes=0.0)
+    train_until(first, until=15)
+    assert (first.out / "work" / "checkpoint.safetensors").exists()
+    sharded = dataclasses.replace(first, shard=True)
+    assert in_two_ranks(sharded, until=25) == [0, 0]
+    shutil.copytree(first.out, first.out.parent / "back")
+    assert in_two_ranks(sharded, until=-1) == [0, 0]
+    back = dataclasses.replace(first, out=first.out.parent / "back")
+    train(back)
+    weights = [load_file(path / "model.safetensors") for path in (one.out, first.out, back.out)]
+    for out, given in zip((first.out, back.out), weights[1:], strict=True):
+        assert_same_log(out, one.out)
+        assert given.keys() == weights[0].keys()
+        for name, tensor in weights[0].items():
+            torch.testing.assert_close(given[name], tensor, rtol=2e-2, atol=2e-3)
+
+
 def test_rows_that_ranks_cannot_share_are_refused(corpus: Corpus, tiny_recipe: Recipe) -> None:
     with pytest.raises(UserError, match="Expected rows that divide into 3 ranks of 1 micro-batches, got 8"):
         Training(tiny_recipe, corpus, CPU, compiled=False, ranks=TrainingRanks(0, 3))
+
+
+def test_a_single_process_has_nothing_to_divide(one: TrainOptions) -> None:
+    with pytest.raises(UserError, match="Expected several processes for --shard, got one: launch with torchrun"):
+        train(dataclasses.replace(one, out=one.out.parent / "alone", shard=True))
 
 
 def test_the_paper_s_shapes_are_recipes() -> None:
