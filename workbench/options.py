@@ -243,9 +243,7 @@ class TextOptions:
     generate: int = option(0, help="continue the text by this many tokens", unit="tokens", least=0)
     temperature: float = option(0.0, help="sample tokens at this temperature; 0: take the most likely one", least=0)
     seed: int = option(0, help="seed of the sampling", least=0, most=2**32 - 1)
-    threshold: float | None = option(
-        None, help="count neurons with |hidden| above this; for FFNs without zeros (SiLU)", least=0
-    )
+    threshold: float | None = option(None, help="count neurons with |hidden| above this (FFNs without zeros)", least=0)
     device: Device = option("auto", help="where to run")
     revision: str | None = option(None, help="branch, tag or commit of a hub model", value="REV")
 
@@ -296,9 +294,6 @@ class TrainOptions:
     device: Device = option("auto", help="where to train")
     compile: bool = option(True, help="compile the model (on CUDA)")
     kernel: TrainingKernel = option("auto", help="kernels of the FFN: sparse where few neurons fire (auto), or always")
-    shard: bool = option(
-        False,
-        help="with torchrun: divide weights, gradients and moments over the GPUs (FSDP), for less memory in each",
-    )
+    shard: bool = option(False, help="with torchrun: divide weights, gradients and moments over the GPUs (FSDP)")
     prepared: Path | None = option(None, help="keep tokenizer and token ids here, for further runs on the same text")
     checkpoint_minutes: float = option(5.0, help="time between checkpoints", unit="minutes")

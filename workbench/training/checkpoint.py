@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from twell.workbench.training.sharding import divided, gathered
+from twell.workbench.training.ranks import divided, gathered
 from twell.workbench.training.sparse_llama import Model
 
 FILE = "checkpoint.safetensors"

@@ -27,9 +27,8 @@ from twell.workbench.training.corpus import Corpus, in_order, prepare, source_na
 from twell.workbench.training.folder import TrainingFolder, writing
 from twell.workbench.training.log import new_manifest
 from twell.workbench.training.loop import Training
-from twell.workbench.training.ranks import TrainingRanks
+from twell.workbench.training.ranks import TrainingRanks, gathered
 from twell.workbench.training.recipes import Recipe, from_dict, load_recipe
-from twell.workbench.training.sharding import gathered
 from twell.workbench.training.sparse_llama import evaluate, plain
 
 

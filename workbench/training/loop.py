@@ -25,9 +25,8 @@ from twell.workbench.training.ffn import SparseLayers
 from twell.workbench.training.folder import TrainingFolder, writing
 from twell.workbench.training.log import Row
 from twell.workbench.training.optimizer import make_optimizer, rate_factor, restart_dead
-from twell.workbench.training.ranks import TrainingRanks
+from twell.workbench.training.ranks import TrainingRanks, gathered
 from twell.workbench.training.recipes import Recipe
-from twell.workbench.training.sharding import gathered
 from twell.workbench.training.sparse_llama import Objective, build, evaluate, ffns
 
 PACE = (10, 30)  # steps: with a limit in minutes, the step time is measured from the first to the second

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from twell.workbench.training.ffn import PenalizedFFN
+from twell.workbench.training.ranks import divided
 from twell.workbench.training.recipes import Recipe
-from twell.workbench.training.sharding import divided
 
 
 def rate_factor(recipe: Recipe, step: int, total: int | None) -> float:
