@@ -32,6 +32,7 @@ from twell.analysis.neurons.at_token import neurons_at
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.coactivation import fired_csr, together
 from twell.analysis.neurons.concentration import concentration, dead_curve, dead_mask, dead_neurons, lorenz
+from twell.analysis.neurons.effects import neuron_effects
 from twell.analysis.neurons.examples import examples
 from twell.analysis.neurons.firing_clusters import firing_clusters
 from twell.analysis.neurons.reuse import reuse, reuse_cache
@@ -90,6 +91,7 @@ __all__ = [
     "model_speedup",
     "model_time",
     "neurons_at",
+    "neuron_effects",
     "neuron_histogram",
     "overview",
     "passages",

@@ -17,6 +17,7 @@ from twell.workbench.run import locks
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import RECORDING, Manifest, Part
 from twell.workbench.run.parquet_part import GrowingFile, disk_error
+from twell.workbench.run.schema import TABLES
 from twell.workbench.run.writer import arrow_schema
 
 
@@ -54,13 +55,19 @@ def append(folder: Path, table: str, columns: Mapping[str, Any], **updates: Any)
         file.discard()
         raise
     size, sha256 = file.close()
-    manifest.parts = [*manifest.parts, Part(table, name, rows.num_rows, size, sha256)]
+    replaced = [part for part in manifest.parts if part.table == table and TABLES[table].cumulative]
+    manifest.parts = [
+        *(part for part in manifest.parts if part not in replaced),
+        Part(table, name, rows.num_rows, size, sha256),
+    ]
     for field, value in updates.items():
         setattr(manifest, field, value)
     try:
         manifests.write(folder, manifest)
     except OSError as error:
         raise disk_error(folder / manifests.FILE, error) from error
+    for part in replaced:
+        (folder / part.file).unlink(missing_ok=True)
     return manifest
 
 

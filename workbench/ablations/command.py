@@ -7,19 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from twell.workbench.ablations.conditions import STUDY, STUDY_WITHOUT_ZEROS, parse
+from twell.workbench.ablations.appended import append, appending
+from twell.workbench.ablations.conditions import STUDY, STUDY_WITHOUT_ZEROS, Condition, parse
+from twell.workbench.ablations.first_order import chosen_neurons, first_order
 from twell.workbench.ablations.options import AblateOptions
-from twell.workbench.ablations.study import Study, run_study
+from twell.workbench.ablations.study import Study, neuron_fires, run_study
 from twell.workbench.capturing.command import capture
 from twell.workbench.errors import UserError
 from twell.workbench.models.own_code import OwnModel, open_own, refuse_other_weights, where_of
 from twell.workbench.options import CaptureOptions, check_bounds
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
+from twell.workbench.text.batches import batches
 from twell.workbench.text.recorded import recorded_sequences
 from twell.workbench.text.sequences import Sequence, documents, sequences
 from twell.workbench.text.sources import Source, open_sources
@@ -51,20 +55,37 @@ def measure(
 ) -> Run:
     """Measure a study of a model that is loaded already. sources: the text; None for the run's own tokens."""
     with_zeros = own.has_zeros and not run.manifest.options.get("threshold")
+    default = () if options.neurons else STUDY if with_zeros else STUDY_WITHOUT_ZEROS
     study = Study(
-        parse(options.condition or (STUDY if with_zeros else STUDY_WITHOUT_ZEROS), own.layers),
+        parse(options.condition or default, own.layers),
         _sequences(run, own, options, sources),
         [OWN_TOKENS] if sources is None else [source.name for source in sources],
         options.batch_tokens or BATCH_TOKENS[own.device.type],
         options.seed,
     )
     console = Console(highlight=False, soft_wrap=True, quiet=quiet)
+    if options.neurons:
+        study = replace(
+            study, conditions=[*study.conditions, *_single_neurons(run, own, study, options.neurons, console)]
+        )
     tokens = sum(len(sequence.ids) for sequence in study.sequences)
     console.print(f"{len(study.conditions)} conditions on {tokens:,} tokens, beside the untouched model …")
     columns = (TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not sys.stderr.isatty()) as bar:
         step = bar.add_task("")
         return run_study(run, own, study, lambda done, total: bar.update(step, completed=done, total=total))
+
+
+def _single_neurons(run: Run, own: OwnModel, study: Study, count: int, console: Console) -> list[Condition]:
+    """Estimate every neuron's effect, write the estimates into the run, and return the neurons to measure exactly."""
+    console.print(f"Estimating the effect of {own.layers * own.d_ff:,} neurons by gradient × activation …")
+    change, tokens = first_order(own, batches(study.sequences, study.batch_tokens, study.special))
+    layer, neuron = (index.ravel() for index in np.indices(change.shape))
+    columns = {"layer": layer, "neuron": neuron, "estimate_sum": change.ravel(), "tokens": np.full(change.size, tokens)}
+    with appending(run.path):
+        append(run.path, "neuron_effects", columns)
+    by_layer = chosen_neurons(change, neuron_fires(run), count, study.seed)
+    return [Condition("neurons", neurons={layer: (neuron,)}) for layer, chosen in by_layer.items() for neuron in chosen]
 
 
 def model_of(run: Run, given: str | None, device: str) -> OwnModel:

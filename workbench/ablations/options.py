@@ -17,6 +17,7 @@ class AblateOptions:
 
     twell ablate runs/mine
     twell ablate runs/mine --condition weakest:0.5,0.75 --condition ffn@3 --condition random:0.5
+    twell ablate runs/mine --neurons 64
     twell ablate runs/mine --condition neurons:L3/N17,L3/N42 --text other.txt
     twell ablate path/to/model --text book.txt --out runs/book
     """
@@ -31,6 +32,13 @@ class AblateOptions:
         "(the share of each layer's values next to 0), below:VALUE (|hidden| up to it), neurons:L3/N17,… or a file of "
         "such names; may be repeated; default: a study of all kinds",
         value="KIND",
+    )
+    neurons: int = option(
+        0,
+        help="also estimate every neuron's effect in one pass, by gradient times activation, and measure this many "
+        "exactly: half of the greatest estimates, half at random",
+        unit="neurons",
+        least=0,
     )
     text: tuple[str, ...] = option((), help="measure on this text; default: the run's own tokens", value="SOURCE")
     out: Path | None = option(None, help="the run's folder, for a model")

@@ -25,7 +25,7 @@ from twell.workbench.run.columns import (
 )
 from twell.workbench.run.summary_schema import SUMMARIES
 from twell.workbench.run.tables.bench import BENCH
-from twell.workbench.run.tables.effects import EFFECTS
+from twell.workbench.run.tables.effects import EFFECTS, NEURON_EFFECTS
 
 __all__ = [
     "SUMMARIES",
@@ -207,6 +207,7 @@ TABLES: dict[str, Table] = {
         TRAINING,
         VALUE_BINS,
         EFFECTS,
+        NEURON_EFFECTS,
     )
 }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.captures import run_capture, save_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
+from twell.analysis import neuron_effects
 from twell.workbench.ablations.command import ablate, measure, model_of
 from twell.workbench.ablations.options import AblateOptions
 from twell.workbench.ablations.study import neuron_fires
@@ -181,3 +183,28 @@ def test_a_wrong_condition_is_one_sentence(run: Run, condition: str, sentence: s
 def test_another_model_is_refused(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Expected the weights that"):
         ablate(options(run, "dead", model=str(save_model(tmp_path / "other", intermediate_size=128))))
+
+
+def test_first_order_is_the_derivative(run: Run) -> None:
+    """Of the summed loss by a neuron's hidden values, against differences of passes with hooks; exact ones beside."""
+    after = ablate(options(run, neurons=8))
+    table = after.frame("neuron_effects").set_index(["layer", "neuron"])["estimate_sum"]
+    sequences = [one.ids for one in recorded_sequences(run, 10**6)]
+    folder, step = Path(str(model_of(run, None, "cpu").model.name_or_path)), 1e-2  # norms are in float32, also here
+    strongest = table.abs().sort_values(ascending=False).index[:3]
+    for layer, neuron in [*strongest, (2, 7)]:
+
+        def scaled(at: int, hidden: torch.Tensor, by: float, layer: int = layer, neuron: int = neuron) -> torch.Tensor:
+            hidden = hidden.clone()
+            hidden[..., neuron] *= 1 + by if at == layer else 1
+            return hidden
+
+        ends = [
+            sum(losses.sum() for losses in by_hooks(folder, sequences, partial(scaled, by=by))) for by in (step, -step)
+        ]
+        assert table[layer, neuron] == pytest.approx(-(ends[0] - ends[1]) / (2 * step), rel=2e-2, abs=1e-3)
+    answer = neuron_effects(after)
+    assert len(answer) == run.layers * run.d_ff and answer.attrs["measured"] == 8
+    assert np.isfinite(answer.attrs["rank_correlation"])
+    ablate(options(run, neurons=8))
+    assert len([part for part in open_run(run.path).manifest.parts if part.table == "neuron_effects"]) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twell.workbench.run.columns import Column, Table
+from twell.workbench.run.columns import LAYER, NEURON, Column, Table
 
 EFFECTS = Table(
     "effects",
@@ -33,4 +33,17 @@ EFFECTS = Table(
         Column("firings", "int64", "", "firings in all layers that were left, on one of 8 tokens"),
         Column("base_firings", "int64", "", "firings on the same tokens with nothing taken away"),
     ),
+)
+
+NEURON_EFFECTS = Table(
+    "neuron_effects",
+    "a neuron, and what silencing it would do to the loss, to first order (`twell ablate --neurons`)",
+    (
+        LAYER,
+        NEURON,
+        Column("estimate_sum", "float64", "nats", "sum over tokens of - gradient × hidden value"),
+        Column("tokens", "int64", "tokens", "tokens whose next token was predicted"),
+    ),
+    adds_up=False,
+    cumulative=True,
 )
