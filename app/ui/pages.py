@@ -40,6 +40,7 @@ PAGES: dict[str, Page] = {  # by address
     "positions": Page("Positions", "activity/positions_page.py", group=FIRES, data="activity.position_data"),
     "neurons": Page("Neurons", "neurons/neurons_page.py", group=FIRES, data="neurons.neuron_data"),
     "neuron": Page("Neuron", "neurons/neuron_page.py"),
+    "matters": Page("What matters", "ablations/effects_page.py", group=FIRES),
     "kernels": Page("Kernels", "speed/kernels_page.py", group=BUYS),
     "training": Page("Training", "training/training_page.py", group=BUYS, of_training=True),
     "findings": Page("Findings", "runs/claims_page.py", group=CLAIMED, data="runs.claims_data"),

@@ -56,7 +56,7 @@ LEVELS: dict[str, list[set[str]]] = {
     "app": [
         {"ui"},
         {"jobs", "frame"},
-        {"activity", "tokens", "text", "neurons", "speed", "training", "runs"},
+        {"ablations", "activity", "tokens", "text", "neurons", "speed", "training", "runs"},
         {"server"},
         {"main"},
     ],

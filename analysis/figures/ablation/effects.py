@@ -1,0 +1,140 @@
+"""The figures of page What matters: changes of the loss by what is left, by layer, and by neuron."""
+
+from __future__ import annotations
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from twell.analysis.ablations.by_condition import effects
+from twell.analysis.figures.labels import percent
+from twell.analysis.figures.style import AMBER, BLUE, GREY, WORDS, finish, layer_axis, whiskers
+from twell.analysis.neurons.effects import neuron_effects
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+# By kind: its colour, the line's pattern and its name beside the line.
+CURVES = {
+    "weakest": (BLUE, "solid", "weakest firings away"),
+    "smallest": (BLUE, "dot", "smallest values away"),
+    "scattered": (GREY, "dot", "firings away at random"),
+    "rarest": (AMBER, "solid", "rarest neurons away"),
+    "busiest": (AMBER, "dash", "busiest neurons away"),
+    "random": (GREY, "solid", "neurons away at random"),
+}
+MOST = 4000  # neurons drawn
+
+
+def curve_rows(run: Run) -> pd.DataFrame:
+    """Return the rows of `effects` that are curves: conditions of all layers with a share."""
+    table = effects(run)
+    rows = table[table["kind"].isin(list(CURVES)) & (table["layer"] < 0)]
+    if rows.empty:
+        raise Missing(f"{run.name} has no shares that were taken away: measure some with `twell ablate {run.path}`.")
+    return rows.reset_index(drop=True)
+
+
+def layer_rows(run: Run) -> pd.DataFrame:
+    """Return the rows of `effects` in which a layer's FFN was away."""
+    table = effects(run)
+    rows = table[table["kind"] == "ffn"].sort_values("layer")
+    if rows.empty:
+        raise Missing(f"{run.name} has no layer that was taken away: measure it with `twell ablate {run.path}`.")
+    return rows.reset_index(drop=True)
+
+
+def loss_by_share(rows: pd.DataFrame) -> go.Figure:
+    """Return a line a kind: change of the loss against the share of firings that is left, with intervals.
+
+    Args:
+        rows: those of `curve_rows`.
+    """
+    figure = go.Figure()
+    for kind, (colour, dash, name) in CURVES.items():
+        line = rows[rows["kind"] == kind].sort_values("kept")
+        if line.empty:
+            continue
+        texts = [
+            f"{row.condition}: {row.change:+.4f} nats [{row.low:+.4f}, {row.high:+.4f}]" for row in line.itertuples()
+        ]
+        figure.add_scatter(
+            x=100 * line["kept"],
+            y=line["change"],
+            error_y=whiskers(line["low"], line["change"], line["high"]),
+            mode="lines+markers",
+            line={"color": colour, "dash": dash, "width": 1.8},
+            marker={"size": 6, "color": colour},
+            text=texts,
+            name=name,
+            hovertemplate="%{text}<br>%{x:.1f} % of the firings left<extra></extra>",
+        )
+    finish(figure, 380, top=16)
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.18, "font": {"color": WORDS}})
+    figure.update_xaxes(title="firings left, %", range=[102, 0])
+    figure.update_yaxes(title="change of the loss, nats a token")
+    return figure
+
+
+def loss_by_layer(rows: pd.DataFrame) -> go.Figure:
+    """Return a dot a layer: the change of the loss without its FFN, with its interval.
+
+    Args:
+        rows: those of `layer_rows`.
+    """
+    layers = [int(layer) for layer in rows["layer"]]
+    figure = go.Figure(
+        go.Scatter(
+            x=rows["change"],
+            y=rows["layer"],
+            error_x=whiskers(rows["low"], rows["change"], rows["high"]),
+            mode="markers",
+            marker={"color": BLUE, "size": 8},
+            hovertemplate="layer %{y}: %{x:+.4f} nats a token<extra></extra>",
+        )
+    )
+    finish(figure, 90 + max(12, min(26, 560 // len(layers))) * len(layers), left=40, top=12)
+    layer_axis(figure, layers)
+    figure.add_vline(x=0, line={"color": GREY, "width": 1})
+    figure.update_xaxes(title="change of the loss without the layer's FFN, nats a token")
+    return figure
+
+
+def effect_by_density(table: pd.DataFrame) -> go.Figure:
+    """Return a dot a neuron: how often it fires, and what silencing it does; exact values are amber.
+
+    Args:
+        table: the rows of `analysis.neuron_effects`, of which the first MOST are drawn.
+    """
+    figure, living = go.Figure(), table[table["fires"] > 0].head(MOST)
+    for rows, column, colour, size in (
+        (living, "estimate", BLUE, 4),
+        (table[table["exact"].notna() & (table["fires"] > 0)], "exact", AMBER, 7),
+    ):
+        value = rows[column].abs().clip(lower=1e-9)
+        figure.add_scattergl(
+            x=rows["density"],
+            y=value,
+            mode="markers",
+            marker={"color": colour, "size": size, "opacity": 0.5 if size == 4 else 0.9},
+            text=[f"{label}: {number:+.2e} nats, fires on {percent(density)}" for label, number, density in
+                  zip(rows["label"], rows[column], rows["density"], strict=True)],
+            hovertemplate="%{text}<extra></extra>",
+        )  # fmt: skip
+    finish(figure, 380, top=16)
+    figure.update_xaxes(title="density: share of tokens that fire it", type="log")
+    figure.update_yaxes(title="|change of the loss|, nats a token", type="log", exponentformat="power")
+    return figure
+
+
+def ablation_curves(run: Run) -> go.Figure:
+    """Draw the change of the loss against the share of firings that is left. Page What matters."""
+    return loss_by_share(curve_rows(run))
+
+
+def ablation_layers(run: Run) -> go.Figure:
+    """Draw the change of the loss without each layer's FFN. Page What matters."""
+    return loss_by_layer(layer_rows(run))
+
+
+def ablation_neurons(run: Run) -> go.Figure:
+    """Draw each neuron's effect on the loss against how often it fires. Page What matters."""
+    return effect_by_density(neuron_effects(run))

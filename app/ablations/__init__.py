@@ -1,0 +1,1 @@
+"""Page What matters: what the loss says when something is taken away."""

@@ -1,0 +1,87 @@
+"""Page What matters: what the loss says when neurons, firings or layers are taken away."""
+
+from __future__ import annotations
+
+import html
+
+import streamlit as st
+
+from twell import analysis
+from twell.analysis.figures.ablation.effects import (
+    MOST,
+    curve_rows,
+    effect_by_density,
+    layer_rows,
+    loss_by_layer,
+    loss_by_share,
+)
+from twell.app.ui import widgets
+from twell.app.ui.formatting import number, plural, whole
+from twell.app.ui.query import fetch, query
+from twell.app.ui.url_state import current_run
+from twell.workbench.run.store import Run
+
+
+def curves(run: Run) -> None:
+    """Draw the loss against what is left."""
+    rows = fetch(run, curve_rows)
+    first = rows.iloc[0]
+    widgets.heading(
+        "Loss by what is left",
+        f"Change from {number(first['base'])} nats a token with nothing taken away; the same "
+        f"{plural(int(first['tokens']), 'token')} of {plural(int(first['documents']), 'document')} under every "
+        "condition; bars: 95 % by document. Grey: the controls, taken away at random.",
+        query(run, curve_rows),
+    )
+    widgets.draw(loss_by_share(rows), "ablation-curves", "Loss by the share of firings that is left", wide=True)
+
+
+def layers(run: Run) -> None:
+    """Draw the loss without each layer's FFN."""
+    rows = fetch(run, layer_rows)
+    widgets.heading(
+        "Without a layer's FFN",
+        "The FFN of one layer puts out nothing; attention and all other layers run as they are. Left of 0 the loss is "
+        "lower without it.",
+        query(run, layer_rows),
+    )
+    widgets.draw(loss_by_layer(rows), "ablation-layers", "Loss without the FFN of each layer", wide=True)
+
+
+def neurons(run: Run) -> None:
+    """Draw neurons by effect against density."""
+    table = fetch(run, analysis.neuron_effects)
+    about = table.attrs
+    exact = f"; amber: {plural(about['measured'], 'neuron')} silenced one by one" if about["measured"] else ""
+    agree = about["rank_correlation"]
+    ranks = f", rank correlation with the estimates {agree:.2f}" if agree == agree else ""
+    widgets.heading(
+        "Neurons by effect",
+        f"Gradient × activation, to first order, on {plural(about['tokens'], 'token')}; the {whole(MOST)} of the "
+        f"greatest effect{exact}{ranks}.",
+        query(run, analysis.neuron_effects),
+    )
+    widgets.draw(effect_by_density(table), "ablation-neurons", "Effect of neurons by how often they fire", wide=True)
+
+
+def every_condition(run: Run) -> None:
+    """Draw the table of all conditions."""
+    table = fetch(run, analysis.effects)
+    widgets.heading("Every condition", "As `twell ablate` spells and measured them.", query(run, analysis.effects))
+    shown = table[["condition", "change", "low", "high", "kept", "silenced", "tokens", "documents"]]
+    st.dataframe(shown, hide_index=True, width="stretch")
+
+
+run = current_run()
+widgets.title("What matters to the loss?")
+if run.has("effects") or run.has("neuron_effects"):
+    for draw in (curves, layers, neurons, every_condition):
+        with widgets.show_errors():
+            draw(run)
+else:
+    path = html.escape(str(run.path))
+    st.html(
+        f"""<div class="tw-empty"><p>Counting says what fires; taking it away says what matters. Measure it on this
+        run's tokens, with its model:</p><pre>twell ablate {path}</pre>
+        <p>And every neuron's effect, some of them exactly:</p><pre>twell ablate {path} --neurons 64</pre></div>"""
+    )

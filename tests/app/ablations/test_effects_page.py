@@ -1,0 +1,64 @@
+"""Page What matters: its numbers are those of the tables; a run without ablations names the command. Cost: 2 s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+from support.planted_effects import rows_of
+
+from twell.analysis import effects, neuron_effects, plots
+from twell.app.ui.formatting import number
+from twell.workbench.ablations.appended import append
+from twell.workbench.run.store import Run, open_run
+
+
+@pytest.fixture(scope="module")
+def ablated(tmp_path_factory: pytest.TempPathFactory, made: ModuleType) -> Run:
+    run = made.make(tmp_path_factory.mktemp("ablated") / "ablated", sequences=24)
+    rng = np.random.default_rng(0)
+    for kind, share, layer in (
+        ("weakest", 0.5, -1), ("weakest", 0.75, -1), ("random", 0.5, -1), ("ffn", None, 0), ("ffn", None, 1),
+        ("neurons", None, -1),
+    ):  # fmt: skip
+        name = {"ffn": f"ffn@{layer}", "neurons": "neurons:L1/N5"}.get(kind, f"{kind}:{share}")
+        append(run.path, "effects", rows_of(rng, kind=kind, share=share, layer=layer, condition=name)[0])
+    layer, neuron = (index.ravel() for index in np.indices((run.layers, run.d_ff)))
+    estimate = {
+        "layer": layer,
+        "neuron": neuron,
+        "estimate_sum": rng.normal(size=len(layer)),
+        "tokens": layer * 0 + 500,
+    }
+    append(run.path, "neuron_effects", estimate)
+    return open_run(run.path)
+
+
+def text(test: AppTest) -> str:
+    return " ".join(str(block.proto.body) for block in test.get("html"))
+
+
+def test_it_draws_what_the_tables_hold(ablated: Run, show: Callable[..., AppTest]) -> None:
+    test = show(ablated.path.parent, "matters", run="ablated")
+    assert not test.exception
+    table = effects(ablated).set_index("condition")
+    assert number(table.loc["random:0.5", "base"]) in text(test) and "of 60 documents" in text(test)
+    assert len(test.get("plotly_chart")) == 3
+    assert test.dataframe[0].value.set_index("condition")["change"].equals(table["change"])
+    curve = next(line for line in plots.ablation_curves(ablated).data if line.name == "weakest firings away")
+    assert sorted(curve.y) == sorted(table.loc[["weakest:0.5", "weakest:0.75"], "change"])
+    assert list(plots.ablation_layers(ablated).data[0].x) == table.loc[["ffn@0", "ffn@1"], "change"].tolist()
+    neurons = neuron_effects(ablated)
+    assert neurons["estimate"].abs().is_monotonic_decreasing
+    exact = neurons.set_index("label").loc["L1/N5", "exact"]
+    assert exact == table.loc["neurons:L1/N5", "change"] and neurons.attrs["measured"] == 1
+
+
+def test_a_run_without_ablations_names_the_command(runs: Path, show: Callable[..., AppTest]) -> None:
+    test = show(runs, "matters", run="made")
+    assert not test.exception
+    assert f"twell ablate {runs / 'made'}" in text(test)
