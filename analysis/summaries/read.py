@@ -171,4 +171,6 @@ def _reason(run: Run, name: str) -> str:
         return EARLIER
     if run.manifest.summary_only and not table.in_summary_only:
         return "it is a summary-only run, which spells out none of its text"
+    if run.manifest.summary_only and name in read_built(run).files:
+        return "its copy leaves it out to stay small, and the run that it was copied from has it"
     return table.absent or "it was not recorded"

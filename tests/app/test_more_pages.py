@@ -20,6 +20,8 @@ from twell.analysis import by_layer, by_token, by_word, compare_layers, examples
 from twell.analysis.figures.compare import frontier
 from twell.analysis.figures.speed.kernels import break_even
 from twell.app.ui.formatting import SPACE, number, percent, times, typeset, whole
+from twell.data.recorded import ship
+from twell.workbench.errors import UserError
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
@@ -208,6 +210,37 @@ def test_every_page_opens_on_the_recorded_runs(show: Show) -> None:
             assert not test.exception
             assert not test.warning
         assert not show(recorded, "neuron", run=name, neuron="L0/N0").exception
+
+
+def test_what_ships_is_small_and_its_pages_open(
+    show: Show, made: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run with its rows, and one with the least that is kept of summaries."""
+    run = made.make(tmp_path / "made", layers=3, sequences=24, parts=2, fired=True)
+    manifests.update(run.path, text=[{**run.manifest.text[0], "source": "builtin:passages"}])
+    shipped = ship.ship(run.path, tmp_path / "ships" / "text", rows=True)
+    frame, kept = run.activity(), shipped.activity()
+    pd.testing.assert_frame_equal(kept, frame)
+    pd.testing.assert_frame_equal(by_token(shipped), by_token(run))
+    assert len(shipped.sql("select neuron from fired")) and shipped.damaged() == []
+    *_, least = ship.drafts_of_summaries(run, tmp_path / "ships" / "least")
+    assert least == "without token_min and token_max of neurons"
+    assert ship.size(tmp_path / "ships" / "least") < ship.size(shipped.path) / 2
+    values = ["mean", "sparsity", "low", "high"]
+    pd.testing.assert_frame_equal(by_layer(open_run(tmp_path / "ships" / "least"))[values], by_layer(run)[values])
+    for name in ("text", "least"):
+        for page in ("overview", "tokens", "layers", "neurons", "findings"):
+            assert not show(tmp_path / "ships", page, run=name).exception, (name, page)
+        assert not show(tmp_path / "ships", "token", run=name, token=40).exception
+    assert "tw-passage" in markup(show(tmp_path / "ships", "text", run="text", sequence=1))
+    assert "tw-example" in markup(show(tmp_path / "ships", "neuron", run="text", neuron="L0/N3"))
+    manifests.update(run.path, text=[{**run.manifest.text[0], "source": "diary.txt"}])
+    with pytest.raises(UserError, match="got diary.txt"):
+        ship.ship(run.path, tmp_path / "ships" / "never", rows=True)
+    with pytest.raises(UserError, match="Expected at most 1,000 bytes"):
+        ship.ship(run.path, tmp_path / "ships" / "never", limit=1000)
+    assert not (tmp_path / "ships" / "never").exists()
+    assert "bytes without surprisal_ranks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", ["overview", "layers", "positions", "compare"])

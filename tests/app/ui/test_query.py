@@ -15,6 +15,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from twell.analysis import by_token
+from twell.analysis.exports.pages import RECORDED
 from twell.workbench.run.store import copy_without_activity, open_run
 
 Show = Callable[..., AppTest]
@@ -127,7 +128,7 @@ def figures(block: Any) -> Iterator[tuple[str, Any, str]]:
 def every(demo: Path, made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of the demo run and of its copy without single tokens, of the package's recorded run, and of a made one
     with a bench of several compressions and with what some tokens fired."""
-    (recorded,) = (path.parent for path in Path(str(resources.files("twell.data"))).glob("recorded/*/run.json"))
+    recorded = Path(str(resources.files("twell.data"))) / "recorded" / RECORDED
     folder = tmp_path_factory.mktemp("every")
     shutil.copytree(demo, folder / "demo")
     shutil.copytree(recorded, folder / "recorded")
