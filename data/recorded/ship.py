@@ -199,7 +199,6 @@ LEFT_OUT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("surprisal_ranks", ()),
     ("token_layers", ()),
     ("token_scores", ("z_position_sum", "z_position_square", "z_position_cross")),
-    ("neurons", ("token_min", "token_max")),
 )
 
 
