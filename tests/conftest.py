@@ -99,6 +99,8 @@ LONGEST = (
         "workbench/capturing/test_killed.py",
         "workbench/training/test_folder.py",
         "workbench/training/test_variants.py",
+        "workbench/run/test_kills.py",
+        "kernels/test_training_ranks.py",
     ),
     (
         "app/test_browser.py",
@@ -111,7 +113,6 @@ LONGEST = (
     ("analysis/engines/test_spark.py",),
     ("app/ui/test_query.py",),
     ("workbench/capturing/test_resume.py",),
-    ("workbench/run/test_kills.py",),
     ("app/jobs/test_worker.py",),
     ("analysis/test_damaged_runs.py",),
     ("workbench/capturing/test_command.py",),

@@ -1,4 +1,4 @@
-"""Train two small FFNs with two processes over gloo, by FSDP2: `RANK=0 python sharded_training.py PATH`.
+"""Train two small FFNs with two processes over gloo, by FSDP2.
 
 Each process takes its share of the rows. Rank 0 saves the losses of all steps and the weights at the end.
 """
@@ -6,7 +6,6 @@ Each process takes its share of the rows. Rank 0 saves the losses of all steps a
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 
 import torch
@@ -77,7 +76,3 @@ def main(path: str) -> None:
     if dist.get_rank() == 0:
         torch.save({"losses": losses / WORLD, "weights": [weight.detach() for weight in weights]}, path)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -41,7 +41,7 @@ def test_the_model_is_at_hand_only_if_it_is_the_same(made: ModuleType, made_run:
 
 def test_a_job_that_fails_says_why_and_one_runs_at_a_time(tmp_path: Path) -> None:
     runner = JobRunner()
-    job = runner.start("a measurement", tmp_path / "t.parquet", "run", ["bench", str(tmp_path / "no-model")], cases=1)
+    job = runner.start("a measurement", tmp_path / "t.parquet", "run", ["bench", "--nonsense"], cases=1)
     with pytest.raises(UserError, match="one is running"):
         runner.start("a measurement", tmp_path, "two", [], cases=1)
     for _ in range(600):
@@ -50,7 +50,7 @@ def test_a_job_that_fails_says_why_and_one_runs_at_a_time(tmp_path: Path) -> Non
         time.sleep(0.1)
     failure = job.failure()
     assert failure is not None
-    assert "no-model" in failure
+    assert "--nonsense" in failure
     runner.clear()
     assert runner.job is None
 

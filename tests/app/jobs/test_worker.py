@@ -124,8 +124,9 @@ def test_a_reading_that_takes_too_long_or_is_stopped_ends(worker: Worker) -> Non
     worker.read_seconds = 0.001
     with pytest.raises(UserError, match="Expected an answer of the model within"):
         ended(worker.ask({**DEMO, "text": "too late"})).run()
+    ended_before = worker.process
     stopped = worker.ask({**DEMO, "text": "words and words"})
-    while "starting" not in worker.state:
+    while worker.process is ended_before:  # until the next one is starting
         time.sleep(0.01)
     worker.stop(stopped)
     with pytest.raises(UserError, match="Stopped"):
