@@ -14,6 +14,8 @@ from twell.analysis.figures.style import BLUE, GREY, finish, layer_names, panel_
 
 ENDS = ("most active", "least active")
 END_ROWS = 15  # tokens at each end of the ranking
+Z_AXIS, MEAN_AXIS = "z: standard deviations from the layers' means", "neurons fired a layer, mean"
+REACH = 0.6  # how far beyond the dots an axis follows their intervals, as a share of the dots' own range
 MIN_COUNT = 20  # times that a token must occur to be ranked, unless the user chooses otherwise
 
 
@@ -32,15 +34,23 @@ def both_ends(frame: pd.DataFrame, count: int) -> pd.DataFrame:
     return pd.concat([rows.assign(end=end) for rows, end in zip((first, last), ENDS, strict=True)], ignore_index=True)
 
 
+def most_first(frame: pd.DataFrame, rank: str) -> pd.DataFrame:
+    """Return rows of `analysis.by_token` or `by_word` by falling values of a column, such as mean (neurons fired)."""
+    return frame.sort_values(rank, ascending=False, kind="stable", ignore_index=True)
+
+
 def ranked_by(frame: pd.DataFrame, rank: str) -> pd.DataFrame:
     """Return `analysis.by_token` with z and z_se replaced by the columns that it is ranked by.
 
     Args:
         frame: the table.
-        rank: shrunk, z or z_position; where nothing tells how much z varies, shrunk is empty and z stands in for it.
+        rank: mean, shrunk, z or z_position; where nothing tells how much z varies, shrunk is empty and z stands in for
+            it. `attrs` names the axis of mean.
     """
     rank = "z" if frame[rank].isna().all() else rank
-    return frame.assign(z=frame[rank], z_se=frame[f"{rank}_se"])
+    frame = frame.assign(z=frame[rank], z_se=frame[f"{rank}_se"])
+    frame.attrs["axis"] = MEAN_AXIS if rank == "mean" else Z_AXIS
+    return frame
 
 
 def as_ranked(words: pd.DataFrame) -> pd.DataFrame:
@@ -48,17 +58,27 @@ def as_ranked(words: pd.DataFrame) -> pd.DataFrame:
     return words.rename(columns={"word": "text"}).assign(token_id=-1)
 
 
+def readable_range(low: pd.Series, value: pd.Series, high: pd.Series) -> list[float]:
+    """Return the ends of an axis on which no wide interval squeezes the others: it is cut at the edge."""
+    first, last = float(value.min()), float(value.max())
+    reach = REACH * ((last - first) or 1.0)
+    start = max(float(low.fillna(value).min()), first - reach)
+    end = min(float(high.fillna(value).max()), last + reach)
+    margin = 0.06 * ((end - start) or 1.0)
+    return [start - margin, end + margin]
+
+
 def ranking(both: pd.DataFrame) -> go.Figure:
-    """Return z, with 95 % intervals, of the tokens at both ends of a ranking: two panels with the same scale.
+    """Return z, or the mean nnz, with 95 % intervals, of the tokens at both ends of a ranking: two panels, one scale.
 
     Args:
-        both: the rows of `both_ends`.
+        both: the rows of `both_ends`, as `ranked_by` returns them.
     """
+    axis = both.attrs.get("axis", Z_AXIS)
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.2)
     panels = [both[both["end"] == end] for end in ENDS]
     half_width = 1.96 * both["z_se"].fillna(0)
-    low, high = float((both["z"] - half_width).min()), float((both["z"] + half_width).max())
-    margin = 0.06 * (high - low or 1)
+    reach = readable_range(both["z"] - half_width, both["z"], both["z"] + half_width)
     row_count = max(map(len, panels))
     for column, rows in enumerate(panels, start=1):
         y = list(range(len(rows)))
@@ -70,7 +90,8 @@ def ranking(both: pd.DataFrame) -> go.Figure:
             error_x={"type": "data", "array": 1.96 * rows["z_se"], "thickness": 1.4, "width": 0, "color": BLUE},
             customdata=np.column_stack([rows["token_id"], rows["count"], rows["sequences"], rows["mean"]]),
             text=[plot_label(text, 40) for text in rows["text"]],
-            hovertemplate="%{text}<br>z %{x:.2f}, mean nnz %{customdata[3]:.3g}<br>"
+            hovertemplate=("%{text}<br>" if axis == MEAN_AXIS else "%{text}<br>z %{x:.2f}, ")
+            + "mean nnz %{customdata[3]:.3g}<br>"
             "%{customdata[1]:,} times in %{customdata[2]:,} sequences<extra></extra>",
             row=1,
             col=column,
@@ -83,10 +104,11 @@ def ranking(both: pd.DataFrame) -> go.Figure:
             row=1,
             col=column,
         )
-        figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=column)
+        if axis == Z_AXIS:
+            figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=column)
     finish(figure, 80 + 22 * row_count, left=110, top=26)
     figure.update_yaxes(tickfont={"family": "Source Code Pro, monospace", "size": 12})
-    figure.update_xaxes(range=[low - margin, high + margin], title="z: standard deviations from the layers' means")
+    figure.update_xaxes(range=reach, title=axis)
     figure.update_layout(annotations=[panel_title(end, column) for column, end in enumerate(ENDS, start=1)])
     return figure
 
@@ -110,7 +132,7 @@ def class_dots(frame: pd.DataFrame) -> go.Figure:
     figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"})
     names = [f"{name} · {percent(share)}" for name, share in zip(frame["class"], frame["share"], strict=True)]
     figure.update_yaxes(tickvals=y, ticktext=names, range=[len(frame) - 0.4, -0.6], showgrid=False)
-    figure.update_xaxes(title="z: standard deviations from the layers' means")
+    figure.update_xaxes(title=Z_AXIS, range=readable_range(frame["low"], frame["z"], frame["high"]))
     return figure
 
 

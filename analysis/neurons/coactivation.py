@@ -2,6 +2,7 @@
 
     fired_csr(run, layer)   the sparse activations as a scipy CSR matrix, tokens × neurons, and each row's position
     together(run, layer)    the pairs that agree most
+    fires_with(run, layer, neuron)   the neurons that fire on the same tokens as one
 
 Cost: 0.1 s for 10 000 tokens of 100 non-zeros. It grows with the product of the matrix with itself.
 """
@@ -14,6 +15,10 @@ from scipy.sparse import csr_matrix, triu
 
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
+
+LEAST = 2  # positions that two neurons share before one is listed as firing with the other
+SHOWN = 12  # neighbours
+COLUMNS = ["label", "layer", "neuron", "shared", "of", "phi"]
 
 
 def fired_csr(run: Run, layer: int) -> tuple[csr_matrix, pd.DataFrame]:
@@ -57,4 +62,51 @@ def together(run: Run, layer: int, limit: int = 100, min_fires: int = 20) -> pd.
     frame["lift"] = n * both / (fa * fb)
     frame = frame.sort_values(["jaccard", "a", "b"], ascending=[False, True, True]).head(limit).reset_index(drop=True)
     frame.attrs = {"definition": run.manifest.nnz_definition, "note": f"in {int(n):,} sampled tokens", "layer": layer}
+    return frame
+
+
+def fires_with(run: Run, layer: int, neuron: int) -> pd.DataFrame:
+    """Return the neurons that fire on the same tokens as one neuron, those first that do so most. Columns:
+
+    label; layer; neuron; shared, of (tokens that fire both; tokens that fire this one, among those looked at); phi
+    (correlation of the two firings, NaN where only examples are looked at). attrs: source. Where the run samples the
+    layer's firings (--fired), all neurons of the layer are compared on the sample; else neurons of all layers by the
+    positions of their examples, which are strong firings alone. Missing where the run keeps neither.
+    """
+    if run.has("fired"):
+        try:
+            return _in_sample(run, layer, neuron)
+        except UserError:  # a layer that was not sampled
+            pass
+    if not run.has("examples"):
+        raise Missing(f"{run.name} keeps no firings of single tokens: capture with --examples 8, or with --fired.")
+    rows = run.frame("examples", ["layer", "neuron", "sequence", "position"]).drop_duplicates()
+    is_own = (rows["layer"] == layer) & (rows["neuron"] == neuron)
+    own = rows[is_own][["sequence", "position"]]
+    shared = rows[~is_own].merge(own, on=["sequence", "position"])
+    counts = shared.groupby(["layer", "neuron"]).size().rename("shared").reset_index()
+    counts = counts[counts["shared"] >= LEAST].sort_values(["shared", "layer", "neuron"], ascending=[False, True, True])
+    return _labelled(counts.assign(of=len(own), phi=np.nan), "examples")
+
+
+def _in_sample(run: Run, layer: int, neuron: int) -> pd.DataFrame:
+    """Return `fires_with` of a layer whose firings are sampled."""
+    fired = (fired_csr(run, layer)[0] != 0).astype(np.int64)
+    n, count = fired.shape[0], np.asarray(fired.sum(axis=0)).ravel().astype(float)
+    own = fired[:, [neuron]]
+    both = np.asarray((fired.T @ own).todense()).ravel().astype(float)
+    spread = np.sqrt(count * (n - count) * count[neuron] * (n - count[neuron]))
+    phi = np.divide(n * both - count * count[neuron], spread, out=np.full(len(both), np.nan), where=spread > 0)
+    frame = pd.DataFrame({"layer": layer, "neuron": np.arange(run.d_ff), "shared": both.astype(int), "phi": phi})
+    frame = frame[(frame["neuron"] != neuron) & (frame["shared"] >= LEAST) & (frame["phi"] > 0)]
+    frame = frame.sort_values(["phi", "neuron"], ascending=[False, True]).assign(of=int(count[neuron]))
+    return _labelled(frame, "fired")
+
+
+def _labelled(frame: pd.DataFrame, source: str) -> pd.DataFrame:
+    """Return the first rows with the neurons' names."""
+    frame = frame.head(SHOWN).reset_index(drop=True)
+    labels = [f"L{layer}/N{neuron}" for layer, neuron in zip(frame["layer"], frame["neuron"], strict=True)]
+    frame = frame.assign(label=labels)[COLUMNS]
+    frame.attrs = {"source": source}
     return frame

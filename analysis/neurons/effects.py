@@ -1,6 +1,7 @@
 """Neurons by what silencing them does to the loss: estimates for all, exact values for some.
 
     neuron_effects(run)     a row a neuron: estimate, exact change with its interval where it was measured, density
+    loss_change(run, without)   a row a prediction of one passage, read with a neuron and without it
 
 Estimates are of first order (gradient × activation); how their ranks agree with exact values is in `attrs`.
 """
@@ -15,7 +16,7 @@ import pandas as pd
 from twell.analysis.ablations.by_condition import effects
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.statistics import mid_ranks
-from twell.workbench.errors import Missing
+from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
 SINGLE = re.compile(r"neurons:L(\d+)/N(\d+)")
@@ -66,3 +67,23 @@ def _exact(run: Run) -> pd.DataFrame:
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
     """Return Spearman's rank correlation, NaN of fewer than FEWEST pairs."""
     return float(np.corrcoef(mid_ranks(a), mid_ranks(b))[0, 1]) if len(a) >= FEWEST else float("nan")
+
+
+def loss_change(run: Run, without: Run) -> pd.DataFrame:
+    """Return each prediction of a passage with its losses, in order. Columns: position (at which the next token is
+    predicted), token_id (of the next token), loss, loss_without (nats), change (loss_without less loss).
+
+    run, without: runs of one sequence, the same tokens, the second one read without the neuron
+    """
+    rows, others = (
+        each.frame("activity", ["position", "token_id", "loss"]).sort_values("position", ignore_index=True)
+        for each in (run, without)
+    )
+    if not rows["token_id"].equals(others["token_id"]):
+        raise UserError("Expected two readings of the same tokens, got others: ask again.")
+    losses = rows["loss"].astype("float64"), others["loss"].astype("float64")
+    following = rows["token_id"].shift(-1)
+    frame = pd.DataFrame({"position": rows["position"], "token_id": following, "loss": losses[0]})
+    frame = frame.assign(loss_without=losses[1], change=losses[1] - losses[0])
+    frame = frame[np.isfinite(frame["change"]) & following.notna()]
+    return frame.astype({"token_id": "int64"}).reset_index(drop=True)

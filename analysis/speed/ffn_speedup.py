@@ -1,6 +1,7 @@
 """The speedup of the FFN over all layers that were timed, and what a reader must know to believe it.
 
     ffn_speedup(run)   the one number under the words "FFN speedup", on every page, in exports and on the command line
+    conditions(run)    the rows and the device that it holds for
 
 Turn t of a layer is the t-th batch in which it ran both dense and sparse. The interval is that of the mean log ratio
 over turns of all layers together: turns that differ, because the machine was busy or the text changed, widen it.
@@ -101,6 +102,14 @@ def layer_names(found: dict[str, Any]) -> str:
             runs.append([layer])
     names = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
     return f"layer{'s' * (len(layers) > 1)} {names} alone"
+
+
+def conditions(run: Run) -> str:
+    """Return what every speed of a run holds for, in words: rows of a timed batch, number format and device."""
+    rows = timings(run)
+    sizes = np.unique(rows.loc[rows["op"] == "ffn_sparse", "tokens"])
+    count = f"{int(np.median(sizes)):,}" if len(sizes) else "an unknown number of"
+    return f"{count} rows a batch, {run.manifest.dtype}, on {run.manifest.device}"
 
 
 def caveats(found: dict[str, Any]) -> list[str]:

@@ -65,7 +65,7 @@ def first_places(run: Run, words: tuple[str, ...], width: int = WIDTH) -> pd.Dat
     frame = pd.DataFrame([(word, *places[word]) for word in words if word in places])
     frame = frame.set_axis(["word", "sequence", "position"], axis=1) if len(frame) else frame
     texts = sides(run, frame, width) if len(frame) else []
-    around = [_around_word(word, *text) for word, text in zip(frame.get("word", []), texts, strict=True)]
+    around = [around_word(word, *text) for word, text in zip(frame.get("word", []), texts, strict=True)]
     return frame.assign(**{name: [text[n] for text in around] for n, name in enumerate(("before", "token", "after"))})
 
 
@@ -80,7 +80,7 @@ def _first_matches(text: bytes, words: Mapping[bytes, str]) -> list[tuple[int, b
     return matches
 
 
-def _around_word(word: str, before: str, token: str, after: str) -> tuple[str, str, str]:
+def around_word(word: str, before: str, token: str, after: str) -> tuple[str, str, str]:
     """Return the text before, in and after a word that begins in a token."""
     left, found, right = (token + after).partition(word)
     return (before + left, found, right) if found else (before, token, after)

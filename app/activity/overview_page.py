@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from itertools import groupby
 from typing import Any
 
@@ -9,39 +10,47 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures.overview import BLOCKS, comparable_speedup, layer_by_layer, layer_rows
+from twell.analysis.speed.ffn_speedup import conditions
 from twell.app.activity.highlights import highlights
 from twell.app.ui import widgets
-from twell.app.ui.formatting import SPACE, number, percent, plural, rare, times, whole
+from twell.app.ui.formatting import SPACE, number, percent, plural, rare, times, typeset, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
 
 
+def introduction(run: Run, numbers: dict[str, Any]) -> str:
+    """Return in a few sentences what was run and what came out, for a reader who has seen none of it.
+
+    Args:
+        run: the run.
+        numbers: its `analysis.overview`.
+    """
+    text = (
+        f"{run.manifest.model['name']} read {plural(run.manifest.tokens, 'token')}. In each of its "
+        f"{plural(run.layers, 'layer')} a token meets {whole(run.d_ff)} neurons and fires "
+        f"{number(numbers['nnz_mean'])} of them on average, its nnz; the other {percent(numbers['sparsity'])} give "
+        "zeros, which a sparse kernel skips."
+    )
+    speedup = numbers["speedup"]
+    if speedup is None:
+        return f"{text} What skipping them saves was not timed."
+    if numbers["speedup_turns"] > 1 and numbers["speedup_low"] <= 1 <= numbers["speedup_high"]:
+        return f"{text} Whether skipping them saves time here, the timings of this run do not tell."
+    if speedup < 1:
+        return f"{text} Here skipping them does not pay: that part of the model ran {times(speedup)} as fast as dense."
+    return f"{text} That made this part of the model {times(speedup)} as fast here as computing all of them."
+
+
 def draw_headline(run: Run) -> None:
-    """Draw the headline numbers of `analysis.overview`, each with a line on what it is computed from."""
+    """Draw an introduction, and the headline numbers of `analysis.overview`, each with what it is computed from."""
     numbers = fetch(run, analysis.overview)
     tokens = numbers["tokens"]
     if tokens is None:
         st.info(widgets.escape_markdown(numbers["missing"]["tokens"]))
         return
-    neurons = run.layers * run.d_ff
-    if numbers["dead"] is None:
-        dead = (
-            "one of their files cannot be read: see page Neurons"
-            if run.has("neurons")
-            else "not recorded: capture with --probes neurons"
-        )
-    else:
-        dead = (
-            f"{whole(numbers['dead'])} of {whole(neurons)} never fired in {whole(tokens)} tokens of "
-            f"{plural(run.manifest.sequences, 'sequence')}: each fires on less than "
-            f"{rare(numbers['dead_upper'])} of tokens (95{SPACE}%)"
-        )
+    st.html(f'<p class="tw-lead">{html.escape(typeset(introduction(run, numbers)))}</p>')
     loss = f"over {plural(numbers['loss_tokens'], 'prediction')}" if numbers["loss_tokens"] else "not recorded"
-    if numbers["speedup"] is None:
-        speed = "none is claimed from the slow reference kernel" if numbers["kernel"] else "not timed"
-    else:
-        speed = ffn_speedup_note(numbers)
     values = (
         ("Sparsity", percent(numbers["sparsity"]), f"1 − nnz / d_ff, mean of {plural(run.layers, 'layer')}"),
         (
@@ -50,21 +59,39 @@ def draw_headline(run: Run) -> None:
             f"of {whole(run.d_ff)} neurons, {plural(tokens, 'token')}",
         ),
         ("Next-token loss", f"{number(numbers['loss'])} nats" if numbers["loss"] is not None else "–", loss),
-        ("Dead neurons", percent(numbers["dead_share"]), dead),
-        ("FFN speedup", times(numbers["speedup"]), speed),
+        ("Dead neurons", percent(numbers["dead_share"]), *dead_notes(run, numbers)),
+        ("FFN speedup", times(numbers["speedup"]), *ffn_speedup_notes(run, numbers)),
     )
     widgets.numbers(values)
 
 
-def ffn_speedup_note(numbers: dict[str, Any]) -> str:
-    """Return what stands under the FFN speedup: layers, interval, kernel, and what to mind (`analysis.overview`)."""
+def dead_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
+    """Return what stands under the share of dead neurons, and what is folded there."""
+    if numbers["dead"] is None:
+        return (
+            "one of their files cannot be read: see page Neurons"
+            if run.has("neurons")
+            else "not recorded: capture with --probes neurons",
+        )
+    return (
+        f"{whole(numbers['dead'])} of {whole(run.layers * run.d_ff)} never fired in {whole(numbers['tokens'])} tokens",
+        f"Of {plural(run.manifest.sequences, 'sequence')}. Each fires on less than {rare(numbers['dead_upper'])} of "
+        f"tokens (95{SPACE}%). Page Neurons tells which have lost their weights.",
+    )
+
+
+def ffn_speedup_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
+    """Return what stands under the FFN speedup, the interval and the layers, and what is folded there."""
+    if numbers["speedup"] is None:
+        return ("none is claimed from the slow reference kernel" if numbers["kernel"] else "not timed",)
     span = (
         f"95{SPACE}% {times(numbers['speedup_low'])} to {times(numbers['speedup_high'])}, "
         if numbers["speedup_turns"] > 1
         else ""
     )
-    text = f"dense time / sparse time, {numbers['speedup_layers']}, {span}{numbers['kernel']} kernel"
-    return ". ".join([text, *(sentence.rstrip(".") for sentence in numbers["speedup_caveats"])])
+    sentences = [f"Dense time / sparse time, {numbers['kernel']} kernel, {conditions(run)}"]
+    sentences += [sentence.rstrip(".") for sentence in numbers["speedup_caveats"]]
+    return (f"{span}{numbers['speedup_layers']}", typeset(". ".join(sentences) + "."))
 
 
 def draw_layers(run: Run) -> None:
@@ -137,5 +164,6 @@ def draw_page(run: Run) -> None:
     draw_manifest(run)
 
 
+widgets.title("How sparse is this model, and what does that buy?")
 with widgets.show_errors():
     draw_page(current_run())

@@ -58,7 +58,7 @@ def _in_text(run: Run, words: str) -> Target:
         reason = f"No token of this run is “{words.strip()}”, and it keeps no text to search in."
     needle = visible(words.strip()).lower()
     if any(needle in visible(name).lower() for name in _names(run)):
-        return Target("tokens", {"find": words.strip(), "least": "1"})
+        return Target("tokens", {"view": "tokens", "find": words.strip(), "least": "1"})
     return Target("", reason=reason)
 
 

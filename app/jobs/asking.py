@@ -48,16 +48,17 @@ def prepare() -> None:
         worker().prepare()
 
 
-def passage_anew(run: Run, sequence: int) -> Run | None:
+def passage_anew(run: Run, sequence: int, silent: tuple[int, int] | None = None) -> Run | None:
     """Return a run of one sequence of a run, read now by its model, its firings kept; None if no model is at hand.
 
-    It is sequence 0 there. Draws a line while it waits. Raises UserError if the model cannot read it.
+    It is sequence 0 there. Draws a line while it waits. Raises UserError if the model cannot read it. silent: layer and
+    index of a neuron that is zero meanwhile.
     """
     request = model_request(run)
     if request is None:
         return None
     ids = fetch(run, passage, sequence=sequence)["token_id"].tolist()
-    return result_of(begin({**request, "ids": ids}))
+    return result_of(begin({**request, "ids": ids, **({"silent": [silent]} if silent else {})}))
 
 
 def begin(request: dict[str, Any]) -> Reading:
@@ -76,9 +77,9 @@ def result_of(reading: Reading) -> Run:
     """
     if not reading.done.wait(AT_ONCE):
         area = st.empty()
-        with area.container(horizontal=True, vertical_alignment="center", gap="medium", key="reading"):
+        with area.container(horizontal=True, vertical_alignment="center", gap="medium", key=f"reading-{reading.key}"):
             line = st.empty()
-            st.button("Stop", key="reading-stop", on_click=worker().stop, args=(reading,))
+            st.button("Stop", key=f"stop-{reading.key}", on_click=worker().stop, args=(reading,))
         while not reading.done.wait(INTERVAL):  # drawing the line ends this script if the visitor has gone on
             state = html.escape(worker().state or "waiting")
             line.html(f'<p class="tw-note"><span class="tw-mark live">{state}, {reading.seconds:.0f} s</span></p>')

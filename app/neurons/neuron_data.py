@@ -9,9 +9,14 @@ import pandas as pd
 
 from twell import analysis
 from twell.analysis.figures.neurons import density_bins
+from twell.analysis.neurons.logit_lens import promoted
+from twell.analysis.neurons.top_tokens import top_tokens, weight_norms
+from twell.app.ui.formatting import visible
 from twell.app.ui.query import Query
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
+NAMES = ["layer", "neuron"]
 KINDS = {
     "hot": "Most frequent",
     "strong": "Strongest",
@@ -27,20 +32,27 @@ NOTES = {
     "dead": "These neurons did not fire on any token counted here.",
 }
 MAX_ROWS = 1000  # of a list that go to the browser
+PRODUCTS = 4e9  # multiplications that the tokens which a list's neurons write may take, some 0.3 s
 
 
-def neuron_list(run: Run, layer: int | None, kind: str) -> pd.DataFrame:
+def neuron_list(run: Run, layer: int | None, kind: str, find: str = "") -> pd.DataFrame:
     """Return the first MAX_ROWS neurons of a kind, as rows of `analysis.by_neuron`.
 
     Args:
         run: the run.
         layer: the layer; None for all.
         kind: a key of KINDS; NOTES says in which order they come.
+        find: text that a token at one of the neuron's largest values contains; empty for all neurons.
 
     Returns:
         The rows. `attrs["count"]` is how many neurons of the kind there are.
     """
     frame = analysis.by_neuron(run) if layer is None else analysis.by_neuron(run, layer=layer)
+    if find:
+        needle = visible(find).lower()
+        tokens = top_tokens(run)
+        tokens = tokens[[needle in visible(text).lower() for text in tokens["text"].tolist()]]
+        frame = frame[pd.MultiIndex.from_frame(frame[NAMES]).isin(pd.MultiIndex.from_frame(tokens[NAMES]))]
     fired = frame["fires"] > 0
     if kind == "dead":
         rows = frame[~fired]
@@ -53,6 +65,46 @@ def neuron_list(run: Run, layer: int | None, kind: str) -> pd.DataFrame:
     first = rows.head(MAX_ROWS).reset_index(drop=True)
     first.attrs["count"] = len(rows)
     return first
+
+
+def with_tokens(frame: pd.DataFrame, run: Run) -> pd.DataFrame:
+    """Return rows of `neuron_list` with one column more: fires_on, the tokens at the neuron's largest values, as pages
+    show them. The column is left out where the run keeps no examples or no tokens."""
+    try:
+        rows = top_tokens(run)
+    except Missing:
+        return frame
+    rows = rows.merge(frame[NAMES], on=NAMES)
+    texts = rows["text"].map(visible).groupby([rows["layer"], rows["neuron"]]).agg("  ".join).rename("fires_on")
+    return _keeping(frame, frame.merge(texts.reset_index(), on=NAMES, how="left").fillna({"fires_on": ""}))
+
+
+def with_written(frame: pd.DataFrame, run: Run, folder: str) -> pd.DataFrame:
+    """Return rows of `neuron_list` with one column more: writes, the tokens that the neuron makes likelier, for as many
+    rows as take a moment. folder: the model's weights."""
+    each = PRODUCTS / (int(run.manifest.model["d_model"]) * len(run.vocab))
+    first = frame.head(max(50, min(MAX_ROWS, int(each))))
+    try:
+        rows = promoted(run, folder, tuple(zip(first["layer"].tolist(), first["neuron"].tolist(), strict=True)))
+    except Missing:
+        return frame
+    texts = rows["text"].map(visible).groupby([rows["layer"], rows["neuron"]]).agg("  ".join).rename("writes")
+    return _keeping(frame, frame.merge(texts.reset_index(), on=NAMES, how="left").fillna({"writes": ""}))
+
+
+def with_norms(frame: pd.DataFrame, run: Run, folder: str) -> pd.DataFrame:
+    """Return rows of `neuron_list` with the columns of `weight_norms`: gate_norm, down_norm, gone."""
+    try:
+        rows = pd.concat([weight_norms(run, folder, int(layer)) for layer in frame["layer"].unique()])
+    except (Missing, ValueError):  # no neuron at all
+        return frame
+    return _keeping(frame, frame.merge(rows, on=NAMES, how="left"))
+
+
+def _keeping(frame: pd.DataFrame, joined: pd.DataFrame) -> pd.DataFrame:
+    """Return a joined table with the `attrs` of the first one."""
+    joined.attrs = dict(frame.attrs)
+    return joined
 
 
 def one_neuron(run: Run, layer: int, neuron: int) -> dict[str, object]:

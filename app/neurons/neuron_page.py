@@ -10,12 +10,13 @@ import streamlit as st
 from twell import analysis
 from twell.analysis.figures.neurons import rank_curve, ranks, value_bars, value_distribution
 from twell.analysis.neurons.by_neuron import parse_neuron
+from twell.analysis.neurons.coactivation import fires_with
 from twell.analysis.neurons.examples import example_pieces
-from twell.analysis.neurons.logit_lens import written
+from twell.analysis.neurons.logit_lens import answers_to, written
 from twell.analysis.neurons.values import known, missing, sampled
 from twell.app.jobs.runner import model_of
 from twell.app.neurons.neuron_data import one_neuron
-from twell.app.neurons.neuron_view import examples_html, written_html
+from twell.app.neurons.neuron_view import examples_html, neighbours_html, written_html
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, number, percent, plural, rare, token_html, whole
 from twell.app.ui.query import QueryResult, fetch, query
@@ -138,6 +139,37 @@ def draw_logits(run: Run, layer: int, neuron: int) -> None:
     st.html(written_html(frame, run_name()))
 
 
+def draw_answers(run: Run, layer: int, neuron: int) -> None:
+    """Draw the tokens whose embeddings the neuron's gate row matches best and worst; nothing without the weights."""
+    model = model_of(run)
+    if model is None or not Path(model[0]).is_dir():
+        return  # what it writes says why
+    result = query(run, answers_to, folder=model[0], layer=layer, neuron=neuron)
+    widgets.heading(
+        "What it answers to, by its weights",
+        "The neuron's gate row times the embedding of each token, relative to their mean: what a token brings before "
+        "any layer. It decides in layer 0; in later layers what others have added counts as well, so see the text "
+        "below for what does fire it.",
+        result,
+        key="answers",
+    )
+    st.html(written_html(result.frame, run_name(), ("Matched best", "Matched worst")))
+
+
+def draw_neighbours(run: Run, layer: int, neuron: int) -> None:
+    """Draw the neurons that fire on the same tokens."""
+    result = query(run, fires_with, layer=layer, neuron=neuron)
+    frame = result.frame
+    source = (
+        "tokens of the sample of firings that fire it; neurons of this layer"
+        if frame.attrs["source"] == "fired"
+        else "positions of its own examples, most of them strong firings; neurons of all layers"
+    )
+    caption = f"Where the other one fires too: {source}." if len(frame) else f"No other neuron, by the {source}."
+    widgets.heading("Fires with", caption, result)
+    st.html(neighbours_html(frame, run_name()))
+
+
 def draw_examples(run: Run, layer: int, neuron: int) -> None:
     """Draw the text around the neuron's examples, each token shaded by the neuron's value."""
     if not run.has("examples"):
@@ -151,6 +183,7 @@ def draw_examples(run: Run, layer: int, neuron: int) -> None:
         raise
     top, sample = frame[frame["kind"] == "top"], frame[frame["kind"] == "sample"]
     high = float(frame["value"].max())
+    strongest = top.iloc[0] if len(top) else frame.iloc[0]
     largest = f"{plural(len(top), 'largest value')} of the run"
     counted = histogram_of(run, layer, neuron)
     of = "in the sample" if counted is None else "among all its firings"
@@ -161,6 +194,11 @@ def draw_examples(run: Run, layer: int, neuron: int) -> None:
         f"{number(high)}. Choose a position to open the passage, shaded by this neuron."
     )
     widgets.heading("In the text", caption, result)
+    if model_of(run) is not None:
+        address = {"sequence": int(strongest["sequence"]), "position": int(strongest["position"])}
+        widgets.page_link(
+            "text", f"What if L{layer}/N{neuron} were zero? →", **address, neuron=f"L{layer}/N{neuron}", zero="True"
+        )
     by_value = sample.sort_values("value", ascending=False, kind="stable")
     for name, rows in (("Largest values", top), ("Random sample of firings, over its range of values", by_value)):
         if len(rows):
@@ -200,8 +238,14 @@ def draw_page(run: Run) -> None:
         draw_rank(run, row)
     with right, widgets.show_errors():
         draw_values(run, row)
-    with widgets.show_errors():
+    with st.container(key="pair-weights"):
+        left, right = st.columns(2, gap="large")
+    with left, widgets.show_errors():
         draw_logits(run, layer, neuron)
+    with right, widgets.show_errors():
+        draw_answers(run, layer, neuron)
+    with widgets.show_errors():
+        draw_neighbours(run, layer, neuron)
     with widgets.show_errors():
         draw_examples(run, layer, neuron)
 

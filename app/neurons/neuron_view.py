@@ -47,16 +47,27 @@ def examples_html(frame: pd.DataFrame, high: float, name: str, label: str) -> st
     return "".join([*lines, "</div>"])
 
 
-def written_html(frame: pd.DataFrame, run: str) -> str:
+def neighbours_html(frame: pd.DataFrame, run: str) -> str:
+    """Return the neurons of `fires_with` as links, each with how many tokens it shares. run: the run's name."""
+    links = []
+    for row in frame.itertuples():
+        address = html.escape("neuron?" + urlencode({"run": run, "neuron": row.label}), quote=True)
+        phi = "" if np.isnan(row.phi) else f", φ {row.phi:.2f}"
+        links.append(f'<a class="tw-chip" href="{address}">{row.label} <span>{row.shared} of {row.of}{phi}</span></a>')
+    return f'<div class="tw-chips">{"".join(links)}</div>'
+
+
+def written_html(frame: pd.DataFrame, run: str, titles: tuple[str, str] = ("Raised most", "Lowered most")) -> str:
     """Return two columns of tokens with their logits as bars, each token a link to its page.
 
     Args:
-        frame: the rows of `written`.
+        frame: the rows of `written`, or of `answers_to`.
         run: the run's name.
+        titles: of the two columns.
     """
     largest = max(float(frame["logit"].abs().max()), 1e-9)
     columns = []
-    for kind, title in (("raised", "Raised most"), ("lowered", "Lowered most")):
+    for kind, title in zip(("raised", "lowered"), titles, strict=True):
         lines, rows = [], frame[frame["kind"] == kind]
         for row, logit in zip(rows.itertuples(), aligned(rows["logit"]), strict=True):
             address = html.escape("token?" + urlencode({"run": run, "token": row.token_id}), quote=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,16 +12,27 @@ from twell import analysis
 from twell.analysis.figures import plots
 from twell.analysis.figures.neurons import density_map
 from twell.analysis.neurons.by_neuron import parse_neuron
-from twell.app.neurons.neuron_data import DENSITIES, KINDS, LIST, MAX_ROWS, NOTES
+from twell.app.jobs.runner import model_of
+from twell.app.neurons.neuron_data import (
+    DENSITIES,
+    KINDS,
+    LIST,
+    MAX_ROWS,
+    NOTES,
+    with_norms,
+    with_tokens,
+    with_written,
+)
 from twell.app.ui import widgets
 from twell.app.ui.formatting import decimals, plural, rare, visible, whole
-from twell.app.ui.query import Query, fetch, query
+from twell.app.ui.query import Query, QueryResult, fetch, query
 from twell.app.ui.questions import Question, draw_question
 from twell.app.ui.url_state import current_run, one_of, open_page, run_name, sync_url, url_param
 from twell.workbench.run.store import Run
 
 # Columns of the list after the neuron's name; neurons that never fired have none of them.
-COLUMNS_IF_FIRED = ("density", "fires", "value_mean", "value_max", "token_text", "first_sequence")
+COLUMNS_IF_FIRED = ("density", "fires", "value_max", "fires_on", "writes", "token_text", "value_mean", "first_sequence")
+COLUMNS_IF_DEAD = ("gate_norm", "down_norm")
 
 TOGETHER = Question(
     "Neurons that fire together",
@@ -52,39 +64,82 @@ def go_to(label: str) -> None:
     open_page("neuron", run=run_name(), neuron=label)
 
 
-def choices(run: Run) -> tuple[str, int | None]:
-    """Draw the filters, and a field that opens a neuron by its name; return kind and layer (None for all)."""
+def choices(run: Run) -> tuple[str, int | None, str]:
+    """Draw the filters, and a field that opens a neuron by its name; return kind, layer (None for all) and the text of
+    the tokens that they fire on."""
     names = ["all layers", *(f"L{layer}" for layer in range(run.layers))]
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         kind = widgets.url_choice("Neurons", KINDS, "kind", LIST.arguments["kind"])
         layer = st.selectbox("Layer", names, width=140, **url_param("layer", names[0], one_of(names)))
+        find = st.text_input(
+            "Fires most on",
+            placeholder="part of a token",
+            width=180,
+            max_chars=100,
+            help="Neurons with one of their largest values at such a token; ␣ stands for a space.",
+            **url_param("find", "", lambda text: text[:100]),
+        )
         label = st.text_input("Go to", placeholder="L3/N42", width=140, key="go", max_chars=20, on_change=sync_url)
     if label:
         location = parse_neuron(label, run)
         if location is not None:
             go_to(f"L{location[0]}/N{location[1]}")
         widgets.no_such_neuron(run)
-    return kind, None if layer == names[0] else int(layer[1:])
+    return kind, None if layer == names[0] else int(layer[1:]), find
 
 
-def draw_list(run: Run, kind: str, layer: int | None) -> None:
-    """Draw the list of neurons of a kind (see `neuron_list`); a click on a row opens the neuron's page."""
-    result = query(run, LIST.where(layer=layer, kind=kind))
+def list_result(run: Run, kind: str, layer: int | None, find: str) -> QueryResult:
+    """Return the list of neurons of a kind (see `neuron_list`), with the tokens they fire on and write; of those that
+    never fired, the lengths of their weights. Without the model's weights, or examples, columns are left out."""
+    result = query(run, LIST.where(layer=layer, kind=kind, find=find) if find else LIST.where(layer=layer, kind=kind))
+    model = model_of(run)
+    folder = model[0] if model is not None and Path(model[0]).is_dir() else ""
+    if kind == "dead":
+        return result.then(with_norms, run, folder) if folder else result
+    result = result.then(with_tokens, run)
+    return result.then(with_written, run, folder) if folder else result
+
+
+def kinds_of_dead(frame: pd.DataFrame) -> str:
+    """Return a sentence, after a space, on why the listed neurons never fired, as far as their weights tell."""
+    if "gone" not in frame or frame.empty:
+        return " Why cannot be told without the model's weights, which are not on this machine."
+    gone = int(frame["gone"].sum())
+    return (
+        f" Of those listed, {whole(gone)} have lost their weights: what they read and write is under a quarter as long "
+        f"as in neurons that fire. {whole(len(frame) - gone)} have them still, so another text may fire them. How near "
+        "they came is not known: a run records values above 0 only."
+    )
+
+
+def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
+    """Draw the list of neurons of a kind; a click on a row opens the neuron's page.
+
+    Args:
+        run: the run.
+        kind: a key of KINDS.
+        layer: the layer; None for all.
+        find: text in the tokens that they fire on.
+    """
+    result = list_result(run, kind, layer, find)
     frame = result.frame
     count = frame.attrs["count"]
     scope = "in all layers" if layer is None else f"in layer {layer}"
     limit = f" (first {whole(MAX_ROWS)} shown)" if count > MAX_ROWS else ""
-    caption = f"{plural(count, 'neuron')} {scope}{limit}. {NOTES[kind]} Choose a row to open the neuron's page."
+    why = kinds_of_dead(frame) if kind == "dead" else ""
+    caption = f"{plural(count, 'neuron')} {scope}{limit}. {NOTES[kind]}{why} Choose a row to open the neuron's page."
     widgets.heading(KINDS[kind], caption, result)
     if frame.empty:
-        st.info("There are no such neurons here." if kind != "dead" else "Every neuron fired at least once.")
+        none = "Every neuron fired at least once." if kind == "dead" and not find else "There are no such neurons here."
+        st.info(none)
         return
     texts = frame["token_text"].map(lambda text: visible(text) if text else "")
+    shown = COLUMNS_IF_DEAD if kind == "dead" else COLUMNS_IF_FIRED
     rows = frame.assign(token_text=texts, density=100 * frame["density"])
     row = widgets.chosen_row(
         rows,
         f"neuron-table-{kind}-{layer}",
-        column_order=["label", *(COLUMNS_IF_FIRED if kind != "dead" else ())],
+        column_order=["label", *(name for name in shown if name in rows)],
         column_config=columns(rows),
     )
     if row is not None:
@@ -112,6 +167,14 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
         ),
         "value_max": column.NumberColumn("largest value", format=decimals(frame["value_max"])),
         "token_text": column.TextColumn("one token", help="the token that fires it, if it is the only one"),
+        "fires_on": column.TextColumn("fires most on", width="medium", help="tokens at its largest values in the run"),
+        "writes": column.TextColumn("writes", width="medium", help="tokens that it makes likelier, by its weights"),
+        "gate_norm": column.NumberColumn(
+            "length of gate row", format="%.3f", help="what it reads, over the median of neurons that fire"
+        ),
+        "down_norm": column.NumberColumn(
+            "length of down row", format="%.3f", help="what it writes, over the median of neurons that fire"
+        ),
         "first_sequence": column.NumberColumn("first sequence", format="%d", help="sequence in which it first fired"),
     }
 
@@ -120,8 +183,9 @@ def draw_page(run: Run) -> None:
     """Draw the map of densities, the filters and the list."""
     st.query_params.pop("neuron", None)  # the link back from a neuron's page may leave it in the address
     draw_densities(run)
-    kind, layer = choices(run)
-    draw_list(run, kind, layer)
+    kind, layer, find = choices(run)
+    with widgets.show_errors():
+        draw_list(run, kind, layer, find)
     draw_question(run, TOGETHER)
 
 

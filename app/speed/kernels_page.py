@@ -11,7 +11,7 @@ import streamlit as st
 from twell import analysis
 from twell.analysis.figures.speed.kernels import audit_map, break_even, of_tile, time_split
 from twell.analysis.figures.speed.timings import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
-from twell.analysis.speed.ffn_speedup import caveats, layer_names
+from twell.analysis.speed.ffn_speedup import caveats, conditions, layer_names
 from twell.app.jobs.measure import measure
 from twell.app.jobs.status import job_status
 from twell.app.speed.bench_view import draw_bench
@@ -19,7 +19,7 @@ from twell.app.speed.compression_view import draw_compressions
 from twell.app.speed.live_view import draw_calls, follow
 from twell.app.speed.potential_view import draw_potential
 from twell.app.ui import widgets
-from twell.app.ui.formatting import fixed, number, percent, plural, times, whole
+from twell.app.ui.formatting import fixed, number, percent, plural, times, typeset, whole
 from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.url_state import current_run, one_of, url_param
 from twell.workbench.errors import Missing
@@ -163,12 +163,13 @@ def draw_times_over_capture(run: Run) -> None:
     widgets.draw(over_batches(result.frame), "batches", "Dense and sparse time per token by batch")
 
 
-def note_speedup(total: dict[str, Any]) -> None:
-    """Show the speedup of all timed layers together, and what to mind of it."""
+def note_speedup(run: Run, total: dict[str, Any]) -> None:
+    """Show the speedup of all timed layers together, what it holds for, and what to mind of it."""
     if not total["comparable"]:
         return
     span = f" (95 % {times(total['low'])} to {times(total['high'])})" if total["turns"] > 1 else ""
     st.markdown(f"**FFN speedup {times(total['speedup'])}**{span}, {layer_names(total)}.")
+    widgets.note(html.escape(typeset(f"{total['kernel']} kernel, {conditions(run)}.")))
     for sentence in caveats(total):
         widgets.note(html.escape(sentence))
 
@@ -182,7 +183,7 @@ def draw_timings(run: Run) -> None:
             "batches, dense and sparse on the same input."
         )
     result = query(run, analysis.speedup)
-    note_speedup(fetch(run, analysis.ffn_speedup))
+    note_speedup(run, fetch(run, analysis.ffn_speedup))
     if not result.frame.attrs["comparable"]:
         note_reference_kernel(run)
         draw_layer_times(run, result)

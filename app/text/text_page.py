@@ -16,6 +16,7 @@ from twell.app.jobs.status import job_status
 from twell.app.text.choices import Choice, chosen
 from twell.app.text.passage_view import full_bar_counts, highest_html, legend, passage_html
 from twell.app.text.search_view import name_of
+from twell.app.text.silenced_view import draw_what_if
 from twell.app.text.token_view import MarkedToken, draw_token
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, plural, whole
@@ -108,6 +109,9 @@ def draw_passage(sequences: pd.DataFrame, choice: Choice, anew: Run | None) -> N
         )
     )
     draw_pager(choice, rows, len(all_rows))
+    if anew is not None and "/" in shade:
+        with widgets.show_errors():
+            draw_what_if(choice, anew)
     if marked is not None and begin <= marked < end:
         with widgets.show_errors():
             draw_neurons(choice, rows, marked, names[marked - begin], anew)

@@ -18,4 +18,4 @@ DEFAULT_QUERIES = (RANKING, ALL_TOKENS, WORDS, CLASSES, IDENTITY, COVARIATES)
 
 def address_filters() -> dict[str, str]:
     """Return the query parameters of the address that filter the list of tokens."""
-    return {name: text for name in ("find", "least", "rank") if (text := parameter(name))}
+    return {name: text for name in ("view", "find", "least", "rank", "end") if (text := parameter(name))}

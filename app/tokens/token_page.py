@@ -1,4 +1,4 @@
-"""Page Token: one token's numbers, its activity by layer, its neurons, and where in the text it occurs."""
+"""Page Token: a token's numbers, its activity by layer, its neurons, and where in the text it occurs; or a word's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from twell import analysis
 from twell.analysis.figures.tokens import profile
 from twell.app.tokens.token_data import ALL_TOKENS, address_filters
 from twell.app.tokens.token_neurons import neurons_caption, neurons_html, neurons_of
+from twell.app.tokens.word_view import draw_word
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, token_html, visible, whole
 from twell.app.ui.query import fetch, query
@@ -124,6 +125,10 @@ def occurrences_html(frame: pd.DataFrame) -> str:
 
 def draw_page(run: Run) -> None:
     """Draw the token that the address names, or say that there is none."""
+    if word := parameter("word"):
+        widgets.page_link("tokens", "← All words", **address_filters())
+        draw_word(run, word)
+        return
     widgets.page_link("tokens", "← All tokens", **address_filters())
     token = whole_number(parameter("token"))
     frame = fetch(run, ALL_TOKENS)

@@ -12,10 +12,12 @@ from twell.analysis.figures.tokens import (
     as_ranked,
     both_ends,
     class_dots,
+    most_first,
     ranked_by,
     ranking,
 )
 from twell.app.tokens.token_data import CLASSES, COVARIATES, IDENTITY, RANKING, WORDS, address_filters
+from twell.app.tokens.token_rows import SHOWN, rows_html
 from twell.app.ui import widgets
 from twell.app.ui.formatting import matching, plural, visible, whole
 from twell.app.ui.query import QueryResult, query
@@ -25,8 +27,11 @@ from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 MAX_MIN_COUNT = 1_000_000
-VIEWS = {"tokens": "Tokens", "words": "Whole words", "classes": "Classes"}
-RANKS = {"shrunk": "z, shrunk", "z": "z", "z_position": "z at its position"}  # by column of `analysis.by_token`
+VIEWS = {"words": "Whole words", "tokens": "Tokens", "classes": "Classes"}
+# By column of `analysis.by_token`; words have the first and the third.
+RANKS = {"mean": "neurons fired", "shrunk": "z, shrunk", "z": "z", "z_position": "z at its position"}
+WORD_RANKS = {name: RANKS[name] for name in ("mean", "z")}
+SIDES = {"most": "Most first", "fewest": "Fewest first"}
 QUESTIONS = (
     Question(
         "How much the token itself decides",
@@ -46,36 +51,36 @@ QUESTIONS = (
     ),
 )
 MEANING = {  # of the dots and their intervals
+    "mean": "Neurons fired a layer, mean over layers, with 95 % intervals clustered by document.",
     "shrunk": "Mean z over layers, drawn towards the mean of all tokens (empirical Bayes), with 95 % posterior "
     "intervals.",
     "z": "Mean z over layers with 95 % intervals, clustered by document.",
     "z_position": "Mean z over layers, compared with similar positions, with 95 % intervals, clustered by document.",
 }
+CUT = "An interval that goes far beyond all dots is cut."
 MAX_ROWS = 5000  # of the table that go to the browser, with these columns only
 COLUMNS = ["text", "token_id", "count", "sequences", "z", "z_se", "mean", "mean_se", "surprisal_mean", "loss_mean"]
 
 
-def chosen_filters() -> tuple[str, int, str, str]:
+def chosen_filters(run: Run) -> tuple[str, int, str, str]:
     """Draw the filters and return what they are set to, which the address carries.
 
     Returns:
         View (a key of VIEWS), minimum count, search text, and column that tokens are ranked by (a key of RANKS).
     """
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        view = widgets.url_choice("Rank", VIEWS, "view", "tokens")
+        view = widgets.url_choice("Rank", VIEWS, "view", "tokens" if run.manifest.summary_only else "words")
         if view == "classes":
             return "classes", 0, "", "shrunk"
-        rank = "shrunk"
-        if view == "tokens":
-            rank = widgets.url_choice(
-                "By",
-                RANKS,
-                "rank",
-                "shrunk",
-                help="Shrunk: drawn towards the mean of all tokens, the more the fewer documents a token occurs in, so "
-                "that rare tokens do not fill both ends by chance. At its position: compared with the mean at similar "
-                "positions, as in some models early positions fire more.",
-            )
+        rank = widgets.url_choice(
+            "By",
+            RANKS if view == "tokens" else WORD_RANKS,
+            "rank",
+            "mean",
+            help="Neurons fired: the mean count, which layers that fire many decide. z: standard deviations from each "
+            "layer's mean, so that all layers count alike. Shrunk: drawn towards the mean of all tokens, the more the "
+            "fewer documents a token occurs in. At its position: compared with the mean at similar positions.",
+        )
         search = st.text_input(
             "Search",
             placeholder=f"part of a {'word' if view == 'words' else 'token'}; ␣ stands for a space",
@@ -151,25 +156,54 @@ def draw_token_table(tokens: QueryResult, rank: str) -> None:
         go_to(row["token_id"])
 
 
-def draw_words(run: Run, min_count: int, search: str) -> None:
-    """Draw the ranking and the table of whole words, which may be several tokens long.
+def draw_rows(run: Run, result: QueryResult, rank: str, noun: str) -> None:
+    """Draw the first rows of a ranking, from the end that the user chooses; each is a link.
+
+    Args:
+        run: the run.
+        result: rows of `analysis.by_token` or `analysis.by_word`, the most active first.
+        rank: the column that orders them.
+        noun: what a row is: token, word.
+    """
+    area = st.container()
+    side = widgets.url_choice("Order", SIDES, "end", "most", label_visibility="collapsed")
+    frame = result.frame
+    shown = frame.head(SHOWN) if side == "most" else frame.tail(SHOWN)[::-1]
+    with area:
+        widgets.heading(
+            f"The {noun}s that fire {'most' if side == 'most' else 'fewest'}",
+            f"{whole(len(shown))} of {plural(len(frame), noun)}. A bar: neurons fired a layer, mean over layers"
+            f"{'; a line: its 95 % interval, clustered by document' if noun == 'token' else ''}. z: in standard "
+            f"deviations. Choose a row to open the {noun}.",
+            result,
+            key="ranked",
+        )
+    st.html(rows_html(run, shown, rank, address_filters()))
+
+
+def draw_words(run: Run, min_count: int, search: str, rank: str) -> None:
+    """Draw the rows, the ranking and the table of whole words, which may be several tokens long.
 
     Args:
         run: the run.
         min_count: how often a word has to occur.
         search: text that it has to contain, as `matching` compares it.
+        rank: the column that words are ranked by, a key of WORD_RANKS.
     """
     words = query(run, WORDS.where(min_count=min_count))
     words = words.then(matching, "word", search) if search else words
+    by_z = words
+    words = words.then(most_first, rank) if rank != "z" else words
     frame = words.frame
     if frame.empty:
         st.info("No word matches. Shorten the search, or lower the minimum count.")
         return
-    result = words.then(both_ends, END_ROWS)
+    draw_rows(run, words, rank, "word")
+    result = by_z.then(both_ends, END_ROWS)
     title = "Most and least active words"
     caption = (
-        f"Mean z of a word's tokens with 95 % intervals, clustered by document. {plural(len(frame), 'word')} that "
-        f"occur at least {plural(min_count, 'time')}."
+        f"Mean z of a word's tokens with 95 % intervals, clustered by document. {CUT} "
+        f"{plural(len(frame), 'word')} that occur at least {plural(min_count, 'time')}."
     )
     widgets.heading(title, caption, result)
     widgets.draw(ranking(as_ranked(result.frame)), "words", f"{title} by z", wide=True)
@@ -211,28 +245,32 @@ def draw_tokens(run: Run, min_count: int, search: str, rank: str) -> None:
         search: text that it has to contain, as `matching` compares it.
         rank: the column that tokens are ranked by, a key of RANKS.
     """
-    tokens = query(run, RANKING.where(min_count=min_count, rank=rank))
+    tokens = query(run, RANKING.where(min_count=min_count, rank="shrunk" if rank == "mean" else rank))
     tokens = tokens.then(matching, "text", search) if search else tokens
+    tokens = tokens.then(most_first, rank) if rank == "mean" else tokens
     try:
         frame = tokens.frame
     except Missing as reason:  # a short text, in which no token occurs so often
         st.info(widgets.escape_markdown(str(reason)))
         if min_count > 1:
-            widgets.page_link("tokens", "Every token, however rare →", **address_filters() | {"least": "1"})
+            widgets.page_link(
+                "tokens", "Every token, however rare →", **address_filters() | {"view": "tokens", "least": "1"}
+            )
         return
     if frame.empty:
         st.info("No token matches. Shorten the search, or lower the minimum count.")
         return
+    draw_rows(run, tokens, rank, "token")
     result = tokens.then(both_ends, END_ROWS)
     both = ranked_by(result.frame, rank)
     title = "Most and least active tokens"
     caption = (
-        f"{MEANING[rank]} {plural(len(frame), 'token')} that occur at least {plural(min_count, 'time')}. Choose a dot "
-        "to open the token's page."
+        f"{MEANING[rank]} {CUT} {plural(len(frame), 'token')} that occur at least {plural(min_count, 'time')}. Choose "
+        "a dot to open the token's page."
     )
     widgets.heading(title, caption, result)
     event = widgets.draw(
-        ranking(both), "ranking", f"{title} by z", wide=True, on_select=sync_url, selection_mode="points"
+        ranking(both), "ranking", f"{title} by {RANKS[rank]}", wide=True, on_select=sync_url, selection_mode="points"
     )
     for point in event.selection.points:
         row = both[both["end"] == ENDS[point["curve_number"]]].iloc[point["point_index"]]
@@ -242,12 +280,13 @@ def draw_tokens(run: Run, min_count: int, search: str, rank: str) -> None:
 
 def draw_page(run: Run) -> None:
     """Draw the filters, and what they choose."""
-    st.query_params.pop("token", None)  # the link back from a token's page may leave it in the address
-    view, min_count, search, rank = chosen_filters()
+    for name in ("token", "word"):
+        st.query_params.pop(name, None)  # the link back from a token's page may leave it in the address
+    view, min_count, search, rank = chosen_filters(run)
     if view == "classes":
         draw_classes(run)
     elif view == "words":
-        draw_words(run, min_count, search)
+        draw_words(run, min_count, search, rank)
     else:
         draw_tokens(run, min_count, search, rank)
     if view != "words":

@@ -76,6 +76,51 @@ h4.tw-part { font-size: .9rem; font-weight: 600; margin: .2rem 0; padding: 0; }
 a.tw-title-row:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
 .tw-found { max-height: 30vh; overflow-y: auto; }
 
+/* tokens and words in order of the neurons that they fire, a link a row */
+.tw-fired { display: grid; grid-template-columns: 10rem minmax(6rem,1fr) 7rem 3.6rem 4.4rem minmax(0,2.6fr); gap: .8rem;
+  align-items: center; padding: .2rem 0; border-bottom: 1px solid rgba(139,149,161,.22); font-size: .87rem;
+  color: inherit !important; text-decoration: none !important; font-variant-numeric: tabular-nums; }
+.tw-fired.names { opacity: .72; }
+.tw-fired > span:nth-of-type(n+2):not(:last-child) { text-align: right; }
+.tw-fired > span { overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
+.tw-fired .tw-token { white-space: pre; }
+.tw-fired > i { position: relative; height: .6rem; border-radius: 2px; background: rgba(139,149,161,.14); }
+.tw-fired b { display: block; height: 100%; border-radius: 2px; background: #2f7ed8; opacity: .7; }
+.tw-fired u { position: absolute; top: 50%; height: 1.5px; background: light-dark(#16202b, #eef2f6); }
+.tw-fired .around { display: grid; grid-template-columns: minmax(0,1fr) auto minmax(0,1.4fr);
+  font-family: "Source Code Pro", monospace; font-size: .8rem; }
+.tw-fired .around > * { white-space: pre; overflow: hidden; }
+.tw-fired .before { display: flex; justify-content: flex-end; opacity: .72; }
+.tw-fired .after { opacity: .72; }
+.tw-fired mark { background: rgba(47,126,216,.18); color: inherit; border-radius: 3px; }
+a.tw-fired:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
+@media (max-width: 900px) {
+  .tw-fired { grid-template-columns: 7rem minmax(3rem,1fr) 6.4rem 3rem 3rem minmax(0,2fr); gap: .5rem; }
+}
+@media (max-width: 640px) {
+  .tw-fired { grid-template-columns: 6rem minmax(2rem,1fr) 6.2rem 3rem; }
+  .tw-fired > span:nth-of-type(n+4) { display: none; }
+}
+
+/* neurons that fire together */
+.tw-chips { display: flex; flex-wrap: wrap; gap: .4rem; }
+a.tw-chip { border: 1px solid rgba(139,149,161,.4); border-radius: 999px; padding: .1rem .7rem; font-size: .87rem;
+  color: var(--tw-link) !important; text-decoration: none !important; }
+a.tw-chip span { color: light-dark(#56606c, #aeb7c2); }
+a.tw-chip:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
+
+/* what changes without a neuron */
+.tw-change { display: grid; grid-template-columns: 11rem minmax(4rem,1fr) 4.4rem 4.4rem 5rem; gap: .8rem;
+  padding: .16rem 0; align-items: center; border-bottom: 1px solid rgba(139,149,161,.22); font-size: .87rem;
+  color: inherit !important;  text-decoration: none !important; font-variant-numeric: tabular-nums; max-width: 60rem; }
+.tw-change.names { opacity: .72; }
+.tw-change > span:nth-of-type(n+1) { text-align: right; }
+.tw-change.names > span:first-child { text-align: left; }
+.tw-change .tw-token { justify-self: start; white-space: pre; overflow: hidden; max-width: 100%; }
+.tw-change b { display: block; height: .6rem; border-radius: 2px; background: #c9821f; opacity: .8; }
+.tw-change.better b { background: #2f7ed8; }
+a.tw-change:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
+
 /* the neurons of a token */
 .tw-neurons.scroll { max-height: 46vh; overflow-y: auto; }
 .tw-row { display: flex; gap: .7rem; border-bottom: 1px solid rgba(139,149,161,.22); }

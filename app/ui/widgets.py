@@ -165,12 +165,15 @@ def page_link(page: str, label: str, **parameters: Any) -> None:
     st.page_link(PAGES[page].file, label=label, query_params=query)
 
 
-def numbers(values: Sequence[tuple[str, str, str]]) -> None:
-    """Draw numbers in a row, each as (name, value, what it is a number of)."""
-    cells = "".join(
-        f"<div><dt>{html.escape(name)}</dt><dd><b>{html.escape(value)}</b><span>{html.escape(about)}</span></dd></div>"
-        for name, value, about in values
-    )
+def numbers(values: Sequence[tuple[str, ...]]) -> None:
+    """Draw numbers in a row, each as (name, value, what it is a number of), and maybe more, which is folded."""
+    cells = ""
+    for name, value, about, *more in values:
+        folded = "".join(f"<details><summary>more</summary>{html.escape(text)}</details>" for text in more)
+        cells += (
+            f"<div><dt>{html.escape(name)}</dt><dd><b>{html.escape(value)}</b><span>{html.escape(about)}</span>"
+            f"{folded}</dd></div>"
+        )
     st.html(f'<dl class="tw-numbers">{cells}</dl>')
 
 

@@ -59,7 +59,7 @@ def test_panels_keep_their_width_on_a_phone(browser: Any, address: str, watch: A
 
 def test_from_a_token_to_its_places_and_back(watched: Any, made_run: Run) -> None:
     page = watched.page
-    watched.open("/tokens?run=made&find=formal", '[data-testid="stDataFrame"] canvas')
+    watched.open("/tokens?run=made&view=tokens&find=formal", '[data-testid="stDataFrame"] canvas')
     page.locator(".js-plotly-plot .scatterlayer .point").first.click(force=True)
     page.wait_for_selector(".tw-places")
     watched.settle()
@@ -93,7 +93,7 @@ def test_token_text_does_nothing_in_a_browser(watched: Any, hostile: dict[int, s
     for token in (50, 51, 53, 54):
         assert token in hostile
         watched.open(f"/token?run=made&token={token}", ".tw-places")
-    watched.open("/tokens?run=made&least=1&find=script", ".js-plotly-plot .ytick")
+    watched.open("/tokens?run=made&view=tokens&least=1&find=script", ".js-plotly-plot .ytick")
     assert "<script>window" in watched.page.locator(".js-plotly-plot .ytick").all_text_contents()[0]
     assert watched.page.evaluate("window.twellHurt") is None
     watched.check()

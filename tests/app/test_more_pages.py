@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote_plus
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from support.browser_pages import wait_until
 from twell.analysis import by_layer, by_token, by_word, compare_layers, examples, findings, position_fit, token_classes
 from twell.analysis.figures.compare import frontier
 from twell.analysis.figures.speed.kernels import break_even
+from twell.analysis.passage import passage
 from twell.app.ui.formatting import SPACE, number, percent, times, typeset, whole
 from twell.data.recorded import ship
 from twell.workbench.errors import UserError
@@ -138,6 +140,28 @@ def test_kernels_offers_no_measurement_without_the_model(show: Show, runs: Path)
     two = r"[+−]\d\.\d\d"
     assert re.search(rf"Pearson {two} \(95{SPACE}% {two} to {two}\), Spearman {two};", shown)
     assert "puts the break-even at about" in shown
+
+
+def test_rows_lead_to_tokens_and_words_and_show_where_they_stand(show: Show, runs: Path, made_run: Run) -> None:
+    words = by_word(made_run, min_count=5).sort_values("mean", ascending=False, kind="stable")
+    shown = markup(show(runs, "tokens", run="made", least="5"))
+    linked = re.findall(r'class="tw-fired" href="token\?run=made&amp;word=([^&"]*)', shown)
+    assert [unquote_plus(html.unescape(word)) for word in linked] == words["word"].head(len(linked)).tolist()
+    assert shown.count('class="around"') > 0
+    fewest = markup(show(runs, "tokens", run="made", view="tokens", end="fewest"))
+    tokens = by_token(made_run, min_count=20).sort_values("mean", kind="stable")
+    linked = re.findall(r'class="tw-fired" href="token\?run=made&amp;token=(\d+)', fewest)
+    means = tokens.set_index("token_id")["mean"]
+    assert means[[int(token) for token in linked]].tolist() == tokens["mean"].head(len(linked)).tolist()
+    word = words["word"].iloc[0]
+    page = show(runs, "token", run="made", word=word)
+    assert not page.exception
+    places = re.findall(r'class="where">(\d+):(\d+)<', markup(page))
+    assert places
+    for sequence, position in places[:5]:
+        text = made_run.decode(passage(made_run, int(sequence))["token_id"].iloc[int(position) :].tolist())
+        assert text.lstrip().startswith(word) or word in text[:20]
+    assert "No such word" in markup(show(runs, "token", run="made", word="<b>"))
 
 
 def test_whole_words_and_classes_are_ranked_too(show: Show, runs: Path, made_run: Run) -> None:
@@ -296,7 +320,9 @@ def test_the_overview_says_the_numbers_of_the_other_pages(show: Show, made: Modu
     assert every["z_se"].isna().sum() == 1
     worth = markup(show(tmp_path, run="one"))
     assert f"Of {whole(len(every))} tokens that occur at least 20 times, these fire the most" in worth
-    assert f"{whole(len(every))} tokens that occur at least" in markup(show(tmp_path, "tokens", run="one"))
+    assert f"{whole(len(every))} tokens that occur at least" in markup(
+        show(tmp_path, "tokens", run="one", view="tokens")
+    )
     claim = (
         findings(run).set_index("claim").loc["The first token of a sequence fires far more neurons than later ones."]
     )

@@ -24,7 +24,7 @@ PAGES: dict[str, dict[str, Callable[[Run], Figure]]] = {
     "overview": {"layer-by-layer": plots.overview},
     "layers": {"ridges": plots.nnz_distributions, "surprisal": plots.nnz_by_loss},
     "positions": {"positions": plots.nnz_by_position, "decay": plots.decay_lengths},
-    "tokens": {"ranking": lambda run: plots.top_tokens(run)},
+    "tokens?view=tokens&rank=shrunk": {"ranking": lambda run: plots.top_tokens(run)},
     "tokens?view=words": {"words": lambda run: plots.top_words(run)},
     "tokens?view=classes": {"classes": plots.token_class_dots},
     "token?token=40": {"profile": lambda run: plots.token_by_layer(run, 40)},

@@ -145,7 +145,7 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(demo.parent))
     page = watched.page
 
-    watched.open("/tokens?run=demo", ".st-key-ranking .js-plotly-plot")
+    watched.open("/tokens?run=demo&view=tokens&rank=shrunk", ".st-key-ranking .js-plotly-plot")
     page.get_by_role("textbox", name="Search").fill("ING")
     page.keyboard.press("Enter")
     page.wait_for_url("**find=ING*")
@@ -164,7 +164,7 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     made = notebook(page.locator('[data-testid="stCode"]').inner_text())
     pd.testing.assert_frame_equal(made.reset_index(drop=True), wanted)
 
-    watched.open("/tokens?run=demo", ".st-key-ranking .js-plotly-plot")
+    watched.open("/tokens?run=demo&view=tokens&rank=shrunk", ".st-key-ranking .js-plotly-plot")
     tokens = by_token(run, min_count=20)
     loudest = tokens.iloc[0]
     page.locator(".js-plotly-plot .scatterlayer .point").first.click(force=True)

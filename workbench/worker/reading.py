@@ -7,6 +7,7 @@ pass, and some 0.1 s of files.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from twell.workbench.text.given import GivenTexts
 from twell.workbench.text.sequences import Sequence as Tokens
 from twell.workbench.text.sequences import documents, sequences
 from twell.workbench.text.vocabulary import special_ids
+from twell.workbench.watching.ablation import ablate
 
 
 def read(
@@ -37,10 +39,12 @@ def read(
     generate: int = 0,
     temperature: float = 0.0,
     seed: int = 0,
+    silent: Sequence[tuple[int, int]] = (),
 ) -> int:
     """Write the run of a text, or of one sequence of token ids, to the folder `out`; return its number of tokens.
 
-    threshold: with which the model was loaded; generate, temperature, seed: as in `twell capture`
+    threshold: with which the model was loaded; generate, temperature, seed: as in `twell capture`; silent: neurons, as
+    pairs of layer and index, that are kept from firing meanwhile
     Raises UserError for a text without a token, and for ids that the model has not.
     """
     source = GivenTexts([text or ""])
@@ -66,13 +70,22 @@ def read(
         raise UserError("Expected a text with a token, got none: write some words.")
     recorder = Recorder(loaded, RunWriter(out, new_manifest(loaded, options, [source.name])), options)
     try:
-        for batch in ready:
-            recorder.step(batch)
+        with _without(loaded, silent):
+            for batch in ready:
+                recorder.step(batch)
         recorder.finish(manifests.COMPLETE, [source])
     except BaseException:
         recorder.rescue()
         raise
     return int(recorder.writer.manifest.tokens)
+
+
+def _without(loaded: LoadedModel, silent: Sequence[tuple[int, int]]) -> AbstractContextManager[None]:
+    """Return a context in which these neurons do not fire."""
+    by_layer: dict[int, list[int]] = {}
+    for layer, neuron in silent:
+        by_layer.setdefault(layer, []).append(neuron)
+    return ablate(loaded.model, by_layer) if by_layer else nullcontext()
 
 
 def _tokens(loaded: LoadedModel, ids: Sequence[int]) -> Tokens:

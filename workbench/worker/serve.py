@@ -4,10 +4,10 @@
     {"tokens": 12}                      the run is in the folder
     {"error": "Expected …"}             one sentence
 
-The first line that it writes is {"ready": true}. Of a request, `text` or `ids` is what to read; `weights` is what the
-run that is shown says of its model, null to take any. The model of the last request stays loaded. The process ends with
-its standard input, in the middle of a request too, so that none outlives the server that started it. What libraries
-print goes to standard error.
+The first line that it writes is {"ready": true}. Of a request, `text` or `ids` is what to read, and `silent`, if it is
+there, names neurons that do not fire meanwhile; `weights` is what the run that is shown says of its model, null to take
+any. The model of the last request stays loaded. The process ends with its standard input, in the middle of a request
+too, so that none outlives the server that started it. What libraries print goes to standard error.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def test_of_several_tokens_of_a_name_the_most_frequent_is_taken(made_run: Run, m
 def test_a_run_without_rows_finds_tokens_and_says_that_it_keeps_no_text(runs: Path) -> None:
     run = open_run(runs / "summary")
     assert target(run, "formaldehyde").page == "token"
-    assert target(run, "ormaldehyd").parameters == {"find": "ormaldehyd", "least": "1"}
+    assert target(run, "ormaldehyd").parameters == {"view": "tokens", "find": "ormaldehyd", "least": "1"}
     assert "keeps no text" in target(run, "no such words").reason
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from twell.analysis.neurons.at_token import beside, neurons_at, ordered
+from twell.analysis.neurons.at_token import along, beside, neurons_at, ordered
+from twell.analysis.neurons.effects import loss_change
 from twell.analysis.passage import passage, shaded, shaded_anew
 from twell.app.jobs.worker import Reading, Worker, save_reading
 from twell.workbench import capture
@@ -72,6 +73,23 @@ def test_a_recorded_passage_is_read_anew_from_its_ids(worker: Worker, captured: 
     assert passage(anew, 0)[nnz_columns(8)].equals(rows[nnz_columns(8)])
     loudest = neurons_at(anew, 0, 4).iloc[0]["label"]
     assert shaded_anew(rows, anew, loudest, None, 0, 99).equals(shaded(rows, captured, loudest, None, 0, 99))
+
+
+def test_a_passage_is_read_without_a_neuron_and_then_with_it_again(worker: Worker, captured: Run) -> None:
+    ids = passage(captured, 0)["token_id"].tolist()
+    top = neurons_at(captured, 0, 4).iloc[0]
+    silent = [(int(top["layer"]), int(top["neuron"]))]
+    without = ended(worker.ask({**DEMO, "ids": ids, "silent": silent})).run()
+    assert top["label"] not in set(neurons_at(without, 0, 4)["label"])
+    with_it = ended(worker.ask({**DEMO, "ids": [*ids, ids[0]]})).run()
+    assert neurons_at(with_it, 0, 4).equals(neurons_at(captured, 0, 4)), "the weights are what they were"
+    frame = loss_change(captured, without)
+    loss = captured.activity()["loss"].to_numpy(float)[:-1]
+    assert frame["loss"].tolist() == loss.tolist()
+    assert frame["token_id"].tolist() == ids[1:]
+    first = along(captured, 0, (silent[0],))["position"].min()
+    assert (frame["change"].iloc[:first] == 0).all(), "what stands before its first firing is not changed"
+    assert frame["change"].abs().max() > 0.01
 
 
 def test_neurons_of_a_token_beside_what_the_run_knows_of_them(captured: Run) -> None:

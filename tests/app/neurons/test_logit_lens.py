@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
 
+from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.logit_lens import answers_to, promoted, written
+from twell.analysis.neurons.top_tokens import weight_norms
 from twell.analysis.neurons.values import in_sequence, sampled
 from twell.workbench.errors import Missing
 from twell.workbench.run import manifest as manifests
@@ -56,6 +58,20 @@ def test_many_neurons_at_once_are_each_alone(tiny: Run) -> None:
     assert table["token_id"].iloc[3:6].tolist() == alone["token_id"].tolist()
     np.testing.assert_allclose(table["logit"].iloc[3:6], alone["logit"], rtol=1e-4)
     assert promoted(tiny, str(BUNDLED), ()).empty
+
+
+def test_weights_that_are_gone_are_told_from_others(tiny: Run, tmp_path: Path) -> None:
+    tensors = load_file(BUNDLED / "model.safetensors")
+    for name, axis in (("gate_proj", 0), ("down_proj", 1)):
+        weight = tensors[f"model.layers.2.mlp.{name}.weight"]
+        tensors[f"model.layers.2.mlp.{name}.weight"] = weight.index_fill(axis, torch.tensor([7]), 0)
+    save_file(tensors, tmp_path / "model.safetensors")
+    frame = weight_norms(tiny, str(tmp_path), 2).set_index("neuron")
+    assert frame.loc[7, "gone"]
+    assert frame.loc[7, ["gate_norm", "down_norm"]].tolist() == [0, 0]
+    fires = by_neuron(tiny, layer=2)["fires"].to_numpy() > 0
+    lengths = tensors["model.layers.2.mlp.gate_proj.weight"].float().norm(dim=1).numpy()
+    np.testing.assert_allclose(frame["gate_norm"], lengths / np.median(lengths[fires]), rtol=1e-5)
 
 
 def test_a_neuron_answers_to_the_embeddings_that_its_gate_row_matches(tiny: Run) -> None:
@@ -117,7 +133,7 @@ def test_the_page_shows_values_and_what_the_neuron_writes(show: Show, runs: Path
     test = show(tiny.path.parent, "neuron", run="tiny", neuron="L1/N3")
     assert not test.exception
     shown = "\n".join(str(element.proto.body) for element in test.get("html"))
-    assert shown.count('class="tw-logit raised"') == 12
+    assert shown.count('class="tw-logit raised"') == 24
     assert "by value; two bars to a doubling" in shown
     away = show(runs, "neuron", run="made", neuron="L1/N3")
     assert "not on this machine" in " ".join(info.value for info in away.info).replace("\\", "")

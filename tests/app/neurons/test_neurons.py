@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -15,9 +16,11 @@ from support.rewritten import forget_checksums
 
 from twell.analysis import by_neuron, examples
 from twell.analysis.neurons.by_neuron import parse_neuron
+from twell.analysis.neurons.coactivation import fired_csr, fires_with
+from twell.analysis.neurons.top_tokens import top_tokens
 from twell.app.neurons.neuron_data import density_bins, neuron_list
 from twell.app.tokens.token_neurons import neurons_of
-from twell.app.ui.formatting import number, percent, whole
+from twell.app.ui.formatting import number, percent, visible, whole
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run, open_run
 
@@ -70,6 +73,39 @@ def test_the_list_follows_the_address_and_the_field_leads_to_a_neuron(show: Show
     assert "fires" in show(runs, "neurons", run="made").dataframe[0].proto.column_order
     test.text_input(key="go").set_value("L99/N1").run()
     assert "No such neuron" in markup(test)
+
+
+def test_every_neuron_has_the_tokens_at_its_largest_values(show: Show, runs: Path, made_run: Run) -> None:
+    table = top_tokens(made_run)
+    shown = examples(made_run, 1, 3)
+    own = table[(table["layer"] == 1) & (table["neuron"] == 3)]
+    assert own["text"].tolist() == list(dict.fromkeys(shown.loc[shown["kind"] == "top", "token"]))[:4]
+    listed = show(runs, "neurons", run="made").dataframe[0].value
+    row = listed[listed["label"] == "L1/N3"].iloc[0]
+    assert row["fires_on"] == "  ".join(map(visible, own["text"]))
+    wanted = own["text"].iloc[0]
+    found = show(runs, "neurons", run="made", find=wanted).dataframe[0].value
+    assert "L1/N3" in set(found["label"])
+    assert found["fires_on"].str.lower().str.contains(visible(wanted).lower(), regex=False).all()
+
+
+def test_neurons_fire_with_those_that_share_their_tokens(made_run: Run) -> None:
+    matrix = (fired_csr(made_run, 2)[0] != 0).toarray()
+    busiest = int(matrix.sum(axis=0).argmax())
+    frame = fires_with(made_run, 2, busiest)
+    assert len(frame)
+    assert frame.attrs["source"] == "fired"
+    for row in frame.itertuples():
+        assert row.shared == (matrix[:, busiest] & matrix[:, row.neuron]).sum()
+        assert row.phi == pytest.approx(np.corrcoef(matrix[:, busiest], matrix[:, row.neuron])[0, 1])
+    parts = [part for part in made_run.manifest.parts if part.table != "fired"]
+    unsampled = Run(made_run.path, replace(made_run.manifest, parts=parts))
+    frame = fires_with(unsampled, 0, 3)
+    assert frame.attrs["source"] == "examples"
+    places = unsampled.frame("examples", ["layer", "neuron", "sequence", "position"]).drop_duplicates()
+    keys = {key: set(zip(g["sequence"], g["position"], strict=True)) for key, g in places.groupby(["layer", "neuron"])}
+    for row in frame.itertuples():
+        assert row.shared == len(keys[0, 3] & keys[row.layer, row.neuron])
 
 
 def test_a_neuron_shows_its_numbers_and_examples(show: Show, runs: Path, made_run: Run) -> None:

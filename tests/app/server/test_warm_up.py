@@ -17,7 +17,7 @@ from twell.workbench.run.store import Run, open_run
 START = warm_up._start_thread  # before the fixtures put it aside
 LOOKS: tuple[tuple[str, dict[str, str]], ...] = (
     ("overview", {}),
-    ("tokens", {}),
+    ("tokens", {"view": "tokens", "rank": "shrunk"}),
     ("tokens", {"view": "words"}),
     ("tokens", {"view": "classes"}),
     ("token", {"token": "40"}),

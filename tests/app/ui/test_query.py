@@ -23,23 +23,28 @@ Notebook = Callable[[str], pd.DataFrame]
 # An address, and the figures and tables that stand there, by the keys of their Data.
 PAGES: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
     ("overview", {}, ("layer-by-layer",)),
-    ("text", {"sequence": "3"}, ("sequence-3", "highest-values-in-the-run")),
-    ("text", {"sequence": "2", "shade": "surprisal"}, ("sequence-2", "highest-values-in-the-run")),
-    ("text", {"shade": "L1", "from": "20"}, ("sequence-0", "highest-values-in-the-run")),
-    ("text", {"neuron": "L1/N3"}, ("sequence-0", "highest-values-in-the-run")),
+    ("text", {"sequence": "3"}, ("passage", "highest-values-in-the-run")),
+    ("text", {"sequence": "2", "shade": "surprisal"}, ("passage", "highest-values-in-the-run")),
+    ("text", {"shade": "L1", "from": "20"}, ("passage", "highest-values-in-the-run")),
+    ("text", {"neuron": "L1/N3"}, ("passage", "highest-values-in-the-run")),
     (
         "tokens",
-        {},
+        {"view": "tokens"},
         (
+            "ranked",
             "most-and-least-active-tokens",
             "every-token",
             "how-much-the-token-itself-decides",
             "what-the-z-of-a-token-goes-with",
         ),
     ),
-    ("tokens", {"find": "ING", "least": "5"}, ("most-and-least-active-tokens", "every-token")),
-    ("tokens", {"rank": "z_position"}, ("most-and-least-active-tokens", "every-token")),
-    ("tokens", {"view": "words", "find": "e", "least": "3"}, ("most-and-least-active-words", "every-word")),
+    (
+        "tokens",
+        {"view": "tokens", "find": "ING", "least": "5"},
+        ("ranked", "most-and-least-active-tokens", "every-token"),
+    ),
+    ("tokens", {"view": "tokens", "rank": "z_position"}, ("ranked", "most-and-least-active-tokens", "every-token")),
+    ("tokens", {"view": "words", "find": "e", "least": "3"}, ("ranked", "most-and-least-active-words", "every-word")),
     ("tokens", {"view": "classes"}, ("classes-of-tokens",)),
     ("token", {"token": "{token}", "order": "quietest"}, ("over-the-layers", "neurons-of-this-token", "in-the-text")),
     (

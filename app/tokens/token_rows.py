@@ -1,0 +1,90 @@
+"""Rows of tokens or words: how many neurons each fires, with an interval, and one place where it stands in the text.
+
+Every row is one link, to the page of the token or the word.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import pandas as pd
+
+from twell.analysis.tokens.contexts import one_place_each
+from twell.analysis.tokens.text_search import first_places
+from twell.app.ui.formatting import fixed, number, running, token_html, visible, whole
+from twell.app.ui.query import fetch
+from twell.app.ui.url_state import link
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+SHOWN = 30  # rows
+INTERVAL = 1.96  # standard errors on each side of a mean
+
+
+def snippets(run: Run, frame: pd.DataFrame) -> dict[Any, tuple[str, str, str]]:
+    """Return the text before, at and after one place of each row's token or word, by it; empty without a text."""
+    try:
+        if "word" in frame:
+            places = fetch(run, first_places, words=tuple(frame["word"]))
+            keys = places["word"] if len(places) else []
+        else:
+            places = fetch(run, one_place_each, token_ids=tuple(int(token) for token in frame["token_id"]))
+            keys = places["token_id"]
+    except Missing:
+        return {}
+    texts = zip(places["before"], places["token"], places["after"], strict=True) if len(places) else ()
+    return dict(zip(keys, texts, strict=True))
+
+
+def rows_html(run: Run, frame: pd.DataFrame, rank: str, filters: dict[str, str]) -> str:
+    """Return the rows as HTML.
+
+    Args:
+        run: the run.
+        frame: rows of `analysis.by_token` or `analysis.by_word`, at most SHOWN of which are drawn.
+        rank: the column that orders them.
+        filters: query parameters that the links keep.
+    """
+    frame = frame.head(SHOWN)
+    is_word, texts = "word" in frame, snippets(run, frame)
+    score = "z" if rank == "mean" else rank
+    titles = ["word" if is_word else "token", "", "neurons a layer", "z", "times", "for example" if texts else ""]
+    names = "".join(f"<span>{title}</span>" for title in titles)
+    lines = [f'<div class="tw-fired names">{names}</div>']
+    frame = frame if "mean_se" in frame else frame.assign(mean_se=float("nan"))
+    high = float((frame["mean"] + INTERVAL * frame["mean_se"].fillna(0)).max())
+    for row in frame.to_dict("records"):
+        key = row["word"] if is_word else row["token_id"]
+        address = link("token", **({"word": key} if is_word else {"token": key}), **filters)
+        name = token_html(row["word"] if is_word else row["text"])
+        error = row["mean_se"]
+        mean = number(row["mean"]) + ("" if pd.isna(error) else f" ± {number(error, 2)}")
+        numbers = f"<span>{mean}</span><span>{fixed(row[score])}</span><span>{whole(row['count'])}</span>"
+        lines.append(
+            f'<a class="tw-fired" href="{address}"><span>{name}</span>{_bar(row["mean"], error, high)}{numbers}'
+            f"{_snippet(texts.get(key))}</a>"
+        )
+    return f'<div class="tw-fired-rows">{"".join(lines)}</div>'
+
+
+def _bar(mean: float, error: float, high: float) -> str:
+    """Return a bar as long as the mean is of `high`, with its 95 % interval as a line."""
+    share = 100 / max(high, 1e-9)
+    whisker = ""
+    if not pd.isna(error):
+        left, width = max(0.0, (mean - INTERVAL * error) * share), 2 * INTERVAL * error * share
+        whisker = f'<u style="left:{left:.1f}%;width:{min(width, 100 - left):.1f}%"></u>'
+    return f'<i><b style="width:{mean * share:.1f}%"></b>{whisker}</i>'
+
+
+def _snippet(text: tuple[str, str, str] | None) -> str:
+    """Return the text around a token, the token marked; an empty cell if there is none."""
+    if text is None:
+        return "<span></span>"
+    before, token, after = text
+    return (
+        f'<span class="around"><span class="before"><bdi>{html.escape(running(before[-40:]))}</bdi></span>'
+        f"<mark>{html.escape(visible(token))}</mark>"
+        f'<span class="after">{html.escape(running(after[:60]))}</span></span>'
+    )

@@ -1,0 +1,95 @@
+"""A whole word's part of page Token: its numbers, the tokens that it is cut into, and where in the text it stands."""
+
+from __future__ import annotations
+
+import html
+
+import pandas as pd
+import streamlit as st
+
+from twell import analysis
+from twell.analysis.tokens.text_search import around_word, places_of
+from twell.app.tokens.token_data import ALL_TOKENS
+from twell.app.ui import widgets
+from twell.app.ui.formatting import fixed, number, plural, running, token_html, visible, whole
+from twell.app.ui.query import fetch, query
+from twell.app.ui.url_state import link
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+PLACES = 50  # shown at most
+LONGEST = 100  # characters of a word in the address
+
+
+def draw_word(run: Run, word: str) -> None:
+    """Draw the page of a word that the run counts, or say that it counts no such word."""
+    frame = fetch(run, words_of)
+    rows = frame[frame["word"] == word[:LONGEST]]
+    if rows.empty:
+        widgets.title("No such word")
+        st.info("This run counts no such word. Choose one from the list of all words.")
+        return
+    row = rows.iloc[0]
+    st.html(f'<h1 class="tw-title">{token_html(word)} <span class="tw-note">word</span></h1>')
+    error = "" if pd.isna(row["z_se"]) else f" ± {row['z_se']:.2f}"
+    widgets.numbers(
+        (
+            ("nnz per layer", number(row["mean"]), f"of {whole(run.d_ff)} neurons, mean of its tokens"),
+            ("z", f"{fixed(row['z'])}{error}", "mean over layers; ± standard error"),
+            ("Count", whole(row["count"]), f"in {plural(row['sequences'], 'sequence')}"),
+            ("Rank", whole(int((frame["mean"] > row["mean"]).sum()) + 1), f"by nnz, of {plural(len(frame), 'word')}"),
+            ("Tokens a word", f"{row['pieces']:.1f}", "how many it is cut into"),
+        )
+    )
+    with widgets.show_errors():
+        draw_places(run, word)
+
+
+def words_of(run: Run) -> pd.DataFrame:
+    """Return `analysis.by_word` of every word that the run's summary keeps, however rare."""
+    for fewest in (1, 2, 5, 10, 20, 50, 100, 1000):
+        try:
+            return analysis.by_word(run, min_count=fewest)
+        except Missing:
+            continue
+    return analysis.by_word(run)
+
+
+def draw_places(run: Run, word: str) -> None:
+    """Draw the tokens of the word's first place, and a link to each of its places."""
+    result = query(run, places_of, words=word, limit=PLACES, whole=True)
+    with widgets.scanning(run):
+        frame = result.frame
+    if frame.empty:
+        return
+    draw_tokens(run, frame.iloc[0], word)
+    count = f"The first {PLACES} places" if len(frame) == PLACES else plural(len(frame), "place")
+    widgets.heading("In the text", f"{count}. Choose one to see what it fires there.", result)
+    around = [around_word(word, *text) for text in zip(frame["before"], frame["token"], frame["after"], strict=True)]
+    lines = [
+        f'<a class="tw-jump" href="{link("text", sequence=row.sequence, position=row.position)}">'
+        f'<span class="where">{row.sequence}:{row.position}</span>'
+        f'<span class="before"><span>{html.escape(running(before[-60:]))}</span></span>'
+        f'<span class="token">{html.escape(visible(token))}</span>'
+        f'<span class="after">{html.escape(running(after[:60]))}</span><span class="number"></span></a>'
+        for row, (before, token, after) in zip(frame.itertuples(), around, strict=True)
+    ]
+    st.html(f'<div class="tw-places">{"".join(lines)}</div>')
+
+
+def draw_tokens(run: Run, place: pd.Series, word: str) -> None:
+    """Draw links to the tokens that the word is cut into where it stands first."""
+    filters = [("sequence", "=", int(place["sequence"])), ("position", ">=", int(place["position"]))]
+    rows = run.rows("activity", [*filters, ("position", "<", int(place["position"]) + 24)], ["position", "token_id"])
+    text, tokens = "", []
+    for token in rows.sort_by("position")["token_id"].to_pylist():
+        tokens.append(token)
+        text += run.decode([token])
+        if word in text:
+            break
+    names = fetch(run, ALL_TOKENS).set_index("token_id")["text"].reindex(tokens).fillna("")
+    links = [
+        f'<a href="{link("token", token=token)}">{token_html(name)}</a>'
+        for token, name in zip(tokens, names, strict=True)
+    ]
+    st.html(f'<p class="tw-said">Its tokens: {" ".join(links)}</p>')
