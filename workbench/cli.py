@@ -95,7 +95,7 @@ def parameter(item: Field[Any], hint: Any) -> inspect.Parameter:
     if typing.get_origin(hint) is tuple:
         hint = list[kinds[0]]  # type: ignore[valid-type]
     value = metadata["value"] or VALUES.get(kinds[0])  # a choice of words stands for itself
-    name = item.name.replace("_", "-")
+    name = item.name.rstrip("_").replace("_", "-")
     if metadata["argument"]:
         kind: Any = typer.Argument(help=text, metavar=value)
     elif hint is bool:  # what is off is switched on, and what is on is switched off

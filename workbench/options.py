@@ -274,13 +274,13 @@ class TrainOptions:
     """Train a sparse model: ReLU gate, a little L1 on activations.
 
     twell train --config demo --text corpus.txt.zst --out models/mine --minutes 5
+    twell train --config demo --from path/to/silu-model --rate 3e-4 --l1 0.01 --text corpus.txt.zst --out models/relu
     """
 
     config: str = option(help="a named recipe (demo, h200-8x2048) or a .toml or .json file of one", value="NAME|FILE")
-    text: tuple[str, ...] = option(
-        help="text to train on: the same sources as `twell capture` takes; may be repeated", value="SOURCE"
-    )
+    text: tuple[str, ...] = option(help="text to train on, as for `twell capture`; may be repeated", value="SOURCE")
     out: Path = option(help="the model's folder; training continues from a checkpoint of the same recipe in it")
+    from_: str | None = option(None, help="go on from this model, SiLU ones too, with the recipe's ReLU", value="MODEL")
     valid: tuple[str, ...] = option((), help="other text to measure the finished model on", value="SOURCE")
     holdout: float = option(0.02, help="share at the end of each text that is never trained on", unit="share")
     licences: str = option("", help="licences of the text, for the model card")

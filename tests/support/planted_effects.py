@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from twell.analysis.ablations.by_condition import paired_change
+from twell.workbench.ablations.appended import append
+from twell.workbench.run.store import Run, open_run
 
 CHANGE = 0.05  # nats a token, over all documents that there could be
 
@@ -37,6 +39,15 @@ def rows_of(
     fired = 20 * tokens
     columns |= {"document": np.arange(documents), "tokens": tokens, "base_sum": base, "loss_sum": base + change}
     return {**columns, "firings": fired // 2, "base_firings": fired}, CHANGE
+
+
+def add_effects(run: Run) -> Run:
+    """Append a study of one condition and estimates of every neuron to a run, and return it."""
+    append(run.path, "effects", rows_of(np.random.default_rng(0))[0])
+    layer, neuron = (index.ravel() for index in np.indices((run.layers, run.d_ff)))
+    estimate = {"layer": layer, "neuron": neuron, "estimate_sum": np.sin(neuron), "tokens": np.full(len(layer), 500)}
+    append(run.path, "neuron_effects", estimate)
+    return open_run(run.path)
 
 
 def coverage(repeats: int, documents: int = 60, seed: int = 0) -> float:

@@ -81,7 +81,7 @@ def test_every_command_is_shown_in_its_help_and_in_the_readme() -> None:
 def test_help_of_a_command_names_every_option_with_its_unit(name: str) -> None:
     shown = " ".join(run(name, "--help").stdout.split())
     for item in fields(cli.COMMANDS[name][0]):
-        assert item.metadata["argument"] or "--" + item.name.replace("_", "-") in shown
+        assert item.metadata["argument"] or "--" + item.name.rstrip("_").replace("_", "-") in shown
         assert item.metadata["help"].split()[0] in shown
         if item.metadata["unit"]:
             assert f"[{item.metadata['unit']}]" in shown

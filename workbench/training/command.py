@@ -21,9 +21,11 @@ import torch
 
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import pick_device
+from twell.workbench.models.pretrained import Pretrained, read_pretrained
 from twell.workbench.options import TrainOptions
 from twell.workbench.text.sources import open_sources
 from twell.workbench.training.corpus import Corpus, in_order, prepare, source_name, unigram_loss
+from twell.workbench.training.ffn import ACTIVATIONS
 from twell.workbench.training.folder import TrainingFolder, writing
 from twell.workbench.training.log import new_manifest
 from twell.workbench.training.loop import Training
@@ -40,12 +42,16 @@ def train(options: TrainOptions) -> Path:
         raise UserError(f"Expected --holdout between 0 and 1, a share of the text, got {options.holdout}.")
     ranks = TrainingRanks.from_environment(options.device, options.shard)
     device = pick_device(options.device)
+    start = None
+    if options.from_ is not None:
+        start = read_pretrained(options.from_, recipe.seq_len, tuple(ACTIVATIONS))
+        recipe = recipe.override(**start.recipe_fields())
     folder = TrainingFolder(options.out, writes=ranks.first)
     try:
-        corpus = ranks.first_then_others(lambda: _claim(folder, recipe, options))
+        corpus = ranks.first_then_others(lambda: _claim(folder, recipe, options, start))
         if corpus is not None:
             with tf32(device):
-                _run(folder, recipe, corpus, options, device, ranks)
+                _run(folder, recipe, corpus, options, device, ranks, start)
     except BaseException:
         folder.interrupt()
         raise
@@ -54,13 +60,14 @@ def train(options: TrainOptions) -> Path:
     return options.out
 
 
-def _claim(folder: TrainingFolder, recipe: Recipe, options: TrainOptions) -> Corpus | None:
+def _claim(folder: TrainingFolder, recipe: Recipe, options: TrainOptions, start: Pretrained | None) -> Corpus | None:
     """Claim the folder for this training and return its text; None where the training is complete."""
     if not folder.record:  # a source that is not there leaves no folder behind
         open_sources([*options.text, *options.valid])
     elif "recipe" in folder.record:  # one of before a field came has its default
         folder.record["recipe"] = from_dict(folder.record["recipe"], str(options.out)).as_dict()
-    folder.claim(recipe=recipe.as_dict(), holdout=options.holdout)
+    origin = {} if start is None else {"origin": start.record()}
+    folder.claim(recipe=recipe.as_dict(), holdout=options.holdout, **origin)
     if folder.complete:
         folder.say(f"{options.out} holds this model, complete; nothing to do.")
         return None
@@ -72,6 +79,7 @@ def _claim(folder: TrainingFolder, recipe: Recipe, options: TrainOptions) -> Cor
             holdout=options.holdout,
             bpe_megabytes=recipe.bpe_megabytes,
             valid=options.valid,
+            given=None if start is None else (start.tokenizer, start.mark, start.sha256),
         )
     folder.claim(corpus=corpus.record)
     return corpus
@@ -84,16 +92,23 @@ def _run(
     options: TrainOptions,
     device: torch.device,
     ranks: TrainingRanks,
+    start: Pretrained | None,
 ) -> None:
     """Train to the end, and write the model."""
     compiled = options.compile and device.type == "cuda"
-    training = Training(recipe, corpus, device, compiled, options.kernel, ranks)
+    training = Training(recipe, corpus, device, compiled, options.kernel, ranks, start)
+    if start is not None:
+        folder.record["origin_loss"] = training.loss_with(start.activation)
     size = sum(p.numel() for p in training.state.model.parameters())
     manifest = new_manifest(options.out.name, recipe, folder.record, size, device, training.layers.choice)
     folder.begin(manifest, training.state)
     corpus_size = f"{len(corpus.train):,} training tokens, {recipe.step_tokens:,} a step"
     processes = f" in {ranks.world} processes" if ranks.world > 1 else ""
     folder.say(f"{size:,} parameters, {corpus_size}, on {device}{processes}.")
+    if start is not None:
+        loss, without = folder.record["origin_loss"], training.loss_with(recipe.activation)
+        folder.say(f"{start.name}: {loss:.4f} nats on held-out text with {start.activation}, the line to reach.")
+        folder.say(f"With {recipe.activation} in its place: {without:.4f} nats now.")
     training.run(folder, options.checkpoint_minutes)
     finish(training, folder, options)
 
@@ -149,13 +164,13 @@ def command(options: TrainOptions) -> str:
     """Return the command line that gives these options, with files by their names alone."""
     words = ["twell", "train"]
     for field in dataclasses.fields(options):
-        value, flag = getattr(options, field.name), "--" + field.name.replace("_", "-")
+        value, flag = getattr(options, field.name), "--" + field.name.rstrip("_").replace("_", "-")
         if value == field.default:
             continue
         if isinstance(value, bool):
             words.append("--no-" + flag[2:] if not value else flag)
             continue
         for item in value if isinstance(value, tuple) else (value,):
-            plain = isinstance(item, Path) or field.name in ("config", "text", "valid")
+            plain = isinstance(item, Path) or field.name in ("config", "text", "valid", "from_")
             words += [flag, source_name(str(item)) if plain else str(item)]
     return shlex.join(words)

@@ -62,11 +62,13 @@ def prepare(
     holdout: float,
     bpe_megabytes: float,
     valid: tuple[str, ...] = (),
+    given: tuple[Tokenizer, str, str] | None = None,
 ) -> Corpus:
     """Tokenise the sources into `folder`, or read the corpus that it has of the same text and settings.
 
     vocab: entries of the tokenizer; holdout: share of each source that is held out; bpe_megabytes: text that the
-    tokenizer is trained on; valid: sources of other text. Raises UserError where the folder has another corpus.
+    tokenizer is trained on; valid: sources of other text; given: a tokenizer, the token that opens a text, and what
+    tells it from others, in place of one that is trained. Raises UserError where the folder has another corpus.
     """
     texts = {source.name: list(_pieces(source)) for source in open_sources(sources)}
     splits = {source: _cut(pieces, holdout) for source, pieces in texts.items()}
@@ -85,21 +87,23 @@ def prepare(
             for source, (_, _, heldout_from) in splits.items()
         ],
     }
+    mark = END_OF_TEXT if given is None else given[1]
+    record |= {} if given is None else {"tokenizer": given[2]}
     with locks.locked(folder):  # trainings that share it may begin at once
         if not _holds(folder, record):
-            tokenizer = train_bpe(training, vocab, bpe_megabytes)
+            tokenizer = train_bpe(training, vocab, bpe_megabytes) if given is None else given[0]
             tokenizer.save(str(folder / "tokenizer.json"))
             heldout_pieces = [piece for _, last, _ in splits.values() for piece in last]
-            np.save(folder / "train.npy", encode(tokenizer, training))
-            np.save(folder / "heldout.npy", encode(tokenizer, heldout_pieces))
+            np.save(folder / "train.npy", encode(tokenizer, training, mark))
+            np.save(folder / "heldout.npy", encode(tokenizer, heldout_pieces, mark))
             temporary = folder / "corpus.json.tmp"
             temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
             os.replace(temporary, folder / "corpus.json")  # last: without it the folder counts as empty
     train, heldout = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "heldout"))
     record = {**record, "train_tokens": len(train), "heldout_tokens": len(heldout)}
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    other_texts = {source_name(source.name): encode(tokenizer, _pieces(source)) for source in open_sources(valid)}
-    return Corpus(wrap(tokenizer), train, heldout, other_texts, record)
+    other_texts = {source_name(source.name): encode(tokenizer, _pieces(source), mark) for source in open_sources(valid)}
+    return Corpus(wrap(tokenizer, mark), train, heldout, other_texts, record)
 
 
 def train_bpe(pieces: list[Piece], vocab: int, megabytes: float) -> Tokenizer:
@@ -130,16 +134,14 @@ def train_bpe(pieces: list[Piece], vocab: int, megabytes: float) -> Tokenizer:
     return tokenizer
 
 
-def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Return a tokenizer as transformers has it, with END_OF_TEXT as its special token."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
-    )
+def wrap(tokenizer: Tokenizer, mark: str = END_OF_TEXT) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as transformers has it, with `mark` as its special token."""
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=mark, eos_token=mark, pad_token=mark)
 
 
-def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> np.ndarray:
+def encode(tokenizer: Tokenizer, pieces: Iterable[Piece], opening: str = END_OF_TEXT) -> np.ndarray:
     """Return the ids of all pieces as one array [n], with the mark before each document; uint16 if the ids fit."""
-    mark = tokenizer.token_to_id(END_OF_TEXT)
+    mark = tokenizer.token_to_id(opening)
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
     ids: list[np.ndarray] = []
     for batch in _batched(pieces):

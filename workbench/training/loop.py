@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from twell.kernels.training import SPARSE_SHARE
 from twell.workbench.errors import UserError
+from twell.workbench.models.pretrained import Pretrained
 from twell.workbench.training.checkpoint import TrainingState
 from twell.workbench.training.corpus import Corpus, Rows, in_order
 from twell.workbench.training.ffn import SparseLayers
@@ -27,7 +28,7 @@ from twell.workbench.training.log import Row
 from twell.workbench.training.optimizer import make_optimizer, rate_factor, restart_dead
 from twell.workbench.training.ranks import TrainingRanks, gathered
 from twell.workbench.training.recipes import Recipe
-from twell.workbench.training.sparse_llama import Objective, build, evaluate, ffns
+from twell.workbench.training.sparse_llama import Objective, build, continued, evaluate, ffns
 
 PACE = (10, 30)  # steps: with a limit in minutes, the step time is measured from the first to the second
 EVALUATION_TOKENS = 131_072  # held-out tokens of the log's losses; the final figures are over all of them
@@ -38,6 +39,7 @@ class Training:
     """One run of a recipe: its state, and sums over the steps since the log's last row.
 
     compiled: by torch.compile; kernel: auto, dense or sparse, as in `SparseLayers`; ranks: the processes that share it
+    start: a model that it goes on from
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Training:
         compiled: bool,
         kernel: str = "auto",
         ranks: TrainingRanks | None = None,
+        start: Pretrained | None = None,
     ) -> None:
         self.recipe, self.corpus, self.device, self.compiled = recipe, corpus, device, compiled
         self.ranks = ranks or TrainingRanks()
@@ -61,7 +64,9 @@ class Training:
                 raise UserError(
                     f"The {name} must fill a row of {recipe.seq_len} tokens, but has {len(ids)}; give more."
                 )
-        model = build(recipe, corpus.mark, device)
+        model = (
+            build(recipe, corpus.mark, device) if start is None else continued(start.network, recipe.activation, device)
+        )
         total = recipe.steps or (math.ceil(recipe.tokens / recipe.step_tokens) if recipe.tokens else None)
         self.objective = Objective(model, recipe.l1_weights, recipe.checkpointing, compiled)
         self.module = self.ranks.wrap(self.objective)
@@ -261,6 +266,16 @@ class Training:
         if self.ranks.agreed(due) and self.ranks.evaluates:
             row["heldout_loss"] = evaluate(self.objective, self.heldout(EVALUATION_TOKENS))["loss"]
         folder.append(row)
+
+    def loss_with(self, activation: str) -> float:
+        """Return the loss of the held-out text with another activation in the FFNs, as they are now."""
+        for ffn in self.layers.ffns:
+            ffn.activation = activation
+        try:
+            return float(evaluate(self.objective, self.heldout())["loss"])
+        finally:
+            for ffn in self.layers.ffns:
+                ffn.activation = self.recipe.activation
 
     def heldout(self, tokens: int | None = None) -> Iterable[Tensor]:
         """Return rows [n, seq_len + 1] of the held-out text, of its first `tokens` tokens or of all."""

@@ -56,6 +56,16 @@ def build(recipe: Recipe, mark: int, device: torch.device) -> Model:
     return model.train()
 
 
+def continued(network: Model, activation: str, device: torch.device) -> Model:
+    """Return a network that was read as `build` makes one, with an activation in the place of its own."""
+    network.config._attn_implementation = "sdpa"
+    network.config.hidden_act = activation
+    for layer in network.model.layers:
+        layer.mlp = PenalizedFFN(layer.mlp, activation)
+    model: Any = network.to(device)  # type: ignore[arg-type]
+    return model.train()  # type: ignore[no-any-return]
+
+
 def plain(model: Model, weights: dict[str, Tensor]) -> Model:
     """Return a model that `build` made as transformers has it, with other weights, by name, in their dtype."""
     with torch.device("meta"):

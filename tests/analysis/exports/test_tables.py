@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from support.planted_effects import add_effects
+from support.synthetic_runs import make
 from support.synthetic_training import make_training
 
 from twell import analysis
@@ -67,6 +69,7 @@ def test_csv(run: Run, tmp_path: Path, table: str) -> None:
 def test_tables_of_the_run_part_by_part(run: Run, tmp_path: Path, table: str) -> None:
     path = tmp_path / f"{table}.parquet"
     run = make_training(tmp_path / "trained") if table == "training" else run
+    run = add_effects(make(tmp_path / "ablated", sequences=4)) if table.endswith("effects") else run
     export(ExportOptions(run=run.path, table=(table,), out=path))
     pd.testing.assert_frame_equal(pd.read_parquet(path), run.frame(table))
     assert pq.read_schema(path).equals(run.arrow(table).schema)
