@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from twell.workbench import options
-from twell.workbench.ablations.options import AblateOptions
+from twell.workbench.ablations.options import AblateOptions, PruneOptions
 from twell.workbench.bench.options import BenchOptions
 from twell.workbench.errors import UserError, escaped
 
@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "tokens": (options.TokensOptions, "twell.analysis.exports.terminal:tokens"),
     "verify": (options.VerifyOptions, "twell.workbench.verify:verify"),
     "ablate": (AblateOptions, "twell.workbench.cli:ablate"),
+    "prune": (PruneOptions, "twell.workbench.ablations.prune:command"),
     "bench": (BenchOptions, "twell.workbench.bench.command:bench"),
     "summarize": (options.SummarizeOptions, "twell.analysis.summaries.refresh:summarize"),
     "check": (options.CheckOptions, "twell.analysis.checks.command:check"),
@@ -55,8 +56,7 @@ DEMO_TOKENS = 160_000  # every passage, and enough of the Python documentation f
 DEMO_EXAMPLES = 8  # of each neuron and kind
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # columns
-# How often torch's threads look for work before they sleep: libgomp's 300,000 keep cores from the one they wait for.
-SPIN = "2000"
+SPIN = "2000"  # times that torch's threads look for work before they sleep; libgomp's 300,000 keep cores from others
 VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}  # placeholders for values in the help, by type
 NUMBERS = {"int": "a whole number", "float": "a number"}  # by the type that a value is parsed as
 

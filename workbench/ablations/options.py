@@ -53,3 +53,21 @@ class AblateOptions:
         None, help="the model's folder, if the name in the run's manifest does not lead to it", value="PATH"
     )
     device: Device = option("auto", help="where to run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    """Write a smaller checkpoint without the neurons that never fired.
+
+    It has one width for all layers, the widest that any needs, and plain transformers loads it.
+
+    twell prune path/to/model runs/mine --out models/smaller
+    twell prune path/to/model runs/mine --least 0.0001 --out models/smaller
+    """
+
+    model: str = option(help="a local folder, or builtin:demo", value="MODEL", argument=True)
+    run: Path = option(help="a run of that model", value="RUN", argument=True)
+    out: Path = option(help="the smaller model's folder")
+    least: float = option(0.0, help="remove neurons that fired on less than this share of tokens too", least=0, most=1)
+    tokens: int | None = option(None, help="read this many of the run's tokens; default: all", unit="tokens", least=2)
+    device: Device = option("auto", help="where to run")

@@ -12,17 +12,20 @@ Cost: copies of the rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import hardshrink
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
 from twell.workbench.errors import UserError
+from twell.workbench.models import own_code
 from twell.workbench.models.attach import unwrapped
 from twell.workbench.models.families import FAMILIES
 from twell.workbench.models.find_ffns import FFNs, named, of_family
@@ -59,6 +62,35 @@ def ablate(model: nn.Module, neurons: Mapping[int, Neurons], *, ffns: FFNs | Non
                 with torch.no_grad():
                     weight.index_fill_(axis, index, 0)
         yield
+
+
+@contextmanager
+def threshold(model: nn.Module, values: float | Sequence[float]) -> Iterator[None]:
+    """Set hidden values with |hidden| up to a threshold to 0 inside this context, in a model of any activation.
+
+    values: one for all layers, or one for each. A watch counts what is left where it has a threshold itself; without
+    one its sparse kernels run in the FFNs' place, so begin this context first and give the watch `threshold=0`.
+    Raises UserError for a value below 0, or another number of them than layers.
+    """
+    inner: Any = unwrapped(model)
+    name = type(inner).__name__
+    if not isinstance(inner, PreTrainedModel):
+        raise UserError(f"Expected a model of transformers, got a {name}: its FFNs cannot be found.")
+    downs = own_code.maps_back(name, inner)
+    each = [float(values)] * len(downs) if isinstance(values, int | float) else [float(value) for value in values]
+    if len(each) != len(downs) or not all(0 <= value < math.inf for value in each):
+        raise UserError(f"Expected a threshold of at least 0, or {len(downs)} of them, one a layer, got {values}.")
+    with ExitStack() as stack:
+        for down, value in zip(downs, each, strict=True):
+            stack.callback(down.register_forward_pre_hook(_shrunk(value)).remove)
+        yield
+
+
+def _shrunk(value: float) -> Any:
+    def before(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (hardshrink(args[0], value), *args[1:])
+
+    return before
 
 
 def _layers(name: str, model: Any, ffns: FFNs | None) -> list[tuple[Rows, nn.Module | None]]:
