@@ -26,7 +26,7 @@ import typer
 from twell.workbench import options
 from twell.workbench.ablations.options import AblateOptions, PruneOptions
 from twell.workbench.bench.options import BenchOptions
-from twell.workbench.errors import UserError, escaped
+from twell.workbench.errors import UserError, escaped, print_error
 
 COMMANDS: dict[str, tuple[type, str]] = {
     "demo": (options.DemoOptions, "twell.workbench.cli:demo"),
@@ -292,7 +292,7 @@ def _wrong_value(error: Exception) -> str:
 def _stop(message: str, code: int, debug: bool) -> None:
     if debug:
         raise
-    print(f"twell: {escaped(message)}", file=sys.stderr)
+    print_error(f"twell: {escaped(message)}")
     sys.exit(code)
 
 

@@ -8,8 +8,12 @@ short enough to read.
 from __future__ import annotations
 
 import errno
+import json
 import os
+import sys
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 LONGEST = 900  # characters of a message
@@ -76,3 +80,12 @@ def usable(path: str | Path) -> Path:
                 "shorten it."
             ) from None
     return Path(name)
+
+
+def print_error(message: str) -> None:
+    """Print a message on standard error, and have torchrun end its report with it, if that started this process."""
+    print(message, file=sys.stderr, flush=True)
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
+        with suppress(OSError), open(path, "w", encoding="utf-8") as file:
+            json.dump({"message": {"message": message, "extraInfo": extra}}, file)

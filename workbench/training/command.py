@@ -16,6 +16,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ from twell.workbench.options import TrainOptions
 from twell.workbench.text.sources import open_sources
 from twell.workbench.training.corpus import Corpus, in_order, prepare, source_name, unigram_loss
 from twell.workbench.training.ffn import ACTIVATIONS
-from twell.workbench.training.folder import TrainingFolder, writing
+from twell.workbench.training.folder import TrainingFolder, difference, writing
 from twell.workbench.training.log import new_manifest
 from twell.workbench.training.loop import Training
 from twell.workbench.training.ranks import TrainingRanks, gathered
@@ -35,29 +36,50 @@ from twell.workbench.training.sparse_llama import evaluate, plain
 
 
 def train(options: TrainOptions) -> Path:
-    """Train a model, or continue one; return its folder. Raises UserError."""
+    """Train a model, or continue one; return its folder. Raises UserError, in one rank where there are several."""
+    ranks = TrainingRanks.from_environment(options.shard)
+    with ranks.one_message():
+        _train(options, ranks)
+    return options.out
+
+
+def _train(options: TrainOptions, ranks: TrainingRanks) -> None:
     names = ("tokens", "steps", "minutes", "l1", "rate", "rows", "seed")
     recipe = load_recipe(options.config).override(**{name: getattr(options, name) for name in names})
     if not 0 < options.holdout < 1:
         raise UserError(f"Expected --holdout between 0 and 1, a share of the text, got {options.holdout}.")
-    ranks = TrainingRanks.from_environment(options.device, options.shard)
+    ranks.share_rows(recipe.rows, recipe.micro_batches)
+    ranks.join(options.device)
     device = pick_device(options.device)
     start = None
     if options.from_ is not None:
         start = read_pretrained(options.from_, recipe.seq_len, tuple(ACTIVATIONS))
         recipe = recipe.override(**start.recipe_fields())
+    settings = {name: getattr(options, name) for name in ("holdout", "kernel", "compile", "shard")}
+    _agree(ranks, recipe=recipe.as_dict(), options=settings)
     folder = TrainingFolder(options.out, writes=ranks.first)
     try:
         corpus = ranks.first_then_others(lambda: _claim(folder, recipe, options, start))
+        _agree(ranks, corpus=corpus and corpus.record)
         if corpus is not None:
             with tf32(device):
                 _run(folder, recipe, corpus, options, device, ranks, start)
     except BaseException:
         folder.interrupt()
         raise
-    finally:
-        ranks.leave()
-    return options.out
+
+
+def _agree(ranks: TrainingRanks, **settings: Any) -> None:
+    """Raise UserError, in every rank, where one has other settings than rank 0."""
+    first, *others = ranks.every(settings)
+    for rank, given in enumerate(others, start=1):
+        for name in settings:
+            if given[name] != first[name]:
+                text = difference(name, first[name], given[name], ("in rank 0", f"in rank {rank}"))
+                raise UserError(
+                    f"Expected the same {name} in all ranks, got another {text}: let all ranks read the same files, "
+                    "and give them the same command."
+                )
 
 
 def _claim(folder: TrainingFolder, recipe: Recipe, options: TrainOptions, start: Pretrained | None) -> Corpus | None:
@@ -102,6 +124,7 @@ def _run(
     size = sum(p.numel() for p in training.state.model.parameters())
     manifest = new_manifest(options.out.name, recipe, folder.record, size, device, training.layers.choice)
     folder.begin(manifest, training.state)
+    _agree(ranks, checkpoint={"step": training.state.step, "seconds": training.state.seconds})
     corpus_size = f"{len(corpus.train):,} training tokens, {recipe.step_tokens:,} a step"
     processes = f" in {ranks.world} processes" if ranks.world > 1 else ""
     folder.say(f"{size:,} parameters, {corpus_size}, on {device}{processes}.")

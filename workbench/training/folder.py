@@ -214,10 +214,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def difference(name: str, held: Any, given: Any) -> str:
-    """Return the first difference of two records, with both values."""
+def difference(name: str, held: Any, given: Any, holders: tuple[str, str] = ("there", "given")) -> str:
+    """Return the first difference of two records, with both values and where each is."""
     if isinstance(held, dict) and isinstance(given, dict):
         for key in given:
             if held.get(key) != given[key]:
-                return difference(f"{name} {key}", held.get(key), given[key])
-    return f"{name} ({held!r} there, {given!r} given)"
+                return difference(f"{name} {key}", held.get(key), given[key], holders)
+    return f"{name} ({held!r} {holders[0]}, {given!r} {holders[1]})"

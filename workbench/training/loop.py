@@ -54,11 +54,7 @@ class Training:
     ) -> None:
         self.recipe, self.corpus, self.device, self.compiled = recipe, corpus, device, compiled
         self.ranks = ranks or TrainingRanks()
-        if recipe.rows % (self.ranks.world * recipe.micro_batches):
-            raise UserError(
-                f"Expected rows that divide into {self.ranks.world} ranks of {recipe.micro_batches} micro-batches, got "
-                f"{recipe.rows}: change rows or the number of processes."
-            )
+        self.ranks.share_rows(recipe.rows, recipe.micro_batches)
         for name, ids in {"held-out text": corpus.heldout, **corpus.valid}.items():
             if len(ids) <= recipe.seq_len:
                 raise UserError(

@@ -13,9 +13,12 @@ of a rank is 16 bytes a parameter divided by the number of ranks, and one or two
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,16 +38,16 @@ PATIENCE = timedelta(minutes=30)  # for a rank that evaluates or writes while ot
 class TrainingRanks:
     """The processes that train together, seen from one of them; `TrainingRanks()` is a training by a single process."""
 
-    def __init__(self, rank: int = 0, world: int = 1, sharded: bool = False) -> None:
-        self.rank, self.world, self.sharded = rank, world, sharded
+    def __init__(self, rank: int = 0, world: int = 1, sharded: bool = False, store: Any = None) -> None:
+        """sharded: weights are divided over the ranks; store: torch's key-value store, which all ranks reach"""
+        self.rank, self.world, self.sharded, self._store = rank, world, sharded, store
+        self._processes: list[tuple[str, int]] = []  # host and process id of each rank
 
     @classmethod
-    def from_environment(cls, device: str, sharded: bool = False) -> TrainingRanks:
-        """Join the ranks that torchrun started, as its environment variables say; a single process without them.
+    def from_environment(cls, sharded: bool = False) -> TrainingRanks:
+        """Return the ranks that torchrun started, as its environment variables say; a single process without them.
 
-        device: auto | cpu | cuda; unless it is cpu, the rank's GPU becomes the current one, where there are any
-        sharded: whether weights, gradients and moments are divided over the ranks
-        Raises UserError for ranks without a GPU each, and for variables that no launcher sets.
+        Raises UserError for a single process that is to divide its weights, and for variables that no launcher sets.
         """
         world = os.environ.get("WORLD_SIZE", "1")
         if world == "1":
@@ -54,23 +57,77 @@ class TrainingRanks:
                     "leave --shard out."
                 )
             return cls()
-        on_gpu = device != "cpu" and torch.cuda.is_available()
         try:
-            if on_gpu:
-                local = int(os.environ.get("LOCAL_RANK", "0"))
-                if local >= torch.cuda.device_count():
-                    raise UserError(
-                        f"Expected a GPU for each rank, got {torch.cuda.device_count()} for rank {local}: launch fewer "
-                        "processes, or give --device cpu."
-                    )
-                torch.cuda.set_device(local)
-            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
+            store, rank, ranks = next(dist.rendezvous("env://", timeout=PATIENCE))
+            int(os.environ.get("LOCAL_RANK", "0"))
         except (ValueError, RuntimeError) as error:
             raise UserError(
                 f"Expected the variables that torchrun sets beside WORLD_SIZE={world}, got an error "
                 f"({first_line(error)}): launch with torchrun, or unset WORLD_SIZE."
             ) from None
-        return cls(dist.get_rank(), dist.get_world_size(), sharded)
+        return cls(rank, ranks, sharded, store)
+
+    def join(self, device: str) -> None:
+        """Make the rank's GPU the current one, where there are any, and wait until all ranks have joined.
+
+        device: auto | cpu | cuda. Raises UserError, in every rank, where some of them have no GPU.
+        """
+        if self.world == 1:
+            return
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        on_gpu = device != "cpu" and local < torch.cuda.device_count()
+        self._store.set(f"rank/{self.rank}", f"{int(on_gpu)} {os.getpid()} {socket.gethostname()}")
+        ranks = [self._store.get(f"rank/{rank}").decode().split(" ", 2) for rank in range(self.world)]
+        without = [str(rank) for rank, (gpu, *_) in enumerate(ranks) if gpu == "0"]
+        if 0 < len(without) < self.world:
+            raise UserError(
+                f"Expected a GPU for each of {self.world} ranks, got none for rank {' and '.join(without)}: launch "
+                "fewer processes, or give --device cpu."
+            )
+        self._processes = [(host, int(process)) for _, process, host in ranks]
+        if on_gpu:
+            torch.cuda.set_device(local)
+        backend = "nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.world, timeout=PATIENCE)
+
+    @contextmanager
+    def one_message(self) -> Iterator[None]:
+        """Let the rank that fails first raise its error out of this context; the ranks that fail after it end quietly.
+
+        They end with exit code 0, so that torchrun reports the one that says why. Where a rank died, the error is a
+        UserError that names it.
+        """
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            if self.world == 1:
+                raise
+            lost = self._lost() if isinstance(error, RuntimeError) else []
+            if not self._fails_first():
+                raise SystemExit(0) from None
+            if lost:
+                raise UserError(
+                    f"Expected {self.world} ranks to train, rank {' and '.join(map(str, lost))} died: give the same "
+                    "command again, which continues from the last checkpoint."
+                ) from error
+            raise
+        if self.world > 1:
+            dist.destroy_process_group()
+
+    def _fails_first(self) -> bool:
+        try:
+            return bool(self._store.add("failed", 1) == 1)
+        except RuntimeError:  # the process that holds the store is gone
+            return True
+
+    def _lost(self) -> list[int]:
+        """Return the ranks of this host whose processes have died, once there are any, but within a second."""
+        deadline = time.monotonic() + 1
+        while True:
+            lost = [rank for rank, process in enumerate(self._processes) if not _is_alive(*process)]
+            if lost or time.monotonic() > deadline:
+                return lost
+            time.sleep(0.01)
 
     @property
     def first(self) -> bool:
@@ -81,11 +138,6 @@ class TrainingRanks:
     def evaluates(self) -> bool:
         """Whether this process runs an evaluation; all do where none has the whole model."""
         return self.first or self.sharded
-
-    def leave(self) -> None:
-        """End the communication with the other ranks."""
-        if self.world > 1:
-            dist.destroy_process_group()
 
     def wrap(self, objective: Objective) -> nn.Module:
         """Return the module whose backward pass averages gradients over the ranks; make its optimizer afterwards."""
@@ -119,10 +171,26 @@ class TrainingRanks:
         dist.broadcast_object_list(values)
         return values[0]
 
+    def every(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in every rank."""
+        if self.world == 1:
+            return [value]
+        values = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def share_rows(self, rows: int, micro_batches: int) -> None:
+        """Raise UserError unless the rows of a step divide into equal shares of equal micro-batches."""
+        if rows % (self.world * micro_batches):
+            raise UserError(
+                f"Expected rows that divide into {self.world} ranks of {micro_batches} micro-batches, got {rows}: "
+                "change rows or the number of processes."
+            )
+
     def first_then_others(self, function: Callable[[], Any]) -> Any:
         """Call a function in rank 0, then in the other ranks, which find what it left on disk; return its value.
 
-        An error of rank 0 is raised in every rank: as it is there, as a sentence that refers to it elsewhere.
+        Where it raises a UserError in rank 0, the other ranks end quietly.
         """
         if self.world == 1:
             return function()
@@ -133,8 +201,21 @@ class TrainingRanks:
             except UserError as error:
                 failed = error
         if self.agreed(failed is not None):
-            raise failed or UserError("Expected rank 0 to begin the training, it could not: see its message.")
+            raise failed or SystemExit(0)
         return result if self.first else function()
+
+
+def _is_alive(host: str, process: int) -> bool:
+    """Return whether a process is running, as far as this host can tell; one that has ended is not, even if unread."""
+    if host != socket.gethostname():
+        return True
+    with suppress(OSError, IndexError):  # no /proc here
+        return (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    try:
+        os.kill(process, 0)
+    except OSError:
+        return False
+    return True
 
 
 def shard(objective: Objective, world: int) -> None:
