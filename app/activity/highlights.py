@@ -6,6 +6,7 @@ sentence is left out.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import pandas as pd
 
 from twell import analysis
 from twell.app.activity.layer_data import CORRELATION
-from twell.app.ui.formatting import SPACE, fixed, number, percent, plural, times, token_html, whole
+from twell.app.ui.formatting import SPACE, fixed, number, percent, plural, times, token_html, visible, whole
 from twell.app.ui.query import fetch
 from twell.app.ui.url_state import link
 from twell.workbench.errors import Missing
@@ -165,3 +166,55 @@ DESCRIPTIONS: tuple[tuple[str, Callable[[Run], str]], ...] = (
     ("kernels", _verified),
     ("kernels", _overhead),
 )
+
+
+def _bars(page: str, bars: list[tuple[str, float]], name: str) -> str:
+    """Return values as a small picture of bars, which is a link to a page.
+
+    Args:
+        page: the page.
+        bars: the label and the value of each.
+        name: what the picture shows, for readers who do not see it and above it for those who do.
+    """
+    largest = max((value for _, value in bars if value == value), default=0.0) or 1.0
+    cells = "".join(
+        f'<i title="{html.escape(label, quote=True)}" style="height:{100 * max(value, 0) / largest:.0f}%"></i>'
+        for label, value in bars
+        if value == value
+    )
+    text = html.escape(name)
+    return f'<a class="tw-mini" href="{link(page)}" aria-label="{text}"><span>{text}</span><b>{cells}</b></a>'
+
+
+def _picture_of_tokens(run: Run) -> str:
+    frame = fetch(run, analysis.by_token).sort_values("mean", ascending=False, kind="stable")
+    bars = [(f"{visible(row.text)}: {number(row.mean)}", row.mean) for row in frame.head(40).itertuples()]
+    return _bars("tokens", bars, "neurons fired, 40 most active tokens")
+
+
+def _picture_of_layers(run: Run) -> str:
+    frame = fetch(run, analysis.by_layer)
+    bars = [(f"L{row.layer}: {number(row.mean)}", row.mean) for row in frame.itertuples()]
+    return _bars("layers", bars, "nnz by layer")
+
+
+def _picture_of_positions(run: Run) -> str:
+    blocks = fetch(run, analysis.position_blocks, blocks=16).groupby("position_from")["relative"].mean()
+    bars = [(f"from position {start}: {number(ratio)} × the mean", ratio) for start, ratio in blocks.items()]
+    return _bars("positions", bars, "nnz along the sequence")
+
+
+def _picture_of_kernels(run: Run) -> str:
+    frame = fetch(run, analysis.speedup)
+    if not frame.attrs["comparable"]:
+        raise Missing("The reference kernel is not meant to be fast: its times are no picture of a speedup.")
+    bars = [(f"L{row.layer}: {times(row.speedup)}", row.speedup) for row in frame.itertuples()]
+    return _bars("kernels", bars, "FFN speedup by layer")
+
+
+PICTURES: dict[str, Callable[[Run], str]] = {
+    "tokens": _picture_of_tokens,
+    "layers": _picture_of_layers,
+    "positions": _picture_of_positions,
+    "kernels": _picture_of_kernels,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -10,12 +11,14 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures.overview import BLOCKS, comparable_speedup, layer_by_layer, layer_rows
+from twell.analysis.figures.style import GREY
 from twell.analysis.speed.ffn_speedup import conditions
-from twell.app.activity.highlights import highlights
+from twell.app.activity.highlights import PICTURES, highlights
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, number, percent, plural, rare, times, typeset, whole
 from twell.app.ui.query import fetch, query
-from twell.app.ui.url_state import current_run
+from twell.app.ui.url_state import current_run, open_page, run_name, sync_url
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 
@@ -100,10 +103,33 @@ def draw_layers(run: Run) -> None:
     speedup = fetch(run, comparable_speedup)
     tokens = blocks.groupby("layer")["tokens"].sum().max()
     first = ", position 0 included" if (blocks["position_from"] == 0).any() else ""
-    caption = f"{plural(tokens, 'token')}, the same in every layer{first}. Shades are logarithmic."
+    caption = (
+        f"{plural(tokens, 'token')}, the same in every layer{first}. Shades are logarithmic. Choose a cell, a dot or a "
+        "bar for the page that says more."
+    )
     widgets.heading("Layer by layer", caption, query(run, layer_rows))
     alt = "By layer: mean nnz by position, nnz of a token, neurons that never fired, FFN speedup"
-    widgets.draw(layer_by_layer(blocks, by_layer, speedup), "layer-by-layer", alt, wide=True)
+    figure = widgets.with_links(layer_by_layer(blocks, by_layer, speedup))
+    event = widgets.draw(figure, "layer-by-layer", alt, wide=True, on_select=sync_url, selection_mode="points")
+    for point in event.selection.points:
+        follow_point(figure.data[point["curve_number"]], int(point["y"]))
+
+
+def follow_point(trace: Any, layer: int) -> None:
+    """Open the page that says more about what was chosen in the figure of layers.
+
+    Args:
+        trace: the trace of the chosen point.
+        layer: the layer of the chosen point.
+    """
+    if trace.type == "bar" and trace.marker.color == GREY:
+        open_page("neurons", run=run_name(), kind="dead", layer=f"L{layer}")
+    elif trace.type == "bar":
+        open_page("kernels", run=run_name(), layer=f"L{layer}")
+    elif trace.name == widgets.LINKS:
+        open_page("positions", run=run_name())
+    else:
+        open_page("layers", run=run_name())
 
 
 def draw_highlights(run: Run) -> None:
@@ -117,6 +143,8 @@ def draw_highlights(run: Run) -> None:
     for column, (page, group) in zip(columns, by_page, strict=True):
         with column:
             widgets.page_link(page, f"{page.capitalize()} →")
+            with suppress(Missing):
+                st.html(PICTURES[page](run))
             st.html("".join(f'<p class="tw-said">{highlight.sentence}</p>' for highlight in group))
 
 

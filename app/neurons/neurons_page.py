@@ -53,10 +53,15 @@ def draw_densities(run: Run) -> None:
         "Density by layer",
         f"Share of a layer's {whole(run.d_ff)} neurons by density, the share of tokens that fire the neuron. "
         f"Never: not on any of {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, so the "
-        f"density is below {rare(3 / max(tokens, 1))} (95 %).",
+        f"density is below {rare(3 / max(tokens, 1))} (95 %). Choose a cell to list its layer's neurons.",
         result,
     )
-    widgets.draw(density_map(result.frame), "densities", "Share of neurons by density in each layer", wide=True)
+    figure = widgets.with_links(density_map(result.frame))
+    alt = "Share of neurons by density in each layer"
+    event = widgets.draw(figure, "densities", alt, wide=True, on_select=sync_url, selection_mode="points")
+    for point in event.selection.points:
+        kind = "dead" if point["x"] == 0 and (result.frame["high"] == 0).any() else "rare" if point["x"] < 6 else "hot"
+        open_page("neurons", run=run_name(), kind=kind, layer=f"L{int(point['y'])}")
 
 
 def go_to(label: str) -> None:

@@ -121,6 +121,13 @@ h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; 
 .tw-numbers b { display: block; font-size: 1.65rem; font-weight: 500; line-height: 1.25; letter-spacing: -.01em; }
 .tw-numbers details { font-size: .8rem; line-height: 1.35; opacity: .8; }
 .tw-numbers summary { cursor: pointer; color: var(--tw-link); width: max-content; }
+a.tw-mini { display: block; color: inherit !important; text-decoration: none !important; margin: -.4rem 0 .2rem; }
+.tw-mini span { font-size: .8rem; opacity: .72; }
+.tw-mini b { display: flex; align-items: flex-end; gap: 2px; height: 3.2rem;
+  border-bottom: 1px solid rgba(139,149,161,.4); }
+.tw-mini i { flex: 1; max-width: 1.6rem; min-height: 1px; background: #2f7ed8; opacity: .7;
+  border-radius: 2px 2px 0 0; }
+a.tw-mini:is(:hover, :focus-visible) i { opacity: 1; }
 .tw-lead { max-width: 62rem; margin: 0; line-height: 1.5; }
 .tw-numbers dd span { display: block; font-size: .83rem; line-height: 1.35; opacity: .72; }
 

@@ -21,6 +21,8 @@ from twell.app.ui.url_state import one_of, run_name, sync_url, url_param
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
+LINKS = "links"  # the trace of points that lie on a heat map's cells
+
 
 def title(question: str) -> None:
     """Draw the page's title, the question that it answers."""
@@ -117,6 +119,28 @@ def draw(figure: go.Figure, key: str, alt: str, wide: bool = False, **options: A
     """
     with st.container(key=f"wide-{key}") if wide else nullcontext():
         return st.plotly_chart(figure, key=key, config=CONFIG, alt=alt, **options)
+
+
+def with_links(figure: go.Figure) -> go.Figure:
+    """Return a figure of a heat map whose cells can be chosen: unseen points lie on them, and say what the cells say.
+
+    Plotly selects points and bars, but no cells. The points are the last trace, named LINKS; their x and y are those of
+    the cells.
+    """
+    cells = next(trace for trace in figure.data if trace.type == "heatmap")
+    rows, columns = np.shape(cells.z)
+    figure.add_scatter(
+        name=LINKS,
+        x=np.tile(cells.x, rows),
+        y=np.repeat(cells.y, columns),
+        mode="markers",
+        marker={"size": 1, "opacity": 0},  # larger ones would widen the axes
+        customdata=np.reshape(cells.customdata, (rows * columns, *np.shape(cells.customdata)[2:])),
+        hovertext=np.ravel(cells.hovertext),
+        hovertemplate=cells.hovertemplate,
+        showlegend=False,
+    )
+    return figure
 
 
 @contextmanager

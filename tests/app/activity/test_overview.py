@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from streamlit.testing.v1 import AppTest
 from twell.analysis import by_layer, position_blocks, speedup
 from twell.analysis.figures.overview import layer_by_layer
 from twell.app.ui.formatting import number, percent, times
+from twell.app.ui.widgets import LINKS, with_links
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
@@ -44,6 +46,28 @@ def test_a_row_a_layer_holds_what_the_answers_say(made_run: Run) -> None:
     assert list(dead.text) == [percent(share) for share in layers["dead_share"]]
     assert list(gain.text) == [times(gained) for gained in gains["speedup"]]
     assert named(figure) == ["mean nnz by position", "nnz: mean, p10 to p90", "never fired", "FFN speedup"]
+
+
+def test_every_cell_of_the_map_can_be_chosen_and_says_what_it_says(made_run: Run) -> None:
+    figure = with_links(layer_by_layer(position_blocks(made_run, blocks=16), by_layer(made_run), speedup(made_run)))
+    heat, points = figure.data[0], figure.data[-1]
+    assert points.name == LINKS
+    for place, (row, column) in enumerate(np.ndindex(np.shape(heat.z))):
+        assert (points.x[place], points.y[place]) == (heat.x[column], heat.y[row])
+        assert np.array_equal(points.customdata[place], heat.customdata[row][column])
+        assert points.hovertext[place] == heat.hovertext[row][column]
+
+
+def test_what_is_worth_a_look_has_a_picture_of_its_numbers(show: Show, runs: Path, made_run: Run) -> None:
+    shown = markup(show(runs, run="made"))
+    assert re.findall(r'class="tw-mini" href="(\w+)\?run=made"', shown) == ["tokens", "layers", "positions", "kernels"]
+    bars = re.findall(
+        r'title="L(\d+): ([^"]*)" style="height:(\d+)%"', shown.split('href="layers?')[1].split("</a>")[0]
+    )
+    means = by_layer(made_run)["mean"]
+    assert [(int(layer), text, int(height)) for layer, text, height in bars] == [
+        (layer, number(mean), round(100 * mean / means.max())) for layer, mean in enumerate(means)
+    ]
 
 
 def test_what_is_not_known_has_no_panel(show: Show, runs: Path) -> None:
