@@ -13,16 +13,28 @@ import html
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from twell.analysis.claims.claim import UNTOLD, VERDICTS
+from twell.analysis.claims.findings import findings
+from twell.analysis.exports.notebook import shaded_text
 from twell.analysis.exports.tables import SECTIONS, ExportedTable
+from twell.analysis.figures import plots
+from twell.analysis.figures.claims.evidence import drawings
+from twell.analysis.neurons.by_neuron import by_neuron
+from twell.analysis.neurons.examples import examples
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
 ROWS = 30  # most rows of a table that are shown
+PASSAGES, NEURONS = 3, 12  # with which the page opens
 
 
 def notebook(run: Run, path: Path, where: str | None = None) -> int:
@@ -84,14 +96,65 @@ def page(run: Run, path: Path) -> int:
     from plotly.offline import get_plotlyjs
 
     title = html.escape(run.name)
-    body = [f"<h1>{title}</h1><p>{html.escape(_about(run))}</p>"]
-    body += [_section(run, section) for section in SECTIONS]
+    body = [f"<h1>{title}</h1><p>{html.escape(_about(run))}</p>", *_opening(run)]
+    body += [_section(run, section) for section in sorted(SECTIONS, key=lambda section: section.name == "findings")]
     text = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
         f"<script>{get_plotlyjs()}</script></head><body>{''.join(body)}</body></html>\n"
     )
     path.write_text(text, encoding="utf-8")
     return len(SECTIONS)
+
+
+def _opening(run: Run) -> list[str]:
+    """Return what the page opens on, as HTML: the figure of Overview, the claims that the run can test, and passages
+    shaded by the neurons that each token fires; without what the run lacks."""
+    parts = []
+    with suppress(Missing):
+        figure = plots.overview(run)
+        figure.update_layout(paper_bgcolor="#fff", plot_bgcolor="#fff")
+        parts.append(f"<h2>Overview</h2><p>A row a layer.</p>{_drawn(figure)}")
+    rows = findings(run)
+    rows = rows[rows["verdict"] != UNTOLD]
+    images = drawings(run)
+    if len(rows):
+        order = {verdict: number for number, verdict in enumerate(VERDICTS)}
+        lines = [
+            f"<tr><td>{html.escape(row.verdict)}</td><td>{html.escape(row.claim)}</td>"
+            f"<td>{images.get(row.claim, '')}</td><td>{html.escape(row.this_run)}</td></tr>"
+            for row in rows.sort_values("verdict", key=lambda column: column.map(order), kind="stable").itertuples()
+        ]
+        parts.append(f'<h2>Claims that this run can test</h2><div class="wide"><table>{"".join(lines)}</table></div>')
+    with suppress(Missing):
+        passages = [shaded_text(run, number) for number in range(min(PASSAGES, run.manifest.sequences))]
+        shown = "".join(f"<h3>Sequence {n}</h3>{one._repr_html_()}" for n, one in enumerate(passages))
+        parts.append(f"<h2>Text</h2><p>Each token is shaded by the neurons that it fires; point at one.</p>{shown}")
+    with suppress(Missing):
+        parts.append(_neurons(run))
+    return parts
+
+
+def _neurons(run: Run) -> str:
+    """Return the strongest neurons as HTML, with the text around their greatest values. Missing without examples."""
+    table = by_neuron(run).sort_values("value_max", ascending=False).drop_duplicates("layer").head(NEURONS)
+    lines = []
+    for row in table.itertuples():
+        places = examples(run, int(row.layer), int(row.neuron), width=8)
+        places = places[places["kind"] == "top"].head(2)
+        text = "<br>".join(
+            f"{html.escape(place.before)}<b>{html.escape(place.token)}</b>{html.escape(place.after)}"
+            for place in places.itertuples()
+        )
+        lines.append(
+            f"<tr><td>{row.label}</td><td>{row.density:.2%}</td><td>{row.value_max:.2f}</td><td>{text}</td></tr>"
+        )
+    head = "<tr><th>neuron</th><th>density</th><th>largest value</th><th>where it is largest</th></tr>"
+    rows = "".join([head, *lines])
+    return f'<h2>Neurons</h2><p>The strongest of each layer.</p><div class="wide"><table>{rows}</table></div>'
+
+
+def _drawn(figure: Figure) -> str:
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False}))
 
 
 def _section(run: Run, section: ExportedTable) -> str:
@@ -103,7 +166,7 @@ def _section(run: Run, section: ExportedTable) -> str:
         return f'{head}<p class="note">{html.escape(str(reason))}</p>'
     figure = ""
     if section.plot:
-        figure = section.plot(table).to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
+        figure = _drawn(section.plot(table))
     note = _note(table.attrs, len(table))
     rows = _named(table.head(ROWS)).to_html(index=False, float_format=lambda value: f"{value:.4g}", border=0)
     content = f'<div class="wide">{rows}</div>'
