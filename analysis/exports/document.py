@@ -142,7 +142,7 @@ def _neurons(run: Run) -> str:
         places = examples(run, int(row.layer), int(row.neuron), width=8)
         places = places[places["kind"] == "top"].head(2)
         text = "<br>".join(
-            f"{html.escape(place.before)}<b>{html.escape(place.token)}</b>{html.escape(place.after)}"
+            f"{html.escape(place.before)}<mark>{html.escape(place.token)}</mark>{html.escape(place.after)}"
             for place in places.itertuples()
         )
         lines.append(
