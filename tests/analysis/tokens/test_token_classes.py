@@ -110,9 +110,10 @@ def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
             assert np.isnan(row["z_se"])
             continue
         residuals = (here["z"] - row["z"]).groupby(here["token_id"]).sum()
-        expected = np.sqrt(k / (k - 1) * (residuals**2).sum()) / len(here)
+        moved = residuals / (len(here) - here.groupby("token_id").size())  # the mean, without a token
+        expected = np.sqrt((moved**2).sum())
         assert row["z_se"] == pytest.approx(expected, rel=1e-9)
-        half = stats.t.ppf(0.975, k - 1) * expected if k >= 5 else np.nan
+        half = stats.t.ppf(0.975, k - 1) * expected if k >= 10 else np.nan
         assert row["high"] - row["z"] == pytest.approx(half, rel=1e-9, nan_ok=True)
         a, b = (by_type[(by_type["kind"] == kind) == inside].query("count >= 20") for inside in (True, False))
         if len(a) < 2:
