@@ -46,8 +46,8 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     freedom are one less, and under ten, of documents five, there is no interval); others (mean z of all other
     classes); difference, difference_low, difference_high (z less that of others, 95 %, by documents); effect,
     effect_low, effect_high (Hedges' g over tokens of the vocabulary, class against the others, 95 %); mean (nnz a
-    layer); loss_mean (nats, of predictions made there). In a copy of before revision 5, and with `flagged`, a part of a URL is one wherever it
-    stands, and differences have the interval of z.
+    layer); loss_mean (nats, of predictions made there). In a copy of before revision 5, and with `flagged`, a part of a
+    URL is one wherever it stands, and differences have the interval of z.
     """
     summaries = open_summaries(run, scored=True)
     rows = token_totals(summaries, flagged)
