@@ -136,18 +136,20 @@ def _opening(run: Run) -> list[str]:
 
 def _neurons(run: Run) -> str:
     """Return the strongest neurons as HTML, with the text around their greatest values. Missing without examples."""
+    if not run.has("examples"):
+        raise Missing(f"{run.name} keeps no examples of its neurons.")
     table = by_neuron(run).sort_values("value_max", ascending=False).drop_duplicates("layer").head(NEURONS)
     lines = []
     for row in table.itertuples():
-        places = examples(run, int(row.layer), int(row.neuron), width=8)
-        places = places[places["kind"] == "top"].head(2)
-        text = "<br>".join(
-            f"{html.escape(place.before)}<mark>{html.escape(place.token)}</mark>{html.escape(place.after)}"
-            for place in places.itertuples()
-        )
-        lines.append(
-            f"<tr><td>{row.label}</td><td>{row.density:.2%}</td><td>{row.value_max:.2f}</td><td>{text}</td></tr>"
-        )
+        text = ""
+        with suppress(Missing):  # a neuron of which none is kept
+            places = examples(run, int(row.layer), int(row.neuron), width=8)
+            text = "<br>".join(
+                f"{html.escape(place.before)}<mark>{html.escape(place.token)}</mark>{html.escape(place.after)}"
+                for place in places[places["kind"] == "top"].head(2).itertuples()
+            )
+        cells = "".join(f"<td>{cell}</td>" for cell in (row.label, f"{row.density:.2%}", f"{row.value_max:.2f}", text))
+        lines.append(f"<tr>{cells}</tr>")
     head = "<tr><th>neuron</th><th>density</th><th>largest value</th><th>where it is largest</th></tr>"
     rows = "".join([head, *lines])
     return f'<h2>Neurons</h2><p>The strongest of each layer.</p><div class="wide"><table>{rows}</table></div>'
