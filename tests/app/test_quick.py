@@ -66,14 +66,14 @@ def test_a_neuron_and_the_next_sequence(watched: Any) -> None:
 def test_a_search_and_a_look_at_the_data(watched: Any) -> None:
     """What is not in the address itself has the page drawn anew, too."""
     page, line = watched.page, Line(watched.page)
-    watched.open("/tokens?run=made", ".js-plotly-plot")
+    watched.open("/tokens?run=made&view=tokens", ".js-plotly-plot")
     with line.slow():
         page.get_by_role("textbox", name="Search").fill("right")
         line.choose()
         page.locator(".st-key-every-token-data button").click()
     page.wait_for_selector('[data-testid="stPopoverBody"] [data-testid="stDataFrame"]')
     watched.settle()
-    assert page.url.endswith("/tokens?run=made&find=right")
+    assert page.url.endswith("/tokens?run=made&view=tokens&find=right")
     assert page.get_by_role("textbox", name="Search").input_value() == "right"
     watched.check()
 
@@ -95,7 +95,7 @@ def test_a_look_at_the_data_changes_nothing_in_the_address(watched: Any) -> None
     """Nor where it says what is so without it, or says it otherwise than the page would."""
     page, sent = watched.page, "/text?run=made&sequence=0&position=3&neuron=l1/n5"
     watched.open(sent, ".tw-passage a.here")
-    page.locator(".st-key-sequence-0-data button").click()
+    page.locator(".st-key-passage-data button").click()
     page.wait_for_selector('[data-testid="stPopoverBody"] [data-testid="stDataFrame"]')
     watched.settle()
     assert page.url.endswith(sent)
