@@ -115,10 +115,15 @@ class TrainingRanks:
             dist.destroy_process_group()
 
     def _fails_first(self) -> bool:
+        """Return whether no rank has failed before; rank 0, which may hold the store, leaves others a second to ask."""
         try:
-            return bool(self._store.add("failed", 1) == 1)
+            first = bool(self._store.add("failed", 1) == 1)
+            deadline = time.monotonic() + 1
+            while self.first and self._store.add("failed", 0) < self.world and time.monotonic() < deadline:
+                time.sleep(0.01)
         except RuntimeError:  # the process that holds the store is gone
             return True
+        return first
 
     def _lost(self) -> list[int]:
         """Return the ranks of this host whose processes have died, once there are any, but within a second."""
