@@ -134,7 +134,8 @@ def _token(
         target = "text?" + urlencode({"run": run, **parameters, "position": row["position"]})
     address = html.escape(target, quote=True)
     label = html.escape(f"{tooltip_text}\n", quote=True)
-    return f'<a class="{classes}"{shade} href="{address}" data-tooltip="{label}">{_with_line_ends(text)}</a>'
+    name = "" if text else f' aria-label="{html.escape(tooltip_text.partition(chr(10))[0].strip(), quote=True)}"'
+    return f'<a class="{classes}"{shade} href="{address}"{name} data-tooltip="{label}">{_with_line_ends(text)}</a>'
 
 
 def _with_line_ends(text: str) -> str:

@@ -119,7 +119,8 @@ h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; 
 .tw-numbers dt { font-size: .85rem; opacity: .72; }
 .tw-numbers dd { margin: 0; }
 .tw-numbers b { display: block; font-size: 1.65rem; font-weight: 500; line-height: 1.25; letter-spacing: -.01em; }
-.tw-numbers details { font-size: .8rem; line-height: 1.35; opacity: .8; }
+.tw-numbers details { font-size: .8rem; line-height: 1.35; }
+.tw-numbers details > :not(summary) { opacity: .8; }
 .tw-numbers summary { cursor: pointer; color: var(--tw-link); width: max-content; }
 a.tw-mini { display: block; color: inherit !important; text-decoration: none !important; margin: -.4rem 0 .2rem; }
 .tw-mini span { font-size: .8rem; opacity: .72; }
