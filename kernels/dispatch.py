@@ -17,10 +17,8 @@ from torch import Tensor
 
 from twell.kernels.backends import cpu, cuda, hopper, reference
 from twell.kernels.layout import TwELL
-from twell.kernels.params import FFNParams, Requirements, not_sparse
+from twell.kernels.params import NO_REQUIREMENTS, FFNParams, Requirements, not_sparse
 from twell.kernels.stats import Stats
-
-NO_REQUIREMENTS = Requirements()
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Kernel:
     """A way to run the op.
 
     run(params):    runs checked parameters: y [..., d_model] and its Stats
-    refuses(device, dtype, d_model, d_ff, n): why it cannot take such a call of n rows, or None
+    refuses(device, dtype, d_model, d_ff, n, requirements): why it cannot take such a call of n rows, or None
     reason:         why it is preferred to those after it in KERNELS
     lacks(requirements): the first option of a call that it does not support, or None
     down_by_neuron: it reads the rows of w_down.t(), so modules hold w_down in that order
@@ -45,7 +43,7 @@ class Kernel:
     """
 
     run: Callable[[FFNParams], tuple[Tensor, Stats]]
-    refuses: Callable[[torch.device, torch.dtype, int, int, int], str | None]
+    refuses: Callable[..., str | None]
     reason: str
     lacks: Callable[[Requirements | FFNParams], str | None] = lambda _: None
     down_by_neuron: bool = False
@@ -127,7 +125,7 @@ def _first(
     refusals = []
     for name in KERNELS if kernel == "auto" else dict.fromkeys((kernel, *KERNELS)):
         candidate = KERNELS[name]
-        refusal = candidate.lacks(requirements) or candidate.refuses(device, dtype, d_model, d_ff, n)
+        refusal = candidate.lacks(requirements) or candidate.refuses(device, dtype, d_model, d_ff, n, requirements)
         if refusal is None:
             break
         refusals.append(f"{name}: {refusal}")

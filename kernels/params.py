@@ -37,6 +37,9 @@ class Requirements:
     want_packed: bool = False
 
 
+NO_REQUIREMENTS = Requirements()
+
+
 @dataclass(slots=True)  # not frozen: that would triple the time it takes to make one
 class FFNParams:
     """The arguments of `gated_ffn`; those of `plain_ffn` with w_up None, w_in as w_gate and w_out as w_down."""

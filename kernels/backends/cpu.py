@@ -83,7 +83,7 @@ LIBRARY = Library(
 )
 
 
-def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n: int) -> str | None:
+def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n: int, _: object = None) -> str | None:
     """Return why this kernel cannot take a call of n rows, or None. Compiles it to find out, once a process."""
     if device.type != "cpu":
         return f"expected device cpu, got {device.type}"

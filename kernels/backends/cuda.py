@@ -52,7 +52,7 @@ def library(capabilities: tuple[Capability, ...]) -> Library:
     return Library("cuda", sources, headers=("common/*", "cuda/*"), seconds=10, cuda=True, fakes=fakes)
 
 
-def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n: int) -> str | None:
+def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n: int, _: object = None) -> str | None:
     """Return why this kernel cannot take a call of n rows, or None. Compiles it to find out, once a process."""
     if (reason := gpu.refuses(device, dtype, n)) is not None:
         return reason

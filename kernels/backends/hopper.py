@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from twell.kernels.backends import gpu
 from twell.kernels.backends.gpu import Stage
 from twell.kernels.build import Library, Source
 from twell.kernels.layout import Layout, TwELL, number_spilled, pack, tile_view, unpack
-from twell.kernels.params import FFNParams, Requirements
+from twell.kernels.params import NO_REQUIREMENTS, FFNParams, Requirements, not_sparse
 from twell.kernels.stats import Stats
 
 LAYOUT = Layout(tile=256, compression=8)  # what the gate product emits
@@ -45,58 +45,82 @@ HEAD = 8  # words of a tile that lie apart from the others, as most tiles need n
 FEW_TILES = 352  # of the gate product: up to so many, a call has no order, no plan and, unless asked for, no words
 PARTIAL_SUMS = 144  # of a tile of y, that can be left for other CTAs at once: as many as a GH100 has multiprocessors
 ALL_STAGES = int(Stage.GATE | Stage.PLAN | Stage.UP | Stage.DOWN | Stage.COUNTS)
+OPS = {  # by whether the activation is ReLU squared, and whether there is a ReLU on the up branch too
+    (False, False): "hopper_ffn",
+    (True, False): "hopper_relu2_ffn",
+    (False, True): "hopper_up_relu_ffn",
+    (True, True): "hopper_relu2_up_relu_ffn",
+}
 NO_WORDS = int(Stage.PLAN | Stage.COUNTS)  # needless without a plan where nnz alone is required
 
 _ARCH = "-gencode=arch=compute_90a,code=sm_90a"
-LIBRARY = Library(
-    "hopper",
-    (
-        *(
-            Source(f"hopper/{source}.cu", (_ARCH, f"-DTWELL_T={value}"))
-            for source in (
-                "many_rows/gate",
-                "many_rows/plan",
-                "many_rows/up",
-                "many_rows/down",
-                "few_rows/launch",
-                "mid_rows/launch",
-                "probes",
-            )
-            for value in ("__nv_bfloat16", "__half")
+RELU2, UP_RELU = "-DTWELL_RELU2", "-DTWELL_UP_RELU"  # flags of csrc/hopper/activation.cuh
+SOURCES = {  # and the flags that each depends on
+    "many_rows/gate": (RELU2, UP_RELU),
+    "many_rows/plan": (),
+    "many_rows/up": (UP_RELU,),
+    "many_rows/down": (),
+    "few_rows/launch": (RELU2, UP_RELU),
+    "mid_rows/launch": (RELU2, UP_RELU),
+    "probes": (),
+}
+
+
+@cache
+def library(relu2: bool = False, up_relu: bool = False) -> Library:
+    """Return the sources for an activation, whose op is named like the library; those that no flag changes are shared.
+
+    relu2: ReLU squared; up_relu: a ReLU on the up branch too
+    """
+    flags = [flag for flag, used in ((RELU2, relu2), (UP_RELU, up_relu)) if used]
+    name = "hopper" + "_relu2" * relu2 + "_up_relu" * up_relu
+    return Library(
+        name,
+        (
+            *(
+                Source(f"hopper/{path}.cu", (_ARCH, f"-DTWELL_T={value}", *(flag for flag in flags if flag in taken)))
+                for path, taken in SOURCES.items()
+                for value in ("__nv_bfloat16", "__half")
+            ),
+            Source("hopper/bindings.cpp", tuple(flags)),
         ),
-        Source("hopper/bindings.cpp"),
-    ),
-    headers=("common/*", "hopper/**/*.cuh", "hopper/**/*.h"),
-    seconds=15,
-    cuda=True,
-    fakes=(("twell::hopper_ffn", lambda *_: None),),
-)
+        headers=("common/*", "hopper/**/*.cuh", "hopper/**/*.h"),
+        seconds=15,
+        cuda=True,
+        fakes=((f"twell::{name}_ffn", lambda *_: None),),
+    )
 
 
-def refuses(device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, n: int) -> str | None:
-    """Return why this kernel cannot take a call of n rows, or None. Compiles it to find out, once a process."""
+def refuses(
+    device: torch.device,
+    dtype: torch.dtype,
+    d_model: int,
+    d_ff: int,
+    n: int,
+    requirements: Requirements | FFNParams = NO_REQUIREMENTS,
+) -> str | None:
+    """Return why this kernel cannot take a call of n rows, or None. Compile it for the call's activation to find out,
+    once a process."""
     if (reason := gpu.refuses(device, dtype, n)) is not None:
         return reason
     if d_ff > 2**16 - 8:
         return f"expected d_ff up to {2**16 - 8}, as a union holds 16-bit numbers, got {d_ff}"
     if d_model * d_ff >= 2**31:
         return f"expected weights of less than 2^31 values, as offsets are 32 bits of bytes, got {d_ff} x {d_model}"
-    return _cannot_run(device)
+    return _cannot_run(device, requirements.activation == "relu2", requirements.up_relu)
 
 
 @build.constant
-def _cannot_run(device: torch.device) -> str | None:
+def _cannot_run(device: torch.device, relu2: bool, up_relu: bool) -> str | None:
     """Return what the machine lacks, or why the build failed; None if the kernel runs."""
-    return gpu.not_hopper(device) or build.failure(LIBRARY)
+    return gpu.not_hopper(device) or build.failure(library(relu2, up_relu))
 
 
 def lacks(requirements: Requirements | FFNParams) -> str | None:
     """Return the options of a call that this kernel does not have; None if it has all."""
-    activation, threshold, layout = requirements.activation, requirements.threshold, requirements.layout
-    if activation != "relu" or requirements.up_relu or threshold is not None:
-        got = activation + (", and a ReLU on the up branch" if requirements.up_relu else "")
-        got += "" if threshold is None else f" with threshold {threshold}"
-        return f"expected relu and no threshold, got {got}"
+    if (reason := not_sparse(requirements)) is not None:
+        return reason
+    layout = requirements.layout
     if layout is None or layout == LAYOUT or (layout.tile == LAYOUT.tile and not requirements.want_packed):
         return None
     return f"expected tiles of {LAYOUT.tile} at compression {LAYOUT.compression}, got {layout}"
@@ -234,9 +258,10 @@ def launch(
     """Launch stages of the call for some of its rows on the current stream; sums are added to those in `stats`."""
     if not workspace.has_plan and stats.tiles is None and stats.neurons is None and not params.want_packed:
         stages &= ~NO_WORDS
-    torch.ops.twell.hopper_ffn(
+    op = OPS[params.activation == "relu2", params.up_relu]
+    getattr(torch.ops.twell, op)(
         params.x, params.w_gate, params.w_up, params.w_down, params.b_gate, params.b_up, params.b_down,
-        workspace.memory, workspace.offsets, y, stats.finite, rows.start, rows.stop - rows.start,
+        workspace.memory, workspace.offsets, y, stats.finite, stats.nnz_used, rows.start, rows.stop - rows.start,
         workspace.has_plan, int(stages), *gpu.count_arguments(params, stats),
     )  # fmt: skip
 

@@ -136,7 +136,7 @@ def refusal(kernel: str, ffn: SparseFFN, x: Tensor, layout: Layout) -> str | Non
     """Return why a kernel cannot run this FFN on x and emit this layout; None if it can."""
     requirements = Requirements(ffn.activation, ffn.up_relu, ffn.threshold, layout, want_packed=True)
     shape = (x.device, x.dtype, ffn.d_model, ffn.d_ff, len(x))
-    return KERNELS[kernel].refuses(*shape) or KERNELS[kernel].lacks(requirements)
+    return KERNELS[kernel].refuses(*shape, requirements) or KERNELS[kernel].lacks(requirements)
 
 
 def stages(kernel: str, ffn: SparseFFN, x: Tensor, packed: TwELL | None = None) -> dict[str, Run]:

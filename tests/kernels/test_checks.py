@@ -126,7 +126,7 @@ def test_auto_says_why() -> None:
 def test_a_kernel_that_refuses_gives_way(monkeypatch) -> None:
     """A kernel joins by standing in KERNELS, and what it refuses goes to the next one with the reason."""
 
-    def few_rows(device: Any, dtype: Any, d_model: int, d_ff: int, n: int) -> str | None:
+    def few_rows(device: Any, dtype: Any, d_model: int, d_ff: int, n: int, _: Any) -> str | None:
         return None if n <= 4 else f"expected at most 4 rows, got {n}"
 
     calls = []

@@ -1,6 +1,6 @@
 """What compute-sanitizer watches: calls that take every path of the GPU kernels on small shapes; and the GPU tests.
 
-python sanitized.py few middle loud tiles many whole cuda    or some of them; all but the last are `hopper`'s
+python sanitized.py few middle loud tiles many whole squares cuda    or some of them; all but the last are `hopper`'s
 python -O -m pytest --assert=plain -p sanitized -m gpu FILE
     its tests, but for what they compare: the plain run holds them to that, and here it would take most of the time
 
@@ -128,6 +128,17 @@ def whole() -> Iterator[FFNParams]:
     yield make(3800, 264, 2904, -70, **COUNTS)
 
 
+def squares() -> Iterator[FFNParams]:
+    """ReLU squared, and a ReLU on both branches: each path's epilogues."""
+    options: dict[str, Any] = {"activation": "relu2", "up_relu": True}
+    for n in (13, 40, 300):
+        yield make(n, 72, 264, 9, **options)
+    yield uneven(2177, 72, 264, 9, **options)
+    yield make(2100, 64, 264, -40, **options, **COUNTS)
+    yield make(3800, 264, 2904, -70, **options, **COUNTS)
+    yield make(2300, 64, 264, -40, activation="relu2", **PLAIN)
+
+
 def portable() -> Iterator[FFNParams]:
     """Blocks of 16 rows and of 64."""
     for n in (1, 17, 300):
@@ -144,6 +155,7 @@ CALLS: dict[str, Callable[[], Iterator[FFNParams]]] = {
     "tiles": tiles,
     "many": many,
     "whole": whole,
+    "squares": squares,
     "cuda": portable,
 }
 

@@ -8,6 +8,17 @@ namespace {
 using namespace twell;
 using twell::hopper::Ffn;
 
+// The op of this library, of which there is one for each activation: the flags are those of activation.cuh.
+#if defined(TWELL_RELU2) && defined(TWELL_UP_RELU)
+#define TWELL_OP "hopper_relu2_up_relu_ffn"
+#elif defined(TWELL_RELU2)
+#define TWELL_OP "hopper_relu2_ffn"
+#elif defined(TWELL_UP_RELU)
+#define TWELL_OP "hopper_up_relu_ffn"
+#else
+#define TWELL_OP "hopper_ffn"
+#endif
+
 // The two launches of a call without a plan.
 struct Launches {
   void (*gate_up)(const Ffn&, bool, cudaStream_t);
@@ -24,11 +35,12 @@ Launches launches_of(twell::hopper::Path path) {
 
 // The op's arguments, in the order of its schema.
 struct Arguments {
-  using Fields = decltype(joined(FfnTensors::Fields{}, WorkspaceTensor::Fields{}, Types<Tensor, Tensor, int64_t, int64_t, bool, int64_t>{},
+  using Fields = decltype(joined(FfnTensors::Fields{}, WorkspaceTensor::Fields{}, Types<Tensor, Tensor, Maybe, int64_t, int64_t, bool, int64_t>{},
                                  CountTensors::Fields{}));
   FfnTensors tensors;
   WorkspaceTensor workspace;
   Tensor y, finite;   // [n, d_model]; bool [n]
+  Maybe nnz_used;     // int32 [n], zeros: with a ReLU on the up branch too, how many products are not zero
   int64_t row, rows;  // the rows of this pass, of n: how many, from which on
   bool planned;       // whether this many rows have an order and a plan
   int64_t stages;
@@ -48,7 +60,7 @@ Ffn ffn_of(const Arguments& a, const FfnTensors& tensors) {
                     f.part_ready);
   if (f.w_up != nullptr && f.blocks <= kDenseTileBlocks) f.dense_tiles = reinterpret_cast<int*>(f.row_sums + f.rows + 1);
   f.continues_with_up = f.dense_tiles != nullptr && StageSet{a.stages}.has(Stage::kUp);
-  f.nnz = as<int>(a.counts.nnz, a.row);
+  f.nnz = as<int>(a.counts.nnz, a.row), f.nnz_used = as<int>(a.nnz_used, a.row);
   return f;
 }
 
@@ -84,6 +96,7 @@ void ffn(Arguments a) {
       launch_planned<T>(f, stages, stream);
     else
       launch_without_plan<T>(f, stages, stream);
+    if (stages.has(Stage::kDown) && f.nnz_used != nullptr) twell::hopper::launch_clear_used<T>(f, stream);
     if (stages.has(Stage::kCounts)) twell::hopper::launch_counts<T>(f, a.counts.from(a.row), stream);
   });
 }
@@ -91,9 +104,9 @@ void ffn(Arguments a) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
-  m.def("hopper_ffn(" TWELL_FFN_SCHEMA
-        "Tensor(a!) workspace, SymInt[] offsets, Tensor(b!) y, Tensor(c!) finite, SymInt row, SymInt rows, bool planned, int stages, "
-        TWELL_COUNTS_SCHEMA ") -> ()");
+  m.def(TWELL_OP "(" TWELL_FFN_SCHEMA
+        "Tensor(a!) workspace, SymInt[] offsets, Tensor(b!) y, Tensor(c!) finite, Tensor(d!)? nnz_used, SymInt row, SymInt rows, "
+        "bool planned, int stages, " TWELL_COUNTS_SCHEMA ") -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) { m.impl("hopper_ffn", TORCH_BOX((&ByPosition<ffn, Arguments>::call))); }
+STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) { m.impl(TWELL_OP, TORCH_BOX((&ByPosition<ffn, Arguments>::call))); }

@@ -3,9 +3,9 @@
 // fills stages; and a 64 KB staging tile, from which a product's results are taken during the next main loop.
 #pragma once
 
-#include "common/convert.cuh"
 #include "common/sm80.cuh"
 #include "common/wgmma.cuh"
+#include "hopper/activation.cuh"
 #include "hopper/params.h"
 
 namespace twell::hopper {
@@ -139,20 +139,6 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
   wgmma_wait<0>();
   release();
   ring = at;
-}
-
-// relu, then rounding to nearest. A half stays positive where the float was positive; a bfloat16 has float's range.
-template <typename T>
-__device__ __forceinline__ uint32_t round_relu(float low, float high) {
-  uint32_t out;
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  } else {
-    low = low > 0.f ? fmaxf(low, kLeast<T>) : low;
-    high = high > 0.f ? fmaxf(high, kLeast<T>) : high;
-    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  }
-  return out;
 }
 
 }  // namespace twell::hopper

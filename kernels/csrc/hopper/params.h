@@ -77,6 +77,9 @@ struct Ffn {
   // do nothing where they were at most `capacity`
   const int* used;
   int capacity;
+
+  // [rows] or null, zeros from the caller: with a ReLU on the up branch too, how many products are not zero
+  int* nnz_used;
 };
 
 // Whether a launch would repeat a forward pass of which everything was kept. Only the kernels of training ask.
@@ -103,5 +106,6 @@ template <typename T> void launch_tiled_down(const Ffn&, int* nnz, cudaStream_t)
 // the words of any of them, if they are requested
 template <typename T> void launch_pack_words(const Ffn&, cudaStream_t);
 template <typename T> void launch_counts(const Ffn&, const Counts&, cudaStream_t);
+template <typename T> void launch_clear_used(const Ffn&, cudaStream_t);  // nnz_used of rows that are not finite; last
 
 }  // namespace twell::hopper

@@ -24,4 +24,9 @@ void launch_counts<TWELL_T>(const Ffn& f, const Counts& out, cudaStream_t stream
   }
 }
 
+template <>
+void launch_clear_used<TWELL_T>(const Ffn& f, cudaStream_t stream) {
+  launch(clear_used, (f.rows + kCountThreads - 1) / kCountThreads, kCountThreads, 0, stream, f);
+}
+
 }  // namespace twell::hopper

@@ -36,6 +36,12 @@ static __global__ void __launch_bounds__(kCountThreads) count_rows(const Ffn f, 
   if (blockIdx.x == 0) wait_for_launches();  // so that this does not end before `down`
 }
 
+// Clears nnz_used of rows that are not finite, once every row is known to be finite or not.
+static __global__ void __launch_bounds__(kCountThreads) clear_used(const Ffn f) {
+  const int row = blockIdx.x * kCountThreads + threadIdx.x;
+  if (row < f.rows && !f.finite[row]) f.nnz_used[row] = 0;
+}
+
 // Appends a lane's values of a piece of a tile's words to the warp's values, of which `waiting` are present; returns
 // how many are present then. slot: the piece's first; last: the last used slot of the tile; place: the row's and the
 // tile's bits of a value.

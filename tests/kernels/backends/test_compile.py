@@ -22,7 +22,7 @@ from twell.kernels.backends import cuda, hopper, hopper_backward, selection_nati
 from twell.kernels.build import Source
 
 FOR_BOTH = (union_counts.library((8, 0)), selection_native.library((8, 0)))
-LIBRARIES = (hopper.LIBRARY, hopper_backward.LIBRARY, cuda.library(((8, 0), (9, 0))), *FOR_BOTH)
+LIBRARIES = (hopper.library(), hopper_backward.LIBRARY, cuda.library(((8, 0), (9, 0))), *FOR_BOTH)
 SOURCES = list(dict.fromkeys(source for library in LIBRARIES for source in library.sources))  # two may share one
 CUDA = [source for source in SOURCES if source.path.endswith(".cu")]
 BINDINGS = [source for source in SOURCES if source.path.endswith(".cpp")]

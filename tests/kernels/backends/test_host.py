@@ -103,7 +103,7 @@ def test_a_call_makes_four_tensors_and_asks_for_nothing_else(monkeypatch: pytest
     assert y.shape == x.shape
     assert sorted(seen.names) == ["empty"] * 4
     (arguments,) = given
-    assert len(arguments) == 16, "what is not asked for is not handed over"
+    assert len(arguments) == 17, "what is not asked for is not handed over"
     assert arguments[9] is y and arguments[1] is module.w_gate
     assert (arguments[-1] is None) == (probes == "none")
 

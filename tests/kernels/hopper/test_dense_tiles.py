@@ -128,6 +128,20 @@ def test_windows_are_loud_each_by_itself(options: dict[str, object]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_uneven_windows_whose_tiles_are_dense_stay_in_place_and_run_dense(options: dict[str, object]) -> None:
+    """One row in seven fires nearly all, the others one neuron in eight: rows deviate by more than their mean, but in
+    order of nnz the up products that clusters have made already would be made again."""
+    params = make(4500, 520, 2816, 18, **options)
+    params.x[3::7, 0] = -1
+    nnz = (params.x.float() @ params.w_gate.float().t() > 0).sum(1).float()
+    assert float(nnz.std()) > float(nnz.mean()) > 2816 * 14 / 128
+    taken, workspace = check(params)
+    assert bool(taken.any()) and all(blocks_in_place(workspace, 4500))
+    assert (workspace.tensor("union_sizes") == -2816).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_uneven_windows_of_which_nearly_all_fires_stay_in_place(options: dict[str, object]) -> None:
     """Though each neuron fires seldom, and a row in ten hardly any."""
     params = make(4500, 520, 2816, 20, **options)

@@ -71,7 +71,7 @@ def choosers(tmp_path_factory: pytest.TempPathFactory) -> Choosers:
     folder = tmp_path_factory.mktemp("choices")
     source, program = folder / "choices.cu", folder / "choices"
     source.write_text(PROGRAM, encoding="utf-8")
-    flags = next(source.flags for source in hopper.LIBRARY.sources if source.path == "hopper/mid_rows/launch.cu")
+    flags = next(source.flags for source in hopper.library().sources if source.path == "hopper/mid_rows/launch.cu")
     command = [nvcc, *build.compile_command(Source(str(source), flags), cuda=True), str(source), "-o", str(program)]
     subprocess.run(command, check=True)
     return Choosers(program)

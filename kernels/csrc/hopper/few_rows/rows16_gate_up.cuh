@@ -150,14 +150,14 @@ __device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles>::
     const float2 z = rows16_sum<float2, kTiles>(rings, neuron, row);
     const float b = bias != nullptr && real ? static_cast<float>(bias[first + neuron]) : 0.f,
                 values[2] = {z.x + b, z.y + b};
-    const uint32_t pair = round_relu<T>(values[0], values[1]);
+    const uint32_t pair = round_activated<T>(values[0], values[1]);
     float gates[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float v = values[e];
       const bool counts = real && row + e < f.rows, fires = counts && v > 0.f && (pair >> 16 * e & 0xffffu) != 0;
-      gates[e] = fires ? v : 0.f, mine[e] += fires;
-      broken[e] = broken[e] || (counts && !(fabsf(v) < INFINITY && stays_finite<T>(v)));
+      gates[e] = fires ? gate_factor<T>(v, pair, e) : 0.f, mine[e] += fires;
+      broken[e] = broken[e] || (counts && !(fabsf(v) < INFINITY && stays_finite<T>(activated(v))));
       if (dense && counts) {
         const int at = (first + neuron) % kTile;
         static_cast<uint16_t*>(f.spill)[(static_cast<int64_t>(row + e) * f.tiles + (first + neuron) / kTile) * kTile +
@@ -182,16 +182,25 @@ __device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles>::Sh
                                                  bool all_weights) {
   constexpr int kRows = 8 * kTiles;
   const T* bias = static_cast<const T*>(f.b_up);
+  int positive = 0;  // of this thread's row: how many have positive gate and up values
   for (int i = threadIdx.x; i < (all_weights ? kGroupNeurons : (count + 15) / 16 * 16) * kRows; i += kRows16Threads) {
     const int row = i / 4 % kRows, place = i / (4 * kRows) * 4 + i % 4;
     const int column = all_weights ? place : place < count ? s.list[place] : kGroupNeurons;
     const float g = column < kGroupNeurons ? s.gates[column][row] : 0.f;
     float out = g;
-    if (g > 0.f && f.w_up != nullptr)
-      out = g * (rows16_sum<float, kTiles>(rings, place, row) +
-                 (bias != nullptr ? static_cast<float>(bias[first + column]) : 0.f));
+    if (g > 0.f && f.w_up != nullptr) {
+      const float up = up_activated(rows16_sum<float, kTiles>(rings, place, row) +
+                                    (bias != nullptr ? static_cast<float>(bias[first + column]) : 0.f));
+      if constexpr (kUpRelu) positive += up > 0.f;
+      out = g * up;
+    }
     if (!stays_finite<T>(fabsf(out))) atomicOr(&s.broken, 1u << row);
     hidden[i] = f.w_up == nullptr ? round_relu<T>(out, 0.f) : round_pair<T>(out, 0.f);
+  }
+  if constexpr (kUpRelu) {  // a thread's row stays the same, and four neighbouring lanes share it
+    __syncwarp();
+    const int row = threadIdx.x / 4 % kRows;
+    add_used(positive, f.nnz_used != nullptr && row < f.rows ? f.nnz_used + row : nullptr, threadIdx.x % 32);
   }
 }
 

@@ -76,18 +76,18 @@ __device__ __forceinline__ void finish_rows64_gate(float (&d)[kGroupNeurons / 2]
     for (int j = 0; j < kGroupNeurons / 8; ++j) {
       const float low = d[4 * j + 2 * h], high = d[4 * j + 2 * h + 1];
       broken = fmaf(low, 0.f, fmaf(high, 0.f, broken)), peak = fmaxf(peak, fmaxf(low, high));
-      const uint32_t pair = round_relu<T>(low, high), signs = (pair + 0x7fff7fffu) & 0x80008000u;
+      const uint32_t pair = round_activated<T>(low, high), signs = (pair + 0x7fff7fffu) & 0x80008000u;
       mine[j / 4] |= (signs >> 15 | signs >> 30) % 4 << 8 * (j % 4);
       const bool rounds = f.w_up == nullptr;  // the value is the hidden state
-      const uint32_t left = rounds ? pair & 0xffff : pair & 0xffff ? __float_as_uint(low) : 0;
-      const uint32_t right = rounds ? pair >> 16 : pair >> 16 ? __float_as_uint(high) : 0;
+      const uint32_t left = rounds ? pair & 0xffff : pair & 0xffff ? __float_as_uint(gate_factor<T>(low, pair, 0)) : 0;
+      const uint32_t right = rounds ? pair >> 16 : pair >> 16 ? __float_as_uint(gate_factor<T>(high, pair, 1)) : 0;
       *reinterpret_cast<uint2*>(&s.gates[row][8 * j + 2 * quad]) = make_uint2(left, right);
       const int neuron = first + 8 * j + 2 * quad;
       if (dense && neuron < f.d_ff) spill_pair(f, row, neuron, pair);
     }
 #pragma unroll
     for (int w = 0; w < 2; ++w) mine[w] &= static_cast<uint32_t>(real >> 32 * w) >> 2 * quad;
-    if (broken != 0.f || !stays_finite<T>(peak)) atomicOr(&s.broken[row / 32], 1u << (row & 31));
+    if (broken != 0.f || !stays_finite<T>(activated(peak))) atomicOr(&s.broken[row / 32], 1u << (row & 31));
     int count = __popc(mine[0]) + __popc(mine[1]);
     count += __shfl_xor_sync(0xfu << (c.lane & 28), count, 1),
         count += __shfl_xor_sync(0xfu << (c.lane & 28), count, 2);
@@ -108,6 +108,7 @@ __device__ __forceinline__ void finish_rows64_up(const float (&d)[kGroupNeurons 
                                                  const Ffn& f, const Consumer& c, int first, int count) {
   const T* bias = static_cast<const T*>(f.b_up);
   bool fine[2] = {true, true};
+  int positive[2] = {0, 0};  // of the thread's two rows: how many have positive gate and up values
 #pragma unroll
   for (int j = 0; j < kN / 8; ++j)
 #pragma unroll
@@ -120,7 +121,8 @@ __device__ __forceinline__ void finish_rows64_up(const float (&d)[kGroupNeurons 
       for (int h = 0; h < 2; ++h) {
         if (c.row() + 8 * h >= f.rows) continue;
         uint32_t& value = s.gates[c.row() + 8 * h][column];
-        const float g = __uint_as_float(value), out = g > 0.f ? g * (d[4 * j + 2 * h + e] + b) : 0.f;
+        const float g = __uint_as_float(value), up = up_activated(d[4 * j + 2 * h + e] + b), out = g > 0.f ? g * up : 0.f;
+        if constexpr (kUpRelu) positive[h] += g > 0.f && up > 0.f;
         fine[h] = fine[h] && stays_finite<T>(fabsf(out));
         value = round_pair<T>(out, 0.f);
       }
@@ -128,6 +130,13 @@ __device__ __forceinline__ void finish_rows64_up(const float (&d)[kGroupNeurons 
 #pragma unroll
   for (int h = 0; h < 2; ++h)
     if (!fine[h]) atomicOr(&s.broken[(c.row() + 8 * h) / 32], 1u << ((c.row() + 8 * h) & 31));
+  if constexpr (kUpRelu)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = c.row() + 8 * h;
+      __syncwarp();
+      add_used(positive[h], f.nnz_used != nullptr && row < f.rows ? f.nnz_used + row : nullptr, c.lane);
+    }
 }
 
 // Sums D[64 x kN] over all of k, into the first tile's warpgroup: each warpgroup takes its tile of every stage.

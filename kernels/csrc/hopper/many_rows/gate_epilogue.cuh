@@ -86,7 +86,7 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
 #pragma unroll
       for (int e = 0; e < 2; ++e) broken[h] = fmaf(d[4 * j + 2 * h + e], 0.f, broken[h]);
   // In a gated FFN of bfloat16, `up` checks the largest values before inf, which the type rounds to it.
-  if (std::is_same_v<T, __half> || f.w_up == nullptr) {
+  if (!kRelu2 && (std::is_same_v<T, __half> || f.w_up == nullptr)) {
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j)
 #pragma unroll
@@ -94,14 +94,21 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
   }
   const Corner corner(c.lane);
   const int row = c.row0 + c.warp * 16 + corner.row;
+  uint32_t broken_squares[2] = {};  // likewise, of values that are rounded
 #pragma unroll
-  for (int j = 0; j < kN / 8; j += 2)
-    store_matrices(staged_chunk(s.staging, row, c.column0 / 8 + j % 8 + corner.chunk) + j / 8 * 128,
-                   round_relu<T>(d[4 * j], d[4 * j + 1]), round_relu<T>(d[4 * j + 2], d[4 * j + 3]),
-                   round_relu<T>(d[4 * j + 4], d[4 * j + 5]), round_relu<T>(d[4 * j + 6], d[4 * j + 7]));
+  for (int j = 0; j < kN / 8; j += 2) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = round_activated<T>(d[4 * j + 2 * i], d[4 * j + 2 * i + 1]);
+      if constexpr (kRelu2) broken_squares[i % 2] = break_pair<T>(broken_squares[i % 2], pairs[i]);
+    }
+    store_matrices(staged_chunk(s.staging, row, c.column0 / 8 + j % 8 + corner.chunk) + j / 8 * 128, pairs[0], pairs[1], pairs[2],
+                   pairs[3]);
+  }
 #pragma unroll
   for (int h = 0; h < 2; ++h)
-    if (broken[h] != 0.f || !stays_finite<T>(peak[h])) {
+    if (broken[h] != 0.f || !stays_finite<T>(peak[h]) || broken_squares[h] != 0) {
       const int at = task.m0 + c.row() + 8 * h;
       if (at < f.rows) atomicOr(f.row_sums + at, kNonfiniteGate);
     }

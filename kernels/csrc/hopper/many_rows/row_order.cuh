@@ -4,7 +4,7 @@
 //
 // Windows whose rows all fire about as many neurons keep their order: blocks of consecutive rows are read whole. If the
 // gate's kernel continues with the up products of dense tiles, windows of high nnz keep theirs sooner: their blocks run
-// dense in any order.
+// dense in any order. Those of which most tiles are dense always do, since the up products of these may be made already.
 //
 // Each CTA of the plan determines its block's rows by itself, from the sums that the gate has made.
 #pragma once
@@ -32,6 +32,7 @@ struct Window {
   int ranks[2];                   // how many keys that begin with the same digits precede them
   uint32_t digits[2][kDigits];    // how many such keys follow with each next digit
   int many;                       // of `taken`
+  bool dense;                     // rows stay in place, and blocks run dense, whatever their unions
 
   static __device__ __forceinline__ uint32_t key(const Ffn& f, int row, bool there, uint32_t nnz) {
     return (there ? f.d_ff - nnz : f.d_ff + 1) << kRowBits | row;
@@ -107,7 +108,7 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
     }
   }
   if (t < 2) w.bounds[t] = 0, w.ranks[t] = first + t * (kBlockRows - 1);
-  if (t == 0) w.many = 0;
+  if (t == 0) w.many = 0, w.dense = f.dense_tiles != nullptr && DensePairs(f).runs_dense(f, m0 / kWindow, rows);
   __syncthreads();
   static_assert(kWindow / 32 == 32);  // a lane for each
   const unsigned long long sums = __reduce_add_sync(~0u, w.sums[lane]);
@@ -117,7 +118,7 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
   // scattered rows cost. In a window of high nnz, half of the mean.
   const unsigned long long spread = rows * squares - sums * sums, most = static_cast<unsigned long long>(rows) * f.d_ff;
   const int share = f.dense_tiles != nullptr && is_high_nnz(kHighNnzWindow, DensePairs(f).fired(m0 / kWindow), rows, f.d_ff) ? 4 : 16;
-  return share * spread <= sums * sums || spread <= most * most >> 16;
+  return w.dense || share * spread <= sums * sums || spread <= most * most >> 16;
 }
 
 // Writes the keys of the block's rows to w.block, most first, by all threads, if the window's rows do not stay in

@@ -160,6 +160,12 @@ __device__ __forceinline__ void fetch_gate(const CUtensorMap& spill_map, Shared&
     bulk_load(half, hidden, kHalf, &s.staged[c.group]);
 }
 
+// Where to count the used products of the row at a position; null: nowhere.
+__device__ __forceinline__ int* used_of(const Ffn& f, int position) {
+  const int row = f.nnz_used != nullptr ? f.order[position] : f.rows;
+  return row < f.rows ? f.nnz_used + row : nullptr;
+}
+
 template <typename T>
 __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const Ffn& f, Shared& s, const Consumer& c,
                                            const UpTasks& tasks, int steps) {
@@ -187,7 +193,7 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
           if (!real || row >= f.rows) return;
           f.finite[row] = 0;
           if (f.nnz != nullptr) f.nnz[row] = 0;
-        });
+        }, [&](int in_block) { return real ? used_of(f, task.block * kTileM + in_block) : nullptr; });
         fence_async_proxy();
         c.sync();
         if (sees && real) bulk_store(hidden, half, kHalf), bulk_commit();

@@ -78,7 +78,7 @@ __device__ __forceinline__ void finish_tiled_gate(float (&d)[kN / 2], TiledShare
   float broken[2] = {0.f, 0.f};             // of the thread's two rows; inf or NaN times 0 is NaN, and NaN persists
   if (f.w_up == nullptr)
 #pragma unroll
-    for (int i = 0; i < kN / 2; ++i) broken[i / 2 % 2] += stays_finite<T>(d[i]) ? 0.f : 1.f;
+    for (int i = 0; i < kN / 2; ++i) broken[i / 2 % 2] += stays_finite<T>(activated(d[i])) ? 0.f : 1.f;
   const PanelCorner corner(c);
 #pragma unroll
   for (int j = 0; j < kN / 8; j += 2) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ void finish_tiled_gate(float (&d)[kN / 2], TiledShare
       const int h = i & 1, at = j + i / 2;
       const float low = d[4 * at + 2 * h], high = d[4 * at + 2 * h + 1];
       broken[h] = fmaf(low, 0.f, fmaf(high, 0.f, broken[h]));
-      pair[i] = round_relu<T>(low, high);
+      pair[i] = round_activated<T>(low, high);
       mine[h][at / 16] |= not_zero(pair[i]) >> (15 - at % 16) & 0x10001u << at % 16;
     }
     store_matrices<true>(corner(panel, j), pair[0], pair[1], pair[2], pair[3]);
@@ -182,10 +182,13 @@ __device__ __forceinline__ void list_fired(TiledShared<kN, kRows>& s, const Ffn&
 }
 
 // Writes the hidden state of 64 rows, in place of the gate's values, for the neurons in the list or all of the tile.
+// used: of the tile's first row, as in Ffn.
 template <typename T, int kUp, int kN, int kRows>
-__device__ __forceinline__ void finish_tiled_up(float (&d)[kN / 2], TiledShared<kN, kRows>& s, const Consumer& c, int rows, unsigned char* panel) {
+__device__ __forceinline__ void finish_tiled_up(float (&d)[kN / 2], TiledShared<kN, kRows>& s, const Consumer& c, int rows, unsigned char* panel,
+                                                int* used) {
   const PanelCorner corner(c);
   uint32_t peak[2] = {0, 0};  // of the thread's two rows
+  int positive[2] = {0, 0};   // likewise: how many have positive gate and up values
   uint32_t next[4];
   sm80::load_matrices<true>(next, smem_address(corner(panel, 0)));
 #pragma unroll
@@ -194,8 +197,10 @@ __device__ __forceinline__ void finish_tiled_up(float (&d)[kN / 2], TiledShared<
     if (j + 2 < kUp / 8) sm80::load_matrices<true>(next, smem_address(corner(panel, j + 2)));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t h = round_pair<T>(half_of<T>(pair[i], 0) * d[4 * j + 2 * i], half_of<T>(pair[i], 1) * d[4 * j + 2 * i + 1]);
-      pair[i] = h & whole_halves(not_zero(pair[i]));  // 0 times inf is 0 here: the neuron does not fire
+      const float up[2] = {up_activated(d[4 * j + 2 * i]), up_activated(d[4 * j + 2 * i + 1])};
+      const uint32_t h = round_pair<T>(half_of<T>(pair[i], 0) * up[0], half_of<T>(pair[i], 1) * up[1]), fired = not_zero(pair[i]);
+      if constexpr (kUpRelu) positive[i % 2] += ((fired & 0x8000u) && up[0] > 0.f) + (fired >> 31 && up[1] > 0.f);
+      pair[i] = h & whole_halves(fired);  // 0 times inf is 0 here: the neuron does not fire
       peak[i % 2] = greatest<T>(peak[i % 2], pair[i]);
     }
     store_matrices<true>(corner(panel, j), pair[0], pair[1], pair[2], pair[3]);
@@ -204,6 +209,7 @@ __device__ __forceinline__ void finish_tiled_up(float (&d)[kN / 2], TiledShared<
   for (int h = 0; h < 2; ++h) {
     const int row = c.row() + 8 * h;
     if (row < rows && !(finite_half<T>(peak[h], 0) && finite_half<T>(peak[h], 1))) atomicOr(&s.broken[row / 32], 1u << (row & 31));
+    if constexpr (kUpRelu) add_used(positive[h], used != nullptr && row < rows ? used + row : nullptr, c.lane);
   }
 }
 

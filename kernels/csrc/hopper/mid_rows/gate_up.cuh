@@ -220,7 +220,8 @@ __device__ __forceinline__ void consume_tiled_up(float (&d)[kPieces][kN / 2], un
   }
 #pragma unroll 1
   for (int p = 0; p < kPieces; ++p, turn_pieces(d)) {
-    finish_tiled_up<T, kUp, kN, kRows>(d[0], s, tiled_piece<kPieces>(p), real_rows, panels + p * (kUp * 128));
+    finish_tiled_up<T, kUp, kN, kRows>(d[0], s, tiled_piece<kPieces>(p), real_rows, panels + p * (kUp * 128),
+                                       kUpRelu && f.nnz_used != nullptr ? f.nnz_used + task.m0 : nullptr);
     if constexpr (kUp == kN) leave_panel<kPieces>(h_map, panels + p * Where::kPanel, p, first, block);
   }
 }
