@@ -139,8 +139,8 @@ class SparseFFN(nn.Module):
         weight = self.w_gate
         shape = (weight.device, weight.dtype, self.d_model, self.d_ff, n)
         probe = self.probe
-        requirements = Requirements(self.activation, self.up_relu, self.threshold, probe.layout, probe.want_packed)
-        return choose(*shape, self.kernel, requirements)
+        options = (self.activation, self.up_relu, self.threshold, probe.layout, probe.want_packed)
+        return choose(*shape, self.kernel, Requirements(*options, gated=self.w_up is not None))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y [..., d_model] for x [..., d_model]; the probe's callback gets the Stats."""

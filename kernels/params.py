@@ -35,6 +35,7 @@ class Requirements:
     threshold: float | None = None
     layout: Layout | None = None
     want_packed: bool = False
+    gated: bool = True
 
 
 NO_REQUIREMENTS = Requirements()
@@ -65,6 +66,11 @@ class FFNParams:
     def down_by_neuron(self) -> Tensor:
         """w_down as [d_ff, d_model], contiguous: a row per neuron. A copy, unless that is how it is held."""
         return self.w_down.t().contiguous()
+
+    @property
+    def gated(self) -> bool:
+        """Whether the FFN has an up branch."""
+        return self.w_up is not None
 
     @property
     def n(self) -> int:

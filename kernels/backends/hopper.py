@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from torch import Tensor
 from twell.kernels import build
 from twell.kernels.backends import gpu
 from twell.kernels.backends.gpu import Stage
-from twell.kernels.build import Library, Source
+from twell.kernels.backends.hopper_libraries import library, loaded_op
 from twell.kernels.layout import Layout, TwELL, number_spilled, pack, tile_view, unpack
 from twell.kernels.params import NO_REQUIREMENTS, FFNParams, Requirements, not_sparse
 from twell.kernels.stats import Stats
@@ -42,53 +42,11 @@ BLOCK, PANEL = 128, 64  # rows that share a union; columns of a hidden panel
 OUTPUTS = 256  # columns of y that the down product makes at once
 WINDOW = 1024  # rows that are put in order of nnz before they are cut into blocks
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
+WIDE_PLAIN = 1024  # d_model from which on a plain FFN of ReLU squared with a plan pays: 768 is slower, 2048 faster
 FEW_TILES = 352  # of the gate product: up to so many, a call has no order, no plan and, unless asked for, no words
 PARTIAL_SUMS = 144  # of a tile of y, that can be left for other CTAs at once: as many as a GH100 has multiprocessors
 ALL_STAGES = int(Stage.GATE | Stage.PLAN | Stage.UP | Stage.DOWN | Stage.COUNTS)
-OPS = {  # by whether the activation is ReLU squared, and whether there is a ReLU on the up branch too
-    (False, False): "hopper_ffn",
-    (True, False): "hopper_relu2_ffn",
-    (False, True): "hopper_up_relu_ffn",
-    (True, True): "hopper_relu2_up_relu_ffn",
-}
 NO_WORDS = int(Stage.PLAN | Stage.COUNTS)  # needless without a plan where nnz alone is required
-
-_ARCH = "-gencode=arch=compute_90a,code=sm_90a"
-RELU2, UP_RELU = "-DTWELL_RELU2", "-DTWELL_UP_RELU"  # flags of csrc/hopper/activation.cuh
-SOURCES = {  # and the flags that each depends on
-    "many_rows/gate": (RELU2, UP_RELU),
-    "many_rows/plan": (),
-    "many_rows/up": (UP_RELU,),
-    "many_rows/down": (),
-    "few_rows/launch": (RELU2, UP_RELU),
-    "mid_rows/launch": (RELU2, UP_RELU),
-    "probes": (),
-}
-
-
-@cache
-def library(relu2: bool = False, up_relu: bool = False) -> Library:
-    """Return the sources for an activation, whose op is named like the library; those that no flag changes are shared.
-
-    relu2: ReLU squared; up_relu: a ReLU on the up branch too
-    """
-    flags = [flag for flag, used in ((RELU2, relu2), (UP_RELU, up_relu)) if used]
-    name = "hopper" + "_relu2" * relu2 + "_up_relu" * up_relu
-    return Library(
-        name,
-        (
-            *(
-                Source(f"hopper/{path}.cu", (_ARCH, f"-DTWELL_T={value}", *(flag for flag in flags if flag in taken)))
-                for path, taken in SOURCES.items()
-                for value in ("__nv_bfloat16", "__half")
-            ),
-            Source("hopper/bindings.cpp", tuple(flags)),
-        ),
-        headers=("common/*", "hopper/**/*.cuh", "hopper/**/*.h"),
-        seconds=15,
-        cuda=True,
-        fakes=((f"twell::{name}_ffn", lambda *_: None),),
-    )
 
 
 def refuses(
@@ -114,6 +72,19 @@ def refuses(
 def _cannot_run(device: torch.device, relu2: bool, up_relu: bool) -> str | None:
     """Return what the machine lacks, or why the build failed; None if the kernel runs."""
     return gpu.not_hopper(device) or build.failure(library(relu2, up_relu))
+
+
+def slower(device: torch.device, d_model: int, d_ff: int, n: int, requirements: Requirements | FFNParams) -> str | None:
+    """Return why a call that names no kernel is left to the next one; None if it is not.
+
+    A plain FFN has no up product to save, and in a narrow one the plan costs more than what `down` saves.
+    """
+    if device.type != "cuda" or requirements.activation != "relu2" or requirements.gated:
+        return None
+    if d_model >= WIDE_PLAIN or not has_plan(n, d_ff):
+        return None
+    what = f"plain FFNs of ReLU squared of d_model under {WIDE_PLAIN}"
+    return f"its plan costs more than it saves in {what}, got {d_model}"
 
 
 def lacks(requirements: Requirements | FFNParams) -> str | None:
@@ -258,8 +229,8 @@ def launch(
     """Launch stages of the call for some of its rows on the current stream; sums are added to those in `stats`."""
     if not workspace.has_plan and stats.tiles is None and stats.neurons is None and not params.want_packed:
         stages &= ~NO_WORDS
-    op = OPS[params.activation == "relu2", params.up_relu]
-    getattr(torch.ops.twell, op)(
+    op = getattr(torch.ops.twell, loaded_op(params.activation == "relu2", params.up_relu))
+    op(
         params.x, params.w_gate, params.w_up, params.w_down, params.b_gate, params.b_up, params.b_down,
         workspace.memory, workspace.offsets, y, stats.finite, stats.nnz_used, rows.start, rows.stop - rows.start,
         workspace.has_plan, int(stages), *gpu.count_arguments(params, stats),

@@ -1,10 +1,12 @@
 """Time the Hopper kernel beside dense and compiled dense where it is young: ReLU squared, a ReLU on both branches, and
 gated ReLU of which much fires and rows differ much.
 
-python tests/support/activation_cost.py [--seconds 0.5] [squares both uneven]
+python tests/support/activation_cost.py [--seconds 0.5] [--kernel hopper cuda] [squares narrow both uneven]
 
-One line a case: mean nnz, its deviation over its mean, microseconds of dense, compiled dense and `hopper`, the ratios
-to both, errors relative to float64 of `hopper` and of dense (mean over rows). Cost: about a minute, half is compiling.
+One line a case: mean nnz, its deviation over its mean, microseconds of dense and of compiled dense; of each kernel the
+microseconds, the ratios to both, its error relative to float64 (mean over rows) and dense's. narrow: the squares of
+narrow models, with rows of calls without a plan; --few-tiles makes larger calls such ones. Cost: about a minute, half
+is compiling.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from twell.kernels.backends import hopper
 from twell.kernels.benchmark import synthetic
 from twell.kernels.benchmark.operations import COMPILED, DENSE, BenchRequest, Operation
 from twell.kernels.benchmark.runner import bench
@@ -34,6 +37,11 @@ def cases(groups: list[str]) -> Iterator[Case]:
                 for share in (0.1, 0.03):
                     if "squares" in groups:
                         yield "squares", kind, d_model, d_ff, rows, share * d_ff, usual
+    for d_model, d_ff in ((768, 3072), (1024, 4096), (1280, 5120)):
+        for rows in (512, 2048, 8192, 131_072):
+            for share in (0.1, 0.03):
+                if "narrow" in groups:
+                    yield "narrow", "heavy", d_model, d_ff, rows, share * d_ff, usual
     for rows in (8192, 1):
         if "both" in groups:
             yield "both", "heavy", 2048, 5632, rows, 120, usual
@@ -48,10 +56,10 @@ def made(case: Case) -> tuple[SparseFFN, Tensor]:
     group, kind, d_model, d_ff, rows, nnz, spread = case
     synthetic.ROW_SPREAD = spread
     ffn, x = synthetic.synthetic_ffn(
-        kind, rows, d_model, d_ff, nnz=nnz, dtype=torch.bfloat16, device="cuda", plain=group == "squares"
+        kind, rows, d_model, d_ff, nnz=nnz, dtype=torch.bfloat16, device="cuda", plain=group in ("squares", "narrow")
     )
     weights = ffn.w_gate, ffn.w_up, ffn.w_down
-    activation = "relu2" if group == "squares" else "relu"
+    activation = "relu2" if ffn.w_up is None else "relu"
     return SparseFFN(*weights, activation=activation, up_relu=group == "both", kernel="reference"), x
 
 
@@ -59,24 +67,28 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("groups", nargs="*", default=["squares", "both", "uneven"])
     parser.add_argument("--seconds", type=float, default=0.5)
-    parser.add_argument("--kernel", default="hopper")
+    parser.add_argument("--kernel", nargs="+", default=["hopper"])
+    parser.add_argument("--few-tiles", type=int, default=hopper.FEW_TILES)
     options = parser.parse_args()
-    began = time.perf_counter()
-    sparse = Operation("ffn_sparse", options.kernel, 8)
-    print("group kind d_model d_ff rows nnz dev/mean | dense compiled sparse us | x dense, x compiled | error, dense's")
+    began, hopper.FEW_TILES = time.perf_counter(), options.few_tiles
+    print("group kind d_model d_ff rows nnz dev/mean | dense compiled us | kernel: us, x dense, x compiled, errors")
     for case in cases(options.groups):
         ffn, x = made(case)
-        request = BenchRequest(kernels=[options.kernel], seconds=options.seconds)
-        result = bench(ffn, x, request)
-        if sparse not in result.times or COMPILED not in result.times:
+        result = bench(ffn, x, BenchRequest(kernels=options.kernel, seconds=options.seconds))
+        sparse = {name: Operation("ffn_sparse", name, 8) for name in options.kernel}
+        if result.left_out or COMPILED not in result.times:
             print(*case, result.left_out, flush=True)
-            continue
-        counts = (x[:8192] @ ffn.w_gate.t() > 0).sum(1).float()
-        dense, compiled, ours = (result.median(operation) for operation in (DENSE, COMPILED, sparse))
-        figures = f"{dense:.1f} {compiled:.1f} {ours:.1f} | {dense / ours:.3f} {compiled / ours:.3f}"
-        errors = f"{result.errors[sparse][0]:.5f} {result.errors[DENSE][0]:.5f}"
-        spread = f"{counts.std() / counts.mean():.2f}" if len(x) > 1 else "-"
-        print(*case[:5], f"{counts.mean():.0f} {spread} | {figures} | {errors}", flush=True)
+        if COMPILED in result.times:
+            counts = (x[:8192] @ ffn.w_gate.t() > 0).sum(1).float()
+            dense, compiled = result.median(DENSE), result.median(COMPILED)
+            spread = f"{counts.std() / counts.mean():.2f}" if len(x) > 1 else "-"
+            line = f"{counts.mean():.0f} {spread} | {dense:.1f} {compiled:.1f}"
+            for name, operation in sparse.items():
+                if operation in result.times:
+                    ours, errors = result.median(operation), (result.errors[operation][0], result.errors[DENSE][0])
+                    line += f" | {name}: {ours:.1f} {dense / ours:.3f} {compiled / ours:.3f} "
+                    line += f"{errors[0]:.5f} {errors[1]:.5f}"
+            print(*case[:5], line, flush=True)
         del ffn, x, result
     print(f"{time.perf_counter() - began:.0f} s")
 

@@ -18,12 +18,15 @@ import pytest
 import torch
 
 from twell.kernels import build
-from twell.kernels.backends import cuda, hopper, hopper_backward, selection_native, union_counts
+from twell.kernels.backends import cuda, hopper_backward, hopper_libraries, selection_native, union_counts
 from twell.kernels.build import Source
 
 FOR_BOTH = (union_counts.library((8, 0)), selection_native.library((8, 0)))
-LIBRARIES = (hopper.library(), hopper_backward.LIBRARY, cuda.library(((8, 0), (9, 0))), *FOR_BOTH)
-SOURCES = list(dict.fromkeys(source for library in LIBRARIES for source in library.sources))  # two may share one
+LIBRARIES = (hopper_libraries.library(), hopper_backward.LIBRARY, cuda.library(((8, 0), (9, 0))), *FOR_BOTH)
+# of the flags for other activations: its kernel has the fewest registers free
+ACTIVATED = hopper_libraries.library(relu2=True, up_relu=True).sources[0]
+LISTED = [source for library in LIBRARIES for source in library.sources]
+SOURCES = list(dict.fromkeys([*LISTED, ACTIVATED]))  # two libraries may share one
 CUDA = [source for source in SOURCES if source.path.endswith(".cu")]
 BINDINGS = [source for source in SOURCES if source.path.endswith(".cpp")]
 

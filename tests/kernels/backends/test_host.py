@@ -91,6 +91,7 @@ class Seen(TorchDispatchMode):
 def test_a_call_makes_four_tensors_and_asks_for_nothing_else(monkeypatch: pytest.MonkeyPatch, probes: str) -> None:
     """y, what is finite, nnz and the workspace: all else would keep the host longer than the GPU."""
     given: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(hopper, "loaded_op", lambda *_: "hopper_ffn")
     monkeypatch.setattr(torch.ops, "twell", SimpleNamespace(hopper_ffn=lambda *arguments: given.append(arguments)))
     kernels = {"hopper": Kernel(hopper.run, lambda *_: None, "a test", down_by_neuron=True)}
     monkeypatch.setattr("twell.kernels.dispatch.KERNELS", kernels)

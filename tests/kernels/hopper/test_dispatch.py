@@ -12,7 +12,7 @@ from support.gpu_checks import NEIGHBOURS
 from support.sanitized import ON_132
 
 from twell.kernels import build
-from twell.kernels.backends import hopper
+from twell.kernels.backends import hopper_libraries
 from twell.kernels.build import Source
 
 Tile = tuple[int, int]  # rows and neurons of the gate and up products, or a cluster's outputs of `down` and its CTAs
@@ -71,7 +71,8 @@ def choosers(tmp_path_factory: pytest.TempPathFactory) -> Choosers:
     folder = tmp_path_factory.mktemp("choices")
     source, program = folder / "choices.cu", folder / "choices"
     source.write_text(PROGRAM, encoding="utf-8")
-    flags = next(source.flags for source in hopper.library().sources if source.path == "hopper/mid_rows/launch.cu")
+    sources = hopper_libraries.library().sources
+    flags = next(source.flags for source in sources if source.path == "hopper/mid_rows/launch.cu")
     command = [nvcc, *build.compile_command(Source(str(source), flags), cuda=True), str(source), "-o", str(program)]
     subprocess.run(command, check=True)
     return Choosers(program)

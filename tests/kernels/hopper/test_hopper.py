@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier
@@ -22,7 +23,8 @@ from support.gpu_checks import (
 )
 from torch import Tensor
 
-from twell.kernels.backends import hopper, reference
+from twell.kernels import build
+from twell.kernels.backends import hopper, hopper_libraries, reference
 from twell.kernels.backends.gpu import results
 from twell.kernels.dispatch import choose
 from twell.kernels.layout import Layout, pack, tile_view
@@ -237,6 +239,15 @@ def test_a_plan_is_made_of_more_than_so_many_tiles() -> None:
         assert hopper.has_plan(n + 1, d_ff)
 
 
+def test_each_activation_has_an_op_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings = (build.CSRC / "hopper/bindings.cpp").read_text(encoding="utf-8")
+    names = [hopper_libraries.library(*flags).name for flags in itertools.product((False, True), repeat=2)]
+    assert len(set(names)) == 4 and all(f'#define TWELL_OP "{name}_ffn"' in bindings for name in names)
+    monkeypatch.setattr(build, "failure", lambda library: f"no {library.name} here")
+    with pytest.raises(build.BuildError, match="no hopper_relu2_up_relu here"):
+        hopper_libraries.loaded_op.__wrapped__(True, True)  # type: ignore[attr-defined]
+
+
 def test_refuses_with_the_reason() -> None:
     bf16 = torch.bfloat16
     assert hopper.refuses(torch.device("cpu"), bf16, 64, 64, 1) == "expected device cuda, got cpu"
@@ -254,6 +265,13 @@ def test_refuses_with_the_reason() -> None:
     assert hopper.lacks(Requirements("silu", threshold=0.5)) == (
         "expected relu or relu2 and no threshold, got silu with threshold 0.5"
     )
+    narrow = Requirements("relu2", gated=False)
+    assert hopper.slower(CUDA, 768, 3072, 8192, narrow) == (
+        "its plan costs more than it saves in plain FFNs of ReLU squared of d_model under 1024, got 768"
+    )
+    for other in ((1024, 4096, 8192, narrow), (768, 3072, 512, narrow), (768, 3072, 8192, Requirements("relu2"))):
+        assert hopper.slower(CUDA, *other) is None  # wide; without a plan; gated
+    assert hopper.slower(CUDA, 768, 3072, 8192, replace(narrow, activation="relu")) is None
     assert hopper.lacks(Requirements(layout=Layout(64, 8))) == (
         "expected tiles of 256 at compression 8, got Layout(tile=64, compression=8)"
     )

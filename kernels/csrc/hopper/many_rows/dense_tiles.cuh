@@ -68,11 +68,11 @@ class DensePairs {
     }
     return -1;
   }
-  // After the gate: whether the window's blocks run dense, as it is of high nnz and half of its tiles or more are listed.
-  // However uneven its rows are, they stay in place, since clusters may have made the up products of all listed tiles.
-  __device__ __forceinline__ bool runs_dense(const Ffn& f, int window, int rows) const {
+  // After the gate: whether the window is of high nnz and three of four of its tiles or more are listed. In order of nnz,
+  // all up products that clusters have made would be made again. With fewer dense tiles, other blocks gain more by it.
+  __device__ __forceinline__ bool mostly_dense(const Ffn& f, int window, int rows) const {
     return is_high_nnz(kHighNnzWindow, fired_[window], rows, f.d_ff) &&
-           2 * listed_[window] >= (rows + kPairRows - 1) / kPairRows * f.tiles;
+           4 * listed_[window] >= 3 * ((rows + kPairRows - 1) / kPairRows * f.tiles);
   }
   // After the gate: whether the tile's up product is done as well.
   __device__ __forceinline__ bool taken(int tile) const { return rows_[tile] == kTaken; }

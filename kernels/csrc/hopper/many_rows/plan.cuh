@@ -143,7 +143,7 @@ __device__ __forceinline__ void size_union(const Ffn& f, PlanShared& s, const Pl
     int fired = 0;
 #pragma unroll
     for (int i = 0; i < kBlockRows / 32; ++i) fired += window.sums[work.m0 % kWindow / 32 + i];
-    needs_ranks = !window.dense && !runs_dense(__reduce_add_sync(~0u, lane < kPlanWarps ? s.warp_union_sizes[lane] : 0), fired);
+    needs_ranks = !runs_dense(__reduce_add_sync(~0u, lane < kPlanWarps ? s.warp_union_sizes[lane] : 0), fired);
     if (thread == 0) s.values = fired, s.size = f.d_ff;
   } else {
     unite_masks(f, s, u);

@@ -4,7 +4,7 @@
 //
 // Windows whose rows all fire about as many neurons keep their order: blocks of consecutive rows are read whole. If the
 // gate's kernel continues with the up products of dense tiles, windows of high nnz keep theirs sooner: their blocks run
-// dense in any order. Those of which most tiles are dense always do, since the up products of these may be made already.
+// dense in any order. Those of which most tiles are dense always do: clusters may have made their up products.
 //
 // Each CTA of the plan determines its block's rows by itself, from the sums that the gate has made.
 #pragma once
@@ -32,7 +32,7 @@ struct Window {
   int ranks[2];                   // how many keys that begin with the same digits precede them
   uint32_t digits[2][kDigits];    // how many such keys follow with each next digit
   int many;                       // of `taken`
-  bool dense;                     // rows stay in place, and blocks run dense, whatever their unions
+  bool dense;                     // of high nnz, and most of its tiles are dense
 
   static __device__ __forceinline__ uint32_t key(const Ffn& f, int row, bool there, uint32_t nnz) {
     return (there ? f.d_ff - nnz : f.d_ff + 1) << kRowBits | row;
@@ -108,14 +108,14 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
     }
   }
   if (t < 2) w.bounds[t] = 0, w.ranks[t] = first + t * (kBlockRows - 1);
-  if (t == 0) w.many = 0, w.dense = f.dense_tiles != nullptr && DensePairs(f).runs_dense(f, m0 / kWindow, rows);
+  if (t == 0) w.many = 0, w.dense = f.dense_tiles != nullptr && DensePairs(f).mostly_dense(f, m0 / kWindow, rows);
   __syncthreads();
   static_assert(kWindow / 32 == 32);  // a lane for each
   const unsigned long long sums = __reduce_add_sync(~0u, w.sums[lane]);
   const unsigned long long squares =
       __reduce_add_sync(~0u, w.squares[0][lane]) + (static_cast<unsigned long long>(__reduce_add_sync(~0u, w.squares[1][lane])) << 16);
   // Whether their deviation is at most a quarter of the mean, or a 256th of d_ff: sorting then gains less than
-  // scattered rows cost. In a window of high nnz, half of the mean.
+  // scattered rows cost. In a window of high nnz, half of the mean; any if most of its tiles are dense.
   const unsigned long long spread = rows * squares - sums * sums, most = static_cast<unsigned long long>(rows) * f.d_ff;
   const int share = f.dense_tiles != nullptr && is_high_nnz(kHighNnzWindow, DensePairs(f).fired(m0 / kWindow), rows, f.d_ff) ? 4 : 16;
   return w.dense || share * spread <= sums * sums || spread <= most * most >> 16;
