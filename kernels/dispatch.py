@@ -36,7 +36,7 @@ class Kernel:
     run(params):    runs checked parameters: y [..., d_model] and its Stats
     refuses(device, dtype, d_model, d_ff, n, requirements): why it cannot take such a call of n rows, or None
     reason:         why it is preferred to those after it in KERNELS
-    slower(device, d_model, d_ff, n, requirements): why `auto` leaves such a call to the kernels after it, or None
+    leaves(device, d_model, d_ff, n, requirements): why `auto` leaves such a call to the kernels after it, or None
     lacks(requirements): the first option of a call that it does not support, or None
     down_by_neuron: it reads the rows of w_down.t(), so modules hold w_down in that order
     stage_runs(params, packed): for benchmarks, the gate product ("gate") and all that follows it ("up_down"), each to
@@ -47,7 +47,7 @@ class Kernel:
     refuses: Callable[..., str | None]
     reason: str
     lacks: Callable[[Requirements | FFNParams], str | None] = lambda _: None
-    slower: Callable[..., str | None] = lambda *_: None
+    leaves: Callable[..., str | None] = lambda *_: None
     down_by_neuron: bool = False
     stage_runs: Callable[[FFNParams, TwELL | None], dict[str, Callable[[], Any]]] | None = None
 
@@ -58,7 +58,7 @@ KERNELS: dict[str, Kernel] = {  # fastest first; the last one takes everything
         hopper.refuses,
         "it multiplies over the neurons that blocks of rows fire, with Hopper's tensor cores",
         hopper.lacks,
-        hopper.slower,
+        hopper.leaves,
         down_by_neuron=True,
         stage_runs=hopper.stage_runs,
     ),
@@ -130,7 +130,7 @@ def _first(
         candidate = KERNELS[name]
         refusal = candidate.lacks(requirements)
         if refusal is None and kernel == "auto":
-            refusal = candidate.slower(device, d_model, d_ff, n, requirements)
+            refusal = candidate.leaves(device, d_model, d_ff, n, requirements)
         refusal = refusal or candidate.refuses(device, dtype, d_model, d_ff, n, requirements)
         if refusal is None:
             break

@@ -42,7 +42,6 @@ BLOCK, PANEL = 128, 64  # rows that share a union; columns of a hidden panel
 OUTPUTS = 256  # columns of y that the down product makes at once
 WINDOW = 1024  # rows that are put in order of nnz before they are cut into blocks
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
-WIDE_PLAIN = 1024  # d_model from which on a plain FFN of ReLU squared with a plan pays: 768 is slower, 2048 faster
 FEW_TILES = 352  # of the gate product: up to so many, a call has no order, no plan and, unless asked for, no words
 PARTIAL_SUMS = 144  # of a tile of y, that can be left for other CTAs at once: as many as a GH100 has multiprocessors
 ALL_STAGES = int(Stage.GATE | Stage.PLAN | Stage.UP | Stage.DOWN | Stage.COUNTS)
@@ -74,17 +73,11 @@ def _cannot_run(device: torch.device, relu2: bool, up_relu: bool) -> str | None:
     return gpu.not_hopper(device) or build.failure(library(relu2, up_relu))
 
 
-def slower(device: torch.device, d_model: int, d_ff: int, n: int, requirements: Requirements | FFNParams) -> str | None:
-    """Return why a call that names no kernel is left to the next one; None if it is not.
-
-    A plain FFN has no up product to save, and in a narrow one the plan costs more than what `down` saves.
-    """
-    if device.type != "cuda" or requirements.activation != "relu2" or requirements.gated:
+def leaves(device: torch.device, d_model: int, d_ff: int, n: int, requirements: Requirements | FFNParams) -> str | None:
+    """Return why a call that names no kernel is left to the next one; None if it is not."""
+    if device.type != "cuda" or (requirements.activation == "relu" and not requirements.up_relu):
         return None
-    if d_model >= WIDE_PLAIN or not has_plan(n, d_ff):
-        return None
-    what = f"plain FFNs of ReLU squared of d_model under {WIDE_PLAIN}"
-    return f"its plan costs more than it saves in {what}, got {d_model}"
+    return "its counts of this activation have yet to be compared on a GPU, so it runs only where it is named"
 
 
 def lacks(requirements: Requirements | FFNParams) -> str | None:
