@@ -26,7 +26,7 @@ from twell.workbench.capturing.batch_size import about_batches, batch_rows
 from twell.workbench.capturing.distributed import FAILED, Ranks
 from twell.workbench.capturing.firings import parse_fired
 from twell.workbench.capturing.prefetch import BatchStream, read_batches
-from twell.workbench.capturing.progress import Bar, Interrupt, expected_tokens, outcome, plan, refuse_if_full
+from twell.workbench.capturing.progress import Bar, Interrupt, expected_tokens, nnz_sum, outcome, plan, refuse_if_full
 from twell.workbench.capturing.recorder import Recorder
 from twell.workbench.capturing.resume import ResumePoint, new_manifest
 from twell.workbench.errors import UserError
@@ -161,7 +161,7 @@ def _record(
         recorder.rescue()
         raise
     run = open_run(options.out)
-    console.print(outcome(run, recorder.nnz_mean))
+    console.print(outcome(run, recorder.nnz_mean if ranks.world == 1 else _mean_nnz(run)))
     if note := nonfinite_note(run):
         console.print(note)
     if unreadable is not None:
@@ -173,6 +173,12 @@ def _record(
     if recorder.nnz_mean is None and ranks.rank == 0 and counts_no_token(run):
         raise no_counted_token(run)
     return run
+
+
+def _mean_nnz(run: Run) -> float | None:
+    """Return the mean nnz over the unflagged tokens of all ranks and all layers; None where there are none."""
+    tokens, total = nnz_sum(run)
+    return total / (tokens * run.layers) if tokens else None
 
 
 def _run_batches(

@@ -14,6 +14,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -33,6 +34,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.manifest import COMPLETE
+from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
 from twell.workbench.text.sequences import documents
 from twell.workbench.text.sources import Source
@@ -100,6 +102,16 @@ def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None, about
         f"kernel {why(loaded.choice(options.rows_of_batch), options.kernel)}\n"
         f"{amount}{about_batches}"
     )
+
+
+def nnz_sum(run: Run) -> tuple[int, int]:
+    """Return the unflagged tokens of a run, and the neurons that they fired in all layers together."""
+    names, tokens, total = nnz_columns(run.layers), 0, 0
+    for rows in run.pieces("activity", ["flags", *names]):
+        plain = rows["flags"].to_numpy() == 0
+        tokens += int(plain.sum())
+        total += sum(int(rows[name].to_numpy()[plain].sum(dtype=np.int64)) for name in names)
+    return tokens, total
 
 
 def outcome(run: Run, nnz_mean: float | None) -> str:

@@ -24,6 +24,7 @@ from twell.workbench.capturing.firings import BatchFirings, FiringCollector
 from twell.workbench.capturing.forward import Counted, Inputs, forward
 from twell.workbench.capturing.generate import GenerationConfig, generate
 from twell.workbench.capturing.layer_sums import Sums
+from twell.workbench.capturing.progress import nnz_sum
 from twell.workbench.capturing.timing.call_times import BatchTimes
 from twell.workbench.capturing.timing.timings import Timings
 from twell.workbench.models.load import LoadedModel
@@ -91,11 +92,8 @@ class Recorder:
 
     def _restore_means(self, run: Run) -> None:
         """Add the tokens of a resumed run to nnz_mean."""
-        names = schema.nnz_columns(self.loaded.layers)
-        for rows in run.pieces("activity", ["flags", *names]):
-            plain = rows["flags"].to_numpy() == 0
-            self._unflagged += int(plain.sum())
-            self._nnz_sum += sum(int(rows[name].to_numpy()[plain].sum(dtype=np.int64)) for name in names)
+        tokens, total = nnz_sum(run)
+        self._unflagged, self._nnz_sum = self._unflagged + tokens, self._nnz_sum + total
 
     def step(self, batch: Batch) -> None:
         """Start a batch on the device, then process the counts of the batch before it.

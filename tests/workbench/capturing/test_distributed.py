@@ -18,6 +18,7 @@ from support.forked import as_rank, free_port
 from support.same_runs import assert_nothing_else, assert_same_tables
 
 from twell.workbench.capturing.distributed import Ranks
+from twell.workbench.capturing.progress import nnz_sum
 from twell.workbench.errors import UserError
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.manifest import Part
@@ -105,7 +106,8 @@ def test_two_ranks_make_the_run_that_one_makes(
     assert {part.rank for part in ours.parts if part.table == "activity"} == {0, 1}
     shares = [rank["tokens"] for rank in ours.ranks]
     assert sum(shares) == ours.tokens and min(shares) > 0.4 * ours.tokens
-    assert whole.activity()[nnz_columns(whole.layers)].to_numpy().any()
+    rows = whole.activity().query("flags == 0")
+    assert nnz_sum(whole) == (len(rows), rows[nnz_columns(whole.layers)].to_numpy().sum()) and len(rows)
 
 
 @pytest.mark.parametrize("victim", [1, 0])
@@ -229,6 +231,9 @@ def test_torchrun(start: Start, tiny: Path, text: Path, tmp_path: Path) -> None:
     assert "twell: Expected 2 ranks to finish run, rank 1 died after" in printed
     broken = open_run(out)
     assert broken.manifest.status == "interrupted" and broken.damaged() == []
+    tokens, total = nnz_sum(broken)
+    assert tokens == (broken.activity()["flags"] == 0).sum()
+    assert f"mean nnz {total / tokens / broken.layers:.1f} of {broken.d_ff}" in printed
     processes, errors = start(
         out, text=(str(long),), small=False, batch_tokens=480, examples=0, fired=None, resume=True
     )
