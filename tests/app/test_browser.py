@@ -6,9 +6,6 @@ from typing import Any
 
 from support.browser_pages import wait_until
 
-from twell.analysis import contexts
-from twell.workbench.run.store import Run
-
 MAIN = "document.querySelector('[data-testid=stMain]')"
 PAGES = {
     "": ".tw-numbers",
@@ -55,38 +52,6 @@ def test_panels_keep_their_width_on_a_phone(browser: Any, address: str, watch: A
     assert scrolls < 390
     watched.check()
     watched.page.close()
-
-
-def test_from_a_token_to_its_places_and_back(watched: Any, made_run: Run) -> None:
-    page = watched.page
-    watched.open("/tokens?run=made&view=tokens&find=formal", '[data-testid="stDataFrame"] canvas')
-    page.locator(".js-plotly-plot .scatterlayer .point").first.click(force=True)
-    page.wait_for_selector(".tw-places")
-    watched.settle()
-    assert "token=40" in page.url
-    assert page.locator("h1").inner_text().startswith("␣formaldehyde")
-    page.evaluate("window.stays = true")
-    first = contexts(made_run, 40).iloc[0]
-    place = page.locator(".tw-place:not(.names)").first
-    assert place.locator(".where").inner_text() == f"{first['sequence']}:{first['position']}"
-    place.locator("a.where").click()
-    page.wait_for_selector(".tw-passage a.here")
-    watched.settle()
-    assert page.evaluate("window.stays"), "a link of our own is followed in place"
-    page.go_back()
-    page.wait_for_selector(".tw-places")
-    watched.settle()
-    page.get_by_text("Least active first").click()
-    wait_until(page, "location.search.includes('order=quietest')")
-    link = page.url
-    page.get_by_role("link", name="← All tokens").click()
-    page.wait_for_selector('[data-testid="stDataFrame"]')
-    watched.settle()
-    assert "find=formal" in page.url
-    page.go_back()
-    page.wait_for_selector(".tw-places")
-    assert page.url == link
-    watched.check()
 
 
 def test_token_text_does_nothing_in_a_browser(watched: Any, hostile: dict[int, str]) -> None:

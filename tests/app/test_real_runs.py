@@ -182,14 +182,27 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     assert [cell.inner_text() for cell in shown.locator(".nnz").all()] == [whole(nnz) for nnz in places["nnz"]]
 
     at = places.iloc[0]
+    page.evaluate("window.stays = true")
     shown.first.locator("a.where").click()
     page.wait_for_selector(".tw-passage a.here")
     watched.settle()
+    assert page.evaluate("window.stays"), "a link of our own is followed in place"
     assert f"sequence={at['sequence']}&position={at['position']}" in page.url
     assert page.locator(".tw-passage a.here").inner_text().strip() == str(loudest["text"]).strip()
     page.go_back()
+    page.wait_for_selector(".tw-places")
+    watched.settle()
+    page.get_by_text("Least active first").click()
+    wait_until(page, "location.search.includes('order=quietest')")
+    link = page.url
+    page.get_by_role("link", name="← All tokens").click()
+    page.wait_for_selector('[data-testid="stDataFrame"]')
+    watched.settle()
+    assert "rank=shrunk" in page.url
+    page.go_back()
     page.wait_for_selector("a.tw-neuron")
     watched.settle()
+    assert page.url == link
 
     own = neurons_of(run, int(loudest["token_id"]))
     links = page.locator("a.tw-neuron")
