@@ -74,6 +74,8 @@ def only_trained(run: Run) -> None:
         <p>It recorded how the model gets sparse, step by step, and no activity of single tokens.</p></div>"""
     )
     widgets.page_link("training", "See how it gets sparse")
+    if run.manifest.status == "complete" and not (run.path / "config.json").exists():
+        return  # its log alone is here
     st.html(
         f"""<div class="tw-empty"><p>To see which tokens fire which neurons, capture the trained model:</p>
         <pre>twell capture {model} --text FILE --out runs/{name}-activity</pre></div>"""
