@@ -48,19 +48,19 @@ def layer_names(layers: pd.Series | np.ndarray | list[int]) -> list[str]:
     return [f"L{int(layer)}" for layer in layers]
 
 
-def layer_axis(figure: go.Figure, layers: list[int], **where: Any) -> None:
+def layer_axis(figure: go.Figure, layers: list[int], evenly: bool = False, **where: Any) -> None:
     """Name layers down the y axis, the first on top: each one, or every second or fourth if there are many.
 
     Args:
-        figure: the figure, whose y values are layer numbers.
+        figure: the figure, whose y values are layer numbers; with `evenly` their places in `layers`, from 0 on.
         layers: the layers, in order.
+        evenly: a line each, also where layers between them are missing.
         where: `row` and `col` of the panel, if the figure has several.
     """
     step = 1 if len(layers) <= 32 else 2 if len(layers) <= 64 else 4
-    named = layers[::step]
-    figure.update_yaxes(
-        tickvals=named, ticktext=layer_names(named), range=[max(layers) + 0.75, min(layers) - 0.95], **where
-    )
+    lines = list(range(len(layers))) if evenly else layers
+    limits = [max(lines) + 0.75, min(lines) - 0.95]
+    figure.update_yaxes(tickvals=lines[::step], ticktext=layer_names(layers[::step]), range=limits, **where)
 
 
 def spans(low: Sequence[float], high: Sequence[float], rows: Sequence[float]) -> dict[str, list[float | None]]:

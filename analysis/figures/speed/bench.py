@@ -45,13 +45,14 @@ def time_by_layer(frame: pd.DataFrame) -> go.Figure:
             at the right.
     """
     layers = sorted(int(layer) for layer in frame["layer"].unique())
+    lines = {layer: number for number, layer in enumerate(layers)}  # a bench may have left out layers between them
     unit, scale = time_unit(float(frame["us"].max()))
     figure = go.Figure()
     for operation, marker in markers(list(dict.fromkeys(frame["operation"]))).items():
         rows = frame[frame["operation"] == operation]
         figure.add_scatter(
             x=rows["us"] * scale,
-            y=rows["layer"],
+            y=rows["layer"].map(lines),
             mode="markers",
             marker=marker,
             name=operation,
@@ -62,16 +63,17 @@ def time_by_layer(frame: pd.DataFrame) -> go.Figure:
                 thickness=1,
                 color=FAINT,
             ),
-            customdata=rows[["speedup", "nnz_mean", "repeats"]],
-            hovertemplate=f"layer %{{y:.0f}}, {operation}: %{{x:,.4g}} {unit}, %{{customdata[0]:.3g}} × dense<br>"
-            "mean nnz %{customdata[1]:.3g}, repeats: %{customdata[2]}<extra></extra>",
+            customdata=rows[["speedup", "nnz_mean", "repeats", "layer"]],
+            hovertemplate=f"layer %{{customdata[3]:.0f}}, {operation}: %{{x:,.4g}} {unit}, "
+            "%{customdata[0]:.3g} × dense<br>mean nnz %{customdata[1]:.3g}, repeats: %{customdata[2]}<extra></extra>",
         )
     finish(figure, figure_height(len(layers)) + 60, right=76, left=44, top=80)
     figure.update_layout(showlegend=True, legend=LEGEND_ABOVE)
-    layer_axis(figure, layers)
+    layer_axis(figure, layers, evenly=True)
     best = frame[frame["sparse"]].groupby("layer")["speedup"].max()
     at_right = {"xref": "paper", "x": 1, "xshift": 8, "xanchor": "left", "showarrow": False, "font": {"size": 12}}
-    figure.update_layout(annotations=[{**at_right, "text": times(gain), "y": layer} for layer, gain in best.items()])
+    gains = [{**at_right, "text": times(gain), "y": lines[layer]} for layer, gain in best.items()]
+    figure.update_layout(annotations=gains)
     low, high = float(frame["us"].min()) * scale, float(frame["us"].max()) * scale
     is_log = high > 20 * low
     if is_log:
