@@ -22,8 +22,6 @@ from twell.analysis.figures.compare import frontier
 from twell.analysis.figures.speed.kernels import break_even
 from twell.analysis.passage import passage
 from twell.app.ui.formatting import SPACE, number, percent, times, typeset, whole
-from twell.data.recorded import ship
-from twell.workbench.errors import UserError
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
@@ -222,47 +220,6 @@ def test_from_a_token_to_its_place_to_a_neuron_to_its_examples(watched: Any, mad
     found = examples(made_run, 1, 3)
     assert page.locator(".tw-example").count() == len(found)
     watched.check()
-
-
-def test_every_page_opens_on_the_recorded_runs(show: Show) -> None:
-    recorded = Path(__file__).resolve().parents[2] / "data" / "recorded"
-    names = [path.parent.name for path in recorded.glob("*/run.json")]
-    assert names
-    for name in names:
-        for page in ("overview", "text", "tokens", "layers", "positions", "neurons", "kernels", "findings", "export"):
-            test = show(recorded, page, run=name)
-            assert not test.exception
-            assert not test.warning
-        assert not show(recorded, "neuron", run=name, neuron="L0/N0").exception
-
-
-def test_what_ships_is_small_and_its_pages_open(
-    show: Show, made: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run with its rows, and one with the least that is kept of summaries."""
-    run = made.make(tmp_path / "made", layers=3, sequences=24, parts=2, fired=True)
-    manifests.update(run.path, text=[{**run.manifest.text[0], "source": "builtin:passages"}])
-    shipped = ship.ship(run.path, tmp_path / "ships" / "text", rows=True)
-    frame, kept = run.activity(), shipped.activity()
-    pd.testing.assert_frame_equal(kept, frame)
-    pd.testing.assert_frame_equal(by_token(shipped), by_token(run))
-    assert len(shipped.sql("select neuron from fired")) and shipped.damaged() == []
-    *_, least = ship.drafts_of_summaries(run, tmp_path / "ships" / "least")
-    assert least == "without z_position_sum and z_position_square and z_position_cross of token_scores"
-    assert ship.size(tmp_path / "ships" / "least") < ship.size(shipped.path) / 2
-    values = ["mean", "sparsity", "low", "high"]
-    pd.testing.assert_frame_equal(by_layer(open_run(tmp_path / "ships" / "least"))[values], by_layer(run)[values])
-    for name, page in (("text", "token"), ("least", "token"), ("least", "tokens"), ("least", "neurons")):
-        assert not show(tmp_path / "ships", page, run=name, token=40).exception, (name, page)
-    assert "tw-passage" in markup(show(tmp_path / "ships", "text", run="text", sequence=1))
-    assert "tw-example" in markup(show(tmp_path / "ships", "neuron", run="text", neuron="L0/N3"))
-    manifests.update(run.path, text=[{**run.manifest.text[0], "source": "diary.txt"}])
-    with pytest.raises(UserError, match=r"got diary\.txt"):
-        ship.ship(run.path, tmp_path / "ships" / "never", rows=True)
-    with pytest.raises(UserError, match=r"Expected at most 1,000 bytes"):
-        ship.ship(run.path, tmp_path / "ships" / "never", limit=1000)
-    assert not (tmp_path / "ships" / "never").exists()
-    assert "bytes without surprisal_ranks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", ["overview", "layers", "positions", "compare"])
