@@ -6,6 +6,7 @@ independent; degrees of freedom are those of Kish's effective number of clusters
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import permutations
 
 import numpy as np
@@ -39,6 +40,24 @@ def ratio_error(n: ArrayLike, n2: ArrayLike, y: ArrayLike, y2: ArrayLike, ny: Ar
         mean, k = y / n, effective(n, n2)
         residual = np.maximum(y2 - 2 * mean * ny + mean**2 * n2, 0)
         return np.where(k > 1, np.sqrt(k / (k - 1) * residual) / n, np.nan)
+
+
+def centred_error(
+    sums: Sequence[ArrayLike], beside: ArrayLike, n_beside: ArrayLike, all_square: ArrayLike, all_n: ArrayLike
+) -> NDArray:
+    """Return the standard error of a mean Σy_g / Σn_g less the mean of all values, which is 0 in the sample.
+
+    sums: the five of `ratio_error`; beside, n_beside: Σ y_g·a_g and Σ n_g·a_g, a_g being the sum of all values of
+    cluster g; all_square: Σ a_g²; all_n: the number of all values. As `ratio_error`, with the residual of a cluster
+    taken less its a_g / all_n: both means come from the same clusters and move together.
+    """
+    n, n2, y, y2, ny = (np.asarray(values, dtype=float) for values in sums)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean, k = y / n, effective(n, n2)
+        residual = np.maximum(y2 - 2 * mean * ny + mean**2 * n2, 0) / n**2
+        together = (np.asarray(beside) - mean * np.asarray(n_beside)) / n / all_n
+        variance = np.maximum(residual - 2 * together + np.asarray(all_square) / np.asarray(all_n) ** 2, 0)
+        return np.where(k > 1, np.sqrt(k / (k - 1) * variance), np.nan)
 
 
 def mean_error(n: ArrayLike, y: ArrayLike, y2: ArrayLike) -> NDArray:

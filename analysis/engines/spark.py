@@ -171,6 +171,6 @@ def _mapper(function: Callable[[Path], pa.Table], schema: pa.Schema) -> Any:
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for path in batch.column(0).to_pylist():
-                yield from function(path).cast(schema).to_batches()
+                yield from function(Path(path)).cast(schema).to_batches()
 
     return rows

@@ -23,12 +23,12 @@ from twell.analysis.engines.accumulate import Tables, Total
 from twell.analysis.engines.base import Engine
 from twell.analysis.engines.layer_columns import layer_rows
 from twell.analysis.engines.open import open_engine
-from twell.analysis.summaries.derived import band_moments, correlations, moments
-from twell.analysis.summaries.documents import Documents, read_documents
+from twell.analysis.summaries.derived import Scale, band_moments, correlations, moments
+from twell.analysis.summaries.documents import Documents, SplitDocuments, read_documents, split_documents
 from twell.analysis.summaries.part_sums import of_part
 from twell.analysis.summaries.rank_tables import class_step
 from twell.analysis.summaries.token_class import CLASSES, Classes, read_classes
-from twell.analysis.summaries.z_scores import ROWS, Scale, Spelling, TokenMeans, scores_of_part
+from twell.analysis.summaries.z_scores import ROWS, Spelling, TokenMeans, scores_of_part
 from twell.workbench.run.part_files import open_part
 from twell.workbench.run.schema import SUMMARIES, TABLES, nnz_columns
 from twell.workbench.run.store import Run
@@ -60,12 +60,27 @@ def build(
     with open_engine(engine) as opened, ThreadPoolExecutor(1) as second_thread:
         total = Total(tables)
         total.add(sums_of_counts(opened, run, parts))
-        total.add(declared(sums_of_tokens(opened, run, parts, classes, documents, tick), documents))
+        split = split_documents(*_activity(run, files, covered=bool(tables)), documents)
+        total.add(declared(sums_of_tokens(opened, run, parts, classes, documents, split, tick), documents))
         if not scored:
             return _finished(total)
         means = {name: total.table(name) for name in ("layers", "positions", "tokens", "token_layers")}
         finished = second_thread.submit(_finished, total)  # while this thread waits for parts to be read
-        return {**_sorted(second_reading(opened, run, classes, documents, means)), **finished.result()}
+        if tables:
+            split = split_documents(run.parts("activity"), (), documents)
+        return {**_sorted(second_reading(opened, run, classes, documents, split, means)), **finished.result()}
+
+
+def _activity(run: Run, files: Collection[str], covered: bool) -> tuple[list[Path], list[Path]]:
+    """Return the parts of `activity` that sums are made of, and those whose sums there are.
+
+    files: of the parts that are read; covered: whether the sums of all others are there. Nothing where none is read.
+    """
+    parts = [part.file for part in run.manifest.parts if part.table == "activity"]
+    if not set(parts) & set(files):
+        return [], []
+    others = [file for file in parts if file not in files] if covered else []
+    return [run.path / file for file in parts if file in files or covered], [run.path / file for file in others]
 
 
 def sums_of_counts(engine: Engine, run: Run, parts: Parts) -> Tables:
@@ -94,11 +109,17 @@ def rows_of(engine: Engine, name: str, files: Sequence[Path]) -> ir.Table:
 
 
 def sums_of_tokens(
-    engine: Engine, run: Run, parts: Parts, classes: Classes, documents: Documents, tick: Tick
+    engine: Engine,
+    run: Run,
+    parts: Parts,
+    classes: Classes,
+    documents: Documents,
+    split: SplitDocuments,
+    tick: Tick,
 ) -> Tables:
     """Return the sums of the tokens of parts as `part_sums` makes them, some with one column a layer.
 
-    classes: of the vocabulary; documents: of the run; tick: as in `build`.
+    classes: of the vocabulary; documents: of the run; split: those in several parts; tick: as in `build`.
     """
     rows = {run.path / part.file: part.rows for part in parts if part.table == "activity"}
     function = partial(
@@ -108,6 +129,7 @@ def sums_of_tokens(
         classes=classes,
         step=class_step(run),
         documents=documents,
+        split=split,
     )
     return engine.add_up(list(rows), function, lambda files: tick(sum(rows[file] for file in files)))
 
@@ -140,12 +162,18 @@ def _sorted(tables: Tables) -> Tables:
 
 
 def second_reading(
-    engine: Engine, run: Run, classes: Classes, documents: Documents, means: Mapping[str, pa.Table]
+    engine: Engine,
+    run: Run,
+    classes: Classes,
+    documents: Documents,
+    split: SplitDocuments,
+    means: Mapping[str, pa.Table],
 ) -> Tables:
     """Return what needs the means of the whole run: z by token, by class and, where there is a vocabulary, by word; and
     how nnz goes with the loss within tokens.
 
-    classes: of the vocabulary; documents: of the run; means: the summaries that the means come from, by name.
+    classes: of the vocabulary; documents: of the run; split: those that lie in several parts; means: the
+    summaries that the means come from, by name.
     """
     mean, sd = moments(means["layers"], run.layers)
     spelling = None
@@ -160,6 +188,7 @@ def second_reading(
         documents=documents,
         classes=classes,
         within=TokenMeans.of(means["tokens"], means["token_layers"], run.layers) if run.manifest.loss_tokens else None,
+        split=split,
     )
     with engine.map_files(run.parts("activity"), function, ROWS) as rows:
         tokens = engine.arrow(added("token_scores", rows.filter(rows.token_id.notnull())))

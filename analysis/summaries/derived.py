@@ -7,6 +7,7 @@ about layers, positions and surprisal use them too. Cost: 5 ms for the moments, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,8 @@ RANKS = ("layer", "nnz_class", "loss_class", "replicate", "tokens")
 CLASSED = ("class", "layer", "replicate", "loss_class", "nnz_class")
 CORRELATED = ("class", "layer", "spearman", "low", "high", "tokens", "groups")
 ALL = ""  # in place of a class: tokens of every class
+
+Pair = tuple[NDArray, NDArray]
 
 
 def moments(rows: Mapping[str, ArrayLike], layers: int) -> tuple[NDArray, NDArray]:
@@ -117,3 +120,34 @@ def _spearman(rows: Mapping[str, NDArray]) -> dict[str, NDArray]:
     low, high = fisher_interval(estimate, error, effective(size.sum(), (size**2).sum()) - 1)
     n = np.bincount(rows["layer"], rows["tokens"]).astype(np.int64)
     return {"layer": np.arange(len(n)), "spearman": estimate, "low": low, "high": high, "tokens": n}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The weights of z: Σ weight·nnz - level is z of a token.
+
+    weight [layer], level: from the whole run's moments; band_weight [band, layer], band_level [band]: from the moments
+    at each band of positions.
+    """
+
+    weight: NDArray
+    level: float
+    band_weight: NDArray
+    band_level: NDArray
+
+    @classmethod
+    def of(cls, run_moments: Pair, band_moments: Pair) -> Scale:
+        """Make a scale from mean and sd of the run's unflagged tokens [layer], and those at each band [band, layer].
+
+        z is the mean over layers of (nnz - mean) / sd; layers without spread are left out.
+        """
+        (weight, level), (band_weight, band_level) = _standard(*run_moments), _standard(*band_moments)
+        return cls(weight, float(level), band_weight, band_level)
+
+
+def _standard(mean: NDArray, sd: NDArray) -> Pair:
+    """Return weight [..., layer] and level [...], so that Σ weight·nnz - level is the mean over layers of
+    (nnz - mean) / sd."""
+    spread = sd > 0
+    weight = np.where(spread, 1 / np.where(spread, sd, 1), 0) / np.maximum(spread.sum(axis=-1, keepdims=True), 1)
+    return weight, (weight * np.where(spread, mean, 0)).sum(axis=-1)

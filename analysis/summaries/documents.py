@@ -1,29 +1,41 @@
 """Tell which document each sequence belongs to: the clusters that standard errors and intervals are taken over.
 
     documents = read_documents(run)
-    documents.of_rows(sequence)      cluster, unit and origin of each row
+    documents.of_rows(sequence, position)   cluster, unit and origin of each row
+    split = split_documents(run.parts("activity"), (), documents)
+    split.clusters["part-00001.parquet"]    the clusters of that part that other parts hold too
+    split.home["part-00001.parquet"]        those that it reads whole, from all parts, some at a time
 
 The tokens of one document are not independent, and neither are its sequences: dealt into different groups, they would
 make every interval too narrow. So a cluster is a document, and its replicate is its number modulo 20. Where a source
 has under FEW documents, those longer than BLOCK sequences are cut into blocks of that many consecutive sequences, since
 a few clusters of unequal length tell no error. Sequences of which no document is known are taken in such blocks too.
-Cost: 10 ms for 10 000 sequences.
+
+Sums of squares over documents add up over parts only if each document is summed in one piece. So a part leaves out the
+rows of documents that lie in several, and each of these is read whole by one of the parts that hold it (`part_rows`).
+Ranks that capture together deal a document's sequences among their parts, so these documents are shared out evenly.
+Cost: 10 ms for 10 000 sequences; of each part the footer, and one column where it may share a document.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from twell.workbench.errors import Missing
+from twell.workbench.run.part_files import open_part
 from twell.workbench.run.store import Run
 
 REPLICATES = 20
 BLOCK = 16  # consecutive sequences of a long document
 FEW = 40  # documents of a source, from which each is a cluster however long it is
+MOST_ROWS = 3 * 2**19  # of whole documents that a part reads at a time
 MOST_SOURCES = 64  # told apart in a summary; any further ones are counted as one
 LATER, START, CUT, UNKNOWN = range(4)  # place: after position 0; position 0 of a document; of its next sequence
 FURTHER = "further sources"
@@ -124,3 +136,91 @@ def documents_of(rows: pa.Table) -> Documents:
         names=tuple(shown),
         cut=tuple(names[index] for index in cut),
     )
+
+
+@dataclass(frozen=True)
+class SplitDocuments:
+    """Clusters that lie in several parts, by the file name of a part.
+
+    clusters: numbers of those that the part holds rows of, ascending; home: the ones that it reads whole, as arrays of
+    at most MOST_ROWS rows, or of one longer document; covered: parts whose sums are there already, which are home to
+    none.
+    """
+
+    clusters: Mapping[str, NDArray] = field(default_factory=dict)
+    home: Mapping[str, list[NDArray]] = field(default_factory=dict)
+    covered: frozenset[str] = frozenset()
+
+    def holders(self, clusters: NDArray, covered_only: bool = False) -> list[str]:
+        """Return the parts that hold rows of any of these clusters; covered_only: among the covered ones."""
+        names = self.covered & self.clusters.keys() if covered_only else self.clusters.keys()
+        return sorted(name for name in names if np.isin(self.clusters[name], clusters).any())
+
+
+def split_documents(files: Sequence[Path], covered: Collection[Path], documents: Documents) -> SplitDocuments:
+    """Return the clusters that two or more parts hold, at least one of which is not covered.
+
+    files: all parts of `activity`; covered: those of them whose sums are not made again; documents: of the run.
+    """
+    done = frozenset(path.name for path in covered)
+    possible = {path: _between(*_sequence_range(path), documents) for path in files}
+    shared = _in_several(possible, done)
+    rows: dict[Path, tuple[NDArray, NDArray]] = {}
+    for path, numbers in possible.items():
+        if np.isin(numbers, shared).any():
+            sequence = open_part(path).read(["sequence"])["sequence"].to_numpy()
+            rows[path] = np.unique(documents.of_rows(sequence, sequence)["cluster"], return_counts=True)
+    shared = _in_several({path: numbers for path, (numbers, _) in rows.items()}, done)
+    sizes, clusters = np.zeros(len(shared), np.int64), {}
+    for path, (numbers, count) in rows.items():
+        inside = np.isin(numbers, shared)
+        sizes[np.searchsorted(shared, numbers[inside])] += count[inside]
+        if inside.any():
+            clusters[path.name] = numbers[inside]
+    return SplitDocuments(clusters, _homes(clusters, shared, sizes, done), done)
+
+
+def _sequence_range(path: Path) -> tuple[int, int]:
+    """Return the least and the greatest sequence of a part."""
+    file = open_part(path)
+    column = file.schema_arrow.names.index("sequence")
+    groups = [file.metadata.row_group(number).column(column).statistics for number in range(file.num_row_groups)]
+    if groups and all(statistics is not None and statistics.has_min_max for statistics in groups):
+        return min(statistics.min for statistics in groups), max(statistics.max for statistics in groups)
+    return _read_range(file)
+
+
+def _read_range(file: pq.ParquetFile) -> tuple[int, int]:
+    """Return the least and the greatest sequence of a part whose footer does not tell them; (0, -1) without rows."""
+    sequence = file.read(["sequence"])["sequence"].to_numpy()
+    return (int(sequence.min()), int(sequence.max())) if len(sequence) else (0, -1)
+
+
+def _between(first: int, last: int, documents: Documents) -> NDArray:
+    """Return the clusters of the sequences from `first` to `last`, ascending."""
+    sequence = np.arange(first, last + 1)
+    return np.unique(documents.of_rows(sequence, sequence)["cluster"])
+
+
+def _in_several(clusters: Mapping[Path, NDArray], covered: frozenset[str]) -> NDArray:
+    """Return the clusters that two or more of these parts hold, at least one of which is not covered, ascending."""
+    if not clusters:
+        return np.zeros(0, np.int32)
+    number, parts = np.unique(np.concatenate(list(clusters.values())), return_counts=True)
+    fresh = [held for path, held in clusters.items() if path.name not in covered]
+    return number[(parts > 1) & np.isin(number, np.concatenate(fresh) if fresh else [])]
+
+
+def _homes(
+    clusters: Mapping[str, NDArray], shared: NDArray, sizes: NDArray, covered: frozenset[str]
+) -> dict[str, list[NDArray]]:
+    """Return, by part, the clusters that it reads whole, MOST_ROWS at a time. Those of several parts go round."""
+    names = sorted(clusters.keys() - covered)
+    holds = np.array([np.isin(shared, clusters[name]) for name in names], bool).reshape(len(names), len(shared))
+    turn = np.arange(len(shared)) % np.maximum(holds.sum(axis=0), 1)
+    chosen = holds & (np.cumsum(holds, axis=0) - 1 == turn)
+    homes = {}
+    for name, mine in zip(names, chosen, strict=True):
+        begins = np.cumsum(sizes[mine]) - sizes[mine]
+        homes[name] = np.split(shared[mine], 1 + np.flatnonzero(np.diff(begins // MOST_ROWS)))
+    return {name: [group for group in groups if len(group)] for name, groups in homes.items()}

@@ -9,7 +9,7 @@ of a cluster. Integers may wrap around in between and are exact if they end belo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -19,11 +19,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
-from twell.analysis.summaries.documents import Documents
+from twell.analysis.summaries.documents import Documents, SplitDocuments
 from twell.workbench.run.part_files import open_part
 
 PIECE = 3 * 2**19  # most rows in memory at a time: a part of twell's is one piece, a larger one is cut at documents
 READ = 2**14  # rows read at a time
+NAMES = ("sequence", "position", "token_id", "flags", "loss", "phase")
+KINDS = (np.int32, np.int32, np.int32, np.uint8, np.float64, np.uint8)
 BLOCK = 2**13  # rows summed at a time: as 64-bit numbers of 28 layers, they stay in the core's cache
 
 
@@ -50,8 +52,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.sequence)
 
-    def take(self, index: NDArray) -> Rows:
-        """Return the rows at these indices, or where a mask is true."""
+    def take(self, index: NDArray | slice) -> Rows:
+        """Return the rows at these indices, in a slice, or where a mask is true."""
         return Rows(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def follow(self) -> NDArray:
@@ -74,24 +76,68 @@ class Rows:
             yield block, values
 
 
-def pieces(path: Path, counts: Sequence[str], documents: Documents) -> Iterator[Rows]:
+def pieces(
+    path: Path, counts: Sequence[str], documents: Documents, split: SplitDocuments | None = None
+) -> Iterator[Rows]:
     """Yield the rows of a part, at most PIECE at a time, or one document that is longer.
 
-    path: the part's file; counts: the names of the layers' columns; documents: of the run.
+    path: the part's file; counts: the names of the layers' columns; documents: of the run; split: its documents that
+    lie in several parts. Their rows are left out, and those that this part is home to follow, each document whole.
     """
+    split = split or SplitDocuments()
+    elsewhere = split.clusters.get(path.name)
+    for rows in _own_pieces(path, counts, documents):
+        if elsewhere is None:
+            yield rows
+        elif len(whole := np.flatnonzero(~np.isin(rows.cluster, elsewhere))):
+            adjacent = len(whole) == whole[-1] + 1 - whole[0]  # a slice needs no copy
+            yield rows.take(slice(whole[0], whole[-1] + 1) if adjacent else whole)
+    yield from _whole_documents(path, counts, documents, split, covered_only=False)
+
+
+def covered_pieces(path: Path, counts: Sequence[str], documents: Documents, split: SplitDocuments) -> Iterator[Rows]:
+    """Yield the rows that the sums on disk hold already of the documents that this part is home to; as `pieces`."""
+    yield from _whole_documents(path, counts, documents, split, covered_only=True)
+
+
+def _whole_documents(
+    path: Path, counts: Sequence[str], documents: Documents, split: SplitDocuments, covered_only: bool
+) -> Iterator[Rows]:
+    """Yield the rows of the documents that a part is home to, from all parts that hold them."""
+    for clusters in split.home.get(path.name, []):
+        files = [path.parent / name for name in split.holders(clusters, covered_only)]
+        if files:
+            yield _rows_of_clusters(files, counts, documents, clusters)
+
+
+def _rows_of_clusters(files: Iterable[Path], counts: Sequence[str], documents: Documents, clusters: NDArray) -> Rows:
+    """Return the rows of some clusters in the order of the text. Only row groups that hold any are read."""
+    tables = []
+    for path in files:
+        file = open_part(path)
+        sequence = file.read(["sequence"])["sequence"].to_numpy()
+        chosen = np.isin(documents.of_rows(sequence, sequence)["cluster"], clusters)
+        sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        masks = np.split(chosen, np.cumsum(sizes)[:-1])
+        for number in np.flatnonzero([mask.any() for mask in masks]).tolist():
+            tables.append(file.read_row_group(number, columns=[*NAMES, *counts]).filter(pa.array(masks[number])))
+    table = pa.concat_tables(tables)
+    first = [table[name].to_numpy().astype(kind) for name, kind in zip(NAMES, KINDS, strict=True)]
+    return _in_text_order(first, np.stack([table[name].to_numpy() for name in counts], axis=1), documents)
+
+
+def _own_pieces(path: Path, counts: Sequence[str], documents: Documents) -> Iterator[Rows]:
+    """Yield all rows of a part, at most PIECE at a time, or one document that is longer."""
     file = open_part(path)
-    names = ["sequence", "position", "token_id", "flags", "loss", "phase"]
-    batches = file.iter_batches(READ, columns=[*names, *counts])
+    batches = file.iter_batches(READ, columns=[*NAMES, *counts])
     wide = file.schema_arrow.field(counts[0]).type.to_pandas_dtype()
     left = pa.RecordBatch.from_pylist([], file.schema_arrow)
     sequence = file.read(["sequence"])["sequence"].to_numpy()
     for low, high in pairwise(_bounds(documents.of_rows(sequence, sequence)["cluster"])):
         size, filled = high - low, 0
-        keys = np.empty((3, size), np.int32)
         nnz = np.empty((size, len(counts)), wide)
-        sequence, position, token = keys
-        flags, loss, phase = np.empty(size, np.uint8), np.empty(size), np.empty(size, np.uint8)
-        targets = (sequence, position, token, flags, loss, phase, *nnz.T)
+        first = [np.empty(size, kind) for kind in KINDS]
+        targets = (*first, *nnz.T)
         while filled < size:
             left = left if len(left) else next(batches)
             batch, left = left.slice(0, size - filled), left.slice(size - filled)
@@ -100,9 +146,14 @@ def pieces(path: Path, counts: Sequence[str], documents: Documents) -> Iterator[
             for into, column in zip(targets, columns, strict=True):
                 into[filling] = column
             filled += len(batch)
-        order = _text_order(sequence, position)
-        of_text = documents.of_rows(sequence[order], position[order])
-        yield Rows(*(values[order] for values in (*targets[:6], nnz)), **of_text)
+        yield _in_text_order(first, nnz, documents)
+
+
+def _in_text_order(first: Sequence[NDArray], nnz: NDArray, documents: Documents) -> Rows:
+    """Return rows in the order of the text; first: columns NAMES; nnz [row, layer]."""
+    order = _text_order(first[0], first[1])
+    of_text = documents.of_rows(first[0][order], first[1][order])
+    return Rows(*(values[order] for values in (*first, nnz)), **of_text)
 
 
 def _bounds(cluster: NDArray) -> list[int]:

@@ -1,9 +1,8 @@
 """Sum over a part's tokens, in numpy: the histograms, sums and counts behind most tables.
 
-Each adds up over parts, because a sequence is never cut in two (of a document that two parts hold, each counts as one
-where squares are summed over documents). All are integers, so that they come out the same in any order and on any
-engine. `part_rows` reads the tokens, `rank_tables` counts what rank correlations come from, `token_sums` sums by token.
-Cost, 1 M tokens of 28 layers: 0.5 CPU seconds.
+Each adds up over parts, because each document is summed in one of them, wherever its rows lie (`documents`). All
+are integers, so that they come out the same in any order and on any engine. `part_rows` reads the tokens, `rank_tables`
+counts what rank correlations come from, `token_sums` sums by token. Cost, 1 M tokens of 28 layers: 0.5 CPU seconds.
 
 Flagged tokens: rows with `flagged` true hold what those tokens add to each sum.
 """
@@ -17,19 +16,20 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from twell.analysis.engines.accumulate import Tables, Total
 from twell.analysis.engines.layer_columns import TOTAL, layer_columns
 from twell.analysis.statistics import band, distinct
-from twell.analysis.summaries.documents import REPLICATES, Documents
-from twell.analysis.summaries.part_rows import BLOCK, READ, Rows, grouped, pieces
+from twell.analysis.summaries.documents import REPLICATES, Documents, SplitDocuments
+from twell.analysis.summaries.part_rows import BLOCK, READ, Rows, covered_pieces, grouped, pieces
 from twell.analysis.summaries.rank_tables import ranks, ranks_by_class
 from twell.analysis.summaries.token_class import Classes
 from twell.analysis.summaries.token_sums import tokens
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.part_files import open_part
-from twell.workbench.run.schema import FLAG_NOT_FINITE
+from twell.workbench.run.schema import FLAG_NOT_FINITE, SUMMARIES
 
 LOSS_SCALE = 24
 ORIGIN, ORIGIN_SIZES = ("source", "phase", "place"), (2, 4, REPLICATES)  # sizes: of all but the first, and replicates
@@ -37,23 +37,32 @@ ORIGINS = prod(ORIGIN_SIZES)
 
 
 def of_part(
-    path: Path, counts: Sequence[str], used: Sequence[str], classes: Classes, step: int, documents: Documents
+    path: Path,
+    counts: Sequence[str],
+    used: Sequence[str],
+    classes: Classes,
+    step: int,
+    documents: Documents,
+    split: SplitDocuments,
 ) -> Tables:
     """Return the sums of one part by the name of the summary, some with one column a layer (see `layer_columns`).
 
     counts, used: the names of the part's columns of layers; classes: of the vocabulary; step:
-    rank correlations count 20 documents in every 20 · `step`; documents: of the run.
+    rank correlations count 20 documents in every 20 · `step`; documents: of the run; split: those that lie in several
+    parts. What sums on disk hold of such a document is taken away, since it is summed anew and whole.
     """
     total = Total()
-    for rows in pieces(path, counts, documents):
+    for rows in pieces(path, counts, documents, split):
         total.add(of_rows(rows, classes, step))
+    for rows in covered_pieces(path, counts, documents, split):
+        total.add({name: negated(name, table) for name, table in of_rows(rows, classes, step).items()})
     if used:
         total.add({"used": of_used(path, used)})
     return total.tables()
 
 
 def of_rows(rows: Rows, classes: Classes, step: int) -> Tables:
-    """Return the sums of rows that are whole sequences, except the table `used`; arguments as in `of_part`."""
+    """Return the sums of rows that are whole documents, except the table `used`; arguments as in `of_part`."""
     bins = loss_bins(rows.loss)
     own_bins = np.where(rows.follow(), np.append(-1, bins[:-1]), -1)
     sums, over_layers = _by_position_and_loss(rows, bins)
@@ -67,6 +76,14 @@ def of_rows(rows: Rows, classes: Classes, step: int) -> Tables:
         "surprisal_classes": ranks_by_class(subset, losses, kind[in_ranks]),
         **tokens(rows, over_layers),
     }
+
+
+def negated(name: str, table: pa.Table) -> pa.Table:
+    """Return the sums of a summary with the opposite sign, under the same keys."""
+    keys = SUMMARIES.tables[name].keys
+    return pa.table(
+        {column: table[column] if column in keys else pc.negate(table[column]) for column in table.schema.names}
+    )
 
 
 def loss_bins(loss: NDArray) -> NDArray:

@@ -1,9 +1,9 @@
 """Sum a part's rows by token over documents: the sums behind standard errors that are clustered by document.
 
-With a token's count n_g and its nnz y_g in each document g (`documents` says what that is; a document that two parts
-hold counts as two): Σ n_g, Σ n_g², Σ y_g, Σ y_g², Σ y_g n_g (see `statistics.ratio_error`), by layer and of the sum
-over layers, as integers, so that they add up over parts; `z_scores` has those of z. Rows are sorted once by token and
-document, and added up a few groups at a time. Cost for 1 M tokens of 28 layers: 0.5 CPU seconds.
+With a token's count n_g and its nnz y_g in each document g (`documents` says what that is): Σ n_g, Σ n_g², Σ y_g, Σ
+y_g², Σ y_g n_g (see `statistics.ratio_error`), by layer and of the sum over layers, as integers, so that they add up
+over parts; `z_scores` has those of z. Rows are sorted once by token and document, and added up a few groups at a time.
+Cost for 1 M tokens of 28 layers: 0.5 CPU seconds.
 
 Rows with `flagged` true hold what flagged tokens add to each sum. A sum of squares over documents has no share of its
 own for them: there it is the sum over all tokens less that over unflagged ones.

@@ -3,8 +3,8 @@
 z needs the means of the whole run, so its sums over sequences are computed once these are known, and again when they
 change: z weighs the layers, so the squared z of a sequence cannot be computed from sums of nnz. `scores_of_part` is a
 numpy function of one part: it runs where the part is, in a thread of this process or in a worker of a cluster, with
-all that it needs in its arguments. Its results add up over parts, because a sequence is never cut in two. Cost for 1 M
-tokens of 28 layers: 1 CPU second and 0.3 GB.
+all that it needs in its arguments. Its results add up over parts, because each document is summed in one of them
+(`documents`). Cost for 1 M tokens of 28 layers: 1 CPU second and 0.3 GB.
 
 A word joins pieces where one ends, and the next begins, with a letter, a digit or a byte of a longer character. A word
 with a flagged token is left out, and so is one without any letter or digit.
@@ -22,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from twell.analysis.statistics import band
-from twell.analysis.summaries.documents import REPLICATES, Documents
+from twell.analysis.statistics import band, distinct
+from twell.analysis.summaries.derived import Scale
+from twell.analysis.summaries.documents import REPLICATES, Documents, SplitDocuments
 from twell.analysis.summaries.part_rows import Rows, different_sequences, grouped, groups, pieces
 from twell.analysis.summaries.token_class import CLASSES, Classes
 from twell.analysis.summaries.token_sums import Sums, clustered, firsts
@@ -41,8 +42,11 @@ WORDS = (
     "z_sum",
     "z_square",
     "z_cross",
+    "z_beside",
+    "z_tokens_beside",
 )
-TOKENS = ("z_sum", "z_square", "z_cross", "z_position_sum", "z_position_square", "z_position_cross")
+KINDS = ("sum", "square", "cross", "beside", "tokens_beside")
+TOKENS = tuple(f"{name}_{kind}" for name in ("z", "z_position") for kind in KINDS)
 COUNTS = WORDS[:5]
 PRODUCTS = ("product", "nnz_square", "loss_square")
 ROWS = pa.schema(
@@ -58,39 +62,6 @@ ROWS = pa.schema(
         *(pa.field(name, pa.float64()) for name in PRODUCTS),
     ]
 )
-
-Pair = tuple[NDArray, NDArray]
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The weights of z: Σ weight·nnz - level is z of a token.
-
-    weight [layer], level: from the whole run's moments; band_weight [band, layer], band_level [band]: from the moments
-    at each band of positions.
-    """
-
-    weight: NDArray
-    level: float
-    band_weight: NDArray
-    band_level: NDArray
-
-    @classmethod
-    def of(cls, run_moments: Pair, band_moments: Pair) -> Scale:
-        """Make a scale from mean and sd of the run's unflagged tokens [layer], and those at each band [band, layer].
-
-        z is the mean over layers of (nnz - mean) / sd; layers without spread are left out.
-        """
-        (weight, level), (band_weight, band_level) = _standard(*run_moments), _standard(*band_moments)
-        return cls(weight, float(level), band_weight, band_level)
-
-
-def _standard(mean: NDArray, sd: NDArray) -> Pair:
-    """Return weight [..., layer] and level [...], so that Σ weight·nnz - level is the mean over layers of
-    (nnz - mean) / sd."""
-    spread = sd > 0
-    weight = np.where(spread, 1 / np.where(spread, sd, 1), 0) / np.maximum(spread.sum(axis=-1, keepdims=True), 1)
-    return weight, (weight * np.where(spread, mean, 0)).sum(axis=-1)
 
 
 @dataclass(frozen=True)
@@ -152,15 +123,16 @@ def scores_of_part(
     documents: Documents,
     classes: Classes,
     within: TokenMeans | None,
+    split: SplitDocuments,
 ) -> pa.Table:
     """Return the sums of one part by token, by class, within tokens if their means are given and, if a spelling is
     given, by word. Columns: those of ROWS.
 
-    counts: the names of the nnz columns; documents: of the run; classes: of the vocabulary. By token, rows with
-    `flagged` hold what flagged tokens add to each sum.
+    counts: the names of the nnz columns; documents: of the run; classes: of the vocabulary; split: documents that lie
+    in several parts. By token, rows with `flagged` hold what flagged tokens add to each sum.
     """
     tables = [ROWS.empty_table()]
-    for rows in pieces(path, counts, documents):
+    for rows in pieces(path, counts, documents, split):
         z, z_position, nnz = _scored(rows, scale)
         tables += [by_token(rows, z, z_position), by_class(rows, z, nnz, classes)]
         if within is not None:
@@ -184,8 +156,11 @@ def _scored(rows: Rows, scale: Scale) -> tuple[NDArray, NDArray, NDArray]:
 
 
 def by_token(rows: Rows, z: NDArray, z_position: NDArray) -> pa.Table:
-    """Return sums over documents by token: of its z in the document, of that squared, and of that times its occurrences
-    in the document; and the same of z_position. z, z_position: of each row."""
+    """Return sums over documents by token: of its z in the document, of that squared, of that times its occurrences in
+    the document, and of both times the document's z over all tokens; and the same of z_position. z, z_position: of each
+    row."""
+    _, cluster = distinct(rows.cluster)
+    documents = {"z": of_documents(rows, cluster, z), "z_position": of_documents(rows, cluster, z_position)}
 
     def sums(order: NDArray, starts: NDArray, counted: NDArray) -> Sums:
         ids, weight = rows.token[order[starts]], counted.astype(float)
@@ -193,12 +168,21 @@ def by_token(rows: Rows, z: NDArray, z_position: NDArray) -> pa.Table:
         n = np.add.reduceat(weight, starts)
         by_id = {"token_id": ids[first]}
         for name, values in (("z", z), ("z_position", z_position)):
-            y = np.add.reduceat(values[order] * weight, starts)
-            for kind, each in (("sum", y), ("square", y * y), ("cross", y * n)):
+            y, beside = np.add.reduceat(values[order] * weight, starts), documents[name][cluster[order[starts]]]
+            for kind, each in zip(KINDS, (y, y * y, y * n, y * beside, n * beside), strict=True):
                 by_id[f"{name}_{kind}"] = np.add.reduceat(each, first)
         return by_id
 
     return clustered(rows, sums)
+
+
+def of_documents(rows: Rows, cluster: NDArray, z: NDArray) -> NDArray:
+    """Return the z of each document, summed over its unflagged tokens.
+
+    cluster [row]: the document's index; z [row].
+    """
+    unflagged = rows.flags == 0
+    return np.bincount(cluster[unflagged], z[unflagged], 1 + int(cluster.max(initial=0)))
 
 
 def by_class(rows: Rows, z: NDArray, nnz: NDArray, classes: Classes) -> pa.Table:
@@ -258,15 +242,19 @@ def by_word(rows: Rows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.Tabl
         spelling.holds[token], starts
     )
     text = _text(token, bounds, spelling, len(spelling.begins)).filter(pa.array(counted)).dictionary_encode()
+    z_of_rows = z
     z, nnz = (
         np.add.reduceat(z, starts)[counted] / pieces[counted],
         np.add.reduceat(nnz, starts)[counted] / pieces[counted],
     )
     word = text.indices.to_numpy()
-    order, begins = groups(word, rows.cluster[starts][counted])
+    _, cluster = distinct(rows.cluster)
+    beside = of_documents(rows, cluster, z_of_rows)
+    cluster = cluster[starts][counted]
+    order, begins = groups(word, cluster)
     n = np.diff(np.append(begins, len(order)))
     y = np.add.reduceat(z[order], begins)
-    inside = word[order[begins]]
+    inside, beside = word[order[begins]], beside[cluster[order[begins]]]
     size = len(text.dictionary)
     first = firsts(inside)
     sequences = different_sequences(sequence[starts][counted][order], begins[first], np.ones(len(order), bool))
@@ -277,7 +265,7 @@ def by_word(rows: Rows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.Tabl
         np.bincount(inside, n * n, size),
         np.bincount(word, pieces[counted], size),
         np.bincount(word, nnz, size),
-        *(np.bincount(inside, values, size) for values in (y, y * y, y * n)),
+        *(np.bincount(inside, values, size) for values in (y, y * y, y * n, y * beside, n * beside)),
     )
     sums = {
         name: values.astype(np.int64 if name in COUNTS else float) for name, values in zip(WORDS, columns, strict=True)

@@ -22,7 +22,7 @@ from pandas.api.extensions import ExtensionArray
 
 from twell.analysis.activity.layers import layer_moments
 from twell.analysis.memo import memoized
-from twell.analysis.statistics import effective, ratio_error, shrink
+from twell.analysis.statistics import centred_error, effective, ratio_error, shrink
 from twell.analysis.summaries.read import EARLIER, Summaries, open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
@@ -35,6 +35,8 @@ KEY = ("token_id", "flagged")
 COUNTS = ("tokens", "sequences", "clusters", "tokens_square")
 LOSSES = ("loss_sum", "loss_tokens", "surprisal_sum", "surprisal_tokens")
 SCORES, PARTS = ("z", "z_position"), ("sum", "square", "cross")
+BESIDE = ("beside", "tokens_beside")  # which copies of before revision 6 lack
+ALL_SQUARE, ALL_TOKENS = "all_square", "all_tokens"
 DEFINITION = (
     "z: (nnz - layer mean) / layer sd, mean over layers, layer means and sds being those of unflagged tokens; "
     "standard errors are clustered by document"
@@ -52,8 +54,9 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     predictions made at the token); surprisal_mean (nats, of the token itself, as predicted one position earlier);
     shrunk, shrunk_se (z by empirical Bayes: `statistics.shrink` over every token that occurs, with variances drawn
     towards the common one as if by ten more documents). Standard errors: `statistics.ratio_error`, clusters are
-    documents (`summaries.documents`); empty for one document. They take the layers' means and sds as known. Missing
-    where no token occurs that often.
+    documents (`summaries.documents`); empty for one document. Those of z count that the layers' means come from the
+    same documents (`statistics.centred_error`; not in copies of an earlier revision), and take their sds as known.
+    Missing where no token occurs that often.
     """
     rows = token_totals(open_summaries(run, scored=True), flagged)
     if not len(rows["tokens"]):
@@ -79,8 +82,7 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     columns |= {"count": n, "sequences": selected["sequences"], "documents": selected["clusters"]}
     columns["effective"] = effective(n, n2)
     for name in SCORES:
-        y, y2, ny = (selected[f"{name}_{kind}"] for kind in PARTS)
-        columns |= {name: y / n, f"{name}_se": ratio_error(n, n2, y, y2, ny)}
+        columns |= {name: selected[f"{name}_sum"] / n, f"{name}_se": z_error(selected, name)}
     y, y2, ny = (selected[f"nnz_{kind}"] for kind in PARTS)
     columns |= {"mean": y / n / run.layers, "mean_se": ratio_error(n, n2, y, y2, ny) / run.layers}
     with np.errstate(invalid="ignore"):
@@ -99,9 +101,12 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
 def token_totals(summaries: Summaries, flagged: bool) -> dict[str, NDArray]:
     """Return the columns of the summaries `tokens` and `token_scores` by name, one row for each token that occurs.
 
-    flagged: whether the sums of flagged tokens are added to those of the others.
+    flagged: whether the sums of flagged tokens are added to those of the others. In every row, `all_tokens` is how many
+    unflagged tokens the run has, and `z_all_square` the sum over documents of their z there, squared.
     """
-    scored = summaries.columns("token_scores", *KEY, *(f"{name}_{kind}" for name in SCORES for kind in PARTS))
+    scored = summaries.columns(
+        "token_scores", *KEY, *(f"{name}_{kind}" for name in SCORES for kind in (*PARTS, *BESIDE))
+    )
     rows = summaries.columns("tokens", *KEY, *COUNTS, *LOSSES, *(f"nnz_{kind}" for kind in PARTS))
     if not all(np.array_equal(rows[name], scored[name]) for name in KEY):  # the run has grown between the two reads
         keys, scored_keys = (2 * each["token_id"].astype(np.int64) + each["flagged"] for each in (rows, scored))
@@ -111,11 +116,24 @@ def token_totals(summaries: Summaries, flagged: bool) -> dict[str, NDArray]:
     if np.isnan(rows["clusters"]).any():  # a copy of an earlier revision, whose sums are over sequences
         rows["clusters"] = rows["sequences"]
     flags = rows.pop("flagged")
+    whole = {f"{name}_{ALL_SQUARE}": rows[f"{name}_beside"][~flags].sum() for name in SCORES}
+    whole[ALL_TOKENS] = rows["tokens"][~flags].sum()
     if not flagged:
-        return {name: values[~flags] for name, values in rows.items()}
+        rows = {name: values[~flags] for name, values in rows.items()}
+        return rows | {name: np.full(len(rows["tokens"]), value) for name, value in whole.items()}
     starts = np.flatnonzero(np.diff(rows["token_id"], prepend=-1))
     token_id = rows.pop("token_id")[starts]
-    return {"token_id": token_id} | {name: np.add.reduceat(values, starts) for name, values in rows.items()}
+    rows = {"token_id": token_id} | {name: np.add.reduceat(values, starts) for name, values in rows.items()}
+    return rows | {name: np.full(len(token_id), value) for name, value in whole.items()}
+
+
+def z_error(rows: Mapping[str, NDArray], name: str = "z") -> NDArray:
+    """Return the standard error of each token's mean z; rows: columns of `token_totals`; name: z or z_position."""
+    sums = [rows["tokens"], rows["tokens_square"], *(rows[f"{name}_{kind}"] for kind in PARTS)]
+    beside, n_beside = (rows[f"{name}_{kind}"] for kind in BESIDE)
+    if np.isnan(beside).any():  # a copy of before revision 6
+        return ratio_error(*sums)
+    return centred_error(sums, beside, n_beside, rows[f"{name}_{ALL_SQUARE}"], rows[ALL_TOKENS])
 
 
 def _shrunk(rows: Mapping[str, NDArray]) -> tuple[NDArray, NDArray]:
@@ -131,7 +149,7 @@ def z_variances(rows: Mapping[str, NDArray]) -> NDArray:
     ten more documents. NaN where fewer than two tokens occur in two or more documents."""
     n = rows["tokens"].astype(float)
     g = effective(n, rows["tokens_square"])
-    own = n * ratio_error(n, rows["tokens_square"], rows["z_sum"], rows["z_square"], rows["z_cross"]) ** 2
+    own = n * z_error(rows) ** 2
     estimable = g > 1
     if estimable.sum() < 2:
         return np.full(len(n), np.nan)
@@ -169,7 +187,7 @@ def tokens_spelt(run: Run, words: Sequence[str], min_count: int) -> pd.DataFrame
     selected = np.isin(rows["token_id"], _spelt(run, words)) & (rows["tokens"] >= min_count)
     rows = {name: values[selected] for name, values in rows.items()}
     n, n2 = rows["tokens"], rows["tokens_square"]
-    error = ratio_error(n, n2, rows["z_sum"], rows["z_square"], rows["z_cross"])
+    error = z_error(rows)
     text = [piece.strip() for piece in token_text(run, rows["token_id"])]
     about = {"sequences": rows["sequences"], "documents": rows["clusters"], "effective": effective(n, n2)}
     frame = pd.DataFrame({"text": text, "count": n, **about, "z": rows["z_sum"] / n, "z_se": error})

@@ -11,8 +11,9 @@ from __future__ import annotations
 import pandas as pd
 import pyarrow as pa
 
-from twell.analysis.statistics import ratio_error
+from twell.analysis.statistics import centred_error
 from twell.analysis.summaries.read import open_summaries
+from twell.analysis.tokens.by_token import token_totals
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
@@ -43,7 +44,10 @@ def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
         )
     sums = {name: rows[name].to_numpy() for name in rows.schema.names if name != "word"}
     n = sums["occurrences"]
-    squares = sums["occurrences_square"], sums["z_sum"], sums["z_square"], sums["z_cross"]
+    tokens = token_totals(summaries, False)
+    all_square, all_tokens = (tokens[name][:1].sum() for name in ("z_all_square", "all_tokens"))
+    squares = [n, *(sums[name] for name in ("occurrences_square", "z_sum", "z_square", "z_cross"))]
+    beside = sums["z_beside"], sums["z_tokens_beside"]
     frame = pd.DataFrame(
         {
             "word": [word.decode("utf-8", errors="replace") for word in rows["word"].to_pylist()],
@@ -52,7 +56,7 @@ def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
             "documents": sums["clusters"],
             "pieces": sums["pieces"] / n,
             "z": sums["z_sum"] / n,
-            "z_se": ratio_error(n, *squares),
+            "z_se": centred_error(squares, *beside, all_square, all_tokens),
             "mean": sums["nnz_sum"] / n / run.layers,
         }
     )

@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 from twell.analysis import ensure
 from twell.analysis.summaries.built import FILE as BUILT
 from twell.analysis.summaries.built import folder as summary_folder
+from twell.analysis.summaries.z_scores import KINDS
 from twell.data.recorded.small_parquet import write_small
 from twell.workbench.errors import UserError
 from twell.workbench.run import manifest as manifests
@@ -198,7 +199,7 @@ LEFT_OUT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("token_layers", ("nnz_square", "nnz_cross")),  # a token's nnz in a layer has no standard error then
     ("surprisal_ranks", ()),
     ("token_layers", ()),
-    ("token_scores", ("z_position_sum", "z_position_square", "z_position_cross")),
+    ("token_scores", tuple(f"z_position_{kind}" for kind in KINDS)),
 )
 
 

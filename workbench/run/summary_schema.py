@@ -255,4 +255,4 @@ _TABLES = (
     *(CLASS_SCORES, SURPRISAL_WITHIN, _VALUE_COUNTS),
 )
 
-SUMMARIES = SummarySchema(2, 5, {table.name: table for table in _TABLES})
+SUMMARIES = SummarySchema(2, 6, {table.name: table for table in _TABLES})

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.clusters import centred_error
 from support.rewritten import forget_checksums
 
 from twell.analysis import by_layer, by_token, surprisal_correlation, token_profile
@@ -54,6 +55,7 @@ def test_by_token(run: Run, scored: pd.DataFrame, flagged: bool) -> None:
     assert table["shrunk"].is_monotonic_decreasing
     assert by_token(run, flagged=flagged, rank="z")["z"].is_monotonic_decreasing
     groups = dict(list(scored.groupby("token_id")))
+    plain = scored[scored["flags"] == 0]
     for row in table.itertuples():
         there = groups[row.token_id]
         assert row.count == len(there)
@@ -61,9 +63,11 @@ def test_by_token(run: Run, scored: pd.DataFrame, flagged: bool) -> None:
         assert row.effective == pytest.approx(len(there) ** 2 / (there["document"].value_counts() ** 2).sum())
         expected = {
             "z": there["z"].mean(),
-            "z_se": clustered_error(there["z"], there["document"]),
+            "z_se": centred_error(there["z"], there["document"], plain["z"], plain["document"]),
             "z_position": there["z_position"].mean(),
-            "z_position_se": clustered_error(there["z_position"], there["document"]),
+            "z_position_se": centred_error(
+                there["z_position"], there["document"], plain["z_position"], plain["document"]
+            ),
             "mean": there["mean"].mean(),
             "mean_se": clustered_error(there["mean"], there["document"]),
             "loss_mean": there["loss"].mean(),

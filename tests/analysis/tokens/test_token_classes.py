@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from scipy import stats
 from scipy.optimize import brentq
-from support.clusters import effective
+from support.clusters import centred_error, effective
 
 from twell.analysis import by_token, token_classes
 from twell.analysis.summaries.token_class import CLASSES, Classes, class_number, classify
@@ -133,9 +133,8 @@ def variances(used: pd.DataFrame) -> pd.Series:
     """Of each token's mean z: clustered by document, drawn towards the common one as if by ten more documents."""
     found = {}
     for token, there in used.groupby("token_id"):
-        residuals = (there["z"] - there["z"].mean()).groupby(there["document"]).sum()
-        g, n = effective(there["document"]), len(there)
-        found[token] = (n, g, g / (g - 1) * (residuals**2).sum() / n if g > 1 else 0.0)
+        error = centred_error(there["z"], there["document"], used["z"], used["document"])
+        found[token] = (len(there), effective(there["document"]), len(there) * np.nan_to_num(error) ** 2)
     table = pd.DataFrame(found, index=["n", "g", "alone"]).T
     common = np.average(table["alone"], weights=table["g"] - 1)
     return (table["alone"] * (table["g"] - 1) + 10 * common) / (table["g"] - 1 + 10) / table["n"]

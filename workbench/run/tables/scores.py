@@ -28,6 +28,12 @@ TOKEN_SCORES = SummaryTable(
         Column("z_position_square", "double", "sd²", "sum over documents of that z there, squared"),
         Column("z_position_cross", "double", "sd·tokens", "sum over documents of that z there times occurrences there"),
         Column("class", "string", "", "its class by spelling (see token_classes)"),
+        Column(
+            "z_beside", "double", "sd²", "sum over documents of its z there times that of all unflagged tokens there"
+        ),
+        Column("z_tokens_beside", "double", "sd·tokens", "sum over documents of its occurrences there times that z"),
+        Column("z_position_beside", "double", "sd²", "as z_beside, of z by position"),
+        Column("z_position_tokens_beside", "double", "sd·tokens", "as z_tokens_beside, of z by position"),
     ),
     adds_up=False,
     keys=("token_id", "flagged"),
@@ -48,6 +54,10 @@ WORDS = SummaryTable(
         Column("z_square", "double", "sd²", "sum over documents of its z there, squared"),
         Column("z_cross", "double", "sd", "sum over documents of its z there times its occurrences there"),
         CLUSTERS,
+        Column(
+            "z_beside", "double", "sd²", "sum over documents of its z there times that of all unflagged tokens there"
+        ),
+        Column("z_tokens_beside", "double", "sd", "sum over documents of its occurrences there times that z"),
     ),
     adds_up=False,
     in_summary_only=False,
