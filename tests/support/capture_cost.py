@@ -79,21 +79,21 @@ def in_turns(
     options: as a capture's; `tokens` bounds the text of one turn
     folder: where the runs are written and removed again; default the system's folder for such files
     """
-    warm = list(islice(_read(loaded, options), WARM))
+    warm = list(islice(read_again(loaded, options), WARM))
 
     def unwatched(texts: Iterable[Batch]) -> Turn:
-        return _pass(loaded, texts, options.loss)
+        return unwatched_turn(loaded, texts, options.loss)
 
     def run_densely(texts: Iterable[Batch]) -> Turn:
         with dense(loaded):
-            return _pass(loaded, texts, options.loss)
+            return unwatched_turn(loaded, texts, options.loss)
 
     with tempfile.TemporaryDirectory(dir=folder) as place:
         runs = (Path(place) / f"run-{number}" for number in count())
 
         def recorded(kind: Any, texts: Iterable[Batch]) -> Turn:
             timed = 0 if texts is warm else options.timings
-            return _record(loaded, replace(options, probes=kind, timings=timed, out=next(runs)), texts)
+            return recorded_turn(loaded, replace(options, probes=kind, timings=timed, out=next(runs)), texts)
 
         ways: dict[str, Callable[[Iterable[Batch]], Turn]] = {"unwatched": unwatched}
         ways |= {kind: partial(recorded, kind) for kind in probes}
@@ -106,7 +106,7 @@ def in_turns(
 def _round(
     loaded: LoadedModel, options: CaptureOptions, ways: dict[str, Callable[[Iterable[Batch]], Turn]], backwards: bool
 ) -> dict[str, Turn]:
-    took = {name: ways[name](_read(loaded, options)) for name in (reversed(ways) if backwards else ways)}
+    took = {name: ways[name](read_again(loaded, options)) for name in (reversed(ways) if backwards else ways)}
     return {name: took[name] for name in ways}
 
 
@@ -133,11 +133,11 @@ def ratios(took: list[dict[str, Turn]]) -> dict[str, Any]:
     return found | {"tokens": sum(read), "batches": len(read), "rounds": len(took)}
 
 
-def _read(loaded: LoadedModel, options: CaptureOptions) -> BatchStream:
+def read_again(loaded: LoadedModel, options: CaptureOptions) -> BatchStream:
     return read_batches(loaded, options, open_sources(options.text))
 
 
-def _pass(loaded: LoadedModel, texts: Iterable[Batch], loss: bool) -> Turn:
+def unwatched_turn(loaded: LoadedModel, texts: Iterable[Batch], loss: bool) -> Turn:
     """Run forward passes with probes off."""
     before: Counted | None = None
     clock = _Clock(loaded.device)
@@ -152,7 +152,7 @@ def _pass(loaded: LoadedModel, texts: Iterable[Batch], loss: bool) -> Turn:
     return clock.turn()
 
 
-def _record(loaded: LoadedModel, options: CaptureOptions, texts: Iterable[Batch]) -> Turn:
+def recorded_turn(loaded: LoadedModel, options: CaptureOptions, texts: Iterable[Batch]) -> Turn:
     """Capture the batches."""
     clock = _Clock(loaded.device)
     recorder = Recorder(loaded, RunWriter(options.out, new_manifest(loaded, options, options.text)), options)

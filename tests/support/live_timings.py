@@ -2,77 +2,57 @@
 
     python tests/support/live_timings.py MODEL TEXT [TOKENS [BENCH]]
 
-MODEL: a folder, best of 28 layers of 2048 × 5632 trained for some minutes; TEXT: held back from its training; TOKENS:
-of a turn, default 600 000. BENCH: a .parquet file for the figures of `twell bench`. Prints one JSON object: each row of
-the issue's table under its name. Train first:
+MODEL: a folder, best of 28 layers of 2048 × 5632 trained for some minutes; TEXT: of at least TOKENS, default 9 000 000,
+about a minute of one H200; BENCH: `bench` compares with `twell bench` too, at the end. Prints a line for each row of
+the table as soon as it is known. Train first:
 
     twell train --config RECIPE --text TEXT --out MODEL --minutes 4
 
-Cost: ten turns of TOKENS and a bench of every layer; about four minutes on one H200.
+The capture is set against passes of a fourth of its tokens before it and after it, whose steady part is scaled to as
+many tokens. Cost: 2.5 minutes of one H200, and half a minute more for the bench.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.capture_cost import in_turns, ratios
+from support.capture_cost import Turn, read_again, recorded_turn, unwatched_turn
 
 from twell.analysis import ffn_speedup
-from twell.workbench.capturing.command import capture
-from twell.workbench.models.load import load
+from twell.workbench.capturing.batch_size import batch_rows
+from twell.workbench.models.load import LoadedModel, load
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.store import Run, open_run
 
 EXAMPLES = 8
-SMALL, LARGE = 8_192, 131_072  # rows of a batch
-ROUNDS = 2
+ROWS = 131_072  # of a large batch
+SHORT = 8  # batches of a turn that is only compared in its steady part
+PART = 4  # the passes without a capture read this part of its tokens
 SECONDS = 20.0  # after which every layer is to have dense times
 
 
-def tokens_per_second(run: Run) -> float:
-    """Return the rate between the end of the third batch and the end of the last one."""
-    rows = run.frame("timings").query("op == 'pass'").sort_values("seconds")
-    return float(rows["tokens"].iloc[3:].sum() / (rows["seconds"].iloc[-1] - rows["seconds"].iloc[2]))
-
-
-def layers_timed(run: Run) -> dict[str, Any]:
-    """Return how many layers had dense times SECONDS after the beginning, how often at least, and all sparse calls."""
+def layers_timed(run: Run) -> str:
+    """Return how many layers had dense times SECONDS after the beginning, how often at least, and the sparse calls."""
     rows = run.frame("timings")
     dense = rows[(rows["op"] == "ffn_dense") & (rows["seconds"] <= SECONDS)]
     often = dense.groupby("layer").size()
-    calls = rows[rows["op"] == "ffn_sparse"]
-    return {
-        "layers": len(often),
-        "least_turns": int(often.min()) if len(often) else 0,
-        "sparse_calls": len(calls),
-        "calls_expected": run.layers * int(rows["batch"].nunique()),
-    }
+    calls, expected = int((rows["op"] == "ffn_sparse").sum()), run.layers * int(rows["batch"].nunique())
+    return f"{len(often)} of {run.layers}, {often.min() if len(often) else 0} times; sparse calls {calls} of {expected}"
 
 
 def bench_speedup(model: str, text: str, rows: int, kernel: str, out: Path) -> float:
     """Return the sum of dense over the sum of a kernel's times of all layers, by `twell bench` on the same text."""
-    command = [
-        "bench",
-        model,
-        "--text",
-        text,
-        "--rows",
-        str(rows),
-        "--inputs",
-        "text",
-        "--no-compile",
-        "--out",
-        str(out),
-    ]
-    subprocess.run([sys.executable, "-m", "twell.workbench", *command], check=True, stdout=sys.stderr)
+    options = ["--text", text, "--rows", str(rows), "--inputs", "text", "--no-compile", "--out", str(out)]
+    subprocess.run([sys.executable, "-m", "twell.workbench", "bench", model, *options], check=True, stdout=sys.stderr)
     import pandas as pd
 
     frame = pd.read_parquet(out)
@@ -82,42 +62,73 @@ def bench_speedup(model: str, text: str, rows: int, kernel: str, out: Path) -> f
     return float(sums["ffn_dense"] / sums["ffn_sparse"])
 
 
-def main(model: str, text: str, tokens: int = 600_000, bench: str | None = None) -> dict[str, Any]:
-    """Return every figure of the table by its name."""
+class Measured:
+    """Turns of one model, each into a folder of its own. options: of the capture that is measured"""
+
+    def __init__(self, loaded: LoadedModel, options: CaptureOptions, folder: Path) -> None:
+        self.loaded, self.options = loaded, options
+        self._folders = (folder / f"run-{number}" for number in count())
+        self.folder = folder
+
+    def unwatched(self, tokens: int | None) -> Turn:
+        """Run passes alone; tokens: None for those of the options."""
+        options = replace(self.options, tokens=tokens or self.options.tokens, examples=0)
+        return unwatched_turn(self.loaded, read_again(self.loaded, options), options.loss)
+
+    def recorded(self, batches: int | None = None, **changes: object) -> Turn:
+        """Capture, whole or the first batches, with options changed."""
+        self.folder = next(self._folders)
+        options = replace(self.options, out=self.folder, **changes)  # type: ignore[arg-type]
+        return recorded_turn(self.loaded, options, islice(read_again(self.loaded, options), batches))
+
+    def steady_rate(self, rows: int, **changes: object) -> float:
+        """Return tokens a second of a short capture without its beginning, its end and its calibrations."""
+        turn = self.recorded(tokens=SHORT * ROWS, batch_tokens=rows, **changes)
+        return sum(turn.batches) / turn.steady
+
+
+def lines(model: str, text: str, tokens: int = 9_000_000, bench: str = "") -> Iterator[str]:
+    """Yield a line for each row of the table."""
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
         options = CaptureOptions(
-            model=model, text=(text,), out=folder / "x", tokens=tokens, batch_tokens=LARGE, examples=EXAMPLES
+            model=model, text=(text,), out=Path(place), tokens=tokens, batch_tokens=ROWS, examples=EXAMPLES
         )
         loaded = load(model)
-        with_all = ratios(in_turns(loaded, options, probes=("all",), run_dense=False, rounds=ROUNDS))
-        plain = ratios(in_turns(loaded, replace(options, examples=0), probes=("all",), run_dense=False, rounds=ROUNDS))
-        silent = replace(options, examples=0, timings=0)
-        untimed = ratios(in_turns(loaded, silent, probes=("all",), run_dense=False, rounds=ROUNDS))
-        del loaded
-        large = capture(replace(options, out=folder / "large"))
-        small = capture(replace(options, out=folder / "small", batch_tokens=SMALL))
-        chosen = capture(replace(options, out=folder / "chosen", batch_tokens=None))
-        total = ffn_speedup(open_run(large.path))
-        benched = bench_speedup(
-            model, text, LARGE, large.manifest.kernel["name"], Path(bench) if bench else folder / "bench.parquet"
+        measured = Measured(loaded, options, Path(place))
+        measured.recorded(2)
+        measured.unwatched(2 * ROWS)
+        before = measured.unwatched(tokens // PART)
+        whole = measured.recorded()
+        after = measured.unwatched(tokens // PART)
+        run = open_run(measured.folder)
+
+        passes = [sum(turn.batches) / turn.steady for turn in (before, after)]
+        rate = sum(whole.batches) / whole.steady
+        yield f"passes alone {passes[0]:,.0f} and {passes[1]:,.0f} tokens/s"
+        yield f"capture of {sum(whole.batches):,} tokens: {rate:,.0f} tokens/s"
+        yield f"steady state with everything over the plain pass: {rate / mean(passes):.4f}"
+        alone = before.start + before.end + sum(whole.batches) / mean(passes)
+        yield (
+            f"whole capture over unwatched: {whole.whole / alone:.4f} ({whole.whole:.1f} s: start {whole.start:.2f}, "
+            f"end {whole.end:.2f}, calibrations {whole.timings:.2f}; alone {alone:.1f} s)"
         )
-        return {
-            "steady state with everything over the plain pass": 1 / with_all["all_over_unwatched_steady"],
-            "small over large batches, tokens/s": tokens_per_second(small) / tokens_per_second(large),
-            "default over large batches, tokens/s": tokens_per_second(chosen) / tokens_per_second(large),
-            "default batch": chosen.manifest.options["batch_tokens"],
-            "timed after 20 s": layers_timed(large),
-            "cost of timing every call": plain["all_over_unwatched_steady"] / untimed["all_over_unwatched_steady"] - 1,
-            "headline speedup": {
-                "capture": total["speedup"],
-                "low": total["low"],
-                "high": total["high"],
-                "bench": benched,
-            },
-            "whole captures over unwatched ones": with_all["all_over_unwatched"],
-        }
+        yield f"dense times after {SECONDS:.0f} s: {layers_timed(run)}"
+        total = ffn_speedup(run)
+        yield f"headline speedup: {total['speedup']:.3f} ({total['low']:.3f} to {total['high']:.3f})"
+
+        plain = {"examples": 0}
+        timed = [measured.steady_rate(ROWS, timings=often, **plain) for often in (0, 1, 1, 0)]
+        cost = mean(timed[::3]) / mean(timed[1:3]) - 1
+        yield f"timing every call costs {cost:.4f} (tokens/s {[round(rate) for rate in timed]})"
+        for size in (None, 2_240_000):  # bytes of text: none known, and those of 560 000 tokens
+            chosen = batch_rows(loaded, replace(options, batch_tokens=None, tokens=None), [size])
+            share = 1.0 if chosen == ROWS else measured.steady_rate(chosen, timings=0, **plain) / mean(timed[::3])
+            yield f"default batch of {chosen} rows (text of {size} bytes) over {ROWS}: {share:.4f}"
+        if bench:
+            kernel = run.manifest.kernel["name"]
+            yield f"`twell bench`: {bench_speedup(model, text, ROWS, kernel, Path(place) / 'bench.parquet'):.3f}"
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:3], *map(int, sys.argv[3:4]), *sys.argv[4:5]), indent=1))
+    for line in lines(*sys.argv[1:3], *map(int, sys.argv[3:4]), *sys.argv[4:5]):
+        print(line, flush=True)

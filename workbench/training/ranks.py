@@ -151,6 +151,9 @@ class TrainingRanks:
         if self.sharded:
             shard(objective, self.world)
             return objective
+        # dynamo would cut each compiled layer where one of DDP's buckets ends, and keep what passes every cut for the
+        # backward pass; gradients of a whole layer are sent beside the next one's work as well
+        torch._dynamo.config.optimize_ddp = False
         # gradients are views of what is sent, or each would be there twice
         return DistributedDataParallel(objective, broadcast_buffers=False, gradient_as_bucket_view=True)
 

@@ -38,12 +38,14 @@ def test_every_other_round_goes_the_other_way_about(
 ) -> None:
     options = CaptureOptions(model=str(tiny), text=texts, out=tmp_path / "unused", seq_len=24, timings=0, tokens=48)
     ran: list[str] = []
-    record, run = capture_cost._record, capture_cost._pass
+    record, run = capture_cost.recorded_turn, capture_cost.unwatched_turn
     monkeypatch.setattr(
-        capture_cost, "_record", lambda model, given, read: (ran.append(given.probes), record(model, given, read))[1]
+        capture_cost,
+        "recorded_turn",
+        lambda model, given, read: (ran.append(given.probes), record(model, given, read))[1],
     )
     monkeypatch.setattr(
-        capture_cost, "_pass", lambda model, read, loss: (ran.append("unwatched"), run(model, read, loss))[1]
+        capture_cost, "unwatched_turn", lambda model, read, loss: (ran.append("unwatched"), run(model, read, loss))[1]
     )
     rounds = in_turns(load(str(tiny), device="cpu"), options, run_dense=False, rounds=3, folder=tmp_path)
     once = ["unwatched", "counts", "all"]
