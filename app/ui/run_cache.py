@@ -99,7 +99,9 @@ class PartKey:
 
 @lru_cache(maxsize=TIMING_PARTS)
 def _timings(part: PartKey) -> pa.Table:
-    return part.run.arrow(TIMINGS)
+    rows = part.run.arrow(TIMINGS)
+    del part.run  # the cache keeps the key, which needs no manifest any more
+    return rows
 
 
 @lru_cache(maxsize=VOCABULARIES)
@@ -133,12 +135,19 @@ def open_cached(path: Path) -> Run:
         stamp = (path / MANIFEST).stat()
     except OSError:
         return open_run(path)  # raises the error that says what is wrong
-    return _open_at(path, stamp.st_ino, stamp.st_mtime_ns, stamp.st_size)
+    version = (stamp.st_ino, stamp.st_mtime_ns, stamp.st_size)
+    newest = _newest(path)
+    if (run := newest.get(version)) is None:
+        run = cached_run(open_run(path))
+        newest.clear()  # a run that is being recorded lists every part anew each time
+        newest[version] = run
+    return run
 
 
 @lru_cache(maxsize=64)
-def _open_at(path: Path, *stamp: int) -> Run:
-    return cached_run(open_run(path))
+def _newest(path: Path) -> dict[tuple[int, ...], Run]:
+    """Return what holds a run as it was opened last, by its manifest's version."""
+    return {}
 
 
 def digest(run: Run) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from pathlib import Path
 from types import ModuleType
 
@@ -12,8 +14,9 @@ import pytest
 
 from twell.analysis import speedup, timings_by_batch
 from twell.app.ui import run_cache as module
-from twell.app.ui.run_cache import cached_run, digest
+from twell.app.ui.run_cache import cached_run, digest, open_cached
 from twell.workbench.errors import UserError
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.checks import verified
 from twell.workbench.run.store import Run, open_run
 
@@ -81,3 +84,19 @@ def test_what_cannot_be_read_is_said_and_not_kept(made: ModuleType, tmp_path: Pa
     assert len(speedup(cached_run(run))) == 3
     assert digest(cached_run(run)) == digest(run)
     assert module.TIMING_PARTS * 10 >= 86_400, "a day of parts of ten seconds"
+
+
+def test_what_is_held_of_a_run_does_not_grow_with_its_versions(made: ModuleType, tmp_path: Path) -> None:
+    """A capture of a night has thousands of versions, each of which lists every part."""
+    path = made.make(tmp_path / "run", layers=3, sequences=20, timings=2).path
+    old = open_cached(path)
+    assert open_cached(path) is old
+    old.arrow("timings")
+    held = weakref.ref(old), weakref.ref(old.manifest)
+    manifests.update(path, seconds=old.manifest.seconds + 1)
+    new = open_cached(path)
+    assert new is not old and new.manifest.seconds == old.manifest.seconds + 1
+    new.arrow("timings")
+    del old
+    gc.collect()
+    assert [each() for each in held] == [None, None]
