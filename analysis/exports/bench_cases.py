@@ -13,6 +13,7 @@ from twell.workbench.run.store import Run
 CASE = ["case", "input", "ffn", "layer", "rows", "dtype", "weights", "graph"]
 DENSE, SPARSE, STAGES = "ffn_dense", "ffn_sparse", ["gate", "up_down"]
 BASELINES = ["ffn_compiled", "ffn_fused"]
+OTHERS = "train_|whole_|generate_|step_"  # operations that are no FFN of one layer
 PROBES = ["ffn_counts", "ffn_neurons", "ffn_packed"]
 
 
@@ -25,7 +26,7 @@ def cases(run: Run) -> pd.DataFrame:
     error_mean, error_max (error of a row relative to float64, over the dense FFN's, NaN for stages).
     """
     bench = run.frame("bench")
-    bench = bench[(bench["d_ff"] == run.d_ff) & ~bench["op"].str.startswith("train_")]
+    bench = bench[(bench["d_ff"] == run.d_ff) & ~bench["op"].str.match(OTHERS)]
     # A key of the index: `unstack` would put the cases into another order than that of the bench.
     order = {case: number for number, case in enumerate(dict.fromkeys(bench["case"]))}
     times = bench[bench["metric"] == "microseconds"].groupby([*CASE, "kernel", "op"])["value"].median().unstack()

@@ -18,6 +18,7 @@ class BenchOptions:
     twell bench path/to/model --out runs/mine
     twell bench --shape 2048,5632 --nnz 29,120 --rows 8192
     twell bench --patterns patterns_d2048_f5632.npz --rows 1,8,64
+    twell bench path/to/model --whole --energy
     """
 
     model: str | None = option(
@@ -51,6 +52,10 @@ class BenchOptions:
     compile: bool = option(True, help="also time the dense FFN compiled by torch.compile")
     probes: bool = option(False, help="also time the kernels with each probe on")
     training: bool = option(False, help="time a training step instead: forward and backward with the L1 term")
+    whole: bool = option(
+        False, help="time the whole model instead: forward passes of --rows tokens, generation, steps of decoding"
+    )
+    batches: str = option("1,8,64", help="sequences decoded at once, with --whole", unit="sequences", value="N[,N…]")
     energy: bool = option(False, help="also measure power and energy, by 6 s of each operation alone")
     seconds: float | None = option(None, help="about how long to time a case; default: 0.3, on a GPU 1", unit="seconds")
     out: Path | None = option(None, help="a .parquet file, or a run's folder; figures of other cases in it are kept")

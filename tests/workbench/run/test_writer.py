@@ -6,13 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED, RECORDING, Manifest
-from twell.workbench.run.parquet_part import GrowingFile
 from twell.workbench.run.store import open_run
 from twell.workbench.run.writer import RunWriter
 
@@ -56,19 +53,3 @@ def test_a_run_that_ends_with_a_part_says_so_without_one(
     run.finish(INTERRUPTED, loss_sum=7.0)
     assert published == [(RECORDING, 0), (RECORDING, 1), (INTERRUPTED, 1)]
     assert open_run(tmp_path / "run").manifest.loss_sum == 7.0
-
-
-def test_values_of_windows_are_in_no_dictionary_and_all_else_is(tmp_path: Path) -> None:
-    """A name that no column has would be passed over in silence."""
-    kinds = {"kind": pa.string(), "window": pa.list_(pa.float32()), "neuron": pa.list_(pa.int16())}
-    rows = pa.table({"kind": ["top"], "window": [[1.5, 0.0]], "neuron": [[3]]}, schema=pa.schema(kinds))
-    file = GrowingFile(tmp_path / "examples.parquet", rows.schema)
-    file.write(rows)
-    file.close()
-    group = pq.ParquetFile(file.path).metadata.row_group(0)
-    columns = [group.column(index) for index in range(group.num_columns)]
-    assert [column.path_in_schema.split(".")[0] for column in columns if column.has_dictionary_page] == [
-        "kind",
-        "neuron",
-    ]
-    assert pq.read_table(file.path).equals(rows)

@@ -26,7 +26,9 @@ BENCH = Table(
             "ffn_dense; ffn_compiled: the same by torch.compile; ffn_fused: gate and up as one product; ffn_sparse; "
             "ffn_counts, ffn_neurons, ffn_packed: with that probe on, or with TwELL handed out; gate: the gate product "
             "alone, a kernel's with all that it does there; up_down: all that follows it; train_dense, train_compiled, "
-            "train_sparse: forward and backward of a training step",
+            "train_sparse: forward and backward of a training step; of a whole model, dense and sparse: whole_…: a "
+            "forward pass without the head, …_compiled by layer; generate_…: prompts and generated tokens, graphed: "
+            "with fixed addresses, steps compiled and replayed; step_…: one such step",
         ),
         Column("nnz_mean", "float64", "neurons", "mean nnz of the case's rows"),
         Column(
@@ -37,7 +39,7 @@ BENCH = Table(
             "gigabytes_per_second: of what must be moved, x, y and the weights of neurons that any row fires; "
             "ceiling_share: time of the dense gate product over this one's; watts, sm_mhz; millijoules_per_token; "
             "error_mean, error_max: relative to float64, over rows; rows_past_slots: rows that overflow a tile; "
-            "peak_bytes: memory that a training step needs",
+            "peak_bytes: memory that a training step needs; tokens_per_second: read in passes, generated else",
         ),
         Column("value", "float64", "", "the figure; of microseconds the median over `repeats` turns"),
         Column("unit", "string", "", "the figure's unit"),

@@ -1,0 +1,86 @@
+"""`twell bench --whole`: the steps that it times are those of the model, on the FFNs of the side that it names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from twell.analysis.exports import bench_cases
+from twell.workbench.bench import whole
+from twell.workbench.bench.command import bench
+from twell.workbench.bench.decoding import Decoder, generator
+from twell.workbench.bench.options import BenchOptions
+from twell.workbench.errors import UserError
+from twell.workbench.models.load import LoadedModel, load
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny: Path) -> LoadedModel:
+    return load(str(tiny), device="cpu")
+
+
+@pytest.fixture
+def prompts(loaded: LoadedModel) -> torch.Tensor:
+    return torch.randint(3, 60, (2, 7), generator=torch.Generator().manual_seed(1))
+
+
+def test_steps_generate_what_transformers_generates(loaded: LoadedModel, prompts: torch.Tensor) -> None:
+    expected = generator(loaded, prompts, 6)()[:, 7:]
+    assert expected.unique().numel() > 2
+    decoder = Decoder(loaded, prompts, 5, compiled=False)
+    for _ in range(2):  # the second time over what the first has left in the cache
+        decoder.generate()
+        assert decoder.ids[:, 0].tolist() == expected[:, 5].tolist()
+    again = generator(loaded, prompts, 6)()[:, 7:]  # the model is what it was
+    assert again.tolist() == expected.tolist()
+
+
+def test_each_side_runs_its_own_ffns_and_both_compute_the_same(loaded: LoadedModel, prompts: torch.Tensor) -> None:
+    sides, outputs = whole.Sides(loaded), {}
+    for side in (whole.DENSE, whole.SPARSE):
+        with torch.inference_mode(), sides.of(side):
+            kinds = {type(module).__name__ for module in loaded.body.modules()}
+            assert ("LinearFFN" in kinds, "SparseFFN" in kinds) == (side == whole.DENSE, side == whole.SPARSE)
+            outputs[side] = loaded.body(input_ids=prompts).last_hidden_state
+    torch.testing.assert_close(outputs[whole.DENSE], outputs[whole.SPARSE], rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_the_table(tiny: Path, texts: tuple[str, ...], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(whole, "TURNS", {"cpu": 2})
+    monkeypatch.setattr(whole, "PROMPT", {"cpu": 5})
+    monkeypatch.setattr(whole, "TOKENS", {"cpu": 3})
+    out = tmp_path / "whole.parquet"
+    rows = bench(
+        BenchOptions(whole=True, model=str(tiny), text=texts, rows="40", batches="1,2", compile=False, out=out)
+    )
+    assert pq.read_table(out).num_rows == len(rows)
+    sides = {f"{op}_{side}" for op in ("generate", "generate_graphed", "step") for side in ("dense", "sparse")}
+    by_case = {name: {row["op"] for row in rows if row["case"] == name} for name in {row["case"] for row in rows}}
+    passes = {"whole_dense", "whole_sparse"}
+    assert by_case == {
+        "whole model on text, 40 rows": passes,
+        "whole model on uniform ids, 40 rows": passes,
+        "whole model, decoding 1 sequence": sides,
+        "whole model, decoding 2 sequences": sides,
+    }
+    for row in rows:
+        assert (row["layer"], row["repeats"], row["ffn"], row["graph"]) == (-1, 2, "gated", False)
+        assert (row["kernel"] == "torch") == row["op"].endswith("dense") and 0 < row["low"] <= row["value"] <= row[
+            "high"
+        ]
+    figures = {(row["case"][-11:], row["op"], row["metric"]): row["value"] for row in rows}
+    step = figures["2 sequences", "step_sparse", "microseconds"]
+    assert figures["2 sequences", "step_sparse", "tokens_per_second"] == pytest.approx(2e6 / step)
+    assert all(re.match(bench_cases.OTHERS, row["op"]) for row in rows)  # tables of single FFNs leave them out
+
+
+def test_options_that_do_not_fit(tiny: Path) -> None:
+    with pytest.raises(UserError, match="beside a model alone"):
+        bench(BenchOptions(whole=True, shape="64,128"))
+    with pytest.raises(UserError, match="--batches, got 0"):
+        bench(BenchOptions(whole=True, model=str(tiny), batches="0"))

@@ -1,0 +1,163 @@
+"""Decode greedily with a cache at fixed addresses, so that a step can be compiled by layer and replayed from a graph.
+
+The idea: transformers' own model runs every step. Each decoder layer is wrapped, and the wrapper hands the layer keys
+and values of its own in the place of a cache of all layers: then all layers are one function to torch.compile, which
+traces it once, and no address, shape or number of the host changes from step to step. Prompts go through the same
+layers, uncompiled.
+
+    decoder = Decoder(loaded, prompts, tokens=64, compiled=True)
+    decoder.generate()  # prompts, then 64 steps; on a GPU replayed from a CUDA graph
+    decoder.ids  # int64 [sequences, 1], the last tokens
+
+Cost: keys and values of prompts and tokens in memory, and on first use the compiling of one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twell.kernels.benchmark.timing import Run, graphed
+from twell.workbench.models.load import LoadedModel
+
+SPARE = 8  # positions of the cache beyond prompt and tokens, for the steps that compile and capture
+
+
+class LayerCache:
+    """Keys and values of one layer, [sequences, heads, positions, head size], allocated at the first update."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.keys, self.values, self.positions = capacity, torch.empty(0), torch.empty(0), torch.empty(0)
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write keys and values to `positions`, and return those of all positions. Called by the layer's attention."""
+        if not self.keys.numel():
+            self.keys, self.values = (
+                kind.new_zeros(*kind.shape[:2], self.capacity, kind.shape[3]) for kind in (keys, values)
+            )
+        self.keys.index_copy_(2, self.positions, keys)
+        self.values.index_copy_(2, self.positions, values)
+        return self.keys, self.values
+
+
+class CachedBlock(nn.Module):
+    """A decoder layer that reads and writes a cache of its own. compiled: how it runs for one position a sequence."""
+
+    def __init__(self, block: nn.Module, cache: LayerCache, compiled: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.block, self.cache, self._compiled = block, cache, compiled
+
+    def forward(self, hidden: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+        """Return hidden [sequences, positions, d_model] after the layer."""
+        run = self._compiled if hidden.shape[1] == 1 else self.block
+        return run(hidden, *arguments, **keywords | {"past_key_values": self.cache})
+
+
+class Decoder:
+    """Continues prompts of one length, with the FFNs that the model had when it was made if steps are replayed.
+
+    ids: int64 [sequences, 1], the tokens that the next step reads
+    """
+
+    def __init__(self, loaded: LoadedModel, prompts: Tensor, tokens: int, *, compiled: bool) -> None:
+        """Compile a layer, and on a GPU capture a step.
+
+        prompts: int64 [sequences, positions]; tokens: steps of `generate`; compiled: whether layers are compiled
+        """
+        self._loaded, self._prompts, self._tokens = loaded, prompts, tokens
+        device, (number, length) = loaded.device, prompts.shape
+        self.ids = prompts.new_zeros(number, 1)
+        self._first = torch.arange(length, device=device)
+        self._position = torch.zeros(1, dtype=torch.long, device=device)
+        self._columns = torch.arange(length + tokens + SPARE, device=device)
+        self._blocks = [
+            CachedBlock(
+                block,
+                LayerCache(len(self._columns)),
+                torch.compile(block, dynamic=False, fullgraph=True) if compiled else block,
+            )
+            for block in loaded.blocks
+        ]
+        self._step: Run = self._run_step
+        with self._placed(), torch.inference_mode():
+            self._prefill()
+            self._run_step()
+            if device.type == "cuda":
+                self._step = graphed(self._run_step, device)
+
+    @torch.inference_mode()
+    def generate(self) -> None:
+        """Read the prompts, then run `tokens` steps."""
+        with self._placed():
+            self._prefill()
+            self._run_steps()
+
+    @torch.inference_mode()
+    def steps(self) -> None:
+        """Run `tokens` steps at the positions after the prompts."""
+        with self._placed():
+            self._position.fill_(len(self._first))
+            self._run_steps()
+
+    def _prefill(self) -> None:
+        self._read(self._prompts, self._first)
+        self._position.fill_(len(self._first))
+
+    def _run_steps(self) -> None:
+        for _ in range(self._tokens):
+            self._step()
+
+    def _run_step(self) -> None:
+        self._read(self.ids, self._position)
+        self._position.add_(1)
+
+    def _read(self, ids: Tensor, positions: Tensor) -> None:
+        """Run the model on ids [sequences, n] at positions [n], and put the likeliest next tokens in `ids`."""
+        for block in self._blocks:
+            block.cache.positions = positions
+        mask = (self._columns <= positions[:, None])[None, None].expand(len(ids), -1, -1, -1)
+        hidden = self._loaded.body(
+            input_ids=ids, attention_mask=mask, position_ids=positions.expand(len(ids), -1), use_cache=False
+        ).last_hidden_state
+        self.ids.copy_(self._loaded.head(hidden[:, -1:]).argmax(-1))
+
+    @contextmanager
+    def _placed(self) -> Iterator[None]:
+        """Have the model run the wrapped layers, all numbered 0, as torch.compile would trace each number anew."""
+        layers: Any = self._loaded.body.layers
+        numbered = [module for block in self._blocks for module in block.modules() if hasattr(module, "layer_idx")]
+        numbers = [module.layer_idx for module in numbered]
+        with replaced(layers, self._blocks):
+            try:
+                for module in numbered:
+                    module.layer_idx = 0  # type: ignore[assignment]
+                yield
+            finally:
+                for module, number in zip(numbered, numbers, strict=True):
+                    module.layer_idx = number
+
+
+@contextmanager
+def replaced(layers: Any, others: Sequence[Any]) -> Iterator[None]:
+    """Have other layers in a model's list of layers, and afterwards those that were there."""
+    before = list(layers)
+    for index, other in enumerate(others):
+        layers[index] = other
+    try:
+        yield
+    finally:
+        for index, block in enumerate(before):
+            layers[index] = block
+
+
+def generator(loaded: LoadedModel, prompts: Tensor, tokens: int) -> Run:
+    """Return transformers' own greedy generation of exactly `tokens` tokens a sequence, with a cache that grows."""
+    settings: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+    mask = torch.ones_like(prompts)
+    model: Any = loaded.model
+    return partial(model.generate, prompts, attention_mask=mask, pad_token_id=0, use_cache=True, **settings)
