@@ -2,7 +2,7 @@
 
     twell export runs/demo --out tables                          every analysis table, Parquet, in a folder
     twell export runs/demo --table by_token --out tokens.csv     the format of the ending; --format csv for a folder
-    twell export runs/demo --out demo.ipynb                      or .html: the run in one document, see `document`
+    twell export runs/demo --out demo.ipynb                      or .html: the run in one document, see `documents`
     twell export runs/demo --table fired --format npz --out x    a scipy CSR matrix a layer; dead_neurons: a mask
 
 Analysis tables (`tables`) are those of the API with its defaults. Tables of the run itself are copied part by part, so
@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import scipy.sparse
 
-from twell.analysis.exports import document
 from twell.analysis.exports.files import replacing, write_table
 from twell.analysis.exports.tables import ANALYSIS
 from twell.analysis.neurons.coactivation import fired_csr
@@ -130,9 +129,17 @@ def _write_document(run: Run, options: ExportOptions, format: Format) -> Path:
     if options.table:
         raise UserError(f"Expected no --table with --format {format}, got {options.table[0]!r}: it has them all.")
     path = options.out / f"{run.name}{ENDING[format]}" if options.out.is_dir() else options.out
-    with replacing(path) as temporary:
-        count = (document.notebook if format == "notebook" else document.page)(run, temporary)
-    print(f"{path}: {count} {'cells' if format == 'notebook' else 'sections'}")
+    with replacing(path) as temporary:  # what follows loads plotly, which no table needs
+        if format == "notebook":
+            from twell.analysis.exports.documents.notebook import notebook
+
+            cells, note = notebook(run, temporary)
+            count = f"{cells} cells, all of which have run. {note}".rstrip()
+        else:
+            from twell.analysis.exports.documents.report import page
+
+            count = f"{page(run, temporary)} sections"
+    print(f"{path}: {count}")
     return path
 
 

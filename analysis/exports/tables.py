@@ -51,31 +51,46 @@ class ExportedTable:
     """An analysis table and its section of the notebook and of the page.
 
     compute: the function of `twell.analysis`, called with its defaults. title, text: heading and sentence of the
-    section; a table without a title is exported, but has no section. plot: the function of `plots` that draws it, or
-    None.
+    section; a table without a title is exported, but has no section. page_figure: the function of `plots` that draws
+    the dashboard's figure of it from a run, by name, as `plots` loads plotly, which a table does not need. plot: the
+    function that draws the table, where no page has a figure of its own.
     """
 
     compute: Callable[[Run], pd.DataFrame]
     title: str = ""
     text: str = ""
     plot: Callable[[pd.DataFrame], Figure] | None = None
+    page_figure: str = ""
 
     @property
     def name(self) -> str:
         """Return the table's name, which is that of its function in `twell.analysis`."""
         return self.compute.__name__
 
+    @property
+    def figure_code(self) -> str:
+        """Return the expression that draws the section's figure, of `run` and `table`; "" where it has none."""
+        if self.page_figure:
+            return f"plots.{self.page_figure}(run)"
+        return f"plots.dressed(plots.{self.plot.__name__}(table))" if self.plot else ""
+
 
 EXPORTED = (
     ExportedTable(findings, "Findings", "What has been claimed about sparse layers, and what this run says."),
-    ExportedTable(by_layer, "Layers", "How many neurons a token fires in each layer.", plots.layers),
+    ExportedTable(by_layer, "Layers", "How many neurons a token fires in each layer.", page_figure="nnz_distributions"),
     ExportedTable(layer_histogram),
     ExportedTable(by_position),
     ExportedTable(
-        position_blocks, "Positions", "Mean nnz along the sequence, over the layer's own mean.", plots.positions
+        position_blocks,
+        "Positions",
+        "Mean nnz along the sequence, over the layer's own mean.",
+        page_figure="nnz_by_position",
     ),
     ExportedTable(
-        position_fit, "Decay", "Whether nnz falls along the sequence, and as which curve, from position 1 on."
+        position_fit,
+        "Decay",
+        "Whether nnz falls along the sequence, and as which curve, from position 1 on.",
+        page_figure="decay_lengths",
     ),
     ExportedTable(
         first_positions,
@@ -97,14 +112,16 @@ EXPORTED = (
         plots.depth,
     ),
     ExportedTable(
-        by_token, "Tokens", "Loudest and quietest tokens, by z shrunk the more, the rarer a token is.", plots.tokens
+        by_token,
+        "Tokens",
+        "Loudest and quietest tokens, by z shrunk the more, the rarer a token is.",
+        page_figure="top_tokens",
     ),
     ExportedTable(
         token_identity,
         "Identity",
         "How much of the variance of nnz the token itself explains: near 1, a layer's load could be looked up; near 0, "
-        "the "
-        "context decides.",
+        "the context decides.",
         plots.identity,
     ),
     ExportedTable(
@@ -113,9 +130,9 @@ EXPORTED = (
         "What z goes with over tokens of the vocabulary, all at once: rare tokens differ in more than frequency.",
         plots.covariates,
     ),
-    ExportedTable(token_classes, "Classes", "Kinds of tokens, by their spelling.", plots.classes),
-    ExportedTable(by_word, "Words", "Put together from their pieces."),
-    ExportedTable(surprisal, "Surprisal", "nnz by the loss of the next token.", plots.surprisal),
+    ExportedTable(token_classes, "Classes", "Kinds of tokens, by their spelling.", page_figure="token_class_dots"),
+    ExportedTable(by_word, "Words", "Put together from their pieces.", page_figure="top_words"),
+    ExportedTable(surprisal, "Surprisal", "nnz by the loss of the next token.", page_figure="nnz_by_loss"),
     ExportedTable(surprisal_correlation, "Rank correlation", "Spearman's, of nnz and the next token's loss."),
     ExportedTable(
         surprisal_within,
@@ -125,7 +142,9 @@ EXPORTED = (
     ),
     ExportedTable(surprisal_own),
     ExportedTable(surprisal_classes),
-    ExportedTable(by_neuron),
+    ExportedTable(
+        by_neuron, "Neurons", "How many neurons of each layer fire how often.", page_figure="neuron_densities"
+    ),
     ExportedTable(neuron_histogram),
     ExportedTable(concentration, "Concentration", "The share of firings that the busiest neurons carry."),
     ExportedTable(lorenz, "Lorenz curve", "Firings by share of neurons.", plots.lorenz),
@@ -150,13 +169,20 @@ EXPORTED = (
         plots.clusters,
     ),
     ExportedTable(union_sizes, "Unions", "Different neurons in a block of consecutive tokens."),
-    ExportedTable(tile_audit, "Tiles", "Firings and tokens that exceed the slots of a tile, by compression."),
+    ExportedTable(
+        tile_audit,
+        "Tiles",
+        "Firings and tokens that exceed the slots of a tile, by compression.",
+        page_figure="tile_overflow",
+    ),
     ExportedTable(peer_audit),
     ExportedTable(tile_settings),
-    ExportedTable(speedup),
-    ExportedTable(layer_gains, "Speed", "Dense over sparse time, by layer, and the trend.", plots.gains),
+    ExportedTable(speedup, "Time by layer", "Dense and sparse time of each layer's FFN.", page_figure="layer_times"),
+    ExportedTable(
+        layer_gains, "Speed", "Dense over sparse time, by layer, and the trend.", page_figure="speedup_by_nnz"
+    ),
     ExportedTable(gain_correlations),
-    ExportedTable(model_time, "Time", "Where the time of a forward pass goes."),
+    ExportedTable(model_time, "Time", "Where the time of a forward pass goes.", page_figure="pass_time"),
     ExportedTable(timings_by_batch),
 )
 ANALYSIS = {table.name: table.compute for table in EXPORTED}

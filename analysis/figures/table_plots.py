@@ -9,6 +9,7 @@ plotly is imported when the first figure is drawn, not before.
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 INK, SECOND = "#2f5d8a", "#c06a2d"
 COLORS = ("#2f5d8a", "#c06a2d", "#4a7c59", "#8a4f7d", "#7a7a7a", "#b59f3b", "#3f8f8f", "#a13d3d")
+OTHER_COLORS = ("#4a9c72", "#a06cc0", "#c75c6a", "#3f9aa8", "#8a7a3b")  # of a dressed figure, after the page's own
+BARS = "rgba(47, 126, 216, 0.36)"
+HEIGHT, LEGEND = 360, 110  # pixels of a dressed figure, and for the names at its right
 ENDS = 15  # tokens shown at each end of the ranking
 
 
@@ -214,4 +218,34 @@ def clusters(table: pd.DataFrame) -> Figure:
     figure = _figure("neurons that fire together", "mean correlation of their firings", xaxis_type="log")
     for layer, rows in table.groupby("layer"):
         figure.add_scatter(x=rows["neurons"], y=rows["phi"], name=f"layer {layer}", mode="markers")
+    return figure
+
+
+def dressed(figure: Figure) -> Figure:
+    """Return a figure of a table in the dashboard's style: no background, its colors, names at the right."""
+    from twell.analysis.figures.style import AMBER, BLUE, GREY, finish  # which load plotly
+
+    left, height = figure.layout.margin.l or 56, figure.layout.height or HEIGHT
+    named = len([trace for trace in figure.data if trace.name and trace.showlegend is not False]) > 1
+    figure.layout.template = None
+    finish(figure, min(height, 520), left=max(int(left), 56), right=LEGEND if named else 16)
+    figure.update_layout(showlegend=named)
+    colors = cycle((BLUE, AMBER, GREY, *OTHER_COLORS))
+    for trace in figure.data:
+        if trace.type == "heatmap":
+            trace.update(
+                colorscale=[[0.0, AMBER], [0.5, "rgba(139, 149, 161, 0.06)"], [1.0, BLUE]],
+                colorbar={"thickness": 10, "outlinewidth": 0},
+            )
+            figure.update_xaxes(showgrid=False)
+            figure.update_yaxes(showgrid=False)
+            continue
+        color = trace.line.color if trace.type == "scatter" and trace.line.color else next(colors)
+        trace.update(marker_color=BARS if trace.type == "bar" else color)
+        if trace.type == "scatter":
+            trace.update(line_color=color)
+            for axis in ("error_x", "error_y"):
+                if trace[axis].array is not None:
+                    trace.update({axis: {"color": color, "width": 0, "thickness": 1.4}})
+    figure.update_shapes(line={"color": GREY, "width": 1, "dash": "dot"})
     return figure

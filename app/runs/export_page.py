@@ -13,8 +13,8 @@ import pandas as pd
 import pyarrow as pa
 import streamlit as st
 
-from twell.analysis.exports.document import notebook
-from twell.analysis.exports.document import page as html_page
+from twell.analysis.exports.documents.notebook import notebook
+from twell.analysis.exports.documents.report import page as html_page
 from twell.analysis.exports.tables import ANALYSIS
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, plural, whole
@@ -127,8 +127,8 @@ def draw_whole_run(run: Run) -> None:
     """Draw the buttons that save the whole run."""
     widgets.heading(
         "The whole run",
-        "As a notebook that loads the run from its folder and draws every section; as one self-contained HTML page "
-        "with the same sections; or as Parquet files, one for each computed table below.",
+        "As a notebook that has run, its figures also as images, which takes some seconds; as one self-contained HTML "
+        "page with the same sections; or as Parquet files, one for each computed table below.",
     )
     with st.container(horizontal=True, gap="small"):
         for label, kind, mime, make in (

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import cycle
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from twell.analysis.figures.style import AMBER, BLUE, GREY, finish
+from twell.analysis.figures.table_plots import dressed
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural
 from twell.app.ui.query import Query, query
@@ -24,10 +23,6 @@ from twell.workbench.run.store import Run
 
 LONG = 30_000_000  # counts (tokens times layers) from which rows are read only when asked for
 MANY = 300_000  # the same of runs whose sampled firings are read only when asked for
-DIVERGING = [[0.0, AMBER], [0.5, "rgba(139, 149, 161, 0.06)"], [1.0, BLUE]]
-COLORS = (BLUE, AMBER, GREY, "#4a9c72", "#a06cc0", "#c75c6a", "#3f9aa8", "#8a7a3b")
-BARS = "rgba(47, 126, 216, 0.36)"
-HEIGHT, LEGEND = 360, 110
 
 
 @dataclass(frozen=True)
@@ -84,28 +79,3 @@ def draw_question(run: Run, question: Question) -> None:
 
 def _ask(key: str) -> None:
     st.session_state[key] = True
-
-
-def dressed(figure: go.Figure) -> go.Figure:
-    """Return a figure of the notebook in the dashboard's style: no background, its colours, names at the right."""
-    left, height = figure.layout.margin.l or 56, figure.layout.height or HEIGHT
-    named = len([trace for trace in figure.data if trace.name and trace.showlegend is not False]) > 1
-    figure.layout.template = None
-    finish(figure, min(height, 520), left=max(int(left), 56), right=LEGEND if named else 16)
-    figure.update_layout(showlegend=named)
-    colors = cycle(COLORS)
-    for trace in figure.data:
-        if trace.type == "heatmap":
-            trace.update(colorscale=DIVERGING, colorbar={"thickness": 10, "outlinewidth": 0})
-            figure.update_xaxes(showgrid=False)
-            figure.update_yaxes(showgrid=False)
-            continue
-        color = trace.line.color if trace.type == "scatter" and trace.line.color else next(colors)
-        trace.update(marker_color=BARS if trace.type == "bar" else color)
-        if trace.type == "scatter":
-            trace.update(line_color=color)
-            for axis in ("error_x", "error_y"):
-                if trace[axis].array is not None:
-                    trace.update({axis: {"color": color, "width": 0, "thickness": 1.4}})
-    figure.update_shapes(line={"color": GREY, "width": 1, "dash": "dot"})
-    return figure

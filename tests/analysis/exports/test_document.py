@@ -1,39 +1,150 @@
-"""The notebook runs from top to bottom, the page needs nothing from elsewhere, arrays come back as they were."""
+"""The notebook shows what a kernel would, the page needs nothing from elsewhere, arrays come back as they were."""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from PIL import Image
 from plotly.offline import get_plotlyjs
 
-from twell.analysis import by_token, dead_mask, fired_csr
+from twell.analysis import by_token, dead_mask, fired_csr, plots
 from twell.analysis.exports.command import export
+from twell.analysis.exports.documents import cells
+from twell.analysis.exports.documents.images import SCALE, WIDTH
+from twell.analysis.exports.documents.notebook import PASSAGES, notebook
+from twell.analysis.exports.documents.passage_image import COLUMNS, _placed, svg
+from twell.analysis.exports.notebook import ShadedText, shaded_text
 from twell.analysis.exports.tables import SECTIONS
+from twell.analysis.passage import Scale
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import ExportOptions
 from twell.workbench.run.store import Run
 
 
-def test_notebook_runs(run: Run, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def poor(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run with few figures, whose name and tokens are markup."""
+    plain, markup = made.vocabulary, iter(HOSTILE * 1000)
+
+    def hostile(size: int) -> dict:
+        table = plain(size)
+        return table | {"bytes": [next(markup).encode() if piece else piece for piece in table["bytes"]]}
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(made, "vocabulary", hostile)
+        given = {"layers": 1, "sequences": 6, "length": 12, "parts": 1, "timings": 0}
+        run: Run = made.make(tmp_path_factory.mktemp("poor") / NAME, neurons=False, tiles=False, loss=False, **given)
+    return run
+
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    "</svg><script>alert(1)</script>",
+    "$\\href{javascript:alert(1)}{x}$",
+    "\x00&]]>",
+]
+NAME = "[run](javascript:alert(1)) <b>"
+
+
+def no_images(_figures: object) -> list[bytes]:
+    raise Missing("No images here.")
+
+
+def test_notebook_is_what_a_kernel_shows(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a browser for images. Each cell's outputs are of the kinds that Jupyter's kernel gives for its code."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    monkeypatch.setattr(cells, "png_images", no_images)
     (path,) = export(ExportOptions(run=run.path, format="notebook", out=tmp_path / "made.ipynb"))
     book = nbformat.read(path, 4)
     nbformat.validate(book)
+    assert "No images here" in book.cells[0].source
+    ours = [shown(cell.outputs) for cell in book.cells if cell.cell_type == "code"]
+    passages = [
+        output for cell in book.cells for output in cell.get("outputs", []) if cells.SVG in output.get("data", {})
+    ]
+    assert len(passages) == PASSAGES and "<svg" in passages[0].data[cells.SVG]
     nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert {output.output_type for output in outputs} == {"execute_result", "display_data", "stream"}
-    said = [output.text for output in outputs if output.output_type == "stream"]
-    assert len(said) == 1 and "whole forward pass" in said[0], "all else is there"
-    drawn = sum("application/vnd.plotly.v1+json" in output.get("data", {}) for output in outputs)
-    assert drawn == sum(bool(section.plot) for section in SECTIONS)
+    assert [shown(cell.outputs) for cell in book.cells if cell.cell_type == "code"] == ours
+    drawn = sum(one.count("figure") for one in ours)
+    assert drawn == 1 + sum(bool(section.figure_code) for section in SECTIONS) - 1, "a figure lacks timings"
+
+
+def shown(outputs: list[Any]) -> list[str]:
+    """What each output is: a figure, a printed line, the table's text, or a value."""
+    kinds = []
+    for output in outputs:
+        data = output.get("data", {})
+        if cells.PLOTLY in data:
+            kinds.append("figure")
+        elif output.output_type == "stream":
+            kinds.append(output.text)
+        else:
+            kinds.append("table" if "<table" in data.get("text/html", "") else "value")
+    return kinds
+
+
+def test_each_section_of_a_page_has_its_figure() -> None:
+    named = {section.page_figure for section in SECTIONS if section.page_figure}
+    assert len(named) > 10 and named <= set(plots.__all__)
+    assert {section.plot.__name__ for section in SECTIONS if section.plot} <= set(plots.__all__)
+
+
+def test_figures_of_a_notebook_are_images_too(poor: Run, tmp_path: Path) -> None:
+    """Beside plotly's data each has a PNG, drawn without a network; a passage shows tokens of markup as text."""
+    pytest.importorskip("kaleido")
+    path = tmp_path / "poor.ipynb"
+    _count, note = notebook(poor, path)
+    if "ChromeNotFound" in note:
+        pytest.skip(note)
+    assert not note
+    text = path.read_text(encoding="utf-8")
+    book = json.loads(text)
+    bundles = [output.get("data", {}) for cell in book["cells"] for output in cell.get("outputs", [])]
+    figures = [data for data in bundles if cells.PLOTLY in data]
+    passages = [data for data in bundles if cells.PNG in data and cells.PLOTLY not in data]
+    assert len(figures) > 2 and len(passages) == PASSAGES
+    for data in (*figures, *passages):
+        with Image.open(io.BytesIO(base64.b64decode(data[cells.PNG]))) as image:
+            assert image.width == WIDTH * SCALE
+            assert len(image.convert("RGB").getcolors(1 << 24)) > 8, "something is drawn"
+    assert len(text) < 2_000_000
+    markup = [data["text/html"] for data in bundles if "text/html" in data]
+    assert markup and not [one for one in markup if re.search(r"<(img|script)", one)]
+    assert book["cells"][0]["source"].startswith(r"# \[run\]\(javascript\:alert\(1\)\) \<b\>")
+
+
+def test_a_passage_is_drawn_as_text(poor: Run) -> None:
+    """The SVG of tokens of markup is well formed, holds them as text, and nothing that loads or runs."""
+    drawing, tall = svg(shaded_text(poor, 0))
+    root = ElementTree.fromstring(drawing)
+    assert int(root.get("height", 0)) == tall
+    assert {element.tag.partition("}")[2] for element in root.iter()} == {"svg", "rect", "text"}
+    written = "".join(element.text or "" for element in root.iter())
+    assert HOSTILE[0].replace(" ", "") in written.replace(" ", "")
+
+
+def test_a_passage_keeps_lines_and_widths() -> None:
+    """A token moves to the next line whole, a longer one than a line is broken, and long texts end."""
+    texts = ["ab\n", "x" * (COLUMNS - 1), " word", "漢字", "y" * (COLUMNS + 5), "\n" * 100, "end"]
+    shares = np.linspace(0, 1, len(texts))
+    passage = ShadedText(pd.DataFrame(), texts, Scale("nnz", "neurons", 0.0, 9.0), shares, [""] * len(texts))
+    pieces = list(_placed(passage))
+    assert max(piece.column + piece.width for piece in pieces) == COLUMNS
+    assert [(piece.line, piece.text) for piece in pieces[:4]] == [(0, "ab"), (1, texts[1]), (2, "word"), (2, "漢字")]
+    assert pieces[3].width == 4
+    assert ">…<" in svg(passage)[0] and "end" not in svg(passage)[0]
 
 
 class Page(HTMLParser):
@@ -57,9 +168,10 @@ def test_page_needs_nothing_else(run: Run, tmp_path: Path) -> None:
     assert path == tmp_path / "made.html"
     page = Page()
     page.feed(path.read_text(encoding="utf-8"))
-    assert page.loads and all(source.startswith(IMAGE) for source in page.loads)
-    heads = re.findall("<h2>([^<]+)</h2>", path.read_text(encoding="utf-8"))
-    opening = ["Overview", "Claims that this run can test", "Text", *["Neurons"] * run.has("examples")]
+    assert page.loads and all(source.startswith((IMAGE, "#")) for source in page.loads)
+    assert "default-src 'none'" in path.read_text(encoding="utf-8")[:400], "the page forbids itself any request"
+    heads = re.findall("<h2 [^>]+>([^<]+)</h2>", path.read_text(encoding="utf-8"))
+    opening = ["Overview", "Claims that this run can test", "Text", *["Strongest neurons"] * run.has("examples")]
     assert heads[: len(opening)] == opening
     assert len(heads) == len(opening) + len(SECTIONS)
     text = re.sub(r"<script.*?</script>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -67,7 +179,10 @@ def test_page_needs_nothing_else(run: Run, tmp_path: Path) -> None:
     assert "did not time the whole forward pass" in text
     assert "<td>all layers</td>" in text
     assert not re.search(r"<td>-1</td>|layer -1", path.read_text(encoding="utf-8").replace(get_plotlyjs(), ""))
-    assert path.read_text(encoding="utf-8").count("Plotly.newPlot(") >= sum(bool(section.plot) for section in SECTIONS)
+    assert (
+        path.read_text(encoding="utf-8").count("Plotly.newPlot(")
+        >= sum(bool(section.figure_code) for section in SECTIONS) - 1
+    )
 
 
 def test_text_of_tokens_is_no_markup(made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +199,9 @@ def test_text_of_tokens_is_no_markup(made: ModuleType, tmp_path: Path, monkeypat
     page = Page()
     page.feed(path.read_text(encoding="utf-8"))
     assert "b" not in page.tags
-    assert all(source.startswith(IMAGE) for source in page.loads), "the figures of claims, and no image of a token's"
+    assert all(source.startswith((IMAGE, "#")) for source in page.loads), (
+        "the figures of claims, and no image of a token's"
+    )
 
 
 def test_a_poor_run_has_a_page_and_a_notebook(made: ModuleType, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_the_whole_run_is_saved_in_each_form(watched: Any, made_run: Run) -> Non
     page, saved = watched.page, {}
     watched.open("/export?run=made", '[data-testid="stDataFrame"]')
     for name in ("as notebook", "as one page", "every table"):
-        with page.expect_download(timeout=60_000) as waiting:
+        with page.expect_download(timeout=120_000) as waiting:
             page.get_by_role("button", name=f"Save {name}").click()
         saved[name] = Path(waiting.value.path()).read_bytes()
     cells = [cell for cell in json.loads(saved["as notebook"])["cells"] if cell["cell_type"] == "code"]

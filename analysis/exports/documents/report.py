@@ -1,0 +1,166 @@
+"""Write a run as one HTML page, which needs nothing from anywhere else.
+
+    twell export runs/demo --out demo.html
+
+It opens on the figure of Overview, the claims that the run can test, shaded passages and strong neurons; a section for
+each of `tables.SECTIONS` follows, with the reason in its place where the run lacks what it needs. The page forbids
+itself any request. Cost: 2 s; 5 MB, nearly all of it plotly.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from twell.analysis.claims.claim import UNTOLD, VERDICTS
+from twell.analysis.claims.findings import findings
+from twell.analysis.exports.documents.notebook import about
+from twell.analysis.exports.documents.strongest import strongest
+from twell.analysis.exports.notebook import shaded_text
+from twell.analysis.exports.tables import SECTIONS, ExportedTable
+from twell.analysis.figures import plots
+from twell.analysis.figures.claims.evidence import drawings
+from twell.analysis.figures.style import CONFIG
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+ROWS = 30  # most rows of a table that are shown
+PASSAGES = 3  # with which the page opens
+PASSAGE_HEIGHT = "18rem"  # beyond which a passage scrolls
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+STYLE = f"""
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #1c2128; }}
+h1 {{ font-size: 1.6rem; margin-bottom: .2rem; }} h2 {{ font-size: 1.2rem; margin: 2.4rem 0 .2rem; }}
+h3 {{ font-size: 1rem; margin: 1rem 0 .2rem; }} p {{ margin: .2rem 0 .6rem; color: #56606c; }}
+nav {{ columns: 11rem; font-size: .9rem; margin: 1rem 0; }} nav a, summary {{ color: #1b65b8; text-decoration: none; }}
+nav a {{ display: block; }}
+table {{ border-collapse: collapse; font-size: .8rem; }} th, td {{ padding: .2rem .6rem; text-align: left; }}
+td {{ border-top: 1px solid #e1e5ea; white-space: pre-wrap; vertical-align: top; font-variant-numeric: tabular-nums; }}
+mark {{ background: rgba(47,126,216,.3); }} summary {{ cursor: pointer; }} .wide {{ overflow-x: auto; }}
+.passage {{ max-height: {PASSAGE_HEIGHT}; overflow-y: auto; border: 1px solid #e1e5ea; padding: .4rem .8rem; }}
+.note {{ font-size: .87rem; }}
+@media print {{ .passage {{ max-height: none; }} nav {{ display: none; }} h2 {{ break-after: avoid; }} }}
+"""
+
+
+def page(run: Run, path: Path) -> int:
+    """Write the HTML page to `path` and return its number of sections."""
+    from plotly.offline import get_plotlyjs
+
+    title = html.escape(run.name)
+    ordered = sorted(SECTIONS, key=lambda section: section.name == "findings")
+    body = "".join([*_opening(run), *(_section(run, section) for section in ordered)])
+    heads = re.findall(r'<h2 id="([\w-]+)">([^<]+)</h2>', body)
+    links = "".join(f'<a href="#{name}">{head}</a>' for name, head in heads)
+    text = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta name="viewport" content="width=device-width"><title>{title}</title><style>{STYLE}</style>'
+        f"<script>{get_plotlyjs()}</script></head><body><h1>{title}</h1><p>{html.escape(about(run))}</p>"
+        f'<nav aria-label="Sections">{links}</nav>{body}</body></html>\n'
+    )
+    path.write_bytes(text.encode("utf-8", "replace"))
+    return len(SECTIONS)
+
+
+def _head(title: str, text: str) -> str:
+    name = re.sub(r"\W+", "-", title.lower())
+    return f'<h2 id="{name}">{html.escape(title)}</h2><p>{html.escape(text)}</p>'
+
+
+def _opening(run: Run) -> Iterator[str]:
+    """Yield what the page opens on, as HTML, without what the run lacks."""
+    with suppress(Missing):
+        yield _head("Overview", "A row a layer.") + _drawn(plots.overview(run))
+    yield _claims(run)
+    with suppress(Missing):
+        passages = [shaded_text(run, number) for number in range(min(PASSAGES, run.manifest.sequences))]
+        shown = "".join(
+            f'<h3>Sequence {n}</h3><div class="passage" tabindex="0">{one._repr_html_()}</div>'
+            for n, one in enumerate(passages)
+        )
+        yield _head("Text", "Each token is shaded by the neurons that it fires; point at one.") + shown
+    with suppress(Missing):
+        yield _strongest(run)
+
+
+def _claims(run: Run) -> str:
+    """Return the claims that the run can test, with the drawing of each, as HTML; "" where there are none."""
+    rows = findings(run)
+    rows = rows[rows["verdict"] != UNTOLD]
+    if rows.empty:
+        return ""
+    images = drawings(run)
+    order = {verdict: number for number, verdict in enumerate(VERDICTS)}
+    lines = "".join(
+        f"<tr><td>{html.escape(row.verdict)}</td><td>{html.escape(row.claim)}</td>"
+        f"<td>{images.get(row.claim, '')}</td><td>{html.escape(row.this_run)}</td></tr>"
+        for row in rows.sort_values("verdict", key=lambda column: column.map(order), kind="stable").itertuples()
+    )
+    head = _head("Claims that this run can test", "What has been claimed about sparse layers, and what this run says.")
+    return f'{head}<div class="wide"><table>{lines}</table></div>'
+
+
+def _strongest(run: Run) -> str:
+    """Return the strongest neuron of each layer as HTML, with the text around its greatest values."""
+    lines = []
+    for label, rows in strongest(run).groupby("neuron", sort=False):
+        text = "<br>".join(
+            f"{html.escape(place.before)}<mark>{html.escape(place.token)}</mark>{html.escape(place.after)}"
+            for place in rows.itertuples()
+        )
+        density, largest = rows["density"].iloc[0], rows["value_max"].iloc[0]
+        cells = (html.escape(str(label)), f"{density:.2%}", f"{largest:.2f}", text)
+        lines.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    names = "<tr><th>neuron</th><th>density</th><th>largest value</th><th>where it is largest</th></tr>"
+    table = f'<div class="wide"><table>{names}{"".join(lines)}</table></div>'
+    return _head("Strongest neurons", "The strongest of each layer.") + table
+
+
+def _drawn(figure: Figure) -> str:
+    figure.update_layout(paper_bgcolor="#fff", plot_bgcolor="#fff")
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG))
+
+
+def _section(run: Run, section: ExportedTable) -> str:
+    """Return one section as HTML: heading, figure, table and note, or the reason why the run has none."""
+    head = _head(section.title, section.text)
+    try:
+        table = section.compute(run)
+        figure = _figure(run, section, table)
+    except Missing as reason:
+        return f'{head}<p class="note">{html.escape(str(reason))}</p>'
+    note = _note(table.attrs, len(table))
+    rows = _named(table.head(ROWS)).to_html(index=False, float_format=lambda value: f"{value:.4g}", border=0)
+    content = f'<div class="wide">{rows}</div>'
+    content = f"<details><summary>Table</summary>{content}</details>" if figure else content
+    return f'{head}{figure}{content}<p class="note">{html.escape(note)}</p>'
+
+
+def _figure(run: Run, section: ExportedTable, table: pd.DataFrame) -> str:
+    """Return a section's figure as HTML, the dashboard's own where it has one; "" where there is none."""
+    if section.page_figure:
+        return _drawn(getattr(plots, section.page_figure)(run))
+    return _drawn(plots.dressed(section.plot(table))) if section.plot else ""
+
+
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with "all layers" in place of layer -1, the sum over layers."""
+    if "layer" not in table:
+        return table
+    return table.assign(layer=table["layer"].astype(object).where(table["layer"] != -1, "all layers"))
+
+
+def _note(attrs: Mapping[Any, Any], rows: int) -> str:
+    """Return the line under a table of so many rows: how many are shown, and the note in its `attrs`."""
+    extent = f"First {ROWS} of {rows:,} rows. " if rows > ROWS else ""
+    return extent + str(attrs.get("note", ""))
