@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from twell.app.server import pictures
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,21 +29,23 @@ SCRIPT = """addEventListener("click", (event) => {
   if (page && !link.closest(".tw-passage")) page.scrollTo(0, 0);
 });
 """
-_TAG = f'<script src="./{NAME}" defer></script></head>'.encode()
+SCRIPTS = {NAME: SCRIPT, pictures.NAME: f"{{{pictures.SCRIPT}}}"}  # in a block: its names are of no other script
+_TAGS = "".join(f'<script src="./{name}" defer></script>' for name in SCRIPTS).encode()
 
 
 class Linked:
-    """ASGI middleware: serve the script, and name it in each page."""
+    """ASGI middleware: serve this script and that of pictures, and name both in each page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request for the script; answer others as the app does, with the script named in a page."""
-        if scope["type"] == "http" and scope["path"].endswith(f"/{NAME}"):
+        """Answer a request for a script; answer others as the app does, with the scripts named in a page."""
+        script = SCRIPTS.get(scope["path"].rpartition("/")[2]) if scope["type"] == "http" else None
+        if script is not None:
             headers = [(b"content-type", b"text/javascript; charset=utf-8"), (b"cache-control", b"no-cache")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": SCRIPT.encode()})
+            await send({"type": "http.response.body", "body": script.encode()})
         elif scope["type"] == "http" and _wants_page(scope):
             plain = [pair for pair in scope["headers"] if pair[0].lower() != b"accept-encoding"]
             await self.app({**scope, "headers": plain}, receive, _Page(send))
@@ -50,7 +54,7 @@ class Linked:
 
 
 class _Page:
-    """Passes an answer on, with the script named in it if it is a whole page of HTML."""
+    """Passes an answer on, with the scripts named in it if it is a whole page of HTML."""
 
     def __init__(self, send: Send) -> None:
         self.send = send
@@ -70,7 +74,7 @@ class _Page:
         self.body += message.get("body", b"")
         if message.get("more_body"):
             return
-        body = self.body.replace(b"</head>", _TAG, 1)
+        body = self.body.replace(b"</head>", _TAGS + b"</head>", 1)
         headers = [pair for pair in self.start["headers"] if pair[0].lower() != b"content-length"]
         headers.append((b"content-length", str(len(body)).encode()))
         await self.send({**self.start, "headers": headers})

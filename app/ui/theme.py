@@ -136,6 +136,13 @@ a.tw-mini:is(:hover, :focus-visible) i { opacity: 1; }
 .tw-figure { margin: .4rem 0 0; }
 .tw-figure h3 { font-size: 1.05rem; font-weight: 600; margin: 0; padding: 0; line-height: 1.35; }
 .stPlotlyChart { margin-top: -.6rem; }
+.stElementContainer:has(.tw-picture) { margin-top: -1.1rem; }
+.tw-picture { display: flex; flex-wrap: wrap; justify-content: flex-end; text-align: right; font-size: .83rem; }
+.tw-picture summary { cursor: pointer; color: var(--tw-link); }
+.tw-picture button { font: inherit; color: inherit; background: none; border: 1px solid rgba(139,149,161,.45);
+  border-radius: 4px; padding: .15rem .6rem; margin: .2rem 0 .2rem .4rem; cursor: pointer; }
+.tw-picture button:is(:hover, :focus-visible) { border-color: #2f7ed8; }
+.tw-picture output { display: block; opacity: .8; }
 .stPlotlyChart :is([class*="tick"], .cbaxis, .cbtitle) text, .stPlotlyChart [class*="title"] {
   fill: light-dark(#56606c, #aeb7c2) !important; }
 .stPlotlyChart :is(.textpoint text, .annotation-text) { fill: light-dark(#56606c, #aeb7c2) !important; }

@@ -105,7 +105,7 @@ def as_csv(frame: pd.DataFrame) -> bytes:
 
 
 def draw(figure: go.Figure, key: str, alt: str, wide: bool = False, **options: Any) -> Any:
-    """Draw a figure.
+    """Draw a figure, and under it the menu that saves and copies its picture.
 
     Args:
         figure: the figure.
@@ -118,7 +118,20 @@ def draw(figure: go.Figure, key: str, alt: str, wide: bool = False, **options: A
         What was selected in the figure, if `on_select` is among the options.
     """
     with st.container(key=f"wide-{key}") if wide else nullcontext():
-        return st.plotly_chart(figure, key=key, config=CONFIG, alt=alt, **options)
+        event = st.plotly_chart(figure, key=key, config=CONFIG, alt=alt, **options)
+    st.html(picture_menu(run_name()))
+    return event
+
+
+def picture_menu(run: str) -> str:
+    """Return the menu of a figure of this run, as HTML; the script of
+    `server/pictures.py` does what its buttons say."""
+    return (
+        f'<details class="tw-picture" data-run="{html.escape(run, quote=True)}"><summary>Picture</summary>'
+        '<button data-do="copy">Copy picture and address</button><button data-do="link">Copy address</button>'
+        '<button data-do="png">Save PNG</button><button data-do="svg">Save SVG</button>'
+        '<output aria-live="polite"></output></details>'
+    )
 
 
 def with_links(figure: go.Figure) -> go.Figure:
