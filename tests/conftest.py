@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import tempfile
 from collections.abc import Callable
@@ -20,6 +21,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the processors alread
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="twell-state-")  # tests leave the user's own alone
 os.environ.setdefault("GOMP_SPINCOUNT", cli.SPIN)  # as on the command line; read once, by what comes with torch
+gc.disable()  # until all is imported: what is imported stays
 
 
 DEMO_TOKENS = 30_000  # of the 160 000 that `twell demo` captures: all passages, and some of Python's own text
@@ -126,6 +128,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests by file: the longest files first, the others as they were collected."""
     assert all(path.exists() for path in RANK), "a file of LONGEST has moved"
     items.sort(key=lambda item: RANK.get(item.path, (len(LONGEST), 0)))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported out of later collections of garbage, and collect less often."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

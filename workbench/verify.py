@@ -30,7 +30,8 @@ from twell.workbench.models import weights
 from twell.workbench.models.checkpoint import Checkpoint, find, understood
 from twell.workbench.models.load import LoadedModel, load
 from twell.workbench.models.own_code import refuse_other_weights, where_of
-from twell.workbench.options import VerifyOptions, check_bounds
+from twell.workbench.option_fields import check_bounds
+from twell.workbench.options import VerifyOptions
 from twell.workbench.run import locks
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run

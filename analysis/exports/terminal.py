@@ -19,7 +19,8 @@ from twell.analysis.tokens.by_token import by_token
 from twell.analysis.tokens.text_around import pieces
 from twell.analysis.tokens.words import by_word
 from twell.workbench.errors import Missing, UserError
-from twell.workbench.options import TokensOptions, check_bounds
+from twell.workbench.option_fields import check_bounds
+from twell.workbench.options import TokensOptions
 from twell.workbench.run.schema import DECODE, nnz_columns
 from twell.workbench.run.store import Run, open_run
 

@@ -1,4 +1,4 @@
-"""Findings and Compare, and what the Kernels page says beyond the timings."""
+"""Findings, and what lists, links and numbers of other pages show."""
 
 from __future__ import annotations
 
@@ -16,37 +16,15 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 from support.browser_pages import wait_until
+from support.page_elements import layout, markup
 
-from twell.analysis import by_layer, by_token, by_word, compare_layers, examples, findings, position_fit, token_classes
-from twell.analysis.figures.compare import frontier
+from twell.analysis import by_token, by_word, examples, findings, position_fit, token_classes
 from twell.analysis.figures.speed.kernels import break_even
 from twell.analysis.passage import passage
-from twell.app.ui.formatting import SPACE, number, percent, times, typeset, whole
-from twell.workbench.run import manifest as manifests
-from twell.workbench.run.store import Run, open_run
+from twell.app.ui.formatting import SPACE, typeset, whole
+from twell.workbench.run.store import Run
 
 Show = Callable[..., AppTest]
-
-
-def markup(test: AppTest) -> str:
-    return "\n".join(str(element.proto.body) for element in test.get("html"))
-
-
-def notices(test: AppTest) -> str:
-    return "\n".join(element.value for element in (*test.info, *test.warning)).replace("\\", "")
-
-
-def figure(test: AppTest, key: str) -> dict[str, Any]:
-    """A figure's data and layout."""
-    (chart,) = [chart for chart in test.get("plotly_chart") if chart.key == key]
-    found: dict[str, Any] = json.loads(chart.proto.spec)
-    return found
-
-
-def layout(test: AppTest, key: str) -> dict[str, Any]:
-    """The layout of a figure."""
-    found: dict[str, Any] = figure(test, key)["layout"]
-    return found
 
 
 def test_every_claim_stands_there_with_its_verdict(show: Show, runs: Path, made_run: Run) -> None:
@@ -71,56 +49,11 @@ def test_the_studies_are_named_in_words_and_empty_where_nothing_was_measured(sho
     assert table.proto.placeholder == ""
 
 
-def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> None:
-    test = show(runs, "compare", run="made", **{"with": "oracle"})
-    assert not test.exception
-    shown = markup(test)
-    mean = by_layer(made_run)["mean"].mean()
-    assert f"<span>{number(mean)}</span>" in shown
-    assert f"<span>{percent(1 - mean / made_run.d_ff)}</span>" in shown
-    other = open_run(runs / "oracle")
-    ratios = [times(ratio) for ratio in compare_layers([other, made_run])["ratio"]]
-    assert [note["text"] for note in layout(test, "differences")["annotations"]] == ratios
-    assert "compared as independent" in shown
-    (titles,) = [trace for trace in figure(test, "ratios")["data"] if trace.get("name") == "titles"]
-    assert titles["text"] == ["L0", "L1", "L2"], "as far as both go"
-    assert "Tokens with the clearest difference" in shown
-    assert "Loss, nnz and speed" in shown
-    test.selectbox(key="with").set_value("counts").run()
-    assert test.query_params["with"] == "counts"
-    for gone in ("../made", "nowhere", "made"):
-        assert not show(runs, "compare", run="made", **{"with": gone}).exception
-
-
-def test_runs_that_no_other_beats_are_told_from_the_rest() -> None:
-    frame = pd.DataFrame(
-        {
-            "run": ["a", "b", "c"],
-            "loss": [3.0, 3.5, 3.6],
-            "sparsity": [0.9, 0.99, 0.95],
-            "nnz_mean": [10.0, 1.0, 5.0],
-            "ffn_speedup": [2.0, float("nan"), 3.0],
-            "model_speedup": [1.1, float("nan"), 1.2],
-            "best": pd.array([True, True, False], dtype="boolean"),
-        }
-    )
-    line, dots = frontier(frame, "b").data
-    assert list(line["y"]) == [3.5, 3.0]
-    assert list(dots["marker"]["symbol"]) == ["circle", "circle", "circle-open"]
-    assert [text.split(" · ")[0] for text in dots["text"]] == ["a", "b", "c"]
-    assert times(3.0) in dots["text"][2]
-
-
 def test_the_fall_along_a_sequence_stands_there_with_its_verdict(show: Show, runs: Path, made_run: Run) -> None:
     test = show(runs, "positions", run="made")
     fits = position_fit(made_run)
     notes = [note["text"] for note in layout(test, "decay")["annotations"]]
     assert [note.split(" · ")[0] for note in notes] == fits["verdict"].tolist()
-
-
-def test_a_run_alone_has_none_to_compare_with(show: Show, recording: Path) -> None:
-    test = show(recording, "compare", run="live")
-    assert "no other run" in notices(test)
 
 
 def test_break_even_is_where_the_line_crosses() -> None:
@@ -235,13 +168,6 @@ def test_a_run_of_one_sequence_has_lines_and_no_intervals(
     assert ("a single sequence gives no intervals" in shown) == (page != "overview")
 
 
-def test_runs_at_one_place_have_their_names_above_one_another(show: Show, runs: Path) -> None:
-    test = show(runs, "compare", run="made", **{"with": "summary"})
-    labels = [text for trace in figure(test, "frontier")["data"] for text in trace.get("text", [])]
-    assert any({"made", "summary"} <= {line.split(" ")[0] for line in text.split("<br>")} for text in labels)
-    assert labels.count("") == len(labels) - len({text for text in labels if text})
-
-
 def test_a_run_without_sums_of_neurons_says_nothing_of_dead_ones(show: Show, runs: Path) -> None:
     assert "dead neurons" in str(layout(show(runs, "layers", run="made"), "ridges")["annotations"])
     test = show(runs, "layers", run="counts")
@@ -286,29 +212,3 @@ def test_the_overview_says_the_numbers_of_the_other_pages(show: Show, made: Modu
     least, most = re.findall(r"ones, ([\d.]+) to ([\d.]+) times by layer", claim["this_run"])[0]
     shown = re.findall(rf"fires ([\d.]+) to ([\d.]+){SPACE}× as many neurons as later positions", worth)[0]
     assert [f"{float(ratio):.1f}" for ratio in shown] == [least, most]
-
-
-def test_the_run_to_compare_with_is_at_first_the_one_most_like_it(show: Show, made: ModuleType, tmp_path: Path) -> None:
-    runs = ("a few words", 2, 3, 200), ("b", 30, 3, 200), ("c", 60, 4, 200), ("d", 90, 3, 150), ("this", 20, 3, 200)
-    for name, sequences, layers, vocab in runs:
-        made.make(tmp_path / name, layers=layers, sequences=sequences, vocab=vocab, tiles=False)
-    assert show(tmp_path, "compare", run="this").selectbox(key="with").value == "b"
-    for name in ("a few words", "c", "this"):
-        found = manifests.read(tmp_path / name)
-        found.model["weights"] = "1"
-        found.text = [entry | {"sha256": name} for entry in found.text]
-        manifests.write(tmp_path / name, found)
-    test = show(tmp_path, "compare", run="this")
-    assert test.selectbox(key="with").value == "c", "of the same weights"
-    assert "The same: weights, vocabulary, family. Different: text, number of layers." in markup(test)
-    assert "the losses do not show" in markup(test)
-
-
-def test_a_run_is_compared_while_it_is_recorded(show: Show, made: ModuleType, recording: Path) -> None:
-    made.make(recording / "whole", layers=3, sequences=20)
-    found = manifests.read(recording / "live")
-    found.text = [{"source": entry["source"]} for entry in found.text]  # as a capture has it until its end
-    manifests.write(recording / "live", found)
-    test = show(recording, "compare", run="live")
-    assert not test.exception
-    assert "compared as independent" in markup(test)

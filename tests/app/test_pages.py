@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from support.page_elements import markup, notices
 
 from twell.analysis import by_layer, by_token, contexts
 from twell.app.ui.formatting import number, percent, visible, whole
@@ -23,16 +24,6 @@ PAGES = ("overview", "text", "tokens", "layers", "positions", "neurons", "kernel
 COUNTS = (1, 0, 1, 4, 5, 2, 4, 1, 4, 0)  # figures of a whole run; on Findings that of the studies that ship
 SUMMARY_COUNTS = (1, 0, 3, 3, 3, 1, 4, 1, 4, 0)  # of its copy without single tokens, so without reuse and clusters
 Show = Callable[..., AppTest]
-
-
-def markup(test: AppTest) -> str:
-    """All the HTML that a page shows."""
-    return "\n".join(str(element.proto.body) for element in test.get("html"))
-
-
-def notices(test: AppTest) -> str:
-    """What the page's boxes say, without the marks that keep it from being read as Markdown."""
-    return "\n".join(element.value for element in (*test.info, *test.warning)).replace("\\", "")
 
 
 def figures(test: AppTest) -> int:

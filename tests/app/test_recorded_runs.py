@@ -9,6 +9,7 @@ from types import ModuleType
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
+from support.page_elements import markup
 
 from twell.analysis import by_layer, by_token
 from twell.data.recorded import ship
@@ -17,10 +18,6 @@ from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import open_run
 
 Show = Callable[..., AppTest]
-
-
-def markup(test: AppTest) -> str:
-    return "\n".join(str(element.proto.body) for element in test.get("html"))
 
 
 def test_every_page_opens_on_the_recorded_runs(show: Show) -> None:

@@ -20,7 +20,8 @@ from twell.workbench.ablations.study import Study, neuron_fires, run_study
 from twell.workbench.capturing.command import capture
 from twell.workbench.errors import UserError
 from twell.workbench.models.own_code import OwnModel, open_own, refuse_other_weights, where_of
-from twell.workbench.options import CaptureOptions, check_bounds
+from twell.workbench.option_fields import check_bounds
+from twell.workbench.options import CaptureOptions
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 from twell.workbench.text.batches import batches

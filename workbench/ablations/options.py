@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from twell.workbench.options import Device, option
+from twell.workbench.option_fields import option
+from twell.workbench.options import Device
 
 
 @dataclass(frozen=True, kw_only=True)

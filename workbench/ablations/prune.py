@@ -33,7 +33,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.models.families import FAMILIES
 from twell.workbench.models.load import decoder_layers
 from twell.workbench.models.own_code import OwnModel, own_of
-from twell.workbench.options import check_bounds
+from twell.workbench.option_fields import check_bounds
 from twell.workbench.run.store import open_run, refuse_existing
 from twell.workbench.text.batches import Batch, batches
 from twell.workbench.text.recorded import recorded_sequences

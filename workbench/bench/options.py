@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from twell.workbench.options import Device, option
+from twell.workbench.option_fields import option
+from twell.workbench.options import Device
 
 
 @dataclass(frozen=True, kw_only=True)

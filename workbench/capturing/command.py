@@ -32,7 +32,8 @@ from twell.workbench.capturing.resume import ResumePoint, new_manifest
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel, load
 from twell.workbench.models.remembered import remember
-from twell.workbench.options import CaptureOptions, check_bounds
+from twell.workbench.option_fields import check_bounds
+from twell.workbench.options import CaptureOptions
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.run.store import Run, open_run
 from twell.workbench.run.uncounted import counts_no_token, no_counted_token, nonfinite_note

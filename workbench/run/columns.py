@@ -89,6 +89,13 @@ LOSS_UNITS_PER_NAT = 2.0**24
 
 SEQUENCE = Column("sequence", "int32", "", "number of the sequence in this run, from 0")
 LAYER = Column("layer", "int32", "", "decoder layer, from 0")
+LAYER_OR_SUM = Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers")
+POSITION = Column("position", "int32", "tokens", "position in the sequence, from 0")
+PHASE = Column("phase", "uint8", "", "0 prefill, 1 decode")
+LOSSES_MADE = (
+    Column("loss_sum", "int64", "2^-24 nats", "sum of the losses of the predictions made there"),
+    Column("loss_tokens", "int64", "tokens", "tokens with such a loss"),
+)
 NEURON = Column("neuron", "int32", "", "index of the FFN neuron in its layer, from 0")
 TOKEN_ID = Column("token_id", "int32", "", "the token's id in the model's vocabulary")
 
@@ -156,7 +163,7 @@ TIMED_OPERATIONS = (
         "and loss included; model_dense and model_sparse: the whole forward pass without probes; in older runs "
         "ffn_sparse beside the pass too, without probes, and up_down: ffn_sparse less gate",
     ),
-    Column("phase", "uint8", "", "0 prefill, 1 decode"),
+    PHASE,
     Column("tokens", "int32", "rows", "rows that it ran on, padding included; of a pass the tokens, without padding"),
     Column("nnz_mean", "float32", "neurons", "mean nnz of the rows of that call, or of the same input", True),
     Column("microseconds", "float64", "µs", "of that call; while decoding of all steps (in older runs a median)"),

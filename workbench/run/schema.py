@@ -13,6 +13,8 @@ from twell.workbench.run.columns import (
     LAYER,
     NEURON,
     NEURON_SUMS,
+    PHASE,
+    POSITION,
     SEQUENCE,
     TILE_COUNTS,
     TIMED_OPERATIONS,
@@ -58,9 +60,9 @@ ACTIVITY = Table(
     "a token of the text, as the model read it",
     (
         SEQUENCE,
-        Column("position", "int32", "tokens", "position in the sequence, from 0"),
+        POSITION,
         TOKEN_ID,
-        Column("phase", "uint8", "", "0 prefill, 1 decode"),
+        PHASE,
         Column("flags", "uint8", "bits", "1 special token, 2 first of its sequence, 4 a pre-activation was not finite"),
         Column(
             "loss",
@@ -155,7 +157,7 @@ EXAMPLES = Table(
         ),
         Column("value", "float32", "", "the neuron's value there"),
         SEQUENCE,
-        Column("position", "int32", "tokens", "position in the sequence, from 0"),
+        POSITION,
         Column(
             "draw",
             "float64",
@@ -174,7 +176,7 @@ FIRED = Table(
     "a token of the sample that --fired states, and a layer, with the token's sparse activations there",
     (
         SEQUENCE,
-        Column("position", "int32", "tokens", "position in the sequence, from 0"),
+        POSITION,
         LAYER,
         Column("neuron", "list<uint16>", "", "the neurons that fired, ascending"),
         Column("value", "list<float16>", "", "their values, clipped to 65504, the greatest float16"),

@@ -14,6 +14,8 @@ from twell.workbench.run.columns import (
     CLUSTERS,
     FLAGGED,
     LAYER,
+    LAYER_OR_SUM,
+    LOSSES_MADE,
     NEURON_SUMS,
     NO_LOSS,
     REPLICATE,
@@ -36,7 +38,7 @@ _LAYERS = SummaryTable(
     "layers",
     "a count that occurs in a layer",
     (
-        Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
+        LAYER_OR_SUM,
         FLAGGED,
         Column("nnz", "int32", "neurons", "the count"),
         tokens_column("tokens that have it"),
@@ -50,7 +52,7 @@ _POSITIONS = SummaryTable(
     (
         Column("position", "int32", "tokens", "place in the sequence, from 0"),
         Column("flagged", "bool", "", "as elsewhere, but position 0 counts as unflagged unless it is not finite"),
-        Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
+        LAYER_OR_SUM,
         tokens_column(),
         _NNZ_SUM,
         Column("nnz_square", "int64", "neurons²", "sum of squared nnz"),
@@ -66,7 +68,7 @@ _POSITION_BANDS = SummaryTable(
     "position_bands",
     "a band of positions, in a layer and replicate, over unflagged tokens from position 1 on",
     (
-        Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
+        LAYER_OR_SUM,
         REPLICATE,
         Column("band", "int32", "", "the position below 8, then floor(√(8·position))"),
         tokens_column(),
@@ -230,7 +232,7 @@ _ORIGINS = SummaryTable(
     "origins",
     "a source, phase and place in the sequence, in a layer and replicate; flags as in `positions`",
     (
-        Column("layer", "int32", "", "decoder layer, from 0; -1: the sum over all layers"),
+        LAYER_OR_SUM,
         Column("source", "string", "", "the text source; empty where the run does not tell it"),
         Column("phase", "int32", "", "0 prefill, 1 decode"),
         Column(
@@ -242,8 +244,7 @@ _ORIGINS = SummaryTable(
         REPLICATE,
         tokens_column(),
         _NNZ_SUM,
-        Column("loss_sum", "int64", "2^-24 nats", "sum of the losses of the predictions made there"),
-        Column("loss_tokens", "int64", "tokens", "tokens with such a loss"),
+        *LOSSES_MADE,
     ),
     keys=("layer", "source", "phase", "place", "replicate"),
     since=4,

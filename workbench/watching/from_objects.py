@@ -23,7 +23,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from twell.workbench.capturing import command
 from twell.workbench.errors import UserError
 from twell.workbench.models.attach import attached, unwrapped
-from twell.workbench.options import CaptureOptions, check_bounds
+from twell.workbench.option_fields import check_bounds
+from twell.workbench.options import CaptureOptions
 from twell.workbench.run.store import Run, refuse_existing
 from twell.workbench.text.given import sources_of
 from twell.workbench.text.sources import Source

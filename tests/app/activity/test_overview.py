@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
+from support.page_elements import markup
 
 from twell.analysis import by_layer, position_blocks, speedup
 from twell.analysis.figures.overview import layer_by_layer
@@ -21,10 +22,6 @@ from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
 Show = Callable[..., AppTest]
-
-
-def markup(test: AppTest) -> str:
-    return "\n".join(str(element.proto.body) for element in test.get("html"))
 
 
 def named(figure: Any) -> list[str]:

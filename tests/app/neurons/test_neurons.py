@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
+from support.page_elements import markup
 from support.rewritten import forget_checksums
 
 from twell.analysis import by_neuron, examples
@@ -25,10 +26,6 @@ from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run, open_run
 
 Show = Callable[..., AppTest]
-
-
-def markup(test: AppTest) -> str:
-    return "\n".join(str(element.proto.body) for element in test.get("html"))
 
 
 def test_every_neuron_is_in_one_bin_of_its_layer(made_run: Run) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
+from support.page_elements import markup
 
 from twell.analysis.neurons.at_token import beside, first_of_layers, neurons_at, ordered
 from twell.analysis.neurons.values import in_sequence
@@ -26,10 +27,6 @@ from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
 Show = Callable[..., AppTest]
-
-
-def markup(test: AppTest) -> str:
-    return "\n".join(str(element.proto.body) for element in test.get("html"))
 
 
 def shades(shown: str) -> list[float]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,17 +25,21 @@ from twell.workbench.options import CaptureOptions
 from twell.workbench.run.manifest import Part
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run, open_run
+from twell.workbench.text.batches import WINDOW
 
 Start = Callable[..., tuple[list[BaseProcess], Path]]
 
 
 def rank_of_two(slowly: bool, small: bool, options: CaptureOptions, errors: Path) -> None:
-    """Capture as one of two ranks; write an error to a file of the folder `errors`, named by the rank."""
+    """Capture as one of two ranks; write an error to a file of the folder `errors`, named by the rank, and what is
+    printed to one beside that folder."""
     from twell.workbench.capturing.command import capture
     from twell.workbench.capturing.recorder import Recorder
     from twell.workbench.run import writer
     from twell.workbench.text import batches
 
+    with printed_by(int(os.environ["RANK"]), errors).open("wb") as file:
+        os.dup2(file.fileno(), 1)
     if small:
         writer.PART_TOKENS, batches.WINDOW = 200, 2
     if slowly:
@@ -44,6 +49,11 @@ def rank_of_two(slowly: bool, small: bool, options: CaptureOptions, errors: Path
         capture(options)
     except (UserError, KeyboardInterrupt) as error:
         (errors / os.environ["RANK"]).write_text(str(error))
+
+
+def printed_by(rank: int, errors: Path) -> Path:
+    """Return the file of what a rank prints."""
+    return errors.with_name(f"{errors.name}-printed-{rank}.txt")
 
 
 @pytest.fixture(scope="module")
@@ -211,11 +221,25 @@ def rank_process(launcher: subprocess.Popen[str], rank: int) -> int:
     raise AssertionError("no such rank is running")
 
 
+def words_by_window(windows: int) -> Iterator[str]:
+    """Yield a word a sequence, of 24 tokens in batches of 480: one where rank 0 reads, the other where rank 1 does."""
+    yield from "7" * 20  # the first window is of one batch
+    for window in range(1, windows):
+        yield from "7Z"[window % 2] * (20 * WINDOW)
+
+
+def closing_mean(run: Run) -> str:
+    """Return the mean nnz as the last line of a capture has it."""
+    tokens, total = nnz_sum(run)
+    return f"mean nnz {total / tokens / run.layers:.1f} of {run.d_ff}"
+
+
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds a rank by /proc")
-def test_torchrun(start: Start, tiny: Path, text: Path, tmp_path: Path) -> None:
-    """Launched, one rank killed, resumed by two ranks: the killed one is named, nothing is lost."""
-    long = tmp_path / "long.txt"
-    long.write_text(text.read_text(encoding="utf-8") * 24, encoding="utf-8")
+def test_torchrun(start: Start, tiny: Path, tmp_path: Path) -> None:
+    """Launched, one rank killed, resumed by two ranks: the killed one is named, nothing is lost, and the mean nnz at
+    the end is that of both ranks, which read different words."""
+    long = tmp_path / "long.jsonl"
+    long.write_text("".join(json.dumps({"text": word * 23}) + "\n" for word in words_by_window(25)), encoding="utf-8")
     out = tmp_path / "run"
     with launched(tiny, long, out) as process:
         try:
@@ -231,9 +255,8 @@ def test_torchrun(start: Start, tiny: Path, text: Path, tmp_path: Path) -> None:
     assert "twell: Expected 2 ranks to finish run, rank 1 died after" in printed
     broken = open_run(out)
     assert broken.manifest.status == "interrupted" and broken.damaged() == []
-    tokens, total = nnz_sum(broken)
-    assert tokens == (broken.activity()["flags"] == 0).sum()
-    assert f"mean nnz {total / tokens / broken.layers:.1f} of {broken.d_ff}" in printed
+    assert nnz_sum(broken)[0] == (broken.activity()["flags"] == 0).sum()
+    assert closing_mean(broken) in printed
     processes, errors = start(
         out, text=(str(long),), small=False, batch_tokens=480, examples=0, fired=None, resume=True
     )
@@ -243,3 +266,7 @@ def test_torchrun(start: Start, tiny: Path, text: Path, tmp_path: Path) -> None:
     assert_whole(run)
     assert broken.manifest.tokens < run.manifest.tokens == run.frame("sequences")["tokens"].sum()
     assert {part.rank for part in run.manifest.parts if part.table == "activity"} == {0, 1}
+    rows = run.activity().query("flags == 0")
+    by_word = rows[nnz_columns(run.layers)].mean(axis=1).groupby(rows["token_id"]).mean()
+    assert len(by_word) == 2 and abs(by_word.diff().iloc[1]) > 1, "a word a rank, each with a mean of its own"
+    assert closing_mean(run) in printed_by(0, errors).read_text()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from twell.workbench.run.columns import LAYER, NEURON, Column, Table
+from twell.workbench.run.columns import LAYER, NEURON, Column, Table, tokens_column
+
+_PREDICTED = tokens_column("tokens whose next token was predicted")
 
 EFFECTS = Table(
     "effects",
@@ -27,7 +29,7 @@ EFFECTS = Table(
         Column("source", "string", "", "the text source of the document"),
         Column("document", "int32", "", "number of the document in the source, from 0"),
         Column("piece", "int32", "", "part of a long document, from 0: as many tokens as 16 sequences have"),
-        Column("tokens", "int64", "tokens", "tokens whose next token was predicted"),
+        _PREDICTED,
         Column("loss_sum", "float64", "nats", "sum of their losses under the condition"),
         Column("base_sum", "float64", "nats", "sum of their losses with nothing taken away, in the same batch"),
         Column("firings", "int64", "", "firings in all layers that were left, on one of 8 tokens"),
@@ -42,7 +44,7 @@ NEURON_EFFECTS = Table(
         LAYER,
         NEURON,
         Column("estimate_sum", "float64", "nats", "sum over tokens of - gradient × hidden value"),
-        Column("tokens", "int64", "tokens", "tokens whose next token was predicted"),
+        _PREDICTED,
     ),
     adds_up=False,
     cumulative=True,
