@@ -23,11 +23,10 @@ from typing import Annotated, Any
 
 import typer
 
-from twell.workbench import options
+from twell.workbench import option_fields, options
 from twell.workbench.ablations.options import AblateOptions, PruneOptions
 from twell.workbench.bench.options import BenchOptions
 from twell.workbench.errors import UserError, escaped, print_error
-from twell.workbench.option_fields import check_bounds
 
 COMMANDS: dict[str, tuple[type, str]] = {
     "demo": (options.DemoOptions, "twell.workbench.cli:demo"),
@@ -174,7 +173,7 @@ def text(chosen: options.TextOptions) -> None:
     from twell.workbench.text.given import GivenTexts
     from twell.workbench.watching.from_objects import capture
 
-    check_bounds(chosen)
+    option_fields.check_bounds(chosen)
     words = sys.stdin.read() if chosen.text == "-" else chosen.text
     if not words.strip():
         raise UserError('Expected some words, got none: give them, as in `twell text "A lichen lives here."`.')
