@@ -9,7 +9,8 @@ import pytest
 
 from twell.analysis import across_layers, by_source, reuse, token_identity
 from twell.analysis.figures import plots
-from twell.app.ui.questions import COLORS, dressed
+from twell.analysis.figures.plots import dressed
+from twell.analysis.figures.style import BLUE
 from twell.workbench.run.store import Run
 
 
@@ -41,4 +42,4 @@ def test_one_source_alone_takes_the_first_colour(sampled: Run) -> None:
     table = by_source(sampled)
     one = table[table["source"] == table["source"].iloc[0]].assign(ratio=1.0, ratio_low=0.9, ratio_high=1.1)
     (trace,) = dressed(plots.origins(pd.DataFrame(one))).data
-    assert trace.marker.color == trace.error_y.color == COLORS[0] and trace.error_y.width == 0
+    assert trace.marker.color == trace.error_y.color == BLUE and trace.error_y.width == 0
