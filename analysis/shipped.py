@@ -3,6 +3,7 @@
     studies()        a row a training: loss, nnz and speed beside what was varied
     studies(run)     the same, and the run itself as the last row
     study_runs()     the trainings, each a run with its log
+    recorded_trainings()   those that ship beside recorded captures, of large models
 
 Their recipes, and the command that trains and measures them all, are in data/studies. Cost: 30 ms.
 """
@@ -30,6 +31,13 @@ def study_runs() -> list[Run]:
     """Return the trainings that ship with the package, by name; none where it has none."""
     folder = Path(str(resources.files("twell.data"))) / "studies" / "runs"
     return sorted(list_runs(folder)[0], key=lambda run: run.name) if folder.is_dir() else []
+
+
+def recorded_trainings() -> list[Run]:
+    """Return the recorded runs of the package that are trainings, by name."""
+    folder = Path(str(resources.files("twell.data"))) / "recorded"
+    runs = list_runs(folder)[0] if folder.is_dir() else []
+    return sorted((run for run in runs if run.has("training")), key=lambda run: run.name)
 
 
 def studies(run: Run | None = None) -> pd.DataFrame:

@@ -161,6 +161,18 @@ def training_steps(run: Run) -> pd.DataFrame:
     return steps
 
 
+def training_phases(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows of a training's log while every layer ran by dense kernels, without the first, in which they are
+    compiled, and the rows in which as many layers ran by sparse kernels as at its end; none where none did.
+
+    Columns: those of `training_steps`. Raises Missing for other runs.
+    """
+    steps = training_steps(run)
+    layers = steps["sparse_layers"].fillna(0)
+    last = layers.iloc[-1]
+    return steps[layers == 0].iloc[1:], steps[(layers == last) & (layers > 0)]
+
+
 def training_layers(run: Run) -> pd.DataFrame:
     """Return each layer's activity over a training. Columns: step, tokens, layer, nnz (mean of a token), sparsity, dead
     (share of neurons that fired on none of the tokens since the row before). Raises Missing for other runs."""

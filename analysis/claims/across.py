@@ -15,7 +15,7 @@ import numpy as np
 
 from twell.analysis.activity.layers import by_layer
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, PAPER_SIZES, REVERSED, UNTOLD, Answer
-from twell.analysis.training import Training, trainings
+from twell.analysis.training import Training, training_phases, trainings
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -232,18 +232,34 @@ def memory_falls(runs: Sequence[Run]) -> Answer:
     for one in all_trainings:
         for other in all_trainings:
             if one.sparse and not other.sparse and one.alike(other):
-                saved = 1 - one.peak / other.peak
-                return Answer(
-                    f"{one.peak / 2**30:.2f} GiB with sparse kernels, {other.peak / 2**30:.2f} with dense ones, "
-                    f"{100 * saved:.0f} % less",
-                    "greatest memory in use over each training",
-                    HOLDS if saved >= 0.19 else IN_PART if saved > 0 else REVERSED,
-                    "at least 19 % less; less at all: in part; more: reversed",
-                    of_seeds(1),
-                )
+                return _saved(one.peak, other.peak, "greatest memory in use over each training", of_seeds(1))
+    for run in runs:
+        if run.has("training") and (answer := _memory_by_phase(run)):
+            return answer
     raise Missing(
         "It takes two trainings of one recipe on a GPU, one by sparse kernels: `twell train --kernel auto …` and "
         "`twell train --kernel dense …`, or `twell bench --training`."
+    )
+
+
+def _memory_by_phase(run: Run) -> Answer | None:
+    """Return the answer of one training that began with dense kernels and ended with sparse ones; None for another."""
+    dense, sparse = (phase["peak_bytes"].dropna().astype(float) for phase in training_phases(run))
+    if dense.empty or sparse.empty:
+        return None
+    about = f"{run.name}: greatest memory in use between two rows of its log, {len(sparse)} rows against {len(dense)}"
+    return _saved(sparse.max(), dense.max(), about, "none: one training")
+
+
+def _saved(sparse: float, dense: float, statistic: str, interval: str) -> Answer:
+    """Return the answer that peaks of memory give, in bytes."""
+    saved = 1 - sparse / dense
+    return Answer(
+        f"{sparse / 2**30:.2f} GiB with sparse kernels, {dense / 2**30:.2f} with dense ones, {100 * saved:.0f} % less",
+        statistic,
+        HOLDS if saved >= 0.19 else IN_PART if saved > 0 else REVERSED,
+        "at least 19 % less; less at all: in part; more: reversed",
+        interval,
     )
 
 

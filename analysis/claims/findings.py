@@ -1,7 +1,7 @@
 """Findings: what has been claimed about sparse feed-forward layers, each claim checked on a run, or on several.
 
     findings(run)                    a row a claim: the claim, what this run says, and a graded verdict
-    findings(run, *others)           the same, and the claims that compare models and trainings over all of them
+    findings(run, *others)           the same, and the claims on trainings and between models over all of them
     print(markdown(run))             the same as a Markdown table for a report
     python -m twell.analysis RUN …   several runs side by side: each verdict and the finding behind it
 
@@ -31,7 +31,8 @@ CLAIMS: tuple[Claim, ...] = (*activity.CLAIMS, *tokens.CLAIMS, *speed.CLAIMS, *t
 
 
 def findings(run: Run, *others: Run) -> pd.DataFrame:
-    """Check every claim on the run, and those that compare models or trainings on it and the others; a row a claim.
+    """Check every claim on the run, and those that compare models or trainings on it and the others; a row a claim. A
+    claim on a training is checked on the first of them whose log can tell, which is named.
 
     Columns: topic; claim; this_run (what the run says, in words; empty where it cannot tell); statistic (with its n);
     interval (95 %, or why there is none); verdict (holds, holds in part, does not hold, reversed, cannot be told);
@@ -40,7 +41,8 @@ def findings(run: Run, *others: Run) -> pd.DataFrame:
     """
     where = scope(run)
     with memo_scope():
-        rows = [_checked(claim.topic, claim.text, partial(claim.check, run), where, claim.scope) for claim in CLAIMS]
+        rows = [_of_run(claim, run) for claim in CLAIMS if claim not in training.CLAIMS]
+        rows += [_of_first(claim, (run, *others)) for claim in training.CLAIMS]
         together = f"{1 + len(others)} runs: " + ", ".join(each.name for each in (run, *others)) if others else where
         rows += [
             _checked(claim.topic, claim.text, partial(claim.check, (run, *others)), together, claim.scope)
@@ -55,6 +57,22 @@ def findings(run: Run, *others: Run) -> pd.DataFrame:
         "intervals": f"by groups of {open_summaries(run).clustered_by}",
     }
     return frame
+
+
+def _of_run(claim: Claim, run: Run) -> dict[str, str]:
+    """Return the row of a claim that is checked on one run."""
+    return _checked(claim.topic, claim.text, partial(claim.check, run), scope(run), claim.scope)
+
+
+def _of_first(claim: Claim, runs: Sequence[Run]) -> dict[str, str]:
+    """Return the row of a claim on a training: of the first run that can tell, or why the very first cannot."""
+    first = _of_run(claim, runs[0])
+    if first["this_run"]:
+        return first
+    for run in runs[1:]:
+        if (row := _of_run(claim, run))["this_run"]:
+            return {**row, "this_run": f"{run.name}: {row['this_run']}"}
+    return first
 
 
 def _checked(topic: str, text: str, check: Callable[[], Answer], where: str, claimed: str) -> dict[str, str]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from twell.analysis.claims.claim import VERDICTS, scope
 from twell.analysis.claims.findings import UNTOLD, findings
-from twell.analysis.shipped import study_runs
+from twell.analysis.claims.training import bundled_settles
+from twell.analysis.shipped import recorded_trainings, study_runs
 from twell.workbench.run.store import Run
 
 OPENING = """# Claims
@@ -78,14 +80,17 @@ BEFORE = {
     "FFN layers hold": ("does not hold", "without its embedding, they hold two thirds"),
     "The forward pass gains up": ("does not hold", "it is of 1.5 B parameters, and this model has 0.44 B"),
     "Speed measured on uniform": ("cannot be told", "the bench that ships times both"),
+    "Sparsity settles": ("cannot be told", "the log of a training ships with the bundled model, and is long enough"),
+    "A training step gains": ("cannot be told", "a recorded training went from dense kernels to sparse ones"),
+    "Peak training memory": ("cannot be told", "the same training: before and after"),
 }
 
 
 def page(run: Run) -> str:
     """Return the page as Markdown."""
-    trainings = study_runs()
-    table = findings(run, *trainings)
-    rows = table.to_dict("records")
+    trainings, recorded = study_runs(), recorded_trainings()
+    table = findings(run, *recorded, *trainings)
+    rows = [_settled_by_bundled(row) for row in table.to_dict("records")]
     settled = [
         (
             _claim(row),
@@ -109,15 +114,28 @@ def page(run: Run) -> str:
     )
     if trainings:
         about += f" Claims that compare models are checked on {len(trainings)} small trainings too, [studies](studies)."
+    for other in recorded:
+        about += f" Those on training are checked on `{other.name}`: {scope(other)}."
     return OPENING.format(
         name=run.name,
         about=about,
         intervals=table.attrs["intervals"],
-        counts=table.attrs["note"][0].upper() + table.attrs["note"][1:],
+        counts=", ".join(
+            f"{verdict}: {sum(row['verdict'] == verdict for row in rows)}" for verdict in VERDICTS
+        ).capitalize(),
         settled="\n".join(map(_line, settled)),
         open="\n".join(map(_line, unsettled)),
         changed="\n".join(map(_line, _changes(rows))),
     )
+
+
+def _settled_by_bundled(row: dict[Hashable, str]) -> dict[Hashable, str]:
+    """Return a row; where no log here is long enough to tell when sparsity settles, that of the bundled model's."""
+    if row["verdict"] != UNTOLD or not row["claim"].startswith("Sparsity settles"):
+        return row
+    answer = bundled_settles()
+    says = {"this_run": answer.says, "statistic": answer.statistic, "interval": answer.interval}
+    return {**row, **says, "verdict": answer.verdict, "reason": f"rule: {answer.rule}"}
 
 
 def _claim(row: dict[Hashable, str]) -> str:

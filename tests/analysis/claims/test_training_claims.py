@@ -1,0 +1,51 @@
+"""Claims on training, told by the recorded training that went from dense kernels to sparse ones."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from twell.analysis import findings
+from twell.analysis.claims.claim import HOLDS, UNTOLD
+from twell.analysis.claims.training import bundled_settles
+from twell.analysis.shipped import recorded_trainings
+from twell.workbench.run.store import Run
+
+
+@pytest.fixture(scope="module")
+def log() -> pd.DataFrame:
+    """The recorded log, read without the package."""
+    (run,) = recorded_trainings()
+    return pd.concat(map(pd.read_parquet, sorted((run.path / "training").iterdir())), ignore_index=True)
+
+
+def row(table: pd.DataFrame, beginning: str) -> pd.Series:
+    return table[table["claim"].str.startswith(beginning)].iloc[0]
+
+
+def test_a_training_beside_a_capture_answers_for_it(run: Run, log: pd.DataFrame) -> None:
+    """It is named, with its own scope; alone, the capture cannot tell."""
+    beginning = "A training step gains"
+    assert row(findings(run), beginning)["verdict"] == UNTOLD
+    (other,) = recorded_trainings()
+    table = findings(run, other)
+    answer = row(table, beginning)
+    dense, sparse = log[log["sparse_layers"] == 0].iloc[1:], log[log["sparse_layers"] == 27]
+    ratio = np.exp(np.log(sparse["tokens_per_second"]).mean() - np.log(dense["tokens_per_second"]).mean())
+    assert answer["this_run"].startswith(f"h200-28x2048-training: training runs {ratio:.2f} times")
+    low, high = map(float, answer["interval"].split(" to "))
+    assert 1 < low < ratio < high < 2
+    assert (answer["verdict"], "1,472,317,440 parameters" in answer["scope"]) == (HOLDS, True)
+    memory = row(table, "Peak training memory")
+    saved = 1 - sparse["peak_bytes"].max() / dense["peak_bytes"].max()
+    assert (memory["verdict"], f"{100 * saved:.0f} % less" in memory["this_run"]) == (HOLDS, True)
+    assert row(table, "Sparsity settles")["verdict"] == UNTOLD  # 319 steps
+
+
+def test_the_bundled_log_tells_whether_sparsity_settles() -> None:
+    answer = bundled_settles()
+    at, *_, end = map(float, re.findall(r"\d+\.\d+", answer.says))
+    assert (answer.verdict == HOLDS) == (abs(at / end - 1) <= 0.1)
