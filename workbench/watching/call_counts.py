@@ -14,7 +14,7 @@ from twell.kernels.layout import entries, unpack
 from twell.kernels.stats import Stats
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel
-from twell.workbench.watching.reads import Group
+from twell.workbench.watching.reads import Ahead, Group
 
 IGNORED = -100  # a target that no loss is taken of
 
@@ -95,6 +95,40 @@ class Pass:
             of_row = cross_entropy(logits[row, :-1].float(), targets[row], ignore_index=IGNORED, reduction="none")
             result[row, :-1] = torch.where(follows[row], of_row, torch.nan)
         return result.view(-1)
+
+    def losses_ahead(self) -> Tensor | None:
+        """Return the losses of the first tokens of sequences that go on, float32, and have the read before keep them;
+        None where the call before predicted none of them."""
+        ahead = self.group.ahead
+        if ahead is None:
+            return None
+        row_before = {int(number): row for row, number in enumerate(ahead.numbers) if number >= 0}
+        pairs = [(row_before[int(n)], row) for row, n in enumerate(self.numbers[:, 0]) if int(n) in row_before]
+        if not pairs:
+            return None
+        before, rows = (torch.tensor(each, device=ahead.logits.device) for each in zip(*pairs, strict=True))
+        ids = self.tokens.view(self.numbers.shape)[:, 0].long().to(rows.device)[rows]
+        is_token = ids < ahead.logits.shape[-1]  # vectors have no ids
+        if self.real is not None:
+            is_token = is_token & self.real[:, 0].to(rows.device)[rows]
+        targets = torch.where(is_token, ids, IGNORED)
+        losses = cross_entropy(ahead.logits[before].float(), targets, ignore_index=IGNORED, reduction="none")
+        losses = torch.where(is_token, losses, torch.nan)
+        if ahead.read is not None:
+            last = [(row + 1) * ahead.columns - 1 for row, _ in pairs]
+            ahead.read.ahead.append((last, losses.to("cpu", non_blocking=True)))
+        return losses
+
+    def look_ahead(self, logits: Any) -> None:
+        """Keep what this call predicts of the next one. logits: as for `losses`, or those of the last column alone"""
+        rows, columns = self.numbers.shape
+        self.group.ahead = None
+        if isinstance(logits, Tensor) and logits.dim() == 3 and logits.shape[0] == rows:
+            numbers = self.numbers[:, -1].copy()
+            if self.real is not None:
+                numbers[~self.real[:, -1].cpu().numpy()] = -1
+            read = self.group.reads[-1] if self.group.reads else None
+            self.group.ahead = Ahead(numbers, logits[:, -1].clone(), read, columns)
 
 
 def _hidden(loaded: LoadedModel, layer: int, value: Tensor, x: Tensor) -> Tensor:

@@ -128,6 +128,12 @@ def cache_of(output: Any) -> Any:
     return None
 
 
+def logits_of(output: Any) -> Tensor | None:
+    """Return the logits in a model's output, without their gradient, or None."""
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    return logits.detach() if isinstance(logits, Tensor) else None
+
+
 def cached_columns(cache: Any) -> int:
     """Return how many columns a cache holds."""
     length = getattr(cache, "get_seq_length", None)

@@ -61,6 +61,7 @@ class Read:
     ids: int32 [n]; real: bool [n], None: all; phase: uint8 [columns]; counted: over all n rows
     fired: (layer, row, neuron, value) of each layer whose firings are kept
     loss: float32 [n], of the next token, NaN where it is not known; None: of none
+    ahead: rows, and their losses, of tokens that the next call read
     """
 
     numbers: np.ndarray
@@ -71,6 +72,26 @@ class Read:
     counted: Counted
     fired: list[tuple[int, Tensor, Tensor, Tensor]] = field(default_factory=list)
     loss: Tensor | None = None
+    ahead: list[tuple[list[int], Tensor]] = field(default_factory=list)
+
+    def losses(self) -> Tensor:
+        """Return the loss of the next token at each row, float32 [n]; NaN where it is not known."""
+        loss = torch.full(self.ids.shape, torch.nan) if self.loss is None else self.loss.clone()
+        for rows, values in self.ahead:
+            loss[rows] = values
+        return loss
+
+
+@dataclass
+class Ahead:
+    """What a call predicts of the next one. numbers: int32 [rows], of its sequences, -1 where its last column is
+    padding; logits: [rows, vocabulary], at the last column; read: the call's rows, None: not kept; columns: it had
+    """
+
+    numbers: np.ndarray
+    logits: Tensor
+    read: Read | None
+    columns: int
 
 
 @dataclass
@@ -99,6 +120,7 @@ class Group:
         self.over: Tensor | None = None  # bool [rows]: sequences that ended within `generate`
         self.reads: list[Read] = []
         self.sums: Sums | None = None
+        self.ahead: Ahead | None = None  # what the last call predicts, where losses are asked for
         self.closed = False
         self.waits = False  # whether it is among those whose rows are to be handed on
 
@@ -231,9 +253,10 @@ class _Tokens:
         finite = torch.cat([read.counted.finite for read in reads])[index]
         used = [read.counted.used for read in reads if read.counted.used is not None]
         loss = None
-        if any(read.loss is not None for read in reads):
-            none = (torch.full(read.ids.shape, torch.nan) if read.loss is None else read.loss for read in reads)
-            loss = torch.cat(list(none))[index[:-1]][torch.from_numpy(self.sequence[1:] == self.sequence[:-1])]
+        if any(read.loss is not None or read.ahead for read in reads):
+            loss = torch.cat([read.losses() for read in reads])[index[:-1]][
+                torch.from_numpy(self.sequence[1:] == self.sequence[:-1])
+            ]
         sums = sums or Sums(None, None, None)
         return Counted(nnz, finite, loss, sums, None, torch.cat(used, 1)[:, index] if used else None)
 

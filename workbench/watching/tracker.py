@@ -28,7 +28,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.models.attach import AttachedModel
 from twell.workbench.run.schema import DECODE, PREFILL
 from twell.workbench.watching.call_counts import Pass
-from twell.workbench.watching.call_inputs import CallInputs, cache_of, cached_columns
+from twell.workbench.watching.call_inputs import CallInputs, cache_of, cached_columns, logits_of
 from twell.workbench.watching.reads import Group, Read
 
 HELD = 2**18  # rows of sequences that have not ended, before the oldest are handed on as far as they were read
@@ -123,7 +123,8 @@ class Tracker:
                 f"Expected every FFN to run in a call, got {len(ran)} of {len(layers)}: watch those that do with ffns=."
             )
         with torch.inference_mode():
-            losses = self._losses(running, output)
+            logits = logits_of(output) if self.on_losses is not None else None
+            losses = self._losses(running, logits)
             if self.on_fires is not None:
                 self.on_fires(torch.stack([running.fires[layer] for layer in layers]), running.rows)
                 return
@@ -136,6 +137,8 @@ class Tracker:
         cache = cache_of(output) if cache is None else cache
         if cache is None or not self._follow(cache, group):
             group.closed = True
+        elif self.on_losses is not None:
+            running.look_ahead(logits)
         self.hand_on()
 
     def moved(self, cache: Any, method: str, given: Any) -> None:
@@ -274,14 +277,14 @@ class Tracker:
         if layer in self.hidden_layers and self._pass is not None:
             self.hidden[layer] = hidden  # itself, so that gradients can be taken with regard to it
 
-    def _losses(self, running: Pass, output: Any) -> Tensor | None:
-        """Return the losses of a call, where they are asked for and its output has what they are made of."""
-        if self.on_losses is None:
-            return None
-        logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-        losses = running.losses(logits.detach() if isinstance(logits, Tensor) else None)
-        if losses is not None:
-            self.on_losses(losses)
+    def _losses(self, running: Pass, logits: Tensor | None) -> Tensor | None:
+        """Return the losses of a call's rows; tell these, and those at the end of the call that it goes on from."""
+        losses = None
+        if self.on_losses is not None:
+            losses = running.losses(logits)
+            for each in (running.losses_ahead(), losses):
+                if each is not None:
+                    self.on_losses(each)
         return losses
 
     def _keep(self, running: Pass, stats: list[Stats], losses: Tensor | None) -> None:

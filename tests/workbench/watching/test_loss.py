@@ -31,18 +31,41 @@ def test_the_loss_is_that_of_the_logits(model: Any, tokenizer: Any, batch: Any) 
 
 
 def test_packed_rows_and_generation(model: Any, tokenizer: Any, batch: Any) -> None:
-    """No loss crosses from one text to the next in a packed row; what `generate` decodes is read token by token."""
+    """No loss crosses from one text to the next in a packed row; `generate` asks for the last logits alone, so what it
+    decodes has a loss, and the prompt has none."""
     ids = torch.cat([batch["input_ids"][0, -6:], batch["input_ids"][2, -5:]])[None]
     positions = torch.tensor([[*range(6), *range(5)]])
     with torch.no_grad(), watch(model, tokenizer, loss=True) as w:
         model(ids, position_ids=positions)
     assert np.flatnonzero(w.table()["loss"].isna()).tolist() == [5, 10]
     with torch.no_grad(), watch(model, tokenizer, loss=True) as w:
-        model.generate(**batch, max_new_tokens=3, do_sample=False, pad_token_id=PAD)
-    assert "loss" not in w.table(), "generate asks for the last logits alone"
+        written = model.generate(**batch, max_new_tokens=4, do_sample=False, pad_token_id=PAD)
+    table = w.table()
+    last = table.groupby("sequence")["position"].transform("max") - table["position"]
+    assert table["loss"].notna().tolist() == ((last > 0) & (last < 4)).tolist()
+    with torch.no_grad():
+        mask = torch.cat([batch["attention_mask"], torch.ones(len(written), 4)], 1)
+        logits = model(written, attention_mask=mask, position_ids=(mask.cumsum(1).long() - 1).clamp(min=0)).logits
+    expected = cross_entropy(logits[:, -5:-2].transpose(1, 2), written[:, -4:-1], reduction="none")
+    np.testing.assert_allclose(table["loss"].dropna(), expected.flatten(), rtol=2e-3, atol=1e-3)
     with torch.no_grad(), watch(model, tokenizer) as w:
         model(ids)
     assert "loss" not in w.table() and "loss" not in w.metrics()
+
+
+def test_a_text_in_several_calls(model: Any, tokenizer: Any, batch: Any) -> None:
+    """Its losses are those of one call: the last logits of a call tell the loss of the first token of the next."""
+    ids = batch["input_ids"][:1, -9:]
+    with torch.no_grad(), watch(model, tokenizer, loss=True) as w:
+        model(ids)
+    whole, mean = w.table()["loss"].to_numpy(), w.metrics()["loss"]
+    with torch.no_grad(), watch(model, tokenizer, loss=True) as w:
+        cache = None
+        for piece in (ids[:, :4], ids[:, 4:5], ids[:, 5:]):
+            cache = model(piece, past_key_values=cache, use_cache=True).past_key_values
+        model(ids)  # a text of its own, of which nothing was predicted
+    np.testing.assert_allclose(w.table()["loss"], np.tile(whole, 2), rtol=2e-3)
+    assert w.metrics()["loss"] == pytest.approx(mean, rel=1e-4)
 
 
 def test_with_gradients_and_without_rows(model: Any, tokenizer: Any, batch: Any) -> None:
