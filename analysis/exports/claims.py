@@ -134,7 +134,7 @@ def _settled_by_bundled(row: dict[Hashable, str]) -> dict[Hashable, str]:
     if row["verdict"] != UNTOLD or not row["claim"].startswith("Sparsity settles"):
         return row
     answer = bundled_settles()
-    says = {"this_run": answer.says, "statistic": answer.statistic, "interval": answer.interval}
+    says: dict[Hashable, str] = {"this_run": answer.says, "statistic": answer.statistic, "interval": answer.interval}
     return {**row, **says, "verdict": answer.verdict, "reason": f"rule: {answer.rule}"}
 
 
