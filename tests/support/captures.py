@@ -59,7 +59,8 @@ def first_map(layer: Any) -> torch.nn.Linear:
 def save_model(folder: Path, family: str = "llama", **fields: Any) -> Path:
     """Save a model of the real configuration class with random weights, and a tokenizer; return its folder.
 
-    In families that the kernels run, neuron 5 of layer 1 never fires. fields: of the configuration
+    In families that the kernels run, neuron 5 of layer 1, or of the only layer, never fires. fields: of the
+    configuration
     """
     size = {"hidden_size": 32, "intermediate_size": 264, "num_hidden_layers": 3, "num_attention_heads": 2}
     given: dict[str, Any] = {
@@ -77,7 +78,7 @@ def save_model(folder: Path, family: str = "llama", **fields: Any) -> Path:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if family in FAMILIES:
         with torch.no_grad():
-            first_map(model.get_decoder().layers[1]).weight[5] = 0
+            first_map(model.get_decoder().layers[:2][-1]).weight[5] = 0
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return folder

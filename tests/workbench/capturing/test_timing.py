@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.captures import run_capture
+from support.captures import run_capture, save_model
 from support.clock import Clock
 
 from twell.kernels.modules import SparseFFN
@@ -17,6 +17,7 @@ from twell.workbench.capturing.forward import Inputs, forward
 from twell.workbench.capturing.timing import calibration
 from twell.workbench.capturing.timing.calibration import WARM
 from twell.workbench.capturing.timing.timings import Timings
+from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel, load
 from twell.workbench.options import CaptureOptions
 from twell.workbench.power import Gauge
@@ -154,6 +155,16 @@ def test_captures_of_two_tokens_and_of_one_batch(
     for table in ("activity", "neurons", "unions"):
         if silent.has(table):
             assert timed.arrow(table).equals(silent.arrow(table)), table
+
+
+def test_a_capture_of_one_layer_and_of_one_token(tmp_path: Path, texts: tuple[str, ...]) -> None:
+    """Every call is timed, though the only token is the first of its sequence and in no sum."""
+    model = save_model(tmp_path / "model", num_hidden_layers=1)
+    with pytest.raises(UserError, match="holds no unflagged token"):
+        run_capture(model, tmp_path / "one", texts, tokens=1, timings=1)
+    run = open_run(tmp_path / "one")
+    assert ops(run) == {each for each in EVERY if each[0] < 1}
+    assert run.frame("timings")["tokens"].eq(1).all()
 
 
 def test_generation_is_timed_by_phase(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
