@@ -28,7 +28,7 @@ DEMO_TOKENS = 30_000  # of the 160 000 that `twell demo` captures: all passages,
 
 
 def made_manifest(layers: int = 3, d_ff: int = 64, **fields: Any) -> Manifest:
-    """A manifest of a small made model; keywords replace its fields, `layers` and `d_ff` the model's."""
+    """Return the manifest of a small synthetic model; keywords replace its fields."""
     model = {"name": "made", "revision": "", "family": "llama", "layers": layers, "d_model": 16, "d_ff": d_ff}
     given: dict[str, Any] = {
         "name": "made",
@@ -46,7 +46,7 @@ def made_manifest(layers: int = 3, d_ff: int = 64, **fields: Any) -> Manifest:
 
 
 def made_activity(sequences: int, length: int, layers: int = 3, first: int = 0, seed: int = 0) -> dict[str, Any]:
-    """Activity rows of `sequences` sequences of `length` tokens with random counts below 64."""
+    """Return activity columns of `sequences` sequences of `length` tokens, with random counts below 64."""
     rng = np.random.default_rng(seed + first)
     n = sequences * length
     position = np.tile(np.arange(length, dtype=np.int32), sequences)

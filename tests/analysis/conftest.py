@@ -1,4 +1,4 @@
-"""Made runs for every test here: written once, by the real writer.
+"""Share synthetic runs, written once by the real writer, among the tests of the analysis.
 
     MADE_TOKENS=200000 pytest tests/analysis    `run` as a run of that many tokens or some more: 20 minutes, 2 GB
 
@@ -41,27 +41,27 @@ def planted() -> ModuleType:
 
 @pytest.fixture
 def small(made: ModuleType, tmp_path: Path) -> Run:
-    """A run that a test may change."""
+    """Make a small run that a test may change."""
     return made.make(tmp_path / "small", sequences=24)
 
 
 @pytest.fixture(scope="session")
 def run(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Four layers, three parts, first tokens flagged, a few not finite. Read it, never change it."""
+    """Make a run of four layers and three parts, first tokens flagged, a few not finite. Read it, never change it."""
     path = tmp_path_factory.mktemp("runs") / "made"
     return made.make(path, sequences=-(-TOKENS // SEQUENCE), fired=True, bench=True)
 
 
 @pytest.fixture(scope="session")
 def bos_run(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Eight layers; the first token of each sequence is special."""
+    """Make a run of eight layers in which the first token of each sequence is special."""
     path = tmp_path_factory.mktemp("runs") / "made-bos"
     return made.make(path, layers=8, sequences=40, parts=1, bos=True, seed=3)
 
 
 @pytest.fixture(scope="session")
 def rows(run: Run) -> pd.DataFrame:
-    """The made run's rows as plain numbers, with their documents: columns 0, 1, … are the layers' counts."""
+    """Return the run's rows as plain numbers, with their documents; columns 0, 1, … are the layers' counts."""
     frame = run.frame("activity")
     names = [name for name in frame if name.startswith("nnz_")]
     frame = frame.rename(columns={name: layer for layer, name in enumerate(names)})
@@ -77,13 +77,13 @@ def flagged(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def used(rows: pd.DataFrame, flagged: bool) -> pd.DataFrame:
-    """The rows that a statistic is over."""
+    """Return the rows that a statistic includes: all, or those without flags."""
     return rows if flagged else rows[rows["flags"] == 0]
 
 
 @pytest.fixture
 def scored(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
-    """All rows with z, the mean over layers."""
+    """Return all rows with z and nnz, means over layers."""
     layers = list(range(run.layers))
     plain = rows.loc[rows["flags"] == 0, layers]
     return rows.assign(

@@ -1,4 +1,4 @@
-"""Made runs for the pages: a whole one with hostile tokens, and what is left of one in every other state."""
+"""Share synthetic runs, servers and browser pages among the tests of the dashboard."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def load_made() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def hostile() -> dict[int, str]:
-    """Token ids of the made runs, and what stands there."""
+    """Return the hostile token texts of the synthetic runs by their ids."""
     return HOSTILE
 
 
 @pytest.fixture(scope="session")
 def made() -> ModuleType:
-    """The module that makes runs, its vocabulary replaced by one with tokens that try to be more than text."""
+    """Return the module that makes runs, with a vocabulary of tokens that look like HTML, Markdown and scripts."""
     module = load_made()
     plain: Callable[[int], dict[str, Any]] = module.vocabulary
 
@@ -92,7 +92,7 @@ def made() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def runs(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs: `made` (complete), `summary`, `interrupted`, `oracle`, `counts`, `broken` and `torn`."""
+    """Make a folder of runs: `made` (complete), `summary`, `interrupted`, `oracle`, `counts`, `broken` and `torn`."""
     folder = tmp_path_factory.mktemp("dashboard") / "runs"
     run = made.make(folder / "made", layers=5, d_ff=512, sequences=80, length=96, fired=True)
     ensure(run)
@@ -110,13 +110,13 @@ def runs(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def made_run(runs: Path) -> Run:
-    """The complete run."""
+    """Open the complete run."""
     return open_run(runs / "made")
 
 
 @pytest.fixture
 def recording(made: ModuleType, tmp_path: Path) -> Path:
-    """A folder with one run that is still being recorded."""
+    """Make a folder with one run that is still being recorded."""
     made.make(tmp_path / "live", layers=3, sequences=20, status="recording")
     return tmp_path
 
@@ -141,7 +141,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
 
 @pytest.fixture(scope="session")
 def notebook() -> Callable[[str], Any]:
-    """What the last line of a Code makes, run as a notebook runs it: `notebook(code)`."""
+    """Return a function that runs code as a notebook does, and returns the value of its last line."""
 
     def made_by(lines: str) -> Any:
         cells, space = ast.parse(lines), dict[str, Any]()
@@ -154,6 +154,7 @@ def notebook() -> Callable[[str], Any]:
 
 
 def free_port() -> int:
+    """Return a port of this host that nothing listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -161,7 +162,7 @@ def free_port() -> int:
 
 @contextmanager
 def served(folder: Path, empty: Path) -> Iterator[str]:
-    """`twell app` over a folder, started in an empty one: the address, once it answers."""
+    """Run `twell app` over a folder, started in an empty one; yield the address once it answers."""
     port = free_port()
     line = [sys.executable, "-m", "twell.workbench", "app", str(folder), "--port", str(port), "--no-browser"]
     with subprocess.Popen(line, cwd=empty) as process:
@@ -181,21 +182,21 @@ def served(folder: Path, empty: Path) -> Iterator[str]:
 
 @pytest.fixture
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
-    """Start `twell app` over a folder, until the test ends; gives the address."""
+    """Return a function that starts `twell app` over a folder until the test ends, and returns the address."""
     with ExitStack() as running:
         yield lambda folder: running.enter_context(served(folder, tmp_path_factory.mktemp("empty")))
 
 
 @pytest.fixture(scope="module")
 def growing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """A folder of runs that tests of a module fill and empty in turn, and the address of the dashboard over it."""
+    """Yield a folder that tests of a module fill and empty in turn, and the address of the dashboard over it."""
     folder = tmp_path_factory.mktemp("growing")
     with served(folder, tmp_path_factory.mktemp("empty")) as address:
         yield folder, address
 
 
 class Watched:
-    """A browser page, and what must not happen in it: errors, and requests to any other host."""
+    """A browser page that notes its errors and the hosts that it asks, of which only the dashboard's is allowed."""
 
     def __init__(self, page: Any, address: str) -> None:
         self.page, self.address, self.errors, self.hosts = page, address, [], set()
@@ -215,20 +216,24 @@ class Watched:
             self.hosts.add(url.split("/")[2])
 
     def open(self, path: str, until: str) -> None:
+        """Go to a path; wait until a selector matches and the page has been drawn."""
         self.page.goto(self.address + path)
         self.page.wait_for_selector(until, timeout=30_000)
         self.settle()
 
     def settle(self) -> None:
+        """Wait until Streamlit has run the page to its end."""
         self.page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]', timeout=30_000)
 
     def check(self) -> None:
+        """Expect no error, and no request to another host."""
         assert self.errors == []
         assert self.hosts == {self.address.removeprefix("http://")}
 
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
+    """Yield a headless Chromium for all tests of a process; skip the test where there is none."""
     playwright = pytest.importorskip("playwright.sync_api")
     if not Path(CHROMIUM).exists():
         pytest.skip("no chromium on this machine")
@@ -240,7 +245,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def browser(chromium: Any) -> Iterator[Any]:
-    """What opens pages; those that a test leaves open are closed after it, as a page on a growing run works on."""
+    """Yield the browser, and close the pages that a test left open, as a page on a growing run goes on working."""
     yield chromium
     for context in chromium.contexts:
         context.close()
@@ -248,18 +253,18 @@ def browser(chromium: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def address(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The dashboard over the made runs."""
+    """Yield the address of the dashboard over the synthetic runs."""
     with served(runs, tmp_path_factory.mktemp("empty")) as address:
         yield address
 
 
 @pytest.fixture
 def watched(browser: Any, address: str) -> Watched:
-    """A page of 1440 × 900 on the made runs."""
+    """Open a page of 1440 × 900 on the dashboard over the synthetic runs."""
     return Watched(browser.new_page(viewport={"width": 1440, "height": 900}), address)
 
 
 @pytest.fixture
 def watch() -> type[Watched]:
-    """What watches a browser page: `watch(page, address)`."""
+    """Return the class that watches a browser page: `watch(page, address)`."""
     return Watched

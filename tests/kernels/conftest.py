@@ -21,7 +21,7 @@ erf = np.vectorize(math.erf)
 def integer_ffn(
     n: int, d_model: int, d_ff: int, *, gated: bool = True, bias: int | None = None, seed: int = 0
 ) -> Arrays:
-    """The op's tensors as float64 of -1, 0 and 1; `bias` gives it biases too, and moves the gate's by as much."""
+    """Return the op's tensors as float64 values of -1, 0 and 1. bias: add biases, the gate's shifted by as much."""
     rng = np.random.default_rng(seed)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -40,7 +40,7 @@ def integer_ffn(
 
 
 def activate(name: str, z: np.ndarray) -> np.ndarray:
-    """The activation functions by their definitions."""
+    """Return an activation function of z by its definition."""
     if name == "relu":
         return np.where(z > 0, z, 0)
     if name == "relu2":
@@ -55,7 +55,7 @@ def activate(name: str, z: np.ndarray) -> np.ndarray:
 def dense_oracle(
     tensors: Arrays, activation: str = "relu", up_relu: bool = False, threshold: float | None = None
 ) -> SimpleNamespace:
-    """What the op must give, computed densely in numpy float64 for finite inputs."""
+    """Return the op's expected results, computed densely in numpy float64 for finite inputs."""
     a = {name: tensor.double().cpu().numpy() for name, tensor in tensors.items()}
     gated = "w_up" in a
     gate = a["x"] @ a["w_gate" if gated else "w_in"].T + a.get("b_gate" if gated else "b_in", 0)
@@ -88,7 +88,7 @@ def oracle() -> Callable[..., SimpleNamespace]:
 
 @pytest.fixture(params=["reference", "cpu"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The kernel that `auto` prefers in this test; what it refuses goes to the reference."""
+    """Make `auto` prefer a kernel in this test; the reference runs calls that it refuses."""
     names = [request.param, "reference"]
     monkeypatch.setattr(dispatch, "KERNELS", {name: dispatch.KERNELS[name] for name in names})
     return request.param

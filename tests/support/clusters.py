@@ -1,4 +1,4 @@
-"""Clusters of rows, as the analysis counts them, the long way round."""
+"""Compute statistics of clusters of rows by their definitions, to compare those of the analysis with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens of a run's text are in a context that was not read before, by tuples of their ids."""
+"""Find the tokens of a run whose context was not read before, by comparing tuples of token ids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def first_in_context(run: Any) -> dict[int, np.ndarray]:
-    """By sequence, whether the eight tokens up to each were not read before in the text."""
+    """Return by sequence whether each token and the seven before it are new in the text: bool [tokens]."""
     seen: set[tuple[int, ...]] = set()
     fresh: dict[int, np.ndarray] = {}
     for sequence, rows in run.activity().groupby("sequence"):

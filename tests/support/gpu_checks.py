@@ -1,4 +1,4 @@
-"""What every kernel for NVIDIA GPUs is held to: calls of integers, where all sums are exact, and what must be alike."""
+"""Check kernels for NVIDIA GPUs: calls of integers, where all sums are exact, and results that must be equal."""
 
 from __future__ import annotations
 

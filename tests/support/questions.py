@@ -1,4 +1,4 @@
-"""Every table of the API that summaries give, and whether two runs give the same ones."""
+"""List the API's tables that summaries answer, and compare them between two runs."""
 
 from __future__ import annotations
 

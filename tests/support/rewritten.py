@@ -1,4 +1,4 @@
-"""Runs whose files a test has written anew: the manifest, or the list beside the summaries, is brought in line."""
+"""Bring a run's manifest, or the list beside its summaries, in line with files that a test has rewritten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs of the same text by the same model, compared: rows as they lie, sums after adding up."""
+"""Compare two runs of the same text by the same model: rows in order, sums after adding up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compute-sanitizer watches: calls that take every path of the GPU kernels on small shapes; and the GPU tests.
+"""Run under compute-sanitizer calls that take every path of the GPU kernels on small shapes, or the GPU tests.
 
 python sanitized.py few middle loud tiles many whole squares cuda    or some of them; all but the last are `hopper`'s
 python -O -m pytest --assert=plain -p sanitized -m gpu FILE
@@ -43,7 +43,7 @@ captured: list[Any] = []
 
 
 def in_parts(workspace: gpu.Workspace, *about: Any) -> None:
-    """Allocate each part by itself, so that a tool sees past its end; not where a call is traced."""
+    """Allocate each region of a workspace by itself, so that a tool sees accesses past its end, unless traced."""
     make_workspace(workspace, *about)
     if torch.compiler.is_compiling():
         return
@@ -53,7 +53,7 @@ def in_parts(workspace: gpu.Workspace, *about: Any) -> None:
 
 
 class Workspace(hopper.Workspace):
-    """One that counts as written where the copy engine writes, which initcheck does not follow."""
+    """Fill the regions that the copy engine writes, as initcheck does not follow its writes."""
 
     def __init__(self, *about: Any) -> None:
         super().__init__(*about)
@@ -67,7 +67,7 @@ def patch_workspaces() -> None:
 
 
 def few() -> Iterator[FFNParams]:
-    """Both tiles of rows of both ways; of a group's neurons some fire, most, and all; more stages than a ring has."""
+    """Yield calls of 1 to 64 rows: both row tiles; groups where some, most and all neurons fire; stages past the ring."""
     for n, d_model, d_ff, quiet in (
         (1, 128, 264, 9), (8, 128, 264, 9), (13, 72, 264, 20), (20, 128, 264, 9), (24, 136, 600, 30),
         (33, 136, 600, 30), (64, 72, 520, -40), (40, 72, 5000, -288),
@@ -86,8 +86,8 @@ ON_132 = (  # n, d_model, d_ff: on so many multiprocessors, each tile of the gat
 
 
 def middle() -> Iterator[FFNParams]:
-    """Weights gathered; blocks that are not full; few rows of many neurons. But for 256 outputs of a cluster, which
-    take unions of over 16 384."""
+    """Yield calls that gather weights: blocks that are not full, and few rows of many neurons. Clusters of 256 outputs
+    are left out, as they need unions of over 16 384 neurons."""
     for n, d_model, d_ff in ON_132:
         yield make(n, d_model, d_ff, round(1.9 * d_model**0.5))
     yield make(300, 64, 264, 9, **PLAIN)
@@ -96,15 +96,15 @@ def middle() -> Iterator[FFNParams]:
 
 
 def loud() -> Iterator[FFNParams]:
-    """Weights brought by the copy engine, as everything fires."""
+    """Yield calls in which all neurons fire, so that the copy engine loads the weights."""
     for n, d_model, d_ff in ON_132:
         yield make(n, d_model, d_ff, -4 * d_model, **COUNTS)
     yield make(40, 64, 12_800, -40)
 
 
 def tiles() -> Iterator[FFNParams]:
-    """Rows in place and in another order, tiles in words, spilled and whole; unions of some, of all and of none; tasks
-    of the down product that are cut."""
+    """Yield calls of over 2 048 rows: in place and reordered; packed, spilled and dense tiles; unions of some, all, no
+    neurons; split tasks of the down product."""
     yield make(2177, 72, 264, 9)
     yield make(2177, 264, 1016, 12)
     yield uneven(2177, 264, 1016, 30)
@@ -118,18 +118,18 @@ def tiles() -> Iterator[FFNParams]:
 
 
 def many() -> Iterator[FFNParams]:
-    """Two tiles of the gate product to a CTA, and so many blocks that no task of the down product is cut."""
+    """Yield a call with two gate tiles a CTA, and with so many blocks that no task of the down product is split."""
     yield make(32900, 8, 72, 2)
 
 
 def whole() -> Iterator[FFNParams]:
-    """More rounds of tiles than one, that lie whole: the gate's kernel goes on with their up products."""
+    """Yield calls with several rounds of dense tiles, whose up products the gate kernel computes."""
     yield make(3800, 264, 2904, -70)
     yield make(3800, 264, 2904, -70, **COUNTS)
 
 
 def squares() -> Iterator[FFNParams]:
-    """ReLU squared, and a ReLU on both branches: each path's epilogues."""
+    """Yield calls with ReLU squared and with ReLU on both branches, for the epilogues of each path."""
     options: dict[str, Any] = {"activation": "relu2", "up_relu": True}
     for n in (13, 40, 300):
         yield make(n, 72, 264, 9, **options)
@@ -140,7 +140,7 @@ def squares() -> Iterator[FFNParams]:
 
 
 def portable() -> Iterator[FFNParams]:
-    """Blocks of 16 rows and of 64."""
+    """Yield calls of the `cuda` kernel, in blocks of 16 and of 64 rows."""
     for n in (1, 17, 300):
         for quiet in (9, -40, 400):
             yield make(n, 72, 264, quiet)
@@ -161,15 +161,15 @@ CALLS: dict[str, Callable[[], Iterator[FFNParams]]] = {
 
 
 def count_unions(stats: Stats) -> None:
-    """Of blocks of 16 rows and of 64 of what a call has packed, if it has."""
+    """Count the unions of blocks of 16 and 64 rows of a call's packed TwELL, if it returned one."""
     if stats.packed is not None and union_counts.takes(stats.packed):
         row = torch.arange(len(stats.nnz) // 64 * 64, dtype=torch.int32, device=gpu_checks.CUDA)
         union_counts.counts(stats.packed, [row.view(-1, 16), row[: len(row) // 16].view(-1, 4)])
 
 
 def once(run: Run) -> Run:
-    """A kernel that runs the same call, of tensors that nobody wrote to since, once a stream: a tool finds no more in
-    its repetitions. It waits, so that the tools have but one call to keep in mind."""
+    """Return a kernel that runs a repeated call (same options, tensors not written to since) once a stream, as a tool
+    finds nothing more in repetitions. It waits for each call, so that a tool tracks one at a time."""
     last: dict[tuple[int, int], tuple[list[Any], list[Tensor], tuple[Tensor, Stats]]] = {}
 
     def runs(params: FFNParams) -> tuple[Tensor, Stats]:
@@ -195,9 +195,9 @@ def once(run: Run) -> Run:
 
 
 class Watch:
-    """Ranges of NVTX's around as many calls of each test as fit a time, for a tool that is told to look into them
-    alone: racecheck takes seconds a call, and a day for all. Of a test's calls it is the first, and others, drawn so
-    that each takes `seconds` in the mean, by what those before it took."""
+    """Put NVTX ranges around some calls of each test, for a tool that watches these alone: racecheck takes seconds a
+    call, and a day for all. Each test's first call is watched, and others at random, so that the mean cost of a call
+    is `seconds`, estimated from earlier calls."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.rate, self.range = seconds, 4e-7, 0
@@ -205,19 +205,19 @@ class Watch:
         self.turn = threading.Lock()
 
     def begin(self, test: str) -> None:
-        """What it launches before it draws, compiled, is watched."""
+        """Begin a test, by its name; compiled launches before its first draw are watched."""
         self.draw, self.first = random.Random(test + os.environ.get("SEED", "")), True
         self.set(bool(self.seconds))
 
     def set(self, on: bool) -> None:
-        """What is launched from now on is watched or not, be it by a graph."""
+        """Watch the launches from now on, or stop watching; launches of graphs too."""
         if on and not self.range:
             self.range = torch.cuda.nvtx.range_start("watched")
         elif not on and self.range:
             self.range = torch.cuda.nvtx.range_end(self.range) or 0
 
     def over(self, launch: Callable[..., None], slow: float) -> Callable[..., None]:
-        """A kernel's `launch` that draws. slow: by how much it takes more shared memory's accesses than `hopper`."""
+        """Return a kernel's `launch` that draws whether it is watched; slow: its cost relative to `hopper`'s."""
 
         def launches(params: FFNParams, rows: slice, *rest: Any) -> None:
             if torch.compiler.is_compiling():
@@ -243,13 +243,13 @@ WATCH = Watch(float(os.environ.get("WATCH", "0")))
 
 
 def nothing(params: FFNParams) -> tuple[Tensor, Stats]:
-    """In the reference's place: what nobody looks at."""
+    """Return zeros in place of the reference's result, which no test compares here."""
     nnz = torch.zeros(len(params.x), dtype=torch.int32, device=params.x.device)
     return torch.zeros_like(params.x), Stats(nnz, nnz == 0)
 
 
 def pytest_configure() -> None:
-    """Leaves the tests their calls: nothing is compared, no call repeated, and a benchmark takes one turn."""
+    """Keep only the tests' calls: compare nothing, repeat no call, and let a benchmark take one turn."""
     patch_workspaces()
     gpu_checks.assert_same = gpu_checks.poison = lambda *_, **__: None
     gpu_checks.LAUNCHES = 20
@@ -265,13 +265,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What its fixtures launch is a test's, too; the first of its own is watched all the same."""
+    """Count launches of a test's fixtures as its own; its first own launch is watched too."""
     WATCH.begin(item.nodeid)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """A test has ended when its kernels have."""
+    """Run a test, and wait for its kernels."""
     WATCH.begin(item.nodeid)
     outcome = yield
     torch.cuda.synchronize()
