@@ -67,7 +67,7 @@ def patch_workspaces() -> None:
 
 
 def few() -> Iterator[FFNParams]:
-    """Yield calls of 1 to 64 rows: both row tiles; groups where some, most and all neurons fire; stages past the ring."""
+    """Yield calls of 1 to 64 rows: both row tiles; groups where some, most, all neurons fire; stages past the ring."""
     for n, d_model, d_ff, quiet in (
         (1, 128, 264, 9), (8, 128, 264, 9), (13, 72, 264, 20), (20, 128, 264, 9), (24, 136, 600, 30),
         (33, 136, 600, 30), (64, 72, 520, -40), (40, 72, 5000, -288),
