@@ -23,12 +23,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from twell.kernels.backends.reference import ACTIVATION, count, count_dense
-from twell.kernels.dispatch import KERNELS, Choice, choose, run
+from twell.kernels.dispatch import KERNELS, Choice, choose, prepare, run
 from twell.kernels.layout import Layout
 from twell.kernels.params import FFNParams, Requirements
+from twell.kernels.prepared import Prepared
 from twell.kernels.stats import Stats
 
 Linear = nn.Module | Tensor  # a module with `weight` and perhaps `bias`, or the weight alone
@@ -109,6 +111,7 @@ class SparseFFN(nn.Module):
         self.kernel = kernel
         self.probe = Probe() if probe is None else probe
         self.runs_dense = False
+        self._prepared: Prepared | None = None
         chosen = self.choice(1).kernel  # an unknown kernel is refused here, not in the first forward pass
         if KERNELS[chosen].down_by_neuron:
             by_neuron = self.w_down.t().contiguous().t()  # strides (1, d_model); moves and casts keep them
@@ -147,13 +150,28 @@ class SparseFFN(nn.Module):
         if self.runs_dense:
             return self.dense(x)
         x = x.contiguous()
-        params = self._params(x)
         if self.probe.before is not None:
             self.probe.before(self.layer)
-        y, stats = run(params, self.kernel)
+        prepared = None if torch.compiler.is_compiling() else self._prepared
+        if prepared is not None and prepared.fits(self, x):
+            y, stats = prepared.run(x)
+        else:
+            y, stats = self._run(self._params(x))
         if self.probe.on_stats is not None:
             self.probe.on_stats(self.layer, x.view(-1, x.shape[-1]), stats)
         return y
+
+    def _run(self, params: FFNParams) -> tuple[Tensor, Stats]:
+        """Run a call, and prepare the next one like it."""
+        results = run(params, self.kernel)
+        if type(params.x) is Tensor and not torch.compiler.is_compiling():
+            run_again = prepare(params, self.kernel)
+            self._prepared = None if run_again is None else Prepared.of(self, params.x, run_again)
+        return results
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made from: without what is prepared, which holds this module's weights."""
+        return self.__dict__ | {"_prepared": None}
 
     def report_dense(self, x: Tensor, gate: Tensor, hidden: Tensor, up: Tensor | None = None) -> None:
         """Count a pass that other code ran densely, and report it to the probe. gate, hidden, up: as in `count_dense`;

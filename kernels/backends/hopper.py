@@ -216,6 +216,31 @@ def run(params: FFNParams) -> tuple[Tensor, Stats]:
     return y, stats
 
 
+def prepare(params: FFNParams) -> Callable[[Tensor], tuple[Tensor, Stats]] | None:
+    """Return a function that runs checked parameters, which count nnz at most, again on another x [..., d_model] of the
+    same shape; None for calls with a plan, and for a ReLU on both branches.
+
+    Nothing is checked, chosen or laid out again: four allocations and the op, where a call spends its time on the host.
+    """
+    d_ff, n, x = params.w_gate.shape[0], params.n, params.x
+    if params.up_relu or has_plan(n, d_ff):
+        return None
+    laid_out = regions(n, d_ff, x.dtype, False)
+    op = getattr(torch.ops.twell, loaded_op(params.activation == "relu2", params.up_relu)).default
+    weights = params.w_gate, params.w_up, params.w_down, params.b_gate, params.b_up, params.b_down
+    device, counts, stages = x.device, params.probes == "counts", int(ALL_STAGES & ~NO_WORDS)
+    shape, dtype, offsets, nbytes, empty = x.shape, x.dtype, laid_out.offsets, laid_out.nbytes, torch.empty
+
+    def run_again(x: Tensor) -> tuple[Tensor, Stats]:
+        memory, y = empty(nbytes, dtype=torch.uint8, device=device), empty(shape, dtype=dtype, device=device)
+        finite = empty(n, dtype=torch.bool, device=device)
+        nnz = empty(n if counts else 0, dtype=torch.int32, device=device)
+        op(x, *weights, memory, offsets, y, finite, None, 0, n, False, stages, nnz if counts else None)
+        return y, Stats(nnz, finite)
+
+    return run_again
+
+
 def launch(
     params: FFNParams, rows: slice, workspace: Workspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES
 ) -> None:

@@ -27,7 +27,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"layout", "build"},
         {"params", "stats"},
         {"backends"},
-        {"dispatch", "autograd"},
+        {"dispatch", "autograd", "prepared"},
         {"ops", "training"},
         {"modules"},
         {"benchmark"},

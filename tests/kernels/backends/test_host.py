@@ -91,9 +91,14 @@ class Seen(TorchDispatchMode):
 def test_a_call_makes_four_tensors_and_asks_for_nothing_else(monkeypatch: pytest.MonkeyPatch, probes: str) -> None:
     """y, what is finite, nnz and the workspace: all else would keep the host longer than the GPU."""
     given: list[tuple[Any, ...]] = []
+
+    def op(*arguments: Any) -> None:
+        given.append(arguments)
+
+    op.default = op  # type: ignore[attr-defined]
     monkeypatch.setattr(hopper, "loaded_op", lambda *_: "hopper_ffn")
-    monkeypatch.setattr(torch.ops, "twell", SimpleNamespace(hopper_ffn=lambda *arguments: given.append(arguments)))
-    kernels = {"hopper": Kernel(hopper.run, lambda *_: None, "a test", down_by_neuron=True)}
+    monkeypatch.setattr(torch.ops, "twell", SimpleNamespace(hopper_ffn=op))
+    kernels = {"hopper": Kernel(hopper.run, lambda *_: None, "a test", down_by_neuron=True, prepare=hopper.prepare)}
     monkeypatch.setattr("twell.kernels.dispatch.KERNELS", kernels)
     monkeypatch.setattr("twell.kernels.modules.KERNELS", kernels)
     weights = torch.zeros(264, 64, dtype=BF16), torch.zeros(264, 64, dtype=BF16), torch.zeros(64, 264, dtype=BF16)
@@ -107,6 +112,17 @@ def test_a_call_makes_four_tensors_and_asks_for_nothing_else(monkeypatch: pytest
     assert len(arguments) == 17, "what is not asked for is not handed over"
     assert arguments[9] is y and arguments[1] is module.w_gate
     assert (arguments[-1] is None) == (probes == "none")
+    with torch.inference_mode(), Seen() as seen:
+        again = module(x)  # runs without checks
+    assert again.shape == x.shape and sorted(seen.names) == ["empty"] * 4
+    for index, (first, second) in enumerate(zip(*given, strict=True)):
+        if not isinstance(first, Tensor):
+            assert second == first and type(second) is type(first), index
+        elif index in (7, 9, 10, 16):  # workspace, y, finite and nnz are new
+            assert second is not first and (second.shape, second.dtype) == (first.shape, first.dtype), index
+        else:
+            assert second is first, index
+    assert given[1][9] is again
 
 
 @pytest.mark.gpu

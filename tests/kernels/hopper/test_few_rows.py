@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Barrier
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import results
+from twell.kernels.dispatch import prepare
 from twell.kernels.params import FFNParams
 from twell.kernels.stats import Stats
 
@@ -137,3 +139,38 @@ def test_gathered_weights_that_come_last(n: int) -> None:
     for _ in range(5):
         away.fill_(1)
         assert_as("cold", hopper.run(one), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 8, 64, 65, 500], ids=lambda n: f"{n} rows")
+@pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
+@pytest.mark.parametrize("probes", ["none", "counts"])
+def test_a_prepared_call_gives_the_same_bits(n: int, gated: bool, probes: str) -> None:
+    """The call without checks beside the one with them; also replayed from a graph."""
+    one = make(n, 200, 1016, 0, gated=gated, bias=True, probes=probes, layout=None, want_packed=False)
+    y, stats = hopper.run(one)
+    run_again = hopper.prepare(one)
+    assert run_again is not None
+    for _ in range(2):
+        poison()
+        again, of_again = run_again(one.x)
+        assert again.equal(y) and of_again.finite.equal(stats.finite)
+        assert of_again.nnz.equal(stats.nnz) and len(of_again.nnz) == (n if probes == "counts" else 0)
+    deep = one.x.view(1, n, -1)
+    run_deep = hopper.prepare(replace(one, x=deep))
+    assert run_deep is not None and run_deep(deep)[0].equal(y.view(1, n, -1))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        graphed, of_graph = run_again(one.x)
+    graphed.fill_(float("nan"))
+    graph.replay()
+    assert graphed.equal(y) and of_graph.nnz.equal(stats.nnz)
+
+
+@pytest.mark.gpu
+def test_more_than_nnz_is_not_prepared() -> None:
+    one = make(8, 200, 1016, 0, probes="counts", layout=None, want_packed=False)
+    assert prepare(one, "hopper") is not None
+    assert prepare(replace(one, want_packed=True), "hopper") is None
+    assert prepare(replace(one, layout=hopper.LAYOUT), "hopper") is None
+    assert hopper.prepare(make(4000, 200, 5632, 0, probes="counts", layout=None, want_packed=False)) is None
