@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from twell.analysis.exports.markdown import number, percent, table
 from twell.workbench.run.store import Run
 
 CASE = ["case", "input", "ffn", "layer", "rows", "dtype", "weights", "graph"]
@@ -71,3 +72,31 @@ def layer_sums(frame: pd.DataFrame) -> pd.DataFrame:
         repeats=("repeats", "min"),
     )
     return sums.assign(ratio=sums["dense_us"] / sums["sparse_us"]).reset_index()
+
+
+def whole_models(run: Run) -> str:
+    """Return the section on `twell bench --whole` as Markdown, a row an operation; empty if none was timed."""
+    bench = run.frame("bench")
+    bench = bench[(bench["d_ff"] == run.d_ff) & bench["op"].str.match("whole_|generate_|step_")]
+    if bench.empty:
+        return ""
+    operation, sparse = bench["op"].str.replace("_dense|_sparse", "", regex=True), bench["op"].str.contains("_sparse")
+    side = sparse.map({True: "sparse", False: "dense"})
+    keys = [bench["case"], operation.rename("operation"), bench["metric"], side.rename("side")]
+    figures = bench.groupby(keys, sort=False)["value"].median().unstack(["metric", "side"])
+    nnz, rows = bench.groupby("case")["nnz_mean"].first(), []
+    for (case, name), values in figures.iterrows():
+        time, rate = values["microseconds"], values["tokens_per_second"]
+        energy = values.get(("millijoules_per_token", "sparse")), values.get(("millijoules_per_token", "dense"))
+        known = all(pd.notna(value) for value in energy)
+        saved = percent(energy[0] / energy[1] - 1, 0, "+") if known else "–"
+        ratio = f"**{time['dense'] / time['sparse']:.2f}**"
+        rates = (f"{rate[of]:,.0f}" for of in ("dense", "sparse"))
+        rows.append([case, name.replace("_", ", "), number(nnz[case], 1), *rates, ratio, saved])
+    head = ("case", "operation", "mean nnz", "dense, tokens/s", "sparse, tokens/s", "× dense", "energy a token")
+    return (
+        "## Whole models: forward passes, generation, steps of decoding\n\n"
+        f"{bench['device'].iloc[0]}, {bench['dtype'].iloc[0]}, counts on, medians of {bench['repeats'].min()} turns, "
+        f"commit `{bench['commit'].iloc[0]}`. *Compiled*: both sides by torch.compile, layer by layer. *Graphed* and "
+        "*step*: steps compiled and replayed from a CUDA graph.\n\n" + table(head, rows)
+    )

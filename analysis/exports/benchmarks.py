@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from twell.analysis.activity.layers import by_layer
-from twell.analysis.exports.bench_cases import BASELINES, PROBES, cases, layer_sums
+from twell.analysis.exports.bench_cases import BASELINES, PROBES, cases, layer_sums, whole_models
 from twell.analysis.exports.markdown import number, percent, table
 from twell.analysis.overview import overview
 from twell.analysis.speed.speedup import model_speedup, speedup
@@ -74,9 +74,10 @@ def page(run: Run) -> str:
         _layers_by_rows(run, fast),
         _synthetic_by_rows(run, fast),
         _other_kernels(run, frame),
+        whole_models(run),
         ELSEWHERE,
     )
-    return "\n".join(sections)
+    return "\n".join(section for section in sections if section)
 
 
 def _turns(low: float, high: float) -> str:

@@ -13,7 +13,7 @@ import pytest
 from support.rewritten import relisted
 
 from twell.analysis.exports import pages
-from twell.analysis.exports.bench_cases import cases, layer_sums
+from twell.analysis.exports.bench_cases import cases, layer_sums, whole_models
 from twell.workbench.run.store import Run, open_run
 
 ROOT = Path(__file__).parents[3]
@@ -83,6 +83,34 @@ def test_layers_are_added_before_they_are_divided() -> None:
     rows = [common | {"layer": n, "dense_us": 10.0, "sparse_us": us, "ratio": 10 / us} for n, us in enumerate((5, 15))]
     (sums,) = layer_sums(pd.DataFrame(rows)).to_dict("records")
     assert (sums["ratio"], sums["low"], sums["high"], sums["layers"]) == (1.0, 10 / 15, 2.0, 2)
+
+
+def test_whole_models_stand_side_by_side(run: Run) -> None:
+    """A row an operation: tokens a second of both sides, dense over sparse time, and what a token saves of energy."""
+    assert whole_models(run) == ""
+    base = run.frame("bench").iloc[0].to_dict() | {"case": "whole model on text", "nnz_mean": 12.0, "repeats": 5}
+    figures = {
+        "whole_dense_compiled": (300.0, 2000.0, 4.0),
+        "whole_sparse_compiled": (200.0, 3000.0, 3.0),
+        "step_dense": (90.0, 11.0, None),
+        "step_sparse": (60.0, 16.0, None),
+    }
+    rows = []
+    for op, values in figures.items():
+        metrics = zip(("microseconds", "tokens_per_second", "millijoules_per_token"), values, strict=True)
+        rows += [base | {"op": op, "metric": metric, "value": value} for metric, value in metrics if value is not None]
+
+    class Timed:
+        d_ff = run.d_ff
+
+        def frame(self, _table: str) -> pd.DataFrame:
+            return pd.DataFrame(rows)
+
+    lines = whole_models(Timed()).splitlines()  # type: ignore[arg-type]
+    assert lines[-2:] == [
+        "| whole model on text | whole, compiled | 12.0 | 2,000 | 3,000 | **1.50** | -25 % |",
+        "| whole model on text | step | 12.0 | 11 | 16 | **1.50** | – |",
+    ]
 
 
 @pytest.mark.parametrize("name", list(pages.PAGES))
