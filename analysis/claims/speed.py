@@ -28,6 +28,7 @@ from twell.analysis.claims.claim import (
     refuse_incomparable,
 )
 from twell.analysis.speed.contribution import gain_correlations, layer_gains
+from twell.analysis.speed.ffn_speedup import conditions
 from twell.analysis.speed.speedup import WHOLE, model_speedup, of_one_size, pairs, speedup
 from twell.analysis.statistics import t_half
 from twell.workbench.errors import Missing
@@ -85,7 +86,7 @@ def faster(run: Run) -> Answer:
     unexplained = _unexplained(run, timing)
     return Answer(
         f"the whole forward pass runs {ratio:.2f} times as fast, on {run.manifest.device}{unexplained}",
-        f"geometric mean of {int(timing['repeats'])} batches; kernel {timing['kernel']}",
+        f"geometric mean of {int(timing['repeats'])} batches; kernel {timing['kernel']}, {conditions(run, WHOLE[1])}",
         HOLDS if low >= 1.17 else IN_PART if low > 1 else REVERSED if high < 1 else FAILS,
         "the interval over batches lies above 1.17 times dense; above 1: in part; below 1: reversed",
         between(low, high),
@@ -109,7 +110,7 @@ def up_to_thirty(run: Run) -> Answer:
         raise Missing(f"It runs {ratio:.2f} times as fast: an interval takes {LEAST_BATCHES} batches.")
     return Answer(
         f"the whole forward pass runs {ratio:.2f} times as fast, on {run.manifest.device}",
-        f"geometric mean of {len(_model_ratios(run))} batches",
+        f"geometric mean of {len(_model_ratios(run))} batches; {conditions(run, WHOLE[1])}",
         HOLDS if high >= 1 + LARGEST else IN_PART if low > 1 else REVERSED if high < 1 else FAILS,
         "the interval reaches 1.3 times dense; above 1: in part; below 1: reversed",
         between(low, high),
@@ -126,7 +127,7 @@ def energy(run: Run) -> Answer:
     return Answer(
         f"a token takes {100 * saved:.0f} % less energy",
         f"power times time, sparse over dense, n = {n} batch{'es' if n != 1 else ''} with a reading: "
-        f"{timing['energy']:.2f}",
+        f"{timing['energy']:.2f}; {conditions(run, WHOLE[1])}",
         HOLDS if saved >= ENERGY else IN_PART if saved > 0 else REVERSED,
         f"at least {100 * ENERGY:g} % less; less at all: in part; more: reversed",
         "none: one reading" if n == 1 else f"none: {n} readings, the median",
@@ -158,7 +159,8 @@ def follows_nnz(run: Run) -> Answer:
         "mean nnz against "
         + ", ".join(f"{names[gain]}: Pearson {row['pearson']:.3f}" for gain, row in pairs.items())
         + (f"; the different neurons of 128 tokens against the same: {', '.join(of_unions)}" if of_unions else ""),
-        f"Spearman {chosen['spearman']:.3f}, n = {chosen['n']} layers, p = {chosen['p']:.2g} ({chosen['method']})",
+        f"Spearman {chosen['spearman']:.3f}, n = {chosen['n']} layers, p = {chosen['p']:.2g} ({chosen['method']}); "
+        f"{conditions(run)}",
         verdict,
         f"Pearson at or below {STRONG:g}, of the contribution where the whole model was timed, whichever layer is left "
         "out; of all layers alone: in part; above 0 whichever is left out: reversed",
@@ -189,7 +191,8 @@ def slow_where_dense(run: Run) -> Answer:
             f"layer {layer}, {100 * sparsity[layer]:.1f} % sparse, runs {each[0]:.2f} times as fast as dense"
             for layer, each in found.items()
         ),
-        f"{slower} of {len(found)} layers {bound} are slower than dense for certain, {faster} faster; kernel {kernels}",
+        f"{slower} of {len(found)} layers {bound} are slower than dense for certain, {faster} faster; kernel "
+        f"{kernels}, {conditions(run)}",
         HOLDS
         if slower == len(found)
         else REVERSED
@@ -217,7 +220,8 @@ def text_and_uniform(run: Run) -> Answer:
     return Answer(
         f"the FFNs run {mean['gain', 'uniform']:.2f} times as fast as dense on uniform ids, {mean['gain', 'text']:.2f} "
         "times on text",
-        f"geometric mean of {len(largest)} of {run.layers} layers, {most:,} rows a call",
+        f"geometric mean of {len(largest)} of {run.layers} layers, {most:,} rows a call, "
+        f"{run.manifest.dtype}, on {run.manifest.device}",
         HOLDS if abs(ratio - 1) <= CLOSE else FAILS if not low <= 1 <= high else UNTOLD,
         f"uniform over text within {100 * CLOSE:g} % of 1 holds; 1 outside the range over turns does not",
         f"uniform over text {between(low, high)}, least and greatest turns of the sparse FFN",

@@ -68,12 +68,12 @@ def density_map(frame: pd.DataFrame) -> go.Figure:
     share = table.to_numpy(float)
     figure = go.Figure(
         go.Heatmap(
-            z=share,
+            z=np.sqrt(share),  # a few full cells would leave all others blank
             x=list(range(len(names))),
             y=layers,
             colorscale=SCALE,
             zmin=0,
-            zmax=float(share.max()) or 1.0,
+            zmax=float(np.sqrt(share.max())) or 1.0,
             xgap=1,
             ygap=1,
             text=[[percent(v) if v else "" for v in row] for row in share] if labelled else None,

@@ -95,15 +95,19 @@ def _with_fit(bins: pd.DataFrame, fits: pd.DataFrame) -> pd.DataFrame:
     return bins.assign(fit=fit.where(~bins["first"]))
 
 
+def described(fits: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `analysis.position_fit` with a λ: layers that an exponential describes, with an interval."""
+    return fits[fits["verdict"].isin(EXPONENTIAL) & np.isfinite(fits["decay_high"])]
+
+
 def decay_lengths(fits: pd.DataFrame) -> go.Figure:
     """Return λ, in tokens, with its interval: a row a layer and one for their sum, with verdict and R² at the right.
 
     Args:
-        fits: the rows of `analysis.position_fit`. λ is drawn only in layers that an exponential describes.
+        fits: the rows of `analysis.position_fit`, of which `described` are drawn.
     """
-    names = ["all layers" if layer < 0 else f"L{layer}" for layer in fits["layer"]]
-    rows = fits.assign(row=range(len(fits)))
-    drawn = rows[rows["verdict"].isin(EXPONENTIAL) & np.isfinite(rows["decay_high"])]
+    drawn = rows = described(fits).reset_index(drop=True).assign(row=lambda frame: range(len(frame)))
+    names = ["all layers" if layer < 0 else f"L{layer}" for layer in rows["layer"]]
     figure = go.Figure(
         go.Scatter(
             x=drawn["decay"],
@@ -121,14 +125,13 @@ def decay_lengths(fits: pd.DataFrame) -> go.Figure:
             hovertemplate="%{text}<extra></extra>",
         )
     )
-    finish(figure, 90 + max(18, min(28, 800 // len(rows))) * len(rows), left=76, right=190, top=16)
+    finish(figure, 90 + max(18, min(28, 800 // max(len(rows), 1))) * len(rows), left=76, right=190, top=16)
     step = 1 if len(rows) <= 33 else 2
     figure.update_yaxes(
         tickvals=list(range(len(rows)))[::-1][::step], ticktext=names[::-1][::step], range=[len(rows) - 0.4, -0.6]
     )
     at_right = {"xref": "paper", "x": 1, "xshift": 8, "xanchor": "left", "showarrow": False, "font": {"size": 12}}
-    best_r2 = rows["r2"].where(rows["verdict"].isin(EXPONENTIAL), rows["power_r2"]).clip(lower=0)
-    labels = [f"{verdict} · R² {number(r2, 2)}" for verdict, r2 in zip(rows["verdict"], best_r2, strict=True)]
+    labels = [f"{row.verdict} · R² {number(max(row.r2, 0), 2)}" for row in rows.itertuples()]
     notes = [{**at_right, "text": label, "y": row} for row, label in enumerate(labels)]
     figure.update_layout(annotations=notes)  # all at once: added one by one, each is slower than the one before
     low, high = (float(drawn["decay_low"].min()), float(drawn["decay_high"].max())) if len(drawn) else (1.0, 100.0)

@@ -128,11 +128,14 @@ def origins(table: pd.DataFrame) -> Figure:
     return figure
 
 
+STARTS = {"all": "all starts", "cut": "within a document", "document": "of a document"}  # of first_positions, in words
+
+
 def starts(table: pd.DataFrame) -> Figure:
     """Draw first_positions: position 0 over later ones by layer, of documents and of cuts apart."""
     figure = _figure("layer", "position 0, × later positions")
     for label, rows in table[table["layer"] >= 0].groupby("start"):
-        _add_ratios(figure, rows, rows["low"], rows["high"], str(label))
+        _add_ratios(figure, rows, rows["low"], rows["high"], STARTS.get(str(label), str(label)))
     figure.add_hline(y=1, line_dash="dot")
     return figure
 
@@ -228,7 +231,7 @@ def dressed(figure: Figure) -> Figure:
     left, height = figure.layout.margin.l or 56, figure.layout.height or HEIGHT
     named = len([trace for trace in figure.data if trace.name and trace.showlegend is not False]) > 1
     figure.layout.template = None
-    finish(figure, min(height, 520), left=max(int(left), 56), right=LEGEND if named else 16)
+    finish(figure, min(height, 520), left=max(int(left), 72), right=LEGEND if named else 16)
     figure.update_layout(showlegend=named)
     colors = cycle((BLUE, AMBER, GREY, *OTHER_COLORS))
     for trace in figure.data:
@@ -238,7 +241,7 @@ def dressed(figure: Figure) -> Figure:
                 colorbar={"thickness": 10, "outlinewidth": 0},
             )
             figure.update_xaxes(showgrid=False)
-            figure.update_yaxes(showgrid=False)
+            figure.update_yaxes(showgrid=False, autorange="reversed")
             continue
         color = trace.line.color if trace.type == "scatter" and trace.line.color else next(colors)
         trace.update(marker_color=BARS if trace.type == "bar" else color)

@@ -48,19 +48,22 @@ def layer_map(layers: pd.DataFrame, column: str, d_ff: int) -> go.Figure:
 
     Args:
         layers: the rows of `analysis.training_layers`.
-        column: nnz, on a logarithmic scale of colours up to d_ff, or dead, on one from 0 to 100 %.
+        column: nnz, on a logarithmic scale of colours from the least to d_ff, or dead, on one from 0 to
+            the greatest share.
         d_ff: the FFN neurons of a layer.
     """
     grid = layers.pivot(index="layer", columns="step", values=column)
     values = grid.to_numpy(float)
     texts = [[number(v) if column == "nnz" else percent(v) for v in row] for row in values]
     if column == "nnz":
-        ticks, names = log_ticks(FEWEST, d_ff)
-        colour = {"z": np.log10(np.maximum(values, FEWEST)), "zmin": np.log10(FEWEST), "zmax": np.log10(d_ff)}
+        least = max(float(np.nanmin(values)), FEWEST)
+        ticks, names = log_ticks(least, d_ff)
+        colour = {"z": np.log10(np.maximum(values, least)), "zmin": np.log10(least), "zmax": np.log10(d_ff)}
         bar = {"tickvals": np.log10(ticks), "ticktext": names}
     else:
-        colour = {"z": values, "zmin": 0.0, "zmax": 1.0}
-        bar = {"tickvals": [0, 0.5, 1], "ticktext": ["0 %", "50 %", "100 %"]}
+        most = float(np.nanmax(values)) or 1.0
+        colour = {"z": values, "zmin": 0.0, "zmax": most}
+        bar = {"tickvals": [0, most / 2, most], "ticktext": [percent(tick) for tick in (0, most / 2, most)]}
     figure = go.Figure(
         go.Heatmap(
             x=grid.columns,

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from twell.analysis.neurons.value_histogram import neuron_histogram, quantile
 from twell.analysis.summaries.built import with_damage_note
+from twell.analysis.tokens.same_context import CONTEXT, times_again
 from twell.analysis.tokens.text_around import LONGEST_CHARACTER, TokenWindow, pieces, split_text, token_windows
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
-COLUMNS = ["kind", "value", "quantile", "sequence", "position", "before", "token", "after", "window"]
+COLUMNS = ["kind", "value", "quantile", "sequence", "position", "before", "token", "after", "window", "again"]
 
 
 def examples(run: Run, layer: int, neuron: int, width: int = 16) -> pd.DataFrame:
@@ -27,7 +28,8 @@ def examples(run: Run, layer: int, neuron: int, width: int = 16) -> pd.DataFrame
 
     kind (top, sample); value; quantile (of the neuron's firings, those not above it, where the run counts values by
     bins, else of the sample; empty for top); sequence; position; before, token, after (text, `width` tokens either
-    side); window (its values from 16 tokens before to 16 after).
+    side); window (its values from 16 tokens before to 16 after); again (how often the same eight tokens up to it come
+    elsewhere in the run, empty in a long one).
     """
     return example_pieces(run, layer, neuron, width)[COLUMNS]
 
@@ -44,8 +46,10 @@ def example_pieces(run: Run, layer: int, neuron: int, width: int = 16) -> pd.Dat
     frame["quantile"] = _quantiles(run, layer, neuron, frame)
     frame.loc[frame["kind"] == "top", "quantile"] = np.nan
     # Read a few tokens more: a character that the window's first token ends may have begun before it.
-    wide = token_windows(run, frame, width + LONGEST_CHARACTER - 1)
+    wide = token_windows(run, frame, max(width + LONGEST_CHARACTER, CONTEXT) - 1)
     windows = [_narrowed(window, width) for window in wide]
+    again = times_again(run, wide)
+    frame["again"] = np.nan if again is None else again
     texts = [split_text(run, window) for window in windows]
     for index, name in enumerate(("before", "token", "after")):
         frame[name] = [text[index] for text in texts]

@@ -104,10 +104,13 @@ def layer_names(found: dict[str, Any]) -> str:
     return f"layer{'s' * (len(layers) > 1)} {names} alone"
 
 
-def conditions(run: Run) -> str:
-    """Return what every speed of a run holds for, in words: rows of a timed batch, number format and device."""
+def conditions(run: Run, op: str = "ffn_sparse") -> str:
+    """Return what every speed of a run holds for, in words: rows of a timed batch, number format and device.
+
+    op: the operation that was timed, as the table `timings` names it
+    """
     rows = timings(run)
-    sizes = np.unique(rows.loc[rows["op"] == "ffn_sparse", "tokens"])
+    sizes = np.unique(rows.loc[rows["op"] == op, "tokens"])
     count = f"{int(np.median(sizes)):,}" if len(sizes) else "an unknown number of"
     return f"{count} rows a batch, {run.manifest.dtype}, on {run.manifest.device}"
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from twell import analysis
+from twell.analysis.figures.tokens import MIN_COUNT
 from twell.app.activity.layer_data import CORRELATION
 from twell.app.ui.formatting import SPACE, fixed, number, percent, plural, times, token_html, visible, whole
 from twell.app.ui.query import fetch
@@ -43,23 +44,27 @@ def highlights(run: Run) -> list[Highlight]:
 
 
 def _tokens(run: Run) -> str:
-    """Return the three most and the three least active tokens by shrunk z, which rare ones do not lead by chance."""
-    frame = fetch(run, analysis.by_token)
-    ranked = frame.dropna(subset=["shrunk"])
-    if len(ranked) < 4:
+    """Return the three words that fire most neurons and the three that fire fewest, as page Tokens ranks them."""
+    frame = _ranked_words(run)
+    if len(frame) < 6:
         return ""
 
     def links(rows: pd.DataFrame) -> str:
         return ", ".join(
-            f'<a href="{link("token", token=r.token_id)}">{token_html(r.text)}</a> ({fixed(r.shrunk)})'
-            for r in rows.itertuples()
+            f'<a href="{link("token", word=row["word"])}">{token_html(row["word"])}</a> ({number(row["mean"])})'
+            for row in rows.to_dict("records")
         )
 
     return (
-        f"Of {plural(len(frame), 'token')} that occur at least 20 times, these fire the most neurons: "
-        f"{links(ranked.head(3))}. These fire the fewest: {links(ranked.tail(3)[::-1])}. In brackets: standard "
-        "deviations from the layers' means, drawn towards the mean of all tokens where little is known."
+        f"Of {plural(len(frame), 'word')} that occur at least {MIN_COUNT} times, these fire the most neurons in a "
+        f"layer: {links(frame.head(3))}. These fire the fewest: {links(frame.tail(3)[::-1])}. In brackets: the mean "
+        "over layers."
     )
+
+
+def _ranked_words(run: Run) -> pd.DataFrame:
+    """Return `analysis.by_word`, the words that fire most neurons first."""
+    return fetch(run, analysis.by_word, min_count=MIN_COUNT).sort_values("mean", ascending=False, kind="stable")
 
 
 def _layers(run: Run) -> str:
@@ -187,9 +192,9 @@ def _bars(page: str, bars: list[tuple[str, float]], name: str) -> str:
 
 
 def _picture_of_tokens(run: Run) -> str:
-    frame = fetch(run, analysis.by_token).sort_values("mean", ascending=False, kind="stable")
-    bars = [(f"{visible(row.text)}: {number(row.mean)}", row.mean) for row in frame.head(40).itertuples()]
-    return _bars("tokens", bars, "neurons fired, 40 most active tokens")
+    rows = _ranked_words(run).head(40).to_dict("records")
+    bars = [(f"{visible(row['word'])}: {number(row['mean'])}", row["mean"]) for row in rows]
+    return _bars("tokens", bars, "neurons fired, 40 most active words")
 
 
 def _picture_of_layers(run: Run) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twell import analysis
 from twell.analysis.figures import plots
-from twell.analysis.figures.positions import decay_lengths, position_panels
+from twell.analysis.figures.positions import decay_lengths, described, position_panels
 from twell.app.activity.position_data import FITS, POSITION_BINS
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural, whole
@@ -52,10 +52,14 @@ def draw_decay(run: Run) -> None:
     widgets.heading(
         "How fast it falls off",
         "λ, in tokens, of a + b·exp(−p/λ), fitted to bands of positions p from 1 on, with 95 % intervals over groups "
-        f"of documents. At the right: whether an exponential or a power law fits better by AICc ({counts} of "
-        f"{verdicts.sum()} layers), and its R² on the means of the bands.",
+        f"of documents. Whether an exponential or a power law fits better by AICc: {counts} of {verdicts.sum()} "
+        "layers; at the right with R² on the means of the bands. Layers that no exponential describes have no λ: "
+        "Data has their fits.",
         result,
     )
+    if described(fits).empty:
+        widgets.note("No layer of this run falls off exponentially, so there is no λ to draw.")
+        return
     widgets.draw(decay_lengths(fits), "decay", "Length over which nnz falls off, by layer")
 
 

@@ -71,9 +71,18 @@ def begin(request: dict[str, Any]) -> Reading:
 
 
 def result_of(reading: Reading) -> Run:
-    """Return the run of a reading once it has ended; until then draw what the worker is at, and a button to stop it.
+    """Return the run of a reading once it has ended, as `wait_for` waits. Raises UserError if there is none."""
+    wait_for(reading)
+    try:
+        return cached_run(reading.run())
+    except OSError as error:
+        raise UserError(f"Expected what the model has read in its folder, got {error.strerror}: ask again.") from None
 
-    Raises UserError with the reason if there is none.
+
+def wait_for(reading: Reading) -> None:
+    """Wait until a reading has ended; until then draw what the worker is at, and a button to stop it.
+
+    Raises UserError with the reason if it failed.
     """
     if not reading.done.wait(AT_ONCE):
         area = st.empty()
@@ -84,9 +93,7 @@ def result_of(reading: Reading) -> Run:
             state = html.escape(worker().state or "waiting")
             line.html(f'<p class="tw-note"><span class="tw-mark live">{state}, {reading.seconds:.0f} s</span></p>')
         area.empty()
-    if reading.note and not reading.error:
+    if reading.error:
+        raise UserError(reading.error)
+    if reading.note:
         widgets.note(html.escape(reading.note))
-    try:
-        return cached_run(reading.run())
-    except OSError as error:
-        raise UserError(f"Expected what the model has read in its folder, got {error.strerror}: ask again.") from None

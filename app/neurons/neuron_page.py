@@ -191,7 +191,8 @@ def draw_examples(run: Run, layer: int, neuron: int) -> None:
     sampled_firings = f"a random sample of {plural(len(sample), 'firing')}{spread}, with percentiles {of}"
     caption = (
         f"The {largest}, then {sampled_firings}. Each token is shaded by the neuron's value there, from 0 to "
-        f"{number(high)}. Choose a position to open the passage, shaded by this neuron."
+        f"{number(high)}. Choose a position to open the passage, shaded by this neuron. +2 alike: the same eight "
+        "tokens come twice more, and are shown once."
     )
     widgets.heading("In the text", caption, result)
     if model_of(run) is not None:

@@ -41,10 +41,18 @@ def examples_html(frame: pd.DataFrame, high: float, name: str, label: str) -> st
         percentile = "" if np.isnan(row.quantile) else f"{100 * row.quantile:.0f}"
         lines.append(
             f'<div class="tw-example"><a class="where" href="{address}">{row.sequence}:{row.position}</a>'
-            f'<span class="words">{"".join(spans)}</span><span class="number">{percentile}</span>'
+            f'<span class="words">{"".join(spans)}{_again(row.again)}</span><span class="number">{percentile}</span>'
             f'<span class="number">{number(float(row.value))}</span></div>'
         )
     return "".join([*lines, "</div>"])
+
+
+def _again(times: float) -> str:
+    """Return how often an example's context comes again in the run, as HTML; nothing where it does not."""
+    if not times > 0:
+        return ""
+    title = "the same eight tokens up to the marked one stand so many times more in the run; the first is shown"
+    return f' <span class="tw-again" title="{title}">+{times:.0f} alike</span>'
 
 
 def neighbours_html(frame: pd.DataFrame, run: str) -> str:

@@ -13,6 +13,7 @@ from twell.analysis.figures import plots
 from twell.analysis.figures.neurons import density_map
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.app.jobs.runner import model_of
+from twell.app.neurons.near_view import near_values, nearness, with_nearest
 from twell.app.neurons.neuron_data import (
     DENSITIES,
     KINDS,
@@ -32,7 +33,7 @@ from twell.workbench.run.store import Run
 
 # Columns of the list after the neuron's name; neurons that never fired have none of them.
 COLUMNS_IF_FIRED = ("density", "fires", "value_max", "fires_on", "writes", "token_text", "value_mean", "first_sequence")
-COLUMNS_IF_DEAD = ("gate_norm", "down_norm")
+COLUMNS_IF_DEAD = ("why", "largest", "below", "gate_norm", "down_norm")
 
 TOGETHER = Question(
     "Neurons that fire together",
@@ -53,7 +54,8 @@ def draw_densities(run: Run) -> None:
         "Density by layer",
         f"Share of a layer's {whole(run.d_ff)} neurons by density, the share of tokens that fire the neuron. "
         f"Never: not on any of {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, so the "
-        f"density is below {rare(3 / max(tokens, 1))} (95 %). Choose a cell to list its layer's neurons.",
+        f"density is below {rare(3 / max(tokens, 1))} (95 %). Shades go by the square root. "
+        "Choose a cell to list its layer's neurons.",
         result,
     )
     figure = widgets.with_links(density_map(result.frame))
@@ -112,8 +114,7 @@ def kinds_of_dead(frame: pd.DataFrame) -> str:
     gone = int(frame["gone"].sum())
     return (
         f" Of those listed, {whole(gone)} have lost their weights: what they read and write is under a quarter as long "
-        f"as in neurons that fire. {whole(len(frame) - gone)} have them still, so another text may fire them. How near "
-        "they came is not known: a run records values above 0 only."
+        f"as in neurons that fire. {whole(len(frame) - gone)} have them still, so another text may fire them."
     )
 
 
@@ -127,11 +128,13 @@ def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
         find: text in the tokens that they fire on.
     """
     result = list_result(run, kind, layer, find)
+    near = near_values(run) if kind == "dead" and not result.frame.empty else ""
+    result = result.then(with_nearest, near) if near else result
     frame = result.frame
     count = frame.attrs["count"]
     scope = "in all layers" if layer is None else f"in layer {layer}"
     limit = f" (first {whole(MAX_ROWS)} shown)" if count > MAX_ROWS else ""
-    why = kinds_of_dead(frame) if kind == "dead" else ""
+    why = kinds_of_dead(frame) + (nearness(frame, run) if near else "") if kind == "dead" else ""
     caption = f"{plural(count, 'neuron')} {scope}{limit}. {NOTES[kind]}{why} Choose a row to open the neuron's page."
     widgets.heading(KINDS[kind], caption, result)
     if frame.empty:
@@ -174,6 +177,9 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
         "token_text": column.TextColumn("one token", help="the token that fires it, if it is the only one"),
         "fires_on": column.TextColumn("fires most on", width="medium", help="tokens at its largest values in the run"),
         "writes": column.TextColumn("writes", width="medium", help="tokens that it makes likelier, by its weights"),
+        "why": column.TextColumn("why"),
+        "largest": column.NumberColumn("largest pre-activation", format="%.4f", help="it fires above 0"),
+        "below": column.NumberColumn("below 0 by", format="%.2f", help="in standard deviations of its pre-activations"),
         "gate_norm": column.NumberColumn(
             "length of gate row", format="%.3f", help="what it reads, over the median of neurons that fire"
         ),

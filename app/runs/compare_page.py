@@ -20,10 +20,11 @@ from twell.analysis.figures.compare import (
     ratio_panels,
     side_by_side,
 )
+from twell.analysis.speed.ffn_speedup import conditions
 from twell.app.runs.comparison import likeness_sentence, same_text, similarity
 from twell.app.runs.trainings_view import draw_trainings
 from twell.app.ui import run_header, widgets
-from twell.app.ui.formatting import fixed, number, percent, plural, times, token_html, whole
+from twell.app.ui.formatting import fixed, number, percent, plural, times, token_html, typeset, whole
 from twell.app.ui.query import fetch, query_with_others
 from twell.app.ui.run_cache import shown
 from twell.app.ui.run_catalog import RunCatalog, find_runs, run_label
@@ -37,7 +38,6 @@ NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("nnz per token and layer", "nnz_mean", number),
     ("Next-token loss, nats", "loss", number),
     ("Dead neurons", "dead_share", percent),
-    ("FFN speedup", "speedup", times),
 )
 LISTED_TOKENS = 12
 
@@ -54,6 +54,15 @@ def other_run(run: Run, catalog: RunCatalog) -> Run | None:
     return shown(catalog.runs[str(name)])
 
 
+def speedup_with_spread(overview: dict[str, Any]) -> str:
+    """Return a run's FFN speedup with its interval and the layers that were timed, from its `analysis.overview`."""
+    if overview["speedup"] is None:
+        return "–"
+    low, high = times(overview["speedup_low"]), times(overview["speedup_high"])
+    span = f"95 % {low} to {high}" if overview["speedup_turns"] > 1 else "timed once"
+    return f"{times(overview['speedup'])} ({span}), {overview['speedup_layers']}"
+
+
 def draw_headline(runs: tuple[Run, Run]) -> None:
     """Draw what was run and the headline numbers of both runs, side by side."""
     overviews = [fetch(run, analysis.overview) for run in runs]
@@ -65,12 +74,16 @@ def draw_headline(runs: tuple[Run, Run]) -> None:
     }
     rows = [(name, *values) for name, values in facts.items()]
     rows += [(name, *(form(overview[key]) for overview in overviews)) for name, key, form in NUMBERS]
+    rows.append(("FFN speedup", *(speedup_with_spread(overview) for overview in overviews)))
     head = "".join(f"<span>{html.escape(run.name)}</span>" for run in runs)
     body = "".join(
         f"<div><span>{html.escape(name)}</span><span>{html.escape(a)}</span><span>{html.escape(b)}</span></div>"
         for name, a, b in rows
     )
     st.html(f'<div class="tw-two"><div class="names"><span></span>{head}</div>{body}</div>')
+    if len(timed := [run for run, overview in zip(runs, overviews, strict=True) if overview["speedup"]]):
+        held = "; ".join(f"{run.name} {conditions(run)}" for run in timed)
+        widgets.note(html.escape(typeset(f"FFN speedups hold for: {held}.")))
     if not of_one_text(runs) and all(overview["loss"] is not None for overview in overviews):
         widgets.note("Texts or vocabularies differ, so the losses do not show which model predicts better.")
     if len({run.manifest.nnz_definition for run in runs}) > 1:

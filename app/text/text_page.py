@@ -240,6 +240,8 @@ def draw_page(run: Run) -> None:
                 raise Missing(f"{run.name} has no text yet. It appears when the capture writes its first part.")
         except Missing:
             own_text_button(run)
+            if run.manifest.summary_only:  # which stands above every page of such a run
+                return
             raise
     shown = own or run
     sequences = fetch(shown, passage.sequences)

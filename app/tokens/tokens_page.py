@@ -173,8 +173,8 @@ def draw_rows(run: Run, result: QueryResult, rank: str, noun: str) -> None:
         widgets.heading(
             f"The {noun}s that fire {'most' if side == 'most' else 'fewest'}",
             f"{whole(len(shown))} of {plural(len(frame), noun)}. A bar: neurons fired a layer, mean over layers"
-            f"{'; a line: its 95 % interval, clustered by document' if noun == 'token' else ''}. z: in standard "
-            f"deviations. Choose a row to open the {noun}.",
+            f"{'; a line: its 95 % interval, clustered by document' if noun == 'token' else ''}. z: how far from "
+            f"their layers' means, in standard deviations. Choose a row to open the {noun}.",
             result,
             key="ranked",
         )

@@ -66,4 +66,4 @@ def run_label(name: str, catalog: RunCatalog) -> str:
         return name
     state = "" if run.manifest.status == "complete" else f" · {run.manifest.status}"
     state += " · summary only" if run.manifest.summary_only else ""
-    return (f"{run.name} (recorded with the package)" if name.startswith(RECORDED) else run.name) + state
+    return (f"{run.name} (bundled)" if name.startswith(RECORDED) else run.name) + state

@@ -26,7 +26,7 @@ CSS = """<style>
 .tw-text:has(a.t:is(:hover, :focus-visible)) .tw-pane { visibility: hidden; }
 .tw-scale { display: flex; align-items: center; gap: .6rem; font-size: .83rem; }
 .tw-scale span { opacity: .8; }
-.tw-scale .tw-quiet { opacity: .6; }
+.tw-scale .tw-quiet { opacity: .72; }
 .tw-place a.where { color: var(--tw-link) !important; opacity: 1; text-decoration: none !important; }
 .tw-scale i { width: 11rem; height: .7rem; border-radius: 3px; border: 1px solid rgba(139,149,161,.35);
   background: linear-gradient(to right, rgba(47,126,216,.02), rgba(47,126,216,.72)); }
@@ -54,6 +54,8 @@ a.tw-jump .token { border-radius: 3px; padding: 0 .25rem; max-width: 16rem; text
 .stElementContainer:not(.st-key-nav *) > [data-testid="stPageLink"] a { background: none; }
 
 /* a neuron's examples */
+.tw-again { font-size: .75rem; border: 1px solid rgba(139,149,161,.5); border-radius: 999px; padding: 0 .4rem;
+  color: light-dark(#56606c, #aeb7c2); }
 h4.tw-part { font-size: .9rem; font-weight: 600; margin: .2rem 0; padding: 0; }
 .tw-example, .tw-example-names {
   display: grid; grid-template-columns: 6.6rem minmax(0,1fr) 5rem 4.2rem; gap: .45rem; padding: .25rem 0;

@@ -72,7 +72,9 @@ CSS = """<style>
 .stApp .st-key-nav { overflow-x: auto; scrollbar-width: none; }
 @media (max-width: 1250px) {
   .stApp :is([data-testid="stLayoutWrapper"], .stElementContainer):has(> .st-key-nav) { flex-basis: 100% !important; }
-  .stApp .st-key-nav [data-testid="stPageLink"] a { padding: .2rem .45rem; }
+  .stApp .st-key-nav [data-testid="stPageLink"] a { padding: .2rem .4rem; }
+  .st-key-bar { padding-right: 2rem; }
+  .tw-group { padding: 0 .4rem; letter-spacing: -.01em; }
   .st-key-bar > .stElementContainer { flex: 1 1 8rem !important; min-width: 0; }
 }
 .st-key-nav [data-testid="stPageLink"] a { padding: .2rem .55rem; min-height: 0; }
@@ -126,7 +128,7 @@ a.tw-mini { display: block; color: inherit !important; text-decoration: none !im
 .tw-mini span { font-size: .8rem; opacity: .72; }
 .tw-mini b { display: flex; align-items: flex-end; gap: 2px; height: 3.2rem;
   border-bottom: 1px solid rgba(139,149,161,.4); }
-.tw-mini i { flex: 1; max-width: 1.6rem; min-height: 1px; background: #2f7ed8; opacity: .7;
+.tw-mini i { flex: 1; min-height: 1px; background: #2f7ed8; opacity: .7;
   border-radius: 2px 2px 0 0; }
 a.tw-mini:is(:hover, :focus-visible) i { opacity: 1; }
 .tw-lead { max-width: 62rem; margin: 0; line-height: 1.5; }

@@ -237,8 +237,8 @@ def test_recorded_runs_of_the_package_stand_beside_those_of_the_folder(
     assert not test.exception
     names = test.selectbox(key="chooser").options
     assert names[0] == "live · recording"
-    assert "made (recorded with the package)" in names
-    assert "summary (recorded with the package) · summary only" in names
+    assert "made (bundled)" in names
+    assert "summary (bundled) · summary only" in names
     assert figures(test) == 1
     test = show(recording, run="made")
     assert figures(test) == 1

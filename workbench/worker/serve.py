@@ -6,8 +6,9 @@
 
 The first line that it writes is {"ready": true}. Of a request, `text` or `ids` is what to read, and `silent`, if it is
 there, names neurons that do not fire meanwhile; `weights` is what the run that is shown says of its model, null to take
-any. The model of the last request stays loaded. The process ends with its standard input, in the middle of a request
-too, so that none outlives the server that started it. What libraries print goes to standard error.
+any. With `texts` and `counted` in their place the folder holds `nearest.parquet`, no run. The model of the last request
+stays loaded. The process ends with its standard input, in the middle of a request too, so that none outlives the server
+that started it. What libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, TextIO
 from twell.workbench.errors import UserError, first_line
 from twell.workbench.models.checkpoint import find, fingerprint
 from twell.workbench.models.load import LoadedModel, load
+from twell.workbench.worker.nearest import nearest
 from twell.workbench.worker.reading import read
 
 OF_MODEL = ("model", "revision", "threshold")  # fields of a request that say which model is loaded
@@ -47,6 +49,8 @@ class Worker:
                     f"Expected the weights that this run was recorded with, got others in {loaded.name}: choose a run "
                     "of the model as it is now, or capture it again."
                 )
+            if "texts" in request:
+                return {"tokens": nearest(loaded, **request, out=out / "nearest.parquet")}
             return {"tokens": read(loaded, out, threshold=wanted["threshold"], **request)}
         except UserError as error:
             return {"error": str(error)}

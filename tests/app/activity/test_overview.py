@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
 
-from twell.analysis import by_layer, position_blocks, speedup
+from twell.analysis import by_layer, by_word, position_blocks, speedup
 from twell.analysis.figures.overview import layer_by_layer
 from twell.app.ui.formatting import number, percent, times
 from twell.app.ui.widgets import LINKS, with_links
@@ -100,7 +101,8 @@ def test_what_was_verified_is_said_in_words(show: Show, made: ModuleType, tmp_pa
 
 def test_tokens_of_the_sentences_are_links_to_their_pages(show: Show, runs: Path, hostile: dict[int, str]) -> None:
     shown = markup(show(runs, run="made"))
-    assert 'href="token?run=made&amp;token=40"' in shown
+    words = by_word(open_run(runs / "made")).sort_values("mean", ascending=False, kind="stable")
+    assert f'href="token?run=made&amp;{urlencode({"word": words["word"].iloc[0]})}"' in shown
     assert not any(text in shown for text in hostile.values() if "<" in text)
 
 

@@ -8,12 +8,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from twell.analysis import by_neuron
 from twell.analysis.neurons.at_token import along, beside, neurons_at, ordered
 from twell.analysis.neurons.effects import loss_change
 from twell.analysis.passage import passage, shaded, shaded_anew
 from twell.app.jobs.worker import Reading, Worker, save_reading
+from twell.app.neurons.near_view import with_nearest
 from twell.workbench import capture
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.schema import nnz_columns
@@ -149,3 +153,25 @@ def test_a_reading_that_takes_too_long_or_is_stopped_ends(worker: Worker) -> Non
     worker.stop(stopped)
     with pytest.raises(UserError, match="Stopped"):
         ended(stopped).run()
+
+
+def test_how_near_each_neuron_came_to_firing(worker: Worker, captured: Run) -> None:
+    rows = captured.activity()
+    texts, counted = [rows["token_id"].tolist()], [(rows["flags"] == 0).tolist()]
+    reading = ended(worker.ask({**DEMO, "texts": texts, "counted": counted}))
+    assert not reading.error
+    frame = pd.read_parquet(reading.out / "nearest.parquet")
+    recorded = by_neuron(captured)
+    assert frame[["layer", "neuron"]].equals(recorded[["layer", "neuron"]].astype("int64"))
+    fires = recorded["fires"].to_numpy() > 0
+    np.testing.assert_allclose(
+        frame["largest"].clip(lower=0)[fires], recorded["value_max"][fires], rtol=1e-4, atol=1e-5
+    )
+    assert (frame["largest"][~fires] < 1e-5).all() and (~fires).any()
+    assert (frame["sd"] > 0).all() and (frame["mean"] < frame["largest"]).all()
+    dead = recorded[~fires].reset_index(drop=True)
+    shown = with_nearest(dead, str(reading.out / "nearest.parquet"))
+    assert len(shown) == len(dead) and shown["below"].is_monotonic_increasing
+    assert set(shown["why"]) == {"near", "far"}
+    assert (shown["below"] <= 1).equals(shown["why"] == "near")
+    assert "Expected token ids" in ended(worker.ask({**DEMO, "texts": [[10**7]], "counted": [[True]]})).error
