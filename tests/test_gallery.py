@@ -50,5 +50,5 @@ def test_what_is_committed_shows_on_a_code_host(name: str) -> None:
     data = [output.get("data", {}) for cell in code_cells(book) for output in cell["outputs"]]
     images = [base64.b64decode(one["image/png"]) for one in data if "image/png" in one]
     assert images and all(image.startswith(PNG) and len(image) > 4000 for image in images)
-    assert len(text) < 600_000
+    assert len(text) < 300_000
     assert not [path for path in ("/home", "/root", "/tmp", "/usr", "/work", "twell-capture") if path in text]

@@ -23,7 +23,7 @@ WIDTH = 900  # pixels of an image on a page
 SCALE = 1.5  # its own pixels to one of a page
 COLORS = 192  # in an image: a third of its bytes, and no difference that is seen
 SECONDS = 60  # until an image that does not come is given up
-HOW = 'pip install "twell-workbench[images]", and have a Chrome or Chromium'
+HOW = "pip install kaleido, and have a Chrome or Chromium"
 
 
 def png_images(figures: Sequence[Figure]) -> list[bytes]:

@@ -30,7 +30,7 @@ from twell.workbench import open_run
 from twell.workbench.errors import Missing"""
 AGAIN = (
     "Run again in Jupyter, figures are plotly's alone. To keep an image beside each: "
-    '`plotly.io.renderers.default = "plotly_mimetype+png"`, with `pip install "twell-workbench[images]"`.'
+    '`plotly.io.renderers.default = "plotly_mimetype+png"`, after `pip install kaleido`.'
 )
 
 
