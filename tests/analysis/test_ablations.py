@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from support.planted_effects import coverage, rows_of
 
 from twell.analysis import effects
-from twell.analysis.ablations.by_condition import lines
+from twell.analysis.ablations.by_condition import SUMS, clustered, lines
 from twell.workbench.ablations.appended import append
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run, open_run
@@ -45,15 +46,23 @@ def test_changes_are_sums_by_document(small: Run) -> None:
 
 
 def test_one_document_has_no_interval_and_losses_that_are_not_finite_are_left_out(small: Run) -> None:
-    columns, _ = rows_of(np.random.default_rng(0), documents=4)
+    columns, _ = rows_of(np.random.default_rng(0), documents=5)
     columns["loss_sum"][1] = np.nan
-    columns["piece"] = np.zeros(4, int)
+    columns["document"][1] = columns["document"][0]  # whose other rows are left out with that one
+    columns["piece"] = np.zeros(5, int)
     append(small.path, "effects", columns)
     row = effects(open_run(small.path)).iloc[0]
     assert (row["documents"], row["left_out"]) == (3, 1) and np.isfinite(row["change"])
     columns, _ = rows_of(np.random.default_rng(0), study=1, documents=1)
     append(small.path, "effects", columns)
     assert np.isnan(effects(open_run(small.path), study=1).iloc[0]["low"])
+
+
+@pytest.mark.parametrize(("documents", "clusters"), [(3, 6), (45, 45)])
+def test_long_documents_count_in_pieces_where_there_are_few(documents: int, clusters: int) -> None:
+    numbers = np.arange(2 * documents)
+    rows = pd.DataFrame(dict.fromkeys(SUMS, numbers) | {"source": "a", "document": numbers // 2, "piece": numbers % 2})
+    assert len(clustered(rows)) == clusters
 
 
 def test_a_run_without_ablations_says_so(small: Run) -> None:

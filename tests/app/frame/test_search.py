@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -43,10 +44,11 @@ def test_what_is_sought(made_run: Run, text: str, page: str, parameters: dict[st
 
 
 def test_of_several_tokens_of_a_name_the_most_frequent_is_taken(made_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"The": 1, "␣the": 2, "the": 3, "THE": 4}  # the most frequent first
-    monkeypatch.setattr(search, "_names", lambda run: names)
+    names = {"The": 1, "the": 3, "␣the": 2, "THE": 4}  # the most frequent first
+    counted = pd.DataFrame({"text": [*names], "token_id": [*names.values()], "count": [9, 7, 5, 3]})
+    monkeypatch.setattr(search, "fetch", lambda *given, **options: counted.iloc[::-1])
     called = {text: search.token_called(made_run, text) for text in ("the", "The", "tHe", "␣the", " the", "thee")}
-    assert called == {"the": 2, "The": 1, "tHe": 1, "␣the": 2, " the": 2, "thee": None}
+    assert called == {"the": 3, "The": 1, "tHe": 1, "␣the": 2, " the": 2, "thee": None}
 
 
 def test_a_run_without_rows_finds_tokens_and_says_that_it_keeps_no_text(runs: Path) -> None:
