@@ -36,7 +36,6 @@ class Kernel:
     run(params):    runs checked parameters: y [..., d_model] and its Stats
     refuses(device, dtype, d_model, d_ff, n, requirements): why it cannot take such a call of n rows, or None
     reason:         why it is preferred to those after it in KERNELS
-    leaves(device, d_model, d_ff, n, requirements): why `auto` leaves such a call to the kernels after it, or None
     lacks(requirements): the first option of a call that it does not support, or None
     down_by_neuron: it reads the rows of w_down.t(), so modules hold w_down in that order
     prepare(params): returns what runs checked parameters again, on another x of the same shape, in less time on the
@@ -49,7 +48,6 @@ class Kernel:
     refuses: Callable[..., str | None]
     reason: str
     lacks: Callable[[Requirements | FFNParams], str | None] = lambda _: None
-    leaves: Callable[..., str | None] = lambda *_: None
     down_by_neuron: bool = False
     prepare: Callable[[FFNParams], Callable[[Tensor], tuple[Tensor, Stats]] | None] = lambda _: None
     stage_runs: Callable[[FFNParams, TwELL | None], dict[str, Callable[[], Any]]] | None = None
@@ -61,7 +59,6 @@ KERNELS: dict[str, Kernel] = {  # fastest first; the last one takes everything
         hopper.refuses,
         "it multiplies over the neurons that blocks of rows fire, with Hopper's tensor cores",
         hopper.lacks,
-        hopper.leaves,
         down_by_neuron=True,
         prepare=hopper.prepare,
         stage_runs=hopper.stage_runs,
@@ -145,8 +142,6 @@ def _first(
     for name in KERNELS if kernel == "auto" else dict.fromkeys((kernel, *KERNELS)):
         candidate = KERNELS[name]
         refusal = candidate.lacks(requirements)
-        if refusal is None and kernel == "auto":
-            refusal = candidate.leaves(device, d_model, d_ff, n, requirements)
         refusal = refusal or candidate.refuses(device, dtype, d_model, d_ff, n, requirements)
         if refusal is None:
             break

@@ -73,13 +73,6 @@ def _cannot_run(device: torch.device, relu2: bool, up_relu: bool) -> str | None:
     return gpu.not_hopper(device) or build.failure(library(relu2, up_relu))
 
 
-def leaves(device: torch.device, d_model: int, d_ff: int, n: int, requirements: Requirements | FFNParams) -> str | None:
-    """Return why a call that names no kernel is left to the next one; None if it is not."""
-    if device.type != "cuda" or (requirements.activation == "relu" and not requirements.up_relu):
-        return None
-    return "its counts of this activation have yet to be compared on a GPU, so it runs only where it is named"
-
-
 def lacks(requirements: Requirements | FFNParams) -> str | None:
     """Return the options of a call that this kernel does not have; None if it has all."""
     if (reason := not_sparse(requirements)) is not None:
@@ -220,23 +213,20 @@ def prepare(params: FFNParams) -> Callable[[Tensor], tuple[Tensor, Stats]] | Non
     """Return a function that runs checked parameters, which count nnz at most, again on another x [..., d_model] of the
     same shape; None for calls with a plan, and for a ReLU on both branches.
 
-    Nothing is checked, chosen or laid out again: four allocations and the op, where a call spends its time on the host.
+    It is one op, which makes workspace and results, where a call spends its time on the host.
     """
-    d_ff, n, x = params.w_gate.shape[0], params.n, params.x
+    (d_ff, d_model), n = params.w_gate.shape, params.n
     if params.up_relu or has_plan(n, d_ff):
         return None
-    laid_out = regions(n, d_ff, x.dtype, False)
-    op = getattr(torch.ops.twell, loaded_op(params.activation == "relu2", params.up_relu)).default
+    laid_out = regions(n, d_ff, params.x.dtype, False)
+    offsets, nbytes, counts, flat = laid_out.offsets, laid_out.nbytes, params.probes == "counts", params.x.dim() == 2
+    op = getattr(torch.ops.twell, f"{loaded_op(params.activation == 'relu2', params.up_relu)}_few").default
     weights = params.w_gate, params.w_up, params.w_down, params.b_gate, params.b_up, params.b_down
-    device, counts, stages = x.device, params.probes == "counts", int(ALL_STAGES & ~NO_WORDS)
-    shape, dtype, offsets, nbytes, empty = x.shape, x.dtype, laid_out.offsets, laid_out.nbytes, torch.empty
 
     def run_again(x: Tensor) -> tuple[Tensor, Stats]:
-        memory, y = empty(nbytes, dtype=torch.uint8, device=device), empty(shape, dtype=dtype, device=device)
-        finite = empty(n, dtype=torch.bool, device=device)
-        nnz = empty(n if counts else 0, dtype=torch.int32, device=device)
-        op(x, *weights, memory, offsets, y, finite, None, 0, n, False, stages, nnz if counts else None)
-        return y, Stats(nnz, finite)
+        rows = x if flat else x.view(n, d_model)
+        y, finite, nnz = op(rows, *weights, offsets, nbytes, counts)
+        return y if flat else y.view(x.shape), Stats(nnz, finite)
 
     return run_again
 

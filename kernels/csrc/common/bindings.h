@@ -82,6 +82,19 @@ void by_type(const Tensor& x, const Run& run) {
     run.template operator()<__half>();
 }
 
+// An unwritten tensor on the device of another, contiguous; type: as aoti_torch_dtype_… returns it. Straight from the allocator, as the
+// host's time counts where it is used.
+template <size_t N>
+Tensor unwritten(const Tensor& like, const int64_t (&sizes)[N], int32_t type) {
+  int64_t strides[N];
+  for (int64_t i = N - 1, stride = 1; i >= 0; stride *= sizes[i--]) strides[i] = stride;
+  int32_t device;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  AtenTensorHandle tensor;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(N, sizes, strides, type, device, like.get_device_index(), &tensor));
+  return Tensor(tensor);
+}
+
 // The tensors of an FFN, as its callers hold them. In the schema: TWELL_FFN_SCHEMA.
 struct FfnTensors {
   using Fields = Types<Tensor, Tensor, Maybe, Tensor, Maybe, Maybe, Maybe>;
