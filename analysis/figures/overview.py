@@ -216,8 +216,11 @@ def _add_bars(
     longest = max(float(lengths.max()), 1e-9)
     figure.update_xaxes(range=[0, longest * (1.6 if labelled else 1.1)], showgrid=False, row=1, col=column)
     is_speedup = name == "speedup"
-    if is_speedup and labelled:  # at the left end of the bar, where the line of dense is not
-        figure.data[-1].update(textposition="inside", insidetextanchor="start", textfont_color="#fff")
+    if is_speedup and labelled:  # in a column of their own, clear of the line of dense
+        figure.data[-1].text = None
+        ends = [1.04 * longest] * len(frame)
+        look = {"mode": "text", "textposition": "middle right", "hoverinfo": "skip", "cliponaxis": False}
+        figure.add_scatter(x=ends, y=frame["layer"], text=labels, **look, row=1, col=column)
     if labelled:
         ticks, tick_labels = ([1.0], ["as dense"]) if is_speedup else ([], [])
     else:

@@ -33,7 +33,7 @@ def named(figure: Any) -> list[str]:
 def test_a_row_a_layer_holds_what_the_answers_say(made_run: Run) -> None:
     blocks, layers, gains = position_blocks(made_run, blocks=16), by_layer(made_run), speedup(made_run)
     figure = layer_by_layer(blocks, layers, gains)
-    heat, _lines, means, dead, gain = figure.data
+    heat, _lines, means, dead, gain, beside = figure.data
     table = blocks.pivot(index="layer", columns="position_from", values="mean")
     np.testing.assert_allclose(np.asarray(heat.customdata)[:, :, 0], table.to_numpy())
     assert list(heat.y) == list(range(made_run.layers))
@@ -42,7 +42,8 @@ def test_a_row_a_layer_holds_what_the_answers_say(made_run: Run) -> None:
     np.testing.assert_allclose(means.x, layers["mean"].clip(lower=1))
     assert list(means.text) == [number(mean) for mean in layers["mean"]]
     assert list(dead.text) == [percent(share) for share in layers["dead_share"]]
-    assert list(gain.text) == [times(gained) for gained in gains["speedup"]]
+    assert list(beside.text) == [times(gained) for gained in gains["speedup"]]
+    assert min(beside.x) > max(gain.x), "no number lies over a bar or the line of dense"
     assert named(figure) == ["mean nnz by position", "nnz: mean, p10 to p90", "never fired", "FFN speedup"]
 
 
