@@ -201,8 +201,10 @@ def test_the_overview_says_the_numbers_of_the_other_pages(show: Show, made: Modu
     run = made.make(tmp_path / "one", layers=3, sequences=40, length=96, change=one_alone)
     every = by_token(run)
     assert every["z_se"].isna().sum() == 1
+    words = whole(len(by_word(run, min_count=20)))
     worth = markup(show(tmp_path, run="one"))
-    assert f"Of {whole(len(every))} tokens that occur at least 20 times, these fire the most" in worth
+    assert f"Of {words} words that occur at least 20 times, these fire the most" in worth
+    assert f"{words} words that occur at least 20 times" in markup(show(tmp_path, "tokens", run="one"))
     assert f"{whole(len(every))} tokens that occur at least" in markup(
         show(tmp_path, "tokens", run="one", view="tokens")
     )

@@ -142,10 +142,11 @@ def test_the_process_ends_with_its_server_and_the_next_reading_says_that_it_is_a
     assert "exit code 0" in reading.note and "started anew" in reading.note
 
 
-def test_a_reading_that_takes_too_long_or_is_stopped_ends(worker: Worker) -> None:
-    worker.read_seconds = 0.001
-    with pytest.raises(UserError, match="Expected an answer of the model within"):
-        ended(worker.ask({**DEMO, "text": "too late"})).run()
+def test_a_reading_that_takes_too_long_or_is_stopped_ends(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as hurried:
+        hurried.setattr(worker, "read_seconds", 0.001)
+        with pytest.raises(UserError, match="Expected an answer of the model within"):
+            ended(worker.ask({**DEMO, "text": "too late"})).run()
     ended_before = worker.process
     stopped = worker.ask({**DEMO, "text": "words and words"})
     while worker.process is ended_before:  # until the next one is starting
