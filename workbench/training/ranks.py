@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -154,8 +155,10 @@ class TrainingRanks:
         # dynamo would cut each compiled layer where one of DDP's buckets ends, and keep what passes every cut for the
         # backward pass; gradients of a whole layer are sent beside the next one's work as well
         torch._dynamo.config.optimize_ddp = False
-        # gradients are views of what is sent, or each would be there twice
-        return DistributedDataParallel(objective, broadcast_buffers=False, gradient_as_bucket_view=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of a new name for broadcast_buffers, which torch 2.10 lacks
+            # gradients are views of what is sent, or each would be there twice
+            return DistributedDataParallel(objective, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     def without_averaging(self, module: nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes of a wrapped module keep gradients to this rank."""
