@@ -25,33 +25,46 @@ from twell.kernels.modules import CountedMap, Probe, SparseFFN
 from twell.workbench.errors import UserError
 
 Forward = Callable[..., Any]
-OnFired = Callable[[int, Tensor], None]  # gets a layer and what a dense pass fires, bool [n, d_ff]
+OnFired = Callable[[int, Tensor, float], None]  # gets a layer, values [n, d_ff], and above what they fire
 SLOTS: dict[int, Slot | MapSlot] = {}  # by key, for the ops below; only while they are in a model
 _KEYS = numbers()
 
 
 class Cover:
-    """The modules whose `forward` is covered; `remove` uncovers them."""
+    """The modules whose `forward` is covered; `remove` uncovers them for good, `lift` until they are laid on again."""
 
     def __init__(self) -> None:
-        self._modules: list[nn.Module] = []
+        self._forwards: dict[nn.Module, Forward] = {}
 
     def put(self, module: nn.Module, forward: Forward) -> Forward:
         """Cover a module's forward; return the one beneath."""
         beneath = module.forward
+        self._lay(module, forward)
+        self._forwards[module] = forward
+        return beneath
+
+    def lay(self) -> None:
+        """Cover every module again."""
+        for module, forward in self._forwards.items():
+            self._lay(module, forward)
+
+    def _lay(self, module: nn.Module, forward: Forward) -> None:
         if "forward" in vars(module):
             raise UserError(
                 f"Expected an FFN whose forward is its class's, got a {type(module).__name__} that has one of its own: "
                 "it is watched already, or another library has wrapped it."
             )
         module.forward = forward
-        self._modules.append(module)
-        return beneath
+
+    def lift(self) -> None:
+        """Uncover every module."""
+        for module in self._forwards:
+            vars(module).pop("forward", None)
 
     def remove(self) -> None:
-        """Uncover every module."""
-        while self._modules:
-            vars(self._modules.pop()).pop("forward", None)
+        """Uncover every module, and forget them."""
+        self.lift()
+        self._forwards.clear()
 
 
 class Slot:
@@ -172,7 +185,7 @@ class Slot:
 
     def report(self, gate: Tensor, hidden: Tensor, up: Tensor | None) -> None:
         if self.on_fired is not None:
-            self.on_fired(self.ffn.layer, gate.reshape(-1, self.ffn.d_ff) > 0)
+            self.on_fired(self.ffn.layer, gate.reshape(-1, self.ffn.d_ff), 0.0)
             return
         with torch.no_grad():
             z, h = (matrix.reshape(-1, self.ffn.d_ff) for matrix in (gate, hidden))
@@ -232,7 +245,7 @@ class MapSlot:
 
     def report(self, gate: Tensor, hidden: Tensor, up: Tensor | None) -> None:
         if self.on_fired is not None:
-            self.on_fired(self.counted.layer, hidden.reshape(-1, self.counted.d_ff).abs() > self.counted.threshold)
+            self.on_fired(self.counted.layer, hidden.reshape(-1, self.counted.d_ff).abs(), self.counted.threshold)
             return
         with torch.no_grad():
             self.counted.report(hidden)

@@ -1,4 +1,4 @@
-"""One call of a watched model while it runs: its rows, and what each layer counted in it."""
+"""One call of a watched model while it runs: its rows, and what each layer counted in it; and one of `generate`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from twell.kernels.layout import entries, unpack
 from twell.kernels.stats import Stats
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel
+from twell.workbench.run.schema import DECODE, PREFILL
 from twell.workbench.watching.reads import Ahead, Group
 
 IGNORED = -100  # a target that no loss is taken of
@@ -48,7 +49,9 @@ class Pass:
     rows: Tensor
     cache: Any
     stats: dict[int, Stats] = field(default_factory=dict)
-    fires: dict[int, Tensor] = field(default_factory=dict)  # int64 [d_ff], where nothing else is counted
+    fires: dict[int, Tensor] = field(default_factory=dict)  # [d_ff], where nothing else is counted
+    limits: Tensor | None = None  # [n, 1]: above what values of a row that counts fire; infinity in others
+    mask: Tensor | None = None  # [n, d_ff], of every layer in turn
     fired: list[tuple[int, Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def on_stats(self, layer: int, x: Tensor, stats: Stats) -> None:
@@ -67,13 +70,16 @@ class Pass:
             stats.packed = None
         self.stats[layer] = stats
 
-    def on_fired(self, layer: int, fired: Tensor) -> None:
-        """Count a dense pass in the cheapest way. fired: bool [n, d_ff]"""
+    def on_fired(self, layer: int, values: Tensor, threshold: float) -> None:
+        """Count a dense pass in two launches, by a mask in the values' own type: a sum of bools is one of an int64
+        copy. values: [n, d_ff]; above the threshold they fire. Sums are exact below 2^24 rows."""
         with torch.no_grad():
-            if fired.is_cuda:
-                self.fires[layer] = (fired & (self.rows != 0)[:, None]).sum(0)
-            else:  # a product of floats is faster there than a sum of bools, and exact below 2^24 rows
-                self.fires[layer] = fired.float().t().mv(self.rows.float()).long()
+            if self.limits is None or self.mask is None or self.mask.dtype != values.dtype:
+                limits = torch.full_like(self.rows, threshold, dtype=values.dtype)
+                self.limits = limits.masked_fill_(self.rows == 0, torch.inf)[:, None]
+                self.mask = torch.empty_like(values)
+            torch.gt(values, self.limits, out=self.mask)
+            self.fires[layer] = self.mask.sum(0, dtype=torch.promote_types(values.dtype, torch.float32))
 
     def losses(self, logits: Any) -> Tensor | None:
         """Return the loss of the next token at each row, float32 [n]; NaN where this call does not read the next one.
@@ -138,3 +144,37 @@ def _hidden(loaded: LoadedModel, layer: int, value: Tensor, x: Tensor) -> Tensor
     ffn = loaded.ffns[layer]
     up = nn.functional.linear(x, ffn.w_up, ffn.b_up)  # type: ignore[arg-type]
     return value * (up.relu() if ffn.up_relu else up)
+
+
+@dataclass
+class Generation:
+    """A call of `generate`: columns of its prompt, ids that end a sequence, and the groups that it read."""
+
+    prompt: int
+    ends: Tensor
+    groups: list[Group] = field(default_factory=list)
+
+    def without_ended(self, group: Group, ids: Tensor | None, real: Tensor | None, phase: np.ndarray) -> Tensor | None:
+        """Return which rows are tokens, without what is read of sequences that have ended.
+
+        ids, real: int64 and bool [sequences, columns], or None; phase: uint8 [columns]
+        """
+        if group not in self.groups:
+            self.groups.append(group)
+        if phase[-1] == PREFILL or ids is None or not len(self.ends):
+            return real
+        ended = torch.isin(ids[:, -int((phase == DECODE).sum()) :], self.ends).any(1)
+        over = group.over
+        group.over = ended if over is None else over | ended
+        if over is None:
+            return real
+        going = ~over[:, None].expand(ids.shape)
+        return going if real is None else real & going
+
+
+def phases(generation: Generation | None, past: int, columns: int) -> np.ndarray:
+    """Return the phase of each column, uint8: within `generate`, decode is what comes after the prompt; else it is one
+    token that goes on. past: columns that were read before"""
+    if generation is not None:
+        return np.where(past + np.arange(columns) < generation.prompt, PREFILL, DECODE).astype(np.uint8)
+    return np.full(columns, DECODE if past and columns == 1 else PREFILL, np.uint8)

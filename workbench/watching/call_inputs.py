@@ -4,7 +4,7 @@ The idea: a row of the FFN's input is a token unless a mask says that it is padd
 column. One of four, as a static cache makes, says so on its diagonal: a token attends to itself, and padding does not.
 Position ids that do not rise begin a new sequence in the same row of the batch, as packed text has them.
 
-Nothing here waits for the device but `packed_numbers`, which is asked only where position ids are given without a mask.
+Nothing here waits for the device but `packed_numbers`, which is asked where position ids are given and rows are kept.
 """
 
 from __future__ import annotations
@@ -73,50 +73,52 @@ class CallInputs:
             return (seen if mask.dtype is torch.bool else seen > MASKED).expand(sequences, columns)
         return None
 
-    def packed_numbers(self, real: Tensor | None) -> np.ndarray | None:
-        """Return the sequence within the batch of each row, int64 [sequences, columns], if a row holds several.
+    def begins(self, real: Tensor | None) -> Tensor | None:
+        """Return where position ids begin a sequence behind another in its row, bool [sequences, columns], or None.
 
-        real: as `real` returns it. Waits for the device where position ids are given.
+        real: as `real` returns it
         """
         if self.position_ids is None or self.shape is None or self.shape[1] < 2:
             return None
-        positions = self.position_ids.expand(self.shape).cpu().numpy().astype(np.int64)
-        if real is not None:  # padding repeats the position before it
-            is_real = real.cpu().numpy()
-            last = np.maximum.accumulate(np.where(is_real, np.arange(self.shape[1]), 0), axis=1)
-            positions = np.take_along_axis(positions, last, 1)
-            follows = is_real[:, 1:] & (is_real.cumsum(1)[:, :-1] > 0)
-        else:
-            follows = np.ones((self.shape[0], self.shape[1] - 1), bool)
-        begins = np.zeros(self.shape, bool)
-        begins[:, 1:] = follows & (np.diff(positions, axis=1) <= 0)
-        if not begins.any():
-            return None
-        begins[:, 0] = True
-        return begins.cumsum().reshape(self.shape) - 1
+        positions = self.position_ids.expand(self.shape)
+        begins = torch.zeros(self.shape, dtype=torch.bool, device=positions.device)
+        if real is None:
+            begins[:, 1:] = positions.diff(dim=1) <= 0
+            return begins
+        real = real.to(positions.device)  # padding repeats the position before it
+        last = torch.where(real, torch.arange(self.shape[1], device=real.device), 0).cummax(1).values
+        begins[:, 1:] = (positions.gather(1, last).diff(dim=1) <= 0) & real[:, 1:] & (real.cumsum(1)[:, :-1] > 0)
+        return begins
 
-    def countable(self, real: Tensor | None, is_first: bool, packed: np.ndarray | None, special: Tensor) -> Tensor:
+    def countable(self, real: Tensor | None, is_first: bool, begins: Tensor | None, special: Tensor) -> Tensor:
         """Return which rows are tokens that are neither special nor the first of their sequence, bool [sequences,
         columns].
 
-        real: as `real` returns it; is_first: whether sequences begin in this call
-        packed: each row's sequence, where a row of the batch holds several; special: ids, int64
+        real, begins: as the methods return them; is_first: whether sequences begin in this call; special: ids, int64
         """
         assert self.shape is not None
         rows = torch.ones(self.shape, dtype=torch.bool, device=special.device)
         if real is not None:
             rows &= real.to(special.device)
-        if packed is not None:
-            here = np.ones(self.shape, bool) if real is None else real.cpu().numpy()
-            _, first = np.unique(packed[here], return_index=True)
-            later = np.ones(int(here.sum()), bool)
-            later[first] = False
-            rows[torch.from_numpy(here).to(rows.device)] = torch.from_numpy(later).to(rows.device)
-        elif is_first:
+        if is_first:
             rows &= rows.cumsum(1) > 1
+        if begins is not None:
+            rows &= ~begins.to(special.device)
         if self.ids is not None and len(special):
             rows &= ~torch.isin(self.ids.to(special.device), special)
         return rows
+
+
+def packed_numbers(begins: Tensor) -> np.ndarray | None:
+    """Return the sequence within the batch of each row, int64 [sequences, columns], if a row holds several.
+
+    begins: as `CallInputs.begins` returns it. Waits for the device.
+    """
+    host = begins.cpu().numpy()
+    if not host.any():
+        return None
+    host[:, 0] = True
+    return host.cumsum().reshape(host.shape) - 1
 
 
 def cache_of(output: Any) -> Any:

@@ -1,9 +1,10 @@
 """Count in Hugging Face's `Trainer`: how sparse each layer is, in the trainer's own logs and in a run.
 
 The idea: a watch without rows, in which the model's own code runs, so that training computes what it did without. Of
-one step in `every` the firings are counted, which keeps the cost under a hundredth of a step; evaluation is not
-counted. What is logged is over the steps counted since the log before. The callback moves to the front of the
-trainer's, so that those which send logs elsewhere find the numbers there.
+one step in `every` the firings are counted, two launches a layer, without waiting for the device; in the others the
+layers are not covered, and evaluation is not counted. What is logged is over the steps counted since the log before,
+and fetched at once. The callback moves to the front of the trainer's, so that those which send logs elsewhere find the
+numbers there.
 
     trainer = Trainer(model, args, train_dataset=texts, callbacks=[TwellCallback(out="runs/mine")])
 
@@ -66,7 +67,7 @@ class TwellCallback(TrainerCallback):
         if self._out is not None:
             refuse_existing(self._out)
         self.watch = watch(model, rows=False, dense=True, **self._given).__enter__()
-        self.watch.tracker.counting = False
+        self.watch.tracker.count_calls(False)
         self._began = time.monotonic()
         self._last = (self._began, 0)
         if self._out is not None:
@@ -90,12 +91,12 @@ class TwellCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count this step, if it is its turn."""
         if self.watch is not None:
-            self.watch.tracker.counting = state.global_step % self.every == 0
+            self.watch.tracker.count_calls(state.global_step % self.every == 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count nothing between steps, as an evaluation."""
         if self.watch is not None:
-            self.watch.tracker.counting = False
+            self.watch.tracker.count_calls(False)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Add the numbers to the logs of a step, and a row to the run."""

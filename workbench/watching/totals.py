@@ -1,6 +1,6 @@
 """Add up what a watch counts, on the device, for metrics.
 
-Cost: one sum over the counts of each layer a call; the host waits only where metrics are asked for.
+Cost: one sum over the counts of each layer a call; the host waits only where metrics are asked for, and then once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Totals:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
-        self._all_tokens = torch.zeros((), dtype=torch.int64, device=loaded.device)
+        self._taken = 0  # tokens of the metrics taken before
         self._clear()
 
     def _clear(self) -> None:
@@ -35,9 +35,7 @@ class Totals:
     def add(self, stats: list[Stats], rows: Tensor) -> None:
         """Add a call. stats: by layer; rows: uint8 [n], which of its rows count."""
         with torch.inference_mode():
-            tokens = rows.sum(dtype=torch.int64)
-            self._tokens += tokens
-            self._all_tokens += tokens
+            self._tokens += rows.sum(dtype=torch.int64)
             fires = [layer.neurons.fires for layer in stats if layer.neurons is not None]
             if fires:
                 stacked = torch.stack(fires)
@@ -47,30 +45,34 @@ class Totals:
                 self._nnz += torch.stack([(layer.nnz * rows).sum(dtype=torch.int64) for layer in stats])
 
     def add_fires(self, fires: Tensor, rows: Tensor) -> None:
-        """Add a call of which firings alone were counted. fires: int64 [layers, d_ff]; rows: uint8 [n]"""
+        """Add a call of which firings alone were counted. fires: whole numbers, [layers, d_ff]; rows: uint8 [n]"""
         with torch.inference_mode():
-            tokens = rows.sum(dtype=torch.int64)
-            self._tokens += tokens
-            self._all_tokens += tokens
-            self._nnz += fires.sum(1)
-            self._fires = fires if self._fires is None else self._fires.add_(fires)
+            whole = fires.long()
+            self._tokens += rows.sum(dtype=torch.int64)
+            self._nnz += whole.sum(1)
+            self._fires = whole if self._fires is None else self._fires.add_(whole)
 
     def tokens_read(self) -> int:
         """Return how many unflagged tokens were read in all; waits for the device."""
-        return int(self._all_tokens)
+        return self._taken + int(self._tokens)
 
     def take(self) -> dict[str, float]:
         """Return the metrics of the tokens since the last time, and begin anew; NaN where there were none."""
-        tokens, d_ff = int(self._tokens), self.loaded.d_ff
-        nnz = (self._nnz.double() / tokens if tokens else self._nnz.double() * torch.nan).tolist()
-        metrics = {"tokens": float(tokens), "nnz": sum(nnz) / len(nnz), "sparsity": 1 - sum(nnz) / len(nnz) / d_ff}
+        d_ff, layers = self.loaded.d_ff, self.loaded.layers
+        with torch.inference_mode():
+            none = self._nnz.new_zeros(0, dtype=torch.float64)
+            dead_shares = none if self._fires is None else (self._fires == 0).double().mean(1)
+            sums = none if self._loss is None else self._loss
+            fetched = torch.cat([self._tokens.double()[None], self._nnz.double(), dead_shares, sums]).tolist()
+        tokens, nnz, dead, loss = fetched[0], fetched[1 : 1 + layers], fetched[1 + layers :][:layers], fetched[-2:]
+        self._taken += int(tokens)
+        nnz = [one / tokens if tokens else float("nan") for one in nnz]
+        metrics = {"tokens": tokens, "nnz": sum(nnz) / len(nnz), "sparsity": 1 - sum(nnz) / len(nnz) / d_ff}
         if self._fires is not None:
-            dead = (self._fires == 0).double().mean(1).tolist()
             metrics["dead"] = sum(dead) / len(dead)
             metrics |= {f"dead/layer_{layer:02}": share for layer, share in enumerate(dead)}
         if self._loss is not None:
-            total, count = self._loss.tolist()
-            metrics["loss"] = total / count if count else float("nan")
+            metrics["loss"] = loss[0] / loss[1] if loss[1] else float("nan")
         metrics |= {f"nnz/layer_{layer:02}": one for layer, one in enumerate(nnz)}
         metrics |= {f"sparsity/layer_{layer:02}": 1 - one / d_ff for layer, one in enumerate(nnz)}
         self._clear()

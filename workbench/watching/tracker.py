@@ -4,7 +4,8 @@ The idea: before a call the layers get a probe that says which rows count; after
 host, and the call is one more read of the sequences that its cache holds. Numbers are given to sequences when they
 begin; their rows are handed on when they have ended, in that order.
 
-Cost: some ten small operations on the device a call, and none that waits for it, but where texts are packed.
+Cost: some ten small operations on the device a call, and none that waits for it, but where packed texts are kept row by
+row.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -26,21 +26,11 @@ from twell.workbench.capturing.forward import counting_probe, gather
 from twell.workbench.capturing.layer_sums import Sums
 from twell.workbench.errors import UserError
 from twell.workbench.models.attach import AttachedModel
-from twell.workbench.run.schema import DECODE, PREFILL
-from twell.workbench.watching.call_counts import Pass
-from twell.workbench.watching.call_inputs import CallInputs, cache_of, cached_columns, logits_of
+from twell.workbench.watching.call_counts import Generation, Pass, phases
+from twell.workbench.watching.call_inputs import CallInputs, cache_of, cached_columns, logits_of, packed_numbers
 from twell.workbench.watching.reads import Group, Read
 
 HELD = 2**18  # rows of sequences that have not ended, before the oldest are handed on as far as they were read
-
-
-@dataclass
-class Generation:
-    """A call of `generate`: columns of its prompt, ids that end a sequence, and the groups that it read."""
-
-    prompt: int
-    ends: Tensor
-    groups: list[Group] = field(default_factory=list)
 
 
 class Tracker:
@@ -49,8 +39,8 @@ class Tracker:
     on_counted(stats by layer, rows): called after each call, with device tensors
     on_ended(group): called with each group of sequences that has ended, in order; None: rows are not kept
     on_losses(losses): called with the losses of a call whose output has logits, float32 [rows]; None: not asked for
-    on_fires(fires, rows): instead of on_counted, where firings of dense passes are all that is counted: fires int64
-    [layers, d_ff]
+    on_fires(fires, rows): instead of on_counted, where firings of dense passes are all that is counted: fires, whole
+    numbers in a floating type, [layers, d_ff]
     fired, hidden: the layers whose firings are kept for every token, and those whose hidden values of the last call are
     """
 
@@ -69,7 +59,7 @@ class Tracker:
         self.loaded, self.probes, self.fired, self.hidden_layers = loaded, probes, fired, hidden
         self.on_counted, self.on_ended, self.on_fires, self.on_losses = on_counted, on_ended, on_fires, on_losses
         self.hidden: dict[int, Tensor] = {}  # by layer: of the last call, [sequences, columns, d_ff]
-        self.counting = True  # whether calls are counted at all
+        self._counting = True  # whether calls are counted at all
         self.rows_read = 0  # rows of all calls, padding included, counted or not
         self._special = torch.tensor(special, dtype=torch.int64, device=loaded.device)
         self._no_id = loaded.vocab_size  # stands for the ids of vectors
@@ -81,26 +71,40 @@ class Tracker:
         for slot in loaded.slots:
             slot.on_hidden = self._on_dense_hidden if hidden else None
 
+    def count_calls(self, on: bool) -> None:
+        """Count calls from here on, or leave the model's layers uncovered, so that it runs as it does unwatched."""
+        if on != self._counting:
+            self._counting = on
+            for slot in self.loaded.slots:
+                if on:
+                    slot.cover.lay()
+                else:
+                    slot.own_storage()
+                    slot.cover.lift()
+
     # ---- what the hooks call
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Prepare the layers for a call that begins."""
+        inputs = CallInputs.of(module, args, keywords)
+        self.rows_read += 0 if inputs.shape is None else inputs.shape[0] * inputs.shape[1]
+        if not self._counting:
+            return
         if torch.is_grad_enabled():
             for slot in self.loaded.slots:
                 slot.own_storage()
-        inputs = CallInputs.of(module, args, keywords)
         self.hidden.clear()
-        self.rows_read += 0 if inputs.shape is None else inputs.shape[0] * inputs.shape[1]
-        if not self.counting or inputs.shape is None:
+        if inputs.shape is None:
             return
         with torch.inference_mode():
             running = self._pass_of(inputs)
-            sequences = torch.from_numpy(running.numbers.flatten()).to(self.loaded.device)
-            about = {"rows": running.rows, "tokens": running.tokens, "sequences": sequences}
         self._pass = running
         if self.on_fires is not None:
             self._hear_firings(running)
             return
+        with torch.inference_mode():
+            sequences = torch.from_numpy(running.numbers.flatten()).to(self.loaded.device)
+        about = {"rows": running.rows, "tokens": running.tokens, "sequences": sequences}
         packed = bool(self.fired or self.hidden_layers)
         self.loaded.set_probe(counting_probe(self.loaded, self.probes, running.on_stats, packed, **about))
 
@@ -218,9 +222,10 @@ class Tracker:
         if group is not None and len(group.numbers) != sequences:
             group = None
         past = group.columns if group is not None else cached_columns(inputs.cache) if inputs.cache is not None else 0
-        numbers, real = None, inputs.real(past)
+        numbers, begins, real = None, None, inputs.real(past)
         if group is None:
-            packed = inputs.packed_numbers(real) if not (past or self._generations) else None
+            begins = inputs.begins(real) if not (past or self._generations) else None
+            packed = None if begins is None or self._are_numbers_idle else packed_numbers(begins)
             many = sequences if packed is None else int(packed.max()) + 1
             fresh = np.array([next(self._numbers) for _ in range(many)], dtype=np.int32)
             group = Group(fresh, np.array([next(self._documents) for _ in range(many)]), past)
@@ -232,38 +237,21 @@ class Tracker:
         if not group.waits:
             self._open.append(group)
             group.waits = True
-        phase = self._phase(past, columns)
-        if self._generations:
-            real = self._without_ended(self._generations[-1], group, inputs, real, phase)
+        generation = self._generations[-1] if self._generations else None
+        phase = phases(generation, past, columns)
+        if generation is not None:
+            real = generation.without_ended(group, inputs.ids, real, phase)
         wide = np.broadcast_to(group.numbers[:, None], inputs.shape) if numbers is None else numbers
         device, special = self.loaded.device, self._special
-        rows = inputs.countable(real, is_first, numbers, special).to(device, torch.uint8).reshape(-1)
+        rows = inputs.countable(real, is_first, begins, special).to(device, torch.uint8).reshape(-1)
         ids = torch.full(inputs.shape, self._no_id) if inputs.ids is None else inputs.ids
         tokens = ids.to(device, torch.int32).reshape(-1).contiguous()
         return Pass(self, group, wide, real, phase, tokens, rows, inputs.cache)
 
-    def _phase(self, past: int, columns: int) -> np.ndarray:
-        """Return the phase of each column, uint8: within `generate`, decode is what comes after the prompt; else it is
-        one token that goes on."""
-        if self._generations:
-            return np.where(past + np.arange(columns) < self._generations[-1].prompt, PREFILL, DECODE).astype(np.uint8)
-        return np.full(columns, DECODE if past and columns == 1 else PREFILL, np.uint8)
-
-    def _without_ended(
-        self, generation: Generation, group: Group, inputs: CallInputs, real: Tensor | None, phase: np.ndarray
-    ) -> Tensor | None:
-        """Return which rows are tokens, without what `generate` reads of sequences that have ended."""
-        if group not in generation.groups:
-            generation.groups.append(group)
-        if phase[-1] == PREFILL or inputs.ids is None or not len(generation.ends):
-            return real
-        ended = torch.isin(inputs.ids[:, -int((phase == DECODE).sum()) :], generation.ends).any(1)
-        over = group.over
-        group.over = ended if over is None else over | ended
-        if over is None:
-            return real
-        going = ~over[:, None].expand(inputs.ids.shape)
-        return going if real is None else real & going
+    @property
+    def _are_numbers_idle(self) -> bool:
+        """Whether nothing asks which rows are of one sequence, so that the host need not know."""
+        return self.on_fires is not None and self.on_losses is None
 
     # ---- counts
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.captures import save_model
 from support.watched import PAD, SENTENCES
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -33,6 +34,21 @@ def tokenizer(tiny: Path) -> PreTrainedTokenizerFast:
 @pytest.fixture
 def model(tiny: Path, load_object: Callable[..., Any]) -> Any:
     return load_object(tiny)
+
+
+@pytest.fixture
+def compiler() -> Callable[..., Any]:
+    """Return torch.compile without what it compiled before, of which it keeps eight forms of a function."""
+    torch.compiler.reset()
+    return torch.compile
+
+
+@pytest.fixture(params=["opt", "nemotron", "qwen3", "mistral"])
+def family(request: pytest.FixtureRequest, tmp_path: Path, load_object: Callable[..., Any]) -> Any:
+    """Return a small model of a family other than that of `model`; OPT's FFN is plain and has biases, Nemotron's plain
+    and squared."""
+    act = {"nemotron": {"hidden_act": "relu2"}}.get(request.param, {})
+    return load_object(save_model(tmp_path / request.param, request.param, **act))
 
 
 @pytest.fixture(scope="session")

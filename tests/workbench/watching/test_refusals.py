@@ -70,6 +70,12 @@ def with_map(model: Any, name: str, value: nn.Module) -> Any:
     return model
 
 
+def tied(model: Any) -> Any:
+    first, second = model.model.layers
+    second.mlp.up_proj.weight = first.mlp.up_proj.weight
+    return model
+
+
 def quantised(model: Any) -> Any:
     model.is_quantized = True
     return model
@@ -85,6 +91,7 @@ MODELS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "another activation": (lambda model: with_mlp(model, Silu(model.model.layers[1].mlp)), "got other outputs"),
     "an adapter": (lambda model: with_map(model, "gate_proj", Adapter(16, 32)), "got a Adapter as gate_proj"),
     "experts": (lambda model: with_mlp(model, nn.Linear(16, 16)), "got nothing as"),
+    "a tied weight": (lambda model: tied(model), "got one that two share"),
     "a shared FFN": (lambda model: with_mlp(model, model.model.layers[0].mlp), "got one that two share"),
     "other sizes": (lambda model: with_map(model, "up_proj", nn.Linear(16, 40)), "cannot run"),
     "two devices": (on_two_devices, "got cpu and meta"),

@@ -101,20 +101,47 @@ def test_counts_are_those_of_a_capture(
     )
 
 
-@pytest.mark.parametrize("family", ["opt", "nemotron", "qwen3", "mistral"])
-def test_families(family: str, tmp_path: Path, load_object: Callable[..., Any], batch: Any) -> None:
-    act = {"nemotron": {"hidden_act": "relu2"}}.get(family, {})
-    model = load_object(save_model(tmp_path / family, family, **act))
-    before = state_of(model)
+@pytest.mark.parametrize("way", ["forward", "padded on the right", "greedy", "beams"])
+def test_families(family: Any, batch: Any, way: str) -> None:
     with torch.no_grad():
-        with by_hooks(model) as hooked:
-            plain, text = model(**batch).logits, generated(do_sample=False)(model, batch)
-        with watch(model) as w:
-            ours, again = model(**batch).logits, generated(do_sample=False)(model, batch)
-    assert same_state(before, state_of(model))
+        with by_hooks(family) as hooked:
+            plain = WAYS[way](family, batch)
+        before = state_of(family)
+        with watch(family) as w:
+            ours = WAYS[way](family, batch)
+    assert same_state(before, state_of(family))
     assert rows_of(w) == hooked.rows(skip=PAD)
-    assert torch.equal(text, again)
+    assert torch.allclose(plain.double(), ours.double(), rtol=1e-9, atol=1e-9)
+
+
+def test_families_compiled(family: Any, batch: Any, compiler: Callable[..., Any]) -> None:
+    """In one graph, but OPT's: it reads off the mask whether there is any padding, which no graph can tell."""
+    with torch.no_grad():
+        with by_hooks(family) as hooked:
+            plain = family(**batch).logits
+        compiled = compiler(family, backend="eager", fullgraph=family.config.model_type != "opt")
+        with watch(family) as w:
+            ours = compiled(**batch).logits
+        assert torch.equal(compiled(**batch).logits, plain)
+    assert rows_of(w) == hooked.rows(skip=PAD)
     assert torch.allclose(plain, ours, rtol=1e-9, atol=1e-9)
+
+
+def test_families_with_gradients(family: Any, batch: Any) -> None:
+    """Loss and gradients are those of the unwatched model, to the bit, and counts those of hooks."""
+    given = dict(batch, labels=batch["input_ids"])
+    with by_hooks(family) as hooked:
+        loss = family(**given).loss
+    loss.backward()
+    expected = {name: p.grad.clone() for name, p in family.named_parameters() if p.grad is not None}
+    family.zero_grad()
+    with watch(family) as w:
+        watched = family(**given).loss
+        watched.backward()
+    assert torch.equal(watched, loss) and len(expected) > 20
+    for name, p in family.named_parameters():
+        assert p.grad is None if name not in expected else torch.equal(p.grad, expected[name]), name
+    assert rows_of(w) == hooked.rows(skip=PAD)
 
 
 def test_any_ffn_by_a_threshold(tmp_path: Path, load_object: Callable[..., Any], batch: Any) -> None:
@@ -204,12 +231,12 @@ def test_embeddings(model: Any, tokenizer: Any, batch: Any) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "inside"])
-def test_compiled(model: Any, tokenizer: Any, batch: Any, when: str) -> None:
+def test_compiled(model: Any, tokenizer: Any, batch: Any, compiler: Callable[..., Any], when: str) -> None:
     """A model compiled before the watch or in it counts the same, in one graph, and runs as before afterwards."""
     with torch.no_grad():
         with by_hooks(model) as hooked:
             plain = model(**batch).logits
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        compiled = compiler(model, backend="eager", fullgraph=True)
         if when == "before":
             assert torch.equal(compiled(**batch).logits, plain)
         with watch(model, tokenizer) as w:
