@@ -2,10 +2,11 @@
 
 One pass reads the words in use once, counts each firing by its value, and inserts those within the bounds into lists of
 their neuron; another copies windows. In which order firings are inserted does not matter. On a GPU these are two
-launches, nothing waits for the host, and all results have shapes that do not depend on the data.
+launches, nothing waits for the host, and all results have shapes that do not depend on the data. There are two scans,
+which select the same: a warp takes a row, or a CTA a tile of many rows (`BY_TILES`).
 
 Cost: beside the words an atomic addition a firing; in the first batch, without bounds, some hundred insertions a
-neuron. Memory: d_ff * BANDS * k keys of 8 bytes while it runs.
+neuron. By tiles these additions are in shared memory. Memory: d_ff * BANDS * k keys of 8 bytes while it runs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from twell.kernels.backends.selection import BANDS, Bounds, Rows, Selection
 from twell.kernels.build import Library, Source
 from twell.kernels.layout import TwELL
 
+BY_TILES = (
+    False  # of scans on a GPU; not before the tests marked `gpu` of tests/kernels/backends/test_selection.py pass
+)
 DTYPES = {"cuda": (torch.bfloat16, torch.float16), "cpu": (torch.float32, torch.bfloat16)}
 CPU = Library(
     "selection_cpu",
@@ -51,19 +55,23 @@ def takes(packed: TwELL) -> bool:
     return capability >= (8, 0) and build.failure(library(capability)) is None
 
 
-def select(packed: TwELL, rows: Rows, layer: int, bounds: Bounds, out: Selection) -> None:
-    """Select a layer's firings in a batch; arguments as of `selection.select`, windows of the dtype of the values."""
+def select(packed: TwELL, rows: Rows, layer: int, bounds: Bounds, out: Selection, by_tiles: bool | None = None) -> None:
+    """Select a layer's firings in a batch; arguments as of `selection.select`, windows of the dtype of the values.
+
+    by_tiles: how a GPU scans; default BY_TILES
+    """
     if not takes(packed):
         in_torch.select(packed, rows, layer, bounds, out)
         return
     d_ff, k = out.keys.shape[1:]
     stored: tuple[Tensor, Tensor | None, Tensor | None, Tensor]
+    how: tuple[bool, ...] = ()
     if packed.device.type == "cpu":
         op = torch.ops.twell.select_firings_cpu
         stored = packed.words, packed.values, packed.spill_index, packed.spill
     else:
         op = torch.ops.twell.select_firings
-        stored = packed.stored()
+        stored, how = packed.stored(), (BY_TILES if by_tiles is None else by_tiles,)
     n = len(stored[0])
     if n != len(rows.counted) or out.windows.dtype != packed.dtype:
         raise ValueError(
@@ -73,5 +81,5 @@ def select(packed: TwELL, rows: Rows, layer: int, bounds: Bounds, out: Selection
     op(
         *stored, rows.counted, rows.eligible, rows.sequence, rows.position, rows.length,
         layer, bounds.value, bounds.draw, out.keys, bands, out.fires, out.windows,
-        packed.layout.tile, packed.layout.slots,
+        packed.layout.tile, packed.layout.slots, *how,
     )  # fmt: skip

@@ -9,7 +9,7 @@ using namespace twell;
 void select_layer(const Tensor& heads, const Maybe& tails, const Maybe& spill_index, const Tensor& spill, const Tensor& counted,
             const Tensor& eligible, const Tensor& sequence, const Tensor& position, const Tensor& length, int64_t number,
             const Tensor& value_bound, const Tensor& draw_bound, const Tensor& keys, const Tensor& bands, const Tensor& fires,
-            const Tensor& windows, int64_t tile, int64_t slots) {
+            const Tensor& windows, int64_t tile, int64_t slots, bool by_tiles) {
   const DeviceGuard guard(heads.get_device_index());
   const Packed packed = packed_of(heads, tails, spill_index, spill, tile, slots);
   selection::Rows rows{};
@@ -20,13 +20,10 @@ void select_layer(const Tensor& heads, const Maybe& tails, const Maybe& spill_in
   layer.value_bound = as<float>(value_bound), layer.draw_bound = as<int>(draw_bound);
   layer.keys = as<selection::Key>(keys), layer.bands = as<selection::Key>(bands), layer.fires = as<int>(fires);
   layer.windows = address(windows);
-  if (spill.scalar_type() == torch::headeronly::ScalarType::Half) {
-    selection::launch_scan<__half>(packed, rows, layer, stream_of(heads));
-    selection::launch_windows<__half>(packed, rows, layer, stream_of(heads));
-  } else {
-    selection::launch_scan<__nv_bfloat16>(packed, rows, layer, stream_of(heads));
-    selection::launch_windows<__nv_bfloat16>(packed, rows, layer, stream_of(heads));
-  }
+  by_type(spill, [&]<typename T>() {
+    (by_tiles ? selection::launch_tile_scan<T> : selection::launch_scan<T>)(packed, rows, layer, stream_of(heads));
+    selection::launch_windows<T>(packed, rows, layer, stream_of(heads));
+  });
 }
 
 }  // namespace
@@ -35,7 +32,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(
       "select_firings(Tensor heads, Tensor? tails, Tensor? spill_index, Tensor spill, Tensor counted, Tensor eligible, "
       "Tensor sequence, Tensor position, Tensor length, int number, Tensor value_bound, Tensor draw_bound, Tensor(a!) keys, "
-      "Tensor(b!) bands, Tensor(c!) fires, Tensor(d!) windows, int tile, int slots) -> ()");
+      "Tensor(b!) bands, Tensor(c!) fires, Tensor(d!) windows, int tile, int slots, bool by_tiles) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) { m.impl("select_firings", TORCH_BOX(&select_layer)); }

@@ -84,6 +84,17 @@ TWELL_FIRING typename V::Raw value_at(const Packed& p, int row, int number, int 
   return 0;
 }
 
+// The bin of a value, of at least 0.
+TWELL_FIRING int bin_of(float value) {
+  const int shifted = (static_cast<int>(bits_of(value)) >> 22) - kFirstBits;
+  return shifted < 0 ? 0 : shifted < kBins ? shifted : kBins - 1;
+}
+
+TWELL_FIRING Key top_key(float value, int row) { return static_cast<Key>(bits_of(value)) << 32 | ~static_cast<uint32_t>(row); }
+TWELL_FIRING Key sample_key(uint32_t draw, int row) {
+  return kMostKey - (static_cast<Key>(draw) << 32 | static_cast<uint32_t>(row));
+}
+
 // splitmix64's state of a row in a layer.
 TWELL_FIRING uint64_t state_of(const Rows& rows, const Layer& layer, int row) {
   return mixed(mixed(mixed(0, rows.sequence[row]), rows.position[row]), layer.number);
@@ -97,16 +108,13 @@ TWELL_FIRING void take_tile(const Packed& p, const Layer& layer, int row, int ti
     const int64_t neuron = static_cast<int64_t>(tile) * p.tile + column;
     if (neuron >= layer.d_ff) return;  // of a row that is not finite
     const float value = V::number(raw);
-    const int shifted = (static_cast<int>(bits_of(value)) >> 22) - kFirstBits;
-    const int bin = shifted < 0 ? 0 : shifted < kBins ? shifted : kBins - 1;
+    const int bin = bin_of(value);
     atomicAdd(&layer.fires[neuron * kBins + bin], 1);
     if (!eligible) return;
-    if (value >= layer.value_bound[neuron])
-      insert(layer.keys + neuron * k, k, static_cast<Key>(bits_of(value)) << 32 | ~static_cast<uint32_t>(row));
+    if (value >= layer.value_bound[neuron]) insert(layer.keys + neuron * k, k, top_key(value, row));
     const uint32_t draw = mixed(state, neuron) >> 33;
     const int64_t band = neuron * kBands + bin / 2;
-    if (static_cast<int>(draw) <= layer.draw_bound[band])
-      insert(layer.bands + band * k, k, kMostKey - (static_cast<Key>(draw) << 32 | static_cast<uint32_t>(row)));
+    if (static_cast<int>(draw) <= layer.draw_bound[band]) insert(layer.bands + band * k, k, sample_key(draw, row));
   });
 }
 

@@ -33,6 +33,8 @@ struct Layer {
 
 // Keys, bands and fires are zeros at first. T: the type of the values.
 template <typename T> void launch_scan(const Packed& packed, const Rows& rows, const Layer& layer, void* stream);
+// The same, by tiles where words can be read 16 bytes at a time.
+template <typename T> void launch_tile_scan(const Packed& packed, const Rows& rows, const Layer& layer, void* stream);
 template <typename T> void launch_windows(const Packed& packed, const Rows& rows, const Layer& layer, void* stream);
 
 }  // namespace twell::selection

@@ -6,6 +6,7 @@ On a GPU the launches against torch, too. Cost: 3 s.
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,13 +118,14 @@ def test_bins_begin_where_they_say() -> None:
     assert bin_of(torch.tensor([0.0, 1e-30, 3e38])).tolist() == [0, 0, BINS - 1]
 
 
-def assert_selects_the_same(packed: TwELL, rows: Rows, k: int) -> None:
-    """The launches and torch, without bounds and then with those of what was kept."""
+def assert_selects_the_same(packed: TwELL, rows: Rows, k: int, by_tiles: bool = False) -> None:
+    """Native code and torch, without bounds and then with those of what was kept."""
+    native = partial(selection_native.select, by_tiles=by_tiles)
     shape = (1, packed.d_ff, k, packed.dtype, packed.device)
     bounds = Bounds.none(packed.d_ff, packed.device)
     for _ in range(2):
         kept = []
-        for run in (selection_native.select, select):
+        for run in (native, select):
             selection, examples = Selection.empty(*shape), Examples(1, packed.d_ff, k)
             run(packed, rows, 0, bounds, selection.of_layer(0))
             examples.merge(selection, rows)
@@ -152,13 +154,15 @@ def test_native_code_selects_what_torch_does(device: str, dtype: torch.dtype, k:
     assert 0 < len(packed.spill) < 2 * 2000
     if not selection_native.takes(packed):
         pytest.skip("no compiler here")
-    assert_selects_the_same(packed, rows, k)
+    for by_tiles in (False, True) if device == "cuda" else (False,):
+        assert_selects_the_same(packed, rows, k, by_tiles)
 
 
 @pytest.mark.gpu
 @GPU
+@pytest.mark.parametrize("by_tiles", [False, True])
 @pytest.mark.parametrize("n", [60, 2000, 40_000])
-def test_from_where_the_hopper_kernel_leaves_them(n: int) -> None:
+def test_from_where_the_hopper_kernel_leaves_them(n: int, by_tiles: bool) -> None:
     if reason := hopper.refuses(torch.device("cuda"), torch.bfloat16, 256, 1024, n):
         pytest.skip(reason)
     generator = torch.Generator().manual_seed(n)
@@ -168,4 +172,4 @@ def test_from_where_the_hopper_kernel_leaves_them(n: int) -> None:
     down = torch.randn(256, 1024, generator=generator).to("cuda", torch.bfloat16) / 32
     _, stats = gated_ffn(x, *weights, down, b_gate=bias, kernel="hopper", probes="counts", want_packed=True)
     assert stats.packed is not None
-    assert_selects_the_same(stats.packed, made_rows(generator, n // 20, 20, "cuda"), 8)
+    assert_selects_the_same(stats.packed, made_rows(generator, n // 20, 20, "cuda"), 8, by_tiles)
