@@ -1,11 +1,11 @@
 """What ablations cost on a device, in untouched forward passes: a study of ten conditions, all neurons at once.
 
-    python -m support.ablation_cost --device cuda                             28 layers of 2048 × 5632, random weights
+    python -m support.ablation_cost --device cuda --firing 0.016              28 layers of 2048 × 5632, random weights
     python -m support.ablation_cost --device cuda --model path/to/model --tokens 500000
     python -m support.ablation_cost --device cpu --layers 2 --d-model 64 --d-ff 192 --tokens 2048    a smoke test
 
 Prints the time of an untouched pass with its loss, of each condition, of the study and of the first-order estimates.
-Random weights fire half of the neurons; what a condition costs does not depend on that.
+Random weights fire half of the neurons, or with --firing another share: what `weakest` costs depends on it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from scipy.special import ndtri
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from twell.workbench.ablations.conditions import Condition, Facts, parse, plan
@@ -41,10 +42,14 @@ def model(given: argparse.Namespace) -> OwnModel:
     config = LlamaConfig(
         vocab_size=32000, hidden_size=given.d_model, intermediate_size=given.d_ff, num_hidden_layers=given.layers,
         num_attention_heads=given.d_model // 64, num_key_value_heads=given.d_model // 64, hidden_act="relu",
-        max_position_embeddings=2048,
+        max_position_embeddings=2048, mlp_bias=True,
     )  # fmt: skip
     with torch.device(given.device):
-        return own_of("random", LlamaForCausalLM(config).to(dtype).eval())
+        network = LlamaForCausalLM(config).to(dtype).eval()
+    for layer in network.model.layers:
+        gate = layer.mlp.gate_proj
+        torch.nn.init.constant_(gate.bias, float(ndtri(given.firing)) * float(gate.weight.std()) * given.d_model**0.5)
+    return own_of("random", network)
 
 
 def seconds(device: str, run: Callable[[], object]) -> float:
@@ -69,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name, default in (("layers", 28), ("d-model", 2048), ("d-ff", 5632), ("tokens", 131_072), ("batch", 32_768)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--firing", type=float, default=0.5)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", default="")
     given = parser.parse_args()

@@ -1,8 +1,9 @@
 """Actions on hidden values: what a condition does to a layer, cheap beside the products of its FFN.
 
 Silenced neurons cost a product of the map back's weight and a mask, a threshold one pass over the hidden values. The
-strongest of each token are found by bisecting the bits of |hidden|, whose order is that of the values: one comparison
-and one count a bit, and no sort.
+strongest of each token are found on a GPU by two sorts of all firings of a batch where few fire, and where many do by
+bisecting the bits of |hidden|, whose order is that of the values: one comparison and one count a bit. Values that are
+equal to the least one kept are kept too, whichever way.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import hardshrink
 
+FEW = 1 / 8  # share of values that fire, up to which they are sorted
 BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 
 
@@ -58,23 +60,44 @@ def apply(action: Shrink | Strongest | Scatter, hidden: Tensor, batch: int = 0) 
         generator = torch.Generator(hidden.device).manual_seed(action.seed * 1_000_003 + batch)
         return hidden * (torch.rand(hidden.shape, generator=generator, device=hidden.device) >= action.share)
     size = hidden.abs()
-    count = (size > action.threshold).sum(-1, keepdim=True)
-    least = kth_largest(size, torch.ceil(action.share * count).long())
-    return hidden * (size >= least)
+    fired = size > action.threshold
+    k = torch.ceil(action.share * fired.sum(-1, keepdim=True)).long()
+    return hidden * (size >= kth_largest(size, fired, k))
 
 
-def kth_largest(size: Tensor, k: Tensor) -> Tensor:
-    """Return the k-th largest of each row of values from 0 up, [..., 1]; where k is 0, more than any of them.
+def kth_largest(size: Tensor, fired: Tensor, k: Tensor) -> Tensor:
+    """Return the k-th largest of each row's values that fired, [..., 1]; where k is 0, more than any of them.
 
-    size [..., n]: no NaN; k: int64 [..., 1]
+    size [..., n]: no NaN; fired: bool [..., n]; k: int64 [..., 1], at most the row's number of firings
     """
-    if size.dtype not in BITS or size.device.type == "cpu":
-        most = max(1, int(k.max()))
-        values = size.topk(most, dim=-1).values
-        return values.gather(-1, (k - 1).clamp(min=0)).masked_fill(k == 0, torch.inf)
+    if size.device.type == "cpu" or size.dtype not in BITS:
+        return by_topk(size, k)
+    return by_sort(size, fired, k) if int(fired.sum()) <= FEW * fired.numel() else by_bits(size, k)
+
+
+def by_topk(size: Tensor, k: Tensor) -> Tensor:
+    """Do what `kth_largest` does by the greatest of each row."""
+    values = size.topk(max(1, int(k.max())), dim=-1).values
+    return values.gather(-1, (k - 1).clamp(min=0)).masked_fill(k == 0, torch.inf)
+
+
+def by_sort(size: Tensor, fired: Tensor, k: Tensor) -> Tensor:
+    """Do what `kth_largest` does by sorting what fired, all rows at once."""
+    flat = fired.flatten(0, -2)
+    row, values = flat.nonzero()[:, 0].int(), size.flatten(0, -2)[flat]
+    if not len(values):
+        return torch.full_like(k, torch.inf, dtype=size.dtype)
+    order = values.argsort(descending=True)
+    order = order[row[order].argsort(stable=True)]  # by row, the greatest of each first
+    count = flat.sum(-1)
+    before = (count.cumsum(0) - count).view_as(k)
+    return values[order[(before + k - 1).clamp(min=0)]].masked_fill(k == 0, torch.inf)
+
+
+def by_bits(size: Tensor, k: Tensor) -> Tensor:
+    """Do what `kth_largest` does by finding the greatest bit pattern that at least k values reach, bit by bit."""
     kind = BITS[size.dtype]
-    bits = size.view(kind)
-    least = torch.zeros_like(k, dtype=kind)  # the greatest pattern that at least k values reach
+    bits, least = size.view(kind), torch.zeros_like(k, dtype=kind)
     for bit in reversed(range(torch.iinfo(kind).bits - 1)):
         higher = least | (1 << bit)
         least = torch.where((bits >= higher).sum(-1, keepdim=True) >= k, higher, least)
