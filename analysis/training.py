@@ -150,7 +150,9 @@ def training_steps(run: Run) -> pd.DataFrame:
     """Return the log of a training, a row each few steps, as table `training` has it, with four columns more.
 
     Columns: those of `training` but for nnz_LL and dead_LL; nnz and dead (means over the layers); sparsity (1 − nnz /
-    d_ff); step_speedup (dense_step / sparse_step; NaN where they were not timed). Raises Missing for other runs.
+    d_ff); step_speedup (dense_step / sparse_step; NaN where they were not timed). attrs, of one that goes on from
+    another model: origin (its name) and origin_loss (nats, of that model on the held-out text). Raises Missing for
+    other runs.
     """
     frame = _log(run)
     nnz, dead = (frame[nnz_columns(run.layers, name)] for name in ("nnz", "dead"))
@@ -158,7 +160,19 @@ def training_steps(run: Run) -> pd.DataFrame:
     steps["nnz"], steps["dead"] = nnz.mean(axis=1), dead.mean(axis=1)
     steps["sparsity"] = 1 - steps["nnz"] / run.d_ff
     steps["step_speedup"] = steps["dense_step"].astype(float) / steps["sparse_step"].astype(float)
+    record = run.manifest.training or {}
+    if "origin_loss" in record:
+        steps.attrs |= {"origin": str(record["origin"]["name"]), "origin_loss": float(record["origin_loss"])}
     return steps
+
+
+def reached(steps: pd.DataFrame) -> int | None:
+    """Return the first step at which the held-out loss is at most that of the model it goes on from; None before.
+
+    steps: of `training_steps`
+    """
+    there = steps.loc[steps["heldout_loss"].astype(float) <= steps.attrs.get("origin_loss", -np.inf), "step"]
+    return int(there.iloc[0]) if len(there) else None
 
 
 def training_phases(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:

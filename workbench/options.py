@@ -246,12 +246,18 @@ class TrainOptions:
 
     twell train --config demo --text corpus.txt.zst --out models/mine --minutes 5
     twell train --config demo --from path/to/silu-model --rate 3e-4 --l1 0.01 --text corpus.txt.zst --out models/relu
+    twell train --config demo --from path/to/silu-model --teacher path/to/silu-model --text a.txt --out models/taught
     """
 
     config: str = option(help="a named recipe (demo, h200-8x2048) or a .toml or .json file of one", value="NAME|FILE")
     text: tuple[str, ...] = option(help="text to train on, as for `twell capture`; may be repeated", value="SOURCE")
     out: Path = option(help="the model's folder; training continues from a checkpoint of the same recipe in it")
     from_: str | None = option(None, help="go on from this model, SiLU ones too, with the recipe's ReLU", value="MODEL")
+    teacher: str | None = option(
+        None,
+        help="also follow the logits of this model, such as that of --from; its vocabulary is the same",
+        value="MODEL",
+    )
     valid: tuple[str, ...] = option((), help="other text to measure the finished model on", value="SOURCE")
     holdout: float = option(0.02, help="share at the end of each text that is never trained on", unit="share")
     licences: str = option("", help="licences of the text, for the model card")

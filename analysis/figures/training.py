@@ -18,6 +18,8 @@ FEWEST = 0.1  # nnz: the bottom of the colour scale, where a layer fires next to
 def loss_curves(steps: pd.DataFrame) -> go.Figure:
     """Return two panels over the steps: the loss in training and on held-out text, and the L1 term of the objective.
 
+    A dashed line is the loss of the model that the training goes on from, where it does.
+
     Args:
         steps: the rows of `analysis.training_steps`.
     """
@@ -33,12 +35,23 @@ def loss_curves(steps: pd.DataFrame) -> go.Figure:
         row=1,
         col=1,
     )
+    origin = steps.attrs.get("origin_loss")
+    if origin is not None:
+        figure.add_scatter(
+            x=steps["step"].iloc[[0, -1]],
+            y=[origin, origin],
+            mode="lines",
+            line={"color": GREY, "width": 1.4, "dash": "dash"},
+            hovertemplate=f"{steps.attrs['origin']}: %{{y:.4g}} nats on held-out text<extra></extra>",
+            row=1,
+            col=1,
+        )
     term = steps["l1"] * steps["l1_coefficient"].astype(float)
     _line(figure, 2, steps["step"], term, GREY, "L1 term", "added to the loss")
     finish(figure, 300, top=36)
     figure.update_xaxes(title="step")
     figure.update_yaxes(title="nats a token", col=1)
-    titles = ("loss, ● held-out", "L1 term × its coefficient")
+    titles = ("loss, ● held-out" + ("" if origin is None else ", – – the original"), "L1 term × its coefficient")
     figure.update_layout(annotations=[panel_title(name, column) for column, name in enumerate(titles, start=1)])
     return figure
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures.training import layer_map, loss_curves, speed_curves, went_sparse
-from twell.analysis.training import SPARSE_SHARE
+from twell.analysis.training import SPARSE_SHARE, reached
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, percent, plural, times, whole
 from twell.app.ui.query import fetch, query
@@ -32,7 +33,7 @@ def headline(run: Run) -> None:
             (
                 "Held-out loss",
                 widgets.nats(heldout.iloc[-1]) if len(heldout) else "–",
-                f"training loss {number(last['loss'])} nats",
+                f"training loss {number(last['loss'])} nats{_original(steps)}",
             ),
             (
                 "nnz per token and layer",
@@ -46,13 +47,28 @@ def headline(run: Run) -> None:
     )
 
 
+def _original(steps: pd.DataFrame) -> str:
+    """Return the loss of the model that the training goes on from as part of a caption; "" for other trainings."""
+    loss = steps.attrs.get("origin_loss")
+    return "" if loss is None else f"; the original {number(loss)}"
+
+
+def _line_to_reach(steps: pd.DataFrame) -> str:
+    """Return a sentence on the dashed line and the step that reached it; "" for other trainings."""
+    loss, step = steps.attrs.get("origin_loss"), reached(steps)
+    if loss is None:
+        return ""
+    when = "not reached yet" if step is None else f"reached by step {whole(step)}"
+    return f" Dashed: {steps.attrs['origin']} as it was, {number(loss)} nats on the held-out text: {when}."
+
+
 def losses(run: Run) -> None:
     """Draw the loss and the L1 term over the steps."""
     steps = fetch(run, analysis.training_steps)
     widgets.heading(
         "Loss",
         "Cross-entropy of the training tokens, means over the steps between two rows of the log; the L1 term is what "
-        "the objective adds to it.",
+        f"the objective adds to it.{_line_to_reach(steps)}",
         query(run, analysis.training_steps),
     )
     widgets.draw(loss_curves(steps), "losses", "Loss and L1 term by step", wide=True)

@@ -22,7 +22,7 @@ import torch
 
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import pick_device
-from twell.workbench.models.pretrained import Pretrained, read_pretrained
+from twell.workbench.models.pretrained import Pretrained, Teacher, read_pretrained, read_teacher
 from twell.workbench.options import TrainOptions
 from twell.workbench.text.sources import open_sources
 from twell.workbench.training.corpus import Corpus, in_order, prepare, source_name, unigram_loss
@@ -51,19 +51,23 @@ def _train(options: TrainOptions, ranks: TrainingRanks) -> None:
     ranks.share_rows(recipe.rows, recipe.micro_batches)
     ranks.join(options.device)
     device = pick_device(options.device)
-    start = None
+    start = teacher = None
+    if options.teacher is not None and options.from_ is None:
+        raise UserError(f"Expected --from beside --teacher {options.teacher}, got none: name the model to go on from.")
     if options.from_ is not None:
         start = read_pretrained(options.from_, recipe.seq_len, tuple(ACTIVATIONS))
         recipe = recipe.override(**start.recipe_fields())
+        if options.teacher is not None:
+            teacher = read_teacher(options.teacher, start.tokenizer, recipe.vocab, recipe.seq_len)
     settings = {name: getattr(options, name) for name in ("holdout", "kernel", "compile", "shard")}
     _agree(ranks, recipe=recipe.as_dict(), options=settings)
     folder = TrainingFolder(options.out, writes=ranks.first)
     try:
-        corpus = ranks.first_then_others(lambda: _claim(folder, recipe, options, start))
+        corpus = ranks.first_then_others(lambda: _claim(folder, recipe, options, start, teacher))
         _agree(ranks, corpus=corpus and corpus.record)
         if corpus is not None:
             with tf32(device):
-                _run(folder, recipe, corpus, options, device, ranks, start)
+                _run(folder, recipe, corpus, options, device, ranks, start, teacher)
     except BaseException:
         folder.interrupt()
         raise
@@ -82,13 +86,17 @@ def _agree(ranks: TrainingRanks, **settings: Any) -> None:
                 )
 
 
-def _claim(folder: TrainingFolder, recipe: Recipe, options: TrainOptions, start: Pretrained | None) -> Corpus | None:
+def _claim(
+    folder: TrainingFolder, recipe: Recipe, options: TrainOptions, start: Pretrained | None, teacher: Teacher | None
+) -> Corpus | None:
     """Claim the folder for this training and return its text; None where the training is complete."""
     if not folder.record:  # a source that is not there leaves no folder behind
         open_sources([*options.text, *options.valid])
     elif "recipe" in folder.record:  # one of before a field came has its default
         folder.record["recipe"] = from_dict(folder.record["recipe"], str(options.out)).as_dict()
     origin = {} if start is None else {"origin": start.record()}
+    if teacher is not None or "teacher" in folder.record:
+        origin["teacher"] = {} if teacher is None else teacher.record()
     folder.claim(recipe=recipe.as_dict(), holdout=options.holdout, **origin)
     if folder.complete:
         folder.say(f"{options.out} holds this model, complete; nothing to do.")
@@ -115,10 +123,11 @@ def _run(
     device: torch.device,
     ranks: TrainingRanks,
     start: Pretrained | None,
+    teacher: Teacher | None,
 ) -> None:
     """Train to the end, and write the model."""
     compiled = options.compile and device.type == "cuda"
-    training = Training(recipe, corpus, device, compiled, options.kernel, ranks, start)
+    training = Training(recipe, corpus, device, compiled, options.kernel, ranks, start, teacher)
     if start is not None:
         folder.record["origin_loss"] = training.loss_with(start.activation)
     size = sum(p.numel() for p in training.state.model.parameters())
@@ -194,6 +203,6 @@ def command(options: TrainOptions) -> str:
             words.append("--no-" + flag[2:] if not value else flag)
             continue
         for item in value if isinstance(value, tuple) else (value,):
-            plain = isinstance(item, Path) or field.name in ("config", "text", "valid", "from_")
+            plain = isinstance(item, Path) or field.name in ("config", "text", "valid", "from_", "teacher")
             words += [flag, source_name(str(item)) if plain else str(item)]
     return shlex.join(words)

@@ -185,9 +185,10 @@ class TrainingFolder:
         shutil.rmtree(self.work, ignore_errors=True)
         size = (self.out / "model.safetensors").stat().st_size
         heldout = self.record["heldout"]
+        origin = f", the original {self.record['origin_loss']:.4f}" if "origin_loss" in self.record else ""
         self.say(
             f"{self.out}: {size:,} bytes, held-out loss {heldout['loss']:.4f} nats "
-            f"(unigram {self.record['unigram_loss']:.4f}), nnz {' '.join(f'{n:.1f}' for n in heldout['nnz'])}."
+            f"(unigram {self.record['unigram_loss']:.4f}{origin}), nnz {' '.join(f'{n:.1f}' for n in heldout['nnz'])}."
         )
 
     def _write_json(self) -> None:

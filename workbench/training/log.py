@@ -26,6 +26,7 @@ from twell.workbench.run.writer import RunWriter
 from twell.workbench.training.recipes import Recipe
 
 Row = dict[str, Any]
+FROM_THE_START = ("recipe", "corpus", "origin", "origin_loss", "teacher")  # fields of the record
 PACE = 2.0  # seconds between two writes, at least
 
 
@@ -113,7 +114,7 @@ def new_manifest(
         layout={"tile": layout.tile, "compression": layout.compression, "slots": layout.slots},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         text=[{"source": source["source"], "sha256": source["sha256"]} for source in record["corpus"]["sources"]],
-        training={name: record[name] for name in ("recipe", "corpus")},
+        training={name: record[name] for name in FROM_THE_START if name in record},
         versions=doctor.versions(),
     )
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from twell.kernels.training import SPARSE_SHARE
 from twell.workbench.errors import UserError
-from twell.workbench.models.pretrained import Pretrained
+from twell.workbench.models.pretrained import Pretrained, Teacher
 from twell.workbench.training.checkpoint import TrainingState
 from twell.workbench.training.corpus import Corpus, Rows, in_order
 from twell.workbench.training.ffn import SparseLayers
@@ -39,7 +39,7 @@ class Training:
     """One run of a recipe: its state, and sums over the steps since the log's last row.
 
     compiled: by torch.compile; kernel: auto, dense or sparse, as in `SparseLayers`; ranks: the processes that share it
-    start: a model that it goes on from
+    start: a model that it goes on from; teacher: one whose logits it follows too
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Training:
         kernel: str = "auto",
         ranks: TrainingRanks | None = None,
         start: Pretrained | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.recipe, self.corpus, self.device, self.compiled = recipe, corpus, device, compiled
         self.ranks = ranks or TrainingRanks()
@@ -64,7 +65,8 @@ class Training:
             build(recipe, corpus.mark, device) if start is None else continued(start.network, recipe.activation, device)
         )
         total = recipe.steps or (math.ceil(recipe.tokens / recipe.step_tokens) if recipe.tokens else None)
-        self.objective = Objective(model, recipe.l1_weights, recipe.checkpointing, compiled)
+        teach = None if teacher is None else teacher.to(device).logits
+        self.objective = Objective(model, recipe.l1_weights, recipe.checkpointing, compiled, teach=teach)
         self.module = self.ranks.wrap(self.objective)
         self.state = TrainingState(model, make_optimizer(recipe, model), total=total)
         self.rows = Rows(corpus.train, recipe.seq_len, recipe.rows, recipe.seed, corpus.mark)

@@ -96,7 +96,7 @@ def _training(record: dict[str, Any], log: list[dict[str, Any]]) -> list[str]:
         "## Training",
         f"```\n{record['command']}\n```",
         f"{record['steps']:,} steps, {record['tokens']:,} tokens ({record['epochs']:.1f} times the training text), "
-        f"{record['minutes']:.1f} minutes on one {record['device']}.",
+        f"{record['minutes']:.1f} minutes on one {record['device']}.{_origin(record)}",
         _table(["setting", "value", ""], settings),
         "## Curves",
         "From the table `training` of this folder's run; loss, L1 term, nnz and dead share are means over layers and "
@@ -104,6 +104,18 @@ def _training(record: dict[str, Any], log: list[dict[str, Any]]) -> list[str]:
         "the log's previous row, dead: fired on none of the tokens of those steps. Held-out: the first 131,072 tokens.",
         _table(columns, [_curve(row) for row in _chosen(log)]),
     ]
+
+
+def _origin(record: dict[str, Any]) -> str:
+    """Return a sentence on the model that the training went on from; "" for one of its own beginning."""
+    if "origin" not in record:
+        return ""
+    origin, taught = record["origin"], record.get("teacher") or {}
+    teacher = f", with the logits of `{taught['name']}` as its teacher" if taught else ""
+    return (
+        f" It goes on from `{origin['name']}`, whose loss on the held-out text is {record['origin_loss']:.3f} with "
+        f"{origin['activation']}{teacher}."
+    )
 
 
 def _text(record: dict[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM, NemotronConfig, NemotronForCausalLM
 
+from twell.workbench.models.pretrained import TEACHER_SHARE
 from twell.workbench.training.ffn import PenalizedFFN
 from twell.workbench.training.recipes import Recipe
 
@@ -107,6 +108,7 @@ class Objective(nn.Module):
     weights: a factor for each layer's share of the L1 term; default 1 each
     recompute: keep only each layer's input for the backward pass, and compute the rest again there
     compiled: by torch.compile, but for passes without gradients, whose rows vary in number; backend: of torch.compile
+    teach: gives a teacher's logits of ids; with it, passes with gradients follow those too, at the same loss
     """
 
     weights: Tensor
@@ -118,6 +120,7 @@ class Objective(nn.Module):
         recompute: bool = False,
         compiled: bool = False,
         backend: str = "inductor",
+        teach: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
         trunk: Any = model.model
@@ -126,14 +129,17 @@ class Objective(nn.Module):
         self.layers = nn.ModuleList(Layer(decoder, recompute) for decoder in trunk.layers)
         factors = [1.0] * len(trunk.layers) if weights is None else list(weights)
         self.register_buffer("weights", torch.tensor(factors, device=model.device), persistent=False)
-        self._compiled: tuple[Callable[..., Any], Callable[..., Tensor]] = run_layer, cross_entropy
+        self._teach = teach
+        loss = cross_entropy if teach is None else taught_cross_entropy
+        self._compiled: tuple[Callable[..., Any], Callable[..., Tensor]] = run_layer, loss
         if compiled:
             given: dict[str, Any] = {"fullgraph": True, "dynamic": False, "backend": backend}
-            self._compiled = torch.compile(run_layer, **given), torch.compile(cross_entropy, **given)
+            self._compiled = torch.compile(run_layer, **given), torch.compile(loss, **given)
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return cross-entropy (nats a token), L1 term, and firings int64 [layers, d_ff] of rows [n, seq_len + 1]."""
-        run, head = self._compiled if torch.is_grad_enabled() else (run_layer, cross_entropy)
+        learns = torch.is_grad_enabled()
+        run, head = self._compiled if learns else (run_layer, cross_entropy)
         inputs, targets = rows[:, :-1], rows[:, 1:]
         terms, fires = [], []
         with torch.autocast(rows.device.type, torch.bfloat16, enabled=rows.is_cuda):
@@ -144,7 +150,8 @@ class Objective(nn.Module):
                 hidden, term, fired = layer(run, hidden, positions, rotary)
                 terms.append(term)
                 fires.append(fired)
-            loss = head(self.norm, self.unembedding, hidden, targets)
+            goal = () if self._teach is None or not learns else (self._teach(inputs),)
+            loss = head(self.norm, self.unembedding, hidden, targets, *goal)
         return loss, (torch.stack(terms) * self.weights).mean(), torch.stack(fires)
 
 
@@ -159,6 +166,21 @@ def cross_entropy(norm: nn.Module, unembedding: nn.Module, hidden: Tensor, targe
     """Return the mean cross-entropy of the tokens that follow, in nats. hidden: of the last layer"""
     logits = unembedding(norm(hidden))
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def taught_cross_entropy(
+    norm: nn.Module, unembedding: nn.Module, hidden: Tensor, targets: Tensor, goal: Tensor
+) -> Tensor:
+    """Return the mean cross-entropy of the tokens that follow, in nats, with the gradient of the whole objective.
+
+    hidden: of the last layer; goal: the teacher's logits, of the same tokens
+    """
+    logits = unembedding(norm(hidden)).flatten(0, 1).float()
+    loss = F.cross_entropy(logits, targets.flatten())
+    ours, theirs = logits.log_softmax(-1), goal.flatten(0, 1).float().log_softmax(-1)
+    divergence = F.kl_div(ours, theirs, log_target=True, reduction="batchmean")
+    objective = (1 - TEACHER_SHARE) * loss + TEACHER_SHARE * divergence
+    return objective + (loss - objective).detach()
 
 
 @torch.no_grad()
