@@ -8,21 +8,35 @@ from typing import TYPE_CHECKING
 from twell.workbench.run.store import open_run
 
 if TYPE_CHECKING:
-    from twell.workbench.ablations.prune import prune
+    from twell.workbench.ablations.from_objects import study
+    from twell.workbench.ablations.prune import load_pruned, prune
     from twell.workbench.models.find_ffns import FFN
     from twell.workbench.watching.ablation import ablate, threshold
     from twell.workbench.watching.callback import TwellCallback
     from twell.workbench.watching.from_objects import capture
     from twell.workbench.watching.session import watch
 
-__all__ = ["FFN", "TwellCallback", "ablate", "capture", "open_run", "prune", "threshold", "watch"]
+__all__ = [
+    "FFN",
+    "TwellCallback",
+    "ablate",
+    "capture",
+    "load_pruned",
+    "open_run",
+    "prune",
+    "study",
+    "threshold",
+    "watch",
+]
 
 _LAZY = {
     "FFN": "twell.workbench.models.find_ffns",
     "TwellCallback": "twell.workbench.watching.callback",
     "ablate": "twell.workbench.watching.ablation",
     "capture": "twell.workbench.watching.from_objects",
+    "load_pruned": "twell.workbench.ablations.prune",
     "prune": "twell.workbench.ablations.prune",
+    "study": "twell.workbench.ablations.from_objects",
     "threshold": "twell.workbench.watching.ablation",
     "watch": "twell.workbench.watching.session",
 }

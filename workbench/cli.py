@@ -26,7 +26,7 @@ import typer
 from twell.workbench import option_fields, options
 from twell.workbench.ablations.options import AblateOptions, PruneOptions
 from twell.workbench.bench.options import BenchOptions
-from twell.workbench.errors import UserError, escaped, print_error
+from twell.workbench.errors import UserError, escaped, print_error, wrong_line, wrong_value
 
 COMMANDS: dict[str, tuple[type, str]] = {
     "demo": (options.DemoOptions, "twell.workbench.cli:demo"),
@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "tokens": (options.TokensOptions, "twell.analysis.exports.terminal:tokens"),
     "verify": (options.VerifyOptions, "twell.workbench.verify:verify"),
     "ablate": (AblateOptions, "twell.workbench.cli:ablate"),
-    "prune": (PruneOptions, "twell.workbench.ablations.prune:command"),
+    "prune": (PruneOptions, "twell.workbench.cli:prune"),
     "bench": (BenchOptions, "twell.workbench.bench.command:bench"),
     "summarize": (options.SummarizeOptions, "twell.analysis.summaries.refresh:summarize"),
     "check": (options.CheckOptions, "twell.analysis.checks.command:check"),
@@ -58,7 +58,6 @@ DEMO_EXAMPLES = 8  # of each neuron and kind
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # columns
 SPIN = "2000"  # times that torch's threads look for work before they sleep; libgomp's 300,000 keep cores from others
 VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}  # placeholders for values in the help, by type
-NUMBERS = {"int": "a whole number", "float": "a number"}  # by the type that a value is parsed as
 
 cli = typer.Typer(
     name="twell",
@@ -160,11 +159,30 @@ def ablate(chosen: AblateOptions) -> None:
     """Take things away, and print what the loss says of each condition."""
     from twell.workbench.ablations.command import ablate as measure
 
-    run = measure(chosen)
-    with suppress(ImportError):  # analysis may not be installed where models run
+    try:
+        from twell.analysis.ablations import allocation
         from twell.analysis.ablations.by_condition import effects, lines
+    except ImportError:  # analysis may not be installed where models run
+        if chosen.budget is not None:
+            raise UserError("Expected the extra `dashboard` for --budget, it is not installed: install it.") from None
+        measure(chosen)
+        return
+    run = measure(chosen, allocation.allocated)
+    print("\n".join(lines(effects(run))))
+    if chosen.budget is not None:
+        print("\n".join(allocation.lines(allocation.allocation(run))))
 
-        print("\n".join(lines(effects(run))))
+
+def prune(chosen: PruneOptions) -> None:
+    """Write a smaller checkpoint; a change on other text has an interval where analysis is installed."""
+    from twell.workbench.ablations.prune import command as write
+
+    try:
+        from twell.analysis.ablations.by_condition import paired_change
+    except ImportError:
+        write(chosen)
+        return
+    write(chosen, paired_change)
 
 
 def text(chosen: options.TextOptions) -> None:
@@ -256,7 +274,7 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error)
             sys.exit(2)
-        _stop(_wrong_value(error) or _missing(error) or _wrong_line(error), 2, debug)
+        _stop(wrong_value(error) or _missing(error) or wrong_line(error), 2, debug)
 
 
 def _missing(error: Exception) -> str:
@@ -269,24 +287,6 @@ def _missing(error: Exception) -> str:
     known = COMMANDS.get(context.info_name)
     example = help_and_examples(known[0])[1].splitlines()[2].strip() if known else f"{context.command_path} --help"
     return f"Expected {wanted}, got none: give it, as in `{example}`."
-
-
-def _wrong_line(error: Any) -> str:
-    """Return the sentence for anything else that is wrong with a command line."""
-    path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "twell"
-    return f"{error.format_message().rstrip('.')}: see `{path} --help`."
-
-
-def _wrong_value(error: Exception) -> str:
-    """Return a sentence about a value that is not of its option's type; "" for any other error of a command line."""
-    option = getattr(error, "param", None)
-    problems: list[Any] = getattr(error.__cause__, "errors", list)()
-    if option is None or not problems:
-        return ""
-    problem = problems[0]
-    words = problem["msg"].partition(" is not one of ")[2].rstrip(".")
-    expected = NUMBERS.get(problem["type"].partition("_")[0]) or (f"one of {words}" if words else "")
-    return f"Expected {expected} for {option.opts[0]}, got {problem['input']!r}." if expected else ""
 
 
 def _stop(message: str, code: int, debug: bool) -> None:

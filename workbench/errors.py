@@ -15,8 +15,10 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 LONGEST = 900  # characters of a message
+NUMBERS = {"int": "a whole number", "float": "a number"}  # by the type that a value is parsed as
 NAME, NAMES = 60, 12  # characters of a quoted name, and how many are quoted
 
 
@@ -89,3 +91,21 @@ def print_error(message: str) -> None:
         extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
         with suppress(OSError), open(path, "w", encoding="utf-8") as file:
             json.dump({"message": {"message": message, "extraInfo": extra}}, file)
+
+
+def wrong_line(error: Any) -> str:
+    """Return the sentence for anything else that is wrong with a command line."""
+    path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "twell"
+    return f"{error.format_message().rstrip('.')}: see `{path} --help`."
+
+
+def wrong_value(error: Exception) -> str:
+    """Return a sentence about a value that is not of its option's type; "" for any other error of a command line."""
+    option = getattr(error, "param", None)
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()
+    if option is None or not problems:
+        return ""
+    problem = problems[0]
+    words = problem["msg"].partition(" is not one of ")[2].rstrip(".")
+    expected = NUMBERS.get(problem["type"].partition("_")[0]) or (f"one of {words}" if words else "")
+    return f"Expected {expected} for {option.opts[0]}, got {problem['input']!r}." if expected else ""

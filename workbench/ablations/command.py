@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,18 +25,21 @@ from twell.workbench.option_fields import check_bounds
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.tables.effects import OWN_TOKENS
 from twell.workbench.text.batches import batches
 from twell.workbench.text.recorded import recorded_sequences
 from twell.workbench.text.sequences import Sequence, documents, sequences
 from twell.workbench.text.sources import Source, open_sources
 
+SHARES = "smallest:0.25,0.4,0.5,0.6,0.75,0.9"  # that a budget is divided by, in each layer
 TOKENS = {"cpu": 20_000, "cuda": 500_000}
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32_768}
-OWN_TOKENS = "the run's tokens"  # the name of that text
 
 
-def ablate(options: AblateOptions) -> Run:
+def ablate(options: AblateOptions, allocated: Callable[[Run, float], str] | None = None) -> Run:
     """Measure a study, write it into the run, and return the run.
+
+    allocated: returns the condition for a budget, once each layer was measured alone
 
     Raises UserError for a run, a model or a condition that cannot be used, and KeyboardInterrupt when stopped; batches
     that were measured until then stay.
@@ -48,7 +52,12 @@ def ablate(options: AblateOptions) -> Run:
         raise UserError(f"Expected a run of `twell capture`, {run.path} is a training: capture its model first.")
     own = model_of(run, options.model, options.device)
     sources = open_sources(options.text) if options.text else None
-    return measure(run, own, options, sources, quiet=False)
+    if options.budget is None or allocated is None:
+        return measure(run, own, options, sources, quiet=False)
+    alone = tuple(f"{SHARES}@{layer}" for layer in range(own.layers))
+    run = measure(run, own, replace(options, condition=(*options.condition, *alone)), sources, quiet=False)
+    together = replace(options, condition=(allocated(run, options.budget),), neurons=0)
+    return measure(run, own, together, sources, quiet=False)
 
 
 def measure(
@@ -127,6 +136,11 @@ def _sequences(run: Run, own: OwnModel, options: AblateOptions, sources: list[So
     tokens = options.tokens or TOKENS[own.device.type]
     if sources is None:
         return recorded_sequences(run, tokens, spread=True)
+    return text_sequences(run, own, sources, tokens)
+
+
+def text_sequences(run: Run, own: OwnModel, sources: list[Source], tokens: int) -> list[Sequence]:
+    """Return the first tokens of a text, cut as the run's were, as sequences."""
     from transformers import AutoTokenizer
 
     folder = own.checkpoint.folder if own.checkpoint else own.model.name_or_path

@@ -22,7 +22,7 @@ NEURON = re.compile(r"L(\d+)/N(\d+)")
 SPELLED = re.compile(r"(?P<kind>[a-z]+)(:(?P<given>[^@]*))?(@(?P<layer>\d+))?")
 BY_COUNT = ("rarest", "busiest", "random")  # a share of the living neurons of each layer
 BY_TOKEN = ("weakest", "scattered")  # a share of each token's firings
-KINDS = ("ffn", "dead", *BY_COUNT, *BY_TOKEN, "smallest", "below", "neurons")
+KINDS = ("ffn", "dead", *BY_COUNT, *BY_TOKEN, "smallest", "shares", "below", "neurons")
 PLAIN_KINDS = ("ffn", "dead")  # kinds without a number
 STUDY = (
     "ffn", "dead", "rarest:0.25,0.5,0.75", "busiest:0.01,0.05,0.25", "random:0.01,0.05,0.25,0.5,0.75",
@@ -35,18 +35,22 @@ STUDY_WITHOUT_ZEROS = ("ffn", "smallest:0.25,0.4,0.5,0.6,0.75", "weakest:0.25,0.
 class Condition:
     """One thing that is taken away.
 
-    share: of neurons, firings or values; for `below` the value; layer: -1 for all; neurons: by layer, for a list
+    share: of neurons, firings or values; for `below` the value; layer: -1 for all; neurons: by layer, for a list;
+    shares: of the values next to 0, one a layer
     """
 
     kind: str
     share: float | None = None
     layer: int = -1
     neurons: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    shares: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
         """The condition as it is spelled; a list of neurons by their number."""
         number = "" if self.share is None else f":{self.share:g}"
+        if self.kind == "shares":
+            number = ":" + ",".join(f"{share:g}" for share in self.shares)
         if self.kind == "neurons":
             names = [f"L{layer}/N{neuron}" for layer, listed in self.neurons.items() for neuron in listed]
             number = ":" + (",".join(names) if len(names) <= 4 else f"{len(names)} listed")
@@ -87,6 +91,8 @@ def _parsed(text: str, layers: int) -> list[Condition]:
         raise UserError(f"Expected a layer from 0 to {layers - 1}, got {layer} in {text!r}.")
     if kind == "neurons":
         return [Condition(kind, None, layer, named_neurons(given or "", layers))]
+    if kind == "shares":
+        return [Condition(kind, shares=_shares(given or "", layers, text))]
     if kind in PLAIN_KINDS:
         if given is not None:
             raise UserError(f"Expected {kind} without a number, got {text!r}: leave it out.")
@@ -107,6 +113,20 @@ def _number(kind: str, given: str, text: str) -> float:
     if kind != "below" and not 0 < number < 1:
         raise UserError(f"Expected a share above 0 and below 1 for {kind}, as in {kind}:0.5, got {text!r}.")
     return number
+
+
+def _shares(given: str, layers: int, text: str) -> tuple[float, ...]:
+    """Return a share of the values of each layer, 0 where none goes."""
+    try:
+        shares = tuple(float(share) for share in given.split(","))
+    except ValueError:
+        shares = ()
+    if len(shares) != layers or "@" in text or not all(0 <= share < 1 for share in shares) or not any(shares):
+        raise UserError(
+            f"Expected {layers} shares from 0 to below 1, one a layer and not all 0, as in shares:0.5,0.25,…, got "
+            f"{text!r}."
+        )
+    return shares
 
 
 def named_neurons(given: str, layers: int) -> dict[int, tuple[int, ...]]:
@@ -150,6 +170,9 @@ def plan(condition: Condition, facts: Facts, seed: int = 0) -> Plan:
     actions: dict[int, Action] = {}
     if kind == "ffn":
         return Plan(condition, {layer: Silence(None) for layer in layers}, facts.d_ff * len(layers))
+    if kind == "shares":
+        actions |= {at: Shrink(smallest(facts, at, one)) for at, one in enumerate(condition.shares) if one}
+        return Plan(condition, actions, None)
     if kind in BY_TOKEN or kind in ("smallest", "below"):
         for layer in layers:
             if kind == "weakest":

@@ -19,6 +19,7 @@ class AblateOptions:
     twell ablate runs/mine
     twell ablate runs/mine --condition weakest:0.5,0.75 --condition ffn@3 --condition random:0.5
     twell ablate runs/mine --neurons 64
+    twell ablate runs/mine --budget 0.02
     twell ablate runs/mine --condition neurons:L3/N17,L3/N42 --text other.txt
     twell ablate path/to/model --text book.txt --out runs/book
     """
@@ -30,7 +31,8 @@ class AblateOptions:
         (),
         help="what is taken away, as KIND[:SHARE,…][@LAYER]: ffn (a layer's FFN), dead, rarest, busiest, random (a "
         "share of the living neurons of each layer), weakest, scattered (a share of each token's firings), smallest "
-        "(the share of each layer's values next to 0), below:VALUE (|hidden| up to it), neurons:L3/N17,… or a file of "
+        "(the share of each layer's values next to 0), shares (the same, one a layer), below:VALUE (|hidden| up to "
+        "it), neurons:L3/N17,… or a file of "
         "such names; may be repeated; default: a study of all kinds",
         value="KIND",
     )
@@ -39,6 +41,13 @@ class AblateOptions:
         help="also estimate every neuron's effect in one pass, by gradient times activation, and measure this many "
         "exactly: half of the greatest estimates, half at random",
         unit="neurons",
+        least=0,
+    )
+    budget: float | None = option(
+        None,
+        help="divide a change of the loss over the layers: shares of each layer's values next to 0 are measured alone, "
+        "then the cheapest that fit together at once",
+        unit="nats a token",
         least=0,
     )
     text: tuple[str, ...] = option((), help="measure on this text; default: the run's own tokens", value="SOURCE")
@@ -60,15 +69,26 @@ class AblateOptions:
 class PruneOptions:
     """Write a smaller checkpoint without the neurons that never fired.
 
-    It has one width for all layers, the widest that any needs, and plain transformers loads it.
+    It has one width for all layers, the widest that any needs, and plain transformers loads it; with --per-layer each
+    layer has its own, and this package alone loads it.
 
     twell prune path/to/model runs/mine --out models/smaller
-    twell prune path/to/model runs/mine --least 0.0001 --out models/smaller
+    twell prune path/to/model runs/mine --per-layer --least 0.0001 --text other.txt --out models/smaller
     """
 
     model: str = option(help="a local folder, or builtin:demo", value="MODEL", argument=True)
     run: Path = option(help="a run of that model", value="RUN", argument=True)
     out: Path = option(help="the smaller model's folder")
     least: float = option(0.0, help="remove neurons that fired on less than this share of tokens too", least=0, most=1)
-    tokens: int | None = option(None, help="read this many of the run's tokens; default: all", unit="tokens", least=2)
+    per_layer: bool = option(False, help="a width for each layer: smaller, but read by this package alone")
+    text: tuple[str, ...] = option(
+        (), help="also measure the loss on this text, which the run did not see; may be repeated", value="SOURCE"
+    )
+    tokens: int | None = option(
+        None,
+        help="read this many tokens of the run, and of --text; default: all of the run, 20 000 (CPU) or 500 000 of "
+        "--text",
+        unit="tokens",
+        least=2,
+    )
     device: Device = option("auto", help="where to run")

@@ -2,10 +2,12 @@
 
 The idea: a neuron whose hidden value is 0 on every token adds nothing to the FFN's output, so its row of the first maps
 and its column of the map back can go, and logits on that text stay what they were. Plain transformers has one width for
-all layers: the widest that any layer needs, in multiples of 8; layers that need less keep their busiest others.
+all layers: the widest that any layer needs, in multiples of 8; layers that need less keep their busiest others. With
+--per-layer each has its own, and the checkpoint is read by this package alone: by every command, and by `load_pruned`.
 
 A run leaves first and special tokens out of its counts of neurons. So the text is read again by the model's own code,
-every token of it, and logits are compared on it afterwards. Cost: three forward passes over the text.
+every token of it, and logits are compared on it afterwards; --text is text that the run did not see. Cost: three
+forward passes over the run's text, two over the other.
 
     twell prune path/to/model runs/mine --out models/smaller
 """
@@ -13,53 +15,43 @@ every token of it, and logits are compared on it afterwards. Cost: three forward
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoTokenizer
 
-from twell.workbench.ablations.command import model_of, refuse_other_model
+from twell.workbench.ablations.before_after import Interval, Pruned, compare, report
+from twell.workbench.ablations.command import BATCH_TOKENS, TOKENS, model_of, refuse_other_model, text_sequences
 from twell.workbench.ablations.options import PruneOptions
 from twell.workbench.ablations.passes import Passes
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.errors import UserError
+from twell.workbench.models import weights
+from twell.workbench.models.checkpoint import find, understood
 from twell.workbench.models.families import FAMILIES
-from twell.workbench.models.load import decoder_layers
 from twell.workbench.models.own_code import OwnModel, own_of
+from twell.workbench.models.sizes import MULTIPLE, WIDTHS, decoder_layers, select
 from twell.workbench.option_fields import check_bounds
-from twell.workbench.run.store import open_run, refuse_existing
+from twell.workbench.run.store import Run, open_run, refuse_existing
 from twell.workbench.text.batches import Batch, batches
 from twell.workbench.text.recorded import recorded_sequences
+from twell.workbench.text.sequences import Sequence
+from twell.workbench.text.sources import open_sources
 
-MULTIPLE = 8  # of neurons, as the kernels take them
 EVERYTHING = 10**15  # tokens
 
 
-@dataclass(frozen=True)
-class Pruned:
-    """What a pruning did. loss, seconds: before and after, in nats a token and of a pass over the text; error: greatest
-    difference of logits over the greatest logit"""
-
-    width: int
-    kept: list[int]
-    parameters: tuple[int, int]
-    loss: tuple[float, float]
-    seconds: tuple[float, float]
-    error: float
-
-
-def prune(model: Any, keep: NDArray | Tensor) -> Any:
+def prune(model: Any, keep: NDArray | Tensor, per_layer: bool = False) -> Any:
     """Return a copy of a model of transformers without some neurons, with one width for all layers.
 
-    keep: bool [layers, d_ff]. Where a layer keeps fewer than the widest one, its first others fill it up. Raises
-    UserError for a mask of another shape, for one that takes all of a layer, and for other families.
+    keep: bool [layers, d_ff]. Where a layer keeps fewer than its width, its first others fill it up. per_layer: whether
+    each layer has its own width, a multiple of 8, instead of the widest; what is saved then is read by `load_pruned`.
+    Raises UserError for a mask of another shape, for one that takes all of a layer, and for other families.
     """
     config = model.config.get_text_config()
     family = FAMILIES.get(config.model_type)
@@ -72,33 +64,36 @@ def prune(model: Any, keep: NDArray | Tensor) -> Any:
         raise UserError(f"Expected a mask of bools {list(shape)}, got {mask.dtype} {list(mask.shape)}.")
     if not mask.any(1).all():
         raise UserError(f"Expected neurons left in every layer, got none in layer {int(np.argmin(mask.any(1)))}.")
-    width = min(shape[1], -(-int(mask.sum(1).max()) // MULTIPLE) * MULTIPLE)
+    widths = [min(shape[1], -(-int(count) // MULTIPLE) * MULTIPLE) for count in mask.sum(1)]
     smaller = copy.deepcopy(model)
-    setattr(smaller.config.get_text_config(), family.d_ff, width)
-    for layer, kept in zip(decoder_layers(smaller), mask, strict=True):
-        holder: Any = getattr(layer, family.holder) if family.holder else layer
+    settings = smaller.config.get_text_config()
+    setattr(settings, family.d_ff, max(widths))
+    if per_layer:
+        setattr(settings, WIDTHS, widths)
+    for layer, kept, own in zip(decoder_layers(smaller), mask, widths, strict=True):
+        width = own if per_layer else max(widths)
         index = torch.from_numpy(np.sort(np.argsort(~kept, kind="stable")[:width]))
-        for name in family.maps:
-            _narrow(getattr(holder, name), index.to(model.device), last=name == family.maps[-1])
-        if hasattr(holder, "intermediate_size"):
-            holder.intermediate_size = width
+        select(layer, family, index.to(model.device))
     return smaller
 
 
-@torch.no_grad()
-def _narrow(linear: nn.Linear, index: Tensor, last: bool) -> None:
-    """Keep some neurons of a map: its columns if it is the last one, else its rows and its bias."""
-    linear.weight = nn.Parameter(linear.weight.index_select(1 if last else 0, index), linear.weight.requires_grad)
-    if last:
-        linear.in_features = len(index)
-        return
-    linear.out_features = len(index)
-    if linear.bias is not None:
-        linear.bias = nn.Parameter(linear.bias[index], linear.bias.requires_grad)
+def load_pruned(folder: str | Path, dtype: torch.dtype | None = None) -> Any:
+    """Load a checkpoint of `twell prune` as a model of transformers, each layer as narrow as it is.
+
+    dtype: default: the one that it is stored in. Raises UserError for a checkpoint that cannot be read.
+    """
+    path, name, _ = find(str(folder), None, 0.0)
+    checkpoint = understood(path, name, 0.0)
+    stored = checkpoint.config.dtype
+    kept = stored if isinstance(stored, torch.dtype) else torch.float32
+    return weights.read(checkpoint, dtype or kept, widened=False)
 
 
-def command(options: PruneOptions) -> Pruned:
-    """Prune a checkpoint by a run, write the smaller one, and print what it saves. Raises UserError."""
+def command(options: PruneOptions, interval: Interval | None = None) -> Pruned:
+    """Prune a checkpoint by a run, write the smaller one, and print what it saves. Raises UserError.
+
+    interval: returns a mean change a token and the ends of its interval, from tokens and changes by document
+    """
     check_bounds(options)
     run = open_run(options.run)
     refuse_existing(options.out)
@@ -106,33 +101,48 @@ def command(options: PruneOptions) -> Pruned:
     refuse_other_model(run, own)
     if not own.has_zeros:
         raise UserError(f"Expected a ReLU in the FFNs of {own.name}, whose neurons may never fire, got another.")
+    unseen = _unseen(run, own, options)
     sequences = recorded_sequences(run, options.tokens or EVERYTHING, spread=options.tokens is not None)
-    cut = list(batches(sequences, 4096 if own.device.type == "cpu" else 32_768, []))
+    size = BATCH_TOKENS[own.device.type]
+    cut = list(batches(sequences, size, []))
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"Reading {sum(len(one.ids) for one in sequences):,} tokens with {own.name} …")
     fires, tokens = firings(own, cut)
-    smaller = prune(own.model, wanted(fires, tokens, options.least))
-    result = compare(own, own_of(own.name, smaller), cut, (fires > 0) & (fires >= options.least * tokens))
+    needed = (fires > 0) & (fires >= options.least * tokens)
+    smaller = prune(own.model, wanted(fires, needed, options.per_layer), options.per_layer)
+    result = compare(own, own_of(own.name, smaller), cut, needed, list(batches(unseen, size, [])))
     smaller.to(torch.bfloat16 if own.checkpoint is None else own.checkpoint.config.dtype or smaller.dtype)
     smaller.save_pretrained(options.out)
     folder = own.checkpoint.folder if own.checkpoint else own.model.name_or_path
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     tokenizer.save_pretrained(options.out)
-    console.print("\n".join(report(result, own, options)))
+    console.print("\n".join(report(result, own, options.out, interval)))
     return result
 
 
-def wanted(fires: NDArray, tokens: int, least: float) -> NDArray:
-    """Return the neurons to keep, bool [layers, d_ff]: those that fired on more than a share of the tokens, and in
-    narrower layers the busiest others up to the widest."""
-    keep = (fires > 0) & (fires >= least * tokens)
-    width = int(keep.sum(1).max())
+def _unseen(run: Run, own: OwnModel, options: PruneOptions) -> list[Sequence]:
+    """Return the text that the run did not see, as sequences. Raises UserError for one of the run's own sources."""
+    if not options.text:
+        return []
+    for name in options.text:
+        if name in [source["source"] for source in run.manifest.text]:
+            raise UserError(f"Expected text that {run.path} did not see, got {name}, which it read: name another.")
+    return text_sequences(run, own, open_sources(options.text), options.tokens or TOKENS[own.device.type])
+
+
+def wanted(fires: NDArray, needed: NDArray, per_layer: bool = False) -> NDArray:
+    """Return the neurons to keep, bool [layers, d_ff]: those that are needed, and the busiest others up to the width.
+
+    fires, needed [layers, d_ff]; per_layer: whether each layer has its own width, not that of the widest
+    """
+    keep = needed.copy()
     for layer, counts in enumerate(fires):
-        keep[layer, np.argsort(-counts, kind="stable")[:width]] = True
+        width = int((needed[layer] if per_layer else needed).sum(-1).max())
+        keep[layer, np.argsort(-counts, kind="stable")[: max(MULTIPLE, -(-width // MULTIPLE) * MULTIPLE)]] = True
     return keep
 
 
-def firings(own: OwnModel, cut: Sequence[Batch]) -> tuple[NDArray, int]:
+def firings(own: OwnModel, cut: list[Batch]) -> tuple[NDArray, int]:
     """Return on how many tokens each neuron's hidden value is not 0, int64 [layers, d_ff], and how many tokens."""
     fires = torch.zeros((own.layers, own.d_ff), dtype=torch.int64, device=own.device)
     tokens = 0
@@ -149,48 +159,3 @@ def firings(own: OwnModel, cut: Sequence[Batch]) -> tuple[NDArray, int]:
                 own.body(input_ids=inputs.ids.view(-1, inputs.longest), use_cache=False)
             tokens += len(rows)
     return fires.cpu().numpy(), tokens
-
-
-@torch.inference_mode()
-def compare(own: OwnModel, smaller: OwnModel, cut: Sequence[Batch], keep: NDArray) -> Pruned:
-    """Compare logits, losses and the time of a pass of a model and a smaller one on the same batches."""
-    losses, seconds, error, greatest, tokens = [0.0, 0.0], [0.0, 0.0], 0.0, 0.0, 0
-    for batch in cut:
-        inputs = Inputs.of(batch, own.device)
-        ids, outputs = inputs.ids.view(-1, inputs.longest), []
-        for index, model in enumerate((own, smaller)):
-            started = time.perf_counter()
-            outputs.append(model.body(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1))
-            if own.device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds[index] += time.perf_counter() - started
-        targets = inputs.ids.long()
-        for rows in inputs.predicts.long().split(2048):
-            ours, theirs = (model.head(out[rows]) for model, out in zip((own, smaller), outputs, strict=True))
-            error, greatest = max(error, float((ours - theirs).abs().max())), max(greatest, float(ours.abs().max()))
-            for index, logits in enumerate((ours, theirs)):
-                summed = nn.functional.cross_entropy(logits.float(), targets[rows + 1], reduction="sum")
-                losses[index] += float(summed)
-            tokens += len(rows)
-    sizes = [sum(p.numel() for p in model.model.parameters()) for model in (own, smaller)]
-    before, after = (loss / max(1, tokens) for loss in losses)
-    kept = keep.sum(1).tolist()
-    return Pruned(
-        smaller.d_ff, kept, (sizes[0], sizes[1]), (before, after), (seconds[0], seconds[1]), error / max(greatest, 1e-9)
-    )
-
-
-def report(result: Pruned, own: OwnModel, options: PruneOptions) -> list[str]:
-    """Return what a pruning saved, as lines of text."""
-    before, after = result.parameters
-    widest = max(range(len(result.kept)), key=result.kept.__getitem__)
-    lines = [
-        f"{options.out}: {result.width:,} of {own.d_ff:,} neurons a layer, {after:,} of {before:,} parameters",
-        f"  needed  {', '.join(f'{count:,}' for count in result.kept)} neurons by layer",
-        f"  logits  at most {result.error:.1e} of the greatest off, on the run's text",
-        f"  loss    {result.loss[0]:.4f} before, {result.loss[1]:.4f} after, nats a token",
-        f"  time    {result.seconds[0]:.2f} s before, {result.seconds[1]:.2f} s after, of a dense pass over the text",
-    ]
-    if result.width == own.d_ff:
-        lines.append(f"  Layer {widest} needs all of its neurons, so one width for all layers saves nothing.")
-    return lines

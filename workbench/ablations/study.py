@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from twell.workbench.ablations.actions import Shrink
 from twell.workbench.ablations.appended import append, appending
 from twell.workbench.ablations.conditions import Condition, Facts, Plan, plan
 from twell.workbench.ablations.passes import EVERY, Passes
@@ -93,6 +94,9 @@ def run_study(run: Run, own: OwnModel, study: Study, done: Callable[[int, int], 
         if entry["complete"]:
             return open_run(run.path)
         plans = plans_of(run, own, study, cut, passes)
+        entry["thresholds"] = {
+            each.condition.name: _values(each, own.layers) for each in plans if each.condition.shares
+        }
         longest = max(len(sequence.ids) for sequence in study.sequences)
         pending, began = _Pending(), time.monotonic() - entry["seconds"]
 
@@ -120,10 +124,16 @@ def run_study(run: Run, own: OwnModel, study: Study, done: Callable[[int, int], 
 def plans_of(run: Run, own: OwnModel, study: Study, cut: Sequence[Batch], passes: Passes) -> list[Plan]:
     """Return the study's conditions as actions on this model, by the run's counts and values of the first batch."""
     values = None
-    if any(condition.kind == "smallest" for condition in study.conditions):
+    if any(condition.kind in ("smallest", "shares") for condition in study.conditions):
         values = hidden_quantiles(own, cut[0], passes)
     facts = Facts(own.layers, own.d_ff, neuron_fires(run), values, _threshold(run))
     return [plan(condition, facts, study.seed) for condition in study.conditions]
+
+
+def _values(plan: Plan, layers: int) -> list[float]:
+    """Return the value in each layer up to which a plan sets hidden values to 0; 0 where it does nothing."""
+    actions = [plan.actions.get(layer) for layer in range(layers)]
+    return [action.threshold if isinstance(action, Shrink) else 0.0 for action in actions]
 
 
 def neuron_fires(run: Run) -> NDArray | None:

@@ -38,7 +38,8 @@ from twell.workbench.models.find_ffns import (
     refuse_shared,
     refuse_widths,
 )
-from twell.workbench.models.load import CONTEXT, LoadedModel, decoder_layers
+from twell.workbench.models.load import CONTEXT, LoadedModel
+from twell.workbench.models.sizes import decoder_layers
 
 ROWS = 8  # random inputs that an FFN is compared on
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of outputs, by their greatest; of 16-bit types 3e-2

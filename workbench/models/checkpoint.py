@@ -24,7 +24,7 @@ from transformers.activations import ACT2FN
 
 from twell.workbench.errors import UserError, first_line, usable, utf8
 from twell.workbench.models.families import ACTIVATIONS, FAMILIES, PLAIN, Family
-from twell.workbench.models.sizes import refuse_too_many_layers
+from twell.workbench.models.sizes import WIDTHS, check_widths, refuse_too_many_layers
 
 SUPPORTED = f"a model of model_type {', '.join([*FAMILIES][:-1])} or {[*FAMILIES][-1]} with ReLU"
 OTHERS = "; what the FFN of other families holds can be counted above a --threshold, such as 0.01"
@@ -124,8 +124,10 @@ def understood(folder: Path, name: str, threshold: float | None = None) -> Check
     if family is not None and fields.get(family.act, "") is None:
         raise _refusal(fields, name, family.act, ", where an activation should stand")
     config = _config(folder, name, family, fields)
+    if family is not None and not family.base and WIDTHS in fields:
+        check_widths(fields[WIDTHS], config.num_hidden_layers, getattr(config, family.d_ff), name)
     if family is not None and threshold is None:
-        known = set(type(config)().to_dict()) | family.own_fields
+        known = set(type(config)().to_dict()) | family.own_fields | (set() if family.base else {WIDTHS})
         for field in fields:
             if field not in known and ABOUT_FFN.search(field):
                 raise _refusal(fields, name, field, ", a field that this family does not have")

@@ -18,7 +18,7 @@ from twell.kernels.modules import SparseFFN
 from twell.workbench.errors import UserError
 from twell.workbench.models import threshold_ffn
 from twell.workbench.models.families import ACTIVATIONS, FAMILIES, GATED, PLAIN
-from twell.workbench.models.load import decoder_layers
+from twell.workbench.models.sizes import decoder_layers
 
 KNOWN_MAPS = (GATED, ("fc1", "fc2"), PLAIN, ("w1", "w3", "w2"), ("c_fc", "c_proj"))
 

@@ -33,6 +33,7 @@ from twell.workbench.errors import UserError, first_line
 from twell.workbench.models import threshold_ffn, weights
 from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, refuse_unreadable_generation, understood
 from twell.workbench.models.families import ACTIVATIONS, FAMILIES
+from twell.workbench.models.sizes import decoder_layers
 from twell.workbench.run.manifest import RMS_NORM
 
 CONTEXT = 2048  # tokens: the longest sequence unless told otherwise
@@ -251,13 +252,6 @@ def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerFast:
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UserError(f"{wanted}, got a {type(tokenizer).__name__}: save the fast form of the tokenizer there.")
     return tokenizer
-
-
-def decoder_layers(loaded: PreTrainedModel) -> list[nn.Module]:
-    """Return the decoder layers, in order; none if the model has no list of them."""
-    depth = loaded.config.get_text_config().num_hidden_layers
-    lists = [module for module in loaded.get_decoder().children() if isinstance(module, nn.ModuleList)]
-    return next((list(layers) for layers in lists if len(layers) == depth), [])
 
 
 def _replace(checkpoint: Checkpoint, block: Any, layer: int, kernel: str, probe: Probe) -> SparseFFN:

@@ -25,8 +25,9 @@ from twell.workbench.errors import UserError
 from twell.workbench.models import threshold_ffn, weights
 from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, understood
 from twell.workbench.models.families import FAMILIES, PLAIN
-from twell.workbench.models.load import decoder_layers, pick_device
+from twell.workbench.models.load import pick_device
 from twell.workbench.models.remembered import recall
+from twell.workbench.models.sizes import decoder_layers
 from twell.workbench.run.store import Run
 
 

@@ -5,6 +5,10 @@ made once on torch's meta device, which holds shapes alone, and its parameters a
 headers of the safetensors files name. Layers are compared first, as each of them takes time even there.
 
 Cost: the headers, and a few milliseconds a layer.
+
+A checkpoint of `twell prune --per-layer` has FFNs of several widths, where transformers knows one: config.json names
+the widest, and each layer's own in `ffn_widths`; weights lie as narrow as they are. For the kernels, for a study and to
+go on training, layers are filled up with neurons of zeros, which fire nowhere and change no output.
 """
 
 from __future__ import annotations
@@ -15,12 +19,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from twell.workbench.errors import UserError, first_line
+from twell.workbench.models.families import FAMILIES, Family
 
 MOST_LAYERS = 10_000
 TIED = 2  # times as many parameters as a file that stores one of two tied matrices
 SLACK = 2**22  # parameters, of masks and positions that a file need not store
+WIDTHS = "ffn_widths"  # the field of config.json
+MULTIPLE = 8  # of neurons, as the kernels take them
 
 
 def refuse_too_many_layers(fields: dict[str, Any], name: str) -> None:
@@ -91,3 +100,69 @@ def _stored(folder: Path) -> tuple[int, int]:
     except (SafetensorError, OSError):
         return 0, 0
     return tensors, elements
+
+
+def decoder_layers(network: PreTrainedModel) -> list[nn.Module]:
+    """Return the decoder layers, in order; none if the model has no list of them."""
+    depth = network.config.get_text_config().num_hidden_layers
+    lists = [module for module in network.get_decoder().children() if isinstance(module, nn.ModuleList)]
+    return next((list(layers) for layers in lists if len(layers) == depth), [])
+
+
+def check_widths(widths: Any, layers: int, d_ff: int, name: str) -> None:
+    """Raise UserError for widths that are not one of each layer. name: the model's"""
+    whole = isinstance(widths, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in widths)
+    if not whole or len(widths) != layers or not all(0 < one <= d_ff and one % MULTIPLE == 0 for one in widths):
+        raise UserError(
+            f"Expected {layers} widths of FFNs in the config.json of {name}, multiples of {MULTIPLE} up to {d_ff:,}, "
+            f"got {WIDTHS}: {str(widths)[:80]}: copy the model again."
+        )
+
+
+def select(layer: nn.Module, family: Family, index: Tensor) -> None:
+    """Keep some neurons of a decoder layer's FFN. index: their numbers, int64"""
+    holder: Any = getattr(layer, family.holder) if family.holder else layer
+    for name in family.maps:
+        _resize(getattr(holder, name), name == family.maps[-1], lambda weight, axis: weight.index_select(axis, index))
+    if hasattr(holder, "intermediate_size"):
+        holder.intermediate_size = len(index)
+
+
+def narrow(network: Any) -> None:
+    """Make room for each layer's own width in a network whose weights are not read yet."""
+    config = network.config.get_text_config()
+    for layer, width in zip(decoder_layers(network), getattr(config, WIDTHS), strict=True):
+        select(layer, FAMILIES[config.model_type], torch.arange(width, device=network.device))
+
+
+def widen(network: Any) -> None:
+    """Fill narrower layers up to the widest with neurons of zeros, in place; a network of one width stays."""
+    config = network.config.get_text_config()
+    if getattr(config, WIDTHS, None) is None:
+        return
+    family = FAMILIES[config.model_type]
+    width = getattr(config, family.d_ff)
+
+    def filled(weight: Tensor, axis: int) -> Tensor:
+        missing = width - weight.shape[axis]
+        return nn.functional.pad(weight, (0, missing) if axis == weight.dim() - 1 else (0, 0, 0, missing))
+
+    for layer in decoder_layers(network):
+        holder: Any = getattr(layer, family.holder) if family.holder else layer
+        for name in family.maps:
+            _resize(getattr(holder, name), name == family.maps[-1], filled)
+        if hasattr(holder, "intermediate_size"):
+            holder.intermediate_size = width
+    delattr(config, WIDTHS)
+
+
+@torch.no_grad()
+def _resize(linear: nn.Linear, last: bool, change: Any) -> None:
+    """Change a map's neurons: columns if it is the last one, else rows and bias. change: of a tensor along an axis"""
+    linear.weight = nn.Parameter(change(linear.weight, 1 if last else 0), linear.weight.requires_grad)
+    if last:
+        linear.in_features = linear.weight.shape[1]
+        return
+    linear.out_features = linear.weight.shape[0]
+    if linear.bias is not None:
+        linear.bias = nn.Parameter(change(linear.bias, 0), linear.bias.requires_grad)

@@ -28,6 +28,7 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
@@ -39,7 +40,7 @@ from transformers import (
 from twell.workbench.errors import UserError, first_line
 from twell.workbench.models.checkpoint import Checkpoint
 from twell.workbench.models.families import PLAIN
-from twell.workbench.models.sizes import refuse_other_sizes
+from twell.workbench.models.sizes import WIDTHS, narrow, refuse_other_sizes, widen
 
 # How a weight's name ends: the map's name, and whether it lies transposed in a gated FFN and in a plain one.
 STORED = {
@@ -91,8 +92,11 @@ class TwoReLUMistral(MistralForCausalLM):
         self.post_init()
 
 
-def read(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
-    """Load the network on the CPU. Raises UserError that names the weight which differs from the configuration."""
+def read(checkpoint: Checkpoint, dtype: torch.dtype, widened: bool = True) -> PreTrainedModel:
+    """Load the network on the CPU. Raises UserError that names the weight which differs from the configuration.
+
+    widened: whether layers of a narrower FFN than the widest are filled up with neurons of zeros
+    """
     folder, name, family = checkpoint.folder, checkpoint.name, checkpoint.family
     if not list(folder.glob("*.safetensors")):
         others = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(folder.glob(pattern))]
@@ -109,7 +113,8 @@ def read(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
         if family is not None and family.base:
             loaded = _class(checkpoint).from_pretrained(None, state_dict=_weights(checkpoint), **given)
         else:
-            loaded = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **given)
+            loader = _of_widths(checkpoint) if WIDTHS in checkpoint.fields else AutoModelForCausalLM
+            loaded = loader.from_pretrained(folder, trust_remote_code=False, **given)
     except UserError:
         raise
     except Exception as error:
@@ -120,13 +125,28 @@ def read(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
         names = sorted(key if isinstance(key, str) else key[0] for key in report[f"{what}_keys"])
         if names:
             raise _wrong(name, what, names)
+    if widened:
+        widen(network)
     return network.eval()
+
+
+def _of_widths(checkpoint: Checkpoint) -> Any:
+    """Return the class that runs a checkpoint whose layers have FFNs of their own widths."""
+    base: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(checkpoint.config)]
+
+    def make(self: Any, config: Any, *given: Any, **named: Any) -> None:
+        base.__init__(self, config, *given, **named)
+        narrow(self)
+
+    return type(base.__name__, (base,), {"__init__": make})
 
 
 def _network(checkpoint: Checkpoint) -> nn.Module:
     """Make a checkpoint's network with random weights."""
     if checkpoint.family is not None and checkpoint.family.base:
         return _class(checkpoint)(checkpoint.config)
+    if WIDTHS in checkpoint.fields:
+        return _of_widths(checkpoint)(checkpoint.config)
     return AutoModelForCausalLM.from_config(checkpoint.config, trust_remote_code=False)
 
 

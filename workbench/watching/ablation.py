@@ -29,7 +29,7 @@ from twell.workbench.models import own_code
 from twell.workbench.models.attach import unwrapped
 from twell.workbench.models.families import FAMILIES
 from twell.workbench.models.find_ffns import FFNs, named, of_family
-from twell.workbench.models.load import decoder_layers
+from twell.workbench.models.sizes import decoder_layers
 from twell.workbench.models.threshold_ffn import maps_back
 
 Neurons = Sequence[int] | Tensor

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.captures import run_capture, save_model
-from transformers import AutoModelForCausalLM
+from support.captures import counts_of, run_capture, save_model
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from twell.workbench import threshold, watch
+from twell.analysis.ablations.by_condition import paired_change
+from twell.workbench import load_pruned, threshold, watch
 from twell.workbench.ablations.options import PruneOptions
 from twell.workbench.ablations.prune import command, prune
 from twell.workbench.errors import UserError
+from twell.workbench.models.own_code import maps_back
+from twell.workbench.models.threshold_ffn import sizes
+from twell.workbench.run.store import Run
 from twell.workbench.text.recorded import recorded_sequences
 
 
-@pytest.mark.parametrize("family", ["llama", "opt"])
-def test_logits_are_those_of_the_whole_model(family: str, tmp_path: Path, texts: tuple[str, ...]) -> None:
-    """A third of each layer never fires, by weights of 0; in layer 1 more, which is filled up."""
-    folder = save_model(tmp_path / "model", family)
+def silenced(folder: Path, family: str) -> Path:
+    """Save a model of which a third of each layer never fires, by weights of 0, and in layer 1 a half."""
+    save_model(folder, family)
     model = AutoModelForCausalLM.from_pretrained(folder)
     for number, layer in enumerate(model.get_decoder().layers):
         first = layer.fc1 if family == "opt" else layer.mlp.gate_proj
@@ -29,19 +35,82 @@ def test_logits_are_those_of_the_whole_model(family: str, tmp_path: Path, texts:
             if first.bias is not None:
                 first.bias.copy_(-torch.linspace(0, 0.05, len(first.bias)))
     model.save_pretrained(folder)
+    return folder
+
+
+def assert_same_logits(run: Run, one: Any, other: Any) -> None:
+    with torch.inference_mode():
+        for sequence in recorded_sequences(run, 10**6):
+            ids = torch.from_numpy(sequence.ids.astype(np.int64))[None]
+            ours, theirs = one(input_ids=ids).logits, other(input_ids=ids).logits
+            assert (ours - theirs).abs().max() <= 1e-6 * theirs.abs().max()  # norms are in float32
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_logits_are_those_of_the_whole_model(family: str, tmp_path: Path, texts: tuple[str, ...]) -> None:
+    """A third of each layer never fires, by weights of 0; in layer 1 more, which is filled up."""
+    folder = silenced(tmp_path / "model", family)
     run = run_capture(folder, tmp_path / "run", texts)
     result = command(PruneOptions(model=str(folder), run=run.path, out=tmp_path / "small", device="cpu"))
     assert result.width == 176 and result.kept[1] <= 132 and max(result.kept) <= 176
     small = AutoModelForCausalLM.from_pretrained(tmp_path / "small", dtype=torch.float64).eval()
     whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
-    with torch.inference_mode():
-        for one in recorded_sequences(run, 10**6):
-            ids = torch.from_numpy(one.ids.astype(np.int64))[None]
-            ours, theirs = small(input_ids=ids).logits, whole(input_ids=ids).logits
-            assert (ours - theirs).abs().max() <= 1e-6 * theirs.abs().max()  # norms are in float32
+    assert_same_logits(run, small, whole)
     assert result.error < 1e-5 and result.parameters[1] < result.parameters[0]
     with pytest.raises(UserError, match="empty output folder"):
         command(PruneOptions(model=str(folder), run=run.path, out=tmp_path / "small", device="cpu"))
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_each_layer_has_its_own_width(family: str, tmp_path: Path, texts: tuple[str, ...]) -> None:
+    """Narrow as it is stored, and filled up for a capture: equal logits; plain transformers does not misread it."""
+    folder = silenced(tmp_path / "model", family)
+    run = run_capture(folder, tmp_path / "run", texts)
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(f'{{"text": "Salt marshes, {name}, lie between sea and land."}}\n' for name in "abcde"))
+    given = {"model": str(folder), "run": run.path, "device": "cpu", "per_layer": True}
+    result = command(PruneOptions(out=tmp_path / "small", text=(str(other),), **given), paired_change)
+    assert result.widths == [176, 136, 176] and result.error < 1e-5
+    assert (
+        result.parameters[1]
+        < command(PruneOptions(out=tmp_path / "one", **{**given, "per_layer": False})).parameters[1]
+    )
+    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    small = load_pruned(tmp_path / "small", torch.float64)
+    assert [sizes(down)[0] for down in maps_back("small", small)] == [176, 136, 176]
+    assert_same_logits(run, small, whole)
+    with pytest.raises(RuntimeError):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "small")
+    again = run_capture(tmp_path / "small", tmp_path / "again", texts)
+    assert again.d_ff == 176
+    assert np.array_equal(counts_of(again), counts_of(run))
+    tokens, before, after = result.unseen
+    assert len(tokens) == 5
+    for model, sums in ((whole, before), (small, after)):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        text = json.loads(other.read_text().splitlines()[0])["text"]
+        ids = torch.tensor(tokenizer(text)["input_ids"])[None]
+        pieces = ids.split(24, 1)  # as the run's text was cut
+        with torch.inference_mode():
+            losses = [cross_entropy(model(input_ids=one).logits[0, :-1], one[0, 1:], reduction="sum") for one in pieces]
+        assert sum(losses).item() == pytest.approx(sums[0], rel=1e-5)
+
+
+def test_text_that_the_run_read_and_wrong_widths_are_refused(tmp_path: Path, texts: tuple[str, ...]) -> None:
+    folder = silenced(tmp_path / "model", "llama")
+    run = run_capture(folder, tmp_path / "run", texts)
+    given = {"model": str(folder), "run": run.path, "device": "cpu", "out": tmp_path / "small"}
+    with pytest.raises(UserError, match="did not see, got"):
+        command(PruneOptions(text=texts[:1], **given))
+    command(PruneOptions(per_layer=True, **given))
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    for widths in ([176, 136], [176, 136, 177], "176", [176, 136, 184]):
+        (tmp_path / "small" / "config.json").write_text(json.dumps(config | {"ffn_widths": widths}))
+        with pytest.raises(UserError, match="Expected 3 widths of FFNs"):
+            load_pruned(tmp_path / "small")
+    (tmp_path / "small" / "config.json").write_text(json.dumps(config | {"ffn_widths": [176, 128, 176]}))
+    with pytest.raises(UserError, match="got mismatched"):
+        load_pruned(tmp_path / "small")
 
 
 def test_a_threshold_leaves_values_above_it(tmp_path: Path, texts: tuple[str, ...]) -> None:

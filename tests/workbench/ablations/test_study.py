@@ -17,7 +17,9 @@ from support.captures import run_capture, save_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from twell.analysis import neuron_effects
+from twell.analysis import effects, neuron_effects
+from twell.workbench import ablate as silent
+from twell.workbench import study
 from twell.workbench.ablations.command import ablate, measure, model_of
 from twell.workbench.ablations.options import AblateOptions
 from twell.workbench.ablations.study import neuron_fires
@@ -124,16 +126,75 @@ def test_losses_are_those_of_hooks(run: Run) -> None:
     assert sum(change > 1e-6 for change in seen.values()) >= len(changes) - 1, seen
 
 
+def test_shares_of_layers_are_thresholds_of_each(run: Run) -> None:
+    """Losses are those of hooks with the thresholds in the manifest; those are quantiles of a layer's values."""
+    after = ablate(options(run, "shares:0.5,0,0.25", "smallest:0.5@0", "smallest:0.25@2"))
+    values = after.manifest.effects[-1]["thresholds"]["shares:0.5,0,0.25"]
+    assert values[0] > 0 == values[1] < values[2]
+    folder, seen = Path(str(model_of(run, None, "cpu").model.name_or_path)), defaultdict(list)
+    sequences = [one.ids for one in recorded_sequences(run, 10**6)]
+
+    def change(layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        fired = hidden[hidden != 0].abs()
+        seen[layer].append((int((fired <= values[layer]).sum()), len(fired)))
+        return torch.where(hidden.abs() > values[layer], hidden, torch.zeros(()))
+
+    losses = by_hooks(folder, sequences, change)
+    table = after.frame("effects").groupby("condition")["loss_sum"].sum()
+    assert table["shares:0.5,0,0.25"] == pytest.approx(sum(each.sum() for each in losses), rel=1e-9)
+    for layer, share in ((0, 0.5), (2, 0.25)):
+        gone, fired = np.array(seen[layer]).sum(0)
+        assert gone / fired == pytest.approx(share, abs=0.08)  # the quantile is that of the first batch
+    assert table["shares:0.5,0,0.25"] not in (table["smallest:0.5@0"], table["smallest:0.25@2"])
+
+
+def test_a_budget_is_divided_and_run(run: Run) -> None:
+    """Every layer alone, then a mixture of them together."""
+    after = ablate(options(run, budget=0.01), lambda run, budget: f"shares:{budget},0.5,0")
+    assert after.manifest.effects[-1]["conditions"] == ["shares:0.01,0.5,0"]
+    alone = after.manifest.effects[-2]["conditions"]
+    assert [name for name in alone if name.endswith("@2")] == [
+        f"smallest:{s}@2" for s in (0.25, 0.4, 0.5, 0.6, 0.75, 0.9)
+    ]
+    assert len(alone) == 18
+
+
+def test_a_study_of_an_object_is_that_of_its_folder(run: Run, texts: tuple[str, ...]) -> None:
+    """With the table of the command; inside a context that silences a neuron, that one is silent throughout."""
+    folder = Path(str(model_of(run, None, "cpu").model.name_or_path))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    conditions = ["weakest:0.5", "neurons:L1/N7"]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    table = effects(study(model, list(texts), conditions, batch_tokens=64)).set_index("condition")
+    expected = effects(study(folder, list(texts), conditions, batch_tokens=64)).set_index("condition")
+    np.testing.assert_allclose(table["change"], expected["change"], rtol=1e-3, atol=1e-6)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    with silent(model, {1: [7]}):
+        inside = effects(study(model, list(texts), conditions, batch_tokens=64)).set_index("condition")
+    assert table.loc["neurons:L1/N7", "change"] != 0 == inside.loc["neurons:L1/N7", "change"]
+    assert inside["base"].iloc[0] == pytest.approx(table.loc["neurons:L1/N7", "loss"])
+    with pytest.raises(UserError, match="Expected options of a study"):
+        study(model, list(texts), conditions, examples=8)
+
+
+def test_a_study_of_a_silu_object_counts_above_0(tmp_path: Path, texts: tuple[str, ...]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(save_model(tmp_path / "silu", hidden_act="silu")).eval()
+    run = study(model, list(texts), ["smallest:0.5"])
+    assert effects(run)["kept"].iloc[0] == pytest.approx(0.5, abs=0.05)
+    assert run.manifest.options["threshold"] == 0
+
+
 def test_a_killed_study_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows are those of one that ran through, each batch once; and a study that is complete is not run again."""
     chosen = options(run, "weakest:0.25", "scattered:0.5", "ffn@2")
     own = model_of(run, None, "cpu")
-    whole = measure(run, own, replace(chosen, seed=1)).frame("effects").query("study == 1")
+    through = measure(run, own, replace(chosen, seed=1))
+    whole = through.frame("effects").query(f"study == {through.manifest.effects[-1]['study']}")
     calls = []
     monkeypatch.setattr("twell.workbench.ablations.study.PART_SECONDS", 0.0)
-    import twell.workbench.ablations.study as study
+    import twell.workbench.ablations.study as module
 
-    rows_of = study._rows
+    rows_of = module._rows
 
     def stopping(*given: Any) -> Any:
         calls.append(given)
@@ -141,7 +202,7 @@ def test_a_killed_study_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
             raise KeyboardInterrupt
         return rows_of(*given)
 
-    monkeypatch.setattr(study, "_rows", stopping)
+    monkeypatch.setattr(module, "_rows", stopping)
     with pytest.raises(KeyboardInterrupt):
         measure(run, own, chosen)
     assert not open_run(run.path).manifest.effects[-1]["complete"]
@@ -168,6 +229,9 @@ def test_a_killed_study_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
         ("ffn@3", "a layer from 0 to 2, got 3"),
         ("fnn", "Expected a condition such as"),
         ("below:-1", "at least 0"),
+        ("shares:0.5,0.5", "Expected 3 shares from 0"),
+        ("shares:0,0,0", "Expected 3 shares from 0"),
+        ("shares:0.5,1,0", "Expected 3 shares from 0"),
         ("neurons:L0/N264", "from 0 to 263"),
         ("neurons:none.txt", "L3/N17"),
         ("neurons:" + ",".join(f"L1/N{neuron}" for neuron in range(264)), "got all of it"),

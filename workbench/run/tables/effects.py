@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twell.workbench.run.columns import LAYER, NEURON, Column, Table, tokens_column
 
+OWN_TOKENS = "the run's tokens"  # the name of a study's text, where it is that of the run
 _PREDICTED = tokens_column("tokens whose next token was predicted")
 
 EFFECTS = Table(
@@ -18,7 +19,7 @@ EFFECTS = Table(
             "",
             "ffn: a layer's FFN; dead, rarest, busiest, random: neurons by their firings in the run; weakest, "
             "scattered: firings of each token, by |hidden| or at random; smallest, below: values up to a quantile of "
-            "the layer or to a number; neurons: a list",
+            "the layer or to a number; shares: up to a quantile of each layer, of its own share; neurons: a list",
         ),
         Column("layer", "int32", "", "decoder layer, or -1 for all of them"),
         Column("share", "float64", "", "share that was taken away, of what the kind says; of below the value", True),
