@@ -7,7 +7,7 @@
 
 The claims are those of the paper that introduced the format and of its reports, reworded. Each has a rule that was
 fixed beforehand, in code, and what it was measured on stands beside what the run was measured on. They are declared in
-`activity`, `tokens`, `speed`, `training`, `across` and, where no run can tell, `beyond`. Cost: 0.3 s.
+`activity`, `tokens`, `speed`, `ablations`, `training`, `across` and, where no run can tell, `beyond`. Cost: 0.3 s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 
 import pandas as pd
 
-from twell.analysis.claims import across, activity, speed, tokens, training
+from twell.analysis.claims import ablations, across, activity, speed, tokens, training
 from twell.analysis.claims.beyond import BEYOND
 from twell.analysis.claims.claim import FAILS, HOLDS, UNTOLD, VERDICTS, Answer, Claim, scope
 from twell.analysis.memo import memo_scope
@@ -27,7 +27,7 @@ from twell.workbench.run.store import Run
 
 __all__ = ["BEYOND", "CLAIMS", "FAILS", "HOLDS", "UNTOLD", "findings", "markdown", "side_by_side"]
 
-CLAIMS: tuple[Claim, ...] = (*activity.CLAIMS, *tokens.CLAIMS, *speed.CLAIMS, *training.CLAIMS)
+CLAIMS: tuple[Claim, ...] = (*activity.CLAIMS, *tokens.CLAIMS, *speed.CLAIMS, *ablations.CLAIMS, *training.CLAIMS)
 
 
 def findings(run: Run, *others: Run) -> pd.DataFrame:

@@ -19,9 +19,9 @@ OPENING = """# Claims
 
 Generated from the recorded run `{name}` by `make docs`; a test compares this page with what that prints. {about}
 
-The claims are those of the paper that introduced the format (arXiv 2603.23198) and of reports on it, in our words. A
-fixed rule settles each: it holds, holds in part, does not hold, is reversed, or cannot be told. What each was measured
-on stands beside it. Intervals are of 95 %, those over tokens {intervals}.
+The claims are those of the paper that introduced the format (arXiv 2603.23198) and of reports on it, in our words, and
+what pruning and thresholds rest on. A fixed rule settles each: it holds, holds in part, does not hold, is reversed, or
+cannot be told. What each was measured on stands beside it. Intervals are of 95 %, those over tokens {intervals}.
 
 The same for runs of yours: the dashboard's *Findings* page, `twell export RUN --table findings`, or several runs side
 by side with `python -m twell.analysis RUN RUN`, which compares models and trainings too.

@@ -16,7 +16,7 @@ import pandas as pd
 from twell.analysis.activity.layers import by_layer
 from twell.analysis.activity.positions import by_position, position_blocks
 from twell.analysis.activity.surprisal import surprisal_within
-from twell.analysis.claims import activity, speed, tokens, training
+from twell.analysis.claims import ablations, activity, speed, tokens, training
 from twell.analysis.claims.findings import CLAIMS, UNTOLD, findings
 from twell.analysis.figures.claims.drawings import bars, curve, dots, intervals
 from twell.analysis.memo import memo_scope
@@ -172,6 +172,16 @@ def _uniform(run: Run) -> str:
     )
 
 
+def _rise(condition: str, bound: float) -> Draw:
+    def draw(run: Run) -> str:
+        row = ablations.measured(run, condition, "")
+        values = [("rise", 100 * row["rise"], 100 * row["rise_low"], 100 * row["rise_high"])]
+        says = "rise of the loss with its interval over documents"
+        return intervals(values, 100 * bound, f"{100 * bound:g} %", says, "{:+.2f} %")
+
+    return draw
+
+
 def _settles(run: Run) -> str:
     log = training.training_log(run)
     names = (f"step {log['step'].iloc[0]:,}", f"{log['step'].iloc[-1]:,}")
@@ -210,6 +220,8 @@ _OF_CHECK: dict[object, Draw] = {
     speed.follows_nnz: _nnz_and_gain,
     speed.slow_where_dense: _slow_layers,
     speed.text_and_uniform: _uniform,
+    ablations.silent_can_go: _rise("dead", ablations.NOTHING),
+    ablations.half_can_go: _rise(ablations.HALF, ablations.LITTLE),
     training.settles: _settles,
 }
 DRAWINGS: dict[str, Draw] = {claim.text: _OF_CHECK[claim.check] for claim in CLAIMS if claim.check in _OF_CHECK} | {

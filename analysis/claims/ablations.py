@@ -1,0 +1,123 @@
+"""Claims about what can go: silent neurons, small values, and whether activity is importance. From `twell ablate`.
+
+To add a claim, write its check here (`claim` says what it returns) and list it in CLAIMS at the end of this file. Each
+raises Missing with the command that would tell, where the run has no such study.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from twell.analysis.ablations.by_condition import effects
+from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, Answer, Claim, between
+from twell.analysis.neurons.effects import neuron_effects, rank_correlation
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+from twell.workbench.run.tables.effects import OWN_TOKENS
+
+NOTHING, LITTLE = 0.001, 0.01  # rise of the loss, as a share of it, that counts as none and as little
+HALF = "smallest:0.5"
+AGREE = 0.7  # Spearman's correlation from which the two orders are taken for one
+FEW_NEURONS = 20  # living neurons of a layer, for a correlation in it
+
+
+def measured(run: Run, condition: str, command: str) -> pd.Series:
+    """Return the row of `effects` of a condition, with rise, rise_low and rise_high: shares of the untouched loss.
+
+    command: what would measure it. Raises Missing without such a row, and for one without an interval.
+    """
+    rows = effects(run) if run.has("effects") else pd.DataFrame({"condition": []})
+    rows = rows[rows["condition"] == condition]
+    if rows.empty:
+        raise Missing(f"{run.name} has no study of it: {command}.")
+    row = rows.iloc[-1].copy()
+    for name, of in (("rise", "change"), ("rise_low", "low"), ("rise_high", "high")):
+        row[name] = row[of] / row["base"]
+    if np.isnan(row["rise_low"]):
+        raise Missing(f"{row['documents']} documents were read, and an interval takes three: {command}, on more text.")
+    return row
+
+
+def text_of(run: Run, study: int) -> list[str]:
+    """Return the names of the texts that a study was measured on."""
+    entries = [entry for entry in run.manifest.effects if entry.get("study") == study]
+    return [str(name) for name in entries[-1].get("text", [])] if entries else []
+
+
+def silent_can_go(run: Run) -> Answer:
+    """Check that the loss on other text stays without the neurons that fired on no token of the run."""
+    command = "`twell ablate RUN --condition dead --text OTHER`"
+    row = measured(run, "dead", command)
+    texts = text_of(run, int(row["study"]))
+    seen = {OWN_TOKENS, *(str(source.get("source")) for source in run.manifest.text)}
+    if not texts or set(texts) & seen:
+        raise Missing(f"Its silent neurons were taken away on the run's own text, where they are silent: {command}.")
+    return Answer(
+        f"without its {int(row['silenced']):,} silent neurons the loss on other text changes by {row['change']:+.4f} "
+        f"nats a token, {100 * row['rise']:+.2f} %",
+        _about(run, row, texts),
+        HOLDS if row["rise_high"] <= NOTHING else IN_PART if row["rise"] <= LITTLE else FAILS,
+        f"the interval lies below a rise of {100 * NOTHING:g} % of the loss; the rise alone within {100 * LITTLE:g} %: "
+        "in part",
+        between(row["low"], row["high"], " nats"),
+    )
+
+
+def half_can_go(run: Run) -> Answer:
+    """Check that the loss stays when the half of each layer's values that is next to 0 goes."""
+    row = measured(run, HALF, f"`twell ablate RUN --condition {HALF}`")
+    return Answer(
+        f"with the smaller half of each layer's hidden values at 0 the loss changes by {row['change']:+.4f} nats a "
+        f"token, {100 * row['rise']:+.2f} %",
+        _about(run, row, text_of(run, int(row["study"]))),
+        HOLDS if row["rise_high"] <= LITTLE else IN_PART if row["rise_low"] <= LITTLE else FAILS,
+        f"the interval lies below a rise of {100 * LITTLE:g} % of the loss; in part if it holds that number",
+        between(row["low"], row["high"], " nats"),
+    )
+
+
+def activity_is_importance(run: Run) -> Answer:
+    """Check that the order of a layer's neurons by firings is that by their effect on the loss."""
+    if not run.has("neuron_effects"):
+        raise Missing(f"{run.name} has no effects of neurons: `twell ablate RUN --neurons 64` estimates all of them.")
+    table = neuron_effects(run)
+    living = table[table["fires"] > 0]
+    by_layer = {
+        int(layer): rank_correlation(rows["fires"].to_numpy(), rows["estimate"].abs().to_numpy())
+        for layer, rows in living.groupby("layer")
+        if len(rows) >= FEW_NEURONS
+    }
+    values = np.array([value for value in by_layer.values() if not np.isnan(value)])
+    if not len(values):
+        raise Missing(f"No layer of {run.name} has {FEW_NEURONS} neurons that fire.")
+    busiest = living.sort_values("fires", ascending=False, kind="stable").head(max(1, len(living) // 10))
+    carried = busiest["estimate"].abs().sum() / living["estimate"].abs().sum()
+    exact = table.attrs["rank_correlation"]
+    checked = f"; {table.attrs['measured']} measured exactly agree at {exact:.2f}" if exact == exact else ""
+    return Answer(
+        f"firings and effect on the loss go together at Spearman {np.median(values):+.2f}, median of layers; the "
+        f"busiest tenth of the living neurons carries {100 * carried:.0f} % of the effects",
+        f"{len(living):,} living neurons of {len(values)} layers, effects to first order on "
+        f"{table.attrs['tokens']:,} tokens{checked}",
+        HOLDS if values.min() >= AGREE else IN_PART if values.min() > 0 else REVERSED if values.max() < 0 else FAILS,
+        f"Spearman of firings and |effect| at {AGREE:g} or above in every layer; above 0 in every: in part; below 0 in "
+        "every: reversed",
+        f"{values.min():+.2f} to {values.max():+.2f}, least and greatest layer: layers are no sample",
+    )
+
+
+def _about(run: Run, row: pd.Series, texts: list[str]) -> str:
+    return f"{row['tokens']:,} tokens of {row['documents']:,} documents, paired, of {', '.join(texts) or run.name}"
+
+
+CLAIMS = (
+    Claim("what can go", "Neurons that never fired on one text can go on another.", silent_can_go, ""),
+    Claim(
+        "what can go",
+        "Half of the hidden values, those next to 0, can be set to 0 at little loss.",
+        half_can_go,
+        "7 to 70 B parameters, inputs of every matrix of SiLU models",
+    ),
+    Claim("what can go", "The neurons that fire most are those that matter most.", activity_is_importance, ""),
+)

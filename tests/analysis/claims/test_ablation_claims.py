@@ -1,0 +1,80 @@
+"""Claims about what can go, on studies whose truth is planted, and on runs without such studies. Cost: 3 s."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from support.planted_effects import rows_of
+
+from twell.analysis.claims.ablations import activity_is_importance, half_can_go, silent_can_go
+from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED
+from twell.analysis.claims.findings import findings
+from twell.analysis.figures.claims.evidence import drawing
+from twell.analysis.neurons.by_neuron import by_neuron
+from twell.workbench.ablations.appended import append
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.tables.effects import OWN_TOKENS
+
+
+def studied(run: Run, rise: float, text: str = "other.txt", documents: int = 60, **about: Any) -> Run:
+    """Append a study whose loss rises by a share, by a little more or less in each document; return the run."""
+    rng = np.random.default_rng(1)
+    columns, _ = rows_of(rng, documents=documents, **about)
+    columns["loss_sum"] = columns["base_sum"] * (1 + rise) + rng.normal(0, 1e-4, documents) * columns["base_sum"]
+    entry = {"study": 0, "tokens": 1, "seconds": 0.0, "complete": True, "text": [text]}
+    append(run.path, "effects", columns, effects=[entry])
+    return open_run(run.path)
+
+
+@pytest.mark.parametrize(("rise", "expected"), [(0.0, HOLDS), (0.005, IN_PART), (0.02, FAILS)])
+def test_silent_neurons_can_go_or_not(small: Run, rise: float, expected: str) -> None:
+    run = studied(small, rise, condition="dead", kind="dead", silenced=900)
+    answer = silent_can_go(run)
+    assert answer.verdict == expected and "900 silent neurons" in answer.says and "other.txt" in answer.statistic
+    row = findings(run).set_index("claim").loc["Neurons that never fired on one text can go on another."]
+    assert row["verdict"] == expected and drawing(run, str(row.name))
+
+
+def test_silence_on_the_run_s_own_text_tells_nothing(small: Run) -> None:
+    with pytest.raises(Missing, match=r"has no study of it: `twell ablate .* --condition dead --text OTHER`"):
+        silent_can_go(small)
+    for text in (OWN_TOKENS, str(small.manifest.text[0]["source"])):
+        with pytest.raises(Missing, match="where they are silent"):
+            silent_can_go(studied(small, 0.0, text, condition="dead", kind="dead", silenced=9))
+
+
+@pytest.mark.parametrize(("rise", "expected"), [(0.003, HOLDS), (0.01, IN_PART), (0.02, FAILS)])
+def test_half_of_the_values_can_go_or_not(small: Run, rise: float, expected: str) -> None:
+    run = studied(small, rise, OWN_TOKENS, condition="smallest:0.5", kind="smallest", share=0.5)
+    assert half_can_go(run).verdict == expected
+
+
+def test_two_documents_are_no_interval(small: Run) -> None:
+    run = studied(small, 0.0, documents=2, condition="smallest:0.5", kind="smallest", share=0.5)
+    with pytest.raises(Missing, match="2 documents were read, and an interval takes three"):
+        half_can_go(run)
+
+
+@pytest.mark.parametrize(
+    ("power", "noise", "expected"), [(1, 0, HOLDS), (1, 3, IN_PART), (0, 1, FAILS), (-1, 0, REVERSED)]
+)
+def test_importance_follows_activity_or_not(
+    made: ModuleType, tmp_path: Any, power: int, noise: float, expected: str
+) -> None:
+    run = made.make(tmp_path / "run", sequences=12, parts=1)
+    with pytest.raises(Missing, match="--neurons 64` estimates all of them"):
+        activity_is_importance(run)
+    counted = by_neuron(run).sort_values(["layer", "neuron"])
+    rng = np.random.default_rng(2)
+    size = np.maximum(counted["fires"], 0.5) ** float(power) * np.exp(noise * rng.normal(size=len(counted)))
+    columns = {
+        "layer": counted["layer"],
+        "neuron": counted["neuron"],
+        "estimate_sum": size * rng.choice([-1, 1], len(size)),
+    }
+    append(run.path, "neuron_effects", {**columns, "tokens": np.full(len(size), 500)})
+    assert activity_is_importance(open_run(run.path)).verdict == expected
