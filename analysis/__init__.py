@@ -11,6 +11,7 @@ it lacks: `attrs["left_out"]`, or the entry of that name in a dict.
 """
 
 from twell.analysis import left_out
+from twell.analysis.ablations.allocation import allocation
 from twell.analysis.ablations.by_condition import effects
 from twell.analysis.activity.across_layers import across_layers
 from twell.analysis.activity.layers import by_layer, layer_histogram
@@ -56,6 +57,7 @@ from twell.analysis.training import compare_trainings, sparse_since, training_la
 
 __all__ = [
     "across_layers",
+    "allocation",
     "by_layer",
     "by_neuron",
     "by_phase",

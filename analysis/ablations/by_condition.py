@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from twell.analysis import statistics
 from twell.analysis.summaries.documents import FEW
@@ -20,7 +21,7 @@ from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
 ORDER = (
-    "ffn", "dead", "rarest", "busiest", "random", "weakest", "scattered", "smallest", "below", "neurons",
+    "ffn", "dead", "rarest", "busiest", "random", "weakest", "scattered", "smallest", "shares", "below", "neurons",
 )  # fmt: skip
 FEWEST, DRAWS = 3, 1999  # clusters of an interval; draws of clusters with replacement
 Numbers = Sequence[float] | NDArray
@@ -93,10 +94,13 @@ def paired_change(tokens: Numbers, change: Numbers) -> tuple[float, float, float
     """Return the mean change of loss a token, and the ends of its 95 % interval over clusters.
 
     A few documents suffer most, so that the mean's distribution is skewed and Student's interval holds it too seldom
-    (90 % of 95). The ends come from a bootstrap of t over clusters: Efron and Tibshirani (1993), section 12.5. They are
-    the same for the same numbers.
+    (90 % of 95). The ends come from a bootstrap of t over clusters: Efron and Tibshirani (1993), section 12.5. For few
+    clusters that is too narrow, so that its quantiles are those beyond which the normal distribution has what it has
+    beyond Student's t of Kish's degrees of freedom (the expanded percentiles of Hesterberg, 2015, The American
+    Statistician 69). They are the same for the same numbers.
 
-    tokens, change: by cluster, how many tokens and the sum of their changes; NaN for the ends with under three clusters
+    tokens, change: by cluster, how many tokens and the sum of their changes; NaN for the ends with under three of them,
+    or where one is nearly everything
     """
     n, y = np.asarray(tokens, float), np.asarray(change, float)
     if not n.sum():
@@ -109,7 +113,10 @@ def paired_change(tokens: Numbers, change: Numbers) -> tuple[float, float, float
     means, errors = _mean_and_error((draws @ np.stack([n, n * n, y, y * y, n * y], axis=1)).T)
     with np.errstate(divide="ignore", invalid="ignore"):
         t = (means - mean) / errors
-    low, high = np.quantile(t[np.isfinite(t)], [(1 + statistics.CONFIDENCE) / 2, (1 - statistics.CONFIDENCE) / 2])
+    half = statistics.t_half(statistics.effective(n.sum(), (n * n).sum()) - 1)
+    if np.isnan(half):
+        return mean, np.nan, np.nan
+    low, high = np.quantile(t[np.isfinite(t)], [ndtr(half), ndtr(-half)])
     return mean, mean - low * error, mean - high * error
 
 
@@ -124,7 +131,8 @@ def lines(table: pd.DataFrame) -> list[str]:
     rows = []
     for row in table.itertuples():
         interval = f"[{row.low:+.4f}, {row.high:+.4f}]" if row.low == row.low else "[too few documents]"
-        rows.append(f"  {row.condition:<22}{row.change:>+14.4f} {interval:>21}{row.kept:>9.1%}")
+        name = row.condition if len(row.condition) <= 22 else f"{row.condition[:20]}… "
+        rows.append(f"  {name:<22}{row.change:>+14.4f} {interval:>21}{row.kept:>9.1%}")
     first = table.iloc[0]
     note = f"  untouched {first['base']:.4f} nats on {first['tokens']:,} tokens of {first['documents']:,} documents"
     return [head, *rows, note]

@@ -25,7 +25,12 @@ from twell.analysis.figures import neurons as _neurons
 from twell.analysis.figures import overview as _overview
 from twell.analysis.figures import positions as _positions
 from twell.analysis.figures import tokens as _tokens
-from twell.analysis.figures.ablation.effects import ablation_curves, ablation_layers, ablation_neurons
+from twell.analysis.figures.ablation.effects import (
+    ablation_budget,
+    ablation_curves,
+    ablation_layers,
+    ablation_neurons,
+)
 from twell.analysis.figures.compare import compared_layers, layer_differences, loss_and_sparsity, ratio_by_position
 from twell.analysis.figures.speed import bench as _bench
 from twell.analysis.figures.speed import bench_rows as _rows
@@ -76,6 +81,7 @@ from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
 __all__ = [
+    "ablation_budget",
     "ablation_curves",
     "ablation_layers",
     "ablation_neurons",

@@ -7,6 +7,7 @@ import html
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.ablations.allocation import summary
 from twell.analysis.figures.ablation.effects import (
     MOST,
     curve_rows,
@@ -14,6 +15,7 @@ from twell.analysis.figures.ablation.effects import (
     layer_rows,
     loss_by_layer,
     loss_by_share,
+    share_by_layer,
 )
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, plural, whole
@@ -48,6 +50,19 @@ def layers(run: Run) -> None:
     widgets.draw(loss_by_layer(rows), "ablation-layers", "Loss without the FFN of each layer", wide=True)
 
 
+def budget(run: Run) -> None:
+    """Draw the shares of layers that fit a budget of loss together; nothing where none was divided."""
+    if not (fetch(run, analysis.effects)["kind"] == "shares").any():
+        return
+    result = query(run, analysis.allocation)
+    widgets.heading(
+        "A budget of loss over the layers",
+        f"The share of each layer's values next to 0 that goes, the cheapest first. {summary(result.frame)}",
+        result,
+    )
+    widgets.draw(share_by_layer(result.frame), "ablation-budget", "Share of each layer within a budget", wide=True)
+
+
 def neurons(run: Run) -> None:
     """Draw neurons by effect against density."""
     table = fetch(run, analysis.neuron_effects)
@@ -75,7 +90,7 @@ def every_condition(run: Run) -> None:
 run = current_run()
 widgets.title("What matters to the loss?")
 if run.has("effects") or run.has("neuron_effects"):
-    for draw in (curves, layers, neurons, every_condition):
+    for draw in (curves, layers, budget, neurons, every_condition):
         with widgets.show_errors():
             draw(run)
 else:

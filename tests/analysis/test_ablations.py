@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 from support.planted_effects import coverage, rows_of
 
-from twell.analysis import effects
-from twell.analysis.ablations.by_condition import SUMS, clustered, lines
+from twell.analysis import allocation, effects
+from twell.analysis.ablations.allocation import allocate, allocated
+from twell.analysis.ablations.by_condition import SUMS, clustered, lines, paired_change
 from twell.workbench.ablations.appended import append
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run, open_run
@@ -70,6 +71,61 @@ def test_a_run_without_ablations_says_so(small: Run) -> None:
         effects(small)
 
 
-def test_intervals_hold_planted_changes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("documents", [20, 60])
+def test_intervals_hold_planted_changes(documents: int) -> None:
     """At a coverage of 95 %, under 23 of 30 once in 20 000 times; more: `python -m support.planted_effects 1000`."""
-    assert coverage(30) >= 23 / 30
+    assert coverage(30, documents) >= 23 / 30
+
+
+def test_intervals_of_few_documents_are_wider() -> None:
+    """Than those of a sample ten times as large with the same mean and error, by more than Student's t is."""
+    rng = np.random.default_rng(4)
+    tokens, change = np.full(10, 500.0), rng.normal(20, 5, 10)
+    widths = []
+    for times in (1, 30):
+        _, low, high = paired_change(np.tile(tokens, times), np.tile(change, times))
+        widths.append((high - low) * np.sqrt(times))
+    assert widths[0] > 1.15 * widths[1]
+
+
+SHARES = (0.25, 0.5, 0.75)
+CURVES = {  # of rising cost, and one layer that is better off without half of its values
+    0: [(0.25, 0.001), (0.5, 0.004), (0.75, 0.02)],
+    1: [(0.25, 0.01), (0.5, 0.03), (0.75, 0.09)],
+    2: [(0.25, 0.003), (0.5, -0.002), (0.75, 0.006)],
+}
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.002, 0.012, 0.02, 0.038, 0.2])
+def test_a_budget_goes_to_the_cheapest_layers(budget: float) -> None:
+    """Within one step of the best of all mixtures, and within the budget."""
+    costs = [{0.0: 0.0, **dict(curve)} for curve in CURVES.values()]
+    mixtures = [shares for shares in product(*costs) if sum(c[s] for c, s in zip(costs, shares, strict=True)) <= budget]
+    chosen = allocate(CURVES, budget)
+    assert tuple(chosen.values()) in mixtures
+    assert sum(chosen.values()) >= max(map(sum, mixtures)) - 0.25
+    assert chosen[2] >= 0.5  # what lowers the loss goes first
+    if budget == 0.2:
+        assert set(chosen.values()) == {0.75}
+    if budget == 0.012:
+        assert chosen == {0: 0.5, 1: 0.0, 2: 0.75}
+
+
+def test_an_allocation_says_what_it_costs_together(small: Run) -> None:
+    assert small.layers == 4
+    shares = {0: 0.5, 1: 0.25, 2: 0.25, 3: 0.5}
+    for number, (layer, share) in enumerate(shares.items()):
+        run = added(small, number, condition=f"smallest:{share}@{layer}", kind="smallest", share=share, layer=layer)
+    with pytest.raises(Missing, match="run together: measure them with `twell ablate"):
+        allocation(run)
+    with pytest.raises(UserError, match=r"some layer's share fits, got 0 nats: the least is 0.0"):
+        allocated(run, 0)
+    single = effects(run).set_index("layer")["change"]
+    both = sorted(single.index, key=lambda layer: single[layer] / shares[layer])[:2]
+    condition = allocated(run, float(single[both].sum()) + 1e-9)
+    assert condition == "shares:" + ",".join(f"{shares[layer] if layer in both else 0:g}" for layer in range(4))
+    run = added(run, 9, condition=condition, kind="shares")
+    table = allocation(run)
+    assert table["share"].tolist() == [shares[layer] if layer in both else 0 for layer in range(4)]
+    assert table.attrs["singles"] == pytest.approx(single[both].sum())
+    assert table.attrs["joint"] == effects(run).set_index("condition").loc[condition, "change"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import plotly.graph_objects as go
 
+from twell.analysis.ablations.allocation import allocation
 from twell.analysis.ablations.by_condition import effects
 from twell.analysis.figures.labels import percent
 from twell.analysis.figures.style import AMBER, BLUE, GREY, WORDS, finish, layer_axis, whiskers
@@ -98,6 +99,30 @@ def loss_by_layer(rows: pd.DataFrame) -> go.Figure:
     return figure
 
 
+def share_by_layer(table: pd.DataFrame) -> go.Figure:
+    """Return a bar a layer: the share of its smallest values that goes within a budget of loss.
+
+    Args:
+        table: the rows of `analysis.allocation`.
+    """
+    layers = [int(layer) for layer in table["layer"]]
+    figure = go.Figure(
+        go.Bar(
+            x=100 * table["share"],
+            y=table["layer"],
+            orientation="h",
+            marker={"color": BLUE},
+            text=[f"{change:+.4f} nats alone" for change in table["change"]],
+            textposition="none",
+            hovertemplate="layer %{y}: %{x:.0f} % of its values, %{text}<extra></extra>",
+        )
+    )
+    finish(figure, 90 + max(12, min(26, 560 // len(layers))) * len(layers), left=40, top=12)
+    layer_axis(figure, layers)
+    figure.update_xaxes(title="share of the layer's values that goes, %", range=[0, 100])
+    return figure
+
+
 def effect_by_density(table: pd.DataFrame) -> go.Figure:
     """Return a dot a neuron: how often it fires, and what silencing it does; exact values are amber.
 
@@ -133,6 +158,11 @@ def ablation_curves(run: Run) -> go.Figure:
 def ablation_layers(run: Run) -> go.Figure:
     """Draw the change of the loss without each layer's FFN. Page What matters."""
     return loss_by_layer(layer_rows(run))
+
+
+def ablation_budget(run: Run) -> go.Figure:
+    """Draw the share of each layer's values that goes within a budget of loss. Page What matters."""
+    return share_by_layer(allocation(run))
 
 
 def ablation_neurons(run: Run) -> go.Figure:

@@ -1,0 +1,162 @@
+"""How a budget of loss is divided over layers, from what each share of a layer's values costs alone.
+
+    allocation(run, 0.02)    a row a layer: the share of its values that goes, and what that costs alone
+    allocation(run)          the same of the shares that `twell ablate --budget` ran together, with their joint loss
+
+The idea is greedy: of all steps from a layer's share to a larger one, the cheapest by change of loss for each value
+that goes is taken, as long as the sum of the changes stays within the budget. What layers cost together is another
+number than that sum, so the mixture is run too. Cost: milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from twell.analysis.ablations.by_condition import effects
+from twell.analysis.activity.layers import by_layer
+from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.store import Run
+
+Curves = Mapping[int, Sequence[tuple[float, float]]]  # by layer: shares and the changes that each makes alone
+JOINT = ("joint", "joint_low", "joint_high")
+
+
+def allocate(curves: Curves, budget: float) -> dict[int, float]:
+    """Return the share of each layer for a budget in nats a token; 0 where nothing of a layer goes."""
+    chosen = dict.fromkeys(curves, (0.0, 0.0))
+    while True:
+        left = budget - sum(change for _, change in chosen.values())
+        steps = [
+            ((change - chosen[layer][1]) / (share - chosen[layer][0]), layer, share, change)
+            for layer, curve in curves.items()
+            for share, change in curve
+            if share > chosen[layer][0] and change - chosen[layer][1] <= left
+        ]
+        if not steps:
+            return {layer: share for layer, (share, _) in chosen.items()}
+        _, layer, share, change = min(steps)
+        chosen[layer] = share, change
+
+
+def allocation(run: Run, budget: float | None = None) -> pd.DataFrame:
+    """Return the share of each layer's smallest values that goes, for a budget or as it was run last; a row a layer.
+
+    Columns: layer; share (of the layer's values |hidden| that are not 0, the smallest ones); change (of the loss, nats
+    a token, when that alone goes), low, high (its 95 % interval by document); threshold (the value up to which they
+    go; NaN where the shares were not run). attrs: condition (as `twell ablate` spells the shares); singles (sum of the
+    changes); joint, joint_low, joint_high (change with all of them at once; NaN where it was not run); unread (share
+    of the model's weights that one token need not read then, beside those it need not read now), speedup (1 over the
+    rest): an estimate for batch 1 by bytes alone, NaN where the run does not know the model's size.
+
+    budget: in nats a token. Raises Missing for a run whose layers were not measured one by one.
+    """
+    table = effects(run)
+    single = table[(table["kind"] == "smallest") & (table["layer"] >= 0)]
+    if single.empty:
+        raise Missing(f"{run.name} has no shares of single layers: {_todo(run)}.")
+    shares = _last(run, table) if budget is None else _best(run, single, budget)
+    condition = "shares:" + ",".join(f"{share:g}" for share in shares)
+    measured = single.set_index(["layer", "share"])[["change", "low", "high"]]
+    answer = pd.DataFrame(
+        {"layer": layer, "share": share}
+        | (dict(measured.loc[layer, share]) if (layer, share) in measured.index else _nothing(share))
+        for layer, share in enumerate(shares)
+    )
+    answer["threshold"] = _thresholds(run, condition)
+    joint = table.loc[table["condition"] == condition, ["change", "low", "high"]]
+    together = joint.iloc[-1].tolist() if len(joint) else [np.nan] * 3
+    answer.attrs |= {"condition": condition, "singles": float(answer["change"].sum(skipna=False))}
+    answer.attrs |= dict(zip(JOINT, map(float, together), strict=True)) | _bytes(run, np.array(shares))
+    return answer
+
+
+def _todo(run: Run) -> str:
+    return f"measure them with `twell ablate {run.path} --budget 0.02`"
+
+
+def _best(run: Run, single: pd.DataFrame, budget: float) -> list[float]:
+    """Return the share of each layer for a budget. single: rows of `effects`"""
+    groups = {int(layer): rows for layer, rows in single.groupby("layer")}
+    curves = {layer: list(zip(rows["share"], rows["change"], strict=True)) for layer, rows in groups.items()}
+    shares = allocate(curves, budget)
+    return [shares.get(layer, 0.0) for layer in range(run.layers)]
+
+
+def _last(run: Run, table: pd.DataFrame) -> list[float]:
+    """Return the shares that were run together last. table: of `effects`"""
+    mixtures = table[table["kind"] == "shares"].sort_values("study", kind="stable")
+    if mixtures.empty:
+        raise Missing(f"{run.name} has no shares of several layers that were run together: {_todo(run)}.")
+    return [float(share) for share in str(mixtures["condition"].iloc[-1]).partition(":")[2].split(",")]
+
+
+def _nothing(share: float) -> dict[str, float]:
+    """Return the change of a layer of which nothing goes, or of a share that was not measured alone."""
+    return dict.fromkeys(("change", "low", "high"), 0.0 if share == 0 else np.nan)
+
+
+def _thresholds(run: Run, condition: str) -> list[float]:
+    known = [entry.get("thresholds", {}).get(condition) for entry in run.manifest.effects]
+    values = next((each for each in reversed(known) if each is not None), [np.nan] * run.layers)
+    return [float(value) for value in values]
+
+
+def _bytes(run: Run, shares: np.ndarray) -> dict[str, float]:
+    """Return which share of all weights a token need not read once shares of the hidden values are 0, and 1 / the rest.
+
+    A ReLU's FFN need not read the up rows and down columns of what did not fire before; then fewer columns of the map
+    back are needed, and nothing else.
+    """
+    model, counts_zeros = run.manifest.model, run.manifest.options.get("threshold") is None
+    if not model.get("parameters") or not model.get("d_model"):
+        return {"unread": np.nan, "speedup": np.nan}
+    matrix = model["d_model"] * run.d_ff
+    maps = 2 if "plain" in run.manifest.nnz_definition or model.get("family") in ("opt", "nemotron") else 3
+    density = by_layer(run)["mean"].to_numpy() / run.d_ff if counts_zeros else np.ones(run.layers)
+    before = 1 + (maps - 1) * density  # matrices a layer
+    read = model["parameters"] - matrix * maps * run.layers + matrix * before.sum()
+    unread = float(matrix * (shares * density).sum() / read)
+    return {"unread": unread, "speedup": 1 / (1 - unread)}
+
+
+def allocated(run: Run, budget: float) -> str:
+    """Return the shares for a budget as a condition of `twell ablate`. Raises UserError where none fits."""
+    table = allocation(run, budget)
+    if not table["share"].any():
+        single = effects(run).query("kind == 'smallest' and layer >= 0")
+        least = single.loc[single["change"].idxmin()]
+        raise UserError(
+            f"Expected a budget in which some layer's share fits, got {budget:g} nats: the least is "
+            f"{least['change']:.2g}, of {least['condition']}."
+        )
+    return str(table.attrs["condition"])
+
+
+def summary(table: pd.DataFrame) -> str:
+    """Return a sentence on an allocation: its sum, its joint change, and what it would buy.
+
+    table: of `allocation`
+    """
+    about = table.attrs
+    text = f"Alone these changes add up to {about['singles']:+.4f} nats a token"
+    if about["joint"] == about["joint"]:
+        interval = f" [{about['joint_low']:+.4f}, {about['joint_high']:+.4f}]"
+        text += f"; run together they make {about['joint']:+.4f}{interval if 'nan' not in interval else ''}"
+    if about["unread"] == about["unread"]:
+        text += (
+            f". At batch 1 a token would read {100 * about['unread']:.2g} % fewer bytes of weights: at most "
+            f"{about['speedup']:.3g} ×, an estimate by bytes alone"
+        )
+    return text + "."
+
+
+def lines(table: pd.DataFrame) -> list[str]:
+    """Return an allocation as lines of text. table: of `allocation`"""
+    rows = [
+        f"  layer {row.layer:<4}{row.share:>7.0%} of the values, up to {row.threshold:<10.4g}{row.change:>+10.4f} alone"
+        for row in table.itertuples()
+    ]
+    return [f"Shares by layer, {table.attrs['condition']}", *rows, f"  {summary(table)}"]
