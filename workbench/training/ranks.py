@@ -156,7 +156,7 @@ class TrainingRanks:
         # backward pass; gradients of a whole layer are sent beside the next one's work as well
         torch._dynamo.config.optimize_ddp = False
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of a new name for broadcast_buffers, which torch 2.10 lacks
+            warnings.simplefilter("ignore", FutureWarning)  # of a newer name of an argument, which 2.10 lacks
             # gradients are views of what is sent, or each would be there twice
             return DistributedDataParallel(objective, broadcast_buffers=False, gradient_as_bucket_view=True)
 
