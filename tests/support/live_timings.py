@@ -3,8 +3,8 @@
     python tests/support/live_timings.py MODEL TEXT [TOKENS [BENCH]]
 
 MODEL: a folder, best of 28 layers of 2048 × 5632 trained for some minutes; TEXT: of at least TOKENS, default 9 000 000,
-about a minute of one H200; BENCH: `bench` compares with `twell bench` too, at the end. Prints a line for each row of
-the table as soon as it is known. Train first:
+about a minute of one H200; BENCH: `bench` compares with `twell bench` too, at the end. Prints a line before each of
+its parts begins, and one for each row of the table as soon as it is known. Train first:
 
     twell train --config RECIPE --text TEXT --out MODEL --minutes 4
 
@@ -84,7 +84,12 @@ class Measured:
     def steady_rate(self, rows: int, **changes: object) -> float:
         """Return tokens a second of a short capture without its beginning, its end and its calibrations."""
         turn = self.recorded(tokens=SHORT * ROWS, batch_tokens=rows, **changes)
-        return sum(turn.batches) / turn.steady
+        return tokens_a_second(turn)
+
+
+def tokens_a_second(turn: Turn) -> float:
+    """Return the rate of a turn without its beginning, its end and its calibrations."""
+    return sum(turn.batches) / turn.steady
 
 
 def lines(model: str, text: str, tokens: int = 9_000_000, bench: str = "") -> Iterator[str]:
@@ -95,17 +100,20 @@ def lines(model: str, text: str, tokens: int = 9_000_000, bench: str = "") -> It
         )
         loaded = load(model)
         measured = Measured(loaded, options, Path(place))
+        yield f"{loaded.name} is loaded; two batches of each kind first"
         measured.recorded(2)
         measured.unwatched(2 * ROWS)
+        yield f"passes of {tokens // PART:,} tokens alone"
         before = measured.unwatched(tokens // PART)
+        yield f"  {tokens_a_second(before):,.0f} tokens/s; capture of {tokens:,} tokens"
         whole = measured.recorded()
+        rate = tokens_a_second(whole)
+        yield f"  {rate:,.0f} tokens/s of {sum(whole.batches):,}, end {whole.end:.2f} s; passes alone again"
         after = measured.unwatched(tokens // PART)
         run = open_run(measured.folder)
 
-        passes = [sum(turn.batches) / turn.steady for turn in (before, after)]
-        rate = sum(whole.batches) / whole.steady
+        passes = [tokens_a_second(before), tokens_a_second(after)]
         yield f"passes alone {passes[0]:,.0f} and {passes[1]:,.0f} tokens/s"
-        yield f"capture of {sum(whole.batches):,} tokens: {rate:,.0f} tokens/s"
         yield f"steady state with everything over the plain pass: {rate / mean(passes):.4f}"
         alone = before.start + before.end + sum(whole.batches) / mean(passes)
         yield (

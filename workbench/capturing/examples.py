@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,19 +91,19 @@ class Kept:
 
     def table(self, layer: int, kind: str) -> dict[str, Any]:
         """Return the columns of a layer's rows of the `examples` table, by neuron; the fields are on the host."""
-        neuron, slot = (self.sequence[layer] >= 0).nonzero(as_tuple=True)
+        there = np.flatnonzero(self.sequence[layer].numpy().ravel() >= 0)
         value, draw, sequence, position, window = (
-            getattr(self, item.name)[layer][neuron, slot] for item in fields(self)
+            _on_host(getattr(self, item.name)[layer].flatten(0, 1)).take(there, axis=0) for item in fields(self)
         )
         return {
-            "layer": np.full(len(neuron), layer),
-            "neuron": neuron.numpy(),
-            "kind": pa.array([kind]).take(pa.array(np.zeros(len(neuron), dtype=np.int32))),
-            "value": value.numpy(),
-            "sequence": sequence.numpy(),
-            "position": position.numpy(),
-            "draw": draw.numpy() / DRAWS,
-            "window": lists(window.float().numpy().ravel(), np.full(len(neuron), WINDOW)),
+            "layer": np.full(len(there), layer),
+            "neuron": there // self.value.shape[2],
+            "kind": pa.array([kind]).take(pa.array(np.zeros(len(there), dtype=np.int32))),
+            "value": value,
+            "sequence": sequence,
+            "position": position,
+            "draw": draw / DRAWS,
+            "window": lists(_float32(window).ravel(), np.full(len(there), WINDOW)),
         }
 
     def _text_order(self) -> Tensor:
@@ -127,6 +128,19 @@ class Kept:
 
 
 _LAST = 2**62  # a place after all others
+
+
+def _on_host(values: Tensor) -> np.ndarray:
+    """Return the memory of a tensor of the host as NumPy sees it, bfloat16 as the uint16 of its bits.
+
+    NumPy reads it in this thread alone: torch would share small work with threads that a busy machine has to wait for.
+    """
+    return values.view(torch.uint16).numpy() if values.dtype == torch.bfloat16 else values.numpy()
+
+
+def _float32(values: np.ndarray) -> np.ndarray:
+    """Return values of `_on_host` as float32."""
+    return (values.astype(np.uint32) << 16).view(np.float32) if values.dtype == np.uint16 else values.astype(np.float32)
 
 
 def _sorted(key: Tensor, text: Tensor, descending: bool) -> Tensor:
@@ -196,20 +210,20 @@ class Examples:
             self._join(kind, Kept(*(getattr(empty, item.name).to(device) for item in fields(Kept))))
         self._bounds = Bounds(self._kept["top"].bound_values(), self._kept["sample"].bound_draws())
 
-    def tables(self) -> Callable[[], Iterator[dict[str, Any]]]:
-        """Return a function that makes the columns of the `examples` table, a layer and kind after the other, of the
-        examples kept by now.
+    def tables(self) -> Callable[[], Iterator[Callable[[], dict[str, Any]]]]:
+        """Return a function that yields, for one layer and kind after the other, what makes the columns of its rows of
+        the `examples` table, of the examples kept by now.
 
         Calling it waits for the device to have come to this moment, and for the copy, beside what it has to do.
         """
         host = {kind: ToHost([getattr(one, item.name) for item in fields(one)]) for kind, one in self._kept.items()}
 
-        def tables() -> Iterator[dict[str, Any]]:
+        def tables() -> Iterator[Callable[[], dict[str, Any]]]:
             arrays = {kind: Kept(*copies.wait()) for kind, copies in host.items()}
             for layer in range(self.layers):
                 for kind, one in arrays.items():
-                    if (one.sequence[layer] >= 0).any():
-                        yield one.table(layer, kind)
+                    if (one.sequence[layer].numpy() >= 0).any():
+                        yield partial(one.table, layer, kind)
 
         return tables
 

@@ -111,6 +111,8 @@ class Recorder:
             self._add_vocabulary()
             if before is not None:
                 self._take(*before)
+            if shown := self.timings.columns_until(ran[0], ran[3]):
+                self.writer.show_timings(shown)
 
     def _started(self, batch: Batch) -> Ran | None:
         """Return a batch that the device has; None where its memory does not hold it."""
@@ -185,7 +187,6 @@ class Recorder:
         counted.wait()
         if times is not None:
             self.timings.record(batch, times)
-            self.writer.show_timings(self.timings.columns())
         flags = batch.flags
         finite = counted.finite.numpy()
         if not finite.all():
@@ -287,7 +288,7 @@ class Recorder:
                 yield from sums.tables()
             if timings:
                 yield "timings", timings
-            yield from (("examples", columns) for columns in examples())
+            yield from (("examples", make) for make in examples())
 
         self._sums, self.timings.rows = None, []
         seconds = time.monotonic() - self._began

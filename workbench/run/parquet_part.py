@@ -37,6 +37,7 @@ class GrowingFile:
                 schema,
                 compression=COMPRESSION,
                 compression_level=COMPRESSION_LEVEL,
+                use_dictionary=dictionary_columns(schema),
                 write_page_checksum=True,
             )
         except OSError as error:
@@ -74,6 +75,16 @@ class GrowingFile:
             pass
         finally:
             self._temporary.unlink(missing_ok=True)
+
+
+def dictionary_columns(schema: pa.Schema) -> list[str]:
+    """Return the paths of a file's columns that are written with a dictionary: all but lists of float32.
+
+    Looking up each of an example's 33 values took a third of the time, and saved no room.
+    """
+    plain = [field.name for field in schema if not pa.types.is_list(field.type)]
+    lists = [field for field in schema if pa.types.is_list(field.type) and field.type.value_type != pa.float32()]
+    return plain + [f"{field.name}.list.element" for field in lists]
 
 
 def disk_error(path: Path, error: OSError) -> UserError:

@@ -36,8 +36,11 @@ PART_TOKENS = 2**20
 PART_SECONDS = 10.0
 LIVE_SECONDS = 1.0  # between two versions of the rows that are shown before their part is closed
 AHEAD = 4  # most unfinished jobs of the writing thread
+AT_ONCE = 8  # most files of a table that are compressed beside one another
+FILE_NEURONS = 2**15  # of a file, at least, where a table is split: what has fewer is written before threads have begun
 
-Rows = tuple[str, Mapping[str, Any]]  # the name of a table, and its columns by name
+Columns = Mapping[str, Any]  # of a table, by name
+Rows = tuple[str, Columns | Callable[[], Columns]]  # the name of a table, and its columns, or what makes them
 
 
 def arrow_schema(table: str, layers: int, d_ff: int, used: bool = False) -> pa.Schema:
@@ -72,7 +75,7 @@ class RunWriter:
         shape = (manifest.layers, manifest.d_ff, manifest.counts_used)
         self._schemas = {name: arrow_schema(name, *shape) for name in TABLES}
         self._rows: dict[str, list[pa.Table]] = {}  # by table, less than a row group each
-        self._files: dict[str, GrowingFile] = {}  # of the open part; used by the writing thread alone
+        self._files: dict[tuple[str, int], GrowingFile] = {}  # of the open part, by table and number of the file in it
         self._number = self._part = 1 + max((part.number for part in manifest.parts), default=-1)
         self._tokens, self._opened = 0, time.monotonic()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="twell-writer")
@@ -184,15 +187,27 @@ class RunWriter:
             self._failed = True
             raise
 
-    def _write(self, table: str, rows: list[pa.Table]) -> None:
+    def _write(self, table: str, rows: list[pa.Table], file: int = 0) -> None:
         joined = pa.concat_tables(rows)
         if not joined.num_rows:
             return
-        if table not in self._files:
-            part = f"{table}/{self._share.prefix}-{self._part:05d}.parquet"
+        if (table, file) not in self._files:
+            number = f"{file}-" * (file > 0) + f"{self._part:05d}"
+            part = f"{table}/{self._share.prefix}-{number}.parquet"
             path = self.folder / (f"{table}.parquet" if TABLES[table].single_file else part)
-            self._files[table] = GrowingFile(path, self._schemas[table])
-        self._files[table].write(joined)
+            self._files[table, file] = GrowingFile(path, self._schemas[table])
+        self._files[table, file].write(joined)
+
+    def _write_side_by_side(self, table: str, makes: list[Callable[[], Columns]]) -> None:
+        """Write the rows that functions make, in their order, as several files at once where they are many."""
+        files = max(1, min(AT_ONCE, usable_cores(), len(makes) * self.manifest.d_ff // FILE_NEURONS))
+
+        def write(file: int) -> None:
+            for make in makes[len(makes) * file // files : len(makes) * (file + 1) // files]:
+                self._write(table, [self._cast(table, make())], file)
+
+        with ThreadPoolExecutor(files) as pool:
+            list(pool.map(write, range(files)))
 
     def _write_live(self, rows: pa.Table) -> None:
         temporary = self.folder / f"{LIVE}.tmp"
@@ -203,23 +218,30 @@ class RunWriter:
             raise disk_error(self.folder / LIVE, error) from error
 
     def _close(self, number: int, tables: Callable[[], Iterable[Rows]], updates: Mapping[str, Any]) -> None:
+        makes: dict[str, list[Callable[[], Columns]]] = {}
         for table, columns in tables():
-            self._write(table, [self._cast(table, columns)])
+            if callable(columns):
+                makes.setdefault(table, []).append(columns)
+            else:
+                self._write(table, [self._cast(table, columns)])
+        for table, functions in makes.items():
+            self._write_side_by_side(table, functions)
         files, self._part = self._files, number + 1
         with ThreadPoolExecutor(max(1, len(files))) as pool:  # each waits for the disk
             closed = list(pool.map(GrowingFile.close, files.values()))
         parts = [
             Part(table, str(file.path.relative_to(self.folder)), file.rows, *size_and_sha256)
-            for (table, file), size_and_sha256 in zip(files.items(), closed, strict=True)
+            for ((table, _), file), size_and_sha256 in zip(files.items(), closed, strict=True)
         ]
         self._files, manifest = {}, self.manifest
-        replaced = [part for part in manifest.parts if TABLES[part.table].cumulative and part.table in files]
+        written = {table: file for (table, _), file in files.items()}
+        replaced = [part for part in manifest.parts if TABLES[part.table].cumulative and part.table in written]
         manifest.parts = [part for part in manifest.parts if part not in replaced] + parts
         for name, value in updates.items():
             setattr(manifest, name, value)
-        if "activity" in files:
-            manifest.tokens += files["activity"].rows
-            manifest.sequences += files["sequences"].rows if "sequences" in files else 0
+        if "activity" in written:
+            manifest.tokens += written["activity"].rows
+            manifest.sequences += written["sequences"].rows if "sequences" in written else 0
         self._publish()
         for part in replaced:
             (self.folder / part.file).unlink(missing_ok=True)
@@ -245,6 +267,11 @@ class RunWriter:
             for path in [*(folder / name).glob("*"), *folder.glob(f"{name}.parquet*")]:
                 if path not in listed and self._share.written(path) and not path.is_dir():
                     path.unlink()
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:

@@ -64,7 +64,7 @@ def columns_of(examples: Examples) -> dict[str, Any]:
 
 
 def table_of(examples: Examples) -> pa.Table:
-    return pa.concat_tables(pa.table(columns) for columns in examples.tables()())
+    return pa.concat_tables(pa.table(make()) for make in examples.tables()())
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
@@ -107,6 +107,20 @@ def test_what_is_kept() -> None:
         for index in np.flatnonzero(sample):
             place = frame["sequence"][index] - 5, frame["position"][index]
             np.testing.assert_array_equal(windows[index], padded[place[0], place[1] : place[1] + WINDOW, neuron])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_windows_of_every_kind_of_number_are_written_as_they_are(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    kept = Kept.none(2, 5, 3, dtype, torch.device("cpu"))
+    kept.window[:] = torch.randn(kept.window.shape, generator=generator).to(dtype)
+    kept.window[0, 0, 0, 0], kept.window[0, 0, 0, 1] = torch.nan, torch.inf
+    kept.sequence[0, :, :2], kept.sequence[0, 3] = 7, -1
+    columns = kept.table(0, "top")
+    expected = kept.window[0, [0, 1, 2, 4], :2].float().numpy()
+    np.testing.assert_array_equal(columns["window"].flatten().to_numpy(), expected.ravel())
+    assert columns["neuron"].tolist() == [0, 0, 1, 1, 2, 2, 4, 4]
+    assert set(columns["sequence"]) == {7}
 
 
 def test_bins_begin_where_they_say() -> None:

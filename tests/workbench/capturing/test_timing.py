@@ -14,6 +14,7 @@ from support.clock import Clock
 
 from twell.kernels.modules import SparseFFN
 from twell.workbench.capturing.forward import Inputs, forward
+from twell.workbench.capturing.recorder import Recorder
 from twell.workbench.capturing.timing import calibration
 from twell.workbench.capturing.timing.calibration import WARM
 from twell.workbench.capturing.timing.timings import Timings
@@ -208,9 +209,19 @@ def test_timings_change_no_count(tiny: Path, tmp_path: Path, texts: tuple[str, .
 def test_readers_see_the_rows_of_the_open_part(
     tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the parts while a capture runs, and gone when it has ended; what a killed one leaves is no error."""
+    """Beside the parts while a capture runs, from its first batch on, and gone when it has ended; what a killed one
+    leaves is no error."""
     seen: list[pd.DataFrame] = []
-    write = RunWriter._write_live
+    ran, shown_after = [0], []  # batches that ran, and how many had when rows were shown
+    write, show, run_batch = RunWriter._write_live, RunWriter.show_timings, Recorder._run
+
+    def noted(self: RunWriter, columns: Any) -> None:
+        shown_after.append((ran[0], set(columns["batch"])))
+        show(self, columns)
+
+    def counted(self: Recorder, *given: Any, **named: Any) -> Any:
+        ran[0] += 1
+        return run_batch(self, *given, **named)
 
     def watched(self: RunWriter, rows: Any) -> None:
         write(self, rows)
@@ -219,9 +230,13 @@ def test_readers_see_the_rows_of_the_open_part(
         seen.append(shown.to_pandas())
 
     monkeypatch.setattr(RunWriter, "_write_live", watched)
+    monkeypatch.setattr(RunWriter, "show_timings", noted)
+    monkeypatch.setattr(Recorder, "_run", counted)
     monkeypatch.setattr(writer, "LIVE_SECONDS", 0.0)
     run = run_capture(tiny, tmp_path / "run", texts, timings=1)
     assert seen and live_timings(run.path) is None
+    assert shown_after[0] == (1, {0}), "nobody waits for the second batch"
+    assert all(after == len(numbers) for after, numbers in shown_after)
     assert not list(run.path.glob("live*"))
     rows = run.frame("timings")
     pd.testing.assert_frame_equal(seen[-1], rows[: len(seen[-1])], check_dtype=False)

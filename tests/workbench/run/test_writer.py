@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from twell.workbench.run import manifest as manifests
+from twell.workbench.run import writer
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED, RECORDING, Manifest
+from twell.workbench.run.parquet_part import GrowingFile
 from twell.workbench.run.store import open_run
 from twell.workbench.run.writer import RunWriter
 
@@ -53,3 +58,50 @@ def test_a_run_that_ends_with_a_part_says_so_without_one(
     run.finish(INTERRUPTED, loss_sum=7.0)
     assert published == [(RECORDING, 0), (RECORDING, 1), (INTERRUPTED, 1)]
     assert open_run(tmp_path / "run").manifest.loss_sum == 7.0
+
+
+def test_values_of_windows_are_in_no_dictionary_and_all_else_is(tmp_path: Path) -> None:
+    """A name that no column has would be passed over in silence."""
+    kinds = {"kind": pa.string(), "window": pa.list_(pa.float32()), "neuron": pa.list_(pa.int16())}
+    rows = pa.table({"kind": ["top"], "window": [[1.5, 0.0]], "neuron": [[3]]}, schema=pa.schema(kinds))
+    file = GrowingFile(tmp_path / "examples.parquet", rows.schema)
+    file.write(rows)
+    file.close()
+    group = pq.ParquetFile(file.path).metadata.row_group(0)
+    columns = [group.column(index) for index in range(group.num_columns)]
+    assert [column.path_in_schema.split(".")[0] for column in columns if column.has_dictionary_page] == [
+        "kind",
+        "neuron",
+    ]
+    assert pq.read_table(file.path).equals(rows)
+
+
+@pytest.mark.parametrize(("cores", "files"), [(1, 1), (3, 3), (64, 4)])
+def test_rows_that_functions_make_keep_their_order_over_files_written_at_once(
+    cores: int, files: int, tmp_path: Path, make_manifest: Maker, make_activity: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next part replaces them all, and rows of one file replace several."""
+    monkeypatch.setattr(writer, "usable_cores", lambda: cores)
+    monkeypatch.setattr(writer, "FILE_NEURONS", 64)
+    run = RunWriter(tmp_path / "run", make_manifest(layers=4, d_ff=64))
+    asked: list[int] = []
+
+    def columns(layer: int, kept: float) -> dict[str, Any]:
+        asked.append(layer)
+        rows = {"neuron": [0, 1], "value": [kept, kept], "sequence": [0, 0], "position": [1, 2], "draw": [0.0, 0.0]}
+        return rows | {"layer": [layer] * 2, "kind": ["top"] * 2, "window": [[kept], [0.0]]}
+
+    for layers, kept in ((4, 1.0), (4, 2.0), (1, 3.0)):
+        run.add("activity", make_activity(1, 8, layers=4))
+        close = run.finish if layers == 1 else run.close_part
+        close(tables=lambda layers=layers, kept=kept: (("examples", partial(columns, n, kept)) for n in range(layers)))
+        run.drain()
+        found = open_run(tmp_path / "run")
+        rows = found.frame("examples")
+        assert rows["layer"].tolist() == [layer for layer in range(layers) for _ in range(2)]
+        assert set(rows["value"]) == {kept}
+        listed = [path.name for path in found.parts("examples")]
+        assert len(listed) == (files if layers > 1 else 1)
+        assert sorted(path.name for path in (found.path / "examples").iterdir()) == sorted(listed)
+    assert sorted(asked) == sorted([0, 1, 2, 3] * 2 + [0])
+    assert len({part.number for part in found.manifest.parts if part.table == "activity"}) == 3

@@ -156,6 +156,12 @@ class Timings:
         """Add the rows of a batch whose counts have arrived, and use its marks again."""
         if times.aside:  # the whole model runs after the batch: wait for it, as the device has the next batch by now
             self._marks.wait(times.aside[-1][1])
+        self.rows += self._rows_of(batch, times)
+        self._book(times)
+        times.free()
+
+    def _rows_of(self, batch: Batch, times: BatchTimes) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a batch whose marks the device has passed."""
         ended = self._marks.microseconds(self._began, times.whole.end)
         about = {"batch": batch.number, "seconds": self._before + ended * 1e-6, "load": machine_load()}
         reading, means = self._read_gauge(), times.nnz_means()
@@ -173,13 +179,19 @@ class Timings:
             mean = means.get((layer, phase)) if op in COUNTED else None
             key = {"layer": layer, "op": op, "phase": phase, "tokens": tokens}
             result = {"nnz_mean": mean, "microseconds": sum(took), "kernel": kernel}
-            self.rows.append(about | key | result | {"sm_mhz": mhz, "watts": watts})
-        self._book(times)
-        times.free()
+            yield about | key | result | {"sm_mhz": mhz, "watts": watts}
 
     def columns(self) -> dict[str, list[Any]]:
         """Return `rows` by column; none if there is no row."""
-        return {name: [row[name] for row in self.rows] for name in self.rows[0]} if self.rows else {}
+        return by_column(self.rows)
+
+    def columns_until(self, batch: Batch, times: BatchTimes | None) -> dict[str, list[Any]]:
+        """Return `rows` by column, followed by those of the batch that the device has; none if there is no row.
+
+        Only a CPU has passed that batch's marks by now: a reader need not wait for the next batch.
+        """
+        newest = self._rows_of(batch, times) if times is not None and self._device.type == "cpu" else ()
+        return by_column([*self.rows, *newest])
 
     def _microseconds(self, call: Call, times: BatchTimes) -> float:
         """Return the time of a call; of the pass without what ran beside it."""
@@ -202,6 +214,11 @@ class Timings:
         if self._reading is None or now - self._reading[0] >= GAUGE_SECONDS:
             self._reading = now, self._gauge.read()
         return self._reading[1]
+
+
+def by_column(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows by column; none if there is no row."""
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
 def machine_load() -> float | None:
