@@ -24,6 +24,7 @@ from twell.analysis.training import training_results
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run, list_runs
 
+GPU_ROWS, CPU_ROWS = 32_768, 4_096  # most of a timed batch, as data/studies/speed.py cuts the text
 NONE_SHIP = "This package holds no trainings of the studies: data/studies/run.py makes them on a GPU"
 
 
@@ -50,11 +51,21 @@ def studies(run: Run | None = None) -> pd.DataFrame:
     if not runs:
         raise Missing(f"{NONE_SHIP}.")
     table = training_results(runs).assign(this_run=False)
-    attrs = table.attrs | {"device": str(runs[0].manifest.training["measured"].get("device", ""))}  # type: ignore[index]
+    attrs = table.attrs | measured_on(runs[0])
     if run is not None and (row := _row(run)):
         table = pd.concat([table, pd.DataFrame([row])], ignore_index=True)
     table.attrs = attrs
     return table
+
+
+def measured_on(training: Run) -> dict[str, Any]:
+    """Return what the speeds of the studies hold for: device and cpu_device ("" where unknown), rows and cpu_rows (most
+    of a timed batch), step_rows (tokens of a training step)."""
+    record: dict[str, Any] = training.manifest.training or {}
+    measured, recipe = record.get("measured", {}), record.get("recipe", {})
+    devices = {name: str(measured.get(name, "")) for name in ("device", "cpu_device")}
+    step = int(recipe.get("rows") or 0) * int(recipe.get("seq_len") or 0)
+    return devices | {"rows": GPU_ROWS, "cpu_rows": CPU_ROWS, "step_rows": step}
 
 
 def _row(run: Run) -> dict[str, Any]:

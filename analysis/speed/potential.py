@@ -16,6 +16,7 @@ from twell.analysis.speed.contribution import BLOCK, layer_gains
 from twell.analysis.speed.speedup import model_speedup, of_one_size, sizes, speedup
 from twell.analysis.statistics import grouped_median
 from twell.workbench.errors import Missing
+from twell.workbench.run.manifest import RECORDING
 from twell.workbench.run.store import Run
 
 FAR = 2.0  # times the median layer from which a layer's nnz, or its union, is named as the reason
@@ -43,7 +44,7 @@ def layer_potential(run: Run) -> pd.DataFrame:
     table = pd.DataFrame({"layer": frame["layer"], "nnz_mean": frame["nnz_mean"]})
     table = table.assign(**{f"{name}_ms": values for name, values in milliseconds.items()})
     table = table.assign(
-        saved_ms=dense - sparse, left_ms=left, left_share=left / passes["sparse"], reason=_reasons(run)
+        saved_ms=dense - sparse, left_ms=left, left_share=left / passes["sparse"], reason=_reasons(run, frame)
     )
     attention = of_one_size(run).query("op == 'attention' and layer >= 0")
     medians = grouped_median(attention["microseconds"].to_numpy(), attention["layer"].to_numpy())
@@ -55,10 +56,13 @@ def layer_potential(run: Run) -> pd.DataFrame:
     return table
 
 
-def _reasons(run: Run) -> list[str]:
-    """Return for each layer why the time beside its gate product is what it is, as a clause."""
-    gains = layer_gains(run)
-    nnz, union = gains["nnz_mean"].to_numpy(), gains["union"].to_numpy()
+def _reasons(run: Run, frame: pd.DataFrame) -> list[str]:
+    """Return for each layer why the time beside its gate product is what it is, as a clause. frame: its `speedup`"""
+    if run.manifest.status == RECORDING:  # its unions would have to be summarised with every part
+        nnz, union = frame["nnz_mean"].to_numpy(), np.full(len(frame), np.nan)
+    else:
+        gains = layer_gains(run)
+        nnz, union = gains["nnz_mean"].to_numpy(), gains["union"].to_numpy()
     usual, usual_union = np.median(nnz), np.nanmedian(union) if not np.isnan(union).all() else np.nan
     reasons = []
     for fired, different in zip(nnz, union, strict=True):

@@ -128,6 +128,11 @@ def _kernels(run: Run) -> str:
     if (frame["kernel"] == "reference").all():
         return "The timed kernel is the reference, which is not meant to be fast: no speedup is claimed from it."
     best, worst = frame.loc[frame["speedup"].idxmax()], frame.loc[frame["speedup"].idxmin()]
+    if len(frame) == 1:
+        return (
+            f"Layer {best['layer']:.0f} alone was timed: sparse ran {times(best['speedup'])} as fast as dense, at a "
+            f"mean nnz of {number(best['nnz_mean'])} in the timed batches."
+        )
     return (
         f"Speedup of sparse over dense is largest in layer {best['layer']:.0f}: {times(best['speedup'])}, at a mean "
         f"nnz of {number(best['nnz_mean'])} in the timed batches. It is smallest in layer {worst['layer']:.0f}: "

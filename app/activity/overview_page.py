@@ -40,6 +40,11 @@ def introduction(run: Run, numbers: dict[str, Any]) -> str:
         return f"{text} What skipping them saves was not timed."
     if numbers["speedup_turns"] > 1 and numbers["speedup_low"] <= 1 <= numbers["speedup_high"]:
         return f"{text} Whether skipping them saves time here, the timings of this run do not tell."
+    some = numbers["speedup_layers"].endswith("alone")
+    if numbers["speedup_turns"] < 2 or some:
+        rest = "; the other layers were not timed" if some else ""
+        once = "Timed once" if numbers["speedup_turns"] < 2 else "Timed"
+        return f"{text} {once}, in {numbers['speedup_layers']}, that ran {times(speedup)} as fast as dense{rest}."
     if speedup < 1:
         return f"{text} Here skipping them does not pay: that part of the model ran {times(speedup)} as fast as dense."
     return f"{text} That made this part of the model {times(speedup)} as fast here as computing all of them."

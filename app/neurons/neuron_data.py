@@ -35,14 +35,15 @@ MAX_ROWS = 1000  # of a list that go to the browser
 PRODUCTS = 4e9  # multiplications that the tokens which a list's neurons write may take, some 0.3 s
 
 
-def neuron_list(run: Run, layer: int | None, kind: str, find: str = "") -> pd.DataFrame:
-    """Return the first MAX_ROWS neurons of a kind, as rows of `analysis.by_neuron`.
+def neuron_list(run: Run, layer: int | None, kind: str, find: str = "", most: int | None = MAX_ROWS) -> pd.DataFrame:
+    """Return the first neurons of a kind, as rows of `analysis.by_neuron`.
 
     Args:
         run: the run.
         layer: the layer; None for all.
         kind: a key of KINDS; NOTES says in which order they come.
         find: text that a token at one of the neuron's largest values contains; empty for all neurons.
+        most: how many neurons at most; None for all.
 
     Returns:
         The rows. `attrs["count"]` is how many neurons of the kind there are.
@@ -62,8 +63,13 @@ def neuron_list(run: Run, layer: int | None, kind: str, find: str = "") -> pd.Da
         rows = frame[fired].sort_values("value_max", ascending=False, kind="stable")
     else:
         rows = frame[fired].sort_values("density", ascending=kind == "rare", kind="stable")
-    first = rows.head(MAX_ROWS).reset_index(drop=True)
-    first.attrs["count"] = len(rows)
+    return first_rows(rows, most)
+
+
+def first_rows(frame: pd.DataFrame, most: int | None = MAX_ROWS) -> pd.DataFrame:
+    """Return the first rows of a list, all if `most` is None; `attrs["count"]` is how many the whole list has."""
+    first = frame.head(len(frame) if most is None else most).reset_index(drop=True)
+    first.attrs = {"count": len(frame), **frame.attrs}
     return first
 
 

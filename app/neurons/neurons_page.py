@@ -20,6 +20,7 @@ from twell.app.neurons.neuron_data import (
     LIST,
     MAX_ROWS,
     NOTES,
+    first_rows,
     with_norms,
     with_tokens,
     with_written,
@@ -95,10 +96,11 @@ def choices(run: Run) -> tuple[str, int | None, str]:
     return kind, None if layer == names[0] else int(layer[1:]), find
 
 
-def list_result(run: Run, kind: str, layer: int | None, find: str) -> QueryResult:
+def list_result(run: Run, kind: str, layer: int | None, find: str, **more: Any) -> QueryResult:
     """Return the list of neurons of a kind (see `neuron_list`), with the tokens they fire on and write; of those that
     never fired, the lengths of their weights. Without the model's weights, or examples, columns are left out."""
-    result = query(run, LIST.where(layer=layer, kind=kind, find=find) if find else LIST.where(layer=layer, kind=kind))
+    chosen = LIST.where(layer=layer, kind=kind, **more)
+    result = query(run, chosen.where(find=find) if find else chosen)
     model = model_of(run)
     folder = model[0] if model is not None and Path(model[0]).is_dir() else ""
     if kind == "dead":
@@ -112,9 +114,10 @@ def kinds_of_dead(frame: pd.DataFrame) -> str:
     if "gone" not in frame or frame.empty:
         return " Why cannot be told without the model's weights, which are not on this machine."
     gone = int(frame["gone"].sum())
+    them = "those listed" if len(frame) < frame.attrs["count"] else "them"
     return (
-        f" Of those listed, {whole(gone)} have lost their weights: what they read and write is under a quarter as long "
-        f"as in neurons that fire. {whole(len(frame) - gone)} have them still, so another text may fire them."
+        f" Of {them}, {whole(gone)} have lost their weights: what they read and write is under a quarter as long as in "
+        f"neurons that fire. {whole(len(frame) - gone)} have them still, so another text may fire them."
     )
 
 
@@ -129,12 +132,16 @@ def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
     """
     result = list_result(run, kind, layer, find)
     near = near_values(run) if kind == "dead" and not result.frame.empty else ""
-    result = result.then(with_nearest, near) if near else result
+    if near:  # the nearest of all of them, wherever they stand in the list
+        result = list_result(run, kind, layer, find, most=None).then(with_nearest, near)
     frame = result.frame
     count = frame.attrs["count"]
     scope = "in all layers" if layer is None else f"in layer {layer}"
-    limit = f" (first {whole(MAX_ROWS)} shown)" if count > MAX_ROWS else ""
+    limit = f" ({'nearest' if near else 'first'} {whole(MAX_ROWS)} shown)" if count > MAX_ROWS else ""
     why = kinds_of_dead(frame) + (nearness(frame, run) if near else "") if kind == "dead" else ""
+    if near:
+        result = result.then(first_rows)
+        frame = result.frame
     caption = f"{plural(count, 'neuron')} {scope}{limit}. {NOTES[kind]}{why} Choose a row to open the neuron's page."
     widgets.heading(KINDS[kind], caption, result)
     if frame.empty:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -96,6 +97,16 @@ def draw_page(run: Run) -> None:
             st.html(claims_html(untested, {}))
 
 
+def measured_on(attrs: dict[str, Any]) -> str:
+    """Return in words on which devices, and on how many rows, the speeds of `analysis.studies` were measured."""
+    gpu, cpu = attrs.get("device") or "one GPU", attrs.get("cpu_device") or "one CPU"
+    step = f", a training step of {whole(attrs['step_rows'])} tokens" if attrs.get("step_rows") else ""
+    return (
+        f"measured after the training in batches of up to {whole(attrs['rows'])} rows on {gpu}{step}, and of up to "
+        f"{whole(attrs['cpu_rows'])} rows on {cpu}"
+    )
+
+
 def draw_studies(run: Run) -> None:
     """Draw what sparsity costs and gains in the small trainings that ship; nothing where the package has none."""
     result = query(run, STUDIES)
@@ -106,13 +117,12 @@ def draw_studies(run: Run) -> None:
     sweep = result.then(sweep_and_own)
     trained = table[~table["this_run"]]
     swept = sweep.frame[~sweep.frame["this_run"]]
-    device, seeds = table.attrs.get("device") or "one GPU", swept["seed"].nunique()
+    seeds = swept["seed"].nunique()
     size, tokens = (whole(swept[name].median()) for name in ("parameters", "tokens"))
     caption = (
         f"{plural(len(swept), 'small training')} of one recipe, a dot each, with {plural(seeds, 'seed')}, {size} "
         f"parameters and {tokens} tokens: the larger L1, the fewer neurons fire. Left: what the held-out loss pays for "
-        f"it. Right: the speed that it buys on {device}, measured after the training; a cross is this run, on its own "
-        "device."
+        f"it. Right: the speed that it buys, {measured_on(table.attrs)}; a cross is this run, on its own device."
     )
     widgets.heading("What sparsity costs, and what it gains", caption, sweep)
     widgets.draw(cost_and_gain(sweep.frame), "studies", "Loss and speed against sparsity, a dot a training", wide=True)

@@ -51,10 +51,12 @@ def draw_trainings(run: Run, catalog: RunCatalog) -> None:
         return
     result = query_with_others(run, [shown(catalog.runs[name]) for name in chosen], analysis.compare_trainings)
     logs = result.frame
+    devices = sorted({run.manifest.device, *(catalog.runs[name].manifest.device for name in chosen)})
+    apart = ", so their speeds are not of one machine" if len(devices) > 1 else ""
     widgets.heading(
         "Loss, activity and speed",
-        f"{plural(logs['run'].nunique(), 'training')}, means between two rows of each log; {run.name} in blue. Losses "
-        "of different texts or vocabularies cannot be compared.",
+        f"{plural(logs['run'].nunique(), 'training')} on {' and '.join(devices)}{apart}, means between two rows of "
+        f"each log; {run.name} in blue. Losses of different texts or vocabularies cannot be compared.",
         result,
     )
     widgets.draw(trainings_side_by_side(logs, run.name), "logs", "Trainings side by side", wide=True)

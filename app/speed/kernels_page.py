@@ -194,9 +194,9 @@ def draw_timings(run: Run) -> None:
             draw_layer_times(run, result)
         with right:
             draw_speedup_by_activity(run, result)
+    with widgets.show_errors():
+        draw_potential(run)
     if run.manifest.status != "recording":  # while it is, the figure above follows the capture
-        with widgets.show_errors():
-            draw_potential(run)
         with widgets.show_errors():
             draw_calls(run)
     with widgets.show_errors():

@@ -8,21 +8,22 @@ from typing import Any
 import streamlit as st
 
 from twell import analysis
-from twell.analysis.figures.speed.live import sparse_calls, times_and_nnz, tokens_per_second
+from twell.analysis.figures.speed.live import no_calls, sparse_calls, times_and_nnz, tokens_per_second
 from twell.analysis.memo import memo_scope
 from twell.analysis.speed.ffn_speedup import caveats, layer_names
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, plural, times, whole
 from twell.app.ui.query import query
 from twell.app.ui.run_cache import LiveRun, open_cached
+from twell.app.ui.url_state import redraw_page
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.manifest import RECORDING
 from twell.workbench.run.store import Run
 
 INTERVAL = 1.0  # seconds between two looks
+EAGER = 0.25  # seconds between two looks until there is a first time
 
 
-@st.fragment(run_every=INTERVAL)
 def follow(path: str, with_figure: bool) -> None:
     """Draw the numbers of a capture as they stand, and its figure, again and again.
 
@@ -30,14 +31,33 @@ def follow(path: str, with_figure: bool) -> None:
         path: the run's folder.
         with_figure: whether the figure is drawn below the numbers.
     """
+    timed = has_times(path)
+    st.fragment(_look, run_every=INTERVAL if timed else EAGER)(path, with_figure, timed)
+
+
+def has_times(path: str) -> bool:
+    """Return whether a run has timed anything yet, in a part or beside the parts."""
+    try:
+        opened = open_cached(Path(path))
+        return LiveRun(opened.path, opened.manifest).has("timings")
+    except (UserError, OSError):
+        return False
+
+
+def _look(path: str, with_figure: bool, timed: bool) -> None:
+    """Draw what a capture has timed by now. timed: whether it had timed anything when this look was first taken."""
     try:
         opened = open_cached(Path(path))
         if opened.manifest.status != RECORDING:
             return
         run = LiveRun(opened.path, opened.manifest)
         if not run.has("timings"):
-            widgets.note("Times appear here with the second batch.")
+            widgets.note("Times appear here with the first batch.")
+            if with_figure:  # its axes stand there before its lines, so that the browser has loaded what draws them
+                widgets.draw(times_and_nnz(no_calls()), "calls", "Axes of the figure that the first batch begins")
             return
+        if not timed:
+            redraw_page()  # from now on a look a second
         with memo_scope():
             widgets.numbers(numbers(run))
             if with_figure:

@@ -41,7 +41,11 @@ def headline(run: Run) -> None:
                 f"of {whole(run.d_ff)}: sparsity {percent(last['sparsity'])}",
             ),
             ("Silent neurons", percent(last["dead"]), "fired on none of the tokens since the log's row before"),
-            ("Speed", f"{whole(round(last['tokens_per_second']))} tokens/s", "training tokens a second, last row"),
+            (
+                "Speed",
+                f"{whole(round(last['tokens_per_second']))} tokens/s",
+                f"last row, on {run.manifest.device}{step_rows(run)}",
+            ),
             ("Sparse step", times(timed.median()) if len(timed) else "–", gain),
         )
     )
@@ -108,11 +112,19 @@ def since(run: Run) -> None:
     widgets.draw(went_sparse(frame, last), "sparse-since", "Step from which each layer is sparse")
 
 
+def step_rows(run: Run) -> str:
+    """Return how many tokens a training step has, as the end of a clause; empty where the recipe does not tell."""
+    recipe = (run.manifest.training or {}).get("recipe", {})
+    tokens = int(recipe.get("rows") or 0) * int(recipe.get("seq_len") or 0)
+    return f", {whole(tokens)} tokens a step" if tokens else ""
+
+
 def speed(run: Run) -> None:
     """Draw tokens a second, a step's speedup and memory over the steps."""
+    kernel = f"{run.manifest.kernel['name']}, {run.manifest.kernel['reason']}"
     widgets.heading(
         "What a step takes",
-        f"On {run.manifest.device}. Kernel: {run.manifest.kernel['name']}, {run.manifest.kernel['reason']}.",
+        f"On {run.manifest.device}{step_rows(run)}. Kernel: {kernel}.",
         query(run, analysis.training_steps),
     )
     widgets.draw(speed_curves(fetch(run, analysis.training_steps)), "training-speed", "Speed by step", wide=True)

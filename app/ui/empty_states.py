@@ -13,7 +13,7 @@ from twell.app.ui.url_state import redraw_page
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
 
-INTERVAL = 2.0  # seconds between two looks for a run that is not there yet
+INTERVAL = 1.0  # seconds between two looks for a run that is not there yet
 
 
 def no_runs(catalog: RunCatalog) -> None:

@@ -35,6 +35,11 @@ def sparse_calls(run: Run) -> pd.DataFrame:
     return table.sort_values(["layer", "seconds"], ignore_index=True)
 
 
+def no_calls() -> pd.DataFrame:
+    """Return the table of `sparse_calls` of a capture that has timed none yet."""
+    return pd.DataFrame({name: np.array([], float) for name in ("seconds", "layer", "ms", "nnz_mean", "tokens")})
+
+
 def tokens_per_second(run: Run) -> float:
     """Return the rate of the last RECENT seconds, from the end of a pass to the end of the last one; NaN under two."""
     rows = run.frame("timings", ["op", "seconds", "tokens"])
