@@ -226,7 +226,8 @@ class RunWriter:
                 self._write(table, [self._cast(table, columns)])
         for table, functions in makes.items():
             self._write_side_by_side(table, functions)
-        files, self._part = self._files, number + 1
+        files = dict(sorted(self._files.items(), key=lambda entry: entry[0][1]))  # not as threads came to begin them
+        self._part = number + 1
         with ThreadPoolExecutor(max(1, len(files))) as pool:  # each waits for the disk
             closed = list(pool.map(GrowingFile.close, files.values()))
         parts = [
