@@ -20,6 +20,7 @@ from twell.kernels.backends import hopper_backward, reference_backward
 from twell.kernels.backends.reference_backward import Forward, Gradients, Saved, Weights, wide
 
 KEPT = 6  # tensors that a backend may keep for its backward pass beside x
+NO_SECOND_PASS = "backward: expected one backward pass, got create_graph=True, as the FFN op has no second one"
 WEIGHTS = slice(1, 7)  # the weights and biases among the inputs of the ops
 NAMES = ("x", "w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down")
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -152,7 +153,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
 def _backward(ctx: Any, grad_y: Tensor | None, grad_l1: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     """Call the backward op with the gradients of y and l1; a missing one is zero."""
     if torch.is_grad_enabled():
-        raise ValueError("backward: expected one backward pass, got create_graph=True, as the FFN op has no second one")
+        raise ValueError(NO_SECOND_PASS)
     number = sum(ctx.present)
     saved = ctx.saved_tensors  # read once, as activation checkpointing asks
     parameters, finite, kept = iter(saved[:number]), saved[number], list(saved[number + 1 :])

@@ -48,7 +48,9 @@ LIBRARY = Library(
             Source(f"hopper/{source}.cu", (_ARCH, "-DTWELL_T=__nv_bfloat16", "-DTWELL_TRAINING"))
             for source in (*_SOURCES, *(f"backward/{name}" for name in _TRAINING))
         ),
+        Source("hopper/backward/whole_calls/totals.cu", (_ARCH,)),
         Source("hopper/backward/bindings.cpp"),
+        Source("hopper/backward/whole_calls/bindings.cpp"),
     ),
     headers=("common/*", "hopper/**/*.cuh", "hopper/**/*.h"),
     seconds=15,
@@ -132,6 +134,11 @@ def workspace_layout(n: int, d_ff: int, may_repeat: bool) -> tuple[gpu.Regions, 
     return whole, tuple(begin + offset for offset in again.offsets)
 
 
+def room(capacity: int, d_ff: int) -> int:
+    """Return the values a row for which there is room: a multiple of 8."""
+    return min(d_ff, -(-capacity // 8) * 8)
+
+
 def kept(x: Tensor, weights: Weights, save: bool, capacity: int) -> tuple[Tensor, ...]:
     """Return unwritten tensors of what a forward pass keeps: values, unions, tables, [number of counted rows].
 
@@ -143,7 +150,7 @@ def kept(x: Tensor, weights: Weights, save: bool, capacity: int) -> tuple[Tensor
     blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
     tables = blocks * (panels + 1) + blocks * BLOCK + blocks + d_ff + 1  # starts, order, union_sizes, fires, used
     return (
-        x.new_empty((3, n * min(d_ff, -(-capacity // 8) * 8)), dtype=torch.int16),
+        x.new_empty((3, n * room(capacity, d_ff)), dtype=torch.int16),
         x.new_empty((blocks, panels * PANEL), dtype=torch.int16),
         x.new_empty(tables, dtype=torch.int32),
         x.new_empty(1, dtype=torch.float32),

@@ -27,7 +27,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"layout", "build"},
         {"params", "stats"},
         {"backends"},
-        {"dispatch", "autograd", "prepared"},
+        {"dispatch", "autograd", "prepared", "whole_calls"},
         {"ops", "training"},
         {"modules"},
         {"benchmark"},

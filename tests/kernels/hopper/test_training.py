@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from support.gpu_training import COEFFICIENT, NAMES, direction, errors, made, ours
 from torch import Tensor
 from torch.nn.functional import linear
 
-from twell.kernels import training
+from twell.kernels import whole_calls
 from twell.kernels.backends import reference_backward
 from twell.kernels.backends.reference_backward import Weights
 from twell.kernels.training import choose, train_gated_ffn
@@ -21,33 +20,12 @@ pytestmark = [
     ),
 ]
 SHAPES = [(1, 256, 512), (131, 136, 1032), (300, 264, 520), (1025, 512, 1024), (2049, 512, 2048), (4097, 1024, 2816)]
-NAMES = ("x", "w_gate", "w_up", "w_down")
-COEFFICIENT = 0.7
 
 
-def made(n: int, d_model: int, d_ff: int, shift: float = -1.5, seed: int = 0) -> list[Tensor]:
-    """Random x and weights that need gradients, in bfloat16; `shift` moves all gates: their column 0 meets ones."""
-    source = torch.Generator("cuda").manual_seed(seed)
-
-    def normal(*shape: int, scale: float = 1.0) -> Tensor:
-        return torch.randn(shape, generator=source, device="cuda") * scale
-
-    x, gate = normal(n, d_model), normal(d_ff, d_model, scale=d_model**-0.5)
-    x[:, 0], gate[:, 0] = 1, shift
-    tensors = [x, gate, normal(d_ff, d_model, scale=d_model**-0.5), normal(d_model, d_ff, scale=d_ff**-0.5)]
-    return [tensor.bfloat16().requires_grad_() for tensor in tensors]
-
-
-def direction(n: int, d_model: int) -> Tensor:
-    return torch.randn(n, d_model, generator=torch.Generator("cuda").manual_seed(5), device="cuda").bfloat16()
-
-
-def ours(tensors: list[Tensor], **options: Any) -> tuple[training.Trained, list[Tensor]]:
-    out = train_gated_ffn(*tensors, kernel="hopper", **options)  # type: ignore[arg-type]
-    grads = torch.autograd.grad(
-        (out.y, out.l1), tensors, (direction(*tensors[0].shape), torch.full_like(out.l1, COEFFICIENT))
-    )
-    return out, list(grads)
+@pytest.fixture(autouse=True, params=[False, True], ids=["traced ops", "whole calls"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways from Python to the same launches."""
+    monkeypatch.setattr(whole_calls, "ENABLED", request.param)
 
 
 def dense(tensors: list[Tensor]) -> list[Tensor]:
@@ -66,13 +44,6 @@ def exact(tensors: list[Tensor], rows: Tensor | None = None) -> list[Tensor]:
         x, packed, out.saved, "relu", direction(*x.shape).double(), coefficient, torch.float64
     )
     return [out.y, grads.x, grads.gate, grads.up, grads.down]  # type: ignore[list-item]
-
-
-def errors(got: Tensor, want: Tensor) -> tuple[float, float]:
-    """Return the mean and the largest row's error, relative to the mean size of a row."""
-    got, want = got.double(), want.double()
-    off = (got - want).norm(dim=1) / want.norm(dim=1).mean().clamp(min=1e-30)
-    return float(off.mean()), float(off.max())
 
 
 @pytest.mark.parametrize("shift", [-60.0, -2.2, -1.0, 60.0], ids=["all dead", "sparse", "some", "all alive"])

@@ -1,0 +1,113 @@
+// What the ops of the training passes share: from tensors, as the host hands them over, to what the launches take.
+#pragma once
+
+#include "common/bindings.h"
+#include "common/device.h"
+#include "hopper/backward/params.h"
+
+namespace twell::hopper {
+
+using Value = __nv_bfloat16;
+
+// x: [..., d_model]
+inline int rows_of(const Tensor& x) { return static_cast<int>(x.numel() / x.size(x.dim() - 1)); }
+inline int blocks_of(const Tensor& x) { return (rows_of(x) + kBlockRows - 1) / kBlockRows; }
+inline int panels_of(const Tensor& w) { return static_cast<int>((w.size(0) + kPanelColumns - 1) / kPanelColumns); }
+
+// values: [3, capacity] of positions, gates and hidden values; tables: starts, order, union_sizes, fires and used, one
+// after the other.
+inline Kept kept_of(const Tensor& values, const Tensor& unions, const Tensor& tables, int blocks, int panels, int d_ff, float* l1_parts) {
+  const int64_t capacity = values.size(1);
+  Kept k{};
+  k.capacity = static_cast<int>(capacity);
+  k.positions = as<uint16_t>(values), k.gates = k.positions + capacity, k.hidden = k.gates + capacity;
+  k.starts = as<int>(tables), k.order = k.starts + static_cast<int64_t>(blocks) * (panels + 1);
+  k.union_sizes = k.order + static_cast<int64_t>(blocks) * kBlockRows, k.fires = k.union_sizes + blocks, k.used = k.fires + d_ff;
+  k.unions = as<uint16_t>(unions), k.l1_parts = l1_parts;
+  return k;
+}
+
+// The forward pass of x in a workspace, of which offsets has heads, tails, masks, spill, fired, row_sums, order, unions,
+// union_sizes, hidden, tasks, parts, part_ready. Its results are still to be set.
+inline Ffn ffn_of(const Tensor& x, const Tensor& w_gate, const Tensor& w_up, const Tensor& w_down, const Tensor& workspace, const Offsets& offsets) {
+  Ffn f{};
+  f.planned = true;
+  f.rows = rows_of(x), f.d_model = w_gate.size(1), f.d_ff = w_gate.size(0);
+  f.tiles = (f.d_ff + kTile - 1) / kTile, f.panels = panels_of(w_gate), f.blocks = blocks_of(x);
+  f.x = address(x), f.w_gate = address(w_gate), f.w_up = address(w_up), f.w_down = address(w_down);
+  WorkspaceTensor{workspace, offsets}.point(f.heads, f.tails, f.masks, f.spill, f.fired, f.row_sums, f.order, f.unions, f.union_sizes, f.hidden, f.tasks,
+        f.parts, f.part_ready);
+  f.dense_tiles = f.blocks <= kDenseTileBlocks ? reinterpret_cast<int*>(f.row_sums + f.rows + 1) : nullptr;
+  f.continues_with_up = f.dense_tiles != nullptr;
+  return f;
+}
+
+// Launches a forward pass again, which does nothing where all its values were kept, and brings them to where b reads.
+// finite: [rows], to be written
+inline void repeat_forward(const Backward& b, Ffn f, const Kept& kept, uint8_t* finite, cudaStream_t on) {
+  f.finite = finite, f.used = kept.used, f.capacity = kept.capacity;
+  Kept again{};
+  again.capacity = f.rows * f.d_ff, again.positions = b.kept.positions, again.gates = b.kept.gates, again.hidden = b.kept.hidden;
+  again.starts = b.kept.starts;
+  launch_gate<Value>(f, on);
+  launch_plan<Value>(f, true, on);
+  launch_up<Value>(f, on);
+  launch_keep<Value>(f, again, nullptr, on);
+  launch_restore<Value>(b, kept, on);
+}
+
+// Launches a forward pass that keeps its values. counted: [rows] or null
+inline void launch_forward(const Ffn& f, const Kept& kept, const uint8_t* counted, cudaStream_t on) {
+  check(cudaMemsetAsync(kept.fires, 0, (f.d_ff + 1) * sizeof(int), on), "memset");  // `used` follows them
+  launch_gate<Value>(f, on);
+  launch_plan<Value>(f, true, on);
+  launch_up<Value>(f, on);
+  launch_down<Value>(f, on);
+  launch_keep<Value>(f, kept, counted, on);
+}
+
+// What a backward pass reads and writes, but for its results. x, dy and weights must outlive it.
+struct BackwardTensors {
+  const Tensor &dy, &x, &w_gate, &w_up, &w_down;  // as the kernels read them, w_down as the transpose of a matrix by neuron
+  const Tensor& finite;
+  const Maybe& counted;
+  const float* l1_scale;
+  const Tensor &values, &unions, &tables, &workspace;
+  // of positions, gates, hidden, starts and finite of a pass that is repeated; then of rank_of, neuron_at, union_ranks,
+  // marks, before, tokens, token_counts, places, tasks, task_count, panels_of_rows, chunks, parts, arrived
+  const Offsets& offsets;
+  const Offsets& repeat;  // as for ffn_of, in the same workspace; empty if values has room for all
+};
+
+// Launches a backward pass. dx: [rows, d_model]; the others [d_ff, d_model], all of float32 or of 16 bits.
+inline void launch_backward(const BackwardTensors& t, void* dx, void* d_gate, void* d_up, void* d_down, bool float_weights, cudaStream_t on) {
+  Backward b{};
+  b.rows = rows_of(t.x), b.d_model = t.w_gate.size(1), b.d_ff = t.w_gate.size(0), b.blocks = blocks_of(t.x), b.panels = panels_of(t.w_gate);
+  b.float_weights = float_weights;
+  b.x = address(t.x), b.dy = address(t.dy), b.w_gate = address(t.w_gate), b.w_up = address(t.w_up), b.w_down = address(t.w_down);
+  b.finite = as<uint8_t>(t.finite), b.counted = as<uint8_t>(t.counted), b.l1_scale = t.l1_scale;
+  b.kept = kept_of(t.values, t.unions, t.tables, b.blocks, b.panels, b.d_ff, nullptr);
+  Kept again{};
+  uint8_t* finite_again = nullptr;
+  WorkspaceTensor{t.workspace, t.offsets}.point(again.positions, again.gates, again.hidden, again.starts, finite_again, b.rank_of, b.neuron_at, b.union_ranks, b.marks, b.before, b.tokens, b.token_counts, b.places, b.tasks, b.task_count,
+        b.panels_of_rows, b.chunks, b.parts, b.arrived);
+  b.dx = dx, b.d_gate = d_gate, b.d_up = d_up, b.d_down = d_down;
+  if (!t.repeat.empty()) {
+    const Kept kept = b.kept;
+    b.kept.positions = again.positions, b.kept.gates = again.gates, b.kept.hidden = again.hidden, b.kept.starts = again.starts;
+    repeat_forward(b, ffn_of(t.x, t.w_gate, t.w_up, t.w_down, t.workspace, t.repeat), kept, finite_again, on);
+  }
+  launch_token_lists<Value>(b, on);
+  launch_dh<Value>(b, on);
+  launch_dx<Value>(b, on);
+  launch_weights<Value>(b, on);
+}
+
+// Launches the transpose of a matrix, of float32 or bfloat16, to `to`: bfloat16, or float32 from float32.
+inline void launch_transpose_of(const Tensor& from, void* to, bool writes_float) {
+  const bool reads_float = from.scalar_type() == torch::headeronly::ScalarType::Float;
+  const auto run = writes_float ? launch_transpose<float, float> : reads_float ? launch_transpose<float, Value> : launch_transpose<Value, Value>;
+  run(address(from), to, from.size(0), from.size(1), stream_of(from));
+}
+
+}  // namespace twell::hopper

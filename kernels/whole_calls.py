@@ -1,0 +1,132 @@
+"""Training calls of the hopper kernels as one op forward and one backward, checked once for each way of calling.
+
+The ops of `autograd.py` can be traced. Outside torch.compile that costs a call more of the host's time than the GPU
+needs for its launches: each passes through several layers of Python, and a dozen small ops make results, a workspace
+and sums. Here autograd calls a C++ op in each direction that does all of it. The launches are the same, and so are the
+bits of all results but l1, whose last one depends on the order of a sum.
+
+A call is looked up by all that its checks look at; one that was seen before runs at once. So far the path is an option:
+
+    whole_calls.ENABLED = True  # to be turned on once tests/kernels/hopper/test_whole_calls.py has passed on a GPU
+
+Cost: two ops of the host, and its launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from twell.kernels.autograd import NO_SECOND_PASS
+from twell.kernels.backends import hopper, hopper_backward
+
+ENABLED = False
+MOST_PLANS = 256  # ways of calling that are remembered
+Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # y, l1, nnz, fires, finite
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the two ops are told beside tensors.
+
+    values: how many are kept; forward_*, offsets, repeat and nbytes: of the workspaces, see `hopper_backward`
+    """
+
+    values: int
+    forward_offsets: tuple[int, ...]
+    forward_nbytes: int
+    offsets: tuple[int, ...]
+    repeat: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, n: int, d_ff: int, capacity: int) -> Plan:
+        """Return the plan of calls of n rows that keep `capacity` values a row in the mean."""
+        values = n * hopper_backward.room(capacity, d_ff)
+        ahead = hopper.regions(n, d_ff, torch.bfloat16, True)
+        back, repeat = hopper_backward.workspace_layout(n, d_ff, values < n * d_ff)
+        return cls(values, ahead.offsets, ahead.nbytes, back.offsets, repeat, back.nbytes)
+
+
+_plans: dict[Key, Plan] = {}
+
+
+def key_of(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, *options: object) -> Key | None:
+    """Return all that the checks of a call look at; None for a call that these ops do not take.
+
+    options: the other arguments of the call
+    """
+    if not ENABLED or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return None
+    tensors: list[Key | None] = []
+    for tensor in (x, *weights, rows):
+        if tensor is None:
+            tensors.append(None)
+        elif type(tensor) is Tensor or type(tensor) is Parameter:
+            about = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+            tensors.append(about)
+        else:  # of a kind that may not be what it seems, or no tensor
+            return None
+    return torch.is_grad_enabled(), *options, *tensors
+
+
+def run_again(key: Key | None, x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None) -> Results | None:
+    """Run a call whose like was checked before; None if none was."""
+    plan = _plans.get(key) if key is not None else None
+    return None if plan is None else _run(plan, x, weights, rows)
+
+
+def run_first(key: Key, x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, capacity: int) -> Results:
+    """Run a call that was checked and is taken by `hopper`, with gradients to follow; remember that it was checked."""
+    if len(_plans) >= MOST_PLANS:
+        _plans.clear()
+    d_ff, d_model = weights[0].shape  # type: ignore[union-attr]
+    _plans[key] = Plan.of(x.numel() // d_model, d_ff, capacity)
+    return _run(_plans[key], x, weights, rows)
+
+
+def _run(plan: Plan, x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None) -> Results:
+    return _WholeCall.apply(x, *weights[:3], rows, plan)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _readable(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return masters in the dtype of x; the down ones only if they lie by neuron: others are rounded when turned."""
+    if w_gate.dtype is x.dtype:
+        return w_gate, w_up, w_down
+    return w_gate.to(x.dtype), w_up.to(x.dtype), w_down.to(x.dtype) if w_down.stride(0) == 1 else w_down
+
+
+class _WholeCall(torch.autograd.Function):
+    """Both passes. Results that have no gradient are marked; what the backward pass reads is autograd's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, rows: Tensor | None, plan: Plan
+    ) -> Results:
+        y, l1, nnz, fires, finite, values, unions, tables, counted_rows = torch.ops.twell.hopper_train_call.default(
+            x, *_readable(x, w_gate, w_up, w_down), rows, plan.values, plan.forward_offsets, plan.forward_nbytes
+        )
+        ctx.plan = plan
+        ctx.mark_non_differentiable(nnz, fires, finite)
+        ctx.set_materialize_grads(False)
+        mask = None if rows is None else rows.clone()  # which a caller may write to
+        ctx.save_for_backward(x, w_gate, w_up, w_down, finite, mask, values, unions, tables, counted_rows)
+        return y, l1, nnz, fires, finite
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise ValueError(NO_SECOND_PASS)
+        plan: Plan = ctx.plan
+        x, w_gate, w_up, w_down, *kept = ctx.saved_tensors  # read once, as activation checkpointing asks
+        grad_y = torch.zeros_like(x) if grads[0] is None else grads[0].contiguous()  # y.sum() gives an expanded one
+        dx, gate, up, down = torch.ops.twell.hopper_train_call_backward.default(
+            grad_y, grads[1], x, *_readable(x, w_gate, w_up, w_down), *kept,
+            plan.offsets, plan.repeat, plan.nbytes, w_gate.dtype is torch.float32,
+        )  # fmt: skip
+        return dx, gate, up, down.t() if w_down.stride(0) == 1 else down, None, None
