@@ -4,12 +4,14 @@
     studies(run)     the same, and the run itself as the last row
     study_runs()     the trainings, each a run with its log
     recorded_trainings()   those that ship beside recorded captures, of large models
+    findings_at_hand(run)  `findings` of a run, with all of these among what it is compared with
 
 Their recipes, and the command that trains and measures them all, are in data/studies. Cost: 30 ms.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from twell.analysis.activity.layers import by_layer
+from twell.analysis.claims.findings import findings
 from twell.analysis.speed.ffn_speedup import ffn_speedup
 from twell.analysis.speed.speedup import model_speedup
 from twell.analysis.training import training_results
@@ -39,6 +42,15 @@ def recorded_trainings() -> list[Run]:
     folder = Path(str(resources.files("twell.data"))) / "recorded"
     runs = list_runs(folder)[0] if folder.is_dir() else []
     return sorted((run for run in runs if run.has("training")), key=lambda run: run.name)
+
+
+def findings_at_hand(runs: Run | Sequence[Run]) -> pd.DataFrame:
+    """Return `findings` of a run, the last of several; claims between models and on trainings are checked on the others
+    and on the trainings that ship too."""
+    *others, run = [runs] if isinstance(runs, Run) else runs
+    known = {each.path.resolve() for each in (run, *others)}
+    shipped = [each for each in (*recorded_trainings(), *study_runs()) if each.path.resolve() not in known]
+    return findings(run, *others, *shipped)
 
 
 def studies(run: Run | None = None) -> pd.DataFrame:

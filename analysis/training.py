@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from twell.analysis.memo import memoized
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
@@ -72,38 +73,40 @@ class Training:
 
 def trainings(runs: Iterable[Run]) -> list[Training]:
     """Return how each of the runs that are trainings ended."""
-    results = []
-    for run in runs:
-        record = run.manifest.training or {}
-        if "recipe" not in record or not run.has("training"):
-            continue
-        steps = training_steps(run)
-        end, heldout = steps[steps["step"] >= (1 - LAST) * steps["step"].max()], steps["heldout_loss"].dropna()
-        last = {
-            "loss": float(heldout.iloc[-1]) if len(heldout) else float(end["loss"].mean()),
-            "nnz": end["nnz"].mean(),
-            "dead": end["dead"].mean(),
-        }
-        measured = record.get("heldout") or last
-        speeds = {"step_speedup": float(end["step_speedup"].mean()), **record.get("measured", {})}
-        results.append(
-            Training(
-                name=run.name,
-                recipe=record["recipe"],
-                d_ff=run.d_ff,
-                parameters=run.manifest.model.get("parameters") or 0,
-                tokens=int(steps["tokens"].iloc[-1]),
-                steps=int(steps["step"].iloc[-1]),
-                l1_end=float(steps["l1_coefficient"].iloc[-1]),
-                loss=float(measured["loss"]),
-                nnz=float(np.mean(measured["nnz"])),
-                dead=float(np.mean(measured["dead"])),
-                peak=float(steps["peak_bytes"].astype(float).max()),
-                speeds={name: float(speeds.get(name, np.nan)) for name in SPEEDS},
-                sparse=bool((end["sparse_layers"].fillna(0) > 0).any()),
-            )
-        )
-    return results
+    results = map(_ended, runs)
+    return [result for result in results if result is not None]
+
+
+@memoized
+def _ended(run: Run) -> Training | None:
+    """Return how a training ended; None for a run that is none."""
+    record = run.manifest.training or {}
+    if "recipe" not in record or not run.has("training"):
+        return None
+    steps = training_steps(run)
+    end, heldout = steps[steps["step"] >= (1 - LAST) * steps["step"].max()], steps["heldout_loss"].dropna()
+    last = {
+        "loss": float(heldout.iloc[-1]) if len(heldout) else float(end["loss"].mean()),
+        "nnz": end["nnz"].mean(),
+        "dead": end["dead"].mean(),
+    }
+    measured = record.get("heldout") or last
+    speeds = {"step_speedup": float(end["step_speedup"].mean()), **record.get("measured", {})}
+    return Training(
+        name=run.name,
+        recipe=record["recipe"],
+        d_ff=run.d_ff,
+        parameters=run.manifest.model.get("parameters") or 0,
+        tokens=int(steps["tokens"].iloc[-1]),
+        steps=int(steps["step"].iloc[-1]),
+        l1_end=float(steps["l1_coefficient"].iloc[-1]),
+        loss=float(measured["loss"]),
+        nnz=float(np.mean(measured["nnz"])),
+        dead=float(np.mean(measured["dead"])),
+        peak=float(steps["peak_bytes"].astype(float).max()),
+        speeds={name: float(speeds.get(name, np.nan)) for name in SPEEDS},
+        sparse=bool((end["sparse_layers"].fillna(0) > 0).any()),
+    )
 
 
 def training_results(runs: Sequence[Run]) -> pd.DataFrame:

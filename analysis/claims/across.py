@@ -1,20 +1,20 @@
 """Claims that compare models or trainings: checked over several runs, `findings(run, *others)`.
 
-Each check takes all runs, the first among them, picks those that it can compare, and returns an Answer. Trainings are
-compared by pairs of one recipe and seed that differ in one field; a verdict goes by all pairs. It raises Missing, with
-the command that would make what is missing. To add one, write it here and list it in CLAIMS.
+Each check takes all runs, the first among them, picks those that it can compare, and returns an Answer that names
+them. Trainings are compared by pairs (`pairs`). It raises Missing, with the command that would make what is missing. To
+add one, write it here and list it in CLAIMS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from twell.analysis.activity.layers import by_layer
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, PAPER_SIZES, REVERSED, UNTOLD, Answer
+from twell.analysis.claims.pairs import Pair, graded, listed, members, named, of_seeds, pairs, ruled, sized, timed
 from twell.analysis.training import Training, training_phases, trainings
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -24,9 +24,6 @@ LEAST_SIZES = 3
 SIZE = ("layers", "tokens", "steps")  # fields in which a series over depth differs; one over width has its own
 WIDTH = ("d_model", "d_ff", "kv_heads", "tokens", "steps")
 EQUAL = 0.1  # how far apart tokens a parameter, or parameters, may be and still count as equal
-NEITHER = "neither gains: sparse kernels lose time at this size"
-NOISE = 0.005  # difference of two speedups that may be chance
-Pair = tuple[Training, Training]
 
 
 @dataclass(frozen=True)
@@ -39,61 +36,6 @@ class RunsClaim:
     scope: str = PAPER_SIZES
 
 
-def pairs(
-    runs: Sequence[Run], field: str, test: Callable[[Any], bool], command: str, apart: tuple[str, ...] = ()
-) -> list[Pair]:
-    """Return pairs of trainings of one recipe but for a field: one whose value meets the test, and one whose does not.
-
-    apart: further fields in which they may differ. Of pairs of one seed all are returned; without any, the first of
-    different seeds. Missing, with the command, where there is none.
-    """
-    all_trainings = trainings(runs)
-    matched = [
-        (one, other)
-        for one in all_trainings
-        for other in all_trainings
-        if test(one.recipe.get(field)) and not test(other.recipe.get(field)) and one.alike(other, field, *apart)
-    ]
-    if not matched:
-        raise Missing(f"It takes two trainings of one recipe that differ in {field}: {command}.")
-    return [pair for pair in matched if pair[0].seed == pair[1].seed] or matched[:1]
-
-
-def ruled(verdict: str, rule: str) -> str:
-    """Return the rule, after the reason why there is no verdict where neither side gained."""
-    return f"{NEITHER}; it takes: {rule}" if verdict == UNTOLD else rule
-
-
-def of_seeds(count: int) -> str:
-    """Return why there is no interval over so many pairs of trainings."""
-    return "none: one training of each" if count == 1 else f"none: {count} pairs of trainings, of a seed each"
-
-
-def sized(results: Sequence[Training]) -> str:
-    """Return how many models, how large, and on how many tokens a parameter they were trained, in words."""
-    sizes = [one.parameters / 1e6 for one in results]
-    tokens = np.mean([one.tokens / (one.parameters or 1) for one in results])
-    span = f"{min(sizes):.3g}" if np.ptp(sizes) < 0.1 * max(sizes) else f"{min(sizes):.3g} to {max(sizes):.3g}"
-    return f"{len(results)} models of {span} M parameters, {tokens:.2g} tokens a parameter"
-
-
-def listed(values: Sequence[float], form: str) -> str:
-    """Return numbers in words, one a pair."""
-    return " and ".join(format(value, form) for value in values)
-
-
-def graded(gains: Sequence[tuple[float, float]]) -> str:
-    """Return the verdict on a claim that the first of each pair of gains is the greater: in all, in some, or in none.
-
-    A ratio within NOISE of 1 tells neither; where no side gains anything, it cannot be told.
-    """
-    if max(max(pair) for pair in gains) <= 1:
-        return UNTOLD
-    ratios = np.array([one / other for one, other in gains])
-    better, worse = ratios > 1 + NOISE, ratios < 1 - NOISE
-    return HOLDS if better.all() else IN_PART if better.any() else REVERSED if worse.all() else FAILS
-
-
 def scale(runs: Sequence[Run]) -> Answer:
     """Check that mean nnz falls from each size of model to the next: over depth, as the claim has it, or else width."""
     depth, width = (series(trainings(runs), apart) for apart in (SIZE, WIDTH))
@@ -102,6 +44,7 @@ def scale(runs: Sequence[Run]) -> Answer:
         says = f"over depth {_sizes(chosen)}" if chosen is depth else f"over width {_sizes(chosen)}"
         says += f"; over width {_sizes(other)}" if len(other) >= LEAST_SIZES else ""
         nnz, about = np.array([one.nnz for one in chosen]), f"one recipe, {sized(chosen)}"
+        names = tuple(one.name for one in chosen)
     else:
         captured = {
             run.manifest.model.get("parameters") or 0: run
@@ -118,6 +61,7 @@ def scale(runs: Sequence[Run]) -> Answer:
             )
         says = ", ".join(f"{mean:.1f} at {size / 1e9:.2f} B" for size, mean in means.items())
         nnz, about = np.array(list(means.values())), f"{len(means)} captures"
+        names = tuple(captured[size].name for size in means)
     falls, whole = (np.diff(nnz) < 0).all(), nnz[-1] < nnz[0]
     return Answer(
         says,
@@ -125,6 +69,7 @@ def scale(runs: Sequence[Run]) -> Answer:
         HOLDS if falls else IN_PART if whole else REVERSED if (np.diff(nnz) > 0).all() else FAILS,
         "it falls from each size to the next; from the least to the greatest alone: in part; rises each time: reversed",
         "none: one model of each size",
+        names,
     )
 
 
@@ -173,6 +118,7 @@ def little_l1_is_free(runs: Sequence[Run]) -> Answer:
         IN_PART if most < LITTLE_LOSS else FAILS,
         "the loss rises by less than 2 % at each; as nothing downstream is measured, that is in part",
         of_seeds(len(rises)),
+        tuple(one.name for plain, other, _ in rises for one in (plain, other)),
     )
 
 
@@ -185,25 +131,20 @@ def gated_gains_more(runs: Sequence[Run]) -> Answer:
     rule = "the gated one's forward pass, or else its training step, gains more in every pair; in some: in part"
     counts = f"nnz {listed([one.nnz for one, _ in both], '.1f')} of {both[0][0].d_ff} gated, "
     counts += f"{listed([other.nnz for _, other in both], '.1f')} of {both[0][1].d_ff} plain"
-    for name, what in (("model_speedup", "the forward pass"), ("step_speedup", "a training step")):
-        gains = [(one.speeds[name], other.speeds[name]) for one, other in both]
-        gains = [each for each in gains if not np.isnan(sum(each))]
-        if gains:
-            gated, plain = (listed([each[side] for each in gains], ".2f") for side in range(2))
-            verdict = graded(gains)
-            return Answer(
-                f"{what} runs {gated} times as fast gated, {plain} times plain; {counts}",
-                f"FFNs of as many {'weights' if _equal(both) else 'columns'}; {members(both)}",
-                verdict,
-                ruled(verdict, rule),
-                of_seeds(len(gains)),
-            )
-    return Answer(f"{counts}; nothing was timed dense and sparse", members(both), UNTOLD, rule, of_seeds(len(both)))
-
-
-def members(both: Sequence[Pair]) -> str:
-    """Return `sized` of the models of all pairs."""
-    return sized([one for pair in both for one in pair])
+    what, gains = timed(both)
+    if not gains:
+        says = f"{counts}; nothing was timed dense and sparse"
+        return Answer(says, members(both), UNTOLD, rule, of_seeds(len(both)), named(both))
+    gated, plain = (listed([each[side] for each in gains], ".2f") for side in range(2))
+    verdict = graded(gains)
+    return Answer(
+        f"{what} runs {gated} times as fast gated, {plain} times plain; {counts}",
+        f"FFNs of as many {'weights' if _equal(both) else 'columns'}; {members(both)}",
+        verdict,
+        ruled(verdict, rule),
+        of_seeds(len(gains)),
+        named(both),
+    )
 
 
 def _equal(both: Sequence[Pair]) -> bool:
@@ -223,6 +164,7 @@ def relu_costs(runs: Sequence[Run]) -> Answer:
         UNTOLD,
         "the claim is of downstream tasks, which no run measures",
         of_seeds(len(both)),
+        named(both),
     )
 
 
@@ -232,7 +174,8 @@ def memory_falls(runs: Sequence[Run]) -> Answer:
     for one in all_trainings:
         for other in all_trainings:
             if one.sparse and not other.sparse and one.alike(other):
-                return _saved(one.peak, other.peak, "greatest memory in use over each training", of_seeds(1))
+                about = "greatest memory in use over each training"
+                return _saved(one.peak, other.peak, about, of_seeds(1), (one.name, other.name))
     for run in runs:
         if run.has("training") and (answer := _memory_by_phase(run)):
             return answer
@@ -248,10 +191,10 @@ def _memory_by_phase(run: Run) -> Answer | None:
     if dense.empty or sparse.empty:
         return None
     about = f"{run.name}: greatest memory in use between two rows of its log, {len(sparse)} rows against {len(dense)}"
-    return _saved(sparse.max(), dense.max(), about, "none: one training")
+    return _saved(sparse.max(), dense.max(), about, "none: one training", (run.name,))
 
 
-def _saved(sparse: float, dense: float, statistic: str, interval: str) -> Answer:
+def _saved(sparse: float, dense: float, statistic: str, interval: str, names: tuple[str, ...]) -> Answer:
     """Return the answer that peaks of memory give, in bytes."""
     saved = 1 - sparse / dense
     return Answer(
@@ -260,6 +203,7 @@ def _saved(sparse: float, dense: float, statistic: str, interval: str) -> Answer
         HOLDS if saved >= 0.19 else IN_PART if saved > 0 else REVERSED,
         "at least 19 % less; less at all: in part; more: reversed",
         interval,
+        names,
     )
 
 
@@ -273,15 +217,13 @@ def restarts_pay(runs: Sequence[Run]) -> Answer:
         f"{listed([one.nnz for one, _ in both], '.1f')} with, {listed([other.nnz for _, other in both], '.1f')} without"
     )
     rule = "the model gains more with restarts, in every pair; in some: in part"
-    for name, what in (("model_speedup", "the forward pass"), ("step_speedup", "a training step")):
-        gains = [(one.speeds[name], other.speeds[name]) for one, other in both]
-        gains = [each for each in gains if not np.isnan(sum(each))]
-        if gains:
-            anew, plain = (listed([each[side] for each in gains], ".3f") for side in range(2))
-            verdict = graded(gains)
-            says += f"; {what} runs {anew} times as fast with restarts, {plain} times without"
-            return Answer(says, members(both), verdict, ruled(verdict, rule), of_seeds(len(gains)))
-    return Answer(says, members(both), UNTOLD, rule, of_seeds(len(both)))
+    what, gains = timed(both)
+    if not gains:
+        return Answer(says, members(both), UNTOLD, rule, of_seeds(len(both)), named(both))
+    anew, plain = (listed([each[side] for each in gains], ".3f") for side in range(2))
+    verdict = graded(gains)
+    says += f"; {what} runs {anew} times as fast with restarts, {plain} times without"
+    return Answer(says, members(both), verdict, ruled(verdict, rule), of_seeds(len(gains)), named(both))
 
 
 CLAIMS = (

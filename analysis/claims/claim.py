@@ -7,7 +7,7 @@ run and returns an Answer. It raises Missing, with the reason as one sentence, w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ VERDICTS = (HOLDS, IN_PART, FAILS, REVERSED, UNTOLD)
 
 LARGE = 4e8  # parameters: the smallest model that the claims are about has 0.5 B; a fifth less still counts
 BILLION = 1.2e9  # parameters: a fifth less than 1.5 B
+LISTED = 6  # names of runs in one cell
 DEEP = 16  # layers from which a profile over depth compares with one of 28
 
 # What the claims were measured on.
@@ -35,7 +36,7 @@ class Answer:
 
     says: the finding in words, with its numbers; statistic: the statistic behind it, with its n; verdict: one of
     VERDICTS; rule: what each verdict takes, in words; interval: 95 % of the number that the rule goes by, or why there
-    is none.
+    is none; of: the runs that it compares, by name, where these are others than the one that is asked.
     """
 
     says: str
@@ -43,6 +44,7 @@ class Answer:
     verdict: str
     rule: str
     interval: str = ""
+    of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,13 @@ def scope(run: Run) -> str:
     size = f"{parameters:,} parameters, " if parameters else ""
     width = f"{model['d_model']} × " if model.get("d_model") else ""
     return f"{size}{run.layers} layers of {width}{run.d_ff}, kernel {manifest.kernel['name']}, {manifest.device}"
+
+
+def listed_runs(names: Sequence[str]) -> str:
+    """Return names of runs in words, the first few of many; one that stands there twice is named once."""
+    names = list(dict.fromkeys(names))
+    rest = len(names) - LISTED
+    return ", ".join(names) if rest <= 1 else f"{', '.join(names[:LISTED])} and {rest} more"
 
 
 def between(low: float, high: float, unit: str = "", form: str = ".3g") -> str:

@@ -19,7 +19,7 @@ import pandas as pd
 
 from twell.analysis.claims import ablations, across, activity, speed, tokens, training
 from twell.analysis.claims.beyond import BEYOND
-from twell.analysis.claims.claim import FAILS, HOLDS, UNTOLD, VERDICTS, Answer, Claim, scope
+from twell.analysis.claims.claim import FAILS, HOLDS, UNTOLD, VERDICTS, Answer, Claim, listed_runs, scope
 from twell.analysis.memo import memo_scope
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing
@@ -37,13 +37,13 @@ def findings(run: Run, *others: Run) -> pd.DataFrame:
     Columns: topic; claim; this_run (what the run says, in words; empty where it cannot tell); statistic (with its n);
     interval (95 %, or why there is none); verdict (holds, holds in part, does not hold, reversed, cannot be told);
     reason (the rule, or why it cannot be told); scope (what the run was measured on: parameters, layers, kernel,
-    device); claim_scope (what the claim was measured on).
+    device; of a claim between models, the names of those that told); claim_scope (what the claim was measured on).
     """
     where = scope(run)
     with memo_scope():
         rows = [_of_run(claim, run) for claim in CLAIMS if claim not in training.CLAIMS]
         rows += [_of_first(claim, (run, *others)) for claim in training.CLAIMS]
-        together = f"{1 + len(others)} runs: " + ", ".join(each.name for each in (run, *others)) if others else where
+        together = f"none of {1 + len(others)} runs" if others else where
         rows += [
             _checked(claim.topic, claim.text, partial(claim.check, (run, *others)), together, claim.scope)
             for claim in across.CLAIMS
@@ -71,7 +71,7 @@ def _of_first(claim: Claim, runs: Sequence[Run]) -> dict[str, str]:
         return first
     for run in runs[1:]:
         if (row := _of_run(claim, run))["this_run"]:
-            return {**row, "this_run": f"{run.name}: {row['this_run']}"}
+            return {**row, "scope": f"{run.name}, {row['scope']}"}
     return first
 
 
@@ -89,7 +89,7 @@ def _checked(topic: str, text: str, check: Callable[[], Answer], where: str, cla
         "interval": answer.interval,
         "verdict": answer.verdict,
         "reason": f"rule: {answer.rule}",
-        "scope": where,
+        "scope": listed_runs(answer.of) if answer.of else where,
         "claim_scope": claimed,
     }
 

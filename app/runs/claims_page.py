@@ -1,4 +1,4 @@
-"""Page Findings: published claims about sparse feed-forward layers, each tested on this run."""
+"""Page Findings: published claims about sparse feed-forward layers, each tested on this run, or on those at hand."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pandas as pd
 import streamlit as st
 
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD
-from twell.app.runs.claims_data import CLAIMS, EVIDENCE, STUDIES, sweep_and_own
+from twell.app.runs.claims_data import CLAIMS, EVIDENCE, STUDIES, other_trainings, sweep_and_own
 from twell.app.runs.study_figures import cost_and_gain
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural, typeset, whole
-from twell.app.ui.query import fetch, query
+from twell.app.ui.query import fetch, query, query_with_others
+from twell.app.ui.run_cache import shown
+from twell.app.ui.run_catalog import find_runs
 from twell.app.ui.url_state import current_run
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -50,11 +52,12 @@ def marked_up(text: str) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(typeset(text)))
 
 
-def claims_html(frame: pd.DataFrame, evidence: dict[str, str]) -> str:
+def claims_html(frame: pd.DataFrame, evidence: dict[str, str], own: str = "") -> str:
     """Return rows of `analysis.findings` as HTML: the claim and what it was measured on, a drawing of the evidence, the
     run's answer with its statistic and interval, verdict and rule.
 
-    For a claim that the run cannot test, the reason takes the place of the answer. evidence: drawings by claim, HTML
+    For a claim that the run cannot test, the reason takes the place of the answer. evidence: drawings by claim, HTML;
+    own: the scope of this run, beside which any other is named
     """
     lines = ['<div class="tw-claims">']
     for row in frame.itertuples():
@@ -65,23 +68,28 @@ def claims_html(frame: pd.DataFrame, evidence: dict[str, str]) -> str:
         if row.verdict == UNTOLD:
             lines.append(f"<div class='open'><p class='tw-note'>{reason}</p></div></div>")
             continue
+        teller = "" if row.scope == own else f"<p class='tw-note'>Told by {marked_up(row.scope)}.</p>"
         pill = f'<span class="tw-verdict {KINDS.get(row.verdict, "no")}">{html.escape(row.verdict)}</span>'
         lines.append(f"<div>{evidence.get(row.claim, '')}</div>")
-        lines.append(f"<div><p>{answer}</p><p class='tw-note'>{statistic}</p></div>")
+        lines.append(f"<div><p>{answer}</p>{teller}<p class='tw-note'>{statistic}</p></div>")
         lines.append(f"<div>{pill}<p class='tw-note'>{reason}</p></div></div>")
     return "".join([*lines, "</div>"])
 
 
 def draw_page(run: Run) -> None:
     """Draw the claims that the run can test, those that hold first; then, folded up, those that it cannot."""
-    result = query(run, CLAIMS)
+    others = [shown(other) for other in other_trainings(run, find_runs())]
+    result = query_with_others(run, others, CLAIMS) if others else query(run, CLAIMS)
     frame = result.frame
-    is_tested = frame["verdict"] != UNTOLD
+    own, is_tested = frame["scope"].iloc[0], frame["verdict"] != UNTOLD
     tested, untested = frame[is_tested], frame[~is_tested]
+    by_others = int((tested["scope"] != own).sum())
+    beside = f" and {plural(len(others), 'training')} of this folder" if others else ""
     caption = (
         f"{plural(len(frame), 'claim')} about sparse FFN layers, each with a rule that was fixed beforehand; this run "
-        f"can test {len(tested)}. It is one model on one text ({frame['scope'].iloc[0]}): what fails here may hold "
-        "elsewhere."
+        f"can test {len(tested) - by_others}. It is one model on one text ({own}): what fails here may hold elsewhere. "
+        f"{plural(by_others, 'more claim')}, between models or on trainings, can be told by other runs, named "
+        f"there: the trainings that ship{beside}."
     )
     widgets.heading("Claims", caption, result)
     if tested.empty:
@@ -91,7 +99,7 @@ def draw_page(run: Run) -> None:
         group = tested[tested["verdict"] == verdict]
         if len(group):
             title = f"{len(group)} {one if len(group) == 1 else several}"
-            st.html(f'<h2 class="tw-group-title">{title}</h2>{claims_html(group, evidence)}')
+            st.html(f'<h2 class="tw-group-title">{title}</h2>{claims_html(group, evidence, own)}')
     if len(untested):
         with st.expander(f"{plural(len(untested), 'claim')} that this run cannot test, and what would"):
             st.html(claims_html(untested, {}))

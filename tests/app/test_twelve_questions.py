@@ -16,7 +16,7 @@ from typing import Any
 
 from support.browser_pages import wait_until
 
-from twell.analysis import findings
+from twell.analysis.shipped import findings_at_hand
 from twell.workbench.run.store import Run, open_run
 
 MOST_CLICKS = 3
@@ -101,7 +101,7 @@ def what_it_buys(visit: Visit, run: Run) -> None:
         visit.sees("FFN speedup")
     with visit.asks("does the paper's claim hold"):
         visit.to("Findings")
-        hold = int((findings(run)["verdict"] == "holds").sum())
+        hold = int((findings_at_hand(run)["verdict"] == "holds").sum())
         visit.sees(f"{hold} claim{'s' * (hold != 1)} hold{'s' * (hold == 1)}")
 
 

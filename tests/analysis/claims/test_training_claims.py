@@ -35,7 +35,8 @@ def test_a_training_beside_a_capture_answers_for_it(run: Run, log: pd.DataFrame)
     answer = row(table, beginning)
     dense, sparse = log[log["sparse_layers"] == 0].iloc[1:], log[log["sparse_layers"] == 27]
     ratio = np.exp(np.log(sparse["tokens_per_second"]).mean() - np.log(dense["tokens_per_second"]).mean())
-    assert answer["this_run"].startswith(f"h200-28x2048-training: training runs {ratio:.2f} times")
+    assert answer["this_run"].startswith(f"training runs {ratio:.2f} times")
+    assert answer["scope"].startswith("h200-28x2048-training, ")
     low, high = map(float, answer["interval"].split(" to "))
     assert 1 < low < ratio < high < 2
     assert (answer["verdict"], "1,472,317,440 parameters" in answer["scope"]) == (HOLDS, True)
