@@ -127,17 +127,17 @@ def test_what_cannot_be_compared(run: Run, made: ModuleType, tmp_path: Path, cap
     assert "cannot be compared" in table.attrs["note"]
     assert pd.isna(table["best"].iloc[1])
     compare(CompareOptions(runs=(run.path, other.path)))
-    said = capsys.readouterr().out
-    assert "cannot be compared" in said and " best\n" not in said, "no run is best where losses cannot be compared"
+    output = capsys.readouterr().out
+    assert "cannot be compared" in output and " best\n" not in output, "no run is best where losses cannot be compared"
 
 
 def test_a_run_whose_text_has_no_checksum_yet_is_like_no_other(run: Run, made: ModuleType, tmp_path: Path) -> None:
     """As a capture leaves it until its end, and for ever where it was killed."""
     for name in ("one", "two"):
         made.make(tmp_path / name, sequences=run.manifest.sequences, layers=2, timings=0, status="recording")
-        found = manifests.read(tmp_path / name)
-        found.text = [{"source": entry["source"]} for entry in found.text]
-        manifests.write(tmp_path / name, found)
+        manifest = manifests.read(tmp_path / name)
+        manifest.text = [{"source": entry["source"]} for entry in manifest.text]
+        manifests.write(tmp_path / name, manifest)
     one, two = (open_run(tmp_path / name) for name in ("one", "two"))
     for runs in ([run, one], [one, two]):
         assert not compare_runs(runs).attrs["comparable"]
@@ -161,10 +161,10 @@ def test_two_vocabularies_of_one_size_are_told_apart(
 
 def test_the_command(run: Run, sparser: Run, capsys: pytest.CaptureFixture) -> None:
     table = compare(CompareOptions(runs=(run.path, sparser.path)))
-    said = capsys.readouterr().out
-    assert "sparser" in said
-    assert "by layer, against made" in said and table.attrs["note"] in said
-    assert said.count("\n") == len(table) + run.layers + 6
-    assert f"{table['sparsity'].iloc[1]:.2%}" in said and " best\n" in said
+    output = capsys.readouterr().out
+    assert "sparser" in output
+    assert "by layer, against made" in output and table.attrs["note"] in output
+    assert output.count("\n") == len(table) + run.layers + 6
+    assert f"{table['sparsity'].iloc[1]:.2%}" in output and " best\n" in output
     frame = compare_layers([run, sparser])
-    assert f"{frame['difference'].iloc[0]:+.2f}" in said
+    assert f"{frame['difference'].iloc[0]:+.2f}" in output

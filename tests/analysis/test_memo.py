@@ -70,7 +70,7 @@ def test_answers_are_those_of_each_table_by_itself(
     """Sharing changes no answer, and the tables that questions share are read once."""
     question(run)
     time.sleep(2e-9 * verified.TICK)  # what was checked of a file that is this new is not held
-    found, opened = question(run), []
+    answer, opened = question(run), []
     monkeypatch.setattr(read, "_decoded", read._decoded.__wrapped__)  # which keeps what was read before
 
     class Noted(pq.ParquetFile):
@@ -85,7 +85,7 @@ def test_answers_are_those_of_each_table_by_itself(
     assert together_reads == len(set(opened)) + twice, "each once, but for the classes of token_scores"
     monkeypatch.setitem(question.__globals__, "memo_scope", nullcontext)
     again = question(run)
-    assert again.equals(found) if isinstance(again, pd.DataFrame) else again == found
+    assert again.equals(answer) if isinstance(again, pd.DataFrame) else again == answer
     assert len(opened) > 1.5 * together_reads
 
 

@@ -131,17 +131,17 @@ def test_exact_permutations_of_nine_are_split_rightly() -> None:
 def test_student_p() -> None:
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=15), rng.normal(size=15)
-    found = stats.pearsonr(x, y)
-    assert student_p(found.statistic, 15) == pytest.approx(found.pvalue, rel=1e-9)
+    expected = stats.pearsonr(x, y)
+    assert student_p(expected.statistic, 15) == pytest.approx(expected.pvalue, rel=1e-9)
     assert student_p(1.0, 15) == 0
 
 
 def test_fisher() -> None:
     rng = np.random.default_rng(6)
     x = rng.normal(size=20)
-    found = stats.pearsonr(x, x + rng.normal(size=20))
-    low, high = fisher_interval(found.statistic, 1 / np.sqrt(17), np.inf)
-    expected = found.confidence_interval(0.95)
+    result = stats.pearsonr(x, x + rng.normal(size=20))
+    low, high = fisher_interval(result.statistic, 1 / np.sqrt(17), np.inf)
+    expected = result.confidence_interval(0.95)
     assert (float(low), float(high)) == pytest.approx((expected.low, expected.high), rel=1e-9)
 
 
@@ -157,8 +157,8 @@ def test_shrink_against_a_root_finder() -> None:
 
     between = brentq(lambda t: ((mean - centre(t)) ** 2 / (error**2 + t)).sum() - 79, 1e-9, 10)
     kept = between / (between + error**2)
-    found, spread = shrink(mean, error)
-    np.testing.assert_allclose(found, kept * mean + (1 - kept) * centre(between), rtol=1e-6)
+    shrunk, spread = shrink(mean, error)
+    np.testing.assert_allclose(shrunk, kept * mean + (1 - kept) * centre(between), rtol=1e-6)
     np.testing.assert_allclose(spread, error * np.sqrt(kept), rtol=1e-6)
 
 
@@ -168,23 +168,23 @@ def test_shrunk_means_are_nearer_the_truth_and_their_intervals_hold_it() -> None
     for _ in range(50):
         truth, error = rng.normal(0, 0.5, 200), rng.uniform(0.1, 1.5, 200)
         seen = truth + rng.normal(0, error)
-        found, spread = shrink(seen, error)
-        inside.append(np.mean(np.abs(found - truth) < 1.96 * spread))
-        better += np.mean((found - truth) ** 2) < 0.6 * np.mean((seen - truth) ** 2)
+        shrunk, spread = shrink(seen, error)
+        inside.append(np.mean(np.abs(shrunk - truth) < 1.96 * spread))
+        better += np.mean((shrunk - truth) ** 2) < 0.6 * np.mean((seen - truth) ** 2)
     assert 0.93 < np.mean(inside) < 0.97
     assert better == 50
 
 
 def test_shrink_means_that_differ_by_chance_alone() -> None:
-    found, spread = shrink(np.array([1.0, 1.01, 0.99]), np.full(3, 0.5))
-    np.testing.assert_allclose(found, 1.0, atol=1e-6)
+    shrunk, spread = shrink(np.array([1.0, 1.01, 0.99]), np.full(3, 0.5))
+    np.testing.assert_allclose(shrunk, 1.0, atol=1e-6)
     assert (spread < 1e-3).all()
 
 
 def test_distinct_numbers() -> None:
     numbers = np.array([7, 0, 7, 3, 3, 0, 19], np.int32)
-    found, place = distinct(numbers)
+    distinct_values, place = distinct(numbers)
     expected, inverse = np.unique(numbers, return_inverse=True)
-    assert found.tolist() == expected.tolist()
+    assert distinct_values.tolist() == expected.tolist()
     assert place.tolist() == inverse.tolist()
     assert [len(values) for values in distinct(numbers[:0])] == [0, 0]

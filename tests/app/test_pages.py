@@ -47,19 +47,19 @@ def test_every_page_draws_a_whole_run(show: Show, runs: Path, page: str, count: 
 
 
 def test_headline_numbers_are_those_of_the_analysis(show: Show, runs: Path, made_run: Run) -> None:
-    shown = markup(show(runs, run="made"))
+    page_html = markup(show(runs, run="made"))
     layers = by_layer(made_run)
     tokens = int(layers["tokens"].iloc[0])
     mean = float(layers["mean"].mean())
-    for value, said in (
+    for value, words in (
         (percent(1 - mean / made_run.d_ff), "Sparsity"),
         (number(mean), f"{whole(tokens)} tokens"),
         (f"{number(made_run.manifest.loss)} nats", "Next-token loss"),
         (percent(float(layers["dead"].sum()) / (made_run.layers * made_run.d_ff)), "never fired in"),
     ):
-        assert f"<b>{value}</b>" in shown
-        assert said in shown
-    assert f"on less than {number(3e6 / tokens, 2)} per million of tokens (95\u202f%)" in shown
+        assert f"<b>{value}</b>" in page_html
+        assert words in page_html
+    assert f"on less than {number(3e6 / tokens, 2)} per million of tokens (95\u202f%)" in page_html
 
 
 def test_the_definition_of_nnz_is_on_every_page(show: Show, runs: Path) -> None:
@@ -108,15 +108,15 @@ def test_a_token_shows_its_places_and_numbers(show: Show, runs: Path, made_run: 
     test = show(runs, "token", run="made", token="40")
     assert not test.exception
     assert figures(test) == 1
-    shown = markup(test)
+    page_html = markup(test)
     places = contexts(made_run, 40)
-    assert shown.count('class="tw-place"') == len(places)
+    assert page_html.count('class="tw-place"') == len(places)
     first = places.iloc[0]
     assert (
         f'sequence={first["sequence"]}&amp;position={first["position"]}">{first["sequence"]}:{first["position"]}</a>'
-        in shown
+        in page_html
     )
-    assert f">{whole(first['nnz'])}</span>" in shown
+    assert f">{whole(first['nnz'])}</span>" in page_html
     quiet = markup(show(runs, "token", run="made", token="40", order="quietest"))
     last = contexts(made_run, 40, order="quietest").iloc[0]
     assert re.findall(r'class="where" href="[^"]*">(\d+:\d+)<', quiet)[0] == f"{last['sequence']}:{last['position']}"
@@ -145,11 +145,11 @@ def test_token_text_is_text(show: Show, runs: Path, hostile: dict[int, str], tok
     """Nothing of a token reaches the page's HTML unescaped, nor any place that reads Markdown."""
     test = show(runs, "token", run="made", token=str(token))
     assert not test.exception
-    shown = markup(test)
-    assert html.escape(visible(hostile[token])) in shown
-    assert not re.search(r"<(script|img|/div><b)", shown)
-    for said in (*test.markdown, *test.caption, *test.title, *test.header, *test.subheader):
-        assert hostile[token].strip() not in said.value
+    page_html = markup(test)
+    assert html.escape(visible(hostile[token])) in page_html
+    assert not re.search(r"<(script|img|/div><b)", page_html)
+    for element in (*test.markdown, *test.caption, *test.title, *test.header, *test.subheader):
+        assert hostile[token].strip() not in element.value
 
 
 def test_hostile_tokens_are_escaped_in_figures(show: Show, runs: Path, hostile: dict[int, str]) -> None:
@@ -267,6 +267,6 @@ def test_a_newer_schema_is_refused_with_both_versions(show: Show, runs: Path, tm
     shutil.copytree(runs / "made", tmp_path / "new")
     manifest = tmp_path / "new" / "run.json"
     manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 99'))
-    shown = markup(show(tmp_path, run="new"))
-    assert "version 99" in shown
-    assert "schema version 1" in shown
+    page_html = markup(show(tmp_path, run="new"))
+    assert "version 99" in page_html
+    assert "schema version 1" in page_html

@@ -85,18 +85,18 @@ def test_a_function_is_the_figure_of_its_page(
     name, _, address = page.partition("?")
     query = dict(pair.split("=") for pair in address.split("&")) if address else {}
     figures = drawn(show(runs, name, run="made", **query))
-    found = {key: figures.get(key) for key in PAGES[page]}
-    assert None not in found.values(), f"{page} draws {sorted(figures)}"
-    assert [key for key, figure in found.items() if figure and not same(PAGES[page][key](made_run), figure)] == []
+    on_page = {key: figures.get(key) for key in PAGES[page]}
+    assert None not in on_page.values(), f"{page} draws {sorted(figures)}"
+    assert [key for key, figure in on_page.items() if figure and not same(PAGES[page][key](made_run), figure)] == []
 
 
 def test_of_the_recorded_run(show: Callable[..., AppTest]) -> None:
     folder = Path(str(resources.files("twell.data") / "recorded"))
     run = open_run(folder / "h200-8x2048")
     figures = drawn(show(folder, "kernels", run=run.name))
-    found = RECORDED.keys() & figures.keys()
-    assert [key for key in found if not same(RECORDED[key](run), figures[key])] == []
-    assert len(found) >= 4, sorted(figures)
+    keys = RECORDED.keys() & figures.keys()
+    assert [key for key in keys if not same(RECORDED[key](run), figures[key])] == []
+    assert len(keys) >= 4, sorted(figures)
 
 
 def test_of_a_training_and_of_two_runs(

@@ -43,23 +43,23 @@ def test_every_tensor_is_checked_by_name(gated) -> None:
             continue
         shape = list(tensor.shape)
 
-        def told(replaced: Any, name: str = name) -> str:
+        def refused_with(replaced: Any, name: str = name) -> str:
             return refusal({**arguments, name: replaced})
 
-        assert told([1.0]) == f"{name}: expected a tensor, got list"
+        assert refused_with([1.0]) == f"{name}: expected a tensor, got list"
         if name != "x":
-            assert told(tensor.to("meta")) == f"{name}: expected device cpu, that of x, got meta"
-            assert told(tensor.to(torch.int8)) == f"{name}: expected {tensor.dtype}, got torch.int8"
+            assert refused_with(tensor.to("meta")) == f"{name}: expected device cpu, that of x, got meta"
+            assert refused_with(tensor.to(torch.int8)) == f"{name}: expected {tensor.dtype}, got torch.int8"
             rank = tensor.dim()
-            assert told(tensor[None].clone()) == f"{name}: expected {rank} dimensions, got {rank + 1}"
+            assert refused_with(tensor[None].clone()) == f"{name}: expected {rank} dimensions, got {rank + 1}"
             longer = torch.cat([tensor, tensor[:1]])
             grown = [shape[0] + 1, *shape[1:]]
             if name in ("w_gate", "w_in"):
-                assert told(longer) == f"d_ff: expected a positive multiple of 8, got {D_FF + 1}"
+                assert refused_with(longer) == f"d_ff: expected a positive multiple of 8, got {D_FF + 1}"
             else:
-                assert told(longer) == f"{name}: expected shape {shape}, got {grown}"
+                assert refused_with(longer) == f"{name}: expected shape {shape}, got {grown}"
         spread = torch.stack([tensor, tensor], -1)[..., 0]
-        assert told(spread) == f"{name}: expected a contiguous tensor, got strides {list(spread.stride())}"
+        assert refused_with(spread) == f"{name}: expected a contiguous tensor, got strides {list(spread.stride())}"
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_checks_come_in_one_order() -> None:
         (torch.zeros(2 * D_FF + 2).float()[::2], "expected shape"),
         (torch.zeros(2 * D_FF).float()[::2], "expected a contiguous"),
     ]
-    for tensor, told in wrong:
-        assert refusal({**good(), "b_up": tensor}).startswith(f"b_up: {told}")
+    for tensor, message in wrong:
+        assert refusal({**good(), "b_up": tensor}).startswith(f"b_up: {message}")
 
 
 def test_gradients_may_be_off_instead_of_absent() -> None:

@@ -80,15 +80,15 @@ def test_dense_is_the_same_function(linears, options) -> None:
 
 @torch.no_grad()
 def test_layers_share_a_probe(linears) -> None:
-    told = []
-    probe = Probe(probes="neurons", layout=Layout(64, 8), want_packed=True, on_stats=lambda *seen: told.append(seen))
+    reports = []
+    probe = Probe(probes="neurons", layout=Layout(64, 8), want_packed=True, on_stats=lambda *seen: reports.append(seen))
     layers = nn.Sequential(*(SparseFFN.gated(*linears, layer=index, probe=probe) for index in range(3)))
     numbers = torch.arange(10, dtype=torch.int32)
     probe.rows, probe.tokens, probe.sequences = (numbers > 0).byte(), numbers, numbers // 5
     x = torch.randn(2, 5, D_MODEL)
     layers(x)
-    assert [layer for layer, _, _ in told] == [0, 1, 2]
-    for layer, seen, stats in told:
+    assert [layer for layer, _, _ in reports] == [0, 1, 2]
+    for layer, seen, stats in reports:
         assert seen.shape == (10, D_MODEL)
         module = layers[layer]
         weights = (module.w_gate, module.w_up, module.w_down, module.b_gate, module.b_up, module.b_down)
@@ -97,8 +97,8 @@ def test_layers_share_a_probe(linears) -> None:
         assert torch.equal(stats.nnz, direct.nnz)
         assert torch.equal(stats.neurons.fires, direct.neurons.fires)
         assert stats.packed.words.shape == (10, 2, 8)
-    assert torch.equal(told[0][1], x.view(10, D_MODEL))
-    torch.testing.assert_close(told[1][1], layers[0].dense(x).view(10, D_MODEL))
+    assert torch.equal(reports[0][1], x.view(10, D_MODEL))
+    torch.testing.assert_close(reports[1][1], layers[0].dense(x).view(10, D_MODEL))
 
 
 @torch.no_grad()
@@ -153,7 +153,7 @@ def test_it_reports_and_passes_on(probes: str, down: nn.Linear) -> None:
     numbers = torch.arange(15, dtype=torch.int32)
     rows = (numbers % 4 != 0).to(torch.uint8)
     probe = Probe(probes, Layout(32, 8), rows=rows, tokens=numbers, sequences=numbers // 5)
-    probe.on_stats = lambda *told: heard.append(told)
+    probe.on_stats = lambda *report: heard.append(report)
     counted = CountedMap(down, MAP_D_MODEL, MAP_D_FF, threshold=THRESHOLD, layer=2, probe=probe)
     assert torch.equal(counted(hidden), down(hidden))
     [(layer, x, stats)] = heard

@@ -117,20 +117,20 @@ def ratios(took: list[dict[str, Turn]]) -> dict[str, Any]:
     `_high`) and that of their steady parts (`_steady`); of these and of unwatched the seconds of a turn, its start, end
     and timings (`NAME_seconds`, `NAME_start`, …; medians); tokens, batches and rounds.
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in took[0]:
         turns = [turn[name] for turn in took]
-        found[f"{name}_seconds"] = statistics.median(turn.whole for turn in turns)
+        result[f"{name}_seconds"] = statistics.median(turn.whole for turn in turns)
         for part in ("start", "end", "timings"):
-            found[f"{name}_{part}"] = statistics.median(getattr(turn, part) for turn in turns)
+            result[f"{name}_{part}"] = statistics.median(getattr(turn, part) for turn in turns)
         if name == "unwatched":
             continue
         whole = [turn[name].whole / turn["unwatched"].whole for turn in took]
-        said = f"{name}_over_unwatched"
-        found |= {said: statistics.median(whole), f"{said}_low": min(whole), f"{said}_high": max(whole)}
-        found[f"{said}_steady"] = statistics.median(turn[name].steady / turn["unwatched"].steady for turn in took)
+        label = f"{name}_over_unwatched"
+        result |= {label: statistics.median(whole), f"{label}_low": min(whole), f"{label}_high": max(whole)}
+        result[f"{label}_steady"] = statistics.median(turn[name].steady / turn["unwatched"].steady for turn in took)
     read = took[0]["unwatched"].batches
-    return found | {"tokens": sum(read), "batches": len(read), "rounds": len(took)}
+    return result | {"tokens": sum(read), "batches": len(read), "rounds": len(took)}
 
 
 def read_again(loaded: LoadedModel, options: CaptureOptions) -> BatchStream:

@@ -55,9 +55,9 @@ def whole_rows(params: FFNParams) -> Tensor:
 
 def check_whole(params: FFNParams) -> Tensor:
     """Check what the gate's kernel alone counts of each pair and tile."""
-    found = counters(run(params, Stage.GATE)[2], params.x.shape[0])
-    assert_same("what lies whole", found, whole_rows(params).int())
-    return found
+    counted = counters(run(params, Stage.GATE)[2], params.x.shape[0])
+    assert_same("what lies whole", counted, whole_rows(params).int())
+    return counted
 
 
 def check(params: FFNParams) -> tuple[Tensor, hopper.Workspace]:
@@ -75,10 +75,10 @@ def check(params: FFNParams) -> tuple[Tensor, hopper.Workspace]:
     assert_same("nnz by stages", apart[1].nnz, stats.nnz)
     assert_same("finite by stages", apart[1].finite, stats.finite)
     assert_same("order by stages", apart[2].tensor("order")[:n], workspace.tensor("order")[:n])
-    found, left = counters(workspace, n), counters(apart[2], n)
-    taken, whole = found == TAKEN, torch.full_like(found, PAIR)
+    tile_counts, left = counters(workspace, n), counters(apart[2], n)
+    taken, whole = tile_counts == TAKEN, torch.full_like(tile_counts, PAIR)
     whole[-1] = n % PAIR or PAIR
-    assert_same("rows that lie whole", torch.where(taken, whole, found), torch.where(taken, left % QUIET, left))
+    assert_same("rows that lie whole", torch.where(taken, whole, tile_counts), torch.where(taken, left % QUIET, left))
     assert int((left // QUIET * taken).max()) <= PAIR // 8
     return taken, workspace
 

@@ -138,7 +138,7 @@ def device_functions(root: Path) -> list[Function]:
     for path in sorted((root / "kernels" / "csrc").rglob("*")):
         if path.suffix in {".cu", ".cuh", ".cpp", ".h"}:
             file = path.relative_to(root).as_posix()
-            functions += [Function(file, *found) for found in _blocks(path.read_text(encoding="utf-8"))]
+            functions += [Function(file, *block) for block in _blocks(path.read_text(encoding="utf-8"))]
     return functions
 
 

@@ -56,11 +56,11 @@ def lines_of(table: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(here["seconds"].to_numpy(), here[column].to_numpy()) for here in layers for column in ("ms", "nnz_mean")]
 
 
-def equal(shown: list[Any], expected: list[tuple[np.ndarray, np.ndarray]]) -> bool:
+def equal(lines: list[Any], expected: list[tuple[np.ndarray, np.ndarray]]) -> bool:
     """Return whether the page's lines are those of a table, to a float's last bits."""
-    return len(shown) == len(expected) > 0 and all(
+    return len(lines) == len(expected) > 0 and all(
         len(line[axis]) == len(wanted[axis]) and np.allclose(line[axis], wanted[axis], rtol=1e-12, atol=0)
-        for line, wanted in zip(shown, expected, strict=True)
+        for line, wanted in zip(lines, expected, strict=True)
         for axis in (0, 1)
     )
 
@@ -71,16 +71,16 @@ def compared(page: Page, folder: Path) -> tuple[list[Any], float]:
     Every table of the time is looked at, since either may be ahead when both are read.
     """
     began, tables = time.monotonic(), list[list[tuple[np.ndarray, np.ndarray]]]()
-    shown: list[Any] = []
+    lines: list[Any] = []
     while time.monotonic() - began < PATIENCE:
         with suppress(Exception):  # a part that is being put in its place
             run = open_run(folder)
             tables.append(lines_of(sparse_calls(LiveRun(run.path, run.manifest))))
-        shown = page.evaluate(FIGURE)
-        if any(equal(shown, table) for table in tables):
-            return shown, time.monotonic() - began
+        lines = page.evaluate(FIGURE)
+        if any(equal(lines, table) for table in tables):
+            return lines, time.monotonic() - began
         page.wait_for_timeout(250)
-    return shown, float("nan")
+    return lines, float("nan")
 
 
 def first_figure(page: Page, folder: Path) -> float:
@@ -124,12 +124,12 @@ def main(minutes: float, text: str, folder: Path) -> None:
             began = time.monotonic()
             while time.monotonic() - began < 60 * minutes and capture.poll() is None:
                 page.wait_for_timeout(EVERY * 1000)
-                shown, after = compared(page, run)
+                lines, after = compared(page, run)
                 heap = page.evaluate("performance.memory.usedJSHeapSize") / 2**20
                 print(
                     f"{time.monotonic() - began:5.0f} s: server {resident(server):6.0f}, capture "
                     f"{resident(capture):6.0f}, page {heap:5.0f} MiB; {open_run(run).manifest.tokens:>10,} tokens; "
-                    f"{len(shown)} lines of {len(shown[0][0]) if shown else 0} points, the table's after {after:.1f} s",
+                    f"{len(lines)} lines of {len(lines[0][0]) if lines else 0} points, the table's after {after:.1f} s",
                     flush=True,
                 )
     finally:

@@ -49,9 +49,9 @@ def token_chances() -> np.ndarray:
 
 def effects(rng: np.random.Generator, classes: np.ndarray) -> np.ndarray:
     """Draw each token's effect: normal around the mean of its class, 0 or EFFECT; LOUD apart."""
-    found = rng.normal(np.where(classes, EFFECT, 0.0), SPREAD)
-    found[LOUD] = 0.55
-    return np.maximum(found, -0.9)
+    drawn = rng.normal(np.where(classes, EFFECT, 0.0), SPREAD)
+    drawn[LOUD] = 0.55
+    return np.maximum(drawn, -0.9)
 
 
 def moods(rng: np.random.Generator, sequences: int, kind: str) -> np.ndarray:
@@ -136,7 +136,7 @@ def intervals(run: Run, rng: np.random.Generator) -> dict[str, tuple[float, floa
     fit = position_fit(run).query("layer == 1").iloc[0]
     tokens = by_token(run).set_index("token_id")
     classes = token_classes(run).set_index("class")
-    found = {
+    bounds = {
         "layer mean": (layer["low"], layer["high"]),
         "position mean": (positions["low"], positions["high"]),
         "decay": (fit["decay_low"], fit["decay_high"]),
@@ -145,14 +145,14 @@ def intervals(run: Run, rng: np.random.Generator) -> dict[str, tuple[float, floa
     }
     documents = read_built(run).clusters
     silent = not rng.binomial(documents, RARE / documents)
-    found["dead neuron"] = (0.0, DEAD_BOUND / documents if silent else 1.0)
+    bounds["dead neuron"] = (0.0, DEAD_BOUND / documents if silent else 1.0)
     x = rng.normal(size=LAYERS)
     speed = correlate(x, PEARSON * x + np.sqrt(1 - PEARSON**2) * rng.normal(size=LAYERS))
-    found["nnz and speed"] = (speed["low"], speed["high"])
+    bounds["nnz and speed"] = (speed["low"], speed["high"])
     for name, token in (("loud token", LOUD), ("quiet token", LOUD + 1)):
         half = stats.t.ppf(0.975, tokens.loc[token, "effective"] - 1) * tokens.loc[token, "z_se"]
-        found[name] = (tokens.loc[token, "z"] - half, tokens.loc[token, "z"] + half)
-    return found
+        bounds[name] = (tokens.loc[token, "z"] - half, tokens.loc[token, "z"] + half)
+    return bounds
 
 
 def coverage(made: ModuleType, repeats: int, first: int = 0, kind: str = "documents of five, half") -> dict[str, int]:

@@ -43,9 +43,9 @@ def union_counts(shape: Shape, columns: dict[str, Any], rng: np.random.Generator
             firsts = np.concatenate([start + np.arange(0, n - block + 1, block) for start, n in each])
             there = counts[firsts[:, None] + np.arange(block)]
             low, high = there.max(axis=1), np.minimum(there.sum(axis=1), shape.d_ff)
-            found = np.bincount((low + rng.beta(2, 5, len(low)) * (high - low)).astype(int))
-            for union in np.flatnonzero(found):
-                for column, value in zip(rows, (layer, block, union, found[union]), strict=True):
+            histogram = np.bincount((low + rng.beta(2, 5, len(low)) * (high - low)).astype(int))
+            for union in np.flatnonzero(histogram):
+                for column, value in zip(rows, (layer, block, union, histogram[union]), strict=True):
                     rows[column].append(int(value))
     return dict(rows)
 

@@ -194,13 +194,13 @@ def more_timings(table: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str,
     """A timings table with rows added: batch, layer, op, microseconds of each; kernel and watts where they matter."""
     plain = {"phase": 0, "tokens": 2048, "nnz_mean": None, "kernel": "dense"}
     plain |= dict.fromkeys(("sm_mhz", "watts", "seconds", "load"))
-    found = {}
+    columns = {}
     for name, values in table.items():
         every = [*np.ma.asarray(values).tolist(), *[{**plain, **row}[name] for row in rows]]
         empty = [value is None for value in every]
         dense = np.array([0.0 if value is None else value for value in every])
-        found[name] = np.ma.masked_array(dense, empty) if any(empty) else dense
-    return found
+        columns[name] = np.ma.masked_array(dense, empty) if any(empty) else dense
+    return columns
 
 
 def add_part(writer: RunWriter, shape: Shape, columns: dict[str, Any], rng: np.random.Generator) -> None:

@@ -28,12 +28,12 @@ def main(tokens: int) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=512, hidden_act="relu", **sizes)).eval()
     with torch.no_grad(), watch(model) as w:
-        done = shown = 0
+        done = printed = 0
         while done < tokens:
             model.get_decoder()(input_ids=torch.randint(512, (SEQUENCES, COLUMNS)), use_cache=False)
             done += SEQUENCES * COLUMNS
-            if done // EVERY > shown:
-                shown = done // EVERY
+            if done // EVERY > printed:
+                printed = done // EVERY
                 print(f"{done:>9,} tokens {resident():7.0f} MiB", flush=True)
     print(f"{w.totals.tokens_read():,} tokens counted, {w.metrics()['nnz']:.1f} neurons a token and layer")
 

@@ -72,13 +72,13 @@ def refused(
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as stopped:
             main()
-        said = capsys.readouterr().err.strip()
-        assert stopped.value.code == 2, said
+        message = capsys.readouterr().err.strip()
+        assert stopped.value.code == 2, message
         assert _files(out) == before
-        assert said.startswith("twell: "), said
-        assert said.count("\n") == 0, said
-        assert said.endswith("."), said
-        return said
+        assert message.startswith("twell: "), message
+        assert message.count("\n") == 0, message
+        assert message.endswith("."), message
+        return message
 
     return run
 

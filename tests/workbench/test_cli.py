@@ -27,20 +27,20 @@ def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
 
 
 def test_help_names_every_command_with_its_whole_first_line() -> None:
-    shown = run("--help").stdout
+    printed = run("--help").stdout
     for name, (dataclass, _) in cli.COMMANDS.items():
-        assert f"  {name:<9}  {cli.help_and_examples(dataclass)[0].splitlines()[0]}\n" in shown
-    assert "..." not in shown.partition("Commands:")[2]
+        assert f"  {name:<9}  {cli.help_and_examples(dataclass)[0].splitlines()[0]}\n" in printed
+    assert "..." not in printed.partition("Commands:")[2]
 
 
 def test_threads_spin_for_a_moment_unless_told_otherwise() -> None:
-    shown = "import atexit, os; atexit.register(lambda: print(os.environ.get('GOMP_SPINCOUNT'))); "
-    code = shown + "from twell.workbench import cli; cli.main()"
+    at_exit = "import atexit, os; atexit.register(lambda: print(os.environ.get('GOMP_SPINCOUNT'))); "
+    code = at_exit + "from twell.workbench import cli; cli.main()"
     for given, expected in (({}, cli.SPIN), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")):
         plain = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
         command = [sys.executable, "-c", code, "--version"]
-        said = subprocess.run(command, capture_output=True, text=True, env=plain | given).stdout
-        assert said.splitlines()[-1] == expected
+        printed = subprocess.run(command, capture_output=True, text=True, env=plain | given).stdout
+        assert printed.splitlines()[-1] == expected
 
 
 def test_version() -> None:
@@ -72,19 +72,19 @@ def test_every_test_that_the_readme_names_is_there(proof: tuple[str, str]) -> No
 
 
 def test_every_command_is_shown_in_its_help_and_in_the_readme() -> None:
-    shown = {line.split()[1] for line in EXAMPLES}
-    assert shown == set(cli.COMMANDS)
-    assert {line.split()[1] for line in README if line.startswith("twell")} >= shown - {"demo", "summarize"}
+    commands = {line.split()[1] for line in EXAMPLES}
+    assert commands == set(cli.COMMANDS)
+    assert {line.split()[1] for line in README if line.startswith("twell")} >= commands - {"demo", "summarize"}
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_help_of_a_command_names_every_option_with_its_unit(name: str) -> None:
-    shown = " ".join(run(name, "--help").stdout.split())
+    printed = " ".join(run(name, "--help").stdout.split())
     for item in fields(cli.COMMANDS[name][0]):
-        assert item.metadata["argument"] or "--" + item.name.rstrip("_").replace("_", "-") in shown
-        assert item.metadata["help"].split()[0] in shown
+        assert item.metadata["argument"] or "--" + item.name.rstrip("_").replace("_", "-") in printed
+        assert item.metadata["help"].split()[0] in printed
         if item.metadata["unit"]:
-            assert f"[{item.metadata['unit']}]" in shown
+            assert f"[{item.metadata['unit']}]" in printed
 
 
 def test_options_reach_the_function_as_the_dataclass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -99,14 +99,14 @@ def test_options_reach_the_function_as_the_dataclass(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (UserError("Expected this, got that: do so."), 2, "twell: Expected this, got that: do so.\n"),
         (KeyboardInterrupt(), 130, "twell: Stopped.\n"),
     ],
 )
 def test_errors_are_one_sentence(
-    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(**_: object) -> None:
         raise error
@@ -116,7 +116,7 @@ def test_errors_are_one_sentence(
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == code
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == message
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["capture"], "twell: Expected MODEL, got none: give it, as in `twell capture path/to/model --text "),
         (["capture", "m", "--out", "x"], "twell: Expected --text SOURCE, got none: give it, as in `twell capture "),
@@ -144,10 +144,10 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         (["summarize", "long" * 100], "Expected a "),
     ],
 )
-def test_a_wrong_command_line_says_what_is_wrong(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_a_wrong_command_line_says_what_is_wrong(arguments: list[str], message: str, tmp_path: Path) -> None:
     result = run(*arguments, folder=tmp_path)
     assert result.returncode == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert len(result.stderr) < 1000
 

@@ -36,9 +36,9 @@ def test_a_run_is_verified(
     assert manifest.parity["same_choice"] == 1
     assert set(manifest.overhead) >= {"counts_over_none", "neurons_over_none", "all_over_none", "dense_over_none"}
     assert manifest.status == "complete" and run.damaged() == []
-    shown = capsys.readouterr().out
-    assert f"counts  {manifest.parity['counts']} compared" in shown and "0 beyond rounding" in shown
-    assert f"dense {manifest.overhead['dense_over_none']:.2f}" in shown
+    printed = capsys.readouterr().out
+    assert f"counts  {manifest.parity['counts']} compared" in printed and "0 beyond rounding" in printed
+    assert f"dense {manifest.overhead['dense_over_none']:.2f}" in printed
 
 
 def test_what_others_wrote_meanwhile_stays(
@@ -51,9 +51,9 @@ def test_what_others_wrote_meanwhile_stays(
         return overhead(*given)
 
     monkeypatch.setattr("twell.workbench.verify.overhead", meddled)
-    found = verify(VerifyOptions(run=run.path, tokens=100, model=str(tiny), device="cpu"))
-    assert found.manifest == open_run(run.path).manifest
-    assert found.manifest.name == "renamed" and found.manifest.parity is not None
+    verified = verify(VerifyOptions(run=run.path, tokens=100, model=str(tiny), device="cpu"))
+    assert verified.manifest == open_run(run.path).manifest
+    assert verified.manifest.name == "renamed" and verified.manifest.parity is not None
 
 
 def test_counts_and_outputs_that_are_off_are_told(
@@ -79,10 +79,10 @@ def test_counts_and_outputs_that_are_off_are_told(
     monkeypatch.setattr(SparseFFN, "forward", off)
     with pytest.raises(UserError, match="by no more than rounding"):
         verify(VerifyOptions(run=run.path, tokens=100, model=str(tiny), device="cpu"))
-    found = open_run(run.path).manifest.parity
-    assert found is not None
-    assert found["beyond_rounding"] > 0.15 * found["counts"]
-    assert found["logit_error"] > 1e-4
+    parity = open_run(run.path).manifest.parity
+    assert parity is not None
+    assert parity["beyond_rounding"] > 0.15 * parity["counts"]
+    assert parity["logit_error"] > 1e-4
 
 
 def test_other_weights_are_refused(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:

@@ -92,10 +92,10 @@ def test_within_tokens(run: Run, rows: pd.DataFrame) -> None:
             )
 
         half = stats.t.ppf(0.975, degrees(both["document"] % 20)) * jackknifed(correlation, both)
-        found = table.iloc[layer]
-        assert found["pearson"] == pytest.approx(np.tanh(correlation(both)), rel=1e-5)
-        assert np.arctanh(found["high"]) - np.arctanh(found["pearson"]) == pytest.approx(half, rel=1e-4)
-        assert found["n"] == len(known)
+        row = table.iloc[layer]
+        assert row["pearson"] == pytest.approx(np.tanh(correlation(both)), rel=1e-5)
+        assert np.arctanh(row["high"]) - np.arctanh(row["pearson"]) == pytest.approx(half, rel=1e-4)
+        assert row["n"] == len(known)
 
 
 def test_no_loss_has_no_correlation_within_tokens(made: ModuleType, tmp_path: Path) -> None:

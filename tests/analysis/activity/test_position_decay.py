@@ -62,8 +62,8 @@ def test_the_fit_is_that_of_scipy(run: Run) -> None:
     variance = np.bincount(place, nnz**2) / tokens - y**2
 
     def fit(curve: Callable[..., np.ndarray], start: tuple[float, ...]) -> tuple[np.ndarray, float]:
-        found, _ = curve_fit(curve, x, y, p0=start, sigma=np.sqrt(variance / tokens), maxfev=20_000)
-        return found, float(((y - curve(x, *found)) ** 2 * tokens / variance).sum())
+        parameters, _ = curve_fit(curve, x, y, p0=start, sigma=np.sqrt(variance / tokens), maxfev=20_000)
+        return parameters, float(((y - curve(x, *parameters)) ** 2 * tokens / variance).sum())
 
     (a, b, decay), left = fit(lambda p, a, b, decay: a + b * np.exp(-p / decay), (10, 10, 5))
     (_, _, power), power_left = fit(lambda p, a, b, k: a + b * p**-k, (10, 10, 1))

@@ -35,25 +35,27 @@ def test_speedup(run: Run) -> None:
 
 
 def test_correlation(bos_run: Run) -> None:
-    table, found = speedup(bos_run), speedup_correlation(bos_run)
+    table, correlation = speedup(bos_run), speedup_correlation(bos_run)
     pearson = stats.pearsonr(table["nnz_mean"], table["speedup"])
-    assert found["n"] == 8
-    assert found["pearson"] == pytest.approx(pearson.statistic, rel=1e-9)
-    assert found["spearman"] == pytest.approx(stats.spearmanr(table["nnz_mean"], table["speedup"]).statistic, rel=1e-9)
+    assert correlation["n"] == 8
+    assert correlation["pearson"] == pytest.approx(pearson.statistic, rel=1e-9)
+    assert correlation["spearman"] == pytest.approx(
+        stats.spearmanr(table["nnz_mean"], table["speedup"]).statistic, rel=1e-9
+    )
     interval = pearson.confidence_interval(0.95)
-    assert (found["low"], found["high"]) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    assert (correlation["low"], correlation["high"]) == pytest.approx((interval.low, interval.high), rel=1e-9)
     orders = np.array(list(permutations(range(8))))
     x, y = (values - values.mean() for values in (table["nnz_mean"].to_numpy(), table["speedup"].to_numpy()))
-    assert found["p"] == pytest.approx(np.mean(np.abs(y[orders] @ x) >= abs(x @ y) - 1e-9), rel=1e-12)
-    assert found["method"] == "exact over all pairings"
-    assert found["pearson"] < -0.8
+    assert correlation["p"] == pytest.approx(np.mean(np.abs(y[orders] @ x) >= abs(x @ y) - 1e-9), rel=1e-12)
+    assert correlation["method"] == "exact over all pairings"
+    assert correlation["pearson"] < -0.8
 
 
 def test_many_layers_use_students_t(made: ModuleType, tmp_path: Path) -> None:
     run = made.make(tmp_path / "deep", layers=13, sequences=10, parts=1, neurons=False)
-    table, found = speedup(run), speedup_correlation(run)
-    assert found["method"] == "Student's t"
-    assert found["p"] == pytest.approx(stats.pearsonr(table["nnz_mean"], table["speedup"]).pvalue, rel=1e-9)
+    table, correlation = speedup(run), speedup_correlation(run)
+    assert correlation["method"] == "Student's t"
+    assert correlation["p"] == pytest.approx(stats.pearsonr(table["nnz_mean"], table["speedup"]).pvalue, rel=1e-9)
 
 
 def test_the_reference_claims_no_speedup(made: ModuleType, tmp_path: Path) -> None:
@@ -62,8 +64,8 @@ def test_the_reference_claims_no_speedup(made: ModuleType, tmp_path: Path) -> No
     table = speedup(run)
     assert table.attrs["comparable"] is False
     assert table.attrs["note"] == sentence
-    found = speedup_correlation(run)
-    assert (found["comparable"], found["note"]) == (False, sentence)
+    correlation = speedup_correlation(run)
+    assert (correlation["comparable"], correlation["note"]) == (False, sentence)
     numbers = overview(run)
     assert numbers["speedup"] is None
     assert numbers["pearson"] is None
@@ -171,13 +173,15 @@ def test_model_speedup(made: ModuleType, tmp_path: Path) -> None:
     times = run.frame("timings").query("layer == -1 and phase == 0 and batch < 3")
     dense, sparse = (times[times["op"] == op].set_index("batch") for op in ("model_dense", "model_sparse"))
     dense = dense.loc[sparse.index]
-    found = model_speedup(run)
+    result = model_speedup(run)
     ratio = dense["microseconds"] / sparse["microseconds"]
-    assert found["repeats"] == len(ratio) == 3
-    assert (found["speedup"], found["low"], found["high"]) == pytest.approx((ratio.median(), ratio.min(), ratio.max()))
+    assert result["repeats"] == len(ratio) == 3
+    assert (result["speedup"], result["low"], result["high"]) == pytest.approx(
+        (ratio.median(), ratio.min(), ratio.max())
+    )
     watts = sparse["watts"].astype(float) / dense["watts"].astype(float)
-    assert found["energy"] == pytest.approx((watts / ratio).median())
-    assert (found["kernel"], found["comparable"]) == ("cpu", True)
+    assert result["energy"] == pytest.approx((watts / ratio).median())
+    assert (result["kernel"], result["comparable"]) == ("cpu", True)
     with pytest.raises(Missing, match="whole forward pass"):
         model_speedup(made.make(tmp_path / "layers", sequences=10, parts=1))
 

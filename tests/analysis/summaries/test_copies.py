@@ -29,9 +29,9 @@ def test_summary_only_copy_gives_the_same_tables(
             copy.frame(table)
     questions.same(copy, small)
     assert analysis.overview(copy) == analysis.overview(small)
-    said = capsys.readouterr().out
-    assert "summaries of" in said
-    assert str(copy.path) in said
+    printed = capsys.readouterr().out
+    assert "summaries of" in printed
+    assert str(copy.path) in printed
     assert copy.damaged() == []
 
 

@@ -59,8 +59,8 @@ def hurt(path: Path, harm: str) -> None:
 def test_damage_is_told_by_the_command(small: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hurt(small.path / "tiles" / "part-00002.parquet", "flipped")
     summarize(SummarizeOptions(runs=(small.path,)))
-    said = capsys.readouterr().out
-    assert "tiles left out: tiles/part-00002.parquet differs from its checksum" in said
+    printed = capsys.readouterr().out
+    assert "tiles left out: tiles/part-00002.parquet differs from its checksum" in printed
     with pytest.raises(UserError, match=r"Expected a whole run to copy, got: tiles/part-00002\.parquet differs"):
         summarize(SummarizeOptions(runs=(small.path,), summary_only=tmp_path / "copy"))
     assert not (tmp_path / "copy").exists()

@@ -33,9 +33,9 @@ def rows(documents: Documents, sequence: Any) -> dict[str, list[int]]:
 
 def test_a_document_is_a_cluster() -> None:
     documents = documents_of(table([3] * FEW))
-    found = rows(documents, np.arange(3 * FEW))
-    assert found["cluster"] == found["unit"] == np.repeat(np.arange(FEW), 3).tolist()
-    assert found["place"] == [START, CUT, CUT] * FEW
+    columns = rows(documents, np.arange(3 * FEW))
+    assert columns["cluster"] == columns["unit"] == np.repeat(np.arange(FEW), 3).tolist()
+    assert columns["place"] == [START, CUT, CUT] * FEW
     assert documents.count(3 * FEW) == FEW
     assert documents.cut == ()
 
@@ -43,9 +43,9 @@ def test_a_document_is_a_cluster() -> None:
 def test_long_documents_of_a_small_source_are_cut_into_blocks() -> None:
     """One book is blocks of 16 sequences; a document that is not longer stays whole, as it does among many."""
     documents = documents_of(table([2 * BLOCK + 1, 2, 1]))
-    found = rows(documents, np.arange(2 * BLOCK + 4))
-    assert found["cluster"] == [0] * BLOCK + [1] * BLOCK + [2, 3, 3, 4]
-    assert found["unit"] == [0] * BLOCK + [1] * BLOCK + [2, 1, 1, 2]
+    columns = rows(documents, np.arange(2 * BLOCK + 4))
+    assert columns["cluster"] == [0] * BLOCK + [1] * BLOCK + [2, 3, 3, 4]
+    assert columns["unit"] == [0] * BLOCK + [1] * BLOCK + [2, 1, 1, 2]
     assert documents.cut == ("a",)
     many = documents_of(table([2 * BLOCK + 1] + [1] * (FEW - 1)))
     assert rows(many, np.arange(2 * BLOCK + 2))["cluster"] == [0] * (2 * BLOCK + 1) + [1]
@@ -54,15 +54,15 @@ def test_long_documents_of_a_small_source_are_cut_into_blocks() -> None:
 
 def test_sources_are_told_apart() -> None:
     both = pa.concat_tables([table([2, 2]), table([1, 2], "b", first=4)])
-    found = rows(documents_of(both), np.arange(7))
-    assert found["cluster"] == [0, 0, 1, 1, 2, 3, 3]
-    assert found["source"] == [0, 0, 0, 0, 1, 1, 1]
+    columns = rows(documents_of(both), np.arange(7))
+    assert columns["cluster"] == [0, 0, 1, 1, 2, 3, 3]
+    assert columns["source"] == [0, 0, 0, 0, 1, 1, 1]
 
 
 def test_sequences_of_no_known_document_are_blocks() -> None:
-    found = rows(Documents.unknown(), np.arange(2 * BLOCK))
-    assert found["cluster"] == found["unit"] == [0] * BLOCK + [1] * BLOCK
-    assert set(found["place"]) == {UNKNOWN}
+    columns = rows(Documents.unknown(), np.arange(2 * BLOCK))
+    assert columns["cluster"] == columns["unit"] == [0] * BLOCK + [1] * BLOCK
+    assert set(columns["place"]) == {UNKNOWN}
     assert Documents.unknown().of_rows(np.array([3]), np.array([1]))["place"] == [LATER]
 
 

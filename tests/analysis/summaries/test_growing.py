@@ -182,10 +182,10 @@ def test_summaries_of_an_earlier_revision(questions: ModuleType, small: Run, tmp
         assert one.attrs == other.attrs
     for path in (small.path, tmp_path / "copy"):
         folder = open_run(path).summary_path("any").parent
-        told = json.loads((folder / "built.json").read_text())
-        told = {"version": told["version"], "parts": told["parts"]}
+        built = json.loads((folder / "built.json").read_text())
+        built = {"version": built["version"], "parts": built["parts"]}
         manifests.update(path, summaries={})
-        (folder / "built.json").write_text(json.dumps(told))
+        (folder / "built.json").write_text(json.dumps(built))
         (folder / "surprisal_classes.parquet").unlink()
         scores = pd.read_parquet(folder / "token_scores.parquet")
         scores.drop(columns=[name for name in scores if "position" in name]).to_parquet(folder / "token_scores.parquet")
@@ -206,21 +206,21 @@ def test_parts_of_several_ranks(questions: ModuleType, made: ModuleType, tmp_pat
     whole = made.make(tmp_path / "whole", sequences=40, parts=4)
     folder = tmp_path / "ranks"
     shutil.copytree(whole.path, folder)
-    told = json.loads((folder / "run.json").read_text())
-    del told["sha256"]
-    for part in told["parts"]:
+    manifest = json.loads((folder / "run.json").read_text())
+    del manifest["sha256"]
+    for part in manifest["parts"]:
         name = re.sub(r"part-0000([13])", r"rank-1-0000\1", part["file"])
         (folder / part["file"]).rename(folder / name)
         part["file"] = name
-    told["parts"].sort(key=lambda part: "rank-1-" not in part["file"])
-    (folder / "run.json").write_text(json.dumps(told))
-    last = [part for part in told["parts"] if "part-00002" in part["file"]]
-    running = {**told, "status": "recording", "parts": [part for part in told["parts"] if part not in last]}
+    manifest["parts"].sort(key=lambda part: "rank-1-" not in part["file"])
+    (folder / "run.json").write_text(json.dumps(manifest))
+    last = [part for part in manifest["parts"] if "part-00002" in part["file"]]
+    running = {**manifest, "status": "recording", "parts": [part for part in manifest["parts"] if part not in last]}
     for table, name in (("activity", "tokens"), ("sequences", "sequences")):
         running[name] = sum(part["rows"] for part in running["parts"] if part["table"] == table)
     (folder / "run.json").write_text(json.dumps(running))
     ensure(open_run(folder))
-    (folder / "run.json").write_text(json.dumps(told))
+    (folder / "run.json").write_text(json.dumps(manifest))
     read: list[int] = []
     ensure(open_run(folder), read.append)
     assert read == [part["rows"] for part in last if part["table"] == "activity"]

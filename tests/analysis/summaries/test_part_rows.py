@@ -44,14 +44,14 @@ def same(one: part_rows.Rows, table: pa.Table, layers: int) -> None:
 def test_pieces_are_whole_documents(run: Run, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(part_rows, "PIECE", most)
     monkeypatch.setattr(part_rows, "READ", 97)
-    found, table = whole(run), pq.read_table(run.parts("activity")[0])
-    documents = [set(piece.cluster.tolist()) for piece in found]
+    pieces, table = whole(run), pq.read_table(run.parts("activity")[0])
+    documents = [set(piece.cluster.tolist()) for piece in pieces]
     assert sum(map(len, documents)) == len(set().union(*documents)), "none is cut"
-    assert all(len(piece) <= most or len(set(piece.cluster)) == 1 for piece in found)
-    assert len(found) == {1: (table["sequence"].to_pandas() // 2).nunique(), 10**6: 1}.get(most, len(found))
-    assert len(found) == -(-len(table) // most) or most < 10**6
+    assert all(len(piece) <= most or len(set(piece.cluster)) == 1 for piece in pieces)
+    assert len(pieces) == {1: (table["sequence"].to_pandas() // 2).nunique(), 10**6: 1}.get(most, len(pieces))
+    assert len(pieces) == -(-len(table) // most) or most < 10**6
     columns = [field for field in part_rows.Rows.__dataclass_fields__]
-    joined = part_rows.Rows(*(np.concatenate([getattr(piece, name) for piece in found]) for name in columns))
+    joined = part_rows.Rows(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in columns))
     same(joined, table, run.layers)
 
 
@@ -154,10 +154,10 @@ def test_a_tokens_own_loss_is_that_of_the_position_before() -> None:
 
     few = wide(gap)
     follows = np.array([i not in (0, 10, 30, 50, 75) for i in range(90)])
-    found = part_sums.of_rows(few, Classes(*np.zeros((2, 4), np.int64), *np.zeros((3, 4), bool)), 1)
-    own = found["surprisal_classes"].filter(pc.field("own") & (pc.field("layer") == 0))
+    sums = part_sums.of_rows(few, Classes(*np.zeros((2, 4), np.int64), *np.zeros((3, 4), bool)), 1)
+    own = sums["surprisal_classes"].filter(pc.field("own") & (pc.field("layer") == 0))
     assert pc.sum(own["tokens"]).as_py() == (follows & (few.flags == 0)).sum()
-    by_token = found["tokens"].to_pandas().groupby("token_id")[["surprisal_tokens", "surprisal_sum"]].sum()
+    by_token = sums["tokens"].to_pandas().groupby("token_id")[["surprisal_tokens", "surprisal_sum"]].sum()
     for token, row in by_token.iterrows():
         here = np.flatnonzero(follows & (few.token == token))
         assert row.tolist() == [len(here), int((few.loss[here - 1] * 2**24).sum())]

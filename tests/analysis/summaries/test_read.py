@@ -26,11 +26,11 @@ def test_declared_and_sorted(made: ModuleType, tmp_path: Path) -> None:
     small = made.make(tmp_path / "small", sequences=24, change=all_used, up_relu=True, fired=True)
     ensure(small)
     for name, table in SUMMARIES.tables.items():
-        found = pq.read_table(small.summary_path(name))
-        assert found.schema.names == [column.name for column in table.columns], name
-        types = [str(kind).replace("float", "float32") for kind in found.schema.types]
+        written = pq.read_table(small.summary_path(name))
+        assert written.schema.names == [column.name for column in table.columns], name
+        types = [str(kind).replace("float", "float32") for kind in written.schema.types]
         assert types == [column.type for column in table.columns], name
-        frame = found.to_pandas()
+        frame = written.to_pandas()
         keys = list(table.keys)
         assert not frame.duplicated(keys).any(), name
         falls = name == "words"  # the most frequent first

@@ -32,7 +32,7 @@ def placed(rows: pd.DataFrame, layers: list[int]) -> pd.Series:
     counted = (rows["flags"] == 0) | ((position == 0) & (rows["flags"] < 4))
     inside = rows[counted].groupby(band[counted])
     by_band = inside[layers].mean(), inside[layers].std(ddof=0)
-    mean, sd = (found.reindex(band).set_axis(rows.index) for found in by_band)
+    mean, sd = (statistic.reindex(band).set_axis(rows.index) for statistic in by_band)
     return ((rows[layers] - mean) / sd.where(sd > 0)).mean(axis=1).fillna(0)
 
 

@@ -55,9 +55,9 @@ def test_a_part_of_a_url_is_one_beside_a_mark_of_urls() -> None:
     classes = Classes(kinds, elsewhere, *marks)
     token = np.array([0, 1, 0, 2, 0, 3, 4, 5, 4, 0, 1])
     sequence = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 3])
-    found = CLASSES.take(pa.array(classes.of_rows(token, sequence))).to_pylist()
+    names = CLASSES.take(pa.array(classes.of_rows(token, sequence))).to_pylist()
     url, word = "URL part", "word-inner piece"
-    assert found == [
+    assert names == [
         url,
         "punctuation",
         url,
@@ -131,11 +131,11 @@ def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
 
 def variances(used: pd.DataFrame) -> pd.Series:
     """Of each token's mean z: clustered by document, drawn towards the common one as if by ten more documents."""
-    found = {}
+    by_token = {}
     for token, there in used.groupby("token_id"):
         error = centred_error(there["z"], there["document"], used["z"], used["document"])
-        found[token] = (len(there), effective(there["document"]), len(there) * np.nan_to_num(error) ** 2)
-    table = pd.DataFrame(found, index=["n", "g", "alone"]).T
+        by_token[token] = (len(there), effective(there["document"]), len(there) * np.nan_to_num(error) ** 2)
+    table = pd.DataFrame(by_token, index=["n", "g", "alone"]).T
     common = np.average(table["alone"], weights=table["g"] - 1)
     return (table["alone"] * (table["g"] - 1) + 10 * common) / (table["g"] - 1 + 10) / table["n"]
 

@@ -79,6 +79,6 @@ def test_they_are_shown_by_their_ids(poor: Run, known: pd.DataFrame) -> None:
     parts = poor.frame("neurons").groupby(["layer", "neuron"])
     low, high = parts["token_min"].min(), parts["token_max"].max()
     one = low[low == high]
-    told = by_neuron(poor).set_index(["layer", "neuron"]).loc[one.index, "token_text"]
-    assert told.tolist() == [vocab.get(token, f"<{token}>") for token in one]
+    texts = by_neuron(poor).set_index(["layer", "neuron"]).loc[one.index, "token_text"]
+    assert texts.tolist() == [vocab.get(token, f"<{token}>") for token in one]
     assert one.isin(LACKING).any() and not one.isin(LACKING).all()

@@ -144,9 +144,9 @@ def test_a_run_of_many_words_keeps_the_frequent_ones(
         table.attrs["note"]
         == f"left out: {len(every) - fits:,} of {len(every):,} words, which occur under {least} times"
     )
-    told = int(every.loc[every["count"] < least, "count"].max()) + 1
+    needed = int(every.loc[every["count"] < least, "count"].max()) + 1
     with pytest.raises(
-        Missing, match=f"made has {len(every):,} words, .* occur {told} times or more, got .* 1: ask for {told}"
+        Missing, match=f"made has {len(every):,} words, .* occur {needed} times or more, got .* 1: ask for {needed}"
     ):
         by_word(few, min_count=1)
 

@@ -58,11 +58,9 @@ def test_every_cell_of_the_map_can_be_chosen_and_says_what_it_says(made_run: Run
 
 
 def test_what_is_worth_a_look_has_a_picture_of_its_numbers(show: Show, runs: Path, made_run: Run) -> None:
-    shown = markup(show(runs, run="made"))
-    assert re.findall(r'class="tw-mini" href="(\w+)\?run=made"', shown) == ["tokens", "layers", "positions", "kernels"]
-    bars = re.findall(
-        r'title="L(\d+): ([^"]*)" style="height:(\d+)%"', shown.split('href="layers?')[1].split("</a>")[0]
-    )
+    html = markup(show(runs, run="made"))
+    assert re.findall(r'class="tw-mini" href="(\w+)\?run=made"', html) == ["tokens", "layers", "positions", "kernels"]
+    bars = re.findall(r'title="L(\d+): ([^"]*)" style="height:(\d+)%"', html.split('href="layers?')[1].split("</a>")[0])
     means = by_layer(made_run)["mean"]
     assert [(int(layer), text, int(height)) for layer, text, height in bars] == [
         (layer, number(mean), round(100 * mean / means.max())) for layer, mean in enumerate(means)
@@ -74,9 +72,9 @@ def test_what_is_not_known_has_no_panel(show: Show, runs: Path) -> None:
         test = show(runs, run=run)
         assert not test.exception
         (chart,) = test.get("plotly_chart")
-        shown = {note["text"] for note in json.loads(chart.proto.spec)["layout"]["annotations"]}
-        assert not shown & panels
-        assert len(shown) == 3
+        notes = {note["text"] for note in json.loads(chart.proto.spec)["layout"]["annotations"]}
+        assert not notes & panels
+        assert len(notes) == 3
 
 
 @pytest.mark.parametrize("layers", [20, 40])
@@ -95,16 +93,16 @@ def test_what_was_verified_is_said_in_words(show: Show, made: ModuleType, tmp_pa
     overhead = {"counts_over_none": 0.9983, "all_over_none": 1.0178, "device": "cuda"}
     manifests.update(run.path, parity=parity, overhead=overhead)
     assert open_run(run.path).manifest.parity == parity
-    shown = markup(show(tmp_path, run="checked")).replace("\u202f", " ")
-    assert "the same next token for 99.36 % of 40 960 tokens; 8 of 327 680 counts differ, none by more than" in shown
-    assert "0.998 × with counts, 1.02 × with everything" in shown
+    html = markup(show(tmp_path, run="checked")).replace("\u202f", " ")
+    assert "the same next token for 99.36 % of 40 960 tokens; 8 of 327 680 counts differ, none by more than" in html
+    assert "0.998 × with counts, 1.02 × with everything" in html
 
 
 def test_tokens_of_the_sentences_are_links_to_their_pages(show: Show, runs: Path, hostile: dict[int, str]) -> None:
-    shown = markup(show(runs, run="made"))
+    html = markup(show(runs, run="made"))
     words = by_word(open_run(runs / "made")).sort_values("mean", ascending=False, kind="stable")
-    assert f'href="token?run=made&amp;{urlencode({"word": words["word"].iloc[0]})}"' in shown
-    assert not any(text in shown for text in hostile.values() if "<" in text)
+    assert f'href="token?run=made&amp;{urlencode({"word": words["word"].iloc[0]})}"' in html
+    assert not any(text in html for text in hostile.values() if "<" in text)
 
 
 def test_neurons_that_cannot_be_read_are_not_said_to_be_unrecorded(

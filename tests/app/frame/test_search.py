@@ -34,13 +34,13 @@ Show = Callable[..., AppTest]
     ],
 )
 def test_what_is_sought(made_run: Run, text: str, page: str, parameters: dict[str, str] | None) -> None:
-    found = target(made_run, text)
-    assert found.page == page
-    assert bool(found.reason) == (page == "")
+    result = target(made_run, text)
+    assert result.page == page
+    assert bool(result.reason) == (page == "")
     if parameters is None:
         first = places_of(made_run, text.strip('"')).iloc[0]
         parameters = {"sequence": str(first["sequence"]), "position": str(first["position"])}
-    assert found.parameters == parameters
+    assert result.parameters == parameters
 
 
 def test_of_several_tokens_of_a_name_the_most_frequent_is_taken(made_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

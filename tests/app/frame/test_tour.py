@@ -13,7 +13,7 @@ from twell.app.frame import tour
 Show = Callable[..., AppTest]
 
 
-def said(test: AppTest) -> str:
+def text_of(test: AppTest) -> str:
     return "".join(str(element.proto.body) for element in test.get("html"))
 
 
@@ -21,17 +21,17 @@ def test_it_is_left_at_any_step_and_does_not_come_back(
     show: Show, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tour, "marker", lambda: tmp_path / "cache" / "seen")
-    assert "1 of 5" not in said(show(runs, "export", run="made")), "it begins on the front page"
+    assert "1 of 5" not in text_of(show(runs, "export", run="made")), "it begins on the front page"
     test = show(runs, run="summary")
     for number in range(1, len(tour.STEPS) + 1):
-        assert f"{number} of 5" in said(test)
+        assert f"{number} of 5" in text_of(test)
         if number < len(tour.STEPS):
             test.button(key="tour-next").click().run()
     assert not (tmp_path / "cache").exists()
     test.button(key="tour-leave").click().run()
     assert not test.exception
-    assert " of 5 ·" not in said(test)
-    assert " of 5 ·" not in said(show(runs, run="summary")), "another visit"
+    assert " of 5 ·" not in text_of(test)
+    assert " of 5 ·" not in text_of(show(runs, run="summary")), "another visit"
 
 
 def test_a_folder_that_cannot_be_written_to_stops_nobody(
@@ -42,4 +42,4 @@ def test_a_folder_that_cannot_be_written_to_stops_nobody(
     test = show(runs, run="summary")
     test.button(key="tour-leave").click().run()
     assert not test.exception
-    assert " of 5 ·" not in said(test)
+    assert " of 5 ·" not in text_of(test)

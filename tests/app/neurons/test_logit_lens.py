@@ -111,7 +111,7 @@ def test_weights_of_another_model_or_broken_ones_are_refused(tiny: Run, made_run
 def test_values_are_those_of_the_fired_rows(made_run: Run) -> None:
     rows = made_run.frame("fired")
     rows = rows[rows["layer"] == 1]
-    told = [
+    fired = [
         (row.sequence, row.position, value)
         for row in rows.itertuples()
         for neuron, value in zip(row.neuron, row.value, strict=True)
@@ -119,21 +119,21 @@ def test_values_are_those_of_the_fired_rows(made_run: Run) -> None:
     ]
     values = sampled(made_run, 1, 5)
     assert values.attrs == {"source": "fired", "tokens": len(rows)}
-    assert sorted(values["value"]) == sorted(float(v) for _, _, v in told)
-    sequence = told[0][0]
-    found = in_sequence(made_run, 1, 5, sequence)
+    assert sorted(values["value"]) == sorted(float(v) for _, _, v in fired)
+    sequence = fired[0][0]
+    by_position = in_sequence(made_run, 1, 5, sequence)
     looked_at = rows[rows["sequence"] == sequence]["position"]
-    assert set(looked_at) <= set(found.index)
+    assert set(looked_at) <= set(by_position.index)
     examples = made_run.frame("examples").query("layer == 1 and neuron == 5 and sequence == @sequence")
     if examples.empty:
-        assert (found > 0).sum() == sum(s == sequence for s, _, _ in told)
+        assert (by_position > 0).sum() == sum(s == sequence for s, _, _ in fired)
 
 
 def test_the_page_shows_values_and_what_the_neuron_writes(show: Show, runs: Path, tiny: Run) -> None:
     test = show(tiny.path.parent, "neuron", run="tiny", neuron="L1/N3")
     assert not test.exception
-    shown = "\n".join(str(element.proto.body) for element in test.get("html"))
-    assert shown.count('class="tw-logit raised"') == 24
-    assert "by value; two bars to a doubling" in shown
+    html = "\n".join(str(element.proto.body) for element in test.get("html"))
+    assert html.count('class="tw-logit raised"') == 24
+    assert "by value; two bars to a doubling" in html
     away = show(runs, "neuron", run="made", neuron="L1/N3")
     assert "not on this machine" in " ".join(info.value for info in away.info).replace("\\", "")

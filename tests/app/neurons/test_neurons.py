@@ -74,16 +74,16 @@ def test_the_list_follows_the_address_and_the_field_leads_to_a_neuron(show: Show
 
 def test_every_neuron_has_the_tokens_at_its_largest_values(show: Show, runs: Path, made_run: Run) -> None:
     table = top_tokens(made_run)
-    shown = examples(made_run, 1, 3)
+    kept = examples(made_run, 1, 3)
     own = table[(table["layer"] == 1) & (table["neuron"] == 3)]
-    assert own["text"].tolist() == list(dict.fromkeys(shown.loc[shown["kind"] == "top", "token"]))[:4]
+    assert own["text"].tolist() == list(dict.fromkeys(kept.loc[kept["kind"] == "top", "token"]))[:4]
     listed = show(runs, "neurons", run="made").dataframe[0].value
     row = listed[listed["label"] == "L1/N3"].iloc[0]
     assert row["fires_on"] == "  ".join(map(visible, own["text"]))
     wanted = own["text"].iloc[0]
-    found = show(runs, "neurons", run="made", find=wanted).dataframe[0].value
-    assert "L1/N3" in set(found["label"])
-    assert found["fires_on"].str.lower().str.contains(visible(wanted).lower(), regex=False).all()
+    on_page = show(runs, "neurons", run="made", find=wanted).dataframe[0].value
+    assert "L1/N3" in set(on_page["label"])
+    assert on_page["fires_on"].str.lower().str.contains(visible(wanted).lower(), regex=False).all()
 
 
 def test_neurons_fire_with_those_that_share_their_tokens(made_run: Run) -> None:
@@ -108,22 +108,22 @@ def test_neurons_fire_with_those_that_share_their_tokens(made_run: Run) -> None:
 def test_a_neuron_shows_its_numbers_and_examples(show: Show, runs: Path, made_run: Run) -> None:
     test = show(runs, "neuron", run="made", neuron="L1/N3")
     assert not test.exception
-    shown = markup(test)
+    html = markup(test)
     neuron = by_neuron(made_run, layer=1).iloc[3]
-    assert f"<b>{percent(neuron['density'])}</b>" in shown
-    assert f"fires on {whole(neuron['fires'])} of" in shown
-    assert f"<b>{number(neuron['value_max'])}</b>" in shown
-    found = examples(made_run, 1, 3)
-    places = re.findall(r'class="where" href="[^"]*">(\d+:\d+)</a>', shown)
-    assert places == [f"{r.sequence}:{r.position}" for r in found.itertuples()]
-    assert shown.count('class="here"') == len(found)
+    assert f"<b>{percent(neuron['density'])}</b>" in html
+    assert f"fires on {whole(neuron['fires'])} of" in html
+    assert f"<b>{number(neuron['value_max'])}</b>" in html
+    kept = examples(made_run, 1, 3)
+    places = re.findall(r'class="where" href="[^"]*">(\d+:\d+)</a>', html)
+    assert places == [f"{r.sequence}:{r.position}" for r in kept.itertuples()]
+    assert html.count('class="here"') == len(kept)
     assert len(test.get("plotly_chart")) == 2
 
 
 def test_shades_of_an_example_follow_its_window(show: Show, runs: Path, made_run: Run) -> None:
-    shown = markup(show(runs, "neuron", run="made", neuron="L1/N3"))
+    html = markup(show(runs, "neuron", run="made", neuron="L1/N3"))
     first = examples(made_run, 1, 3).iloc[0]
-    line = shown.split('class="tw-example"')[1]
+    line = html.split('class="tw-example"')[1]
     tips = re.findall(r'title="([^"]*)"', line)
     window = np.asarray(first["window"], dtype=float)
     low = max(0, 16 - int(first["position"]))
@@ -134,8 +134,8 @@ def test_shades_of_an_example_follow_its_window(show: Show, runs: Path, made_run
 def test_the_sample_goes_down_the_range_of_values(show: Show, runs: Path, made_run: Run) -> None:
     test = show(runs, "neuron", run="made", neuron="L1/N3")
     sample = examples(made_run, 1, 3).query("kind == 'sample'")["value"].sort_values(ascending=False)
-    shown = [str(block.proto.body) for block in test.get("html") if "Random sample of firings" in str(block.proto.body)]
-    assert re.findall(r'<span class="number">([^<]*)</span></div>', shown[0])[1:] == [number(v) for v in sample]
+    parts = [str(block.proto.body) for block in test.get("html") if "Random sample of firings" in str(block.proto.body)]
+    assert re.findall(r'<span class="number">([^<]*)</span></div>', parts[0])[1:] == [number(v) for v in sample]
 
 
 def test_a_run_without_examples_says_how_to_keep_some(show: Show, runs: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_tokens_neurons_are_those_with_examples_at_it(show: Show, runs: Path, 
     tokens = made_run.activity().set_index(["sequence", "position"])["token_id"]
     kept = made_run.frame("examples")
     token = int(tokens.loc[list(zip(kept["sequence"], kept["position"], strict=True))].mode().iloc[0])
-    found = neurons_of(made_run, token).set_index("label")
+    neurons = neurons_of(made_run, token).set_index("label")
     every = by_neuron(made_run).set_index("label")
     there = {}
     for (layer, neuron), part in kept.groupby(["layer", "neuron"]):
@@ -173,14 +173,14 @@ def test_a_tokens_neurons_are_those_with_examples_at_it(show: Show, runs: Path, 
             counts = (int((tops & here).sum()), int(tops.sum()), int((~tops & here).sum()), int((~tops).sum()))
             there[f"L{layer}/N{neuron}"] = (*counts, float(part.loc[here, "value"].max()))
     names = ["top_here", "top_examples", "sample_here", "sample_examples", "value"]
-    assert {row[0]: tuple(row[1:]) for row in found[names].itertuples()} == there
+    assert {row[0]: tuple(row[1:]) for row in neurons[names].itertuples()} == there
     assert len(there) > 1
-    assert (found["density"] == every.loc[found.index, "density"]).all()
-    shares = (found["top_here"] / found["top_examples"]).tolist()
+    assert (neurons["density"] == every.loc[neurons.index, "density"]).all()
+    shares = (neurons["top_here"] / neurons["top_examples"]).tolist()
     assert shares == sorted(shares, reverse=True)
-    shown = markup(show(runs, "token", run="made", token=str(token)))
-    assert re.findall(r'class="name">(L\d+/N\d+)<', shown) == found.index[:12].tolist()
-    assert "neuron?run=made&amp;neuron=L" in shown
+    html = markup(show(runs, "token", run="made", token=str(token)))
+    assert re.findall(r'class="name">(L\d+/N\d+)<', html) == neurons.index[:12].tolist()
+    assert "neuron?run=made&amp;neuron=L" in html
 
 
 def test_a_neuron_that_the_token_alone_fires_is_marked(show: Show, made: ModuleType, tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_a_neuron_that_the_token_alone_fires_is_marked(show: Show, made: ModuleT
     sums.loc[it, ["token_min", "token_max"]] = token
     sums.to_parquet(place, index=False)
     forget_checksums(run)
-    found = neurons_of(open_run(run.path), token)
-    assert found.loc[found["one_token"], "label"].tolist() == [f"L{first['layer']}/N{first['neuron']}"]
+    neurons = neurons_of(open_run(run.path), token)
+    assert neurons.loc[neurons["one_token"], "label"].tolist() == [f"L{first['layer']}/N{first['neuron']}"]
     assert markup(show(tmp_path, "token", run="run", token=str(token))).count("fires on nothing else") == 1
 
 

@@ -22,18 +22,18 @@ Show = Callable[..., AppTest]
 def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> None:
     test = show(runs, "compare", run="made", **{"with": "oracle"})
     assert not test.exception
-    shown = markup(test)
+    html = markup(test)
     mean = by_layer(made_run)["mean"].mean()
-    assert f"<span>{number(mean)}</span>" in shown
-    assert f"<span>{percent(1 - mean / made_run.d_ff)}</span>" in shown
+    assert f"<span>{number(mean)}</span>" in html
+    assert f"<span>{percent(1 - mean / made_run.d_ff)}</span>" in html
     other = open_run(runs / "oracle")
     ratios = [times(ratio) for ratio in compare_layers([other, made_run])["ratio"]]
     assert [note["text"] for note in layout(test, "differences")["annotations"]] == ratios
-    assert "compared as independent" in shown
+    assert "compared as independent" in html
     (titles,) = [trace for trace in figure(test, "ratios")["data"] if trace.get("name") == "titles"]
     assert titles["text"] == ["L0", "L1", "L2"], "as far as both go"
-    assert "Tokens with the clearest difference" in shown
-    assert "Loss, nnz and speed" in shown
+    assert "Tokens with the clearest difference" in html
+    assert "Loss, nnz and speed" in html
     test.selectbox(key="with").set_value("counts").run()
     assert test.query_params["with"] == "counts"
     for gone in ("../made", "nowhere", "made"):
@@ -77,10 +77,10 @@ def test_the_run_to_compare_with_is_at_first_the_one_most_like_it(show: Show, ma
         made.make(tmp_path / name, layers=layers, sequences=sequences, vocab=vocab, tiles=False)
     assert show(tmp_path, "compare", run="this").selectbox(key="with").value == "b"
     for name in ("a few words", "c", "this"):
-        found = manifests.read(tmp_path / name)
-        found.model["weights"] = "1"
-        found.text = [entry | {"sha256": name} for entry in found.text]
-        manifests.write(tmp_path / name, found)
+        manifest = manifests.read(tmp_path / name)
+        manifest.model["weights"] = "1"
+        manifest.text = [entry | {"sha256": name} for entry in manifest.text]
+        manifests.write(tmp_path / name, manifest)
     test = show(tmp_path, "compare", run="this")
     assert test.selectbox(key="with").value == "c", "of the same weights"
     assert "The same: weights, vocabulary, family. Different: text, number of layers." in markup(test)
@@ -89,9 +89,9 @@ def test_the_run_to_compare_with_is_at_first_the_one_most_like_it(show: Show, ma
 
 def test_a_run_is_compared_while_it_is_recorded(show: Show, made: ModuleType, recording: Path) -> None:
     made.make(recording / "whole", layers=3, sequences=20)
-    found = manifests.read(recording / "live")
-    found.text = [{"source": entry["source"]} for entry in found.text]  # as a capture has it until its end
-    manifests.write(recording / "live", found)
+    manifest = manifests.read(recording / "live")
+    manifest.text = [{"source": entry["source"]} for entry in manifest.text]  # as a capture has it until its end
+    manifests.write(recording / "live", manifest)
     test = show(recording, "compare", run="live")
     assert not test.exception
     assert "compared as independent" in markup(test)

@@ -44,8 +44,8 @@ def test_another_host_is_refused_in_one_sentence(address: str, host: str) -> Non
         assert status in (400, 403), (path, answer)
         assert "run_" not in answer
         if status == 403:
-            said = answer.partition("\r\n\r\n")[2]
-            assert re.fullmatch(r"Expected a request to 127\.0\.0\.1, ::1, localhost, got the host .*\.\n", said)
+            body = answer.partition("\r\n\r\n")[2]
+            assert re.fullmatch(r"Expected a request to 127\.0\.0\.1, ::1, localhost, got the host .*\.\n", body)
             assert "frame-ancestors 'none'" in answer
 
 

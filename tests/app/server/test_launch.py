@@ -61,8 +61,8 @@ def test_the_server_binds_to_this_machine_and_sends_no_statistics(tmp_path: Path
         "server.port": 1234,
         "browser.serverAddress": "127.0.0.1",
     }
-    told = {"browser.gatherUsageStats": False, "client.toolbarMode": "minimal", "server.fileWatcherType": "none"}
-    assert told.items() <= SETTINGS.items()
+    private = {"browser.gatherUsageStats": False, "client.toolbarMode": "minimal", "server.fileWatcherType": "none"}
+    assert private.items() <= SETTINGS.items()
     assert SETTINGS["server.headless"] is True
 
 
@@ -77,11 +77,11 @@ def test_the_config_file_repeats_the_settings() -> None:
     """A bare `streamlit run` in the repository must behave as `twell app` does."""
     config = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
     assert config["server"].pop("address") == "127.0.0.1"
-    found = {}
+    settings = {}
     for section, values in config.items():
         for name, value in values.items():
             if isinstance(value, dict):
-                found |= {f"{section}.{name}.{inner}": v for inner, v in value.items()}
+                settings |= {f"{section}.{name}.{inner}": v for inner, v in value.items()}
             else:
-                found[f"{section}.{name}"] = value
-    assert found == SETTINGS
+                settings[f"{section}.{name}"] = value
+    assert settings == SETTINGS

@@ -49,8 +49,8 @@ def test_a_picture_carries_its_address(watched: Any) -> None:
     texts = ["".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Activity by layer", "Run made", address, "L0"} <= set(texts)
     assert not [one for one in root.iter() if one.tag.endswith(("script", "foreignObject"))]
-    told = chunks(saved["PNG"])["iTXt"]
-    assert told == [b"Title\0\0\0\0\0Activity by layer", b"Source\0\0\0\0\0" + address.encode()]
+    metadata = chunks(saved["PNG"])["iTXt"]
+    assert metadata == [b"Title\0\0\0\0\0Activity by layer", b"Source\0\0\0\0\0" + address.encode()]
     menu.get_by_role("button", name="Copy picture and address").click()
     wait_until(page, "() => document.querySelector('.tw-picture output').textContent.startsWith('Copied')")
     assert page.evaluate(COPIED) == [["text/plain", "image/png"], address]

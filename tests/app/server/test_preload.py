@@ -60,15 +60,15 @@ def test_scripts_come_with_what_they_import_once_and_without_what_the_page_names
         files[name] = ""
     for name, text in files.items():
         (folder / name).write_text(text)
-    found = scripts(tmp_path, ("Figure", "Lacking", "Table"))
-    assert found == ["Figure.1.js", "Table.4.js", "shared.2.js", "deep.6.js"]
+    names = scripts(tmp_path, ("Figure", "Lacking", "Table"))
+    assert names == ["Figure.1.js", "Table.4.js", "shared.2.js", "deep.6.js"]
     assert scripts(tmp_path / "nowhere") == []
 
 
 def test_every_element_of_the_pages_is_found_in_this_streamlit() -> None:
-    found = scripts()
+    names = scripts()
     for element in preload.ELEMENTS:
-        assert [name for name in found if name.startswith(f"{element}.")], element
+        assert [name for name in names if name.startswith(f"{element}.")], element
 
 
 @pytest.mark.parametrize("page", ["tokens", "positions", "neurons", "text"])

@@ -32,9 +32,9 @@ LOOKS: tuple[tuple[str, dict[str, str]], ...] = (
 @pytest.fixture
 def begun(show: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The runs that pages begin to read ahead, which nothing does meanwhile."""
-    found: list[tuple[str, str]] = []
-    monkeypatch.setattr(warm_up, "_start_thread", lambda *run: found.append(run))
-    return found
+    started: list[tuple[str, str]] = []
+    monkeypatch.setattr(warm_up, "_start_thread", lambda *run: started.append(run))
+    return started
 
 
 def test_pages_find_their_first_results(

@@ -53,10 +53,10 @@ def test_every_batch_stands_once(live: LiveRun) -> None:
 
 def test_numbers_follow(live: LiveRun) -> None:
     assert tokens_per_second(live) == pytest.approx(500)
-    shown = {name: value for name, value, _ in numbers(live)}
-    assert shown["Tokens per second"] == "500"
-    assert shown["Sparse calls timed"] == str(7 * live.layers)
-    assert shown["FFN speedup so far"] != "–"
+    numbers_now = {name: value for name, value, _ in numbers(live)}
+    assert numbers_now["Tokens per second"] == "500"
+    assert numbers_now["Sparse calls timed"] == str(7 * live.layers)
+    assert numbers_now["FFN speedup so far"] != "–"
 
 
 def test_milliseconds_stand_above_nnz_on_one_axis(live: LiveRun) -> None:

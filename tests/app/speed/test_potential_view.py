@@ -45,9 +45,9 @@ def test_what_is_left_in_each_layer(timed: Run) -> None:
     assert (table.attrs["dense_ms"], table.attrs["sparse_ms"]) == pytest.approx((10.0, 6.0))
     assert table.attrs["attention_ms"] == pytest.approx(9.0)
     np.testing.assert_allclose(table["left_share"], table["left_ms"] / 6.0)
-    said = worth_speeding_up(table)
-    assert said.startswith("Layer 3 has most to gain: 0.38 ms, 6.3 % of the pass, because it fires 60 neurons a token")
-    assert said.endswith("attention takes 9 ms, more than all of it.")
+    text = worth_speeding_up(table)
+    assert text.startswith("Layer 3 has most to gain: 0.38 ms, 6.3 % of the pass, because it fires 60 neurons a token")
+    assert text.endswith("attention takes 9 ms, more than all of it.")
 
 
 def test_the_waterfall_ends_at_the_ceiling(timed: Run) -> None:

@@ -49,9 +49,9 @@ def by_watch(recorded: Run) -> Found:
 
 def by_page(folder: Path, show: Callable[..., AppTest]) -> Found:
     test = show(folder, "text", run="words")
-    shown = "\n".join(str(element.proto.body) for element in test.get("html"))
+    page_html = "\n".join(str(element.proto.body) for element in test.get("html"))
     cells = r'class="where">0:(\d+)</span>.*?class="token"[^>]*>(.*?)</span>.*?class="number">([^<]*)</span>'
-    rows = re.findall(rf'<a class="tw-jump".*?{cells}', shown, re.DOTALL)
+    rows = re.findall(rf'<a class="tw-jump".*?{cells}', page_html, re.DOTALL)
     return [(int(nnz), html.unescape(token), int(position)) for position, token, nnz in rows]
 
 

@@ -29,22 +29,22 @@ from twell.workbench.run.store import Run, open_run
 Show = Callable[..., AppTest]
 
 
-def shades(shown: str) -> list[float]:
+def shades(body: str) -> list[float]:
     """The opacity of each token, in order."""
-    tokens = re.findall(r'<a class="t(?: [a-z]+)*"(?: style="background:rgba\(47,126,216,([0-9.]+)\)")?', shown)
+    tokens = re.findall(r'<a class="t(?: [a-z]+)*"(?: style="background:rgba\(47,126,216,([0-9.]+)\)")?', body)
     return [float(shade) if shade else float("nan") for shade in tokens]
 
 
 def test_every_token_of_the_sequence_stands_there_in_order(show: Show, runs: Path, made_run: Run) -> None:
-    shown = markup(show(runs, "text", run="made", sequence="3"))
+    body = markup(show(runs, "text", run="made", sequence="3"))
     rows = passage(made_run, 3)
-    positions = [int(place) for place in re.findall(r'class="t[ "][^>]*position=(\d+)"', shown)]
+    positions = [int(place) for place in re.findall(r'class="t[ "][^>]*position=(\d+)"', body)]
     assert positions == rows["position"].tolist()
     unnamed = markup(show(runs, "text", run="oracle", sequence="3"))  # a run that keeps no firings
     ids = [int(token) for token in re.findall(r'class="t[^>]*token=(\d+)"', unnamed)]
     assert ids == passage(open_run(runs / "oracle"), 3)["token_id"].tolist()
-    assert "Sequence 3" in shown
-    assert "1st to 99th percentile of the run" in shown
+    assert "Sequence 3" in body
+    assert "1st to 99th percentile of the run" in body
 
 
 @pytest.mark.parametrize("shade", ["all", "L2", "surprisal"])
@@ -65,11 +65,11 @@ def test_the_stronger_shade_is_the_greater_value(show: Show, runs: Path, made_ru
 def test_the_loudest_places_are_those_of_the_rows(made_run: Run) -> None:
     rows = made_run.activity(flagged=False)
     total = rows.filter(like="nnz_").sum(axis=1)
-    found = loudest(made_run, "all")
-    assert found["value"].iloc[0] == total.max()
+    ranked = loudest(made_run, "all")
+    assert ranked["value"].iloc[0] == total.max()
     best = total.groupby(rows["token_id"]).max().sort_values(ascending=False)
-    assert found["value"].tolist() == best.head(len(found)).tolist()
-    assert found["token_id"].is_unique
+    assert ranked["value"].tolist() == best.head(len(ranked)).tolist()
+    assert ranked["token_id"].is_unique
     first = loudest(made_run, "surprisal").iloc[0]
     place = passage(made_run, int(first["sequence"])).iloc[int(first["position"])]
     assert place["surprisal"] == first["value"]
@@ -88,9 +88,9 @@ def test_the_loudest_places_are_of_different_tokens_though_one_fills_the_top(mad
     rows = run.activity(flagged=False)
     assert len(rows) > 1500
     best = rows.filter(like="nnz_").sum(axis=1).groupby(rows["token_id"]).max().sort_values(ascending=False)
-    found = loudest(run, "all")
-    assert found["token_id"].iloc[0] == 7
-    assert found["value"].tolist() == best.head(SEEN).tolist()
+    ranked = loudest(run, "all")
+    assert ranked["token_id"].iloc[0] == 7
+    assert ranked["value"].tolist() == best.head(SEEN).tolist()
 
 
 def test_characters_of_several_tokens_stand_once_whole() -> None:
@@ -101,9 +101,9 @@ def test_nothing_of_a_token_is_interpreted(show: Show, runs: Path, made_run: Run
     rows = made_run.activity()
     for token in (50, 52, 54):
         sequence = int(rows.loc[rows["token_id"] == token, "sequence"].iloc[0])
-        shown = markup(show(runs, "text", run="made", sequence=str(sequence)))
-        assert html.escape(hostile[token]) in shown
-        assert not re.search(r"<(script|img)|</div><b", shown)
+        body = markup(show(runs, "text", run="made", sequence=str(sequence)))
+        assert html.escape(hostile[token]) in body
+        assert not re.search(r"<(script|img)|</div><b", body)
 
 
 def test_the_address_names_sequence_place_and_shade(show: Show, runs: Path) -> None:
@@ -130,12 +130,12 @@ def test_a_neuron_that_is_none_is_said_and_stays_to_be_mended(show: Show, runs: 
 
 
 def test_a_passage_without_a_value_of_its_neuron_says_so(show: Show, runs: Path, made_run: Run) -> None:
-    said = []
+    without = []
     for sequence in range(12):
-        shown = markup(show(runs, "text", run="made", neuron="L1/N3", sequence=str(sequence)))
-        said.append("keeps no value of L1/N3 at these tokens" in shown)
-        assert said[-1] != any(shade > 0 for shade in shades(shown))
-    assert set(said) == {False, True}
+        body = markup(show(runs, "text", run="made", neuron="L1/N3", sequence=str(sequence)))
+        without.append("keeps no value of L1/N3 at these tokens" in body)
+        assert without[-1] != any(shade > 0 for shade in shades(body))
+    assert set(without) == {False, True}
 
 
 def test_without_rows_of_tokens_the_page_says_so(show: Show, runs: Path) -> None:
@@ -161,15 +161,15 @@ def test_one_neuron_shades_the_tokens_where_it_is_known_to_fire(show: Show, runs
     assert "not kept here" in markup(test)
 
 
-def assert_shaded_by_each(shown: str, run: Run, sequence: int) -> None:
+def assert_shaded_by_each(body: str, run: Run, sequence: int) -> None:
     """Each neuron that is listed has rules that shade just the tokens that fire it."""
-    listed = re.findall(r'data-n="(\d+)" href="neuron\?[^"]*neuron=L(\d+)%2FN(\d+)"', shown)
+    listed = re.findall(r'data-n="(\d+)" href="neuron\?[^"]*neuron=L(\d+)%2FN(\d+)"', body)
     assert listed
     for index, layer, neuron in listed:
         values = in_sequence(run, int(layer), int(neuron), sequence)
         kept = run.rows("fired", [("layer", "=", int(layer)), ("sequence", "=", sequence)], ["position"])
         fires = {place for place in kept["position"].to_pylist() if values[place] > 0}
-        rules = re.findall(rf'data-n="{index}"\]:is\(:hover,:focus-visible\)\) \.tw-passage>a:is\(([^{{]*)\)', shown)
+        rules = re.findall(rf'data-n="{index}"\]:is\(:hover,:focus-visible\)\) \.tw-passage>a:is\(([^{{]*)\)', body)
         assert {int(place) - 1 for rule in rules for place in re.findall(r"nth-child\((\d+)", rule)} == fires
 
 

@@ -59,7 +59,7 @@ def test_tokens_are_escaped_for_html_and_for_plotly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "text"),
     [
         (0.012345, "0.0123"),
         (7.4512, "7.45"),
@@ -77,16 +77,16 @@ def test_tokens_are_escaped_for_html_and_for_plotly() -> None:
         (math.nan, "–"),
     ],
 )
-def test_numbers_to_three_significant_digits(value: float | None, said: str) -> None:
-    assert number(value) == said
+def test_numbers_to_three_significant_digits(value: float | None, text: str) -> None:
+    assert number(value) == text
 
 
 @pytest.mark.parametrize(
-    ("share", "said"),
+    ("share", "text"),
     [(0.9912, "99.12"), (0.99998, "99.998"), (0.5, "50"), (0.043, "4.3"), (0.0004, "0.040"), (1.0, "100"), (0.0, "0")],
 )
-def test_percentages_keep_the_digits_that_tell_them_from_100(share: float, said: str) -> None:
-    assert percent(share) == f"{said}{THIN}%"
+def test_percentages_keep_the_digits_that_tell_them_from_100(share: float, text: str) -> None:
+    assert percent(share) == f"{text}{THIN}%"
 
 
 def test_small_words() -> None:
@@ -112,7 +112,7 @@ def test_the_numbers_of_a_column_share_their_decimals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plain", "said"),
+    ("plain", "text"),
     [
         ("z -0.27 (-0.3 to 26,452)", f"z −0.27 (−0.3 to 26{THIN}452)"),
         ("1,212,907 tokens, 95 %", f"1{THIN}212{THIN}907 tokens, 95{THIN}%"),
@@ -121,8 +121,8 @@ def test_the_numbers_of_a_column_share_their_decimals() -> None:
         ("of 2048,5632 and 100,2048 in 3,5", "of 2048,5632 and 100,2048 in 3,5"),
     ],
 )
-def test_sentences_get_the_signs_and_spaces_of_the_other_numbers(plain: str, said: str) -> None:
-    assert typeset(plain) == said
+def test_sentences_get_the_signs_and_spaces_of_the_other_numbers(plain: str, text: str) -> None:
+    assert typeset(plain) == text
 
 
 def test_a_search_finds_what_is_shown_whatever_the_alphabet() -> None:

@@ -20,15 +20,15 @@ def frame() -> pd.DataFrame:
         for layer in range(14)
         for p in (0, 1, 3, 10, 30, 100)
     ]
-    found = pd.DataFrame(rows)
-    return found.assign(low=found["relative"] - 0.05, high=found["relative"] + 0.05)
+    table = pd.DataFrame(rows)
+    return table.assign(low=table["relative"] - 0.05, high=table["relative"] + 0.05)
 
 
 @pytest.mark.parametrize("log_y", [False, True])
 def test_lines_lie_in_their_panels_at_the_ticks_of_their_values(frame: pd.DataFrame, log_y: bool) -> None:
     figure = small_multiples(frame, "position", {k: f"L{k}" for k in range(14)}, "x", "y", log=True, log_y=log_y)
-    found = {trace.name: trace for trace in figure.data if trace.name}
-    titles, bottom = found["titles"], found["x ticks"]
+    traces = {trace.name: trace for trace in figure.data if trace.name}
+    titles, bottom = traces["titles"], traces["x ticks"]
     corners = {int(text[1:]): (x, y - 1) for x, y, text in zip(titles.x, titles.y, titles.text, strict=True)}
     (line,) = [trace for trace in figure.data if trace.line.color == "#2f7ed8" and trace.text is not None]
     tens = {

@@ -80,25 +80,25 @@ def fatbins(nvcc: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
 
 @pytest.mark.parametrize("source", CUDA, ids=lambda source: f"{source.path} {source.flags[-1]}")
 def test_compiles_without_spills(fatbins: dict[Source, Future[tuple[bool, str]]], source: Source) -> None:
-    fine, said = fatbins[source].result()
-    assert fine, said
-    assert "bytes spill stores" in said
-    assert said.count("bytes spill stores") == said.count(" 0 bytes spill stores"), said
-    assert "serialized" not in said, said  # what ptxas says of products that it cannot keep in flight
+    fine, printed = fatbins[source].result()
+    assert fine, printed
+    assert "bytes spill stores" in printed
+    assert printed.count("bytes spill stores") == printed.count(" 0 bytes spill stores"), printed
+    assert "serialized" not in printed, printed  # what ptxas says of products that it cannot keep in flight
 
 
 @pytest.mark.parametrize("source", BINDINGS, ids=lambda source: source.path)
 def test_bindings_compile(nvcc: str, source: Source, tmp_path: Path) -> None:
-    fine, said = compiled(nvcc, source, tmp_path / "out.o", "-c")
-    assert fine, said
+    fine, printed = compiled(nvcc, source, tmp_path / "out.o", "-c")
+    assert fine, printed
 
 
 def test_a_source_with_an_error_does_not(nvcc: str, tmp_path: Path) -> None:
     broken = tmp_path / "broken.cu"
     broken.write_text("__global__ void kernel() { return 1; }", encoding="utf-8")
-    fine, said = compiled(nvcc, Source(str(broken), CUDA[0].flags), tmp_path / "out.cubin", "-fatbin")
+    fine, printed = compiled(nvcc, Source(str(broken), CUDA[0].flags), tmp_path / "out.cubin", "-fatbin")
     assert not fine
-    assert "error" in said
+    assert "error" in printed
 
 
 def test_what_is_remembered_is_of_the_same_text(tmp_path: Path) -> None:

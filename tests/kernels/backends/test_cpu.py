@@ -238,8 +238,8 @@ def test_the_fake_tells_the_shapes() -> None:
         real = torch.ops.twell.cpu_ffn(*arguments, *about, *tail, -1)
         with FakeTensorMode(allow_non_fake_inputs=True):
             fakes = torch.ops.twell.cpu_ffn(*arguments, *about, *tail, -1)
-        told = [(fake.shape, fake.dtype) for fake in fakes]
-        assert told == [(tensor.shape, tensor.dtype) for tensor in real]
+        shapes = [(fake.shape, fake.dtype) for fake in fakes]
+        assert shapes == [(tensor.shape, tensor.dtype) for tensor in real]
 
 
 def test_it_takes_what_it_can() -> None:
@@ -259,9 +259,9 @@ def test_without_a_compiler_the_reference_runs_and_says_so(tmp_path) -> None:
     environment = {**os.environ, "PATH": "", "XDG_CACHE_HOME": str(tmp_path)}
     environment.pop("CXX", None)
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    told, counts = done.stdout.splitlines()
-    assert told.startswith("reference | ")
-    assert "cpu: expected a C++ compiler (c++, g++, clang++) on PATH, found none; install one or set CXX" in told
+    choice, counts = done.stdout.splitlines()
+    assert choice.startswith("reference | ")
+    assert "cpu: expected a C++ compiler (c++, g++, clang++) on PATH, found none; install one or set CXX" in choice
     assert counts == "[64, 64, 64, 64, 64]"
     assert done.stderr == ""
 

@@ -69,8 +69,8 @@ def copy_to(folder: Path) -> tuple[Path, dict[str, str]]:
 def test_the_copy_is_what_such_a_process_has(tmp_path: Path) -> None:
     kernels, environment = copy_to(tmp_path)
     program = "from twell.kernels.backends import hopper; print(hopper.__file__)"
-    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == str(kernels / "backends" / "hopper.py")
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(kernels / "backends" / "hopper.py")
     assert "delay();" in (kernels / HEADER.relative_to(KERNELS)).read_text(encoding="utf-8")
 
 
@@ -85,17 +85,17 @@ def test_right_however_late_its_threads_are(late: tuple[Path, dict[str, str]], t
     """Calls that take every path, each several times."""
     kernels, environment = late
     program = [sys.executable, __file__]
-    with (tmp_path / "said.txt").open("w+", encoding="utf-8") as said:  # as far as it came, should it hang
+    with (tmp_path / "said.txt").open("w+", encoding="utf-8") as output:  # as far as it came, should it hang
         try:
             code: object = subprocess.run(
-                program, env=environment, stdout=said, stderr=subprocess.STDOUT, timeout=250
+                program, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=250
             ).returncode
         except subprocess.TimeoutExpired as error:
             code = error
-        said.seek(0)
-        told = said.read()
-    assert code == 0 and "all done" in told, f"{code}\n{told[-4000:]}"
-    assert str(kernels) in told, "it ran another copy"
+        output.seek(0)
+        printed = output.read()
+    assert code == 0 and "all done" in printed, f"{code}\n{printed[-4000:]}"
+    assert str(kernels) in printed, "it ran another copy"
 
 
 def main() -> None:

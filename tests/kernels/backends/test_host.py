@@ -58,10 +58,10 @@ def test_parts_can_be_moved_apart() -> None:
 def test_passes_are_all_rows_in_order_and_fit(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, tall in ((640_000, 64_000), (64_000, 6400), (6400, 640), (7000, 640), (1, 64)):
         monkeypatch.setattr(gpu, "MAX_WORKSPACE", limit)
-        found = list(gpu.passes(n, 10, 64))  # 10 bytes a row
-        assert [row for rows in found for row in range(rows.start, rows.stop)] == list(range(n))
-        assert all(rows.stop - rows.start <= tall for rows in found)
-        assert len(found) == -(-n // tall)
+        passes = list(gpu.passes(n, 10, 64))  # 10 bytes a row
+        assert [row for rows in passes for row in range(rows.start, rows.stop)] == list(range(n))
+        assert all(rows.stop - rows.start <= tall for rows in passes)
+        assert len(passes) == -(-n // tall)
 
 
 def test_torch_compile_traces_what_is_remembered_without_a_warning() -> None:

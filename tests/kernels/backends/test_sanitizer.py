@@ -70,5 +70,5 @@ def test_nothing_to_report(running: Running, watch: str) -> None:
     if watch not in running:
         pytest.skip(f"calls of a kernel that does not run on this GPU: {WATCHED[watch]}")
     process, out = running[watch]
-    code, said = process.wait(timeout=280), out.read_text(errors="replace")
-    assert code == 0 and "all done" in said and SAYS_CLEAN[watch.split()[0]] in said, said[-8000:]
+    code, printed = process.wait(timeout=280), out.read_text(errors="replace")
+    assert code == 0 and "all done" in printed and SAYS_CLEAN[watch.split()[0]] in printed, printed[-8000:]

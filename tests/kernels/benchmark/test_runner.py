@@ -41,17 +41,17 @@ def nnz_of(ffn: SparseFFN, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("kind", "nnz"), [("even", 7), ("even", 90), ("heavy", 15), ("heavy", 100)])
 def test_made_inputs_fire_what_they_are_asked_to(kind: str, nnz: int, dtype: torch.dtype) -> None:
     ffn, x = synthetic_ffn(kind, 2000, 256, 512, nnz=nnz, dtype=dtype)
-    found = nnz_of(ffn, x)
-    assert found.mean() == pytest.approx(nnz, rel=0.02)
+    result = nnz_of(ffn, x)
+    assert result.mean() == pytest.approx(nnz, rel=0.02)
     assert (x[:, 0] == 1).all() and x.dtype == ffn.w_down.dtype == dtype
     fires = (x.double() @ ffn.w_gate.double().t() > 0).sum(0)
     if kind == "heavy":  # 30 % never fire, and rows and neurons differ far more than by chance
         assert 0.25 < (fires < 3).double().mean() < 0.5
-        assert found.std() > 1.5 * nnz**0.5
+        assert result.std() > 1.5 * nnz**0.5
         assert fires.topk(51).values.sum() > 0.3 * fires.sum()
     else:
         assert (fires < 3).sum() < 10
-        assert found.std() < 1.3 * nnz**0.5
+        assert result.std() < 1.3 * nnz**0.5
 
 
 def test_dense_inputs_fire_everything_and_plain_has_no_up() -> None:
@@ -127,8 +127,8 @@ def test_a_gpu_is_timed_on_its_own_stream_whichever_is_current(monkeypatch: pyte
 
 def test_a_cache_of_unknown_size_is_taken_for_a_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sysconf_names", {"SC_LEVEL3_CACHE_SIZE": 194})
-    for told, expected in ((2**20, 2**20), (0, benches.CACHE), (-1, benches.CACHE)):
-        monkeypatch.setattr(os, "sysconf", lambda _, told=told: told)
+    for reported, expected in ((2**20, 2**20), (0, benches.CACHE), (-1, benches.CACHE)):
+        monkeypatch.setattr(os, "sysconf", lambda _, reported=reported: reported)
         assert benches.cache(CPU) == expected
 
 
@@ -146,10 +146,10 @@ def test_a_slow_kernel_comes_out_slow(monkeypatch: pytest.MonkeyPatch) -> None:
         return reference.run(params)
 
     ffn, x = synthetic_ffn("even", 64, 64, 128, nnz=10)
-    found = bench(ffn, x, plant(monkeypatch, slow))
-    assert len(found.times[OURS]) == benches.MIN_TURNS
-    assert min(found.times[OURS]) > 20_000 > found.median(GATE)
-    assert set(found.times) == {DENSE, FUSED, GATE, OURS}
+    result = bench(ffn, x, plant(monkeypatch, slow))
+    assert len(result.times[OURS]) == benches.MIN_TURNS
+    assert min(result.times[OURS]) > 20_000 > result.median(GATE)
+    assert set(result.times) == {DENSE, FUSED, GATE, OURS}
 
 
 def test_a_wrong_kernel_shows_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +180,8 @@ def test_cold_weights_are_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
     bench(ffn, x, asked)
     assert len(set(seen)) == 1
     seen.clear()
-    found = bench(ffn, x, BenchRequest(**{**vars(asked), "cold": True}))
-    assert 10_000 < found.median(OURS) < 40_000  # of one call, whatever the number of sets
+    result = bench(ffn, x, BenchRequest(**{**vars(asked), "cold": True}))
+    assert 10_000 < result.median(OURS) < 40_000  # of one call, whatever the number of sets
     assert len(set(seen)) == benches.CACHES + 1
     rotated = [tuple(seen[at : at + 5]) for at in range(1, len(seen), 5)]
     assert len(set(rotated)) == 1 and len(set(rotated[0])) == 5
@@ -192,15 +192,15 @@ def test_what_cannot_run_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyP
     asked = plant(monkeypatch, reference.run, **lacks)
     asked = BenchRequest(**{**vars(asked), "kernels": ("hopper", "planted"), "layouts": (Layout(), Layout(256, 16))})
     ffn, x = synthetic_ffn("even", 300, 64, 256, nnz=20)
-    found = bench(ffn, x, asked)
-    assert found.left_out == {
+    result = bench(ffn, x, asked)
+    assert result.left_out == {
         "hopper at compression 8": "expected device cuda, got cpu",
         "hopper at compression 16": "expected device cuda, got cpu",
         "planted at compression 16": "expected compression 8",
     }
     tiles = (x.double() @ ffn.w_gate.double().t() > 0).sum(1)
-    assert found.fired.overflowing == {8: int((tiles > 31).sum()), 16: int((tiles > 15).sum())}
-    assert found.fired.nnz_mean == pytest.approx(float(tiles.double().mean()))
+    assert result.fired.overflowing == {8: int((tiles > 31).sum()), 16: int((tiles > 15).sum())}
+    assert result.fired.nnz_mean == pytest.approx(float(tiles.double().mean()))
 
 
 def test_compiled_runs_and_is_left_out_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,8 +209,8 @@ def test_compiled_runs_and_is_left_out_where_it_cannot(monkeypatch: pytest.Monke
     eager = partial(torch.compile, backend="eager")  # what is traced is real; the C++ compiler would take seconds
     monkeypatch.setattr(operations.torch, "compile", eager)
     operations._compiled.cache_clear()
-    found = bench(ffn, x, asked)
-    assert found.errors[COMPILED] == found.errors[DENSE] and FUSED not in found.times
+    result = bench(ffn, x, asked)
+    assert result.errors[COMPILED] == result.errors[DENSE] and FUSED not in result.times
 
     def broken(*_: Any, **__: Any) -> Callable[..., Tensor]:
         def fail(*_: Any) -> Tensor:
@@ -220,9 +220,9 @@ def test_compiled_runs_and_is_left_out_where_it_cannot(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(operations.torch, "compile", broken)
     operations._compiled.cache_clear()
-    found = bench(ffn, x, asked)
+    result = bench(ffn, x, asked)
     operations._compiled.cache_clear()
-    assert found.left_out["ffn_compiled"] == "no compiler here" and COMPILED not in found.times
+    assert result.left_out["ffn_compiled"] == "no compiler here" and COMPILED not in result.times
 
 
 def test_probes_are_timed_beside_the_kernel() -> None:
@@ -239,9 +239,9 @@ def test_baselines_compute_any_ffn(biased: tuple[str, ...]) -> None:
     biases = {name: torch.randn(sizes[name]) for name in biased}
     options: dict[str, Any] = {"activation": "relu2", "up_relu": True, "kernel": "cpu"}
     other = SparseFFN(ffn.w_gate, ffn.w_up, ffn.w_down, **biases, **options)
-    found = bench(other, x, BenchRequest(compiled=False, seconds=0.001))
-    assert set(found.errors) == {DENSE, FUSED, *(Operation("ffn_sparse", name, 8) for name in ("cpu", "reference"))}
-    assert all(largest < 1e-5 for _, largest in found.errors.values())
+    result = bench(other, x, BenchRequest(compiled=False, seconds=0.001))
+    assert set(result.errors) == {DENSE, FUSED, *(Operation("ffn_sparse", name, 8) for name in ("cpu", "reference"))}
+    assert all(largest < 1e-5 for _, largest in result.errors.values())
     twin = operations.sibling(other, "reference", torch.float64)  # what errors are told from
     wide, parts = x.double(), (("b_gate", ffn.w_gate), ("b_up", ffn.w_up))
     gate, up = (wide @ weight.double().t() + biases.get(name, 0) for name, weight in parts)
@@ -262,13 +262,13 @@ def test_up_and_down_alone(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None
         return {"up_down": lambda: y} if given is not None else {"gate": lambda: None, "up_down": lambda: None}
 
     monkeypatch.setitem(KERNELS, "reference", replace(KERNELS["reference"], stage_runs=staged))
-    found = bench_packed(ffn, x, gate, BenchRequest(kernels=("reference", "cpu"), seconds=0.001))
+    result = bench_packed(ffn, x, gate, BenchRequest(kernels=("reference", "cpu"), seconds=0.001))
     ours = Operation("up_down", "reference", 8)
-    assert set(found.times) == {DENSE, GATE, UP_DOWN, ours, Operation("gate", "reference", 8)}
-    assert found.errors[ours][1] < 1e-12 < found.errors[UP_DOWN][1] < 1e-5
-    assert found.left_out == {"cpu": "what follows its gate product cannot be run alone"}
-    assert found.fired.nnz_mean == pytest.approx(float(pattern.nnz.double().mean()))
-    assert found.fired.overflowing[8] == int((pattern.nnz > 31).sum()) and found.fired.union == 128
+    assert set(result.times) == {DENSE, GATE, UP_DOWN, ours, Operation("gate", "reference", 8)}
+    assert result.errors[ours][1] < 1e-12 < result.errors[UP_DOWN][1] < 1e-5
+    assert result.left_out == {"cpu": "what follows its gate product cannot be run alone"}
+    assert result.fired.nnz_mean == pytest.approx(float(pattern.nnz.double().mean()))
+    assert result.fired.overflowing[8] == int((pattern.nnz > 31).sum()) and result.fired.union == 128
 
 
 def test_what_hopper_is_given_in_the_gate_products_place_is_what_it_would_emit() -> None:
@@ -287,13 +287,13 @@ def test_what_hopper_is_given_in_the_gate_products_place_is_what_it_would_emit()
 @pytest.mark.parametrize("rows", [8, 300, 5000])
 def test_on_a_gpu_every_kernel_is_right_in_and_out_of_graphs(rows: int) -> None:
     ffn, x = synthetic_ffn("heavy", rows, 256, 1024, nnz=40, dtype=torch.bfloat16, device="cuda")
-    found = bench(ffn, x, BenchRequest(compiled=False, probes=True, cold=rows == 8, seconds=0.01))
-    assert (DENSE in found.replayed) == (rows <= benches.GRAPH_ROWS)
-    dense = found.errors[DENSE]
-    for key, (mean, largest) in found.errors.items():
+    result = bench(ffn, x, BenchRequest(compiled=False, probes=True, cold=rows == 8, seconds=0.01))
+    assert (DENSE in result.replayed) == (rows <= benches.GRAPH_ROWS)
+    dense = result.errors[DENSE]
+    for key, (mean, largest) in result.errors.items():
         assert mean < 1.25 * dense[0] and largest < 1.5 * dense[1], key
     plain_ffn(x, ffn.w_gate, ffn.w_down)  # the device still answers
-    if any(key.kernel == "hopper" for key in found.times) and hopper.has_plan(rows, 1024):
+    if any(key.kernel == "hopper" for key in result.times) and hopper.has_plan(rows, 1024):
         pattern, _ = pattern_of(rows, 1024)
         given = packed_pattern(pattern, 1024, Layout(), dtype=torch.bfloat16, device="cuda")
         alone = bench_packed(ffn, x, given, BenchRequest(kernels=("hopper",), seconds=0.01))

@@ -87,9 +87,9 @@ def test_neurons_that_never_fire(silent: int, quiet: int) -> None:
         params = make(4500, 520, 2904, quiet, **options)
         silence(params, silent)
         taken, _ = check(params)
-        found = check_whole(params)
-        assert bool((found % QUIET == PAIR).any()) == (silent < 40)
-        assert quiet == 7 or bool((found == 0).any())
+        counted = check_whole(params)
+        assert bool((counted % QUIET == PAIR).any()) == (silent < 40)
+        assert quiet == 7 or bool((counted == 0).any())
         assert bool(taken.any()) == (silent < 40 and quiet == 7)
 
 

@@ -124,8 +124,8 @@ def test_threads_whose_calls_differ_in_size_do_not_take_shared_memory_from_each_
 
     torch.cuda.synchronize()
     with ThreadPoolExecutor(len(calls)) as pool:
-        found = list(pool.map(again, calls))
-    for one, result in zip(calls, found, strict=True):
+        from_threads = list(pool.map(again, calls))
+    for one, result in zip(calls, from_threads, strict=True):
         assert_as(f"{len(one.x)} rows", result, reference.run(one))
 
 

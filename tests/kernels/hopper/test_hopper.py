@@ -156,8 +156,8 @@ def test_same_bits_from_two_threads_at_once(gpu: None) -> None:
         return results
 
     with ThreadPoolExecutor(len(calls)) as pool:
-        found = list(pool.map(again, calls))
-    for again_and_again, (y, stats) in zip(found, expected, strict=True):
+        from_threads = list(pool.map(again, calls))
+    for again_and_again, (y, stats) in zip(from_threads, expected, strict=True):
         for other, counted in again_and_again:
             assert_same("y", other, y)
             assert_same("stats", counted, stats)

@@ -65,8 +65,8 @@ def _output(y: torch.Tensor, finite: Array, expected: Expected) -> Iterator[str]
     with np.errstate(all="ignore"):
         off = np.abs(values - expected.y.value)
         most = float(torch.finfo(y.dtype).max)
-        told = finite[:, None] & ~expected.y.past & (np.abs(expected.y.value) + expected.y.error < 0.99 * most)
-        wrong = told & ~(off <= expected.y.error)
+        bounded = finite[:, None] & ~expected.y.past & (np.abs(expected.y.value) + expected.y.error < 0.99 * most)
+        wrong = bounded & ~(off <= expected.y.error)
     if wrong.any():
         at = np.unravel_index(int(wrong.argmax()), wrong.shape)
         yield f"y: {values[at]} at {at}, expected {expected.y.value[at]} within {expected.y.error[at]}"

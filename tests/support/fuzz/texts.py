@@ -92,8 +92,8 @@ def _case(folder: Path, tokenizer: PreTrainedTokenizerFast, adds: list[bytes], r
                 raise AssertionError(f"the tokens of document {number} decode to another text")
         if sorted(os.listdir(folder)) != before:
             raise AssertionError("reading wrote a file")
-        found = {number: "".join(piece.text for piece in group) for number, group in texts.items()}
-        return [found.get(number, "") for number in range(max(found, default=-1) + 1)]
+        by_number = {number: "".join(piece.text for piece in group) for number, group in texts.items()}
+        return [by_number.get(number, "") for number in range(max(by_number, default=-1) + 1)]
 
     def differs(got: Any) -> str:
         if expected is None:

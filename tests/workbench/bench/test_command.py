@@ -46,9 +46,9 @@ def quick(**fields: Any) -> BenchOptions:
 
 
 def value_of(rows: list[dict[str, Any]], metric: str, op: str, case: str | None = None) -> float:
-    found = [row["value"] for row in rows if (row["metric"], row["op"]) == (metric, op) and case in (None, row["case"])]
-    assert len(found) == 1
-    return found[0]
+    cells = [row["value"] for row in rows if (row["metric"], row["op"]) == (metric, op) and case in (None, row["case"])]
+    assert len(cells) == 1
+    return cells[0]
 
 
 def test_a_models_layers(tiny: Path, texts: tuple[str, ...], tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_layers_get_what_they_get_alone_and_without_padding(tiny: Path, texts: t
     loaded = load(str(tiny), device="cpu")
     pieces = text_ids(loaded, texts, 150)
     assert sum(map(len, pieces)) == 150
-    found = layer_inputs(loaded, pieces, {0, 2})
+    inputs = layer_inputs(loaded, pieces, {0, 2})
     plain = AutoModelForCausalLM.from_pretrained(tiny).eval()
     for layer in (0, 2):
         heard: list[torch.Tensor] = []
@@ -89,7 +89,7 @@ def test_layers_get_what_they_get_alone_and_without_padding(tiny: Path, texts: t
             for piece in pieces:
                 plain(torch.from_numpy(piece[None].astype(np.int64)))
             hook.remove()
-        torch.testing.assert_close(found[layer], torch.cat(heard), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(inputs[layer], torch.cat(heard), rtol=1e-4, atol=1e-5)
 
 
 def test_uniform_ids_keep_the_lengths_and_leave_special_ids_out(tiny: Path, texts: tuple[str, ...]) -> None:
@@ -210,11 +210,11 @@ def test_rates_are_what_has_to_be_done_over_time() -> None:
 
 def test_the_page_says_each_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
     bench(quick(nnz="9,20", kernel=("hopper", "cuda", "cpu", "reference"), plain=True))
-    shown = capsys.readouterr().out
-    assert shown.count("without hopper, cuda: expected device cuda, got cpu") == 1
-    assert shown.count("plain, even nnz") == 4  # in the lines that come first, and over each case
-    assert "synthetic inputs, 64 × 128, float32" in shown and "µs" not in shown
-    lines = [line.split() for line in shown.splitlines()]
+    printed = capsys.readouterr().out
+    assert printed.count("without hopper, cuda: expected device cuda, got cpu") == 1
+    assert printed.count("plain, even nnz") == 4  # in the lines that come first, and over each case
+    assert "synthetic inputs, 64 × 128, float32" in printed and "µs" not in printed
+    lines = [line.split() for line in printed.splitlines()]
     assert [line[1] for line in lines if line[:1] == ["dense"]] == ["1.00", "1.00"]
     assert [line[0] for line in lines if line and line[0] in ("cpu", "reference")] == ["cpu", "reference"] * 2
 
@@ -232,7 +232,7 @@ def test_layers_are_added_up(tiny: Path, texts: tuple[str, ...], capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "sentence"),
     [
         ({"shape": "64"}, "--shape D_MODEL,D_FF, two multiples of 8"),
         ({"shape": "64,100"}, "two multiples of 8 such as 2048,5632, got '64,100'"),
@@ -267,7 +267,7 @@ def test_layers_are_added_up(tiny: Path, texts: tuple[str, ...], capsys: pytest.
     ],
 )
 def test_bad_input_is_one_sentence(
-    fields: dict[str, Any], said: str, tiny: Path, texts: tuple[str, ...], tmp_path: Path
+    fields: dict[str, Any], sentence: str, tiny: Path, texts: tuple[str, ...], tmp_path: Path
 ) -> None:
     if fields.get("device") == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
@@ -285,7 +285,7 @@ def test_bad_input_is_one_sentence(
 
     given = {name: real(value) for name, value in fields.items()}
     given |= {name: Path(given[name]) for name in ("out", "patterns") if name in given}
-    with pytest.raises(UserError, match=said) as raised:
+    with pytest.raises(UserError, match=sentence) as raised:
         bench(quick(**given))
     message = str(raised.value)
     assert message.startswith(("Expected", "nowhere")) and message.endswith(".") and "\n" not in message

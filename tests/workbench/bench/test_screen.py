@@ -27,12 +27,12 @@ def result(**changes: object) -> Result:
     return Result(**{**about, **changes})  # type: ignore[arg-type]
 
 
-def shown(*cases: tuple[Case, Result], absolute: bool = False, color: bool = False) -> str:
+def printed(*cases: tuple[Case, Result], absolute: bool = False, color: bool = False) -> str:
     file = io.StringIO()
     about = {"force_terminal": True, "color_system": "standard"} if color else {}
     with Page("a bench", len(cases), absolute, Console(file=file, width=160, **about)) as page:  # type: ignore[arg-type]
-        for one, found in cases:
-            page.show(one, found, {operation: {} for operation in found.times})
+        for one, result in cases:
+            page.show(one, result, {operation: {} for operation in result.times})
         page.close()
     return file.getvalue()
 
@@ -43,31 +43,31 @@ def line(text: str, begins: str) -> str:
 
 def test_ratios_are_to_the_same_of_dense_with_the_range_of_turns() -> None:
     gates = {GATE: [80.0], Operation("gate", "cpu", 8): [100.0]}
-    page = shown((case(0), result(times=result().times | gates)), absolute=True)
+    page = printed((case(0), result(times=result().times | gates)), absolute=True)
     assert line(page, "cpu ").split()[1:] == ["2.00", "1.25–2.50", "100.0"]
     assert line(page, "reference at C 4").split()[4:] == ["0.50", "0.50–0.50", "400.0"]
     assert line(page, "cpu: gate").split()[2:] == ["0.80", "0.80–0.80", "100.0"]
     assert "nnz 9.5, 1,024 rows" in page
-    assert "µs" not in shown((case(0), result()))
+    assert "µs" not in printed((case(0), result()))
 
 
 def test_colours_are_for_what_is_faster_or_slower_than_dense_beyond_a_doubt() -> None:
     for took, style in ((100.0, GREEN), (195.0, BOLD), (205.0, BOLD), (300.0, RED)):
-        page = shown((case(0), result(times={DENSE: [200.0], OURS: [took]})), color=True)
+        page = printed((case(0), result(times={DENSE: [200.0], OURS: [took]})), color=True)
         assert re.search(rf"{re.escape(style)} *{200 / took:.2f}", page)
-    page = shown((case(0), result(times={DENSE: [200.0], COMPILED: [100.0]})), color=True)
+    page = printed((case(0), result(times={DENSE: [200.0], COMPILED: [100.0]})), color=True)
     assert re.search(rf"{re.escape(BOLD)} *2\.00", page)  # no kernel of ours
 
 
 def test_layers_add_up_where_all_of_them_have_it() -> None:
     second = result(times={DENSE: [100.0], OURS: [20.0]})
-    page = shown((case(0), result()), (case(3), second), absolute=True)
+    page = printed((case(0), result()), (case(3), second), absolute=True)
     assert line(page, "2 layers on text") == "2 layers on text: cpu 2.50 ×; dense 0.30 ms"  # 300 over 120
-    assert "layers" not in shown((case(0), result()))
+    assert "layers" not in printed((case(0), result()))
 
 
 def test_the_summary_comes_before_the_blocks_and_they_come_after_an_interruption_too() -> None:
-    page = shown((case(0), result()), (case(3), result()))
+    page = printed((case(0), result()), (case(3), result()))
     lines = [one for one in page.splitlines() if one]
     assert lines[1] == "layer 0 on text, 1,024 rows, nnz 9.5: cpu 2.00 ×, reference at C 4 0.50 ×"
     assert [one.partition(":")[0] for one in lines[2:4]] == ["layer 3 on text, 1,024 rows, nnz 9.5", "2 layers on text"]
@@ -81,7 +81,7 @@ def test_the_summary_comes_before_the_blocks_and_they_come_after_an_interruption
 
 def test_what_is_left_out_is_said_once_for_each_reason() -> None:
     left_out = {"cuda": "no GPU", "hopper": "no GPU", "ffn_compiled": "no compiler"}
-    page = shown((case(0), result(left_out=left_out)), (case(1), result(left_out=left_out)))
+    page = printed((case(0), result(left_out=left_out)), (case(1), result(left_out=left_out)))
     assert page.count("without cuda, hopper: no GPU") == page.count("without ffn_compiled: no compiler") == 1
 
 
@@ -89,16 +89,16 @@ def test_stages_without_their_whole_are_summed() -> None:
     stages = {DENSE: [300.0], Operation("gate", "cpu", 8): [60.0], Operation(UP_DOWN.op, "cpu", 8): [40.0]}
     assert stage_sums(result(times=stages)) == {"cpu: the two": 100.0}
     assert stage_sums(result(times=stages | {OURS: [90.0]})) == {}
-    assert line(shown((case(0), result(times=stages))), "cpu: the two").split()[3:] == ["3.00"]
+    assert line(printed((case(0), result(times=stages))), "cpu: the two").split()[3:] == ["3.00"]
 
 
 def test_power_is_told_of_what_has_it_with_the_clock_where_that_is_known() -> None:
-    told = power({
+    sentence = power({
         DENSE: {"watts": 500.4, "millijoules_per_token": 0.0123, "sm_mhz": 1980.0},
         GATE: {},
         OURS: {"watts": 400.0, "millijoules_per_token": 1.5},
     })  # fmt: skip
-    assert told == "dense 500 W, 0.0123 mJ a token at 1980 MHz; cpu 400 W, 1.5 mJ a token"
+    assert sentence == "dense 500 W, 0.0123 mJ a token at 1980 MHz; cpu 400 W, 1.5 mJ a token"
     assert re.search(r"^  dense 7 W, 1 mJ", shown_power(), re.MULTILINE)
 
 

@@ -68,9 +68,9 @@ def test_its_rows_are_of_the_bench_table(tmp_path: Path, capsys: pytest.CaptureF
     ]
     assert {row["case"] for row in rows} == {"training, even nnz 9, 24 rows"}
     assert pq.read_table(out).num_rows == len(rows)
-    shown = capsys.readouterr().out
-    assert "reference: the backward pass is dense, in torch" in shown
-    assert "1.00" in shown
+    printed = capsys.readouterr().out
+    assert "reference: the backward pass is dense, in torch" in printed
+    assert "1.00" in printed
 
 
 def test_recorded_patterns_of_many_rows_are_refused(tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ def test_text(name: str, content: bytes | None, sentence: str, tmp_path: Path, r
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    said = refused(text=path)
-    assert sentence in said
-    assert name in said
+    message = refused(text=path)
+    assert sentence in message
+    assert name in message
 
 
 def test_names_that_nothing_recorded_could_hold(tiny: Path, tmp_path: Path, refused: Twell) -> None:
@@ -58,10 +58,10 @@ def test_names_that_nothing_recorded_could_hold(tiny: Path, tmp_path: Path, refu
     latin = os.fsdecode("caf\u00e9".encode("latin-1"))
     (tmp_path / f"{latin}.txt").write_text("Ten metres.")
     shutil.copytree(tiny, tmp_path / latin)
-    told = "Expected a name in UTF-8, got "
-    assert told in refused(text=tmp_path / f"{latin}.txt")
-    assert told in refused(out=tmp_path / f"{latin}-run")
-    assert told in refused(model=tmp_path / latin)
+    message = "Expected a name in UTF-8, got "
+    assert message in refused(text=tmp_path / f"{latin}.txt")
+    assert message in refused(out=tmp_path / f"{latin}-run")
+    assert message in refused(model=tmp_path / latin)
 
 
 def test_options(refused: Twell) -> None:

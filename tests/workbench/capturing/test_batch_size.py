@@ -94,10 +94,10 @@ def test_a_batch_too_large_is_halved(
     capsys.readouterr()
     ran = rows_at_most(monkeypatch, 70)
     run = run_capture(tiny, tmp_path / "halved", texts, torch.float64, **about)
-    said = [line for line in capsys.readouterr().out.splitlines() if "memory does not hold" in line]
+    halvings = [line for line in capsys.readouterr().out.splitlines() if "memory does not hold" in line]
     failed = [rows for rows in ran if rows > 70]
-    assert 1 <= len(failed) <= 3 and len(failed) == len(said)
-    assert said[0] == (
+    assert 1 <= len(failed) <= 3 and len(failed) == len(halvings)
+    assert halvings[0] == (
         f"The device's memory does not hold a batch of {failed[0]} rows: from here on they have up to {failed[0] // 2}."
     )
     assert run.manifest.options["batch_tokens"] == whole.manifest.options["batch_tokens"] == 200

@@ -21,15 +21,15 @@ def test_what_lies_between_the_beginning_and_the_end_of_a_turn() -> None:
 def test_whole_captures_in_turns(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     options = CaptureOptions(model=str(tiny), text=texts, out=tmp_path / "unused", seq_len=24, batch_tokens=64)
     loaded = load(str(tiny), device="cpu")
-    found = ratios(in_turns(loaded, options, rounds=2, folder=tmp_path))
-    assert min(found["counts_over_unwatched"], found["all_over_unwatched"]) > 1
-    assert found["dense_over_unwatched_low"] <= found["dense_over_unwatched"] <= found["dense_over_unwatched_high"]
-    assert found["tokens"] == sum(len(one.ids) for one in sequences(documents(texts), loaded.tokenizer, 24))
-    assert found["batches"] > 5 and found["rounds"] == 2
-    assert found["counts_timings"] > 0 == found["unwatched_timings"]
+    costs = ratios(in_turns(loaded, options, rounds=2, folder=tmp_path))
+    assert min(costs["counts_over_unwatched"], costs["all_over_unwatched"]) > 1
+    assert costs["dense_over_unwatched_low"] <= costs["dense_over_unwatched"] <= costs["dense_over_unwatched_high"]
+    assert costs["tokens"] == sum(len(one.ids) for one in sequences(documents(texts), loaded.tokenizer, 24))
+    assert costs["batches"] > 5 and costs["rounds"] == 2
+    assert costs["counts_timings"] > 0 == costs["unwatched_timings"]
     for name in ("unwatched", "counts", "all", "dense"):
-        parts = [found[f"{name}_{part}"] for part in ("start", "end", "timings")]
-        assert min(parts[:2]) > 0 and sum(parts) < found[f"{name}_seconds"]
+        parts = [costs[f"{name}_{part}"] for part in ("start", "end", "timings")]
+        assert min(parts[:2]) > 0 and sum(parts) < costs[f"{name}_seconds"]
     assert list(tmp_path.iterdir()) == []
 
 

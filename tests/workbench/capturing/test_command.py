@@ -198,8 +198,8 @@ def test_manifest(tiny: Path, tmp_path: Path, texts: tuple[str, ...], capsys: py
     *plan, outcome = capsys.readouterr().out.strip().split("\n")
     assert len(plan) == 3
     assert all(words in line for words, line in zip(("tiny-llama", "kernel", "MB on disk"), plan, strict=True))
-    said = (f"{manifest.tokens:,} tokens", "sparsity", f"{manifest.loss:.3f} nats")
-    assert all(words in outcome for words in said)
+    facts = (f"{manifest.tokens:,} tokens", "sparsity", f"{manifest.loss:.3f} nats")
+    assert all(words in outcome for words in facts)
 
 
 def test_the_vocabulary_is_made_while_the_device_has_work(
@@ -207,7 +207,7 @@ def test_the_vocabulary_is_made_while_the_device_has_work(
 ) -> None:
     order: list[str] = []
 
-    def told(name: str) -> Any:
+    def noted(name: str) -> Any:
         before = getattr(recorder, name)
 
         def tells(*args: Any, **given: Any) -> Any:
@@ -217,7 +217,7 @@ def test_the_vocabulary_is_made_while_the_device_has_work(
         return tells
 
     for name in ("forward", "vocabulary"):
-        monkeypatch.setattr(recorder, name, told(name))
+        monkeypatch.setattr(recorder, name, noted(name))
     run = run_capture(tiny, tmp_path / "run", texts)
     assert order[0] == "forward" and order.count("vocabulary") == 1
     assert len(run.vocab) == run.manifest.tokenizer["vocab_size"]

@@ -167,9 +167,9 @@ def test_fired_of_a_wide_layer_and_of_large_values() -> None:
     assert seen is not None
     seen.on_packed(0, pack(hidden, hidden > 0, Layout()))
     with np.errstate(all="raise"):
-        [found] = seen.commit()
-    assert found["neuron"].to_pylist() == [[3, 65_535, 65_536, 65_543], []]
-    assert found["value"].to_pylist() == [[1.0, 65_504.0, 65_504.0, 65_504.0], []]
+        [table] = seen.commit()
+    assert table["neuron"].to_pylist() == [[3, 65_535, 65_536, 65_543], []]
+    assert table["value"].to_pylist() == [[1.0, 65_504.0, 65_504.0, 65_504.0], []]
     for wide, kind in ((d_ff, pa.uint32()), (65_535, pa.uint16())):
         assert writer.arrow_schema("fired", 1, wide).field("neuron").type == pa.list_(kind)
 

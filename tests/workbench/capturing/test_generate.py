@@ -71,12 +71,12 @@ def test_an_end_within_a_prompt_ends_nothing(tmp_path: Path) -> None:
 def again(folder: Path, run: Run, out: Path, options: CaptureOptions) -> Run:
     """Run the run's sequences once more, generated tokens included, as any text: padded on the right."""
     loaded = load(str(folder), device="cpu", dtype=torch.float64)
-    marks, found = Repeats(), []
+    marks, pieces = Repeats(), []
     for _, rows in run.activity().groupby("sequence"):
         prompt = rows.loc[rows["phase"] != DECODE, "token_id"].to_numpy()  # what is generated is never marked
-        found.append(Text(0, "again", 0, rows["token_id"].to_numpy(), marks.mark(prompt)))
+        pieces.append(Text(0, "again", 0, rows["token_id"].to_numpy(), marks.mark(prompt)))
     recorder = Recorder(loaded, RunWriter(out, new_manifest(loaded, options, list(options.text))), options)
-    for batch in batching.batches(found, 100, special_ids(loaded.tokenizer)):
+    for batch in batching.batches(pieces, 100, special_ids(loaded.tokenizer)):
         recorder.step(batch)
     recorder.finish("complete", [])
     return open_run(out)
@@ -167,7 +167,7 @@ def test_what_cannot_be_generated(
     monkeypatch.setattr(sys, "argv", [*given, *words])
     with pytest.raises(SystemExit) as stopped:
         main()
-    said = capsys.readouterr().err.strip()
-    assert (stopped.value.code, said.count("\n")) == (2, 0)
-    assert sentence in said
+    message = capsys.readouterr().err.strip()
+    assert (stopped.value.code, message.count("\n")) == (2, 0)
+    assert sentence in message
     assert not (tmp_path / "run").exists()

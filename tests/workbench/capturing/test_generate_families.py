@@ -88,11 +88,11 @@ def test_counts_on_the_input_that_each_layer_had(
     folder = save_model(tmp_path / "model", intermediate_size=768)
     ends_with(folder, 2)
     loaded = load(str(folder), device=device, dtype=dtype)
-    found, on_stats = {phase: Counts(loaded) for phase in (PREFILL, DECODE)}, Passes._on_stats
+    counted_by_phase, on_stats = {phase: Counts(loaded) for phase in (PREFILL, DECODE)}, Passes._on_stats
 
     def counting(self: Passes, layer: int, x: torch.Tensor, stats: Any) -> None:
         phase = PREFILL if len(self.passes) == 1 else DECODE
-        found[phase].on_layer(self.passes[-1].real.flatten().nonzero().squeeze(1), layer, x, stats)
+        counted_by_phase[phase].on_layer(self.passes[-1].real.flatten().nonzero().squeeze(1), layer, x, stats)
         on_stats(self, layer, x, stats)
 
     monkeypatch.setattr(Passes, "_on_stats", counting)
@@ -100,7 +100,7 @@ def test_counts_on_the_input_that_each_layer_had(
     options = CaptureOptions(model=str(folder), text=texts, out=tmp_path / "run", **given)
     run = record(loaded, options, [Source(name) for name in texts])
     rows = run.activity()
-    for phase, counted in found.items():
+    for phase, counted in counted_by_phase.items():
         assert counted.compared >= 3 * (rows["phase"] == phase).sum() > 200
         assert counted.beyond == 0
         assert counted.differing <= 0.01 * counted.compared

@@ -95,9 +95,9 @@ def test_unions_of_every_fullness(
     members = [torch.from_numpy(block) for block in layer_sums.blocks_of(sequence, plain)]
     counts = layer_sums.union_counts(form(pack(hidden, fired, Layout(128, 8))), members)
     for place, size in enumerate(layer_sums.BLOCKS):
-        found: list[int] = []
+        unions: list[int] = []
         for one in np.unique(sequence):
-            found += unions_of(fired.numpy()[sequence == one], plain[sequence == one], size)
-        expected = histogram(found)
+            unions += unions_of(fired.numpy()[sequence == one], plain[sequence == one], size)
+        expected = histogram(unions)
         assert {at: int(counts[place, at]) for at in counts[place].nonzero().flatten().tolist()} == expected
         assert expected

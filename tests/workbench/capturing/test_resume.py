@@ -124,18 +124,18 @@ def test_a_run_that_is_being_recorded_is_left_alone(begun: CaptureOptions, tmp_p
 def test_a_capture_has_its_folder_to_itself(
     tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen, step, said = options(tiny, tmp_path / "run", texts, resume=True), Recorder.step, []
+    chosen, step, messages = options(tiny, tmp_path / "run", texts, resume=True), Recorder.step, []
 
     def meddled(self: Recorder, batch: Any) -> None:
-        if not said:
+        if not messages:
             with pytest.raises(UserError) as error:
                 capture(chosen)
-            said.append(str(error.value))
+            messages.append(str(error.value))
         step(self, batch)
 
     monkeypatch.setattr(Recorder, "step", meddled)
     run = capture(chosen)
-    assert "another capture is writing to it" in said[0]
+    assert "another capture is writing to it" in messages[0]
     monkeypatch.setattr(Recorder, "step", step)
     assert_same_run(run, capture(options(tiny, tmp_path / "whole", texts)))
 

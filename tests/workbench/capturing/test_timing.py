@@ -225,9 +225,9 @@ def test_readers_see_the_rows_of_the_open_part(
 
     def watched(self: RunWriter, rows: Any) -> None:
         write(self, rows)
-        shown = live_timings(self.folder)
-        assert shown is not None
-        seen.append(shown.to_pandas())
+        live = live_timings(self.folder)
+        assert live is not None
+        seen.append(live.to_pandas())
 
     monkeypatch.setattr(RunWriter, "_write_live", watched)
     monkeypatch.setattr(RunWriter, "show_timings", noted)

@@ -52,10 +52,10 @@ def change_config(folder: Path, **fields: Any) -> None:
 )
 def test_a_model_that_is_not_understood(fields: dict[str, Any], sentence: str, copied: Path, refused: Twell) -> None:
     change_config(copied, **fields)
-    said = refused(model=copied)
-    assert sentence in said
+    message = refused(model=copied)
+    assert sentence in message
     supported = "model_type llama, mistral, qwen2, qwen3, nemotron, opt, llama_sparse_relu or bamboo"
-    assert supported in said
+    assert supported in message
 
 
 def test_a_silu_model_is_told_what_comes(copied: Path, refused: Twell) -> None:
@@ -114,9 +114,9 @@ def test_weights_that_are_no_floating_point_numbers(
     save_file(stored | {weight: stored[weight].to(dtype)}, path, metadata={"format": "pt"})
     monkeypatch.setattr(weights.AutoModelForCausalLM, "from_pretrained", None)  # refused before it is called
     for more in ((), ("--threshold", "0.1")):
-        said = refused(*more, model=copied)
-        assert "Expected weights in floating point of 16 bits or more in copied, got " in said
-        assert f" in {weight}: " in said
+        message = refused(*more, model=copied)
+        assert "Expected weights in floating point of 16 bits or more in copied, got " in message
+        assert f" in {weight}: " in message
 
 
 def test_whole_numbers_that_are_no_weights(copied: Path) -> None:
@@ -141,9 +141,9 @@ def test_tokenizer(copied: Path, refused: Twell) -> None:
 
 
 def test_a_tokenizer_of_ids_that_the_embedding_lacks(tmp_path: Path, copied: Path, refused: Twell) -> None:
-    said = refused(model=save_model(tmp_path / "narrow", vocab_size=300))
-    assert "token ids below 300 from the tokenizer of narrow" in said
-    assert "got 319" in said
+    message = refused(model=save_model(tmp_path / "narrow", vocab_size=300))
+    assert "token ids below 300 from the tokenizer of narrow" in message
+    assert "got 319" in message
     path = copied / "tokenizer.json"
     stored = json.loads(path.read_text(encoding="utf-8"))
     stored["model"]["vocab"]["F"] = 500  # with a gap below it: no more tokens than rows
@@ -155,8 +155,8 @@ def test_no_such_model(tmp_path: Path, refused: Twell, monkeypatch: pytest.Monke
     assert "got nothing there" in refused(model=tmp_path / "nowhere")
     assert "got a file" in refused(model=__file__)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    said = refused(model="nobody/no-such-model")
-    assert "no such folder here, and the hub cannot be reached" in said
+    message = refused(model="nobody/no-such-model")
+    assert "no such folder here, and the hub cannot be reached" in message
     assert "leave --revision out" in refused("--revision", "main")
 
 
@@ -184,5 +184,5 @@ def test_models_that_a_threshold_cannot_count(
 ) -> None:
     folder = save_model(tmp_path / "model", family, bos_token_id=0, eos_token_id=0, **fields)
     assert sentence in refused("--threshold", "0.1", model=folder)
-    said = refused(model=folder)
-    assert f'model_type: "{family}"' in said and "can be counted above a --threshold" in said
+    message = refused(model=folder)
+    assert f'model_type: "{family}"' in message and "can be counted above a --threshold" in message

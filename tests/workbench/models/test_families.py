@@ -97,20 +97,20 @@ def heard(
     model: Any, maps: Callable[[Any], nn.Module], sequences: list[np.ndarray], inputs: bool = False
 ) -> np.ndarray:
     """Return the outputs (or `inputs`) of each layer's map, [tokens, layers, d_ff], run one sequence after another."""
-    found: list[list[torch.Tensor]] = []
+    steps: list[list[torch.Tensor]] = []
 
     def hear(_module: Any, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         rows = given[0] if inputs else output
-        found[-1].append(rows.reshape(-1, rows.shape[-1]))
+        steps[-1].append(rows.reshape(-1, rows.shape[-1]))
 
     layers = next(one for one in model.get_decoder().children() if isinstance(one, nn.ModuleList))
     for layer in layers:
         maps(layer).register_forward_hook(hear)
     with torch.inference_mode():
         for ids in sequences:
-            found.append([])
+            steps.append([])
             model(input_ids=torch.from_numpy(ids.astype(np.int64))[None])
-    return np.concatenate([torch.stack(one, 1).numpy() for one in found])
+    return np.concatenate([torch.stack(one, 1).numpy() for one in steps])
 
 
 def columns(run: Run, name: str = "nnz") -> np.ndarray:
@@ -125,10 +125,10 @@ def generated(tmp_path: Path, texts: tuple[str, ...]) -> Callable[..., Run]:
     """Return a function that captures the model while it continues the texts."""
 
     def run(folder: Path, **given: Any) -> Run:
-        found = run_capture(folder, tmp_path / "generated", texts, torch.float64, generate=GENERATED, **given)
-        rows = found.activity()
+        recorded = run_capture(folder, tmp_path / "generated", texts, torch.float64, generate=GENERATED, **given)
+        rows = recorded.activity()
         assert (rows["phase"] == DECODE).sum() > GENERATED * 10
-        return found
+        return recorded
 
     return run
 
@@ -166,7 +166,7 @@ def test_weights_that_are_missing_or_left_over(tmp_path: Path) -> None:
     published(tmp_path, "weights")
     whole = load_file(tmp_path / "model.safetensors")
 
-    def said(**changed: torch.Tensor | None) -> str:
+    def refused_as(**changed: torch.Tensor | None) -> str:
         kept = {name: tensor for name, tensor in {**whole, **changed}.items() if tensor is not None}
         save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(UserError) as refused:
@@ -174,10 +174,12 @@ def test_weights_that_are_missing_or_left_over(tmp_path: Path) -> None:
         return str(refused.value)
 
     layer = "model.layers.1.mlp"
-    assert f"missing {layer}.gate_proj.weight" in said(**{f"{layer}.gate_weight": None})
-    assert f"unexpected {layer}.router.weight" in said(**{f"{layer}.router.weight": torch.ones(2)})
-    assert f"unexpected {layer}.up_weight" in said(**{f"{layer}.up_proj.weight": whole[f"{layer}.up_weight"].clone()})
-    assert f"mismatched {layer}.down_proj.weight" in said(**{f"{layer}.down_weight": torch.ones(32, 16)})
+    assert f"missing {layer}.gate_proj.weight" in refused_as(**{f"{layer}.gate_weight": None})
+    assert f"unexpected {layer}.router.weight" in refused_as(**{f"{layer}.router.weight": torch.ones(2)})
+    assert f"unexpected {layer}.up_weight" in refused_as(
+        **{f"{layer}.up_proj.weight": whole[f"{layer}.up_weight"].clone()}
+    )
+    assert f"mismatched {layer}.down_proj.weight" in refused_as(**{f"{layer}.down_weight": torch.ones(32, 16)})
 
 
 def test_a_relu_on_both_branches(tmp_path: Path, texts: tuple[str, ...], generated: Callable[..., Run]) -> None:

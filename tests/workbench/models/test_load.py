@@ -106,9 +106,9 @@ def test_vocabulary_of_pieces_that_no_bytes_are_written_as() -> None:
     pieces = {"Ġx": 0, "Ã": 1, "中文": 2, "Ġ中": 3, "a b": 4, "Ċ": 5, "Ġ\n": 6}
     backend = Tokenizer(models.BPE(vocab=pieces, merges=[]))
     backend.decoder = decoders.ByteLevel()
-    found = vocabulary(PreTrainedTokenizerFast(tokenizer_object=backend)).to_pydict()["bytes"]
-    assert found == [b" x", b"\xc3", "中文".encode(), "Ġ中".encode(), b"a b", b"\n", "Ġ\n".encode()]
-    for piece, data in zip(pieces, found, strict=True):
+    decoded = vocabulary(PreTrainedTokenizerFast(tokenizer_object=backend)).to_pydict()["bytes"]
+    assert decoded == [b" x", b"\xc3", "中文".encode(), "Ġ中".encode(), b"a b", b"\n", "Ġ\n".encode()]
+    for piece, data in zip(pieces, decoded, strict=True):
         assert backend.decoder.decode([piece]) == data.decode(errors="replace")
 
 
@@ -143,8 +143,8 @@ def test_a_fingerprint_tells_checkpoints_apart_by_size_beginning_and_end(tmp_pat
         data[place] = 1
         return bytes(data)
 
-    found = [of(whole), of(changed(0)), of(changed(-1)), of(whole + b"0"), of(whole, "other.safetensors")]
-    assert len(set(found)) == 5
+    fingerprints = [of(whole), of(changed(0)), of(changed(-1)), of(whole + b"0"), of(whole, "other.safetensors")]
+    assert len(set(fingerprints)) == 5
     assert of(changed(MIB + 7)) == of(whole)
 
 
@@ -163,21 +163,21 @@ def test_why_leaves_out_kernels_of_other_devices_that_nobody_asked_for() -> None
 
 
 def test_doctor_names_the_kernel() -> None:
-    found = dict(findings())
-    assert found["torch"] == torch.__version__
-    assert found["kernel on cpu"].split(":")[0] in {"reference", "cpu"}
-    assert all(found.values())
-    assert "streamlit" in found["dashboard"]
+    report = dict(findings())
+    assert report["torch"] == torch.__version__
+    assert report["kernel on cpu"].split(":")[0] in {"reference", "cpu"}
+    assert all(report.values())
+    assert "streamlit" in report["dashboard"]
 
 
 def test_doctor_says_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr("twell.workbench.doctor.DASHBOARD", ("no-such-library",))
-    found = dict(findings())
-    assert found["C++ compiler"] == (
+    report = dict(findings())
+    assert report["C++ compiler"] == (
         "expected a C++ compiler (no-such-compiler) on PATH, found none; install one or set CXX"
     )
-    assert found["dashboard"] == "no-such-library is not installed: pip install 'twell-workbench[dashboard]'"
+    assert report["dashboard"] == "no-such-library is not installed: pip install 'twell-workbench[dashboard]'"
 
 
 def test_a_reason_leaves_out_kernels_of_another_device_that_nobody_asked_for() -> None:

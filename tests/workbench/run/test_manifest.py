@@ -33,7 +33,7 @@ def test_a_change_leaves_what_others_changed(tmp_path: Path, make_manifest: Make
     manifests.write(tmp_path, make_manifest())
     before = manifests.read(tmp_path)
     manifests.update(tmp_path, name="other")
-    found = manifests.update(tmp_path, seconds=7.0)
-    assert (found.name, found.seconds) == ("other", 7.0)
-    assert found == manifests.read(tmp_path)
-    assert found.parts == before.parts and found.model == before.model
+    updated = manifests.update(tmp_path, seconds=7.0)
+    assert (updated.name, updated.seconds) == ("other", 7.0)
+    assert updated == manifests.read(tmp_path)
+    assert updated.parts == before.parts and updated.model == before.model

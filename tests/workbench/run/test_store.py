@@ -164,8 +164,8 @@ def test_broken_parts_are_named(tmp_path: Path, make_manifest: Maker, make_activ
     first, second = run.parts("activity")
     first.write_bytes(first.read_bytes()[:-20])
     second.unlink()
-    found = run.damaged()
-    assert [re.match(r"\S+", sentence).group() for sentence in found] == [  # type: ignore[union-attr]
+    sentences = run.damaged()
+    assert [re.match(r"\S+", sentence).group() for sentence in sentences] == [  # type: ignore[union-attr]
         "activity/part-00000.parquet",
         "activity/part-00001.parquet",
     ]

@@ -24,15 +24,15 @@ Maker = Callable[..., Any]
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """List the status and the number of files in each manifest that is written."""
-    said: list[tuple[str, int]] = []
+    published: list[tuple[str, int]] = []
     write = manifests.write
 
     def tells(folder: Path, manifest: Manifest) -> None:
         write(folder, manifest)
-        said.append((manifest.status, len(manifest.parts)))
+        published.append((manifest.status, len(manifest.parts)))
 
     monkeypatch.setattr(manifests, "write", tells)
-    return said
+    return published
 
 
 def test_a_manifest_a_part(
@@ -45,8 +45,8 @@ def test_a_manifest_a_part(
     run.add("activity", make_activity(5, 10))
     run.finish(seconds=2.0)
     assert published == [(RECORDING, 0), (RECORDING, 1), (RECORDING, 2), (COMPLETE, 3)]
-    found = open_run(tmp_path / "run").manifest
-    assert (found.status, found.seconds, found.tokens) == (COMPLETE, 2.0, 150)
+    manifest = open_run(tmp_path / "run").manifest
+    assert (manifest.status, manifest.seconds, manifest.tokens) == (COMPLETE, 2.0, 150)
 
 
 def test_a_run_that_ends_with_a_part_says_so_without_one(

@@ -18,26 +18,26 @@ def sequences(count: int, seed: int = 3) -> list[Sequence]:
     return [Sequence(n, "made", 0, np.full(length, n, dtype=np.int32)) for n, length in enumerate(lengths)]
 
 
-def padding(found: list[Batch]) -> float:
-    return 1 - sum(int(batch.lengths.sum()) for batch in found) / sum(batch.padded for batch in found)
+def padding(made: list[Batch]) -> float:
+    return 1 - sum(int(batch.lengths.sum()) for batch in made) / sum(batch.padded for batch in made)
 
 
 def test_every_sequence_runs_once_and_windows_follow_the_text() -> None:
     given = sequences(400)
-    found = list(batches(given, TOKENS, {5}))
-    assert [batch.number for batch in found] == list(range(len(found)))
+    made = list(batches(given, TOKENS, {5}))
+    assert [batch.number for batch in made] == list(range(len(made)))
     seen = 0
-    for window in range(found[-1].window + 1):
-        held = [batch for batch in found if batch.window == window]
+    for window in range(made[-1].window + 1):
+        held = [batch for batch in made if batch.window == window]
         assert [batch.ends for batch in held] == [False] * (len(held) - 1) + [True]
         numbers = np.concatenate([batch.numbers for batch in held])
         assert sorted(numbers) == list(range(seen, seen + len(numbers)))  # nothing of a later window comes before
         tokens = sum(int(batch.lengths.sum()) for batch in held)
         assert tokens <= (module.WINDOW if window else 1) * TOKENS  # work begins soon
-        assert tokens > (module.WINDOW - 1) * TOKENS or window in (0, found[-1].window)  # and then there is a choice
+        assert tokens > (module.WINDOW - 1) * TOKENS or window in (0, made[-1].window)  # and then there is a choice
         seen += len(numbers)
     assert seen == 400
-    for batch in found:
+    for batch in made:
         assert (np.diff(batch.numbers) > 0).all()
         assert batch.padded <= TOKENS
         assert [sequence.document for sequence in batch.sequences] == batch.numbers.tolist()
@@ -55,8 +55,8 @@ def test_sequences_of_like_length_leave_less_padding(monkeypatch: pytest.MonkeyP
 
 def test_a_sequence_longer_than_a_batch_runs_alone() -> None:
     given = [Sequence(0, "made", 0, np.zeros(length, dtype=np.int32)) for length in (10, 5000, 10)]
-    found = list(batches(given, TOKENS, set()))
-    assert [batch.lengths.tolist() for batch in found] == [[10], [5000], [10]]
+    made = list(batches(given, TOKENS, set()))
+    assert [batch.lengths.tolist() for batch in made] == [[10], [5000], [10]]
     assert list(batches([], TOKENS, set())) == []
 
 

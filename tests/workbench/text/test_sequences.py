@@ -70,8 +70,8 @@ def write(path: Path, content: str) -> str:
 
 
 def test_passages_are_what_the_source_gives() -> None:
-    found = list(documents(["builtin:passages"]))
-    assert [d.text for d in found] == [passage["text"] for passage in PASSAGES]
+    read = list(documents(["builtin:passages"]))
+    assert [d.text for d in read] == [passage["text"] for passage in PASSAGES]
 
 
 def test_passages_are_many_and_varied() -> None:
@@ -172,19 +172,19 @@ def test_sequences_hold_every_id_once(tmp_path: Path, tokenizer: PreTrainedToken
     expected = {(names[0], 0): tokenizer(PROSE, verbose=False)["input_ids"]}
     for number, passage in enumerate(PASSAGES[:12]):
         expected[names[1], number] = tokenizer(passage["text"])["input_ids"]
-    found: dict[tuple[str, int], list[int]] = {}
+    joined: dict[tuple[str, int], list[int]] = {}
     for sequence in sequences(documents(names), tokenizer, seq_len):
-        ids = found.setdefault((sequence.source, sequence.document), [])
+        ids = joined.setdefault((sequence.source, sequence.document), [])
         assert sequence.start == len(ids)
         assert sequence.ids.dtype == "int32"
         assert 1 <= len(sequence.ids) <= seq_len
         assert len(ids) % seq_len == 0  # only the last sequence of a document is shorter
         ids += sequence.ids.tolist()
-    assert list(found) == list(expected)
+    assert list(joined) == list(expected)
     for key, ids in expected.items():
-        differing = next((i for i, pair in enumerate(zip(found[key], ids, strict=False)) if pair[0] != pair[1]), None)
+        differing = next((i for i, pair in enumerate(zip(joined[key], ids, strict=False)) if pair[0] != pair[1]), None)
         assert differing is None, f"{key}: first difference at token {differing}"
-        assert len(found[key]) == len(ids)
+        assert len(joined[key]) == len(ids)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +196,9 @@ def test_special_tokens_stand_where_the_tokenizer_puts_them_and_once(
 ) -> None:
     tokenizer = build_tokenizer("gpt2", template)
     pieces = [Document("s", 0, "one line of text\n"), Document("s", 0, "and another one\n"), Document("s", 1, "two")]
-    found = [sequence.ids.tolist() for sequence in sequences(pieces, tokenizer, 1000)]
+    ids = [sequence.ids.tolist() for sequence in sequences(pieces, tokenizer, 1000)]
     whole = tokenizer(pieces[0].text + pieces[1].text, add_special_tokens=False)["input_ids"]
-    assert found == [before + whole + after, tokenizer("two")["input_ids"]]
+    assert ids == [before + whole + after, tokenizer("two")["input_ids"]]
 
 
 def test_special_tokens_around_a_text_of_few_letters() -> None:
@@ -206,8 +206,8 @@ def test_special_tokens_around_a_text_of_few_letters() -> None:
     bases = Tokenizer(models.BPE(vocab={"<s>": 0, "</s>": 1, "A": 2, "C": 3, "G": 4, "T": 5}, merges=[]))
     bases.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bases, bos_token="<s>", eos_token="</s>")
-    [found] = sequences([Document("s", 0, "GATTACA")], tokenizer, 100)
-    assert found.ids.tolist() == tokenizer("GATTACA")["input_ids"] == [0, 4, 2, 5, 5, 2, 3, 2, 1]
+    [sequence] = sequences([Document("s", 0, "GATTACA")], tokenizer, 100)
+    assert sequence.ids.tolist() == tokenizer("GATTACA")["input_ids"] == [0, 4, 2, 5, 5, 2, 3, 2, 1]
 
 
 def test_documents_without_text_give_no_sequence(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -85,16 +85,16 @@ def test_the_manifest_has_the_hash_of_the_file(tmp_path: Path, name: str) -> Non
 
 def test_python_docs_are_the_docstrings_of_the_library_and_import_none_of_it() -> None:
     source = Source("builtin:python-docs")
-    found = ["".join(chunks) for chunks in source.read()]
-    assert any((inspect.getdoc(json.dumps) or "") in text for text in found)
-    assert any(text.startswith('The "if" statement') for text in found)
-    assert sum(len(text.split()) for text in found) > 250_000
+    docstrings = ["".join(chunks) for chunks in source.read()]
+    assert any((inspect.getdoc(json.dumps) or "") in text for text in docstrings)
+    assert any(text.startswith('The "if" statement') for text in docstrings)
+    assert sum(len(text.split()) for text in docstrings) > 250_000
     assert not {"antigravity", "turtle", "lib2to3"} & set(sys.modules)
-    joined = "".join(found).encode()
+    joined = "".join(docstrings).encode()
     expected = {"source": source.name, "sha256": hashlib.sha256(joined).hexdigest(), "bytes": len(joined)}
     assert source.manifest() == expected
     again = ["".join(chunks) for chunks in itertools.islice(source.read(), 150)]
-    assert again == found[:150]
+    assert again == docstrings[:150]
 
 
 def test_docstrings_come_in_the_order_of_the_module(tmp_path: Path) -> None:
@@ -137,12 +137,12 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path: Path, name: str, content
         Path(path).mkdir()
     with pytest.raises(UserError) as raised:
         read(path)
-    said = str(raised.value)
-    assert message.format(path=path) in said
-    assert said.startswith("Expected ")
-    assert said.endswith(".")
-    assert "\n" not in said
-    assert len(said) < 250 + len(path)
+    sentence = str(raised.value)
+    assert message.format(path=path) in sentence
+    assert sentence.startswith("Expected ")
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    assert len(sentence) < 250 + len(path)
 
 
 @pytest.mark.parametrize("packed", [".zst", ".gz", ".xz"])
@@ -201,16 +201,16 @@ def test_a_pattern_is_the_files_that_match_in_order_of_name(tmp_path: Path) -> N
         write(tmp_path / name, name)
     write_parquet(tmp_path / "one.parquet", body=["x"])
 
-    def found(pattern: str) -> list[str]:
+    def matches(pattern: str) -> list[str]:
         return [source.name.removeprefix(f"{tmp_path}/") for source in open_sources([str(tmp_path / pattern)])]
 
-    assert found("*.txt") == ["a.txt", "a[1].txt", "b.txt"]
-    assert found("**/*.txt*") == ["a.txt", "a[1].txt", "b.txt", "c.txt.gz", "deep/d.txt"]
-    assert found("a[1].txt") == ["a[1].txt"]  # a file's own name is no pattern
-    assert found("*.parquet:body") == ["one.parquet:body"]
-    assert found("b.txt") == ["b.txt"]
+    assert matches("*.txt") == ["a.txt", "a[1].txt", "b.txt"]
+    assert matches("**/*.txt*") == ["a.txt", "a[1].txt", "b.txt", "c.txt.gz", "deep/d.txt"]
+    assert matches("a[1].txt") == ["a[1].txt"]  # a file's own name is no pattern
+    assert matches("*.parquet:body") == ["one.parquet:body"]
+    assert matches("b.txt") == ["b.txt"]
     with pytest.raises(UserError, match=r"Expected files that match .*, got none"):
-        found("*.jsonl")
+        matches("*.jsonl")
 
 
 def test_standard_input_is_one_document(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_log_and_card_say_what_was_done(sparse: Path, tiny_recipe: Recipe) -> No
 
     card, record = (sparse / "README.md").read_text(), json.loads((sparse / "training.json").read_text())
     assert "twell train --config tiny.json --text topics.txt --out sparse --valid builtin:passages" in card
-    for said in (
+    for words in (
         "Licences of the text: Python Software Foundation License.",
         f"{record['heldout']['loss']:.3f} nats",
         f"is {record['unigram_loss']:.3f})",
@@ -113,7 +113,7 @@ def test_log_and_card_say_what_was_done(sparse: Path, tiny_recipe: Recipe) -> No
         "15,360 tokens",
         "| `l1` | 0.03 |",
     ):
-        assert said in card
+        assert words in card
     curves = card.split("## Curves")[1].split("## Text")[0]
     assert [line.split(" | ")[0] for line in curves.splitlines() if line[:3].strip("| ").isdigit()] == [
         f"| {step}" for step in (10, 20, 40, 60)
@@ -150,9 +150,9 @@ def test_a_killed_run_continues_to_the_same_bits(
         train(dataclasses.replace(wanted, rate=1e-3))
     assert checkpoint.exists()
     train(wanted)
-    said = re.search(r"Continuing .*killed from step (\d+)\.", capsys.readouterr().out)
-    assert said
-    assert 0 < int(said[1]) < tiny_recipe.steps
+    line = re.search(r"Continuing .*killed from step (\d+)\.", capsys.readouterr().out)
+    assert line
+    assert 0 < int(line[1]) < tiny_recipe.steps
     assert (wanted.out / "model.safetensors").read_bytes() == (sparse / "model.safetensors").read_bytes()
     clock = ("seconds", "tokens_per_second")
     assert [{k: v for k, v in row.items() if k not in clock} for row in log(wanted.out)] == [

@@ -47,9 +47,9 @@ def test_a_silu_model_goes_on_as_a_relu_one(
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(silu).get_vocab() and tokenizer.bos_token == END
     assert record["origin"]["name"] == "silu" and record["heldout"]["tokens"] > 100
-    shown = capsys.readouterr().out
-    assert f"silu: {record['origin_loss']:.4f} nats on held-out text with silu, the line to reach." in shown
-    assert f", the original {record['origin_loss']:.4f}), nnz" in shown
+    printed = capsys.readouterr().out
+    assert f"silu: {record['origin_loss']:.4f} nats on held-out text with silu, the line to reach." in printed
+    assert f", the original {record['origin_loss']:.4f}), nnz" in printed
     assert record["origin_loss"] == pytest.approx(_heldout_loss(tmp_path / "ids", before), rel=1e-4)
     steps = training_steps(open_run(out))
     assert steps.attrs["origin_loss"] == record["origin_loss"]

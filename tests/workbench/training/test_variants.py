@@ -44,9 +44,9 @@ def test_the_way_a_step_runs_does_not_change_it(
     dense: tuple[list[float], Training], corpus: Corpus, tiny_recipe: Recipe, change: dict[str, Any]
 ) -> None:
     kernel = change.pop("kernel", "dense")
-    found, training = losses(dataclasses.replace(tiny_recipe, **change), corpus, kernel)
+    changed, training = losses(dataclasses.replace(tiny_recipe, **change), corpus, kernel)
     assert training.layers.count == (tiny_recipe.layers if kernel == "sparse" else 0)
-    assert found == pytest.approx(dense[0], rel=1e-5)
+    assert changed == pytest.approx(dense[0], rel=1e-5)
     for one, other in zip(training.state.model.parameters(), dense[1].state.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
