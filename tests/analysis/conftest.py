@@ -18,6 +18,8 @@ import support.planted
 import support.questions
 from support import synthetic_runs
 
+from twell.analysis.exports.documents import cells
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 TOKENS = int(os.environ.get("MADE_TOKENS", "5600"))
@@ -43,6 +45,16 @@ def planted() -> ModuleType:
 def small(made: ModuleType, tmp_path: Path) -> Run:
     """Make a small run that a test may change."""
     return made.make(tmp_path / "small", sequences=24)
+
+
+@pytest.fixture
+def without_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the images out of exported notebooks: drawing them takes a browser and, for a whole run, 10 s."""
+
+    def no_images(_figures: object) -> list[bytes]:
+        raise Missing("No images here.")
+
+    monkeypatch.setattr(cells, "png_images", no_images)
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,12 @@ import functools
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +22,8 @@ from streamlit.components.v2 import manifest_scanner
 from streamlit.runtime.scriptrunner.script_cache import ScriptCache
 from streamlit.testing.v1 import AppTest, app_test, local_script_runner
 from streamlit.util import calc_hash
+from support.browser_pages import LIMIT_SECONDS
+from support.servers import free_port, remove
 
 from twell.analysis import ensure
 from twell.workbench.run.store import Run, copy_without_activity, open_run
@@ -37,6 +38,7 @@ ARGUMENTS = [
     "--disable-sync",
     "--no-first-run",
 ]
+SERVER_SECONDS = 120  # in which a server has to answer, on a slow machine that does other things
 HOSTILE = {
     50: " <script>window.twellHurt=1</script>",
     51: "](javascript:window.twellHurt=1)",
@@ -153,46 +155,54 @@ def notebook() -> Callable[[str], Any]:
     return made_by
 
 
-def free_port() -> int:
-    """Return a port of this host that nothing listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def served(folder: Path, empty: Path) -> Iterator[str]:
     """Run `twell app` over a folder, started in an empty one; yield the address once it answers."""
-    port = free_port()
+    port, deadline = free_port(), time.monotonic() + SERVER_SECONDS
     line = [sys.executable, "-m", "twell.workbench", "app", str(folder), "--port", str(port), "--no-browser"]
     with subprocess.Popen(line, cwd=empty) as process:
         try:
-            for _ in range(300):
+            while True:
                 with suppress(OSError):
                     urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=2).close()
                     break
                 assert process.poll() is None, "the dashboard ended before it answered"
+                assert time.monotonic() < deadline, f"the dashboard did not answer within {SERVER_SECONDS} s"
                 time.sleep(0.1)
-            else:
-                raise AssertionError("the dashboard did not answer within 30 s")
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
 
 
-@pytest.fixture
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
-    """Return a function that starts `twell app` over a folder until the test ends, and returns the address."""
-    with ExitStack() as running:
-        yield lambda folder: running.enter_context(served(folder, tmp_path_factory.mktemp("empty")))
-
-
-@pytest.fixture(scope="module")
-def growing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """Yield a folder that tests of a module fill and empty in turn, and the address of the dashboard over it."""
+@pytest.fixture(scope="session")
+def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """Yield a folder that tests fill and empty in turn (`growing`), and the address of the dashboard over it."""
     folder = tmp_path_factory.mktemp("growing")
     with served(folder, tmp_path_factory.mktemp("empty")) as address:
         yield folder, address
+
+
+@pytest.fixture
+def growing(served_folder: tuple[Path, str]) -> Iterator[tuple[Path, str]]:
+    """Yield a folder, empty before the test and after it, and the address of the dashboard over it."""
+    assert not list(served_folder[0].iterdir())
+    yield served_folder
+    for path in served_folder[0].iterdir():
+        remove(path)
+
+
+@pytest.fixture
+def growing_run(made: ModuleType, growing: tuple[Path, str]) -> Path:
+    """Make a run that is being recorded in the served folder; return the folder."""
+    made.make(growing[0] / "live", layers=3, sequences=20, status="recording")
+    return growing[0]
+
+
+@pytest.fixture(scope="session")
+def demo_address(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yield the address of the dashboard over the demo run."""
+    with served(demo.parent, tmp_path_factory.mktemp("empty")) as address:
+        yield address
 
 
 class Watched:
@@ -200,6 +210,7 @@ class Watched:
 
     def __init__(self, page: Any, address: str) -> None:
         self.page, self.address, self.errors, self.hosts = page, address, [], set()
+        page.set_default_timeout(1000 * LIMIT_SECONDS)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", self._said)
         page.on("request", lambda request: self._host(request.url))
@@ -218,12 +229,12 @@ class Watched:
     def open(self, path: str, until: str) -> None:
         """Go to a path; wait until a selector matches and the page has been drawn."""
         self.page.goto(self.address + path)
-        self.page.wait_for_selector(until, timeout=30_000)
+        self.page.wait_for_selector(until)
         self.settle()
 
     def settle(self) -> None:
         """Wait until Streamlit has run the page to its end."""
-        self.page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]', timeout=30_000)
+        self.page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]')
 
     def check(self) -> None:
         """Expect no error, and no request to another host."""

@@ -38,8 +38,8 @@ def test_every_page_opens_without_an_error_or_another_host(browser: Any, address
                 watched.open(f"/{path}?run=made&token=40&neuron=L1/N3", until)
             else:
                 watched.page.wait_for_timeout(600)  # what follows the window's width does
-            wide = watched.page.evaluate(f"{MAIN}.scrollWidth")
-            assert wide <= width, f"/{path} is {wide} px wide in a window of {width}, {theme}"
+            wider = f"/{path} is wider than its window of {width} px, {theme}"
+            wait_until(watched.page, f"{MAIN}.scrollWidth <= {width}", message=wider)
     watched.check()
     context.close()
 

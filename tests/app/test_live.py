@@ -6,67 +6,50 @@ import dataclasses
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from support.browser_pages import wait_until
+from support.servers import remove
 
 from twell.workbench.run import manifest as manifests
 
 GONE = 'h1:has-text("This run is gone")'
 
 
-@pytest.fixture
-def recording(made: ModuleType, growing: tuple[Path, str]) -> Iterator[Path]:
-    """The served folder with one run that is being recorded; it is empty again after the test."""
-    folder, _ = growing
-    made.make(folder / "live", layers=3, sequences=20, status="recording")
-    yield folder
-    for path in folder.iterdir():
-        remove(path)
-
-
-def remove(folder: Path) -> None:
-    """Remove a run under the server, again if that was just writing a summary there."""
-    while folder.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def add_broken_part(run: Path) -> str:
     """List one more part of activity, cut short; its name."""
-    found = manifests.read(run)
-    part = next(part for part in found.parts if part.table == "activity")
+    manifest = manifests.read(run)
+    part = next(part for part in manifest.parts if part.table == "activity")
     name = "activity/part-00099.parquet"
     (run / name).write_bytes((run / part.file).read_bytes()[:500])
-    found.parts.append(dataclasses.replace(part, file=name))
-    found.tokens += part.rows
-    manifests.write(run, found)
+    manifest.parts.append(dataclasses.replace(part, file=name))
+    manifest.tokens += part.rows
+    manifests.write(run, manifest)
     return name
 
 
 def test_a_part_that_breaks_and_a_run_that_goes_leave_the_pages_standing(
-    browser: Any, growing: tuple[Path, str], watch: Any, recording: Path, runs: Path
+    browser: Any, growing: tuple[Path, str], watch: Any, growing_run: Path, runs: Path
 ) -> None:
     """Two pages stand open on a run that is being recorded, one on a run that is whole."""
-    shutil.copytree(runs / "oracle", recording / "other")
+    shutil.copytree(runs / "oracle", growing_run / "other")
     address, context = growing[1], browser.new_context(viewport={"width": 1440, "height": 900})
     live = [watch(context.new_page(), address) for _ in range(2)]
     whole = watch(context.new_page(), address)
     for watched, path in zip(live, ("layers", "text"), strict=True):
         watched.open(f"/{path}?run=live", ".tw-mark")
     whole.open("/layers?run=other", ".js-plotly-plot")
-    name = add_broken_part(recording / "live")
+    name = add_broken_part(growing_run / "live")
     for watched in live:
-        watched.page.get_by_text(name).first.wait_for(timeout=10_000)
-    remove(recording / "live")
+        watched.page.get_by_text(name).first.wait_for()
+    remove(growing_run / "live")
     for watched in live:
-        watched.page.wait_for_selector(GONE, timeout=10_000)
-    remove(recording / "other")
+        watched.page.wait_for_selector(GONE)
+    remove(growing_run / "other")
     whole.page.get_by_role("link", name="Positions").click()
-    whole.page.wait_for_selector(".tw-empty", timeout=10_000)
+    whole.page.wait_for_selector(".tw-empty")
     for watched in (*live, whole):
         assert watched.page.locator('[data-testid="stException"]').count() == 0
         watched.check()
@@ -74,29 +57,29 @@ def test_a_part_that_breaks_and_a_run_that_goes_leave_the_pages_standing(
 
 
 def test_a_run_that_is_asked_for_before_it_begins_is_shown_once_it_does(
-    browser: Any, growing: tuple[Path, str], watch: Any, recording: Path
+    browser: Any, growing: tuple[Path, str], watch: Any, growing_run: Path
 ) -> None:
-    later = recording / "live"
-    later.rename(recording / "aside")
+    later = growing_run / "live"
+    later.rename(growing_run / "aside")
     watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), growing[1])
     watched.open("/layers?run=live", GONE)
-    (recording / "aside").rename(later)
-    watched.page.wait_for_selector(".js-plotly-plot", timeout=10_000)
+    (growing_run / "aside").rename(later)
+    watched.page.wait_for_selector(".js-plotly-plot")
     assert watched.page.locator(GONE).count() == 0
     watched.check()
     watched.page.close()
 
 
 def test_a_run_that_ends_without_another_part_is_seen_to_have_ended(
-    browser: Any, growing: tuple[Path, str], watch: Any, recording: Path
+    browser: Any, growing: tuple[Path, str], watch: Any, growing_run: Path
 ) -> None:
     """The last word of a capture may be its state alone: the parts stay as they are."""
     watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), growing[1])
     watched.open("/layers?run=live", ".tw-mark.live")
-    found = manifests.read(recording / "live")
-    found.status = manifests.INTERRUPTED
-    manifests.write(recording / "live", found)
-    watched.page.get_by_text("The capture stopped before its end").wait_for(timeout=10_000)
+    manifest = manifests.read(growing_run / "live")
+    manifest.status = manifests.INTERRUPTED
+    manifests.write(growing_run / "live", manifest)
+    watched.page.get_by_text("The capture stopped before its end").wait_for()
     assert watched.page.locator(".tw-mark.live").count() == 0
     watched.check()
     watched.page.close()
@@ -104,7 +87,7 @@ def test_a_run_that_ends_without_another_part_is_seen_to_have_ended(
 
 @pytest.mark.alone
 def test_an_open_page_looks_at_a_growing_run_once_a_second_or_more(
-    browser: Any, growing: tuple[Path, str], watch: Any, recording: Path
+    browser: Any, growing: tuple[Path, str], watch: Any, growing_run: Path
 ) -> None:
     """Whatever else the machine does: a look is a message from the page, however long its answer takes."""
     page, sent = browser.new_page(viewport={"width": 1440, "height": 900}), []
@@ -125,13 +108,13 @@ def test_every_choice_is_reached_without_a_pointer(watched: Any) -> None:
     page.locator("body").press("Tab")
     seen: list[str] = []
     for _ in range(60):
-        found = page.evaluate(
+        focused = page.evaluate(
             "(() => { const e = document.activeElement; const s = getComputedStyle(e);"
             "return [e.tagName, e.className, (e.textContent || e.ariaLabel || '').trim().slice(0, 40),"
             "s.outlineStyle !== 'none' || s.boxShadow !== 'none' || s.borderColor] })()"
         )
-        seen.append(f"{found[0]} {found[2]}")
-        if "t" in str(found[1]).split():
+        seen.append(f"{focused[0]} {focused[2]}")
+        if "t" in str(focused[1]).split():
             break
         page.keyboard.press("Tab")
     else:
@@ -151,9 +134,9 @@ def test_every_choice_is_reached_without_a_pointer(watched: Any) -> None:
 
 
 def test_started_over_nothing_it_listens_here_alone_and_asks_nobody(
-    browser: Any, serve: Callable[[Path], str], watch: Any, tmp_path: Path
+    browser: Any, growing: tuple[Path, str], watch: Any
 ) -> None:
-    address = serve(tmp_path)
+    _, address = growing
     port = int(address.rsplit(":", 1)[1])
     listening = {
         line.split()[1].split(":")[0]

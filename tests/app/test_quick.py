@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ class Line:
 
     def _through(self, route: Any) -> None:
         server = route.connect_to_server()
-        server.on_message(lambda said: route.send(said) if self.open else self.held.append((route, said)))
+        server.on_message(lambda message: route.send(message) if self.open else self.held.append((route, message)))
 
     @contextmanager
     def slow(self) -> Iterator[None]:
@@ -33,17 +33,18 @@ class Line:
         assert self.held
         self.open = True
         while self.held:
-            route, said = self.held.pop(0)
-            route.send(said)
+            route, message = self.held.pop(0)
+            route.send(message)
 
     def choose(self) -> None:
         """Choose what was written, and give the server time to answer."""
         self.page.keyboard.press("Enter")
         self.page.wait_for_timeout(500)
 
-    def wait(self, place: str, said: str) -> None:
-        code = "([place, said]) => document.querySelector(place)?.innerText.includes(said)"
-        wait_until(self.page, code, arg=[place, said])
+    def wait(self, selector: str, text: str) -> None:
+        """Wait until the element that a selector matches holds a text."""
+        code = "([selector, text]) => document.querySelector(selector)?.innerText.includes(text)"
+        wait_until(self.page, code, arg=[selector, text])
 
 
 def test_a_neuron_and_the_next_sequence(watched: Any) -> None:
@@ -105,17 +106,17 @@ def test_a_look_at_the_data_changes_nothing_in_the_address(watched: Any) -> None
 
 @pytest.mark.parametrize("ends", ["after the choice", "before it"])
 def test_a_choice_while_the_run_ends(
-    browser: Any, serve: Callable[[Path], str], watch: Any, recording: Path, ends: str
+    browser: Any, growing: tuple[Path, str], watch: Any, growing_run: Path, ends: str
 ) -> None:
     """The page asks again and again whether the run has grown, with the address that it knows, and with the name that
     the run had in the list of runs."""
-    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(recording))
+    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), growing[1])
     page, line = watched.page, Line(watched.page)
 
     def end() -> None:
-        found = manifests.read(recording / "live")
-        found.status = manifests.INTERRUPTED
-        manifests.write(recording / "live", found)
+        manifest = manifests.read(growing_run / "live")
+        manifest.status = manifests.INTERRUPTED
+        manifests.write(growing_run / "live", manifest)
 
     def choose() -> None:
         page.get_by_test_id("stNumberInputStepUp").click()

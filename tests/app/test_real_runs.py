@@ -80,38 +80,37 @@ def waited() -> float:
 
 @pytest.mark.timeout(600)
 def test_parts_of_a_capture_appear_on_the_open_page(
-    browser: Any, serve: Callable[[Path], str], watch: Any, tmp_path: Path
+    browser: Any, growing: tuple[Path, str], watch: Any, tmp_path: Path
 ) -> None:
     """`twell capture` from its first batches until it is stopped, with the Kernels page open beside it."""
-    runs, said, text = tmp_path / "runs", tmp_path / "said.txt", tmp_path / "text.jsonl"
-    runs.mkdir()
-    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(runs))
+    (runs, address), printed, text = growing, tmp_path / "printed.txt", tmp_path / "text.jsonl"
+    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), address)
     watched.open("/", ".tw-title, .tw-numbers")
     passages = resources.files("twell.data").joinpath("passages.jsonl").read_text(encoding="utf-8")
     text.write_text(passages * 100, encoding="utf-8")  # more than is read in minutes
     model, watcher = str(resources.files("twell.data") / "demo-model"), Watcher(runs / "live")
     line = [sys.executable, "-m", "twell.workbench", "capture", model, "--text", str(text)]
     line += ["--batch-tokens", "512", "--timings", "8", "--timings-share", "1", "--out", str(runs / "live")]
-    with said.open("wb") as log:
+    with printed.open("wb") as log:
         capture = subprocess.Popen(line, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
         watcher.start()
         while max(watcher.written, default=0) < 2:
-            assert capture.poll() is None, said.read_text()
+            assert capture.poll() is None, printed.read_text()
             watcher.join(0.1)
         watched.open("/kernels?run=live", CALLS)
         watched.page.evaluate(NOTICE, CALLS)
         assert watched.page.locator(".tw-mark.live").count() == 1
         shares = []
         while watched.page.evaluate("Object.keys(window.drawn).length") <= STATES:  # the first was there
-            assert capture.poll() is None, said.read_text()
+            assert capture.poll() is None, printed.read_text()
             shares.append(waited())
             watched.page.wait_for_timeout(1_000)
         capture.terminate()
-        assert capture.wait(60) == 130, said.read_text()
+        assert capture.wait(60) == 130, printed.read_text()
     finally:
         capture.kill()
-    watched.page.wait_for_selector(".tw-mark.live", state="detached", timeout=30_000)
+    watched.page.wait_for_selector(".tw-mark.live", state="detached")
     watcher.over.set()
     ended = open_run(runs / "live")
     assert ended.manifest.status == manifests.INTERRUPTED
@@ -131,18 +130,18 @@ def test_parts_of_a_capture_appear_on_the_open_page(
 
 def saved(page: Any, name: str, within: str) -> bytes:
     """The file that a button of a part of the page saves."""
-    with page.expect_download(timeout=60_000) as waiting:
+    with page.expect_download() as waiting:
         page.locator(within).get_by_role("button", name=name).click()
     return Path(waiting.value.path()).read_bytes()
 
 
 @pytest.mark.timeout(900)
 def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
-    browser: Any, serve: Callable[[Path], str], watch: Any, demo: Path, notebook: Callable[[str], pd.DataFrame]
+    browser: Any, demo_address: str, watch: Any, demo: Path, notebook: Callable[[str], pd.DataFrame]
 ) -> None:
     """On the demo run: Tokens, a token, its contexts, one of its neurons, the neuron's examples, Export."""
     run = open_run(demo)
-    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(demo.parent))
+    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), demo_address)
     page = watched.page
 
     watched.open("/tokens?run=demo&view=tokens&rank=shrunk", ".st-key-ranking .js-plotly-plot")
@@ -174,16 +173,16 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     assert page.locator("h1").inner_text().startswith(visible(loudest["text"]))
 
     places = contexts(run, int(loudest["token_id"]), limit=50, order="loudest")
-    shown = page.locator(".tw-place:not(.names)")
-    assert shown.count() == len(places)
-    assert [where.inner_text() for where in shown.locator(".where").all()] == [
+    lines_shown = page.locator(".tw-place:not(.names)")
+    assert lines_shown.count() == len(places)
+    assert [where.inner_text() for where in lines_shown.locator(".where").all()] == [
         f"{row.sequence}:{row.position}" for row in places.itertuples()
     ]
-    assert [cell.inner_text() for cell in shown.locator(".nnz").all()] == [whole(nnz) for nnz in places["nnz"]]
+    assert [cell.inner_text() for cell in lines_shown.locator(".nnz").all()] == [whole(nnz) for nnz in places["nnz"]]
 
     at = places.iloc[0]
     page.evaluate("window.stays = true")
-    shown.first.locator("a.where").click()
+    lines_shown.first.locator("a.where").click()
     page.wait_for_selector(".tw-passage a.here")
     watched.settle()
     assert page.evaluate("window.stays"), "a link of our own is followed in place"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -126,8 +126,8 @@ def what_else(visit: Visit) -> None:
         page.locator("dd:visible", has_text="gate pre-activation > 0").first.wait_for()
 
 
-def test_twelve_questions(browser: Any, watch: Any, demo: Path, serve: Callable[[Path], str]) -> None:
-    visit = Visit(watch(browser.new_context().new_page(), serve(demo.parent)))
+def test_twelve_questions(browser: Any, watch: Any, demo: Path, demo_address: str) -> None:
+    visit = Visit(watch(browser.new_context().new_page(), demo_address))
     what_fires(visit)
     what_it_buys(visit, open_run(demo))
     what_else(visit)

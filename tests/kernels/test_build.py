@@ -92,37 +92,37 @@ def test_processes_take_turns(tmp_path, cache) -> None:
     answers = {"Compiling" in stderr: stdout.split() for stdout, stderr in out}
     assert [answers[compiled][0] for compiled in (True, False)] == ["3", "3"], out
     assert sorted(stderr for _, stderr in out)[0] == ""
-    assert float(answers[False][1]) < 0.2 < float(answers[True][1])  # s of processor time
+    assert 4 * float(answers[False][1]) < float(answers[True][1])  # s of processor time
     assert len(list(cache.glob("slow-*"))) == 1
 
 
 def test_a_broken_source_is_one_sentence(tmp_path, cache) -> None:
     broken = library(tmp_path, "int twell( { return 1; }")
-    told = build.failure(broken)
-    assert told is not None
-    assert told.startswith("its sources do not compile: ")
-    assert "one source.cpp:1:" in told
-    assert "error: " in told
-    assert "\n" not in told
+    message = build.failure(broken)
+    assert message is not None
+    assert message.startswith("its sources do not compile: ")
+    assert "one source.cpp:1:" in message
+    assert "error: " in message
+    assert "\n" not in message
     (log,) = cache.glob("*.log")
-    assert str(log) in told
+    assert str(log) in message
     assert not list(cache.glob("objects/*")) + list(cache.glob("*.so"))
-    assert build.failure(broken) is told, "asked once a process"
+    assert build.failure(broken) is message, "asked once a process"
 
 
 @pytest.mark.parametrize(
-    ("cuda", "variables", "told"),
+    ("cuda", "variables", "message"),
     [
         (False, {"PATH": ""}, r"expected a C\+\+ compiler \(c\+\+, g\+\+, clang\+\+\) on PATH, found none"),
         (False, {"CXX": "no-such-compiler"}, r"expected a C\+\+ compiler \(no-such-compiler\) on PATH, found none"),
         (True, {"PATH": "", "CUDA_HOME": "/nowhere"}, "expected CUDA's compiler, nvcc, under CUDA_HOME or on PATH"),
     ],
 )
-def test_a_missing_compiler_is_named(tmp_path, monkeypatch, cuda, variables, told) -> None:
+def test_a_missing_compiler_is_named(tmp_path, monkeypatch, cuda, variables, message) -> None:
     monkeypatch.delenv("CXX", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(BuildError, match=told):
+    with pytest.raises(BuildError, match=message):
         build.build(Library("test", (Source(__file__),), cuda=cuda))
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 from support import sharded_training
-from support.forked import as_rank, free_port
+from support.forked import as_rank
+from support.servers import free_port
 from support.sharded_training import WORLD, Two, train
 
 

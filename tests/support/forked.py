@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -25,13 +24,6 @@ FORKED.set_forkserver_preload(
         "transformers.models.llama.modeling_llama",
     ]
 )
-
-
-def free_port() -> int:
-    """Return a port of this host that nothing listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,12 +25,12 @@ from twell.workbench.run.store import Run
 Columns = dict[str, Any]
 
 
-def found(run: Run) -> pd.Series:
+def verdicts_of(run: Run) -> pd.Series:
     return findings(run).set_index("claim")["verdict"]
 
 
 def verdict(run: Run, words: str) -> str:
-    (answer,) = [verdict for claim, verdict in found(run).items() if words in claim]
+    (answer,) = [verdict for claim, verdict in verdicts_of(run).items() if words in claim]
     return answer
 
 
@@ -81,18 +82,18 @@ def test_every_claim_has_an_answer(run: Run) -> None:
     assert set(table["verdict"]) <= set(VERDICTS)
     assert table["claim"].is_unique
     assert (table["reason"] != "").all()
-    told = table["verdict"] != UNTOLD
-    assert (table.loc[told, ["this_run", "statistic", "interval", "claim_scope"]] != "").all(axis=None)
+    settled = table["verdict"] != UNTOLD
+    assert (table.loc[settled, ["this_run", "statistic", "interval", "claim_scope"]] != "").all(axis=None)
     assert (table["scope"] != "").all()
-    assert table.loc[told, "reason"].str.startswith("rule: ").all()
-    assert told.sum() >= 11
+    assert table.loc[settled, "reason"].str.startswith("rule: ").all()
+    assert settled.sum() >= 11
     for _, claim, _ in BEYOND:
         assert table.set_index("claim").loc[claim, "verdict"] == UNTOLD
 
 
 def test_as_made(run: Run) -> None:
     """What `made` plants."""
-    table = found(run)
+    table = verdicts_of(run)
     for words, expected in {
         "half a percent": FAILS,
         "More than 30 %": HOLDS,
@@ -156,7 +157,9 @@ def test_speed(made: ModuleType, tmp_path: Path, gain: float, watts: float | Non
     assert verdict(run, "30 % at 1.5") == UNTOLD, "a model of half a billion"
     run.manifest.model["parameters"] = int(1.5e9)
     for words, answer in expected.items():
-        claims = {claim: verdict for claim, verdict in found(run).items() if words in claim and "neurons" not in claim}
+        claims = {
+            claim: verdict for claim, verdict in verdicts_of(run).items() if words in claim and "neurons" not in claim
+        }
         assert set(claims.values()) == {answer}, words
 
 
@@ -200,13 +203,13 @@ def test_bare_runs_say_why(made: ModuleType, tmp_path: Path) -> None:
 
 
 def test_a_few_words_settle_nothing_about_layers(made: ModuleType, tmp_path: Path) -> None:
-    for name, length, told in (("words", 14, False), ("pages", 1081, True)):  # 12 tokens counted, and 1 000
+    for name, length, settled in (("words", 14, False), ("pages", 1081, True)):  # 12 tokens counted, and 1 000
         run = made.make(tmp_path / name, sequences=1, length=length, parts=1, change=level(2, 2, 2, 2))
         table = findings(run).set_index("claim")
         for words in ("half a percent", "30 % of the neurons", "first two", "peaks", "orders of", "exponentially"):
             (row,) = [row for claim, row in table.iterrows() if words in claim]
-            assert (row["verdict"] != UNTOLD) == told, words
-            assert told or row["reason"] == "12 tokens were counted: a verdict on layers takes 1,000 or more.", words
+            assert (row["verdict"] != UNTOLD) == settled, words
+            assert settled or row["reason"] == "12 tokens were counted: a verdict on layers takes 1,000 or more.", words
 
 
 def test_reference_claims_no_speed(made: ModuleType, tmp_path: Path) -> None:
@@ -237,9 +240,9 @@ def test_markdown(run: Run) -> None:
 def test_side_by_side(run: Run, bos_run: Run) -> None:
     lines = side_by_side([run, bos_run]).splitlines()
     tables = [findings(one).set_index("claim") for one in (run, bos_run)]
-    told = [claim for claim in tables[0].index if any(table["verdict"][claim] != UNTOLD for table in tables)]
-    assert len(lines) == 2 + len(told)
-    for claim, line in zip(told, lines[2:], strict=True):
+    settled = [claim for claim in tables[0].index if any(table["verdict"][claim] != UNTOLD for table in tables)]
+    assert len(lines) == 2 + len(settled)
+    for claim, line in zip(settled, lines[2:], strict=True):
         cells = line.strip("| ").split(" | ")
         assert cells[0] == claim
         assert [cell.split("**")[1] for cell in cells[1:]] == [table["verdict"][claim] for table in tables]
@@ -250,9 +253,12 @@ def test_from_the_command_line(run: Run, bos_run: Run) -> None:
     command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "twell.analysis"]
     ensure(run)
     ensure(bos_run)
-    told = subprocess.run([*command, str(run.path), str(bos_run.path)], capture_output=True, text=True)
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout == side_by_side([run, bos_run]) + "\n"
-    bare = subprocess.run(command, capture_output=True, text=True)
-    assert (bare.returncode, bare.stdout) == (1, "")
-    assert bare.stderr == "Expected one run or more: python -m twell.analysis RUN …\n"
+    completed = subprocess.run([*command, str(run.path), str(bos_run.path)], capture_output=True, text=True)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout == side_by_side([run, bos_run]) + "\n"
+
+
+def test_the_command_line_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["twell.analysis"])
+    with pytest.raises(SystemExit, match=r"^Expected one run or more: python -m twell\.analysis RUN …$"):
+        runpy.run_module("twell.analysis", run_name="__main__")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from types import ModuleType
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from support.servers import free_port
 
 from twell.analysis import by_layer, ensure, summarize
 from twell.workbench.errors import UserError
@@ -30,12 +30,6 @@ spark.driver.extraJavaOptions {JAVA}
 spark.executor.extraJavaOptions {JAVA}
 """
 DEPLOY = "org.apache.spark.deploy"
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

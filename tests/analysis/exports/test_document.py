@@ -58,30 +58,26 @@ HOSTILE = [
 NAME = "[run](javascript:alert(1)) <b>"
 
 
-def no_images(_figures: object) -> list[bytes]:
-    raise Missing("No images here.")
-
-
-def test_notebook_is_what_a_kernel_shows(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("without_images")
+def test_notebook_is_what_a_kernel_shows(run: Run, tmp_path: Path) -> None:
     """Without a browser for images. Each cell's outputs are of the kinds that Jupyter's kernel gives for its code."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    monkeypatch.setattr(cells, "png_images", no_images)
     (path,) = export(ExportOptions(run=run.path, format="notebook", out=tmp_path / "made.ipynb"))
     book = nbformat.read(path, 4)
     nbformat.validate(book)
     assert "No images here" in book.cells[0].source
-    ours = [shown(cell.outputs) for cell in book.cells if cell.cell_type == "code"]
+    ours = [kinds_of(cell.outputs) for cell in book.cells if cell.cell_type == "code"]
     passages = [
         output for cell in book.cells for output in cell.get("outputs", []) if cells.SVG in output.get("data", {})
     ]
     assert len(passages) == PASSAGES and "<svg" in passages[0].data[cells.SVG]
     nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert [shown(cell.outputs) for cell in book.cells if cell.cell_type == "code"] == ours
+    assert [kinds_of(cell.outputs) for cell in book.cells if cell.cell_type == "code"] == ours
     drawn = sum(one.count("figure") for one in ours)
     assert drawn == 1 + sum(bool(section.figure_code) for section in SECTIONS) - 1, "a figure lacks timings"
 
 
-def shown(outputs: list[Any]) -> list[str]:
+def kinds_of(outputs: list[Any]) -> list[str]:
     """What each output is: a figure, a printed line, the table's text, or a value."""
     kinds = []
     for output in outputs:
@@ -204,6 +200,7 @@ def test_text_of_tokens_is_no_markup(made: ModuleType, tmp_path: Path, monkeypat
     )
 
 
+@pytest.mark.usefixtures("without_images")
 def test_a_poor_run_has_a_page_and_a_notebook(made: ModuleType, tmp_path: Path) -> None:
     run = made.make(
         tmp_path / "poor", layers=1, sequences=6, length=5, parts=1, neurons=False, tiles=False, timings=0, loss=False
@@ -233,9 +230,9 @@ def test_arrays(run: Run, tmp_path: Path) -> None:
     written = export(ExportOptions(run=run.path, table=("fired",), format="npz", out=tmp_path / "fired"))
     assert [path.name for path in written] == [f"fired-L{layer}.npz" for layer in range(run.layers)]
     for layer, path in enumerate(written):
-        found, (expected, _) = scipy.sparse.load_npz(path), fired_csr(run, layer)
-        assert (found != expected).nnz == 0
-        assert found.shape == expected.shape
+        loaded, (expected, _) = scipy.sparse.load_npz(path), fired_csr(run, layer)
+        assert (loaded != expected).nnz == 0
+        assert loaded.shape == expected.shape
     (path,) = export(ExportOptions(run=run.path, table=("dead_neurons",), format="npz", out=tmp_path / "dead.npz"))
     np.testing.assert_array_equal(np.load(path)["dead"], dead_mask(run))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dead.npz", "fired"]

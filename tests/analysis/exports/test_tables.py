@@ -43,11 +43,11 @@ def run(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_every_analysis_table(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     written = export(ExportOptions(run=run.path, out=tmp_path / "tables"))
     assert [path.name for path in written] == [f"{name}.parquet" for name in ANALYSIS]
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for name, question in ANALYSIS.items():
         expected, path = question(run), tmp_path / "tables" / f"{name}.parquet"
         pd.testing.assert_frame_equal(pd.read_parquet(path), expected, check_dtype=False, obj=name)
-        assert f"{path}: {len(expected):,} rows" in said
+        assert f"{path}: {len(expected):,} rows" in printed
     assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == sorted(path.name for path in written)
 
 
@@ -55,14 +55,14 @@ def test_every_analysis_table(run: Run, tmp_path: Path, capsys: pytest.CaptureFi
 def test_csv(run: Run, tmp_path: Path, table: str) -> None:
     path = tmp_path / "one.csv"
     assert export(ExportOptions(run=run.path, table=(table,), format="csv", out=path)) == [path]
-    found = pd.read_csv(path, dtype=object, keep_default_na=False)  # numbers as they are written
+    text = pd.read_csv(path, dtype=object, keep_default_na=False)  # numbers as they are written
     expected = ANALYSIS[table](run)
-    assert list(found.columns) == list(expected.columns)
+    assert list(text.columns) == list(expected.columns)
     for name in expected.select_dtypes("number"):
-        there = found[name].replace("", "nan").astype(expected[name].dtype)  # as many digits as the type has
+        there = text[name].replace("", "nan").astype(expected[name].dtype)  # as many digits as the type has
         np.testing.assert_array_equal(there, expected[name], err_msg=name)
     for name in expected.select_dtypes(exclude=["number", "bool"]):
-        assert found[name].tolist() == expected[name].tolist(), name
+        assert text[name].tolist() == expected[name].tolist(), name
 
 
 @pytest.mark.parametrize("table", list(TABLES))
@@ -112,6 +112,7 @@ def test_unknown_table(run: Run, tmp_path: Path) -> None:
         export(ExportOptions(run=run.path, table=("by_leyer",), out=tmp_path / "x"))
 
 
+@pytest.mark.usefixtures("without_images")
 def test_the_format_is_what_the_file_ends_in(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where none is asked for; so that no file holds another than it says."""
     table, out = ("by_layer",), tmp_path / "t.csv"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,9 +30,9 @@ def bundled(made: ModuleType, folder: Path) -> Path:
 def test_the_model_is_at_hand_only_if_it_is_the_same(made: ModuleType, made_run: Run, tmp_path: Path) -> None:
     assert model_of(made_run) is None
     run = open_run(bundled(made, tmp_path) / "tiny")
-    found = model_of(run)
-    assert found is not None
-    assert found[0].endswith("demo-model")
+    model = model_of(run)
+    assert model is not None
+    assert model[0].endswith("demo-model")
     run.manifest.model["d_model"] = 128
     assert model_of(run) is None
 
@@ -63,9 +61,11 @@ def test_a_job_that_is_stopped_at_once_says_so(tmp_path: Path) -> None:
 
 
 def test_own_text_is_read_and_saved_only_when_asked(
-    browser: Any, serve: Callable[[Path], str], watch: Any, made: ModuleType, tmp_path: Path
+    browser: Any, growing: tuple[Path, str], watch: Any, made: ModuleType
 ) -> None:
-    watched = watch(browser.new_page(), serve(bundled(made, tmp_path)))
+    folder, address = growing
+    bundled(made, folder)
+    watched = watch(browser.new_page(), address)
     page = watched.page
     watched.open("/text?run=tiny&neuron=L3/N42", ".tw-passage")
     page.get_by_role("button", name="Your own text").click()
@@ -83,7 +83,7 @@ def test_own_text_is_read_and_saved_only_when_asked(
     assert "<script>window" in page.locator(".tw-passage").inner_text()
     assert page.evaluate("window.twellHurt") is None
     assert page.locator(".tw-passage a.made").count() == 8, "tokens that the model wrote are told apart"
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny"], "nothing is saved by itself"
+    assert [path.name for path in folder.iterdir()] == ["tiny"], "nothing is saved by itself"
     link = page.url
     page.locator(".tw-passage a.t").nth(3).click()
     page.wait_for_selector(".tw-neurons a")
@@ -91,7 +91,7 @@ def test_own_text_is_read_and_saved_only_when_asked(
     page.get_by_role("button", name="Save as a run").click()
     page.wait_for_url("**run=own-a-lichen-*&scale=tiny")
     page.wait_for_selector(".tw-passage:has-text('lichen')")
-    (run,) = [open_run(path) for path in tmp_path.iterdir() if path.name.startswith("own-")]
+    (run,) = [open_run(path) for path in folder.iterdir() if path.name.startswith("own-")]
     assert run.manifest.status == "complete"
     assert len(neurons_at(run, 0, 3)) == int(
         run.activity().query("position == 3").filter(like="nnz_").sum(axis=1).iloc[0]
@@ -109,10 +109,3 @@ def test_a_link_to_a_text_that_is_gone_says_so(show: Callable[..., Any], made: M
     assert not test.exception
     assert "this one is gone" in test.warning[0].value.replace("\\", "")
     assert "Sequence 0" in "\n".join(str(element.proto.body) for element in test.get("html"))
-
-
-def test_the_dashboard_never_loads_torch() -> None:
-    """In a process of its own, since other tests of this one may have."""
-    code = "import sys, twell.app.jobs.own_text, twell.app.text.passage_view; print('torch' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "False"

@@ -135,7 +135,7 @@ def test_the_process_ends_with_its_server_and_the_next_reading_says_that_it_is_a
     process = worker.process
     assert process is not None and process.stdin is not None
     process.stdin.close()  # as it is when the server is gone, however it ended
-    assert process.wait(20) == 0
+    assert process.wait(120) == 0
     reading = ended(worker.ask({**DEMO, "text": "It lives again."}))
     assert reading.run().manifest.tokens
     assert worker.process is not process

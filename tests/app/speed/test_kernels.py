@@ -115,9 +115,9 @@ def test_the_page_shows_what_was_measured(show: Show, benched: Run) -> None:
     test = show(benched.path.parent, "kernels", run="benched")
     assert not test.exception
     test.selectbox(key="setting").set_value("1024 rows, float32, warm weights, made").run()
-    shown = " ".join(str(element.proto.body) for element in test.get("html"))
-    assert "cpu kernel 3.16\u202f×" in shown  # 1500 µs over 475 µs
-    assert "about 133 of 512" in shown
+    html = " ".join(str(element.proto.body) for element in test.get("html"))
+    assert "cpu kernel 3.16\u202f×" in html  # 1500 µs over 475 µs
+    assert "about 133 of 512" in html
     assert [chart.key for chart in test.get("plotly_chart")][:2] == ["bench-layers", "bench-nnz"]
 
 
@@ -140,9 +140,11 @@ def bundled(made: ModuleType, folder: Path) -> Path:
 
 
 def test_a_measurement_begins_appears_as_it_goes_and_ends_well(
-    browser: Any, serve: Callable[[Path], str], watch: Any, made: ModuleType, tmp_path: Path
+    browser: Any, growing: tuple[Path, str], watch: Any, made: ModuleType
 ) -> None:
-    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), serve(bundled(made, tmp_path)))
+    folder, address = growing
+    bundled(made, folder)
+    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), address)
     page = watched.page
     watched.open("/kernels?run=tiny", ".js-plotly-plot")
     assert page.get_by_text("Measured side by side").count() == 0
@@ -154,7 +156,7 @@ def test_a_measurement_begins_appears_as_it_goes_and_ends_well(
     page.wait_for_selector(".st-key-job", state="detached", timeout=180_000)
     watched.settle()
     assert page.locator('[data-testid="stAlert"]').count() == 0
-    table = open_run(tmp_path / "tiny").frame("bench")
+    table = open_run(folder / "tiny").frame("bench")
     assert sorted(set(table["layer"])) == list(range(8))
     assert page.get_by_text("Speedup over dense in 8 layers together").count() == 1
     watched.check()
@@ -184,12 +186,12 @@ def test_the_fastest_safe_compression_of_a_layer_is_marked(show: Show, made: Mod
     for layer, line in zip(heat.y, heat.text, strict=True):
         safe = {c: truth.loc[(layer, c), "microseconds"] for c in (4, 8, 16) if truth.loc[(layer, c), "safe"]}
         best = min(safe, key=safe.__getitem__) if safe else None
-        for compression, said in zip((4, 8, 16), line, strict=True):
-            assert said.startswith("✓") == (compression == best)
-            assert ("(" in said) == (compression not in safe)
-            assert f"{truth.loc[(layer, compression), 'microseconds']:.0f}" in said
-    assert any(said.startswith("✓") for line in heat.text for said in line)
-    assert any("(" in said for line in heat.text for said in line)
+        for compression, cell in zip((4, 8, 16), line, strict=True):
+            assert cell.startswith("✓") == (compression == best)
+            assert ("(" in cell) == (compression not in safe)
+            assert f"{truth.loc[(layer, compression), 'microseconds']:.0f}" in cell
+    assert any(cell.startswith("✓") for line in heat.text for cell in line)
+    assert any("(" in cell for line in heat.text for cell in line)
     test = show(tmp_path, "kernels", run="settled")
     assert not test.exception
     assert "settings" in {chart.key for chart in test.get("plotly_chart")}
@@ -198,14 +200,14 @@ def test_the_fastest_safe_compression_of_a_layer_is_marked(show: Show, made: Mod
 def test_layers_without_a_time_are_counted_and_the_page_says_what_times_them(
     show: Show, made: ModuleType, tmp_path: Path
 ) -> None:
-    said = {}
+    html = {}
     for name, layers in (("whole", 5), ("brief", 2)):
         run = made.make(tmp_path / name, layers=5, d_ff=512, sequences=30)
         for part in run.parts("timings"):
             pq.write_table(pq.read_table(part, filters=[("layer", "<", layers)]), part)
         relisted(run, "timings")
-        said[name] = "\n".join(str(element.proto.body) for element in show(tmp_path, "kernels", run=name).get("html"))
-    assert "Only 2 of 5 layers were timed" in said["brief"] and "layers were timed" not in said["whole"]
+        html[name] = "\n".join(str(element.proto.body) for element in show(tmp_path, "kernels", run=name).get("html"))
+    assert "Only 2 of 5 layers were timed" in html["brief"] and "layers were timed" not in html["whole"]
 
 
 def test_a_fast_setting_that_is_not_safe_is_passed_over() -> None:
@@ -226,9 +228,9 @@ def test_a_fast_setting_that_is_not_safe_is_passed_over() -> None:
 
 def test_one_compression_leaves_none_to_choose_and_the_page_says_how_to_time_more(show: Show, benched: Run) -> None:
     test = show(benched.path.parent, "kernels", run="benched")
-    shown = "\n".join(str(element.proto.body) for element in test.get("html"))
-    assert "Only compression 8 has been timed" in shown
-    assert "--compression 4,8,16" in shown
+    html = "\n".join(str(element.proto.body) for element in test.get("html"))
+    assert "Only compression 8 has been timed" in html
+    assert "--compression 4,8,16" in html
 
 
 def test_a_kernel_is_named_with_its_compression_only_where_it_had_several(benched: Run) -> None:
@@ -268,8 +270,8 @@ def test_layers_timed_in_batches_of_their_own_are_added_up_by_turn() -> None:
 def test_layers_together_name_an_operation_that_was_timed_on_fewer() -> None:
     rows = [("dense", 0, 8.0, 1.0), ("dense", 1, 8.0, 1.0), ("cpu kernel", 0, 4.0, 2.0), ("cpu kernel", 1, 2.0, 4.0)]
     frame = pd.DataFrame([*rows, ("gate", 1, 5.0, 1.6)], columns=["operation", "layer", "us", "speedup"])
-    said = total_speedups(frame)
-    assert said.startswith("Speedup over dense in 2 layers together: ")
-    assert "cpu kernel 2.67" in said
-    assert "gate 1.60" in said
-    assert said.endswith("(over the 1 layer where it was timed).")
+    sentence = total_speedups(frame)
+    assert sentence.startswith("Speedup over dense in 2 layers together: ")
+    assert "cpu kernel 2.67" in sentence
+    assert "gate 1.60" in sentence
+    assert sentence.endswith("(over the 1 layer where it was timed).")

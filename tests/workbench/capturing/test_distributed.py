@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forked import as_rank, free_port
+from support.forked import as_rank
 from support.same_runs import assert_nothing_else, assert_same_tables
+from support.servers import free_port
 
 from twell.workbench.capturing.distributed import Ranks
 from twell.workbench.capturing.progress import nnz_sum
@@ -87,7 +88,7 @@ def whole(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def end(processes: list[BaseProcess]) -> None:
     for process in processes:
-        process.join(60)
+        process.join(240)
         assert process.exitcode is not None, "a rank did not end"
 
 
@@ -124,7 +125,7 @@ def test_two_ranks_make_the_run_that_one_makes(
 def test_a_rank_that_dies_is_named_and_the_run_goes_on(victim: int, whole: Run, start: Start, tmp_path: Path) -> None:
     out = tmp_path / "run"
     processes, errors = start(out, slow=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not ((out / "run.json").exists() and open_run(out).manifest.ranks[victim]["tokens"] > 0):
         assert time.monotonic() < deadline and processes[victim].is_alive()
         time.sleep(0.02)

@@ -16,7 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from support.forked import as_rank, free_port
+from support.forked import as_rank
+from support.servers import free_port
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from twell.workbench.errors import UserError
@@ -86,14 +87,14 @@ def begun(one: TrainOptions) -> TrainOptions:
 def in_two_ranks(folder: Path, *given: tuple[TrainOptions, int]) -> tuple[list[int | None], list[str]]:
     """Train with two processes, each by its options until a step; return exit codes and what each said on its end."""
     port = free_port()
-    said = [folder / f"error-{port}-{rank}" for rank in range(2)]
-    processes = [as_rank(train_until, rank, port, *given[rank], said[rank]) for rank in range(2)]
+    errors = [folder / f"error-{port}-{rank}" for rank in range(2)]
+    processes = [as_rank(train_until, rank, port, *given[rank], errors[rank]) for rank in range(2)]
     for process in processes:
         process.join(120)
-    return [process.exitcode for process in processes], [path.read_text() if path.exists() else "" for path in said]
+    return [process.exitcode for process in processes], [path.read_text() if path.exists() else "" for path in errors]
 
 
-def train_until(options: TrainOptions, until: int, said: Path) -> None:
+def train_until(options: TrainOptions, until: int, error_file: Path) -> None:
     """Train, but be killed once a step is done; write an error to a file, and exit with 2."""
     step = Training.one_step
 
@@ -107,15 +108,15 @@ def train_until(options: TrainOptions, until: int, said: Path) -> None:
         try:
             train(options)
         except Exception as error:
-            said.write_text(f"{type(error).__name__}: {error}")
+            error_file.write_text(f"{type(error).__name__}: {error}")
             sys.exit(2)
 
 
 def assert_same_log(out: Path, expected: Path) -> None:
-    found, expected = (open_run(path).frame("training") for path in (out, expected))
-    assert len(found) == len(expected) == 3
+    log, expected = (open_run(path).frame("training") for path in (out, expected))
+    assert len(log) == len(expected) == 3
     for name in ("step", "tokens", "loss", "l1", "gradient_norm", "nnz_00", "nnz_01"):
-        assert found[name].tolist() == pytest.approx(expected[name].tolist(), rel=2e-3), name
+        assert log[name].tolist() == pytest.approx(expected[name].tolist(), rel=2e-3), name
 
 
 def test_two_ranks_train_what_one_does(one: TrainOptions) -> None:
