@@ -12,9 +12,10 @@ from twell import analysis
 from twell.analysis.figures.tokens import profile
 from twell.app.tokens.token_data import ALL_TOKENS, address_filters
 from twell.app.tokens.token_neurons import neurons_caption, neurons_html, neurons_of
+from twell.app.tokens.token_rows import titled_row
 from twell.app.tokens.word_view import draw_word
 from twell.app.ui import widgets
-from twell.app.ui.formatting import fixed, number, plural, running, token_html, visible, whole
+from twell.app.ui.formatting import fixed, number, plural, running, visible, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run, parameter, run_name, whole_number
 from twell.workbench.errors import Missing
@@ -131,14 +132,9 @@ def draw_page(run: Run) -> None:
         return
     widgets.page_link("tokens", "← All tokens", **address_filters())
     token = whole_number(parameter("token"))
-    frame = fetch(run, ALL_TOKENS)
-    rows = frame[frame["token_id"] == token]
-    if rows.empty:
-        st.html('<h1 class="tw-title">No such token</h1>')
-        st.info("This run counts no token with that id. Choose one from the list of all tokens.")
+    row = titled_row(fetch(run, ALL_TOKENS), "token_id", token, f"token {token}")
+    if row is None:
         return
-    row = rows.iloc[0]
-    st.html(f'<h1 class="tw-title">{token_html(row["text"])} <span class="tw-note">token {token}</span></h1>')
     draw_numbers(run, row)
     with st.container(key="pair"):
         left, right = st.columns(2, gap="large")

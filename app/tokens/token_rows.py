@@ -9,9 +9,11 @@ import html
 from typing import Any
 
 import pandas as pd
+import streamlit as st
 
 from twell.analysis.tokens.contexts import one_place_each
 from twell.analysis.tokens.text_search import first_places
+from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, running, token_html, visible, whole
 from twell.app.ui.query import fetch
 from twell.app.ui.url_state import link
@@ -20,6 +22,26 @@ from twell.workbench.run.store import Run
 
 SHOWN = 30  # rows
 INTERVAL = 1.96  # standard errors on each side of a mean
+
+
+def titled_row(frame: pd.DataFrame, column: str, value: int | str | None, label: str) -> pd.Series | None:
+    """Return the row of a token or word under its title; None, with a note on the page, where the run counts no such.
+
+    Args:
+        frame: the rows of all tokens or all words.
+        column: where `value` stands, `token_id` or `word`.
+        value: the token's id, or the word.
+        label: what stands after its text, such as "token 40" or "word".
+    """
+    noun, rows = label.split()[0], frame[frame[column] == value]
+    if rows.empty:
+        widgets.title(f"No such {noun}")
+        st.info(f"This run counts no such {noun}. Choose one from the list of all {noun}s.")
+        return None
+    row = rows.iloc[0]
+    text = row["word" if "word" in frame else "text"]
+    st.html(f'<h1 class="tw-title">{token_html(text)} <span class="tw-note">{label}</span></h1>')
+    return row
 
 
 def snippets(run: Run, frame: pd.DataFrame) -> dict[Any, tuple[str, str, str]]:

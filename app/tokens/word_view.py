@@ -10,6 +10,7 @@ import streamlit as st
 from twell import analysis
 from twell.analysis.tokens.text_search import around_word, places_of
 from twell.app.tokens.token_data import ALL_TOKENS
+from twell.app.tokens.token_rows import titled_row
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, token_html, visible, whole
 from twell.app.ui.query import fetch, query
@@ -24,13 +25,9 @@ LONGEST = 100  # characters of a word in the address
 def draw_word(run: Run, word: str) -> None:
     """Draw the page of a word that the run counts, or say that it counts no such word."""
     frame = fetch(run, words_of)
-    rows = frame[frame["word"] == word[:LONGEST]]
-    if rows.empty:
-        widgets.title("No such word")
-        st.info("This run counts no such word. Choose one from the list of all words.")
+    row = titled_row(frame, "word", word[:LONGEST], "word")
+    if row is None:
         return
-    row = rows.iloc[0]
-    st.html(f'<h1 class="tw-title">{token_html(word)} <span class="tw-note">word</span></h1>')
     error = "" if pd.isna(row["z_se"]) else f" ± {row['z_se']:.2f}"
     widgets.numbers(
         (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.1
 LIMIT_SECONDS = 60.0  # until what does not come is missed, on a slow machine that does other things
 
 
