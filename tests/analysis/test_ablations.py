@@ -78,14 +78,14 @@ def test_intervals_hold_planted_changes(documents: int) -> None:
 
 
 def test_intervals_of_few_documents_are_wider() -> None:
-    """Than those of a sample ten times as large with the same mean and error, by more than Student's t is."""
+    """Than those of many of the same mean and spread: 1.43 times here, and 1.23 times by the bootstrap's own tails."""
     rng = np.random.default_rng(4)
     tokens, change = np.full(10, 500.0), rng.normal(20, 5, 10)
     widths = []
     for times in (1, 30):
         _, low, high = paired_change(np.tile(tokens, times), np.tile(change, times))
         widths.append((high - low) * np.sqrt(times))
-    assert widths[0] > 1.15 * widths[1]
+    assert widths[0] > 1.33 * widths[1]
 
 
 SHARES = (0.25, 0.5, 0.75)

@@ -11,10 +11,12 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from support.planted_effects import rows_of
 
-from twell.analysis import effects, neuron_effects, plots
+from twell.analysis import allocation, effects, neuron_effects, plots
 from twell.app.ui.formatting import number
 from twell.workbench.ablations.appended import append
 from twell.workbench.run.store import Run, open_run
+
+SHARES = "shares:0.5,0,0.5,0"
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +25,15 @@ def ablated(tmp_path_factory: pytest.TempPathFactory, made: ModuleType) -> Run:
     rng = np.random.default_rng(0)
     for kind, share, layer in (
         ("weakest", 0.5, -1), ("weakest", 0.75, -1), ("random", 0.5, -1), ("ffn", None, 0), ("ffn", None, 1),
-        ("neurons", None, -1),
+        ("neurons", None, -1), ("shares", None, -1), *(("smallest", 0.5, layer) for layer in range(run.layers)),
     ):  # fmt: skip
-        name = {"ffn": f"ffn@{layer}", "neurons": "neurons:L1/N5"}.get(kind, f"{kind}:{share}")
+        names = {
+            "ffn": f"ffn@{layer}",
+            "neurons": "neurons:L1/N5",
+            "shares": SHARES,
+            "smallest": f"smallest:0.5@{layer}",
+        }
+        name = names.get(kind, f"{kind}:{share}")
         append(run.path, "effects", rows_of(rng, kind=kind, share=share, layer=layer, condition=name)[0])
     layer, neuron = (index.ravel() for index in np.indices((run.layers, run.d_ff)))
     estimate = {
@@ -47,11 +55,15 @@ def test_it_draws_what_the_tables_hold(ablated: Run, show: Callable[..., AppTest
     assert not test.exception
     table = effects(ablated).set_index("condition")
     assert number(table.loc["random:0.5", "base"]) in text(test) and "of 60 documents" in text(test)
-    assert len(test.get("plotly_chart")) == 3
+    assert len(test.get("plotly_chart")) == 4
     assert test.dataframe[0].value.set_index("condition")["change"].equals(table["change"])
     curve = next(line for line in plots.ablation_curves(ablated).data if line.name == "weakest firings away")
     assert sorted(curve.y) == sorted(table.loc[["weakest:0.5", "weakest:0.75"], "change"])
     assert list(plots.ablation_layers(ablated).data[0].x) == table.loc[["ffn@0", "ffn@1"], "change"].tolist()
+    budget = allocation(ablated)
+    assert f"run together they make {table.loc[SHARES, 'change']:+.4f}" in text(test)
+    assert list(plots.ablation_budget(ablated).data[0].x) == [50, 0, 50, 0] == (100 * budget["share"]).tolist()
+    assert budget.attrs["singles"] == table.loc[["smallest:0.5@0", "smallest:0.5@2"], "change"].sum()
     neurons = neuron_effects(ablated)
     assert neurons["estimate"].abs().is_monotonic_decreasing
     exact = neurons.set_index("label").loc["L1/N5", "exact"]
