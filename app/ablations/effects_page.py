@@ -57,7 +57,7 @@ def budget(run: Run) -> None:
     result = query(run, analysis.allocation)
     widgets.heading(
         "A budget of loss over the layers",
-        f"The share of each layer's values next to 0 that goes, the cheapest first. {summary(result.frame)}",
+        f"The share of each layer's hidden values that is set to 0, the smallest ones. {summary(result.frame)}",
         result,
     )
     widgets.draw(share_by_layer(result.frame), "ablation-budget", "Share of each layer within a budget", wide=True)

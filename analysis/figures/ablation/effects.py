@@ -100,7 +100,7 @@ def loss_by_layer(rows: pd.DataFrame) -> go.Figure:
 
 
 def share_by_layer(table: pd.DataFrame) -> go.Figure:
-    """Return a bar a layer: the share of its smallest values that goes within a budget of loss.
+    """Return a bar a layer: the share of its smallest values that is set to 0 within a budget of loss.
 
     Args:
         table: the rows of `analysis.allocation`.
@@ -119,7 +119,7 @@ def share_by_layer(table: pd.DataFrame) -> go.Figure:
     )
     finish(figure, 90 + max(12, min(26, 560 // len(layers))) * len(layers), left=40, top=12)
     layer_axis(figure, layers)
-    figure.update_xaxes(title="share of the layer's values that goes, %", range=[0, 100])
+    figure.update_xaxes(title="share of the layer's values that is set to 0, %", range=[0, 100])
     return figure
 
 
@@ -161,7 +161,7 @@ def ablation_layers(run: Run) -> go.Figure:
 
 
 def ablation_budget(run: Run) -> go.Figure:
-    """Draw the share of each layer's values that goes within a budget of loss. Page What matters."""
+    """Draw the share of each layer's values that is set to 0 within a budget of loss. Page What matters."""
     return share_by_layer(allocation(run))
 
 
