@@ -146,7 +146,7 @@ def _train(
     )  # fmt: skip
     capacity = capacity or max(1, d_ff // DEFAULT_SHARE)
     if key is not None and save and choice.backend == "hopper":
-        return Trained(*whole_calls.run_first(key, x, weights, rows, capacity))
+        return Trained(*whole_calls.run_first(key, x, weights, rows, capacity, activation))
     y, l1, nnz, fires, finite, *_ = ffn_forward(flat, *weights, rows, activation, choice.backend, capacity, save)
     return Trained(y.view(x.shape), l1, nnz, fires, finite)
 

@@ -37,6 +37,7 @@ class Plan:
     values: how many are kept; forward_*, offsets, repeat and nbytes: of the workspaces, see `hopper_backward`
     """
 
+    activation: str
     values: int
     forward_offsets: tuple[int, ...]
     forward_nbytes: int
@@ -45,12 +46,12 @@ class Plan:
     nbytes: int
 
     @classmethod
-    def of(cls, n: int, d_ff: int, capacity: int) -> Plan:
+    def of(cls, n: int, d_ff: int, capacity: int, activation: str) -> Plan:
         """Return the plan of calls of n rows that keep `capacity` values a row in the mean."""
         values = n * hopper_backward.room(capacity, d_ff)
         ahead = hopper.regions(n, d_ff, torch.bfloat16, True)
         back, repeat = hopper_backward.workspace_layout(n, d_ff, values < n * d_ff)
-        return cls(values, ahead.offsets, ahead.nbytes, back.offsets, repeat, back.nbytes)
+        return cls(activation, values, ahead.offsets, ahead.nbytes, back.offsets, repeat, back.nbytes)
 
 
 _plans: dict[Key, Plan] = {}
@@ -81,12 +82,14 @@ def run_again(key: Key | None, x: Tensor, weights: tuple[Tensor | None, ...], ro
     return None if plan is None else _run(plan, x, weights, rows)
 
 
-def run_first(key: Key, x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, capacity: int) -> Results:
+def run_first(
+    key: Key, x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, capacity: int, activation: str
+) -> Results:
     """Run a call that was checked and is taken by `hopper`, with gradients to follow; remember that it was checked."""
     if len(_plans) >= MOST_PLANS:
         _plans.clear()
     d_ff, d_model = weights[0].shape  # type: ignore[union-attr]
-    _plans[key] = Plan.of(x.numel() // d_model, d_ff, capacity)
+    _plans[key] = Plan.of(x.numel() // d_model, d_ff, capacity, activation)
     return _run(_plans[key], x, weights, rows)
 
 
@@ -94,11 +97,12 @@ def _run(plan: Plan, x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor
     return _WholeCall.apply(x, *weights[:3], rows, plan)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _readable(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _readable(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return masters in the dtype of x; the down ones only if they lie by neuron: others are rounded when turned."""
     if w_gate.dtype is x.dtype:
         return w_gate, w_up, w_down
-    return w_gate.to(x.dtype), w_up.to(x.dtype), w_down.to(x.dtype) if w_down.stride(0) == 1 else w_down
+    up = None if w_up is None else w_up.to(x.dtype)
+    return w_gate.to(x.dtype), up, w_down.to(x.dtype) if w_down.stride(0) == 1 else w_down
 
 
 class _WholeCall(torch.autograd.Function):
@@ -106,11 +110,17 @@ class _WholeCall(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, rows: Tensor | None, plan: Plan
+        ctx: Any,
+        x: Tensor,
+        w_gate: Tensor,
+        w_up: Tensor | None,
+        w_down: Tensor,
+        rows: Tensor | None,
+        plan: Plan,
     ) -> Results:
-        y, l1, nnz, fires, finite, values, unions, tables, counted_rows = torch.ops.twell.hopper_train_call.default(
-            x, *_readable(x, w_gate, w_up, w_down), rows, plan.values, plan.forward_offsets, plan.forward_nbytes
-        )
+        y, l1, nnz, fires, finite, values, unions, tables, counted_rows = hopper_backward.op(
+            "call", plan.activation
+        ).default(x, *_readable(x, w_gate, w_up, w_down), rows, plan.values, plan.forward_offsets, plan.forward_nbytes)
         ctx.plan = plan
         ctx.mark_non_differentiable(nnz, fires, finite)
         ctx.set_materialize_grads(False)
@@ -125,8 +135,9 @@ class _WholeCall(torch.autograd.Function):
         plan: Plan = ctx.plan
         x, w_gate, w_up, w_down, *kept = ctx.saved_tensors  # read once, as activation checkpointing asks
         grad_y = torch.zeros_like(x) if grads[0] is None else grads[0].contiguous()  # y.sum() gives an expanded one
-        dx, gate, up, down = torch.ops.twell.hopper_train_call_backward.default(
+        dx, gate, up, down = hopper_backward.op("call_backward", plan.activation).default(
             grad_y, grads[1], x, *_readable(x, w_gate, w_up, w_down), *kept,
             plan.offsets, plan.repeat, plan.nbytes, w_gate.dtype is torch.float32,
         )  # fmt: skip
+        up = None if w_up is None else up
         return dx, gate, up, down.t() if w_down.stride(0) == 1 else down, None, None

@@ -23,6 +23,8 @@ workspace, which layers use one after the other, is for the worst case: 114 KB a
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,21 +43,43 @@ MOST_D_FF = 2**14  # counts of each neuron's firings lie in shared memory
 _ARCH = "-gencode=arch=compute_90a,code=sm_90a"
 _SOURCES = ("many_rows/gate", "many_rows/plan", "many_rows/up", "many_rows/down")
 _TRAINING = ("keep", "token_lists", "dh", "products")
-LIBRARY = Library(
-    "hopper_training",
-    (
-        *(
-            Source(f"hopper/{source}.cu", (_ARCH, "-DTWELL_T=__nv_bfloat16", "-DTWELL_TRAINING"))
-            for source in (*_SOURCES, *(f"backward/{name}" for name in _TRAINING))
+_RELU2 = ("many_rows/gate", "backward/dh")  # sources that know the activation, besides the bindings
+MORE = False  # plain FFNs and ReLU squared; to be turned on once tests/kernels/hopper/test_training_more.py has passed
+
+
+@cache
+def library(relu2: bool = False) -> Library:
+    """Return the sources for an activation; those that do not know it are shared. relu2: ReLU squared"""
+    flag = ("-DTWELL_RELU2",) if relu2 else ()
+    sources = (*_SOURCES, *(f"backward/{name}" for name in _TRAINING))
+    return Library(
+        "hopper_relu2_training" if relu2 else "hopper_training",
+        (
+            *(
+                Source(
+                    f"hopper/{source}.cu",
+                    (_ARCH, "-DTWELL_T=__nv_bfloat16", "-DTWELL_TRAINING", *(flag if source in _RELU2 else ())),
+                )
+                for source in sources
+            ),
+            Source("hopper/backward/whole_calls/totals.cu", (_ARCH,)),
+            Source("hopper/backward/bindings.cpp", flag),
+            Source("hopper/backward/whole_calls/bindings.cpp", flag),
         ),
-        Source("hopper/backward/whole_calls/totals.cu", (_ARCH,)),
-        Source("hopper/backward/bindings.cpp"),
-        Source("hopper/backward/whole_calls/bindings.cpp"),
-    ),
-    headers=("common/*", "hopper/**/*.cuh", "hopper/**/*.h"),
-    seconds=15,
-    cuda=True,
-)
+        headers=("common/*", "hopper/**/*.cuh", "hopper/**/*.h"),
+        seconds=15,
+        cuda=True,
+    )
+
+
+def op_name(name: str, activation: str) -> str:
+    """Return the name of a training op of an activation: that of its library and its own."""
+    return f"hopper_{'relu2_' if activation == 'relu2' else ''}train_{name}"
+
+
+def op(name: str, activation: str) -> Any:
+    """Return a training op of an activation."""
+    return getattr(torch.ops.twell, op_name(name, activation))
 
 
 def refuses(
@@ -73,20 +97,21 @@ def refuses(
         return reason
     if dtype != torch.bfloat16:
         return "expected bfloat16, as an up value is the quotient of two kept ones, which float16 lacks the range for"
-    if not gated or biased or activation != "relu":
+    if biased or not (MORE or (gated and activation == "relu")):
         return "expected a gated FFN with ReLU and without biases"
     blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
     if d_ff > MOST_D_FF or blocks > MOST_ITEMS:
         return f"expected d_ff up to {MOST_D_FF} and up to {MOST_ITEMS * BLOCK} rows, got {d_ff} and {n}"
     if max(d_model * d_ff, n * d_model) >= 2**31 or panels * blocks * 24576 >= 2**32:
         return f"expected matrices whose offsets are 32 bits, got {n} rows, d_model {d_model} and d_ff {d_ff}"
-    return _cannot_run(device)
+    return _cannot_run(device, activation == "relu2")
 
 
 @build.constant
-def _cannot_run(device: torch.device) -> str | None:
+def _cannot_run(device: torch.device, relu2: bool) -> str | None:
     """Return what the machine lacks, or why the build failed; None if the kernels run."""
-    return gpu.not_hopper(device) or build.failure(LIBRARY)
+    reason = gpu.not_hopper(device) or build.failure(library())  # which has the transpose
+    return reason or (build.failure(library(True)) if relu2 else None)
 
 
 @gpu.remembered
@@ -167,7 +192,7 @@ def forward(
     values, unions, tables, counted = kept(x, weights, True, capacity if save else 1)
     y, finite = torch.empty_like(x), x.new_empty(n, dtype=torch.bool)
     nnz, l1_parts = x.new_empty(n, dtype=torch.int32), x.new_empty(KEEP_CTAS * len(unions), dtype=torch.float32)
-    torch.ops.twell.hopper_train_forward(
+    op("forward", activation)(
         x, gate, up, down, rows, workspace.memory, workspace.offsets,
         y, finite, nnz, values, unions, tables, l1_parts,
     )  # fmt: skip
@@ -193,18 +218,18 @@ def backward(
     workspace = gpu.Workspace(layout, x.device)
     dx = torch.empty_like(x)
     grads = [weights.gate.new_empty(weights.gate.shape, dtype=dtype) for _ in range(3)]
-    torch.ops.twell.hopper_train_backward(
+    op("backward", activation)(
         grad_y, x, *_readable(x, weights), finite, rows if rows.numel() else None,
         grad_l1.float() / counted, values, unions, tables, workspace.memory, workspace.offsets, repeat,
         dx, *grads,
     )  # fmt: skip
-    gate, up, down = grads
-    return Gradients(dx, gate, up, _laid_out_as(weights.down, down), None, None, None)
+    gate, up, down = grads  # up's without a meaning in a plain FFN
+    return Gradients(dx, gate, None if weights.up is None else up, _laid_out_as(weights.down, down), None, None, None)
 
 
-def _readable(x: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+def _readable(x: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the weights in the dtype of x, the down ones as the transpose of a matrix by neuron."""
-    gate, up = (weight.to(x.dtype) for weight in (weights.gate, weights.up))  # type: ignore[union-attr]
+    gate, up = weights.gate.to(x.dtype), None if weights.up is None else weights.up.to(x.dtype)
     if weights.down.t().is_contiguous():
         return gate, up, weights.down.to(x.dtype)
     by_neuron = x.new_empty(weights.gate.shape)

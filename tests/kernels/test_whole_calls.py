@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,25 +25,28 @@ class Ops:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.hopper_train_call = SimpleNamespace(default=self.forward)
-        self.hopper_train_call_backward = SimpleNamespace(default=self.backward)
+        for activation in ("relu", "relu2"):
+            name = hopper_backward.op_name("call", activation)
+            setattr(self, name, SimpleNamespace(default=partial(self.forward, activation)))
+            setattr(self, f"{name}_backward", SimpleNamespace(default=partial(self.backward, activation)))
 
     def forward(
-        self, x: Tensor, gate: Tensor, up: Tensor, down: Tensor, rows: Tensor | None, values: int,
-        offsets: tuple[int, ...], nbytes: int,
+        self, activation: str, x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, rows: Tensor | None,
+        values: int, offsets: tuple[int, ...], nbytes: int,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         self.calls.append("forward")
-        assert gate.dtype == up.dtype == x.dtype and values % 8 == 0 and nbytes > offsets[-1]
+        assert gate.dtype == x.dtype and (up is None or up.dtype == x.dtype)
+        assert values % 8 == 0 and nbytes > offsets[-1]
         flat, weights = x.flatten(0, -2), Weights(gate, up, down.to(x.dtype), None, None, None)
-        out = reference_backward.forward(flat, weights, rows, "relu")
+        out = reference_backward.forward(flat, weights, rows, activation)
         saved = out.saved
         y = out.y.reshape(x.shape).clone()
         return y, out.l1, out.nnz, out.fires, saved.finite, saved.gate, saved.up, saved.counted, out.l1.clone()
 
     def backward(
-        self, dy: Tensor, d_l1: Tensor | None, x: Tensor, gate: Tensor, up: Tensor, down: Tensor, finite: Tensor,
-        rows: Tensor | None, kept_gate: Tensor, kept_up: Tensor, counted: Tensor, last: Tensor,
-        offsets: tuple[int, ...], repeat: tuple[int, ...], nbytes: int, wide: bool,
+        self, activation: str, dy: Tensor, d_l1: Tensor | None, x: Tensor, gate: Tensor, up: Tensor | None,
+        down: Tensor, finite: Tensor, rows: Tensor | None, kept_gate: Tensor, kept_up: Tensor, counted: Tensor,
+        last: Tensor, offsets: tuple[int, ...], repeat: tuple[int, ...], nbytes: int, wide: bool,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         self.calls.append("backward")
         assert dy.is_contiguous() and len(offsets) == len(hopper_backward.regions(N, D_FF, True).kinds)
@@ -50,10 +55,11 @@ class Ops:
         weights = Weights(gate, up, down.to(x.dtype), None, None, None)
         kept = Saved(kept_gate, kept_up, counted, finite)
         grads = reference_backward.backward(
-            x.flatten(0, -2), weights, kept, "relu", dy.flatten(0, -2), d_l1, torch.float32 if wide else x.dtype
+            x.flatten(0, -2), weights, kept, activation, dy.flatten(0, -2), d_l1, torch.float32 if wide else x.dtype
         )
-        assert grads.x is not None and grads.gate is not None and grads.up is not None and grads.down is not None
-        return grads.x.view(x.shape), grads.gate, grads.up, grads.down.t().contiguous() if by_neuron else grads.down
+        assert grads.x is not None and grads.down is not None
+        d_up = gate.new_full(gate.shape, torch.nan) if grads.up is None else grads.up
+        return grads.x.view(x.shape), grads.gate, d_up, grads.down.t().contiguous() if by_neuron else grads.down
 
 
 @pytest.fixture
@@ -95,6 +101,31 @@ def test_gradients_are_the_traced_ops(ops: Ops, masters: torch.dtype, by_neuron:
         for one, other in zip(got, want, strict=True):
             assert one.dtype == other.dtype and torch.equal(one, other)
         assert got[3].stride() == tensors[3].stride()
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2"])
+@pytest.mark.parametrize("gated", [True, False])
+def test_activations_and_plain_ffns(ops: Ops, gated: bool, activation: str) -> None:
+    tensors = made()
+    chosen = tensors if gated else [*tensors[:2], tensors[3]]
+    train = training.train_gated_ffn if gated else training.train_plain_ffn
+    found = []
+    for kernel in ("reference", "auto"):
+        out = train(*chosen, activation=activation, kernel=kernel)  # type: ignore[arg-type]
+        found.append(torch.autograd.grad(out.y.sum() + out.l1, chosen))
+    assert ops.calls == ["forward", "backward"]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_hopper_takes_more_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_backward, "_cannot_run", lambda *_: None)
+    for more in (False, True):
+        monkeypatch.setattr(hopper_backward, "MORE", more)
+        for gated, activation, biased in product((True, False), ("relu", "relu2"), (True, False)):
+            options = {"gated": gated, "biased": biased, "activation": activation}
+            choice = training.choose("cuda", BF16, 64, 128, 300, **options)  # type: ignore[arg-type]
+            taken = not biased and (more or (gated and activation == "relu"))
+            assert choice.backend == ("hopper" if taken else "reference"), (more, options, choice)
 
 
 def test_a_like_call_is_checked_once(ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:

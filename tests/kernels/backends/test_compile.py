@@ -22,10 +22,11 @@ from twell.kernels.backends import cuda, hopper_backward, hopper_libraries, sele
 from twell.kernels.build import Source
 
 FOR_BOTH = (union_counts.library((8, 0)), selection_native.library((8, 0)))
-LIBRARIES = (hopper_libraries.library(), hopper_backward.LIBRARY, cuda.library(((8, 0), (9, 0))), *FOR_BOTH)
+LIBRARIES = (hopper_libraries.library(), hopper_backward.library(), cuda.library(((8, 0), (9, 0))), *FOR_BOTH)
+TRAINING_RELU2 = hopper_backward.library(relu2=True)
 # of the flags for other activations: its kernel has the fewest registers free
 ACTIVATED = hopper_libraries.library(relu2=True, up_relu=True).sources[0]
-LISTED = [source for library in LIBRARIES for source in library.sources]
+LISTED = [source for library in (*LIBRARIES, TRAINING_RELU2) for source in library.sources]
 SOURCES = list(dict.fromkeys([*LISTED, ACTIVATED]))  # two libraries may share one
 CUDA = [source for source in SOURCES if source.path.endswith(".cu")]
 BINDINGS = [source for source in SOURCES if source.path.endswith(".cpp")]

@@ -6,11 +6,12 @@ namespace {
 using namespace twell;
 using namespace twell::hopper;
 // offsets: as for ffn_of.
-void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& given_up, const Tensor& given_down, const Maybe& counted,
+void forward(const Tensor& given_x, const Tensor& given_gate, const Maybe& given_up, const Tensor& given_down, const Maybe& counted,
              const Tensor& workspace, const Offsets& offsets, const Tensor& y, const Tensor& finite, const Tensor& nnz, const Tensor& values,
              const Tensor& unions, const Tensor& tables, const Tensor& l1_parts) {
   const DeviceGuard guard(given_x.get_device_index());
-  const Tensor x = aligned(given_x), w_gate = aligned(given_gate), w_up = aligned(given_up), w_down = by_neuron(given_down);
+  const Tensor x = aligned(given_x), w_gate = aligned(given_gate), w_down = by_neuron(given_down);
+  const Maybe w_up = aligned(given_up);
   Ffn f = ffn_of(x, w_gate, w_up, w_down, workspace, offsets);
   f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);
   const Kept kept = kept_of(values, unions, tables, f.blocks, f.panels, f.d_ff, as<float>(l1_parts));
@@ -18,15 +19,15 @@ void forward(const Tensor& given_x, const Tensor& given_gate, const Tensor& give
 }
 
 // Offsets as in BackwardTensors.
-void backward(const Tensor& given_dy, const Tensor& given_x, const Tensor& given_gate, const Tensor& given_up, const Tensor& given_down,
+void backward(const Tensor& given_dy, const Tensor& given_x, const Tensor& given_gate, const Maybe& given_up, const Tensor& given_down,
               const Tensor& finite, const Maybe& counted, const Tensor& l1_scale, const Tensor& values, const Tensor& unions,
               const Tensor& tables, const Tensor& workspace, const Offsets& offsets, const Offsets& repeat, const Tensor& dx,
               const Tensor& d_gate, const Tensor& d_up, const Tensor& d_down) {
   const DeviceGuard guard(given_x.get_device_index());
-  const Tensor dy = aligned(given_dy), x = aligned(given_x), w_gate = aligned(given_gate), w_up = aligned(given_up),
-               w_down = by_neuron(given_down);
+  const Tensor dy = aligned(given_dy), x = aligned(given_x), w_gate = aligned(given_gate), w_down = by_neuron(given_down);
+  const Maybe w_up = aligned(given_up), zeros = zeros_without(w_up, w_gate);
   const bool float_weights = d_gate.scalar_type() == torch::headeronly::ScalarType::Float;
-  launch_backward({dy, x, w_gate, w_up, w_down, finite, counted, as<float>(l1_scale), values, unions, tables, workspace, offsets, repeat},
+  launch_backward({dy, x, w_gate, w_down, w_up, zeros, finite, counted, as<float>(l1_scale), values, unions, tables, workspace, offsets, repeat},
                   address(dx), address(d_gate), address(d_up), address(d_down), float_weights, stream_of(x));
 }
 
@@ -41,17 +42,21 @@ void transpose(const Tensor& given, const Tensor& to) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(
-      "hopper_train_forward(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor? counted, Tensor(a!) workspace, SymInt[] offsets, "
+      TWELL_TRAIN "_forward(Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? counted, Tensor(a!) workspace, SymInt[] offsets, "
       "Tensor(b!) y, Tensor(c!) finite, Tensor(d!) nnz, Tensor(e!) values, Tensor(f!) unions, Tensor(g!) tables, Tensor(h!) l1_parts) -> ()");
   m.def(
-      "hopper_train_backward(Tensor dy, Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor finite, Tensor? counted, "
+      TWELL_TRAIN "_backward(Tensor dy, Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor finite, Tensor? counted, "
       "Tensor l1_scale, Tensor values, Tensor unions, Tensor tables, Tensor(a!) workspace, SymInt[] offsets, SymInt[] repeat, "
       "Tensor(b!) dx, Tensor(c!) d_gate, Tensor(d!) d_up, Tensor(e!) d_down) -> ()");
+#ifndef TWELL_RELU2  // one library has it
   m.def("hopper_transpose(Tensor from, Tensor(a!) to) -> ()");
+#endif
 }
 
 STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {
-  m.impl("hopper_train_forward", TORCH_BOX(&forward));
-  m.impl("hopper_train_backward", TORCH_BOX(&backward));
+  m.impl(TWELL_TRAIN "_forward", TORCH_BOX(&forward));
+  m.impl(TWELL_TRAIN "_backward", TORCH_BOX(&backward));
+#ifndef TWELL_RELU2
   m.impl("hopper_transpose", TORCH_BOX(&transpose));
+#endif
 }

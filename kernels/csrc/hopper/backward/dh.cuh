@@ -5,6 +5,7 @@
 // multiplies, and over its group's tokens, as chunks that the weights' gradients multiply.
 #pragma once
 
+#include "hopper/activation.cuh"
 #include "hopper/backward/params.h"
 #include "hopper/many_rows/up.cuh"
 
@@ -82,7 +83,9 @@ __device__ __forceinline__ uint32_t make_pair(const Backward& b, Shared& s, cons
   float dh = half_of<T>(*reinterpret_cast<const uint16_t*>(s.staging + place), 0);
   const int position = task.block * kBlockRows + TaskValues::row_of(in.position);
   if (h != 0.f && (b.counted == nullptr || b.counted[b.kept.order[position]] != 0)) dh += copysignf(l1_scale, h);
-  const uint32_t pair = round_pair<T>(dh * g, dh * (h / g));
+  float slope = h / g;  // of h by the gate's pre-activation: the up value
+  if constexpr (kRelu2) slope *= 2.f * sqrtf(g);
+  const uint32_t pair = round_pair<T>(dh * g, dh * slope);
   uint16_t* to = static_cast<uint16_t*>(b.chunks) + in.place;
   to[0] = pair, to[kListNeurons * kChunk] = pair >> 16, to[2 * kListNeurons * kChunk] = in.hidden;
   return pair;

@@ -27,14 +27,15 @@ Tensor readable_down(const Tensor& w_down, const Tensor& w_gate) {
   return transposed(by_neuron);
 }
 
-// w_gate, w_up: [d_ff, d_model]; w_down: [d_model, d_ff], of float32 too unless it lies by neuron. capacity: values that are
+// w_gate, w_up: [d_ff, d_model], the latter none in a plain FFN; w_down: [d_model, d_ff], of float32 too unless it lies by neuron. capacity: values that are
 // kept; offsets: as for ffn_of, in a workspace of so many bytes. Returns y, l1, nnz, fires, finite; and values, unions, tables
 // and the number of counted rows, for the backward pass.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
-    const Tensor& given_x, const Tensor& given_gate, const Tensor& given_up, const Tensor& given_down, const Maybe& counted, int64_t capacity,
+    const Tensor& given_x, const Tensor& given_gate, const Maybe& given_up, const Tensor& given_down, const Maybe& counted, int64_t capacity,
     const Offsets& offsets, int64_t bytes) {
   const DeviceGuard guard(given_x.get_device_index());
-  const Tensor x = aligned(given_x), w_gate = aligned(given_gate), w_up = aligned(given_up), w_down = readable_down(given_down, w_gate);
+  const Tensor x = aligned(given_x), w_gate = aligned(given_gate), w_down = readable_down(given_down, w_gate);
+  const Maybe w_up = aligned(given_up);
   const Tensor memory = unwritten(x, {bytes}, aoti_torch_dtype_uint8());
   Ffn f = ffn_of(x, w_gate, w_up, w_down, memory, offsets);
   const int64_t blocks = f.blocks, panels = f.panels, parts = blocks * kKeepCtas;
@@ -56,14 +57,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
 
 // d_l1: [] of float32, or none, which is 0; offsets, repeat: as in BackwardTensors, in a workspace of so many bytes.
 // Returns the gradients of x, w_gate, w_up and w_down: those of weights in float32 or bfloat16, the last one as
-// [d_ff, d_model] if w_down lies by neuron.
+// [d_ff, d_model] if w_down lies by neuron; that of w_up without a meaning in a plain FFN.
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& given_dy, const Maybe& d_l1, const Tensor& given_x, const Tensor& given_gate,
-                                                    const Tensor& given_up, const Tensor& given_down, const Tensor& finite, const Maybe& counted,
+                                                    const Maybe& given_up, const Tensor& given_down, const Tensor& finite, const Maybe& counted,
                                                     const Tensor& values, const Tensor& unions, const Tensor& tables, const Tensor& counted_rows,
                                                     const Offsets& offsets, const Offsets& repeat, int64_t bytes, bool float_weights) {
   const DeviceGuard guard(given_x.get_device_index());
-  const Tensor dy = aligned(given_dy), x = aligned(given_x), w_gate = aligned(given_gate), w_up = aligned(given_up),
+  const Tensor dy = aligned(given_dy), x = aligned(given_x), w_gate = aligned(given_gate),
                w_down = readable_down(given_down, w_gate);
+  const Maybe w_up = aligned(given_up), zeros = zeros_without(w_up, w_gate);
   const Tensor memory = unwritten(x, {bytes}, aoti_torch_dtype_uint8()), l1_scale = unwritten(x, {1}, aoti_torch_dtype_float32());
   const int64_t d_ff = w_gate.size(0), d_model = w_gate.size(1);
   const int32_t type = float_weights ? aoti_torch_dtype_float32() : aoti_torch_dtype_bfloat16();
@@ -71,7 +73,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& given_dy, cons
                d_down = unwritten(x, {d_ff, d_model}, type);
   const cudaStream_t on = stream_of(x);
   launch_scale(as<float>(d_l1), as<float>(counted_rows), as<float>(l1_scale), on);
-  launch_backward({dy, x, w_gate, w_up, w_down, finite, counted, as<float>(l1_scale), values, unions, tables, memory, offsets, repeat},
+  launch_backward({dy, x, w_gate, w_down, w_up, zeros, finite, counted, as<float>(l1_scale), values, unions, tables, memory, offsets, repeat},
                   address(dx), address(d_gate), address(d_up), address(d_down), float_weights, on);
   if (lies_by_neuron(given_down)) return {dx, d_gate, d_up, d_down};
   const Tensor as_weights = unwritten(x, {d_model, d_ff}, type);
@@ -83,15 +85,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& given_dy, cons
 
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(
-      "hopper_train_call(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor? counted, SymInt capacity, SymInt[] offsets, "
+      TWELL_TRAIN "_call(Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? counted, SymInt capacity, SymInt[] offsets, "
       "SymInt bytes) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "hopper_train_call_backward(Tensor dy, Tensor? d_l1, Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor finite, "
+      TWELL_TRAIN "_call_backward(Tensor dy, Tensor? d_l1, Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor finite, "
       "Tensor? counted, Tensor values, Tensor unions, Tensor tables, Tensor counted_rows, SymInt[] offsets, SymInt[] repeat, SymInt bytes, "
       "bool float_weights) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {
-  m.impl("hopper_train_call", TORCH_BOX(&forward));
-  m.impl("hopper_train_call_backward", TORCH_BOX(&backward));
+  m.impl(TWELL_TRAIN "_call", TORCH_BOX(&forward));
+  m.impl(TWELL_TRAIN "_call_backward", TORCH_BOX(&backward));
 }

@@ -5,6 +5,13 @@
 #include "common/device.h"
 #include "hopper/backward/params.h"
 
+// The first word of the names of a library's ops, of which there is one for each activation, as activation.cuh has them.
+#ifdef TWELL_RELU2
+#define TWELL_TRAIN "hopper_relu2_train"
+#else
+#define TWELL_TRAIN "hopper_train"
+#endif
+
 namespace twell::hopper {
 
 using Value = __nv_bfloat16;
@@ -29,7 +36,7 @@ inline Kept kept_of(const Tensor& values, const Tensor& unions, const Tensor& ta
 
 // The forward pass of x in a workspace, of which offsets has heads, tails, masks, spill, fired, row_sums, order, unions,
 // union_sizes, hidden, tasks, parts, part_ready. Its results are still to be set.
-inline Ffn ffn_of(const Tensor& x, const Tensor& w_gate, const Tensor& w_up, const Tensor& w_down, const Tensor& workspace, const Offsets& offsets) {
+inline Ffn ffn_of(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor& w_down, const Tensor& workspace, const Offsets& offsets) {
   Ffn f{};
   f.planned = true;
   f.rows = rows_of(x), f.d_model = w_gate.size(1), f.d_ff = w_gate.size(0);
@@ -37,7 +44,7 @@ inline Ffn ffn_of(const Tensor& x, const Tensor& w_gate, const Tensor& w_up, con
   f.x = address(x), f.w_gate = address(w_gate), f.w_up = address(w_up), f.w_down = address(w_down);
   WorkspaceTensor{workspace, offsets}.point(f.heads, f.tails, f.masks, f.spill, f.fired, f.row_sums, f.order, f.unions, f.union_sizes, f.hidden, f.tasks,
         f.parts, f.part_ready);
-  f.dense_tiles = f.blocks <= kDenseTileBlocks ? reinterpret_cast<int*>(f.row_sums + f.rows + 1) : nullptr;
+  f.dense_tiles = f.w_up != nullptr && f.blocks <= kDenseTileBlocks ? reinterpret_cast<int*>(f.row_sums + f.rows + 1) : nullptr;
   f.continues_with_up = f.dense_tiles != nullptr;
   return f;
 }
@@ -51,7 +58,7 @@ inline void repeat_forward(const Backward& b, Ffn f, const Kept& kept, uint8_t* 
   again.starts = b.kept.starts;
   launch_gate<Value>(f, on);
   launch_plan<Value>(f, true, on);
-  launch_up<Value>(f, on);
+  if (f.w_up != nullptr) launch_up<Value>(f, on);
   launch_keep<Value>(f, again, nullptr, on);
   launch_restore<Value>(b, kept, on);
 }
@@ -61,14 +68,16 @@ inline void launch_forward(const Ffn& f, const Kept& kept, const uint8_t* counte
   check(cudaMemsetAsync(kept.fires, 0, (f.d_ff + 1) * sizeof(int), on), "memset");  // `used` follows them
   launch_gate<Value>(f, on);
   launch_plan<Value>(f, true, on);
-  launch_up<Value>(f, on);
+  if (f.w_up != nullptr) launch_up<Value>(f, on);
   launch_down<Value>(f, on);
   launch_keep<Value>(f, kept, counted, on);
 }
 
 // What a backward pass reads and writes, but for its results. x, dy and weights must outlive it.
 struct BackwardTensors {
-  const Tensor &dy, &x, &w_gate, &w_up, &w_down;  // as the kernels read them, w_down as the transpose of a matrix by neuron
+  const Tensor &dy, &x, &w_gate, &w_down;  // as the kernels read them, w_down as the transpose of a matrix by neuron
+  const Maybe& w_up;   // none in a plain FFN, which is a gated one whose up values are 1
+  const Maybe& zeros;  // [d_ff, d_model], in place of w_up where there is none: its values times du add nothing to dx
   const Tensor& finite;
   const Maybe& counted;
   const float* l1_scale;
@@ -79,12 +88,19 @@ struct BackwardTensors {
   const Offsets& repeat;  // as for ffn_of, in the same workspace; empty if values has room for all
 };
 
-// Launches a backward pass. dx: [rows, d_model]; the others [d_ff, d_model], all of float32 or of 16 bits.
+inline Maybe zeros_without(const Maybe& w_up, const Tensor& w_gate) {
+  if (w_up) return {};
+  Tensor zeros = torch::stable::empty_like(w_gate);
+  return torch::stable::zero_(zeros);
+}
+
+// Launches a backward pass. dx: [rows, d_model]; the others [d_ff, d_model], all of float32 or of 16 bits, d_up without a meaning
+// in a plain FFN.
 inline void launch_backward(const BackwardTensors& t, void* dx, void* d_gate, void* d_up, void* d_down, bool float_weights, cudaStream_t on) {
   Backward b{};
   b.rows = rows_of(t.x), b.d_model = t.w_gate.size(1), b.d_ff = t.w_gate.size(0), b.blocks = blocks_of(t.x), b.panels = panels_of(t.w_gate);
   b.float_weights = float_weights;
-  b.x = address(t.x), b.dy = address(t.dy), b.w_gate = address(t.w_gate), b.w_up = address(t.w_up), b.w_down = address(t.w_down);
+  b.x = address(t.x), b.dy = address(t.dy), b.w_gate = address(t.w_gate), b.w_up = address(t.w_up ? t.w_up : t.zeros), b.w_down = address(t.w_down);
   b.finite = as<uint8_t>(t.finite), b.counted = as<uint8_t>(t.counted), b.l1_scale = t.l1_scale;
   b.kept = kept_of(t.values, t.unions, t.tables, b.blocks, b.panels, b.d_ff, nullptr);
   Kept again{};
