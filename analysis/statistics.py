@@ -60,6 +60,33 @@ def centred_error(
         return np.where(k > 1, np.sqrt(k / (k - 1) * variance), np.nan)
 
 
+def drawn_variance(variance: ArrayLike, n: ArrayLike, clusters: ArrayLike, prior: float) -> NDArray:
+    """Return the variance of each of many means, drawn towards the common one as if by `prior` more clusters.
+
+    variance [m]: of each mean, from its own clusters; n [m]: values behind it; clusters [m]: Kish's effective number of
+    its clusters. Common is the variance of one value, pooled by degrees of freedom: Smyth (2004), Linear models and
+    empirical Bayes methods. NaN throughout where fewer than two means have two clusters.
+    """
+    variance, n, clusters = (np.asarray(values, dtype=float) for values in (variance, n, clusters))
+    own, estimable = n * variance, clusters > 1
+    if estimable.sum() < 2:
+        return np.full(len(n), np.nan)
+    common = float((own[estimable] * (clusters[estimable] - 1)).sum() / (clusters[estimable] - 1).sum())
+    mixed = (np.where(estimable, own, 0.0) * (clusters - 1) + common * prior) / (clusters - 1 + prior)
+    return mixed / n
+
+
+def guarded_error(error: ArrayLike, n: ArrayLike, clusters: ArrayLike, prior: float) -> NDArray:
+    """Return standard errors of many means, none less than its variance drawn towards the common one would give.
+
+    error [m]: from its own clusters, NaN stays so; the others as in `drawn_variance`. Few clusters of skewed values
+    give a mean that is low together with a variance that is too small, and then an interval that is too narrow.
+    """
+    error = np.asarray(error, dtype=float)
+    least = np.sqrt(drawn_variance(error**2, n, clusters, prior))
+    return np.where(np.isnan(error), np.nan, np.fmax(error, least))
+
+
 def mean_error(n: ArrayLike, y: ArrayLike, y2: ArrayLike) -> NDArray:
     """Return the standard error of a mean of n independent values, from Σy and Σy². NaN with fewer than two values."""
     return ratio_error(n, n, y, y2, y)

@@ -22,7 +22,7 @@ from pandas.api.extensions import ExtensionArray
 
 from twell.analysis.activity.layers import layer_moments
 from twell.analysis.memo import memoized
-from twell.analysis.statistics import centred_error, effective, ratio_error, shrink
+from twell.analysis.statistics import centred_error, drawn_variance, effective, guarded_error, ratio_error, shrink
 from twell.analysis.summaries.read import EARLIER, Summaries, open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
@@ -55,7 +55,9 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     shrunk, shrunk_se (z by empirical Bayes: `statistics.shrink` over every token that occurs, with variances drawn
     towards the common one as if by ten more documents). Standard errors: `statistics.ratio_error`, clusters are
     documents (`summaries.documents`); empty for one document. Those of z count that the layers' means come from the
-    same documents (`statistics.centred_error`; not in copies of an earlier revision), and take their sds as known.
+    same documents (`statistics.centred_error`; not in copies of an earlier revision), take their sds as known, and are
+    not less than a variance drawn towards that of all tokens, as if by ten more documents, would give
+    (`statistics.guarded_error`): that of few documents is often too small.
     Missing where no token occurs that often.
     """
     rows = token_totals(open_summaries(run, scored=True), flagged)
@@ -82,7 +84,7 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     columns |= {"count": n, "sequences": selected["sequences"], "documents": selected["clusters"]}
     columns["effective"] = effective(n, n2)
     for name in SCORES:
-        columns |= {name: selected[f"{name}_sum"] / n, f"{name}_se": z_error(selected, name)}
+        columns |= {name: selected[f"{name}_sum"] / n, f"{name}_se": z_error(rows, name)[order]}
     y, y2, ny = (selected[f"nnz_{kind}"] for kind in PARTS)
     columns |= {"mean": y / n / run.layers, "mean_se": ratio_error(n, n2, y, y2, ny) / run.layers}
     with np.errstate(invalid="ignore"):
@@ -128,7 +130,20 @@ def token_totals(summaries: Summaries, flagged: bool) -> dict[str, NDArray]:
 
 
 def z_error(rows: Mapping[str, NDArray], name: str = "z") -> NDArray:
-    """Return the standard error of each token's mean z; rows: columns of `token_totals`; name: z or z_position."""
+    """Return the standard error of each token's mean z, guarded against a variance that is too small by chance.
+
+    rows: columns of `token_totals`, of all tokens; name: z or z_position
+    """
+    return guarded_error(_own_error(rows, name), *_sizes(rows), PRIOR_DOCUMENTS)
+
+
+def _sizes(rows: Mapping[str, NDArray]) -> tuple[NDArray, NDArray]:
+    """Return occurrences and effective documents of each token."""
+    return rows["tokens"], effective(rows["tokens"], rows["tokens_square"])
+
+
+def _own_error(rows: Mapping[str, NDArray], name: str = "z") -> NDArray:
+    """Return the standard error of each token's mean z, from its own documents alone."""
     sums = [rows["tokens"], rows["tokens_square"], *(rows[f"{name}_{kind}"] for kind in PARTS)]
     beside, n_beside = (rows[f"{name}_{kind}"] for kind in BESIDE)
     if np.isnan(beside).any():  # a copy of before revision 6
@@ -147,20 +162,12 @@ def _shrunk(rows: Mapping[str, NDArray]) -> tuple[NDArray, NDArray]:
 def z_variances(rows: Mapping[str, NDArray]) -> NDArray:
     """Return the variance of each token's mean z: its clustered estimate, drawn towards the common variance as if by
     ten more documents. NaN where fewer than two tokens occur in two or more documents."""
-    n = rows["tokens"].astype(float)
-    g = effective(n, rows["tokens_square"])
-    own = n * z_error(rows) ** 2
-    estimable = g > 1
-    if estimable.sum() < 2:
-        return np.full(len(n), np.nan)
-    common = float((own[estimable] * (g[estimable] - 1)).sum() / (g[estimable] - 1).sum())
-    mixed = (np.where(estimable, own, 0.0) * (g - 1) + common * PRIOR_DOCUMENTS) / (g - 1 + PRIOR_DOCUMENTS)
-    return mixed / n
+    return drawn_variance(_own_error(rows) ** 2, *_sizes(rows), PRIOR_DOCUMENTS)
 
 
 def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFrame:
-    """Return nnz and z of one token in each layer. Columns: layer; count; mean (nnz); z; z_se (as in by_token, within
-    the layer)."""
+    """Return nnz and z of one token in each layer. Columns: layer; count; mean (nnz); z; z_se (within the layer, by
+    `statistics.ratio_error` alone)."""
     summaries = open_summaries(run)
     counts = summaries.frame("tokens", token_id=token_id)
     counts = counts if flagged else counts[~counts["flagged"]]
@@ -185,9 +192,9 @@ def tokens_spelt(run: Run, words: Sequence[str], min_count: int) -> pd.DataFrame
     `min_count` times, loudest first. Columns: text, count, sequences, documents, effective, z, z_se, as in by_token."""
     rows = token_totals(open_summaries(run, scored=True), False)
     selected = np.isin(rows["token_id"], _spelt(run, words)) & (rows["tokens"] >= min_count)
+    error = z_error(rows)[selected]
     rows = {name: values[selected] for name, values in rows.items()}
     n, n2 = rows["tokens"], rows["tokens_square"]
-    error = z_error(rows)
     text = [piece.strip() for piece in token_text(run, rows["token_id"])]
     about = {"sequences": rows["sequences"], "documents": rows["clusters"], "effective": effective(n, n2)}
     frame = pd.DataFrame({"text": text, "count": n, **about, "z": rows["z_sum"] / n, "z_se": error})

@@ -54,8 +54,8 @@ MEANING = {  # of the dots and their intervals
     "mean": "Neurons fired a layer, mean over layers, with 95 % intervals clustered by document.",
     "shrunk": "Mean z over layers, drawn towards the mean of all tokens (empirical Bayes), with 95 % posterior "
     "intervals.",
-    "z": "Mean z over layers with 95 % intervals, clustered by document.",
-    "z_position": "Mean z over layers, compared with similar positions, with 95 % intervals, clustered by document.",
+    "z": "Mean z over layers with 95 % intervals, clustered by document; of few, none narrower than is usual.",
+    "z_position": "Mean z over layers, compared with similar positions, with 95 % intervals as those of z.",
 }
 CUT = "An interval that goes far beyond all dots is cut."
 MAX_ROWS = 5000  # of the table that go to the browser, with these columns only

@@ -20,3 +20,16 @@ def centred_error(values: pd.Series, documents: pd.Series, everyone: pd.Series, 
     of_all = everyone.groupby(documents_of_all).sum() / len(everyone)
     k = effective(documents)
     return float(np.sqrt(k / (k - 1) * (residuals.sub(of_all, fill_value=0) ** 2).sum()))
+
+
+def guarded(errors: dict[str, float], sizes: dict[str, int], clusters: dict[str, float], prior: float) -> pd.Series:
+    """Return errors of means, none below the pooled variance of one value, weighed with each one's own by its clusters.
+
+    errors: from the clusters of each alone; sizes, clusters: values and effective clusters of each; by name
+    """
+    table = pd.DataFrame({"error": errors, "n": sizes, "degrees": clusters}, dtype=float)
+    table["degrees"] -= 1
+    told = table[table["degrees"] > 0]
+    pooled = np.average(told["error"] ** 2 * told["n"], weights=told["degrees"])
+    drawn = (told["error"] ** 2 * told["n"] * told["degrees"] + pooled * prior) / (told["degrees"] + prior) / told["n"]
+    return np.sqrt(np.maximum(told["error"] ** 2, drawn)).reindex(table.index)
