@@ -98,9 +98,13 @@ def dense_forward(activation: str, x: Tensor, *weights: Tensor) -> Outputs:
 
 
 def step(forward: Forward, tensors: list[Tensor], dy: Tensor | None = None) -> list[Tensor]:
-    """Run forward and backward; return the gradients of x and of the weights. dy: default y itself"""
+    """Run forward and backward; return the gradients of x and of the weights. dy: default y itself
+
+    Nothing here waits for the device: a number that is copied to it would, between the two passes.
+    """
     y, l1 = forward(*tensors)
-    return list(torch.autograd.grad((y, l1), tensors, (y.detach() if dy is None else dy, l1.new_tensor(COEFFICIENT))))
+    along = y.detach() if dy is None else dy, torch.full_like(l1, COEFFICIENT)
+    return list(torch.autograd.grad((y, l1), tensors, along))
 
 
 def _sparse_forward(activation: str, x: Tensor, *weights: Tensor) -> Outputs:
