@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from twell.workbench import cli, options
 from twell.workbench.errors import UserError
@@ -79,7 +80,7 @@ def test_every_command_is_shown_in_its_help_and_in_the_readme() -> None:
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_help_of_a_command_names_every_option_with_its_unit(name: str) -> None:
-    printed = " ".join(run(name, "--help").stdout.split())
+    printed = " ".join(CliRunner().invoke(cli.cli, [name, "--help"]).stdout.split())
     for item in fields(cli.COMMANDS[name][0]):
         assert item.metadata["argument"] or "--" + item.name.rstrip("_").replace("_", "-") in printed
         assert item.metadata["help"].split()[0] in printed

@@ -135,7 +135,7 @@ def test_the_policy_allows_no_script_of_another_place() -> None:
 def test_a_script_put_into_a_page_does_not_run(browser: Any, address: str) -> None:
     page = browser.new_page()
     page.goto(f"{address}/?run=made")
-    page.wait_for_selector(".tw-numbers", timeout=30_000)
+    page.wait_for_selector(".tw-numbers", timeout=60_000)
     page.evaluate(
         """() => {
           const script = document.createElement('script');
