@@ -26,9 +26,11 @@ demo: $(VENV)/.demo
 # checked beside them. Tests that go by the clock run when the others have ended, with nothing beside them.
 PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 2))')
 PYTEST     = $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder -m 'not alone'
-# Each process would compile tests and libraries for itself, 17 s of it, so one does so first, beside the types.
+# Each process would compile tests and libraries for itself, 17 s of it, so in a new environment one does so first, beside
+# the types.
 test: lint
-	@$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest --collect-only -qq >/dev/null; \
+	@$(BIN)/mypy & types=$$!; [ $(VENV)/.imported -nt $(VENV)/.test ] || \
+		{ $(BIN)/python -m pytest --collect-only -qq >/dev/null; touch $(VENV)/.imported; }; \
 		$(PYTEST); tests=$$?; wait $$types && exit $$tests
 	@$(BIN)/python -m pytest -m alone $(shell grep -lr --include='test_*.py' mark.alone tests)
 

@@ -115,8 +115,8 @@ def compiler(cuda: bool) -> str:
         path = find_compiler(cuda)
     except BuildError as error:
         return str(error) + (", which only GPU kernels need" if cuda else "")
-    shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
-    return next((line for line in shown if "release" in line), shown[0] if shown else path).strip()
+    lines = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
+    return next((line for line in lines if "release" in line), lines[0] if lines else path).strip()
 
 
 def _cpuinfo(field: str) -> str:

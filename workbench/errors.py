@@ -48,9 +48,9 @@ def escaped(text: str) -> str:
 def quoted(names: Iterable[str]) -> str:
     """Return names from a person's file for a message: NAMES of them at most, each cut to NAME characters."""
     every = list(names)
-    shown = [name if len(name) <= NAME else f"{name[:NAME]}…" for name in every[:NAMES]]
+    listed = [name if len(name) <= NAME else f"{name[:NAME]}…" for name in every[:NAMES]]
     more = f" and {len(every) - NAMES} more" if len(every) > NAMES else ""
-    return ", ".join(shown) + more if shown else "(none)"
+    return ", ".join(listed) + more if listed else "(none)"
 
 
 def first_line(error: BaseException) -> str:

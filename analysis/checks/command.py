@@ -60,12 +60,12 @@ def _check_run(run: Run) -> list[str]:
         size, rows = sum(part.bytes for part in own) / 1e6, sum(part.rows for part in own)
         state = f"{len(faults[table])} damaged" if faults[table] else WHOLE
         print(f"  {table:<12} {len(own):>5} files {rows:>14,} rows {size:>10,.1f} MB  {state}")
-    found = [sentence for sentences in faults.values() for sentence in sentences] + between
+    problems = [sentence for sentences in faults.values() for sentence in sentences] + between
     state = "not checked: a part is damaged" if any(faults.values()) else f"{len(between)} faults" if between else WHOLE
     print(f"  {'together, and summaries':<50} {state}")
-    for sentence in found:
+    for sentence in problems:
         print(sentence)
-    return found
+    return problems
 
 
 def _between(run: Run, sums: Sums, faults: dict[str, list[str]], tick: Callable[[int], None]) -> Iterator[str]:

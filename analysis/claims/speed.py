@@ -181,29 +181,29 @@ def slow_where_dense(run: Run) -> Answer:
             f"it takes {LEAST_LAYERS}."
         )
     layer_of, _, (dense, sparse, *_) = pairs(run)
-    found = {layer: geometric((dense / sparse)[layer_of == layer]) for layer in layers}
-    if any(np.isnan(low) for _, low, _ in found.values()):
+    ratios = {layer: geometric((dense / sparse)[layer_of == layer]) for layer in layers}
+    if any(np.isnan(low) for _, low, _ in ratios.values()):
         raise Missing(f"A layer {bound} was timed in under {LEAST_BATCHES} batches: no interval.")
-    slower, faster = (sum(test(each) for each in found.values()) for test in (lambda e: e[2] < 1, lambda e: e[1] > 1))
+    slower, faster = (sum(test(each) for each in ratios.values()) for test in (lambda e: e[2] < 1, lambda e: e[1] > 1))
     kernels = ", ".join(sorted(set(rows["kernel"])))
     return Answer(
         ", ".join(
             f"layer {layer}, {100 * sparsity[layer]:.1f} % sparse, runs {each[0]:.2f} times as fast as dense"
-            for layer, each in found.items()
+            for layer, each in ratios.items()
         ),
-        f"{slower} of {len(found)} layers {bound} are slower than dense for certain, {faster} faster; kernel "
+        f"{slower} of {len(ratios)} layers {bound} are slower than dense for certain, {faster} faster; kernel "
         f"{kernels}, {conditions(run)}",
         HOLDS
-        if slower == len(found)
+        if slower == len(ratios)
         else REVERSED
-        if faster == len(found)
+        if faster == len(ratios)
         else IN_PART
         if slower
         else UNTOLD
         if not faster
         else FAILS,
         f"the interval of every layer {bound} lies below 1; of some: in part; all above 1: reversed",
-        ", ".join(f"layer {layer} {between(low, high)}" for layer, (_, low, high) in found.items()),
+        ", ".join(f"layer {layer} {between(low, high)}" for layer, (_, low, high) in ratios.items()),
     )
 
 

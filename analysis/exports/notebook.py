@@ -76,13 +76,13 @@ def _loudest(run: Run, sequence: int, layer: int | None) -> dict[int, str]:
         return {}
     filters: list[tuple[str, str, object]] = [("sequence", "=", sequence)]
     rows = run.rows("fired", [*filters, *([] if layer is None else [("layer", "=", layer)])]).to_pylist()
-    found: dict[int, list[tuple[float, str]]] = {}
+    by_position: dict[int, list[tuple[float, str]]] = {}
     for row in rows:
         named = (f"L{row['layer']}/N{neuron}" for neuron in row["neuron"])
-        found.setdefault(row["position"], []).extend(zip(map(float, row["value"]), named, strict=True))
+        by_position.setdefault(row["position"], []).extend(zip(map(float, row["value"]), named, strict=True))
     return {
         position: "\n" + ", ".join(f"{name} {value:.2f}" for value, name in sorted(fired, reverse=True)[:LOUDEST])
-        for position, fired in found.items()
+        for position, fired in by_position.items()
         if fired
     }
 

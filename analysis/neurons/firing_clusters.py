@@ -37,8 +37,8 @@ def firing_clusters(run: Run, layer: int | None = None, least: float = 0.3, min_
     layers = sorted(set(run.arrow("fired", ["layer"])["layer"].to_pylist())) if layer is None else [layer]
     rows, alone = [], {}
     for each in layers:
-        found, alone[each] = _clusters(run, each, least, min_fires)
-        rows += found
+        clusters, alone[each] = _clusters(run, each, least, min_fires)
+        rows += clusters
     names = ["layer", "cluster", "neurons", "phi", "fires", "together", "members"]
     frame = pd.DataFrame(rows, columns=names)
     frame.attrs = {"definition": run.manifest.nnz_definition, "alone": alone}

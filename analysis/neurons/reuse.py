@@ -67,12 +67,12 @@ def reuse_cache(run: Run, windows: Sequence[int] = WINDOWS) -> pd.DataFrame:
             if not len(later):
                 continue
             both = np.bincount(row[before <= window], minlength=len(places))[later]
-            found = _share(both, total[later], unit[later])
+            share = _share(both, total[later], unit[later])
             # A neuron of the window is counted at its last firing there: by each token up to its next one, and w on.
             here, far = (np.searchsorted(key[later], key + ahead, side="right") for ahead in (0, window))
             ends = np.where(after <= window, here[np.append(row[1:], 0)], far[row])
             neurons = float((ends - here[row]).sum() / len(later))
-            served = {"served": found["shared"], "low": found["low"], "high": found["high"]}
+            served = {"served": share["shared"], "low": share["low"], "high": share["high"]}
             pieces.append({"layer": layer, "window": window, "neurons": neurons, "tokens": len(later), **served})
     return _table(run, pieces)
 
@@ -119,8 +119,8 @@ def _pairs(places: pd.DataFrame, lag: int) -> tuple[NDArray, NDArray]:
         apart = sequence != sequence[other]
         return other[apart], rows[apart]
     index = np.searchsorted(key, key - lag)
-    found = (key[np.minimum(index, len(key) - 1)] == key - lag) & (position >= lag)
-    return index[found], rows[found]
+    paired = (key[np.minimum(index, len(key) - 1)] == key - lag) & (position >= lag)
+    return index[paired], rows[paired]
 
 
 def _keys(places: pd.DataFrame) -> NDArray:

@@ -89,10 +89,10 @@ def busy(run: Run) -> str:
     return " and ".join(clauses)
 
 
-def layer_names(found: dict[str, Any]) -> str:
+def layer_names(speed: dict[str, Any]) -> str:
     """Return the layers of `ffn_speedup` in words: all 8 layers; layers 0, 3-5 of 8 where they are not all."""
-    layers = found["layers"]
-    if found["all_layers"]:
+    layers = speed["layers"]
+    if speed["all_layers"]:
         return f"all {len(layers)} layers" if len(layers) > 1 else "the only layer"
     runs: list[list[int]] = []
     for layer in layers:
@@ -115,24 +115,24 @@ def conditions(run: Run, op: str = "ffn_sparse") -> str:
     return f"{count} rows a batch, {run.manifest.dtype}, on {run.manifest.device}"
 
 
-def caveats(found: dict[str, Any]) -> list[str]:
+def caveats(speed: dict[str, Any]) -> list[str]:
     """Return the sentences that must stand beside the number of `ffn_speedup`; none where it can be believed."""
     sentences = []
-    if found["turns"] < 2:
+    if speed["turns"] < 2:
         sentences.append("Timed once, so how much it varies is not known.")
-    elif not found["tells"]:
+    elif not speed["tells"]:
         sentences.append("The interval includes 1: this run does not tell sparse from dense.")
-    if found["busy"]:
+    if speed["busy"]:
         sentences.append(
-            f"While it was timed {found['busy']}: the ratio, of turns side by side, says more than a time."
+            f"While it was timed {speed['busy']}: the ratio, of turns side by side, says more than a time."
         )
     return sentences
 
 
-def sentence(found: dict[str, Any]) -> str:
+def sentence(speed: dict[str, Any]) -> str:
     """Return the number of `ffn_speedup` as the command line prints it."""
-    if not found["comparable"]:
-        return f"FFN speedup: {found['note']}."
-    span = f" (95 % {found['low']:.2f} to {found['high']:.2f}, {found['turns']} turns)" if found["turns"] > 1 else ""
-    said = f"FFN speedup {found['speedup']:.2f} × dense{span}, {layer_names(found)}, {found['kernel']} kernel."
-    return " ".join([said, *caveats(found)])
+    if not speed["comparable"]:
+        return f"FFN speedup: {speed['note']}."
+    span = f" (95 % {speed['low']:.2f} to {speed['high']:.2f}, {speed['turns']} turns)" if speed["turns"] > 1 else ""
+    text = f"FFN speedup {speed['speedup']:.2f} × dense{span}, {layer_names(speed)}, {speed['kernel']} kernel."
+    return " ".join([text, *caveats(speed)])

@@ -80,10 +80,10 @@ def worth_speeding_up(table: pd.DataFrame) -> str:
     """Return a sentence that names the layer with most to gain, how much, and why (`layer_potential`)."""
     first = table.loc[table["left_ms"].idxmax()]
     left, attention = float(table["left_ms"].sum()), table.attrs["attention_ms"]
-    said = (
+    sentence = (
         f"Layer {first['layer']:.0f} has most to gain: {first['left_ms']:.3g} ms, {100 * first['left_share']:.2g} % of "
         f"the pass, because {first['reason']}. All layers together could gain {left:.3g} ms "
         f"({100 * left / table.attrs['sparse_ms']:.2g} %)"
     )
     more = f"; attention takes {attention:.3g} ms, more than all of it" if attention > left else ""
-    return f"{said}{more}."
+    return f"{sentence}{more}."

@@ -126,14 +126,14 @@ def documents_of(rows: pa.Table) -> Documents:
     cut = np.unique(source[few & (lengths[number] > BLOCK)])
     _, opening, cluster = np.unique(number * 2**32 + block, return_index=True, return_inverse=True)
     in_order = np.argsort(np.argsort(opening))
-    shown = names if len(names) <= MOST_SOURCES else [*names[: MOST_SOURCES - 1], FURTHER]
+    named = names if len(names) <= MOST_SOURCES else [*names[: MOST_SOURCES - 1], FURTHER]
     return Documents(
         sequence=sequence,
         cluster=in_order[cluster],
         unit=document + block,
-        source=np.minimum(source, len(shown) - 1),
+        source=np.minimum(source, len(named) - 1),
         opens=start == 0,
-        names=tuple(shown),
+        names=tuple(named),
         cut=tuple(names[index] for index in cut),
     )
 

@@ -93,7 +93,7 @@ def _in_context(summaries: Summaries, table: pd.DataFrame) -> pd.DataFrame:
     apart = jackknife_error(own - others, (own_without - others_without).T)
     t = np.where(units >= LEAST_UNITS, t_half(units - 1), np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = pd.DataFrame(
+        in_context = pd.DataFrame(
             {
                 "count": n.sum(axis=1).astype(np.int64),
                 "share": n.sum(axis=1) / n.sum(),
@@ -109,7 +109,7 @@ def _in_context(summaries: Summaries, table: pd.DataFrame) -> pd.DataFrame:
         )
     table = table[table["class"].isin(names)].set_index("class")
     half = (table["high"] - table["z"]).to_numpy()
-    table[list(found)] = found.loc[table.index]
+    table[list(in_context)] = in_context.loc[table.index]
     table["low"], table["high"] = table["z"] - half, table["z"] + half
     closed = {"z_se": error, "effective": units, "low": own - t * error, "high": own + t * error}
     here = [name for name in CLOSED if name in table.index]

@@ -57,9 +57,9 @@ def first_places(run: Run, words: tuple[str, ...], width: int = WIDTH) -> pd.Dat
     for rows in run.pieces("activity", ["sequence", "position", "token_id"]) if words else ():
         sequence, position, token = _in_order(rows)
         text, begins = _joined(token, spelling)
-        for start, found in _first_matches(text, missing):
+        for start, match in _first_matches(text, missing):
             first = int(np.searchsorted(begins, start, side="right")) - 1
-            places[missing.pop(found)] = int(sequence[first]), int(position[first])
+            places[missing.pop(match)] = int(sequence[first]), int(position[first])
         if not missing:
             break
     frame = pd.DataFrame([(word, *places[word]) for word in words if word in places])
@@ -82,8 +82,8 @@ def _first_matches(text: bytes, words: Mapping[bytes, str]) -> list[tuple[int, b
 
 def around_word(word: str, before: str, token: str, after: str) -> tuple[str, str, str]:
     """Return the text before, in and after a word that begins in a token."""
-    left, found, right = (token + after).partition(word)
-    return (before + left, found, right) if found else (before, token, after)
+    left, middle, right = (token + after).partition(word)
+    return (before + left, middle, right) if middle else (before, token, after)
 
 
 def beginnings(run: Run) -> pd.DataFrame:

@@ -153,8 +153,8 @@ def _errors(
         if operation == TRAIN_COMPILED:  # another shape would be compiled anew
             continue
         each = [_relative(one, other) for one, other in zip(step(forward, [rows, *weights], dy), exact, strict=True)]
-        found = torch.cat(each)
-        errors[operation] = float(found.mean()), float(found.max())
+        by_row = torch.cat(each)
+        errors[operation] = float(by_row.mean()), float(by_row.max())
     return errors
 
 

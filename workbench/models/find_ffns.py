@@ -173,10 +173,10 @@ def refuse_shared(name: str, ffns: list[list[Any]]) -> None:
             seen.add(mark)
 
 
-def refuse_widths(name: str, found: list[FoundFFN]) -> None:
+def refuse_widths(name: str, ffns: list[FoundFFN]) -> None:
     """Raise UserError for FFNs of several sizes or dtypes, or of a size that the kernels do not take."""
-    shapes = {one.maps[0].weight.shape if one.maps else one.entry.w_gate.shape for one in found}
-    kinds = {weight.dtype for one in found for weight in (each.weight for each in one.maps)}
+    shapes = {one.maps[0].weight.shape if one.maps else one.entry.w_gate.shape for one in ffns}
+    kinds = {weight.dtype for one in ffns for weight in (each.weight for each in one.maps)}
     if len(shapes) > 1 or len(kinds) > 1:
         raise UserError(f"Expected FFNs of one size and dtype in {name}, got several: watch some of them with ffns=.")
     if any(size % 8 for size in next(iter(shapes))):

@@ -172,10 +172,10 @@ def _refuse_other_numbers(checkpoint: Checkpoint) -> None:
                     )
 
 
-def _wrong(name: str, what: str, found: list[str]) -> UserError:
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+def _wrong(name: str, what: str, values: list[str]) -> UserError:
+    more = f" and {len(values) - 1} more" if len(values) > 1 else ""
     return UserError(
-        f"Expected in {name} the weights that its config.json asks for, got {what} {found[0]}{more}: "
+        f"Expected in {name} the weights that its config.json asks for, got {what} {values[0]}{more}: "
         "copy the checkpoint again, or correct its config.json."
     )
 

@@ -96,7 +96,7 @@ def _shrunk(value: float) -> Any:
 def _layers(name: str, model: Any, ffns: FFNs | None) -> list[tuple[Rows, nn.Module | None]]:
     """Return for each layer what is zeroed, and the map back whose input is silenced too, where that is needed."""
     if ffns is not None:
-        found = named(name, model, ffns)
+        matching = named(name, model, ffns)
     elif not isinstance(model, PreTrainedModel):
         raise UserError(f"Expected ffns= for {name}, which is no model of transformers: name its FFNs.")
     else:
@@ -106,9 +106,9 @@ def _layers(name: str, model: Any, ffns: FFNs | None) -> list[tuple[Rows, nn.Mod
             blocks = decoder_layers(model)
             paths = zip(blocks, maps_back(name, model, blocks), strict=True)
             return [(_columns(down), down) for down in (block.get_submodule(path) for block, path in paths)]
-        found = of_family(name, model, any_activation=True)
+        matching = of_family(name, model, any_activation=True)
     layers: list[tuple[Rows, nn.Module | None]] = []
-    for one in found:
+    for one in matching:
         ours = (one.entry.w_gate, one.entry.b_gate) if not one.maps else (one.maps[0].weight, one.maps[0].bias)
         layers.append(([(tensor, 0) for tensor in ours if tensor is not None], None))
     return layers

@@ -60,8 +60,8 @@ class _Hooks(ExitStack):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.counts: list[torch.Tensor] = []
-        for found in of_family("the model", model):
-            self.callback(found.maps[0].register_forward_hook(self._count).remove)
+        for ffn in of_family("the model", model):
+            self.callback(ffn.maps[0].register_forward_hook(self._count).remove)
 
     def _count(self, _module: Any, _args: Any, gate: torch.Tensor) -> None:
         self.counts.append((gate > 0).sum(-1).to("cpu", non_blocking=True))

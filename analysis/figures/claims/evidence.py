@@ -49,8 +49,8 @@ def drawings(run: Run) -> dict[str, str]:
     """Return the drawings of the claims that the run can test, by the text of the claim."""
     with memo_scope():
         rows = findings(run)
-        found = {claim: drawing(run, claim) for claim in rows.loc[rows["verdict"] != UNTOLD, "claim"]}
-    return {claim: image for claim, image in found.items() if image}
+        by_claim = {claim: drawing(run, claim) for claim in rows.loc[rows["verdict"] != UNTOLD, "claim"]}
+    return {claim: image for claim, image in by_claim.items() if image}
 
 
 def _by_layer(
