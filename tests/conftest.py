@@ -96,6 +96,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Files of a row run in one process, one after another: they share a browser and a server, or what processes fork from.
 LONGEST = (
     ("workbench/capturing/test_timing.py",),
+    ("app/test_twelve_questions.py",),
     (
         "workbench/capturing/test_distributed.py",
         "workbench/capturing/test_killed.py",

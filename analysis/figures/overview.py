@@ -120,7 +120,7 @@ def _add_map(figure: go.Figure, blocks: pd.DataFrame, labelled: bool, column: in
         row=1,
         col=column,
     )
-    step = 1 if max(len(start) for start in starts) <= 5 else 2
+    step = 1 if max(len(start) for start in starts) < 5 else 2  # 800 px have no room for sixteen of five letters
     figure.update_xaxes(
         tickvals=list(range(0, len(starts), step)),
         ticktext=starts[::step],

@@ -31,7 +31,8 @@ def _figure(x: str, y: str, **layout: object) -> Figure:
     from plotly.graph_objects import Figure
 
     plain = {"template": "plotly_white", "height": 380, "margin": {"t": 30, "r": 20, "b": 50, "l": 60}}
-    return Figure(layout={**plain, "xaxis_title": x, "yaxis_title": y, **layout})
+    beside = {"yaxis_title_text": y, "yaxis_title_standoff": 8, "yaxis_automargin": True}  # of the numbers, not on them
+    return Figure(layout={**plain, "xaxis_title": x, **beside, **layout})
 
 
 def layers(table: pd.DataFrame) -> Figure:

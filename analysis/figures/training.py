@@ -132,7 +132,8 @@ def speed_curves(steps: pd.DataFrame) -> go.Figure:
         _line(figure, column, steps["step"], values, BLUE, "", unit)
         figure.update_yaxes(rangemode="tozero", row=1, col=column)
     finish(figure, 260, top=36)
-    figure.update_xaxes(title="step")
+    last = float(steps["step"].iloc[-1])
+    figure.update_xaxes(title="step", range=[-0.02 * last, 1.02 * last])  # one for all: a step may be timed once
     figure.update_layout(annotations=[panel_title(name, column) for column, (name, *_) in enumerate(panels, start=1)])
     return figure
 

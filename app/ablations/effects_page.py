@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import shlex
 
 import streamlit as st
 
@@ -17,6 +18,7 @@ from twell.analysis.figures.ablation.effects import (
     loss_by_share,
     share_by_layer,
 )
+from twell.app.jobs.runner import model_of
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, plural, whole
 from twell.app.ui.query import fetch, query
@@ -87,6 +89,22 @@ def every_condition(run: Run) -> None:
     st.dataframe(shown, hide_index=True, width="stretch")
 
 
+def not_measured(run: Run) -> None:
+    """Draw how to measure it, with the run's model or, where that is elsewhere, with one that is here."""
+    at_hand = model_of(run) is not None
+    command = f"twell ablate {html.escape(shlex.quote(str(run.path)) if at_hand else 'MODEL --text FILE --out DIR')}"
+    said = (
+        "Measure it on this run's tokens, with its model:"
+        if at_hand
+        else "The model of this run is not on this machine; measure one that is:"
+    )
+    st.html(
+        f"""<div class="tw-empty"><p>Counting says what fires; taking it away says what matters. {said}</p>
+        <pre>{command}</pre><p>And every neuron's effect, some of them exactly:</p>
+        <pre>{command} --neurons 64</pre></div>"""
+    )
+
+
 run = current_run()
 widgets.title("What matters to the loss?")
 if run.has("effects") or run.has("neuron_effects"):
@@ -94,9 +112,4 @@ if run.has("effects") or run.has("neuron_effects"):
         with widgets.show_errors():
             draw(run)
 else:
-    path = html.escape(str(run.path))
-    st.html(
-        f"""<div class="tw-empty"><p>Counting says what fires; taking it away says what matters. Measure it on this
-        run's tokens, with its model:</p><pre>twell ablate {path}</pre>
-        <p>And every neuron's effect, some of them exactly:</p><pre>twell ablate {path} --neurons 64</pre></div>"""
-    )
+    not_measured(run)

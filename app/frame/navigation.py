@@ -82,7 +82,7 @@ def _draw_chooser(catalog: RunCatalog) -> None:
         index=None,
         key="chooser",
         on_change=url_state.sync_url,
-        width=230,
+        width=280,
         required=True,
         format_func=lambda name: run_label(name, catalog),
         label_visibility="collapsed",

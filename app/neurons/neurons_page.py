@@ -151,6 +151,8 @@ def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
     texts = frame["token_text"].map(lambda text: visible(text) if text else "")
     shown = COLUMNS_IF_DEAD if kind == "dead" else COLUMNS_IF_FIRED
     rows = frame.assign(token_text=texts, density=100 * frame["density"])
+    if not any(texts):
+        rows = rows.drop(columns="token_text")
     row = widgets.chosen_row(
         rows,
         f"neuron-table-{kind}-{layer}",

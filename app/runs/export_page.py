@@ -38,7 +38,8 @@ def chosen_table(run: Run) -> str:
 
 def docstring_html(docstring: str | None) -> str:
     """Return a docstring as one paragraph of HTML, with the names in backquotes set as code."""
-    text = html.escape(" ".join((docstring or "").split()).rstrip(".") + ".")
+    said = " ".join((docstring or "").split()).removeprefix("Return ").rstrip(".") + "."
+    text = html.escape(said[:1].upper() + said[1:])
     return re.sub("`([^`]+)`", r"<code>\1</code>", text)
 
 

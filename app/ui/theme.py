@@ -113,7 +113,8 @@ h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; 
 .tw-facts dt { opacity: .72; }
 .tw-facts dd { margin: 0; overflow-wrap: anywhere; }
 .tw-empty { max-width: 46rem; padding: 1.5rem 0; }
-.tw-empty pre { padding: .6rem .9rem; border-radius: 4px; overflow-x: auto; background: rgba(139,149,161,.14); }
+.tw-empty pre { padding: .6rem .9rem; border-radius: 4px; white-space: pre-wrap; overflow-wrap: anywhere;
+  background: rgba(139,149,161,.14); }
 
 /* numbers in a row */
 .stHtml .tw-numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(11.5rem, 1fr)); gap: .9rem 1.8rem;

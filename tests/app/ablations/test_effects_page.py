@@ -70,7 +70,12 @@ def test_it_draws_what_the_tables_hold(ablated: Run, show: Callable[..., AppTest
     assert exact == table.loc["neurons:L1/N5", "change"] and neurons.attrs["measured"] == 1
 
 
-def test_a_run_without_ablations_names_the_command(runs: Path, show: Callable[..., AppTest]) -> None:
+def test_a_run_without_ablations_names_the_command(
+    runs: Path, show: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
     test = show(runs, "matters", run="made")
     assert not test.exception
-    assert f"twell ablate {runs / 'made'}" in text(test)
+    assert "The model of this run is not on this machine" in text(test)
+    assert "twell ablate MODEL" in text(test) and f"twell ablate {runs}" not in text(test)
+    monkeypatch.setattr("twell.app.jobs.runner.model_of", lambda run: ("folder", None))
+    assert f"twell ablate {runs / 'made'}" in text(show(runs, "matters", run="made"))
