@@ -53,7 +53,8 @@ def tokens_per_second(run: Run) -> float:
 
 
 def times_and_nnz(table: pd.DataFrame) -> go.Figure:
-    """Return a line a layer of its sparse FFN's milliseconds, above one of its nnz, over one axis of time."""
+    """Return a line a layer of its sparse FFN's milliseconds, above one of its nnz, over one axis of time; axes alone
+    for a table without rows."""
     layers = sorted(table["layer"].unique())
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     for layer in layers:
@@ -67,7 +68,7 @@ def times_and_nnz(table: pd.DataFrame) -> go.Figure:
             figure.add_scatter(x=here["seconds"], y=here[column], hovertemplate=hover, row=row, col=1, **shape)
     finish(figure, 420, left=64, right=70)
     for row, column, title in ((1, "ms", "ms of a sparse FFN"), (2, "nnz_mean", "nnz of that call")):
-        last = table[table["layer"].isin([layers[0], layers[-1]])].groupby("layer")[[column, "seconds"]].last()
+        last = table[table["layer"].isin([*layers[:1], *layers[-1:]])].groupby("layer")[[column, "seconds"]].last()
         for layer, at in last.iterrows():
             where = {"x": at["seconds"], "y": at[column], "row": row, "col": 1}
             figure.add_annotation(

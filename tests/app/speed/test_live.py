@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -10,8 +11,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from streamlit.testing.v1 import AppTest
+from support.page_elements import markup
 
-from twell.analysis.figures.speed.live import sparse_calls, times_and_nnz, tokens_per_second
+from twell.analysis.figures.speed.live import no_calls, sparse_calls, times_and_nnz, tokens_per_second
 from twell.app.speed.live_view import numbers
 from twell.app.ui.run_cache import LiveRun
 from twell.workbench.run import manifest as manifests
@@ -69,6 +72,25 @@ def test_milliseconds_stand_above_nnz_on_one_axis(live: LiveRun) -> None:
     figure = times_and_nnz(table)
     assert len(figure.data) == 2 * live.layers
     assert list(figure.data[0].x) == list(figure.data[1].x)
+
+
+def test_before_the_first_batch_its_axes_stand_there(
+    show: Callable[..., AppTest], made: ModuleType, tmp_path: Path
+) -> None:
+    """Of a capture that has timed nothing yet; once it has, the same figure has lines."""
+    run = made.make(tmp_path / "begun", layers=3, sequences=4, timings=0)
+    manifests.update(run.path, status=manifests.RECORDING)
+    test = show(tmp_path, "kernels", run="begun")
+    assert not test.exception
+    assert "Times appear here with the first batch" in markup(test)
+    assert [chart.key for chart in test.get("plotly_chart")] == ["calls"]
+    assert not times_and_nnz(no_calls()).data
+    timed = made.make(tmp_path / "timed", layers=3, sequences=4, timings=1)
+    pq.write_table(timed.arrow("timings"), run.path / LIVE)
+    test = show(tmp_path, "kernels", run="begun")
+    assert not test.exception
+    assert "Times appear here" not in markup(test)
+    assert "Sparse calls timed" in markup(test)
 
 
 def test_a_run_that_has_ended_has_no_other_rows(live: LiveRun) -> None:
