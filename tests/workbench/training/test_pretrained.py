@@ -20,6 +20,7 @@ from twell.workbench.models.pretrained import read_teacher
 from twell.workbench.options import TrainOptions
 from twell.workbench.run.store import open_run
 from twell.workbench.training.command import train
+from twell.workbench.training.loop import Training
 from twell.workbench.training.sparse_llama import Objective, continued
 
 
@@ -60,6 +61,26 @@ def test_a_silu_model_goes_on_as_a_relu_one(
     steps.attrs["origin_loss"] = 0.0
     assert reached(steps) is None
     assert "goes on from `silu`" in (out / "README.md").read_text()
+
+
+def test_the_line_to_reach_is_there_while_it_trains(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silu = save_model(tmp_path / "silu", hidden_act="silu")
+    step = Training.one_step
+
+    def one_step(training: Training) -> None:
+        if training.state.step == 6:
+            raise KeyboardInterrupt
+        step(training)
+
+    monkeypatch.setattr(Training, "one_step", one_step)
+    with pytest.raises(KeyboardInterrupt):
+        train(TrainOptions(out=tmp_path / "relu", from_=str(silu), **given))
+    run = open_run(tmp_path / "relu")
+    assert run.manifest.status == "interrupted"
+    loss = training_steps(run).attrs["origin_loss"]
+    assert f"silu: {loss:.4f} nats on held-out text" in capsys.readouterr().out
 
 
 def _heldout_loss(folder: Path, model: Any) -> float:
