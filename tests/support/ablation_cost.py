@@ -48,7 +48,9 @@ def model(given: argparse.Namespace) -> OwnModel:
         network = LlamaForCausalLM(config).to(dtype).eval()
     for layer in network.model.layers:
         gate = layer.mlp.gate_proj
-        torch.nn.init.constant_(gate.bias, float(ndtri(given.firing)) * float(gate.weight.std()) * given.d_model**0.5)
+        torch.nn.init.constant_(
+            gate.bias, float(ndtri(given.firing)) * float(gate.weight.detach().std()) * given.d_model**0.5
+        )
     return own_of("random", network)
 
 

@@ -122,7 +122,7 @@ def report(result: Pruned, own: OwnModel, out: Path, interval: Interval | None) 
         (passes, result.seconds, ",.2f"),
         ("nats a token, the run's text", result.loss, ".4f"),
     ):
-        lines.append(f"  {name:<32}{before:>16{form}}{after:>16{form}}{after / before - 1:>+9.1%}")
+        lines.append(f"  {name:<32}{before:>16{form}}{after:>16{form}}{_rounded(after / before - 1, 3):>+9.1%}")
     if result.unseen.size:
         lines.append(_other_text(result.unseen, interval))
     if result.width == own.d_ff and not several:
@@ -136,8 +136,13 @@ def _other_text(unseen: NDArray, interval: Interval | None) -> str:
     tokens, before, after = unseen
     total = tokens.sum()
     line = f"  {'nats a token, other text':<32}{before.sum() / total:>16.4f}{after.sum() / total:>16.4f}"
-    line += f"{(after - before).sum() / total:>+9.4f}"
+    line += f"{_rounded((after - before).sum() / total):>+9.4f}"
     if interval is not None:
         _, low, high = interval(tokens, after - before)
-        line += f" [{low:+.4f}, {high:+.4f}]" if low == low else " [too few documents]"
+        line += f" [{_rounded(low):+.4f}, {_rounded(high):+.4f}]" if low == low else " [too few documents]"
     return f"{line} of {len(tokens):,} documents"
+
+
+def _rounded(value: float, digits: int = 4) -> float:
+    """Return a number to some digits, and 0 for what rounds to it, without a sign."""
+    return round(float(value), digits) + 0.0

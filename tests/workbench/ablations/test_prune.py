@@ -62,7 +62,9 @@ def test_logits_are_those_of_the_whole_model(family: str, tmp_path: Path, texts:
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
-def test_each_layer_has_its_own_width(family: str, tmp_path: Path, texts: tuple[str, ...]) -> None:
+def test_each_layer_has_its_own_width(
+    family: str, tmp_path: Path, texts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Narrow as it is stored, and filled up for a capture: equal logits; plain transformers does not misread it."""
     folder = silenced(tmp_path / "model", family)
     run = run_capture(folder, tmp_path / "run", texts)
@@ -84,6 +86,9 @@ def test_each_layer_has_its_own_width(family: str, tmp_path: Path, texts: tuple[
     again = run_capture(tmp_path / "small", tmp_path / "again", texts)
     assert again.d_ff == 176
     assert np.array_equal(counts_of(again), counts_of(run))
+    shown = capsys.readouterr().out
+    assert "136 to 176 of 264 neurons a layer" in shown and "+0.0000 [+0.0000, +0.0000] of 5 documents" in shown
+    assert f"{result.parameters[0]:,}" in shown and f"{result.parameters[1]:,}" in shown and "so one width" not in shown
     tokens, before, after = result.unseen
     assert len(tokens) == 5
     for model, sums in ((whole, before), (small, after)):
