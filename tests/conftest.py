@@ -96,12 +96,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Files of a row run in one process, one after another: they share a browser and a server, or what processes fork from.
 LONGEST = (
     ("workbench/capturing/test_timing.py",),
-    ("app/test_twelve_questions.py",),
     (
         "workbench/capturing/test_distributed.py",
         "workbench/capturing/test_killed.py",
         "workbench/training/test_folder.py",
-        "workbench/training/test_variants.py",
+        "workbench/training/test_ranks.py",
         "workbench/run/test_kills.py",
         "kernels/test_training_ranks.py",
     ),
@@ -122,12 +121,18 @@ LONGEST = (
         "app/jobs/test_own_text.py",
     ),
     ("analysis/engines/test_spark.py",),
+    ("kernels/backends/test_compile.py",),
     ("app/ui/test_query.py",),
     ("workbench/capturing/test_resume.py",),
     ("app/jobs/test_worker.py",),
+    ("kernels/backends/test_cpu.py",),
+    ("workbench/models/test_families.py",),
+    ("workbench/watching/test_watch.py",),
+    ("test_gallery.py",),
+    ("analysis/claims/test_findings.py",),
+    ("analysis/exports/test_document.py",),
     ("analysis/test_damaged_runs.py",),
     ("workbench/capturing/test_command.py",),
-    ("kernels/backends/test_compile.py",),
 )
 TESTS = Path(__file__).parent
 RANK = {TESTS / file: (row, at) for row, files in enumerate(LONGEST) for at, file in enumerate(files)}
@@ -136,6 +141,7 @@ RANK = {TESTS / file: (row, at) for row, files in enumerate(LONGEST) for at, fil
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests by file: the longest files first, the others as they were collected."""
     assert all(path.exists() for path in RANK), "a file of LONGEST has moved"
+    assert len(RANK) == sum(map(len, LONGEST)), "a file stands in LONGEST twice"
     items.sort(key=lambda item: RANK.get(item.path, (len(LONGEST), 0)))
 
 
