@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
@@ -181,13 +181,16 @@ def test_on_a_recorded_run(browser: Any, watch: Any, demo_address: str) -> None:
 
 
 @contextmanager
-def recording(runs: Path) -> Iterator[Run]:
-    """Capture the bundled model on more text than is read in minutes; yield the run once it has ENOUGH tokens."""
+def recording(runs: Path, aside: Path) -> Iterator[Run]:
+    """Capture the bundled model on more text than is read in minutes; yield the run once it has ENOUGH tokens.
+
+    runs: the folder of the run; aside: where the text and what is printed go
+    """
     passages = resources.files("twell.data").joinpath("passages.jsonl").read_text(encoding="utf-8")
-    (text := runs.parent / "text.jsonl").write_text(passages * 200, encoding="utf-8")
+    (text := aside / "text.jsonl").write_text(passages * 200, encoding="utf-8")
     line = [sys.executable, "-m", "twell.workbench", "capture", "builtin:demo", "--text", str(text)]
     line += ["--out", str(runs / "live"), "--examples", "4", "--probes", "all", "--batch-tokens", "2048"]
-    with (runs.parent / "said.txt").open("wb") as log:
+    with (aside / "said.txt").open("wb") as log:
         capture = subprocess.Popen(line, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
         while capture.poll() is None:
@@ -196,7 +199,7 @@ def recording(runs: Path) -> Iterator[Run]:
                 if run.manifest.tokens >= ENOUGH:
                     break
             time.sleep(0.2)
-        assert capture.poll() is None, (runs.parent / "said.txt").read_text()
+        assert capture.poll() is None, (aside / "said.txt").read_text()
         yield run
         assert open_run(runs / "live").manifest.status == RECORDING, "it was being recorded until the last answer"
     finally:
@@ -206,10 +209,9 @@ def recording(runs: Path) -> Iterator[Run]:
 
 @pytest.mark.timeout(1200)
 def test_on_a_run_that_is_being_recorded(
-    browser: Any, watch: Any, demo: Path, serve: Callable[[Path], str], tmp_path: Path
+    browser: Any, watch: Any, demo: Path, growing: tuple[Path, str], tmp_path: Path
 ) -> None:
-    runs = tmp_path / "runs"
-    runs.mkdir()
+    runs, address = growing
     shutil.copytree(demo, runs / "demo")
-    with recording(runs) as run:
-        ask_all(Visit(watch(browser.new_context().new_page(), serve(runs)), run))
+    with recording(runs, tmp_path) as run:
+        ask_all(Visit(watch(browser.new_context().new_page(), address), run))
