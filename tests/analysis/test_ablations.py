@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from support.planted_effects import coverage, rows_of
 
-from twell.analysis import allocation, effects
-from twell.analysis.ablations.allocation import allocate, allocated
+from twell.analysis import allocation, by_layer, effects
+from twell.analysis.ablations.allocation import allocate, allocated, summary
 from twell.analysis.ablations.by_condition import SUMS, clustered, lines, paired_change
 from twell.workbench.ablations.appended import append
 from twell.workbench.errors import Missing, UserError
@@ -129,3 +129,14 @@ def test_an_allocation_says_what_it_costs_together(small: Run) -> None:
     assert table["share"].tolist() == [shares[layer] if layer in both else 0 for layer in range(4)]
     assert table.attrs["singles"] == pytest.approx(single[both].sum())
     assert table.attrs["joint"] == effects(run).set_index("condition").loc[condition, "change"]
+    gone = table["share"].sum()
+    run.manifest.model.update(parameters=10**7, d_model=64)
+    sparse = allocation(run).attrs
+    run.manifest.options["threshold"] = 0.0  # a model without zeros reads every weight before
+    dense = allocation(run).attrs
+    assert dense["unread"] == pytest.approx(gone * 64 * run.d_ff / 1e7)
+    assert dense["speedup"] == pytest.approx(1 / (1 - dense["unread"]))
+    density = by_layer(run)["mean"].max() / run.d_ff
+    assert 0 < sparse["unread"] < 1.1 * density * dense["unread"]
+    run.manifest.model["parameters"] = None
+    assert np.isnan(allocation(run).attrs["unread"]) and "batch 1" not in summary(allocation(run))
