@@ -97,14 +97,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LONGEST = (
     ("workbench/capturing/test_timing.py",),
     (
-        "workbench/capturing/test_distributed.py",
-        "workbench/capturing/test_killed.py",
-        "workbench/training/test_folder.py",
-        "workbench/training/test_ranks.py",
-        "workbench/run/test_kills.py",
-        "kernels/test_training_ranks.py",
-    ),
-    (
         "app/test_browser.py",
         "app/test_live.py",
         "app/test_quick.py",
@@ -114,11 +106,19 @@ LONGEST = (
         "app/server/test_guard.py",
         "app/server/test_pictures.py",
     ),
+    ("app/test_twelve_questions.py",),
     (
         "app/test_real_runs.py",
-        "app/test_twelve_questions.py",
         "app/speed/test_kernels.py",
         "app/jobs/test_own_text.py",
+    ),
+    (
+        "workbench/capturing/test_distributed.py",
+        "workbench/capturing/test_killed.py",
+        "workbench/training/test_folder.py",
+        "workbench/training/test_ranks.py",
+        "workbench/run/test_kills.py",
+        "kernels/test_training_ranks.py",
     ),
     ("analysis/engines/test_spark.py",),
     ("kernels/backends/test_compile.py",),
