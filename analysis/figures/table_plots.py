@@ -31,8 +31,7 @@ def _figure(x: str, y: str, **layout: object) -> Figure:
     from plotly.graph_objects import Figure
 
     plain = {"template": "plotly_white", "height": 380, "margin": {"t": 30, "r": 20, "b": 50, "l": 60}}
-    beside = {"yaxis_title_text": y, "yaxis_title_standoff": 8, "yaxis_automargin": True}  # of the numbers, not on them
-    return Figure(layout={**plain, "xaxis_title": x, **beside, **layout})
+    return Figure(layout={**plain, "xaxis_title": x, "yaxis_title": y, **layout})
 
 
 def layers(table: pd.DataFrame) -> Figure:
@@ -234,6 +233,7 @@ def dressed(figure: Figure) -> Figure:
     figure.layout.template = None
     finish(figure, min(height, 520), left=max(int(left), 72), right=LEGEND if named else 16)
     figure.update_layout(showlegend=named)
+    figure.update_yaxes(title_standoff=22)  # beside the numbers, not on them
     colors = cycle((BLUE, AMBER, GREY, *OTHER_COLORS))
     for trace in figure.data:
         if trace.type == "heatmap":
