@@ -7,13 +7,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import twell.analysis as analysis
 from twell.analysis.exports.tables import ANALYSIS
 from twell.workbench.errors import Missing
 from twell.workbench.options import SummarizeOptions
-from twell.workbench.run.store import Run
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.store import Run, open_run
 
 QUESTIONS: dict[str, Callable[[Run], Any]] = {
     **ANALYSIS,
@@ -30,6 +32,14 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
     "together": lambda run: analysis.together(run, 0),
 }
 ALWAYS = {"by_layer", "layer_histogram", "by_position", "position_blocks", "findings", "overview", "peer_audit"}
+
+
+def one_long(columns: dict[str, Any]) -> dict[str, Any]:
+    """Cut every sequence but the first to two tokens: documents of lengths a thousand apart."""
+    kept = (columns["sequence"] == 0) | (columns["position"] < 2)
+    return {name: values[kept] for name, values in columns.items()}
+
+
 POOR: dict[str, dict[str, Any]] = {
     "nothing but counts": {"timings": 0, "neurons": False, "tiles": False, "loss": False},
     "one layer": {"layers": 1, "fired": True, "bench": True},
@@ -37,7 +47,23 @@ POOR: dict[str, dict[str, Any]] = {
     "one sequence": {"sequences": 1, "parts": 1, "fired": True},
     "interrupted": {"status": "interrupted", "sequences": 6, "parts": 2},
     "summary-only": {"sequences": 30, "fired": True, "bench": True},
+    "no vocabulary": {"fired": True},
+    "documents not known": {"sequences": 30},
+    "one document": {"sequences": 16, "of_document": 16, "fired": True},
+    "one long document": {"sequences": 20, "length": 2000, "of_document": 1, "layers": 2, "change": one_long},
 }
+LACKING = {"no vocabulary": "vocab", "documents not known": "sequences"}  # tables that are taken out of the run
+NO_TEXT = {"by_word", "token_covariates", "loudest", "passages", "contexts"}  # what tells words or shows text
+INTERVALS = ("low", "high", "se", "mean_se", "z_se", "shrunk_se", "nnz_se")
+OF_OTHER_THINGS = {"token_classes", "gain_correlations", "neuron_histogram"}  # over tokens, over batches; ends of bins
+OF_WHOLE_RUN = (
+    "by_layer",
+    "first_positions",
+    "by_source",
+    "across_layers",
+    "surprisal_correlation",
+    "surprisal_within",
+)
 
 
 @pytest.mark.parametrize("kind", list(POOR))
@@ -46,17 +72,33 @@ def test_an_answer_or_a_reason(made: ModuleType, tmp_path: Path, kind: str) -> N
     run = made.make(tmp_path / "poor", **{"sequences": 20, **POOR[kind]})
     if kind == "summary-only":
         (run,) = analysis.summarize(SummarizeOptions(runs=(run.path,), summary_only=tmp_path / "copy"))
-    answered: set[str] = set()
+    if kind in LACKING:
+        parts = [part for part in run.manifest.parts if part.table != LACKING[kind]]
+        manifests.update(run.path, parts=parts)
+        run = open_run(run.path)
+    answered: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for name, question in QUESTIONS.items():
         try:
-            question(run)
-            answered.add(name)
+            answered[name] = question(run)
         except Missing as reason:
             reasons[name] = str(reason)
-    assert answered >= ALWAYS
+    assert answered.keys() >= ALWAYS
     assert {name: text for name, text in reasons.items() if "\n" in text or not text.endswith(".")} == {}
     if kind == "summary-only":
         rows = {"by_word", "contexts", "loudest", "passages", "examples", "fired_csr", "together"}
         rows |= {"across_layers", "firing_clusters", "reuse", "reuse_cache", "token_covariates"}
         assert set(reasons) == rows | {"model_time", "model_speedup"}
+    if kind == "no vocabulary":
+        assert reasons.keys() >= NO_TEXT
+    if kind == "one document":
+        assert {name for name, table in answered.items() if interval_columns(table)} <= OF_OTHER_THINGS
+    if kind in ("documents not known", "one long document"):
+        assert not any(interval_columns(answered[name]) for name in OF_WHOLE_RUN)
+
+
+def interval_columns(table: Any) -> list[str]:
+    """Return the columns of an answer that hold any end, or half, of an interval."""
+    return [
+        name for name in INTERVALS if isinstance(table, pd.DataFrame) and name in table and table[name].notna().any()
+    ]

@@ -12,9 +12,9 @@ import pytest
 import torch
 from support.watched import same_state, state_of
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from twell.workbench import watch
+from twell.workbench import ablate, capture, watch
 from twell.workbench.errors import UserError
 from twell.workbench.watching.hooks import LISTENERS
 
@@ -108,6 +108,30 @@ def test_models(small: Any, case: str) -> None:
     assert expected in sentence(lambda: enter(model))
     assert before is None or same_state(before, state_of(model))
     assert not LISTENERS
+
+
+def test_a_model_of_experts() -> None:
+    """Whichever way it is asked for, and it is as it was."""
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, **heads, hidden_act="relu")).eval()
+    before = state_of(model)
+    assert "got mixtral in MixtralForCausalLM" in sentence(lambda: enter(model))
+    assert "models with experts" in sentence(lambda: enter(model, threshold=0.1))
+    assert "models with experts" in sentence(lambda: ablate(model, {0: [1]}).__enter__())
+    assert same_state(before, state_of(model)) and not LISTENERS
+
+
+def test_no_tokenizer(small: Any) -> None:
+    """Tokens are told by their ids; what needs their text says so, and a text is not captured."""
+    before = state_of(small)
+    with torch.no_grad(), watch(small) as w:
+        small(torch.arange(1, 5)[None])
+    assert w.table()["text"].tolist() == ["<1>", "<2>", "<3>", "<4>"]
+    with pytest.raises(UserError, match=r"^watch holds no vocabulary, .*: give the watch the tokenizer\.$"):
+        str(w.text())
+    assert "a fast tokenizer for LlamaForCausalLM, found none" in sentence(lambda: capture(small, ["a text"]))
+    assert same_state(before, state_of(small))
 
 
 def test_silu_and_infinite_weights(small: Any) -> None:
