@@ -3,7 +3,7 @@
     allocation(run, 0.02)    a row a layer: the share of its values that goes, and what that costs alone
     allocation(run)          the same of the shares that `twell ablate --budget` ran together, with their joint loss
 
-The idea is greedy: of all steps from a layer's share to a larger one, the cheapest by change of loss for each value
+The idea is greedy: of all steps from a layer's share to a larger one, the cheapest by change of loss over the share
 that goes is taken, as long as the sum of the changes stays within the budget. What layers cost together is another
 number than that sum, so the mixture is run too. Cost: milliseconds.
 """
