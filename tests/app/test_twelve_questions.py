@@ -1,4 +1,4 @@
-"""Twelve questions that a user brings, each answered from the front page in at most three clicks, in a real browser.
+"""Twelve questions that a user brings, each answered from any page in at most three clicks, in a real browser.
 
 On the demo run, on a recorded one whose model is not on this machine, and on one that is being recorded: every other
 question is asked in a window of 800 px in the dark. A click is one of the mouse, or one text with Enter. Printed with
@@ -35,7 +35,7 @@ LONG = 180_000  # ms: a process with torch starts beside all else
 
 
 class Visit:
-    """A visitor who begins on the front page of a run with every question, and counts clicks."""
+    """A visitor of a run, who begins on its front page, goes on from wherever an answer stands, and counts clicks."""
 
     def __init__(self, watched: Any, run: Run, has_model: bool = True) -> None:
         self.watched, self.page = watched, watched.page
@@ -67,11 +67,13 @@ class Visit:
         self.clicks += 1
 
     @contextmanager
-    def asks(self, question: str) -> Iterator[None]:
+    def asks(self, question: str, on_front_page: bool = False) -> Iterator[None]:
+        """Count the clicks of an answer, from the front page or from where the last one was found."""
         width, theme = LOOKS[len(self.took) % 2]
         self.page.set_viewport_size({"width": width, "height": 900})
         self.page.emulate_media(color_scheme=theme)
-        self.watched.open(f"/?run={self.run.path.name}", ".tw-numbers")
+        if on_front_page or not self.took:
+            self.watched.open(f"/?run={self.run.path.name}", ".tw-numbers")
         self.clicks, self.began = 0, 0.0
         yield
         seconds = time.monotonic() - self.began if self.began else 0.0
@@ -98,7 +100,7 @@ def what_fires(visit: Visit) -> None:
         visit.seek(label)
         page.wait_for_selector(".tw-example")
         assert page.locator("h1").inner_text().startswith(label)
-    with visit.asks("what does it write"):
+    with visit.asks("what does it write", on_front_page=True):
         visit.seek(label)
         if visit.has_model:
             page.locator("a.tw-logit").first.wait_for()
@@ -125,7 +127,7 @@ def what_it_buys(visit: Visit) -> None:
     with visit.asks("which layer is worth speeding up"):
         visit.to("Kernels")
         visit.sees("has most to gain")
-    with visit.asks("what does sparsity buy here"):
+    with visit.asks("what does sparsity buy here", on_front_page=True):
         visit.sees("FFN speedup")
     with visit.asks("does the paper's claim hold"):
         visit.to("Findings")
@@ -149,7 +151,7 @@ def what_else(visit: Visit) -> None:
             page.wait_for_selector("textarea")
         else:
             page.get_by_text(NOT_HERE).first.wait_for()
-    with visit.asks("may I have the figure, the table, the code"):
+    with visit.asks("may I have the figure, the table, the code", on_front_page=True):
         visit.click(page.get_by_role("button", name="Data", exact=True))
         page.get_by_role("button", name="Save as CSV").wait_for()
         page.keyboard.press("Escape")
