@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import shlex
 
 import streamlit as st
@@ -23,6 +24,7 @@ from twell.app.ui import widgets
 from twell.app.ui.formatting import number, plural, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 
@@ -84,9 +86,9 @@ def neurons(run: Run) -> None:
 def every_condition(run: Run) -> None:
     """Draw the table of all conditions."""
     table = fetch(run, analysis.effects)
-    widgets.heading("Every condition", "As `twell ablate` spells and measured them.", query(run, analysis.effects))
-    shown = table[["condition", "change", "low", "high", "kept", "silenced", "tokens", "documents"]]
-    st.dataframe(shown, hide_index=True, width="stretch")
+    widgets.heading("Every condition", "As twell ablate spells them.", query(run, analysis.effects))
+    columns = table[["condition", "change", "low", "high", "kept", "silenced", "tokens", "documents"]]
+    st.dataframe(columns.dropna(axis="columns", how="all"), hide_index=True, width="stretch")
 
 
 def not_measured(run: Run) -> None:
@@ -105,11 +107,23 @@ def not_measured(run: Run) -> None:
     )
 
 
+def what_is_missing(sentences: list[str]) -> None:
+    """Draw what was not measured, each with the command that would."""
+    marked = (re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(sentence)) for sentence in sentences)
+    st.html(f'<div class="tw-empty">{"".join(f"<p>{sentence}</p>" for sentence in marked)}</div>')
+
+
 run = current_run()
 widgets.title("What matters to the loss?")
 if run.has("effects") or run.has("neuron_effects"):
+    missing: list[str] = []
     for draw in (curves, layers, budget, neurons, every_condition):
         with widgets.show_errors():
-            draw(run)
+            try:
+                draw(run)
+            except Missing as error:  # said once what was measured stands there
+                missing.append(str(error))
+    if missing:
+        what_is_missing(missing)
 else:
     not_measured(run)

@@ -70,6 +70,20 @@ def test_it_draws_what_the_tables_hold(ablated: Run, show: Callable[..., AppTest
     assert exact == table.loc["neurons:L1/N5", "change"] and neurons.attrs["measured"] == 1
 
 
+def test_what_was_not_measured_is_said_below_what_was(
+    made: ModuleType, tmp_path: Path, show: Callable[..., AppTest]
+) -> None:
+    run = made.make(tmp_path / "one <b>", layers=2, sequences=20, timings=0)
+    rows = rows_of(np.random.default_rng(0), kind="ffn", layer=1, condition="ffn@1")[0]
+    append(run.path, "effects", rows)
+    test = show(tmp_path, "matters", run="one <b>")
+    assert not test.exception and not test.info
+    page = text(test)
+    assert page.count("<p>one &lt;b&gt; has no") == 2 and "<code>twell ablate" in page and "--neurons 64" in page
+    assert page.index("Every condition") < page.index("<p>one &lt;b&gt; has no")
+    assert "share" not in test.dataframe[0].value and "silenced" not in test.dataframe[0].value
+
+
 def test_a_run_without_ablations_names_the_command(
     runs: Path, show: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
