@@ -98,7 +98,9 @@ def draw_page(run: Run) -> None:
     for verdict, (one, several) in GROUPS.items():
         group = tested[tested["verdict"] == verdict]
         if len(group):
-            title = f"{len(group)} {one if len(group) == 1 else several}"
+            elsewhere = int((group["scope"] != own).sum())
+            told = f", {elsewhere} told by other runs" if elsewhere else ""
+            title = f"{len(group)} {one if len(group) == 1 else several}{told}"
             st.html(f'<h2 class="tw-group-title">{title}</h2>{claims_html(group, evidence, own)}')
     if len(untested):
         with st.expander(f"{plural(len(untested), 'claim')} that this run cannot test, and what would"):

@@ -60,6 +60,8 @@ def test_claims_that_other_runs_tell_name_them(show: Show, made: ModuleType, tmp
     assert (shipped != "cannot be told").sum() >= 3
     shown = markup(show(tmp_path, "findings", run="mine"))
     assert "Told by h200-28x2048-training." in shown and "can be told by other runs" in shown
+    hold = alone["scope"][alone["verdict"] == "holds"]
+    assert f"{len(hold)} claims hold, {(hold != scope(run)).sum()} told by other runs</h2>" in shown
 
     for name, kernels in (("dense-one", 0), ("sparse-one", 3)):  # of one recipe: their peaks are compared
         training = make_training(tmp_path / name)
