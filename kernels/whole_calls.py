@@ -5,9 +5,8 @@ needs for its launches: each passes through several layers of Python, and a doze
 and sums. Here autograd calls a C++ op in each direction that does all of it. The launches are the same, and so are the
 bits of all results but l1, whose last one depends on the order of a sum.
 
-A call is looked up by all that its checks look at; one that was seen before runs at once. So far the path is an option:
-
-    whole_calls.ENABLED = True  # to be turned on once tests/kernels/hopper/test_whole_calls.py has passed on a GPU
+A call is looked up by all that its checks look at; one that was seen before runs at once. ENABLED turns that off, as
+tests do that compare the two ways.
 
 Cost: two ops of the host, and its launches.
 """
@@ -24,7 +23,7 @@ from torch.nn import Parameter
 from twell.kernels.autograd import NO_SECOND_PASS
 from twell.kernels.backends import hopper, hopper_backward
 
-ENABLED = False
+ENABLED = True
 MOST_PLANS = 256  # ways of calling that are remembered
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # y, l1, nnz, fires, finite
 Key = tuple[Any, ...]

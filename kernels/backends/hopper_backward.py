@@ -44,7 +44,6 @@ _ARCH = "-gencode=arch=compute_90a,code=sm_90a"
 _SOURCES = ("many_rows/gate", "many_rows/plan", "many_rows/up", "many_rows/down")
 _TRAINING = ("keep", "token_lists", "dh", "products")
 _RELU2 = ("many_rows/gate", "backward/dh")  # sources that know the activation, besides the bindings
-MORE = False  # plain FFNs and ReLU squared; to be turned on once tests/kernels/hopper/test_training_more.py has passed
 
 
 @cache
@@ -97,8 +96,8 @@ def refuses(
         return reason
     if dtype != torch.bfloat16:
         return "expected bfloat16, as an up value is the quotient of two kept ones, which float16 lacks the range for"
-    if biased or not (MORE or (gated and activation == "relu")):
-        return "expected a gated FFN with ReLU and without biases"
+    if biased:
+        return "expected an FFN without biases"
     blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
     if d_ff > MOST_D_FF or blocks > MOST_ITEMS:
         return f"expected d_ff up to {MOST_D_FF} and up to {MOST_ITEMS * BLOCK} rows, got {d_ff} and {n}"

@@ -117,15 +117,12 @@ def test_activations_and_plain_ffns(ops: Ops, gated: bool, activation: str) -> N
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_hopper_takes_more_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hopper_takes_every_ffn_without_biases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_backward, "_cannot_run", lambda *_: None)
-    for more in (False, True):
-        monkeypatch.setattr(hopper_backward, "MORE", more)
-        for gated, activation, biased in product((True, False), ("relu", "relu2"), (True, False)):
-            options = {"gated": gated, "biased": biased, "activation": activation}
-            choice = training.choose("cuda", BF16, 64, 128, 300, **options)  # type: ignore[arg-type]
-            taken = not biased and (more or (gated and activation == "relu"))
-            assert choice.backend == ("hopper" if taken else "reference"), (more, options, choice)
+    for gated, activation, biased in product((True, False), ("relu", "relu2"), (True, False)):
+        options = {"gated": gated, "biased": biased, "activation": activation}
+        choice = training.choose("cuda", BF16, 64, 128, 300, **options)  # type: ignore[arg-type]
+        assert choice.backend == ("reference" if biased else "hopper"), (options, choice)
 
 
 def test_a_like_call_is_checked_once(ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:

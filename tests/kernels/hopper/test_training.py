@@ -171,7 +171,6 @@ def test_what_it_refuses_goes_to_the_reference_with_the_reason() -> None:
     assert choose("cuda", torch.bfloat16, 256, 512, 64).backend == "hopper"
     for dtype, options, reason in (
         (torch.float16, {}, "expected bfloat16"),
-        (torch.bfloat16, {"gated": False}, "expected a gated FFN"),
         (torch.bfloat16, {"biased": True}, "without biases"),
     ):
         choice = choose("cuda", dtype, 256, 512, 64, **options)  # type: ignore[arg-type]
