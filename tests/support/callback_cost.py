@@ -70,7 +70,8 @@ class Turns(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if self.callback is not None:
             self.callback.on_log(args, state, control, **given)
-        if state.global_step % BLOCK == 0:  # the log of a turn is the last that falls into it
+        # the log of a turn is the last that falls into it; the trainer's summary at the end has no loss
+        if state.global_step % BLOCK == 0 and "loss" in given["logs"]:
             self._end_step()
             self._switch(args, state, control, **given)
             self._from = self._now()
