@@ -93,7 +93,7 @@ def density_map(frame: pd.DataFrame) -> go.Figure:
         ticktext=labels[::step],
         showgrid=False,
         tickangle=0,
-        title="density, lower bound of each bin",
+        title="density: share of tokens that fire a neuron, from",
     )
     return figure
 

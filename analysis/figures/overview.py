@@ -60,7 +60,7 @@ def layer_by_layer(blocks: pd.DataFrame, layers: pd.DataFrame, speedup: pd.DataF
     labelled = len(rows) <= MAX_LABELLED
     panels: list[tuple[str, float, Callable[[int], Any]]] = [
         ("mean nnz by position", 0.54, lambda column: _add_map(figure, blocks, labelled, column)),
-        ("nnz: mean, p10 to p90", 0.22, lambda column: _add_quantiles(figure, layers, column)),
+        ("nnz: mean, middle 80 %", 0.22, lambda column: _add_quantiles(figure, layers, column)),
     ]
     if "dead_share" in layers and layers["dead_share"].notna().any():
         panels.append(
@@ -126,7 +126,7 @@ def _add_map(figure: go.Figure, blocks: pd.DataFrame, labelled: bool, column: in
         ticktext=starts[::step],
         showgrid=False,
         tickangle=0,
-        title="first position of each block",
+        title="position in the sequence, from",
         row=1,
         col=column,
     )

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twell.analysis.memo import memoized
-from twell.analysis.speed.speedup import REFERENCE, pairs, speedup, timings
+from twell.analysis.speed.speedup import REFERENCE, pairs, sizes, speedup, timings
 from twell.analysis.statistics import t_half
 from twell.workbench.run.store import Run
 
@@ -105,13 +105,12 @@ def layer_names(speed: dict[str, Any]) -> str:
 
 
 def conditions(run: Run, op: str = "ffn_sparse") -> str:
-    """Return what every speed of a run holds for, in words: rows of a timed batch, number format and device.
+    """Return what every speed of a run holds for, in words: rows that times are brought to, number format and device.
 
     op: the operation that was timed, as the table `timings` names it
     """
-    rows = timings(run)
-    sizes = np.unique(rows.loc[rows["op"] == op, "tokens"])
-    count = f"{int(np.median(sizes)):,}" if len(sizes) else "an unknown number of"
+    rows = sizes(run).get(op)
+    count = "an unknown number of" if rows is None else f"{rows:,.0f}"
     return f"{count} rows a batch, {run.manifest.dtype}, on {run.manifest.device}"
 
 

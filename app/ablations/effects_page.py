@@ -101,10 +101,13 @@ def not_measured(run: Run) -> None:
         else "The model of this run is not on this machine; measure one that is:"
     )
     st.html(
-        f"""<div class="tw-empty"><p>Counting says what fires; taking it away says what matters. {said}</p>
+        f"""<div class="tw-empty"><p>Counting says what fires; taking it away says what matters. Not measured yet: the
+        loss with ever fewer firings, without each layer's FFN, and without the neurons that never fired. {said}</p>
         <pre>{command}</pre><p>And every neuron's effect, some of them exactly:</p>
         <pre>{command} --neurons 64</pre></div>"""
     )
+    if at_hand and run.has("examples"):
+        widgets.page_link("neurons", "One neuron at a time, at once: choose it, then “What if it were zero?” →")
 
 
 def what_is_missing(sentences: list[str]) -> None:

@@ -86,9 +86,11 @@ def _dead(run: Run) -> str:
     worst = frame.loc[frame["dead_share"].idxmax()]
     if worst["dead"] == 0:
         return f"Every neuron fired at least once in {whole(worst['tokens'])} tokens."
+    dead = link("neurons", kind="dead")
     return (
-        f"Layer {worst['layer']:.0f} has the most dead neurons: {percent(worst['dead_share'])} never fired in "
-        f"{whole(worst['tokens'])} tokens of {plural(run.manifest.sequences, 'sequence')}."
+        f"{whole(frame['dead'].sum())} of {plural(run.layers * run.d_ff, 'neuron')} "
+        f'<a class="plain" href="{dead}">never fired</a>, most in layer {worst["layer"]:.0f}: '
+        f"{percent(worst['dead_share'])} of its neurons."
     )
 
 
@@ -115,10 +117,12 @@ def _surprisal(run: Run) -> str:
     strongest = frame.loc[frame["spearman"].abs().idxmax()]
     low, high = fixed(strongest["low"]), fixed(strongest["high"])
     interval = f"95{SPACE}% {low} to {high}, " if pd.notna(strongest["low"]) else ""  # a run of one document has none
+    more = int((frame["spearman"] > 0).sum())
     return (
-        f"Correlation of nnz with the loss of the next token (Spearman): {fixed(frame['spearman'].min())} to "
-        f"{fixed(frame['spearman'].max())}, depending on the layer; strongest in layer {strongest['layer']:.0f} "
-        f"({interval}n = {whole(strongest['n'])})."
+        f"Where the next token is harder to predict, a token fires more neurons in {more} of "
+        f"{plural(len(frame), 'layer')}, fewer in {len(frame) - more}: rank correlations from "
+        f"{fixed(frame['spearman'].min())} to {fixed(frame['spearman'].max())}, strongest in layer "
+        f"{strongest['layer']:.0f} ({interval}n = {whole(strongest['n'])})."
     )
 
 
@@ -169,8 +173,8 @@ def _overhead(run: Run) -> str:
 DESCRIPTIONS: tuple[tuple[str, Callable[[Run], str]], ...] = (
     ("tokens", _tokens),
     ("layers", _layers),
-    ("layers", _dead),
     ("layers", _surprisal),
+    ("neurons", _dead),
     ("positions", _positions),
     ("kernels", _kernels),
     ("kernels", _verified),
@@ -208,6 +212,14 @@ def _picture_of_layers(run: Run) -> str:
     return _bars("layers", bars, "nnz by layer")
 
 
+def _picture_of_neurons(run: Run) -> str:
+    frame = fetch(run, analysis.by_layer)
+    if not frame["dead_share"].notna().any():
+        raise Missing("This run keeps no sums of neurons.")
+    bars = [(f"L{row.layer}: {percent(row.dead_share)}", row.dead_share) for row in frame.itertuples()]
+    return _bars("neurons", bars, "never fired, share of each layer")
+
+
 def _picture_of_positions(run: Run) -> str:
     blocks = fetch(run, analysis.position_blocks, blocks=16).groupby("position_from")["relative"].mean()
     bars = [(f"from position {start}: {number(ratio)} × the mean", ratio) for start, ratio in blocks.items()]
@@ -225,6 +237,7 @@ def _picture_of_kernels(run: Run) -> str:
 PICTURES: dict[str, Callable[[Run], str]] = {
     "tokens": _picture_of_tokens,
     "layers": _picture_of_layers,
+    "neurons": _picture_of_neurons,
     "positions": _picture_of_positions,
     "kernels": _picture_of_kernels,
 }

@@ -93,7 +93,7 @@ def ffn_speedup_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
     if numbers["speedup"] is None:
         return ("none is claimed from the slow reference kernel" if numbers["kernel"] else "not timed",)
     span = (
-        f"95{SPACE}% {times(numbers['speedup_low'])} to {times(numbers['speedup_high'])}, "
+        f"{times(numbers['speedup_low'])} to {times(numbers['speedup_high'])} with 95{SPACE}% confidence, "
         if numbers["speedup_turns"] > 1
         else ""
     )

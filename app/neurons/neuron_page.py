@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -23,6 +24,9 @@ from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.url_state import current_run, parameter, run_name
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
+
+WHERE = "Where it fires in the text"
+WRITTEN = 5  # tokens under the numbers
 
 
 def draw_numbers(run: Run, row: dict[str, object]) -> None:
@@ -61,6 +65,17 @@ def draw_numbers(run: Run, row: dict[str, object]) -> None:
         )
     if fires and run.has("activity"):
         widgets.page_link("text", "First sequence in which it fires →", sequence=row["first_sequence"])
+
+
+def draw_first_written(run: Run, layer: int, neuron: int) -> None:
+    """Draw in a line which tokens the neuron makes likeliest; nothing where the model's weights are not here."""
+    model = model_of(run)
+    if model is None or not Path(model[0]).is_dir():
+        return  # the figure below says why
+    with suppress(Missing):
+        frame = fetch(run, written, folder=model[0], layer=layer, neuron=neuron)
+        texts = frame.loc[frame["kind"] == "raised", "text"].head(WRITTEN)
+        st.html(f'<p class="tw-said">Where it fires, it makes these likelier: {" ".join(map(token_html, texts))}</p>')
 
 
 def draw_rank(run: Run, row: dict[str, object]) -> None:
@@ -113,7 +128,7 @@ def histogram_of(run: Run, layer: int, neuron: int) -> QueryResult | None:
 
 def draw_logits(run: Run, layer: int, neuron: int) -> None:
     """Draw the tokens whose logits the neuron's row of the down projection raises and lowers most."""
-    title = "Direct effect on the logits"
+    title = "What it writes"
     model = model_of(run)
     if model is None or not Path(model[0]).is_dir():
         widgets.heading(title)
@@ -131,10 +146,12 @@ def draw_logits(run: Run, layer: int, neuron: int) -> None:
     norm = "scaled by the final norm" if frame.attrs["scaled"] else "without a final norm"
     widgets.heading(
         title,
-        f"The neuron's row of the down projection times the unembedding, {norm} but not divided by the residual's "
-        f"length; logits relative to the mean of {plural(frame.attrs['tokens'], 'token')}. Effects through later "
-        f"layers are not included.{sign}",
+        "The tokens that it makes likelier and less likely where it fires: its direct effect on the logits, the row of "
+        f"the down projection times the unembedding, {norm} but not divided by the residual's "
+        f"length; relative to the mean of {plural(frame.attrs['tokens'], 'token')}. Effects through later layers are "
+        f"not included.{sign}",
         result,
+        key="direct-effect-on-the-logits",
     )
     st.html(written_html(frame, run_name()))
 
@@ -149,7 +166,7 @@ def draw_answers(run: Run, layer: int, neuron: int) -> None:
         "What it answers to, by its weights",
         "The neuron's gate row times the embedding of each token, relative to their mean: what a token brings before "
         "any layer. It decides in layer 0; in later layers what others have added counts as well, so see the text "
-        "below for what does fire it.",
+        "above for what does fire it.",
         result,
         key="answers",
     )
@@ -173,13 +190,13 @@ def draw_neighbours(run: Run, layer: int, neuron: int) -> None:
 def draw_examples(run: Run, layer: int, neuron: int) -> None:
     """Draw the text around the neuron's examples, each token shaded by the neuron's value."""
     if not run.has("examples"):
-        widgets.heading("In the text")
+        widgets.heading(WHERE)
         raise missing(run)
     result = query(run, analysis.examples, layer=layer, neuron=neuron)
     try:
         frame = fetch(run, example_pieces, layer=layer, neuron=neuron)
     except Missing:
-        widgets.heading("In the text")
+        widgets.heading(WHERE)
         raise
     top, sample = frame[frame["kind"] == "top"], frame[frame["kind"] == "sample"]
     high = float(frame["value"].max())
@@ -194,7 +211,7 @@ def draw_examples(run: Run, layer: int, neuron: int) -> None:
         f"{number(high)}. Choose a position to open the passage, shaded by this neuron. +2 alike: the same eight "
         "tokens come twice more, and are shown once."
     )
-    widgets.heading("In the text", caption, result)
+    widgets.heading(WHERE, caption, result, key="in-the-text")
     if model_of(run) is not None:
         address = {"sequence": int(strongest["sequence"]), "position": int(strongest["position"])}
         widgets.page_link(
@@ -230,15 +247,12 @@ def draw_page(run: Run) -> None:
         return
     layer, neuron = location
     draw_links(run, layer, neuron)
-    widgets.title(f"L{layer}/N{neuron}")
+    widgets.title(f"L{layer}/N{neuron}: where does it fire, and what does it write?")
     row = fetch(run, one_neuron, layer=layer, neuron=neuron)
     draw_numbers(run, row)
-    with st.container(key="pair"):
-        left, right = st.columns(2, gap="large")
-    with left, widgets.show_errors():
-        draw_rank(run, row)
-    with right, widgets.show_errors():
-        draw_values(run, row)
+    draw_first_written(run, layer, neuron)
+    with widgets.show_errors():
+        draw_examples(run, layer, neuron)
     with st.container(key="pair-weights"):
         left, right = st.columns(2, gap="large")
     with left, widgets.show_errors():
@@ -247,8 +261,12 @@ def draw_page(run: Run) -> None:
         draw_answers(run, layer, neuron)
     with widgets.show_errors():
         draw_neighbours(run, layer, neuron)
-    with widgets.show_errors():
-        draw_examples(run, layer, neuron)
+    with st.container(key="pair"):
+        left, right = st.columns(2, gap="large")
+    with left, widgets.show_errors():
+        draw_rank(run, row)
+    with right, widgets.show_errors():
+        draw_values(run, row)
 
 
 with widgets.show_errors():

@@ -52,12 +52,14 @@ def draw_densities(run: Run) -> None:
     result = query(run, DENSITIES)
     tokens = int(fetch(run, analysis.by_layer)["tokens"].max())
     widgets.heading(
-        "Density by layer",
-        f"Share of a layer's {whole(run.d_ff)} neurons by density, the share of tokens that fire the neuron. "
+        "How often they fire, by layer",
+        f"Each row: what share of a layer's {whole(run.d_ff)} neurons fires how often. Density: the share of tokens "
+        "that fire a neuron. "
         f"Never: not on any of {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, so the "
         f"density is below {rare(3 / max(tokens, 1))} (95 %). Shades go by the square root. "
         "Choose a cell to list its layer's neurons.",
         result,
+        key="density-by-layer",
     )
     figure = widgets.with_links(density_map(result.frame))
     alt = "Share of neurons by density in each layer"
@@ -115,10 +117,12 @@ def kinds_of_dead(frame: pd.DataFrame) -> str:
         return " Why cannot be told without the model's weights, which are not on this machine."
     gone = int(frame["gone"].sum())
     them = "those listed" if len(frame) < frame.attrs["count"] else "them"
-    return (
-        f" Of {them}, {whole(gone)} have lost their weights: what they read and write is under a quarter as long as in "
-        f"neurons that fire. {whole(len(frame) - gone)} have them still, so another text may fire them."
+    lost = (
+        f" Why: of {them}, {'all ' * (gone == len(frame))}{whole(gone)} have lost their weights, as the rows that they "
+        "read and write with are under a quarter as long as those of neurons that fire"
     )
+    kept = len(frame) - gone
+    return f"{lost}; {whole(kept)} have them still, so another text may fire them." if kept else f"{lost}."
 
 
 def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
@@ -190,10 +194,10 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
         "largest": column.NumberColumn("largest pre-activation", format="%.4f", help="it fires above 0"),
         "below": column.NumberColumn("below 0 by", format="%.2f", help="in standard deviations of its pre-activations"),
         "gate_norm": column.NumberColumn(
-            "length of gate row", format="%.3f", help="what it reads, over the median of neurons that fire"
+            "reads with, × usual", format="%.3f", help="length of its gate row over the median of neurons that fire"
         ),
         "down_norm": column.NumberColumn(
-            "length of down row", format="%.3f", help="what it writes, over the median of neurons that fire"
+            "writes with, × usual", format="%.3f", help="length of its down row over the median of neurons that fire"
         ),
         "first_sequence": column.NumberColumn("first sequence", format="%d", help="sequence in which it first fired"),
     }

@@ -32,8 +32,8 @@ GROUPS = {  # by verdict, in the order of the page: what is said of one claim, a
 
 COLUMNS: dict[str, tuple[str, str]] = {  # of the studies that are shown: name in words, form of its values
     "name": ("training", ""),
-    "parameters": ("parameters", "{:,.0f}"),
-    "steps": ("steps", "{:,.0f}"),
+    "parameters": ("parameters", "{:.0f}"),
+    "steps": ("steps", "{:.0f}"),
     "loss": ("held-out loss, nats", "{:.3f}"),
     "rise": ("loss over no L1", "{:+.2%}"),
     "nnz": ("neurons a token", "{:.1f}"),
@@ -72,7 +72,7 @@ def claims_html(frame: pd.DataFrame, evidence: dict[str, str], own: str = "") ->
         pill = f'<span class="tw-verdict {KINDS.get(row.verdict, "no")}">{html.escape(row.verdict)}</span>'
         lines.append(f"<div>{evidence.get(row.claim, '')}</div>")
         lines.append(f"<div><p>{answer}</p>{teller}<p class='tw-note'>{statistic}</p></div>")
-        lines.append(f"<div>{pill}<p class='tw-note'>{reason}</p></div></div>")
+        lines.append(f"<div class='verdict'>{pill}<p class='tw-note'>{reason}</p></div></div>")
     return "".join([*lines, "</div>"])
 
 
@@ -86,7 +86,8 @@ def draw_page(run: Run) -> None:
     by_others = int((tested["scope"] != own).sum())
     beside = f" and {plural(len(others), 'training')} of this folder" if others else ""
     caption = (
-        f"{plural(len(frame), 'claim')} about sparse FFN layers, each with a rule that was fixed beforehand; this run "
+        f"{plural(len(frame), 'claim')} about sparse FFN layers, from the paper that introduced TwELL (arXiv "
+        "2603.23198) and reports on it, in our words, each with a rule that was fixed beforehand; this run "
         f"can test {len(tested) - by_others}. It is one model on one text ({own}): what fails here may hold elsewhere. "
         f"{plural(by_others, 'more claim')}, between models or on trainings, can be told by other runs, named "
         f"there: the trainings that ship{beside}."

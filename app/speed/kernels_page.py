@@ -13,12 +13,13 @@ from twell import analysis
 from twell.analysis.figures.speed.kernels import audit_map, break_even, of_tile, time_split
 from twell.analysis.figures.speed.timings import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
 from twell.analysis.speed.ffn_speedup import caveats, conditions, layer_names
+from twell.analysis.speed.speedup import sizes
 from twell.app.jobs.measure import measure
 from twell.app.jobs.status import job_status
 from twell.app.speed.bench_view import draw_bench
 from twell.app.speed.compression_view import draw_compressions
 from twell.app.speed.live_view import draw_calls, follow
-from twell.app.speed.potential_view import draw_potential
+from twell.app.speed.potential_view import draw_potential, say_where_to_gain
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, percent, plural, times, typeset, whole
 from twell.app.ui.query import QueryResult, fetch, query
@@ -47,8 +48,9 @@ def draw_layer_times(run: Run, result: QueryResult) -> None:
     frame = result.frame
     comparable, repeats = frame.attrs["comparable"], int(frame["repeats"].min())
     caption = (
-        f"FFN of one batch, {'median over ' * (repeats > 1)}{plural(repeats, 'timed batch', 'es')}, the same input for "
-        f"both; {', '.join(sorted(set(frame['kernel'])))} kernel on {run.manifest.device}, {run.manifest.dtype}. "
+        f"FFN of a batch of {batch_rows(run, 'ffn_sparse')}, {'median over ' * (repeats > 1)}"
+        f"{plural(repeats, 'timed batch', 'es')}, the same input for both; "
+        f"{', '.join(sorted(set(frame['kernel'])))} kernel on {run.manifest.device}, {run.manifest.dtype}. "
         f"{'At the right: dense / sparse.' if comparable else ''}"
     )
     if len(frame) < run.layers:
@@ -81,7 +83,8 @@ def draw_speedup_by_activity(run: Run, result: QueryResult) -> None:
 def correlation_sentence(result: dict[str, Any]) -> str:
     """Return both correlations of `analysis.speedup_correlation` as a sentence."""
     return (
-        f"Pearson {fixed(result['pearson'])} (95 % {fixed(result['low'])} to {fixed(result['high'])}), "
+        f"Correlation of speedup with nnz: Pearson {fixed(result['pearson'])} (95 % interval {fixed(result['low'])} to "
+        f"{fixed(result['high'])}), "
         f"Spearman {fixed(result['spearman'])}; {plural(result['n'], 'layer')}, p = {number(result['p'], 2)}, "
         f"{result['method']}."
     )
@@ -117,8 +120,8 @@ def draw_pass_time(run: Run) -> None:
     warning = "" if (rest >= 0).all() else " Timed separately, the components add up to more than the whole pass."
     widgets.heading(
         "Where the time goes",
-        f"One forward pass, medians over the timed batches, on {run.manifest.device}. Rest: norms, embedding, output "
-        f"projection and kernel launches.{warning}",
+        f"One forward pass of {batch_rows(run, 'model_dense')}, medians over the timed batches, on "
+        f"{run.manifest.device}. Rest: norms, embedding, output projection and kernel launches.{warning}",
         result,
     )
     widgets.draw(time_split(frame), "time-split", "Time of a forward pass by part, dense and sparse")
@@ -136,9 +139,10 @@ def draw_tile_audit(run: Run) -> None:
         return
     widgets.heading(
         "Tile audit",
-        f"Share of tokens that fire more neurons in at least one tile of {tile} than the tile has slots, by "
-        f"compression. This run used {run.manifest.layout['compression']}. The workbench's kernels store the overflow "
-        "elsewhere, so results stay exact; other kernels may drop it.",
+        f"TwELL, the format of what fired, cuts a layer into tiles of {tile} neurons with as many slots each as its "
+        "compression leaves. Here: the share of tokens that fire more neurons in at least one tile than it has slots, "
+        f"by compression; this run used {run.manifest.layout['compression']}. The workbench's kernels store the "
+        "overflow elsewhere, so results stay exact; other kernels may drop it.",
         result,
     )
     widgets.draw(audit_map(frame), "audit", "Share of tokens that overflow a tile, by layer and compression")
@@ -168,11 +172,17 @@ def note_speedup(run: Run, total: dict[str, Any]) -> None:
     """Show the speedup of all timed layers together, what it holds for, and what to mind of it."""
     if not total["comparable"]:
         return
-    span = f" (95 % {times(total['low'])} to {times(total['high'])})" if total["turns"] > 1 else ""
+    span = f" ({times(total['low'])} to {times(total['high'])} with 95 % confidence)" if total["turns"] > 1 else ""
     st.markdown(f"**FFN speedup {times(total['speedup'])}**{span}, {layer_names(total)}.")
+    say_where_to_gain(run)
     widgets.note(html.escape(typeset(f"{total['kernel']} kernel, {conditions(run)}.")))
     for sentence in caveats(total):
         widgets.note(html.escape(sentence))
+
+
+def batch_rows(run: Run, op: str) -> str:
+    """Return in words how many rows the times of an operation are brought to, as the table `timings` names it."""
+    return plural(sizes(run)[op], "row")
 
 
 def draw_timings(run: Run) -> None:

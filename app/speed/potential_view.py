@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures.speed.potential import waterfall
 from twell.analysis.speed.potential import worth_speeding_up
+from twell.analysis.speed.speedup import sizes
 from twell.app.ui import widgets
-from twell.app.ui.query import query
+from twell.app.ui.formatting import plural
+from twell.app.ui.query import fetch, query
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 
+def say_where_to_gain(run: Run) -> None:
+    """Draw the sentence about the layer with most to gain; nothing where the run cannot tell."""
+    with suppress(Missing):
+        table = fetch(run, analysis.layer_potential)
+        if table.attrs["comparable"]:
+            st.markdown(widgets.escape_markdown(worth_speeding_up(table)))
+
+
 def draw_potential(run: Run) -> None:
-    """Draw the waterfall and the sentence about the layer with most to gain; nothing where the run cannot tell."""
+    """Draw the waterfall; nothing where the run cannot tell."""
     try:
         result = query(run, analysis.layer_potential)
         table = result.frame
@@ -23,9 +35,9 @@ def draw_potential(run: Run) -> None:
     if not table.attrs["comparable"]:
         return
     caption = (
-        "One pass over a batch, in milliseconds: dense, less what sparse FFNs save, less what they could still save if "
-        "all but the gate product were free."
+        f"One pass over a batch of {plural(sizes(run)['ffn_sparse'], 'row')}, in milliseconds: dense, less what each "
+        "layer's sparse FFN saves, less what it could still save if all but its gate product, which nothing spares it, "
+        "were free (ceiling). Rest: what else differs between the two passes; red: slower."
     )
     widgets.heading("Which layer is worth speeding up?", caption, result)
-    st.markdown(widgets.escape_markdown(worth_speeding_up(table)))
     widgets.draw(waterfall(table), "potential", "Waterfall from the dense pass to the sparse pass and its ceiling")

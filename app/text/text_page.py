@@ -21,6 +21,7 @@ from twell.app.text.token_view import MarkedToken, draw_token
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, plural, whole
 from twell.app.ui.query import QueryResult, fetch, query
+from twell.app.ui.run_catalog import find_runs
 from twell.app.ui.url_state import current_run, parameter, run_name, whole_number
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -258,9 +259,22 @@ def draw_page(run: Run) -> None:
         draw_highest(choice)
 
 
+def link_to_text(run: Run) -> None:
+    """Draw a link to a run of a model of the same shape that keeps its text; nothing where there is none."""
+
+    def shape(one: Run) -> tuple[object, ...]:
+        return one.layers, one.d_ff, one.manifest.model.get("d_model"), one.manifest.tokenizer.get("vocab_size")
+
+    for name, other in find_runs().runs.items():
+        if shape(other) == shape(run) and other.has("activity") and other.has("sequences"):
+            widgets.page_link("text", f"{other.name}, a run of a model of the same shape, keeps its text →", run=name)
+            return
+
+
 widgets.title("How many neurons does each token fire?")
 job_status()
 with widgets.show_errors():
     draw_page(current_run())
 if current_run().manifest.summary_only:
     widgets.page_link("tokens", "How many neurons each token of the vocabulary fires →")
+    link_to_text(current_run())

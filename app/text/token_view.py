@@ -91,7 +91,7 @@ def draw_token(token: MarkedToken, reference: Run, scale_name: str) -> None:
         f"Writes: the tokens that it makes likelier. Point at a neuron to shade the passage by it. {token.action}"
     )
     with heading_area:
-        name = f"Neurons that {visible(token.name)} fires at {position}"
+        name = f"Neurons that {visible(token.name)} fires at position {position}"
         widgets.heading(name, caption.strip(), result, key="token-neurons")
     st.html(neurons_html(shown, _writes(reference, shown), token.parameters) + hover_css(token, shown))
 

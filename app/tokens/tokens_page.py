@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from twell import analysis
 from twell.analysis.figures import plots
 from twell.analysis.figures.tokens import (
     END_ROWS,
@@ -18,18 +19,17 @@ from twell.analysis.figures.tokens import (
 )
 from twell.app.tokens.token_data import CLASSES, COVARIATES, IDENTITY, RANKING, WORDS, address_filters
 from twell.app.tokens.token_rows import SHOWN, rows_html
+from twell.app.tokens.token_tables import RANKS, draw_token_table, draw_word_table, go_to
 from twell.app.ui import widgets
-from twell.app.ui.formatting import matching, plural, visible, whole
-from twell.app.ui.query import QueryResult, query
+from twell.app.ui.formatting import matching, percent, plural, whole
+from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.questions import Question, draw_question
-from twell.app.ui.url_state import current_run, open_page, run_name, sync_url, url_param, whole_number
+from twell.app.ui.url_state import current_run, sync_url, url_param, whole_number
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 MAX_MIN_COUNT = 1_000_000
 VIEWS = {"words": "Whole words", "tokens": "Tokens", "classes": "Classes"}
-# By column of `analysis.by_token`; words have the first and the third.
-RANKS = {"mean": "neurons fired", "shrunk": "z, shrunk", "z": "z", "z_position": "z at its position"}
 WORD_RANKS = {name: RANKS[name] for name in ("mean", "z")}
 SIDES = {"most": "Most first", "fewest": "Fewest first"}
 QUESTIONS = (
@@ -57,9 +57,8 @@ MEANING = {  # of the dots and their intervals
     "z": "Mean z over layers with 95 % intervals, clustered by document; of few, none narrower than is usual.",
     "z_position": "Mean z over layers, compared with similar positions, with 95 % intervals as those of z.",
 }
+DOMINANT = 0.3  # share of the model's nnz from which one layer decides an order by neurons fired
 CUT = "An interval that goes far beyond all dots is cut."
-MAX_ROWS = 5000  # of the table that go to the browser, with these columns only
-COLUMNS = ["text", "token_id", "count", "sequences", "z", "z_se", "mean", "mean_se", "surprisal_mean", "loss_mean"]
 
 
 def chosen_filters(run: Run) -> tuple[str, int, str, str]:
@@ -100,62 +99,6 @@ def chosen_filters(run: Run) -> tuple[str, int, str, str]:
     return view, int(min_count), search, rank
 
 
-def go_to(token: int) -> None:
-    """Open the page of a token, by id. Its address keeps the filters, for the link back."""
-    open_page("token", run=run_name(), token=int(token), **address_filters())
-
-
-def first_rows_note(count: int) -> str:
-    """Return a note that a table of `count` rows is cut, in brackets after a space; empty if it is not."""
-    return f" (the {whole(MAX_ROWS)} most active shown)" if count > MAX_ROWS else ""
-
-
-def draw_token_table(tokens: QueryResult, rank: str) -> None:
-    """Draw the table of tokens; a click on a row opens the token's page.
-
-    Args:
-        tokens: the rows of `analysis.by_token` that the filters leave.
-        rank: the column that they are ranked by.
-    """
-    frame = tokens.frame
-    caption = f"{plural(len(frame), 'token')}{first_rows_note(len(frame))}. Choose a row to open the token's page."
-    widgets.heading("Every token", caption, tokens)
-    rows = ranked_by(frame.head(MAX_ROWS), rank)[COLUMNS]
-    rows["text"] = rows["text"].map(visible)
-    row = widgets.chosen_row(
-        rows,
-        "token-table",
-        column_config={
-            "text": st.column_config.TextColumn("token", width=130),
-            "token_id": st.column_config.NumberColumn("id", format="%d"),
-            "count": st.column_config.NumberColumn("count", format="%d", help="how often it occurs in the text"),
-            "sequences": st.column_config.NumberColumn("sequences", format="%d", help="sequences in which it occurs"),
-            "z": st.column_config.NumberColumn(
-                RANKS[rank],
-                format="%+.2f",
-                help="nnz in standard deviations from its layer's mean, averaged over layers",
-            ),
-            "z_se": st.column_config.NumberColumn(
-                "± se", format="%.2f", help="its standard error, clustered by document; shrunk: its posterior sd"
-            ),
-            "mean": st.column_config.NumberColumn(
-                "mean nnz", format="%.1f", help="neurons per layer, averaged over layers"
-            ),
-            "mean_se": st.column_config.NumberColumn(
-                "± se", format="%.1f", help="standard error of the mean, clustered by document"
-            ),
-            "surprisal_mean": st.column_config.NumberColumn(
-                "surprisal, nats", format="%.2f", help="loss of this token, predicted from the tokens before it"
-            ),
-            "loss_mean": st.column_config.NumberColumn(
-                "next loss, nats", format="%.2f", help="loss of the next token, predicted at this one"
-            ),
-        },
-    )
-    if row is not None:
-        go_to(row["token_id"])
-
-
 def draw_rows(run: Run, result: QueryResult, rank: str, noun: str) -> None:
     """Draw the first rows of a ranking, from the end that the user chooses; each is a link.
 
@@ -173,12 +116,28 @@ def draw_rows(run: Run, result: QueryResult, rank: str, noun: str) -> None:
         widgets.heading(
             f"The {noun}s that fire {'most' if side == 'most' else 'fewest'}",
             f"{whole(len(shown))} of {plural(len(frame), noun)}. A bar: neurons fired a layer, mean over layers"
-            f"{'; a line: its 95 % interval, clustered by document' if noun == 'token' else ''}. z: how far from "
-            f"their layers' means, in standard deviations. Choose a row to open the {noun}.",
+            f"{'; a line: its 95 % interval, clustered by document' if noun == 'token' else ''}. z: the same with all "
+            f"layers alike, in standard deviations from their means. Choose a row to open the {noun}.",
             result,
             key="ranked",
         )
     st.html(rows_html(run, shown, rank, address_filters()))
+
+
+def who_decides(run: Run, rank: str) -> str:
+    """Return in a sentence, with a space after it, why an order by z is another one; empty where no layer is far above
+    the others, or the rows are ordered by z themselves.
+
+    rank: the column that orders the rows
+    """
+    layers = fetch(run, analysis.by_layer)
+    top = layers.loc[layers["share"].idxmax()]
+    if rank != "mean" or len(layers) < 3 or top["share"] < DOMINANT:
+        return ""
+    return (
+        f"Another order than above: there layer {top['layer']:.0f} decides, which fires {percent(top['share'])} of all "
+        "neurons; here every layer has the same weight. "
+    )
 
 
 def draw_words(run: Run, min_count: int, search: str, rank: str) -> None:
@@ -200,28 +159,14 @@ def draw_words(run: Run, min_count: int, search: str, rank: str) -> None:
         return
     draw_rows(run, words, rank, "word")
     result = by_z.then(both_ends, END_ROWS)
-    title = "Most and least active words"
+    title = "Most and least active words, all layers alike"
     caption = (
-        f"Mean z of a word's tokens with 95 % intervals, clustered by document. {CUT} "
+        f"{who_decides(run, rank)}Mean z of a word's tokens with 95 % intervals, clustered by document. {CUT} "
         f"{plural(len(frame), 'word')} that occur at least {plural(min_count, 'time')}."
     )
-    widgets.heading(title, caption, result)
+    widgets.heading(title, caption, result, key="most-and-least-active-words")
     widgets.draw(ranking(as_ranked(result.frame)), "words", f"{title} by z", wide=True)
-    widgets.heading("Every word", f"{plural(len(frame), 'word')}{first_rows_note(len(frame))}.", words)
-    column = st.column_config
-    st.dataframe(
-        frame.head(MAX_ROWS).assign(word=frame["word"].head(MAX_ROWS).map(visible)),
-        hide_index=True,
-        height=420,
-        column_config={
-            "count": column.NumberColumn("count", format="%d", help="how often the word occurs in the text"),
-            "sequences": column.NumberColumn("sequences", format="%d", help="sequences in which it occurs"),
-            "pieces": column.NumberColumn("tokens per word", format="%.1f"),
-            "z": column.NumberColumn("z", format="%+.2f", help="mean z of the word's tokens"),
-            "z_se": column.NumberColumn("± se", format="%.2f", help="standard error of z, clustered by document"),
-            "mean": column.NumberColumn("mean nnz", format="%.1f", help="neurons per layer, averaged over layers"),
-        },
-    )
+    draw_word_table(words)
 
 
 def draw_classes(run: Run) -> None:

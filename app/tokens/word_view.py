@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.figures.tokens import MIN_COUNT
 from twell.analysis.tokens.text_search import around_word, places_of
 from twell.app.tokens.token_data import ALL_TOKENS
 from twell.app.tokens.token_rows import titled_row
@@ -34,12 +35,23 @@ def draw_word(run: Run, word: str) -> None:
             ("nnz per layer", number(row["mean"]), f"of {whole(run.d_ff)} neurons, mean of its tokens"),
             ("z", f"{fixed(row['z'])}{error}", "mean over layers; ± standard error"),
             ("Count", whole(row["count"]), f"in {plural(row['sequences'], 'sequence')}"),
-            ("Rank", whole(int((frame["mean"] > row["mean"]).sum()) + 1), f"by nnz, of {plural(len(frame), 'word')}"),
+            ("Rank", *rank_of(frame, row)),
             ("Tokens a word", f"{row['pieces']:.1f}", "how many it is cut into"),
         )
     )
     with widgets.show_errors():
         draw_places(run, word)
+
+
+def rank_of(frame: pd.DataFrame, row: pd.Series) -> tuple[str, str]:
+    """Return a word's rank by nnz, and among how many: those that page Tokens lists if the word occurs as often.
+
+    frame: the rows of all words; row: that of the word
+    """
+    often = row["count"] >= MIN_COUNT
+    among = frame[frame["count"] >= MIN_COUNT] if often else frame
+    rank = whole(int((among["mean"] > row["mean"]).sum()) + 1)
+    return rank, f"by nnz, of {plural(len(among), 'word')}{f' with {MIN_COUNT} places or more' if often else ''}"
 
 
 def words_of(run: Run) -> pd.DataFrame:
@@ -67,7 +79,7 @@ def draw_places(run: Run, word: str) -> None:
         f'<a class="tw-jump" href="{link("text", sequence=row.sequence, position=row.position)}">'
         f'<span class="where">{row.sequence}:{row.position}</span>'
         f'<span class="before"><span>{html.escape(running(before[-60:]))}</span></span>'
-        f'<span class="token">{html.escape(visible(token))}</span>'
+        f'<mark class="token">{html.escape(visible(token))}</mark>'
         f'<span class="after">{html.escape(running(after[:60]))}</span><span class="number"></span></a>'
         for row, (before, token, after) in zip(frame.itertuples(), around, strict=True)
     ]

@@ -42,7 +42,10 @@ def definition(run: Run) -> None:
         terms = {
             "nnz": f"the number of a layer's {whole(run.d_ff)} FFN neurons that a token fires. In this run, a neuron "
             f"fires when: {run.manifest.nnz_definition.rstrip('.')}.",
-            "sparsity": "1 − mean nnz / d_ff.",
+            "FFN": "the feed-forward part of a layer, where its neurons are; the other part is attention.",
+            "sparsity": "1 − mean nnz / d_ff, where d_ff is the number of neurons of a layer.",
+            "density": "of a neuron: the share of tokens that fire it.",
+            "loss": "of a token: how badly the model predicted it, −log of the probability that it gave it, in nats.",
             "z": "how many standard deviations a token's nnz lies from the layer's mean, averaged over the layers.",
             "dead": "did not fire on any token counted here. It may still fire on other text: its density is below "
             f"3 / tokens with 95{SPACE}% confidence if tokens are independent.",

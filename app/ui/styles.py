@@ -49,6 +49,7 @@ a.tw-jump .where { color: var(--tw-link); opacity: 1; }
 .tw-jump.names > * { font-family: "Source Sans", sans-serif; overflow: visible; }
 .tw-jump .number { text-align: right; }
 a.tw-jump .before { display: flex; justify-content: flex-end; }
+a.tw-jump mark { background: rgba(47,126,216,.18); color: inherit; }
 a.tw-jump .token { border-radius: 3px; padding: 0 .25rem; max-width: 16rem; text-overflow: ellipsis; }
 
 .stElementContainer:not(.st-key-nav *) > [data-testid="stPageLink"] a { background: none; }
@@ -170,6 +171,8 @@ h2.tw-group-title { font-size: 1.05rem; font-weight: 600; margin: 0; padding: .8
 .tw-verdict.yes { background: #1f6fc9; border-color: #1f6fc9; color: #fff; }
 @media (max-width: 900px) {
   .tw-claim { grid-template-columns: 1fr; gap: .3rem; }
+  .tw-claim .verdict { order: -1; display: flex; gap: .7rem; align-items: baseline; }
+  .tw-claim .verdict .tw-verdict { flex: none; }
   .tw-claim .open { grid-column: 1; }
 }
 

@@ -106,6 +106,8 @@ h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; 
   padding: .05em .35em; unicode-bidi: isolate; white-space: pre-wrap; overflow-wrap: anywhere; }
 .tw-said .tw-token { font-size: .92em; }
 .tw-said a { color: inherit !important; text-decoration: none !important; }
+.tw-said a.plain { color: var(--tw-link) !important; }
+.tw-said a.plain:is(:hover, :focus-visible) { text-decoration: underline !important; }
 .tw-said a:is(:hover, :focus-visible) .tw-token { background: rgba(47,126,216,.32); }
 .st-key-cards .tw-said { font-size: .95rem; }
 .stHtml .tw-facts { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; margin: 0; padding: 0;

@@ -11,11 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 from support.page_elements import markup, notices
 
-from twell.analysis import by_layer, by_token, contexts
+from twell.analysis import by_layer, by_token, by_word, contexts
 from twell.app.ui.formatting import number, percent, visible, whole
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
@@ -95,11 +96,32 @@ def test_a_text_of_a_few_words_leads_on_to_all_of_its_tokens(show: Show, made: M
     )
 
 
+def test_a_table_in_order_of_neurons_has_them_once_and_z_beside_them(show: Show, runs: Path, made_run: Run) -> None:
+    rows = show(runs, "tokens", run="made", view="tokens", least="5").dataframe[0].value
+    of = by_token(made_run, min_count=5).set_index("token_id").loc[rows["token_id"]]
+    assert list(rows["mean"]) == sorted(of["mean"], reverse=True)
+    np.testing.assert_allclose(rows["z"], of["z"])
+
+
+def test_an_order_by_z_says_why_it_is_another_one(show: Show, runs: Path, made_run: Run) -> None:
+    share = by_layer(made_run)["share"]
+    sentence = f"there layer {share.idxmax()} decides, which fires {percent(share.max())} of all"
+    assert sentence in markup(show(runs, "tokens", run="made"))
+    assert "decides" not in markup(show(runs, "tokens", run="made", rank="z"))
+
+
+def test_a_words_rank_is_its_place_in_the_list_of_words(show: Show, runs: Path, made_run: Run) -> None:
+    words = by_word(made_run, min_count=20).sort_values("mean", ascending=False, ignore_index=True)
+    text = markup(show(runs, "token", run="made", word=words["word"][2]))
+    assert f"<dt>Rank</dt><dd><b>3</b><span>by nnz, of {len(words)} words with 20 places or more" in text
+    rare = by_word(made_run, min_count=1).query("count == 1")["word"].iloc[0]
+    assert "places or more" not in markup(show(runs, "token", run="made", word=rare))
+
+
 def test_what_a_summary_only_run_lacks_is_neither_a_dead_end_nor_in_its_code(show: Show, runs: Path) -> None:
-    assert (
-        links(show(runs, "text", run="summary"))["How many neurons each token of the vocabulary fires →"]
-        == "run=summary"
-    )
+    to = links(show(runs, "text", run="summary"))
+    assert to["How many neurons each token of the vocabulary fires →"] == "run=summary"
+    assert to["made, a run of a model of the same shape, keeps its text →"] == "run=made"
     codes = {run: "".join(code.value for code in show(runs, "export", run=run).code) for run in ("made", "summary")}
     assert "run.activity(" in codes["made"] and "activity" not in codes["summary"]
 

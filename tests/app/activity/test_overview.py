@@ -44,7 +44,7 @@ def test_a_row_a_layer_holds_what_the_answers_say(made_run: Run) -> None:
     assert list(dead.text) == [percent(share) for share in layers["dead_share"]]
     assert list(beside.text) == [times(gained) for gained in gains["speedup"]]
     assert min(beside.x) > max(gain.x), "no number lies over a bar or the line of dense"
-    assert named(figure) == ["mean nnz by position", "nnz: mean, p10 to p90", "never fired", "FFN speedup"]
+    assert named(figure) == ["mean nnz by position", "nnz: mean, middle 80 %", "never fired", "FFN speedup"]
 
 
 def test_every_cell_of_the_map_can_be_chosen_and_says_what_it_says(made_run: Run) -> None:
@@ -59,7 +59,8 @@ def test_every_cell_of_the_map_can_be_chosen_and_says_what_it_says(made_run: Run
 
 def test_what_is_worth_a_look_has_a_picture_of_its_numbers(show: Show, runs: Path, made_run: Run) -> None:
     html = markup(show(runs, run="made"))
-    assert re.findall(r'class="tw-mini" href="(\w+)\?run=made"', html) == ["tokens", "layers", "positions", "kernels"]
+    pages = ["tokens", "layers", "neurons", "positions", "kernels"]
+    assert re.findall(r'class="tw-mini" href="(\w+)\?run=made"', html) == pages
     bars = re.findall(r'title="L(\d+): ([^"]*)" style="height:(\d+)%"', html.split('href="layers?')[1].split("</a>")[0])
     means = by_layer(made_run)["mean"]
     assert [(int(layer), text, int(height)) for layer, text, height in bars] == [
