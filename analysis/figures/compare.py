@@ -89,6 +89,7 @@ def side_by_side(frame: pd.DataFrame, measures: dict[str, str]) -> go.Figure:
                 y=rows["layer"],
                 mode="markers",
                 marker=marker,
+                cliponaxis=False,
                 text=rows["name"],
                 hovertemplate=f"%{{text}}, layer %{{y:.0f}}: {name} %{{x:{form}}}<extra></extra>",
                 row=1,
@@ -232,7 +233,7 @@ def ratio_panels(frame: pd.DataFrame) -> go.Figure:
     ]
     titles = {int(layer): f"L{layer}" for layer in frame["layer"].unique()}
     frame = frame.assign(hover=hover)
-    return small_multiples(frame, "position", titles, "position, tokens", "ratio of mean nnz", log=True)
+    return small_multiples(frame, "position", titles, "position, tokens", "ratio of mean nnz", log=True, log_y=True)
 
 
 def compared_layers(runs: Sequence[Run]) -> go.Figure:

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.analysis.figures.labels import SPACE, number, percent, whole
-from twell.analysis.figures.style import AMBER, BLUE, GREY, SCALE, finish, layer_axis, log_ticks
+from twell.analysis.figures.style import AMBER, BLUE, GREY, SCALE, finish, layer_axis, log_ticks, root_color_bar
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.value_histogram import BEGINS
 from twell.workbench.run.store import Run
@@ -82,10 +82,11 @@ def density_map(frame: pd.DataFrame) -> go.Figure:
             customdata=counts.to_numpy(),
             hovertext=[names] * len(layers),
             hovertemplate="layer %{y:.0f}, density %{hovertext}<br>%{customdata:,} neurons<extra></extra>",
-            showscale=False,
+            showscale=not labelled,
+            colorbar=None if labelled else root_color_bar(float(share.max())),
         )
     )
-    finish(figure, 90 + max(20, 30 if labelled else 20) * len(layers))
+    finish(figure, 90 + (30 if labelled else 20) * len(layers))
     layer_axis(figure, layers, showgrid=False)
     figure.update_yaxes(range=[max(layers) + 0.5, min(layers) - 0.5])
     figure.update_xaxes(

@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 from twell.analysis.activity.layers import by_layer
 from twell.analysis.activity.positions import position_blocks
 from twell.analysis.figures.labels import number, percent, times, whole
-from twell.analysis.figures.style import BLUE, GREY, SCALE, finish, layer_axis, log_ticks, panel_title, spans
+from twell.analysis.figures.style import BLUE, GREY, SCALE, color_bar, finish, layer_axis, log_ticks, panel_title, spans
 from twell.analysis.speed.speedup import speedup
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -135,20 +135,7 @@ def _add_map(figure: go.Figure, blocks: pd.DataFrame, labelled: bool, column: in
 def _color_scale(low: float, high: float, right: float) -> dict[str, object]:
     """Return the color bar of a logarithmic map from 10^low to 10^high, above the panel that ends at `right`."""
     ticks, text = log_ticks(10**low, 10**high)
-    return {
-        "orientation": "h",
-        "tickvals": [math.log10(tick) for tick in ticks],
-        "ticktext": text,
-        "ticklabelposition": "inside",
-        "thickness": 12,
-        "outlinewidth": 0,
-        "xpad": 0,
-        "len": 0.2,
-        "x": right,
-        "xanchor": "right",
-        "y": 1,
-        "yanchor": "bottom",
-    }
+    return color_bar([math.log10(tick) for tick in ticks], text, right)
 
 
 def _add_quantiles(figure: go.Figure, layers: pd.DataFrame, column: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from twell.analysis.figures.labels import SPACE, number
+from twell.analysis.figures.labels import SPACE, number, percent
 
 BLUE, GREY, AMBER = "#2f7ed8", "#8b95a1", "#c9821f"
 WORDS = "#717c88"  # of names inside figures, to be read on both backgrounds
@@ -79,6 +79,36 @@ def panel_title(name: str, column: int, above: int = 22) -> dict[str, Any]:
     """Return an annotation with a panel's title, `above` pixels above its left end."""
     anchor = {"xref": f"x{column if column > 1 else ''} domain", "yref": "paper", "x": 0, "y": 1, "yshift": above}
     return {**anchor, "text": name, "xanchor": "left", "showarrow": False, "font": {"size": 12, "color": WORDS}}
+
+
+def color_bar(values: Sequence[float], texts: Sequence[str], right: float = 1.0) -> dict[str, Any]:
+    """Return the color bar of a heat map without texts in its cells, above the panel that ends at `right`.
+
+    Args:
+        values: where its ticks stand, as the map's z has them.
+        texts: what they say.
+        right: the end of the panel, as a share of the figure's width.
+    """
+    return {
+        "orientation": "h",
+        "tickvals": list(values),
+        "ticktext": list(texts),
+        "ticklabelposition": "inside",
+        "thickness": 12,
+        "outlinewidth": 0,
+        "xpad": 0,
+        "len": 0.2,
+        "x": right,
+        "xanchor": "right",
+        "y": 1,
+        "yanchor": "bottom",
+    }
+
+
+def root_color_bar(high: float) -> dict[str, Any]:
+    """Return the color bar of a map whose shades go by the square root of a share, up to `high`."""
+    shares = [share for share in (0.01, 0.1, 0.3, 0.6) if share < 0.9 * high] or [high / 2]
+    return color_bar([math.sqrt(share) for share in shares], [percent(share) for share in shares])
 
 
 def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:

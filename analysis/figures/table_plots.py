@@ -112,30 +112,48 @@ def gains(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _add_ratios(figure: Figure, rows: pd.DataFrame, low: pd.Series, high: pd.Series, name: str) -> None:
-    """Add a dot a layer at column `ratio`, with its interval from low to high."""
-    reach = {"array": high - rows["ratio"], "arrayminus": rows["ratio"] - low}
-    figure.add_scatter(x=rows["layer"], y=rows["ratio"], error_y=reach, name=name, mode="markers")
+def _add_ratios(figure: Figure, rows: pd.DataFrame, low: str, high: str, of: str, names: dict[str, str]) -> None:
+    """Add a dot a layer at column `ratio` for each value of a column, side by side, with their intervals.
+
+    Args:
+        figure: the figure.
+        rows: the table.
+        low, high: the columns of the interval.
+        of: the column that tells the dots of a layer apart.
+        names: its values in words.
+    """
+    groups = list(rows[rows["layer"] >= 0].groupby(of))
+    for index, (value, part) in enumerate(groups):
+        reach = {"array": part[high] - part["ratio"], "arrayminus": part["ratio"] - part[low]}
+        beside = part["layer"] + BESIDE * (index - (len(groups) - 1) / 2)
+        figure.add_scatter(
+            x=beside,
+            y=part["ratio"],
+            error_y=reach,
+            name=names.get(str(value), str(value)),
+            mode="markers",
+            customdata=part["layer"],
+            hovertemplate="layer %{customdata}: %{y:.3g}",
+        )
 
 
 def origins(table: pd.DataFrame) -> Figure:
     """Draw by_source or by_phase: mean nnz over that of all others by layer, with its interval."""
     figure = _figure("layer", "nnz, × that of the others")
     name = str(table.columns[0])
-    for label, rows in table[table["layer"] >= 0].groupby(name):
-        _add_ratios(figure, rows, rows["ratio_low"], rows["ratio_high"], str(label))
+    _add_ratios(figure, table, "ratio_low", "ratio_high", name, {})
     figure.add_hline(y=1, line_dash="dot")
     return figure
 
 
+BESIDE = 0.16  # layers between dots of one layer
 STARTS = {"all": "all starts", "cut": "within a document", "document": "of a document"}  # of first_positions, in words
 
 
 def starts(table: pd.DataFrame) -> Figure:
     """Draw first_positions: position 0 over later ones by layer, of documents and of cuts apart."""
     figure = _figure("layer", "position 0, × later positions")
-    for label, rows in table[table["layer"] >= 0].groupby("start"):
-        _add_ratios(figure, rows, rows["low"], rows["high"], STARTS.get(str(label), str(label)))
+    _add_ratios(figure, table, "low", "high", "start", STARTS)
     figure.add_hline(y=1, line_dash="dot")
     return figure
 

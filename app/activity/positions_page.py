@@ -51,10 +51,10 @@ def draw_decay(run: Run) -> None:
     counts = ", ".join(f"{verdict} in {count}" for verdict, count in verdicts.items())
     widgets.heading(
         "How fast it falls off",
-        "λ, in tokens, of a + b·exp(−p/λ), fitted to bands of positions p from 1 on, with 95 % intervals over groups "
-        f"of documents. Whether an exponential or a power law fits better by AICc: {counts} of {verdicts.sum()} "
-        "layers; at the right with R² on the means of the bands. Layers that no exponential describes have no λ: "
-        "Data has their fits.",
+        "After how many tokens, λ, what the beginning fires more has shrunk to 37 %: of a + b·exp(−p/λ), fitted to "
+        "bands of positions p from 1 on, with 95 % intervals over groups of documents. Which curve fits best (AICc): "
+        f"{counts} of {verdicts.sum()} layers; at the right with R² on the means of the bands. Layers that no "
+        "exponential describes have no λ: Data has their fits.",
         result,
     )
     if described(fits).empty:

@@ -59,7 +59,7 @@ def speedup_with_spread(overview: dict[str, Any]) -> str:
     if overview["speedup"] is None:
         return "–"
     low, high = times(overview["speedup_low"]), times(overview["speedup_high"])
-    span = f"95 % {low} to {high}" if overview["speedup_turns"] > 1 else "timed once"
+    span = f"{low} to {high} with 95 % confidence" if overview["speedup_turns"] > 1 else "timed once"
     return f"{times(overview['speedup'])} ({span}), {overview['speedup_layers']}"
 
 
@@ -123,7 +123,7 @@ def draw_by_position(runs: tuple[Run, Run]) -> None:
     result = query_with_others(runs[0], [runs[1]], analysis.compare_positions).then(position_ratios)
     frame = result.frame
     caption = (
-        f"Mean nnz of {runs[0].name} / mean nnz of {runs[1].name}; position logarithmic; "
+        f"Mean nnz of {runs[0].name} / mean nnz of {runs[1].name}; both axes logarithmic; "
         f"{widgets.interval_note(*runs)}."
     )
     widgets.heading("The ratio by position", caption, result)

@@ -87,7 +87,7 @@ def speedup_so_far(run: Run) -> tuple[str, str]:
     if not total["comparable"]:
         return "–", "none is claimed from the slow reference kernel"
     low, high = times(total["low"]), times(total["high"])
-    span = f", 95{SPACE}% {low} to {high}" if total["turns"] > 1 else ""
+    span = f", {low} to {high} with 95{SPACE}% confidence" if total["turns"] > 1 else ""
     text = f"dense time / sparse time, {layer_names(total)}{span}"
     return times(total["speedup"]), ". ".join([text, *(sentence.rstrip(".") for sentence in caveats(total))])
 

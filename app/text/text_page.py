@@ -260,15 +260,16 @@ def draw_page(run: Run) -> None:
 
 
 def link_to_text(run: Run) -> None:
-    """Draw a link to a run of a model of the same shape that keeps its text; nothing where there is none."""
+    """Draw a link to a run that keeps its text, of a model of the same shape if there is one; nothing without any."""
 
     def shape(one: Run) -> tuple[object, ...]:
         return one.layers, one.d_ff, one.manifest.model.get("d_model"), one.manifest.tokenizer.get("vocab_size")
 
-    for name, other in find_runs().runs.items():
-        if shape(other) == shape(run) and other.has("activity") and other.has("sequences"):
-            widgets.page_link("text", f"{other.name}, a run of a model of the same shape, keeps its text →", run=name)
-            return
+    texts = {n: one for n, one in find_runs().runs.items() if one.has("activity") and one.has("sequences")}
+    name = next((name for name, one in texts.items() if shape(one) == shape(run)), next(iter(texts), ""))
+    if name:
+        model = "a model of the same shape" if shape(texts[name]) == shape(run) else "another model"
+        widgets.page_link("text", f"{texts[name].name}, a run of {model}, keeps its text →", run=name)
 
 
 widgets.title("How many neurons does each token fire?")

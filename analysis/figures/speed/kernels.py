@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from twell.analysis.figures.labels import SPACE, percent, whole
 from twell.analysis.figures.speed.timings import time_unit
-from twell.analysis.figures.style import BLUE, GREY, SCALE, finish, layer_axis
+from twell.analysis.figures.style import BLUE, GREY, SCALE, finish, layer_axis, root_color_bar
 
 MIN_LAYERS = 4  # to fit a line through
 MIN_LABEL_SHARE = 0.07  # of the pass: a narrower bar has no room for its name
@@ -84,7 +86,8 @@ def audit_map(frame: pd.DataFrame) -> go.Figure:
     if len(values) <= 20:  # with more layers the cells have no room for text
         labels = values.map(lambda share: f"<{SPACE}0.01{SPACE}%" if 0 < share < 1e-4 else percent(share))
     hover = "layer %{y:.0f}: %{customdata:.3g} % of tokens<extra></extra>"
-    return compression_map(frame, np.sqrt(values), (0, 1), labels, hover, 100 * values)
+    shades = root_color_bar(1.0) if labels is None else None
+    return compression_map(frame, np.sqrt(values), (0, 1), labels, hover, 100 * values, shades)
 
 
 def compression_map(
@@ -94,6 +97,7 @@ def compression_map(
     labels: pd.DataFrame | None,
     hover: str,
     hover_values: pd.DataFrame | None = None,
+    color_bar: dict[str, Any] | None = None,
 ) -> go.Figure:
     """Return a heat map with a row a layer and a column a compression.
 
@@ -104,6 +108,7 @@ def compression_map(
         labels: the text of each cell; None to draw none.
         hover: plotly's template of the tooltip.
         hover_values: `customdata` of that template.
+        color_bar: tells what the shades are, where the cells have no text.
     """
     layers = [int(layer) for layer in shades.index]
     columns = list(range(len(shades.columns)))
@@ -122,7 +127,8 @@ def compression_map(
             textfont={"size": 11},
             customdata=None if hover_values is None else hover_values.to_numpy(float),
             hovertemplate=hover,
-            showscale=False,
+            showscale=color_bar is not None,
+            colorbar=color_bar,
         )
     )
     slots = frame.drop_duplicates("compression").set_index("compression")["slots"]

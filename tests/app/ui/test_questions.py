@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from twell.analysis import across_layers, by_source, reuse, token_identity
+from twell.analysis import across_layers, by_source, first_positions, reuse, tile_audit, token_identity
 from twell.analysis.figures import plots
+from twell.analysis.figures.neurons import density_bins, density_map
 from twell.analysis.figures.plots import dressed
+from twell.analysis.figures.speed.kernels import audit_map
 from twell.analysis.figures.style import BLUE
 from twell.workbench.run.store import Run
 
@@ -43,3 +46,32 @@ def test_one_source_alone_takes_the_first_colour(sampled: Run) -> None:
     one = table[table["source"] == table["source"].iloc[0]].assign(ratio=1.0, ratio_low=0.9, ratio_high=1.1)
     (trace,) = dressed(plots.origins(pd.DataFrame(one))).data
     assert trace.marker.color == trace.error_y.color == BLUE and trace.error_y.width == 0
+
+
+def test_dots_of_one_layer_stand_beside_each_other(sampled: Run) -> None:
+    table = first_positions(sampled)
+    figure = plots.starts(table)
+    places = [place for trace in figure.data for place in trace.x]
+    assert len(figure.data) > 1 and len(set(places)) == len(places)
+    for trace in figure.data:
+        assert np.abs(np.asarray(trace.x) - np.asarray(trace.customdata)).max() < 0.5, "nearest to its own layer"
+
+
+def test_maps_of_many_layers_say_what_their_shades_are(sampled: Run) -> None:
+    """Where cells have no room for text, a bar has ticks at the shades of the shares that it names."""
+    few, audit = density_bins(sampled), tile_audit(sampled)
+    many = pd.concat([few.assign(layer=few["layer"] + 4 * n) for n in range(7)], ignore_index=True)
+    more = pd.concat([audit.assign(layer=audit["layer"] + 4 * n) for n in range(7)], ignore_index=True)
+    tile = more[more["tile"] == more["tile"].max()]
+    for labelled, figure in (
+        (True, density_map(few)),
+        (False, density_map(many)),
+        (True, audit_map(tile[tile["layer"] < 4])),
+        (False, audit_map(tile)),
+    ):
+        heat = figure.data[0]
+        assert (heat.texttemplate is not None) == labelled != bool(heat.showscale)
+        if not labelled:
+            shares = [float(text.split()[0]) / 100 for text in heat.colorbar.ticktext]
+            np.testing.assert_allclose(np.square(heat.colorbar.tickvals), shares, rtol=1e-6)
+            assert heat.zmin < heat.colorbar.tickvals[0] and heat.colorbar.tickvals[-1] < heat.zmax
