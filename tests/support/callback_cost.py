@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer
 
 from twell.workbench import TwellCallback
 
-SIZES = {"cpu": (4, 256, 1024, 2048, 8, 128), "cuda": (12, 768, 3072, 16384, 8, 1024)}
+SIZES = {"cpu": (4, 256, 1024, 2048, 8, 128), "cuda": (12, 768, 3072, 16384, 16, 1024)}
 # layers, columns, neurons, vocabulary, sequences a step, tokens of each
 EVERY, BLOCK = 10, 20  # steps
 

@@ -47,7 +47,7 @@ WARM = 2  # batches of each way before the first turn
 class Turn:
     """Seconds of one turn: whole; until its first batch is read; after its last is given to the device; in timings.
 
-    batches: tokens of each
+    batches: tokens of each; reads: when each was read, from the beginning on
     timed: by layer (-1: the whole model) how often it was
     """
 
@@ -57,11 +57,18 @@ class Turn:
     batches: tuple[int, ...]
     timings: float = 0.0
     timed: Mapping[int, int] = field(default_factory=dict)
+    reads: tuple[float, ...] = ()
 
     @property
     def steady(self) -> float:
-        """What is left of it."""
+        """What is left of it: all batches but the last, whose time is in `end`."""
         return self.whole - self.start - self.end - self.timings
+
+    def tokens_a_second(self, after: int = 0) -> float:
+        """Return the rate of the steady part; of its batches from a later one on with what timings took there."""
+        if after:  # the device begins a batch when the next one is read
+            return sum(self.batches[after - 1 : -1]) / (self.whole - self.end - self.reads[after])
+        return sum(self.batches[:-1]) / self.steady
 
 
 def in_turns(
@@ -173,6 +180,7 @@ class _Clock:
         self._device, self._began = device, time.perf_counter()
         self._read = self._given = self._began
         self._batches: list[int] = []
+        self._reads: list[float] = []
 
     def begun(self, texts: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches; the first ends the turn's beginning."""
@@ -180,6 +188,7 @@ class _Clock:
             if not number:
                 self._read = time.perf_counter()
             self._batches.append(int(batch.lengths.sum()))
+            self._reads.append(time.perf_counter() - self._began)
             yield batch
 
     def given(self) -> None:
@@ -191,4 +200,4 @@ class _Clock:
             torch.cuda.synchronize(self._device)
         now = time.perf_counter()
         start, end = self._read - self._began, now - self._given
-        return Turn(now - self._began, start, end, tuple(self._batches), timings)
+        return Turn(now - self._began, start, end, tuple(self._batches), timings, reads=tuple(self._reads))

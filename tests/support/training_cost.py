@@ -1,11 +1,14 @@
 """Measure a training step of one FFN on a GPU by both ways from Python to the launches, beside dense autograd.
 
-    python tests/support/training_cost.py [ROWS]
+    python tests/support/training_cost.py [ROWS [PATTERNS]]
 
-ROWS: default 16 384, of 2048 × 5632 in bfloat16. For each mean nnz in NNZ, all in turns: `step`, forward and backward
-with the L1 term, each waited for, in ms; `host`, until forward and backward have returned, in µs, on a GPU that has
-nothing else to do; `peak`, memory beyond what was in use, in GiB. Whether the gradients of both ways are the same bits.
-Cost: a minute of one H200.
+ROWS: default 16 384, of 2048 × 5632 in bfloat16. For each mean nnz in NNZ, or each layer of PATTERNS, all in turns:
+`step`, forward and backward with the L1 term, each waited for, in ms; `host`, until forward and backward have returned,
+in µs, on a GPU that has nothing else to do; `peak`, memory beyond what was in use, in GiB. Whether the gradients of
+both ways are the same bits. Cost: a minute of one H200.
+
+PATTERNS: recorded neurons that fire, as `twell bench --patterns` reads them; more rows repeat the first. An x that
+fires them by random weights is found by `fired_patterns.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +18,14 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from support.fired_patterns import fired_by, patterns
 
 from twell.kernels import whole_calls
 from twell.kernels.benchmark.synthetic import synthetic_ffn
@@ -54,11 +62,27 @@ def peak_gib(run: Step) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
-def report(rows: int, nnz: float) -> None:
-    """Print a line for one mean nnz."""
+def made(rows: int, nnz: float) -> tuple[float, list[Tensor]]:
+    """Return the mean nnz, x and weights of made-up inputs."""
     ffn, x = synthetic_ffn("heavy", rows, D_MODEL, D_FF, nnz=nnz, dtype=torch.bfloat16, device="cuda")
     assert ffn.w_up is not None
-    tensors = [t.detach().contiguous().requires_grad_() for t in (x, ffn.w_gate, ffn.w_up, ffn.w_down)]
+    return nnz, [x, ffn.w_gate, ffn.w_up, ffn.w_down]
+
+
+def recorded(rows: int, pattern: Tensor) -> tuple[float, list[Tensor]]:
+    """Return the mean nnz, x and weights that fire a pattern [n, d_ff], repeated to so many rows."""
+    x, gate = fired_by(pattern, D_MODEL)
+    fired = x @ gate.t() > 0
+    print(f"{int((fired != pattern).sum())} of {int(pattern.sum())} firings differ from what was recorded")
+    up = (torch.randn_like(gate.float()) * D_MODEL**-0.5).bfloat16()
+    down = (torch.randn_like(gate.float()).t() * D_FF**-0.5).bfloat16()
+    return float(fired.sum()) / len(x), [x.repeat(-(-rows // len(x)), 1)[:rows], gate, up, down]
+
+
+def report(nnz: float, given: list[Tensor]) -> None:
+    """Print a line for each way of a call. given: x and weights; nnz: the mean of its rows"""
+    nnz, x = round(nnz, 1), given[0]
+    tensors = [t.detach().contiguous().requires_grad_() for t in given]
     capacity = capacity_for(nnz, D_FF)
     forwards = {
         "dense": partial(dense_forward, "relu"),
@@ -85,5 +109,9 @@ def report(rows: int, nnz: float) -> None:
 if __name__ == "__main__":
     many = int(sys.argv[1]) if len(sys.argv) > 1 else 16_384
     print(choose("cuda", torch.bfloat16, D_MODEL, D_FF, many).reason)
-    for mean in NNZ:
-        report(many, mean)
+    if len(sys.argv) > 2:
+        for pattern in patterns(Path(sys.argv[2]), D_FF):
+            report(*recorded(many, pattern))
+    else:
+        for mean in NNZ:
+            report(*made(many, mean))

@@ -34,7 +34,7 @@ from twell.workbench.power import WINDOW_SECONDS, Gauge, Reading
 from twell.workbench.run.schema import PREFILL
 from twell.workbench.text.batches import Batch
 
-ROWS = {"cpu": 2048, "cuda": 65_536}  # rows of a batch that a dense FFN runs on, at most
+ROWS = {"cpu": 2048, "cuda": 32_768}  # rows of a batch that a dense FFN runs on, at most
 MODEL_ROWS = {"cpu": 2048, "cuda": 16_384}  # rows that the whole model runs on, or those of one longer sequence
 SPARSE = ("ffn_sparse", "model_sparse", "pass")  # operations that the sparse kernel runs; the others are dense
 WHOLE = ("model_dense", "model_sparse")

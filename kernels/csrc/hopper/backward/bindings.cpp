@@ -15,7 +15,8 @@ void forward(const Tensor& given_x, const Tensor& given_gate, const Maybe& given
   Ffn f = ffn_of(x, w_gate, w_up, w_down, workspace, offsets);
   f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);
   const Kept kept = kept_of(values, unions, tables, f.blocks, f.panels, f.d_ff, as<float>(l1_parts));
-  launch_forward(f, kept, as<uint8_t>(counted), stream_of(x));
+  launch_first(f, kept.fires, stream_of(x));
+  launch_rest(f, kept, as<uint8_t>(counted), stream_of(x));
 }
 
 // Offsets as in BackwardTensors.

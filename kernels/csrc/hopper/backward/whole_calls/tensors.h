@@ -63,10 +63,14 @@ inline void repeat_forward(const Backward& b, Ffn f, const Kept& kept, uint8_t* 
   launch_restore<Value>(b, kept, on);
 }
 
-// Launches a forward pass that keeps its values. counted: [rows] or null
-inline void launch_forward(const Ffn& f, const Kept& kept, const uint8_t* counted, cudaStream_t on) {
-  check(cudaMemsetAsync(kept.fires, 0, (f.d_ff + 1) * sizeof(int), on), "memset");  // `used` follows them
+// Launches the beginning of a forward pass, which needs x, w_gate and the workspace alone. fires: [d_ff + 1], of Kept
+inline void launch_first(const Ffn& f, int* fires, cudaStream_t on) {
+  check(cudaMemsetAsync(fires, 0, (f.d_ff + 1) * sizeof(int), on), "memset");  // `used` follows them
   launch_gate<Value>(f, on);
+}
+
+// Launches the rest of a forward pass that keeps its values. counted: [rows] or null
+inline void launch_rest(const Ffn& f, const Kept& kept, const uint8_t* counted, cudaStream_t on) {
   launch_plan<Value>(f, true, on);
   if (f.w_up != nullptr) launch_up<Value>(f, on);
   launch_down<Value>(f, on);

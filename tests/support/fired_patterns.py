@@ -1,0 +1,43 @@
+"""Find inputs of random gate weights by which an FFN fires the neurons that were recorded from a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from twell.workbench.bench.cases import read_patterns
+
+MARGIN, MOST_STEPS = 0.2, 200
+
+
+def fired_by(pattern: Tensor, d_model: int) -> tuple[Tensor, Tensor]:
+    """Return x [n, d_model] and gate weights [d_ff, d_model], of bfloat16, by which the pattern fires.
+
+    pattern: bool [n, d_ff]. Weights are random unit rows, and -1 for a column of x that is 1 everywhere, which keeps
+    what does not fire below 0; x is moved along each row of weights by what it lacks of a margin, again and again.
+    """
+    generator = torch.Generator(pattern.device).manual_seed(0)
+    directions = torch.randn(pattern.shape[1], d_model - 1, generator=generator, device=pattern.device)
+    directions = (directions / directions.norm(dim=1, keepdim=True)).bfloat16()
+    x = torch.zeros(len(pattern), d_model - 1, device=pattern.device)
+    wanted = torch.where(pattern, 1 + MARGIN, 1 - MARGIN)
+    for _ in range(MOST_STEPS):
+        lacks = wanted - x.bfloat16() @ directions.t()
+        lacks = torch.where(pattern, lacks.clamp(min=0), lacks.clamp(max=0))
+        if not lacks.any():
+            break
+        x += (lacks.bfloat16() @ directions).float()
+    one = torch.ones(len(x), 1, device=pattern.device)
+    return torch.cat([one, x], 1).bfloat16(), torch.cat([-torch.ones_like(directions[:, :1]), directions], 1)
+
+
+def patterns(path: Path, d_ff: int, device: str = "cuda") -> Iterator[Tensor]:
+    """Yield the pattern of each layer of a file, bool [n, d_ff]."""
+    for layer in read_patterns(path).values():
+        row = torch.arange(len(layer.nnz)).repeat_interleave(layer.nnz)
+        pattern = torch.zeros(len(layer.nnz), d_ff, dtype=torch.bool, device=device)
+        pattern[row.to(device), layer.neurons.to(device)] = True
+        yield pattern
