@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from support.browser_pages import wait_until
@@ -23,11 +24,12 @@ PAGES = {
 }
 
 
-def test_every_page_opens_without_an_error_or_another_host(browser: Any, address: str, watch: Any) -> None:
+def test_every_page_opens_without_an_error_or_another_host(
+    new_page: Callable[..., Any], address: str, watch: Any
+) -> None:
     """One page in two is opened wide and light, the others narrow and dark; then each is shown the other way, and as a
     phone has it."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    watched = watch(context.new_page(), address)
+    watched = watch(new_page(), address)
     looks = [(1440, "light"), (800, "dark")]
     for number, (path, until) in enumerate(PAGES.items()):
         first, second = looks[number % 2], looks[1 - number % 2]
@@ -41,17 +43,15 @@ def test_every_page_opens_without_an_error_or_another_host(browser: Any, address
             wider = f"/{path} is wider than its window of {width} px, {theme}"
             wait_until(watched.page, f"{MAIN}.scrollWidth <= {width}", message=wider)
     watched.check()
-    context.close()
 
 
-def test_panels_keep_their_width_on_a_phone(browser: Any, address: str, watch: Any) -> None:
-    watched = watch(browser.new_page(viewport={"width": 390, "height": 844}), address)
+def test_panels_keep_their_width_on_a_phone(new_page: Callable[..., Any], address: str, watch: Any) -> None:
+    watched = watch(new_page(390, 844), address)
     watched.open("/?run=made", '[class*="st-key-wide-"] .main-svg')
     wait_until(watched.page, "document.querySelector('.js-plotly-plot').offsetWidth > 600")
     scrolls = watched.page.evaluate("document.querySelector('[class*=st-key-wide-]').clientWidth")
     assert scrolls < 390
     watched.check()
-    watched.page.close()
 
 
 def test_token_text_does_nothing_in_a_browser(watched: Any, hostile: dict[int, str]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,11 @@ def add_broken_part(run: Path) -> str:
 
 
 def test_a_part_that_breaks_and_a_run_that_goes_leave_the_pages_standing(
-    browser: Any, growing: tuple[Path, str], watch: Any, growing_run: Path, runs: Path
+    new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, growing_run: Path, runs: Path
 ) -> None:
     """Two pages stand open on a run that is being recorded, one on a run that is whole."""
     shutil.copytree(runs / "oracle", growing_run / "other")
-    address, context = growing[1], browser.new_context(viewport={"width": 1440, "height": 900})
-    live = [watch(context.new_page(), address) for _ in range(2)]
-    whole = watch(context.new_page(), address)
+    live, whole = [watch(new_page(), growing[1]) for _ in range(2)], watch(new_page(), growing[1])
     for watched, path in zip(live, ("layers", "text"), strict=True):
         watched.open(f"/{path}?run=live", ".tw-mark")
     whole.open("/layers?run=other", ".js-plotly-plot")
@@ -53,28 +52,26 @@ def test_a_part_that_breaks_and_a_run_that_goes_leave_the_pages_standing(
     for watched in (*live, whole):
         assert watched.page.locator('[data-testid="stException"]').count() == 0
         watched.check()
-    context.close()
 
 
 def test_a_run_that_is_asked_for_before_it_begins_is_shown_once_it_does(
-    browser: Any, growing: tuple[Path, str], watch: Any, growing_run: Path
+    new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, growing_run: Path
 ) -> None:
     later = growing_run / "live"
     later.rename(growing_run / "aside")
-    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), growing[1])
+    watched = watch(new_page(), growing[1])
     watched.open("/layers?run=live", GONE)
     (growing_run / "aside").rename(later)
     watched.page.wait_for_selector(".js-plotly-plot")
     assert watched.page.locator(GONE).count() == 0
     watched.check()
-    watched.page.close()
 
 
 def test_a_run_that_ends_without_another_part_is_seen_to_have_ended(
-    browser: Any, growing: tuple[Path, str], watch: Any, growing_run: Path
+    new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, growing_run: Path
 ) -> None:
     """The last word of a capture may be its state alone: the parts stay as they are."""
-    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), growing[1])
+    watched = watch(new_page(), growing[1])
     watched.open("/layers?run=live", ".tw-mark.live")
     manifest = manifests.read(growing_run / "live")
     manifest.status = manifests.INTERRUPTED
@@ -82,15 +79,14 @@ def test_a_run_that_ends_without_another_part_is_seen_to_have_ended(
     watched.page.get_by_text("The capture stopped before its end").wait_for()
     assert watched.page.locator(".tw-mark.live").count() == 0
     watched.check()
-    watched.page.close()
 
 
 @pytest.mark.alone
 def test_an_open_page_looks_at_a_growing_run_once_a_second_or_more(
-    browser: Any, growing: tuple[Path, str], watch: Any, growing_run: Path
+    new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, growing_run: Path
 ) -> None:
     """Whatever else the machine does: a look is a message from the page, however long its answer takes."""
-    page, sent = browser.new_page(viewport={"width": 1440, "height": 900}), []
+    page, sent = new_page(), []
     page.on("websocket", lambda opened: opened.on("framesent", lambda _: sent.append(time.monotonic())))
     watched = watch(page, growing[1])
     watched.open("/layers?run=live", ".js-plotly-plot")
@@ -98,7 +94,6 @@ def test_an_open_page_looks_at_a_growing_run_once_a_second_or_more(
     page.wait_for_timeout(6_000)
     assert sum(at > began for at in sent) >= time.monotonic() - began
     watched.check()
-    page.close()
 
 
 def test_every_choice_is_reached_without_a_pointer(watched: Any) -> None:
@@ -134,7 +129,7 @@ def test_every_choice_is_reached_without_a_pointer(watched: Any) -> None:
 
 
 def test_started_over_nothing_it_listens_here_alone_and_asks_nobody(
-    browser: Any, growing: tuple[Path, str], watch: Any
+    new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any
 ) -> None:
     _, address = growing
     port = int(address.rsplit(":", 1)[1])
@@ -145,14 +140,13 @@ def test_started_over_nothing_it_listens_here_alone_and_asks_nobody(
         if line.split()[3] == "0A" and int(line.split()[1].split(":")[1], 16) == port
     }
     assert listening == {socket.inet_aton("127.0.0.1")[::-1].hex().upper()}
-    watched = watch(browser.new_page(), address)
+    watched = watch(new_page(), address)
     watched.open("/", ".tw-title, .tw-numbers")
     assert watched.page.locator('[data-testid="stException"]').count() == 0
     watched.check()
-    watched.page.close()
 
 
-def test_a_link_opens_what_the_sender_saw(watched: Any, browser: Any, address: str, watch: Any) -> None:
+def test_a_link_opens_what_the_sender_saw(watched: Any, new_page: Callable[..., Any], address: str, watch: Any) -> None:
     page = watched.page
     watched.open("/text?run=made", ".tw-passage")
     page.get_by_role("textbox", name="or by one neuron").fill("L1/N5")
@@ -163,10 +157,9 @@ def test_a_link_opens_what_the_sender_saw(watched: Any, browser: Any, address: s
     watched.settle()
     link, text = page.url, page.locator(".tw-passage").inner_text()
     assert "neuron=L1%2FN5" in link
-    other = watch(browser.new_page(), address)
+    other = watch(new_page(), address)
     other.open(link.removeprefix(address), ".tw-passage")
     assert other.page.locator(".tw-passage").inner_text() == text
     assert "L1/N5" in other.page.locator(".tw-scale").inner_text()
     other.check()
-    other.page.close()
     watched.check()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,11 +106,11 @@ def test_a_look_at_the_data_changes_nothing_in_the_address(watched: Any) -> None
 
 @pytest.mark.parametrize("ends", ["after the choice", "before it"])
 def test_a_choice_while_the_run_ends(
-    browser: Any, growing: tuple[Path, str], watch: Any, growing_run: Path, ends: str
+    new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, growing_run: Path, ends: str
 ) -> None:
     """The page asks again and again whether the run has grown, with the address that it knows, and with the name that
     the run had in the list of runs."""
-    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), growing[1])
+    watched = watch(new_page(), growing[1])
     page, line = watched.page, Line(watched.page)
 
     def end() -> None:

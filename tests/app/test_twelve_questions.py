@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
@@ -24,6 +26,7 @@ from support.browser_pages import wait_until
 
 from twell.analysis.shipped import findings_at_hand
 from twell.workbench.errors import UserError
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import RECORDING
 from twell.workbench.run.store import Run, open_run
 
@@ -31,6 +34,7 @@ MOST_CLICKS = 3
 LOOKS = ((1440, "light"), (800, "dark"))
 ENOUGH = 12_000  # tokens of a run that is being recorded, before the first question
 NOT_HERE = "not on this machine"  # what is said where only the model could answer
+PART_SECONDS, REST_SECONDS = 2, 8  # of that run: a part, then a rest
 LONG = 180_000  # ms: a process with torch starts beside all else
 
 
@@ -171,15 +175,23 @@ def ask_all(visit: Visit) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_on_the_demo(browser: Any, watch: Any, demo: Path, demo_address: str) -> None:
-    ask_all(Visit(watch(browser.new_context().new_page(), demo_address), open_run(demo)))
+def test_on_the_demo(new_page: Callable[..., Any], watch: Any, demo: Path, demo_address: str) -> None:
+    ask_all(Visit(watch(new_page(), demo_address), open_run(demo)))
 
 
 @pytest.mark.timeout(900)
-def test_on_a_recorded_run(browser: Any, watch: Any, demo_address: str) -> None:
+def test_on_a_recorded_run(new_page: Callable[..., Any], watch: Any, demo_address: str) -> None:
     """Whose model is not here: what its weights alone would tell is said to be missing."""
     recorded = open_run(Path(str(resources.files("twell.data"))) / "recorded" / "h200-8x2048-text")
-    ask_all(Visit(watch(browser.new_context().new_page(), demo_address), recorded, has_model=False))
+    ask_all(Visit(watch(new_page(), demo_address), recorded, has_model=False))
+
+
+CAPTURE = f"""
+from twell.workbench.cli import main
+from twell.workbench.run import writer
+writer.PART_SECONDS = {PART_SECONDS}
+main()
+"""
 
 
 @contextmanager
@@ -190,8 +202,8 @@ def recording(runs: Path, aside: Path) -> Iterator[Run]:
     """
     passages = resources.files("twell.data").joinpath("passages.jsonl").read_text(encoding="utf-8")
     (text := aside / "text.jsonl").write_text(passages * 200, encoding="utf-8")
-    line = [sys.executable, "-m", "twell.workbench", "capture", "builtin:demo", "--text", str(text)]
-    line += ["--out", str(runs / "live"), "--examples", "4", "--probes", "all", "--batch-tokens", "2048"]
+    line = [sys.executable, "-c", CAPTURE, "capture", "builtin:demo", "--text", str(text)]
+    line += ["--out", str(runs / "live"), "--examples", "4", "--probes", "all", "--batch-tokens", "1024"]
     with (aside / "said.txt").open("wb") as log:
         capture = subprocess.Popen(line, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
@@ -202,18 +214,44 @@ def recording(runs: Path, aside: Path) -> Iterator[Run]:
                     break
             time.sleep(0.2)
         assert capture.poll() is None, (aside / "said.txt").read_text()
-        yield run
-        assert open_run(runs / "live").manifest.status == RECORDING, "it was being recorded until the last answer"
+        with resting(capture, run.path):
+            yield run
+        ended = open_run(run.path).manifest
+        assert ended.status == RECORDING, "it was being recorded until the last answer"
+        assert len(ended.parts) > len(run.manifest.parts), "and grew while it was asked"
     finally:
         capture.terminate()
         capture.wait(60)
 
 
+@contextmanager
+def resting(capture: subprocess.Popen[bytes], run: Path) -> Iterator[None]:
+    """Stop a capture for REST_SECONDS after each part: it goes on for long and leaves the processor to others."""
+    over = threading.Event()
+
+    def turns() -> None:
+        known = manifests.read(run).tokens
+        while not over.wait(0.1):
+            if (tokens := manifests.read(run).tokens) != known:
+                known = tokens
+                capture.send_signal(signal.SIGSTOP)
+                over.wait(REST_SECONDS)
+                capture.send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=turns)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 @pytest.mark.timeout(1200)
 def test_on_a_run_that_is_being_recorded(
-    browser: Any, watch: Any, demo: Path, growing: tuple[Path, str], tmp_path: Path
+    new_page: Callable[..., Any], watch: Any, demo: Path, growing: tuple[Path, str], tmp_path: Path
 ) -> None:
     runs, address = growing
     shutil.copytree(demo, runs / "demo")
     with recording(runs, tmp_path) as run:
-        ask_all(Visit(watch(browser.new_context().new_page(), address), run))
+        ask_all(Visit(watch(new_page(), address), run))

@@ -61,11 +61,11 @@ def test_a_job_that_is_stopped_at_once_says_so(tmp_path: Path) -> None:
 
 
 def test_own_text_is_read_and_saved_only_when_asked(
-    browser: Any, growing: tuple[Path, str], watch: Any, made: ModuleType
+    new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, made: ModuleType
 ) -> None:
     folder, address = growing
     bundled(made, folder)
-    watched = watch(browser.new_page(), address)
+    watched = watch(new_page(), address)
     page = watched.page
     watched.open("/text?run=tiny&neuron=L3/N42", ".tw-passage")
     page.get_by_role("button", name="Your own text").click()
@@ -96,7 +96,7 @@ def test_own_text_is_read_and_saved_only_when_asked(
     assert len(neurons_at(run, 0, 3)) == int(
         run.activity().query("position == 3").filter(like="nnz_").sum(axis=1).iloc[0]
     )
-    other = watch(browser.new_page(), watched.address)
+    other = watch(new_page(), watched.address)
     other.open(link.removeprefix(watched.address), ".tw-passage:has-text('lichen')")
     other.page.get_by_role("button", name="Back to the run's text").click()
     other.page.wait_for_url("**/text?run=tiny**")

@@ -132,8 +132,8 @@ def test_the_policy_allows_no_script_of_another_place() -> None:
     assert "http" not in content_policy()
 
 
-def test_a_script_put_into_a_page_does_not_run(browser: Any, address: str) -> None:
-    page = browser.new_page()
+def test_a_script_put_into_a_page_does_not_run(new_page: Callable[..., Any], address: str) -> None:
+    page = new_page()
     page.goto(f"{address}/?run=made")
     page.wait_for_selector(".tw-numbers", timeout=60_000)
     page.evaluate(
@@ -151,8 +151,8 @@ def test_a_script_put_into_a_page_does_not_run(browser: Any, address: str) -> No
     assert page.evaluate("window.twellHurt") is None
 
 
-def test_no_page_can_frame_the_dashboard(browser: Any, address: str) -> None:
-    page = browser.new_page()
+def test_no_page_can_frame_the_dashboard(new_page: Callable[..., Any], address: str) -> None:
+    page = new_page()
     page.goto(f"{address}/_stcore/health")
     page.set_content(f'<iframe src="{address}/?run=made"></iframe>')
     page.wait_for_timeout(1500)

@@ -140,11 +140,11 @@ def bundled(made: ModuleType, folder: Path) -> Path:
 
 
 def test_a_measurement_begins_appears_as_it_goes_and_ends_well(
-    browser: Any, growing: tuple[Path, str], watch: Any, made: ModuleType
+    new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, made: ModuleType
 ) -> None:
     folder, address = growing
     bundled(made, folder)
-    watched = watch(browser.new_page(viewport={"width": 1440, "height": 900}), address)
+    watched = watch(new_page(), address)
     page = watched.page
     watched.open("/kernels?run=tiny", ".js-plotly-plot")
     assert page.get_by_text("Measured side by side").count() == 0
