@@ -23,7 +23,7 @@ from torch import Tensor
 
 from twell.kernels import whole_calls
 from twell.kernels.autograd import ffn_forward
-from twell.kernels.backends import hopper_backward
+from twell.kernels.backends import hopper_backward, hopper_compact
 
 ACTIVATIONS = ("relu", "relu2")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -118,7 +118,8 @@ def sparse_pays(mean_nnz: float, d_ff: int) -> bool:
 
 def capacity_for(mean_nnz: float, d_ff: int) -> int:
     """Return a capacity with room for half as many again as recent calls fired a row, up to a quarter of d_ff."""
-    fits = [share for share in CAPACITY_SHARES if d_ff // share >= CAPACITY_MARGIN * mean_nnz]
+    shares = (*CAPACITY_SHARES, *(hopper_compact.SHARES if hopper_compact.ENABLED else ()))
+    fits = [share for share in shares if d_ff // share >= CAPACITY_MARGIN * mean_nnz]
     return max(1, d_ff // max(fits, default=min(CAPACITY_SHARES)))
 
 

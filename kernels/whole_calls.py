@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from twell.kernels.autograd import NO_SECOND_PASS
-from twell.kernels.backends import hopper, hopper_backward
+from twell.kernels.backends import hopper_backward, hopper_compact
 
 ENABLED = True
 MOST_PLANS = 256  # ways of calling that are remembered
@@ -45,12 +45,12 @@ class Plan:
     nbytes: int
 
     @classmethod
-    def of(cls, n: int, d_ff: int, capacity: int, activation: str) -> Plan:
+    def of(cls, n: int, d_model: int, d_ff: int, capacity: int, activation: str) -> Plan:
         """Return the plan of calls of n rows that keep `capacity` values a row in the mean."""
         values = n * hopper_backward.room(capacity, d_ff)
-        ahead = hopper.regions(n, d_ff, torch.bfloat16, True)
-        back, repeat = hopper_backward.workspace_layout(n, d_ff, values < n * d_ff)
-        return cls(activation, values, ahead.offsets, ahead.nbytes, back.offsets, repeat, back.nbytes)
+        ahead = hopper_compact.forward_layout(n, d_ff)
+        back = hopper_backward.backward_layout(n, d_model, d_ff, values)
+        return cls(activation, values, ahead.offsets, ahead.nbytes, back.offsets, back.sizes, back.nbytes)
 
 
 _plans: dict[Key, Plan] = {}
@@ -72,7 +72,7 @@ def key_of(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, *
             tensors.append(about)
         else:  # of a kind that may not be what it seems, or no tensor
             return None
-    return torch.is_grad_enabled(), *options, *tensors
+    return torch.is_grad_enabled(), hopper_compact.ENABLED, *options, *tensors
 
 
 def run_again(key: Key | None, x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None) -> Results | None:
@@ -88,7 +88,7 @@ def run_first(
     if len(_plans) >= MOST_PLANS:
         _plans.clear()
     d_ff, d_model = weights[0].shape  # type: ignore[union-attr]
-    _plans[key] = Plan.of(x.numel() // d_model, d_ff, capacity, activation)
+    _plans[key] = Plan.of(x.numel() // d_model, d_model, d_ff, capacity, activation)
     return _run(_plans[key], x, weights, rows)
 
 

@@ -17,7 +17,8 @@ Sums run in one order, in float32 registers, without atomics: same call, same bi
 multiprocessors, since the busiest group has a hundred times the tokens of another.
 
 Cost: products by the size of unions and lists, 3 to 30 % of dense. A layer keeps six bytes times `capacity` a row. The
-workspace, which layers use one after the other, is for the worst case: 114 KB a row at d_ff 5632, touched where used.
+workspace, which layers use one after the other, is for the worst case: 114 KB a row at d_ff 5632, touched where used;
+`hopper_compact` has a smaller one.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ import torch
 from torch import Tensor
 
 from twell.kernels import build
-from twell.kernels.backends import gpu, hopper
+from twell.kernels.backends import gpu, hopper, hopper_compact
+from twell.kernels.backends.hopper_compact import CTAS, Layout
 from twell.kernels.backends.reference_backward import Forward, Gradients, Saved, Weights
 from twell.kernels.build import Library, Source
 
 BLOCK, PANEL = hopper.BLOCK, hopper.PANEL
-CTAS = 144  # among which a product's work is shared out, at most
 KEEP_CTAS = 4  # that sum |h| over a block's rows
 MOST_ITEMS = 1024  # blocks of rows, or groups of neurons
 MOST_D_FF = 2**14  # counts of each neuron's firings lie in shared memory
@@ -60,6 +61,10 @@ def library(relu2: bool = False) -> Library:
                     (_ARCH, "-DTWELL_T=__nv_bfloat16", "-DTWELL_TRAINING", *(flag if source in _RELU2 else ())),
                 )
                 for source in sources
+            ),
+            *(
+                Source(f"hopper/backward/compact/{name}.cu", (_ARCH, "-DTWELL_T=__nv_bfloat16", *flag))
+                for name in ("sparse", "dense")
             ),
             Source("hopper/backward/whole_calls/totals.cu", (_ARCH,)),
             Source("hopper/backward/bindings.cpp", flag),
@@ -144,6 +149,17 @@ def regions(n: int, d_ff: int, may_repeat: bool) -> gpu.Regions:
     )
 
 
+def backward_layout(n: int, d_model: int, d_ff: int, values: int) -> Layout:
+    """Lay out the workspace of a backward pass of a call that has room for so many values.
+
+    sizes: offsets of a forward pass that it repeats, or none; or as a compact pass has them
+    """
+    if hopper_compact.ENABLED and hopper_compact.takes(n, d_ff):
+        return hopper_compact.backward_layout(n, d_model, d_ff, values)
+    whole, repeat = workspace_layout(n, d_ff, values < n * d_ff)
+    return Layout(whole.offsets, repeat, whole.nbytes)
+
+
 @gpu.remembered
 def workspace_layout(n: int, d_ff: int, may_repeat: bool) -> tuple[gpu.Regions, tuple[int, ...]]:
     """Return the regions of a backward pass, and the offsets of those of a forward pass that it repeats, or none.
@@ -187,12 +203,13 @@ def forward(
     """Run the forward pass; without `save` what it would keep is freed at once."""
     n, d_ff = len(x), weights.gate.shape[0]
     gate, up, down = _readable(x, weights)
-    workspace = gpu.Workspace(hopper.regions(n, d_ff, x.dtype, True), x.device)
+    layout = hopper_compact.forward_layout(n, d_ff)
+    workspace = x.new_empty(layout.nbytes, dtype=torch.uint8)
     values, unions, tables, counted = kept(x, weights, True, capacity if save else 1)
     y, finite = torch.empty_like(x), x.new_empty(n, dtype=torch.bool)
     nnz, l1_parts = x.new_empty(n, dtype=torch.int32), x.new_empty(KEEP_CTAS * len(unions), dtype=torch.float32)
     op("forward", activation)(
-        x, gate, up, down, rows, workspace.memory, workspace.offsets,
+        x, gate, up, down, rows, workspace, layout.offsets,
         y, finite, nnz, values, unions, tables, l1_parts,
     )  # fmt: skip
     counts = finite if rows is None else finite & (rows != 0)
@@ -213,15 +230,16 @@ def backward(
     """Run the backward pass; the weights' gradients come in `dtype`, bfloat16 or float32, as the weights lie."""
     finite, values, unions, tables, counted, rows, *_ = kept
     n, d_ff = len(x), weights.gate.shape[0]
-    layout, repeat = workspace_layout(n, d_ff, values.shape[1] < n * d_ff)
-    workspace = gpu.Workspace(layout, x.device)
+    layout = backward_layout(n, x.shape[1], d_ff, values.shape[1])
+    workspace = x.new_empty(layout.nbytes, dtype=torch.uint8)
     dx = torch.empty_like(x)
     grads = [weights.gate.new_empty(weights.gate.shape, dtype=dtype) for _ in range(3)]
     op("backward", activation)(
         grad_y, x, *_readable(x, weights), finite, rows if rows.numel() else None,
-        grad_l1.float() / counted, values, unions, tables, workspace.memory, workspace.offsets, repeat,
+        grad_l1.float() / counted, values, unions, tables, workspace, layout.offsets, layout.sizes,
         dx, *grads,
     )  # fmt: skip
+    del workspace  # what comes next may lie there
     gate, up, down = grads  # up's without a meaning in a plain FFN
     return Gradients(dx, gate, None if weights.up is None else up, _laid_out_as(weights.down, down), None, None, None)
 

@@ -5,7 +5,7 @@ namespace {
 
 using namespace twell;
 using namespace twell::hopper;
-// offsets: as for ffn_of.
+// offsets: as for ffn_of and rows_of_pass.
 void forward(const Tensor& given_x, const Tensor& given_gate, const Maybe& given_up, const Tensor& given_down, const Maybe& counted,
              const Tensor& workspace, const Offsets& offsets, const Tensor& y, const Tensor& finite, const Tensor& nnz, const Tensor& values,
              const Tensor& unions, const Tensor& tables, const Tensor& l1_parts) {
@@ -15,8 +15,9 @@ void forward(const Tensor& given_x, const Tensor& given_gate, const Maybe& given
   Ffn f = ffn_of(x, w_gate, w_up, w_down, workspace, offsets);
   f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);
   const Kept kept = kept_of(values, unions, tables, f.blocks, f.panels, f.d_ff, as<float>(l1_parts));
-  launch_first(f, kept.fires, stream_of(x));
-  launch_rest(f, kept, as<uint8_t>(counted), stream_of(x));
+  const int pass = rows_of_pass(offsets, f.rows);
+  launch_first(f, kept.fires, pass, stream_of(x));
+  launch_rest(f, kept, as<uint8_t>(counted), pass, stream_of(x));
 }
 
 // Offsets as in BackwardTensors.

@@ -12,7 +12,7 @@ void launch_dh<TWELL_T>(const Backward& b, cudaStream_t stream) {
   f.tasks = b.tasks, f.row_sums = b.task_count - f.rows;  // `up` reads their number from there
   const auto dy = tensor_map<TWELL_T>(f.x, f.rows, f.d_model, kTileM);
   const auto w = tensor_map<TWELL_T>(f.w_up, f.d_ff, f.d_model, kPanelColumns);
-  launch_overlapping(dh<TWELL_T>, std::min(multiprocessors(), f.blocks * f.panels), kThreads, kSharedBytes, 1, stream, dy, w, f, b);
+  launch_overlapping(dh<TWELL_T, Backward>, std::min(multiprocessors(), f.blocks * f.panels), kThreads, kSharedBytes, 1, stream, dy, w, f, b);
 }
 
 }  // namespace twell::hopper

@@ -117,13 +117,22 @@ __device__ __forceinline__ void make_pairs(const Backward& b, Shared& s, const U
   }
 }
 
+// Which of `panels_of_rows` is the first one of du (0) or dg (1) of a block.
+__device__ __forceinline__ int64_t first_panel(const Backward& b, int block, int which) {
+  return (static_cast<int64_t>(block) * 2 + which) * b.panels;
+}
+
+// Whether a pass has no products of this kind; `compact/` has another answer.
+__device__ __forceinline__ bool needs_no_products(const Backward&) { return false; }
+
 // Sends the panels of the staging tile to du (0) or dg (1) of the block.
-__device__ __forceinline__ void send_panels(const Backward& b, Shared& s, const UpTask& task, int which) {
+template <typename Pass>
+__device__ __forceinline__ void send_panels(const Pass& b, Shared& s, const UpTask& task, int which) {
   fence_async_proxy();
   named_sync<kConsumers>(kDhBarrier);
   if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < task.panels) {
     const int panel = threadIdx.x / 32;
-    const int64_t to = (static_cast<int64_t>(task.block) * 2 + which) * b.panels + task.panel + panel;
+    const int64_t to = first_panel(b, task.block, which) + task.panel + panel;
     bulk_store(static_cast<unsigned char*>(b.panels_of_rows) + to * kPanelBytes, s.staging + panel * kPanelBytes, kPanelBytes);
     bulk_commit();
   }
@@ -135,8 +144,8 @@ __device__ __forceinline__ void wait_for_sent() {
   named_sync<kConsumers>(kDhBarrier);
 }
 
-template <typename T>
-__device__ __forceinline__ void consume_dh(const Ffn& f, const Backward& b, Shared& s, const Consumer& c, const UpTasks& tasks, int steps) {
+template <typename T, typename Pass>
+__device__ __forceinline__ void consume_dh(const Ffn& f, const Pass& b, Shared& s, const Consumer& c, const UpTasks& tasks, int steps) {
   Ring ring;
   float d[128];
   const float l1_scale = *b.l1_scale;
@@ -169,16 +178,17 @@ __device__ __forceinline__ void consume_dh(const Ffn& f, const Backward& b, Shar
 }
 
 // f: as for `up`, with dy for x, Wd for Wu, and the tasks of this pass.
-template <typename T>
+template <typename T, typename Pass>
 __global__ void __launch_bounds__(kThreads, 1)
     dh(const __grid_constant__ CUtensorMap dy_map, const __grid_constant__ CUtensorMap w_map, const __grid_constant__ Ffn f,
-       const __grid_constant__ Backward b) {
+       const __grid_constant__ Pass b) {
   extern __shared__ __align__(1024) unsigned char raw[];
   Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
   if (threadIdx.x == kConsumers) prefetch_map(&dy_map), prefetch_map(&w_map);
   begin_ring(s);
   let_next_launch();
   wait_for_launches();
+  if (needs_no_products(b)) return;
   const UpTasks tasks(f);
   const int steps = (f.d_model + kTileK - 1) / kTileK;
   if (threadIdx.x >= kConsumers) {

@@ -5,11 +5,30 @@
 
 namespace twell::hopper {
 
-template <typename T>
+// Writes the outputs of a warp's rows in bits of T: NaN in those that are not finite. row_of(r): the r-th of them
+template <typename T, int kN, typename Row>
+__device__ __forceinline__ void write_dx(const Backward& b, float (&d)[128], Shared& s, const SharedPiece& piece, const Consumer& c, Row row_of) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = row_of(c.lane / 4 + 8 * h);
+    if (row >= b.rows || b.finite[row]) continue;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) d[4 * (i / 2) + 2 * h + i % 2] = __int_as_float(0x7fffffff);  // NaN
+  }
+  __syncwarp();
+  write_rows<T, T, kN>(d, s, c, piece.column * kTileN, b.d_model, [&](int r) {
+    const int row = row_of(r);
+    return row < b.rows ? static_cast<T*>(b.dx) + static_cast<int64_t>(row) * b.d_model : nullptr;
+  });
+}
+
+template <typename T, typename PassOf = Backward>
 struct DxJob {
   using Value = T;
-  const Backward& b;
+  using Pass = PassOf;
+  const Pass& b;
 
+  __device__ __forceinline__ bool is_needless() const { return false; }
   __device__ __forceinline__ int d_model() const { return b.d_model; }
   __device__ __forceinline__ int items() const { return b.blocks; }
   __device__ __forceinline__ int columns() const { return (b.d_model + kTileN - 1) / kTileN; }
@@ -30,18 +49,7 @@ struct DxJob {
   template <int kN>
   __device__ __forceinline__ void write(float (&d)[128], Shared& s, const SharedPiece& piece, const Consumer& c) const {
     const int* order = b.kept.order + piece.item * kBlockRows + c.group * 64 + c.warp * 16;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = order[c.lane / 4 + 8 * h];
-      if (row >= b.rows || b.finite[row]) continue;
-#pragma unroll
-      for (int i = 0; i < 64; ++i) d[4 * (i / 2) + 2 * h + i % 2] = __int_as_float(0x7fffffff);  // NaN
-    }
-    __syncwarp();
-    write_rows<T, T, kN>(d, s, c, piece.column * kTileN, b.d_model, [&](int r) {
-      const int row = order[r];
-      return row < b.rows ? static_cast<T*>(b.dx) + static_cast<int64_t>(row) * b.d_model : nullptr;
-    });
+    write_dx<T, kN>(b, d, s, piece, c, [&](int r) { return order[r]; });
   }
 };
 

@@ -66,8 +66,8 @@ __device__ __forceinline__ float4* part_of(const Backward& b, int slot) {
 
 // Writes this CTA's sums; returns true for the last CTA that does, which then has the sums of all pieces, added in
 // order.
-template <int kSums>
-__device__ __forceinline__ bool join_pieces(float (&d)[128], const Backward& b, ProductMemory& memory, const SharedPiece& piece) {
+template <int kSums, typename Pass>
+__device__ __forceinline__ bool join_pieces(float (&d)[128], const Pass& b, ProductMemory& memory, const SharedPiece& piece) {
   float4* mine = part_of(b, EvenShares::slot(blockIdx.x, piece));
 #pragma unroll
   for (int i = 0; i < kSums / 4; ++i) __stcg(mine + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
@@ -158,7 +158,7 @@ __device__ __forceinline__ void consume_product(const Job& job, Shared& s, Produ
 }
 
 template <typename Job>
-__global__ void __launch_bounds__(kThreads, 1) gathered_product(const __grid_constant__ Backward b) {
+__global__ void __launch_bounds__(kThreads, 1) gathered_product(const __grid_constant__ typename Job::Pass b) {
   extern __shared__ __align__(1024) unsigned char raw[];
   Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
   __shared__ ProductMemory memory;
@@ -166,6 +166,7 @@ __global__ void __launch_bounds__(kThreads, 1) gathered_product(const __grid_con
   let_next_launch();
   wait_for_launches();
   const Job job{b};
+  if (job.is_needless()) return;
   const EvenShares shares(memory.shares, job.items(), job.columns(), job.phases(), [&](int item) { return job.steps(item); });
   if (threadIdx.x >= kConsumers) {
     registers_down<kProducerRegisters>();

@@ -119,14 +119,16 @@ struct Keeping {
         one(in_block, row, counted == nullptr || counted[row] != 0);
   }
 
-  // Copies order and union, and computes the union's bits.
-  __device__ __forceinline__ void read_union() const {
+  // Copies order and union, and computes the union's bits. first: the number of the first row, if the rows are some of a
+  // call's, as those of any blocks are
+  template <typename... First>
+  __device__ __forceinline__ void read_union(First... first) const {
     const int64_t list = static_cast<int64_t>(block) * f.panels * kPanelColumns;
     if (threadIdx.x == 0) *listed = 0;
     for (int i = threadIdx.x; i < words; i += kKeepThreads) bits[i] = 0;
     // cursors and fires follow them
     for (int i = threadIdx.x; i < 2 * f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;
-    for (int i = threadIdx.x; rank == 0 && !k.repeats() && i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = f.order[block * kBlockRows + i];
+    for (int i = threadIdx.x; rank == 0 && !k.repeats() && i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = (f.order[block * kBlockRows + i] + ... + first);
     __syncthreads();
     for (int i = threadIdx.x; i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; i += kKeepThreads) {
       const int neuron = f.unions[list + i];
@@ -226,8 +228,9 @@ struct Keeping {
   }
 };
 
-template <typename T>
-__global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn f, const __grid_constant__ Kept k, const uint8_t* counted) {
+// first: as in read_union
+template <typename T, typename... First>
+__global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn f, const __grid_constant__ Kept k, const uint8_t* counted, First... first) {
   extern __shared__ uint32_t words_memory[];
   __shared__ float sums[kKeepWarps];
   __shared__ int listed, base;
@@ -238,7 +241,7 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn
   int *before = reinterpret_cast<int*>(words_memory + words), *counts = before + words, *cursors = counts + f.panels, *fires = cursors + f.panels;
   const Keeping<T> keeping{f, k, counted, words_memory, before, counts, cursors, fires, reinterpret_cast<ListedValue*>(fires + f.d_ff), &listed,
                            &base, static_cast<int>(blockIdx.x) / kKeepCtas, static_cast<int>(cluster_rank()), thread / 32, thread % 32, words};
-  keeping.read_union();
+  keeping.read_union(first...);
   keeping.list_values();
   __syncthreads();  // and no warp diverges at the cluster's barrier
   cluster_sync();

@@ -72,7 +72,8 @@ struct Backward {
 };
 
 // Each throws std::runtime_error if the driver refuses.
-template <typename T> void launch_keep(const Ffn&, const Kept&, const uint8_t* counted, cudaStream_t);
+// first: the number of the first of these rows, where they are some of a call's
+template <typename T> void launch_keep(const Ffn&, const Kept&, const uint8_t* counted, cudaStream_t, int first = 0);
 template <typename T> void launch_restore(const Backward&, const Kept&, cudaStream_t);  // unless all is repeated
 template <typename T> void launch_token_lists(const Backward&, cudaStream_t);
 template <typename T> void launch_dh(const Backward&, cudaStream_t);

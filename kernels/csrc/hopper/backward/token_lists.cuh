@@ -23,7 +23,12 @@ __device__ __forceinline__ int64_t chunk_at(const Backward& b, int group, int ch
   return (static_cast<int64_t>(group) * b.blocks * (kBlockRows / kChunk) + chunk) * kChunkValues;
 }
 
-static __global__ void __launch_bounds__(kRankThreads) rank_neurons(const Backward b) {
+// What `compact/` has otherwise: whether the lists of a pass are not needed, and what precedes them.
+__device__ __forceinline__ bool needs_no_lists(const Backward&) { return false; }
+__device__ __forceinline__ void prepare(const Backward&) {}
+
+template <typename Pass>
+__global__ void __launch_bounds__(kRankThreads) rank_neurons(const Pass b) {
   extern __shared__ int fires[];
   let_next_launch();
   wait_for_launches();
@@ -31,6 +36,7 @@ static __global__ void __launch_bounds__(kRankThreads) rank_neurons(const Backwa
   if (blockIdx.x == 0) {
     for (int i = threadIdx.x; i < 2 * kMostCtas; i += kRankThreads) b.arrived[i] = 0;
     if (threadIdx.x == 0) *b.task_count = 0;
+    prepare(b);
   }
   __syncthreads();
   const int neuron = blockIdx.x * (kRankThreads / kRankShare) + threadIdx.x / kRankShare, share = threadIdx.x % kRankShare;
@@ -58,12 +64,14 @@ __device__ __forceinline__ void each_value(const Backward& b, int block, One one
   }
 }
 
-static __global__ void __launch_bounds__(kListThreads) mark_tokens(const Backward b, int processors) {
+template <typename Pass>
+__global__ void __launch_bounds__(kListThreads) mark_tokens(const Pass b, int processors) {
   extern __shared__ uint32_t marks[];  // [panels][4]; then the ranks of the union's neurons, [panels * 64]
   uint16_t* ranks = reinterpret_cast<uint16_t*>(marks + b.panels * 4);
   const int block = blockIdx.x, thread = threadIdx.x;
   let_next_launch();
   wait_for_launches();
+  if (needs_no_lists(b)) return;
   const int size = abs(b.kept.union_sizes[block]), panels = (size + kPanelColumns - 1) / kPanelColumns;
   const int64_t list = static_cast<int64_t>(block) * b.panels * kPanelColumns;
   for (int i = thread; i < b.panels * 4; i += kListThreads) marks[i] = 0;
@@ -82,11 +90,13 @@ static __global__ void __launch_bounds__(kListThreads) mark_tokens(const Backwar
   }
 }
 
-static __global__ void __launch_bounds__(kListThreads) list_tokens(const Backward b) {
+template <typename Pass>
+__global__ void __launch_bounds__(kListThreads) list_tokens(const Pass b) {
   __shared__ int sums[kListWarps];
   const int group = blockIdx.x, thread = threadIdx.x, warp = thread / 32, lane = thread % 32, words = words_of(b);
   let_next_launch();
   wait_for_launches();
+  if (needs_no_lists(b)) return;
   int* list = b.tokens + static_cast<int64_t>(group) * b.blocks * kBlockRows;
   int total = 0;
   for (int word0 = 0; word0 < words; word0 += kListThreads) {

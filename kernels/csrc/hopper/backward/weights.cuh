@@ -10,11 +10,13 @@
 
 namespace twell::hopper {
 
-template <typename T, typename Out>
+template <typename T, typename Out, typename PassOf = Backward>
 struct WeightsJob {
   using Value = T;
-  const Backward& b;
+  using Pass = PassOf;
+  const Pass& b;
 
+  __device__ __forceinline__ bool is_needless() const { return false; }
   __device__ __forceinline__ int d_model() const { return b.d_model; }
   __device__ __forceinline__ int items() const { return b.panels; }
   // Columns of outputs in a phase: of [du | dg] x in the first one, of h dy in the second.

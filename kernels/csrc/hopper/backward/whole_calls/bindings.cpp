@@ -43,14 +43,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const int64_t before_fires = blocks * (panels + 1) + blocks * kBlockRows + blocks;
   const Tensor tables = unwritten(x, {before_fires + f.d_ff + 1}, int32);
   const cudaStream_t on = stream_of(x);
-  launch_first(f, as<int>(tables) + before_fires, on);  // the GPU has work while the rest is made
+  const int pass = rows_of_pass(offsets, f.rows);
+  launch_first(f, as<int>(tables) + before_fires, pass, on);  // the GPU has work while the rest is made
   const Tensor y = empty_like(x), l1 = scalar_like(x), counted_rows = unwritten(x, {1}, float32);
   const Tensor nnz = unwritten(x, {f.rows}, int32), fires = unwritten(x, {f.d_ff}, aoti_torch_dtype_int64());
   const Tensor finite = unwritten(x, {f.rows}, aoti_torch_dtype_bool()), l1_parts = unwritten(x, {parts}, float32);
   const Tensor values = unwritten(x, {3, capacity}, int16), unions = unwritten(x, {blocks, panels * kPanelColumns}, int16);
   f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);
   const Kept kept = kept_of(values, unions, tables, f.blocks, f.panels, f.d_ff, as<float>(l1_parts));
-  launch_rest(f, kept, as<uint8_t>(counted), on);
+  launch_rest(f, kept, as<uint8_t>(counted), pass, on);
   launch_totals({f.rows, f.d_ff, static_cast<int>(parts), f.finite, as<uint8_t>(counted), as<float>(l1_parts), kept.fires, as<float>(l1),
                  as<float>(counted_rows), as<int64_t>(fires)},
                 on);
@@ -68,7 +69,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& given_dy, cons
   const Tensor dy = aligned(given_dy), x = aligned(given_x), w_gate = aligned(given_gate),
                w_down = readable_down(given_down, w_gate);
   const Maybe w_up = aligned(given_up), zeros = zeros_without(w_up, w_gate);
-  const Tensor memory = unwritten(x, {bytes}, aoti_torch_dtype_uint8()), l1_scale = unwritten(x, {1}, aoti_torch_dtype_float32());
+  Tensor memory = unwritten(x, {bytes}, aoti_torch_dtype_uint8());
+  const Tensor l1_scale = unwritten(x, {1}, aoti_torch_dtype_float32());
   const int64_t d_ff = w_gate.size(0), d_model = w_gate.size(1);
   const int32_t type = float_weights ? aoti_torch_dtype_float32() : aoti_torch_dtype_bfloat16();
   const Tensor dx = empty_like(x), d_gate = unwritten(x, {d_ff, d_model}, type), d_up = unwritten(x, {d_ff, d_model}, type),
@@ -78,6 +80,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& given_dy, cons
   launch_backward({dy, x, w_gate, w_down, w_up, zeros, finite, counted, as<float>(l1_scale), values, unions, tables, memory, offsets, repeat},
                   address(dx), address(d_gate), address(d_up), address(d_down), float_weights, on);
   if (lies_by_neuron(given_down)) return {dx, d_gate, d_up, d_down};
+  memory = Tensor();  // what comes next may lie there
   const Tensor as_weights = unwritten(x, {d_model, d_ff}, type);
   launch_transpose_of(d_down, address(as_weights), float_weights);
   return {dx, d_gate, d_up, as_weights};

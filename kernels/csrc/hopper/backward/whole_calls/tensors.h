@@ -3,7 +3,7 @@
 
 #include "common/bindings.h"
 #include "common/device.h"
-#include "hopper/backward/params.h"
+#include "hopper/backward/compact/launches.h"
 
 // The first word of the names of a library's ops, of which there is one for each activation, as activation.cuh has them.
 #ifdef TWELL_RELU2
@@ -34,15 +34,21 @@ inline Kept kept_of(const Tensor& values, const Tensor& unions, const Tensor& ta
   return k;
 }
 
+constexpr size_t kForwardOffsets = 13, kCompactOffsets = 16;
+
+// Rows of each pass of a forward pass: the number that follows its offsets, or all of them.
+inline int rows_of_pass(const Offsets& offsets, int rows) { return offsets.size() > kForwardOffsets ? static_cast<int>(offsets.back()) : rows; }
+
 // The forward pass of x in a workspace, of which offsets has heads, tails, masks, spill, fired, row_sums, order, unions,
-// union_sizes, hidden, tasks, parts, part_ready. Its results are still to be set.
+// union_sizes, hidden, tasks, parts, part_ready; and any number after those. Its results are still to be set.
 inline Ffn ffn_of(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor& w_down, const Tensor& workspace, const Offsets& offsets) {
   Ffn f{};
   f.planned = true;
   f.rows = rows_of(x), f.d_model = w_gate.size(1), f.d_ff = w_gate.size(0);
   f.tiles = (f.d_ff + kTile - 1) / kTile, f.panels = panels_of(w_gate), f.blocks = blocks_of(x);
   f.x = address(x), f.w_gate = address(w_gate), f.w_up = address(w_up), f.w_down = address(w_down);
-  WorkspaceTensor{workspace, offsets}.point(f.heads, f.tails, f.masks, f.spill, f.fired, f.row_sums, f.order, f.unions, f.union_sizes, f.hidden, f.tasks,
+  const Offsets regions(offsets.begin(), offsets.begin() + std::min(offsets.size(), kForwardOffsets));
+  WorkspaceTensor{workspace, regions}.point(f.heads, f.tails, f.masks, f.spill, f.fired, f.row_sums, f.order, f.unions, f.union_sizes, f.hidden, f.tasks,
         f.parts, f.part_ready);
   f.dense_tiles = f.w_up != nullptr && f.blocks <= kDenseTileBlocks ? reinterpret_cast<int*>(f.row_sums + f.rows + 1) : nullptr;
   f.continues_with_up = f.dense_tiles != nullptr;
@@ -63,18 +69,39 @@ inline void repeat_forward(const Backward& b, Ffn f, const Kept& kept, uint8_t* 
   launch_restore<Value>(b, kept, on);
 }
 
-// Launches the beginning of a forward pass, which needs x, w_gate and the workspace alone. fires: [d_ff + 1], of Kept
-inline void launch_first(const Ffn& f, int* fires, cudaStream_t on) {
+// Some rows of a forward pass, from `first` on, a multiple of kWindow; with its workspace, and where their results go.
+inline Ffn some_rows(Ffn f, int first, int pass) {
+  if (pass >= f.rows) return f;
+  f.rows = std::min(pass, f.rows - first), f.blocks = (f.rows + kBlockRows - 1) / kBlockRows;
+  f.x = static_cast<const uint16_t*>(f.x) + static_cast<int64_t>(first) * f.d_model;
+  if (f.y != nullptr) f.y = static_cast<uint16_t*>(f.y) + static_cast<int64_t>(first) * f.d_model, f.finite += first, f.nnz += first;
+  f.dense_tiles = f.w_up != nullptr && f.blocks <= kDenseTileBlocks ? reinterpret_cast<int*>(f.row_sums + f.rows + 1) : nullptr;
+  f.continues_with_up = f.dense_tiles != nullptr;
+  return f;
+}
+inline Kept some_blocks(Kept k, int first, int panels) {
+  k.starts += static_cast<int64_t>(first) * (panels + 1), k.order += first * kBlockRows, k.unions += static_cast<int64_t>(first) * panels * kPanelColumns;
+  k.union_sizes += first, k.l1_parts += first * kKeepCtas;
+  return k;
+}
+
+// Launches the beginning of a forward pass, which needs x, w_gate and the workspace alone. fires: [d_ff + 1], of Kept; pass:
+// so many rows after so many
+inline void launch_first(const Ffn& f, int* fires, int pass, cudaStream_t on) {
   check(cudaMemsetAsync(fires, 0, (f.d_ff + 1) * sizeof(int), on), "memset");  // `used` follows them
-  launch_gate<Value>(f, on);
+  launch_gate<Value>(some_rows(f, 0, pass), on);
 }
 
 // Launches the rest of a forward pass that keeps its values. counted: [rows] or null
-inline void launch_rest(const Ffn& f, const Kept& kept, const uint8_t* counted, cudaStream_t on) {
-  launch_plan<Value>(f, true, on);
-  if (f.w_up != nullptr) launch_up<Value>(f, on);
-  launch_down<Value>(f, on);
-  launch_keep<Value>(f, kept, counted, on);
+inline void launch_rest(const Ffn& f, const Kept& kept, const uint8_t* counted, int pass, cudaStream_t on) {
+  for (int first = 0; first < f.rows; first += pass) {
+    const Ffn some = some_rows(f, first, pass);
+    if (first > 0) launch_gate<Value>(some, on);
+    launch_plan<Value>(some, true, on);
+    if (some.w_up != nullptr) launch_up<Value>(some, on);
+    launch_down<Value>(some, on);
+    launch_keep<Value>(some, some_blocks(kept, first / kBlockRows, f.panels), counted == nullptr ? nullptr : counted + first, on, first);
+  }
 }
 
 // What a backward pass reads and writes, but for its results. x, dy and weights must outlive it.
@@ -87,15 +114,29 @@ struct BackwardTensors {
   const float* l1_scale;
   const Tensor &values, &unions, &tables, &workspace;
   // of positions, gates, hidden, starts and finite of a pass that is repeated; then of rank_of, neuron_at, union_ranks,
-  // marks, before, tokens, token_counts, places, tasks, task_count, panels_of_rows, chunks, parts, arrived
+  // marks, before, tokens, token_counts, places, tasks, task_count, panels_of_rows, chunks, parts, arrived. Of a compact pass:
+  // rank_of to task_count, panel_starts, chunk_starts, fits, sums, arrived, arena
   const Offsets& offsets;
-  const Offsets& repeat;  // as for ffn_of, in the same workspace; empty if values has room for all
+  // as for ffn_of, in the same workspace; empty if values has room for all. Of a compact pass: its CompactSizes
+  const Offsets& repeat;
 };
 
 inline Maybe zeros_without(const Maybe& w_up, const Tensor& w_gate) {
   if (w_up) return {};
   Tensor zeros = torch::stable::empty_like(w_gate);
   return torch::stable::zero_(zeros);
+}
+
+inline void launch_compact_pass(Backward b, const BackwardTensors& t, cudaStream_t on) {
+  int *panel_starts, *fits;
+  uint32_t* chunk_starts;
+  char *sums, *arena;
+  WorkspaceTensor{t.workspace, t.offsets}.point(b.rank_of, b.neuron_at, b.union_ranks, b.marks, b.before, b.tokens, b.token_counts, b.places, b.tasks,
+        b.task_count, panel_starts, chunk_starts, fits, sums, b.arrived, arena);
+  if (t.repeat.size() != 5) throw std::runtime_error("sizes of a compact pass: expected 5, got " + std::to_string(t.repeat.size()));
+  const CompactSizes sizes{t.repeat[0], static_cast<int>(t.repeat[1]), static_cast<int>(t.repeat[2]), t.repeat[3] != 0, t.repeat[4] != 0};
+  b.panels_of_rows = arena;
+  launch_compact<Value>(b, panel_starts, chunk_starts, fits, sums, !t.w_up, sizes, on);
 }
 
 // Launches a backward pass. dx: [rows, d_model]; the others [d_ff, d_model], all of float32 or of 16 bits, d_up without a meaning
@@ -107,11 +148,12 @@ inline void launch_backward(const BackwardTensors& t, void* dx, void* d_gate, vo
   b.x = address(t.x), b.dy = address(t.dy), b.w_gate = address(t.w_gate), b.w_up = address(t.w_up ? t.w_up : t.zeros), b.w_down = address(t.w_down);
   b.finite = as<uint8_t>(t.finite), b.counted = as<uint8_t>(t.counted), b.l1_scale = t.l1_scale;
   b.kept = kept_of(t.values, t.unions, t.tables, b.blocks, b.panels, b.d_ff, nullptr);
+  b.dx = dx, b.d_gate = d_gate, b.d_up = d_up, b.d_down = d_down;
+  if (t.offsets.size() == kCompactOffsets) return launch_compact_pass(b, t, on);
   Kept again{};
   uint8_t* finite_again = nullptr;
   WorkspaceTensor{t.workspace, t.offsets}.point(again.positions, again.gates, again.hidden, again.starts, finite_again, b.rank_of, b.neuron_at, b.union_ranks, b.marks, b.before, b.tokens, b.token_counts, b.places, b.tasks, b.task_count,
         b.panels_of_rows, b.chunks, b.parts, b.arrived);
-  b.dx = dx, b.d_gate = d_gate, b.d_up = d_up, b.d_down = d_down;
   if (!t.repeat.empty()) {
     const Kept kept = b.kept;
     b.kept.positions = again.positions, b.kept.gates = again.gates, b.kept.hidden = again.hidden, b.kept.starts = again.starts;

@@ -1,0 +1,121 @@
+"""Workspaces of the Hopper training passes that are sized by what a call keeps, not by the worst case. An option:
+
+    hopper_compact.ENABLED = True  # to be turned on once tests/kernels/hopper/test_training_compact.py has passed
+
+Forward: the launches of `hopper` for FORWARD_ROWS rows after as many, through one workspace.
+
+Backward: panels of du and dg, and chunks of du, dg and h, lie without gaps in one arena, as only the device knows their
+sizes. The arena's follows `capacity`, the neurons a row for which values are kept. A call that does not fit is not
+repeated value by value: other launches, which return at once in every call that fits, compute it densely from x and dy.
+They go over groups of neurons for the weights' gradients and over blocks of rows for dx, PASSES of each at most, through
+the same arena. Each gradient is one sum in float32, whichever way it is made; same call, same bits.
+
+Sums of tiles that several multiprocessors share lie where results or panels are not yet or no longer: those of dx in
+the gradients of w_gate and w_up, those of weights where the panels were, or, of dense ones, in dx.
+
+MiB at 16 384 rows of 2048 x 5632, at capacity 44 and 176 here, and in `hopper_backward` at 176: kept values 5, 17, 17; a
+copy of them 0, 0, 528; their places 3, 11, 352; panels and chunks 156, 311, 880; sums 0, 0, 72; tokens 5.5 and ranks 1.4
+in each. The forward workspace 222, 222, 427. Besides: y 64, dx 64, gradients 66, and 22 for a copy of w_down unless it
+lies by neuron.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from twell.kernels.backends import gpu, hopper
+from twell.kernels.backends.hopper import BLOCK, OUTPUTS, PANEL
+
+ENABLED = False
+CTAS = 144  # among which a product's work is shared out, at most
+FORWARD_ROWS = 8192  # a multiple of hopper.WINDOW
+PASSES = 8  # most of each kind
+SMALL = 128 * 2**20  # bytes that an arena may have to need one pass
+ROOM = 2.0  # the share of the worst case that the arena has, by the root of the share of d_ff that is kept
+SHARES = (128,)  # of d_ff, besides those of `training.CAPACITY_SHARES`: as an arena is larger than what is kept
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where an op finds the regions of its workspace, and what else it is told, all as the op takes it."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    nbytes: int
+
+
+def forward_layout(n: int, d_ff: int) -> Layout:
+    """Lay out the workspace of a forward pass; with fewer rows than n at a time, their number follows the offsets."""
+    rows = FORWARD_ROWS if ENABLED else n
+    regions = hopper.regions(min(n, rows), d_ff, torch.bfloat16, True)
+    return Layout(regions.offsets + ((rows,) if n > rows else ()), (), regions.nbytes)
+
+
+def takes(n: int, d_ff: int) -> bool:
+    """Return whether the arena's values have numbers of 32 bits, even if there are as many as there can be."""
+    blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
+    return (blocks * panels * (4 * BLOCK + 12 * PANEL) * PANEL + 3 * CTAS * BLOCK * OUTPUTS * 4) // 2 < 2**32
+
+
+def backward_layout(n: int, d_model: int, d_ff: int, values: int) -> Layout:
+    """Lay out a backward pass of a call that keeps up to `values` values.
+
+    sizes: of the arena in bytes; groups of neurons, and blocks of rows, of a dense pass; whether sums of dx lie in
+    gradients of weights, and those of dense gradients of weights in dx
+    """
+    return _layout(n, d_model, d_ff, values, ROOM, PASSES, SMALL)
+
+
+@gpu.remembered
+def _layout(n: int, d_model: int, d_ff: int, values: int, room: float, passes: int, small: int) -> Layout:
+    blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
+    of_block, of_group = 2 * panels * BLOCK * PANEL * 2, 2 * blocks * 3 * PANEL * PANEL * 2  # bytes
+    side = CTAS * BLOCK * OUTPUTS * 4  # of sums of dx, of which there are two; those of weights are half as many again
+    in_gradients, in_dx = d_ff * d_model * 2 >= side, n * d_model * 2 >= 3 * side
+    before_groups, before_blocks = 0 if in_dx else 3 * side, 2 * side
+    share = min(1.0, room * math.sqrt(values / (n * d_ff)))
+    arena = max(
+        max(math.ceil(share * blocks * of_block), 3 * side) + math.ceil(share * panels * of_group),
+        before_groups + _even(-(-panels // passes), panels) * of_group,
+        before_blocks + -(-blocks // passes) * of_block,
+        min(small, max(before_groups + panels * of_group, before_blocks + blocks * of_block)),
+    )
+    arena = -(-arena // gpu.ALIGNED) * gpu.ALIGNED
+    groups = _each(panels, (arena - before_groups) // of_group, even=True)
+    rows = _each(blocks, (arena - before_blocks) // of_block, even=False)
+    regions = gpu.Regions.laid_out(
+        rank_of=(torch.int16, (d_ff,)),
+        neuron_at=(torch.int16, (d_ff,)),
+        union_ranks=(torch.int16, (blocks, panels * PANEL)),
+        marks=(torch.int32, (panels, blocks * 4)),
+        before=(torch.int32, (panels, blocks * 4)),
+        tokens=(torch.int32, (panels, blocks * BLOCK)),
+        token_counts=(torch.int32, (panels,)),
+        places=(torch.int32, (values,)),
+        tasks=(torch.int32, (blocks * panels, 2)),
+        task_count=(torch.int32, (1,)),
+        panel_starts=(torch.int32, (blocks + 1,)),
+        chunk_starts=(torch.int32, (panels,)),
+        fits=(torch.int32, (1,)),
+        sums=(torch.uint8, (0 if in_gradients else 2 * side,)),
+        arrived=(torch.int32, (2, CTAS)),
+        arena=(torch.uint8, (arena,)),
+    )
+    return Layout(regions.offsets, (arena, groups, rows, int(in_gradients), int(in_dx)), regions.nbytes)
+
+
+def _even(number: int, most: int) -> int:
+    """Return the next even number, as a tile has two groups, or `most` where that is less."""
+    return min(number + number % 2, most)
+
+
+def _each(total: int, fit: int, even: bool) -> int:
+    """Return how many of `total` each pass takes if `fit` fit: as few passes as can be, of about the same size."""
+    if fit >= total:
+        return total
+    fit -= fit % 2 if even and fit > 1 else 0
+    each = -(-total // -(-total // fit))
+    return _even(each, fit) if even else each

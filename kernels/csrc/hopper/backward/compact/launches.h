@@ -1,0 +1,57 @@
+// The launches of a compact backward pass, in their order. No torch.
+#pragma once
+
+#include "hopper/backward/compact/params.h"
+
+namespace twell::hopper {
+
+// How the arena is used, as hopper_backward.py has planned it.
+struct CompactSizes {
+  int64_t arena_bytes;
+  int groups, blocks;       // of neurons and of rows, in each of the dense passes
+  bool sums_in_gradients;   // whether sums of tiles of dx fit into d_gate and d_up, which are written after dx; else `sums` has them
+  bool sums_in_dx;          // whether those of the dense gradients of weights fit into dx, which is written after them
+};
+
+// sums: two sides for tiles of dx, or null; plain: without an up branch, b.w_up being zeros. b.panels_of_rows: the arena
+template <typename T>
+void launch_compact(const Backward& b, int* panel_starts, uint32_t* chunk_starts, int* fits, void* sums, bool plain, const CompactSizes& sizes,
+                    cudaStream_t on) {
+  // of a side, in bytes: of tiles of dx; of tiles of the weights' gradients, in two phases
+  constexpr int64_t kSide = int64_t{kMostCtas} * kPartBytesOfTile, kSideOfTwo = kSide * 3 / 2;
+  CompactBackward c{};
+  static_cast<Backward&>(c) = b;
+  c.panel_starts = panel_starts, c.chunk_starts = chunk_starts, c.fits = fits, c.plain = plain;
+  c.arena_bytes = sizes.arena_bytes;
+  char* const arena = static_cast<char*>(b.panels_of_rows);
+  const auto lies_at = [&](char* from) { c.panels_of_rows = c.chunks = from; };
+  const auto share_sums = [&](void* first, void* second) { c.sides[0] = static_cast<float*>(first), c.sides[1] = static_cast<float*>(second); };
+  lies_at(arena);
+  launch_compact_lists<T>(c, on);
+  launch_compact_dh<T>(c, on);
+  if (sizes.sums_in_gradients)
+    share_sums(b.d_gate, b.d_up);
+  else
+    share_sums(sums, static_cast<char*>(sums) + kSide);
+  launch_compact_dx<T>(c, on);
+  share_sums(arena, arena + kSideOfTwo);
+  launch_compact_weights<T>(c, on);
+  if (sizes.sums_in_dx)
+    share_sums(b.dx, static_cast<char*>(b.dx) + kSideOfTwo);
+  else
+    lies_at(arena + 2 * kSideOfTwo);
+  for (c.first = 0; c.first < b.panels; c.first += sizes.groups) {
+    c.count = sizes.groups < b.panels - c.first ? sizes.groups : b.panels - c.first;
+    launch_dense_values<T>(c, true, on);
+    launch_dense_weights<T>(c, on);
+  }
+  share_sums(arena, arena + kSide);
+  lies_at(arena + 2 * kSide);
+  for (c.first = 0; c.first < b.blocks; c.first += sizes.blocks) {
+    c.count = sizes.blocks < b.blocks - c.first ? sizes.blocks : b.blocks - c.first;
+    launch_dense_values<T>(c, false, on);
+    launch_dense_dx<T>(c, on);
+  }
+}
+
+}  // namespace twell::hopper

@@ -1,0 +1,74 @@
+"""Workspaces of compact training passes hold what the launches put there, in few passes, and less than the worst case."""
+
+from __future__ import annotations
+
+import pytest
+
+from twell.kernels import training
+from twell.kernels.backends import hopper, hopper_backward, hopper_compact
+
+D_MODEL, D_FF, ROWS = 2048, 5632, 16_384
+SIDE = 144 * 128 * 256 * 4  # bytes of sums of dx, of which there are two; those of weights are half as many again
+PANEL, CHUNK = 128 * 64 * 2, 3 * 64 * 64 * 2  # bytes
+SHAPES = [(1, 256, 512), (131, 136, 1032), (300, 8, 8), (4097, 1024, 2816), (ROWS, D_MODEL, D_FF), (100_000, 512, 2048)]
+
+
+def _ceil(many: int, of: int) -> int:
+    return -(-many // of)
+
+
+@pytest.mark.parametrize("room", [0.0, hopper_compact.ROOM, 100.0])
+@pytest.mark.parametrize("kept", [1, 16, 10_000])
+@pytest.mark.parametrize(("n", "d_model", "d_ff"), SHAPES)
+def test_passes_fit_the_arena(
+    monkeypatch: pytest.MonkeyPatch, n: int, d_model: int, d_ff: int, kept: int, room: float
+) -> None:
+    monkeypatch.setattr(hopper_compact, "ROOM", room)
+    layout = hopper_compact.backward_layout(n, d_model, d_ff, n * min(kept, d_ff))
+    arena, groups, rows, in_gradients, in_dx = layout.sizes
+    blocks, panels = _ceil(n, 128), _ceil(d_ff, 64)
+    assert len(layout.offsets) == 16 and layout.nbytes - layout.offsets[-1] >= arena
+    assert 1 <= _ceil(panels, groups) <= hopper_compact.PASSES and 1 <= _ceil(blocks, rows) <= hopper_compact.PASSES
+    assert groups % 2 == 0 or groups == panels or groups == 1
+    assert (0 if in_dx else 3 * SIDE) + groups * 2 * blocks * CHUNK <= arena
+    assert 2 * SIDE + rows * 2 * panels * PANEL <= arena
+    assert not in_gradients or d_model * d_ff * 2 >= SIDE
+    assert not in_dx or n * d_model * 2 >= 3 * SIDE
+    assert in_gradients or layout.offsets[-2] - layout.offsets[-3] >= 2 * SIDE
+    if room == 100.0:  # all that there can be
+        assert max(2 * panels * blocks * PANEL, 3 * SIDE) + panels * 2 * blocks * CHUNK <= arena
+
+
+def test_a_block_takes_less_than_two_fifths_of_a_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At nnz 17, of results, what is kept, a copy of the down weights and either workspace."""
+    monkeypatch.setattr(hopper_compact, "ENABLED", True)
+    capacity = training.capacity_for(17, D_FF)
+    y, weight, kept = ROWS * D_MODEL * 2, D_FF * D_MODEL * 2, 6 * ROWS * capacity + 2 * ROWS // 128 * D_FF
+    ahead = hopper_compact.forward_layout(ROWS, D_FF)
+    back = hopper_backward.backward_layout(ROWS, D_MODEL, D_FF, ROWS * capacity)
+    assert (y + kept + weight + ahead.nbytes) / 2**30 < 0.32
+    assert (2 * y + kept + 4 * weight + back.nbytes) / 2**30 < 0.39
+    monkeypatch.setattr(hopper_compact, "ENABLED", False)
+    worst = hopper_backward.backward_layout(ROWS, D_MODEL, D_FF, ROWS * capacity)
+    assert worst.nbytes > 10 * back.nbytes and len(worst.offsets) == 19 and len(worst.sizes) == 13
+
+
+def test_rows_of_a_forward_pass_follow_its_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = hopper_compact.forward_layout(ROWS, D_FF)
+    assert len(whole.offsets) == 13
+    monkeypatch.setattr(hopper_compact, "ENABLED", True)
+    some = hopper_compact.forward_layout(ROWS, D_FF)
+    assert some.offsets[-1] == hopper_compact.FORWARD_ROWS and len(some.offsets) == 14
+    assert some.offsets[-1] % hopper.WINDOW == 0 and whole.nbytes > 1.9 * some.nbytes
+    assert len(hopper_compact.forward_layout(hopper_compact.FORWARD_ROWS, D_FF).offsets) == 13
+
+
+def test_a_capacity_may_be_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_compact, "ENABLED", True)
+    expected = {0: 44, 29: 44, 30: 176, 117: 176, 118: 704, 470: 1408}
+    assert {mean: training.capacity_for(mean, 5632) for mean in expected} == expected
+
+
+def test_calls_whose_arena_is_too_large_are_not_taken() -> None:
+    assert hopper_compact.takes(ROWS, D_FF)
+    assert not hopper_compact.takes(2**17, 2**14)
