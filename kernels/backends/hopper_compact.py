@@ -7,16 +7,16 @@ Forward: the launches of `hopper` for FORWARD_ROWS rows after as many, through o
 Backward: panels of du and dg, and chunks of du, dg and h, lie without gaps in one arena, as only the device knows their
 sizes. The arena's follows `capacity`, the neurons a row for which values are kept. A call that does not fit is not
 repeated value by value: other launches, which return at once in every call that fits, compute it densely from x and dy.
-They go over groups of neurons for the weights' gradients and over blocks of rows for dx, PASSES of each at most, through
-the same arena. Each gradient is one sum in float32, whichever way it is made; same call, same bits.
+They go over groups of neurons for the weights' gradients and over blocks of rows for dx, PASSES of each at most, in the
+same arena. Each gradient is one sum in float32, whichever way it is made; same call, same bits.
 
 Sums of tiles that several multiprocessors share lie where results or panels are not yet or no longer: those of dx in
 the gradients of w_gate and w_up, those of weights where the panels were, or, of dense ones, in dx.
 
-MiB at 16 384 rows of 2048 x 5632, at capacity 44 and 176 here, and in `hopper_backward` at 176: kept values 5, 17, 17; a
-copy of them 0, 0, 528; their places 3, 11, 352; panels and chunks 156, 311, 880; sums 0, 0, 72; tokens 5.5 and ranks 1.4
-in each. The forward workspace 222, 222, 427. Besides: y 64, dx 64, gradients 66, and 22 for a copy of w_down unless it
-lies by neuron.
+MiB at 16 384 rows of 2048 x 5632, at capacity 44 and 176 here, and in `hopper_backward` at 176: kept values 5, 17, 17;
+a copy of them 0, 0, 528; their places 3, 11, 352; panels and chunks 156, 311, 880; sums 0, 0, 72; tokens 5.5 and ranks
+1.4 in each. The forward workspace 222, 222, 427. Besides: y 64, dx 64, gradients 66, and 22 for a copy of w_down unless
+it lies by neuron.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workspaces of compact training passes hold what the launches put there, in few passes, and less than the worst case."""
+"""Workspaces of compact training passes hold what launches put there, in few passes; less than the worst case."""
 
 from __future__ import annotations
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
+from twell.kernels.backends import hopper_backward, reference_backward
+from twell.kernels.backends.reference_backward import Weights
 from twell.kernels.training import Trained, train_gated_ffn
 
 NAMES = ("x", "w_gate", "w_up", "w_down")
 COEFFICIENT = 0.7
+FITS = 12  # where `fits` is among the offsets of a compact pass
 
 
 def made(n: int, d_model: int, d_ff: int, shift: float = -1.5, seed: int = 0) -> list[Tensor]:
@@ -36,6 +42,49 @@ def ours(tensors: list[Tensor], **options: Any) -> tuple[Trained, list[Tensor]]:
         (out.y, out.l1), tensors, (direction(*tensors[0].shape), torch.full_like(out.l1, COEFFICIENT))
     )
     return out, list(grads)
+
+
+def dense(tensors: list[Tensor]) -> list[Tensor]:
+    """Return y and the gradients of the dense formula in bfloat16."""
+    hidden = linear(tensors[0], tensors[1]).relu() * linear(tensors[0], tensors[2])
+    y, l1 = linear(hidden, tensors[3]), hidden.abs().sum(dtype=torch.float32) / len(tensors[0])
+    grads = torch.autograd.grad((y, l1), tensors, (direction(*tensors[0].shape), torch.full_like(l1, COEFFICIENT)))
+    return [y, *grads]
+
+
+def exact(tensors: list[Tensor], rows: Tensor | None = None) -> list[Tensor]:
+    """Return y and the gradients in float64."""
+    x, *weights = (tensor.detach().double() for tensor in tensors)
+    packed = Weights(*weights, None, None, None)  # type: ignore[call-arg]
+    out = reference_backward.forward(x, packed, rows, "relu")
+    coefficient = torch.tensor(COEFFICIENT, device="cuda", dtype=torch.float64)
+    grads = reference_backward.backward(
+        x, packed, out.saved, "relu", direction(*x.shape).double(), coefficient, torch.float64
+    )
+    return [out.y, grads.x, grads.gate, grads.up, grads.down]  # type: ignore[list-item]
+
+
+@contextmanager
+def what_fits() -> Iterator[list[bool]]:
+    """Yield a list that gets, of each compact backward pass by the traced ops, whether what it keeps has fit."""
+    found: list[bool] = []
+    op = hopper_backward.op
+
+    def watched(name: str, activation: str) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            results = op(name, activation)(*arguments)
+            if name == "backward":
+                memory, offsets = arguments[11:13]
+                found.append(bool(memory[offsets[FITS] :][:4].view(torch.int32)))
+            return results
+
+        return run
+
+    hopper_backward.op = watched
+    try:
+        yield found
+    finally:
+        hopper_backward.op = op
 
 
 def errors(got: Tensor, want: Tensor) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Measure a training step of one FFN on a GPU by both ways from Python to the launches, beside dense autograd.
+"""Measure a training step of one FFN on a GPU by each way from Python to the launches, beside dense autograd.
 
     python tests/support/training_cost.py [ROWS [PATTERNS]]
 
@@ -6,6 +6,9 @@ ROWS: default 16 384, of 2048 × 5632 in bfloat16. For each mean nnz in NNZ, or 
 `step`, forward and backward with the L1 term, each waited for, in ms; `host`, until forward and backward have returned,
 in µs, on a GPU that has nothing else to do; `peak`, memory beyond what was in use, in GiB. Whether the gradients of
 both ways are the same bits. Cost: a minute of one H200.
+
+`compact`: in the workspace of `hopper_compact`, by whole ops, with its own capacity; `overflow`: likewise, but with
+room for one value a row, so that all gradients are computed densely; how far their gradients are from those of `whole`.
 
 PATTERNS: recorded neurons that fire, as `twell bench --patterns` reads them; more rows repeat the first. An x that
 fires them by random weights is found by `fired_patterns.py`.
@@ -26,8 +29,10 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support.fired_patterns import fired_by, patterns
+from support.gpu_training import errors, what_fits
 
 from twell.kernels import whole_calls
+from twell.kernels.backends import hopper_compact
 from twell.kernels.benchmark.synthetic import synthetic_ffn
 from twell.kernels.benchmark.training import dense_forward, step
 from twell.kernels.training import capacity_for, choose, train_gated_ffn
@@ -36,9 +41,9 @@ D_MODEL, D_FF, NNZ, TURNS = 2048, 5632, (6.9, 18, 43, 69, 331), 20
 Step = Callable[[], list[Tensor]]
 
 
-def sparse_forward(whole: bool, capacity: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return y and l1. whole: by whole ops"""
-    whole_calls.ENABLED = whole
+def sparse_forward(whole: bool, compact: bool, capacity: int | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return y and l1. whole: by whole ops; compact: and in a compact workspace, until the next step"""
+    whole_calls.ENABLED, hopper_compact.ENABLED = whole, compact
     out = train_gated_ffn(*tensors, kernel="hopper", capacity=capacity)  # type: ignore[arg-type]
     return out.y, out.l1
 
@@ -83,16 +88,28 @@ def report(nnz: float, given: list[Tensor]) -> None:
     """Print a line for each way of a call. given: x and weights; nnz: the mean of its rows"""
     nnz, x = round(nnz, 1), given[0]
     tensors = [t.detach().contiguous().requires_grad_() for t in given]
-    capacity = capacity_for(nnz, D_FF)
+    capacities = []
+    for hopper_compact.ENABLED in (False, True):
+        capacities.append(capacity_for(nnz, D_FF))
+    capacity, own = capacities
     forwards = {
         "dense": partial(dense_forward, "relu"),
-        "traced": partial(sparse_forward, False, capacity),
-        "whole": partial(sparse_forward, True, capacity),
+        "traced": partial(sparse_forward, False, False, capacity),
+        "whole": partial(sparse_forward, True, False, capacity),
+        "compact, traced": partial(sparse_forward, False, True, own),
+        "compact": partial(sparse_forward, True, True, own),
+        "overflow": partial(sparse_forward, True, True, 1),
     }
     dy = torch.randn_like(x)
     runs = {name: partial(step, forward, tensors, dy) for name, forward in forwards.items()}
     peaks = {name: (run(), peak_gib(run))[1] for name, run in runs.items()}
-    same = all(torch.equal(a, b) for a, b in zip(runs["traced"](), runs["whole"](), strict=True))
+    want = runs["whole"]()
+    same = all(torch.equal(a, b) for a, b in zip(runs["traced"](), want, strict=True))
+    with what_fits() as fits:
+        runs["compact, traced"]()
+    off = {
+        name: max(errors(a, b)[0] for a, b in zip(runs[name](), want, strict=True)) for name in ("compact", "overflow")
+    }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for _ in range(TURNS):
         for name, run in runs.items():
@@ -103,7 +120,9 @@ def report(nnz: float, given: list[Tensor]) -> None:
     for name, (host, took) in medians.items():
         gain = f"{medians['dense'][1] / took:.2f} x dense"
         print(f"nnz {nnz}, {name}: {took / 1e3:.3f} ms, {gain}; host {host:.0f} us; peak {peaks[name]:.2f} GiB")
-    print(f"nnz {nnz}, capacity {capacity}: same gradients both ways: {same}", flush=True)
+    print(f"nnz {nnz}, capacity {capacity}: same gradients both ways: {same}")
+    ways = ", ".join(f"{name} off by {many:.4f}" for name, many in off.items())
+    print(f"nnz {nnz}, compact capacity {own}: fits: {fits}; gradients: {ways}", flush=True)
 
 
 if __name__ == "__main__":

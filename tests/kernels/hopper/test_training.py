@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.gpu_training import COEFFICIENT, NAMES, direction, errors, made, ours
+from support.gpu_training import NAMES, dense, errors, exact, made, ours
 from torch import Tensor
-from torch.nn.functional import linear
 
 from twell.kernels import whole_calls
-from twell.kernels.backends import reference_backward
-from twell.kernels.backends.reference_backward import Weights
 from twell.kernels.training import choose, train_gated_ffn
 
 pytestmark = [
@@ -26,24 +23,6 @@ SHAPES = [(1, 256, 512), (131, 136, 1032), (300, 264, 520), (1025, 512, 1024), (
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways from Python to the same launches."""
     monkeypatch.setattr(whole_calls, "ENABLED", request.param)
-
-
-def dense(tensors: list[Tensor]) -> list[Tensor]:
-    hidden = linear(tensors[0], tensors[1]).relu() * linear(tensors[0], tensors[2])
-    y, l1 = linear(hidden, tensors[3]), hidden.abs().sum(dtype=torch.float32) / len(tensors[0])
-    grads = torch.autograd.grad((y, l1), tensors, (direction(*tensors[0].shape), torch.full_like(l1, COEFFICIENT)))
-    return [y, *grads]
-
-
-def exact(tensors: list[Tensor], rows: Tensor | None = None) -> list[Tensor]:
-    x, *weights = (tensor.detach().double() for tensor in tensors)
-    packed = Weights(*weights, None, None, None)  # type: ignore[call-arg]
-    out = reference_backward.forward(x, packed, rows, "relu")
-    coefficient = torch.tensor(COEFFICIENT, device="cuda", dtype=torch.float64)
-    grads = reference_backward.backward(
-        x, packed, out.saved, "relu", direction(*x.shape).double(), coefficient, torch.float64
-    )
-    return [out.y, grads.x, grads.gate, grads.up, grads.down]  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("shift", [-60.0, -2.2, -1.0, 60.0], ids=["all dead", "sparse", "some", "all alive"])
