@@ -10,20 +10,29 @@ from twell.kernels.backends import hopper, hopper_backward, hopper_compact
 D_MODEL, D_FF, ROWS = 2048, 5632, 16_384
 SIDE = 144 * 128 * 256 * 4  # bytes of sums of dx, of which there are two; those of weights are half as many again
 PANEL, CHUNK = 128 * 64 * 2, 3 * 64 * 64 * 2  # bytes
-SHAPES = [(1, 256, 512), (131, 136, 1032), (300, 8, 8), (4097, 1024, 2816), (ROWS, D_MODEL, D_FF), (100_000, 512, 2048)]
+SHAPES = [
+    (1, 256, 512),
+    (131, 136, 1032),
+    (300, 8, 8),
+    (4097, 1024, 2816),
+    (8000, D_MODEL, D_FF),
+    (ROWS, D_MODEL, D_FF),
+]
+SHAPES += [(100_000, 512, 2048)]
 
 
 def _ceil(many: int, of: int) -> int:
     return -(-many // of)
 
 
-@pytest.mark.parametrize("room", [0.0, hopper_compact.ROOM, 100.0])
+@pytest.mark.parametrize(("room", "small"), [(0.0, 0), (hopper_compact.ROOM, hopper_compact.SMALL), (100.0, 0)])
 @pytest.mark.parametrize("kept", [1, 16, 10_000])
 @pytest.mark.parametrize(("n", "d_model", "d_ff"), SHAPES)
 def test_passes_fit_the_arena(
-    monkeypatch: pytest.MonkeyPatch, n: int, d_model: int, d_ff: int, kept: int, room: float
+    monkeypatch: pytest.MonkeyPatch, n: int, d_model: int, d_ff: int, kept: int, room: float, small: int
 ) -> None:
     monkeypatch.setattr(hopper_compact, "ROOM", room)
+    monkeypatch.setattr(hopper_compact, "SMALL", small)
     layout = hopper_compact.backward_layout(n, d_model, d_ff, n * min(kept, d_ff))
     arena, groups, rows, in_gradients, in_dx = layout.sizes
     blocks, panels = _ceil(n, 128), _ceil(d_ff, 64)
