@@ -184,11 +184,12 @@ def test_other_kinds_agree_with_the_worst_cases_workspace(
         assert errors(got, want)[0] <= 0.01, at
 
 
-def test_one_graph_when_compiled(room: dict[str, Any]) -> None:
+@pytest.mark.parametrize("capacity", [None, 1])
+def test_one_graph_when_compiled(capacity: int | None) -> None:
     tensors = made(1025, 512, 1024)
 
     def loss(*values: Tensor) -> Tensor:
-        out = train_gated_ffn(*values, **room)
+        out = train_gated_ffn(*values, capacity=capacity)
         return out.y.float().square().sum() + out.l1
 
     torch.compiler.reset()
