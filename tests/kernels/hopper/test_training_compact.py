@@ -181,7 +181,7 @@ def test_other_kinds_agree_with_the_worst_cases_workspace(
         along = direction(*x.shape), torch.full_like(out.l1, COEFFICIENT)
         found.append([out.y, *torch.autograd.grad((out.y, out.l1), tensors, along)])
     for at, (want, got) in enumerate(zip(*found, strict=True)):
-        assert errors(got, want)[0] <= 0.01, at
+        assert errors(got, want)[0] <= 0.015, at
 
 
 @pytest.mark.parametrize("capacity", [None, 1])
