@@ -12,7 +12,7 @@ from support.gpu_training import COEFFICIENT, NAMES, dense, direction, errors, e
 from torch import Tensor
 
 from twell.kernels import whole_calls
-from twell.kernels.backends import hopper_backward, hopper_compact
+from twell.kernels.backends import hopper_compact
 from twell.kernels.benchmark.synthetic import synthetic_ffn
 from twell.kernels.training import train_gated_ffn, train_plain_ffn
 
@@ -171,7 +171,6 @@ def test_down_weights_by_neuron_give_the_same_bits(room: dict[str, Any]) -> None
 def test_other_kinds_agree_with_the_worst_cases_workspace(
     monkeypatch: pytest.MonkeyPatch, room: dict[str, Any], gated: bool, activation: str
 ) -> None:
-    monkeypatch.setattr(hopper_backward, "MORE", True)
     x, gate, up, down = made(1025, 512, 1024)
     tensors, train = ([x, gate, up, down], train_gated_ffn) if gated else ([x, gate, down], train_plain_ffn)
     found = []
