@@ -166,3 +166,13 @@ def test_down_weights_by_neuron_give_the_same_bits(masters: torch.dtype) -> None
     for value, its in zip((one[0].y, *one[1]), (other[0].y, *other[1]), strict=True):
         assert torch.equal(value, its)
     assert one[1][3].stride() == tensors[3].stride() and other[1][3].stride() == turned[3].stride()
+
+
+def test_the_gradient_of_l1_keeps_its_sign() -> None:
+    tensors = made(300, 264, 520)
+    out = train_gated_ffn(*tensors, kernel="hopper")  # type: ignore[arg-type]
+    ones = torch.ones_like(out.l1)
+    plus, minus = (torch.autograd.grad(out.l1, tensors, sign * ones, retain_graph=True) for sign in (1, -1))
+    for name, one, other in zip(NAMES, plus, minus, strict=True):
+        assert one.any() or name == "w_down", name  # which y alone depends on
+        assert torch.equal(one, -other), name

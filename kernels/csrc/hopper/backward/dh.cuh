@@ -82,7 +82,7 @@ __device__ __forceinline__ uint32_t make_pair(const Backward& b, Shared& s, cons
   const float g = half_of<T>(in.gate, 0), h = half_of<T>(in.hidden, 0);
   float dh = half_of<T>(*reinterpret_cast<const uint16_t*>(s.staging + place), 0);
   const int position = task.block * kBlockRows + TaskValues::row_of(in.position);
-  if (h != 0.f && (b.counted == nullptr || b.counted[b.kept.order[position]] != 0)) dh += copysignf(l1_scale, h);
+  if (h != 0.f && (b.counted == nullptr || b.counted[b.kept.order[position]] != 0)) dh += h > 0.f ? l1_scale : -l1_scale;
   float slope = h / g;  // of h by the gate's pre-activation: the up value
   if constexpr (kRelu2) slope *= 2.f * sqrtf(g);
   const uint32_t pair = round_pair<T>(dh * g, dh * slope);
