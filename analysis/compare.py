@@ -23,7 +23,7 @@ from pandas.api.types import is_float_dtype
 from twell.analysis.activity.layers import by_layer
 from twell.analysis.speed.ffn_speedup import caveats, ffn_speedup, layer_names
 from twell.analysis.speed.speedup import model_speedup
-from twell.analysis.statistics import effective, jackknife_error, t_half
+from twell.analysis.statistics import effective, jackknife_error, t_half, welch_degrees
 from twell.analysis.summaries.read import open_summaries
 from twell.analysis.tokens.by_token import by_token
 from twell.workbench.errors import Missing, UserError
@@ -173,12 +173,13 @@ def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
         totals = _replicate_totals(run, keys)
         shared = totals.index.intersection(first.index)
         a, b = _means(first.loc[shared]), _means(totals.loc[shared])
-        difference = b[0] - a[0]
+        difference, degrees = b[0] - a[0], np.minimum(_groups(first), _groups(totals)) - 1
         if paired:
             error = jackknife_error(difference, (b[1] - a[1]).T)
         else:
-            error = np.hypot(jackknife_error(a[0], a[1].T), jackknife_error(b[0], b[1].T))
-        half = float(t_half(min(_groups(first), _groups(totals)) - 1)) * error
+            errors = np.stack([jackknife_error(*each) for each in ((a[0], a[1].T), (b[0], b[1].T))])
+            error, degrees = np.hypot(*errors), welch_degrees(errors, [[_groups(first) - 1], [_groups(totals) - 1]])
+        half = t_half(degrees) * error
         piece = shared.to_frame(index=False)
         piece.insert(0, "run", run.name)
         piece = piece.assign(
@@ -239,9 +240,9 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
             raise Missing(
                 f"{run.name} has other tokens than {runs[0].name} under the same ids: they cannot be compared."
             )
-        error = np.hypot(both["z_se"], both["z_se_first"])
-        degrees = np.minimum(both["effective"], both["effective_first"]) - 1
-        difference, half = both["z"] - both["z_first"], t_half(degrees) * error
+        errors = both[["z_se", "z_se_first"]].to_numpy().T
+        degrees = welch_degrees(errors, both[["degrees", "degrees_first"]].to_numpy().T)
+        difference, half = both["z"] - both["z_first"], t_half(degrees) * np.hypot(*errors)
         piece = pd.DataFrame({"run": run.name, "token_id": both.index, "text": both["text"].to_numpy()})
         columns = {
             "count": both["count"],

@@ -171,6 +171,13 @@ def _moments_of(nnz: NDArray, tokens: NDArray) -> dict[str, Any]:
 def _half_width(summaries: Summaries) -> NDArray:
     """Return half of the 95 % interval of the mean of layer -1 and of each layer; NaN with fewer than two groups of
     documents, or where one holds nearly all tokens."""
+    error, degrees = mean_errors(summaries)
+    return t_half(degrees) * error
+
+
+def mean_errors(summaries: Summaries) -> tuple[NDArray, NDArray]:
+    """Return the standard error of mean nnz of layer -1 and of each layer, jackknifed over groups of documents, and its
+    degrees of freedom."""
     run, rows = summaries.run, band_sums(summaries)
     groups, replicate = distinct(rows["replicate"])
     cell, shape = replicate * (run.layers + 1) + rows["layer"] + 1, (len(groups), run.layers + 1)
@@ -178,7 +185,7 @@ def _half_width(summaries: Summaries) -> NDArray:
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate, without = y.sum(axis=0) / n.sum(axis=0), (y.sum(axis=0) - y) / (n.sum(axis=0) - n)
     size = n.sum(axis=1)
-    return t_half(effective(size.sum(), (size**2).sum()) - 1) * jackknife_error(estimate, without)
+    return jackknife_error(estimate, without), effective(size.sum(), (size**2).sum()) - 1
 
 
 def _used(summaries: Summaries, flagged: bool) -> NDArray:

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from twell.analysis.statistics import distinct, effective, fisher_interval, jackknife_error
+from twell.analysis.statistics import distinct, effective, fisher_interval, jackknife_error, t_half
 from twell.analysis.summaries.derived import ALL, CLASSED, CORRELATED, RANKS, correlated, rows_of_classes
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.summaries.token_class import CLASSES
@@ -35,7 +35,8 @@ Of = Literal["next", "own"]
 
 
 def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None = None) -> pd.DataFrame:
-    """Return mean nnz by bin of loss. Columns: layer; bin; loss_low, loss_high (nats); tokens; nnz_mean; nnz_se.
+    """Return mean nnz by bin of loss. Columns: layer; bin; loss_low, loss_high (nats); tokens; nnz_mean; nnz_se, low,
+    high (95 %, by groups of documents).
 
     of: whether tokens are binned by the loss of the next token, or ("own") by that of the token itself, as predicted
     one position earlier. token_class: counts the tokens of one class alone (see token_classes). bins: how many bins
@@ -68,6 +69,8 @@ def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None
         mean = y / n
         without = (y[..., None] - nnz) / (n[..., None] - tokens)
     error = jackknife_error(mean, np.moveaxis(without[..., used], -1, 0))
+    size = tokens[0][:, used]  # of all layers alike
+    half = t_half(effective(size.sum(axis=1), (size**2).sum(axis=1)) - 1) * error
     layer, index = np.indices(mean.shape)
     first = np.searchsorted(number, np.arange(shape[1]))
     low, high = (bands[first] / scale) ** 2, ((bands[np.append(first[1:], len(bands)) - 1] + 1) / scale) ** 2
@@ -80,6 +83,8 @@ def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None
             "tokens": n.ravel().astype(np.int64),
             "nnz_mean": mean.ravel(),
             "nnz_se": error.ravel(),
+            "low": (mean - half).ravel(),
+            "high": (mean + half).ravel(),
         }
     )
     frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(len(used)), "tokens": int(n[0].sum())}

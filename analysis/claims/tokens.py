@@ -30,7 +30,7 @@ def named_tokens(words: Sequence[str], sign: int) -> Callable[[Run], Answer]:
     def check(run: Run) -> Answer:
         rows = tokens_spelt(run, words, 1).dropna(subset=["z_se"])
         rows = rows[rows["sequences"] >= LEAST_SEQUENCES]
-        half = t_half(rows["effective"].to_numpy() - 1) * rows["z_se"]
+        half = t_half(rows["degrees"].to_numpy()) * rows["z_se"]
         rows = rows.assign(low=rows["z"] - half, high=rows["z"] + half).dropna(subset=["low"])
         if rows.empty:
             raise Missing(

@@ -69,10 +69,8 @@ def surprisal_bins(run: Run, of: Literal["next", "own"] = "next") -> pd.DataFram
         layer_mean=frame["layer"].map(nnz_sum / tokens.clip(lower=1)), loss=middle.where(~is_last, frame["loss_low"])
     )
     frame = frame[(frame["layer_mean"] > 0) & (frame["tokens"] > 0)].reset_index(drop=True)
-    error = frame["nnz_se"].fillna(0)
-    for name, shift in (("relative", 0.0), ("low", -1.96), ("high", 1.96)):
-        frame[name] = (frame["nnz_mean"] + shift * error) / frame["layer_mean"]
-    return frame
+    ends = {name: frame[name].fillna(frame["nnz_mean"]) / frame["layer_mean"] for name in ("low", "high")}
+    return frame.assign(relative=frame["nnz_mean"] / frame["layer_mean"], **ends)
 
 
 def ridges(bins: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from twell.analysis.statistics import t_half
+
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
@@ -61,7 +63,7 @@ def tokens(table: pd.DataFrame) -> Figure:
     names = [f"{text!r} ({token})" for text, token in zip(ends["text"], ends["token_id"], strict=True)]
     figure = _figure("z, shrunk", "", height=120 + 18 * len(ends), yaxis_type="category")
     figure.update_layout(margin_l=170)
-    spread = {"array": 1.96 * ends["shrunk_se"], "color": INK}
+    spread = {"array": float(t_half(np.inf)) * ends["shrunk_se"], "color": INK}
     figure.add_scatter(x=ends["shrunk"], y=names, error_x=spread, mode="markers", marker_color=INK)
     return figure
 

@@ -11,6 +11,7 @@ from plotly.subplots import make_subplots
 
 from twell.analysis.figures.labels import percent, plot_label
 from twell.analysis.figures.style import BLUE, GREY, finish, layer_names, panel_title, whiskers
+from twell.analysis.statistics import t_half
 
 ENDS = ("most active", "least active")
 END_ROWS = 15  # tokens at each end of the ranking
@@ -40,7 +41,8 @@ def most_first(frame: pd.DataFrame, rank: str) -> pd.DataFrame:
 
 
 def ranked_by(frame: pd.DataFrame, rank: str) -> pd.DataFrame:
-    """Return `analysis.by_token` with z and z_se replaced by the columns that it is ranked by.
+    """Return `analysis.by_token` with z and z_se replaced by the columns that it is ranked by, and one more column,
+    half: of the 95 % interval, by Student's t (a posterior's by the normal distribution).
 
     Args:
         frame: the table.
@@ -48,14 +50,17 @@ def ranked_by(frame: pd.DataFrame, rank: str) -> pd.DataFrame:
             it. `attrs` names the axis of mean.
     """
     rank = "z" if frame[rank].isna().all() else rank
-    frame = frame.assign(z=frame[rank], z_se=frame[f"{rank}_se"])
+    degrees = {"mean": frame["effective"] - 1, "shrunk": np.full(len(frame), np.inf)}.get(rank, frame["degrees"])
+    error = frame[f"{rank}_se"]
+    frame = frame.assign(z=frame[rank], z_se=error, half=t_half(np.asarray(degrees, float)) * error)
     frame.attrs["axis"] = MEAN_AXIS if rank == "mean" else Z_AXIS
     return frame
 
 
 def as_ranked(words: pd.DataFrame) -> pd.DataFrame:
     """Return both ends of `analysis.by_word` as `ranking` draws them: words lead to no page."""
-    return words.rename(columns={"word": "text"}).assign(token_id=-1)
+    half = t_half(words["effective"].to_numpy() - 1) * words["z_se"]
+    return words.rename(columns={"word": "text"}).assign(token_id=-1, half=half)
 
 
 def readable_range(low: pd.Series, value: pd.Series, high: pd.Series) -> list[float]:
@@ -77,7 +82,7 @@ def ranking(both: pd.DataFrame) -> go.Figure:
     axis = both.attrs.get("axis", Z_AXIS)
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.2)
     panels = [both[both["end"] == end] for end in ENDS]
-    half_width = 1.96 * both["z_se"].fillna(0)
+    half_width = both["half"].fillna(0)
     reach = readable_range(both["z"] - half_width, both["z"], both["z"] + half_width)
     row_count = max(map(len, panels))
     for column, rows in enumerate(panels, start=1):
@@ -87,7 +92,7 @@ def ranking(both: pd.DataFrame) -> go.Figure:
             y=y,
             mode="markers",
             marker={"color": BLUE, "size": 8},
-            error_x={"type": "data", "array": 1.96 * rows["z_se"], "thickness": 1.4, "width": 0, "color": BLUE},
+            error_x={"type": "data", "array": rows["half"], "thickness": 1.4, "width": 0, "color": BLUE},
             customdata=np.column_stack([rows["token_id"], rows["count"], rows["sequences"], rows["mean"]]),
             text=[plot_label(text, 40) for text in rows["text"]],
             hovertemplate=("%{text}<br>" if axis == MEAN_AXIS else "%{text}<br>z %{x:.2f}, ")
@@ -138,6 +143,7 @@ def class_dots(frame: pd.DataFrame) -> go.Figure:
 
 def profile(frame: pd.DataFrame) -> go.Figure:
     """Return one token's z in each layer, with 95 % intervals (`analysis.token_profile`)."""
+    half = t_half(frame["effective"].to_numpy() - 1) * frame["z_se"]
     figure = go.Figure(
         go.Scatter(
             x=frame["layer"],
@@ -145,7 +151,7 @@ def profile(frame: pd.DataFrame) -> go.Figure:
             mode="lines+markers",
             line={"color": BLUE, "width": 1.2},
             marker={"size": 8},
-            error_y={"type": "data", "array": 1.96 * frame["z_se"], "thickness": 1.4, "width": 0},
+            error_y={"type": "data", "array": half, "thickness": 1.4, "width": 0},
             customdata=frame[["mean", "count"]],
             hovertemplate="layer %{x:.0f}: z %{y:.2f}<br>mean nnz %{customdata[0]:.3g}, n = %{customdata[1]:,}"
             "<extra></extra>",

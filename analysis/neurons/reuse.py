@@ -46,7 +46,7 @@ def reuse(run: Run, lags: Sequence[int] = LAGS) -> pd.DataFrame:
             if not len(later):
                 continue
             both = np.asarray(matrix[later].multiply(matrix[earlier]).sum(axis=1)).ravel()
-            row = _share(both, np.diff(matrix.indptr)[later], unit[later])
+            row = _share(both, np.diff(matrix.indptr)[later], unit[later], unit[earlier])
             pieces.append({"layer": layer, "lag": lag, "pairs": len(later), **row})
     return _table(run, pieces)
 
@@ -67,7 +67,7 @@ def reuse_cache(run: Run, windows: Sequence[int] = WINDOWS) -> pd.DataFrame:
             if not len(later):
                 continue
             both = np.bincount(row[before <= window], minlength=len(places))[later]
-            share = _share(both, total[later], unit[later])
+            share = _share(both, total[later], unit[later], unit[later])
             # A neuron of the window is counted at its last firing there: by each token up to its next one, and w on.
             here, far = (np.searchsorted(key[later], key + ahead, side="right") for ahead in (0, window))
             ends = np.where(after <= window, here[np.append(row[1:], 0)], far[row])
@@ -128,16 +128,27 @@ def _keys(places: pd.DataFrame) -> NDArray:
     return places["sequence"].to_numpy(np.int64) * 2**32 + places["position"].to_numpy(np.int64)
 
 
-def _share(shared: NDArray, total: NDArray, unit: NDArray) -> dict[str, float]:
-    """Return Σ shared / Σ total of rows with its 95 % interval, one replicate left out at a time."""
-    n, y, size = (np.bincount(unit, values, REPLICATES) for values in (total, shared, np.ones(len(unit))))
+def _share(shared: NDArray, total: NDArray, unit: NDArray, other: NDArray) -> dict[str, float]:
+    """Return Σ shared / Σ total of pairs of tokens with its 95 % interval; unit, other: the replicates of a pair's two.
+
+    A replicate is left out with all pairs that have a token of it. So pairs of two replicates count with both, and
+    their own variance is taken off once, as of dyads (Aronow, Samii and Assenova, 2015).
+    """
+    apart = unit != other
+    n, y, size = (
+        np.bincount(unit, values, REPLICATES) + np.bincount(other[apart], values[apart], REPLICATES)
+        for values in (total, shared, np.ones(len(unit)))
+    )
     used = size > 0
-    n, y, size = n[used], y[used], size[used]
+    n, y, size, whole, part = n[used], y[used], size[used], total.sum(), shared.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
-        estimate = y.sum() / n.sum()
-        error = float(jackknife_error(estimate, (y.sum() - y) / (n.sum() - n)))
+        estimate = float(part / whole)
+        variance = float(jackknife_error(estimate, (part - y) / (whole - n)) ** 2)
+        dyad = (np.minimum(unit, other) * REPLICATES + np.maximum(unit, other))[apart]
+        twice = float((np.bincount(dyad, (shared - estimate * total)[apart]) ** 2).sum() / whole**2)
+    error = np.sqrt(np.maximum(variance - twice, twice))
     half = float(t_half(effective(size.sum(), (size**2).sum()) - 1)) * error
-    return {"shared": float(estimate), "low": float(estimate - half), "high": float(estimate + half)}
+    return {"shared": estimate, "low": estimate - half, "high": estimate + half}
 
 
 def _table(run: Run, rows: list[dict[str, float]]) -> pd.DataFrame:

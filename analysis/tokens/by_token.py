@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pandas.api.extensions import ExtensionArray
 
-from twell.analysis.activity.layers import layer_moments
+from twell.analysis.activity.layers import layer_moments, mean_errors
 from twell.analysis.memo import memoized
-from twell.analysis.statistics import centred_error, drawn_variance, effective, guarded_error, ratio_error, shrink
+from twell.analysis.statistics import centred_error, effective, pooled_variance, ratio_error, shrink
 from twell.analysis.summaries.read import EARLIER, Summaries, open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
@@ -48,16 +48,15 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     "z_position" by that. Columns:
 
     token_id; text; count; sequences, documents (it occurs in); effective (Kish's effective number of the documents, by
-    occurrences: the degrees of freedom of an interval are one less); z, z_se (in sd); z_position, z_position_se (the
-    same with means and sds of the layer at the token's band of positions: each below 8, then floor(√(8·position));
-    empty in copies of an earlier revision); mean, mean_se (nnz a layer, mean over layers); loss_mean (nats, of the
-    predictions made at the token); surprisal_mean (nats, of the token itself, as predicted one position earlier);
-    shrunk, shrunk_se (z by empirical Bayes: `statistics.shrink` over every token that occurs, with variances drawn
-    towards the common one as if by ten more documents). Standard errors: `statistics.ratio_error`, clusters are
-    documents (`summaries.documents`); empty for one document. Those of z count that the layers' means come from the
-    same documents (`statistics.centred_error`; not in copies of an earlier revision), take their sds as known, and are
-    not less than a variance drawn towards that of all tokens, as if by ten more documents, would give
-    (`statistics.guarded_error`): that of few documents is often too small.
+    occurrences); degrees (of freedom of an interval of z; of one of mean, effective - 1); z, z_se (in sd); z_position,
+    z_position_se (the same with means and sds of the layer at the token's band of positions: each below 8, then
+    floor(√(8·position)); empty in copies of an earlier revision); mean, mean_se (nnz a layer, mean over layers);
+    loss_mean (nats, of the predictions made at the token); surprisal_mean (nats, of the token itself, as predicted one
+    position earlier); shrunk, shrunk_se (z by empirical Bayes: `statistics.shrink` over every token that occurs).
+    Standard errors: `statistics.ratio_error`, clusters are documents (`summaries.documents`); empty for one document.
+    Those of z count that the layers' means come from the same documents (`statistics.centred_error`; not in copies of
+    an earlier revision), take their sds as known, and are drawn towards those of tokens like it, as if by ten more
+    documents (`statistics.pooled_variance`): what few documents tell of a variance is often too small.
     Missing where no token occurs that often.
     """
     rows = token_totals(open_summaries(run, scored=True), flagged)
@@ -70,7 +69,8 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
             f"No token of {run.name} occurs {min_count} times, the most frequent one {highest} times: ask for a lower "
             "minimum count."
         )
-    rows["shrunk"], rows["shrunk_se"] = _shrunk(rows)
+    pooled = {name: _pooled(rows, name) for name in SCORES}
+    rows["shrunk"], rows["shrunk_se"] = _shrunk(rows, pooled["z"][0])
     score = rows["shrunk"] if rank == "shrunk" else rows[f"{rank}_sum"] / rows["tokens"]
     if rank == "shrunk" and np.isnan(score).all():  # no token tells how much z varies
         score = rows["z_sum"] / rows["tokens"]
@@ -83,8 +83,10 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     columns: dict[str, Any] = {"token_id": selected["token_id"], "text": token_text(run, selected["token_id"])}
     columns |= {"count": n, "sequences": selected["sequences"], "documents": selected["clusters"]}
     columns["effective"] = effective(n, n2)
-    for name in SCORES:
-        columns |= {name: selected[f"{name}_sum"] / n, f"{name}_se": z_error(rows, name)[order]}
+    errors = {name: _error(rows, *each) for name, each in pooled.items()}
+    columns["degrees"] = errors["z"][1][order]
+    for name, (error, _) in errors.items():
+        columns |= {name: selected[f"{name}_sum"] / n, f"{name}_se": error[order]}
     y, y2, ny = (selected[f"nnz_{kind}"] for kind in PARTS)
     columns |= {"mean": y / n / run.layers, "mean_se": ratio_error(n, n2, y, y2, ny) / run.layers}
     with np.errstate(invalid="ignore"):
@@ -129,17 +131,24 @@ def token_totals(summaries: Summaries, flagged: bool) -> dict[str, NDArray]:
     return rows | {name: np.full(len(token_id), value) for name, value in whole.items()}
 
 
-def z_error(rows: Mapping[str, NDArray], name: str = "z") -> NDArray:
-    """Return the standard error of each token's mean z, guarded against a variance that is too small by chance.
+def z_error(rows: Mapping[str, NDArray]) -> tuple[NDArray, NDArray]:
+    """Return the standard error of each token's mean z and its degrees of freedom, NaN for tokens of one document.
 
-    rows: columns of `token_totals`, of all tokens; name: z or z_position
+    rows: columns of `token_totals`, of all tokens
     """
-    return guarded_error(_own_error(rows, name), *_sizes(rows), PRIOR_DOCUMENTS)
+    return _error(rows, *_pooled(rows))
 
 
-def _sizes(rows: Mapping[str, NDArray]) -> tuple[NDArray, NDArray]:
-    """Return occurrences and effective documents of each token."""
-    return rows["tokens"], effective(rows["tokens"], rows["tokens_square"])
+def _error(rows: Mapping[str, NDArray], variance: NDArray, degrees: NDArray) -> tuple[NDArray, NDArray]:
+    """Return standard errors and degrees of freedom of the variances of `_pooled`, NaN for tokens of one document."""
+    told = effective(rows["tokens"], rows["tokens_square"]) > 1
+    return np.where(told, np.sqrt(variance), np.nan), np.where(told, degrees, np.nan)
+
+
+def _pooled(rows: Mapping[str, NDArray], name: str = "z") -> tuple[NDArray, NDArray]:
+    """Return the variance of every token's mean z and its degrees of freedom: `statistics.pooled_variance`."""
+    n, clusters = rows["tokens"], effective(rows["tokens"], rows["tokens_square"])
+    return pooled_variance(_own_error(rows, name) ** 2, n, clusters, rows[f"{name}_sum"] / n, PRIOR_DOCUMENTS)
 
 
 def _own_error(rows: Mapping[str, NDArray], name: str = "z") -> NDArray:
@@ -151,24 +160,38 @@ def _own_error(rows: Mapping[str, NDArray], name: str = "z") -> NDArray:
     return centred_error(sums, beside, n_beside, rows[f"{name}_{ALL_SQUARE}"], rows[ALL_TOKENS])
 
 
-def _shrunk(rows: Mapping[str, NDArray]) -> tuple[NDArray, NDArray]:
-    """Return z of every token by empirical Bayes, and its posterior sd; NaN where `z_variances` has none."""
-    variance = z_variances(rows)
+def _shrunk(rows: Mapping[str, NDArray], variance: NDArray) -> tuple[NDArray, NDArray]:
+    """Return z of every token by empirical Bayes, and its posterior sd; NaN where there is no variance of its mean."""
     if np.isnan(variance).any():
         return variance, variance
     return shrink(rows["z_sum"] / rows["tokens"], np.sqrt(variance))
 
 
+def _together(rows: Mapping[str, NDArray], token_id: int) -> float:
+    """Return the correlation over documents of a token's mean z and that of all tokens; NaN where it is not known.
+
+    rows: columns of `token_totals`
+    """
+    n, n2, y, y2, ny, beside, n_beside, all_square = (
+        float(rows[name][rows["token_id"] == token_id][0])
+        for name in ("tokens", "tokens_square", *(f"z_{kind}" for kind in (*PARTS, *BESIDE, ALL_SQUARE)))
+    )
+    mean = y / n
+    square = (y2 - 2 * mean * ny + mean**2 * n2) * all_square
+    return (beside - mean * n_beside) / np.sqrt(square) if square > 0 else np.nan
+
+
 def z_variances(rows: Mapping[str, NDArray]) -> NDArray:
-    """Return the variance of each token's mean z: its clustered estimate, drawn towards the common variance as if by
-    ten more documents. NaN where fewer than two tokens occur in two or more documents."""
-    return drawn_variance(_own_error(rows) ** 2, *_sizes(rows), PRIOR_DOCUMENTS)
+    """Return the variance of every token's mean z, of tokens of one document too; NaN throughout where fewer than two
+    tokens occur in two or more documents."""
+    return _pooled(rows)[0]
 
 
 def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFrame:
-    """Return nnz and z of one token in each layer. Columns: layer; count; mean (nnz); z; z_se (within the layer, by
-    `statistics.ratio_error` alone)."""
-    summaries = open_summaries(run)
+    """Return nnz and z of one token in each layer. Columns: layer; count; effective (documents, see by_token: an
+    interval has one degree of freedom less); mean (nnz); z; z_se (of the token's mean and of the layer's, which are
+    taken to go together over documents as they do in z over all layers)."""
+    summaries = open_summaries(run, scored=True)
     counts = summaries.frame("tokens", token_id=token_id)
     counts = counts if flagged else counts[~counts["flagged"]]
     if counts["tokens"].sum() == 0:
@@ -180,23 +203,28 @@ def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFram
     layer_mean, layer_sd = layer_moments(summaries)
     centre, spread = layer_mean[sums["layer"].to_numpy()], pd.Series(layer_sd[sums["layer"].to_numpy()])
     spread = spread.where(spread > 0)
-    frame = pd.DataFrame({"layer": sums["layer"], "count": n, "mean": sums["nnz_sum"] / n})
+    about = {"layer": sums["layer"], "count": n, "effective": float(effective(n, n2))}
+    frame = pd.DataFrame({**about, "mean": sums["nnz_sum"] / n})
     frame["z"] = (frame["mean"] - centre) / spread
-    frame["z_se"] = ratio_error(n, n2, sums["nnz_sum"], sums["nnz_square"], sums["nnz_cross"]) / spread
+    own = ratio_error(n, n2, sums["nnz_sum"], sums["nnz_square"], sums["nnz_cross"]) / spread
+    of_layer = mean_errors(summaries)[0][1 + sums["layer"].to_numpy()] / spread
+    together = _together(token_totals(summaries, flagged), token_id)
+    centred = np.sqrt(np.maximum(own**2 - 2 * together * own * of_layer + of_layer**2, 0))
+    frame["z_se"] = centred.fillna(own)  # copies of before revision 6 do not tell how they go together
     frame.attrs = {"definition": DEFINITION, "token_id": token_id, "sequences": sequences}
     return frame
 
 
 def tokens_spelt(run: Run, words: Sequence[str], min_count: int) -> pd.DataFrame:
     """Return the unflagged tokens that are one of these words, apart from white space around it, and occur at least
-    `min_count` times, loudest first. Columns: text, count, sequences, documents, effective, z, z_se, as in by_token."""
+    `min_count` times, loudest first. Columns: text, count, sequences, documents, degrees, z, z_se, as in by_token."""
     rows = token_totals(open_summaries(run, scored=True), False)
     selected = np.isin(rows["token_id"], _spelt(run, words)) & (rows["tokens"] >= min_count)
-    error = z_error(rows)[selected]
+    error, degrees = (each[selected] for each in z_error(rows))
     rows = {name: values[selected] for name, values in rows.items()}
-    n, n2 = rows["tokens"], rows["tokens_square"]
+    n = rows["tokens"]
     text = [piece.strip() for piece in token_text(run, rows["token_id"])]
-    about = {"sequences": rows["sequences"], "documents": rows["clusters"], "effective": effective(n, n2)}
+    about = {"sequences": rows["sequences"], "documents": rows["clusters"], "degrees": degrees}
     frame = pd.DataFrame({"text": text, "count": n, **about, "z": rows["z_sum"] / n, "z_se": error})
     return frame.sort_values(["z", "text"], ascending=[False, True], ignore_index=True)
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from twell.analysis.memo import memoized
-from twell.analysis.statistics import distinct, effective, jackknife_error, t_half
+from twell.analysis.statistics import distinct, effective, jackknife_error, t_half, welch_degrees
 from twell.analysis.summaries.documents import REPLICATES
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.summaries.token_class import CLASSES, FUNCTION_WORD, URL_PART, class_number
@@ -150,7 +150,7 @@ def _rows(run: Run, rows: Mapping[str, NDArray], names: Sequence[str], number: N
     frequent = n >= OFTEN
     means, variance, number = (y / n)[frequent], z_variances(rows)[frequent], number[frequent]
     effects = [_effect(means, variance, number == index) for index in range(size)]
-    effect, spread = np.array(effects).T
+    effect, reach = np.array(effects).T
     return pd.DataFrame(
         {
             "class": names,
@@ -168,8 +168,8 @@ def _rows(run: Run, rows: Mapping[str, NDArray], names: Sequence[str], number: N
             "difference_low": z - others - half,
             "difference_high": z - others + half,
             "effect": effect,
-            "effect_low": effect - 1.96 * spread,
-            "effect_high": effect + 1.96 * spread,
+            "effect_low": effect - reach,
+            "effect_high": effect + reach,
             "mean": nnz / count / run.layers,
             "loss_mean": loss,
         }
@@ -189,12 +189,13 @@ def _leave_one_out(n: NDArray, y: NDArray, number: NDArray, size: int) -> NDArra
 
 
 def _effect(means: NDArray, variance: NDArray, inside: NDArray) -> tuple[float, float]:
-    """Return the standardised difference of a class's tokens from all others, and its standard error.
+    """Return the standardised difference of a class's tokens from all others, and half of its 95 % interval.
 
     means, variance [token]: mean z and the variance of that mean; inside [token]: whether the token is in the class.
     NaN with fewer than two tokens on either side. It is Hedges' g (1981) of the tokens' mean z, after the pooled
     variance is corrected for unreliability (Hunter and Schmidt, 2004, chapter 3): the variance that a mean has from
-    being taken over few occurrences is subtracted, since rare tokens would otherwise make all classes look alike.
+    being taken over few occurrences is subtracted, since rare tokens would otherwise make all classes look alike. The
+    interval is by Student's t with Welch's degrees of freedom, which are few where the class has few tokens.
     """
     a, b = means[inside], means[~inside]
     if min(len(a), len(b)) < 2:
@@ -206,5 +207,6 @@ def _effect(means: NDArray, variance: NDArray, inside: NDArray) -> tuple[float, 
     if not true > 0:
         return np.nan, np.nan
     g = (a.mean() - b.mean()) / np.sqrt(true) * (1 - 3 / (4 * degrees - 1))
-    between = (a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)) / true
-    return float(g), float(np.sqrt(between + (g * observed / true) ** 2 / (2 * (degrees + 2))))
+    errors = np.sqrt([a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)])
+    error = np.sqrt((errors**2).sum() / true + (g * observed / true) ** 2 / (2 * (degrees + 2)))
+    return float(g), float(t_half(welch_degrees(errors, [len(a) - 1, len(b) - 1])) * error)

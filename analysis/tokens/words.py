@@ -11,7 +11,7 @@ from __future__ import annotations
 import pandas as pd
 import pyarrow as pa
 
-from twell.analysis.statistics import centred_error
+from twell.analysis.statistics import centred_error, effective
 from twell.analysis.summaries.read import open_summaries
 from twell.analysis.tokens.by_token import token_totals
 from twell.workbench.errors import Missing
@@ -22,8 +22,9 @@ from twell.workbench.run.store import Run
 def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
     """Return the words that occur at least `min_count` times, loudest (greatest z) first. Columns:
 
-    word; count; sequences, documents (it occurs in); pieces (tokens a word, mean); z, z_se (mean over its pieces of the
-    token's z, see by_token; clustered by document, empty for one); mean (nnz a piece and layer). Missing where no word
+    word; count; sequences, documents (it occurs in); effective (documents, see by_token: the degrees of freedom of an
+    interval are one less); pieces (tokens a word, mean); z, z_se (mean over its pieces of the token's z, see by_token;
+    clustered by document, empty for one); mean (nnz a piece and layer). Missing where no word
     occurs that often, and where a run has so many words that its summary keeps none that occurs so seldom.
     """
     summaries = open_summaries(run, scored=True)
@@ -54,6 +55,7 @@ def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
             "count": n,
             "sequences": sums["sequences"],
             "documents": sums["clusters"],
+            "effective": effective(n, sums["occurrences_square"]),
             "pieces": sums["pieces"] / n,
             "z": sums["z_sum"] / n,
             "z_se": centred_error(squares, *beside, all_square, all_tokens),

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD
+from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD, scope
 from twell.app.runs.claims_data import CLAIMS, EVIDENCE, STUDIES, other_trainings, sweep_and_own
 from twell.app.runs.study_figures import cost_and_gain
 from twell.app.ui import widgets
@@ -81,7 +81,7 @@ def draw_page(run: Run) -> None:
     others = [shown(other) for other in other_trainings(run, find_runs())]
     result = query_with_others(run, others, CLAIMS) if others else query(run, CLAIMS)
     frame = result.frame
-    own, is_tested = frame["scope"].iloc[0], frame["verdict"] != UNTOLD
+    own, is_tested = scope(run), frame["verdict"] != UNTOLD
     tested, untested = frame[is_tested], frame[~is_tested]
     by_others = int((tested["scope"] != own).sum())
     beside = f" and {plural(len(others), 'training')} of this folder" if others else ""

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from twell.analysis.statistics import t_half
 from twell.analysis.tokens.contexts import one_place_each
 from twell.analysis.tokens.text_search import first_places
 from twell.app.ui import widgets
@@ -21,7 +22,6 @@ from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 SHOWN = 30  # rows
-INTERVAL = 1.96  # standard errors on each side of a mean
 
 
 def titled_row(frame: pd.DataFrame, column: str, value: int | str | None, label: str) -> pd.Series | None:
@@ -75,7 +75,8 @@ def rows_html(run: Run, frame: pd.DataFrame, rank: str, filters: dict[str, str])
     names = "".join(f"<span>{title}</span>" for title in titles)
     lines = [f'<div class="tw-fired names">{names}</div>']
     frame = frame if "mean_se" in frame else frame.assign(mean_se=float("nan"))
-    high = float((frame["mean"] + INTERVAL * frame["mean_se"].fillna(0)).max())
+    frame = frame.assign(half=t_half(frame["effective"].to_numpy() - 1) * frame["mean_se"])
+    high = float((frame["mean"] + frame["half"].fillna(0)).max())
     for row in frame.to_dict("records"):
         key = row["word"] if is_word else row["token_id"]
         address = link("token", **({"word": key} if is_word else {"token": key}), **filters)
@@ -84,18 +85,18 @@ def rows_html(run: Run, frame: pd.DataFrame, rank: str, filters: dict[str, str])
         mean = number(row["mean"]) + ("" if pd.isna(error) else f" ± {number(error, 2)}")
         numbers = f"<span>{mean}</span><span>{fixed(row[score])}</span><span>{whole(row['count'])}</span>"
         lines.append(
-            f'<a class="tw-fired" href="{address}"><span>{name}</span>{_bar(row["mean"], error, high)}{numbers}'
+            f'<a class="tw-fired" href="{address}"><span>{name}</span>{_bar(row["mean"], row["half"], high)}{numbers}'
             f"{_snippet(texts.get(key))}</a>"
         )
     return f'<div class="tw-fired-rows">{"".join(lines)}</div>'
 
 
-def _bar(mean: float, error: float, high: float) -> str:
-    """Return a bar as long as the mean is of `high`, with its 95 % interval as a line."""
+def _bar(mean: float, half: float, high: float) -> str:
+    """Return a bar as long as the mean is of `high`, with its 95 % interval, `half` to each side, as a line."""
     share = 100 / max(high, 1e-9)
     whisker = ""
-    if not pd.isna(error):
-        left, width = max(0.0, (mean - INTERVAL * error) * share), 2 * INTERVAL * error * share
+    if not pd.isna(half):
+        left, width = max(0.0, (mean - half) * share), 2 * half * share
         whisker = f'<u style="left:{left:.1f}%;width:{min(width, 100 - left):.1f}%"></u>'
     return f'<i><b style="width:{mean * share:.1f}%"></b>{whisker}</i>'
 

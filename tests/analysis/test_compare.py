@@ -84,7 +84,8 @@ def test_other_text_is_independent(run: Run, other_text: Run) -> None:
     a, b = (one.activity(flagged=False) for one in (run, other_text))
     for layer, name in enumerate(nnz_columns(4)):
         errors = [jackknife(one[name].astype(float).to_numpy(), one["sequence"].to_numpy() // 2 % 20) for one in (a, b)]
-        half = stats.t.ppf(0.975, min(degrees(one["sequence"] // 2 % 20) for one in (a, b))) * np.hypot(*errors)
+        parts = [error**4 / degrees(one["sequence"] // 2 % 20) for error, one in zip(errors, (a, b), strict=True)]
+        half = stats.t.ppf(0.975, np.hypot(*errors) ** 4 / sum(parts)) * np.hypot(*errors)  # Welch's
         assert table.loc[layer, "high"] - table.loc[layer, "difference"] == pytest.approx(half, rel=1e-6)
 
 
@@ -105,7 +106,10 @@ def test_compare_tokens(run: Run, other_text: Run, made: ModuleType) -> None:
     for token in table.index[:20]:
         row = table.loc[token]
         assert row["difference"] == pytest.approx(b.loc[token, "z"] - a.loc[token, "z"])
-        assert row["low"] < row["difference"] < row["high"]
+        errors, k = [one.loc[token, "z_se"] for one in (a, b)], [one.loc[token, "degrees"] for one in (a, b)]
+        welch = np.hypot(*errors) ** 4 / (errors[0] ** 4 / k[0] + errors[1] ** 4 / k[1])
+        half = stats.t.ppf(0.975, welch) * np.hypot(*errors)
+        assert (row["low"], row["high"]) == pytest.approx((row["difference"] - half, row["difference"] + half))
         assert (row["count"], row["first_count"]) == (b.loc[token, "count"], a.loc[token, "count"])
     sure = (table["difference"] / (table["high"] - table["difference"])).abs()
     assert sure.iloc[0] > sure.iloc[-1]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from scipy import optimize
+
+FINE = {"xatol": 1e-9, "fatol": 1e-15, "maxiter": 20_000, "maxfev": 20_000}
 
 
 def effective(clusters: pd.Series) -> float:
@@ -22,14 +25,25 @@ def centred_error(values: pd.Series, documents: pd.Series, everyone: pd.Series, 
     return float(np.sqrt(k / (k - 1) * (residuals.sub(of_all, fill_value=0) ** 2).sum()))
 
 
-def guarded(errors: dict[str, float], sizes: dict[str, int], clusters: dict[str, float], prior: float) -> pd.Series:
-    """Return errors of means, none below the pooled variance of one value, weighed with each one's own by its clusters.
+def pooled(table: pd.DataFrame, prior: float) -> pd.DataFrame:
+    """Return the error of each mean and its degrees of freedom (error, degrees): its own variance, mixed with the one
+    that means like it have, as `statistics.pooled_variance` describes it; fitted by a general optimizer.
 
-    errors: from the clusters of each alone; sizes, clusters: values and effective clusters of each; by name
+    table: by name, error (from its own clusters alone, NaN for one), n (values), clusters (effective), mean
     """
-    table = pd.DataFrame({"error": errors, "n": sizes, "degrees": clusters}, dtype=float)
-    table["degrees"] -= 1
-    told = table[table["degrees"] > 0]
-    pooled = np.average(told["error"] ** 2 * told["n"], weights=told["degrees"])
-    drawn = (told["error"] ** 2 * told["n"] * told["degrees"] + pooled * prior) / (told["degrees"] + prior) / told["n"]
-    return np.sqrt(np.maximum(told["error"] ** 2, drawn)).reindex(table.index)
+    table = table.astype(float)
+    own, degrees = (table["error"] ** 2 * table["n"]).fillna(0), table["clusters"] - 1
+    size, told = np.log(table["n"] / table["clusters"]), table["clusters"] > 1
+    level = table["mean"].clip(*table.loc[told, "mean"].quantile([0.01, 0.99]))
+
+    def fitted(beta: np.ndarray) -> pd.Series:
+        return np.exp(beta[0] + beta[1] * level + beta[2] * size)
+
+    def unlike(beta: np.ndarray) -> float:  # no matter what a mean of one cluster has: it counts for nothing
+        common = fitted(beta)
+        return float((degrees * (own / common + np.log(common))).sum() / degrees.sum())
+
+    start = [np.log(np.average(own, weights=degrees)), 0.0, 0.0]
+    common = fitted(optimize.minimize(unlike, start, method="Nelder-Mead", options=FINE).x)
+    variance = (own * degrees + common * prior) / (degrees + prior) / table["n"]
+    return pd.DataFrame({"error": np.sqrt(variance), "degrees": degrees + prior})

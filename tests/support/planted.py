@@ -1,12 +1,12 @@
 """Runs whose truth is known, to count how often a stated interval holds it.
 
-    PYTHONPATH=tests python -m support.planted 200    so many runs of each kind: ten minutes on one core
+    PYTHONPATH=tests python -m support.planted 200    so many runs of each kind: twenty minutes on one core
 
 nnz is Poisson around mood · (A + B·exp(-p/λ)) · (1 + effect of the token) · exp(0.2 u). The mood is shared by a
 sequence (it alone makes a correlation of 0.6 within), and a share of its variance by the sequences of one document
-(KINDS); u is a token's own and moves its loss too. Effects of tokens
-differ by class; LOUD is always loud. A neuron fires in a few sequences, on a third of their tokens; speed follows nnz
-over layers with a Pearson correlation of -0.9.
+(KINDS); u is a token's own and moves its loss too. Effects of tokens differ by class; LOUD is always loud. Two sources
+and two phases, from the middle of a sequence on, are alike but for their positions. Beside each run stand two that fire
+GAIN as much: one over the same text, one over another. `planted_more` has what needs other tables.
 """
 
 from __future__ import annotations
@@ -20,151 +20,182 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
-from support import synthetic_runs
+from support import planted_more, synthetic_runs
+from support.planted_truths import (
+    KINDS,
+    LENGTH,
+    LOUD,
+    VOCAB,
+    Kind,
+    Truth,
+    counts,
+    effects,
+    losses,
+    population,
+    token_chances,
+    truths,
+)
+from support.rewritten import edit_manifest
 
-from twell.analysis import by_layer, by_position, by_token, ensure, position_fit, surprisal_correlation, token_classes
-from twell.analysis.activity.layers import DEAD_BOUND
-from twell.analysis.speed.speedup import correlate
-from twell.analysis.summaries.built import read_built
+from twell import analysis
+from twell.analysis import ensure
 from twell.analysis.summaries.token_class import classify
-from twell.workbench.run.store import Run
+from twell.workbench.run.store import Run, open_run
 
-A, B, DECAY, SHAPE, SHARED = 20.0, 40.0, 12.0, 9.0, 0.2
-VOCAB, SEQUENCES, LENGTH = 200, 80, 128
-LOUD, EFFECT, SPREAD = 40, 0.3, 0.15  # a class more, in sds of tokens: EFFECT / SPREAD
-PEARSON, LAYERS = -0.9, 8
-RARE = 3.02  # sequences in which the neuron fires on average: just past what its bound allows it to be silent in
-
-# By name: sequences a document, and the share of the mood's variance that they have in common.
-KINDS = {"independent sequences": (1, 0.0), "documents of five, half": (5, 0.5), "documents of five, 0.9": (5, 0.9)}
-DOCUMENTS = 48  # at least, so that sources are not cut into blocks
-
-Truth = dict[str, float]
+SEQUENCES, DOCUMENTS = 80, 48  # at least, so that sources are not cut into blocks
+GAIN = 1.1  # of the runs that are compared with
+CLASS = "word-initial piece"
 
 
-def token_chances() -> np.ndarray:
-    weights = np.append(0, 1 / np.arange(1, VOCAB) ** 0.8)
-    return weights / weights.sum()
+def classes(made: ModuleType) -> np.ndarray:
+    """Return which tokens are of the louder class."""
+    return np.array([classify(text) == CLASS for text in made.vocabulary(VOCAB)["text"]])
 
 
-def effects(rng: np.random.Generator, classes: np.ndarray) -> np.ndarray:
-    """Draw each token's effect: normal around the mean of its class, 0 or EFFECT; LOUD apart."""
-    drawn = rng.normal(np.where(classes, EFFECT, 0.0), SPREAD)
-    drawn[LOUD] = 0.55
-    return np.maximum(drawn, -0.9)
-
-
-def moods(rng: np.random.Generator, sequences: int, kind: str) -> np.ndarray:
-    """Draw each sequence's mood: mean 1, variance 1 / SHAPE, of which documents share what their kind says."""
-    each, share = KINDS[kind]
-    own, shared = (rng.gamma(SHAPE, 1 / SHAPE, sequences) - 1 for _ in range(2))
-    shared = shared[np.arange(sequences) // each]
-    return np.maximum(1 + np.sqrt(1 - share) * own + np.sqrt(share) * shared, 0.02)
-
-
-def counts(
-    rng: np.random.Generator, sequence: np.ndarray, position: np.ndarray, effect: np.ndarray, kind: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw nnz of one layer, and the loss, for each token."""
-    mood = moods(rng, sequence.max() + 1, kind)[sequence]
-    u = rng.normal(size=len(sequence))
-    rate = mood * (A + B * np.exp(-position / DECAY)) * (1 + effect) * np.exp(SHARED * u)
-    return rng.poisson(rate), np.exp(0.6 + 0.5 * np.log(mood) + 0.5 * u + rng.normal(0, 0.4, len(u)))
-
-
-def planted(made: ModuleType, path: Path, seed: int, kind: str) -> tuple[Run, np.ndarray]:
-    """Make a run; return it with the effects of its tokens."""
-    rng, each = np.random.default_rng(seed), KINDS[kind][0]
-    kinds = [classify(text) for text in made.vocabulary(VOCAB)["text"]]
-    effect = effects(rng, np.array(kinds) == "word-initial piece")
+def planted(
+    made: ModuleType, path: Path, seed: int, kind: Kind, effect: np.ndarray | None = None, gain: float = 1.0
+) -> tuple[Run, np.ndarray]:
+    """Make a run; return it with the effects of its tokens. gain: how much more fires."""
+    rng, each = np.random.default_rng(seed), kind[0]
+    drawn = effects(rng, classes(made))
+    effect = drawn if effect is None else effect
 
     def change(columns: dict[str, Any]) -> dict[str, Any]:
         columns["token_id"] = rng.choice(VOCAB, len(columns["flags"]), p=token_chances()).astype(np.int32)
-        for name in ("nnz_00", "nnz_01"):
-            nnz, loss = counts(rng, columns["sequence"], columns["position"], effect[columns["token_id"]], kind)
+        for name in ("nnz_01", "nnz_00"):  # layer 1 first: its moods are those of a run of the same seed
+            nnz, mood, u = counts(
+                rng, columns["sequence"], columns["position"], effect[columns["token_id"]], kind, gain
+            )
             columns[name] = np.minimum(nnz, 511).astype(np.uint16)
-        columns["loss"] = np.ma.masked_array(loss.astype(np.float16), columns["loss"].mask)
+            if name == "nnz_01":
+                columns["loss"] = np.ma.masked_array(losses(rng, mood, u).astype(np.float16), columns["loss"].mask)
+        columns["phase"] = (columns["position"] >= LENGTH // 2).astype(np.uint8)
         columns["flags"] = np.where(columns["position"] == 0, 2, 0).astype(np.uint8)
         return columns
 
     several = {"vocab": VOCAB, "sequences": max(SEQUENCES, DOCUMENTS * each), "length": LENGTH, "of_document": each}
-    shape = made.Shape(layers=2, parts=1, neurons=False, tiles=False, timings=0, **several)
-    return made.make(path, shape, change=change), effect
+    shape = made.Shape(layers=2, parts=1, neurons=False, tiles=False, timings=6, sources=2, seed=seed, **several)
+    run = made.make(path, shape, change=change, change_timings=planted_more.timings(seed))
+    return run, effect
 
 
-def truths(effect: np.ndarray, spearman: float, documents: int) -> Truth:
-    """Return the true values of layer 1 over unflagged tokens: moments of the mixture.
-
-    Lengths are uniform from LENGTH / 2 to LENGTH.
-    """
-    chance, own = token_chances(), np.exp(SHARED**2 / 2)
-    position = np.arange(1, LENGTH)
-    reached = np.clip((LENGTH - position) / (LENGTH // 2 + 1), 0, 1)
-    level = A + B * np.exp(-position / DECAY)
-    weight = reached / reached.sum()
-    mean = (weight @ level) * own * (chance @ (1 + effect))
-    second = (weight @ level**2) * (1 + 1 / SHAPE) * np.exp(2 * SHARED**2) * (chance @ (1 + effect) ** 2)
-    sd = np.sqrt(mean + second - mean**2)
-    z = ((weight @ level) * own * (1 + effect) - mean) / sd
-    return {
-        "layer mean": mean,
-        "position mean": level[19] * own * (chance @ (1 + effect)),
-        "decay": DECAY,
-        "loud token": z[LOUD],
-        "quiet token": z[LOUD + 1],
-        "spearman": spearman,
-        "class effect": EFFECT / SPREAD,
-        "dead neuron": RARE / documents,
-        "nnz and speed": PEARSON,
-    }
-
-
-def population_spearman(effect: np.ndarray, rng: np.random.Generator) -> float:
-    """Return the rank correlation of nnz and loss over many short sequences, which the sample estimates."""
-    lengths = rng.integers(LENGTH // 2, LENGTH + 1, 3000)
-    sequence = np.repeat(np.arange(len(lengths)), lengths - 2)
-    position = np.concatenate([np.arange(1, n - 1) for n in lengths])
-    tokens = effect[rng.choice(VOCAB, len(position), p=token_chances())]
-    nnz, loss = counts(rng, sequence, position, tokens, "independent sequences")
-    return float(stats.spearmanr(nnz, loss).statistic)
-
-
-def intervals(run: Run, rng: np.random.Generator) -> dict[str, tuple[float, float]]:
-    """Return the intervals that the API states of layer 1, or of the whole."""
-    layer = by_layer(run).iloc[1]
-    positions = by_position(run).query("layer == 1 and position == 20").iloc[0]
-    fit = position_fit(run).query("layer == 1").iloc[0]
-    tokens = by_token(run).set_index("token_id")
-    classes = token_classes(run).set_index("class")
+def intervals(run: Run) -> dict[str, Any]:
+    """Return the intervals that the API states of layer 1, or of the whole: low and high, or arrays of them."""
+    layer = analysis.by_layer(run).iloc[1]
+    positions = analysis.by_position(run).query("layer == 1 and position == 20").iloc[0]
+    fit = analysis.position_fit(run).query("layer == 1").iloc[0]
+    source = analysis.by_source(run).query("layer == 1").iloc[0]
+    phase = analysis.by_phase(run).query("layer == 1 and phase == 'decode'").iloc[0]
+    start = analysis.first_positions(run).query("layer == 1 and start == 'all'").iloc[0]
+    of_class = analysis.token_classes(run).set_index("class").loc[CLASS]
+    bins = analysis.surprisal(run, bins=5).query("layer == 1").iloc[2]
+    by_class = analysis.surprisal_classes(run).set_index(["class", "layer"]).loc[(CLASS, 1)]
+    within, own = (table(run).iloc[1] for table in (analysis.surprisal_within, analysis.surprisal_own))
+    speed = analysis.ffn_speedup(run)
     bounds = {
-        "layer mean": (layer["low"], layer["high"]),
-        "position mean": (positions["low"], positions["high"]),
-        "decay": (fit["decay_low"], fit["decay_high"]),
-        "spearman": tuple(surprisal_correlation(run).loc[1, ["low", "high"]]),
-        "class effect": tuple(classes.loc["word-initial piece", ["effect_low", "effect_high"]]),
+        "layer mean": layer,
+        "position mean": positions,
+        "loss bin": bins,
+        "spearman": analysis.surprisal_correlation(run).iloc[1],
+        "spearman, own loss": own,
+        "spearman in a class": by_class,
+        "within tokens": within,
+        "next layer": analysis.across_layers(run).iloc[0],
+        "source mean": source,
+        "first position": start,
+        "class mean": of_class,
+        "FFN speedup": speed,
     }
-    documents = read_built(run).clusters
-    silent = not rng.binomial(documents, RARE / documents)
-    bounds["dead neuron"] = (0.0, DEAD_BOUND / documents if silent else 1.0)
-    x = rng.normal(size=LAYERS)
-    speed = correlate(x, PEARSON * x + np.sqrt(1 - PEARSON**2) * rng.normal(size=LAYERS))
-    bounds["nnz and speed"] = (speed["low"], speed["high"])
+    stated = {name: (row["low"], row["high"]) for name, row in bounds.items()}
+    for name, row, column in (
+        ("decay", fit, "decay"),
+        ("drop", fit, "drop"),
+        ("source ratio", source, "ratio"),
+        ("phase ratio", phase, "ratio"),
+        ("class difference", of_class, "difference"),
+        ("class effect", of_class, "effect"),
+    ):
+        stated[name] = (row[f"{column}_low"], row[f"{column}_high"])
+    return {**stated, **of_tokens(run), "edges": (bins["loss_low"], bins["loss_high"])}
+
+
+def of_tokens(run: Run) -> dict[str, Any]:
+    """Return the intervals of tokens and words."""
+    tokens, words = analysis.by_token(run), analysis.by_word(run, min_count=5).set_index("word")
+    profile = analysis.token_profile(run, LOUD).iloc[1]
+    stated = {}
+    for name, score, degrees in (
+        ("token z", "z", tokens["degrees"]),
+        ("token z by position", "z_position", tokens["degrees"]),
+        ("token mean", "mean", tokens["effective"] - 1),
+        ("token shrunk", "shrunk", np.inf),
+    ):
+        half = stats.t.ppf(0.975, degrees) * tokens[f"{score}_se"]
+        ends = (tokens[score] - half, tokens[score] + half)
+        stated[name] = tuple(end.set_axis(tokens["token_id"]) for end in ends)
     for name, token in (("loud token", LOUD), ("quiet token", LOUD + 1)):
-        half = stats.t.ppf(0.975, tokens.loc[token, "effective"] - 1) * tokens.loc[token, "z_se"]
-        bounds[name] = (tokens.loc[token, "z"] - half, tokens.loc[token, "z"] + half)
-    return bounds
+        stated[name] = tuple(end[token] for end in stated["token z"])
+    for name, row in (("token in a layer", profile), ("word", words.loc["formaldehyde"])):
+        half = stats.t.ppf(0.975, row["effective"] - 1) * row["z_se"]
+        stated[name] = (row["z"] - half, row["z"] + half)
+    return stated
 
 
-def coverage(made: ModuleType, repeats: int, first: int = 0, kind: str = "documents of five, half") -> dict[str, int]:
-    """Return in how many runs the interval of each quantity held the true value."""
+def compared(run: Run, others: list[Run]) -> dict[str, Any]:
+    """Return the intervals of differences to a run over the same text, and to one over another."""
+    stated = {}
+    for name, other in zip(("", ", other text"), others, strict=True):
+        layer = analysis.compare_layers([run, other]).iloc[1]
+        band = analysis.compare_positions([run, other]).query("layer == 1 and band == 12").iloc[0]
+        token = analysis.compare_tokens([run, other]).set_index("token_id")
+        assert layer["paired"] == (not name)
+        stated[f"runs, layer{name}"] = (layer["low"], layer["high"])
+        stated[f"runs, positions{name}"] = (band["low"], band["high"])
+        stated[f"runs, token{name}"] = (token.loc[LOUD, "low"], token.loc[LOUD, "high"])
+    return stated
+
+
+def of_another_text(run: Run) -> Run:
+    """Say in a run's manifest that its text is another one."""
+    edit_manifest(run.path, lambda manifest: manifest["text"][0].update(sha256="1"))
+    return open_run(run.path)
+
+
+def held_by(stated: dict[str, Any], truth: Truth) -> dict[str, float]:
+    """Return the share of each quantity's intervals that hold the truth: 0 or 1, but of all tokens of a run."""
+    held = {}
+    for name, (low, high) in stated.items():
+        value = truth[name]
+        if isinstance(value, np.ndarray):
+            value = value[low.index]
+        held[name] = float(np.mean((low <= value) & (value <= high)))
+    return held
+
+
+def one_run(made: ModuleType, folder: Path, seed: int, kind: Kind) -> dict[str, float]:
+    """Return `held_by` of all that is stated of one planted run, and of the two that it is compared with."""
+    rng = np.random.default_rng((seed, 1))
+    run, effect = planted(made, folder / "run", seed, kind)
+    others = [
+        planted(made, folder / f"other{index}", each, kind, effect, GAIN)[0]
+        for index, each in enumerate((seed, seed + 500_000))
+    ]
+    others[1] = of_another_text(others[1])
+    for each in (run, *others):
+        ensure(each)
+    louder, stated = classes(made), intervals(run)
+    truth = truths(effect, louder, GAIN) | population(effect, rng, kind, louder, stated.pop("edges"))
+    stated |= compared(run, others)
+    more, more_truth = planted_more.stated(folder, rng, kind, run, effect, louder)
+    return held_by(stated | more, truth | more_truth)
+
+
+def coverage(made: ModuleType, repeats: int, first: int = 0, kind: str = "documents of five, half") -> dict[str, float]:
+    """Return in how many runs the interval of each quantity held the true value; of tokens, the mean share a run."""
     held: Counter[str] = Counter()
     for seed in range(first, first + repeats):
-        rng = np.random.default_rng((seed, 1))
         with tempfile.TemporaryDirectory() as folder:
-            run, effect = planted(made, Path(folder) / "run", seed, kind)
-            ensure(run)
-            truth = truths(effect, population_spearman(effect, rng), read_built(run).clusters)
-            held.update(name for name, (low, high) in intervals(run, rng).items() if low <= truth[name] <= high)
+            held.update(one_run(made, Path(folder), seed, KINDS[kind]))
     return dict(held)
 
 
@@ -172,9 +203,6 @@ if __name__ == "__main__":
     number, start = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     tables = {kind: coverage(synthetic_runs, number, start, kind) for kind in KINDS}
     print("| interval | " + " | ".join(KINDS) + " |")
-    for name in sorted(tables["independent sequences"]):
-        print(
-            f"| {name} | "
-            + " | ".join(f"{100 * table.get(name, 0) / number:.1f} %" for table in tables.values())
-            + " |"
-        )
+    for name in tables["independent sequences"]:
+        shares = [f"{100 * table.get(name, 0) / number:.1f} %" for table in tables.values()]
+        print(f"| {name} | {' | '.join(shares)} |")

@@ -51,6 +51,7 @@ class Shape:
     timings: int = 5
     seed: int = 0
     of_document: int = 2  # sequences that are of one document
+    sources: int = 1  # of which each has a share of the documents, one after another
 
 
 def manifest(shape: Shape, name: str = "made") -> Manifest:
@@ -207,13 +208,16 @@ def add_part(writer: RunWriter, shape: Shape, columns: dict[str, Any], rng: np.r
     """Write some whole sequences as one part."""
     writer.add("activity", columns)
     numbers, tokens = np.unique(columns["sequence"], return_counts=True)
+    each = -(-shape.sequences // (shape.of_document * shape.sources))
+    source = np.minimum(numbers // shape.of_document // each, shape.sources - 1)
+    document = numbers // shape.of_document - source * each
     writer.add(
         "sequences",
         {
             "sequence": numbers,
-            "document": (numbers // shape.of_document).astype(np.int32),
+            "document": document.astype(np.int32),
             "start": (numbers % shape.of_document * shape.length).astype(np.int64),
-            "source": ["made:text"] * len(numbers),
+            "source": ["made:text" + f" {one}" * (one > 0) for one in source.tolist()],
             "tokens": tokens.astype(np.int32),
         },
     )

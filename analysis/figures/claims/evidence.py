@@ -97,7 +97,7 @@ def _named(words: tuple[str, ...]) -> Draw:
     def draw(run: Run) -> str:
         rows = tokens_spelt(run, words, 1).dropna(subset=["z_se"])
         rows = rows[rows["sequences"] >= tokens.LEAST_SEQUENCES]
-        half = t_half(rows["effective"].to_numpy() - 1) * rows["z_se"].to_numpy()
+        half = t_half(rows["degrees"].to_numpy()) * rows["z_se"].to_numpy()
         values = [(str(r.text), r.z, r.z - h, r.z + h) for r, h in zip(rows.itertuples(), half, strict=True)]
         return intervals(values, 0, "mean", "z of each token with its interval", "{:+.2f}") if values else ""
 

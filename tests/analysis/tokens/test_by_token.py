@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from support.clusters import centred_error, effective, guarded
+from support.clusters import centred_error, effective, pooled
 from support.rewritten import forget_checksums
 
 from twell.analysis import by_layer, by_token, surprisal_correlation, token_profile
@@ -50,14 +50,20 @@ def scored(rows: pd.DataFrame, used: pd.DataFrame, run: Run) -> pd.DataFrame:
     return frame.join(z.rename(columns={layer: f"z{layer}" for layer in layers}))
 
 
-def guarded_of(groups: dict[int, pd.DataFrame], plain: pd.DataFrame, name: str) -> pd.Series:
-    """Return the standard error of every token's mean, by token; plain: unflagged rows."""
-    errors, sizes, clusters = {}, {}, {}
-    for token, there in groups.items():
-        errors[token] = centred_error(there[name], there["document"], plain[name], plain["document"])
-        sizes[token], clusters[token] = len(there), effective(there["document"])
-    result = guarded(errors, sizes, clusters, PRIOR)
-    assert 0.2 < (result > pd.Series(errors) * (1 + 1e-9)).mean() < 0.8, "some stay as they are"
+def pooled_of(groups: dict[int, pd.DataFrame], plain: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return the standard error of every token's mean and its degrees of freedom, by token; plain: unflagged rows."""
+    rows = {
+        token: {
+            "error": centred_error(there[name], there["document"], plain[name], plain["document"]),
+            "n": len(there),
+            "clusters": effective(there["document"]),
+            "mean": there[name].mean(),
+        }
+        for token, there in groups.items()
+    }
+    table = pd.DataFrame(rows).T
+    result = pooled(table, PRIOR)
+    assert 0.2 < (result["error"] > table["error"]).mean() < 0.8, "some are drawn up, some down"
     return result
 
 
@@ -69,7 +75,7 @@ def test_by_token(run: Run, scored: pd.DataFrame, flagged: bool) -> None:
     assert by_token(run, flagged=flagged, rank="z")["z"].is_monotonic_decreasing
     groups = dict(list(scored.groupby("token_id")))
     plain = scored[scored["flags"] == 0]
-    guarded_errors = {name: guarded_of(groups, plain, name) for name in ("z", "z_position")}
+    told = {name: pooled_of(groups, plain, name) for name in ("z", "z_position")}
     for row in table.itertuples():
         there = groups[row.token_id]
         assert row.count == len(there)
@@ -77,9 +83,8 @@ def test_by_token(run: Run, scored: pd.DataFrame, flagged: bool) -> None:
         assert row.effective == pytest.approx(len(there) ** 2 / (there["document"].value_counts() ** 2).sum())
         expected = {
             "z": there["z"].mean(),
-            "z_se": guarded_errors["z"][row.token_id],
+            "degrees": told["z"]["degrees"][row.token_id],
             "z_position": there["z_position"].mean(),
-            "z_position_se": guarded_errors["z_position"][row.token_id],
             "mean": there["mean"].mean(),
             "mean_se": clustered_error(there["mean"], there["document"]),
             "loss_mean": there["loss"].mean(),
@@ -87,6 +92,8 @@ def test_by_token(run: Run, scored: pd.DataFrame, flagged: bool) -> None:
         }
         for name, value in expected.items():
             assert getattr(row, name) == pytest.approx(value, rel=1e-9, abs=1e-11), (row.token_id, name)
+        for name, fitted in told.items():
+            assert getattr(row, f"{name}_se") == pytest.approx(fitted["error"][row.token_id], rel=1e-5), row.token_id
     missing = (sizes < 20).sum()
     assert table.attrs["note"].startswith(f"left out: {missing} of {len(sizes)} tokens")
 
@@ -114,7 +121,25 @@ def test_token_profile(run: Run, scored: pd.DataFrame, flagged: bool, made: Modu
             z = there[f"z{row.layer}"]
             assert row.mean == pytest.approx(there[row.layer].mean(), rel=1e-9)
             assert row.z == pytest.approx(z.mean(), rel=1e-9)
-            assert row.z_se == pytest.approx(clustered_error(z, there["document"]), rel=1e-9)
+            own, of_layer = clustered_error(z, there["document"]), layer_error(scored, f"z{row.layer}")
+            together = go_together(there, scored[scored["flags"] == 0])
+            assert row.z_se == pytest.approx(np.sqrt(own**2 + of_layer**2 - 2 * together * own * of_layer), rel=1e-9)
+            assert row.effective == pytest.approx(effective(there["document"]))
+
+
+def layer_error(scored: pd.DataFrame, name: str) -> float:
+    """The jackknife standard error of a column's mean over unflagged rows, over twenty groups of documents."""
+    plain = scored[scored["flags"] == 0]
+    groups = plain["document"] % 20
+    without = np.array([plain.loc[groups != group, name].mean() for group in groups.unique()])
+    return float(np.sqrt((len(without) - 1) / len(without) * ((without - plain[name].mean()) ** 2).sum()))
+
+
+def go_together(there: pd.DataFrame, plain: pd.DataFrame) -> float:
+    """The correlation over documents of what each adds to a token's mean z and to that of all tokens."""
+    own = (there["z"] - there["z"].mean()).groupby(there["document"]).sum()
+    of_all = plain["z"].groupby(plain["document"]).sum()
+    return float((own * of_all.reindex(own.index)).sum() / np.sqrt((own**2).sum() * (of_all**2).sum()))
 
 
 def test_flagged_special_token_appears_only_when_asked(bos_run: Run) -> None:
