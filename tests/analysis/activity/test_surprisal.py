@@ -46,6 +46,8 @@ def test_curve(run: Run, predicted: pd.DataFrame, bins: int) -> None:
             layer = row.layer
             error = jackknife(groups, lambda rows, layer=layer: rows[layer].mean(), there)
             assert row.nnz_se == pytest.approx(error, rel=1e-9)
+            half = stats.t.ppf(0.975, degrees(groups[inside])) * error
+            assert (row.low, row.high) == pytest.approx((row.nnz_mean - half, row.nnz_mean + half), rel=1e-9)
 
 
 def test_bins_are_about_equal_and_follow_each_other(run: Run) -> None:

@@ -8,6 +8,7 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from twell.analysis import firing_clusters, reuse, reuse_cache
 from twell.analysis.neurons import reuse as module
@@ -79,3 +80,24 @@ def test_without_a_sample(made: ModuleType, tmp_path: Path, run: Run) -> None:
         firing_clusters(run, least=1.0)
     with pytest.raises(Missing, match="no two tokens of one sequence"):
         module._table(bare, [])
+
+
+@pytest.mark.parametrize("own", [0.0, 1.0])
+def test_pairs_of_other_sequences_go_together_by_either_token(own: float) -> None:
+    """The error of a mean over pairs is that of all pairs of pairs with a document in common, each counted once: where
+    documents differ (own 1) and where pairs alone do (own 0)."""
+    rng, tokens = np.random.default_rng(4), 4000
+    unit, total = np.arange(tokens) // 40 % 20, np.full(tokens, 50)
+    other = rng.permutation(np.arange(20))[unit // 2] + unit % 2  # as many pairs of two replicates as of others
+    other = (unit + 1 + other) % 20
+    shared = 10 + own * rng.normal(size=20)[other] * 3 + rng.normal(size=tokens)
+    row = module._share(shared, total, unit, other)
+    half = (row["high"] - row["low"]) / 2
+    residual = shared - row["shared"] * total
+    sums = np.zeros((20, 20))
+    np.add.at(sums, (np.minimum(unit, other), np.maximum(unit, other)), residual)
+    sums = sums + sums.T - np.diag(np.diag(sums))
+    square = (sums.sum(axis=1) ** 2).sum() - np.triu(sums**2, 1).sum()
+    size = np.bincount(unit, minlength=20) + np.bincount(other[unit != other], minlength=20)
+    expected = stats.t.ppf(0.975, size.sum() ** 2 / (size**2).sum() - 1) * np.sqrt(square) / total.sum()
+    assert half == pytest.approx(expected, rel=0.2)
